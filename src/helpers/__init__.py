@@ -1,0 +1,44 @@
+"""Helpers of *Zero or NaN?*: claims about gradients, checked where they stand.
+
+- `Case`: a public case; makes claims, ends in a verdict.
+- `MASKED`: the entry that `torch.masked` prints as `--`, for what a claim expects.
+- `reference`: the gradient in float64 on the used entries alone.
+- `ulp_distance`: how many representable numbers lie between two tensors' entries.
+- `drawing`: a figure in the page's own colours.
+- `ClaimFailed`: what a claim that does not hold raises.
+
+Needs torch (2.6 or newer), numpy and matplotlib, and nothing else.
+"""
+
+from .cases import Case
+from .claims import Claim, ClaimFailed
+from .compare import Tolerance, ulp_distance
+from .entries import MASKED, Entries, Kind
+from .figures import drawing
+from .quiet import quiet_prototype_warning
+from .reference import reference
+from .threads import THREADS, Thread
+from .verdict import JUDGEMENTS, Verdict
+from .ways import WAYS, Way
+
+__all__ = [
+    "Case",
+    "Claim",
+    "ClaimFailed",
+    "Entries",
+    "JUDGEMENTS",
+    "Kind",
+    "MASKED",
+    "THREADS",
+    "Thread",
+    "Tolerance",
+    "Verdict",
+    "WAYS",
+    "Way",
+    "drawing",
+    "quiet_prototype_warning",
+    "reference",
+    "ulp_distance",
+]
+
+quiet_prototype_warning()

@@ -1,0 +1,164 @@
+"""A public case, as a page works with it: facts of its thread, claims about its ways, a verdict at the end."""
+
+from __future__ import annotations
+
+import html
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from . import show
+from .claims import Claim
+from .compare import Tolerance
+from .entries import Entries, Outcome, Raised, outcome
+from .threads import Thread, thread
+from .verdict import Verdict
+from .ways import way
+
+
+class Case:
+    """One public case.
+
+    Args:
+        key: the case's key in `helpers.threads`, such as `"10729"`.
+
+    Raises:
+        KeyError: naming the keys that exist.
+
+    A notebook shows a case by naming it on the last line of a cell: its thread, the thread's state on the day it was
+    looked up, and the versions that this very run verifies.
+
+    >>> case = Case("52248")
+    >>> case.thread.number
+    52248
+    """
+
+    def __init__(self, key: str) -> None:
+        self.thread: Thread = thread(key)
+        self.key = key
+        self.claims: list[Claim] = []
+
+    def claim(
+        self,
+        way: str,
+        quantity: str,
+        observed: Any,
+        expected: Any,
+        *,
+        ulps: int = 0,
+        rtol: float = 0.0,
+        atol: float = 0.0,
+        signed_zero: bool = False,
+    ) -> None:
+        """State what a way gives, check it, and show it.
+
+        Args:
+            way: a name from `helpers.ways`.
+            quantity: what is observed, as a reader would write it: `"x.grad"`.
+            observed: a tensor, `MaskedTensor`, number, or None (for a `.grad` that is None).
+            expected: the same, or a nested list of numbers with `nan`, `inf` and `MASKED` in it. Plain numbers are
+                rounded to the observed dtype.
+            ulps, rtol, atol, signed_zero: see `Tolerance`; exact without them.
+
+        Raises:
+            ClaimFailed: when the claim does not hold, with both sides and the first difference.
+            KeyError: when no such way is registered.
+            TypeError, ValueError: when a side has no entries to compare, or a tolerance is negative.
+
+        >>> Case("4132").claim("vanilla", "x.grad", torch.tensor([float("nan"), 1.0]), [float("nan"), 1.0])
+        holds: 4132 · vanilla · x.grad = [NaN, 1]  (exactly)
+        """
+        seen = outcome(observed)
+        wanted = outcome(expected, like=seen if isinstance(seen, Entries) else None)
+        self._check(way, quantity, wanted, seen, Tolerance(ulps, rtol, atol, signed_zero))
+
+    @contextmanager
+    def raises(self, way: str, quantity: str, exception: type[BaseException], match: str = "") -> Iterator[None]:
+        """State that a way cannot do it: the block raises `exception`, with `match` somewhere in its message.
+
+        The type is compared by name and exactly: the day upstream raises something else, or nothing, the page knows.
+
+        Raises:
+            ClaimFailed: when the block ends without an exception, or with another one.
+
+        >>> with Case("67180").raises("vanilla", "backward", RuntimeError):
+        ...     torch.ones(2).sum().backward()
+        holds: 67180 · vanilla · backward = raises RuntimeError  (exactly)
+        """
+        wanted = Raised(exception.__name__, match)
+        try:
+            yield
+        except Exception as error:
+            self._check(way, quantity, wanted, outcome(error), Tolerance())
+        else:
+            self._check(way, quantity, wanted, outcome(None), Tolerance())
+
+    def verdict(
+        self,
+        quantity: str,
+        reference: Entries,
+        expected: Mapping[str, str],
+        *,
+        rows: Sequence[str] | None = None,
+        ulps: int = 4,
+    ) -> None:
+        """Put the ways that made a claim about `quantity` beside the reference, and judge them.
+
+        Args:
+            quantity: what the claims were about. The newest claim of each way counts.
+            reference: from `helpers.reference`.
+            expected: the word that each way earns: one of `helpers.verdict.JUDGEMENTS`, or `"raises X"`. Columns
+                follow its order.
+            rows: a label for each entry; its index by default.
+            ulps: how far from the reference still counts as *rounded*.
+
+        Raises:
+            ClaimFailed: when a way earns another word.
+            LookupError: when a way in `expected` made no claim about `quantity`.
+            ValueError: when the shapes, or the number of rows, do not fit.
+        """
+        made = {claim.way: claim for claim in self.claims if claim.quantity == quantity}
+        lacking = [name for name in expected if name not in made]
+        if lacking:
+            raise LookupError(
+                f"no claim about {quantity!r} by {', '.join(lacking)}; made by: {', '.join(made) or 'none'}"
+            )
+        labels = list(rows) if rows is not None else reference.labels()
+        if len(labels) != len(reference):
+            raise ValueError(f"{len(labels)} row labels for {len(reference)} entries")
+        chosen = {name: made[name] for name in expected}
+        Verdict(self.key, quantity, reference, chosen, expected, labels, ulps).check()
+
+    def _check(self, name: str, quantity: str, expected: Outcome, observed: Outcome, tolerance: Tolerance) -> None:
+        claim = Claim(self.key, way(name).name, quantity, expected, observed, tolerance)
+        self.claims.append(claim)
+        claim.check()
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        return {"text/plain": self.text(), "text/html": show.page(self.html()), show.MIME: self.json()}
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def text(self) -> str:
+        thread = self.thread
+        return f"{thread.title}\n{thread.url}\n{thread.state} (looked up {thread.looked_up}); verified on {_versions()}"
+
+    def html(self) -> str:
+        thread = self.thread
+        return (
+            f'<div class="zn-claim"><p><a href="{html.escape(thread.url, quote=True)}">{html.escape(thread.label)}</a>: '
+            f"{html.escape(thread.title)}</p>"
+            f"<p>{html.escape(thread.state)} <span class='zn-note'>(looked up {thread.looked_up})</span></p>"
+            f"<p>Verified by this page on {_versions()}.</p></div>"
+        )
+
+    def json(self) -> dict[str, Any]:
+        return {"type": "case", "case": self.key, "title": self.thread.title, "url": self.thread.url}
+
+
+def _versions() -> str:
+    return f"PyTorch {torch.__version__}, Python {platform.python_version()}"

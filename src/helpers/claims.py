@@ -1,0 +1,121 @@
+"""One statement of what a way gives, checked where it stands: shown when it holds, raised when it does not."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from . import show
+from .compare import Tolerance, differing
+from .entries import Entries, Outcome, Raised, describe
+
+
+class ClaimFailed(AssertionError):
+    """A page's claim, or verdict, does not hold. The message puts expected and observed side by side."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a page asserts of one way of one case.
+
+    `differing` holds the flat indices at which observed and expected part: empty when the claim holds, None when the
+    two cannot be compared entry by entry (another shape, an exception, nothing at all).
+    """
+
+    case: str
+    way: str
+    quantity: str
+    expected: Outcome
+    observed: Outcome
+    tolerance: Tolerance = Tolerance()
+    differing: list[int] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "differing", differing(self.expected, self.observed, self.tolerance))
+
+    @property
+    def holds(self) -> bool:
+        """Whether observed is expected, within the tolerance."""
+        return self.differing == []
+
+    def check(self) -> Claim:
+        """Show the claim; raise `ClaimFailed` when it does not hold."""
+        show.show(self)
+        if not self.holds:
+            raise ClaimFailed(self.text())
+        return self
+
+    def text(self) -> str:
+        """One line when the claim holds; otherwise expected and observed side by side, the differing entries marked."""
+        name = f"{self.case} · {self.way} · {self.quantity}"
+        if self.holds:
+            return f"holds: {name} = {describe(self.observed)}  ({self.tolerance})"
+        head = f"claim does not hold: {name}\non torch {torch.__version__}, compared {self.tolerance}\n"
+        return "\n".join([head, *self._side_by_side()])
+
+    def html(self) -> str:
+        name = f"<strong>{html.escape(self.way)}</strong> · <code>{html.escape(self.quantity)}</code>"
+        if not self.holds:
+            return f'<div class="zn-claim zn-fails"><p>✗ {name} does not hold</p><pre>{html.escape(self.text())}</pre></div>'
+        note = "" if self.tolerance == Tolerance() else f' <span class="zn-note">({self.tolerance})</span>'
+        message = ""
+        if isinstance(self.observed, Raised) and self.observed.message:
+            message = f'<p class="zn-note">{html.escape(_first_sentence(self.observed.message))}</p>'
+        joint = "" if isinstance(self.observed, Raised) else " = "
+        return (
+            f'<div class="zn-claim"><p>✓ {name}{joint} <span class="zn-entries">{show.result(self.observed)}</span>'
+            f"{note}</p>{message}</div>"
+        )
+
+    def json(self) -> dict[str, Any]:
+        return {
+            "type": "claim",
+            "case": self.case,
+            "way": self.way,
+            "quantity": self.quantity,
+            "expected": self.expected.json(),
+            "observed": self.observed.json(),
+            "tolerance": str(self.tolerance),
+            "holds": self.holds,
+            "differing": self.differing,
+            "torch": torch.__version__,
+            "text": self.text(),
+        }
+
+    def _side_by_side(self, limit: int = 20) -> list[str]:
+        expected, observed = self.expected, self.observed
+        if self.differing is None or not (isinstance(expected, Entries) and isinstance(observed, Entries)):
+            return [f"  expected  {_with_shape(expected)}", f"  observed  {_with_shape(observed)}"]
+        # Shortest identifying digits: two numbers that differ must not look the same here.
+        cells = list(zip(observed.labels(), expected.texts(None), observed.texts(None)))
+        first, wrong = self.differing[0], set(self.differing)
+        start = 0 if len(cells) <= limit else max(0, min(first - 2, len(cells) - limit))
+        shown = range(start, min(start + limit, len(cells)))
+        widths = [max(len(title), *(len(cells[i][k]) for i in shown)) for k, title in enumerate(_TITLES)]
+        lines = ["  " + "  ".join(title.ljust(width) for title, width in zip(_TITLES, widths))]
+        for i in shown:
+            mark = "  <-- first difference" if i == first else "  <--" if i in wrong else ""
+            lines.append("  " + "  ".join(cell.ljust(width) for cell, width in zip(cells[i], widths)) + mark)
+        if len(cells) > limit:
+            lines.append(f"  … {len(cells) - limit} entries not shown")
+        lines.append(f"\n{len(wrong)} of {len(cells)} entries differ.")
+        return lines
+
+
+_TITLES = ("entry", "expected", "observed")
+
+
+def _with_shape(value: Outcome) -> str:
+    if isinstance(value, Entries):
+        return f"{describe(value, digits=None)}  of shape {list(value.shape)}"
+    message = f": {value.message}" if isinstance(value, Raised) and value.message else ""
+    return describe(value) + message
+
+
+def _first_sentence(message: str) -> str:
+    """The start of an exception's message: upstream messages run on for paragraphs."""
+    line = message.strip().split("\n")[0]
+    return line if len(line) <= 160 else line[:159].rsplit(" ", 1)[0] + " …"

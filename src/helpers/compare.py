@@ -1,0 +1,131 @@
+"""When is an observed entry the expected one? Exactly, or within a stated number of ulps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .entries import Absent, Entries, Outcome, Raised
+
+_INTEGER_VIEW = {
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+    torch.float32: torch.int32,
+    torch.float64: torch.int64,
+}
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far an observed entry may lie from the expected one.
+
+    The default is exact, with two conventions: NaN equals NaN, masked equals masked. `-0.0` equals `0.0` unless
+    `signed_zero` is set. Otherwise at most `ulps` units in the last place of the observed dtype, or at most
+    `atol + rtol * |expected|`, whichever allows more. Infinite equals only the same infinity.
+    """
+
+    ulps: int = 0
+    rtol: float = 0.0
+    atol: float = 0.0
+    signed_zero: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("ulps", "rtol", "atol"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"{name} must be a finite number, at least 0; got {value}")
+
+    def __str__(self) -> str:
+        parts = [f"within {self.ulps} ulp{'s' if self.ulps > 1 else ''}"] if self.ulps else []
+        parts += [f"{name} {value:g}" for name, value in (("rtol", self.rtol), ("atol", self.atol)) if value]
+        parts += ["sign of zero counts"] if self.signed_zero else []
+        return ", ".join(parts) or "exactly"
+
+
+def ulp_distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """How many representable numbers lie between `a` and `b`, entry by entry.
+
+    Args:
+        a, b: tensors of the same shape and the same dtype (float16, bfloat16, float32 or float64), finite entries.
+
+    Returns:
+        int64 tensor, `b` minus `a` counted in units in the last place: 0 where equal (`-0.0` equals `0.0`), positive
+        where `b` is the larger. NaN and infinite entries are compared by their bits: mask them before you count.
+
+    Raises:
+        TypeError: when the dtypes differ or are not floating point.
+
+    The bits of an IEEE 754 number, read as a sign and a magnitude, count the representable numbers up from zero, so
+    the difference of two such counts is the distance (Goldberg 1991, doi:10.1145/103162.103163). Two float64 numbers
+    of opposite sign may lie further apart than int64 can count; the count then stays at its largest value.
+
+    >>> one = torch.tensor([1.0])
+    >>> ulp_distance(one, torch.nextafter(one, torch.tensor([2.0])))
+    tensor([1])
+    """
+    if a.dtype is not b.dtype or a.dtype not in _INTEGER_VIEW:
+        raise TypeError(f"ulp_distance needs two tensors of one floating-point dtype, got {a.dtype} and {b.dtype}")
+    first, second = _rank(a), _rank(b)
+    distance = second - first
+    # Opposite signs, further apart than int64 reaches: the subtraction wrapped round.
+    wrapped = (second >= 0) != (first >= 0)
+    wrapped &= (distance >= 0) != (second >= 0)
+    limit = torch.iinfo(torch.int64).max
+    return torch.where(wrapped, torch.where(second >= 0, limit, -limit), distance)
+
+
+def _rank(x: torch.Tensor) -> torch.Tensor:
+    """The position of each entry among all numbers of its dtype, counted from zero."""
+    integer = _INTEGER_VIEW[x.dtype]
+    bits = x.contiguous().view(integer).to(torch.int64)
+    magnitude = bits & torch.iinfo(integer).max
+    return torch.where(bits < 0, -magnitude, magnitude)
+
+
+def differing(expected: Outcome, observed: Outcome, tolerance: Tolerance = Tolerance()) -> list[int] | None:
+    """The flat indices at which `observed` is not what was `expected`; empty when it is.
+
+    `None` when the two cannot be compared entry by entry: other shapes, an exception, nothing at all. Two exceptions
+    agree when their types do, and, where the expected one has a message, when that message occurs in the observed
+    one's.
+
+    >>> from helpers.entries import outcome
+    >>> differing(outcome([0.0, 1.0]), outcome([float("nan"), 1.0]))
+    [0]
+    """
+    if isinstance(expected, Raised) and isinstance(observed, Raised):
+        return [] if expected.type == observed.type and expected.message in observed.message else None
+    if isinstance(expected, Absent) and isinstance(observed, Absent):
+        return []
+    if not (isinstance(expected, Entries) and isinstance(observed, Entries)) or expected.shape != observed.shape:
+        return None
+    if not len(observed):
+        return []
+    same = _same(expected.data.flatten(), observed.data.flatten(), tolerance)
+    both, either = expected.mask & observed.mask, expected.mask | observed.mask
+    holds = torch.where(both.flatten(), same, ~either.flatten())
+    return (~holds).nonzero().flatten().tolist()
+
+
+def _same(expected: torch.Tensor, observed: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
+    if not observed.is_floating_point():
+        # A fraction expected of whole numbers must not be cut down to one before the comparison.
+        common = torch.float64 if expected.is_floating_point() else torch.int64
+        return expected.to(common) == observed.to(common)
+    rounded = expected.to(observed.dtype)
+    # A finite number that overflows the observed dtype was not claimed to be infinite.
+    kept = expected.isfinite() == rounded.isfinite()
+    exact = (rounded == observed) | (rounded.isnan() & observed.isnan())
+    if tolerance.signed_zero:
+        exact &= (rounded != 0) | (observed != 0) | (rounded.signbit() == observed.signbit())
+    finite = rounded.isfinite() & observed.isfinite()
+    near = torch.zeros_like(exact)
+    if tolerance.ulps:
+        near |= ulp_distance(rounded, observed).abs() <= tolerance.ulps
+    if tolerance.rtol or tolerance.atol:
+        wide, seen = expected.double(), observed.double()
+        near |= (wide - seen).abs() <= tolerance.atol + tolerance.rtol * wide.abs()
+    if tolerance.signed_zero:
+        near &= (rounded != 0) | (observed != 0)
+    return kept & (exact | (finite & near))

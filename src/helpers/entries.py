@@ -1,0 +1,257 @@
+"""What a page observes, brought to one form: values, a mask, and a word for each entry.
+
+A gradient reaches a page as a `Tensor`, a `MaskedTensor`, a number, `None`, or as the exception that was raised in
+its place. `outcome` turns each of them into something that can be compared, printed and stored.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.masked import MaskedTensor
+
+
+class _Masked:
+    """The entry that `torch.masked` prints as `--`. Use the instance, `MASKED`."""
+
+    def __repr__(self) -> str:
+        return "MASKED"
+
+
+MASKED = _Masked()
+
+
+class Kind(enum.Enum):
+    """What an entry is. The value is the word that tables and machines use."""
+
+    FINITE = "finite"
+    ZERO = "zero"
+    NAN = "NaN"
+    INF = "inf"
+    MASKED = "masked"
+
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# NumPy knows no bfloat16; each of its values is a float32.
+_SHORTEST = {
+    torch.float16: np.float16,
+    torch.bfloat16: np.float32,
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+}
+
+
+@dataclass(frozen=True)
+class Entries:
+    """A tensor's values together with the mask that says which of them count.
+
+    `data` is a detached, contiguous CPU tensor of any real dtype and any shape (0-dim and empty included). `mask` has
+    the same shape and dtype bool; True means that the entry counts, as in `torch.masked`.
+    """
+
+    data: torch.Tensor
+    mask: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.data.shape)
+
+    def __len__(self) -> int:
+        return self.data.numel()
+
+    def kinds(self) -> list[Kind]:
+        """The `Kind` of every entry, in row-major order."""
+        return [_kind(value, used) for value, used in self._flat()]
+
+    def texts(self, digits: int | None = 5) -> list[str]:
+        """Every entry as text: `NaN`, `inf`, `--`, or a number with `digits` significant digits.
+
+        With `digits=None` the shortest text that identifies the value in its own dtype.
+        """
+        return [_text(value, used, self.data.dtype, digits) for value, used in self._flat()]
+
+    def labels(self) -> list[str]:
+        """The index of every entry as text: `[0]`, `[1, 2]`; the empty text for a 0-dim tensor."""
+        if not self.shape:
+            return [""]
+        return [str(list(map(int, index))) for index in np.ndindex(self.shape)]
+
+    def json(self) -> dict[str, Any]:
+        """A form that JSON can hold: shape, dtype, and every entry as its shortest text."""
+        return {
+            "dtype": str(self.data.dtype).removeprefix("torch."),
+            "shape": list(self.shape),
+            "entries": self.texts(digits=None),
+        }
+
+    def _flat(self) -> Iterator[tuple[float, bool]]:
+        return zip(self.data.flatten().tolist(), self.mask.flatten().tolist())
+
+
+@dataclass(frozen=True)
+class Absent:
+    """Nothing where a tensor might have been: a `.grad` that is `None`."""
+
+    def json(self) -> dict[str, Any]:
+        return {"absent": True}
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception in place of a result, known by its type's name; the message is kept for the reader."""
+
+    type: str
+    message: str = ""
+
+    def json(self) -> dict[str, Any]:
+        return {"raised": self.type, "message": self.message}
+
+
+Outcome = Entries | Absent | Raised
+
+
+def outcome(value: Any, like: Entries | None = None) -> Outcome:
+    """Bring whatever a page observed, or expects, to one form.
+
+    Args:
+        value: a tensor or `MaskedTensor` of any shape with a real dtype; a NumPy array or number; a Python number;
+            a (nested) sequence of numbers and `MASKED`; `None`; an exception or an exception type.
+        like: gives the dtype of plain numbers, so that `0.1` expected of a float32 tensor means the float32
+            nearest to 0.1. Without it numbers become float64.
+
+    Raises:
+        TypeError: for complex and quantized tensors and for anything else that has no entries to compare.
+        ValueError: for a nested sequence whose rows differ in length.
+
+    >>> outcome([1.0, MASKED, float("nan")]).texts()
+    ['1', '--', 'NaN']
+    >>> outcome(torch.tensor(3.0)).shape
+    ()
+    >>> outcome(None)
+    Absent()
+    """
+    if isinstance(value, (Entries, Absent, Raised)):
+        return value
+    if value is None:
+        return Absent()
+    if isinstance(value, BaseException):
+        return Raised(type(value).__name__, str(value))
+    if isinstance(value, type) and issubclass(value, BaseException):
+        return Raised(value.__name__)
+    if isinstance(value, MaskedTensor):
+        return _entries(value.get_data(), value.get_mask())
+    if isinstance(value, torch.Tensor):
+        return _entries(value, None)
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _entries(torch.as_tensor(value), None)
+    if isinstance(value, (bool, int, float, _Masked, list, tuple)):
+        return _from_numbers(value, like)
+    raise TypeError(
+        f"cannot compare a {type(value).__name__}: give a tensor, numbers, None, or an exception. "
+        "Of a complex result claim .real and .imag, each on its own."
+    )
+
+
+def _entries(data: torch.Tensor, mask: torch.Tensor | None) -> Entries:
+    if data.is_complex() or data.is_quantized:
+        what = "complex" if data.is_complex() else "quantized"
+        raise TypeError(
+            f"cannot compare {what} tensors entry by entry: claim .real and .imag, or .dequantize(), instead"
+        )
+    data = data.detach()
+    if data.layout is not torch.strided:
+        data = data.to_dense()
+    data = data.cpu().contiguous()
+    used = torch.ones(data.shape, dtype=torch.bool) if mask is None else mask.detach().to_dense().cpu().contiguous()
+    return Entries(data, used)
+
+
+def _from_numbers(value: Any, like: Entries | None) -> Entries:
+    flat: list[Any] = []
+    shape = _shape(value, flat)
+    used = [not isinstance(number, _Masked) for number in flat]
+    numbers = [number if keep else 0 for number, keep in zip(flat, used)]
+    # Whole numbers stay whole where whole numbers were observed; a fraction is never cut down to one.
+    whole = like is not None and not like.data.is_floating_point() and all(isinstance(n, int) for n in numbers)
+    dtype = torch.int64 if whole else torch.float64
+    data = torch.tensor(numbers, dtype=dtype).reshape(shape)
+    return Entries(data, torch.tensor(used, dtype=torch.bool).reshape(shape))
+
+
+def _shape(value: Any, flat: list[Any]) -> tuple[int, ...]:
+    """Append the numbers of a nested sequence to `flat` and return its shape."""
+    if not isinstance(value, (list, tuple)):
+        if isinstance(value, torch.Tensor):
+            value = value.item()
+        if not isinstance(value, (bool, int, float, np.generic, _Masked)):
+            raise TypeError(f"expected a number or MASKED inside the sequence, found {type(value).__name__}")
+        flat.append(value)
+        return ()
+    shapes = [_shape(row, flat) for row in value]
+    if len(set(shapes)) > 1:
+        raise ValueError(f"rows of different shapes: {sorted(set(shapes))}; give a rectangular nested list")
+    return (len(value), *(shapes[0] if shapes else ()))
+
+
+def _kind(value: float, used: bool) -> Kind:
+    if not used:
+        return Kind.MASKED
+    if math.isnan(value):
+        return Kind.NAN
+    if math.isinf(value):
+        return Kind.INF
+    return Kind.ZERO if value == 0 else Kind.FINITE
+
+
+def _text(value: float, used: bool, dtype: torch.dtype, digits: int | None) -> str:
+    kind = _kind(value, used)
+    if kind is Kind.MASKED:
+        return "--"
+    if kind is Kind.NAN:
+        return "NaN"
+    if kind is Kind.INF:
+        return "inf" if value > 0 else "-inf"
+    if not dtype.is_floating_point:
+        return str(value)
+    if kind is Kind.ZERO:
+        return "-0" if math.copysign(1.0, value) < 0 else "0"
+    text = str(_SHORTEST.get(dtype, np.float64)(value)) if digits is None else f"{value:.{digits}g}"
+    return text.removesuffix(".0")
+
+
+def nested(texts: Sequence[str], shape: Sequence[int], limit: int = 24) -> str:
+    """Entries as one bracketed line, `[1, NaN]` or `[[1, 2], [3, 4]]`, cut in the middle beyond `limit` entries.
+
+    >>> nested(["1", "NaN"], (2,))
+    '[1, NaN]'
+    """
+    if len(texts) > limit:
+        head, tail = texts[: limit - 2], texts[-2:]
+        return f"[{', '.join(head)}, … {len(texts) - limit} more …, {', '.join(tail)}] of shape {list(shape)}"
+    if not shape:
+        return texts[0]
+    if len(shape) == 1:
+        return f"[{', '.join(texts)}]"
+    step = len(texts) // shape[0] if shape[0] else 0
+    return "[" + ", ".join(nested(texts[i * step : (i + 1) * step], shape[1:], limit) for i in range(shape[0])) + "]"
+
+
+def describe(result: Outcome, digits: int | None = 5) -> str:
+    """An outcome as one line of text.
+
+    >>> describe(outcome([0.0, float("nan")]))
+    '[0, NaN]'
+    >>> describe(outcome(TypeError("no")))
+    'raises TypeError'
+    """
+    if isinstance(result, Absent):
+        return "None"
+    if isinstance(result, Raised):
+        return f"raises {result.type}"
+    return nested(result.texts(digits), result.shape)

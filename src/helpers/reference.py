@@ -1,0 +1,54 @@
+"""The independent reference: the gradient in float64, computed on the used entries alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from .entries import Entries
+
+
+def reference(
+    loss: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, used: torch.Tensor | None = None
+) -> Entries:
+    """The gradient of `loss` at `x`, in float64, with the unused entries never computed.
+
+    Nothing that the loss does not use takes part, so nothing can contaminate the result: this is what every way on a
+    page is judged by.
+
+    Args:
+        loss: takes the used entries of `x` as a float64 tensor and returns a scalar. Without `used` it takes all of
+            `x`, in its own shape; with `used` it takes `x[used]`, whose leading dimension counts the used entries.
+        x: a real tensor of any shape and dtype.
+        used: bool tensor over the leading dimensions of `x`; True = the entry counts. None: all count.
+
+    Returns:
+        The gradient in the shape of `x`, dtype float64, masked where `used` is False.
+
+    Raises:
+        ValueError: when `used` is not a bool tensor over the leading dimensions of `x`, or `loss` returns no scalar.
+
+    >>> x = torch.tensor([-1.0, 100.0])
+    >>> reference(lambda x: x.exp().sum(), x, used=x < 0).texts()
+    ['0.36788', '--']
+    """
+    if used is None:
+        taken = x.detach().double().requires_grad_()
+    else:
+        if used.dtype is not torch.bool or used.shape != x.shape[: used.dim()]:
+            raise ValueError(
+                f"used must be a bool tensor over the leading dimensions of x {tuple(x.shape)}, "
+                f"got {used.dtype} of shape {tuple(used.shape)}"
+            )
+        taken = x.detach()[used].double().requires_grad_()
+    value = loss(taken)
+    if value.numel() != 1:
+        raise ValueError(f"loss must return a scalar, got a tensor of shape {tuple(value.shape)}")
+    (gradient,) = torch.autograd.grad(value.sum(), taken, materialize_grads=True)
+    if used is None:
+        return Entries(gradient, torch.ones(x.shape, dtype=torch.bool))
+    data = torch.zeros(x.shape, dtype=torch.float64)
+    data[used] = gradient
+    mask = used.reshape(used.shape + (1,) * (x.dim() - used.dim())).expand(x.shape).clone()
+    return Entries(data, mask)

@@ -1,0 +1,93 @@
+"""Put a result on the page: HTML for readers and JSON for machines in one output, plain text outside a notebook."""
+
+from __future__ import annotations
+
+import html
+import sys
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any, Protocol
+
+from .entries import Absent, Entries, Kind, Outcome, Raised
+
+MIME = "application/vnd.zero-or-nan+json"
+"""The MIME type under which claims and verdicts stand in an executed notebook's outputs."""
+
+
+class Shown(Protocol):
+    """What `show` can show."""
+
+    def text(self) -> str: ...
+
+    def html(self) -> str: ...
+
+    def json(self) -> dict[str, Any] | None: ...
+
+
+def show(item: Shown) -> None:
+    """Display an item in a notebook, as HTML with its JSON beside it; elsewhere print its text."""
+    shell = _notebook()
+    if shell is None:
+        print(item.text())
+        return
+    bundle: dict[str, Any] = {"text/plain": item.text(), "text/html": page(item.html())}
+    facts = item.json()
+    if facts is not None:
+        bundle[MIME] = facts
+    shell.display_pub.publish(bundle)
+
+
+def page(body: str) -> str:
+    """Wrap HTML so that it looks the same on the site, in Jupyter and on Colab, in light and in dark.
+
+    Every output carries the few rules that it needs: Colab shows each one in a frame of its own.
+    """
+    return f'<div class="zn"><style>{_STYLE}</style>{body}</div>'
+
+
+def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """An HTML table whose first row and first column are headers. All cells are HTML already."""
+    top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
+    body = "".join(
+        f'<tr><th scope="row">{row[0]}</th>' + "".join(f"<td>{cell}</td>" for cell in row[1:]) + "</tr>" for row in rows
+    )
+    # A wide table scrolls inside its own box, which the keyboard can reach, and never moves the page sideways.
+    return (
+        f'<div class="zn-scroll" tabindex="0" role="group" aria-label="{html.escape(_plain(caption), quote=True)}">'
+        f"<table><caption>{caption}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def entry(text: str, kind: Kind) -> str:
+    """One entry as HTML; its kind is told by the text and by the shape of its mark, never by colour alone."""
+    return f'<span class="zn-{kind.value.lower()}">{html.escape(text)}</span>'
+
+
+def result(value: Outcome, limit: int = 24) -> str:
+    """An outcome as HTML: its entries in brackets, or what stood in their place."""
+    if isinstance(value, Absent):
+        return '<span class="zn-masked">None</span>'
+    if isinstance(value, Raised):
+        return f'<span class="zn-nan">raises {html.escape(value.type)}</span>'
+    if isinstance(value, Entries):
+        from .entries import nested
+
+        cells = [entry(text, kind) for text, kind in zip(value.texts(), value.kinds())]
+        return nested(cells, value.shape, limit)
+    raise TypeError(f"not an outcome: {value!r}")
+
+
+def _plain(fragment: str) -> str:
+    import re
+
+    return html.unescape(re.sub(r"<[^>]*>", "", fragment))
+
+
+def _notebook() -> Any:
+    """The running IPython shell with a kernel behind it, or None."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return shell if shell is not None and hasattr(shell, "kernel") else None
+
+
+_STYLE = " ".join(resources.files(__package__).joinpath("style.css").read_text(encoding="utf-8").split())

@@ -1,0 +1,96 @@
+"""The public threads that the book reproduces: looked up, dated, and written down in this one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LOOKED_UP = "2026-11-20"
+"""The day on which titles, states and decisions below were read, in stored copies of the threads."""
+
+
+@dataclass(frozen=True)
+class Thread:
+    """A public thread.
+
+    `number` is the PyTorch issue's, or None. `state` says whether the thread is open and what its maintainers, or its
+    answers, decided; where no decision could be found it says that.
+    """
+
+    key: str
+    label: str
+    title: str
+    url: str
+    state: str
+    number: int | None = None
+    looked_up: str = LOOKED_UP
+
+
+def thread(key: str) -> Thread:
+    """The thread of a case.
+
+    Raises:
+        KeyError: naming the cases that exist.
+
+    >>> thread("4132").title
+    'x.grad should be 0 but get NaN after x/0'
+    """
+    if key not in THREADS:
+        raise KeyError(
+            f"no case has the key {key!r}; known: {', '.join(THREADS)}. A new one is a line in helpers/threads.py"
+        )
+    return THREADS[key]
+
+
+def _issue(number: int, title: str, state: str) -> Thread:
+    url = f"https://github.com/pytorch/pytorch/issues/{number}"
+    return Thread(str(number), f"pytorch#{number}", title, url, state, number)
+
+
+_ALL = (
+    Thread(
+        "gradient-argument",
+        "Stack Overflow 43451125",
+        "Pytorch, what are the gradient arguments",
+        "https://stackoverflow.com/questions/43451125/pytorch-what-are-the-gradient-arguments",
+        "Answered: the argument holds the weights of a weighted sum of gradients, one for each entry of the output.",
+    ),
+    _issue(
+        10729,
+        "Gradient of clamp is nan for inf inputs",
+        "Closed. Asked for a zero gradient wherever clamp cuts off, for inf too; the decision behind the closing was "
+        "not found.",
+    ),
+    _issue(
+        52248,
+        "torch.where leads to unexpected gradients",
+        "Closed, labelled “has workaround” and “needs design”. A maintainer saw nothing to be done until PyTorch "
+        "can tell a zero gradient from no gradient.",
+    ),
+    _issue(
+        67180,
+        "Gradient of nansum and nanmean wrongly produces `nan`",
+        "Closed. The thread points to MaskedTensor; the decision behind the closing was not found.",
+    ),
+    _issue(
+        4132,
+        "x.grad should be 0 but get NaN after x/0",
+        "Open. The advice in the thread: let no inf arise in the forward pass. PyTorch's autograd notes now explain the "
+        "case, and name masking before the division, or MaskedTensor.",
+    ),
+    Thread(
+        "slicing-nan",
+        "PyTorch forum 135053",
+        "Gradients contaminated by unused inputs",
+        "https://discuss.pytorch.org/t/gradients-contaminated-by-unused-inputs/135053",
+        "Answered: expected. Autograd no longer knows that the zeros it multiplies stand for “ignored”.",
+    ),
+    Thread(
+        "round-off",
+        "Stack Overflow, 13 November 2018",
+        "PyTorch gradient differs from manually calculated gradient",
+        "https://exchangetuts.com/pytorch-gradient-differs-from-manually-calculated-gradient-1641296524575475",
+        "Answered: both are rounded, each in its own way. (The link is to a copy of the thread.)",
+    ),
+)
+THREADS: dict[str, Thread] = {entry.key: entry for entry in _ALL}
+"""Every thread by its case's key, in the order of the chapters."""

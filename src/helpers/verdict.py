@@ -1,0 +1,187 @@
+"""The table that ends a case: every way beside the reference, entry by entry, and one word for each way."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import show
+from .claims import Claim, ClaimFailed
+from .compare import ulp_distance
+from .entries import Absent, Entries, Raised, describe
+from .ways import way
+
+# From best to worst: a way is called by the worst of its entries.
+JUDGEMENTS = {
+    "right": "✓",
+    "rounded": "≈",
+    "missing": "?",
+    "wrong": "≠",
+    "contaminated": "✗",
+}
+"""What can be said of an entry, with its mark.
+
+- *right*: the reference rounded to the entry's dtype, or as undefined as the reference is; where the loss does not
+  use the entry, zero or masked.
+- *rounded*: finite and within the stated ulps of the reference, not equal to it.
+- *missing*: masked, or absent, although the loss uses the entry.
+- *wrong*: finite, but not the gradient.
+- *contaminated*: non-finite although the reference is finite or the loss does not use the entry.
+"""
+
+
+def judge(reference: Entries, observed: Entries, ulps: int = 4) -> list[str]:
+    """One word of `JUDGEMENTS` for every entry of `observed`.
+
+    Args:
+        reference: float64, masked where the loss does not use the entry.
+        observed: the same shape, any floating-point dtype.
+        ulps: how many units in the last place of the observed dtype still count as *rounded*.
+
+    Raises:
+        ValueError: when the shapes differ.
+
+    >>> from helpers.entries import outcome, MASKED
+    >>> judge(outcome([1.0, MASKED]), outcome([1.0, float("nan")]))
+    ['right', 'contaminated']
+    """
+    if reference.shape != observed.shape:
+        raise ValueError(f"reference has shape {list(reference.shape)}, observed has shape {list(observed.shape)}")
+    rounded = reference.data.to(observed.data.dtype)
+    if observed.data.is_floating_point():
+        # Non-finite entries are judged by kind below; here they only must not disturb the count.
+        far = ulp_distance(rounded.flatten(), observed.data.flatten()).abs().tolist()
+    else:
+        far = (rounded - observed.data).abs().flatten().tolist()
+    return [
+        _judge_entry(want, used, got, shown, distance, ulps)
+        for want, used, got, shown, distance in zip(
+            rounded.flatten().tolist(),
+            reference.mask.flatten().tolist(),
+            observed.data.flatten().tolist(),
+            observed.mask.flatten().tolist(),
+            far,
+        )
+    ]
+
+
+def _judge_entry(want: float, used: bool, got: float, shown: bool, distance: int, ulps: int) -> str:
+    if not shown:
+        return "missing" if used else "right"
+    if not used:
+        return "contaminated" if not math.isfinite(got) else "right" if got == 0 else "wrong"
+    if not math.isfinite(want):
+        return "right" if want == got or (math.isnan(want) and math.isnan(got)) else "wrong"
+    if not math.isfinite(got):
+        return "contaminated"
+    return "right" if distance == 0 else "rounded" if distance <= ulps else "wrong"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Ways as columns, entries as rows, and the word that each way earns.
+
+    `expected` maps the name of each way to its word: one of `JUDGEMENTS`, or `raises X` for an exception of type X.
+    """
+
+    case: str
+    quantity: str
+    reference: Entries
+    claims: Mapping[str, Claim]
+    expected: Mapping[str, str]
+    rows: Sequence[str]
+    ulps: int
+
+    def words(self) -> dict[str, str]:
+        """The word that each way earned."""
+        return {name: self._word(claim) for name, claim in self.claims.items()}
+
+    @property
+    def holds(self) -> bool:
+        return self.words() == dict(self.expected)
+
+    def check(self) -> Verdict:
+        """Show the table; raise `ClaimFailed` when a way earned another word than expected."""
+        show.show(self)
+        if not self.holds:
+            raise ClaimFailed(self.text())
+        return self
+
+    def text(self) -> str:
+        words = self.words()
+        lines = [f"verdict on {self.case} · {self.quantity}  (torch {torch.__version__})"]
+        for name in {**self.claims, **self.expected}:
+            word, wanted = words.get(name, "no claim"), self.expected.get(name, "no expectation")
+            mark = "" if word == wanted else "  <-- differs"
+            lines.append(f"  {name}: expected {wanted}, observed {word}{mark}")
+        lines.append(f"  reference: {describe(self.reference)}")
+        lines += [f"  {name}: {describe(claim.observed)}" for name, claim in self.claims.items()]
+        return "\n".join(lines)
+
+    def html(self) -> str:
+        head = ["entry", "reference", *(html.escape(way(name).title) for name in self.claims)]
+        columns = [_cells(self.reference), *(self._column(claim) for claim in self.claims.values())]
+        rows = [[html.escape(label), *cells] for label, *cells in zip(self.rows, *columns)]
+        words = [_badge(word) for word in self.words().values()]
+        caption = f"Verdict on <code>{html.escape(self.quantity)}</code>"
+        body = show.table(caption, head, [*rows, ["<strong>verdict</strong>", "", *words]])
+        failed = "" if self.holds else f"<pre>✗ {html.escape(self.text())}</pre>"
+        note = (
+            "Reference: float64, on the used entries alone; <span class='zn-masked'>--</span> is an entry that the loss "
+            "does not use."
+        )
+        if "rounded" in self.words().values():
+            note += f" Rounded: within {self.ulps} ulps of the reference."
+        return f'{failed}{body}<p class="zn-note">{note}</p>'
+
+    def json(self) -> dict[str, Any]:
+        return {
+            "type": "verdict",
+            "case": self.case,
+            "quantity": self.quantity,
+            "reference": self.reference.json(),
+            "expected": dict(self.expected),
+            "observed": self.words(),
+            "entries": {name: self._counts(claim) for name, claim in self.claims.items()},
+            "holds": self.holds,
+            "torch": torch.__version__,
+            "text": self.text(),
+        }
+
+    def _word(self, claim: Claim) -> str:
+        if isinstance(claim.observed, Raised):
+            return describe(claim.observed)
+        if isinstance(claim.observed, Absent):
+            return "missing"
+        words = judge(self.reference, claim.observed, self.ulps)
+        return max(words, key=list(JUDGEMENTS).index, default="right")
+
+    def _counts(self, claim: Claim) -> dict[str, int]:
+        """How many entries earned each word."""
+        if not isinstance(claim.observed, Entries):
+            return {}
+        words = judge(self.reference, claim.observed, self.ulps)
+        return {word: words.count(word) for word in JUDGEMENTS if word in words}
+
+    def _column(self, claim: Claim) -> list[str]:
+        if not isinstance(claim.observed, Entries):
+            return ["" for _ in self.rows]
+        words = judge(self.reference, claim.observed, self.ulps)
+        return [
+            f'{cell} <span class="zn-mark">{JUDGEMENTS[word]}</span>'
+            for cell, word in zip(_cells(claim.observed), words)
+        ]
+
+
+def _cells(entries: Entries) -> list[str]:
+    return [show.entry(text, kind) for text, kind in zip(entries.texts(), entries.kinds())]
+
+
+def _badge(word: str) -> str:
+    mark = JUDGEMENTS.get(word, "!")
+    return f'<span class="zn-mark">{mark} {html.escape(word)}</span>'

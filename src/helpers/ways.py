@@ -1,0 +1,68 @@
+"""The methods that the pages compare, one registered `Way` each.
+
+A claim names its way, so a misspelt name is an error and not a new column; a new method is one `register` call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Way:
+    """A method compared on a page.
+
+    `name` is the word used in code, tables and machine-readable claims; `title` heads a column; `summary` says in one
+    sentence what the method does.
+    """
+
+    name: str
+    title: str
+    summary: str
+
+
+WAYS: dict[str, Way] = {}
+
+
+def register(name: str, title: str, summary: str) -> Way:
+    """Make a way known under `name`.
+
+    Raises:
+        ValueError: when the name is taken.
+    """
+    if name in WAYS:
+        raise ValueError(f"the way {name!r} is registered already: {WAYS[name].summary}")
+    WAYS[name] = Way(name, title, summary)
+    return WAYS[name]
+
+
+def way(name: str) -> Way:
+    """The way registered under `name`.
+
+    Raises:
+        KeyError: naming the ways that exist.
+
+    >>> way("vanilla").title
+    'vanilla'
+    """
+    if name not in WAYS:
+        raise KeyError(f"no way is called {name!r}; known: {', '.join(WAYS)}. A new one takes helpers.ways.register(…)")
+    return WAYS[name]
+
+
+register("vanilla", "vanilla", "Plain PyTorch: the forward code as everyone writes it, then `backward`.")
+register(
+    "masked", "masked", "The forward code rewritten for `torch.masked`: entries that do not count carry mask False."
+)
+register(
+    "double where",
+    "double where",
+    "Plain PyTorch with a second `where` that puts a harmless number in before the dangerous function.",
+)
+register("clamp first", "clamp first", "Plain PyTorch with the input clamped to where the function is finite.")
+register("select first", "select first", "Plain PyTorch with the selection moved before the dangerous function.")
+register("scrub", "scrub", "Plain PyTorch, then NaN replaced by 0 in the finished gradient.")
+register("float64", "float64", "The vanilla code in float64.")
+register("jacobian", "Jᵀv", "The Jacobian built in full by `torch.func.jacrev`, then multiplied by the cotangent.")
+register("formula", "−1/a²", "The derivative of 1/a as school writes it: −1 / a².")
+register("formula reordered", "−(1/a)·(1/a)", "The same derivative, multiplied in the order in which autograd does it.")

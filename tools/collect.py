@@ -1,0 +1,45 @@
+"""Step 3: read the claims and verdicts out of executed notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from nbformat import NotebookNode
+
+from helpers.show import MIME
+
+from .execute import Run
+
+
+def statements(notebook: NotebookNode, page: str) -> Iterator[dict[str, Any]]:
+    """Every claim, verdict and case that a notebook's outputs carry, with the page that made it.
+
+    An output says what it is in JSON beside the HTML that readers see; no text is parsed.
+    """
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            facts = output.get("data", {}).get(MIME)
+            if facts is not None:
+                yield {**facts, "page": page}
+
+
+def collect(runs: Iterable[Run]) -> list[dict[str, Any]]:
+    """The statements of all runs, in the order of the pages."""
+    return [fact for run in runs for fact in statements(run.notebook, run.chapter.stem)]
+
+
+def checked(facts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The statements that can fail: claims and verdicts."""
+    return [fact for fact in facts if fact["type"] in ("claim", "verdict")]
+
+
+def failed(facts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The claims and verdicts that do not hold."""
+    return [fact for fact in checked(facts) if not fact["holds"]]
+
+
+def executed_pages(folder: Path) -> list[Path]:
+    """The executed notebooks that a renderer left in a folder."""
+    return sorted(folder.rglob("*.ipynb"))

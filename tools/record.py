@@ -1,0 +1,39 @@
+"""Step 4, on request: write down what this PyTorch gave, one file per version and device."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .collect import checked
+from .project import Project, write
+
+
+def record_file(project: Project) -> Path:
+    """Where this PyTorch's outcomes are recorded."""
+    return project.results / f"torch-{torch.__version__.split('+')[0]}-cpu.json"
+
+
+def outcome(fact: dict[str, Any]) -> dict[str, Any]:
+    """What of a claim or verdict is worth comparing between versions: what was asserted, what was seen."""
+    kept = ("page", "type", "case", "way", "quantity", "expected", "observed", "tolerance", "holds")
+    return {key: fact[key] for key in kept if key in fact}
+
+
+def record(project: Project, facts: Iterable[dict[str, Any]]) -> Path:
+    """Write the outcomes of all claims and verdicts to `results/`, and return the file."""
+    path = record_file(project)
+    content = {
+        "torch": torch.__version__.split("+")[0],
+        "device": "cpu",
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "outcomes": [outcome(fact) for fact in checked(facts)],
+    }
+    write(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    return path

@@ -1,0 +1,105 @@
+"""Kernels that start warm: one process imports PyTorch and matplotlib once, every kernel is a fork of it.
+
+Importing them takes seconds, and the stock launcher pays that for every chapter. Python's fork server pays once; a
+fork shares the imported modules and nothing else, so chapters stay as separate as in kernels of their own.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from importlib.metadata import EntryPoint
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from jupyter_client.connect import KernelConnectionInfo
+from jupyter_client.provisioning import KernelProvisionerFactory, LocalProvisioner
+
+_NAME = "warm-provisioner"
+_PRELOAD = ["torch", "torch.masked", "matplotlib.pyplot", "matplotlib.backends.backend_svg", "ipykernel.kernelapp"]
+
+
+class Warmth:
+    """While open, every kernel that this process starts is a fork of one warm server. On exit all of them end."""
+
+    def __enter__(self) -> Warmth:
+        self._before = os.environ.get(KernelProvisionerFactory.default_provisioner_name_env)
+        os.environ[KernelProvisionerFactory.default_provisioner_name_env] = _NAME
+        KernelProvisionerFactory.provisioners[_NAME] = EntryPoint(
+            _NAME, f"{__name__}:WarmProvisioner", KernelProvisionerFactory.GROUP_NAME
+        )
+        KernelProvisionerFactory.clear_instance()
+        _server().set_forkserver_preload(_PRELOAD)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for kernel in list(_ForkedKernel.alive):
+            kernel.kill()
+        if self._before is None:
+            del os.environ[KernelProvisionerFactory.default_provisioner_name_env]
+        else:
+            os.environ[KernelProvisionerFactory.default_provisioner_name_env] = self._before
+        KernelProvisionerFactory.clear_instance()
+
+
+class WarmProvisioner(LocalProvisioner):
+    """Starts a kernel by forking the warm server in place of launching a new Python."""
+
+    async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
+        connection_file = cmd[cmd.index("-f") + 1]
+        self.process = _ForkedKernel(connection_file, kwargs.get("cwd") or os.getcwd(), dict(kwargs["env"]))
+        self.pid = self.process.pid
+        self.pgid = self.process.pid
+        return self.connection_info
+
+
+class _ForkedKernel:
+    """What jupyter_client needs of `subprocess.Popen`, for a fork."""
+
+    alive: set[_ForkedKernel] = set()
+    stdin = stdout = stderr = None
+
+    def __init__(self, connection_file: str, cwd: str, env: dict[str, str]) -> None:
+        self._process: BaseProcess = _server().Process(
+            target=_run_kernel, args=(connection_file, cwd, env), daemon=True
+        )
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid: int = self._process.pid
+        self.alive.add(self)
+
+    def poll(self) -> int | None:
+        code = self._process.exitcode
+        if code is not None:
+            self.alive.discard(self)
+        return code
+
+    def wait(self) -> int | None:
+        self._process.join()
+        return self.poll()
+
+    def send_signal(self, signum: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signum)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+        self.wait()
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+
+def _server() -> Any:
+    return multiprocessing.get_context("forkserver")
+
+
+def _run_kernel(connection_file: str, cwd: str, env: dict[str, str]) -> None:
+    os.setsid()  # Ctrl-C in the terminal reaches the build, which then ends its kernels; not a cell halfway
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+    from ipykernel.kernelapp import launch_new_instance
+
+    launch_new_instance(argv=["-f", connection_file])
