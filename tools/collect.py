@@ -8,9 +8,10 @@ from typing import Any
 
 from nbformat import NotebookNode
 
-from helpers.show import MIME
-
 from .execute import Run
+
+# What helpers.show.MIME says; importing it here would import PyTorch into every build, for one constant.
+MIME = "application/vnd.zero-or-nan+json"
 
 
 def statements(notebook: NotebookNode, page: str) -> Iterator[dict[str, Any]]:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Iterable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from .collect import checked
 from .project import Project, write
 
 
-def record_file(project: Project) -> Path:
-    """Where this PyTorch's outcomes are recorded."""
-    return project.results / f"torch-{torch.__version__.split('+')[0]}-cpu.json"
+def record_file(project: Project, torch: str, device: str = "cpu") -> Path:
+    """Where the outcomes of a PyTorch version on a device are recorded."""
+    return project.results / f"torch-{torch}-{device}.json"
 
 
 def outcome(fact: dict[str, Any]) -> dict[str, Any]:
@@ -27,13 +26,15 @@ def outcome(fact: dict[str, Any]) -> dict[str, Any]:
 
 def record(project: Project, facts: Iterable[dict[str, Any]]) -> Path:
     """Write the outcomes of all claims and verdicts to `results/`, and return the file."""
-    path = record_file(project)
+    outcomes = checked(facts)
+    torch = version("torch").split("+")[0]
+    path = record_file(project, torch)
     content = {
-        "torch": torch.__version__.split("+")[0],
+        "torch": torch,
         "device": "cpu",
         "python": platform.python_version(),
         "machine": platform.machine(),
-        "outcomes": [outcome(fact) for fact in checked(facts)],
+        "outcomes": [outcome(fact) for fact in outcomes],
     }
     write(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     return path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 from .project import Project
 
@@ -21,17 +22,8 @@ def render(project: Project) -> None:
     Raises:
         RenderFailed: on a warning or an error, with the renderer's own words.
     """
-    command = [
-        sys.executable,
-        "-m",
-        "jupyter_book.cli.main",
-        "build",
-        str(project.root),
-        "-q",
-        "-W",
-        "-n",
-        "--keep-going",
-    ]
+    jupyter_book = Path(sys.executable).with_name("jupyter-book")
+    command = [str(jupyter_book), "build", str(project.root), "-q", "-W", "-n", "--keep-going"]
     done = subprocess.run(command, cwd=project.root, text=True, capture_output=True)
     if done.returncode:
         raise RenderFailed((done.stderr + done.stdout).strip())

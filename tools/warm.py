@@ -102,4 +102,5 @@ def _run_kernel(connection_file: str, cwd: str, env: dict[str, str]) -> None:
     os.chdir(cwd)
     from ipykernel.kernelapp import launch_new_instance
 
-    launch_new_instance(argv=["-f", connection_file])
+    parent = f"--IPKernelApp.parent_handle={os.getppid()}"  # the kernel ends when the warm server does
+    launch_new_instance(argv=["-f", connection_file, parent, "--log-level=ERROR"])

@@ -21,6 +21,7 @@ class ClaimFailed(AssertionError):
 class Claim:
     """What a page asserts of one way of one case.
 
+    `warned` holds the first line of each warning that was given on the way; they are shown, not compared.
     `differing` holds the flat indices at which observed and expected part: empty when the claim holds, None when the
     two cannot be compared entry by entry (another shape, an exception, nothing at all).
     """
@@ -31,6 +32,7 @@ class Claim:
     expected: Outcome
     observed: Outcome
     tolerance: Tolerance = Tolerance()
+    warned: tuple[str, ...] = ()
     differing: list[int] | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -59,11 +61,13 @@ class Claim:
     def html(self) -> str:
         name = f"<strong>{html.escape(self.way)}</strong> · <code>{html.escape(self.quantity)}</code>"
         if not self.holds:
-            return f'<div class="zn-claim zn-fails"><p>✗ {name} does not hold</p><pre>{html.escape(self.text())}</pre></div>'
+            sides = html.escape(self.text())
+            return f'<div class="zn-claim zn-fails"><p>✗ {name} does not hold</p><pre>{sides}</pre></div>'
         note = "" if self.tolerance == Tolerance() else f' <span class="zn-note">({self.tolerance})</span>'
-        message = ""
+        said = [f"warned: {line}" for line in self.warned]
         if isinstance(self.observed, Raised) and self.observed.message:
-            message = f'<p class="zn-note">{html.escape(_first_sentence(self.observed.message))}</p>'
+            said.append(f"message: {self.observed.message}")
+        message = "".join(f'<p class="zn-note">{html.escape(_first_sentence(line))}</p>' for line in said)
         joint = "" if isinstance(self.observed, Raised) else " = "
         return (
             f'<div class="zn-claim"><p>✓ {name}{joint} <span class="zn-entries">{show.result(self.observed)}</span>'
@@ -90,15 +94,17 @@ class Claim:
         if self.differing is None or not (isinstance(expected, Entries) and isinstance(observed, Entries)):
             return [f"  expected  {_with_shape(expected)}", f"  observed  {_with_shape(observed)}"]
         # Shortest identifying digits: two numbers that differ must not look the same here.
-        cells = list(zip(observed.labels(), expected.texts(None), observed.texts(None)))
+        cells = list(zip(observed.labels(), expected.texts(None), observed.texts(None), strict=True))
         first, wrong = self.differing[0], set(self.differing)
         start = 0 if len(cells) <= limit else max(0, min(first - 2, len(cells) - limit))
         shown = range(start, min(start + limit, len(cells)))
         widths = [max(len(title), *(len(cells[i][k]) for i in shown)) for k, title in enumerate(_TITLES)]
-        lines = ["  " + "  ".join(title.ljust(width) for title, width in zip(_TITLES, widths))]
+        lines = ["  " + "  ".join(title.ljust(width) for title, width in zip(_TITLES, widths, strict=True))]
         for i in shown:
             mark = "  <-- first difference" if i == first else "  <--" if i in wrong else ""
-            lines.append("  " + "  ".join(cell.ljust(width) for cell, width in zip(cells[i], widths)) + mark)
+            lines.append(
+                "  " + "  ".join(cell.ljust(width) for cell, width in zip(cells[i], widths, strict=True)) + mark
+            )
         if len(cells) > limit:
             lines.append(f"  … {len(cells) - limit} entries not shown")
         lines.append(f"\n{len(wrong)} of {len(cells)} entries differ.")
@@ -110,7 +116,8 @@ _TITLES = ("entry", "expected", "observed")
 
 def _with_shape(value: Outcome) -> str:
     if isinstance(value, Entries):
-        return f"{describe(value, digits=None)}  of shape {list(value.shape)}"
+        text = describe(value, digits=None)
+        return text if " of shape " in text else f"{text}  of shape {list(value.shape)}"
     message = f": {value.message}" if isinstance(value, Raised) and value.message else ""
     return describe(value) + message
 

@@ -72,13 +72,14 @@ def ulp_distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     wrapped = (second >= 0) != (first >= 0)
     wrapped &= (distance >= 0) != (second >= 0)
     limit = torch.iinfo(torch.int64).max
-    return torch.where(wrapped, torch.where(second >= 0, limit, -limit), distance)
+    # The lowest int64 has no absolute value: -2.0 minus 2.0 in float64 would pass for "within an ulp".
+    return torch.where(wrapped, torch.where(second >= 0, limit, -limit), distance).clamp(min=-limit)
 
 
 def _rank(x: torch.Tensor) -> torch.Tensor:
     """The position of each entry among all numbers of its dtype, counted from zero."""
     integer = _INTEGER_VIEW[x.dtype]
-    bits = x.contiguous().view(integer).to(torch.int64)
+    bits = x.detach().resolve_neg().contiguous().view(integer).to(torch.int64)
     magnitude = bits & torch.iinfo(integer).max
     return torch.where(bits < 0, -magnitude, magnitude)
 
@@ -109,10 +110,13 @@ def differing(expected: Outcome, observed: Outcome, tolerance: Tolerance = Toler
 
 
 def _same(expected: torch.Tensor, observed: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
+    wide, seen = expected.double(), observed.double()
+    near = torch.zeros(observed.shape, dtype=torch.bool)
+    if tolerance.rtol or tolerance.atol:
+        near = wide.isfinite() & ((wide - seen).abs() <= tolerance.atol + tolerance.rtol * wide.abs())
     if not observed.is_floating_point():
-        # A fraction expected of whole numbers must not be cut down to one before the comparison.
-        common = torch.float64 if expected.is_floating_point() else torch.int64
-        return expected.to(common) == observed.to(common)
+        # Compared both ways: as float64 no fraction is cut down, as int64 no large whole number is rounded.
+        return near | ((wide == seen) & (expected.to(torch.int64) == observed.to(torch.int64)))
     rounded = expected.to(observed.dtype)
     # A finite number that overflows the observed dtype was not claimed to be infinite.
     kept = expected.isfinite() == rounded.isfinite()
@@ -120,12 +124,8 @@ def _same(expected: torch.Tensor, observed: torch.Tensor, tolerance: Tolerance) 
     if tolerance.signed_zero:
         exact &= (rounded != 0) | (observed != 0) | (rounded.signbit() == observed.signbit())
     finite = rounded.isfinite() & observed.isfinite()
-    near = torch.zeros_like(exact)
     if tolerance.ulps:
         near |= ulp_distance(rounded, observed).abs() <= tolerance.ulps
-    if tolerance.rtol or tolerance.atol:
-        wide, seen = expected.double(), observed.double()
-        near |= (wide - seen).abs() <= tolerance.atol + tolerance.rtol * wide.abs()
     if tolerance.signed_zero:
         near &= (rounded != 0) | (observed != 0)
     return kept & (exact | (finite & near))

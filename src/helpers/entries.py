@@ -25,6 +25,7 @@ class _Masked:
 
 
 MASKED = _Masked()
+"""The entry that `torch.masked` prints as `--`, for what a claim expects."""
 
 
 class Kind(enum.Enum):
@@ -91,7 +92,7 @@ class Entries:
         }
 
     def _flat(self) -> Iterator[tuple[float, bool]]:
-        return zip(self.data.flatten().tolist(), self.mask.flatten().tolist())
+        return zip(self.data.flatten().tolist(), self.mask.flatten().tolist(), strict=True)
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,8 @@ def outcome(value: Any, like: Entries | None = None) -> Outcome:
     if isinstance(value, torch.Tensor):
         return _entries(value, None)
     if isinstance(value, (np.ndarray, np.generic)):
-        return _entries(torch.as_tensor(value), None)
+        # Copied in the machine's own byte order, row by row: torch takes no other.
+        return _entries(torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C")), None)
     if isinstance(value, (bool, int, float, _Masked, list, tuple)):
         return _from_numbers(value, like)
     raise TypeError(
@@ -159,26 +161,29 @@ def outcome(value: Any, like: Entries | None = None) -> Outcome:
 
 
 def _entries(data: torch.Tensor, mask: torch.Tensor | None) -> Entries:
-    if data.is_complex() or data.is_quantized:
-        what = "complex" if data.is_complex() else "quantized"
+    if data.is_complex() or data.is_quantized or data.is_nested:
+        what = "complex" if data.is_complex() else "quantized" if data.is_quantized else "nested"
         raise TypeError(
-            f"cannot compare {what} tensors entry by entry: claim .real and .imag, or .dequantize(), instead"
+            f"cannot compare {what} tensors entry by entry: claim .real and .imag, .dequantize(), or each part, instead"
         )
     data = data.detach()
     if data.layout is not torch.strided:
         data = data.to_dense()
-    data = data.cpu().contiguous()
-    used = torch.ones(data.shape, dtype=torch.bool) if mask is None else mask.detach().to_dense().cpu().contiguous()
-    return Entries(data, used)
+    # A copy: a page may go on to change its tensor in place, as a second `backward` does to `.grad`.
+    data = data.cpu().resolve_neg().clone(memory_format=torch.contiguous_format)
+    if mask is None:
+        return Entries(data, torch.ones(data.shape, dtype=torch.bool))
+    return Entries(data, mask.detach().to_dense().cpu().clone(memory_format=torch.contiguous_format))
 
 
 def _from_numbers(value: Any, like: Entries | None) -> Entries:
     flat: list[Any] = []
     shape = _shape(value, flat)
     used = [not isinstance(number, _Masked) for number in flat]
-    numbers = [number if keep else 0 for number, keep in zip(flat, used)]
+    numbers = [number if keep else 0 for number, keep in zip(flat, used, strict=True)]
     # Whole numbers stay whole where whole numbers were observed; a fraction is never cut down to one.
-    whole = like is not None and not like.data.is_floating_point() and all(isinstance(n, int) for n in numbers)
+    whole = like is not None and not like.data.is_floating_point()
+    whole = whole and all(isinstance(number, (int, np.integer, np.bool_)) for number in numbers)
     dtype = torch.int64 if whole else torch.float64
     data = torch.tensor(numbers, dtype=dtype).reshape(shape)
     return Entries(data, torch.tensor(used, dtype=torch.bool).reshape(shape))
@@ -187,9 +192,9 @@ def _from_numbers(value: Any, like: Entries | None) -> Entries:
 def _shape(value: Any, flat: list[Any]) -> tuple[int, ...]:
     """Append the numbers of a nested sequence to `flat` and return its shape."""
     if not isinstance(value, (list, tuple)):
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) and not value.dim():
             value = value.item()
-        if not isinstance(value, (bool, int, float, np.generic, _Masked)):
+        if not isinstance(value, (bool, int, float, np.integer, np.floating, np.bool_, _Masked)):
             raise TypeError(f"expected a number or MASKED inside the sequence, found {type(value).__name__}")
         flat.append(value)
         return ()

@@ -1,4 +1,4 @@
-"""Drawings that take on the page's own colours: inline vectors, readable in light and in dark, with an alternative text."""
+"""Drawings in the page's own colours: inline vectors, readable in light and in dark, each with a text in its place."""
 
 from __future__ import annotations
 
@@ -51,16 +51,17 @@ class Figure:
 
 
 @contextmanager
-def drawing(alt: str, caption: str = "", size: tuple[float, float] = (4.5, 2.7)) -> Iterator[Any]:
+def drawing(alt: str, caption: str = "", size: tuple[float, float] = (4.5, 2.7), columns: int = 1) -> Iterator[Any]:
     """Draw on matplotlib axes; the figure is shown when the block ends.
 
     Args:
         alt: what a reader who cannot see the figure must know. Not empty.
         caption: the sentence under the figure.
         size: width and height in inches; 4.5 wide keeps the text readable on a phone.
+        columns: panels side by side.
 
     Yields:
-        `matplotlib.axes.Axes`. Give each line a marker or a dash of its own: colour alone does not reach every reader.
+        `matplotlib.axes.Axes`, or an array of them when there are several columns. Give each line a marker or a dash of its own: colour alone does not reach every reader.
 
     Raises:
         ValueError: when `alt` is empty.
@@ -80,18 +81,19 @@ def drawing(alt: str, caption: str = "", size: tuple[float, float] = (4.5, 2.7))
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": salt}):
         canvas = Canvas(figsize=size, layout="constrained")
         FigureCanvasSVG(canvas)
-        yield canvas.subplots()
+        yield canvas.subplots(ncols=columns)
         file = io.StringIO()
         canvas.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     show.show(Figure(_inline(file.getvalue(), alt, salt), alt, caption))
 
 
 def _inline(document: str, alt: str, salt: str) -> str:
-    """A matplotlib SVG document as an element of a page: the page's ink and font, ids of its own, a text alternative."""
+    """A matplotlib SVG document as part of a page: the page's ink and font, ids of its own, a text in its place."""
     svg = document[document.index("<svg") :].strip()
     svg = svg.replace(_INK, "currentColor")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"font: (?:(\w+) )?([\d.]+)px [^;\"]*", lambda m: f"font-size: {m[2]}px", svg)
+    svg = re.sub(r"font-family: [^;\"]*;? ?", "", svg)  # matplotlib 3.11 writes the family on its own
     svg = re.sub(r'\bid="([^"]+)"', rf'id="{salt}-\1"', svg)
     svg = re.sub(r'(href="|url\()#', rf"\g<1>#{salt}-", svg)
     svg = re.sub(r'<svg[^>]*?(viewBox="[^"]*")[^>]*>', _HEAD, svg, count=1)

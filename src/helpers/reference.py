@@ -46,8 +46,10 @@ def reference(
     if value.numel() != 1:
         raise ValueError(f"loss must return a scalar, got a tensor of shape {tuple(value.shape)}")
     (gradient,) = torch.autograd.grad(value.sum(), taken, materialize_grads=True)
+    gradient = gradient.cpu().clone(memory_format=torch.contiguous_format)
     if used is None:
         return Entries(gradient, torch.ones(x.shape, dtype=torch.bool))
+    used = used.cpu()
     data = torch.zeros(x.shape, dtype=torch.float64)
     data[used] = gradient
     mask = used.reshape(used.shape + (1,) * (x.dim() - used.dim())).expand(x.shape).clone()

@@ -72,7 +72,7 @@ def result(value: Outcome, limit: int = 24) -> str:
     if isinstance(value, Entries):
         from .entries import nested
 
-        cells = [entry(text, kind) for text, kind in zip(value.texts(), value.kinds())]
+        cells = [entry(text, kind) for text, kind in zip(value.texts(), value.kinds(), strict=True)]
         return nested(cells, value.shape, limit)
     raise TypeError(f"not an outcome: {value!r}")
 

@@ -26,22 +26,26 @@ JUDGEMENTS = {
 }
 """What can be said of an entry, with its mark.
 
-- *right*: the reference rounded to the entry's dtype, or as undefined as the reference is; where the loss does not
-  use the entry, zero or masked.
-- *rounded*: finite and within the stated ulps of the reference, not equal to it.
+- *right*: within the stated ulps of the reference, or as undefined as the reference is; where the loss does not use the
+  entry, zero or masked.
+- *rounded*: further off than that, but only by an accumulation of roundings: at most `ROUNDED` ulps.
 - *missing*: masked, or absent, although the loss uses the entry.
 - *wrong*: finite, but not the gradient.
 - *contaminated*: non-finite although the reference is finite or the loss does not use the entry.
 """
 
+ROUNDED = 64
+"""The distance from the reference, in ulps of the observed dtype, beyond which an entry is no longer just rounded."""
 
-def judge(reference: Entries, observed: Entries, ulps: int = 4) -> list[str]:
+
+def judge(reference: Entries, observed: Entries, ulps: int = 2) -> list[str]:
     """One word of `JUDGEMENTS` for every entry of `observed`.
 
     Args:
         reference: float64, masked where the loss does not use the entry.
-        observed: the same shape, any floating-point dtype.
-        ulps: how many units in the last place of the observed dtype still count as *rounded*.
+        observed: the same shape, any real dtype; whole numbers are judged as float64.
+        ulps: how many units in the last place of the observed dtype still count as *right*. `exp`, `log` and `pow`
+            differ by one or so between processors.
 
     Raises:
         ValueError: when the shapes differ.
@@ -52,20 +56,19 @@ def judge(reference: Entries, observed: Entries, ulps: int = 4) -> list[str]:
     """
     if reference.shape != observed.shape:
         raise ValueError(f"reference has shape {list(reference.shape)}, observed has shape {list(observed.shape)}")
-    rounded = reference.data.to(observed.data.dtype)
-    if observed.data.is_floating_point():
-        # Non-finite entries are judged by kind below; here they only must not disturb the count.
-        far = ulp_distance(rounded.flatten(), observed.data.flatten()).abs().tolist()
-    else:
-        far = (rounded - observed.data).abs().flatten().tolist()
+    data = observed.data if observed.data.is_floating_point() else observed.data.double()
+    rounded = reference.data.to(data.dtype)
+    # Non-finite entries are judged by kind below; here they only must not disturb the count.
+    far = ulp_distance(rounded.flatten(), data.flatten()).abs().tolist()
     return [
         _judge_entry(want, used, got, shown, distance, ulps)
         for want, used, got, shown, distance in zip(
             rounded.flatten().tolist(),
             reference.mask.flatten().tolist(),
-            observed.data.flatten().tolist(),
+            data.flatten().tolist(),
             observed.mask.flatten().tolist(),
             far,
+            strict=True,
         )
     ]
 
@@ -79,7 +82,7 @@ def _judge_entry(want: float, used: bool, got: float, shown: bool, distance: int
         return "right" if want == got or (math.isnan(want) and math.isnan(got)) else "wrong"
     if not math.isfinite(got):
         return "contaminated"
-    return "right" if distance == 0 else "rounded" if distance <= ulps else "wrong"
+    return "right" if distance <= ulps else "rounded" if distance <= ROUNDED else "wrong"
 
 
 @dataclass(frozen=True)
@@ -126,17 +129,17 @@ class Verdict:
     def html(self) -> str:
         head = ["entry", "reference", *(html.escape(way(name).title) for name in self.claims)]
         columns = [_cells(self.reference), *(self._column(claim) for claim in self.claims.values())]
-        rows = [[html.escape(label), *cells] for label, *cells in zip(self.rows, *columns)]
+        rows = [[html.escape(label), *cells] for label, *cells in zip(self.rows, *columns, strict=True)]
         words = [_badge(word) for word in self.words().values()]
         caption = f"Verdict on <code>{html.escape(self.quantity)}</code>"
         body = show.table(caption, head, [*rows, ["<strong>verdict</strong>", "", *words]])
         failed = "" if self.holds else f"<pre>✗ {html.escape(self.text())}</pre>"
         note = (
-            "Reference: float64, on the used entries alone; <span class='zn-masked'>--</span> is an entry that the loss "
-            "does not use."
+            "Reference: float64, on the used entries alone; "
+            "<span class='zn-masked'>--</span> is an entry that the loss does not use."
         )
-        if "rounded" in self.words().values():
-            note += f" Rounded: within {self.ulps} ulps of the reference."
+        within = f"within {self.ulps} ulps of it" if self.ulps else "exactly it"
+        note += f" Right: {within}, after rounding to the column's own dtype."
         return f'{failed}{body}<p class="zn-note">{note}</p>'
 
     def json(self) -> dict[str, Any]:
@@ -174,12 +177,12 @@ class Verdict:
         words = judge(self.reference, claim.observed, self.ulps)
         return [
             f'{cell} <span class="zn-mark">{JUDGEMENTS[word]}</span>'
-            for cell, word in zip(_cells(claim.observed), words)
+            for cell, word in zip(_cells(claim.observed), words, strict=True)
         ]
 
 
 def _cells(entries: Entries) -> list[str]:
-    return [show.entry(text, kind) for text, kind in zip(entries.texts(), entries.kinds())]
+    return [show.entry(text, kind) for text, kind in zip(entries.texts(), entries.kinds(), strict=True)]
 
 
 def _badge(word: str) -> str:

@@ -22,6 +22,7 @@ class Way:
 
 
 WAYS: dict[str, Way] = {}
+"""Every registered way by its name, in the order of registration."""
 
 
 def register(name: str, title: str, summary: str) -> Way:

@@ -1,0 +1,49 @@
+# Every target is one step of the pipeline in tools/; `make book` and `make test` set up .venv by themselves.
+PYTHON ?= python3
+BIN := .venv/bin
+RUN := $(BIN)/python -m tools
+
+.DEFAULT_GOAL := help
+.PHONY: help book check test notebooks record serve bench lint requirements clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
+
+book: $(BIN)/.ready  ## build the site into _build/html; fails when a result no longer reproduces
+	$(RUN) book
+
+check: $(BIN)/.ready  ## run every chapter and check every claim, without building the site
+	$(RUN) check
+
+test: $(BIN)/.ready  ## run all tests
+	$(BIN)/python -m pytest
+
+notebooks: $(BIN)/.ready  ## write notebooks/*.ipynb from chapters/*.md
+	$(RUN) notebooks
+
+record: $(BIN)/.ready  ## write what this PyTorch gave to results/
+	$(RUN) record
+
+serve: $(BIN)/.ready  ## show the built site on http://127.0.0.1:8000
+	$(BIN)/python -m http.server 8000 --bind 127.0.0.1 --directory _build/html
+
+bench: $(BIN)/.ready  ## measure the build against the stock one and the floor
+	$(RUN) bench
+
+lint: $(BIN)/.ready  ## style and types
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+requirements: $(BIN)/.ready  ## compile requirements.txt from pyproject.toml
+	$(BIN)/pip-compile --quiet --upgrade --all-extras --strip-extras --allow-unsafe --no-header \
+		--no-emit-find-links --no-emit-index-url --no-emit-trusted-host -o requirements.txt pyproject.toml
+	sed -i 's/^\(torch==[0-9.]*\)+cpu/\1/' requirements.txt
+
+clean:  ## remove what was built; .venv stays
+	rm -rf _build
+
+# The stamp is written last: an interrupted installation starts again.
+$(BIN)/.ready: requirements.txt pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@
