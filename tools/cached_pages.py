@@ -8,11 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import nbformat
 from sphinx.application import Sphinx
 from sphinx.config import Config
+from sphinx.environment import BuildEnvironment
 
 from .environment import cache_folder
-from .project import Project
+from .execute import cached
+from .project import Project, write
 
 
 def _use_cache(app: Sphinx, config: Config) -> None:
@@ -20,7 +23,17 @@ def _use_cache(app: Sphinx, config: Config) -> None:
     config["nb_execution_cache_path"] = str(cache_folder(Project(Path(app.confdir))))
 
 
+def _write_executed(app: Sphinx, env: BuildEnvironment) -> list[str]:
+    # MyST-NB offers the executed notebooks for download, but forgets the outputs of those that come from a cache.
+    project = Project(Path(app.confdir))
+    for chapter, notebook in cached(project).items():
+        page = chapter.relative_to(project.root).with_suffix(".ipynb")
+        write(project.executed / page, nbformat.writes(notebook) + "\n")
+    return []
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect to Sphinx."""
     app.connect("config-inited", _use_cache)
+    app.connect("env-updated", _write_executed)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from nbformat import NotebookNode
@@ -39,8 +38,3 @@ def checked(facts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def failed(facts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The claims and verdicts that do not hold."""
     return [fact for fact in checked(facts) if not fact["holds"]]
-
-
-def executed_pages(folder: Path) -> list[Path]:
-    """The executed notebooks that a renderer left in a folder."""
-    return sorted(folder.rglob("*.ipynb"))

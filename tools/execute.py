@@ -97,6 +97,13 @@ def execute(
     return [done[chapter] for chapter in chapters]
 
 
+def cached(project: Project) -> dict[Path, NotebookNode]:
+    """The chapters whose outputs are in the cache, with those outputs."""
+    cache = get_cache(cache_folder(project))
+    found = {chapter: _from_cache(cache, read(chapter)) for chapter in project.chapters}
+    return {chapter: notebook for chapter, notebook in found.items() if notebook is not None}
+
+
 def read(chapter: Path) -> NotebookNode:
     """A chapter as the site's renderer reads it, so that both find the same entry in the cache."""
     return read_myst_markdown_notebook(chapter.read_text(encoding="utf-8"), path=chapter)

@@ -1,6 +1,6 @@
 """Sphinx extension: tables of all claims and of all recorded versions, generated when the site is rendered.
 
-`{claims-overview}` reads the executed notebooks of this very build; `{recorded-results}` reads `results/`.
+`{claims-overview}` reads the executed notebooks; `{recorded-results}` reads `results/`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import nbformat
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
@@ -19,7 +18,8 @@ from sphinx.util.docutils import SphinxDirective
 
 from helpers import JUDGEMENTS, THREADS, WAYS, show
 
-from .collect import checked, executed_pages, statements
+from .collect import checked, statements
+from .execute import cached
 from .project import Project
 
 _MAIN = ("vanilla", "masked", "ignoring")
@@ -61,20 +61,19 @@ def overview(facts: list[dict[str, Any]], link: Callable[[str], str]) -> str:
         case, words = verdict["case"], verdict["observed"]
         count = sum(claim["case"] == case for claim in claims)
         name = f'<a href="{link(verdict["page"])}">{html.escape(THREADS[case].label)}</a>'
-        others = [f"{html.escape(WAYS[way].title)}: {_word(word)}" for way, word in words.items() if way not in used]
+        what = f"<code>{html.escape(verdict['quantity'])}</code>"
+        others = [f"{html.escape(WAYS[way].title)} {_word(word)}" for way, word in words.items() if way not in used]
         rows.append(
             [
-                name,
-                f"<code>{html.escape(verdict['quantity'])}</code>",
+                f'{name}<br>{what}<br><span class="zn-note">{count} claims on the page</span>',
                 *(_word(words[way]) if way in words else "" for way in used),
                 "<br>".join(others),
-                str(count),
             ]
         )
     held = sum(fact["holds"] for fact in checked(facts))
     versions = sorted({fact["torch"] for fact in checked(facts)})
     caption = f"{held} of {len(checked(facts))} claims and verdicts hold on torch {', '.join(versions)}"
-    head = ["case", "gradient", *(WAYS[way].title for way in used), "other ways", "claims on the page"]
+    head = ["case", *(WAYS[way].title for way in used), "other ways"]
     return show.page(f'<div class="zn-prose">{show.table(caption, head, rows)}</div>')
 
 
@@ -102,7 +101,7 @@ def recorded(folder: Path) -> str:
 
 
 def _word(word: str) -> str:
-    return f"{JUDGEMENTS.get(word, '!')} {html.escape(word)}"
+    return f'<span class="zn-word">{JUDGEMENTS.get(word, "!")} {html.escape(word)}</span>'
 
 
 def _fill(app: Sphinx, doctree: nodes.document, docname: str) -> None:
@@ -111,13 +110,8 @@ def _fill(app: Sphinx, doctree: nodes.document, docname: str) -> None:
         if place["make"] == "recorded":
             text = recorded(project.results)
         else:
-            folder = Path(app.outdir).parent / "jupyter_execute"
-            current = {page.stem: page for page in executed_pages(folder)}
-            chapters = [chapter for chapter in project.chapters if chapter.stem in current]
             facts = [
-                fact
-                for chapter in chapters
-                for fact in statements(nbformat.read(current[chapter.stem], 4), chapter.stem)
+                fact for chapter, notebook in cached(project).items() for fact in statements(notebook, chapter.stem)
             ]
             text = overview(facts, lambda page: app.builder.get_relative_uri(docname, f"chapters/{page}"))
         place.replace_self(nodes.raw("", text, format="html"))

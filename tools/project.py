@@ -46,6 +46,11 @@ class Project:
     def site(self) -> Path:
         return self.build / "html"
 
+    @property
+    def executed(self) -> Path:
+        """Where the renderer keeps the executed notebooks."""
+        return self.build / "jupyter_execute"
+
     @cached_property
     def config(self) -> dict[str, Any]:
         return dict(yaml.safe_load((self.root / "_config.yml").read_text(encoding="utf-8")))

@@ -15,7 +15,7 @@ from .claims import Claim, ClaimFailed
 from .compare import Tolerance, ulp_distance
 from .entries import MASKED, Entries, Kind
 from .figures import drawing
-from .quiet import quiet_prototype_warning
+from .quiet import quiet_prototype_warning, short_warnings
 from .reference import reference
 from .threads import THREADS, Thread
 from .verdict import JUDGEMENTS, Verdict
@@ -42,3 +42,4 @@ __all__ = [
 ]
 
 quiet_prototype_warning()
+short_warnings()

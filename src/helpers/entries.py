@@ -117,14 +117,13 @@ class Raised:
 Outcome = Entries | Absent | Raised
 
 
-def outcome(value: Any, like: Entries | None = None) -> Outcome:
+def outcome(value: Any) -> Outcome:
     """Bring whatever a page observed, or expects, to one form.
 
     Args:
         value: a tensor or `MaskedTensor` of any shape with a real dtype; a NumPy array or number; a Python number;
             a (nested) sequence of numbers and `MASKED`; `None`; an exception or an exception type.
-        like: gives the dtype of plain numbers, so that `0.1` expected of a float32 tensor means the float32
-            nearest to 0.1. Without it numbers become float64.
+            Plain numbers become bool, int64 or float64, the first that holds them all.
 
     Raises:
         TypeError: for complex and quantized tensors and for anything else that has no entries to compare.
@@ -153,7 +152,7 @@ def outcome(value: Any, like: Entries | None = None) -> Outcome:
         # Copied in the machine's own byte order, row by row: torch takes no other.
         return _entries(torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C")), None)
     if isinstance(value, (bool, int, float, _Masked, list, tuple)):
-        return _from_numbers(value, like)
+        return _from_numbers(value)
     raise TypeError(
         f"cannot compare a {type(value).__name__}: give a tensor, numbers, None, or an exception. "
         "Of a complex result claim .real and .imag, each on its own."
@@ -176,15 +175,18 @@ def _entries(data: torch.Tensor, mask: torch.Tensor | None) -> Entries:
     return Entries(data, mask.detach().to_dense().cpu().clone(memory_format=torch.contiguous_format))
 
 
-def _from_numbers(value: Any, like: Entries | None) -> Entries:
+def _from_numbers(value: Any) -> Entries:
     flat: list[Any] = []
     shape = _shape(value, flat)
     used = [not isinstance(number, _Masked) for number in flat]
     numbers = [number if keep else 0 for number, keep in zip(flat, used, strict=True)]
-    # Whole numbers stay whole where whole numbers were observed; a fraction is never cut down to one.
-    whole = like is not None and not like.data.is_floating_point()
-    whole = whole and all(isinstance(number, (int, np.integer, np.bool_)) for number in numbers)
-    dtype = torch.int64 if whole else torch.float64
+    shown = [number for number, keep in zip(flat, used, strict=True) if keep]
+    if shown and all(isinstance(number, bool) for number in shown):
+        dtype = torch.bool
+    elif shown and all(isinstance(number, int) and -(2**63) <= number < 2**63 for number in shown):
+        dtype = torch.int64
+    else:
+        dtype = torch.float64
     data = torch.tensor(numbers, dtype=dtype).reshape(shape)
     return Entries(data, torch.tensor(used, dtype=torch.bool).reshape(shape))
 
@@ -192,9 +194,9 @@ def _from_numbers(value: Any, like: Entries | None) -> Entries:
 def _shape(value: Any, flat: list[Any]) -> tuple[int, ...]:
     """Append the numbers of a nested sequence to `flat` and return its shape."""
     if not isinstance(value, (list, tuple)):
-        if isinstance(value, torch.Tensor) and not value.dim():
+        if isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and not value.dim()):
             value = value.item()
-        if not isinstance(value, (bool, int, float, np.integer, np.floating, np.bool_, _Masked)):
+        if not isinstance(value, (bool, int, float, _Masked)):
             raise TypeError(f"expected a number or MASKED inside the sequence, found {type(value).__name__}")
         flat.append(value)
         return ()
@@ -211,6 +213,8 @@ def _kind(value: float, used: bool) -> Kind:
         return Kind.NAN
     if math.isinf(value):
         return Kind.INF
+    if isinstance(value, bool):
+        return Kind.FINITE
     return Kind.ZERO if value == 0 else Kind.FINITE
 
 
@@ -226,8 +230,13 @@ def _text(value: float, used: bool, dtype: torch.dtype, digits: int | None) -> s
         return str(value)
     if kind is Kind.ZERO:
         return "-0" if math.copysign(1.0, value) < 0 else "0"
-    text = str(_SHORTEST.get(dtype, np.float64)(value)) if digits is None else f"{value:.{digits}g}"
-    return text.removesuffix(".0")
+    shortest = str(_SHORTEST.get(dtype, np.float64)(value)).removesuffix(".0")
+    if digits is None:
+        return shortest
+    text = f"{value:.{digits}g}"
+    # 28.999999999999996 must not pass for 29.
+    looks_whole = text.lstrip("-").isdigit() and not value.is_integer()
+    return shortest if looks_whole else text
 
 
 def nested(texts: Sequence[str], shape: Sequence[int], limit: int = 24) -> str:

@@ -61,7 +61,8 @@ def drawing(alt: str, caption: str = "", size: tuple[float, float] = (4.5, 2.7),
         columns: panels side by side.
 
     Yields:
-        `matplotlib.axes.Axes`, or an array of them when there are several columns. Give each line a marker or a dash of its own: colour alone does not reach every reader.
+        `matplotlib.axes.Axes`, or an array of them when there are several columns.
+        Give each line a marker or a dash of its own: colour alone does not reach every reader.
 
     Raises:
         ValueError: when `alt` is empty.

@@ -26,7 +26,7 @@ class Shown(Protocol):
 
 def show(item: Shown) -> None:
     """Display an item in a notebook, as HTML with its JSON beside it; elsewhere print its text."""
-    shell = _notebook()
+    shell = notebook()
     if shell is None:
         print(item.text())
         return
@@ -45,17 +45,20 @@ def page(body: str) -> str:
     return f'<div class="zn"><style>{_STYLE}</style>{body}</div>'
 
 
-def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], foot: Sequence[str] = ()) -> str:
     """An HTML table whose first row and first column are headers. All cells are HTML already."""
     top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
-    body = "".join(
-        f'<tr><th scope="row">{row[0]}</th>' + "".join(f"<td>{cell}</td>" for cell in row[1:]) + "</tr>" for row in rows
-    )
+    body = "".join(_row(row) for row in rows)
+    end = f"<tfoot>{_row(foot)}</tfoot>" if foot else ""
     # A wide table scrolls inside its own box, which the keyboard can reach, and never moves the page sideways.
     return (
         f'<div class="zn-scroll" tabindex="0" role="group" aria-label="{html.escape(_plain(caption), quote=True)}">'
-        f"<table><caption>{caption}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
+        f"<table><caption>{caption}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody>{end}</table></div>"
     )
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f'<tr><th scope="row">{cells[0]}</th>' + "".join(f"<td>{cell}</td>" for cell in cells[1:]) + "</tr>"
 
 
 def entry(text: str, kind: Kind) -> str:
@@ -83,7 +86,7 @@ def _plain(fragment: str) -> str:
     return html.unescape(re.sub(r"<[^>]*>", "", fragment))
 
 
-def _notebook() -> Any:
+def notebook() -> Any:
     """The running IPython shell with a kernel behind it, or None."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None

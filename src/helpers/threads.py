@@ -49,7 +49,7 @@ def _issue(number: int, title: str, state: str) -> Thread:
 _ALL = (
     Thread(
         "gradient-argument",
-        "Stack Overflow 43451125",
+        "Stack Overflow, 2017",
         "Pytorch, what are the gradient arguments",
         "https://stackoverflow.com/questions/43451125/pytorch-what-are-the-gradient-arguments",
         "Answered: the argument holds the weights of a weighted sum of gradients, one for each entry of the output.",
@@ -86,7 +86,7 @@ _ALL = (
     ),
     Thread(
         "round-off",
-        "Stack Overflow, 13 November 2018",
+        "Stack Overflow, 2018",
         "PyTorch gradient differs from manually calculated gradient",
         "https://exchangetuts.com/pytorch-gradient-differs-from-manually-calculated-gradient-1641296524575475",
         "Answered: both are rounded, each in its own way. (The link is to a copy of the thread.)",

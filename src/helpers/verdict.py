@@ -132,7 +132,7 @@ class Verdict:
         rows = [[html.escape(label), *cells] for label, *cells in zip(self.rows, *columns, strict=True)]
         words = [_badge(word) for word in self.words().values()]
         caption = f"Verdict on <code>{html.escape(self.quantity)}</code>"
-        body = show.table(caption, head, [*rows, ["<strong>verdict</strong>", "", *words]])
+        body = show.table(caption, head, rows, foot=["verdict", "", *words])
         failed = "" if self.holds else f"<pre>✗ {html.escape(self.text())}</pre>"
         note = (
             "Reference: float64, on the used entries alone; "

@@ -157,25 +157,44 @@ def test_a_read_only_array_gives_no_warning():
     assert outcome(array).texts() == ["1", "1"]
 
 
-@pytest.mark.parametrize("value", [True, 3, 0.1, -inf])
-def test_a_python_number_is_one_float64_entry(value):
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(True, torch.bool), (3, torch.int64), (0.1, torch.float64), (-inf, torch.float64)]
+)
+def test_a_python_number_is_one_entry(value, dtype):
     entries = outcome(value)
-    assert entries.shape == () and entries.data.dtype is torch.float64
+    assert entries.shape == () and entries.data.dtype is dtype
     assert entries.data.item() == value
 
 
-def test_numbers_are_whole_only_where_whole_numbers_were_observed():
-    large = 2**53 + 1
-    assert outcome([large, 1], like=outcome(torch.tensor([1]))).data.tolist() == [large, 1]
-    assert outcome([np.int64(large)], like=outcome(torch.tensor([1]))).data.tolist() == [large]
-    assert outcome([True], like=outcome(torch.tensor([True]))).data.dtype is torch.int64
-    assert outcome([1, 0.5], like=outcome(torch.tensor([1, 1]))).data.tolist() == [1.0, 0.5]
-    assert outcome([1], like=outcome(torch.tensor([1.0]))).data.dtype is torch.float64
-    assert outcome([1]).data.dtype is torch.float64
-
-
-def test_numbers_are_not_rounded_before_they_are_compared():
-    assert outcome([0.1, 1e300], like=outcome(torch.zeros(2))).data.tolist() == [0.1, 1e300]
+@pytest.mark.parametrize(
+    ("numbers", "dtype"),
+    [
+        ([True, False], torch.bool),
+        ([True, MASKED], torch.bool),
+        ([True, 2], torch.int64),
+        ([2**53 + 1, -(2**63)], torch.int64),
+        ([2**63 - 1, MASKED], torch.int64),
+        ([2**63], torch.float64),
+        ([-(2**63) - 1], torch.float64),
+        ([1, 0.5], torch.float64),
+        ([True, 0.5], torch.float64),
+        ([0.1, 1e300], torch.float64),
+        ([1, nan], torch.float64),
+        ([MASKED], torch.float64),
+        ([], torch.float64),
+        ([np.int64(2**53 + 1), np.int8(1)], torch.int64),
+        ([np.bool_(True)], torch.bool),
+        ([np.float32(0.1)], torch.float64),
+        ([torch.tensor(2), torch.tensor(True)], torch.int64),
+    ],
+    ids=str,
+)
+def test_plain_numbers_become_the_first_dtype_that_holds_them_all(numbers, dtype):
+    entries = outcome(numbers)
+    assert entries.data.dtype is dtype
+    for number, value, used in zip(numbers, entries.data.tolist(), entries.mask.tolist(), strict=True):
+        assert used is (number is not MASKED)
+        assert not used or value == float(number) or value == number or math.isnan(number)
 
 
 def test_nested_lists_give_their_shape_and_row_major_order():
@@ -220,6 +239,7 @@ def test_a_complex_number_is_refused_and_told_what_to_do():
         outcome(1 + 0j)
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_quantized_tensors_are_refused_and_told_what_to_do():
     with pytest.raises(TypeError, match=r"cannot compare quantized tensors.*\.dequantize\(\)"):
         outcome(torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8))
@@ -244,7 +264,8 @@ def test_what_has_no_entries_is_refused_by_name(value):
     ids=repr,
 )
 def test_what_is_no_number_inside_a_list_is_refused_by_name(inside):
-    name = "complex" if isinstance(inside, torch.Tensor) and inside.is_complex() else type(inside).__name__
+    single = isinstance(inside, np.generic) or (isinstance(inside, torch.Tensor) and not inside.dim())
+    name = type(inside.item() if single else inside).__name__
     with pytest.raises(TypeError, match=f"expected a number or MASKED inside the sequence, found {name}"):
         outcome([1.0, inside])
 
@@ -267,6 +288,10 @@ def test_what_is_no_number_inside_a_list_is_refused_by_name(inside):
         (MASKED, Kind.MASKED, "--"),
         (1 / 3, Kind.FINITE, "0.33333"),
         (123456.0, Kind.FINITE, "1.2346e+05"),
+        (0, Kind.ZERO, "0"),
+        (7, Kind.FINITE, "7"),
+        (True, Kind.FINITE, "True"),
+        (False, Kind.FINITE, "False"),
     ],
 )
 def test_every_kind_has_its_word_and_its_text(value, kind, text):
@@ -279,6 +304,28 @@ def test_the_words_of_kinds_are_what_tables_and_machines_use():
 
 
 @pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (28.999999999999996, "28.999999999999996"),
+        (-28.999999999999996, "-28.999999999999996"),
+        (1.00001, "1.00001"),
+        (12345.678, "12345.678"),
+        (1.5000004, "1.5"),
+        (-0.0012345678, "-0.0012346"),
+        (29.0, "29"),
+        (-29.0, "-29"),
+    ],
+)
+def test_a_fraction_never_looks_like_a_whole_number(value, text):
+    assert outcome([value]).texts() == [text]
+
+
+def test_a_number_written_in_full_is_so_in_its_own_dtype():
+    assert outcome(torch.tensor([0.1, 2.5])).texts() == ["0.1", "2.5"]
+    assert outcome(torch.nextafter(torch.tensor([1.0]), torch.tensor([2.0]))).texts() == ["1.0000001"]
+
+
+@pytest.mark.parametrize(
     ("value", "dtype", "text"),
     [
         (0.1, torch.float16, "0.1"),
@@ -288,7 +335,7 @@ def test_the_words_of_kinds_are_what_tables_and_machines_use():
         (1 / 3, torch.float16, "0.3333"),
         (1 / 3, torch.float32, "0.33333334"),
         (1 / 3, torch.float64, "0.3333333333333333"),
-        (16777216.0, torch.float32, "16777216"),
+        (4096.0, torch.float32, "4096"),
         (1e20, torch.float32, "1e+20"),
     ],
 )

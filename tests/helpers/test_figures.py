@@ -1,0 +1,217 @@
+import math
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+import helpers
+from helpers import figures, show
+from helpers.figures import Figure, drawing
+
+COLOURS = ("BLUE", "ORANGE", "GREEN", "RED", "GREY")
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    items = []
+    monkeypatch.setattr(show, "show", items.append)
+    return items
+
+
+def draw(alt="a rising line", caption="Rising.", **options):
+    with drawing(alt, caption, **options) as axes:
+        axes.plot([0, 1], [0, 1], color=figures.BLUE, marker="o", label="x < 1")
+        axes.plot([0, 1], [1, 0], "--", color=figures.ORANGE, label="$x^2$")
+        axes.fill_between([0, 1], [0, 1], hatch="//", alpha=0.3, color=figures.GREY)
+        axes.set_title("a title", weight="bold")
+        axes.set_xlabel("x")
+        axes.legend()
+
+
+def ids(svg):
+    return re.findall(r'\bid="([^"]+)"', svg)
+
+
+@pytest.mark.parametrize("alt", ["", "   ", "\n\t"])
+def test_a_figure_needs_a_text_in_its_place(alt, shown):
+    with pytest.raises(ValueError, match="alt must say what the figure shows"), drawing(alt):
+        pytest.fail("the block must not be entered")
+    assert shown == []
+
+
+def test_a_figure_is_shown_once_when_the_block_ends(shown):
+    with drawing("a line", "A caption.") as axes:
+        axes.plot([0, 1])
+        assert shown == []
+    (figure,) = shown
+    assert (figure.alt, figure.caption) == ("a line", "A caption.")
+
+
+def test_a_block_that_raises_shows_nothing_and_leaves_the_settings_as_they_were(shown):
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    with pytest.raises(RuntimeError, match="stop"), drawing("a line"):
+        raise RuntimeError("stop")
+    assert shown == []
+    assert dict(matplotlib.rcParams) == before
+    draw()
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_no_figure_stays_open_in_pyplot(shown):
+    draw()
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    assert pyplot is None or pyplot.get_fignums() == []
+
+
+def test_the_svg_is_the_same_every_time(shown):
+    draw()
+    draw()
+    assert shown[0].svg == shown[1].svg
+
+
+def test_the_svg_is_the_same_in_every_process(shown):
+    draw()
+    script = (
+        "import test_figures, helpers.show as show; items = []; show.show = items.append\n"
+        "test_figures.draw(); print(items[0].svg, end='')"
+    )
+    path = os.pathsep.join([str(Path(__file__).parent), str(Path(helpers.__file__).parents[1])])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "7", "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, encoding="utf-8", check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == shown[0].svg
+
+
+def test_the_svg_is_an_image_with_a_name(shown):
+    draw(alt='a "quoted" <b> & more')
+    svg = shown[0].svg
+    root = ET.fromstring(svg)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert root.get("role") == "img" and root.get("aria-label") == 'a "quoted" <b> & more'
+    assert svg.startswith("<svg ") and svg.endswith("</svg>")
+    assert "<b>" not in svg
+
+
+def test_the_svg_scales_with_the_page(shown):
+    draw(size=(4.0, 2.0))
+    root = ET.fromstring(shown[0].svg)
+    assert root.get("viewBox") == "0 0 288 144"
+    assert root.get("width") is None and root.get("height") is None
+
+
+def test_the_ink_is_the_pages_own(shown):
+    draw()
+    svg = shown[0].svg
+    assert figures._INK == "#010203"
+    assert figures._INK not in svg.lower()
+    assert svg.count("currentColor") > 10
+    # Nothing is drawn in a fixed black or white, which one of the two pages would swallow.
+    assert not re.search(r"(fill|stroke): ?(#000000|#000|#ffffff|#fff|black|white)\b", svg)
+
+
+def test_the_font_is_the_pages_own_and_the_text_is_text(shown):
+    draw()
+    svg = shown[0].svg
+    assert "font-family" not in svg and "DejaVu" not in svg and "sans" not in svg.lower()
+    assert ">a title</text>" in svg and ">x &lt; 1</text>" in svg
+    assert "font-size: 9px" in svg or "font-size:9px" in svg
+
+
+def test_colours_that_were_asked_for_stay(shown):
+    draw()
+    for colour in (figures.BLUE, figures.ORANGE, figures.GREY):
+        assert colour in shown[0].svg
+
+
+def test_ids_are_unique_within_a_figure_and_every_reference_is_met(shown):
+    draw()
+    svg = shown[0].svg
+    assert len(set(ids(svg))) == len(ids(svg))
+    references = re.findall(r'(?:href="|url\()#([^")]+)', svg)
+    assert references and set(references) <= set(ids(svg))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(("one", "c"), ("two", "c")), (("one", ""), ("one", "c")), (("one", "c"), ("one", "d"))]
+)
+def test_ids_of_two_figures_are_apart(shown, first, second):
+    draw(*first)
+    draw(*second)
+    a, b = (set(ids(figure.svg)) for figure in shown)
+    assert a and b and not a & b
+
+
+def test_nothing_is_fetched(shown):
+    draw()
+    svg = shown[0].svg
+    addresses = re.findall(r'[\w:]+="(?:https?:)?//[^"]*"', svg)
+    assert addresses == ['xmlns="http://www.w3.org/2000/svg"', 'xmlns:xlink="http://www.w3.org/1999/xlink"']
+    assert svg.count("http") == 2
+    assert "<metadata" not in svg and "<!DOCTYPE" not in svg and "<?xml" not in svg
+    assert "@import" not in svg and "<script" not in svg
+    assert all(url.startswith("#") for url in re.findall(r"url\(([^)]*)\)", svg))
+    assert all(url.startswith("#") for url in re.findall(r'href="([^"]*)"', svg))
+
+
+def test_the_background_is_left_to_the_page(shown):
+    draw()
+    assert "fill: none" in shown[0].svg.split("<path", 2)[1]
+
+
+def test_no_spines_stand_above_or_to_the_right(shown):
+    with drawing("axes") as axes:
+        assert not axes.spines["top"].get_visible() and not axes.spines["right"].get_visible()
+        assert axes.spines["left"].get_visible()
+
+
+def test_columns_are_panels_side_by_side(shown):
+    with drawing("two panels", columns=2) as (left, right):
+        left.plot([0, 1])
+        right.plot([1, 0])
+    assert left.get_position().x1 < right.get_position().x0
+    svg = shown[0].svg
+    assert ids(svg).count(f"{ids(svg)[0].split('-')[0]}-axes_2") == 1 and len(set(ids(svg))) == len(ids(svg))
+
+
+def test_a_figure_stands_with_its_caption():
+    figure = Figure("<svg></svg>", "alt <text>", "a <caption> & more")
+    assert figure.html() == "<figure><svg></svg><figcaption>a &lt;caption&gt; &amp; more</figcaption></figure>"
+    assert Figure("<svg></svg>", "alt", "").html() == "<figure><svg></svg></figure>"
+    assert figure.text() == "[figure: alt <text>]"
+    assert figure.json() is None
+
+
+def luminance(colour):
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return math.fsum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(a, b):
+    low, high = sorted((luminance(a), luminance(b)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_contrast_is_computed_as_wcag_says():
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
+
+
+@pytest.mark.parametrize("name", COLOURS)
+@pytest.mark.parametrize("page", ["#ffffff", "#14181e"])
+def test_every_colour_can_be_seen_on_a_light_and_on_a_dark_page(name, page):
+    assert contrast(getattr(figures, name), page) >= 3
+
+
+def test_every_named_colour_is_looked_at():
+    named = {name for name, value in vars(figures).items() if name.isupper() and re.match("#", str(value))}
+    assert named - {"_INK"} == set(COLOURS)
+    assert len({getattr(figures, name) for name in COLOURS}) == len(COLOURS)

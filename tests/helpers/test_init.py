@@ -1,0 +1,50 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import helpers
+
+HOME = str(Path(helpers.__file__).parents[1])
+
+
+def run(script):
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {HOME!r})\n{script}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.strip().split("\n")[-1])
+
+
+def test_importing_the_helpers_imports_only_torch_numpy_and_the_standard_library():
+    added, everything = run(
+        "import json, numpy, torch, torch.masked\n"
+        "before = set(sys.modules)\n"
+        "import helpers\n"
+        "roots = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        "print(json.dumps([sorted(roots - sys.stdlib_module_names), sorted(sys.modules)]))"
+    )
+    assert added == ["helpers"]
+    for name in ("IPython", "matplotlib", "ipykernel", "yaml", "bs4"):
+        assert name not in everything
+
+
+def test_matplotlib_is_imported_by_the_first_drawing_and_without_its_global_state():
+    before, after, state = run(
+        "import json, helpers\n"
+        "before = 'matplotlib' in sys.modules\n"
+        "with helpers.drawing('a line') as axes: axes.plot([0, 1])\n"
+        "print(json.dumps([before, 'matplotlib' in sys.modules, 'matplotlib.pyplot' in sys.modules]))"
+    )
+    assert (before, after, state) == (False, True, False)
+
+
+def test_all_that_is_offered_is_there_and_explained():
+    assert list(helpers.__all__) == sorted(set(helpers.__all__))
+    for name in helpers.__all__:
+        assert hasattr(helpers, name)
+    for name in ("Case", "MASKED", "reference", "ulp_distance", "drawing", "ClaimFailed"):
+        assert name in helpers.__all__ and f"`{name}`" in helpers.__doc__

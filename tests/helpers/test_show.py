@@ -1,0 +1,271 @@
+import html
+import json
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from importlib import resources
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import helpers
+from helpers import MASKED, Case, ClaimFailed
+from helpers.entries import Absent, Kind, Raised, outcome
+from helpers.show import MIME, entry, page, result, show, table
+
+HOME = str(Path(helpers.__file__).parents[1])
+
+
+class Item:
+    def __init__(self, facts):
+        self.facts = facts
+
+    def text(self):
+        return "as text"
+
+    def html(self):
+        return "<p>as html</p>"
+
+    def json(self):
+        return self.facts
+
+
+class Shell:
+    def __init__(self):
+        self.published = []
+        self.display_pub = SimpleNamespace(publish=lambda *a, **k: self.published.append((a, k)))
+
+
+@pytest.fixture
+def shell(monkeypatch):
+    """A shell with a kernel behind it, as `IPython.get_ipython` gives it in a notebook."""
+    shell = Shell()
+    shell.kernel = object()
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    return shell
+
+
+def only(shell):
+    ((args, options),) = shell.published
+    assert not options
+    (bundle,) = args
+    return bundle
+
+
+def strip(fragment):
+    return html.unescape(re.sub(r"<[^>]*>", "", fragment))
+
+
+class Tags(HTMLParser):
+    """Every element that is opened is closed, in order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.seen = [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+# Where a result goes.
+
+
+def test_a_notebook_gets_one_bundle_with_html_and_json(shell, capsys):
+    show(Item({"type": "x"}))
+    assert only(shell) == {"text/plain": "as text", "text/html": page("<p>as html</p>"), MIME: {"type": "x"}}
+    assert capsys.readouterr().out == ""
+
+
+def test_what_has_no_facts_has_no_json(shell):
+    show(Item(None))
+    assert set(only(shell)) == {"text/plain", "text/html"}
+
+
+def test_facts_may_be_empty(shell):
+    show(Item({}))
+    assert only(shell)[MIME] == {}
+
+
+def test_without_ipython_text_is_printed(monkeypatch, capsys):
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    show(Item({}))
+    assert capsys.readouterr().out == "as text\n"
+
+
+def test_where_ipython_is_imported_but_not_running_text_is_printed(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
+    show(Item({}))
+    assert capsys.readouterr().out == "as text\n"
+
+
+def test_in_a_terminal_shell_without_a_kernel_text_is_printed(monkeypatch, capsys):
+    shell = Shell()
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    show(Item({}))
+    assert capsys.readouterr().out == "as text\n"
+    assert shell.published == []
+
+
+def test_a_claim_is_one_bundle_whether_it_holds_or_not(shell):
+    case = Case("4132")
+    case.claim("vanilla", "x.grad", torch.ones(1), [1.0])
+    assert only(shell)[MIME]["holds"] is True
+    shell.published.clear()
+    with pytest.raises(ClaimFailed):
+        case.claim("vanilla", "x.grad", torch.ones(1), [2.0])
+    assert only(shell)[MIME]["holds"] is False
+    shell.published.clear()
+    case.verdict("x.grad", outcome([1.0]), {"vanilla": "right"})
+    assert only(shell)[MIME]["type"] == "verdict"
+
+
+def test_a_real_shell_with_a_kernel_gets_one_output(tmp_path):
+    pytest.importorskip("IPython")
+    script = """
+import json
+from IPython.core.displaypub import CapturingDisplayPublisher
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+import torch
+from helpers import Case
+case = Case("4132")
+case.claim("vanilla", "x.grad", torch.ones(1), [1.0])
+shell.kernel = object()
+shell.display_pub = CapturingDisplayPublisher()
+case.claim("vanilla", "x.grad", torch.ones(1), [1.0])
+outputs = list(shell.display_pub.outputs)
+shell.display_pub.outputs.clear()
+data, _ = shell.display_formatter.format(case)
+print(json.dumps([outputs, data]))
+"""
+    environment = {**os.environ, "IPYTHONDIR": str(tmp_path), "PYTHONPATH": HOME}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, env=environment, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    printed, outputs = done.stdout.strip().split("\n")
+    assert printed.startswith("holds: 4132")
+    ((output,), shown) = json.loads(outputs)
+    assert set(output["data"]) == {"text/plain", "text/html", MIME}
+    assert output["data"][MIME]["holds"] is True
+    assert set(shown) == {"text/plain", "text/html", MIME}
+    assert shown[MIME]["type"] == "case"
+
+
+def test_the_mime_type_is_of_the_json_kind():
+    assert re.fullmatch(r"application/vnd\.[a-z-]+\+json", MIME)
+
+
+# What a reader sees.
+
+KINDS = {
+    Kind.FINITE: ("1.5", 1.5),
+    Kind.ZERO: ("0", 0.0),
+    Kind.NAN: ("NaN", float("nan")),
+    Kind.INF: ("inf", float("inf")),
+    Kind.MASKED: ("--", MASKED),
+}
+
+
+def test_every_kind_is_told_apart_by_its_text():
+    assert set(KINDS) == set(Kind)
+    for kind, (text, value) in KINDS.items():
+        assert strip(result(outcome([value]))) == f"[{text}]"
+        assert f'class="zn-{kind.value.lower()}"' in result(outcome([value]))
+    assert len({text for text, _ in KINDS.values()}) == len(KINDS)
+
+
+def test_every_kind_is_told_apart_by_more_than_colour():
+    style = resources.files("helpers").joinpath("style.css").read_text(encoding="utf-8")
+    looks = []
+    for kind in Kind:
+        rules = re.findall(rf"\.zn-{kind.value.lower()} \{{(.*?)\}}", style)
+        declarations = re.findall(r"([\w-]+): ([^;]+)", " ".join(rules))
+        shapes = [
+            (name, re.sub(r"#\w+", "", value)) for name, value in declarations if name not in ("color", "background")
+        ]
+        looks.append(str(sorted(shapes)))
+        assert kind is Kind.FINITE or shapes
+    assert len(set(looks)) == len(looks)
+
+
+def test_an_entry_is_escaped():
+    assert entry("<b>&", Kind.NAN) == '<span class="zn-nan">&lt;b&gt;&amp;</span>'
+
+
+def test_a_result_that_has_no_entries_says_what_stood_in_their_place():
+    assert strip(result(Absent())) == "None"
+    assert strip(result(Raised("Type<b>", "message"))) == "raises Type<b>"
+    assert "<b>" not in result(Raised("Type<b>", "message"))
+
+
+def test_a_long_result_is_cut():
+    assert "more" not in result(outcome(torch.ones(24)))
+    assert strip(result(outcome(torch.ones(30)))).endswith("… 6 more …, 1, 1] of shape [30]")
+    assert strip(result(outcome(torch.ones(5)), limit=4)) == "[1, 1, … 1 more …, 1, 1] of shape [5]"
+
+
+def test_what_is_no_outcome_is_refused():
+    with pytest.raises(TypeError, match="not an outcome: 3"):
+        result(3)
+
+
+def test_a_page_carries_its_own_style_on_one_line():
+    text = page("<p>body</p>")
+    assert text.startswith('<div class="zn"><style>') and text.endswith("<p>body</p></div>")
+    assert ".zn-nan" in text and "\n" not in text
+    Tags(text)
+
+
+def test_the_style_loads_nothing_and_touches_only_its_own_elements():
+    style = resources.files("helpers").joinpath("style.css").read_text(encoding="utf-8")
+    assert "http" not in style and "url(" not in style and "@import" not in style and "<" not in style
+    for selectors in re.findall(r"([^{}]+)\{", re.sub(r"@media[^{]*\{", "", style)):
+        assert all(selector.strip().startswith(".zn") for selector in selectors.split(","))
+
+
+def test_a_table_has_headers_of_rows_and_columns_and_can_be_reached_by_keyboard():
+    text = table("On <code>a &lt;b&gt;</code>", ["entry", "one"], [["<i>r</i>", "c"], ["s", "d"]])
+    seen = Tags(text).seen
+    assert [attrs["scope"] for tag, attrs in seen if tag == "th"] == ["col", "col", "row", "row"]
+    (box,) = [attrs for tag, attrs in seen if tag == "div"]
+    assert box["tabindex"] == "0" and box["role"] == "group" and box["class"] == "zn-scroll"
+    assert box["aria-label"] == "On a <b>"
+    assert "<caption>On <code>a &lt;b&gt;</code></caption>" in text
+    assert "<td>c</td>" in text and "<i>r</i>" in text
+
+
+def test_a_table_may_have_a_foot_whose_first_cell_is_a_header():
+    assert "<tfoot>" not in table("c", ["a", "b"], [["r", "s"]])
+    text = table("c", ["a", "b"], [["r", "s"]], foot=["x", "y"])
+    assert text.endswith('<tfoot><tr><th scope="row">x</th><td>y</td></tr></tfoot></table></div>')
+    Tags(text)
+
+
+def test_html_of_claims_and_verdicts_closes_what_it_opens(shell):
+    case = Case("4132")
+    case.claim("vanilla", "<script>", torch.tensor([[1.0, float("nan")]]), [[1.0, float("nan")]], ulps=1)
+    with pytest.raises(ClaimFailed):
+        case.claim("vanilla", "<script>", torch.ones(1), [2.0])
+    case.claim("vanilla", "<script>", torch.tensor([1.0, 0.0]), [1.0, 0.0])
+    case.verdict("<script>", outcome([1.0, MASKED]), {"vanilla": "right"})
+    with pytest.raises(ClaimFailed):
+        case.verdict("<script>", outcome([2.0, MASKED]), {"vanilla": "<script>"}, rows=["<script>", "b"])
+    with case.raises("masked", "<script>", TypeError):
+        raise TypeError("<script>")
+    assert len(shell.published) == 6
+    texts = [args[0]["text/html"] for args, _ in shell.published] + [case._repr_mimebundle_()["text/html"]]
+    for text in texts:
+        tags = {tag for tag, _ in Tags(text).seen}
+        assert "script" not in tags

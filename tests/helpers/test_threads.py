@@ -1,0 +1,45 @@
+import datetime
+
+import pytest
+
+from helpers.threads import LOOKED_UP, THREADS, thread
+
+
+def test_a_thread_is_found_by_its_key():
+    for key, entry in THREADS.items():
+        assert thread(key) is entry and entry.key == key
+
+
+def test_an_unknown_thread_is_refused_and_the_known_ones_are_named():
+    with pytest.raises(KeyError) as caught:
+        thread("12345")
+    message = str(caught.value)
+    assert "'12345'" in message and "threads.py" in message
+    assert all(key in message for key in THREADS)
+
+
+def test_every_thread_has_what_a_page_shows():
+    for entry in THREADS.values():
+        assert entry.label and entry.title and entry.url.startswith("https://")
+        assert entry.state.startswith(("Open", "Closed", "Answered")) and entry.state.endswith((".", ".)"))
+
+
+def test_an_issue_is_linked_by_its_number():
+    issues = [entry for entry in THREADS.values() if entry.number is not None]
+    assert {entry.number for entry in issues} >= {10729, 52248, 67180, 4132}
+    for entry in issues:
+        assert entry.key == str(entry.number) and entry.label == f"pytorch#{entry.number}"
+        assert entry.url == f"https://github.com/pytorch/pytorch/issues/{entry.number}"
+    for entry in THREADS.values():
+        assert entry in issues or "/issues/" not in entry.url
+
+
+def test_no_thread_stands_twice():
+    urls = [entry.url for entry in THREADS.values()]
+    assert len(set(urls)) == len(urls)
+
+
+def test_the_day_of_the_look_up_is_a_date():
+    assert datetime.date.fromisoformat(LOOKED_UP).isoformat() == LOOKED_UP
+    for entry in THREADS.values():
+        assert datetime.date.fromisoformat(entry.looked_up)

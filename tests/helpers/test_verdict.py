@@ -1,0 +1,312 @@
+import json
+import math
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import masks, properties, tensors
+
+from helpers.claims import Claim, ClaimFailed
+from helpers.entries import MASKED, Entries, outcome
+from helpers.verdict import JUDGEMENTS, ROUNDED, Verdict, judge
+
+nan, inf = math.nan, math.inf
+ONE = torch.tensor([1.5])
+
+
+def up(steps):
+    return (ONE.view(torch.int32) + steps).view(torch.float32).item()
+
+
+def verdict(reference, observed, expected, quantity="x.grad", rows=None, ulps=2):
+    reference = outcome(reference)
+    claims = {name: Claim("4132", name, quantity, outcome(value), outcome(value)) for name, value in observed.items()}
+    labels = rows if rows is not None else reference.labels()
+    return Verdict("4132", quantity, reference, claims, expected, labels, ulps)
+
+
+FINITE = {
+    1.5: "right",
+    up(1): "right",
+    up(-2): "right",
+    up(3): "rounded",
+    up(-3): "rounded",
+    up(64): "rounded",
+    up(-64): "rounded",
+    up(65): "wrong",
+    up(-65): "wrong",
+    2.0: "wrong",
+    -1.5: "wrong",
+    0.0: "wrong",
+}
+
+TABLE = [
+    # The loss uses the entry, and the reference is finite.
+    *[(1.5, got, word) for got, word in FINITE.items()],
+    (1.5, -0.0, "wrong"),
+    (1.5, nan, "contaminated"),
+    (1.5, inf, "contaminated"),
+    (1.5, -inf, "contaminated"),
+    (1.5, MASKED, "missing"),
+    (0.0, 0.0, "right"),
+    (0.0, -0.0, "right"),
+    (-0.0, 0.0, "right"),
+    (0.0, 1.5, "wrong"),
+    (0.0, 2e-45, "right"),
+    (0.0, 1e-43, "wrong"),
+    (0.0, nan, "contaminated"),
+    (0.0, inf, "contaminated"),
+    (0.0, MASKED, "missing"),
+    # The loss uses the entry, and its gradient is undefined or infinite.
+    (nan, nan, "right"),
+    (nan, 0.0, "wrong"),
+    (nan, 1.5, "wrong"),
+    (nan, inf, "wrong"),
+    (nan, MASKED, "missing"),
+    (inf, inf, "right"),
+    (inf, -inf, "wrong"),
+    (inf, nan, "wrong"),
+    (inf, 3e38, "wrong"),
+    (inf, MASKED, "missing"),
+    (-inf, -inf, "right"),
+    (-inf, inf, "wrong"),
+    # The loss does not use the entry.
+    (MASKED, 0.0, "right"),
+    (MASKED, -0.0, "right"),
+    (MASKED, MASKED, "right"),
+    (MASKED, 1.5, "wrong"),
+    (MASKED, 1e-45, "wrong"),
+    (MASKED, nan, "contaminated"),
+    (MASKED, inf, "contaminated"),
+    (MASKED, -inf, "contaminated"),
+]
+
+
+def observe(values):
+    entries = outcome(list(values))
+    return Entries(entries.data.float(), entries.mask)
+
+
+@pytest.mark.parametrize(("want", "got", "word"), TABLE, ids=lambda value: str(value))
+def test_every_word(want, got, word):
+    assert judge(outcome([want]), observe([got])) == [word]
+
+
+def test_entries_are_judged_one_by_one():
+    wants, gots, words = zip(*TABLE, strict=True)
+    assert judge(outcome(list(wants)), observe(gots)) == list(words)
+    assert set(words) == set(JUDGEMENTS)
+
+
+@pytest.mark.parametrize("ulps", [0, 1, 2, 5, 63, 64, 65, 100])
+def test_right_allows_exactly_so_many_ulps_and_rounded_up_to_its_own_limit(ulps):
+    for steps in (0, 1, 2, 3, 5, 6, 63, 64, 65, 66, 100, 101):
+        word = "right" if steps <= ulps else "rounded" if steps <= ROUNDED == 64 else "wrong"
+        assert judge(outcome([1.5, 1.5]), observe([up(steps), up(-steps)]), ulps) == [word, word]
+
+
+def test_right_allows_two_ulps_by_default():
+    assert judge(outcome([1.5, 1.5]), observe([up(2), up(3)])) == ["right", "rounded"]
+
+
+def test_ulps_are_counted_in_the_observed_dtype():
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        eps = torch.finfo(dtype).eps
+        observed = outcome(torch.tensor([1 + 2 * eps, 1 + 3 * eps], dtype=torch.float64).to(dtype))
+        assert judge(outcome([1.0, 1.0]), observed) == ["right", "rounded"]
+
+
+def test_the_reference_is_rounded_to_the_observed_dtype():
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        assert judge(outcome([1 / 3, 0.1]), outcome(torch.tensor([1 / 3, 0.1], dtype=dtype))) == ["right", "right"]
+    assert judge(outcome([1 / 3]), outcome(torch.tensor([1 / 3]).double())) == ["wrong"]
+
+
+@pytest.mark.parametrize(("a", "b"), [(2.0, -2.0), (-2.0, 2.0), (1.0, -4.0), (1e300, -1e300)])
+def test_the_opposite_sign_in_float64_is_wrong(a, b):
+    assert judge(outcome([a]), outcome([b])) == ["wrong"]
+
+
+def test_whole_numbers_are_judged_without_cutting_the_reference_down():
+    assert judge(outcome([1.0, 0.5, 3.0, nan]), outcome(torch.tensor([1, 0, 5, 0]))) == [
+        "right",
+        "wrong",
+        "wrong",
+        "wrong",
+    ]
+    assert judge(outcome([1.0, 0.5, MASKED]), outcome(torch.tensor([True, False, False]))) == [
+        "right",
+        "wrong",
+        "right",
+    ]
+
+
+def test_any_shape_is_judged_in_row_major_order():
+    assert judge(outcome([[1.0, MASKED]]), outcome([[1.0, nan]])) == ["right", "contaminated"]
+    assert judge(outcome(1.0), outcome(2.0)) == ["wrong"]
+    assert judge(outcome([]), outcome([])) == []
+
+
+def test_other_shapes_are_refused():
+    with pytest.raises(ValueError, match=r"reference has shape \[2\], observed has shape \[2, 1\]"):
+        judge(outcome([1.0, 1.0]), outcome([[1.0], [1.0]]))
+
+
+@properties
+@given(st.data())
+def test_a_reference_judged_by_itself_is_right(data):
+    tensor = data.draw(tensors().filter(lambda tensor: tensor.dtype is torch.float64))
+    mask = data.draw(masks(tensor))
+    entries = Entries(tensor, mask)
+    assert set(judge(entries, entries, 0)) <= {"right"}
+    assert set(judge(entries, Entries(tensor, torch.ones_like(mask)), 0)) <= {"right", "wrong", "contaminated"}
+    assert set(judge(Entries(tensor, torch.ones_like(mask)), entries, 0)) <= {"right", "missing"}
+
+
+# One word for a way.
+
+
+@pytest.mark.parametrize(
+    ("observed", "word"),
+    [
+        ([1.5, 0.0, 1.5], "right"),
+        ([up(3), 0.0, 1.5], "rounded"),
+        ([MASKED, 0.0, up(3)], "missing"),
+        ([MASKED, 0.0, 9.0], "wrong"),
+        ([9.0, nan, MASKED], "contaminated"),
+        ([9.0, 0.0, up(3)], "wrong"),
+    ],
+)
+def test_a_way_is_called_by_the_worst_of_its_entries(observed, word):
+    made = verdict([1.5, MASKED, 1.5], {"vanilla": observe(observed)}, {"vanilla": word})
+    assert made.words() == {"vanilla": word}
+    assert made.holds
+
+
+def test_judgements_stand_from_best_to_worst_with_a_mark_each():
+    assert list(JUDGEMENTS) == ["right", "rounded", "missing", "wrong", "contaminated"]
+    assert len(set(JUDGEMENTS.values())) == len(JUDGEMENTS)
+
+
+def test_an_exception_and_nothing_have_words_too():
+    made = verdict([1.0], {"masked": TypeError("no"), "vanilla": None}, {})
+    assert made.words() == {"masked": "raises TypeError", "vanilla": "missing"}
+
+
+def test_an_empty_gradient_is_right():
+    assert verdict([], {"vanilla": []}, {"vanilla": "right"}).holds
+
+
+def test_ulps_reach_the_judgement():
+    for ulps, word in ((3, "right"), (2, "rounded")):
+        made = verdict([1.5], {"vanilla": observe([up(3)])}, {}, ulps=ulps)
+        assert made.words() == {"vanilla": word}
+        assert made.json()["entries"] == {"vanilla": {word: 1}}
+        assert cells(made.html())[1][2] == f"1.5 {JUDGEMENTS[word]}"
+
+
+def test_a_verdict_holds_only_when_all_words_and_all_ways_agree():
+    observed = {"vanilla": [nan], "masked": [1.0]}
+    assert verdict([1.0], observed, {"masked": "right", "vanilla": "contaminated"}).holds
+    for expected in (
+        {"masked": "right", "vanilla": "wrong"},
+        {"masked": "right"},
+        {"masked": "right", "vanilla": "contaminated", "scrub": "wrong"},
+        {},
+    ):
+        assert not verdict([1.0], observed, expected).holds
+
+
+def test_a_verdict_that_holds_is_shown_and_returned(capsys):
+    made = verdict([1.0], {"vanilla": [1.0]}, {"vanilla": "right"})
+    assert made.check() is made
+    assert capsys.readouterr().out == made.text() + "\n"
+    assert "differs" not in made.text()
+
+
+def test_a_verdict_that_does_not_hold_is_shown_and_raised_with_both_words(capsys):
+    made = verdict([1.0, MASKED], {"vanilla": [1.0, nan], "masked": [1.0, MASKED]}, {"vanilla": "right"})
+    with pytest.raises(ClaimFailed) as caught:
+        made.check()
+    text = str(caught.value)
+    assert capsys.readouterr().out == text + "\n"
+    assert text.split("\n") == [
+        f"verdict on 4132 · x.grad  (torch {torch.__version__})",
+        "  vanilla: expected right, observed contaminated  <-- differs",
+        "  masked: expected no expectation, observed right  <-- differs",
+        "  reference: [1, --]",
+        "  vanilla: [1, NaN]",
+        "  masked: [1, --]",
+    ]
+    lacking = verdict([1.0], {}, {"scrub": "right"}).text()
+    assert "  scrub: expected right, observed no claim  <-- differs" in lacking
+
+
+def test_json_has_words_counts_and_the_reference():
+    made = verdict(
+        [1.5, MASKED, 2.0],
+        {"vanilla": observe([1.5, nan, 2.0]), "masked": TypeError("no"), "scrub": None},
+        {"vanilla": "contaminated", "masked": "raises TypeError", "scrub": "right"},
+    )
+    facts = json.loads(json.dumps(made.json(), allow_nan=False))
+    assert facts["type"] == "verdict"
+    assert (facts["case"], facts["quantity"], facts["torch"]) == ("4132", "x.grad", torch.__version__)
+    assert facts["reference"] == {"dtype": "float64", "shape": [3], "entries": ["1.5", "--", "2"]}
+    assert facts["expected"] == {"vanilla": "contaminated", "masked": "raises TypeError", "scrub": "right"}
+    assert facts["observed"] == {"vanilla": "contaminated", "masked": "raises TypeError", "scrub": "missing"}
+    assert facts["entries"] == {"vanilla": {"right": 2, "contaminated": 1}, "masked": {}, "scrub": {}}
+    assert facts["holds"] is False
+    assert facts["text"] == made.text()
+
+
+# The table.
+
+
+def cells(html):
+    """Rows of plain cell texts."""
+    rows = re.findall(r"<tr>(.*?)</tr>", html)
+    return [[re.sub("<[^>]*>", "", cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)] for row in rows]
+
+
+def test_html_is_a_table_of_ways_beside_the_reference():
+    made = verdict(
+        [1.5, MASKED],
+        {
+            "vanilla": observe([up(3), nan]),
+            "masked": observe([MASKED, 0.0]),
+            "jacobian": TypeError("no"),
+            "scrub": None,
+        },
+        {"vanilla": "contaminated", "masked": "missing", "jacobian": "raises TypeError", "scrub": "missing"},
+        rows=["first", "second"],
+    )
+    assert made.holds
+    assert cells(made.html()) == [
+        ["entry", "reference", "vanilla", "masked", "Jᵀv", "scrub"],
+        ["first", "1.5", "1.5 ≈", "-- ?", "", ""],
+        ["second", "--", "NaN ✗", "0 ✓", "", ""],
+        ["verdict", "", "✗ contaminated", "? missing", "! raises TypeError", "? missing"],
+    ]
+    assert "Verdict on <code>x.grad</code>" in made.html()
+    assert "<pre>" not in made.html()
+
+
+def test_html_of_a_verdict_that_does_not_hold_has_its_text():
+    html = verdict([1.0], {"vanilla": [nan]}, {"vanilla": "right"}).html()
+    assert "<pre>✗ verdict on 4132" in html and "expected right, observed contaminated  &lt;-- differs" in html
+
+
+def test_html_says_how_near_is_right():
+    observed = {"vanilla": observe([1.5])}
+    assert "Right: within 3 ulps of it" in verdict([1.5], observed, {"vanilla": "right"}, ulps=3).html()
+    html = verdict([1.5], observed, {"vanilla": "right"}, ulps=0).html()
+    assert "Right: exactly it" in html and "ulps" not in html
+
+
+def test_html_escapes_all_that_comes_from_users():
+    evil = "<script>alert('&')</script>"
+    html = verdict([1.0], {"vanilla": [1.0]}, {"vanilla": evil}, quantity=evil, rows=[evil]).html()
+    assert "<script" not in html
+    assert html.count("&lt;script&gt;") >= 4

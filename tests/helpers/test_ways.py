@@ -1,0 +1,40 @@
+import pytest
+
+from helpers import ways
+from helpers.ways import WAYS, Way, register, way
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    copy = dict(WAYS)
+    monkeypatch.setattr(ways, "WAYS", copy)
+    return copy
+
+
+def test_a_registered_way_is_found_by_its_name(registry):
+    made = register("new", "New", "A new method.")
+    assert made == Way("new", "New", "A new method.")
+    assert way("new") is made is registry["new"]
+
+
+def test_a_name_is_registered_once(registry):
+    before = dict(registry)
+    with pytest.raises(ValueError, match=r"the way 'vanilla' is registered already: Plain PyTorch"):
+        register("vanilla", "other", "Another.")
+    assert registry == before
+
+
+def test_an_unknown_way_is_refused_and_the_known_ones_are_named():
+    with pytest.raises(KeyError, match="no way is called 'vanila'; known: vanilla, masked, .*register"):
+        way("vanila")
+
+
+def test_every_way_stands_under_its_own_name_with_a_title_and_a_sentence():
+    for name, entry in WAYS.items():
+        assert entry.name == name and entry.title and entry.summary.endswith(".")
+    assert len({entry.title for entry in WAYS.values()}) == len(WAYS)
+
+
+def test_the_ways_that_every_page_compares_are_there():
+    assert list(WAYS)[:2] == ["vanilla", "masked"]
+    assert way("vanilla").title == "vanilla" and way("masked").title == "masked"
