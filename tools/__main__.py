@@ -8,7 +8,7 @@ from pathlib import Path
 def main() -> int:
     """Run one command; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools", description=__doc__)
-    commands = ("book", "check", "record", "notebooks")
+    commands = ("book", "check", "record", "notebooks", "bench")
     parser.add_argument("command", choices=commands)
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the checkout (default: this folder)")
     parser.add_argument("--timeout", type=int, default=120, help="seconds that one cell may take (default: 120)")
@@ -22,6 +22,11 @@ def main() -> int:
 
             changed = pair(project)
             print(f"{len(changed)} of {len(project.chapters)} notebooks rewritten")
+            return 0
+        if options.command == "bench":
+            from .bench import bench
+
+            bench(project)
             return 0
         from .build import Build
 

@@ -7,11 +7,11 @@ import time
 from collections import Counter
 
 from .collect import checked, collect, failed
-from .execute import Run, Trouble, execute
+from .execute import Run, Trouble, cached, execute
 from .pair import pair
 from .project import Project
 from .record import record
-from .render import RenderFailed, render
+from .render import Renderer, RenderFailed
 
 
 class Build:
@@ -32,15 +32,17 @@ class Build:
         changed = pair(self.project)
         if changed:
             print(f"notebooks in step again: {', '.join(path.name for path in changed)}")
-        runs = self._execute()
-        if not self._report(runs):
-            return 1
-        begun = time.monotonic()
-        try:
-            render(self.project)
-        except RenderFailed as error:
-            print(f"\n{error}\n\nThe results reproduce, but the site could not be rendered.", file=sys.stderr)
-            return 1
+        anew = len(cached(self.project)) < len(self.project.chapters)
+        with Renderer(self.project, anew) as renderer:
+            runs = self._execute()
+            if not self._report(runs):
+                return 1
+            begun = time.monotonic()
+            try:
+                renderer.render()
+            except RenderFailed as error:
+                print(f"\n{error}\n\nThe results reproduce, but the site could not be rendered.", file=sys.stderr)
+                return 1
         print(f"rendered {len(self.project.pages)} pages in {time.monotonic() - begun:.1f} s")
         self._summary(runs, f"site: {self.project.site / 'index.html'}")
         return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -62,11 +63,13 @@ def execute(
         chapters: the sources to run.
         report: called with each finished run, in the order in which they finish.
         timeout: seconds that one cell may take.
-        jobs: chapters at a time; the number of processors by default.
+        jobs: chapters at a time; by default one more than there are processors, for kernels also wait.
 
     Returns:
         One run per chapter, in the order of `chapters`.
     """
+    # A hanging cell leaves a task of nbclient's unfinished; that the cell hangs is reported already.
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     cache = get_cache(cache_folder(project))
     cache.path.touch()
     forget_old_caches(project)
@@ -80,8 +83,10 @@ def execute(
         else:
             done[chapter] = Run(chapter, cached, 0.0, cached=True)
             report(done[chapter])
+    # The longest first, so that no long chapter is left running alone at the end.
+    todo.sort(key=lambda pair: -sum(len(cell.source) for cell in pair[1].cells if cell.cell_type == "code"))
     if todo:
-        pool = ThreadPoolExecutor(jobs or os.cpu_count())
+        pool = ThreadPoolExecutor(jobs or (os.cpu_count() or 1) + 1)
         with Warmth():
             try:
                 futures = [pool.submit(_run, chapter, notebook, timeout) for chapter, notebook in todo]
@@ -106,7 +111,10 @@ def cached(project: Project) -> dict[Path, NotebookNode]:
 
 def read(chapter: Path) -> NotebookNode:
     """A chapter as the site's renderer reads it, so that both find the same entry in the cache."""
-    return read_myst_markdown_notebook(chapter.read_text(encoding="utf-8"), path=chapter)
+    notebook = read_myst_markdown_notebook(chapter.read_text(encoding="utf-8"), path=chapter)
+    for number, cell in enumerate(notebook.cells):
+        cell.id = f"cell-{number}"  # by itself it gets a random one, and no two builds would be alike
+    return notebook
 
 
 def _from_cache(cache: JupyterCacheBase, notebook: NotebookNode) -> NotebookNode | None:
@@ -126,7 +134,13 @@ def _run(chapter: Path, notebook: NotebookNode, timeout: int) -> Run:
     fatal = None
     try:
         result = single_nb_execution(
-            notebook, cwd=str(chapter.parent), timeout=timeout, allow_errors=True, on_cell_start=entered
+            notebook,
+            cwd=str(chapter.parent),
+            timeout=timeout,
+            allow_errors=True,
+            on_cell_start=entered,
+            # Not asked but ended: a kernel whose cell hangs would first raise KeyboardInterrupt there, and complain.
+            shutdown_kernel="immediate",
         )
         if isinstance(result.err, CellTimeoutError):
             fatal = f"hangs: still running after {timeout} s"

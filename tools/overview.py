@@ -16,8 +16,6 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective
 
-from helpers import JUDGEMENTS, THREADS, WAYS, show
-
 from .collect import checked, statements
 from .execute import cached
 from .project import Project
@@ -37,6 +35,9 @@ class ClaimsOverview(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """Leave a place for the table, and remember the page."""
         _pages(self.env).add(self.env.docname)
+        results = Project(Path(self.env.app.confdir)).results
+        for path in (results, *results.glob("*.json")):
+            self.env.note_dependency(str(path))
         return [Pending(make=self.make)]
 
 
@@ -53,6 +54,8 @@ def overview(facts: list[dict[str, Any]], link: Callable[[str], str]) -> str:
         facts: from `collect.statements`.
         link: gives the address of a page by its name.
     """
+    from helpers import THREADS, WAYS, show  # here, for they import PyTorch, and most builds need no table
+
     verdicts = [fact for fact in facts if fact["type"] == "verdict"]
     claims = [fact for fact in facts if fact["type"] == "claim"]
     used = [name for name in _MAIN if any(name in verdict["observed"] for verdict in verdicts)]
@@ -79,6 +82,8 @@ def overview(facts: list[dict[str, Any]], link: Callable[[str], str]) -> str:
 
 def recorded(folder: Path) -> str:
     """The table of recorded versions: how many claims held on each."""
+    from helpers import show
+
     rows = []
     for path in sorted(folder.glob("*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -101,6 +106,8 @@ def recorded(folder: Path) -> str:
 
 
 def _word(word: str) -> str:
+    from helpers import JUDGEMENTS
+
     return f'<span class="zn-word">{JUDGEMENTS.get(word, "!")} {html.escape(word)}</span>'
 
 
@@ -125,9 +132,13 @@ def _pages(env: BuildEnvironment) -> set[str]:
     return pages
 
 
+def _remember_changes(app: Sphinx, env: BuildEnvironment, docnames: list[str]) -> None:
+    env.zero_or_nan_changed = bool(docnames)  # type: ignore[attr-defined]
+
+
 def _write_again(app: Sphinx, env: BuildEnvironment) -> list[str]:
     """A change on any page can change the tables."""
-    return sorted(_pages(env) & env.found_docs)
+    return sorted(_pages(env) & env.found_docs) if env.zero_or_nan_changed else []  # type: ignore[attr-defined]
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
@@ -136,5 +147,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("claims-overview", ClaimsOverview)
     app.add_directive("recorded-results", RecordedResults)
     app.connect("doctree-resolved", _fill)
+    app.connect("env-before-read-docs", _remember_changes)
     app.connect("env-updated", _write_again)
     return {"parallel_read_safe": False, "parallel_write_safe": True}

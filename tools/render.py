@@ -4,26 +4,60 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
+from types import TracebackType
 
 from .project import Project
+
+# Importing the renderer takes seconds, in which the first kernels start: it imports, then waits for its turn.
+_WAIT_THEN_BUILD = """
+import sys
+import jupyter_book.cli.main, jupyter_book.sphinx, myst_nb.sphinx_ext, sphinx_book_theme
+{more}
+if sys.stdin.readline():
+    jupyter_book.cli.main.main(sys.argv[1:])
+"""
 
 
 class RenderFailed(RuntimeError):
     """The site could not be rendered; the message is what the renderer said."""
 
 
-def render(project: Project) -> None:
-    """Render every page into `_build/html`.
+class Renderer:
+    """The command that people know, `jupyter-book build`, made strict and started ahead of its turn.
 
-    The same command that people know, `jupyter-book build`, made strict. Every notebook is in the cache by now, so
-    nothing is executed.
+    Use it as a context: on leaving, a renderer that was not needed goes away.
 
-    Raises:
-        RenderFailed: on a warning or an error, with the renderer's own words.
+    Args:
+        project: the checkout.
+        anew: whether pages have to be made anew; the API page then needs the helpers, and with them PyTorch.
     """
-    jupyter_book = Path(sys.executable).with_name("jupyter-book")
-    command = [str(jupyter_book), "build", str(project.root), "-q", "-W", "-n", "--keep-going"]
-    done = subprocess.run(command, cwd=project.root, text=True, capture_output=True)
-    if done.returncode:
-        raise RenderFailed((done.stderr + done.stdout).strip())
+
+    def __init__(self, project: Project, anew: bool) -> None:
+        program = _WAIT_THEN_BUILD.format(more="import helpers" if anew else "")
+        command = [sys.executable, "-c", program, "build", str(project.root), "-q", "-W", "-n", "--keep-going"]
+        self._process = subprocess.Popen(
+            command,
+            cwd=project.root,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+
+    def __enter__(self) -> Renderer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.communicate()
+
+    def render(self) -> None:
+        """Render every page into `_build/html`. Every notebook is in the cache by now, so nothing is executed.
+
+        Raises:
+            RenderFailed: on a warning or an error, with the renderer's own words.
+        """
+        output, _ = self._process.communicate("go\n")
+        if self._process.returncode:
+            raise RenderFailed(output.strip())

@@ -11,13 +11,13 @@ import os
 import signal
 from importlib.metadata import EntryPoint
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, cast
 
 from jupyter_client.connect import KernelConnectionInfo
-from jupyter_client.provisioning import KernelProvisionerFactory, LocalProvisioner
+from jupyter_client.provisioning.factory import KernelProvisionerFactory
+from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 
 _NAME = "warm-provisioner"
-_PRELOAD = ["torch", "torch.masked", "matplotlib.pyplot", "matplotlib.backends.backend_svg", "ipykernel.kernelapp"]
 
 
 class Warmth:
@@ -30,7 +30,7 @@ class Warmth:
             _NAME, f"{__name__}:WarmProvisioner", KernelProvisionerFactory.GROUP_NAME
         )
         KernelProvisionerFactory.clear_instance()
-        _server().set_forkserver_preload(_PRELOAD)
+        _server().set_forkserver_preload([f"{__package__}.kernel"])
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -48,9 +48,9 @@ class WarmProvisioner(LocalProvisioner):
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
         connection_file = cmd[cmd.index("-f") + 1]
-        self.process = _ForkedKernel(connection_file, kwargs.get("cwd") or os.getcwd(), dict(kwargs["env"]))
-        self.pid = self.process.pid
-        self.pgid = self.process.pid
+        kernel = _ForkedKernel(connection_file, kwargs.get("cwd") or os.getcwd(), dict(kwargs["env"]))
+        self.process = cast(Any, kernel)
+        self.pid = self.pgid = kernel.pid
         return self.connection_info
 
 
@@ -96,11 +96,6 @@ def _server() -> Any:
 
 
 def _run_kernel(connection_file: str, cwd: str, env: dict[str, str]) -> None:
-    os.setsid()  # Ctrl-C in the terminal reaches the build, which then ends its kernels; not a cell halfway
-    os.environ.clear()
-    os.environ.update(env)
-    os.chdir(cwd)
-    from ipykernel.kernelapp import launch_new_instance
+    from .kernel import run  # not above: that would import PyTorch into the build itself
 
-    parent = f"--IPKernelApp.parent_handle={os.getppid()}"  # the kernel ends when the warm server does
-    launch_new_instance(argv=["-f", connection_file, parent, "--log-level=ERROR"])
+    run(connection_file, cwd, env)

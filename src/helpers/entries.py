@@ -149,8 +149,8 @@ def outcome(value: Any) -> Outcome:
     if isinstance(value, torch.Tensor):
         return _entries(value, None)
     if isinstance(value, (np.ndarray, np.generic)):
-        # Copied in the machine's own byte order, row by row: torch takes no other.
-        return _entries(torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C")), None)
+        # Copied in the machine's own byte order: torch takes no other, and warns about arrays that cannot be written.
+        return _entries(torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="))), None)
     if isinstance(value, (bool, int, float, _Masked, list, tuple)):
         return _from_numbers(value)
     raise TypeError(
@@ -169,7 +169,7 @@ def _entries(data: torch.Tensor, mask: torch.Tensor | None) -> Entries:
     if data.layout is not torch.strided:
         data = data.to_dense()
     # A copy: a page may go on to change its tensor in place, as a second `backward` does to `.grad`.
-    data = data.cpu().resolve_neg().clone(memory_format=torch.contiguous_format)
+    data = data.cpu().clone(memory_format=torch.contiguous_format)
     if mask is None:
         return Entries(data, torch.ones(data.shape, dtype=torch.bool))
     return Entries(data, mask.detach().to_dense().cpu().clone(memory_format=torch.contiguous_format))

@@ -17,7 +17,7 @@ from . import show
 BLUE, ORANGE, GREEN, RED, GREY = "#2f81d6", "#c9641a", "#2e8b57", "#d9480f", "#808080"
 
 _INK = "#010203"  # stands for "the page's text colour" until the drawing is an SVG
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.size": 9,
     "axes.spines.top": False,
