@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import platform
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -156,20 +155,13 @@ class Case:
         return self.text()
 
     def text(self) -> str:
-        thread = self.thread
-        return f"{thread.title}\n{thread.url}\n{thread.state} (looked up {thread.looked_up}); verified on {_versions()}"
+        return f"{self.thread.text()}; verified on {_versions()}"
 
     def html(self) -> str:
-        thread = self.thread
-        return (
-            f'<div class="zn-claim"><p><a href="{html.escape(thread.url, quote=True)}">{html.escape(thread.label)}</a>'
-            f": {html.escape(thread.title)}</p>"
-            f"<p>{html.escape(thread.state)} <span class='zn-note'>(looked up {thread.looked_up})</span></p>"
-            f"<p>Verified by this page on {_versions()}.</p></div>"
-        )
+        return self.thread.html(f"<p>Verified by this page on {_versions()}.</p>")
 
     def json(self) -> dict[str, Any]:
-        return {"type": "case", "case": self.key, "title": self.thread.title, "url": self.thread.url}
+        return {**self.thread.json(), "type": "case"}
 
 
 def _versions() -> str:

@@ -19,7 +19,7 @@ BLUE, ORANGE, GREEN, RED, GREY = "#2f81d6", "#c9641a", "#2e8b57", "#d9480f", "#8
 _INK = "#010203"  # stands for "the page's text colour" until the drawing is an SVG
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
-    "font.size": 9,
+    "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.titlesize": 9,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import dataclass
+from typing import Any
 
 LOOKED_UP = "2026-11-20"
 """The day on which titles, states and decisions below were read, in stored copies of the threads."""
@@ -23,6 +25,20 @@ class Thread:
     state: str
     number: int | None = None
     looked_up: str = LOOKED_UP
+
+    def text(self) -> str:
+        return f"{self.title}\n{self.url}\n{self.state} (looked up {self.looked_up})"
+
+    def html(self, more: str = "") -> str:
+        """A card: what the thread is called, where it is, how it stands; `more` is HTML for a last line."""
+        link = f'<a href="{html.escape(self.url, quote=True)}">{html.escape(self.label)}</a>'
+        return (
+            f'<div class="zn-claim"><p>{link}: {html.escape(self.title)}</p>'
+            f"<p>{html.escape(self.state)} <span class='zn-note'>(looked up {self.looked_up})</span></p>{more}</div>"
+        )
+
+    def json(self) -> dict[str, Any]:
+        return {"type": "thread", "case": self.key, "title": self.title, "url": self.url}
 
 
 def thread(key: str) -> Thread:
