@@ -1,8 +1,13 @@
 """What all kernels share: imported once, by the server that every kernel is a fork of."""
 
 import gc
+import multiprocessing
 import os
+import signal
+import threading
 
+# Ctrl-C while all this is imported ends the server without a traceback.
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 # Several kernels share the processors: threads of their own would only wait for each other.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"  # the kernel's debugger warns of a setting that forks can't have
@@ -25,5 +30,14 @@ def run(connection_file: str, cwd: str, env: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
+    threading.Thread(target=_end_with_the_build, daemon=True).start()
     parent = f"--IPKernelApp.parent_handle={os.getppid()}"  # the kernel ends when the warm server does
     launch_new_instance(argv=["-f", connection_file, parent, "--log-level=ERROR"])
+
+
+def _end_with_the_build() -> None:
+    # The server alone would not do: it outlives a killed build for as long as any of its forks is alive.
+    build = multiprocessing.parent_process()
+    assert build is not None
+    build.join()
+    os._exit(1)

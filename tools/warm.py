@@ -9,37 +9,43 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
+import threading
 from importlib.metadata import EntryPoint
 from multiprocessing.process import BaseProcess
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from jupyter_client.connect import KernelConnectionInfo
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 
 _NAME = "warm-provisioner"
+_CHOICE = KernelProvisionerFactory.default_provisioner_name_env
 
 
 class Warmth:
-    """While open, every kernel that this process starts is a fork of one warm server. On exit all of them end."""
+    """While open, every kernel that this process starts is a fork of one warm server. On exit all of them end.
+
+    Elsewhere than on Linux, where a fork of a process with PyTorch in it can't be relied on, kernels start as usual.
+    """
 
     def __enter__(self) -> Warmth:
-        self._before = os.environ.get(KernelProvisionerFactory.default_provisioner_name_env)
-        os.environ[KernelProvisionerFactory.default_provisioner_name_env] = _NAME
-        KernelProvisionerFactory.provisioners[_NAME] = EntryPoint(
-            _NAME, f"{__name__}:WarmProvisioner", KernelProvisionerFactory.GROUP_NAME
-        )
-        KernelProvisionerFactory.clear_instance()
-        _server().set_forkserver_preload([f"{__package__}.kernel"])
+        self._before = os.environ.get(_CHOICE)
+        _ForkedKernel.welcome = True
+        if sys.platform == "linux":
+            os.environ[_CHOICE] = _NAME
+            KernelProvisionerFactory.provisioners[_NAME] = EntryPoint(
+                _NAME, f"{__name__}:WarmProvisioner", KernelProvisionerFactory.GROUP_NAME
+            )
+            KernelProvisionerFactory.clear_instance()
+            _server().set_forkserver_preload([f"{__package__}.kernel"])
         return self
 
     def __exit__(self, *_: object) -> None:
-        for kernel in list(_ForkedKernel.alive):
-            kernel.kill()
-        if self._before is None:
-            del os.environ[KernelProvisionerFactory.default_provisioner_name_env]
-        else:
-            os.environ[KernelProvisionerFactory.default_provisioner_name_env] = self._before
+        _ForkedKernel.end_all()
+        os.environ.pop(_CHOICE, None)
+        if self._before is not None:
+            os.environ[_CHOICE] = self._before
         KernelProvisionerFactory.clear_instance()
 
 
@@ -57,17 +63,29 @@ class WarmProvisioner(LocalProvisioner):
 class _ForkedKernel:
     """What jupyter_client needs of `subprocess.Popen`, for a fork."""
 
-    alive: set[_ForkedKernel] = set()
+    alive: ClassVar[set[_ForkedKernel]] = set()
+    welcome: ClassVar[bool] = False
+    door: ClassVar[threading.Lock] = threading.Lock()
     stdin = stdout = stderr = None
 
     def __init__(self, connection_file: str, cwd: str, env: dict[str, str]) -> None:
-        self._process: BaseProcess = _server().Process(
-            target=_run_kernel, args=(connection_file, cwd, env), daemon=True
-        )
-        self._process.start()
-        assert self._process.pid is not None
-        self.pid: int = self._process.pid
-        self.alive.add(self)
+        with self.door:
+            if not self.welcome:
+                raise RuntimeError("the build is ending: no new kernels")
+            # Not a daemon: a chapter may start processes of its own, such as the workers of a DataLoader.
+            self._process: BaseProcess = _server().Process(target=_run_kernel, args=(connection_file, cwd, env))
+            self._process.start()
+            assert self._process.pid is not None
+            self.pid: int = self._process.pid
+            self.alive.add(self)
+
+    @classmethod
+    def end_all(cls) -> None:
+        """Kill every kernel, and let none start after that, whatever a thread was about to do."""
+        with cls.door:
+            cls.welcome = False
+        for kernel in list(cls.alive):
+            kernel.kill()
 
     def poll(self) -> int | None:
         code = self._process.exitcode

@@ -1,8 +1,8 @@
 """Every notebook as Colab runs it: alone in an empty folder, beside torch, without the helpers.
 
 The set-up cell is the one that readers run, and does what it does for them: pip clones the repository, builds the
-helpers and installs them. Only git is told, through its environment, that the repository lies in a clone of this working
-tree, so that what is tested is what is about to be committed.
+helpers and installs them. Only git is told, through its environment, that the repository lies in a clone of this
+working tree, so that what is tested is what is about to be committed.
 
 Needs git, and the package index for torch and for what builds the helpers. Where one is missing these tests fail.
 """
@@ -88,7 +88,7 @@ class Machine:
         client = NotebookClient(
             notebook, km=self.kernel(), timeout=300, resources={"metadata": {"path": str(self.folder)}}
         )
-        async with client.async_setup_kernel(env=self.variables):
+        async with client.async_setup_kernel(env=self.variables, cleanup_kc=True):
             for index, cell in enumerate(notebook.cells):
                 try:
                     await client.async_execute_cell(cell, index)
@@ -100,8 +100,8 @@ class Machine:
 class Colab:
     """A fresh Colab, as often as one is needed.
 
-    Installs torch, numpy, matplotlib and the kernel once, at the versions that the book is pinned to. Every machine then
-    gets a whole environment of its own, at the price of a hard link per file.
+    Installs torch, numpy, matplotlib and the kernel once, at the versions that the book is pinned to. Every machine
+    then gets a whole environment of its own, at the price of a hard link per file.
     """
 
     def __init__(self, home):

@@ -211,6 +211,8 @@ def test_the_sign_of_zero_counts_only_when_asked():
         assert agree([-0.0], of(dtype, 0.0))
         assert agree([-0.0], of(dtype, -0.0), signed_zero=True)
         assert agree([0.0, 1.0, nan], of(dtype, 0.0, 1.0, nan), signed_zero=True)
+        assert agree([nan], of(dtype, -nan), signed_zero=True)
+        assert agree([-nan], of(dtype, nan), signed_zero=True)
         for tolerance in ({}, {"ulps": 3}, {"atol": 1.0}, {"rtol": 1.0}):
             assert not agree([0.0], of(dtype, -0.0), signed_zero=True, **tolerance)
             assert not agree([-0.0], of(dtype, 0.0), signed_zero=True, **tolerance)

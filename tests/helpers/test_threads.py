@@ -2,7 +2,7 @@ import datetime
 
 import pytest
 
-from helpers.threads import LOOKED_UP, THREADS, thread
+from helpers.threads import LOOKED_UP, THREADS, Thread, thread
 
 
 def test_a_thread_is_found_by_its_key():
@@ -32,6 +32,21 @@ def test_an_issue_is_linked_by_its_number():
         assert entry.url == f"https://github.com/pytorch/pytorch/issues/{entry.number}"
     for entry in THREADS.values():
         assert entry in issues or "/issues/" not in entry.url
+
+
+def test_a_thread_says_what_it_is_called_where_it_is_and_how_it_stands():
+    entry = thread("4132")
+    for text in (entry.text(), entry.html()):
+        assert entry.title in text and entry.url in text and f"(looked up {entry.looked_up})" in text
+    assert f'<a href="{entry.url}">pytorch#4132</a>' in entry.html()
+    assert entry.html("<p>more</p>") == entry.html().removesuffix("</div>") + "<p>more</p></div>"
+    assert entry.json() == {"type": "thread", "case": "4132", "title": entry.title, "url": entry.url}
+
+
+def test_html_of_a_thread_escapes_every_part():
+    evil = '<script>"&'
+    html = Thread(evil, evil, evil, evil, evil).html()
+    assert "<script" not in html and html.count("&lt;script&gt;") == 4 and 'href="&lt;script&gt;&quot;&amp;"' in html
 
 
 def test_no_thread_stands_twice():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from strategies import masks, properties, tensors
 
 from helpers.claims import Claim, ClaimFailed
-from helpers.entries import MASKED, Entries, outcome
+from helpers.entries import MASKED, Entries, Raised, outcome
 from helpers.verdict import JUDGEMENTS, ROUNDED, Verdict, judge
 
 nan, inf = math.nan, math.inf
@@ -141,6 +141,11 @@ def test_whole_numbers_are_judged_without_cutting_the_reference_down():
         "wrong",
         "right",
     ]
+
+
+def test_large_whole_numbers_are_not_rounded_before_they_are_judged():
+    assert judge(outcome([2.0**24 + 1]), outcome(torch.tensor([2**24 + 1]))) == ["right"]
+    assert judge(outcome([2.0**24 + 1]), outcome(torch.tensor([2**24]))) == ["wrong"]
 
 
 def test_any_shape_is_judged_in_row_major_order():
@@ -307,6 +312,6 @@ def test_html_says_how_near_is_right():
 
 def test_html_escapes_all_that_comes_from_users():
     evil = "<script>alert('&')</script>"
-    html = verdict([1.0], {"vanilla": [1.0]}, {"vanilla": evil}, quantity=evil, rows=[evil]).html()
+    html = verdict([1.0], {"vanilla": Raised(evil)}, {"vanilla": evil}, quantity=evil, rows=[evil]).html()
     assert "<script" not in html
-    assert html.count("&lt;script&gt;") >= 4
+    assert html.count("&lt;script&gt;") >= 5
