@@ -113,6 +113,9 @@ def test_the_ink_is_the_pages_own(shown):
     assert figures._INK == "#010203"
     assert figures._INK not in svg.lower()
     assert svg.count("currentColor") > 10
+    # Text that names no colour is black.
+    texts = re.findall(r"<text.*?</text>", svg, flags=re.DOTALL)
+    assert len(texts) > 5 and all("fill: currentColor" in text for text in texts)
     # Nothing is drawn in a fixed black or white, which one of the two pages would swallow.
     assert not re.search(r"(fill|stroke): ?(#000000|#000|#ffffff|#fff|black|white)\b", svg)
 

@@ -94,6 +94,18 @@ def test_elsewhere_a_warning_keeps_its_form(monkeypatch, usual_form, shell):
     assert warnings.formatwarning is usual_form
 
 
+def test_importing_the_helpers_in_a_notebook_shortens_warnings():
+    home = str(Path(helpers.__file__).parents[1])
+    script = (
+        f"import sys, types, torch, warnings; sys.path.insert(0, {home!r})\n"
+        "shell = types.SimpleNamespace(kernel=object())\n"
+        "sys.modules['IPython'] = types.SimpleNamespace(get_ipython=lambda: shell)\n"
+        "import helpers; print(warnings.formatwarning('text', UserWarning, 'x.py', 3))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "UserWarning: text")
+
+
 def test_importing_the_helpers_outside_a_notebook_keeps_the_form_of_warnings():
     home = str(Path(helpers.__file__).parents[1])
     script = f"import sys, warnings; sys.path.insert(0, {home!r}); before = warnings.formatwarning; import helpers\n"
