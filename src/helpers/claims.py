@@ -56,7 +56,8 @@ class Claim:
         if self.holds:
             return f"holds: {name} = {describe(self.observed)}  ({self.tolerance})"
         head = f"claim does not hold: {name}\non torch {torch.__version__}, compared {self.tolerance}\n"
-        return "\n".join([head, *self._side_by_side()])
+        warned = [f"\n  warned: {line}" for line in self.warned]
+        return "\n".join([head, *self._side_by_side(), *warned])
 
     def html(self) -> str:
         name = f"<strong>{html.escape(self.way)}</strong> · <code>{html.escape(self.quantity)}</code>"
@@ -83,6 +84,7 @@ class Claim:
             "expected": self.expected.json(),
             "observed": self.observed.json(),
             "tolerance": str(self.tolerance),
+            "warned": list(self.warned),
             "holds": self.holds,
             "differing": self.differing,
             "torch": torch.__version__,

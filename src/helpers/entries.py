@@ -38,7 +38,6 @@ class Kind(enum.Enum):
     MASKED = "masked"
 
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # NumPy knows no bfloat16; each of its values is a float32.
 _SHORTEST = {
     torch.float16: np.float16,
@@ -48,7 +47,7 @@ _SHORTEST = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Entries:
     """A tensor's values together with the mask that says which of them count.
 
@@ -165,6 +164,8 @@ def _entries(data: torch.Tensor, mask: torch.Tensor | None) -> Entries:
         raise TypeError(
             f"cannot compare {what} tensors entry by entry: claim .real and .imag, .dequantize(), or each part, instead"
         )
+    if data.is_floating_point() and data.dtype not in _SHORTEST:
+        raise TypeError(f"cannot compare {data.dtype} entry by entry: claim .float(), which holds every value of it")
     data = data.detach()
     if data.layout is not torch.strided:
         data = data.to_dense()

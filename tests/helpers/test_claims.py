@@ -293,3 +293,9 @@ def test_html_shows_each_warning_and_compares_none():
     assert made.holds
     assert "warned: first warning" in made.html() and "warned: second warning" in made.html()
     assert "warned" not in claim([1.0], [1.0]).html()
+
+
+def test_warnings_given_on_the_way_reach_the_failure_and_the_json():
+    claim = Claim("4132", "vanilla", "x.grad", outcome(1.0), outcome(2.0), warned=("careful now",))
+    assert "warned: careful now" in claim.text()
+    assert claim.json()["warned"] == ["careful now"]

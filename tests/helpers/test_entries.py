@@ -422,3 +422,8 @@ def test_describe_says_what_stood_in_the_place_of_entries():
     assert describe(Raised("TypeError", "no")) == "raises TypeError"
     assert describe(outcome([[1 / 3, MASKED]])) == "[[0.33333, --]]"
     assert describe(outcome([1 / 3]), digits=None) == "[0.3333333333333333]"
+
+
+def test_float8_is_refused_with_a_way_out():
+    with pytest.raises(TypeError, match=r"float8_e4m3fn.*claim \.float\(\)"):
+        outcome(torch.ones(2).to(torch.float8_e4m3fn))
