@@ -4,7 +4,8 @@ The set-up cell is the one that readers run, and does what it does for them: pip
 helpers and installs them. Only git is told, through its environment, that the repository lies in a clone of this
 working tree, so that what is tested is what is about to be committed.
 
-Needs git, and the package index for torch and for what builds the helpers. Where one is missing these tests fail.
+Needs git, the package index for torch and for what builds the helpers, and room for one more PyTorch in the temporary
+folder while it runs. Where one is missing these tests fail.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from email.parser import Parser
+from importlib import metadata
 from pathlib import Path
 
 import nbformat
@@ -63,20 +65,20 @@ class Machine:
         return Path(sysconfig.get_path("purelib", "venv", scheme))
 
     def installed(self):
-        """What is installed, by name and version; and which file on disk is torch."""
-        names = {path.name.removesuffix(".dist-info") for path in self.packages.glob("*.dist-info")}
-        torch = (self.packages / "torch" / "__init__.py").stat()
-        return names, (torch.st_ino, torch.st_mtime_ns, torch.st_size)
+        """What an import finds on it, by name and version."""
+        paths = [str(self.packages), *(path.read_text().strip() for path in self.packages.glob("fresh.pth"))]
+        return sorted((found.name, found.version) for found in metadata.distributions(path=paths))
 
     def run(self, *command):
         return run(self.python, *command, cwd=self.folder, env=self.variables)
 
     def kernel(self):
         """A manager of kernels of this environment, whatever else is installed on the computer."""
-        spec = {"argv": [str(self.python), "-m", "ipykernel_launcher", "-f", "{connection_file}"], "language": "python"}
+        launch = [str(self.python), "-m", "ipykernel_launcher", "-f", "{connection_file}", "--log-level=ERROR"]
+        spec = {"argv": launch, "language": "python", "display_name": "Python 3"}
         specs = self.prefix.parent / "kernels"
         (specs / "python3").mkdir(parents=True, exist_ok=True)
-        (specs / "python3" / "kernel.json").write_text(json.dumps(spec | {"display_name": "Python 3"}))
+        (specs / "python3" / "kernel.json").write_text(json.dumps(spec))
         manager = KernelSpecManager(kernel_dirs=[str(specs)], ensure_native_kernel=False)
         return AsyncKernelManager(kernel_name="python3", kernel_spec_manager=manager)
 
@@ -101,7 +103,7 @@ class Colab:
     """A fresh Colab, as often as one is needed.
 
     Installs torch, numpy, matplotlib and the kernel once, at the versions that the book is pinned to. Every machine
-    then gets a whole environment of its own, at the price of a hard link per file.
+    gets an empty environment on top of that: pip installs into the machine's own, and can't change the one below.
     """
 
     def __init__(self, home):
@@ -128,18 +130,21 @@ class Colab:
         pins = ("--constraint", PROJECT.root / "requirements.txt")
         wanted = ("torch", "numpy", "matplotlib", "ipykernel", "pip")
         pip = (sys.executable, "-m", "pip", "--python", self.fresh.python)
-        run(*pip, "install", "--quiet", "--no-compile", *pins, *wanted, env=self.variables)
+        hint = "Is the package index within reach?"
+        run(*pip, "install", "--quiet", "--no-compile", *pins, *wanted, env=self.variables, hint=hint)
         # Imported once, so that what is compiled now is compiled for all machines.
         once = "import ipykernel.kernelapp, matplotlib.pyplot, pip._internal.commands.install, torch, torch.masked"
         self.torch = json.loads(self.fresh.run("-c", f"import json; {once}; print(json.dumps({ABOUT_TORCH}))"))
 
     def machine(self, name):
+        """A machine with nothing but that on it. What is installed there, no other machine sees."""
         made = Machine(self._home / name, self.variables)
-        shutil.copytree(self.fresh.prefix, made.prefix, symlinks=True, copy_function=os.link)
+        run(sys.executable, "-m", "venv", "--without-pip", made.prefix)
+        (made.packages / "fresh.pth").write_text(f"{self.fresh.packages}\n")
         return made
 
 
-ABOUT_TORCH = "[torch.__version__, torch.__file__.removeprefix(__import__('sys').prefix)]"
+ABOUT_TORCH = "[torch.__version__, torch.__file__, __import__('os').stat(torch.__file__).st_mtime_ns]"
 
 
 @dataclass(frozen=True)
@@ -149,7 +154,7 @@ class Run:
     Args:
         notebook: with its outputs.
         error: of the cell that stopped it, or nothing.
-        torch: version and file, as the kernel saw them when all cells were through.
+        torch: its version, file and age, as the kernel saw them when all cells were through.
         helpers: the file that the kernel had imported as `helpers` by then.
         before: what was installed on the machine.
         after: the same, once the notebook was through.
@@ -160,8 +165,8 @@ class Run:
     error: str
     torch: list
     helpers: str
-    before: tuple
-    after: tuple
+    before: list
+    after: list
     machine: Machine
 
 
@@ -227,10 +232,9 @@ def test_there_is_one_notebook_for_each_chapter_and_no_other():
 
 
 def test_a_fresh_machine_has_torch_at_its_pin_and_no_helpers(colab):
-    names, _ = colab.fresh.installed()
-    pin = re.search(r"^torch==(\S+)", (PROJECT.root / "requirements.txt").read_text(), flags=re.MULTILINE)[1]
-    assert colab.torch[0].partition("+")[0] == pin
-    assert not any(name.startswith("zero_or_nan") for name in names)
+    assert colab.torch[0].partition("+")[0] == pinned("torch")
+    assert ("pip", pinned("pip")) in colab.fresh.installed()
+    assert "zero-or-nan" not in dict(colab.fresh.installed())
     assert not (colab.fresh.packages / "helpers").exists()
 
 
@@ -258,14 +262,12 @@ def test_the_helpers_come_from_the_environment(through):
 
 
 def test_nothing_but_the_helpers_is_installed(through):
-    added = through.after[0] - through.before[0]
-    assert [name.rpartition("-")[0] for name in added] == ["zero_or_nan"]
-    assert through.before[0] <= through.after[0]
+    assert "zero-or-nan" not in dict(through.before)
+    assert [entry for entry in through.after if entry[0] != "zero-or-nan"] == through.before
 
 
 def test_torch_stays_as_it_is(colab, through):
     assert through.torch == colab.torch
-    assert through.after[1] == through.before[1]
 
 
 def test_the_setup_cell_does_nothing_where_the_helpers_are(colab, wheel):
@@ -292,10 +294,15 @@ def test_the_wheel_has_all_files_of_the_helpers_and_no_others(wheel):
 def test_the_wheel_needs_only_what_colab_has(wheel):
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-        metadata = Parser().parsestr(archive.read(name).decode())
-    needs = [Requirement(line) for line in metadata.get_all("Requires-Dist")]
+        fields = Parser().parsestr(archive.read(name).decode())
+    needs = [Requirement(line) for line in fields.get_all("Requires-Dist")]
     always = {need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})}
     assert always == {"torch", "numpy", "matplotlib"}
+
+
+def pinned(name):
+    """The version in requirements.txt."""
+    return re.search(rf"^{name}==(\S+)", (PROJECT.root / "requirements.txt").read_text(), flags=re.MULTILINE)[1]
 
 
 def outputs(notebook):
@@ -334,10 +341,10 @@ def clone_working_tree(to):
     run(*git, "commit", "--quiet", "--no-verify", "--message", "the working tree")
 
 
-def run(*command, cwd=None, env=None):
+def run(*command, cwd=None, env=None, hint=""):
     """What a command prints; the test fails, with the command's own words, when it fails."""
     done = subprocess.run([str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True)
     if done.returncode:
         said = (done.stdout + done.stderr)[-4000:]
-        pytest.fail(f"{' '.join(map(str, command))}\nexits {done.returncode}:\n{said}", pytrace=False)
+        pytest.fail(f"{' '.join(map(str, command))}\nexits {done.returncode}:\n{said}{hint}", pytrace=False)
     return done.stdout
