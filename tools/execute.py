@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -93,8 +94,7 @@ def execute(
                 for future in as_completed(futures):
                     run = future.result()
                     if not run.troubles:
-                        bundle = CacheBundleIn(run.notebook, str(run.chapter), data={"execution_seconds": run.seconds})
-                        cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
+                        _into_cache(cache, run)
                     done[run.chapter] = run
                     report(run)
             finally:
@@ -120,8 +120,15 @@ def read(chapter: Path) -> NotebookNode:
 def _from_cache(cache: JupyterCacheBase, notebook: NotebookNode) -> NotebookNode | None:
     try:
         return cache.merge_match_into_notebook(notebook)[1]
-    except KeyError:  # not there, or only half there after an interruption
+    except (KeyError, ValueError):  # not there, or only half there after an interruption
         return None
+
+
+def _into_cache(cache: JupyterCacheBase, run: Run) -> None:
+    _, key = cache.create_hashed_notebook(run.notebook)
+    shutil.rmtree(cache.path / "executed" / key, ignore_errors=True)  # half an entry would be in the way
+    bundle = CacheBundleIn(run.notebook, str(run.chapter), data={"execution_seconds": run.seconds})
+    cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
 
 
 def _run(chapter: Path, notebook: NotebookNode, timeout: int) -> Run:

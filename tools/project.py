@@ -99,7 +99,8 @@ def is_notebook(page: Path) -> bool:
     text = page.read_text(encoding="utf-8")
     if not text.startswith("---\n"):
         return False
-    return "kernelspec" in (yaml.safe_load(text[4 : text.index("\n---", 4)]) or {})
+    front, closed, _ = text[3:].partition("\n---")
+    return bool(closed) and "kernelspec" in (yaml.safe_load(front) or {})
 
 
 def write(path: Path, text: str) -> None:

@@ -1,0 +1,148 @@
+"""A small book to break: the real tools, helpers and configuration, with chapters that a test writes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+
+FRONT = """\
+---
+jupytext:
+  text_representation:
+    extension: .md
+    format_name: myst
+    format_version: 0.13
+kernelspec:
+  display_name: Python 3
+  language: python
+  name: python3
+---
+"""
+
+
+class Book:
+    """A book in a folder of its own, driven from outside as a reader would drive it.
+
+    Args:
+        root: an empty or missing folder.
+        chapters: the code cells of each chapter, by its name, in the order of the table of contents. The first
+            chapter is the root page.
+    """
+
+    def __init__(self, root: Path, chapters: dict[str, list[str]]) -> None:
+        self.root = root
+        for folder in ("tools", "src", "_static"):
+            shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        shutil.copy(ROOT / "_config.yml", root)
+        (root / "chapters").mkdir()
+        for name, cells in chapters.items():
+            text = f"{FRONT}\n# The page {name}\n\nWords of {name}.\n"
+            self.chapter(name).write_text(text, encoding="utf-8")
+            self.append(name, *cells)
+        self.contents(*chapters)
+
+    @property
+    def site(self) -> Path:
+        return self.root / "_build" / "html"
+
+    def chapter(self, name: str) -> Path:
+        return self.root / "chapters" / f"{name}.md"
+
+    def contents(self, first: str, *others: str) -> None:
+        """Write the table of contents."""
+        toc = f"format: jb-book\nroot: chapters/{first}\n"
+        if others:
+            toc += "chapters:\n" + "".join(f"  - file: chapters/{name}\n" for name in others)
+        (self.root / "_toc.yml").write_text(toc, encoding="utf-8")
+
+    def append(self, name: str, *cells: str) -> None:
+        """Add code cells at the end of a chapter."""
+        with self.chapter(name).open("a", encoding="utf-8") as file:
+            for cell in cells:
+                file.write(f"\n```{{code-cell}} ipython3\n{cell}\n```\n")
+
+    def edit(self, path: str, old: str, new: str) -> None:
+        """Replace text that must be there."""
+        edit(self.root / path, old, new)
+
+    def page(self, name: str) -> str:
+        """A page of the site, as HTML."""
+        return (self.site / "chapters" / f"{name}.html").read_text(encoding="utf-8")
+
+    def run(self, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        """Run `python -m tools` to its end."""
+        return self._run(sys.executable, "-m", "tools", *arguments, timeout=timeout)
+
+    def jupyter_book(self, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        """Run a plain `jupyter-book build .` to its end."""
+        return self._run(str(Path(sys.executable).with_name("jupyter-book")), "build", ".", timeout=timeout)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start `python -m tools` in a process group of its own, as a terminal does."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "tools", *arguments],
+            cwd=self.root,
+            env=self.environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        # The helpers of this book, before those that are installed.
+        return {**os.environ, "PYTHONPATH": str(self.root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def _run(self, *command: str, timeout: float) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, cwd=self.root, env=self.environment, text=True, capture_output=True, timeout=timeout
+        )
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    """Replace text in a file; the text must be there."""
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
+    """Whether a condition comes true in time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return condition()
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process and all that it started."""
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    """Whether none of the processes runs any more."""
+    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+
+
+def copied(root: Path, target: Path) -> Book:
+    """A book in another folder, to be changed and built there; its site is left behind."""
+    book = object.__new__(Book)
+    book.root = target
+    others = (".*", "__pycache__", "*.egg-info", "tests")
+    shutil.copytree(root, target, ignore=shutil.ignore_patterns("_build", *others))
+    if (root / "_build" / "cache").exists():
+        shutil.copytree(root / "_build" / "cache", target / "_build" / "cache")
+    return book

@@ -1,0 +1,70 @@
+"""A site depends on the tree that it is built from: not on the day, the folder's past, or the network."""
+
+import filecmp
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from scratch import Book
+
+ISOLATED = """
+import fcntl, os, socket, struct, sys
+
+with socket.socket() as any_socket:
+    # The kernels speak to the build over the loopback interface: bring it up, and nothing else.
+    fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh22x", b"lo", 0x1))
+try:
+    socket.create_connection(("192.0.2.1", 80), timeout=1)
+except OSError as error:
+    print("no network:", error, file=sys.stderr)
+else:
+    sys.exit("there is a network")
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def unshare() -> list[str] | None:
+    """The command that runs another one without a network, where this machine allows it."""
+    for command in (["unshare", "--net"], ["unshare", "--net", "--map-root-user"]):
+        if shutil.which("unshare") and subprocess.run([*command, "true"], capture_output=True).returncode == 0:
+            return command
+    return None
+
+
+def test_two_builds_of_one_tree_give_the_same_bytes(checkout, tmp_path):
+    # The first from outputs that were cached in another folder, the second from nothing at all.
+    first = tmp_path / "first"
+    for take in (first, None):
+        done = checkout.run("book", timeout=400)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert ("cached" in done.stdout) is (take is first)
+        if take is not None:
+            checkout.site.rename(take)
+            shutil.rmtree(checkout.root / "_build")
+    files = [{path.relative_to(root) for path in root.rglob("*") if path.is_file()} for root in (first, checkout.site)]
+    assert files[0] == files[1]
+    assert len(files[0]) > 50
+    _, differing, errors = filecmp.cmpfiles(first, checkout.site, map(str, files[0]), shallow=False)
+    assert sorted(differing) == [] and errors == []
+
+
+def test_the_book_builds_without_a_network(tmp_path: Path):
+    command = unshare()
+    if command is None:
+        pytest.skip("this machine does not let a test take its network away")
+    claim = 'from helpers import Case\n\nCase("10729").claim("vanilla", "y", [1.0], [1])'
+    book = Book(tmp_path / "book", {"one": [claim], "two": ["print(6 * 7)"]})
+    done = subprocess.run(
+        [*command, sys.executable, "-c", ISOLATED, sys.executable, "-m", "tools", "book"],
+        cwd=book.root,
+        env={**book.environment, "PATH": os.environ["PATH"]},
+        text=True,
+        capture_output=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr.startswith("no network: ")
+    assert "42" in book.page("two")

@@ -1,0 +1,179 @@
+"""Every link leads somewhere, nothing is loaded from elsewhere, and one file names the repository."""
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urljoin, urlsplit
+
+import pytest
+from bs4 import BeautifulSoup
+from scratch import ROOT
+
+from tools.project import Project
+
+PROJECT = Project(ROOT)
+TEXT = {".md", ".ipynb", ".yml", ".yaml", ".toml", ".cff", ".py", ".html", ".css", ".js", ".svg", ""}
+# Those whose repositories the book speaks of, and those whose actions its pipeline runs.
+OTHERS = {"pytorch", "jax-ml", "ipython", "actions"}
+
+
+def anchors(soup: BeautifulSoup) -> set[str]:
+    return {str(tag[name]) for name in ("id", "name") for tag in soup.find_all(attrs={name: True})}
+
+
+def test_every_link_and_every_anchor_inside_the_site_resolves(pages, site):
+    known = {path: anchors(soup) for path, soup in pages.items()}
+    broken, seen = [], 0
+    for path, soup in pages.items():
+        for link in soup.find_all("a", href=True):
+            target = urlsplit(urljoin(f"http://site/{path}", link["href"]))
+            if target.netloc != "site" or target.scheme != "http":
+                continue
+            seen += 1
+            file = unquote(target.path).lstrip("/") or "index.html"
+            if not (site / file).is_file():
+                broken.append(f"{path}: {link['href']}")
+            elif target.fragment and unquote(target.fragment) not in known.get(file, set()):
+                broken.append(f"{path}: {link['href']} (no such anchor)")
+    assert broken == []
+    assert seen > 500
+
+
+def test_links_to_the_sites_own_address_resolve_too(pages, site):
+    for path, soup in pages.items():
+        for tag in soup.find_all(["a", "link"], href=True):
+            if tag["href"].startswith(PROJECT.site_url):
+                file = urlsplit(tag["href"].removeprefix(PROJECT.site_url)).path.lstrip("/") or "index.html"
+                assert (site / file).is_file(), (path, tag["href"])
+
+
+def test_links_in_the_notebooks_lead_to_pages_and_anchors_of_the_site(pages):
+    known = {path: anchors(soup) for path, soup in pages.items()}
+    seen = 0
+    for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        for link in re.findall(rf"\]\({re.escape(PROJECT.site_url)}/([^)]*)\)", notebook.read_text(encoding="utf-8")):
+            file, _, anchor = link.partition("#")
+            assert file in known, (notebook.name, link)
+            assert not anchor or anchor in known[file], (notebook.name, link)
+            seen += 1
+    assert seen > 20
+
+
+def test_the_repositorys_files_that_pages_point_to_exist(pages):
+    prefix = re.compile(rf"{re.escape(PROJECT.repository)}/(?:edit|blob|tree|raw)/{re.escape(PROJECT.branch)}/([^?#]+)")
+    seen = set()
+    for path, soup in pages.items():
+        for link in soup.find_all("a", href=True):
+            if found := prefix.match(link["href"]):
+                assert (ROOT / unquote(found[1])).is_file(), (path, link["href"])
+                seen.add(found[1])
+    assert {f"chapters/{page.name}" for page in PROJECT.pages} <= seen
+
+
+def sources(soup: BeautifulSoup) -> Iterator[str]:
+    """What a browser would load to show a page."""
+    for tag in soup.find_all(["script", "img", "iframe", "source", "video", "audio", "embed", "track", "input"]):
+        yield from (str(tag[name]) for name in ("src", "poster") if tag.get(name))
+        yield from (part.split()[0] for part in str(tag.get("srcset", "")).split(",") if part.strip())
+    yield from (str(tag["data"]) for tag in soup.find_all("object", data=True))
+    for tag in soup.find_all("link", href=True):
+        navigation = {"canonical", "next", "prev", "index", "search", "author", "license", "help", "up", "top"}
+        if not set(tag.get("rel", [])) & navigation:
+            yield str(tag["href"])
+    for tag in soup.find_all(["image", "use", "feimage"]):
+        yield from (str(tag[name]) for name in ("href", "xlink:href") if tag.get(name))
+    for style in [tag.get_text() for tag in soup.find_all("style")] + [tag["style"] for tag in soup.select("[style]")]:
+        yield from urls(style)
+
+
+def urls(css: str) -> Iterator[str]:
+    css = re.sub(r"/\*.*?\*/", "", css, flags=re.DOTALL)
+    yield from (found[1].strip("\"' ") for found in re.finditer(r"url\(([^)]*)\)", css))
+    yield from (found[1] for found in re.finditer(r"@import\s+[\"']([^\"']*)", css))
+
+
+def elsewhere(address: str) -> bool:
+    parts = urlsplit(address)
+    return bool(parts.netloc) or parts.scheme not in ("", "data")
+
+
+def test_no_page_loads_anything_from_another_host(pages, site):
+    for path, soup in pages.items():
+        loaded = list(sources(soup))
+        assert [address for address in loaded if elsewhere(address)] == [], path
+        for address in loaded:
+            file = unquote(urlsplit(address).path)
+            if file and not address.startswith("data:"):
+                assert ((site / path).parent / file).resolve().is_file(), (path, address)
+
+
+def test_no_style_loads_anything_from_another_host(site):
+    styles = sorted(site.rglob("*.css"))
+    assert styles
+    for style in styles:
+        assert [address for address in urls(style.read_text(encoding="utf-8")) if elsewhere(address)] == [], style.name
+
+
+def test_no_script_on_a_page_fetches_from_another_host(pages):
+    # The theme names where it would load Thebe from, and loads it when a button is pressed that no page has.
+    for path, soup in pages.items():
+        inline = "\n".join(script.get_text() for script in soup.find_all("script") if not script.get("src"))
+        hosts = {urlsplit(found).netloc for found in re.findall(r"https?://[^\s\"'`]+", inline)}
+        assert hosts <= {"unpkg.com"}, path
+        assert "initThebe" not in str(soup), path
+        assert "thebe-launch" not in str(soup) and not soup.select(".thebe-launch-button"), path
+
+
+def test_no_path_of_the_machine_that_built_it_is_on_the_site(site):
+    private = {str(ROOT), "ipykernel_", "/tmp/"}
+    if len(Path.home().parts) > 1:
+        private.add(f"{Path.home()}/")
+    found = [
+        f"{path.relative_to(site)}: {word}"
+        for path in [*site.rglob("*.html"), *site.rglob("*.ipynb"), *site.rglob("*.md"), site / "searchindex.js"]
+        for word in private
+        if word in path.read_text(encoding="utf-8")
+    ]
+    assert found == []
+
+
+def tracked() -> list[Path]:
+    """The text files of this checkout; those that git would track, where git is there to say so."""
+    if (ROOT / ".git").exists():
+        command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+        files = [ROOT / name for name in listed if name]
+    else:
+        files = [path for path in ROOT.rglob("*") if not {"_build", ".venv"} & set(path.relative_to(ROOT).parts)]
+    tests = ROOT / "tests"
+    return [path for path in files if path.is_file() and path.suffix in TEXT and tests not in path.parents]
+
+
+def test_every_address_of_this_repository_is_the_one_in_the_configuration():
+    slug = PROJECT.repository.removeprefix("https://github.com/")
+    wrong, own = [], 0
+    for path in tracked():
+        text = path.read_text(encoding="utf-8")
+        for found in re.findall(r"(?:github\.com|google\.com/github)/([\w.-]+/[\w.-]+)", text):
+            named = found.removesuffix(".git").rstrip(".")
+            if named == slug:
+                own += 1
+            elif named.split("/")[0] not in OTHERS:
+                wrong.append(f"{path.relative_to(ROOT)}: {named}")
+        for site in re.findall(r"https?://[\w-]+\.github\.io/[\w.-]*", text):
+            if site.rstrip("/.") != PROJECT.site_url:
+                wrong.append(f"{path.relative_to(ROOT)}: {site}")
+    assert wrong == []
+    assert own >= 10
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+def test_files_that_a_front_page_points_to_exist(name):
+    path = ROOT / name
+    if not path.exists():
+        pytest.skip(f"there is no {name}")
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not urlsplit(link).scheme and not link.startswith("#"):
+            assert (ROOT / link.partition("#")[0]).exists(), link

@@ -1,0 +1,202 @@
+"""What readers find on the pages of this book."""
+
+import json
+import re
+
+import pytest
+from bs4 import BeautifulSoup, Tag
+from scratch import ROOT
+
+from helpers import JUDGEMENTS, THREADS
+from tools.collect import MIME, checked
+from tools.execute import read
+from tools.project import Project
+
+PROJECT = Project(ROOT)
+CHAPTERS = [chapter.stem for chapter in PROJECT.chapters]
+WORDS = [page.stem for page in PROJECT.pages if page.stem not in CHAPTERS]
+
+notebooks = pytest.mark.parametrize("name", CHAPTERS)
+
+
+def page(pages: dict[str, BeautifulSoup], name: str) -> BeautifulSoup:
+    return pages[f"chapters/{name}.html"]
+
+
+def attribute(tag: Tag, name: str) -> str:
+    return str(tag.get(name) or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("welcome", "Zero or NaN?"),
+        ("backward-gradient-argument", "backward"),
+        ("where-over-exp", "10729"),
+        ("where-over-division", "52248"),
+        ("nansum-nanmean", "67180"),
+        ("division-under-a-mask", "4132"),
+        ("slicing-nan", "Slicing"),
+        ("float-round-off", "rounded"),
+        ("glossary", "Glossary"),
+        ("references", "References"),
+        ("how-this-book-is-checked", "How this book is checked"),
+    ],
+)
+def test_every_part_of_the_book_is_there(pages, name, title):
+    assert title.lower() in page(pages, name).find("h1").get_text().lower()
+
+
+def test_the_front_door_leads_to_the_welcome_page(pages):
+    assert "url=chapters/welcome.html" in attribute(pages["index.html"].find("meta"), "content")
+
+
+@pytest.mark.parametrize("name", [path.stem for path in PROJECT.pages])
+def test_every_page_is_in_the_navigation_of_every_page(pages, name):
+    for path, soup in pages.items():
+        if path.startswith("chapters/"):
+            links = {attribute(link, "href") for link in soup.select(".bd-sidebar-primary a")}
+            assert f"{name}.html" in links or (path == f"chapters/{name}.html" and "#" in links), path
+
+
+@notebooks
+def test_the_launch_button_opens_the_notebook_of_the_page(pages, name):
+    links = {attribute(link, "href") for link in page(pages, name).find_all("a") if "colab" in attribute(link, "href")}
+    slug = PROJECT.repository.removeprefix("https://github.com/")
+    assert links == {f"https://colab.research.google.com/github/{slug}/blob/{PROJECT.branch}/notebooks/{name}.ipynb"}
+    assert (ROOT / "notebooks" / f"{name}.ipynb").is_file()
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_a_page_that_is_no_notebook_has_no_launch_button(pages, name):
+    loaded = [attribute(tag, key) for tag in page(pages, name).find_all(["a", "img"]) for key in ("href", "src")]
+    assert [address for address in loaded if "colab" in address.lower()] == []
+    assert page(pages, name).select_one("a.btn-source-repository-button")
+    assert not page(pages, name).select("a.btn-download-notebook-button")
+
+
+@notebooks
+def test_the_badge_in_the_notebook_opens_that_notebook(name):
+    first = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"][0]
+    address = re.search(r"\]\((https://colab[^)]*)\)$", "".join(first["source"]))
+    assert address is not None and address[1] == PROJECT.colab_url(ROOT / "chapters" / f"{name}.md")
+
+
+@notebooks
+def test_the_executed_notebook_can_be_downloaded_with_its_claims(pages, site, facts, name):
+    button = page(pages, name).select_one("a.btn-download-notebook-button")
+    content = json.loads((site / "chapters" / attribute(button, "href")).resolve().read_text(encoding="utf-8"))
+    code = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
+    assert any(cell["outputs"] for cell in code)
+    assert all(cell["execution_count"] for cell in code)
+    bundles = [output.get("data", {}) for cell in code for output in cell["outputs"]]
+    stated = [bundle[MIME] for bundle in bundles if MIME in bundle]
+    assert [{**fact, "page": name} for fact in stated] == [fact for fact in facts if fact["page"] == name]
+
+
+@pytest.mark.parametrize("name", [path.stem for path in PROJECT.pages])
+def test_the_source_can_be_downloaded(pages, site, name):
+    button = page(pages, name).select_one("a.btn-download-source-button")
+    path = (site / "chapters" / attribute(button, "href")).resolve()
+    assert path.read_text(encoding="utf-8") == (ROOT / "chapters" / f"{name}.md").read_text(encoding="utf-8")
+
+
+def test_the_set_up_cell_is_for_colab_alone(pages, site):
+    for path in [*site.rglob("*.html"), *site.rglob("*.ipynb")]:
+        assert "%pip" not in path.read_text(encoding="utf-8"), path
+
+
+def test_every_claim_and_verdict_is_on_its_page(pages, facts):
+    for name in CHAPTERS:
+        here = [fact for fact in checked(facts) if fact["page"] == name]
+        soup = page(pages, name)
+        claims = [mark for mark in soup.select("article .zn-claim > p:first-child") if mark.get_text()[0] in "✓✗"]
+        captions = [caption for caption in soup.select("article caption") if "Verdict on" in caption.get_text()]
+        assert len(claims) == sum(fact["type"] == "claim" for fact in here), name
+        assert len(captions) == sum(fact["type"] == "verdict" for fact in here), name
+
+
+def test_the_overview_counts_what_was_collected(pages, facts):
+    count = len(checked(facts))
+    caption = overview(pages).find("caption").get_text()
+    assert caption.startswith(f"{count} of {count} claims and verdicts hold on torch ")
+
+
+def test_the_overview_has_every_case_that_has_a_verdict(pages, facts):
+    verdicts = [fact for fact in facts if fact["type"] == "verdict"]
+    assert {fact["case"] for fact in verdicts} == set(THREADS)
+    rows = overview(pages).select("tbody tr")
+    assert len(rows) == len(verdicts)
+    for row, verdict in zip(rows, verdicts, strict=True):
+        link = row.find("a")
+        assert link.get_text() == THREADS[verdict["case"]].label
+        assert attribute(link, "href") == f"{verdict['page']}.html"
+        assert verdict["quantity"] in row.find("th").get_text()
+        words = [word.get_text() for word in row.select(".zn-word")]
+        expected = [f"{JUDGEMENTS.get(word, '!')} {word}" for word in verdict["observed"].values()]
+        assert sorted(words) == sorted(expected)
+
+
+def overview(pages: dict[str, BeautifulSoup]) -> Tag:
+    (table,) = (table for table in page(pages, "welcome").select(".zn table") if "claims and" in str(table.caption))
+    return table
+
+
+def test_the_recorded_versions_are_on_the_page(pages):
+    for path in (ROOT / "results").glob("*.json"):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        held = sum(fact["holds"] for fact in content["outcomes"])
+        text = page(pages, "how-this-book-is-checked").find("article").get_text(" ")
+        assert f"torch {content['torch']}" in text
+        assert f"{held} of {len(content['outcomes'])}" in text
+
+
+def test_every_figure_says_in_words_what_it_shows(pages):
+    figures = 0
+    for path, soup in pages.items():
+        for figure in soup.select("article svg"):
+            assert figure.get("role") == "img", path
+            assert len(attribute(figure, "aria-label")) > 20, path
+            figures += 1
+        for image in soup.find_all("img"):
+            assert attribute(image, "alt").strip(), path
+    assert figures >= 3
+
+
+def test_every_id_is_there_once(pages):
+    for path, soup in pages.items():
+        ids = [tag["id"] for tag in soup.select("article [id]")]
+        assert sorted(ids) == sorted(set(ids)), path
+
+
+def test_every_table_of_ours_has_a_caption_and_scoped_headers(pages):
+    tables = 0
+    for path, soup in pages.items():
+        for table in soup.select(".zn table"):
+            assert table.caption is not None and table.caption.get_text().strip(), path
+            assert table.find_all("th")
+            assert {header.get("scope") for header in table.select("thead th")} == {"col"}, path
+            assert {header.get("scope") for header in table.select("tbody th, tfoot th")} == {"row"}, path
+            tables += 1
+    assert tables >= 10
+
+
+def test_every_page_has_a_language_a_title_and_one_main_heading(pages):
+    for path, soup in pages.items():
+        if path.startswith("chapters/"):
+            assert soup.html.get("lang") == "en"
+            assert soup.title.get_text().strip()
+            assert len(soup.select("article h1")) == 1, path
+
+
+@notebooks
+def test_code_that_is_shown_needs_no_sideways_scrolling(name):
+    hiding = {"hide-input", "remove-input", "hide-cell", "remove-cell"}
+    long = [
+        line
+        for cell in read(ROOT / "chapters" / f"{name}.md").cells
+        if cell.cell_type == "code" and not hiding & set(cell.metadata.get("tags", []))
+        for line in cell.source.splitlines()
+        if len(line) > 78
+    ]
+    assert long == []
