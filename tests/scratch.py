@@ -126,15 +126,24 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
     return condition()
 
 
-def family(pid: int) -> list[psutil.Process]:
-    """A process and all that it started."""
-    process = psutil.Process(pid)
-    return [process, *process.children(recursive=True)]
+def processes(root: Path) -> list[psutil.Process]:
+    """All that runs in a folder, or was told of it when it started."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if str(root) in " ".join([process.cwd(), *process.cmdline()]):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            pass
+    return found
 
 
-def gone(processes: list[psutil.Process]) -> bool:
-    """Whether none of the processes runs any more."""
-    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+def end(root: Path, build: subprocess.Popen[str]) -> None:
+    """Leave nothing behind, whatever a test found out."""
+    build.kill()
+    for process in processes(root):
+        process.kill()
+    build.communicate(timeout=20)
 
 
 def copied(root: Path, target: Path) -> Book:

@@ -10,9 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import nbformat
-import psutil
 import pytest
-from scratch import Book, copied, edit, family, gone, wait_for
+from scratch import Book, copied, edit, end, processes, wait_for
 
 from tools.build import Build
 from tools.execute import Run, Trouble
@@ -181,7 +180,7 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> tuple[Book, list[subprocess
             book.site.mkdir(parents=True)
             (book.site / "index.html").write_text("the site of yesterday", encoding="utf-8")
         runs.append(book.run(command, "--timeout", "3"))
-        seconds.append(max(map(float, re.findall(r" ([\d.]+) s ", runs[-1].stdout))))
+        seconds.append(max(map(float, re.findall(r" ([\d.]+) s ", runs[-1].stdout)), default=0.0))
     return book, runs, seconds
 
 
@@ -303,21 +302,16 @@ def test_an_interrupted_build_leaves_no_process_and_goes_on_afterwards(tmp_path,
     build = book.start("book")
     try:
         assert wait_for(lambda: len(kernels(book)) == 2 or build.poll() is not None, 60)
-        processes = family(build.pid)
-        assert set(kernels(book)) <= {process.pid for process in processes}
+        assert {build.pid, *kernels(book)} <= {process.pid for process in processes(book.root)}
         if how == "Ctrl-C":
             os.killpg(build.pid, signal.SIGINT)
         else:
             build.kill()
         assert wait_for(lambda: build.poll() is not None, 15)
-        assert wait_for(lambda: gone(processes), 10), [process for process in processes if process.is_running()]
+        assert wait_for(lambda: not processes(book.root), 10), processes(book.root)
         output = build.stdout.read()
     finally:
-        for process in psutil.process_iter():
-            if process.pid in kernels(book):
-                process.kill()
-        build.kill()
-        build.communicate()
+        end(book.root, build)
     if how == "Ctrl-C":
         assert build.returncode == 130
         assert output.endswith("\ninterrupted; the same command goes on from here\n")
@@ -336,3 +330,18 @@ def test_an_interrupted_build_leaves_no_process_and_goes_on_afterwards(tmp_path,
     assert states(done.stdout)["slow"] == states(done.stdout)["slower"] == "ran"
     if how == "Ctrl-C":
         assert (book.site / "index.html").is_file()
+
+
+def test_an_interrupted_start_leaves_no_process_either(tmp_path):
+    # All kernels are forks of one server, which takes seconds to start: Ctrl-C comes before the first of them.
+    book = Book(tmp_path / "book", {"slow": [WAIT]})
+    build = book.start("check")
+    try:
+        assert wait_for(lambda: len(processes(book.root)) > 2, 30)
+        os.killpg(build.pid, signal.SIGINT)
+        assert wait_for(lambda: build.poll() is not None, 15)
+        assert wait_for(lambda: not processes(book.root), 10), processes(book.root)
+        assert build.returncode == 130
+        assert kernels(book) == []
+    finally:
+        end(book.root, build)
