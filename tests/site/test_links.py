@@ -145,7 +145,9 @@ def tracked() -> list[Path]:
         listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
         files = [ROOT / name for name in listed if name]
     else:
-        files = [path for path in ROOT.rglob("*") if not {"_build", ".venv"} & set(path.relative_to(ROOT).parts)]
+        # What git would leave out: folders that tools make for themselves, and what was built.
+        made = re.compile(r"(^|/)(\.(?!github)[^/]*|_build|build|__pycache__|[^/]*\.egg-info)/")
+        files = [path for path in ROOT.rglob("*") if not made.search(path.relative_to(ROOT).as_posix())]
     tests = ROOT / "tests"
     return [path for path in files if path.is_file() and path.suffix in TEXT and tests not in path.parents]
 
