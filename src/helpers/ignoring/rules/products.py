@@ -1,0 +1,158 @@
+"""Bilinear operators: each result sums products of a cotangent's entries with saved ones.
+
+A saved NaN or inf is set aside, so that ignored entries meet only finite numbers; then whatever used entries would have
+met among those set aside is put back as plain PyTorch would give it: inf, -inf or NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..cotangent import Cotangent, full_mask, has_nan, ignored_in, merge, plain, rule
+from .reductions import all_ignored
+
+Apply = Callable[[Tensor, Tensor], Tensor]
+
+
+def bilinear(apply: Apply, grad: Cotangent, saved: Tensor) -> Tensor:
+    """The value of `apply(grad, saved)`, ignored entries skipped.
+
+    Where `apply(grad.value, saved)` is finite the bits are the same.
+    """
+    if grad.ignored is None or is_finite(saved):
+        return apply(grad.value, saved)
+    aside = saved.isfinite().logical_not_()
+    finite = saved.clone().masked_fill_(aside, 0)
+    value = apply(grad.value, finite)
+    if finite.stride() != saved.stride():  # another layout may take another kernel, and round differently
+        exact = apply(grad.value, saved)
+        value = torch.where(exact.isfinite(), exact, value)
+    used = grad.ignored.logical_not()
+    dtype = value.dtype
+    met = apply(used.to(dtype), aside.to(dtype))
+    if not met.any():
+        return value
+    return value + _put_back(apply, grad.value, used, saved)
+
+
+def _put_back(apply: Apply, value: Tensor, used: Tensor, saved: Tensor) -> Tensor:
+    """What the used entries give with the non-finite saved ones: NaN, inf, -inf, and 0 elsewhere."""
+    dtype = value.dtype
+
+    def count(left: Tensor, right: Tensor) -> Tensor:
+        return apply(left.to(dtype), right.to(dtype)) != 0
+
+    nan = count(used, saved.isnan())
+    if dtype.is_complex:
+        return torch.where(nan | count(used, saved.isinf()), torch.nan, 0.0)
+    positive, negative = used & (value > 0), used & (value < 0)
+    up, down = saved == torch.inf, saved == -torch.inf
+    nan |= count(used & ~(positive | negative), up | down)
+    to_inf = count(positive, up) | count(negative, down)
+    to_minus_inf = count(positive, down) | count(negative, up)
+    result = torch.zeros(nan.shape, dtype=dtype, device=nan.device)
+    result.masked_fill_(to_inf, torch.inf).masked_fill_(to_minus_inf, -torch.inf)
+    return result.masked_fill_(nan | (to_inf & to_minus_inf), torch.nan)
+
+
+def is_finite(saved: Tensor) -> bool:
+    """Whether all entries are finite; `aminmax` passes over the memory once."""
+    if saved.numel() == 0:
+        return True
+    low, high = torch.aminmax(torch.view_as_real(saved.resolve_conj()) if saved.is_complex() else saved)
+    return bool((low > -torch.inf) & (high < torch.inf))
+
+
+def _two(apply: Apply, a: Any, b: Any, mask_a: Tensor | None, mask_b: Tensor | None) -> Cotangent:
+    """One factor is the cotangent; the mask is its own, reduced over what is summed."""
+    if type(a) is Cotangent:
+        return Cotangent(bilinear(apply, a, plain(b)), mask_a)
+    return Cotangent(bilinear(lambda grad, saved: apply(saved, grad), b, a), mask_b)
+
+
+@rule("mm", "bmm", "mv", "dot", "vdot")
+def matrix_product(op: Any, a: Any, b: Any) -> Any:
+    mask_a, mask_b = ignored_in(a), ignored_in(b)
+    shape = _shape(plain(a), plain(b))
+    if mask_a is not None:
+        row = mask_a.all(-1)
+        mask_a = (row.unsqueeze(-1) if plain(b).dim() > 1 else row).expand(shape)
+    if mask_b is not None:
+        column = mask_b.all(-1) if plain(b).dim() == 1 else mask_b.all(-2)
+        mask_b = (column.unsqueeze(-2) if plain(b).dim() > 1 else column).expand(shape)
+    return _two(lambda x, y: op(x, y), a, b, mask_a, mask_b)
+
+
+def _shape(a: Tensor, b: Tensor) -> tuple[int, ...]:
+    return (*a.shape[:-1], b.shape[-1]) if b.dim() > 1 else tuple(a.shape[:-1])
+
+
+@rule("addmm", "baddbmm", "addbmm", "addmv", "addr")
+def added_product(op: Any, base: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    multiply = {"addmm": torch.mm, "baddbmm": torch.bmm, "addmv": torch.mv, "addr": torch.outer}
+    name = op._schema.name.removeprefix("aten::")
+    exact = op(plain(base), plain(a), plain(b), beta=beta, alpha=alpha)
+    product = multiply[name](a, b) if name in multiply else torch.bmm(a, b).sum(0)
+    return merge(exact, torch.add(torch.mul(base, beta), torch.mul(product, alpha)))
+
+
+@rule("convolution_backward", "convolution_backward_overrideable")
+def convolution_backward(op: Any, grad: Any, saved: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Two bilinear operators and a sum: the gradients of input, weight and bias."""
+    grad = _as_cotangent(grad)
+    exact = op(grad.value, plain(saved), plain(weight), *args, **kwargs)
+    if grad.ignored is None:
+        return tuple(e if e is None else Cotangent(e) for e in exact)
+    sizes, stride, padding, dilation, transposed, output_padding, groups, wanted = _convolution(args)
+    geometry = (stride, padding, dilation, transposed, output_padding)
+
+    def to_input(cotangent: Tensor, kernel: Tensor, groups: int = groups) -> Tensor:
+        channels = kernel.shape[0] if transposed else kernel.shape[1] * groups
+        shaped = cotangent.new_empty((saved.shape[0], channels, *saved.shape[2:]))
+        only = [True, False, False]
+        result: Tensor = op(cotangent, shaped, kernel, None, *geometry, groups, only)[0]
+        return result
+
+    def to_weight(cotangent: Tensor, image: Tensor) -> Tensor:
+        result: Tensor = op(cotangent, image, weight, None, *geometry, groups, [False, True, False])[1]
+        return result
+
+    used = grad.ignored.logical_not()
+    results: list[Any] = list(exact)
+    if wanted[0]:
+        # One channel a group, and a kernel of ones: does any used entry reach there?
+        n, channels, *space = used.shape
+        reach = used.reshape(n, groups, channels // groups, *space).any(2).to(exact[0].dtype)
+        ones = torch.ones((groups, 1, *weight.shape[2:]), dtype=reach.dtype, device=reach.device)
+        mask = (to_input(reach, ones) == 0).repeat_interleave(saved.shape[1] // groups, 1)
+        value = exact[0] if not has_nan(exact[0]) else _mended(exact[0], bilinear(to_input, grad, weight))
+        results[0] = Cotangent(value, mask)
+    rest = [0, *range(2, used.dim())]
+    if wanted[1]:
+        channel = grad.ignored.all(0).flatten(1).all(1)
+        shape = weight.shape
+        if transposed:
+            channel = channel.reshape(groups, 1, -1).expand(groups, shape[0] // groups, shape[1]).reshape(shape[:2])
+        mask = channel.reshape(*channel.shape, *(1,) * (weight.dim() - channel.dim())).expand(shape)
+        value = exact[1] if not has_nan(exact[1]) else _mended(exact[1], bilinear(to_weight, grad, saved))
+        results[1] = Cotangent(value, mask)
+    if wanted[2]:
+        results[2] = Cotangent(exact[2], all_ignored(grad.ignored, rest))
+    return tuple(results)
+
+
+def _convolution(args: Any) -> Any:
+    """The arguments after the weight; `convolution_backward_overrideable` has no sizes of a bias."""
+    return args if len(args) == 8 else (None, *args)
+
+
+def _as_cotangent(grad: Any) -> Cotangent:
+    return grad if type(grad) is Cotangent else Cotangent(grad)
+
+
+def _mended(exact: Tensor, careful: Tensor) -> Tensor:
+    return torch.where(exact.isfinite(), exact, careful)

@@ -1,0 +1,157 @@
+"""Where a zero is written, and whether it means "not selected".
+
+The derivative of a slice writes zeros around the slice; there a zero can mean nothing else. `where`, `masked_fill`, a
+factor of type bool and `zeros_like` also occur in derivatives that select nothing (the norm's at the origin, floor's),
+and there a zero is a number. What they mean is read off the node that is running.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..cotangent import Cotangent, _current_node, full_mask, ignored_in, plain, rule
+
+SELECTING = frozenset(
+    """
+    Amax Amin Aminmax Clamp ClampMax ClampMin CopyBackwards CopySlices Cummax Cummin Copy Dropout Fill Fmax Fmin
+    IndexCopy IndexFill IndexPut IndexPutImpl IndexReduce Kthvalue MaskedFill MaskedScatter MaskedSelect Max Maximum
+    Median Min Minimum Mode NanToNum Nanmedian Nansum Nanmean Put Scatter ScatterReduce SegmentReduce Select SelectScatter
+    Slice SliceScatter Sort Topk Tril Triu Where Zero Normal Uniform Exponential Random Bernoulli Cauchy LogNormal
+    Geometric Relu Relu6 Threshold Hardtanh
+    """.split()
+)
+"""Nodes of the forward functions that select, by their name without "Backward0"."""
+
+
+def selecting() -> bool:
+    """Whether a zero written by the node that is running means "not selected"."""
+    node = _current_node()
+    if node is None:
+        return False
+    name: str = node.name()
+    return name in SELECTING or name.rpartition("Backward")[0] in SELECTING
+
+
+def _ignored_part(thing: Any, like: Tensor) -> Tensor:
+    """The mask of one of the sources that a cotangent is put together from."""
+    zeros = selecting()
+    if isinstance(thing, Tensor):
+        mask = ignored_in(thing, zeros)
+        return full_mask(thing, None) if mask is None else mask
+    return torch.tensor(zeros and thing == 0, device=like.device)
+
+
+@rule("where")
+def where(op: Any, condition: Tensor, a: Any, b: Any) -> Any:
+    value = op(condition, plain(a), plain(b))
+    mask_a, mask_b = ignored_in(a), ignored_in(b)
+    if selecting():
+        # The usual form, where(condition, cotangent, 0), needs one pass.
+        if type(a) is Cotangent and mask_a is None and isinstance(b, Tensor) and b.dim() == 0 and plain(b).item() == 0:
+            return Cotangent(value, condition.logical_not().expand(value.shape))
+        if type(b) is Cotangent and mask_b is None and isinstance(a, Tensor) and a.dim() == 0 and plain(a).item() == 0:
+            return Cotangent(value, condition.expand(value.shape))
+    elif mask_a is None and mask_b is None:
+        return Cotangent(value)
+    mask = torch.where(condition, _ignored_part(a, value), _ignored_part(b, value))
+    return Cotangent(value, mask.expand(value.shape))
+
+
+@rule("masked_fill")
+def masked_fill(op: Any, grad: Any, filled: Tensor, fill: Any) -> Any:
+    value = op(plain(grad), filled, plain(fill))
+    ignored = ignored_in(grad)
+    if selecting() and plain(fill) == 0:
+        ignored = filled if ignored is None else ignored | filled
+    elif ignored is not None:
+        ignored = ignored & ~filled
+    return Cotangent(value, ignored if ignored is None else ignored.expand(value.shape))
+
+
+@rule("masked_scatter")
+def masked_scatter(op: Any, base: Any, where: Tensor, source: Any) -> Any:
+    value = op(plain(base), where, plain(source))
+    mask = full_mask(plain(base), ignored_in(base, True)).expand(value.shape)
+    return Cotangent(value, torch.masked_scatter(mask, where, _ignored_part(source, value)))
+
+
+@rule("masked_select")
+def masked_select(op: Any, grad: Any, where: Tensor) -> Any:
+    ignored = grad.ignored
+    return Cotangent(op(grad.value, where), ignored if ignored is None else op(ignored, where))
+
+
+@rule("zeros_like", "zero")
+def zeros_like(op: Any, grad: Any, **kwargs: Any) -> Any:
+    value = op(plain(grad), **kwargs)
+    return Cotangent(value, torch.ones_like(value, dtype=torch.bool) if selecting() else None)
+
+
+@rule("new_zeros")
+def new_zeros(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
+    """The base that a derivative puts selected entries into."""
+    value = op(plain(grad), *args, **kwargs)
+    if not (value.is_floating_point() or value.is_complex()):
+        return value
+    return Cotangent(value, torch.ones_like(value, dtype=torch.bool))
+
+
+@rule("new_empty", "new_empty_strided", "empty_like")
+def uninitialised(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
+    """A mask in the same layout, so that a view of the value and the view of the mask are the same places."""
+    value = op(plain(grad), *args, **kwargs)
+    if not (value.is_floating_point() or value.is_complex()):
+        return value
+    return Cotangent(value, torch.zeros_like(value, dtype=torch.bool))
+
+
+@rule("fill")
+def fill(op: Any, grad: Any, number: Any) -> Any:
+    value = op(plain(grad), plain(number))
+    zero = selecting() and plain(number) == 0
+    return Cotangent(value, torch.ones_like(value, dtype=torch.bool) if zero else None)
+
+
+@rule("index_put", "_index_put_impl", "_unsafe_index_put")
+def index_put(op: Any, base: Any, indices: Any, source: Any, accumulate: bool = False, *rest: Any, **kwargs: Any) -> Any:
+    value = op(plain(base), indices, plain(source), accumulate, *rest, **kwargs)
+    mask = full_mask(plain(base), ignored_in(base, True))
+    put = full_mask(plain(source), ignored_in(source, True))
+    if not accumulate:
+        return Cotangent(value, torch.index_put(mask, indices, put))
+    used = torch.index_put(mask.logical_not().float(), indices, put.logical_not().float(), accumulate=True)
+    return Cotangent(value, used == 0)
+
+
+@rule("scatter")
+def scatter(op: Any, base: Any, dim: int, index: Tensor, source: Any, **kwargs: Any) -> Any:
+    value = op(plain(base), dim, index, plain(source), **kwargs)
+    if kwargs.get("reduce") is not None:
+        raise NotImplementedError("scatter with a reduction is not linear")
+    mask = full_mask(plain(base), ignored_in(base, True))
+    if isinstance(source, Tensor):
+        return Cotangent(value, torch.scatter(mask, dim, index, full_mask(plain(source), ignored_in(source, True))))
+    return Cotangent(value, torch.scatter(mask, dim, index, bool(source == 0)))
+
+
+@rule("index_fill")
+def index_fill(op: Any, base: Any, dim: int, index: Tensor, number: Any) -> Any:
+    value = op(plain(base), dim, index, plain(number))
+    mask = full_mask(plain(base), ignored_in(base, True))
+    return Cotangent(value, torch.index_fill(mask, dim, index, bool(plain(number) == 0)))
+
+
+@rule("index_copy", "slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter")
+def put_in(op: Any, base: Any, *args: Any, **kwargs: Any) -> Any:
+    """Some places of a base are overwritten by a source, cotangents both."""
+    value = op(plain(base), *plain(args), **plain(kwargs))
+
+    def mask(thing: Any) -> Any:
+        if isinstance(thing, Tensor) and (thing.is_floating_point() or thing.is_complex()):
+            return full_mask(plain(thing), ignored_in(thing, True))
+        return thing
+
+    return Cotangent(value, op(mask(base), *map(mask, args), **{key: mask(item) for key, item in kwargs.items()}))
