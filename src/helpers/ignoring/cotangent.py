@@ -209,7 +209,11 @@ def _in_place(op: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
         _write_mask(target, None)
         return target
     result = _follow(twin, f"aten::{packet}", args, kwargs)
-    target.value.copy_(result.value if type(result) is Cotangent else result)
+    value = plain(result)
+    if 0 in target.value.stride() and target.value.numel() > 1:  # an expanded tensor has no place for each entry
+        target.value = value.clone()
+    else:
+        target.value.copy_(value)
     _write_mask(target, ignored_in(result))
     return target
 

@@ -19,9 +19,6 @@ def _zip(value: Any, mask: Any) -> Any:
 
 
 @rule(
-    "_reshape_alias",
-    "_unsafe_view",
-    "as_strided",
     "channel_shuffle",
     "diagonal",
     "diagonal_copy",
@@ -39,7 +36,6 @@ def _zip(value: Any, mask: Any) -> Any:
     "pixel_shuffle",
     "pixel_unshuffle",
     "repeat",
-    "reshape",
     "roll",
     "rot90",
     "select",
@@ -56,14 +52,36 @@ def _zip(value: Any, mask: Any) -> Any:
     "unsafe_split",
     "unsafe_split_with_sizes",
     "unsqueeze",
-    "view",
-    "view_copy",
 )
 def moved(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
     """Views, copies of views and gathers: each entry of the result is one of the cotangent's."""
     value = op(grad.value, *args, **kwargs)
     kwargs.pop("sparse_grad", None)
     return _zip(value, None if grad.ignored is None else op(grad.ignored, *args, **kwargs))
+
+
+@rule("_reshape_alias", "_unsafe_view", "reshape", "view", "view_copy")
+def reshaped(op: Any, grad: Any, size: Any, *args: Any) -> Any:
+    """The mask may lie in memory in another order than the value: reshaped, it is copied where a view can't be had."""
+    ignored = grad.ignored
+    if isinstance(size, torch.dtype):
+        return Cotangent(op(grad.value, size))
+    return Cotangent(op(grad.value, size, *args), ignored if ignored is None else ignored.reshape(size))
+
+
+@rule("as_strided")
+def strided(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
+    ignored = grad.ignored
+    if ignored is not None and (ignored.stride() != grad.value.stride() or ignored.storage_offset()):
+        value = grad.value
+        extent = torch.zeros(value.storage_offset() + _extent(value), dtype=torch.bool, device=value.device)
+        ignored = extent.as_strided(value.size(), value.stride(), value.storage_offset()).copy_(ignored)
+    return Cotangent(op(grad.value, *args, **kwargs), ignored if ignored is None else op(ignored, *args, **kwargs))
+
+
+def _extent(value: Tensor) -> int:
+    """How many places of its storage a tensor spans."""
+    return 1 + sum((n - 1) * step for n, step in zip(value.size(), value.stride(), strict=True)) if value.numel() else 0
 
 
 @rule("cat", "stack", "hstack", "vstack")
