@@ -32,6 +32,10 @@ LOST: set[str] = set()
 """Operators met without a rule in the pass that is running; `passes` turns them into one warning."""
 
 
+RESHAPING = frozenset({"as_strided", "squeeze", "swapaxes", "swapdims", "t", "transpose", "unsqueeze"})
+"""Operators whose in-place form gives the same entries another shape."""
+
+
 def rule(*operators: str) -> Callable[[Rule], Rule]:
     """Register a rule for the named aten operators.
 
@@ -201,8 +205,8 @@ def _in_place(op: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
     target = args[0] if args else None
     if type(target) is not Cotangent:  # out= and foreach variants, or a plain tensor that takes a cotangent's values
         return op(*plain(args), **plain(kwargs))
-    packet, _, overload = name.removeprefix("aten::").removesuffix("_"), "", op._overloadname
-    twin = getattr(getattr(aten, packet, None), overload, None)
+    packet = name.removeprefix("aten::").removesuffix("_")
+    twin = getattr(getattr(aten, packet, None), op._overloadname, None)
     if twin is None:
         op(*plain(args), **plain(kwargs))
         LOST.add(name)
@@ -210,6 +214,11 @@ def _in_place(op: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
         return target
     result = _follow(twin, f"aten::{packet}", args, kwargs)
     value = plain(result)
+    if packet in RESHAPING:
+        with torch._C._DisableTorchDispatch():
+            op(*args, **kwargs)
+        target.value, target.ignored = value, ignored_in(result)
+        return target
     if 0 in target.value.stride() and target.value.numel() > 1:  # an expanded tensor has no place for each entry
         target.value = value.clone()
     else:
