@@ -9,12 +9,14 @@ outside of the bounds, asks for care.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+
+from .graph import function_of, nodes_of
 
 LINEAR = frozenset(
     """
@@ -76,27 +78,14 @@ _TESTS: dict[str, Test] = {
 @functools.cache
 def _plan(kind: type, name: str) -> tuple[Test | None, tuple[tuple[str, str], ...]] | None:
     """How to look at a node: the test and the attributes that hold saved tensors; None asks for care."""
-    function = name if name in LINEAR else name.rpartition("Backward")[0]
+    function = function_of(name)
     if function in LINEAR:
         return None, ()
     test = _TESTS.get(function)
     if test is None:
-        return None if function not in LINEAR else (None, ())
+        return None
     raw = [attribute for attribute in dir(kind) if attribute.startswith("_raw_saved_")]
     return test, tuple((attribute, attribute.replace("_raw", "", 1)) for attribute in raw)
-
-
-def nodes_of(roots: Sequence[Any]) -> Iterator[Any]:
-    """Every node that backward from the roots can reach, once."""
-    stack = [getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots]
-    seen = set()
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        yield node
-        stack.extend(edge[0] for edge in node.next_functions)
 
 
 def harmless(roots: Sequence[Any]) -> bool:

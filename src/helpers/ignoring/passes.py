@@ -15,7 +15,8 @@ from torch.masked import MaskedTensor, masked_tensor
 from ..quiet import quiet_prototype_warning
 from .cotangent import LOST, Cotangent
 from .foreign import guarded
-from .harmless import harmless, nodes_of
+from .graph import nodes_of
+from .harmless import harmless
 
 
 def backward(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..cotangent import Cotangent, _current_node, full_mask, ignored_in, plain, rule
+from ..graph import function_of
 
 SELECTING = frozenset(
     """
@@ -31,8 +32,7 @@ def selecting() -> bool:
     node = _current_node()
     if node is None:
         return False
-    name: str = node.name()
-    return name in SELECTING or name.rpartition("Backward")[0] in SELECTING
+    return function_of(node.name()) in SELECTING
 
 
 def _ignored_part(thing: Any, like: Tensor) -> Tensor:
