@@ -32,6 +32,9 @@ LOST: set[str] = set()
 """Operators met without a rule in the pass that is running; `passes` turns them into one warning."""
 
 
+CHUNK = 1 << 17
+"""Entries that are mended at a time: half a megabyte of float32."""
+
 RESHAPING = frozenset({"as_strided", "squeeze", "swapaxes", "swapdims", "t", "transpose", "unsqueeze"})
 """Operators whose in-place form gives the same entries another shape."""
 
@@ -147,9 +150,17 @@ def settle(value: Tensor, ignored: Tensor | None) -> Cotangent:
     if ignored is not None:
         if ignored.shape != value.shape:
             ignored = ignored.expand(value.shape)
-        if value.device.type != "cpu" or has_nan(value):
-            value.masked_fill_(value.isnan().logical_and_(ignored), 0)
+        for part, mask in _in_cache(value, ignored):
+            if part.device.type != "cpu" or has_nan(part):
+                part.masked_fill_(part.isnan().logical_and_(mask), 0)
     return Cotangent(value, ignored)
+
+
+def _in_cache(value: Tensor, ignored: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+    """Large tensors in parts that stay in the processor's cache while they are looked at and mended."""
+    if value.numel() <= CHUNK or value.device.type != "cpu" or not (value.is_contiguous() and ignored.is_contiguous()):
+        return ((value, ignored),)
+    return zip(value.view(-1).split(CHUNK), ignored.view(-1).split(CHUNK), strict=True)
 
 
 def has_nan(value: Tensor) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -16,18 +15,18 @@ TRANSPARENT = frozenset({"BackwardHookFunctionBackward", "CheckpointFunctionBack
 """PyTorch's own functions that only hand a cotangent on."""
 
 
-@contextlib.contextmanager
-def guarded(nodes: Iterable[Any]) -> Iterator[None]:
-    """While it lasts, a foreign `autograd.Function` or compiled region gets plain tensors and is told of in `LOST`."""
-    handles: list[Any] = []
-    try:
-        for node in nodes:
-            if isinstance(node, BackwardCFunction) and node.name() not in TRANSPARENT:
-                handles += _guard(node)
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def guard(nodes: Iterable[Any]) -> list[Any]:
+    """Hooks by which a foreign `autograd.Function` or compiled region gets plain tensors and is told of in `LOST`.
+
+    Returns:
+        The handles, to be removed after the pass.
+    """
+    return [
+        handle
+        for node in nodes
+        if isinstance(node, BackwardCFunction) and node.name() not in TRANSPARENT
+        for handle in _guard(node)
+    ]
 
 
 def _guard(node: Any) -> list[Any]:

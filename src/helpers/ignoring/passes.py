@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -14,7 +13,7 @@ from torch.masked import MaskedTensor, masked_tensor
 
 from ..quiet import quiet_prototype_warning
 from .cotangent import LOST, Cotangent
-from .foreign import guarded
+from .foreign import guard
 from .graph import nodes_of
 from .harmless import harmless
 
@@ -58,11 +57,12 @@ def backward(
     """
     _refuse(create_graph)
     roots = _sequence(tensors)
-    if grad_variables is not None or _is_harmless(roots):
+    nodes = tuple(nodes_of(roots))
+    if grad_variables is not None or _is_harmless(nodes):
         torch.autograd.backward(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
         return
     cotangents = _cotangents(roots, grad_tensors)
-    with _pass(roots):
+    with Careful(nodes):
         torch.autograd.backward(roots, cotangents, retain_graph, create_graph, inputs=inputs)
     for tensor in _sequence(inputs):
         if isinstance(tensor, Tensor) and type(tensor.grad) is Cotangent:
@@ -118,13 +118,14 @@ def grad(
         create_graph=create_graph, only_inputs=only_inputs, allow_unused=allow_unused, materialize_grads=materialize_grads
     )
     roots = _sequence(outputs)
-    if ignored == "zero" and _is_harmless(roots):
+    nodes = tuple(nodes_of(roots))
+    if ignored == "zero" and _is_harmless(nodes):
         return torch.autograd.grad(
             outputs, inputs, grad_outputs, retain_graph, is_grads_batched=is_grads_batched, **rest
         )
     if is_grads_batched:
         return _batched(roots, inputs, grad_outputs, retain_graph, ignored, rest)
-    with _pass(roots):
+    with Careful(nodes):
         result = torch.autograd.grad(roots, inputs, _cotangents(roots, grad_outputs), retain_graph, **rest)
     if isinstance(result, dict):
         return {name: _finished(gradient, ignored) for name, gradient in result.items()}
@@ -140,31 +141,36 @@ def _refuse(create_graph: bool) -> None:
         )
 
 
-def _is_harmless(roots: Sequence[Any]) -> bool:
+def _is_harmless(nodes: Sequence[Any]) -> bool:
     try:
-        return harmless(roots)
+        return harmless(nodes)
     except RuntimeError:  # a graph that is freed or was changed in place: backward itself says it best
         return True
 
 
-@contextlib.contextmanager
-def _pass(roots: Sequence[Any]) -> Iterator[None]:
+class Careful:
     """The careful pass: foreign nodes are guarded while it runs, and what had no rule is told at its end."""
-    outer = set(LOST)
-    LOST.clear()
-    try:
-        with guarded(nodes_of(roots)):
-            yield
-        if LOST:
-            names = ", ".join(sorted(LOST))
-            warnings.warn(
-                f"ignoring has no rule for {names}: from there on the gradient is plain PyTorch's, and ignored entries "
-                "may contaminate it",
-                stacklevel=5,
-            )
-    finally:
+
+    def __init__(self, nodes: Sequence[Any]) -> None:
+        self.nodes = nodes
+
+    def __enter__(self) -> None:
+        self.outer = set(LOST)
         LOST.clear()
-        LOST.update(outer)
+        self.handles = guard(self.nodes)
+
+    def __exit__(self, failed: type[BaseException] | None, *details: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+        lost = sorted(LOST)
+        LOST.clear()
+        LOST.update(self.outer)
+        if lost and failed is None:
+            warnings.warn(
+                f"ignoring has no rule for {', '.join(lost)}: from there on the gradient is plain PyTorch's, and ignored "
+                "entries may contaminate it",
+                stacklevel=3,
+            )
 
 
 def _sequence(tensors: Any) -> tuple[Any, ...]:
