@@ -152,7 +152,7 @@ def settle(value: Tensor, ignored: Tensor | None) -> Cotangent:
             ignored = ignored.expand(value.shape)
         for part, mask in _in_cache(value, ignored):
             if part.device.type != "cpu" or has_nan(part):
-                part.masked_fill_(part.isnan().logical_and_(mask), 0)
+                torch.where(mask, part.nan_to_num(0.0, torch.inf, -torch.inf), part, out=part)
     return Cotangent(value, ignored)
 
 

@@ -22,37 +22,41 @@ from .graph import function_of
 
 LINEAR = frozenset(
     """
-    AccumulateGrad Alias AsStrided AsStridedScatter Cat Chunk Clone ConstantPadNd Contiguous CopyBackwards CopySlices Copy
-    Cumsum Detach Diagonal DiagonalCopy Diag DiagEmbed Expand Fill Flip Gather Index IndexAdd IndexCopy IndexFill IndexPut
-    IndexSelect Lift MaskedFill MaskedScatter MaskedSelect Mean Movedim Narrow Neg Permute PixelShuffle PixelUnshuffle
-    ReflectionPad1D ReflectionPad2D ReflectionPad3D Repeat ReplicationPad1D ReplicationPad2D ReplicationPad3D Reshape
-    ReshapeAlias Roll Rsub Scatter ScatterAdd Select SelectScatter Slice SliceScatter Split SplitWithSizes Squeeze Stack Sub
-    Sum T Take ToCopy Transpose Trace Tril Triu Unbind Unfold UnsafeSplit UnsafeSplitWithSizes UnsafeView Unsqueeze View
-    Where Zero Add Embedding EmbeddingDense
-    Relu Threshold Hardtanh Hardshrink Softshrink Clamp ClampMax ClampMin Maximum Minimum LeakyRelu
-    Max Min Amax Amin Sort Topk Kthvalue Median Mode Cummax Cummin Nansum NanToNum
-    MaxPool2DWithIndices MaxPool3DWithIndices AdaptiveMaxPool2D AdaptiveMaxPool3D AvgPool2D AvgPool3D
-    AdaptiveAvgPool2D AdaptiveAvgPool3D NllLoss NllLoss2D
-    UpsampleNearest1D UpsampleNearest2D UpsampleNearest3D UpsampleBilinear2D
+    AccumulateGrad AdaptiveAvgPool2D AdaptiveAvgPool3D AdaptiveMaxPool2D AdaptiveMaxPool3D Add Alias AsStrided
+    AsStridedScatter AvgPool2D AvgPool3D Cat Clamp ClampMax ClampMin Clone ConstantPadNd Copy CopyBackwards Cummax Cummin
+    Cumsum Detach Diag DiagEmbed Diagonal DiagonalCopy Embedding Expand Fill Flip Gather Hardshrink Hardtanh Index IndexAdd
+    IndexCopy IndexFill IndexPut IndexSelect Kthvalue LeakyRelu Lift MaskedFill MaskedScatter MaskedSelect
+    MaxPool2DWithIndices MaxPool3DWithIndices Maximum Mean Median Minimum Mode NanToNum Nansum Neg Permute PixelShuffle
+    PixelUnshuffle ReflectionPad1D ReflectionPad2D ReflectionPad3D Relu Repeat ReplicationPad1D ReplicationPad2D
+    ReplicationPad3D Reshape ReshapeAlias Roll Rsub Scatter ScatterAdd Select SelectScatter Slice SliceScatter Softshrink
+    Sort Split SplitWithSizes Squeeze Stack Sub Sum T Take Threshold ToCopy Topk Trace Transpose Tril Triu Unbind Unfold
+    UnsafeSplit UnsafeSplitWithSizes UnsafeView Unsqueeze UpsampleBilinear2D UpsampleNearest1D UpsampleNearest2D
+    UpsampleNearest3D View Where Zero
     """.split()
 )
-"""Nodes that multiply by constants, or look at what they saved only to select."""
+"""Nodes that multiply by constants, or look at what they saved only to select.
+
+`CopySlices` is not one of them: it hides the in-place function that it wraps.
+"""
 
 MULTIPLYING = frozenset(
-    "Mul Mm Addmm Bmm Baddbmm Mv Addmv Dot Exp Sigmoid Tanh Softmax LogSoftmax Convolution NativeDropout".split()
+    """
+    Abs Addmm Addmv Amax Amin Baddbmm Bmm Cos Dot Exp Exp2 Expm1 LogSoftmax Max Min Mm Mul Mv NativeDropout Sigmoid Sin
+    SafeSoftmax Softmax Tanh
+    """.split()
 )
-"""Nodes that multiply by what they saved: it has to be finite."""
+"""Nodes that multiply by what they saved, or by a bounded function of it: it has to be finite."""
 
 SMOOTH = frozenset(
     """
-    Exp2 Expm1 Sin Cos Sinh Cosh Silu Gelu Elu Softplus LogSigmoid Mish Hardsigmoid Hardswish MseLoss
-    NativeLayerNorm NativeGroupNorm NativeBatchNorm CudnnBatchNorm
-    ScaledDotProductFlashAttentionForCpu ScaledDotProductFlashAttention ScaledDotProductEfficientAttention
+    BinaryCrossEntropyWithLogits Convolution CudnnBatchNorm Elu Gelu Hardsigmoid Hardswish LogSigmoid Mish MseLoss
+    NativeBatchNorm NativeGroupNorm NativeLayerNorm NllLoss NllLoss2D Pow ScaledDotProductEfficientAttention
+    ScaledDotProductFlashAttention ScaledDotProductFlashAttentionForCpu Silu Softplus
     """.split()
 )
 """Nodes whose derivative is finite for finite numbers, but could overflow on its way."""
 
-DIVIDING = frozenset("Div Log Log2 Log10 Sqrt Rsqrt Reciprocal".split())
+DIVIDING = frozenset("Div Log Log10 Log2 Reciprocal Rsqrt Sqrt".split())
 """Nodes that divide by what they saved."""
 
 _DENSE = (Tensor, Parameter)
@@ -97,17 +101,36 @@ TESTS: dict[str, Test] = {
 }
 
 
+EXCEPT: dict[str, dict[str, Test | None]] = {
+    "CudnnBatchNorm": {"running_var": AWAY_FROM_ZERO},
+    "Div": {"self": MODERATE},
+    "NativeBatchNorm": {"running_var": AWAY_FROM_ZERO},
+    "NllLoss": {"self": None, "total_weight": AWAY_FROM_ZERO},
+    "NllLoss2D": {"self": None, "total_weight": AWAY_FROM_ZERO},
+    # An attention mask is -inf where it cuts off; what it does harm to shows in the logsumexp.
+    "ScaledDotProductEfficientAttention": {"attn_bias": None},
+    "ScaledDotProductFlashAttentionForCpu": {"attn_mask": None},
+}
+"""Saved tensors with a test of their own; None looks at none of their numbers."""
+
+ONLY_IF: dict[str, Callable[[Any], bool]] = {
+    "Pow": lambda node: isinstance(node._saved_exponent, (int, float)) and 1 <= node._saved_exponent <= 4,
+}
+"""What else must hold of a node."""
+
+
 @functools.cache
-def _plan(kind: type, name: str) -> tuple[Test | None, tuple[tuple[str, str], ...]] | None:
-    """How to look at a node: the test and the attributes that hold saved tensors; None asks for care."""
+def _plan(kind: type, name: str) -> tuple[tuple[str, str, Test], ...] | None:
+    """How to look at a node: the attributes that hold its saved tensors, each with a test; None asks for care."""
     function = function_of(name)
     if function in LINEAR:
-        return None, ()
-    test = TESTS.get(function)
-    if test is None:
+        return ()
+    usual = TESTS.get(function)
+    if usual is None:
         return None
-    raw = [attribute for attribute in dir(kind) if attribute.startswith("_raw_saved_")]
-    return test, tuple((attribute, attribute.replace("_raw", "", 1)) for attribute in raw)
+    saved = [attribute.removeprefix("_raw_saved_") for attribute in dir(kind) if attribute.startswith("_raw_saved_")]
+    tests = {attribute: EXCEPT.get(function, {}).get(attribute, usual) for attribute in saved}
+    return tuple((f"_raw_saved_{a}", f"_saved_{a}", test) for a, test in tests.items() if test is not None)
 
 
 @torch.no_grad()
@@ -123,8 +146,9 @@ def harmless(nodes: Iterable[Any]) -> bool:
         plan = _plan(type(node), node.name())
         if plan is None:
             return False
-        test, attributes = plan
-        for raw, attribute in attributes:
+        if plan and not ONLY_IF.get(function_of(node.name()), bool)(node):
+            return False
+        for raw, attribute, test in plan:
             saved = getattr(node, raw)
             # Unpacking could recompute (checkpoint); older versions of PyTorch can't tell.
             if getattr(saved, "unpack_hook", _UNKNOWN) is not None:
