@@ -114,7 +114,7 @@ EXCEPT: dict[str, dict[str, Test | None]] = {
 """Saved tensors with a test of their own; None looks at none of their numbers."""
 
 ONLY_IF: dict[str, Callable[[Any], bool]] = {
-    "Pow": lambda node: isinstance(node._saved_exponent, (int, float)) and 1 <= node._saved_exponent <= 4,
+    "Pow": lambda node: node._saved_exponent in (1, 2, 3, 4),  # a root of a negative number is NaN
 }
 """What else must hold of a node."""
 
@@ -140,7 +140,7 @@ def harmless(nodes: Iterable[Any]) -> bool:
     Raises:
         RuntimeError: PyTorch's own, when a saved tensor was freed or changed in place.
     """
-    seen: set[tuple[int, int, Test]] = set()
+    seen: set[tuple[Any, ...]] = set()
     elsewhere: list[tuple[tuple[Tensor, ...], Test, torch.dtype]] = []
     for node in nodes:
         plan = _plan(type(node), node.name())
@@ -158,10 +158,11 @@ def harmless(nodes: Iterable[Any]) -> bool:
                 continue
             if type(tensor) not in _DENSE or tensor.layout is not torch.strided or tensor.is_complex():
                 return False
-            key = (tensor.data_ptr(), tensor.numel(), test)
-            if key in seen or not tensor.is_floating_point():
+            key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), test)
+            if key in seen or tensor.dtype is torch.bool:
                 continue
             seen.add(key)
+            tensor = _as_factor(tensor)
             measures = test.measure(_in_memory_order(tensor))
             if tensor.device.type != "cpu":
                 elsewhere.append((measures, test, tensor.dtype))
@@ -176,6 +177,13 @@ def _all_accepted(elsewhere: list[tuple[tuple[Tensor, ...], Test, torch.dtype]])
     return all(
         test.accepts(*itertools.islice(numbers, len(measures)), dtype=dtype) for measures, test, dtype in elsewhere
     )
+
+
+def _as_factor(tensor: Tensor) -> Tensor:
+    """In the dtype that it is multiplied in, at the narrowest: numbers of Python's are saved as float64 or int64."""
+    if tensor.dim() == 0 and tensor.dtype is torch.float64 or not tensor.is_floating_point():
+        return tensor.to(torch.float32)
+    return tensor
 
 
 def _in_memory_order(tensor: Tensor) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -56,15 +57,18 @@ def backward(
     tensor([2.7183, 0.0000])
     """
     _refuse(create_graph)
-    roots = _sequence(tensors)
+    roots, inputs = _sequence(tensors), _kept(inputs)
     nodes = tuple(nodes_of(roots))
-    if grad_variables is not None or _is_harmless(nodes):
-        torch.autograd.backward(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
+    if _is_harmless(nodes):
+        torch.autograd.backward(roots, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
         return
-    cotangents = _cotangents(roots, grad_tensors)
+    if grad_variables is None:
+        grad_tensors = _cotangents(roots, grad_tensors)
+    else:
+        grad_variables = _cotangents(roots, grad_variables)
     with Careful(nodes):
-        torch.autograd.backward(roots, cotangents, retain_graph, create_graph, inputs=inputs)
-    for tensor in _sequence(inputs):
+        torch.autograd.backward(roots, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
+    for tensor in inputs.values() if isinstance(inputs, dict) else _sequence(() if inputs is None else inputs):
         if isinstance(tensor, Tensor) and type(tensor.grad) is Cotangent:
             tensor.grad = tensor.grad.value
 
@@ -115,21 +119,24 @@ def grad(
         raise ValueError(f'ignored={ignored!r} is not known; use "zero" for plain tensors or "masked" for masked ones')
     _refuse(create_graph)
     rest: dict[str, Any] = dict(
-        create_graph=create_graph, only_inputs=only_inputs, allow_unused=allow_unused, materialize_grads=materialize_grads
+        create_graph=create_graph,
+        only_inputs=only_inputs,
+        allow_unused=allow_unused,
+        materialize_grads=materialize_grads,
     )
-    roots = _sequence(outputs)
+    roots, inputs, given = _sequence(outputs), _kept(inputs), _kept(grad_outputs)
     nodes = tuple(nodes_of(roots))
-    if ignored == "zero" and _is_harmless(nodes):
-        return torch.autograd.grad(
-            outputs, inputs, grad_outputs, retain_graph, is_grads_batched=is_grads_batched, **rest
-        )
-    if is_grads_batched:
-        return _batched(roots, inputs, grad_outputs, retain_graph, ignored, rest)
+    batch = _batch(roots, given) if is_grads_batched else None
+    if (ignored == "zero" and _is_harmless(nodes)) or (is_grads_batched and not batch):
+        return torch.autograd.grad(roots, inputs, given, retain_graph, is_grads_batched=is_grads_batched, **rest)
     with Careful(nodes):
-        result = torch.autograd.grad(roots, inputs, _cotangents(roots, grad_outputs), retain_graph, **rest)
-    if isinstance(result, dict):
-        return {name: _finished(gradient, ignored) for name, gradient in result.items()}
-    return tuple(_finished(gradient, ignored) for gradient in result)
+        if batch is None:
+            result = torch.autograd.grad(roots, inputs, _cotangents(roots, given), retain_graph, **rest)
+            return _each(lambda gradient: _finished(gradient, ignored), result)
+        # One pass for each vector: PyTorch's own `vmap` can't carry a mask.
+        rows = [torch.autograd.grad(roots, inputs, _cotangents(roots, vectors), True, **rest) for vectors in batch[:-1]]
+        rows.append(torch.autograd.grad(roots, inputs, _cotangents(roots, batch[-1]), retain_graph, **rest))
+        return _each(lambda *gradients: _stacked([_finished(gradient, ignored) for gradient in gradients]), *rows)
 
 
 def _refuse(create_graph: bool) -> None:
@@ -145,7 +152,7 @@ def _is_harmless(nodes: Sequence[Any]) -> bool:
     try:
         return harmless(nodes)
     except RuntimeError:  # a graph that is freed or was changed in place: backward itself says it best
-        return True
+        return False
 
 
 class Careful:
@@ -174,27 +181,49 @@ class Careful:
 
 
 def _sequence(tensors: Any) -> tuple[Any, ...]:
-    if tensors is None:
-        return ()
-    if isinstance(tensors, (Tensor, GradientEdge)):
-        return (tensors,)
-    return tuple(tensors.values() if isinstance(tensors, Mapping) else tensors)
+    return (tensors,) if isinstance(tensors, (Tensor, GradientEdge)) else tuple(tensors)
+
+
+def _kept(tensors: Any) -> Any:
+    """An iterator can be gone through only once."""
+    return tuple(tensors) if isinstance(tensors, Iterator) else tensors
+
+
+def _each(function: Callable[..., Any], *results: Any) -> Any:
+    """The function of the gradients of each input, in the form in which PyTorch gave them."""
+    if isinstance(results[0], dict):
+        return {name: function(*(result[name] for result in results)) for name in results[0]}
+    return tuple(map(function, *results))
 
 
 def _cotangents(roots: Sequence[Any], given: Any) -> Any:
     """A cotangent for each root. What PyTorch would refuse is passed on as it is, for PyTorch to refuse."""
-    givens = (given,) * len(roots) if given is None else _sequence(given)
+    try:
+        givens = (None,) * len(roots) if given is None else _sequence(given)
+    except TypeError:
+        return given
     if len(givens) != len(roots):
         return given
-    result = []
-    for root, tensor in zip(roots, givens, strict=True):
-        if tensor is None and isinstance(root, Tensor) and root.requires_grad and root.numel() == 1:
-            if root.is_floating_point():
-                tensor = torch.ones_like(root, memory_format=torch.preserve_format)
-        if isinstance(tensor, Tensor) and tensor.layout is torch.strided:
-            tensor = Cotangent(tensor.detach())
-        result.append(tensor)
-    return tuple(result)
+    return tuple(map(_cotangent, roots, givens))
+
+
+def _cotangent(root: Any, given: Any) -> Any:
+    if not isinstance(root, (Tensor, GradientEdge)):
+        return given
+    kind = _kind(root)
+    real_scalar = kind.dtype.is_floating_point and math.prod(kind.shape) == 1
+    if given is None and real_scalar and getattr(root, "requires_grad", True):
+        given = torch.ones(tuple(kind.shape), dtype=kind.dtype, device=kind.device)
+    if not isinstance(given, Tensor) or given.layout is not torch.strided:
+        return given
+    # The engine would convert it, but before the pass begins.
+    given = given.detach()
+    return Cotangent(given.to(kind.dtype) if given.is_complex() == kind.dtype.is_complex else given)
+
+
+def _kind(root: Any) -> Any:
+    """Where a root's shape, dtype and device are told."""
+    return root.node._input_metadata[root.output_nr] if isinstance(root, GradientEdge) else root
 
 
 def _finished(gradient: Any, ignored: str) -> Any:
@@ -214,23 +243,17 @@ def _masked(gradient: Tensor) -> MaskedTensor:
         used = torch.ones_like(gradient.value, dtype=torch.bool) if mask is None else mask.logical_not()
         return masked_tensor(gradient.value, used)
     # What backward never reached, and materialize_grads made up.
-    return masked_tensor(gradient, torch.zeros_like(gradient, dtype=torch.bool))
+    return masked_tensor(gradient.detach(), torch.zeros_like(gradient, dtype=torch.bool))
 
 
-def _batched(
-    roots: Sequence[Any], inputs: Any, grad_outputs: Any, retain_graph: bool | None, ignored: Any, rest: dict[str, Any]
-) -> Any:
-    """One careful pass for each vector of the batch; PyTorch's own `vmap` can't carry a mask."""
-    batches = _sequence(grad_outputs)
-    size = next((len(batch) for batch in batches if isinstance(batch, Tensor)), 0)
-    rows = []
-    for i in range(size):
-        vectors = [batch[i] if isinstance(batch, Tensor) else batch for batch in batches]
-        keep = True if i + 1 < size else retain_graph
-        rows.append(grad(roots, inputs, vectors, keep, ignored=ignored, **rest))
-    if isinstance(rows[0], dict):
-        return {name: _stacked([row[name] for row in rows]) for name in rows[0]}
-    return tuple(_stacked(list(column)) for column in zip(*rows, strict=True))
+def _batch(roots: Sequence[Any], given: Any) -> list[tuple[Tensor, ...]]:
+    """The vectors of each pass; none when PyTorch would refuse the batch."""
+    batches = () if given is None else _sequence(given)
+    fits = len(batches) == len(roots) and all(
+        isinstance(batch, Tensor) and batch.dim() > 0 and batch.shape[1:] == tuple(_kind(root).shape)
+        for batch, root in zip(batches, roots, strict=True)
+    )
+    return list(zip(*batches, strict=True)) if fits and len({len(batch) for batch in batches}) == 1 else []
 
 
 def _stacked(gradients: list[Any]) -> Any:
