@@ -8,7 +8,7 @@ from pathlib import Path
 def main() -> int:
     """Run one command; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools", description=__doc__)
-    commands = ("book", "check", "record", "notebooks", "bench")
+    commands = ("book", "check", "record", "notebooks", "bench", "costs", "coverage")
     parser.add_argument("command", choices=commands)
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the checkout (default: this folder)")
     parser.add_argument("--timeout", type=int, default=120, help="seconds that one cell may take (default: 120)")
@@ -27,6 +27,16 @@ def main() -> int:
             from .bench import bench
 
             bench(project)
+            return 0
+        if options.command == "costs":
+            from .costs import costs
+
+            costs(project)
+            return 0
+        if options.command == "coverage":
+            from .coverage import coverage
+
+            coverage(project)
             return 0
         from .build import Build
 

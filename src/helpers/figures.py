@@ -71,6 +71,22 @@ def drawing(alt: str, caption: str = "", size: tuple[float, float] = (4.5, 2.7),
     ...     _ = axes.plot([0, 1])
     [figure: a line that rises from 0 to 1]
     """
+    with sketch(alt, caption, size, columns) as sketched:
+        yield sketched.axes
+    show.show(sketched.figure)
+
+
+@dataclass
+class Sketch:
+    """A drawing while it is drawn: `axes` to draw on, and `figure` once its block has ended."""
+
+    axes: Any
+    figure: Any = None
+
+
+@contextmanager
+def sketch(alt: str, caption: str = "", size: tuple[float, float] = (4.5, 2.7), columns: int = 1) -> Iterator[Sketch]:
+    """As `drawing`, but the finished `Figure` is kept and not shown."""
     if not alt.strip():
         raise ValueError("alt must say what the figure shows: some readers have nothing else")
     import matplotlib
@@ -82,10 +98,11 @@ def drawing(alt: str, caption: str = "", size: tuple[float, float] = (4.5, 2.7),
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": salt}):
         canvas = Canvas(figsize=size, layout="constrained")
         FigureCanvasSVG(canvas)
-        yield canvas.subplots(ncols=columns)
+        sketched = Sketch(canvas.subplots(ncols=columns))
+        yield sketched
         file = io.StringIO()
         canvas.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    show.show(Figure(_inline(file.getvalue(), alt, salt), alt, caption))
+    sketched.figure = Figure(_inline(file.getvalue(), alt, salt), alt, caption)
 
 
 def _inline(document: str, alt: str, salt: str) -> str:

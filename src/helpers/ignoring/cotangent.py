@@ -78,9 +78,8 @@ class Cotangent(Tensor):
 
     @staticmethod
     def __new__(cls, value: Tensor, ignored: Tensor | None = None) -> Cotangent:
-        if value.is_complex():
-            value = value.resolve_conj()
-        value = value.resolve_neg()
+        if value.is_conj() or value.is_neg():
+            value = value.resolve_conj().resolve_neg()
         self = Tensor._make_subclass(cls, value)
         self.value = value
         self.ignored = ignored
@@ -114,12 +113,13 @@ class Cotangent(Tensor):
 
 def plain(thing: Any) -> Any:
     """The same structure with every cotangent replaced by its value."""
-    if type(thing) is Cotangent:
+    kind = type(thing)
+    if kind is Cotangent:
         return thing.value
-    if type(thing) in (list, tuple):
-        return type(thing)([plain(item) for item in thing])
-    if type(thing) is dict:
-        return {key: plain(item) for key, item in thing.items()}
+    if kind is tuple or kind is list:
+        return kind([plain(item) for item in thing])
+    if kind is dict:
+        return {key: plain(item) for key, item in thing.items()} if thing else thing
     return thing
 
 

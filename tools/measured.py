@@ -1,0 +1,153 @@
+"""Sphinx extension: what was measured, as figures and tables, generated when the site is rendered.
+
+`{measured-costs}` and `{measured-coverage}` read `results/measured/`, which `make costs` and `make coverage` write.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from .project import Project
+
+_BOTH = ("forward", "backward")
+
+
+class Measured(SphinxDirective):
+    """Whatever `make` draws from the JSON file of the same name."""
+
+    source: str
+    draw: Callable[[dict[str, Any]], str]
+
+    def run(self) -> list[nodes.Node]:
+        """Read the measurements; the page is written again when they change."""
+        path = Project(Path(self.env.app.confdir)).results / "measured" / f"{self.source}.json"
+        self.env.note_dependency(str(path))
+        if not path.is_file():
+            raise self.error(f"{path} is missing: run `make {self.source}`")
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return [nodes.raw("", type(self).draw(content), format="html")]
+
+
+def costs(content: dict[str, Any]) -> str:
+    """A figure of the time that a gradient takes, and two tables: ratios of time, ratios of memory."""
+    from helpers import show
+
+    rows = content["rows"]
+    where = [row for row in rows if row["entries"]]
+    models = [row for row in rows if not row["entries"]]
+    caption = f"Time of backward, as a multiple of plain PyTorch's (torch {content['torch']}, {content['machine']})"
+    times = show.table(caption, ["model", "nothing contaminated", "contaminated"], _pairs(models, _backward))
+    caption = "where over exp, forward and backward: time as a multiple of <em>ignoring</em>"
+    ways = ("plain", "double where", "masked")
+    faster = [
+        [
+            f"{row['entries']:,} {'contaminated' if row['contaminated'] else 'clean'}".replace(",", " "),
+            *(f"{_time(row, way) / _time(row, 'ignoring'):.2g}" for way in ways),
+        ]
+        for row in where
+    ]
+    compared = show.table(caption, ["entries", *ways], faster)
+    weighed = [row for row in rows if "peak" in row]
+    caption = "Peak memory, as a multiple of plain PyTorch's"
+    memory = show.table(caption, ["case", "nothing contaminated", "contaminated"], _pairs(weighed, _memory))
+    prose = "".join(f'<div class="zn-prose">{table}</div>' for table in (times, compared, memory))
+    return show.page(_curves(where).html() + prose)
+
+
+def _curves(rows: list[dict[str, Any]]) -> Any:
+    from helpers import figures
+
+    styles = {
+        "plain": (figures.GREY, "o", "-"),
+        "ignoring": (figures.BLUE, "s", "-"),
+        "double where": (figures.GREEN, "^", "--"),
+        "masked": (figures.ORANGE, "D", ":"),
+    }
+    alt = (
+        "Time of forward and backward against the number of entries, both axes logarithmic, in two panels: nothing "
+        "contaminated, and contaminated. torch.masked takes longest up to a hundred thousand entries; the others lie "
+        "close together from a million on."
+    )
+    caption = "where over exp: seconds for forward and backward"
+    with figures.sketch(alt, caption, size=(6.4, 3.0), columns=2) as sketch:
+        for axes, contaminated in zip(sketch.axes, (False, True), strict=True):
+            chosen = [row for row in rows if row["contaminated"] is contaminated]
+            for way, (colour, marker, dash) in styles.items():
+                points = [row["entries"] for row in chosen], [_time(row, way) for row in chosen]
+                axes.loglog(*points, color=colour, marker=marker, linestyle=dash, label=way, markersize=3.5)
+            axes.set_title("contaminated" if contaminated else "nothing contaminated")
+            axes.set_xlabel("entries")
+        sketch.axes[0].set_ylabel("seconds")
+        sketch.axes[0].legend(fontsize=8)
+    return sketch.figure
+
+
+def _time(row: dict[str, Any], way: str) -> float:
+    return sum(float(row["seconds"][way][part]) for part in _BOTH)
+
+
+def _backward(row: dict[str, Any]) -> str:
+    return f"{row['seconds']['ignoring']['backward'] / row['seconds']['plain']['backward']:.2f}"
+
+
+def _memory(row: dict[str, Any]) -> str:
+    return f"{row['peak']['ignoring'] / row['peak']['plain']:.2f}"
+
+
+def _pairs(rows: list[dict[str, Any]], figure: Callable[[dict[str, Any]], str]) -> list[list[str]]:
+    """A row for each case: its figure without and with contamination."""
+    cases: dict[str, list[str]] = {}
+    for row in rows:
+        cases.setdefault(row["case"], []).append(figure(row))
+    return [[html.escape(case), *figures] for case, figures in cases.items()]
+
+
+def coverage(content: dict[str, Any]) -> str:
+    """The table of operators, the totals in its foot."""
+    from helpers import show
+
+    columns = ("samples", "contaminated", "mended", "broken")
+    rows = [row for row in content["rows"] if row["contaminated"]]
+    body = [
+        [f"<code>{html.escape(row['operator'])}</code>", *(str(row[column]) for column in columns), _note(row)]
+        for row in sorted(rows, key=lambda row: (row["mended"] / row["contaminated"], row["operator"]))
+    ]
+    total = {column: sum(row[column] for row in content["rows"]) for column in columns}
+    share = total["mended"] / total["contaminated"]
+    caption = (
+        f"{total['mended']} of {total['contaminated']} contaminated samples mended ({share:.1%}), {total['broken']} broken; "
+        f"{len(content['rows'])} operators, torch {html.escape(content['torch'])}"
+    )
+    foot = ["all operators", *(str(total[column]) for column in columns), ""]
+    return show.page(show.table(caption, ["operator", *columns, "without a rule"], body, foot))
+
+
+def _note(row: dict[str, Any]) -> str:
+    return ", ".join(f"<code>{html.escape(name.removeprefix('aten::'))}</code>" for name in row["without_rule"])
+
+
+class MeasuredCosts(Measured):
+    """`make costs`."""
+
+    source, draw = "costs", costs
+
+
+class MeasuredCoverage(Measured):
+    """`make coverage`."""
+
+    source, draw = "coverage", coverage
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Connect to Sphinx."""
+    app.add_directive("measured-costs", MeasuredCosts)
+    app.add_directive("measured-coverage", MeasuredCoverage)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
