@@ -4,7 +4,7 @@ BIN := .venv/bin
 RUN := $(BIN)/python -m tools
 
 .DEFAULT_GOAL := help
-.PHONY: help book check test notebooks record serve bench lint requirements clean
+.PHONY: help book check test notebooks record serve bench costs coverage lint requirements clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -27,8 +27,14 @@ record: $(BIN)/.ready  ## write what this PyTorch gave to results/
 serve: $(BIN)/.ready  ## show the built site on http://127.0.0.1:8000
 	$(BIN)/python -m http.server 8000 --bind 127.0.0.1 --directory _build/html
 
-bench: $(BIN)/.ready  ## measure the build against the stock one and the floor
+bench: $(BIN)/.ready costs  ## measure what a gradient costs, then the build against the stock one and the floor
 	$(RUN) bench
+
+costs: $(BIN)/.ready  ## measure time and memory of ignoring into results/measured/
+	$(RUN) costs
+
+coverage: $(BIN)/.ready  ## measure how many of PyTorch's own samples ignoring mends into results/measured/
+	$(RUN) coverage
 
 lint: $(BIN)/.ready  ## style and types
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
