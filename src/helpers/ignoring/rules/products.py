@@ -16,12 +16,14 @@ from ..cotangent import Cotangent, full_mask, has_nan, ignored_in, merge, plain,
 from .reductions import all_ignored
 
 Apply = Callable[[Tensor, Tensor], Tensor]
+Meeting = Callable[[Tensor, Tensor], bool]
 
 
-def bilinear(apply: Apply, grad: Cotangent, saved: Tensor) -> Tensor:
+def bilinear(apply: Apply, grad: Cotangent, saved: Tensor, never_meet: Meeting | None = None) -> Tensor:
     """The value of `apply(grad, saved)`, ignored entries skipped.
 
-    Where `apply(grad.value, saved)` is finite the bits are the same.
+    Where `apply(grad.value, saved)` is finite the bits are the same. `never_meet`, where there is a cheap one, tells from
+    what is used and what was set aside that no used entry is multiplied with anything set aside.
     """
     if grad.ignored is None or is_finite(saved):
         return apply(grad.value, saved)
@@ -32,6 +34,8 @@ def bilinear(apply: Apply, grad: Cotangent, saved: Tensor) -> Tensor:
         exact = apply(grad.value, saved)
         value = torch.where(exact.isfinite(), exact, value)
     used = grad.ignored.logical_not()
+    if never_meet is not None and never_meet(used, aside):
+        return value
     dtype = value.dtype
     met = apply(used.to(dtype), aside.to(dtype))
     if not met.any():
@@ -67,24 +71,31 @@ def is_finite(saved: Tensor) -> bool:
     return bool((low > -torch.inf) & (high < torch.inf))
 
 
-def _two(apply: Apply, a: Any, b: Any, mask_a: Tensor | None, mask_b: Tensor | None) -> Cotangent:
-    """One factor is the cotangent; the mask is its own, reduced over what is summed."""
-    if type(a) is Cotangent:
-        return Cotangent(bilinear(apply, a, plain(b)), mask_a)
-    return Cotangent(bilinear(lambda grad, saved: apply(saved, grad), b, a), mask_b)
-
-
 @rule("mm", "bmm", "mv", "dot", "vdot")
 def matrix_product(op: Any, a: Any, b: Any) -> Any:
-    mask_a, mask_b = ignored_in(a), ignored_in(b)
+    """One factor is the cotangent; the mask is its own, reduced over what is summed."""
     shape = _shape(plain(a), plain(b))
-    if mask_a is not None:
-        row = mask_a.all(-1)
-        mask_a = (row.unsqueeze(-1) if plain(b).dim() > 1 else row).expand(shape)
-    if mask_b is not None:
-        column = mask_b.all(-1) if plain(b).dim() == 1 else mask_b.all(-2)
-        mask_b = (column.unsqueeze(-2) if plain(b).dim() > 1 else column).expand(shape)
-    return _two(lambda x, y: op(x, y), a, b, mask_a, mask_b)
+    vector = plain(b).dim() == 1
+    if type(a) is Cotangent:
+
+        def row_meets_none(used: Tensor, aside: Tensor) -> bool:
+            summed = aside if vector else aside.any(-1)
+            return not bool((used.any(-2) if used.dim() > 1 else used).logical_and(summed).any())
+
+        mask = a.ignored
+        if mask is not None:
+            row = mask.all(-1)
+            mask = (row if vector else row.unsqueeze(-1)).expand(shape)
+        return Cotangent(bilinear(op, a, plain(b), row_meets_none), mask)
+
+    def column_meets_none(used: Tensor, aside: Tensor) -> bool:
+        summed = used if vector else used.any(-1)
+        return not bool((aside.any(-2) if aside.dim() > 1 else aside).logical_and(summed).any())
+
+    mask = b.ignored
+    if mask is not None:
+        mask = (mask.all(-1) if vector else mask.all(-2).unsqueeze(-2)).expand(shape)
+    return Cotangent(bilinear(lambda grad, saved: op(saved, grad), b, a, column_meets_none), mask)
 
 
 def _shape(a: Tensor, b: Tensor) -> tuple[int, ...]:
