@@ -159,10 +159,10 @@ def harmless(nodes: Iterable[Any]) -> bool:
             if type(tensor) not in _DENSE or tensor.layout is not torch.strided or tensor.is_complex():
                 return False
             key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), test)
-            if key in seen or tensor.dtype is torch.bool:
+            if key in seen or (tensor.dtype is torch.bool and test is not AWAY_FROM_ZERO):
                 continue
             seen.add(key)
-            tensor = _as_factor(tensor)
+            tensor = _as_factor(tensor, test)
             measures = test.measure(_in_memory_order(tensor))
             if tensor.device.type != "cpu":
                 elsewhere.append((measures, test, tensor.dtype))
@@ -179,11 +179,11 @@ def _all_accepted(elsewhere: list[tuple[tuple[Tensor, ...], Test, torch.dtype]])
     )
 
 
-def _as_factor(tensor: Tensor) -> Tensor:
-    """In the dtype that it is multiplied in, at the narrowest: numbers of Python's are saved as float64 or int64."""
-    if tensor.dim() == 0 and tensor.dtype is torch.float64 or not tensor.is_floating_point():
-        return tensor.to(torch.float32)
-    return tensor
+def _as_factor(tensor: Tensor, test: Test) -> Tensor:
+    """In the narrowest dtype that it can be multiplied in: Python's numbers are saved as float64, integers as they are."""
+    if not tensor.is_floating_point():
+        return tensor.to(torch.float16 if test is FINITE else torch.float32)
+    return tensor.to(torch.float32) if tensor.dim() == 0 and tensor.dtype is torch.float64 else tensor
 
 
 def _in_memory_order(tensor: Tensor) -> Tensor:

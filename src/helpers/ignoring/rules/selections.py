@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, _current_node, full_mask, ignored_in, plain, rule
+from ..cotangent import Cotangent, _current_node, aten, full_mask, ignored_in, plain, rule
 from ..graph import function_of
 
 SELECTING = frozenset(
@@ -121,8 +121,8 @@ def index_put(op: Any, base: Any, indices: Any, source: Any, accumulate: bool = 
     mask = full_mask(plain(base), ignored_in(base, True))
     put = full_mask(plain(source), ignored_in(source, True))
     if not accumulate:
-        return Cotangent(value, torch.index_put(mask, indices, put))
-    used = torch.index_put(mask.logical_not().float(), indices, put.logical_not().float(), accumulate=True)
+        return Cotangent(value, aten.index_put(mask, indices, put))
+    used = aten.index_put(mask.logical_not().float(), indices, put.logical_not().float(), accumulate=True)
     return Cotangent(value, used == 0)
 
 
