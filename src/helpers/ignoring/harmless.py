@@ -59,6 +59,9 @@ SMOOTH = frozenset(
 DIVIDING = frozenset("Div Log Log10 Log2 Reciprocal Rsqrt Sqrt".split())
 """Nodes that divide by what they saved."""
 
+LARGE = 10_000
+"""Entries from which on it pays to remember what was looked at."""
+
 _DENSE = (Tensor, Parameter)
 _UNKNOWN = object()
 
@@ -75,22 +78,23 @@ def _sum(tensor: Tensor) -> tuple[Tensor, ...]:
     return (tensor.sum(dtype=torch.float32) if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.sum(),)
 
 
-def _bounds(dtype: torch.dtype) -> float:
+@functools.cache
+def _bound(dtype: torch.dtype) -> float:
     """Squares and cubes of numbers up to here don't overflow, nor do their inverses."""
     return torch.finfo(dtype).max ** 0.25
 
 
-def _moderate(low: float, high: float, dtype: torch.dtype) -> bool:
-    bound = _bounds(dtype)
+def _moderate(dtype: torch.dtype, low: float, high: float) -> bool:
+    bound = _bound(dtype)
     return -bound <= low and high <= bound
 
 
-def _away_from_zero(low: float, high: float, dtype: torch.dtype) -> bool:
-    bound = _bounds(dtype)
+def _away_from_zero(dtype: torch.dtype, low: float, high: float) -> bool:
+    bound = _bound(dtype)
     return 1 / bound <= low and high <= bound or -bound <= low and high <= -1 / bound
 
 
-FINITE = Test(_sum, lambda total, dtype: math.isfinite(total))
+FINITE = Test(_sum, lambda dtype, total: math.isfinite(total))
 MODERATE = Test(torch.aminmax, _moderate)
 AWAY_FROM_ZERO = Test(torch.aminmax, _away_from_zero)
 
@@ -114,7 +118,8 @@ EXCEPT: dict[str, dict[str, Test | None]] = {
 """Saved tensors with a test of their own; None looks at none of their numbers."""
 
 ONLY_IF: dict[str, Callable[[Any], bool]] = {
-    "Pow": lambda node: node._saved_exponent in (1, 2, 3, 4),  # a root of a negative number is NaN
+    # A root of a negative number is NaN, and an exponent may be a tensor.
+    "Pow": lambda node: isinstance(node._saved_exponent, (int, float)) and node._saved_exponent in (1, 2, 3, 4),
 }
 """What else must hold of a node."""
 
@@ -135,11 +140,7 @@ def _plan(kind: type, name: str) -> tuple[tuple[str, str, Test], ...] | None:
 
 @torch.no_grad()
 def harmless(nodes: Iterable[Any]) -> bool:
-    """Whether ignored entries can't contaminate what comes out of these nodes.
-
-    Raises:
-        RuntimeError: PyTorch's own, when a saved tensor was freed or changed in place.
-    """
+    """Whether ignored entries can't contaminate what comes out of these nodes."""
     seen: set[tuple[Any, ...]] = set()
     elsewhere: list[tuple[tuple[Tensor, ...], Test, torch.dtype]] = []
     for node in nodes:
@@ -153,20 +154,26 @@ def harmless(nodes: Iterable[Any]) -> bool:
             # Unpacking could recompute (checkpoint); older versions of PyTorch can't tell.
             if getattr(saved, "unpack_hook", _UNKNOWN) is not None:
                 return False
-            tensor = getattr(node, attribute)
+            try:
+                tensor = getattr(node, attribute)
+            except RuntimeError:  # freed, or changed in place: backward will say so, and better
+                return True
             if tensor is None or not tensor.numel():
                 continue
             if type(tensor) not in _DENSE or tensor.layout is not torch.strided or tensor.is_complex():
                 return False
-            key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), test)
-            if key in seen or (tensor.dtype is torch.bool and test is not AWAY_FROM_ZERO):
+            if tensor.dtype is torch.bool and test is not AWAY_FROM_ZERO:
                 continue
-            seen.add(key)
+            if tensor.numel() > LARGE:  # a relu's result is the next layer's input; a look at a small one costs less
+                key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), test)
+                if key in seen:
+                    continue
+                seen.add(key)
             tensor = _as_factor(tensor, test)
             measures = test.measure(_in_memory_order(tensor))
             if tensor.device.type != "cpu":
                 elsewhere.append((measures, test, tensor.dtype))
-            elif not test.accepts(*(measure.item() for measure in measures), dtype=tensor.dtype):
+            elif not test.accepts(tensor.dtype, *[measure.item() for measure in measures]):
                 return False
     return not elsewhere or _all_accepted(elsewhere)
 
@@ -175,19 +182,22 @@ def _all_accepted(elsewhere: list[tuple[tuple[Tensor, ...], Test, torch.dtype]])
     """On another device all measures are fetched at once: one wait in place of hundreds."""
     numbers = iter(torch.stack([measure.double() for measures, _, _ in elsewhere for measure in measures]).tolist())
     return all(
-        test.accepts(*itertools.islice(numbers, len(measures)), dtype=dtype) for measures, test, dtype in elsewhere
+        test.accepts(dtype, *itertools.islice(numbers, len(measures))) for measures, test, dtype in elsewhere
     )
 
 
 def _as_factor(tensor: Tensor, test: Test) -> Tensor:
     """In the narrowest dtype that it can be multiplied in: Python's numbers are saved as float64, integers as they are."""
-    if not tensor.is_floating_point():
+    dtype = tensor.dtype
+    if not dtype.is_floating_point:
         return tensor.to(torch.float16 if test is FINITE else torch.float32)
-    return tensor.to(torch.float32) if tensor.dim() == 0 and tensor.dtype is torch.float64 else tensor
+    return tensor.to(torch.float32) if dtype is torch.float64 and tensor.dim() == 0 else tensor
 
 
 def _in_memory_order(tensor: Tensor) -> Tensor:
     """The same entries; a transposed weight takes `aminmax` ten times as long as the weight."""
     if tensor.is_contiguous():
         return tensor
+    if tensor.dim() == 2:
+        return tensor.t()
     return tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
