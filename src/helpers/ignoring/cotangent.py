@@ -12,11 +12,15 @@ Two invariants hold for every `Cotangent`:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from threading import get_ident, local
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
 
 aten = torch.ops.aten
 _AccumulateGrad: type = torch._C._functions.AccumulateGrad
@@ -28,9 +32,28 @@ Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
 """What each operator does to a cotangent, by the operator's name ("aten::mul"), for all its overloads."""
 
-LOST: set[str] = set()
-"""Operators met without a rule in the pass that is running; `passes` turns them into one warning."""
 
+class _Lost:
+    """The operators met without a rule, for each pass by itself; `passes` turns them into one warning."""
+
+    def __init__(self) -> None:
+        self._running: dict[int, list[set[str]]] = {}
+
+    def begin(self) -> None:
+        self._running.setdefault(get_ident(), []).append(set())
+
+    def end(self) -> set[str]:
+        return self._running[get_ident()].pop()
+
+    def add(self, name: str) -> None:
+        """Note it for the innermost pass of this thread; on a device's own thread, for all that run."""
+        here = self._running.get(get_ident())
+        for passes in [here] if here else list(self._running.values()):
+            if passes:
+                passes[-1].add(name)
+
+
+LOST = _Lost()
 
 CHUNK = 1 << 17
 """Entries that are mended at a time: half a megabyte of float32."""
@@ -73,6 +96,8 @@ class Cotangent(Tensor):
 
     value: Tensor
     ignored: Tensor | None
+    viewed: tuple[Cotangent, Callable[[Tensor], Tensor]] | None
+    """For a view: what it is a view of, and how to view a mask alike."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -83,6 +108,7 @@ class Cotangent(Tensor):
         self = Tensor._make_subclass(cls, value)
         self.value = value
         self.ignored = ignored
+        self.viewed = None
         return self
 
     @classmethod
@@ -96,10 +122,16 @@ class Cotangent(Tensor):
         schema = op._schema
         if schema.is_mutable:
             return _in_place(op, schema.name, args, kwargs)
-        return _follow(op, schema.name, args, kwargs)
+        result = _follow(op, schema.name, args, kwargs)
+        if op.is_view:
+            _remember_view(result, op, args, kwargs)
+        return result
 
     def numpy(self, *, force: bool = False) -> Any:
         return self.value.numpy(force=force)
+
+    def tolist(self) -> Any:
+        return self.value.tolist()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.value.__reduce_ex__(protocol)
@@ -238,9 +270,45 @@ def _in_place(op: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
     return target
 
 
+def entered(node: Any) -> None:
+    """Told as each node's derivative begins, after the hooks of its tensors."""
+    _in.node = None if node is None else node._sequence_nr()
+
+
+def retained() -> bool:
+    """Whether the operator was called to retain a gradient in `.grad`: not by a derivative, nor by a hook in Python."""
+    node = _current_node()
+    if node is None or node._sequence_nr() == _in.__dict__.get("node", node._sequence_nr()):
+        return False
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and str(frame.f_globals.get("__package__")).startswith(__package__):
+        frame = frame.f_back
+    return frame is None or frame.f_code is _engine_run_backward.__code__
+
+
+_in = local()
+
+
 def _write_mask(target: Cotangent, ignored: Tensor | None) -> None:
-    """Into the mask's own memory where it has one, so that a view's mask changes its base's."""
-    if target.ignored is not None and 0 not in target.ignored.stride():
-        target.ignored.copy_(ignored) if ignored is not None else target.ignored.zero_()
-    else:
-        target.ignored = ignored
+    """A new mask for a cotangent that was written to, and for what it is a view of.
+
+    Cotangents share their masks freely, so no mask is ever written into.
+    """
+    target.ignored = ignored
+    if target.viewed is None:
+        return
+    parent, view = target.viewed
+    try:
+        mask = laid_out(full_mask(parent.value, parent.ignored), parent.value)
+        view(mask).copy_(full_mask(target.value, ignored))
+    except (RuntimeError, NotImplementedError):  # a view as another dtype: a mask can't follow, so all entries count
+        mask = None
+    _write_mask(parent, mask)
+
+
+def laid_out(mask: Tensor, value: Tensor) -> Tensor:
+    """A copy of the mask that lies in memory as the value does, so that every view of one is a view of the other."""
+    steps = zip(value.size(), value.stride(), strict=True)
+    extent = value.storage_offset() + 1 + sum((size - 1) * step for size, step in steps) if value.numel() else 0
+    memory = torch.zeros(extent, dtype=torch.bool, device=value.device)
+    return memory.as_strided(value.size(), value.stride(), value.storage_offset()).copy_(mask)

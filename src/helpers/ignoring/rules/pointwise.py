@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, ignored_in, plain, rule, settle
+from ..cotangent import Cotangent, ignored_in, plain, retained, rule, settle
 from .selections import selecting
 
 
@@ -35,7 +35,6 @@ def _either(args: tuple[Any, ...]) -> Tensor | None:
     "mish_backward",
     "native_dropout_backward",
     "rrelu_with_noise_backward",
-    "rsub",
     "sigmoid_backward",
     "silu_backward",
     "softplus_backward",
@@ -66,12 +65,14 @@ def shutter(op: Any, grad: Any, saved: Any, *bounds: Any) -> Any:
     return settle(value, closed if ignored is None else closed | ignored)
 
 
-@rule("add", "sub")
+@rule("add", "rsub", "sub")
 def total(op: Any, a: Any, b: Any, **kwargs: Any) -> Any:
     """Ignored where both terms are."""
     mask_a, mask_b = ignored_in(a), ignored_in(b)
     ignored = None if mask_a is None or mask_b is None else mask_a & mask_b
     value = op(plain(a), plain(b), **kwargs)
+    if type(a) is not type(b) and retained():
+        return value
     if ignored is not None and ignored.shape != value.shape:
         ignored = ignored.expand(value.shape)
     return Cotangent(value, ignored)
@@ -101,8 +102,8 @@ def total_of_product(op: Any, base: Any, a: Any, b: Any, *, value: Any = 1) -> A
     "resolve_neg",
 )
 def same_entries(op: Any, grad: Any, **kwargs: Any) -> Any:
-    if kwargs.get("memory_format") is torch.contiguous_format and grad.is_contiguous():
-        return op(grad.value, **kwargs)  # what `retain_grad` keeps for the user, who wants it plain
+    if kwargs.get("memory_format") is torch.contiguous_format and retained():
+        return op(grad.value, **kwargs)
     return Cotangent(op(grad.value, **kwargs), grad.ignored)
 
 

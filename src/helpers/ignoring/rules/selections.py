@@ -87,7 +87,12 @@ def masked_select(op: Any, grad: Any, where: Tensor) -> Any:
 @rule("zeros_like", "zero")
 def zeros_like(op: Any, grad: Any, **kwargs: Any) -> Any:
     value = op(plain(grad), **kwargs)
-    return Cotangent(value, torch.ones_like(value, dtype=torch.bool) if selecting() else None)
+    return Cotangent(value, _everywhere(value) if selecting() else None)
+
+
+def _everywhere(value: Tensor) -> Tensor:
+    """A mask that ignores every entry: one byte, for masks are never written into."""
+    return torch.ones((), dtype=torch.bool, device=value.device).expand(value.shape)
 
 
 @rule("new_zeros")
@@ -96,23 +101,21 @@ def new_zeros(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
     value = op(plain(grad), *args, **kwargs)
     if not (value.is_floating_point() or value.is_complex()):
         return value
-    return Cotangent(value, torch.ones_like(value, dtype=torch.bool))
+    return Cotangent(value, _everywhere(value))
 
 
 @rule("new_empty", "new_empty_strided", "empty_like")
 def uninitialised(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
-    """A mask in the same layout, so that a view of the value and the view of the mask are the same places."""
+    """Counts until something is written there."""
     value = op(plain(grad), *args, **kwargs)
-    if not (value.is_floating_point() or value.is_complex()):
-        return value
-    return Cotangent(value, torch.zeros_like(value, dtype=torch.bool))
+    return Cotangent(value) if value.is_floating_point() or value.is_complex() else value
 
 
 @rule("fill")
 def fill(op: Any, grad: Any, number: Any) -> Any:
     value = op(plain(grad), plain(number))
     zero = selecting() and plain(number) == 0
-    return Cotangent(value, torch.ones_like(value, dtype=torch.bool) if zero else None)
+    return Cotangent(value, _everywhere(value) if zero else None)
 
 
 @rule("index_put", "_index_put_impl", "_unsafe_index_put")

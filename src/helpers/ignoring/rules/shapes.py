@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, full_mask, ignored_in, plain, rule
+from ..cotangent import Cotangent, full_mask, ignored_in, laid_out, plain, rule
 from .selections import selecting
 
 
@@ -71,17 +71,11 @@ def reshaped(op: Any, grad: Any, size: Any, *args: Any) -> Any:
 
 @rule("as_strided")
 def strided(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
+    """Strides are of the memory: the mask has to lie there as the value does."""
     ignored = grad.ignored
-    if ignored is not None and (ignored.stride() != grad.value.stride() or ignored.storage_offset()):
-        value = grad.value
-        extent = torch.zeros(value.storage_offset() + _extent(value), dtype=torch.bool, device=value.device)
-        ignored = extent.as_strided(value.size(), value.stride(), value.storage_offset()).copy_(ignored)
-    return Cotangent(op(grad.value, *args, **kwargs), ignored if ignored is None else op(ignored, *args, **kwargs))
-
-
-def _extent(value: Tensor) -> int:
-    """How many places of its storage a tensor spans."""
-    return 1 + sum((n - 1) * step for n, step in zip(value.size(), value.stride(), strict=True)) if value.numel() else 0
+    if ignored is not None:
+        ignored = op(laid_out(ignored, grad.value), *args, **kwargs)
+    return Cotangent(op(grad.value, *args, **kwargs), ignored)
 
 
 @rule("cat", "stack", "hstack", "vstack")
@@ -137,3 +131,9 @@ def surrounded(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
         else ~grad.ignored
     )
     return Cotangent(value, op(used, *args, **kwargs).logical_not_())
+
+
+@rule("_sparse_coo_tensor_with_dims_and_tensors", "_sparse_coo_tensor_unsafe", "sparse_coo_tensor")
+def made_sparse(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """The gradient of a sparse embedding: what is not in it is zero, and what is ignored in it is."""
+    return op(*plain(args), **plain(kwargs))
