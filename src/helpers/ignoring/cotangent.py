@@ -289,6 +289,16 @@ def retained() -> bool:
 _in = local()
 
 
+def _remember_view(result: Any, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    parent = args[0]
+    if type(result) is Cotangent:
+        result.viewed = (parent, lambda mask: op(mask, *args[1:], **kwargs))
+    elif isinstance(result, (tuple, list)):
+        for number, part in enumerate(result):
+            if type(part) is Cotangent:
+                part.viewed = (parent, lambda mask, number=number: op(mask, *args[1:], **kwargs)[number])
+
+
 def _write_mask(target: Cotangent, ignored: Tensor | None) -> None:
     """A new mask for a cotangent that was written to, and for what it is a view of.
 
