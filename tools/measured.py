@@ -123,8 +123,8 @@ def coverage(content: dict[str, Any]) -> str:
     total = {column: sum(row[column] for row in content["rows"]) for column in columns}
     share = total["mended"] / total["contaminated"]
     caption = (
-        f"{total['mended']} of {total['contaminated']} contaminated samples mended ({share:.1%}), {total['broken']} broken; "
-        f"{len(content['rows'])} operators, torch {html.escape(content['torch'])}"
+        f"{total['mended']} of {total['contaminated']} contaminated samples mended ({share:.1%}), "
+        f"{total['broken']} broken; {len(content['rows'])} operators, torch {html.escape(content['torch'])}"
     )
     foot = ["all operators", *(str(total[column]) for column in columns), ""]
     return show.page(show.table(caption, ["operator", *columns, "without a rule"], body, foot))
