@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
-from .cotangent import LOST, Cotangent, plain, wrapped
+from .cotangent import LOST, Cotangent, _current_node, entered, ignored_in, plain, wrapped
+from .graph import nodes_of
 
-TRANSPARENT = frozenset({"BackwardHookFunctionBackward", "CheckpointFunctionBackward", "_DDPSinkBackward"})
+TRANSPARENT = frozenset({"BackwardHookFunctionBackward", "_DDPSinkBackward"})
 """PyTorch's own functions that only hand a cotangent on."""
+
+CHECKPOINT = "CheckpointFunctionBackward"
+"""The reentrant checkpoint: its backward recomputes a part of the graph, and is a pass of its own over that part."""
 
 
 def guard(nodes: Iterable[Any]) -> list[Any]:
@@ -21,12 +26,47 @@ def guard(nodes: Iterable[Any]) -> list[Any]:
     Returns:
         The handles, to be removed after the pass.
     """
-    return [
-        handle
-        for node in nodes
-        if isinstance(node, BackwardCFunction) and node.name() not in TRANSPARENT
-        for handle in _guard(node)
-    ]
+    handles: list[Any] = []
+    for node in nodes:
+        if not isinstance(node, BackwardCFunction) or node.name() in TRANSPARENT:
+            handles.append(node.register_prehook(_enter))
+        else:
+            handles += _guard_checkpoint(node) if node.name() == CHECKPOINT else _guard(node)
+    return handles
+
+
+def _enter(cotangents: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """A plain tensor that a hook made of a cotangent is one again, so that what lies ahead can be ignored in it."""
+    entered(_current_node())
+    if all(type(c) is not Tensor for c in cotangents):
+        return None
+    return tuple(wrapped(c) if type(c) is Tensor else c for c in cotangents)
+
+
+def _guard_checkpoint(node: Any) -> list[Any]:
+    """What is recomputed is guarded too; the masks that end at its detached inputs are handed on."""
+    recompute: Callable[..., Any] = node.run_function
+    handles: list[Any] = []
+    masks: dict[int, Tensor | None] = {}
+
+    def recomputed(*inputs: Any) -> Any:
+        outputs = recompute(*inputs)
+        handles.extend(guard(nodes_of(outputs if isinstance(outputs, (tuple, list)) else (outputs,))))
+        for i, tensor in enumerate(filter(torch.is_tensor, inputs)):
+            if tensor.requires_grad:
+                tensor.register_hook(lambda cotangent, i=i: masks.update({i: ignored_in(cotangent)}))
+        return outputs
+
+    def after(results: tuple[Any, ...], cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(Cotangent(r, masks.get(i)) if isinstance(r, Tensor) else r for i, r in enumerate(results))
+
+    def restore() -> None:
+        node.run_function = recompute
+        for handle in handles:
+            handle.remove()
+
+    node.run_function = recomputed
+    return [node.register_hook(after), SimpleNamespace(remove=restore)]
 
 
 def _guard(node: Any) -> list[Any]:
@@ -43,4 +83,3 @@ def _guard(node: Any) -> list[Any]:
         return tuple(wrapped(r) for r in results)
 
     return [node.register_prehook(before), node.register_hook(after)]
-

@@ -13,7 +13,7 @@ from torch.autograd.graph import GradientEdge
 from torch.masked import MaskedTensor, masked_tensor
 
 from ..quiet import quiet_prototype_warning
-from .cotangent import LOST, Cotangent
+from .cotangent import LOST, Cotangent, entered
 from .foreign import guard
 from .graph import nodes_of
 from .harmless import harmless
@@ -162,16 +162,14 @@ class Careful:
         self.nodes = nodes
 
     def __enter__(self) -> None:
-        self.outer = set(LOST)
-        LOST.clear()
+        LOST.begin()
+        entered(None)
         self.handles = guard(self.nodes)
 
     def __exit__(self, failed: type[BaseException] | None, *details: object) -> None:
         for handle in self.handles:
             handle.remove()
-        lost = sorted(LOST)
-        LOST.clear()
-        LOST.update(self.outer)
+        lost = sorted(LOST.end())
         if lost and failed is None:
             warnings.warn(
                 f"ignoring has no rule for {', '.join(lost)}: from there on the gradient is plain PyTorch's, and ignored "
