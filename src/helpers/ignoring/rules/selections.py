@@ -35,39 +35,49 @@ def selecting() -> bool:
     return function_of(node.name()) in SELECTING
 
 
-def _ignored_part(thing: Any, like: Tensor) -> Tensor:
-    """The mask of one of the sources that a cotangent is put together from."""
-    zeros = selecting()
-    if isinstance(thing, Tensor):
-        mask = ignored_in(thing, zeros)
-        return full_mask(thing, None) if mask is None else mask
-    return torch.tensor(zeros and thing == 0, device=like.device)
+def _source_mask(thing: Any, value: Tensor, instead_of: Tensor | None = None) -> Tensor:
+    """The mask of one of the sources that a cotangent is put together from.
+
+    A plain zero is ignored where it means "not selected"; elsewhere where it stands in place of an ignored entry.
+    """
+    if type(thing) is Cotangent:
+        return full_mask(thing, thing.ignored)
+    zero = thing == 0 if isinstance(thing, Tensor) else torch.tensor(thing == 0, device=value.device)
+    if selecting():
+        return zero
+    return torch.zeros_like(zero) if instead_of is None else zero & instead_of
 
 
 @rule("where")
 def where(op: Any, condition: Tensor, a: Any, b: Any) -> Any:
+    """Each entry of the result is one of the sources', with its mask."""
     value = op(condition, plain(a), plain(b))
     mask_a, mask_b = ignored_in(a), ignored_in(b)
-    if selecting():
+    if mask_a is None and mask_b is None:
+        if not selecting():
+            return Cotangent(value)
         # The usual form, where(condition, cotangent, 0), needs one pass.
-        if type(a) is Cotangent and mask_a is None and isinstance(b, Tensor) and b.dim() == 0 and plain(b).item() == 0:
+        if type(a) is Cotangent and _is_zero(b):
             return Cotangent(value, condition.logical_not().expand(value.shape))
-        if type(b) is Cotangent and mask_b is None and isinstance(a, Tensor) and a.dim() == 0 and plain(a).item() == 0:
+        if type(b) is Cotangent and _is_zero(a):
             return Cotangent(value, condition.expand(value.shape))
-    elif mask_a is None and mask_b is None:
-        return Cotangent(value)
-    mask = torch.where(condition, _ignored_part(a, value), _ignored_part(b, value))
+    mask = torch.where(condition, _source_mask(a, value, mask_b), _source_mask(b, value, mask_a))
     return Cotangent(value, mask.expand(value.shape))
+
+
+def _is_zero(thing: Any) -> bool:
+    return type(thing) is not Cotangent and isinstance(thing, Tensor) and thing.dim() == 0 and thing.item() == 0
 
 
 @rule("masked_fill")
 def masked_fill(op: Any, grad: Any, filled: Tensor, fill: Any) -> Any:
+    """A zero over an ignored entry leaves it ignored, whatever the zero means; another number counts."""
     value = op(plain(grad), filled, plain(fill))
     ignored = ignored_in(grad)
-    if selecting() and plain(fill) == 0:
+    if plain(fill) != 0:
+        ignored = ignored if ignored is None else ignored & ~filled
+    elif selecting():
         ignored = filled if ignored is None else ignored | filled
-    elif ignored is not None:
-        ignored = ignored & ~filled
     return Cotangent(value, ignored if ignored is None else ignored.expand(value.shape))
 
 
@@ -75,7 +85,7 @@ def masked_fill(op: Any, grad: Any, filled: Tensor, fill: Any) -> Any:
 def masked_scatter(op: Any, base: Any, where: Tensor, source: Any) -> Any:
     value = op(plain(base), where, plain(source))
     mask = full_mask(plain(base), ignored_in(base, True)).expand(value.shape)
-    return Cotangent(value, torch.masked_scatter(mask, where, _ignored_part(source, value)))
+    return Cotangent(value, torch.masked_scatter(mask, where, _source_mask(source, value)))
 
 
 @rule("masked_select")
