@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd.graph import _engine_run_backward
 
 aten = torch.ops.aten
-_AccumulateGrad: type = torch._C._functions.AccumulateGrad
+AccumulateGrad: type = torch._C._functions.AccumulateGrad
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
 _current_pass: Callable[[], int] = torch._C._current_graph_task_id
 
@@ -117,7 +117,7 @@ class Cotangent(Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         # Outside of a pass, and where a leaf takes its gradient, the mask has served its turn.
-        if _current_pass() == -1 or type(_current_node()) is _AccumulateGrad:
+        if _current_pass() == -1 or type(_current_node()) is AccumulateGrad:
             return op(*plain(args), **plain(kwargs))
         schema = op._schema
         if schema.is_mutable:

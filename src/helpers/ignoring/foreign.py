@@ -38,9 +38,10 @@ def guard(nodes: Iterable[Any]) -> list[Any]:
 def _enter(cotangents: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """A plain tensor that a hook made of a cotangent is one again, so that what lies ahead can be ignored in it."""
     entered(_current_node())
-    if all(type(c) is not Tensor for c in cotangents):
-        return None
-    return tuple(wrapped(c) if type(c) is Tensor else c for c in cotangents)
+    for cotangent in cotangents:
+        if type(cotangent) is Tensor:
+            return tuple(wrapped(c) if type(c) is Tensor else c for c in cotangents)
+    return None
 
 
 def _guard_checkpoint(node: Any) -> list[Any]:
@@ -48,14 +49,23 @@ def _guard_checkpoint(node: Any) -> list[Any]:
     recompute: Callable[..., Any] = node.run_function
     handles: list[Any] = []
     masks: dict[int, Tensor | None] = {}
+    unused: list[bool] = []
+
+    def before(cotangents: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        unused[:] = [cotangent is None for cotangent in cotangents]
+        return _enter(cotangents)
 
     def recomputed(*inputs: Any) -> Any:
-        outputs = recompute(*inputs)
-        handles.extend(guard(nodes_of(outputs if isinstance(outputs, (tuple, list)) else (outputs,))))
+        result = recompute(*inputs)
+        outputs = result if isinstance(result, (tuple, list)) else (result,)
+        handles.extend(guard(nodes_of(outputs)))
+        for output, ignored in zip(outputs, unused, strict=True):
+            if ignored and isinstance(output, Tensor) and output.requires_grad:
+                output.register_hook(_all_ignored)
         for i, tensor in enumerate(filter(torch.is_tensor, inputs)):
             if tensor.requires_grad:
                 tensor.register_hook(lambda cotangent, i=i: masks.update({i: ignored_in(cotangent)}))
-        return outputs
+        return result
 
     def after(results: tuple[Any, ...], cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(Cotangent(r, masks.get(i)) if isinstance(r, Tensor) else r for i, r in enumerate(results))
@@ -66,7 +76,12 @@ def _guard_checkpoint(node: Any) -> list[Any]:
             handle.remove()
 
     node.run_function = recomputed
-    return [node.register_hook(after), SimpleNamespace(remove=restore)]
+    return [node.register_prehook(before), node.register_hook(after), SimpleNamespace(remove=restore)]
+
+
+def _all_ignored(zeros: Tensor) -> Cotangent:
+    """What PyTorch makes up for an output that was not used."""
+    return Cotangent(plain(zeros), torch.ones_like(plain(zeros), dtype=torch.bool))
 
 
 def _guard(node: Any) -> list[Any]:
