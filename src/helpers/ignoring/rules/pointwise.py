@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, ignored_in, plain, retained, rule, settle
+from ..cotangent import Cotangent, ignored_in, plain, retained, rule, settle, wrapped
 from .selections import selecting
 
 
@@ -138,3 +138,12 @@ def in_a_hook(op: Any, *args: Any, **kwargs: Any) -> Any:
 def observed(op: Any, *args: Any, **kwargs: Any) -> Any:
     """A number about a cotangent, as a hook takes it; not a cotangent."""
     return op(*plain(args), **plain(kwargs))
+
+
+@rule(
+    "bernoulli", "full_like", "new_full", "new_ones", "normal_functional", "ones_like", "rand_like", "randint_like",
+    "randn_like",
+)  # fmt: skip
+def made_up(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Numbers in a cotangent's shape, such as the noise that a hook adds."""
+    return wrapped(op(*plain(args), **plain(kwargs)))
