@@ -290,6 +290,11 @@ def test_an_inner_selection_needs_no_outer_one():
                     2.0, -1.0).tolist() == [0.5, 0.0]  # fmt: skip
 
 
+@pytest.mark.parametrize("step", [torch.floor, torch.round, torch.sign, torch.trunc, torch.ceil])
+def test_ignored_times_a_derivative_that_is_0_everywhere(step):
+    assert gradient(lambda x: torch.where(x < 50, step(x.exp()) + x, 0.0).sum(), 1.0, 100.0).tolist() == [1.0, 0.0]
+
+
 def test_dangers_in_a_row():
     assert gradient(
         lambda x: torch.where(x > 0, (1 / x.sqrt()).log().exp().sin(), 0.0).sum(), 4.0, 0.0

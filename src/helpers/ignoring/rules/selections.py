@@ -97,7 +97,7 @@ def masked_select(op: Any, grad: Any, where: Tensor) -> Any:
 @rule("zeros_like", "zero")
 def zeros_like(op: Any, grad: Any, **kwargs: Any) -> Any:
     value = op(plain(grad), **kwargs)
-    return Cotangent(value, _everywhere(value) if selecting() else None)
+    return Cotangent(value, _everywhere(value) if selecting() else ignored_in(grad))
 
 
 def _everywhere(value: Tensor) -> Tensor:

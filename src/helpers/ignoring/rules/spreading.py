@@ -29,6 +29,7 @@ from ..cotangent import Cotangent, ignored_in, plain, rule
     "fractional_max_pool2d_backward",
     "fractional_max_pool3d_backward",
     "im2col",
+    "masked_scatter_backward",
     "max_pool2d_with_indices_backward",
     "max_pool3d_with_indices_backward",
     "max_unpool2d",

@@ -1,0 +1,268 @@
+"""Random programs of selections and functions, run twice: by PyTorch, and entry by entry on Python's floats.
+
+The second way knows nothing of tensors. Each number remembers which numbers it was computed from, and how a derivative
+goes back to each; a number that was not selected is not among them. What the loss does not lead back to is ignored.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+inf, nan = math.inf, math.nan
+SIZE = 4
+NUMBERS = [0.0, -0.0, 1.0, -1.0, 0.5, 2.0, -3.0, 100.0, -800.0, 800.0, 3e38, 1e200, inf, -inf, nan]
+PLAIN = [1.0, -1.0, 0.5, 2.0, -3.0, 0.25]
+
+
+@dataclass(eq=False)
+class Number:
+    """A float64 and the ways back from it."""
+
+    value: float
+    back: list = field(default_factory=list)  # pairs: a number it was computed from, and what it gets of a derivative
+
+    def __post_init__(self):
+        self.value = np.float64(self.value)
+
+
+def gradient(loss, leaves):
+    """What each leaf gets of the loss; None where nothing leads back."""
+    order, seen = [], set()
+
+    def visit(number):
+        if id(number) not in seen:
+            seen.add(id(number))
+            for source, _ in number.back:
+                visit(source)
+            order.append(number)
+
+    visit(loss)
+    got = {id(loss): np.float64(1)}
+    with np.errstate(all="ignore"):
+        for number in reversed(order):
+            for source, pull in number.back:
+                part = pull(got[id(number)])
+                got[id(source)] = got[id(source)] + part if id(source) in got else part
+    return [got.get(id(leaf)) for leaf in leaves]
+
+
+def unary(value, pull):
+    def run(xs, _):
+        return [Number(value(x.value), [(x, lambda g, x=x: pull(g, x.value, value(x.value)))]) for x in xs]
+
+    return run
+
+
+def times(x, y):
+    return Number(x.value * y.value, [(x, lambda g: g * y.value), (y, lambda g: g * x.value)])
+
+
+def over(x, y):
+    return Number(x.value / y.value, [(x, lambda g: g / y.value), (y, lambda g: -g * ((x.value / y.value) / y.value))])
+
+
+def plus(x, y):
+    return Number(x.value + y.value, [(x, lambda g: g), (y, lambda g: g)])
+
+
+def larger(x, y):
+    value = np.maximum(x.value, y.value)
+    if x.value == y.value:
+        return Number(value, [(x, lambda g: g / 2), (y, lambda g: g / 2)])
+    back = [(n, lambda g: g) for n, other in ((x, y), (y, x)) if not n.value < other.value]
+    return Number(value, back)
+
+
+def total(xs):
+    return Number(sum(x.value for x in xs), [(x, lambda g: g) for x in xs])
+
+
+def matrix(xs, ws):
+    """The 2x2 matrix of xs times that of ws."""
+    return [total([times(xs[2 * i + k], ws[2 * k + j]) for k in range(2)]) for i in range(2) for j in range(2)]
+
+
+def constants(values):
+    return [Number(value) for value in values]
+
+
+def tensor(values, like):
+    return torch.tensor(values, dtype=like.dtype)
+
+
+def assigned(x, mask, values):
+    y = x.clone()
+    y[torch.tensor(mask)] = tensor(values, x)[torch.tensor(mask)]
+    return y
+
+
+# One operand: name -> (by PyTorch, by numbers, what its parameter is drawn from).
+
+masks = st.lists(st.booleans(), min_size=SIZE, max_size=SIZE)
+values = st.lists(st.sampled_from(NUMBERS), min_size=SIZE, max_size=SIZE)
+indices = st.lists(st.integers(0, SIZE - 1), min_size=SIZE, max_size=SIZE)
+nothing = st.none()
+
+ONE = {
+    "exp": (lambda x, _: x.exp(), unary(np.exp, lambda g, x, y: g * y), nothing),
+    "log": (lambda x, _: x.log(), unary(np.log, lambda g, x, y: g / x), nothing),
+    "sqrt": (lambda x, _: x.sqrt(), unary(np.sqrt, lambda g, x, y: g / (2 * y)), nothing),
+    "tanh": (lambda x, _: x.tanh(), unary(np.tanh, lambda g, x, y: g * (1 - y * y)), nothing),
+    "sin": (lambda x, _: x.sin(), unary(np.sin, lambda g, x, y: g * np.cos(x)), nothing),
+    "square": (lambda x, _: x**2, unary(np.square, lambda g, x, y: g * (2 * x)), nothing),
+    "reciprocal": (lambda x, _: x.reciprocal(), unary(lambda x: 1 / x, lambda g, x, y: -g * (y * y)), nothing),
+    "neg": (lambda x, _: -x, unary(np.negative, lambda g, x, y: -g), nothing),
+    "floor": (lambda x, _: x.floor(), unary(np.floor, lambda g, x, y: np.float64(0)), nothing),
+    "times constants": (
+        lambda x, c: x * tensor(c, x), lambda xs, c: [times(*p) for p in zip(xs, constants(c), strict=True)], values),
+    "over constants": (
+        lambda x, c: x / tensor(c, x), lambda xs, c: [over(*p) for p in zip(xs, constants(c), strict=True)], values),
+    "constants over": (
+        lambda x, c: tensor(c, x) / x, lambda xs, c: [over(*p) for p in zip(constants(c), xs, strict=True)], values),
+    "plus constants": (
+        lambda x, c: x + tensor(c, x), lambda xs, c: [plus(*p) for p in zip(xs, constants(c), strict=True)], values),
+    "matrix": (
+        lambda x, c: (x.reshape(2, 2) @ tensor(c, x).reshape(2, 2)).reshape(SIZE),
+        lambda xs, c: matrix(xs, constants(c)), values),
+    "by a bool": (
+        lambda x, m: x * torch.tensor(m), lambda xs, m: [times(x, Number(k)) for x, k in zip(xs, m, strict=True)], masks),
+    "mean": (
+        lambda x, _: x.mean().expand(SIZE) + 0 * tensor([0.0] * SIZE, x),
+        lambda xs, _: [Number(t.value / SIZE, [(t, lambda g: g / SIZE)]) for t in [total(xs)]] * SIZE, nothing),
+    "cumsum": (lambda x, _: x.cumsum(0), lambda xs, _: [total(xs[: i + 1]) for i in range(SIZE)], nothing),
+    # Selections.
+    "relu": (lambda x, _: x.relu(), lambda xs, _: [Number(0) if x.value <= 0 else x for x in xs], nothing),
+    "clamp": (
+        lambda x, _: x.clamp(-2, 50),
+        lambda xs, _: [x if -2 <= x.value <= 50 else Number(np.clip(x.value, -2, 50)) for x in xs], nothing),
+    "nan_to_num": (
+        lambda x, _: x.nan_to_num(0.0, 5.0, -5.0),
+        lambda xs, _: [x if np.isfinite(x.value) else Number(np.nan_to_num(x.value, True, 0.0, 5.0, -5.0)) for x in xs],
+        nothing),
+    "sort": (
+        lambda x, _: x.sort(stable=True).values,
+        lambda xs, _: sorted(xs, key=lambda x: (np.isnan(x.value), 0 if np.isnan(x.value) else x.value)), nothing),
+    "flip": (lambda x, _: x.flip(0), lambda xs, _: xs[::-1], nothing),
+    "index": (lambda x, i: x[torch.tensor(i)], lambda xs, i: [xs[k] for k in i], indices),
+    "gather": (lambda x, i: x.gather(0, torch.tensor(i)), lambda xs, i: [xs[k] for k in i], indices),
+    "index_select": (lambda x, i: x.index_select(0, torch.tensor(i)), lambda xs, i: [xs[k] for k in i], indices),
+    "slices": (lambda x, _: torch.cat([x[1:2], x[::2], x[-1:]]), lambda xs, _: [xs[1], xs[0], xs[2], xs[3]], nothing),
+    "one row": (
+        lambda x, _: x.reshape(2, 2)[1].repeat(2), lambda xs, _: [xs[2], xs[3], xs[2], xs[3]], nothing),
+    "crop and pad": (
+        lambda x, _: torch.nn.functional.pad(x[1:3], (1, 1), value=2.0),
+        lambda xs, _: [Number(2), xs[1], xs[2], Number(2)], nothing),
+    "masked_fill": (
+        lambda x, m: x.masked_fill(torch.tensor(m), 0.5),
+        lambda xs, m: [Number(0.5) if k else x for x, k in zip(xs, m, strict=True)], masks),
+    "masked_select": (
+        lambda x, m: torch.cat([x.masked_select(torch.tensor(m)), tensor([0.5] * SIZE, x)])[:SIZE],
+        lambda xs, m: ([x for x, k in zip(xs, m, strict=True) if k] + constants([0.5] * SIZE))[:SIZE], masks),
+    "bool index": (
+        lambda x, m: torch.cat([x[torch.tensor(m)], tensor([2.0] * SIZE, x)])[:SIZE],
+        lambda xs, m: ([x for x, k in zip(xs, m, strict=True) if k] + constants([2.0] * SIZE))[:SIZE], masks),
+    "assignment": (
+        lambda x, p: assigned(x, *p),
+        lambda xs, p: [Number(c) if k else x for x, k, c in zip(xs, *p, strict=True)], st.tuples(masks, values)),
+    "tril": (
+        lambda x, _: x.reshape(2, 2).tril().reshape(SIZE), lambda xs, _: [xs[0], Number(0), xs[2], xs[3]], nothing),
+    "max": (
+        lambda x, _: x.max().expand(SIZE),
+        lambda xs, _: [evenly(xs)] * SIZE, nothing),
+    "transpose": (lambda x, _: x.reshape(2, 2).t().reshape(SIZE), lambda xs, _: [xs[0], xs[2], xs[1], xs[3]], nothing),
+}  # fmt: skip
+
+
+def evenly(xs):
+    """The largest entry, or NaN; several that are it share its derivative."""
+    value = np.max([x.value for x in xs])
+    those = [x for x in xs if x.value == value or (np.isnan(value) and np.isnan(x.value))]
+    return Number(value, [(x, lambda g, n=len(those): g / n) for x in those])
+
+
+# Two operands.
+
+TWO = {
+    "add": (lambda x, y, _: x + y, lambda xs, ys, _: [plus(*p) for p in zip(xs, ys, strict=True)], nothing),
+    "mul": (lambda x, y, _: x * y, lambda xs, ys, _: [times(*p) for p in zip(xs, ys, strict=True)], nothing),
+    "div": (lambda x, y, _: x / y, lambda xs, ys, _: [over(*p) for p in zip(xs, ys, strict=True)], nothing),
+    "where": (
+        lambda x, y, m: torch.where(torch.tensor(m), x, y),
+        lambda xs, ys, m: [x if k else y for x, y, k in zip(xs, ys, m, strict=True)], masks),
+    "maximum": (
+        lambda x, y, _: torch.maximum(x, y), lambda xs, ys, _: [larger(*p) for p in zip(xs, ys, strict=True)], nothing),
+    "masked_scatter": (
+        lambda x, y, m: x.masked_scatter(torch.tensor(m), y),
+        lambda xs, ys, m: (lambda source: [next(source) if k else x for x, k in zip(xs, m, strict=True)])(iter(ys)), masks),
+    "cat": (lambda x, y, _: torch.cat([x[:2], y[2:]]), lambda xs, ys, _: xs[:2] + ys[2:], nothing),
+    "matmul": (
+        lambda x, y, _: (x.reshape(2, 2) @ y.reshape(2, 2)).reshape(SIZE), lambda xs, ys, _: matrix(xs, ys), nothing),
+}  # fmt: skip
+
+# The loss: a number.
+
+LAST = {
+    "sum": (lambda x, _: x.sum(), lambda xs, _: total(xs), nothing),
+    "masked sum": (
+        lambda x, m: torch.where(torch.tensor(m), x, 0.0).sum(),
+        lambda xs, m: total([x if k else Number(0) for x, k in zip(xs, m, strict=True)]), masks),
+    "sum of some": (
+        lambda x, m: x[torch.tensor(m)].sum(),
+        lambda xs, m: total([x for x, k in zip(xs, m, strict=True) if k] or [Number(0)]), masks),
+    "nansum": (
+        lambda x, _: x.nansum(), lambda xs, _: total([x for x in xs if not np.isnan(x.value)] or [Number(0)]), nothing),
+    "finite ones": (
+        lambda x, _: torch.where(x.isfinite(), x, 0.0).sum(),
+        lambda xs, _: total([x for x in xs if np.isfinite(x.value)] or [Number(0)]), nothing),
+    "dot": (
+        lambda x, c: x @ tensor(c, x),
+        lambda xs, c: total([times(x, n) for x, n in zip(xs, constants(c), strict=True)]),
+        st.lists(st.sampled_from(PLAIN), min_size=SIZE, max_size=SIZE)),
+}  # fmt: skip
+
+
+@dataclass
+class Program:
+    """Steps, each on results of earlier ones; result 0 and 1 are the leaves."""
+
+    leaves: list
+    steps: list
+    last: tuple
+
+    def by_pytorch(self, dtype=torch.float64):
+        leaves = [torch.tensor(values, dtype=dtype, requires_grad=True) for values in self.leaves]
+        results = list(leaves)
+        for name, operands, parameter in self.steps:
+            function = (ONE if len(operands) == 1 else TWO)[name][0]
+            results.append(function(*(results[k] for k in operands), parameter))
+        name, parameter = self.last
+        return leaves, LAST[name][0](results[-1], parameter)
+
+    def by_numbers(self):
+        """The gradient of each entry of the leaves, None where it is ignored."""
+        leaves = [constants(values) for values in self.leaves]
+        results = list(leaves)
+        with np.errstate(all="ignore"):
+            for name, operands, parameter in self.steps:
+                function = (ONE if len(operands) == 1 else TWO)[name][1]
+                results.append(function(*(results[k] for k in operands), parameter))
+            name, parameter = self.last
+            loss = LAST[name][1](results[-1], parameter)
+        return [gradient(loss, numbers) for numbers in leaves]
+
+
+@st.composite
+def programs(draw):
+    leaves = [draw(values) for _ in range(2)]
+    steps = []
+    for number in range(draw(st.integers(1, 7))):
+        one = draw(st.integers(0, 3)) > 0
+        name = draw(st.sampled_from(sorted(ONE if one else TWO)))
+        # The newest result is always used, so that nothing is computed in vain.
+        operands = [number + 1] if one else [number + 1, draw(st.integers(0, number + 1))]
+        steps.append((name, operands, draw((ONE if one else TWO)[name][2])))
+    name = draw(st.sampled_from(sorted(LAST)))
+    return Program(leaves, steps, (name, draw(LAST[name][2])))

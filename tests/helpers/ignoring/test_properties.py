@@ -1,0 +1,88 @@
+"""Random programs: the gradient is the one that Python's floats give entry by entry, and plain PyTorch's where finite."""
+
+import math
+import struct
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from programs import Program, programs
+
+from helpers import ignoring
+from helpers.ignoring import passes
+from helpers.ignoring.graph import nodes_of
+from helpers.ignoring.harmless import harmless
+
+properties = settings(deadline=None, derandomize=True, database=None, max_examples=400)
+
+
+def bits(number):
+    return "nan" if math.isnan(number) else struct.pack("d", number)
+
+
+def same(ours, expected):
+    """Within rounding, and of the same kind: NaN, an infinity, finite."""
+    if math.isnan(expected) or math.isnan(ours):
+        return math.isnan(expected) and math.isnan(ours)
+    return math.isclose(ours, expected, rel_tol=1e-9, abs_tol=1e-300)
+
+
+def gradients(auto, program, dtype=torch.float64, **options):
+    leaves, loss = program.by_pytorch(dtype)
+    assume(loss.requires_grad)
+    return auto.grad(loss, leaves, allow_unused=True, **options)
+
+
+@properties
+@given(programs())
+def test_every_entry_is_what_floats_give_entry_by_entry(program):
+    for ours, expected in zip(gradients(ignoring, program), program.by_numbers(), strict=True):
+        if ours is None:
+            assert expected == [None] * 4
+        else:
+            assert all(same(o, 0.0 if e is None else e) for o, e in zip(ours.tolist(), expected, strict=True))
+
+
+@properties
+@given(programs())
+def test_the_mask_says_what_the_loss_leads_back_to(program):
+    for ours, expected in zip(gradients(ignoring, program, ignored="masked"), program.by_numbers(), strict=True):
+        if ours is not None:
+            assert ours.get_mask().tolist() == [e is not None for e in expected]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@properties
+@given(program=programs())
+def test_the_bits_are_plain_pytorchs_where_it_is_finite(dtype, program):
+    theirs = gradients(torch.autograd, program, dtype)
+    with mock.patch.object(passes, "_is_harmless", lambda roots: False):
+        ours = gradients(ignoring, program, dtype)
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a is None) == (b is None)
+        for o, t in zip(a.tolist(), b.tolist(), strict=True) if a is not None else ():
+            assert not math.isfinite(t) or bits(o) == bits(t)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@properties
+@given(program=programs())
+def test_what_is_called_harmless_is_harmless(dtype, program):
+    _, loss = program.by_pytorch(dtype)
+    assume(loss.requires_grad and harmless(tuple(nodes_of([loss]))))
+    theirs = gradients(torch.autograd, program, dtype)
+    with mock.patch.object(passes, "_is_harmless", lambda roots: False):
+        ours = gradients(ignoring, program, dtype)
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a is None and b is None) or list(map(bits, a.tolist())) == list(map(bits, b.tolist()))
+
+
+def test_the_reference_by_a_gradient_known_by_hand():
+    program = Program(
+        [[1.0, 800.0, 0.0, 2.0], [0.0] * 4],
+        [("exp", [0], None), ("masked_fill", [2], [False, True, False, False]), ("over constants", [3], [1, 1, 0, 2])],
+        ("sum of some", [True, True, True, False]),
+    )
+    first, second = program.by_numbers()
+    assert first == [pytest.approx(math.e), None, math.inf, None] and second == [None] * 4
