@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, ignored_in, plain, retained, rule, settle, wrapped
+from ..cotangent import Cotangent, _current_node, ignored_in, plain, retained, rule, settle, wrapped
+from ..graph import function_of
 from .selections import selecting
 
 
@@ -53,6 +54,9 @@ def mul(op: Any, a: Any, b: Any) -> Any:
     if isinstance(factor, Tensor) and factor.dtype is torch.bool and selecting():
         unselected = ~factor
         ignored = unselected if ignored is None else ignored | unselected
+        if factor.device.type == "cpu" and function_of(_current_node().name()) in ("Max", "Min"):
+            # Of a plain tensor this derivative fills zeros in; of a subclass it multiplies, which would give -0.0.
+            return Cotangent(op(plain(a), plain(b)).masked_fill_(unselected, 0), ignored)
     return settle(op(plain(a), plain(b)), ignored)
 
 
