@@ -8,41 +8,74 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
+import multiprocessing
+import platform
+import re
+import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from helpers import ignoring
+
+from .project import Project, write
+
 POISONS = {"nan": float("nan"), "inf": float("inf"), "3e38": 3e38}
 SAMPLES = 40
 """Samples of each operator that are looked at; the database has hundreds for a few."""
+SECONDS = 180
+"""How long one operator may take."""
+
+Gradients = Callable[..., Any]
 
 
 @dataclass
 class Tally:
-    """The samples of one operator: how many, and what became of them."""
+    """The poisoned samples of one operator, and what became of them.
 
+    `contaminated`: plain PyTorch's gradient is not that of the clean input. `mended`: ours is, among those. `broken`:
+    plain PyTorch's is and ours is not. `other_bits`: ours differs from plain PyTorch's where that is finite.
+    """
+
+    operator: str
     samples: int = 0
     contaminated: int = 0
     mended: int = 0
     broken: int = 0
     other_bits: int = 0
-    without_rule: set[str] = field(default_factory=set)
+    without_rule: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def add(self, other: Tally) -> None:
-        self.samples += other.samples
-        self.contaminated += other.contaminated
-        self.mended += other.mended
-        self.broken += other.broken
-        self.other_bits += other.other_bits
-        self.without_rule |= other.without_rule
-        self.notes += other.notes
+
+@dataclass
+class Case:
+    """One poisoned sample: the function of its differentiable tensors, before and after the poison."""
+
+    name: str
+    function: Callable[[list[Tensor]], list[Tensor]]
+    clean: list[Tensor]
+    poisoned: list[Tensor]
+    selected: list[Tensor]
+
+    def loss(self, tensors: list[Tensor]) -> Tensor:
+        """A sum of the selected outputs, each with a weight of its own."""
+        torch.manual_seed(1)
+        total = torch.zeros(())
+        for output, used in zip(self.function(tensors), self.selected, strict=True):
+            if used.any():
+                chosen, weights = output[used], torch.rand(used.shape)[used]
+                chosen = chosen.real + 0.5 * chosen.imag if chosen.is_complex() else chosen
+                total = total + (chosen * weights).sum()
+        return total
 
 
 def operators() -> list[Any]:
@@ -52,46 +85,25 @@ def operators() -> list[Any]:
     return [op for op in op_db if op.supports_autograd and torch.float32 in op.supported_backward_dtypes("cpu")]
 
 
-def measure(op: Any, gradients: Callable[..., Any]) -> Tally:
+def name_of(op: Any) -> str:
+    """The operator's name in the database, with its variant."""
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
+
+
+def measure(op: Any, gradients: Gradients = ignoring.grad, samples: int = SAMPLES) -> Tally:
     """Tally the samples of one operator, with `gradients` in the place of `torch.autograd.grad`."""
-    tally = Tally()
+    tally = Tally(name_of(op))
     try:
-        samples = iter(op.sample_inputs("cpu", torch.float32, requires_grad=True))
-        for number in range(SAMPLES):
-            sample = next(samples, None)
-            if sample is None:
-                break
-            for case in cases(op, sample):
-                tally.add(judge(case, gradients, f"{op.formatted_name if hasattr(op, 'formatted_name') else op.name}[{number}]"))
+        for number, sample in zip(range(samples), op.sample_inputs("cpu", torch.float32, requires_grad=True)):  # noqa: B905
+            for case in cases(op, sample, f"sample {number}"):
+                judge(case, gradients, tally)
     except Exception as error:  # a sample that this machine can't make
-        tally.notes.append(f"{op.name}: {type(error).__name__}: {str(error)[:200]}")
+        tally.notes.append(f"{type(error).__name__}: {str(error)[:200]}")
     return tally
 
 
-@dataclass
-class Case:
-    """One poisoned sample: the function of its differentiable tensors, before and after the poison."""
-
-    function: Callable[[list[Tensor]], list[Tensor]]
-    clean: list[Tensor]
-    poisoned: list[Tensor]
-    selected: list[Tensor]
-    name: str
-
-    def loss(self, tensors: list[Tensor]) -> Tensor:
-        torch.manual_seed(1)
-        total = torch.zeros(())
-        for output, used in zip(self.function(tensors), self.selected, strict=True):
-            if used.any():
-                weights = torch.rand(output.shape, dtype=output.real.dtype)
-                chosen = output[used]
-                chosen = chosen.real + 0.5 * chosen.imag if chosen.is_complex() else chosen
-                total = total + (chosen * weights[used]).sum()
-        return total
-
-
-def cases(op: Any, sample: Any) -> Iterator[Case]:
-    """The sample's ways to be poisoned."""
+def cases(op: Any, sample: Any, name: str) -> Iterator[Case]:
+    """The ways to poison a sample that leave some of its outputs as they were."""
     leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
     where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not where or any(leaves[i].layout is not torch.strided for i in where):
@@ -103,35 +115,42 @@ def cases(op: Any, sample: Any) -> Iterator[Case]:
         for i, tensor in zip(where, tensors, strict=True):
             filled[i] = tensor
         first, args, kwargs = tree_unflatten(filled, spec)
-        result = op(first, *args, **kwargs)
-        result = sample.output_process_fn_grad(result)
+        result = sample.output_process_fn_grad(op(first, *args, **kwargs))
         return [r for r in tree_flatten(result)[0] if isinstance(r, Tensor) and r.requires_grad]
 
+    def outputs(tensors: list[Tensor]) -> list[Tensor]:
+        return function([tensor.clone().requires_grad_() for tensor in tensors])
+
     clean = [leaves[i].detach() for i in where]
-    before = function([t.clone().requires_grad_() for t in clean])
-    if not before or any(b.layout is not torch.strided for b in before):
+    before = outputs(clean)
+    if not before or any(output.layout is not torch.strided for output in before):
         return
     for number, tensor in enumerate(clean):
         for part_name, part in parts(tensor):
+
+            def replaced(value: float, number: int = number, part: Tensor = part) -> list[Tensor]:
+                return [t.masked_fill(part, value) if i == number else t for i, t in enumerate(clean)]
+
             for poison_name, poison in POISONS.items():
-                replaced = [poison, 0.37]
-                selected = [torch.ones_like(b, dtype=torch.bool) for b in before]
-                for value in replaced:
-                    changed = list(clean)
-                    changed[number] = tensor.masked_fill(part, value)
-                    try:
-                        after = function([t.clone().requires_grad_() for t in changed])
-                    except Exception:
-                        after = []
-                    if [a.shape for a in after] != [b.shape for b in before]:
-                        selected = []
-                        break
-                    for s, a, b in zip(selected, after, before, strict=True):
-                        s &= (a == b) & b.isfinite()
-                if selected and any(s.any() for s in selected):
-                    poisoned = list(clean)
-                    poisoned[number] = tensor.masked_fill(part, poison)
-                    yield Case(function, clean, poisoned, selected, f"input {number}, {part_name} {poison_name}")
+                # Another number in the poison's place tells outputs that only happen not to change.
+                selected = unchanged(before, [lambda v=value: outputs(replaced(v)) for value in (poison, 0.37, -2.5)])
+                if any(used.any() for used in selected):
+                    full_name = f"{name}, input {number}, {part_name} {poison_name}"
+                    yield Case(full_name, function, clean, replaced(poison), selected)
+
+
+def unchanged(before: list[Tensor], after: list[Callable[[], list[Tensor]]]) -> list[Tensor]:
+    """Where all runs give the finite numbers that they gave before; nothing when a run fails or gives other shapes."""
+    selected = [output.isfinite() for output in before]
+    for run in after:
+        try:
+            outputs = run()
+        except Exception:
+            return []
+        if [o.shape for o in outputs] != [b.shape for b in before]:
+            return []
+        selected = [used & (o == b) for used, o, b in zip(selected, outputs, before, strict=True)]
+    return selected
 
 
 def parts(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -143,76 +162,113 @@ def parts(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         if size > 1:
             part = torch.zeros(tensor.shape, dtype=torch.bool)
             part.narrow(dim, (size + 1) // 2, size // 2).fill_(True)
-            yield f"half of dim {dim}", part
+            yield f"half of dimension {dim}", part
     part = torch.zeros(tensor.shape, dtype=torch.bool)
     part.view(-1)[-1] = True
     yield "last entry", part
 
 
-def judge(case: Case, gradients: Callable[..., Any], name: str) -> Tally:
+def judge(case: Case, gradients: Gradients, tally: Tally) -> None:
     """Compare the poisoned sample's gradient with the clean one's, by plain PyTorch and by `gradients`."""
-
-    def run(method: Callable[..., Any], start: list[Tensor]) -> list[Tensor] | Exception:
-        tensors = [t.clone().requires_grad_() for t in start]
-        try:
-            return [
-                torch.zeros_like(t) if g is None else g
-                for t, g in zip(tensors, method(case.loss(tensors), tensors, allow_unused=True), strict=True)
-            ]
-        except Exception as error:
-            return error
-
-    tally = Tally()
-    wanted = run(torch.autograd.grad, case.clean)
-    plain = run(torch.autograd.grad, case.poisoned)
-    if isinstance(wanted, Exception) or isinstance(plain, Exception):
-        return tally
-    if not all(w.isfinite().all() for w in wanted):
-        return tally
-    tally.samples = 1
+    wanted, plain = run(torch.autograd.grad, case, case.clean), run(torch.autograd.grad, case, case.poisoned)
+    if isinstance(wanted, Exception) or isinstance(plain, Exception) or not all(w.isfinite().all() for w in wanted):
+        return
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        ours = run(gradients, case.poisoned)
-    for warning in caught:
-        if "no rule for" in str(warning.message):
-            tally.without_rule |= set(str(warning.message).split("no rule for ")[1].split(":  ")[0].split(": ")[0].split(", "))
-    contaminated, mended = not same(plain, wanted), not isinstance(ours, Exception) and same(ours, wanted)
-    tally.contaminated = int(contaminated)
-    tally.mended = int(contaminated and mended)
-    tally.broken = int(not contaminated and not mended)
-    if not isinstance(ours, Exception):
-        tally.other_bits = int(
-            any(not torch.equal(o[p.isfinite()], p[p.isfinite()]) for o, p in zip(ours, plain, strict=True))
-        )
-    if not mended:
-        what = f"{type(ours).__name__}: {ours}" if isinstance(ours, Exception) else ""
-        tally.notes.append(f"{'BROKEN ' if not contaminated else ''}{name} {case.name} {what} {sorted(tally.without_rule)}")
-    elif tally.other_bits:
-        tally.notes.append(f"BITS {name} {case.name}")
-    return tally
+        ours = run(gradients, case, case.poisoned)
+    found = [re.search(r"no rule for (.*?): ", str(warning.message)) for warning in caught]
+    without_rule = {name for match in found if match for name in match[1].split(", ")}
+    contaminated, right = not same(plain, wanted), same(ours, wanted)
+    bits = not isinstance(ours, Exception) and all(
+        torch.equal(o[p.isfinite()], p[p.isfinite()]) for o, p in zip(ours, plain, strict=True)
+    )
+    tally.samples += 1
+    tally.contaminated += contaminated
+    tally.mended += contaminated and right
+    tally.broken += not contaminated and not right
+    tally.other_bits += not bits
+    if not right or not bits:
+        tally.without_rule = sorted({*tally.without_rule, *without_rule})
+        what = "not mended" if contaminated and not right else "broken" if not right else "other bits"
+        why = f"{type(ours).__name__}: {str(ours)[:200]}" if isinstance(ours, Exception) else " ".join(without_rule)
+        tally.notes.append(f"{what}: {case.name} {why}")
 
 
-def same(a: list[Tensor], b: list[Tensor]) -> bool:
+def run(method: Gradients, case: Case, start: list[Tensor]) -> list[Tensor] | Exception:
+    """The gradients of the case's loss, zeros where an input is not used."""
+    tensors = [tensor.clone().requires_grad_() for tensor in start]
+    try:
+        return list(method(case.loss(tensors), tensors, allow_unused=True, materialize_grads=True))
+    except Exception as error:
+        return error
+
+
+def same(a: list[Tensor] | Exception, b: list[Tensor]) -> bool:
+    """Equal but for round-off: the clean input may go through another algorithm."""
+    if isinstance(a, Exception):
+        return False
     return all(torch.allclose(x, y, rtol=1e-3, atol=1e-5) for x, y in zip(a, b, strict=True))
 
 
-if __name__ == "__main__":
-    from helpers import ignoring
+def coverage(project: Project) -> None:
+    """Measure all operators, print those that are not mended, and write `results/measured/coverage.json`."""
+    started = time.monotonic()
+    tallies = measure_all(operators())
+    content = {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "samples_of_an_operator": SAMPLES,
+        "rows": [asdict(tally) for tally in tallies],
+    }
+    suffix = "" if torch.__version__.startswith("2.13") else f"-torch-{torch.__version__.split('+')[0]}"
+    path = project.results / "measured" / f"coverage{suffix}.json"
+    path.parent.mkdir(exist_ok=True)
+    write(path, json.dumps(content, indent=1) + "\n")
+    print(f"written: {path.relative_to(project.root)}, after {time.monotonic() - started:.0f} s")
 
+
+def measure_all(chosen: list[Any]) -> list[Tally]:
+    """Each operator in a process of its own: a poisoned sample can crash a library below PyTorch."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    names = [a for a in sys.argv[1:] if not a.startswith("/")]
-    share = next((a for a in sys.argv[1:] if a.startswith("/")), "/0/1").split("/")
-    chosen = [op for op in operators() if not names or op.name in names][int(share[1]) :: int(share[2])]
-    everything = Tally()
-    for op in chosen:
-        tally = measure(op, ignoring.grad)
-        everything.add(tally)
-        full = op.name + ("." + op.variant_test_name if op.variant_test_name else "")
-        if tally.notes or names:
-            print(f"{full}: {tally.samples} samples, {tally.contaminated} contaminated, {tally.mended} mended,"
-                  f" {tally.broken} broken, {tally.other_bits} bits")
-            for note in tally.notes[:: max(1, len(tally.notes) // 4)][:4]:
-                print("     ", note)
-    print(f"ALL {everything.samples} samples, {everything.contaminated} contaminated, {everything.mended} mended,"
-          f" {everything.broken} broken {everything.other_bits} bits", sorted(everything.without_rule))
+    tallies = []
+    with ThreadPoolExecutor(2) as pool:
+        for tally in pool.map(_in_a_process, chosen):
+            tallies.append(tally)
+            if tally.notes:
+                print(f"\r{_line(tally)}\n    " + "\n    ".join(tally.notes[:: max(1, len(tally.notes) // 3)][:4]))
+            if sys.stdout.isatty():
+                print(f"\r{len(tallies)} of {len(chosen)} operators", end="", flush=True)
+    total = Tally("\rall operators")
+    for count in ("samples", "contaminated", "mended", "broken", "other_bits"):
+        setattr(total, count, sum(getattr(tally, count) for tally in tallies))
+    print(_line(total))
+    return tallies
+
+
+def _line(tally: Tally) -> str:
+    return (
+        f"{tally.operator}: {tally.samples} samples, {tally.contaminated} contaminated, {tally.mended} mended, "
+        f"{tally.broken} broken, {tally.other_bits} with other bits"
+    )
+
+
+def _in_a_process(op: Any) -> Tally:
+    fork = multiprocessing.get_context("fork")
+    receive, send = fork.Pipe(duplex=False)
+    process = fork.Process(target=lambda: send.send(measure(op)))
+    process.start()
+    send.close()
+    try:
+        tally: Tally = receive.recv() if receive.poll(SECONDS) else Tally(name_of(op), notes=[f"no end in {SECONDS} s"])
+    except EOFError:
+        process.join()
+        died = signal.Signals(-process.exitcode).name if (process.exitcode or 0) < 0 else f"exit {process.exitcode}"
+        tally = Tally(name_of(op), notes=[f"the process died: {died}"])
+    process.kill()
+    process.join()
+    return tally
+
+
+if __name__ == "__main__":  # some operators by name, for whoever adds a rule
+    measure_all([op for op in operators() if op.name in sys.argv[1:] or name_of(op) in sys.argv[1:]])
