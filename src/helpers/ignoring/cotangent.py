@@ -222,9 +222,21 @@ def _follow(op: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> 
             LOST.add(name)
             return wrapped(result)
     result = op(*plain(args), **plain(kwargs))
-    if _any_float(result):
+    if _any_float(result) and (_ignores((*args, *kwargs.values())) or not _is_finite(result)):
         LOST.add(name)
     return wrapped(result)
+
+
+def _ignores(thing: Any) -> bool:
+    if isinstance(thing, (tuple, list)):
+        return any(map(_ignores, thing))
+    return type(thing) is Cotangent and thing.ignored is not None and bool(thing.ignored.any())
+
+
+def _is_finite(result: Any) -> bool:
+    if isinstance(result, (tuple, list)):
+        return all(map(_is_finite, result))
+    return not isinstance(result, Tensor) or result.layout is not torch.strided or bool(result.isfinite().all())
 
 
 def wrapped(result: Any) -> Any:

@@ -28,7 +28,8 @@ def guard(nodes: Iterable[Any]) -> list[Any]:
     """
     handles: list[Any] = []
     for node in nodes:
-        if not isinstance(node, BackwardCFunction) or node.name() in TRANSPARENT:
+        foreign = isinstance(node, BackwardCFunction)
+        if not foreign or node.name() in TRANSPARENT:
             handles.append(node.register_prehook(_enter))
         else:
             handles += _guard_checkpoint(node) if node.name() == CHECKPOINT else _guard(node)
@@ -60,7 +61,7 @@ def _guard_checkpoint(node: Any) -> list[Any]:
         outputs = result if isinstance(result, (tuple, list)) else (result,)
         handles.extend(guard(nodes_of(outputs)))
         for output, ignored in zip(outputs, unused, strict=True):
-            if ignored and isinstance(output, Tensor) and output.requires_grad:
+            if ignored and torch.is_tensor(output) and output.requires_grad:
                 output.register_hook(_all_ignored)
         for i, tensor in enumerate(filter(torch.is_tensor, inputs)):
             if tensor.requires_grad:

@@ -81,7 +81,7 @@ def _sum(tensor: Tensor) -> tuple[Tensor, ...]:
 @functools.cache
 def _bound(dtype: torch.dtype) -> float:
     """Squares and cubes of numbers up to here don't overflow, nor do their inverses."""
-    return torch.finfo(dtype).max ** 0.25
+    return float(torch.finfo(dtype).max ** 0.25)
 
 
 def _moderate(dtype: torch.dtype, low: float, high: float) -> bool:
@@ -144,7 +144,8 @@ def harmless(nodes: Iterable[Any]) -> bool:
     seen: set[tuple[Any, ...]] = set()
     elsewhere: list[tuple[tuple[Tensor, ...], Test, torch.dtype]] = []
     for node in nodes:
-        plan = _plan(type(node), node.name())
+        kind: Any = type(node)
+        plan = _plan(kind, node.name())
         if plan is None:
             return False
         if plan and not ONLY_IF.get(function_of(node.name()), bool)(node):

@@ -128,7 +128,7 @@ ONE = {
         lambda x, c: (x.reshape(2, 2) @ tensor(c, x).reshape(2, 2)).reshape(SIZE),
         lambda xs, c: matrix(xs, constants(c)), values),
     "by a bool": (
-        lambda x, m: x * torch.tensor(m), lambda xs, m: [times(x, Number(k)) for x, k in zip(xs, m, strict=True)], masks),
+        lambda x, m: x * torch.tensor(m), lambda xs, m: [times(*p) for p in zip(xs, constants(m), strict=True)], masks),
     "mean": (
         lambda x, _: x.mean().expand(SIZE) + 0 * tensor([0.0] * SIZE, x),
         lambda xs, _: [Number(t.value / SIZE, [(t, lambda g: g / SIZE)]) for t in [total(xs)]] * SIZE, nothing),
@@ -180,7 +180,11 @@ def evenly(xs):
     """The largest entry, or NaN; several that are it share its derivative."""
     value = np.max([x.value for x in xs])
     those = [x for x in xs if x.value == value or (np.isnan(value) and np.isnan(x.value))]
-    return Number(value, [(x, lambda g, n=len(those): g / n) for x in those])
+    return Number(value, [(x, lambda g: g / len(those)) for x in those])
+
+
+def scattered(xs, source, mask):
+    return [next(source) if k else x for x, k in zip(xs, mask, strict=True)]
 
 
 # Two operands.
@@ -196,7 +200,7 @@ TWO = {
         lambda x, y, _: torch.maximum(x, y), lambda xs, ys, _: [larger(*p) for p in zip(xs, ys, strict=True)], nothing),
     "masked_scatter": (
         lambda x, y, m: x.masked_scatter(torch.tensor(m), y),
-        lambda xs, ys, m: (lambda source: [next(source) if k else x for x, k in zip(xs, m, strict=True)])(iter(ys)), masks),
+        lambda xs, ys, m: scattered(xs, iter(ys), m), masks),
     "cat": (lambda x, y, _: torch.cat([x[:2], y[2:]]), lambda xs, ys, _: xs[:2] + ys[2:], nothing),
     "matmul": (
         lambda x, y, _: (x.reshape(2, 2) @ y.reshape(2, 2)).reshape(SIZE), lambda xs, ys, _: matrix(xs, ys), nothing),

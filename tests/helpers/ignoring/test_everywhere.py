@@ -138,7 +138,8 @@ LOOKS = {
     "print": str, "repr": repr, "format": "{}".format, "numpy": lambda g: g.numpy(), "tolist": lambda g: g.tolist(),
     "item": lambda g: g[0].item(), "float": lambda g: float(g[0]), "bool": lambda g: bool(g[0] > 0), "len": len,
     "norm": lambda g: g.norm(), "isnan": lambda g: g.isnan().any().item(), "isfinite": lambda g: g.isfinite().all(),
-    "max": lambda g: g.max(), "mean": lambda g: g.mean().item(), "std": lambda g: g.std(), "abs": lambda g: g.abs().sum(),
+    "max": lambda g: g.max(), "mean": lambda g: g.mean().item(), "std": lambda g: g.std(),
+    "abs": lambda g: g.abs().sum(),
     "allclose": lambda g: torch.allclose(g, g), "equal": lambda g: torch.equal(g, g), "iter": list,
     "compare": lambda g: (g == 0).sum().item(),
     "clone": lambda g: g.clone(), "detach": lambda g: g.detach().cpu().double(), "asarray": np.asarray,
@@ -166,9 +167,11 @@ def test_a_hook_may_look_at_the_gradient(look):
 
 
 @pytest.mark.parametrize("change, factor", [
-    (lambda g: g * 2, 2), (lambda g: g + g, 2), (lambda g: g.clone().mul_(2), 2), (lambda g: g.mul(2).clamp(-3, 3), None),
+    (lambda g: g * 2, 2), (lambda g: g + g, 2), (lambda g: g.clone().mul_(2), 2),
+    (lambda g: g.mul(2).clamp(-3, 3), None),
     (lambda g: torch.where(g > 1, g * 2, g), 2), (lambda g: g / g.norm(), 1 / math.e), (lambda g: g.neg(), -1),
-    (lambda g: g.mul_(2), 2), (lambda g: g + torch.ones_like(g) * (g > 0) * 0, 1), (lambda g: torch.tensor((g.numpy() * 2).tolist()), 2), (lambda g: None, 1),
+    (lambda g: g.mul_(2), 2), (lambda g: g + torch.ones_like(g) * (g > 0) * 0, 1),
+    (lambda g: torch.tensor((g.numpy() * 2).tolist()), 2), (lambda g: None, 1),
     (lambda g: torch.tensor(g.tolist()), 1), (lambda g: g.detach().clone(), 1), (lambda g: g.nan_to_num(), 1),
 ])  # fmt: skip
 def test_a_hook_may_change_the_gradient(change, factor):
@@ -627,6 +630,14 @@ def test_an_operator_without_a_rule_is_named_and_plain(told, monkeypatch):
     ignoring.backward(torch.where(x < 50, x.exp() * torch.tensor([1.0, 1.0]), 0.0).sum())
     assert x.grad[0] == pytest.approx(math.e) and x.grad[1].isnan()
     assert [w.category for w in told] == [UserWarning] and str(told[0].message).count("aten::mul") == 1
+
+
+def test_an_operator_without_a_rule_that_met_nothing_ignored_is_not_told_of(monkeypatch):
+    monkeypatch.delitem(ignoring.RULES, "aten::mul")
+    monkeypatch.setattr(passes, "_is_harmless", lambda roots: False)
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    ignoring.backward((x * 3.0 * torch.tensor([1.0, 0.0])).sum())
+    assert x.grad.tolist() == [3.0, 0.0]
 
 
 def test_a_rule_that_raises_is_an_operator_without_one(told, monkeypatch):

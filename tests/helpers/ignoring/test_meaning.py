@@ -451,7 +451,8 @@ def test_ignored_only_if_all_that_went_in_is():
 
 
 @pytest.mark.parametrize("form", [
-    lambda y: y.sum(), lambda y: y.mean() * 2, lambda y: y.expand(3, 2).sum() / 3, lambda y: torch.stack([y, y]).sum() / 2,
+    lambda y: y.sum(), lambda y: y.mean() * 2, lambda y: y.expand(3, 2).sum() / 3,
+    lambda y: torch.stack([y, y]).sum() / 2,
     lambda y: y.cumsum(0)[1], lambda y: y @ torch.ones(2), lambda y: (y.reshape(1, 2) @ torch.ones(2, 1)).sum(),
     lambda y: y.repeat(2).sum() / 2, lambda y: F.conv1d(y.reshape(1, 1, 2), torch.ones(1, 1, 2)).sum(),
     lambda y: torch.einsum("i,j->ij", y, torch.ones(2)).sum() / 2, lambda y: torch.add(y, y).sum() / 2,

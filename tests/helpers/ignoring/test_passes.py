@@ -218,10 +218,13 @@ TAKEN = {
     "a leaf as loss": root_is_leaf,
     "a constant among the losses": constant_root,
     "a loss of one entry": lambda auto, guard, x: auto.grad(guard(x).sum().reshape(1, 1), x),
-    "the old name of the gradient": lambda auto, guard, x: (auto.backward(guard(x), grad_variables=torch.ones(2)), x.grad),
-    "keywords": lambda auto, guard, x: auto.grad(outputs=guard(x).sum(), inputs=x, grad_outputs=None, retain_graph=None),
+    "the old name of the gradient": lambda auto, guard, x: (
+        auto.backward(guard(x), grad_variables=torch.ones(2)), x.grad),
+    "keywords": lambda auto, guard, x: auto.grad(
+        outputs=guard(x).sum(), inputs=x, grad_outputs=None, retain_graph=None),
     "positions": lambda auto, guard, x: auto.grad(guard(x).sum(), x, None, False, False, True, None, False, False),
-    "positions of backward": lambda auto, guard, x: (auto.backward(guard(x), torch.ones(2), False, False, None, x), x.grad),
+    "positions of backward": lambda auto, guard, x: (
+        auto.backward(guard(x), torch.ones(2), False, False, None, x), x.grad),
     "only_inputs": lambda auto, guard, x: auto.grad(guard(x).sum(), x, only_inputs=False),
     "inputs": lambda auto, guard, x: accumulated(auto, guard, x, inputs=x),
     "inputs in a list": lambda auto, guard, x: accumulated(auto, guard, x, inputs=[x]),
@@ -234,14 +237,17 @@ TAKEN = {
     "the graph kept": twice,
     "a gradient there already": on_top,
     "a batch": lambda auto, guard, x: auto.grad(guard(x), x, torch.eye(2), is_grads_batched=True),
-    "a batch of scalars": lambda auto, guard, x: auto.grad(guard(x).sum(), x, torch.tensor([1.0, 2.0]), is_grads_batched=True),
+    "a batch of scalars": lambda auto, guard, x: auto.grad(
+        guard(x).sum(), x, torch.tensor([1.0, 2.0]), is_grads_batched=True),
     "a batch with an unused input": lambda auto, guard, x: auto.grad(
         guard(x), [x, leaf(1.0)], torch.eye(2), is_grads_batched=True, allow_unused=True
     ),
     **({"an edge as loss": edge_as_root, "edges with gradients": edges_with_gradients}),
     **({"an edge as loss of backward": edge_as_root_of_backward} if EDGES else {}),
-    **({"a dict": lambda auto, guard, x: auto.grad(guard(x).sum(), {"x": x, "again": x}), "a dict for backward": with_dict,
-        "a generator of inputs": lambda auto, guard, x: (auto.backward(guard(x).sum(), inputs=(t for t in [x])), x.grad)}
+    **({"a dict": lambda auto, guard, x: auto.grad(guard(x).sum(), {"x": x, "again": x}),
+        "a dict for backward": with_dict,
+        "a generator of inputs": lambda auto, guard, x: (
+            auto.backward(guard(x).sum(), inputs=(t for t in [x])), x.grad)}
        if DICTS else {}),
 }  # fmt: skip
 

@@ -1,0 +1,242 @@
+"""A graph is called harmless only where the careful pass would give plain PyTorch's very bits."""
+
+import math
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, assume, given, settings
+from programs import programs
+from torch import nn
+
+from helpers import ignoring
+from helpers.ignoring import passes
+from helpers.ignoring.graph import nodes_of
+from helpers.ignoring.harmless import harmless
+
+nan, inf = math.nan, math.inf
+
+_saved = torch.ones(1, requires_grad=True).exp().grad_fn._raw_saved_result
+tells = pytest.mark.skipif(not hasattr(_saved, "unpack_hook"), reason="this PyTorch doesn't tell who unpacks")
+
+
+def is_harmless(loss):
+    return harmless(tuple(nodes_of([loss])))
+
+
+def leaf(*values, dtype=torch.float32):
+    return torch.tensor(values, dtype=dtype, requires_grad=True)
+
+
+def bits(gradient):
+    return ["nan" if x != x else float(x).hex() for x in gradient.flatten().tolist()]
+
+
+# Each loss is finite, and its plain gradient is not.
+
+DANGEROUS = {
+    "exp": (lambda x: torch.where(x < 50, x.exp(), 0.0), [1.0, 100.0]),
+    "exp2": (lambda x: torch.where(x < 50, x.exp2(), 0.0), [1.0, 200.0]),
+    "expm1": (lambda x: torch.where(x < 50, x.expm1(), 0.0), [1.0, 100.0]),
+    "sinh": (lambda x: torch.where(x < 50, x.sinh(), 0.0), [1.0, 100.0]),
+    "cosh": (lambda x: torch.where(x < 50, x.cosh(), 0.0), [1.0, 100.0]),
+    "log": (lambda x: torch.where(x > 0, x.log(), 0.0), [1.0, 0.0]),
+    "sqrt": (lambda x: torch.where(x > 0, x.sqrt(), 0.0), [1.0, 0.0]),
+    "rsqrt": (lambda x: torch.where(x > 0, x.rsqrt(), 0.0), [1.0, 0.0]),
+    "reciprocal": (lambda x: torch.where(x > 0, x.reciprocal(), 0.0), [1.0, 0.0]),
+    "a tiny divisor": (lambda x: torch.where(x > 0.1, 1 / x, 0.0), [1.0, 1e-30]),
+    "an integer divisor": (lambda x: torch.where(x > 1, x / torch.tensor([1, 0]), 0.0), [2.0, 0.0]),
+    "a bool divisor": (lambda x: torch.where(x > 1, x / torch.tensor([True, False]), 0.0), [2.0, 0.0]),
+    "the number 0": (lambda x: torch.where(x > -1, x, x / 0), [2.0, 0.0]),
+    "the number 0.0": (lambda x: torch.where(x > -1, x, x / 0.0), [2.0, 0.0]),
+    "the number inf": (lambda x: torch.where(x > -1, x, x * inf), [2.0, 0.0]),
+    "a number beyond float32": (lambda x: torch.where(x > -1, x, x * 1e300), [2.0, 0.0]),
+    "a number that is 0 in float32": (lambda x: torch.where(x > -1, x, x / 1e-300), [2.0, 0.0]),
+    "a root of a negative number": (lambda x: torch.where(x > 0, x**1.5, 0.0), [1.0, -1.0]),
+    "a fractional power of 0": (lambda x: torch.where(x > 0, x**0.5, 0.0), [1.0, 0.0]),
+    "a negative power of 0": (lambda x: torch.where(x > 0, x**-1, 0.0), [1.0, 0.0]),
+    "a power of a tensor": (lambda x: torch.where(x > 0, x ** torch.tensor([1.0, 0.5]), 0.0), [1.0, 0.0]),
+    "amax of NaN": (lambda x: torch.where(x < 50, (x.detach() * x).reshape(2, 1).amax(1), 0.0), [1.0, nan]),
+    "an in-place function of a view": (lambda x: torch.where(x < 50, in_place(x), 0.0), [1.0, 100.0]),
+    "two views that begin alike": (lambda x: torch.where(torch.tensor([True, False]), x * VIEWS[0] * VIEWS[1], 0.0),
+                                   [1.0, 1.0]),
+    "a norm at the origin": (lambda x: torch.where(x > 0, x.sqrt().reshape(2, 1).norm(dim=1), 0.0), [1.0, 0.0]),
+    "a mean loss over no targets": (lambda x: torch.where(x > 1, x, weighted(x)), [2.0, 3.0]),
+    "a norm layer without eps": (lambda x: torch.where(x < 5, x, F.layer_norm(x, (2,), eps=0.0)), [2.0, 2.0]),
+    "a batch norm that divides by 0": (
+        lambda x: torch.where(x < 5, x, F.batch_norm(x[:, None], torch.zeros(1), torch.zeros(1), eps=0.0)[:, 0]),
+        [2.0, 2.0]),
+    "a matrix with inf": (lambda x: (x @ torch.tensor([[1.0, inf], [2.0, 3.0]]))[:1], [1.0, 1.0]),
+    "a vector with nan": (lambda x: torch.where(x < 5, x, torch.dot(x, torch.tensor([1.0, nan]))), [1.0, 1.0]),
+    "a convolution with inf": (lambda x: F.conv1d(x[None, None], torch.tensor([[[1.0]], [[inf]]]))[:, :1], [1.0, 1.0]),
+    "log_softmax of inf": (lambda x: torch.where(x < 5, x, (x + torch.tensor([inf, 0.0])).log_softmax(0)), [1.0, 1.0]),
+    "asin": (lambda x: torch.where(x < 1, x.asin(), 0.0), [0.5, 1.0]),
+    "acosh": (lambda x: torch.where(x > 1, x.acosh(), 0.0), [2.0, 1.0]),
+    "log1p": (lambda x: torch.where(x > -1, x.log1p(), 0.0), [1.0, -1.0]),
+    "logit": (lambda x: torch.where(x > 0, x.logit(), 0.0), [0.5, 0.0]),
+    "prod": (lambda x: torch.where(x < 5, x, (x * torch.tensor([1.0, inf])).prod()), [1.0, 1.0]),
+    "logsumexp": (lambda x: torch.where(x < 5, x, (x + inf).logsumexp(0)), [1.0, 1.0]),
+    "tan": (lambda x: torch.where(x < 5, x, (x * inf).tan()), [1.0, 1.0]),
+    "lerp": (lambda x: torch.where(x < 5, x, torch.lerp(x, x, torch.tensor(inf))), [1.0, 1.0]),
+    "addcdiv": (lambda x: torch.where(x > 0, torch.addcdiv(x, x, x), 0.0), [1.0, 0.0]),
+    "half and a large integer": (
+        lambda x: torch.where(x < 5, x, x * torch.tensor([70000, 1])), [1.0, 1.0], torch.float16),
+    "half and exp": (lambda x: torch.where(x < 5, x.exp(), 0.0), [1.0, 20.0], torch.float16),
+    "float64 and exp": (lambda x: torch.where(x < 5, x.exp(), 0.0), [1.0, 1000.0], torch.float64),
+}  # fmt: skip
+
+VIEWS = [torch.tensor([1.0, 2.0, inf])[:2], None]
+VIEWS[1] = VIEWS[0].as_strided((2,), (2,))
+
+
+def in_place(x):
+    y = x * 1
+    y[1:].exp_()
+    return y
+
+
+def weighted(x):
+    """The mean over classes of no weight: 0/0."""
+    logits = torch.stack([x, -x], 1)
+    return F.cross_entropy(logits, torch.tensor([1, 1]), torch.tensor([1.0, 0.0]))
+
+
+@pytest.mark.parametrize("name", DANGEROUS)
+def test_a_dangerous_graph_is_not_called_harmless(name):
+    loss, values, *dtype = DANGEROUS[name]
+    x = leaf(*values, dtype=dtype[0] if dtype else torch.float32)
+    total = loss(x).sum()
+    assert total.isfinite() and not torch.autograd.grad(total, x, retain_graph=True)[0].isfinite().all()
+    assert not is_harmless(total)
+    assert ignoring.grad(total, x)[0].isfinite().all()
+
+
+# Graphs without a danger.
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 2), nn.Sigmoid()), torch.randn(3, 4)
+
+
+def conv_net():
+    return (
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(2, 2)),
+        torch.randn(2, 1, 4, 4),
+    )
+
+
+def transformer():
+    return nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, dropout=0.0), torch.randn(2, 3, 4)
+
+
+@tells
+@pytest.mark.parametrize("build", [mlp, conv_net, transformer])
+def test_a_clean_network_is_harmless(build):
+    torch.manual_seed(0)
+    net, inputs = build()
+    assert is_harmless(net(inputs).square().mean())
+
+
+@tells
+def test_a_usual_loss_is_harmless():
+    torch.manual_seed(0)
+    net, inputs = mlp()
+    assert is_harmless(F.cross_entropy(net(inputs), torch.tensor([0, 1, 0])))
+    assert is_harmless(F.mse_loss(net(inputs), torch.ones(3, 2)) / 3)
+
+
+@pytest.mark.parametrize("build", [mlp, conv_net, transformer])
+def test_the_careful_pass_has_the_same_bits_on_clean_networks(build, monkeypatch):
+    torch.manual_seed(0)
+    net, inputs = build()
+    loss = net(inputs).square().mean()
+    theirs = torch.autograd.grad(loss, list(net.parameters()), retain_graph=True)
+    monkeypatch.setattr(passes, "_is_harmless", lambda nodes: False)
+    ours = ignoring.grad(loss, list(net.parameters()))
+    assert [bits(g) for g in ours] == [bits(g) for g in theirs]
+
+
+@pytest.mark.parametrize("build", [mlp, conv_net, transformer])
+@pytest.mark.parametrize("value", [nan, inf, 3e38])
+def test_a_contaminated_network_is_not_harmless(build, value):
+    torch.manual_seed(0)
+    net, inputs = build()
+    inputs[0] = value
+    assert not is_harmless(net(inputs)[1:].sum())
+
+
+# What can't be known.
+
+
+class Foreign(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+UNKNOWN = {
+    "a foreign function": lambda x: Foreign.apply(x),
+    "an operator that is not in the tables": lambda x: torch.special.i0(x),
+    "a complex number": lambda x: (x * (1 + 1j)).abs(),
+    "a checkpoint": lambda x: torch.utils.checkpoint.checkpoint(torch.exp, x, use_reentrant=False),
+    "a reentrant checkpoint": lambda x: torch.utils.checkpoint.checkpoint(torch.exp, x, use_reentrant=True),
+    "a sparse matrix": lambda x: torch.sparse.mm(torch.eye(2).to_sparse(), x[:, None]),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_is_not_known_is_not_called_harmless(name):
+    assert not is_harmless(UNKNOWN[name](leaf(1.0, 2.0)).sum())
+
+
+def test_a_node_by_an_unknown_name_is_not_called_harmless(monkeypatch):
+    loss = leaf(1.0).exp().sum()
+    monkeypatch.setattr("helpers.ignoring.harmless._plan", lambda *_: None)
+    assert not is_harmless(loss)
+
+
+def test_looking_does_not_unpack_what_a_hook_would_compute():
+    unpacked = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: unpacked.append(1) or t):
+        loss = leaf(1.0, 2.0).exp().sum()
+    assert not is_harmless(loss) and not unpacked
+
+
+def test_a_harmless_graph_is_given_to_plain_pytorch_as_it_is(monkeypatch):
+    seen = []
+    x = leaf(1.0, 2.0)
+    y = x * 1
+    y.register_hook(lambda g: seen.append(type(g)))
+    monkeypatch.setattr(passes, "_is_harmless", lambda nodes: True)
+    ignoring.backward(y.exp().sum())
+    assert seen == [torch.Tensor]
+
+
+@tells
+@pytest.mark.parametrize("value, care", [(2.0, False), (100.0, True)])
+def test_exactly_one_pass_is_made(value, care):
+    calls = []
+    x = leaf(1.0, value)
+    y = x * 1
+    y.register_hook(lambda g: calls.append(type(g) is ignoring.Cotangent))
+    ignoring.backward(torch.where(y < 50, y.exp(), 0.0).sum())
+    assert calls == [care]
+
+
+@tells
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@settings(deadline=None, derandomize=True, database=None, max_examples=300,
+          suppress_health_check=[HealthCheck.filter_too_much])  # fmt: skip
+@given(program=programs())
+def test_a_random_program_that_is_called_harmless_is(dtype, program):
+    leaves, loss = program.by_pytorch(dtype)
+    assume(loss.requires_grad and is_harmless(loss))
+    theirs = torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True)
+    with mock.patch.object(passes, "_is_harmless", lambda nodes: False):
+        ours = ignoring.grad(loss, leaves, allow_unused=True)
+    assert [g is None or bits(g) for g in ours] == [g is None or bits(g) for g in theirs]
