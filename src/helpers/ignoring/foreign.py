@@ -61,7 +61,7 @@ def _guard_checkpoint(node: Any) -> list[Any]:
         outputs = result if isinstance(result, (tuple, list)) else (result,)
         handles.extend(guard(nodes_of(outputs)))
         for output, ignored in zip(outputs, unused, strict=True):
-            if ignored and torch.is_tensor(output) and output.requires_grad:
+            if ignored and getattr(output, "requires_grad", False):
                 output.register_hook(_all_ignored)
         for i, tensor in enumerate(filter(torch.is_tensor, inputs)):
             if tensor.requires_grad:
