@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import GradientEdge
 
 from .cotangent import LOST, Cotangent, _current_node, entered, ignored_in, plain, wrapped
 from .graph import nodes_of
+from .harmless import harmless
 
 TRANSPARENT = frozenset({"BackwardHookFunctionBackward", "_DDPSinkBackward"})
 """PyTorch's own functions that only hand a cotangent on."""
@@ -94,8 +96,16 @@ def _guard(node: Any) -> list[Any]:
         return tuple(plain(c) for c in cotangents)
 
     def after(results: tuple[Any, ...], cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
-        if any(isinstance(r, Tensor) and r.layout is torch.strided and not bool(r.isfinite().all()) for r in results):
+        dense = [r for r in results if isinstance(r, Tensor) and r.layout is torch.strided]
+        if not all(bool(r.isfinite().all()) for r in dense):
             LOST.add(name)
+        elif any(bool((r == 0).any()) for r in dense) and not _ends_well(node):
+            LOST.add(name)  # a zero may be a number or what was not selected inside, and ahead that makes a difference
         return tuple(wrapped(r) for r in results)
 
     return [node.register_prehook(before), node.register_hook(after)]
+
+
+def _ends_well(node: Any) -> bool:
+    """Whether plain PyTorch's backward can be trusted from this node on."""
+    return harmless(nodes_of([GradientEdge(ahead, 0) for ahead, _ in node.next_functions if ahead is not None]))

@@ -157,8 +157,8 @@ def harmless(nodes: Iterable[Any]) -> bool:
                 return False
             try:
                 tensor = getattr(node, attribute)
-            except RuntimeError:  # freed, or changed in place: backward will say so, and better
-                return True
+            except RuntimeError:  # freed, or changed in place: backward will say so, if it gets there
+                return False
             if tensor is None or not tensor.numel():
                 continue
             if type(tensor) not in _DENSE or tensor.layout is not torch.strided or tensor.is_complex():

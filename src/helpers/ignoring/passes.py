@@ -16,7 +16,7 @@ from ..quiet import quiet_prototype_warning
 from .cotangent import LOST, Cotangent, entered
 from .foreign import guard
 from .graph import nodes_of
-from .harmless import harmless
+from .harmless import harmless as _is_harmless
 
 
 def backward(
@@ -96,7 +96,7 @@ def grad(
             told apart.
 
     Returns:
-        One gradient for each input, in the input's shape and dtype; a dict for a dict of inputs where PyTorch takes one.
+        One gradient for each input, in the input's shape and dtype; a dict for a dict, where PyTorch takes one.
 
     Raises:
         RuntimeError, ValueError, TypeError: whatever `torch.autograd.grad` raises, in its words.
@@ -142,17 +142,10 @@ def grad(
 def _refuse(create_graph: bool) -> None:
     if create_graph:
         raise NotImplementedError(
-            "ignoring does not differentiate a gradient again: which entries the loss ignored is not a part of the graph "
-            "that create_graph=True would make. Call torch.autograd with create_graph=True, and keep the dangerous "
-            "entries out of the forward code (a second where, or a selection before the function)."
+            "ignoring does not differentiate a gradient again: which entries the loss ignored is not a part of the "
+            "graph that create_graph=True would make. Call torch.autograd with create_graph=True, and keep the "
+            "dangerous entries out of the forward code (a second where, or a selection before the function)."
         )
-
-
-def _is_harmless(nodes: Sequence[Any]) -> bool:
-    try:
-        return harmless(nodes)
-    except RuntimeError:  # a graph that is freed or was changed in place: backward itself says it best
-        return False
 
 
 class Careful:
@@ -172,8 +165,8 @@ class Careful:
         lost = sorted(LOST.end())
         if lost and failed is None:
             warnings.warn(
-                f"ignoring has no rule for {', '.join(lost)}: from there on the gradient is plain PyTorch's, and ignored "
-                "entries may contaminate it",
+                f"ignoring has no rule for {', '.join(lost)}: from there on the gradient is plain PyTorch's, and "
+                "ignored entries may contaminate it",
                 stacklevel=3,
             )
 

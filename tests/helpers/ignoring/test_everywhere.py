@@ -183,6 +183,20 @@ def test_a_hook_may_change_the_gradient(change, factor):
     assert type(x.grad) is Tensor and x.grad.tolist() == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("change, factor", [
+    (lambda g: g * 2, 2), (lambda g: g + g, 2), (lambda g: g.mul_(2), 2), (lambda g: -g, -1), (lambda g: g.abs(), 1),
+    (lambda g: g.clone(memory_format=torch.contiguous_format), 1), (lambda g: g.reshape(2, 1).t().contiguous()[0], 1),
+    (lambda g: g.clamp(-1, 1), 1), (lambda g: torch.where(g > 0, g, -g), 1), (lambda g: g.double().float(), 1),
+    (lambda g: g.nan_to_num(), 1), (lambda g: g / g.norm(), 1), (lambda g: g.detach().clone(), 1),
+])  # fmt: skip
+def test_what_is_ignored_stays_so_through_a_hook(change, factor):
+    x = contaminated(2)
+    y = x.exp()
+    y.register_hook(change)
+    ignoring.backward(torch.where(x < 50, y, 0.0).sum())
+    assert right(x, factor)
+
+
 @pytest.mark.parametrize("change", [lambda g: g * 2, lambda g: torch.tensor((g.numpy() * 2).tolist())])
 def test_selections_ahead_of_a_hook_are_ignored_too(change):
     x = contaminated(2)
@@ -367,6 +381,19 @@ def test_a_foreign_function_inside_a_checkpoint_is_told_of(reentrant, told):
     ignoring.backward(torch.where(x < 50, checkpoint(lambda y: Doubled.apply(y * 1), x.exp(), use_reentrant=reentrant),
                                   0.0).sum())  # fmt: skip
     assert [w.category for w in told] == [UserWarning] and "Doubled" in str(told[0].message)
+
+
+def test_a_checkpoint_is_left_as_it_was():
+    x = torch.tensor([1.0, 100.0], requires_grad=True)
+    y = checkpoint(torch.exp, x, use_reentrant=True)
+    for give in (None, torch.ones(3)):
+        try:
+            ignoring.backward(
+                torch.where(x < 50, y, 0.0), give if give is not None else torch.ones(2), retain_graph=True
+            )
+        except RuntimeError:
+            assert give is not None
+        assert y.grad_fn.run_function is torch.exp
 
 
 def test_a_checkpoint_refuses_grad_in_pytorchs_words():
@@ -589,6 +616,34 @@ def test_a_foreign_function_that_met_nothing_ignored_is_not_told_of():
     x = contaminated(2)
     ignoring.backward(Doubled.apply(safe(x)).sum())
     assert right(x, 2)
+
+
+class Smaller(torch.autograd.Function):
+    """Selects, but nobody outside can know."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.selected = x < 50
+        return torch.where(ctx.selected, x, 0.0)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return torch.where(ctx.selected, gradient, 0.0)
+
+
+def test_a_selection_inside_a_foreign_function_is_told_of_where_it_contaminates(told):
+    x = contaminated(2)
+    ignoring.backward(Smaller.apply(x.exp()).sum())
+    assert x.grad[0] == pytest.approx(math.e) and x.grad[1].isnan()
+    assert len(told) == 1 and "Smaller" in str(told[0].message)
+
+
+@pytest.mark.skipif(not hasattr(torch.ones(1, requires_grad=True).exp().grad_fn._raw_saved_result, "unpack_hook"),
+                    reason="this PyTorch doesn't tell who unpacks")  # fmt: skip
+def test_a_selection_inside_a_foreign_function_is_not_told_of_where_it_does_not(monkeypatch):
+    x = contaminated(2)
+    ignoring.backward(safe(Smaller.apply(x * 2)).sum())
+    assert x.grad.tolist() == [pytest.approx(2 * math.e**2), 0.0]
 
 
 def test_a_foreign_function_with_several_outputs_and_none(told):

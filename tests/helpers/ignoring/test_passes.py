@@ -291,14 +291,13 @@ def test_a_second_pass_over_a_freed_graph_raises_pytorchs_error(values):
     assert outcome(lambda: again(ignoring)) == expected
 
 
-def test_an_input_below_what_was_freed_is_mended():
+def test_an_input_beside_what_was_freed_is_mended():
     x = leaf(1.0, 2.0)
     below = x.exp()
     torch.autograd.backward(below.sum())
-    middle = below * 40
-    middle.retain_grad()
-    (gradient,) = ignoring.grad(guard(middle).sum(), middle)
-    assert gradient.isfinite().all() and gradient[1] == 0
+    middle = below.detach().requires_grad_() * 40
+    (gradient,) = ignoring.grad(guard(middle).sum() + below.sum(), middle)
+    assert gradient.tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("values", [(1.0, 2.0), (1.0, 100.0)], ids=["clean", "contaminated"])
