@@ -68,9 +68,6 @@ def backward(
         grad_variables = _cotangents(roots, grad_variables)
     with Careful(nodes):
         torch.autograd.backward(roots, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
-    for tensor in inputs.values() if isinstance(inputs, dict) else _sequence(() if inputs is None else inputs):
-        if isinstance(tensor, Tensor) and type(tensor.grad) is Cotangent:
-            tensor.grad = tensor.grad.value
 
 
 def grad(
@@ -207,9 +204,7 @@ def _cotangent(root: Any, given: Any) -> Any:
         given = torch.ones(tuple(kind.shape), dtype=kind.dtype, device=kind.device)
     if not isinstance(given, Tensor) or given.layout is not torch.strided:
         return given
-    # The engine would convert it, but before the pass begins.
-    given = given.detach()
-    return Cotangent(given.to(kind.dtype) if given.is_complex() == kind.dtype.is_complex else given)
+    return Cotangent(given.detach())
 
 
 def _kind(root: Any) -> Any:

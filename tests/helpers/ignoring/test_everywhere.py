@@ -687,6 +687,14 @@ def test_an_operator_without_a_rule_is_named_and_plain(told, monkeypatch):
     assert [w.category for w in told] == [UserWarning] and str(told[0].message).count("aten::mul") == 1
 
 
+def test_an_operator_without_a_rule_is_named_before_the_harm_is_done(told, monkeypatch):
+    monkeypatch.delitem(ignoring.RULES, "aten::neg")
+    x = contaminated(2)
+    ignoring.backward(torch.where(x < 50, -x.exp(), 0.0).sum())
+    assert x.grad[0] == pytest.approx(-math.e) and x.grad[1].isnan()
+    assert len(told) == 1 and "aten::neg" in str(told[0].message)
+
+
 def test_an_operator_without_a_rule_that_met_nothing_ignored_is_not_told_of(monkeypatch):
     monkeypatch.delitem(ignoring.RULES, "aten::mul")
     monkeypatch.setattr(passes, "_is_harmless", lambda roots: False)
