@@ -221,6 +221,9 @@ def _follow(op: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> 
             result = op(*plain(args), **plain(kwargs))  # what plain PyTorch raises here, it raises
             LOST.add(name)
             return wrapped(result)
+    composite = op.decompose(*args, **kwargs)  # called by a rule, an operator that is made of others arrives whole
+    if composite is not NotImplemented:
+        return composite
     result = op(*plain(args), **plain(kwargs))
     if _any_float(result) and (_ignores((*args, *kwargs.values())) or not _is_finite(result)):
         LOST.add(name)

@@ -182,9 +182,7 @@ def harmless(nodes: Iterable[Any]) -> bool:
 def _all_accepted(elsewhere: list[tuple[tuple[Tensor, ...], Test, torch.dtype]]) -> bool:
     """On another device all measures are fetched at once: one wait in place of hundreds."""
     numbers = iter(torch.stack([measure.double() for measures, _, _ in elsewhere for measure in measures]).tolist())
-    return all(
-        test.accepts(dtype, *itertools.islice(numbers, len(measures))) for measures, test, dtype in elsewhere
-    )
+    return all(test.accepts(dtype, *itertools.islice(numbers, len(measures))) for measures, test, dtype in elsewhere)
 
 
 def _as_factor(tensor: Tensor, test: Test) -> Tensor:

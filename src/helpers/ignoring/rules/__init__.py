@@ -1,5 +1,29 @@
 """One rule per operator that appears in backward, in files by what the operator does to a mask."""
 
-from . import fused, pointwise, products, reductions, selections, shapes, spreading
+from . import (
+    bags,
+    distances,
+    fused,
+    linear_algebra,
+    pointwise,
+    products,
+    reductions,
+    selections,
+    shapes,
+    spreading,
+    transforms,
+)
 
-__all__ = ["fused", "pointwise", "products", "reductions", "selections", "shapes", "spreading"]
+__all__ = [
+    "bags",
+    "distances",
+    "fused",
+    "linear_algebra",
+    "pointwise",
+    "products",
+    "reductions",
+    "selections",
+    "shapes",
+    "spreading",
+    "transforms",
+]

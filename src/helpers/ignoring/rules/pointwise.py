@@ -39,7 +39,9 @@ def _either(args: tuple[Any, ...]) -> Tensor | None:
     "sigmoid_backward",
     "silu_backward",
     "softplus_backward",
+    "special_xlog1py",
     "tanh_backward",
+    "xlogy",
 )
 def product(op: Any, *args: Any, **kwargs: Any) -> Any:
     """A cotangent times what the forward pass saved."""

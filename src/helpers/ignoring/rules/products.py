@@ -111,6 +111,23 @@ def added_product(op: Any, base: Any, a: Any, b: Any, *, beta: Any = 1, alpha: A
     return merge(exact, torch.add(torch.mul(base, beta), torch.mul(product, alpha)))
 
 
+@rule("_trilinear")
+def trilinear(
+    op: Any, a: Any, b: Any, c: Any, expand1: Any, expand2: Any, expand3: Any, summed: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """The derivatives of a bilinear layer: three factors, multiplied where they overlap, then summed."""
+    exact = op(plain(a), plain(b), plain(c), expand1, expand2, expand3, summed, *args, **kwargs)
+    if all(ignored_in(factor) is None for factor in (a, b, c)):
+        return Cotangent(exact)
+    return merge(exact, (_expanded(a, expand1) * _expanded(b, expand2) * _expanded(c, expand3)).sum(summed))
+
+
+def _expanded(factor: Any, dims: Any) -> Any:
+    for dim in sorted(dims):
+        factor = factor.unsqueeze(dim)
+    return factor
+
+
 @rule("convolution_backward", "convolution_backward_overrideable")
 def convolution_backward(op: Any, grad: Any, saved: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Two bilinear operators and a sum: the gradients of input, weight and bias."""

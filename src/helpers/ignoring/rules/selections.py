@@ -129,7 +129,9 @@ def fill(op: Any, grad: Any, number: Any) -> Any:
 
 
 @rule("index_put", "_index_put_impl", "_unsafe_index_put")
-def index_put(op: Any, base: Any, indices: Any, source: Any, accumulate: bool = False, *rest: Any, **kwargs: Any) -> Any:
+def index_put(
+    op: Any, base: Any, indices: Any, source: Any, accumulate: bool = False, *rest: Any, **kwargs: Any
+) -> Any:
     value = op(plain(base), indices, plain(source), accumulate, *rest, **kwargs)
     mask = full_mask(plain(base), ignored_in(base, True))
     put = full_mask(plain(source), ignored_in(source, True))

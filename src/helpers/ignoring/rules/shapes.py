@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ..cotangent import Cotangent, full_mask, ignored_in, laid_out, plain, rule
-from .selections import selecting
 
 
 def _zip(value: Any, mask: Any) -> Any:
@@ -122,9 +121,6 @@ def padded(op: Any, grad: Any, pad: Any, fill: Any = 0) -> Any:
 def surrounded(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
     """Entries keep their places in a larger tensor of written zeros: what the mask of used ones does not reach."""
     value = op(grad.value, *args, **kwargs)
-    if op._schema.name in ("aten::tril", "aten::triu") and not selecting():
-        used = ~full_mask(grad.value, grad.ignored)  # a computed zero: linear algebra's derivatives symmetrise so
-        return Cotangent(value, None if grad.ignored is None else ~used)
     used = (
         torch.ones((), dtype=torch.bool, device=value.device).expand(grad.shape)
         if grad.ignored is None

@@ -1,0 +1,48 @@
+"""Distances between all pairs of rows: sums over pairs of the cotangent times a direction."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..cotangent import Cotangent, merge, plain, rule
+
+
+@rule("_cdist_backward")
+def cdist_backward(op: Any, grad: Any, x1: Tensor, x2: Tensor, p: float, distance: Tensor) -> Any:
+    """With all directions spelled out, where the fused kernel multiplies an ignored entry with NaN."""
+    exact = op(plain(grad), x1, x2, p, distance)
+    if grad.ignored is None:
+        return Cotangent(exact)
+    return merge(exact, (grad.unsqueeze(-1) * _directions(x1, x2, p, distance)).sum(-2))
+
+
+@rule("_pdist_backward")
+def pdist_backward(op: Any, grad: Any, x: Tensor, p: float, distance: Tensor) -> Any:
+    """As `cdist`, with each pair once."""
+    exact = op(plain(grad), x, p, distance)
+    if grad.ignored is None:
+        return Cotangent(exact)
+    first, second = torch.triu_indices(len(x), len(x), 1, device=x.device)
+
+    def square(entries: Any) -> Any:
+        there = entries.new_zeros((len(x), len(x))).index_put((first, second), entries)
+        return there.index_put((second, first), entries)
+
+    return merge(exact, (square(grad).unsqueeze(-1) * _directions(x, x, p, square(distance))).sum(-2))
+
+
+def _directions(x1: Tensor, x2: Tensor, p: float, distance: Tensor) -> Tensor:
+    """How each pair's distance grows with the entries of its first row; 0 for a row and itself, as in PyTorch."""
+    difference = x1.unsqueeze(-2) - x2.unsqueeze(-3)
+    distance = distance.unsqueeze(-1)
+    if p == 0:
+        return torch.zeros_like(difference)
+    if math.isinf(p):
+        return difference.sign() * (difference.abs() == distance)
+    size = difference.abs()
+    direction = difference.sign() if p == 1 else difference * size ** (p - 2) / distance ** (p - 1)
+    return torch.where((distance == 0) | (size == 0) & (p < 2), torch.zeros_like(direction), direction)

@@ -1,0 +1,124 @@
+"""Solvers: linear in the right-hand side, whose columns (or rows) don't influence each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..cotangent import Cotangent, has_nan, ignored_in, merge, plain, rule, wrapped
+
+
+@rule("linalg_solve_triangular")
+def solve_triangular(op: Any, a: Any, b: Any, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Any:
+    """By substitution, which skips what is ignored: an unknown is ignored when all that it is computed from is."""
+    exact = op(plain(a), plain(b), upper=upper, left=left, unitriangular=unitriangular)
+    if type(a) is Cotangent:
+        raise NotImplementedError("the solution is not linear in the matrix")
+    if ignored_in(b) is None:
+        return Cotangent(exact)
+    matrix, given = (a, b) if left else (a.mT, b.mT)
+    upper = upper is left
+    if not has_nan(exact):
+        return Cotangent(exact, _reached(given.ignored, upper) if left else _reached(given.ignored, upper).mT)
+    solution = _substitute(matrix, given, upper, unitriangular)
+    return merge(exact, solution if left else solution.mT)
+
+
+def _reached(ignored: Tensor, upper: bool) -> Tensor:
+    """An unknown depends on the given rows from the end where substitution begins up to its own."""
+    used = ignored.logical_not().to(torch.int32)
+    used = used.flip(-2).cumsum(-2).flip(-2) if upper else used.cumsum(-2)
+    return used == 0
+
+
+def _substitute(matrix: Tensor, given: Cotangent, upper: bool, unitriangular: bool) -> Any:
+    size = matrix.shape[-1]
+    order = range(size - 1, -1, -1) if upper else range(size)
+    done: list[Any] = []
+    for step, row in enumerate(order):
+        right = given.select(-2, row)
+        if step:
+            before = torch.stack(done, -2)
+            taken = matrix[..., row, list(order[:step])]
+            right = right - (taken.unsqueeze(-1) * before).sum(-2)
+        done.append(right if unitriangular else right / matrix[..., row, row].unsqueeze(-1))
+    return torch.stack(done[::-1] if upper else done, -2)
+
+
+@rule("triangular_solve")
+def triangular_solve(
+    op: Any, b: Any, a: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> Any:
+    """The older name of the same."""
+    exact, copy = op(plain(b), plain(a), upper, transpose, unitriangular)
+    matrix, upper = (a.mT, not upper) if transpose else (a, upper)
+    return merge(exact, torch.linalg.solve_triangular(matrix, b, upper=upper, unitriangular=unitriangular)), copy
+
+
+@rule("cholesky_solve")
+def cholesky_solve(op: Any, b: Any, factor: Any, upper: bool = False) -> Any:
+    """Two triangular solutions."""
+    exact = op(plain(b), plain(factor), upper)
+    lower = factor.mH if upper else factor
+    half = torch.linalg.solve_triangular(lower, b, upper=False)
+    return merge(exact, torch.linalg.solve_triangular(lower.mH, half, upper=True))
+
+
+@rule("linalg_lu_solve")
+def lu_solve(op: Any, lu: Any, pivots: Tensor, b: Any, *, left: bool = True, adjoint: bool = False) -> Any:
+    """A permutation and two triangular solutions."""
+    exact = op(plain(lu), pivots, plain(b), left=left, adjoint=adjoint)
+    if ignored_in(b) is None:
+        return wrapped(exact)
+    given = b if left else b.mH
+    # X A = B is the adjoint system for the adjoints.
+    adjoint = adjoint if left else not adjoint
+    permutation = torch.lu_unpack(lu, pivots, unpack_data=False)[0]
+
+    def solve(matrix: Tensor, right: Any, upper: bool, unit: bool) -> Any:
+        return torch.linalg.solve_triangular(matrix, right, upper=upper, unitriangular=unit)
+
+    if adjoint:
+        half = solve(lu.mH, given, False, False)
+        solution = permutation @ solve(lu.mH, half, True, True)
+    else:
+        half = solve(lu, permutation.mT @ given, False, True)
+        solution = solve(lu, half, True, False)
+    return merge(exact, solution if left else solution.mH)
+
+
+@rule("ormqr")
+def multiplied_by_reflections(
+    op: Any, reflectors: Any, scales: Any, other: Any, left: bool = True, transpose: bool = False
+) -> Any:
+    """One Householder reflection after the other."""
+    exact = op(plain(reflectors), plain(scales), plain(other), left, transpose)
+    if type(other) is not Cotangent:
+        raise NotImplementedError("the product is not linear in the reflectors")
+    if other.ignored is None:
+        return Cotangent(exact)
+    result = other if left else other.mH
+    count = scales.shape[-1]
+    # Q = H_1 H_2 ...; its adjoint takes them in the other order, each with the conjugate scale.
+    backwards = transpose is not left
+    for i in range(count) if not backwards else range(count - 1, -1, -1):
+        # A reflection leaves the rows above its own as they are.
+        vector = reflectors[..., i:, i].clone()
+        vector[..., 0] = 1
+        scale = scales[..., i, None, None]
+        scale = scale.conj() if backwards else scale
+        above, below = result.split([i, result.shape[-2] - i], -2)
+        along = (vector.conj().unsqueeze(-1) * below).sum(-2, keepdim=True)
+        result = torch.cat([above, below - scale * vector.unsqueeze(-1) * along], -2)
+    return merge(exact, result if left else result.mH)
+
+
+@rule("linalg_cross")
+def cross(op: Any, a: Any, b: Any, *, dim: int = -1) -> Any:
+    """Products and a difference."""
+    exact = op(plain(a), plain(b), dim=dim)
+    if ignored_in(a) is None and ignored_in(b) is None:
+        return Cotangent(exact)
+    return merge(exact, a.roll(-1, dim) * b.roll(-2, dim) - a.roll(-2, dim) * b.roll(-1, dim))
