@@ -24,7 +24,7 @@ class Measured(SphinxDirective):
     """Whatever `make` draws from the JSON file of the same name."""
 
     source: str
-    draw: Callable[[dict[str, Any]], str]
+    draw: Callable[..., str]
 
     def run(self) -> list[nodes.Node]:
         """Read the measurements; the page is written again when they change."""

@@ -1,8 +1,8 @@
 """A cotangent that knows which of its entries the loss ignored, and the dispatcher that hands it to the rules.
 
-`backward` multiplies a cotangent at every node of the graph. A `Cotangent` is that tensor with a mask beside it. It goes
-through PyTorch's own backward formulas unchanged; each operator that they call arrives in `__torch_dispatch__`, finds
-its rule in `RULES`, and leaves as a `Cotangent` again. This file never changes when an operator is added.
+`backward` multiplies a cotangent at every node of the graph. A `Cotangent` is that tensor with a mask beside it. It
+goes through PyTorch's own backward formulas unchanged; each operator that they call arrives in `__torch_dispatch__`,
+finds its rule in `RULES`, and leaves as a `Cotangent` again. This file never changes when an operator is added.
 
 Two invariants hold for every `Cotangent`:
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd.graph import _engine_run_backward
 
 aten = torch.ops.aten
-AccumulateGrad: type = torch._C._functions.AccumulateGrad
+AccumulateGrad: type = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
 _current_pass: Callable[[], int] = torch._C._current_graph_task_id
 
@@ -99,7 +99,7 @@ class Cotangent(Tensor):
     viewed: tuple[Cotangent, Callable[[Tensor], Tensor]] | None
     """For a view: what it is a view of, and how to view a mask alike."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, value: Tensor, ignored: Tensor | None = None) -> Cotangent:
@@ -112,7 +112,7 @@ class Cotangent(Tensor):
         return self
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, op: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
@@ -134,12 +134,12 @@ class Cotangent(Tensor):
         return self.value.tolist()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.value.__reduce_ex__(protocol)
+        return self.value.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        return self.value.__deepcopy__(memo)
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self.value.__deepcopy__(memo)  # type: ignore[no-untyped-call]
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
         return repr(self.value)
 
 
@@ -192,7 +192,7 @@ def _in_cache(value: Tensor, ignored: Tensor) -> Iterable[tuple[Tensor, Tensor]]
     """Large tensors in parts that stay in the processor's cache while they are looked at and mended."""
     if value.numel() <= CHUNK or value.device.type != "cpu" or not (value.is_contiguous() and ignored.is_contiguous()):
         return ((value, ignored),)
-    return zip(value.view(-1).split(CHUNK), ignored.view(-1).split(CHUNK), strict=True)
+    return zip(torch.split(value.view(-1), CHUNK), torch.split(ignored.view(-1), CHUNK), strict=True)
 
 
 def has_nan(value: Tensor) -> bool:

@@ -23,15 +23,15 @@ from .graph import function_of
 LINEAR = frozenset(
     """
     AccumulateGrad AdaptiveAvgPool2D AdaptiveAvgPool3D AdaptiveMaxPool2D AdaptiveMaxPool3D Add Alias AsStrided
-    AsStridedScatter AvgPool2D AvgPool3D Cat Clamp ClampMax ClampMin Clone ConstantPadNd Copy CopyBackwards Cummax Cummin
-    Cumsum Detach Diag DiagEmbed Diagonal DiagonalCopy Embedding Expand Fill Flip Gather Hardshrink Hardtanh Index IndexAdd
-    IndexCopy IndexFill IndexPut IndexSelect Kthvalue LeakyRelu Lift MaskedFill MaskedScatter MaskedSelect
-    MaxPool2DWithIndices MaxPool3DWithIndices Maximum Mean Median Minimum Mode NanToNum Nansum Neg Permute PixelShuffle
-    PixelUnshuffle ReflectionPad1D ReflectionPad2D ReflectionPad3D Relu Repeat ReplicationPad1D ReplicationPad2D
-    ReplicationPad3D Reshape ReshapeAlias Roll Rsub Scatter ScatterAdd Select SelectScatter Slice SliceScatter Softshrink
-    Sort Split SplitWithSizes Squeeze Stack Sub Sum T Take Threshold ToCopy Topk Trace Transpose Tril Triu Unbind Unfold
-    UnsafeSplit UnsafeSplitWithSizes UnsafeView Unsqueeze UpsampleBilinear2D UpsampleNearest1D UpsampleNearest2D
-    UpsampleNearest3D View Where Zero
+    AsStridedScatter AvgPool2D AvgPool3D Cat Clamp ClampMax ClampMin Clone ConstantPadNd Copy CopyBackwards Cummax
+    Cummin Cumsum Detach Diag DiagEmbed Diagonal DiagonalCopy Embedding Expand Fill Flip Gather Hardshrink Hardtanh
+    Index IndexAdd IndexCopy IndexFill IndexPut IndexSelect Kthvalue LeakyRelu Lift MaskedFill MaskedScatter
+    MaskedSelect MaxPool2DWithIndices MaxPool3DWithIndices Maximum Mean Median Minimum Mode NanToNum Nansum Neg
+    Permute PixelShuffle PixelUnshuffle ReflectionPad1D ReflectionPad2D ReflectionPad3D Relu Repeat ReplicationPad1D
+    ReplicationPad2D ReplicationPad3D Reshape ReshapeAlias Roll Rsub Scatter ScatterAdd Select SelectScatter Slice
+    SliceScatter Softshrink Sort Split SplitWithSizes Squeeze Stack Sub Sum T Take Threshold ToCopy Topk Trace
+    Transpose Tril Triu Unbind Unfold UnsafeSplit UnsafeSplitWithSizes UnsafeView Unsqueeze UpsampleBilinear2D
+    UpsampleNearest1D UpsampleNearest2D UpsampleNearest3D View Where Zero
     """.split()
 )
 """Nodes that multiply by constants, or look at what they saved only to select.
@@ -41,8 +41,8 @@ LINEAR = frozenset(
 
 MULTIPLYING = frozenset(
     """
-    Abs Addmm Addmv Amax Amin Baddbmm Bmm Cos Dot Exp Exp2 Expm1 LogSoftmax Max Min Mm Mul Mv NativeDropout Sigmoid Sin
-    SafeSoftmax Softmax Tanh
+    Abs Addmm Addmv Amax Amin Baddbmm Bmm Cos Dot Exp Exp2 Expm1 LogSoftmax Max Min Mm Mul Mv NativeDropout Sigmoid
+    Sin SafeSoftmax Softmax Tanh
     """.split()
 )
 """Nodes that multiply by what they saved, or by a bounded function of it: it has to be finite."""
@@ -186,7 +186,7 @@ def _all_accepted(elsewhere: list[tuple[tuple[Tensor, ...], Test, torch.dtype]])
 
 
 def _as_factor(tensor: Tensor, test: Test) -> Tensor:
-    """In the narrowest dtype that it can be multiplied in: Python's numbers are saved as float64, integers as they are."""
+    """In the narrowest dtype that it can be multiplied in: Python's numbers are saved as float64, integers as such."""
     dtype = tensor.dtype
     if not dtype.is_floating_point:
         return tensor.to(torch.float16 if test is FINITE else torch.float32)

@@ -1,6 +1,7 @@
 """The tensor itself: masks are shared between cotangents, and a write reaches just those that see the memory."""
 
 import torch
+
 from helpers.ignoring import Cotangent
 
 

@@ -38,6 +38,7 @@ def _decompositions() -> Any:
 
 @rule(*FUSED)
 def decomposed(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Plain PyTorch's result, and the decomposition's mask; its value where plain PyTorch's is not finite."""
     exact = op(*plain(args), **plain(kwargs))
     if all(type(arg) is not Cotangent or arg.ignored is None for arg in args):
         return wrapped(exact)

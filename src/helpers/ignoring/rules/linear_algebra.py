@@ -109,7 +109,7 @@ def multiplied_by_reflections(
         vector[..., 0] = 1
         scale = scales[..., i, None, None]
         scale = scale.conj() if backwards else scale
-        above, below = result.split([i, result.shape[-2] - i], -2)
+        above, below = torch.split(result, [i, result.shape[-2] - i], -2)
         along = (vector.conj().unsqueeze(-1) * below).sum(-2, keepdim=True)
         result = torch.cat([above, below - scale * vector.unsqueeze(-1) * along], -2)
     return merge(exact, result if left else result.mH)

@@ -86,6 +86,7 @@ def total(op: Any, a: Any, b: Any, **kwargs: Any) -> Any:
 
 @rule("addcmul", "addcdiv")
 def total_of_product(op: Any, base: Any, a: Any, b: Any, *, value: Any = 1) -> Any:
+    """A sum whose second term is a product."""
     combine = torch.mul if op._schema.name == "aten::addcmul" else torch.div
     return torch.add(base, combine(a, b), alpha=value)
 
@@ -108,6 +109,7 @@ def total_of_product(op: Any, base: Any, a: Any, b: Any, *, value: Any = 1) -> A
     "resolve_neg",
 )
 def same_entries(op: Any, grad: Any, **kwargs: Any) -> Any:
+    """Copies, signs and conjugates."""
     if kwargs.get("memory_format") is torch.contiguous_format and retained():
         return op(grad.value, **kwargs)
     return Cotangent(op(grad.value, **kwargs), grad.ignored)
@@ -115,6 +117,7 @@ def same_entries(op: Any, grad: Any, **kwargs: Any) -> Any:
 
 @rule("_to_copy", "to")
 def converted(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
+    """Another dtype or device; the mask follows to the device."""
     value = op(grad.value, *args, **kwargs)
     ignored = grad.ignored
     return Cotangent(value, ignored if ignored is None else ignored.to(value.device))
@@ -122,6 +125,7 @@ def converted(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
 
 @rule("copy")
 def copied(op: Any, target: Any, source: Any, non_blocking: bool = False) -> Any:
+    """What is written over a cotangent replaces it, mask and all."""
     value = op(plain(target), plain(source))
     ignored = ignored_in(source, zeros=True)
     return Cotangent(value, ignored if ignored is None else ignored.expand(value.shape))

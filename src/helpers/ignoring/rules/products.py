@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, full_mask, has_nan, ignored_in, merge, plain, rule
+from ..cotangent import Cotangent, has_nan, ignored_in, merge, plain, rule
 from .reductions import all_ignored
 
 Apply = Callable[[Tensor, Tensor], Tensor]
@@ -22,8 +22,8 @@ Meeting = Callable[[Tensor, Tensor], bool]
 def bilinear(apply: Apply, grad: Cotangent, saved: Tensor, never_meet: Meeting | None = None) -> Tensor:
     """The value of `apply(grad, saved)`, ignored entries skipped.
 
-    Where `apply(grad.value, saved)` is finite the bits are the same. `never_meet`, where there is a cheap one, tells from
-    what is used and what was set aside that no used entry is multiplied with anything set aside.
+    Where `apply(grad.value, saved)` is finite the bits are the same. `never_meet`, where there is a cheap one, tells
+    from what is used and what was set aside that no used entry is multiplied with anything set aside.
     """
     if grad.ignored is None or is_finite(saved):
         return apply(grad.value, saved)
@@ -104,7 +104,8 @@ def _shape(a: Tensor, b: Tensor) -> tuple[int, ...]:
 
 @rule("addmm", "baddbmm", "addbmm", "addmv", "addr")
 def added_product(op: Any, base: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    multiply = {"addmm": torch.mm, "baddbmm": torch.bmm, "addmv": torch.mv, "addr": torch.outer}
+    """A product and a sum, both with rules of their own."""
+    multiply: dict[str, Any] = {"addmm": torch.mm, "baddbmm": torch.bmm, "addmv": torch.mv, "addr": torch.outer}
     name = op._schema.name.removeprefix("aten::")
     exact = op(plain(base), plain(a), plain(b), beta=beta, alpha=alpha)
     product = multiply[name](a, b) if name in multiply else torch.bmm(a, b).sum(0)

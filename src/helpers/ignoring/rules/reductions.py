@@ -12,6 +12,7 @@ from ..cotangent import Cotangent, rule
 
 @rule("sum", "mean")
 def summed(op: Any, grad: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
+    """The ignored terms are zeros, so the plain sum skips them."""
     if op._overloadname in ("dim_IntList", "dim"):
         value = op(grad.value, dim, keepdim, **kwargs)
     else:

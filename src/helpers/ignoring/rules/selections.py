@@ -19,9 +19,9 @@ SELECTING = frozenset(
     """
     Amax Amin Aminmax Clamp ClampMax ClampMin CopyBackwards CopySlices Cummax Cummin Copy Dropout Fill Fmax Fmin
     IndexCopy IndexFill IndexPut IndexPutImpl IndexReduce Kthvalue MaskedFill MaskedScatter MaskedSelect Max Maximum
-    Median Min Minimum Mode NanToNum Nanmedian Nansum Nanmean Put Scatter ScatterReduce SegmentReduce Select SelectScatter
-    Slice SliceScatter Sort Topk Tril Triu Where Zero Normal Uniform Exponential Random Bernoulli Cauchy LogNormal
-    Geometric Relu Relu6 Threshold Hardtanh
+    Median Min Minimum Mode NanToNum Nanmedian Nansum Nanmean Put Scatter ScatterReduce SegmentReduce Select
+    SelectScatter Slice SliceScatter Sort Topk Tril Triu Where Zero Normal Uniform Exponential Random Bernoulli
+    Cauchy LogNormal Geometric Relu Relu6 Threshold Hardtanh
     """.split()
 )
 """Nodes of the forward functions that select, by their name without "Backward0"."""
@@ -83,6 +83,7 @@ def masked_fill(op: Any, grad: Any, filled: Tensor, fill: Any) -> Any:
 
 @rule("masked_scatter")
 def masked_scatter(op: Any, base: Any, where: Tensor, source: Any) -> Any:
+    """The source's entries, one after the other, where the base is covered."""
     value = op(plain(base), where, plain(source))
     mask = full_mask(plain(base), ignored_in(base, True)).expand(value.shape)
     return Cotangent(value, torch.masked_scatter(mask, where, _source_mask(source, value)))
@@ -90,12 +91,14 @@ def masked_scatter(op: Any, base: Any, where: Tensor, source: Any) -> Any:
 
 @rule("masked_select")
 def masked_select(op: Any, grad: Any, where: Tensor) -> Any:
+    """Each entry takes its mask along."""
     ignored = grad.ignored
     return Cotangent(op(grad.value, where), ignored if ignored is None else op(ignored, where))
 
 
 @rule("zeros_like", "zero")
 def zeros_like(op: Any, grad: Any, **kwargs: Any) -> Any:
+    """Overwritten in place, or the derivative of a step."""
     value = op(plain(grad), **kwargs)
     return Cotangent(value, _everywhere(value) if selecting() else ignored_in(grad))
 
@@ -123,6 +126,7 @@ def uninitialised(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
 
 @rule("fill")
 def fill(op: Any, grad: Any, number: Any) -> Any:
+    """As `zeros_like`, when the number is 0."""
     value = op(plain(grad), plain(number))
     zero = selecting() and plain(number) == 0
     return Cotangent(value, _everywhere(value) if zero else None)
@@ -132,6 +136,7 @@ def fill(op: Any, grad: Any, number: Any) -> Any:
 def index_put(
     op: Any, base: Any, indices: Any, source: Any, accumulate: bool = False, *rest: Any, **kwargs: Any
 ) -> Any:
+    """Places are overwritten, or added to: ignored where nothing used was put."""
     value = op(plain(base), indices, plain(source), accumulate, *rest, **kwargs)
     mask = full_mask(plain(base), ignored_in(base, True))
     put = full_mask(plain(source), ignored_in(source, True))
@@ -143,6 +148,7 @@ def index_put(
 
 @rule("scatter")
 def scatter(op: Any, base: Any, dim: int, index: Tensor, source: Any, **kwargs: Any) -> Any:
+    """Places along a dimension are overwritten."""
     value = op(plain(base), dim, index, plain(source), **kwargs)
     if kwargs.get("reduce") is not None:
         raise NotImplementedError("scatter with a reduction is not linear")
@@ -154,6 +160,7 @@ def scatter(op: Any, base: Any, dim: int, index: Tensor, source: Any, **kwargs: 
 
 @rule("index_fill")
 def index_fill(op: Any, base: Any, dim: int, index: Tensor, number: Any) -> Any:
+    """Whole slices are overwritten by a number."""
     value = op(plain(base), dim, index, plain(number))
     mask = full_mask(plain(base), ignored_in(base, True))
     return Cotangent(value, torch.index_fill(mask, dim, index, bool(plain(number) == 0)))

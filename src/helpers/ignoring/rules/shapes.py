@@ -89,6 +89,7 @@ def joined(op: Any, parts: Any, *args: Any, **kwargs: Any) -> Any:
 
 @rule("view_as_real", "view_as_real_copy")
 def as_real(op: Any, grad: Any) -> Any:
+    """Both parts of an ignored entry are ignored."""
     ignored = grad.ignored
     value = op(grad.value)
     return Cotangent(value, ignored if ignored is None else ignored.unsqueeze(-1).expand(value.shape))
@@ -96,6 +97,7 @@ def as_real(op: Any, grad: Any) -> Any:
 
 @rule("view_as_complex", "view_as_complex_copy")
 def as_complex(op: Any, grad: Any) -> Any:
+    """An entry is ignored where both its parts are."""
     ignored = grad.ignored
     return Cotangent(op(grad.value), ignored if ignored is None else ignored.all(-1))
 

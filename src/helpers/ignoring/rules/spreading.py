@@ -49,12 +49,14 @@ from ..cotangent import Cotangent, ignored_in, plain, rule
     "upsample_trilinear3d_backward",
 )
 def spread(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
+    """Pooling, padding, upsampling, looking up: each result a sum of entries with weights."""
     value = op(grad.value, *plain(args), **plain(kwargs))
     return Cotangent(value, op(_used(grad, grad.value), *_finite(args), **kwargs) == 0)
 
 
 @rule("index_add", "scatter_add")
 def added_into(op: Any, base: Any, dim: int, index: Tensor, source: Any, **kwargs: Any) -> Any:
+    """A base to which entries are added."""
     value = op(plain(base), dim, index, plain(source), **kwargs)
     used = op(_used(base, plain(base)), dim, index, _used(source, plain(source)))
     return Cotangent(value, used == 0)
@@ -62,6 +64,7 @@ def added_into(op: Any, base: Any, dim: int, index: Tensor, source: Any, **kwarg
 
 @rule("put")
 def put(op: Any, base: Any, index: Tensor, source: Any, accumulate: bool = False) -> Any:
+    """As `added_into`, with places counted through."""
     value = op(plain(base), index, plain(source), accumulate)
     return Cotangent(value, op(_used(base, plain(base)), index, _used(source, plain(source)), accumulate) == 0)
 
