@@ -2,6 +2,7 @@
 
 - `Case`: a public case; makes claims, ends in a verdict.
 - `MASKED`: the entry that `torch.masked` prints as `--`, for what a claim expects.
+- `ignoring`: `backward` and `grad` that skip what the loss ignored, with the forward code as it is.
 - `reference`: the gradient in float64 on the used entries alone.
 - `ulp_distance`: how many representable numbers lie between two tensors' entries.
 - `drawing`: a figure in the page's own colours.
@@ -10,6 +11,7 @@
 Needs torch (2.6 or newer), numpy and matplotlib, and nothing else.
 """
 
+from . import ignoring
 from .cases import Case
 from .claims import Claim, ClaimFailed
 from .compare import Tolerance, ulp_distance
@@ -36,6 +38,7 @@ __all__ = [
     "WAYS",
     "Way",
     "drawing",
+    "ignoring",
     "quiet_prototype_warning",
     "reference",
     "ulp_distance",
