@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import _engine_run_backward
 
+from .graph import function_of
+
 aten = torch.ops.aten
 AccumulateGrad: type = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
@@ -31,6 +33,12 @@ Rule = Callable[..., Any]
 
 RULES: dict[str, Rule] = {}
 """What each operator does to a cotangent, by the operator's name ("aten::mul"), for all its overloads."""
+
+
+Derivative = Callable[[Any, Sequence["Cotangent"]], Sequence[Any]]
+
+DERIVATIVES: dict[str, Derivative] = {}
+"""The derivatives of a few forward functions whose formula in PyTorch mixes what is used with what is ignored."""
 
 
 class _Lost:
@@ -78,6 +86,20 @@ def rule(*operators: str) -> Callable[[Rule], Rule]:
             if name in RULES:
                 raise ValueError(f"{name} has a rule already: {RULES[name].__name__}")
             RULES[name] = function
+        return function
+
+    return register
+
+
+def derivative(*functions: str) -> Callable[[Derivative], Derivative]:
+    """Register a derivative for the nodes of the named forward functions.
+
+    It is called as `derivative(node, cotangents)` after PyTorch's own has given a result that is not finite, and takes
+    its place there. Written in operators that have rules, it returns a `Cotangent` for each input of the function.
+    """
+
+    def register(function: Derivative) -> Derivative:
+        DERIVATIVES.update(dict.fromkeys(functions, function))
         return function
 
     return register
@@ -288,6 +310,43 @@ def _in_place(op: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
 def entered(node: Any) -> None:
     """Told as each node's derivative begins, after the hooks of its tensors."""
     _in.node = None if node is None else node._sequence_nr()
+    stepwise = None if node is None else DERIVATIVES.get(function_of(node.name()))
+    if stepwise is not None:
+        _watch(node, stepwise)
+
+
+def _watch(node: Any, stepwise: Derivative) -> None:
+    """Once, when the node's derivative is done: see whether it needs mending."""
+
+    def after(results: Sequence[Any], given: Sequence[Any]) -> Any:
+        handle.remove()
+        if _is_finite(plain(results)) or not _ignores(given):
+            return None
+        try:
+            return tuple(map(_mended, results, stepwise(node, [_made_up(node, i, c) for i, c in enumerate(given)])))
+        except Exception:
+            LOST.add(function_of(node.name()))
+            return None
+
+    handle = node.register_hook(after)
+
+
+def _mended(exact: Any, careful: Any) -> Any:
+    if exact is None:
+        return None
+    result = merge(plain(exact), careful)
+    if result.ignored is not None:
+        result.ignored = result.ignored & (result.value == 0)
+    return result
+
+
+def _made_up(node: Any, number: int, cotangent: Any) -> Any:
+    """All ignored, for an output that was not used."""
+    if cotangent is not None:
+        return cotangent
+    kind = node._input_metadata[number]
+    zeros = torch.zeros(tuple(kind.shape), dtype=kind.dtype, device=kind.device)
+    return Cotangent(zeros, torch.ones_like(zeros, dtype=torch.bool))
 
 
 def retained() -> bool:

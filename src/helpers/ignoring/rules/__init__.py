@@ -11,6 +11,7 @@ from . import (
     selections,
     shapes,
     spreading,
+    stepwise,
     transforms,
 )
 
@@ -25,5 +26,6 @@ __all__ = [
     "selections",
     "shapes",
     "spreading",
+    "stepwise",
     "transforms",
 ]

@@ -1,0 +1,197 @@
+"""Derivatives step by step, for functions whose first outputs need only the first inputs.
+
+Column j of a QR decomposition is computed from the columns up to j. PyTorch differentiates the decomposition with
+products and solutions of whole matrices, in which a NaN of the last column meets the cotangents of the first. Here
+each step of the textbook algorithm is differentiated by itself, the last one first: what is ignored never meets what is
+used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..cotangent import Cotangent, derivative, plain, rule, settle, wrapped
+from .reductions import all_ignored
+
+
+@derivative("LinalgCholeskyEx")
+def cholesky(node: Any, grads: Any) -> tuple[Any]:
+    """Each column of the factor: one of the matrix less products of columns before it, divided by its root."""
+    (grad, *_), lower = grads, node._saved_L
+    if node._saved_upper:
+        grad, lower = grad.mH, lower.mH
+    size = lower.shape[-1]
+    columns: list[Any] = []
+    for j in reversed(range(size)):
+        above, below = torch.split(grad[..., : j + 1], [j, size - j], -2)
+        root, column, row = lower[..., j, j, None], lower[..., j + 1 :, j], lower[..., j, None, :j]
+        rest = below[..., 1:, j] / root
+        first = below[..., 0, j].unsqueeze(-1) - (rest * column.conj()).sum(-1, keepdim=True)
+        both = torch.cat([first / (2 * root), rest], -1).unsqueeze(-1)
+        columns.append(torch.cat([_nothing(above[..., j:]), both], -2))
+        # The two factors of each product: the column's own entries, and its first one's row.
+        below = below[..., :j] - both * row
+        own = below[..., :1, :] - (both.conj() * lower[..., j:, :j]).sum(-2, keepdim=True)
+        grad = torch.cat([above[..., :j], own, below[..., 1:, :]], -2)
+    triangle = torch.cat(columns[::-1], -1)
+    return ((triangle + triangle.mH) / 2,)
+
+
+@derivative("LinalgLuFactorEx")
+def lu_factor(node: Any, grads: Any) -> tuple[Any]:
+    """Both factors in one matrix."""
+    grad, packed = grads[0], node._saved_LU
+    permutation = torch.lu_unpack(packed, node._saved_pivots, unpack_data=False)[0] if node._saved_pivot else None
+    return (_eliminated(permutation, packed, packed, grad, grad),)
+
+
+@derivative("LinalgLu")
+def lu(node: Any, grads: Any) -> tuple[Any]:
+    """A matrix for each factor."""
+    permutation = node._saved_P if node._saved_pivot else None
+    return (_eliminated(permutation, node._saved_L, node._saved_U, *grads[-2:]),)
+
+
+def _eliminated(permutation: Tensor | None, lower: Tensor, upper: Tensor, grad_lower: Any, grad_upper: Any) -> Any:
+    """Gauss' elimination: below and right of each pivot the rest of the matrix loses a product."""
+    count = min(lower.shape[-2], upper.shape[-1])
+    rest: Any = _nothing(grad_lower[..., count:, :1] + grad_upper[..., :1, count:])
+    for j in reversed(range(count)):
+        pivot, column, row = upper[..., j, j, None], lower[..., j + 1 :, j], upper[..., j, j + 1 :]
+        below = (grad_lower[..., j + 1 :, j] - (rest * row.conj().unsqueeze(-2)).sum(-1)) / pivot.conj()
+        right = grad_upper[..., j, j + 1 :] - (rest * column.conj().unsqueeze(-1)).sum(-2)
+        corner = grad_upper[..., j, j, None] - (below * column.conj()).sum(-1, keepdim=True)
+        bottom = torch.cat([below.unsqueeze(-1), rest], -1)
+        rest = torch.cat([torch.cat([corner, right], -1).unsqueeze(-2), bottom], -2)
+    if permutation is None:
+        return rest
+    return rest.gather(-2, permutation.real.argmax(-1, keepdim=True).expand(rest.shape))
+
+
+@derivative("LinalgQr")
+def qr(node: Any, grads: Any) -> tuple[Any]:
+    """Gram and Schmidt's: each column loses its part along the directions before it, and is scaled to length 1."""
+    (grad_q, grad_r), q, r = grads, node._saved_Q, node._saved_R
+    rows, count = q.shape[-2:]
+    # Where all but one direction are taken, the last one does not depend on its column.
+    taken = count - 1 if rows == count and not q.is_complex() else count
+    columns: list[Any] = []
+    for j in reversed(range(taken, r.shape[-1])):
+        column, grad_parts = _combined(q, r[..., j]), grad_r[..., j]
+        columns.append(_combined(q, grad_parts))
+        grad_q = grad_q + column.unsqueeze(-1) * grad_parts.conj().unsqueeze(-2)
+    if taken < count:
+        last, grad_last = q[..., taken:], grad_q[..., taken:]
+        grad_q = grad_q[..., :taken] - last * (q[..., :taken] * grad_last).sum(-2, keepdim=True)
+    for j in reversed(range(taken)):
+        before, parts, direction, length = q[..., :j], r[..., :j, j], q[..., j], r[..., j, j, None]
+        grad_direction = grad_q[..., j]
+        along = (grad_direction * direction.conj()).sum(-1, keepdim=True).real
+        grad_rest = (grad_direction - direction * along) / length + direction * grad_r[..., j, j, None].real
+        grad_parts = grad_r[..., :j, j] - (before.conj() * grad_rest.unsqueeze(-1)).sum(-2)
+        columns.append(grad_rest + _combined(before, grad_parts) if j else grad_rest)
+        column = _combined(q[..., : j + 1], r[..., : j + 1, j])
+        grad_q = grad_q[..., :j] + column.unsqueeze(-1) * grad_parts.conj().unsqueeze(-2)
+        grad_q = grad_q - grad_rest.unsqueeze(-1) * parts.conj().unsqueeze(-2)
+    return (torch.stack(columns[::-1], -1),)
+
+
+def _combined(directions: Tensor, parts: Any) -> Any:
+    return (directions * parts.unsqueeze(-2)).sum(-1)
+
+
+@derivative("LinalgHouseholderProduct")
+def householder_product(node: Any, grads: Any) -> tuple[Any, Any]:
+    """The reflections of the identity, whose first columns the later ones don't reach."""
+    vectors = node._saved_input
+    identity = torch.eye(*vectors.shape[-2:], dtype=vectors.dtype, device=vectors.device).expand(vectors.shape)
+    return _reflected(vectors, node._saved_tau, identity, grads[0], adjoint=False, identity=True)[:2]
+
+
+@derivative("Ormqr")
+def ormqr(node: Any, grads: Any) -> tuple[Any, Any, Any]:
+    """The reflections of a matrix; from the right they are those of its adjoint."""
+    vectors, scales, other, (grad, *_) = node._saved_self, node._saved_input2, node._saved_input3, grads
+    if node._saved_left:
+        return _reflected(vectors, scales, other, grad, node._saved_transpose)
+    vectors, scales, other = _reflected(vectors, scales, other.mH, grad.mH, not node._saved_transpose)
+    return vectors, scales, other.mH
+
+
+def _reflected(
+    vectors: Tensor, scales: Tensor, matrix: Tensor, grad: Any, adjoint: bool, identity: bool = False
+) -> tuple[Any, Any, Any]:
+    """The gradients of vectors, scales and matrix.
+
+    Reflection i is 1 - scale * vector * vector's adjoint from row i on. Of an identity it finds column i and those
+    before it as they were made, so that the adjoint with column i is 1, whatever is in the vector.
+    """
+    rows, count = vectors.shape[-2], scales.shape[-1]
+    steps = []
+    for i in range(count) if adjoint else reversed(range(count)):
+        vector = torch.cat([torch.ones_like(vectors[..., i, None, i]), vectors[..., i + 1 :, i]], -1).unsqueeze(-1)
+        scale = scales[..., i, None, None].conj() if adjoint else scales[..., i, None, None]
+        first = i if identity else 0
+        given = matrix[..., i:, first:]
+        along = (vector.conj() * given).sum(-2, keepdim=True)
+        if identity:
+            along[..., 0] = 1
+        steps.append((i, first, vector, scale, given, along))
+        matrix = matrix.clone()
+        matrix[..., i:, first:] = given - scale * vector * along
+    grad_vectors: list[Any] = [_nothing(vectors[..., 0])] * vectors.shape[-1]
+    grad_scales: list[Any] = [None] * count
+    for i, first, vector, scale, given, along in reversed(steps):
+        above, below = torch.split(grad, [i, rows - i], -2)
+        left, right = torch.split(below, [first, below.shape[-1] - first], -1)
+        by_scale = -(right * along.conj() * vector.conj()).sum((-2, -1))
+        grad_scales[i] = by_scale.conj() if adjoint else by_scale
+        scaled = right * -scale.conj()
+        grad_along = (scaled * vector.conj()).sum(-2, keepdim=True)
+        if identity:
+            grad_along = torch.cat([_nothing(grad_along[..., :1]), grad_along[..., 1:]], -1)
+        by_vector = (scaled * along.conj()).sum(-1) + (grad_along.conj() * given).sum(-1)
+        grad_vectors[i] = torch.cat([_nothing(vectors[..., : i + 1, i]), by_vector[..., 1:]], -1)
+        grad = torch.cat([above, torch.cat([left, right + vector * grad_along], -1)], -2)
+    return torch.stack(grad_vectors, -1), torch.stack(grad_scales, -1), grad
+
+
+@derivative("Logcumsumexp")
+def logcumsumexp(node: Any, grads: Any) -> tuple[Any]:
+    """The sum up to an entry is a part of the next one's; in PyTorch's formula cotangents are added as logarithms."""
+    (grad,), x, total, dim = grads, node._saved_self, node._saved_result, node._saved_dim
+    if x.dim() == 0:
+        return (grad,)
+    dim = dim if dim < x.dim() else dim - (1 << 64)  # saved as an unsigned number
+    x, total = x.unbind(dim), total.unbind(dim)
+    behind: Any = None
+    gradients: list[Any] = []
+    for i, here in reversed(list(enumerate(grad.unbind(dim)))):
+        behind = here if behind is None else here + behind * (total[i] - total[i + 1]).exp()
+        gradients.append(behind * (x[i] - total[i]).exp())
+    return (torch.stack(gradients[::-1], dim),)
+
+
+@rule("logcumsumexp")
+def inside(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """In PyTorch's formula for the above, of the logarithms of cotangents."""
+    return wrapped(op(*plain(args), **plain(kwargs)))
+
+
+@rule("linalg_matrix_exp")
+def matrix_exp(op: Any, blocks: Any) -> Any:
+    """In PyTorch's formula the cotangent is the block above right of a matrix twice as large, before and after."""
+    value, size = op(plain(blocks)), blocks.shape[-1] // 2
+    if blocks.ignored is None:
+        return Cotangent(value)
+    unused = all_ignored(blocks.ignored[..., :size, size:], (-2, -1), True).expand(*blocks.shape[:-2], size, size)
+    return settle(value, torch.nn.functional.pad(unused, (size, 0, 0, size)))
+
+
+def _nothing(like: Any) -> Cotangent:
+    """Zeros that nothing was put into."""
+    value = torch.zeros_like(plain(like))
+    return Cotangent(value, torch.ones_like(value, dtype=torch.bool))
