@@ -78,6 +78,12 @@ def rule(*operators: str) -> Callable[[Rule], Rule]:
 
     Raises:
         ValueError: when an operator has a rule already.
+
+    >>> @rule("mylibrary::halve")
+    ... def halved(op, grad):
+    ...     return Cotangent(op(grad.value), grad.ignored)
+    >>> RULES.pop("mylibrary::halve") is halved
+    True
     """
 
     def register(function: Rule) -> Rule:
@@ -114,6 +120,12 @@ class Cotangent(Tensor):
 
     During a backward pass operators on it follow the rules; outside of one it is an ordinary tensor, and what is
     computed from it is plain.
+
+    >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
+    >>> y = x * torch.tensor([3.0, float("nan")])
+    >>> y.backward(Cotangent(torch.tensor([1.0, 0.0]), ignored=torch.tensor([False, True])))
+    >>> x.grad
+    tensor([3., 0.])
     """
 
     value: Tensor
