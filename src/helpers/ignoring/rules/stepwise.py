@@ -21,6 +21,8 @@ from .reductions import all_ignored
 def cholesky(node: Any, grads: Any) -> tuple[Any]:
     """Each column of the factor: one of the matrix less products of columns before it, divided by its root."""
     (grad, *_), lower = grads, node._saved_L
+    if lower.is_complex():
+        raise NotImplementedError("PyTorch's own gradient is not Hermitian there, and a part of it can't be replaced")
     if node._saved_upper:
         grad, lower = grad.mH, lower.mH
     size = lower.shape[-1]
@@ -170,8 +172,8 @@ def logcumsumexp(node: Any, grads: Any) -> tuple[Any]:
     behind: Any = None
     gradients: list[Any] = []
     for i, here in reversed(list(enumerate(grad.unbind(dim)))):
-        behind = here if behind is None else here + behind * (total[i] - total[i + 1]).exp()
-        gradients.append(behind * (x[i] - total[i]).exp())
+        behind = here if behind is None else here + behind * (total[i] - total[i + 1]).exp().conj()
+        gradients.append(behind * (x[i] - total[i]).exp().conj())
     return (torch.stack(gradients[::-1], dim),)
 
 
