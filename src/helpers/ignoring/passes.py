@@ -86,8 +86,15 @@ def grad(
     """`torch.autograd.grad`, but what the loss ignored stays out of the gradient.
 
     Args:
-        outputs, inputs, grad_outputs, retain_graph, create_graph, only_inputs, allow_unused, is_grads_batched,
-            materialize_grads: as in `torch.autograd.grad`.
+        outputs: what to differentiate, as in `torch.autograd.grad`.
+        inputs: what to differentiate with respect to.
+        grad_outputs: the vectors of the vector-Jacobian product; may be left out for scalars.
+        retain_graph: keep the graph for another pass.
+        create_graph: not available, see below.
+        only_inputs: deprecated by PyTorch, and without effect.
+        allow_unused: give None for an input that the outputs don't depend on, in place of an error.
+        is_grads_batched: take the first dimension of `grad_outputs` for a batch of vectors: one pass for each.
+        materialize_grads: give zeros in place of None.
         ignored: "zero" returns plain tensors, 0 where the loss ignored the entry. "masked" returns a
             `torch.masked.MaskedTensor` for each input, with mask False there, so that a zero and an ignored entry are
             told apart.
