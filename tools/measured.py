@@ -111,23 +111,33 @@ def _pairs(rows: list[dict[str, Any]], figure: Callable[[dict[str, Any]], str]) 
 
 
 def coverage(content: dict[str, Any]) -> str:
-    """The table of operators, the totals in its foot."""
+    """Two tables of operators, those with unmended samples and, folded, the others; the totals in the first one's foot."""
     from helpers import show
 
     columns = ("samples", "contaminated", "mended", "broken")
-    rows = [row for row in content["rows"] if row["contaminated"]]
-    body = [
-        [f"<code>{html.escape(row['operator'])}</code>", *(str(row[column]) for column in columns), _note(row)]
-        for row in sorted(rows, key=lambda row: (row["mended"] / row["contaminated"], row["operator"]))
-    ]
     total = {column: sum(row[column] for row in content["rows"]) for column in columns}
-    share = total["mended"] / total["contaminated"]
+    rows = [row for row in content["rows"] if row["contaminated"]]
+    left = sorted((row for row in rows if row["mended"] < row["contaminated"]), key=_mended_share)
+    whole = [row for row in rows if row["mended"] == row["contaminated"]]
+
+    def cells(row: dict[str, Any]) -> list[str]:
+        return [f"<code>{html.escape(row['operator'])}</code>", *(str(row[column]) for column in columns)]
+
     caption = (
-        f"{total['mended']} of {total['contaminated']} contaminated samples mended ({share:.1%}), "
-        f"{total['broken']} broken; {len(content['rows'])} operators, torch {html.escape(content['torch'])}"
+        f"{total['mended']} of {total['contaminated']} contaminated samples mended "
+        f"({total['mended'] / total['contaminated']:.1%}), {total['broken']} broken; "
+        f"{len(content['rows'])} operators, torch {html.escape(content['torch'])}"
     )
     foot = ["all operators", *(str(total[column]) for column in columns), ""]
-    return show.page(show.table(caption, ["operator", *columns, "without a rule"], body, foot))
+    head = ["operator", *columns]
+    first = show.table(caption, [*head, "without a rule"], [[*cells(row), _note(row)] for row in left], foot)
+    second = show.table("Operators of which every contaminated sample is mended", head, [cells(row) for row in whole])
+    folded = f"<details><summary>{len(whole)} operators are mended on every sample</summary>{second}</details>"
+    return show.page(f'<div class="zn-prose">{first}{folded}</div>')
+
+
+def _mended_share(row: dict[str, Any]) -> tuple[float, str]:
+    return row["mended"] / row["contaminated"], row["operator"]
 
 
 def _note(row: dict[str, Any]) -> str:
