@@ -332,10 +332,15 @@ def _watch(node: Any, stepwise: Derivative) -> None:
 
     def after(results: Sequence[Any], given: Sequence[Any]) -> Any:
         handle.remove()
-        if _is_finite(plain(results)) or not _ignores(given):
+        if not _ignores(given):
             return None
         try:
-            return tuple(map(_mended, results, stepwise(node, [_made_up(node, i, c) for i, c in enumerate(given)])))
+            exact = node(*plain(given))  # without rules, which can make numbers of NaN here
+            exact = exact if isinstance(exact, tuple) else (exact,)
+            if _is_finite(exact):
+                return None
+            careful = stepwise(node, [_made_up(node, i, c) for i, c in enumerate(given)])
+            return tuple(map(_mended, exact, careful))
         except Exception:
             LOST.add(function_of(node.name()))
             return None
@@ -346,7 +351,7 @@ def _watch(node: Any, stepwise: Derivative) -> None:
 def _mended(exact: Any, careful: Any) -> Any:
     if exact is None:
         return None
-    result = merge(plain(exact), careful)
+    result = merge(exact, careful)
     if result.ignored is not None:
         result.ignored = result.ignored & (result.value == 0)
     return result
