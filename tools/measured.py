@@ -111,7 +111,7 @@ def _pairs(rows: list[dict[str, Any]], figure: Callable[[dict[str, Any]], str]) 
 
 
 def coverage(content: dict[str, Any]) -> str:
-    """Two tables of operators, those with unmended samples and, folded, the others; the totals in the first one's foot."""
+    """Two tables: operators with unmended samples, the totals in its foot; and, folded, the others."""
     from helpers import show
 
     columns = ("samples", "contaminated", "mended", "broken")
