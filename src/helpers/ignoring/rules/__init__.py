@@ -1,12 +1,14 @@
 """One rule per operator that appears in backward, in files by what the operator does to a mask."""
 
 from . import (
+    attention,
     bags,
     distances,
     fused,
     linear_algebra,
     pointwise,
     products,
+    recurrent,
     reductions,
     selections,
     shapes,
@@ -16,12 +18,14 @@ from . import (
 )
 
 __all__ = [
+    "attention",
     "bags",
     "distances",
     "fused",
     "linear_algebra",
     "pointwise",
     "products",
+    "recurrent",
     "reductions",
     "selections",
     "shapes",
