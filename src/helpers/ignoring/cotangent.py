@@ -332,7 +332,8 @@ def _watch(node: Any, stepwise: Derivative) -> None:
 
     def after(results: Sequence[Any], given: Sequence[Any]) -> Any:
         handle.remove()
-        if not _ignores(given):
+        kinds = {type(cotangent) for cotangent in given}
+        if Cotangent not in kinds or not (_ignores(given) or type(None) in kinds):
             return None
         try:
             exact = node(*plain(given))  # without rules, which can make numbers of NaN here

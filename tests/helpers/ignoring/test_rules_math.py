@@ -1,0 +1,220 @@
+"""Rules of linear algebra, transforms and products: mended where the loss ignores, NaN where it uses."""
+
+import math
+
+import pytest
+import torch
+
+from helpers import ignoring
+from helpers.ignoring.cotangent import DERIVATIVES, Cotangent
+from helpers.ignoring.graph import function_of
+
+nan, inf = math.nan, math.inf
+
+
+def numbers(*shape, seed=0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed + 17 * len(shape) + sum(shape))
+    return torch.randn(shape, generator=generator, dtype=dtype)
+
+
+def gradients(method, function, inputs, used):
+    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+    output = function(*leaves)[used]
+    weights = torch.linspace(0.5, 1.5, output.numel()).reshape(output.shape)
+    loss = (output.real * weights).sum() + (output.imag * weights).sum() if output.is_complex() else output * weights
+    return method(loss.sum(), leaves)
+
+
+def positive(*shape):
+    matrix = numbers(*shape)
+    return matrix @ matrix.mT + 3 * torch.eye(shape[-1])
+
+
+def reflectors(rows, columns):
+    return torch.geqrf(numbers(rows, columns))
+
+
+def spread_out(shape):
+    return torch.linspace(1.0, 2.0, math.prod(shape)).reshape(shape)
+
+
+first, rest = slice(None, 2), slice(2, None)
+columns = (slice(None), first)
+corner = (first, first)
+
+FAMILIES = {
+    # name: function, inputs, which input is poisoned and where, which outputs the loss uses
+    "solve_triangular": (
+        lambda a, b: torch.linalg.solve_triangular(a, b, upper=False),
+        [positive(4, 4), numbers(4, 3)], 1, (..., 2), columns,
+    ),
+    "solve_triangular, right": (
+        lambda a, b: torch.linalg.solve_triangular(a, b, upper=True, left=False),
+        [positive(4, 4), numbers(3, 4)], 1, (2,), first,
+    ),
+    "solve": (torch.linalg.solve, [positive(4, 4), numbers(4, 3)], 1, (..., 2), columns),
+    "cholesky_solve": (torch.cholesky_solve, [numbers(4, 3), positive(4, 4).tril()], 0, (..., 2), columns),
+    "lu_solve": (
+        lambda b, a: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b), [numbers(4, 3), positive(4, 4)], 0, (..., 2),
+        columns,
+    ),
+    "cholesky": (lambda a: torch.linalg.cholesky_ex(a)[0], [positive(4, 4)], 0, (rest, rest), columns),
+    "cholesky, last entry": (lambda a: torch.linalg.cholesky_ex(a)[0].tril(), [positive(4, 4)], 0, (3, 3), (3, first)),
+    "lu": (lambda a: torch.linalg.lu(a)[2], [positive(4, 4)], 0, (..., 3), (slice(None), slice(None, 3))),
+    "lu, wide": (lambda a: torch.linalg.lu(a)[2], [numbers(3, 5)], 0, (..., 4), (slice(None), slice(None, 4))),
+    "lu_factor": (lambda a: torch.linalg.lu_factor_ex(a)[0], [numbers(5, 3)], 0, (..., 2), corner),
+    "qr": (lambda a: torch.linalg.qr(a)[0], [numbers(5, 4)], 0, (..., rest), columns),
+    "qr, wide": (lambda a: torch.linalg.qr(a)[1], [numbers(3, 5)], 0, (..., 4), (slice(None), slice(None, 4))),
+    "qr, last column": (lambda a: torch.linalg.qr(a)[0], [numbers(3, 3)], 0, (2, 2), ...),
+    "householder_product": (torch.linalg.householder_product, [*reflectors(5, 4)], 0, (..., rest), columns),
+    "householder_product, rows": (torch.linalg.householder_product, [*reflectors(5, 4)], 0, (rest,), (first, 0)),
+    "ormqr": (
+        lambda a, tau, c: torch.ormqr(a, tau, c, left=False), [*reflectors(4, 4), numbers(3, 4)], 0, (3, 2), columns
+    ),
+    "ormqr of columns": (torch.ormqr, [*reflectors(4, 4), numbers(4, 3)], 2, (..., 2), columns),
+    "logcumsumexp": (lambda x: x.logcumsumexp(0), [numbers(5)], 0, rest, first),
+    "matrix_exp": (torch.linalg.matrix_exp, [numbers(3, 2, 2)], 0, 2, first),
+    "inv": (lambda a: torch.linalg.inv_ex(a)[0], [positive(3, 2, 2)], 0, 2, first),
+    "det": (torch.linalg.det, [positive(3, 2, 2)], 0, 2, first),
+    "cross": (torch.linalg.cross, [numbers(4, 3), numbers(4, 3, seed=1)], 0, 2, first),
+    "cross, component": (torch.linalg.cross, [numbers(4, 3), numbers(4, 3, seed=1)], 0, (..., 2), (..., 2)),
+    "fft": (lambda x: torch.fft.rfft(x * x), [numbers(3, 8)], 0, 2, first),
+    "irfft": (lambda x: torch.fft.irfft(x * x), [numbers(3, 5)], 0, 2, first),
+    "cdist": (torch.cdist, [numbers(4, 3), numbers(5, 3)], 0, 2, first),
+    "cdist, p=1": (lambda a, b: torch.cdist(a, b, p=1.0), [numbers(4, 3), numbers(5, 3)], 1, 4, (..., first)),
+    "pdist": (torch.nn.functional.pdist, [numbers(4, 3)], 0, 3, first),
+    "prod": (lambda x: x.prod(1), [numbers(4, 3)], 0, 2, first),
+    "cumprod": (lambda x: x.cumprod(0), [numbers(5)], 0, 4, slice(None, 4)),
+    "logsumexp": (lambda x: x.logsumexp(1), [numbers(4, 3)], 0, 2, first),
+    "xlogy": (torch.xlogy, [numbers(4), numbers(4).abs()], 1, 3, slice(None, 3)),
+    "einsum": (lambda a, b: torch.einsum("ij,jk->ik", a, b), [numbers(4, 3), numbers(3, 5)], 0, 3, first),
+    "kron": (torch.kron, [numbers(2, 2), numbers(2, 2, seed=1)], 0, 1, first),
+    "gradient": (lambda x: torch.gradient(x * x)[0], [numbers(7)], 0, 6, slice(None, 4)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("poison", [nan, inf, 3e38])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_gradient_is_that_of_the_used_part_alone(name, poison):
+    function, clean, number, where, used = FAMILIES[name]
+    poisoned = [tensor.clone() for tensor in clean]
+    poisoned[number][where] = poison
+    wanted = gradients(torch.autograd.grad, function, clean, used)
+    plain = gradients(torch.autograd.grad, function, poisoned, used)
+    for ours, exact, expected in zip(gradients(ignoring.grad, function, poisoned, used), plain, wanted, strict=True):
+        kept = exact.isfinite()
+        assert torch.equal(ours[kept], exact[kept])
+        torch.testing.assert_close(ours[~kept], expected[~kept], rtol=1e-3, atol=1e-4)
+    if poison != poison:
+        assert not all(exact.isfinite().all() for exact in plain)
+
+
+LINEAR = {"lu", "qr, wide", "qr, last column"}
+"""Whose outputs are linear in the poisoned column, or don't depend on it: it has a gradient, whatever is in it."""
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in LINEAR])
+def test_a_poison_that_the_loss_uses_stays(name):
+    function, inputs, number, where, _ = FAMILIES[name]
+    inputs = [tensor.clone() for tensor in inputs]
+    inputs[number][where] = nan
+    plain = gradients(torch.autograd.grad, function, inputs, ...)
+    for ours, exact in zip(gradients(ignoring.grad, function, inputs, ...), plain, strict=True):
+        assert torch.equal(ours.isfinite(), exact.isfinite())
+
+
+UNDEFINED = {
+    # Used and without a derivative; next to it something that is ignored, so that backward has a mask.
+    "a root of 0 in a Cholesky factor": (
+        lambda a: torch.linalg.cholesky_ex(a)[0], torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, nan]]),
+        (slice(0, 2), slice(0, 2)),
+    ),
+    "a pivot that is 0": (
+        lambda a: torch.linalg.lu_factor_ex(a)[0], torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [1.0, 1.0, nan]]),
+        (slice(0, 3), slice(0, 2)),
+    ),
+    "a column without a direction of its own": (
+        lambda a: torch.linalg.qr(a)[0],
+        torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, nan], [0.0, 0.0, 0.0]]), (slice(0, 4), slice(0, 2)),
+    ),
+    "a singular triangular matrix": (
+        lambda a: torch.linalg.solve_triangular(a, torch.eye(3), upper=False),
+        torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 1.0]]), (slice(0, 2), slice(0, 2)),
+    ),
+    "a matrix without an inverse": (
+        lambda a: torch.linalg.inv_ex(a)[0], torch.stack([torch.zeros(2, 2), torch.full((2, 2), nan)]), 0
+    ),
+    "a distance between NaN": (lambda x: torch.cdist(x, x), torch.tensor([[nan, 1.0], [2.0, 3.0], [4.0, 5.0]]), 0),
+    "a sum of exponentials with inf": (lambda x: x.logcumsumexp(0), torch.tensor([inf, 1.0, nan]), slice(0, 2)),
+    "a spectrum of NaN": (
+        lambda x: torch.fft.rfft(x.sqrt()).real, torch.tensor([[0.0, 1.0], [nan, 1.0]]), 0
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNDEFINED)
+def test_what_is_undefined_and_used_stays_so(name):
+    function, x, used = UNDEFINED[name]
+    (ours,) = gradients(ignoring.grad, function, [x], used)
+    (plain,) = gradients(torch.autograd.grad, function, [x], used)
+    assert not ours.isfinite().all()
+    assert torch.equal(ours[plain.isfinite()], plain[plain.isfinite()])
+
+
+SHAPES = [(2, 4, 4), (2, 5, 3), (3, 5), (1, 1), (4, 1), (1, 4)]
+STEPWISE = [
+    *[(torch.linalg.lu, [shape]) for shape in SHAPES],
+    *[(lambda x: torch.linalg.lu_factor_ex(x)[:1], [shape]) for shape in SHAPES],
+    *[(torch.linalg.qr, [shape]) for shape in SHAPES],
+    *[(torch.linalg.householder_product, shapes) for shapes in [[(2, 5, 3), (2, 3)], [(5, 3), (2,)], [(4, 4), (4,)]]],
+    *[(lambda a, tau, c, t=t: torch.ormqr(a, tau, c, transpose=t), [(5, 3), (3,), (5, 4)]) for t in (False, True)],
+    *[(lambda a, tau, c, t=t: torch.ormqr(a, tau, c, False, t), [(5, 3), (3,), (4, 5)]) for t in (False, True)],
+    *[(lambda x, dim=dim: x.logcumsumexp(dim), [(3, 4)]) for dim in (0, -1)],
+    (lambda x: x.logcumsumexp(0), [()]),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize(("function", "shapes"), STEPWISE)
+def test_a_derivative_step_by_step_is_that_of_pytorch(function, shapes, dtype):
+    inputs = [numbers(*shape, dtype=dtype, seed=i).requires_grad_() for i, shape in enumerate(shapes)]
+    outputs = function(*inputs)
+    outputs = [o for o in (outputs if isinstance(outputs, tuple) else (outputs,)) if o.requires_grad]
+    if dtype.is_complex and function is torch.linalg.qr and shapes[0][-1] > shapes[0][-2]:
+        pytest.skip("PyTorch has no gradient there")
+    compare(outputs, inputs)
+
+
+@pytest.mark.parametrize("upper", [False, True])
+def test_the_same_of_cholesky(upper):
+    x = numbers(2, 4, 4, dtype=torch.float64)
+    x = (x @ x.mT + torch.eye(4)).requires_grad_()
+    compare([torch.linalg.cholesky_ex(x, upper=upper)[0]], [x])
+
+
+def compare(outputs, inputs):
+    given = [numbers(*o.shape, dtype=o.dtype, seed=9) for o in outputs]
+    wanted = torch.autograd.grad(outputs, inputs, given, retain_graph=True)
+    node = outputs[0].grad_fn
+    with torch.no_grad():
+        ours = DERIVATIVES[function_of(node.name())](node, [Cotangent(cotangent) for cotangent in given])
+    for result, expected in zip(ours, wanted, strict=True):
+        torch.testing.assert_close(torch.as_tensor(result), expected)
+
+
+def test_a_derivative_that_can_not_be_taken_step_by_step_is_told_of():
+    x = (numbers(3, 3, dtype=torch.complex64) * 0.1 + 2 * torch.eye(3)).requires_grad_()
+    with torch.no_grad():
+        x[2, 2] = nan
+    with pytest.warns(UserWarning, match="LinalgCholeskyEx"):
+        ignoring.grad(torch.linalg.cholesky_ex(x)[0][:2, :2].abs().sum(), x)
+
+
+def test_nothing_is_left_behind_on_the_nodes():
+    x = torch.tensor([[1.0, nan], [2.0, nan]], requires_grad=True)
+    q = torch.linalg.qr(x)[0]
+    for _ in range(2):
+        (ours,) = ignoring.grad(q[:, 0].sum(), x, retain_graph=True)
+        assert ours.isfinite().all()
+    (plain,) = torch.autograd.grad(q[:, 0].sum(), x)
+    assert plain.isnan().all()
