@@ -100,7 +100,7 @@ def rule(*operators: str) -> Callable[[Rule], Rule]:
 def derivative(*functions: str) -> Callable[[Derivative], Derivative]:
     """Register a derivative for the nodes of the named forward functions.
 
-    It is called as `derivative(node, cotangents)` after PyTorch's own has given a result that is not finite, and takes
+    It is called as `derivative(node, cotangents)` when plain PyTorch's own gives a result that is not finite, and takes
     its place there. Written in operators that have rules, it returns a `Cotangent` for each input of the function.
     """
 
@@ -328,20 +328,22 @@ def entered(node: Any) -> None:
 
 
 def _watch(node: Any, stepwise: Derivative) -> None:
-    """Once, when the node's derivative is done: see whether it needs mending."""
+    """Once, when the node's derivative is done: keep of it what plain PyTorch gives, and mend the rest step by step."""
 
     def after(results: Sequence[Any], given: Sequence[Any]) -> Any:
         handle.remove()
         kinds = {type(cotangent) for cotangent in given}
-        if Cotangent not in kinds or not (_ignores(given) or type(None) in kinds):
+        if Cotangent not in kinds:
             return None
         try:
-            exact = node(*plain(given))  # without rules, which can make numbers of NaN here
+            # PyTorch's formula may take another way for a subclass, and rules can make numbers of NaN on it.
+            exact = node(*plain(given))
             exact = exact if isinstance(exact, tuple) else (exact,)
+            if type(None) not in kinds and not _ignores(given):
+                return wrapped(exact)
             if _is_finite(exact):
-                return None
-            careful = stepwise(node, [_made_up(node, i, c) for i, c in enumerate(given)])
-            return tuple(map(_mended, exact, careful))
+                return tuple(map(_mended, exact, results))
+            return tuple(map(_mended, exact, stepwise(node, [_made_up(node, i, c) for i, c in enumerate(given)])))
         except Exception:
             LOST.add(function_of(node.name()))
             return None

@@ -170,7 +170,9 @@ STEPWISE = [
     *[(lambda a, tau, c, t=t: torch.ormqr(a, tau, c, transpose=t), [(5, 3), (3,), (5, 4)]) for t in (False, True)],
     *[(lambda a, tau, c, t=t: torch.ormqr(a, tau, c, False, t), [(5, 3), (3,), (4, 5)]) for t in (False, True)],
     *[(lambda x, dim=dim: x.logcumsumexp(dim), [(3, 4)]) for dim in (0, -1)],
+    *[(lambda x, dim=dim: x.cumprod(dim), [(3, 4)]) for dim in (0, -1)],
     (lambda x: x.logcumsumexp(0), [()]),
+    (lambda x: x.cumprod(0), [()]),
 ]
 
 

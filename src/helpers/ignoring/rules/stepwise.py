@@ -8,6 +8,7 @@ used.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -164,16 +165,31 @@ def _reflected(
 @derivative("Logcumsumexp")
 def logcumsumexp(node: Any, grads: Any) -> tuple[Any]:
     """The sum up to an entry is a part of the next one's; in PyTorch's formula cotangents are added as logarithms."""
+    return _accumulated(node, grads, lambda x, before, after: ((before - after).exp(), (x - after).exp()))
+
+
+@derivative("Cumprod")
+def cumprod(node: Any, grads: Any) -> tuple[Any]:
+    """The product up to an entry is a factor of the next one; PyTorch's formula divides by the entry."""
+    return _accumulated(node, grads, lambda x, before, after: (x, before))
+
+
+def _accumulated(
+    node: Any, grads: Any, derivatives: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+) -> tuple[Any]:
+    """From what each step takes and gives: its derivatives by what came before, and by its entry of x."""
     (grad,), x, total, dim = grads, node._saved_self, node._saved_result, node._saved_dim
     if x.dim() == 0:
         return (grad,)
     dim = dim if dim < x.dim() else dim - (1 << 64)  # saved as an unsigned number
-    x, total = x.unbind(dim), total.unbind(dim)
+    before = torch.cat([torch.ones_like(total.narrow(dim, 0, 1)), total.narrow(dim, 0, total.shape[dim] - 1)], dim)
+    by_before, by_entry = (d.conj().unbind(dim) for d in derivatives(x, before, total))
     behind: Any = None
     gradients: list[Any] = []
     for i, here in reversed(list(enumerate(grad.unbind(dim)))):
-        behind = here if behind is None else here + behind * (total[i] - total[i + 1]).exp().conj()
-        gradients.append(behind * (x[i] - total[i]).exp().conj())
+        here = here if behind is None else here + behind
+        gradients.append(here * by_entry[i])
+        behind = here * by_before[i]
     return (torch.stack(gradients[::-1], dim),)
 
 
