@@ -1,4 +1,4 @@
-"""Segments and bags: a cotangent's entry goes to each member of its segment."""
+"""Segments, bags and rows: a cotangent's entry goes to each member of its segment."""
 
 from __future__ import annotations
 
@@ -65,3 +65,13 @@ def ctc_loss_backward(op: Any, grad: Any, log_probs: Tensor, *args: Any, **kwarg
     if grad.ignored is None:
         return Cotangent(value)
     return settle(value, grad.ignored.reshape(1, -1, 1).expand(value.shape))
+
+
+@rule("multi_margin_loss_backward", "multilabel_margin_loss_backward")
+def margin_loss_backward(op: Any, grad: Any, saved: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Each row of the batch has a loss of its own."""
+    value = op(plain(grad), saved, *args, **kwargs)
+    if grad.ignored is None:
+        return Cotangent(value)
+    rows = grad.ignored.unsqueeze(-1) if grad.ignored.dim() else grad.ignored
+    return settle(value, rows.expand(value.shape))

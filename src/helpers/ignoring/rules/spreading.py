@@ -54,6 +54,22 @@ def spread(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
     return Cotangent(value, op(_used(grad, grad.value), *_finite(args), **kwargs) == 0)
 
 
+@rule(
+    "_upsample_bicubic2d_aa_backward",
+    "_upsample_bilinear2d_aa_backward",
+    "_upsample_lanczos2d_aa_backward",
+    "upsample_bicubic2d_backward",
+)
+def spread_with_signs(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
+    """Weights of both signs can cancel; not for two different cotangents at once."""
+    value = op(plain(grad), *args, **kwargs)
+    if grad.ignored is None:
+        return Cotangent(value)
+    used = _used(grad, grad.value)
+    ramp = torch.linspace(1, 2, used.numel(), dtype=used.dtype, device=used.device).view(used.shape)
+    return Cotangent(value, (op(used, *args, **kwargs) == 0) & (op(used * ramp, *args, **kwargs) == 0))
+
+
 @rule("index_add", "scatter_add")
 def added_into(op: Any, base: Any, dim: int, index: Tensor, source: Any, **kwargs: Any) -> Any:
     """A base to which entries are added."""

@@ -1,0 +1,255 @@
+"""Whole layers of torch.nn: half of a batch is bad, the loss uses the other half, and every gradient is the clean one's."""
+
+import inspect
+
+import pytest
+import torch
+from helpers import ignoring
+from torch import nn
+
+BAD = {"nan": float("nan"), "inf": float("inf"), "3e38": 3e38}
+
+
+def layer(make, *shape, out=lambda output: output, inputs=1):
+    return make, shape, out, inputs
+
+
+def first(output):
+    return output[0]
+
+
+LAYERS = {
+    "Linear": layer(lambda: nn.Linear(5, 3), 4, 5),
+    "Bilinear": layer(lambda: nn.Bilinear(5, 5, 3), 4, 5, inputs=2),
+    "Identity": layer(nn.Identity, 4, 5),
+    "Conv1d": layer(lambda: nn.Conv1d(2, 4, 3, padding=1), 4, 2, 8),
+    "Conv2d": layer(lambda: nn.Conv2d(2, 4, 3, stride=2, groups=2), 4, 2, 8, 8),
+    "Conv3d": layer(lambda: nn.Conv3d(2, 3, 2, dilation=2), 4, 2, 5, 5, 5),
+    "ConvTranspose1d": layer(lambda: nn.ConvTranspose1d(2, 4, 3), 4, 2, 8),
+    "ConvTranspose2d": layer(lambda: nn.ConvTranspose2d(2, 4, 3, stride=2, groups=2, output_padding=1), 4, 2, 4, 4),
+    "ConvTranspose3d": layer(lambda: nn.ConvTranspose3d(2, 3, 2), 4, 2, 3, 3, 3),
+    "LayerNorm": layer(lambda: nn.LayerNorm([3, 5]), 4, 3, 5),
+    "RMSNorm": layer(lambda: nn.RMSNorm(5), 4, 3, 5),
+    "GroupNorm": layer(lambda: nn.GroupNorm(2, 4), 4, 4, 6),
+    "InstanceNorm1d": layer(lambda: nn.InstanceNorm1d(3, affine=True), 4, 3, 6),
+    "InstanceNorm2d": layer(lambda: nn.InstanceNorm2d(3, affine=True), 4, 3, 4, 4),
+    "InstanceNorm3d": layer(lambda: nn.InstanceNorm3d(3, affine=True), 4, 3, 3, 3, 3),
+    "BatchNorm1d": layer(lambda: nn.BatchNorm1d(3).eval(), 4, 3, 6),
+    "BatchNorm2d": layer(lambda: nn.BatchNorm2d(3).eval(), 4, 3, 4, 4),
+    "BatchNorm3d": layer(lambda: nn.BatchNorm3d(3).eval(), 4, 3, 3, 3, 3),
+    "SyncBatchNorm": layer(lambda: nn.SyncBatchNorm(3).eval(), 4, 3, 6),
+    "LocalResponseNorm": layer(lambda: nn.LocalResponseNorm(2), 4, 3, 6, 6),
+    "CrossMapLRN2d": layer(lambda: nn.LocalResponseNorm(3), 4, 4, 6, 6),
+    "MultiheadAttention": layer(lambda: nn.MultiheadAttention(8, 2, batch_first=True), 4, 5, 8, out=first, inputs=3),
+    "TransformerEncoderLayer": layer(lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), 4, 5, 8),
+    "TransformerEncoder": layer(
+        lambda: nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True, norm_first=True), 2, enable_nested_tensor=False
+        ),
+        4, 5, 8,
+    ),
+    "TransformerDecoderLayer": layer(
+        lambda: nn.TransformerDecoderLayer(8, 2, 16, 0.0, batch_first=True), 4, 5, 8, inputs=2
+    ),
+    "TransformerDecoder": layer(
+        lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16, 0.0, batch_first=True), 2), 4, 5, 8, inputs=2
+    ),
+    "Transformer": layer(lambda: nn.Transformer(8, 2, 1, 1, 16, 0.0, batch_first=True), 4, 5, 8, inputs=2),
+    "RNN": layer(lambda: nn.RNN(5, 3, 2, batch_first=True, bidirectional=True), 4, 6, 5, out=first),
+    "LSTM": layer(lambda: nn.LSTM(5, 3, 2, batch_first=True, bidirectional=True), 4, 6, 5, out=first),
+    "GRU": layer(lambda: nn.GRU(5, 3, 2, batch_first=True, bidirectional=True), 4, 6, 5, out=first),
+    "RNNCell": layer(lambda: nn.RNNCell(5, 3), 4, 5),
+    "LSTMCell": layer(lambda: nn.LSTMCell(5, 3), 4, 5, out=lambda states: states[0] + states[1]),
+    "GRUCell": layer(lambda: nn.GRUCell(5, 3), 4, 5),
+    "Flatten": layer(nn.Flatten, 4, 2, 3),
+    "Unflatten": layer(lambda: nn.Unflatten(1, (2, 3)), 4, 6),
+    "Fold": layer(lambda: nn.Fold((4, 4), 2), 4, 8, 9),
+    "Unfold": layer(lambda: nn.Unfold(2), 4, 2, 4, 4),
+    "PixelShuffle": layer(lambda: nn.PixelShuffle(2), 4, 4, 3, 3),
+    "PixelUnshuffle": layer(lambda: nn.PixelUnshuffle(2), 4, 2, 4, 4),
+    "ChannelShuffle": layer(lambda: nn.ChannelShuffle(2), 4, 4, 3, 3),
+    "Upsample": layer(lambda: nn.Upsample(scale_factor=2, mode="bicubic"), 4, 2, 3, 3),
+    "UpsamplingNearest2d": layer(lambda: nn.UpsamplingNearest2d(scale_factor=2), 4, 2, 3, 3),
+    "UpsamplingBilinear2d": layer(lambda: nn.UpsamplingBilinear2d(scale_factor=2), 4, 2, 3, 3),
+    "CosineSimilarity": layer(nn.CosineSimilarity, 4, 5, inputs=2),
+    "PairwiseDistance": layer(nn.PairwiseDistance, 4, 5, inputs=2),
+    "PReLU": layer(nn.PReLU, 4, 5),
+    "RReLU": layer(lambda: nn.RReLU().eval(), 4, 5),  # in training the noise depends on the signs
+    "GLU": layer(nn.GLU, 4, 6),
+    "Softmax": layer(lambda: nn.Softmax(1), 4, 5),
+    "Softmin": layer(lambda: nn.Softmin(1), 4, 5),
+    "LogSoftmax": layer(lambda: nn.LogSoftmax(1), 4, 5),
+    "Softmax2d": layer(nn.Softmax2d, 4, 3, 2, 2),
+    "Threshold": layer(lambda: nn.Threshold(0.1, 0.0), 4, 5),
+    "Hardtanh": layer(nn.Hardtanh, 4, 5),
+    "Dropout": layer(lambda: nn.Dropout(0.0), 4, 5),
+    "AdaptiveLogSoftmaxWithLoss": layer(
+        lambda: nn.AdaptiveLogSoftmaxWithLoss(5, 6, [2, 4], div_value=1.0), 4, 5, out=lambda result: result[0]
+    ),
+}  # fmt: skip
+for name in """ReLU ReLU6 ELU SELU CELU GELU SiLU Mish Sigmoid LogSigmoid Tanh Softplus Softsign Softshrink Hardshrink
+Hardsigmoid Hardswish LeakyReLU Tanhshrink""".split():
+    LAYERS[name] = layer(getattr(nn, name), 4, 5)
+for dims, space in (("1d", [8]), ("2d", [8, 8]), ("3d", [6, 6, 6])):
+    for name in ("MaxPool", "AvgPool", "LPPool"):
+        arguments = (2, 2) if name == "LPPool" else (2,)
+        LAYERS[name + dims] = layer(lambda n=name + dims, a=arguments: getattr(nn, n)(*a), 4, 2, *space)
+    for name in ("AdaptiveMaxPool", "AdaptiveAvgPool"):
+        LAYERS[name + dims] = layer(lambda n=name + dims: getattr(nn, n)(3), 4, 2, *space)
+    if dims != "1d":
+        LAYERS["FractionalMaxPool" + dims] = layer(
+            lambda n="FractionalMaxPool" + dims: getattr(nn, n)(2, output_size=3), 4, 2, *space
+        )
+    for name in ("ConstantPad", "ZeroPad", "ReflectionPad", "ReplicationPad", "CircularPad"):
+        arguments = (1, 0.5) if name == "ConstantPad" else (1,)
+        LAYERS[name + dims] = layer(lambda n=name + dims, a=arguments: getattr(nn, n)(*a), 4, 2, *space)
+
+LOSSES = {
+    "L1Loss": "same", "MSELoss": "same", "SmoothL1Loss": "same", "HuberLoss": "same", "SoftMarginLoss": "sign",
+    "BCELoss": "unit", "BCEWithLogitsLoss": "unit", "KLDivLoss": "same", "PoissonNLLLoss": "same",
+    "HingeEmbeddingLoss": "sign", "MultiLabelSoftMarginLoss": "unit", "CrossEntropyLoss": "class", "NLLLoss": "class",
+    "MultiMarginLoss": "class", "MultiLabelMarginLoss": "classes",
+}  # fmt: skip
+
+ELSEWHERE = {
+    "Module Sequential ModuleList ModuleDict ParameterList ParameterDict Container DataParallel": "containers",
+    "AlphaDropout FeatureAlphaDropout Dropout1d Dropout2d Dropout3d": "dropout: as Dropout, a product with noise",
+    "MaxUnpool1d MaxUnpool2d MaxUnpool3d": "take indices: in the operator database",
+    "Embedding EmbeddingBag": "take indices: below",
+    "CTCLoss CosineEmbeddingLoss MarginRankingLoss TripletMarginLoss TripletMarginWithDistanceLoss GaussianNLLLoss": (
+        "several inputs: in the operator database"
+    ),
+    "RNNBase RNNCellBase NLLLoss2d LinearCrossEntropyLoss": "bases and other names",
+}
+
+
+def test_every_layer_of_torch_nn_is_looked_at():
+    known = {*LAYERS, *LOSSES, *(name for names in ELSEWHERE for name in names.split())}
+    public = {
+        name for name, thing in vars(nn).items() if inspect.isclass(thing) and issubclass(thing, nn.Module)
+    }  # fmt: skip
+    missing = {name for name in public if not name.startswith(("Lazy", "_")) and name not in known}
+    assert not missing
+
+
+def gradients(backward, module, tensors, rows, out):
+    """Of all parameters and inputs, for a loss that uses the given rows."""
+    torch.manual_seed(0)
+    leaves = [tensor.clone().requires_grad_() for tensor in tensors]
+    module.zero_grad()
+    output = out(module(*leaves))
+    weights = torch.rand_like(output[:rows])
+    backward((output[:rows] * weights).sum())
+    return [p.grad if p.grad is not None else torch.zeros_like(p) for p in (*module.parameters(), *leaves)]
+
+
+def agree(a, b):
+    return all(torch.allclose(x, y, rtol=1e-4, atol=1e-6) for x, y in zip(a, b, strict=True))
+
+
+def spoiled(tensors, rows, bad):
+    changed = [tensor.clone() for tensor in tensors]
+    for tensor in changed:
+        tensor[rows:] = bad
+    return changed
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+@pytest.mark.parametrize("name", LAYERS)
+def test_bad_rows_that_are_sliced_away_leave_no_trace(name, bad):
+    make, shape, out, inputs = LAYERS[name]
+    torch.manual_seed(0)
+    module = make()
+    tensors = [torch.randn(shape) for _ in range(inputs)]
+    if name == "AdaptiveLogSoftmaxWithLoss":
+        forward = module.forward
+        module.forward = lambda rows: forward(rows, torch.tensor([0, 3, 5, 2]))
+    rows = shape[0] // 2
+    wanted = gradients(torch.autograd.backward, module, tensors, rows, out)
+    assert agree(gradients(ignoring.backward, module, spoiled(tensors, rows, bad), rows, out), wanted)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Linear", "Conv2d", "LayerNorm", "GroupNorm", "MultiheadAttention", "TransformerEncoderLayer", "LSTM", "GRU"],
+)
+def test_plain_pytorch_is_contaminated(name):
+    make, shape, out, inputs = LAYERS[name]
+    torch.manual_seed(0)
+    module = make()
+    tensors = [torch.randn(shape) for _ in range(inputs)]
+    wanted = gradients(torch.autograd.backward, module, tensors, 2, out)
+    assert not agree(gradients(torch.autograd.backward, module, spoiled(tensors, 2, BAD["nan"]), 2, out), wanted)
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_of_the_good_rows(name, bad):
+    """An upstream layer is contaminated through the loss's derivative, had it not been ignored."""
+    torch.manual_seed(0)
+    target = {
+        "same": torch.rand(4, 5),
+        "sign": torch.randint(0, 2, (4, 5)) * 2.0 - 1,
+        "unit": torch.rand(4, 5),
+        "class": torch.arange(4),
+        "classes": torch.tensor([[0, 2, -1, 0, 0]] * 4),
+    }[LOSSES[name]]
+    loss, linear = getattr(nn, name)(reduction="none"), nn.Linear(3, 5)
+    squash = torch.sigmoid if name == "BCELoss" else lambda x: x
+    rows = torch.randn(4, 3)
+
+    def run(backward, rows):
+        linear.zero_grad()
+        if name == "BCELoss":  # refuses NaN
+            rows = rows.nan_to_num(0, 1e3, -1e3)
+        backward(loss(squash(linear(rows)), target)[:2].sum())
+        return [p.grad for p in linear.parameters()]
+
+    wanted = run(torch.autograd.backward, rows)
+    assert agree(run(ignoring.backward, *spoiled([rows], 2, bad)), wanted)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bad_rows_of_a_table_that_are_looked_up_and_sliced_away(mode):
+    def run(backward, table):
+        torch.manual_seed(0)
+        weight, linear = table.clone().requires_grad_(), nn.Linear(4, 2)
+        bags = torch.nn.functional.embedding_bag(torch.tensor([[0, 1], [2, 3]]), weight, mode=mode)
+        looked_up = torch.nn.functional.embedding(torch.tensor([[0, 1], [2, 3]]), weight).sum(1)
+        backward(linear(bags * looked_up)[:1].sum())
+        return [weight.grad, linear.weight.grad]
+
+    table = torch.randn(4, 4)
+    wanted = run(torch.autograd.backward, table)
+    assert agree(run(ignoring.backward, *spoiled([table], 2, BAD["nan"])), wanted)
+    assert not agree(run(torch.autograd.backward, *spoiled([table], 2, BAD["nan"])), wanted)
+
+
+def test_batch_normalisation_in_training_mixes_rows_and_stays_nan():
+    norm = nn.BatchNorm1d(3)
+    found = gradients(ignoring.backward, norm, spoiled([torch.randn(4, 3)], 2, BAD["nan"]), 2, lambda output: output)
+    assert all(gradient.isnan().any() for gradient in found[:1])
+
+
+class Mixed(nn.Module):
+    """Convolution, normalisation, pooling, attention, recurrence."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(2))
+        self.attention = nn.TransformerEncoderLayer(9, 3, 16, 0.0, batch_first=True)
+        self.recurrent = nn.LSTM(9, 6, batch_first=True)
+        self.last = nn.Linear(6, 2)
+
+    def forward(self, images):
+        return self.last(self.recurrent(self.attention(self.conv(images)))[0][:, -1])
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+def test_a_deep_network_of_many_kinds(bad):
+    torch.manual_seed(0)
+    network, images = Mixed(), torch.randn(6, 1, 8, 8)
+    wanted = gradients(torch.autograd.backward, network, [images], 3, lambda output: output)
+    spoilt = spoiled([images], 3, bad)
+    assert agree(gradients(ignoring.backward, network, spoilt, 3, lambda output: output), wanted)
+    assert not agree(gradients(torch.autograd.backward, network, spoilt, 3, lambda output: output), wanted)
