@@ -1,11 +1,12 @@
-"""Whole layers of torch.nn: half of a batch is bad, the loss uses the other half, and every gradient is the clean one's."""
+"""Whole layers of torch.nn: half of a batch is bad, the loss uses the other half, and gradients are as in a clean batch."""
 
 import inspect
 
 import pytest
 import torch
-from helpers import ignoring
 from torch import nn
+
+from helpers import ignoring
 
 BAD = {"nan": float("nan"), "inf": float("inf"), "3e38": 3e38}
 
