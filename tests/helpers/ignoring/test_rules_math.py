@@ -25,6 +25,10 @@ def gradients(method, function, inputs, used):
     return method(loss.sum(), leaves)
 
 
+def masked_gradients(loss, leaves):
+    return ignoring.grad(loss, leaves, ignored="masked")
+
+
 def positive(*shape):
     matrix = numbers(*shape)
     return matrix @ matrix.mT + 3 * torch.eye(shape[-1])
@@ -51,6 +55,24 @@ FAMILIES = {
     "solve_triangular, right": (
         lambda a, b: torch.linalg.solve_triangular(a, b, upper=True, left=False),
         [positive(4, 4), numbers(3, 4)], 1, (2,), first,
+    ),
+    "solve_triangular, a row of the matrix": (
+        lambda a, b: torch.linalg.solve_triangular(a, b, upper=False), [positive(4, 4), numbers(4, 3)], 0, 3, first
+    ),
+    "solve_triangular, upper": (
+        lambda a, b: torch.linalg.solve_triangular(a, b, upper=True), [positive(4, 4), numbers(4, 3)], 0, 0, rest
+    ),
+    "solve_triangular, from the right": (
+        lambda a, b: torch.linalg.solve_triangular(a, b, upper=False, left=False),
+        [positive(4, 4), numbers(3, 4)], 0, (..., 0), (..., rest),
+    ),
+    "solve_triangular, with ones": (
+        lambda a, b: torch.linalg.solve_triangular(a, b, upper=True, left=False, unitriangular=True),
+        [positive(4, 4), numbers(3, 4)], 0, (..., 3), columns,
+    ),
+    "triangular_solve": (
+        lambda a, b: torch.triangular_solve(b, a, upper=True, transpose=True)[0],
+        [positive(4, 4), numbers(4, 3)], 0, (..., 3), first,
     ),
     "solve": (torch.linalg.solve, [positive(4, 4), numbers(4, 3)], 1, (..., 2), columns),
     "cholesky_solve": (torch.cholesky_solve, [numbers(4, 3), positive(4, 4).tril()], 0, (..., 2), columns),
@@ -81,6 +103,7 @@ FAMILIES = {
     "fft": (lambda x: torch.fft.rfft(x * x), [numbers(3, 8)], 0, 2, first),
     "irfft": (lambda x: torch.fft.irfft(x * x), [numbers(3, 5)], 0, 2, first),
     "cdist": (torch.cdist, [numbers(4, 3), numbers(5, 3)], 0, 2, first),
+    "cdist of a set with itself": (lambda x: torch.cdist(x, x), [numbers(4, 3)], 0, 3, corner),
     "cdist, p=1": (lambda a, b: torch.cdist(a, b, p=1.0), [numbers(4, 3), numbers(5, 3)], 1, 4, (..., first)),
     "pdist": (torch.nn.functional.pdist, [numbers(4, 3)], 0, 3, first),
     "prod": (lambda x: x.prod(1), [numbers(4, 3)], 0, 2, first),
@@ -93,6 +116,7 @@ FAMILIES = {
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:torch.triangular_solve is deprecated")
 @pytest.mark.parametrize("poison", [nan, inf, 3e38])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_gradient_is_that_of_the_used_part_alone(name, poison):
@@ -105,6 +129,8 @@ def test_the_gradient_is_that_of_the_used_part_alone(name, poison):
         kept = exact.isfinite()
         assert torch.equal(ours[kept], exact[kept])
         torch.testing.assert_close(ours[~kept], expected[~kept], rtol=1e-3, atol=1e-4)
+    for masked in gradients(masked_gradients, function, poisoned, used):
+        assert not masked.get_data()[~masked.get_mask()].any()
     if poison != poison:
         assert not all(exact.isfinite().all() for exact in plain)
 
@@ -113,6 +139,7 @@ LINEAR = {"lu", "qr, wide", "qr, last column"}
 """Whose outputs are linear in the poisoned column, or don't depend on it: it has a gradient, whatever is in it."""
 
 
+@pytest.mark.filterwarnings("ignore:torch.triangular_solve is deprecated")
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in LINEAR])
 def test_a_poison_that_the_loss_uses_stays(name):
     function, inputs, number, where, _ = FAMILIES[name]
@@ -146,6 +173,7 @@ UNDEFINED = {
     ),
     "a distance between NaN": (lambda x: torch.cdist(x, x), torch.tensor([[nan, 1.0], [2.0, 3.0], [4.0, 5.0]]), 0),
     "a sum of exponentials with inf": (lambda x: x.logcumsumexp(0), torch.tensor([inf, 1.0, nan]), slice(0, 2)),
+    "an exponential of NaN": (torch.linalg.matrix_exp, torch.tensor([[nan, 1.0], [0.0, 1.0]]), (0, 0)),
     "a spectrum of NaN": (
         lambda x: torch.fft.rfft(x.sqrt()).real, torch.tensor([[0.0, 1.0], [nan, 1.0]]), 0
     ),
@@ -220,3 +248,21 @@ def test_nothing_is_left_behind_on_the_nodes():
         assert ours.isfinite().all()
     (plain,) = torch.autograd.grad(q[:, 0].sum(), x)
     assert plain.isnan().all()
+
+
+def test_a_pass_that_fails_leaves_the_next_one_plain():
+    failing = [True]
+
+    def unpack(tensor):
+        if failing:
+            failing.clear()
+            raise OSError("the disk is gone")
+        return tensor
+
+    x = torch.tensor([[1.0, nan], [2.0, nan]], requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+        q = torch.linalg.qr(x)[0]
+    with pytest.raises(OSError):
+        ignoring.grad(q[:, 0].sum(), x, retain_graph=True)
+    (plain,) = torch.autograd.grad(q[:, 0].sum(), x)
+    assert type(plain) is torch.Tensor and plain.isnan().all()

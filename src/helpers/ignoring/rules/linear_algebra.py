@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, has_nan, ignored_in, merge, plain, rule, wrapped
+from ..cotangent import Cotangent, has_nan, ignored_in, merge, plain, rule, settle, wrapped
+from .reductions import all_ignored
 
 
 @rule("linalg_solve_triangular")
@@ -90,29 +91,11 @@ def lu_solve(op: Any, lu: Any, pivots: Tensor, b: Any, *, left: bool = True, adj
 
 
 @rule("ormqr")
-def multiplied_by_reflections(
-    op: Any, reflectors: Any, scales: Any, other: Any, left: bool = True, transpose: bool = False
-) -> Any:
-    """One Householder reflection after the other."""
-    exact = op(plain(reflectors), plain(scales), plain(other), left, transpose)
-    if type(other) is not Cotangent:
-        raise NotImplementedError("the product is not linear in the reflectors")
-    if other.ignored is None:
-        return Cotangent(exact)
-    result = other if left else other.mH
-    count = scales.shape[-1]
-    # Q = H_1 H_2 ...; its adjoint takes them in the other order, each with the conjugate scale.
-    backwards = transpose is not left
-    for i in range(count) if not backwards else range(count - 1, -1, -1):
-        # A reflection leaves the rows above its own as they are.
-        vector = reflectors[..., i:, i].clone()
-        vector[..., 0] = 1
-        scale = scales[..., i, None, None]
-        scale = scale.conj() if backwards else scale
-        above, below = torch.split(result, [i, result.shape[-2] - i], -2)
-        along = (vector.conj().unsqueeze(-1) * below).sum(-2, keepdim=True)
-        result = torch.cat([above, below - scale * vector.unsqueeze(-1) * along], -2)
-    return merge(exact, result if left else result.mH)
+def multiplied_by_reflections(op: Any, reflectors: Any, scales: Any, other: Any, left: bool = True, *args: Any) -> Any:
+    """Columns (or rows) don't meet; what else to skip, `stepwise` tells."""
+    value = op(plain(reflectors), plain(scales), plain(other), left, *args)
+    ignored = ignored_in(other)
+    return settle(value, None if ignored is None else all_ignored(ignored, -2 if left else -1, True))
 
 
 @rule("linalg_cross")

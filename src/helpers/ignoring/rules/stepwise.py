@@ -154,8 +154,6 @@ def _reflected(
         grad_scales[i] = by_scale.conj() if adjoint else by_scale
         scaled = right * -scale.conj()
         grad_along = (scaled * vector.conj()).sum(-2, keepdim=True)
-        if identity:
-            grad_along = torch.cat([_nothing(grad_along[..., :1]), grad_along[..., 1:]], -1)
         by_vector = (scaled * along.conj()).sum(-1) + (grad_along.conj() * given).sum(-1)
         grad_vectors[i] = torch.cat([_nothing(vectors[..., : i + 1, i]), by_vector[..., 1:]], -1)
         grad = torch.cat([above, torch.cat([left, right + vector * grad_along], -1)], -2)
