@@ -1,4 +1,4 @@
-"""Whole layers of torch.nn: half of a batch is bad, the loss uses the other half, and gradients are as in a clean batch."""
+"""Every layer of torch.nn: half of a batch is bad, the loss uses the rest, gradients are those of a clean batch."""
 
 import inspect
 
