@@ -319,12 +319,30 @@ def _in_place(op: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
     return target
 
 
-def entered(node: Any) -> None:
-    """Told as each node's derivative begins, after the hooks of its tensors."""
-    _in.node = None if node is None else node._sequence_nr()
-    stepwise = None if node is None else DERIVATIVES.get(function_of(node.name()))
-    if stepwise is not None:
-        _watch(node, stepwise)
+def entering(node: Any) -> Callable[[Sequence[Any]], tuple[Any, ...] | None]:
+    """A hook that is told as the node's derivative begins, after the hooks of its tensors.
+
+    A plain tensor that one of those made of a cotangent is a cotangent again, so that what lies ahead can be ignored
+    in it.
+    """
+    number = node._sequence_nr()
+    stepwise = DERIVATIVES.get(function_of(node.name()))
+
+    def enter(cotangents: Sequence[Any]) -> tuple[Any, ...] | None:
+        _in.node = number
+        if stepwise is not None:
+            _watch(node, stepwise)
+        for cotangent in cotangents:
+            if type(cotangent) is Tensor:
+                return tuple(wrapped(c) if type(c) is Tensor else c for c in cotangents)
+        return None
+
+    return enter
+
+
+def outside() -> None:
+    """No derivative is running yet."""
+    _in.node = None
 
 
 def _watch(node: Any, stepwise: Derivative) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
-from .cotangent import LOST, Cotangent, _current_node, entered, ignored_in, plain, wrapped
+from .cotangent import LOST, AccumulateGrad, Cotangent, entering, ignored_in, plain, wrapped
 from .graph import nodes_of
 from .harmless import harmless
 
@@ -30,21 +30,14 @@ def guard(nodes: Iterable[Any]) -> list[Any]:
     """
     handles: list[Any] = []
     for node in nodes:
+        if isinstance(node, AccumulateGrad):  # has no derivative
+            continue
         foreign = isinstance(node, BackwardCFunction)
         if not foreign or node.name() in TRANSPARENT:
-            handles.append(node.register_prehook(_enter))
+            handles.append(node.register_prehook(entering(node)))
         else:
             handles += _guard_checkpoint(node) if node.name() == CHECKPOINT else _guard(node)
     return handles
-
-
-def _enter(cotangents: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """A plain tensor that a hook made of a cotangent is one again, so that what lies ahead can be ignored in it."""
-    entered(_current_node())
-    for cotangent in cotangents:
-        if type(cotangent) is Tensor:
-            return tuple(wrapped(c) if type(c) is Tensor else c for c in cotangents)
-    return None
 
 
 def _guard_checkpoint(node: Any) -> list[Any]:
@@ -53,10 +46,11 @@ def _guard_checkpoint(node: Any) -> list[Any]:
     handles: list[Any] = []
     masks: dict[int, Tensor | None] = {}
     unused: list[bool] = []
+    enter = entering(node)
 
     def before(cotangents: tuple[Any, ...]) -> tuple[Any, ...] | None:
         unused[:] = [cotangent is None for cotangent in cotangents]
-        return _enter(cotangents)
+        return enter(cotangents)
 
     def recomputed(*inputs: Any) -> Any:
         result = recompute(*inputs)

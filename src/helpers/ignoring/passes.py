@@ -13,7 +13,7 @@ from torch.autograd.graph import GradientEdge
 from torch.masked import MaskedTensor, masked_tensor
 
 from ..quiet import quiet_prototype_warning
-from .cotangent import LOST, Cotangent, entered
+from .cotangent import LOST, Cotangent, outside
 from .foreign import guard
 from .graph import nodes_of
 from .harmless import harmless as _is_harmless
@@ -160,7 +160,7 @@ class Careful:
 
     def __enter__(self) -> None:
         LOST.begin()
-        entered(None)
+        outside()
         self.handles = guard(self.nodes)
 
     def __exit__(self, failed: type[BaseException] | None, *details: object) -> None:
@@ -208,7 +208,7 @@ def _cotangent(root: Any, given: Any) -> Any:
     kind = _kind(root)
     real_scalar = kind.dtype.is_floating_point and math.prod(kind.shape) == 1
     if given is None and real_scalar and getattr(root, "requires_grad", True):
-        given = torch.ones(tuple(kind.shape), dtype=kind.dtype, device=kind.device)
+        return Cotangent(torch.ones(tuple(kind.shape), dtype=kind.dtype, device=kind.device))
     if not isinstance(given, Tensor) or given.layout is not torch.strided:
         return given
     return Cotangent(given.detach())

@@ -58,11 +58,15 @@ def where(op: Any, condition: Tensor, a: Any, b: Any) -> Any:
             return Cotangent(value)
         # The usual form, where(condition, cotangent, 0), needs one pass.
         if type(a) is Cotangent and _is_zero(b):
-            return Cotangent(value, condition.logical_not().expand(value.shape))
+            return Cotangent(value, _spread(condition.logical_not(), value))
         if type(b) is Cotangent and _is_zero(a):
-            return Cotangent(value, condition.expand(value.shape))
+            return Cotangent(value, _spread(condition, value))
     mask = torch.where(condition, _source_mask(a, value, mask_b), _source_mask(b, value, mask_a))
     return Cotangent(value, mask.expand(value.shape))
+
+
+def _spread(mask: Tensor, value: Tensor) -> Tensor:
+    return mask if mask.shape == value.shape else mask.expand(value.shape)
 
 
 def _is_zero(thing: Any) -> bool:
