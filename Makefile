@@ -4,10 +4,10 @@ BIN := .venv/bin
 RUN := $(BIN)/python -m tools
 
 .DEFAULT_GOAL := help
-.PHONY: help book check test notebooks record serve bench costs coverage lint requirements clean
+.PHONY: help book check test browser notebooks record serve site-report bench costs coverage lint requirements clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
 
 book: $(BIN)/.ready  ## build the site into _build/html; fails when a result no longer reproduces
 	$(RUN) book
@@ -18,6 +18,14 @@ check: $(BIN)/.ready  ## run every chapter and check every claim, without buildi
 test: $(BIN)/.ready  ## run all tests
 	$(BIN)/python -m pytest
 
+browser: tests/site/node_modules/.ready  ## install what the tests in a browser need: Chromium, axe-core, Lighthouse
+	@command -v chromium || command -v google-chrome || { apt-get update && apt-get install -y chromium; }
+
+tests/site/node_modules/.ready: tests/site/package-lock.json
+	@command -v npm || { apt-get update && apt-get install -y nodejs npm; }
+	npm ci --prefix tests/site --no-audit --no-fund
+	touch $@
+
 notebooks: $(BIN)/.ready  ## write notebooks/*.ipynb from chapters/*.md
 	$(RUN) notebooks
 
@@ -25,7 +33,10 @@ record: $(BIN)/.ready  ## write what this PyTorch gave to results/
 	$(RUN) record
 
 serve: $(BIN)/.ready  ## show the built site on http://127.0.0.1:8000
-	$(BIN)/python -m http.server 8000 --bind 127.0.0.1 --directory _build/html
+	$(RUN) serve
+
+site-report: $(BIN)/.ready  ## measure the built site in a browser: Lighthouse, weight, axe-core
+	$(RUN) site-report
 
 bench: $(BIN)/.ready costs  ## measure what a gradient costs, then the build against the stock one and the floor
 	$(RUN) bench

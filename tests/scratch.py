@@ -40,7 +40,7 @@ class Book:
 
     def __init__(self, root: Path, chapters: dict[str, list[str]]) -> None:
         self.root = root
-        for folder in ("tools", "src", "_static"):
+        for folder in ("tools", "src", "theme"):
             shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
         shutil.copy(ROOT / "_config.yml", root)
         (root / "chapters").mkdir()

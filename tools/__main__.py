@@ -1,15 +1,18 @@
 """`python -m tools COMMAND`: what the Makefile calls. Kept light: every warm kernel could otherwise import it all."""
 
 import argparse
+import importlib
 import sys
 from pathlib import Path
+
+MEASUREMENTS = ("bench", "costs", "coverage", "serve", "site-report")
+"""Commands that are one function of the project, in a module of the same name."""
 
 
 def main() -> int:
     """Run one command; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools", description=__doc__)
-    commands = ("book", "check", "record", "notebooks", "bench", "costs", "coverage")
-    parser.add_argument("command", choices=commands)
+    parser.add_argument("command", choices=("book", "check", "record", "notebooks", *MEASUREMENTS))
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the checkout (default: this folder)")
     parser.add_argument("--timeout", type=int, default=120, help="seconds that one cell may take (default: 120)")
     options = parser.parse_args()
@@ -23,20 +26,9 @@ def main() -> int:
             changed = pair(project)
             print(f"{len(changed)} of {len(project.chapters)} notebooks rewritten")
             return 0
-        if options.command == "bench":
-            from .bench import bench
-
-            bench(project)
-            return 0
-        if options.command == "costs":
-            from .costs import costs
-
-            costs(project)
-            return 0
-        if options.command == "coverage":
-            from .coverage import coverage
-
-            coverage(project)
+        if options.command in MEASUREMENTS:
+            module = importlib.import_module(f".{options.command.replace('-', '_')}", __package__)
+            getattr(module, options.command.replace("-", "_"))(project)
             return 0
         from .build import Build
 

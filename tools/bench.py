@@ -24,7 +24,7 @@ import yaml
 
 from .project import Project, write
 
-_PARTS = ("_config.yml", "_toc.yml", "_static", "chapters", "results", "src", "tools")
+_PARTS = ("_config.yml", "_toc.yml", "chapters", "results", "src", "theme", "tools")
 _RUNS = {1: 3, 4: 1, 16: 1}
 
 _FLOOR = """

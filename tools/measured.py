@@ -128,9 +128,9 @@ def coverage(content: dict[str, Any]) -> str:
         f"({total['mended'] / total['contaminated']:.1%}), {total['broken']} broken; "
         f"{len(content['rows'])} operators, torch {html.escape(content['torch'])}"
     )
-    foot = ["all operators", *(str(total[column]) for column in columns), ""]
+    foot = ["all operators", *(str(total[column]) for column in columns)]
     head = ["operator", *columns]
-    first = show.table(caption, [*head, "without a rule"], [[*cells(row), _note(row)] for row in left], foot)
+    first = show.table(caption, head, [[_with_note(row, cells(row)[0]), *cells(row)[1:]] for row in left], foot)
     second = show.table("Operators of which every contaminated sample is mended", head, [cells(row) for row in whole])
     folded = f"<details><summary>{len(whole)} operators are mended on every sample</summary>{second}</details>"
     return show.page(f'<div class="zn-prose">{first}{folded}</div>')
@@ -140,8 +140,10 @@ def _mended_share(row: dict[str, Any]) -> tuple[float, str]:
     return row["mended"] / row["contaminated"], row["operator"]
 
 
-def _note(row: dict[str, Any]) -> str:
-    return ", ".join(f"<code>{html.escape(name.removeprefix('aten::'))}</code>" for name in row["without_rule"])
+def _with_note(row: dict[str, Any], name: str) -> str:
+    """The operator, and those met in its backward that have no rule."""
+    names = ", ".join(f"<code>{html.escape(each.removeprefix('aten::'))}</code>" for each in row["without_rule"])
+    return f'{name}<br><span class="zn-note">without a rule: {names}</span>' if names else name
 
 
 class MeasuredCosts(Measured):

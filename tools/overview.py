@@ -18,9 +18,8 @@ from sphinx.util.docutils import SphinxDirective
 
 from .collect import checked, statements
 from .execute import cached
-from .project import Project
+from .project import MAIN, Project
 
-_MAIN = ("vanilla", "masked", "ignoring")
 
 
 class Pending(nodes.Element):
@@ -58,7 +57,7 @@ def overview(facts: list[dict[str, Any]], link: Callable[[str], str]) -> str:
 
     verdicts = [fact for fact in facts if fact["type"] == "verdict"]
     claims = [fact for fact in facts if fact["type"] == "claim"]
-    used = [name for name in _MAIN if any(name in verdict["observed"] for verdict in verdicts)]
+    used = [name for name in MAIN if any(name in verdict["observed"] for verdict in verdicts)]
     rows = []
     for verdict in verdicts:
         case, words = verdict["case"], verdict["observed"]

@@ -9,6 +9,9 @@ from typing import Any
 
 import yaml
 
+MAIN = ("vanilla", "masked", "ignoring")
+"""The ways that every case has, in the order in which they are shown; others come after them."""
+
 
 class Project:
     """One checkout of the book.

@@ -11,7 +11,7 @@ from .project import Project
 # Importing the renderer takes seconds, in which the first kernels start: it imports, then waits for its turn.
 _WAIT_THEN_BUILD = """
 import sys
-import jupyter_book.cli.main, jupyter_book.sphinx, myst_nb.sphinx_ext, sphinx_book_theme
+import jupyter_book.cli.main, jupyter_book.sphinx, myst_nb.sphinx_ext
 {more}
 if sys.stdin.readline():
     jupyter_book.cli.main.main(sys.argv[1:])

@@ -6,6 +6,7 @@
 - `reference`: the gradient in float64 on the used entries alone.
 - `ulp_distance`: how many representable numbers lie between two tensors' entries.
 - `drawing`: a figure in the page's own colours.
+- `control`: samples of a small computation, which a reader of the site can play with.
 - `ClaimFailed`: what a claim that does not hold raises.
 
 Needs torch (2.6 or newer), numpy and matplotlib, and nothing else.
@@ -15,6 +16,7 @@ from . import ignoring
 from .cases import Case
 from .claims import Claim, ClaimFailed
 from .compare import Tolerance, ulp_distance
+from .control import control
 from .entries import MASKED, Entries, Kind
 from .figures import drawing
 from .quiet import quiet_prototype_warning, short_warnings
@@ -37,6 +39,7 @@ __all__ = [
     "Verdict",
     "WAYS",
     "Way",
+    "control",
     "drawing",
     "ignoring",
     "quiet_prototype_warning",

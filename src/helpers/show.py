@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any, Protocol
 
@@ -45,20 +45,46 @@ def page(body: str) -> str:
     return f'<div class="zn"><style>{_STYLE}</style>{body}</div>'
 
 
-def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], foot: Sequence[str] = ()) -> str:
-    """An HTML table whose first row and first column are headers. All cells are HTML already."""
-    top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
-    body = "".join(_row(row) for row in rows)
-    end = f"<tfoot>{_row(foot)}</tfoot>" if foot else ""
-    # A wide table scrolls inside its own box, which the keyboard can reach, and never moves the page sideways.
+STACK = 3
+"""The columns that fit on a phone side by side; the rows of a wider table become stacks of labelled entries there."""
+
+
+def table(
+    caption: str,
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    foot: Sequence[str] = (),
+    data: Mapping[str, str] | None = None,
+) -> str:
+    """An HTML table whose first row and first column are headers. All cells are HTML already.
+
+    Args:
+        caption: what the table shows.
+        head: the headers of the columns.
+        rows: the cells of each row, as many as there are headers; the first is the row's header.
+        foot: the cells of a last row, below a rule.
+        data: `data-` attributes of the table, for scripts and tests.
+    """
+    labels = [html.escape(_plain(cell), quote=True) for cell in head]
+    top = "".join(f'<th scope="col" role="columnheader">{cell}</th>' for cell in head)
+    body = "".join(_row(row, labels) for row in rows)
+    end = f'<tfoot role="rowgroup">{_row(foot, labels)}</tfoot>' if foot else ""
+    attributes = "".join(f' data-{key}="{html.escape(value, quote=True)}"' for key, value in (data or {}).items())
+    kind = ' class="zn-stack"' if len(head) > STACK else ""
+    # Roles, for a table that is laid out as stacks is no table to a browser. A table that is too wide all the same
+    # scrolls inside its own box, which the keyboard can reach, and never moves the page sideways.
     return (
         f'<div class="zn-scroll" tabindex="0" role="group" aria-label="{html.escape(_plain(caption), quote=True)}">'
-        f"<table><caption>{caption}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody>{end}</table></div>"
+        f'<table role="table"{kind}{attributes}><caption>{caption}</caption>'
+        f'<thead role="rowgroup"><tr role="row">{top}</tr></thead><tbody role="rowgroup">{body}</tbody>{end}</table></div>'
     )
 
 
-def _row(cells: Sequence[str]) -> str:
-    return f'<tr><th scope="row">{cells[0]}</th>' + "".join(f"<td>{cell}</td>" for cell in cells[1:]) + "</tr>"
+def _row(cells: Sequence[str], labels: Sequence[str]) -> str:
+    rest = zip(cells[1:], labels[1:], strict=True)
+    return f'<tr role="row"><th scope="row" role="rowheader">{cells[0]}</th>' + "".join(
+        f'<td role="cell" data-head="{label}">{cell}</td>' for cell, label in rest
+    ) + "</tr>"
 
 
 def entry(text: str, kind: Kind) -> str:

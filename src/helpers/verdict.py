@@ -132,7 +132,8 @@ class Verdict:
         rows = [[html.escape(label), *cells] for label, *cells in zip(self.rows, *columns, strict=True)]
         words = [_badge(word) for word in self.words().values()]
         caption = f"Verdict on <code>{html.escape(self.quantity)}</code>"
-        body = show.table(caption, head, rows, foot=["verdict", "", *words])
+        data = {"verdict": ", ".join(f"{name}: {word}" for name, word in self.words().items())}
+        body = show.table(caption, head, rows, ["verdict", "", *words], data)
         failed = "" if self.holds else f"<pre>✗ {html.escape(self.text())}</pre>"
         note = (
             "Reference: float64, on the used entries alone; "
@@ -176,7 +177,7 @@ class Verdict:
             return ["" for _ in self.rows]
         words = judge(self.reference, claim.observed, self.ulps)
         return [
-            f'{cell} <span class="zn-mark">{JUDGEMENTS[word]}</span>'
+            f'{cell} <span class="zn-mark" data-judged="{word}">{JUDGEMENTS[word]}</span>'
             for cell, word in zip(_cells(claim.observed), words, strict=True)
         ]
 

@@ -243,14 +243,32 @@ def test_a_table_has_headers_of_rows_and_columns_and_can_be_reached_by_keyboard(
     assert box["tabindex"] == "0" and box["role"] == "group" and box["class"] == "zn-scroll"
     assert box["aria-label"] == "On a <b>"
     assert "<caption>On <code>a &lt;b&gt;</code></caption>" in text
-    assert "<td>c</td>" in text and "<i>r</i>" in text
+    assert '<td role="cell" data-head="one">c</td>' in text and "<i>r</i>" in text
 
 
 def test_a_table_may_have_a_foot_whose_first_cell_is_a_header():
-    assert "<tfoot>" not in table("c", ["a", "b"], [["r", "s"]])
+    assert "<tfoot" not in table("c", ["a", "b"], [["r", "s"]])
     text = table("c", ["a", "b"], [["r", "s"]], foot=["x", "y"])
-    assert text.endswith('<tfoot><tr><th scope="row">x</th><td>y</td></tr></tfoot></table></div>')
+    foot = '<tr role="row"><th scope="row" role="rowheader">x</th><td role="cell" data-head="b">y</td></tr>'
+    assert text.endswith(f'<tfoot role="rowgroup">{foot}</tfoot></table></div>')
     Tags(text)
+
+
+def test_a_wide_table_can_be_stacked_with_labels_and_stays_a_table():
+    narrow, wide = (table("c", list("abcde")[:count], [list("vwxyz")[:count]]) for count in (3, 4))
+    assert "zn-stack" not in narrow and '<table role="table" class="zn-stack">' in wide
+    assert '<td role="cell" data-head="d">y</td>' in wide
+    labelled = table("c", ["a", "<code>x &amp; y</code>"], [["r", "s"]])
+    assert 'data-head="x &amp; y"' in labelled
+
+
+def test_a_table_can_carry_data():
+    assert ' data-verdict="a: &quot;right&quot;"' in table("c", ["a"], [["r"]], data={"verdict": 'a: "right"'})
+
+
+def test_a_row_that_does_not_fit_its_head_is_refused():
+    with pytest.raises(ValueError):
+        table("c", ["a", "b"], [["r", "s", "t"]])
 
 
 def test_html_of_claims_and_verdicts_closes_what_it_opens(shell):

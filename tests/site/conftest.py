@@ -1,0 +1,43 @@
+"""A browser on the site. Without one the tests that need it are skipped; with BROWSER_TESTS=required they fail."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scratch import ROOT
+
+from tools.browser import Visit, chromium, missing
+from tools.serve import served
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    lacking = missing(ROOT)
+    if lacking and os.environ.get("BROWSER_TESTS") == "required":
+        pytest.fail(lacking)
+    if lacking:
+        pytest.skip(lacking)
+    with chromium() as handle:
+        yield handle
+
+
+@pytest.fixture(scope="session")
+def address(site: Path) -> Iterator[str]:
+    with served(site) as base:
+        yield base
+
+
+@pytest.fixture
+def visit(browser: Any, address: str) -> Iterator[Visit]:
+    """A fresh wide tab in light colours."""
+    with Visit(browser, address, viewport={"width": 1280, "height": 900}, color_scheme="light") as tab:
+        yield tab
+
+
+@pytest.fixture
+def phone(browser: Any, address: str) -> Iterator[Visit]:
+    """A fresh narrow tab."""
+    with Visit(browser, address, viewport={"width": 360, "height": 740}, color_scheme="light") as tab:
+        yield tab

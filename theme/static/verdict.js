@@ -1,0 +1,55 @@
+// Verdict tables: ways can be switched off, and the entries in which those shown differ from the reference are marked.
+// Without this script the full table stands.
+"use strict";
+
+for (const table of document.querySelectorAll("table[data-verdict]")) {
+  const heads = [...table.tHead.rows[0].cells];
+  const rows = [...table.tBodies[0].rows];
+  const foot = table.tFoot.rows[0];
+  const status = document.createElement("p");
+  status.className = "zn-note";
+  status.setAttribute("role", "status");
+
+  const choice = document.createElement("fieldset");
+  choice.className = "zn-ways";
+  const legend = document.createElement("legend");
+  legend.textContent = "Ways shown";
+  choice.append(legend);
+  // The first two columns are the entry and its reference.
+  const boxes = heads.slice(2).map((head) => option(head.textContent, true));
+  const only = option("only entries that differ", false);
+
+  function option(text, checked) {
+    const label = document.createElement("label");
+    const box = document.createElement("input");
+    box.type = "checkbox";
+    box.checked = checked;
+    label.append(box, ` ${text}`);
+    choice.append(label);
+    box.addEventListener("change", update);
+    return box;
+  }
+
+  function update() {
+    const shown = boxes.map((box) => box.checked);
+    let differing = 0;
+    for (const line of [table.tHead.rows[0], ...rows, foot]) {
+      shown.forEach((show, way) => (line.cells[way + 2].hidden = !show));
+    }
+    for (const row of rows) {
+      const differs = shown.some((show, way) => {
+        const judged = row.cells[way + 2].querySelector("[data-judged]");
+        return show && judged && judged.dataset.judged !== "right";
+      });
+      differing += differs;
+      row.classList.toggle("zn-differs", differs);
+      row.hidden = only.checked && !differs;
+    }
+    status.textContent = `${differing} of ${rows.length} entries differ from the reference in the ways shown.`;
+  }
+
+  const box = table.closest(".zn-scroll");
+  box.before(choice);
+  box.after(status);
+  update();
+}

@@ -1,0 +1,109 @@
+"""A real browser on the built site: for the tests of the site, and for `make site-report`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+MODULES = Path("tests") / "site" / "node_modules"
+"""Where `make browser` installs axe-core and Lighthouse, in a checkout."""
+
+VIEWS = {
+    f"{name}, {scheme}": {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}
+    for name, width in (("wide", 1280), ("narrow", 360))
+    for scheme in ("light", "dark")
+}
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+
+
+def executable() -> str | None:
+    """The browser of this machine: what `CHROME_PATH` names, or a Chromium or Chrome on the path."""
+    return os.environ.get("CHROME_PATH") or next(filter(None, map(shutil.which, _NAMES)), None)
+
+
+def missing(root: Path) -> str:
+    """What the browser's tests need and this machine lacks; empty when nothing does."""
+    lacks = [] if executable() else ["Chromium"]
+    lacks += [name for name in ("axe-core", "lighthouse") if not (root / MODULES / name).is_dir()]
+    return f"{', '.join(lacks)} not installed; `make browser` installs what is needed" if lacks else ""
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """Playwright's handle on the browser."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        # A container's root has no other choice than no sandbox; the pages are our own.
+        browser = playwright.chromium.launch(executable_path=executable(), args=["--no-sandbox"])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Visit:
+    """A tab in one view of the site, for which no other host exists.
+
+    Attributes:
+        page: Playwright's page.
+        troubles: what the console, scripts and failed requests said, since the last `open`.
+        elsewhere: addresses on other hosts that were asked for, since the last `open`.
+    """
+
+    def __init__(self, browser: Any, address: str, **view: Any) -> None:
+        self.address = address
+        self.context = browser.new_context(**view)
+        self.troubles: list[str] = []
+        self.elsewhere: list[str] = []
+        self.context.route("**/*", self._route)
+        self.page = self.context.new_page()
+        self.page.on("console", lambda said: said.type in ("error", "warning") and self.troubles.append(said.text))
+        self.page.on("pageerror", lambda error: self.troubles.append(str(error)))
+        self.page.on("requestfailed", lambda request: self.troubles.append(f"failed: {request.url}"))
+
+    def open(self, path: str) -> Any:
+        """Open a page of the site, and wait until it and its scripts have come to rest."""
+        self.troubles.clear()
+        self.elsewhere.clear()
+        response = self.page.goto(f"{self.address}/{path}", wait_until="networkidle")
+        return response
+
+    def _route(self, route: Any) -> None:
+        if route.request.url.startswith((self.address, "data:", "blob:")):
+            route.continue_()
+        else:
+            self.elsewhere.append(route.request.url)
+            route.abort()
+
+    def __enter__(self) -> Visit:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.context.close()
+
+
+def axe(visit: Visit, root: Path) -> list[str]:
+    """What axe-core finds on the page that is open: a line for each rule and element."""
+    visit.page.add_script_tag(path=root / MODULES / "axe-core" / "axe.min.js")
+    found = visit.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return [
+        f"{violation['id']}: {node['html'][:160]}" for violation in found["violations"] for node in violation["nodes"]
+    ]
+
+
+def weigh(visit: Visit, path: str) -> int:
+    """Bytes that a first visit of a page transfers, compressed, heads included."""
+    session = visit.context.new_cdp_session(visit.page)
+    session.send("Network.enable")
+    session.send("Network.setCacheDisabled", {"cacheDisabled": True})
+    sizes: list[float] = []
+    session.on("Network.loadingFinished", lambda event: sizes.append(event["encodedDataLength"]))
+    visit.open(path)
+    session.detach()
+    return round(sum(sizes))

@@ -1,0 +1,83 @@
+"""The built site on this machine, as a host serves it: compressed, under an address of its own."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http import HTTPStatus
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from .project import Project
+
+PORT = 8000
+_TEXT = {".html", ".css", ".js", ".json", ".svg", ".xml", ".ipynb", ".md"}
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    """Files of one folder; text compressed for those who take it, `404.html` for what is not there."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        path = Path(self.translate_path(self.path))
+        path = path / "index.html" if path.is_dir() else path
+        status = HTTPStatus.OK
+        if not path.is_file():
+            path, status = Path(self.directory) / "404.html", HTTPStatus.NOT_FOUND
+        content = path.read_bytes() if path.is_file() else b"not found"
+        self.send_response(status)
+        self.send_header("Content-Type", self.guess_type(str(path)))
+        if path.suffix in _TEXT and "gzip" in self.headers.get("Accept-Encoding", ""):
+            content = gzip.compress(content, mtime=0)
+            self.send_header("Content-Encoding", "gzip")
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Cache-Control", "max-age=600")  # as GitHub Pages has it
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *args: object) -> None:
+        """Silence: the browser says what it could not load."""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *args: object) -> None:
+        """A browser that has seen enough hangs up."""
+
+
+@contextmanager
+def served(site: Path, port: int = 0) -> Iterator[str]:
+    """Serve a folder while the block runs.
+
+    Args:
+        site: the folder.
+        port: of 127.0.0.1; 0 takes a free one.
+
+    Yields:
+        The address, without a slash at its end.
+    """
+    server = _Server(("127.0.0.1", port), partial(_Handler, directory=str(site)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def serve(project: Project) -> None:
+    """Serve the built site until Ctrl-C.
+
+    Raises:
+        FileNotFoundError: when it is not built.
+    """
+    if not (project.site / "index.html").is_file():
+        raise FileNotFoundError("there is no site yet: run `make book`")
+    with served(project.site, PORT) as address:
+        print(f"{address}  (Ctrl-C ends it)", flush=True)
+        threading.Event().wait()
