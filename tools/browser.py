@@ -63,16 +63,26 @@ class Visit:
         self.elsewhere: list[str] = []
         self.context.route("**/*", self._route)
         self.page = self.context.new_page()
-        self.page.on("console", lambda said: said.type in ("error", "warning") and self.troubles.append(said.text))
+        self.page.on("console", self._said)
         self.page.on("pageerror", lambda error: self.troubles.append(str(error)))
-        self.page.on("requestfailed", lambda request: self.troubles.append(f"failed: {request.url}"))
+        self.page.on("requestfailed", self._failed)
 
     def open(self, path: str) -> Any:
-        """Open a page of the site, and wait until it and its scripts have come to rest."""
+        """Open a page of the site, and wait until its scripts have run and a search, if it is one, has ended."""
         self.troubles.clear()
         self.elsewhere.clear()
-        response = self.page.goto(f"{self.address}/{path}", wait_until="networkidle")
+        response = self.page.goto(f"{self.address}/{path}")
+        if "?q=" in path:
+            self.page.locator("#found", has_text="“").wait_for()
         return response
+
+    def _said(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.troubles.append(message.text)
+
+    def _failed(self, request: Any) -> None:
+        if request.failure != "net::ERR_ABORTED":  # the page was left before it came
+            self.troubles.append(f"failed: {request.url}")
 
     def _route(self, route: Any) -> None:
         if route.request.url.startswith((self.address, "data:", "blob:")):

@@ -21,7 +21,6 @@ from .execute import cached
 from .project import MAIN, Project
 
 
-
 class Pending(nodes.Element):
     """Stands where a table will be once every page is read."""
 

@@ -1,7 +1,7 @@
 """Sphinx extension: what the search page searches, a record for each section of each page.
 
-The search itself is MiniSearch, in the browser; Sphinx's own demands that a page has every word of a query, and knows no
-numbers: a pasted error message or an issue's number found nothing.
+The search itself is MiniSearch, in the browser. Sphinx's own demands that a page has every word of a query, and knows
+no numbers: a pasted error message or an issue's number found nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.builders.html import StandaloneHTMLBuilder
 from sphinx.environment import BuildEnvironment
 
 from .project import Project, write
@@ -65,7 +66,8 @@ def _write(app: Sphinx, failure: Exception | None) -> None:
 
 
 def _instead(app: Sphinx) -> None:
-    app.builder.search = False  # Sphinx's own index and page
+    if isinstance(app.builder, StandaloneHTMLBuilder):
+        app.builder.search = False  # Sphinx's own index and page
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

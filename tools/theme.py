@@ -116,7 +116,7 @@ def _actions(app: Sphinx, project: Project, name: str) -> list[dict[str, Any]]:
     """Links at the top of a page: its notebook in Colab, its outputs to download, its source."""
     path = project.root / f"{name}.md"
     up = "../" * name.count("/")
-    actions = []
+    actions: list[dict[str, Any]] = []
     if is_notebook(path):
         executed = Path(app.outdir) / "_sources" / f"{name}.ipynb"
         executed.parent.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ def _facts(project: Project, name: str) -> list[dict[str, Any]]:
     path = project.executed / f"{name}.ipynb"
     if not is_notebook(project.root / f"{name}.md"):
         return []
-    return statements(nbformat.read(path, as_version=4), path.stem)
+    return list(statements(nbformat.read(path, as_version=4), path.stem))
 
 
 def _structured(shown: dict[str, Any], book: str, author: str, facts: list[dict[str, Any]]) -> str:

@@ -76,15 +76,18 @@ def table(
     return (
         f'<div class="zn-scroll" tabindex="0" role="group" aria-label="{html.escape(_plain(caption), quote=True)}">'
         f'<table role="table"{kind}{attributes}><caption>{caption}</caption>'
-        f'<thead role="rowgroup"><tr role="row">{top}</tr></thead><tbody role="rowgroup">{body}</tbody>{end}</table></div>'
+        f'<thead role="rowgroup"><tr role="row">{top}</tr></thead>'
+        f'<tbody role="rowgroup">{body}</tbody>{end}</table></div>'
     )
 
 
 def _row(cells: Sequence[str], labels: Sequence[str]) -> str:
     rest = zip(cells[1:], labels[1:], strict=True)
-    return f'<tr role="row"><th scope="row" role="rowheader">{cells[0]}</th>' + "".join(
-        f'<td role="cell" data-head="{label}">{cell}</td>' for cell, label in rest
-    ) + "</tr>"
+    return (
+        f'<tr role="row"><th scope="row" role="rowheader">{cells[0]}</th>'
+        + "".join(f'<td role="cell" data-head="{label}">{cell}</td>' for cell, label in rest)
+        + "</tr>"
+    )
 
 
 def entry(text: str, kind: Kind) -> str:

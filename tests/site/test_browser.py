@@ -86,7 +86,8 @@ def test_everything_is_reached_by_keyboard_and_the_focus_is_seen(visit):
         at = page.evaluate(
             """() => { const at = document.activeElement; const style = getComputedStyle(at);
                 const all = [...document.querySelectorAll("*")];
-                return [all.indexOf(at), at.outerHTML.slice(0, 80), style.outlineStyle, parseFloat(style.outlineWidth)]; }"""
+                return [all.indexOf(at), at.outerHTML.slice(0, 80), style.outlineStyle,
+                    parseFloat(style.outlineWidth)]; }"""
         )
         if step == 0:
             assert 'class="skip"' in at[1]

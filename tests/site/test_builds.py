@@ -1,6 +1,8 @@
 """A site depends on the tree that it is built from: not on the day, the folder's past, or the network."""
 
+import difflib
 import filecmp
+import itertools
 import os
 import shutil
 import subprocess
@@ -48,7 +50,14 @@ def test_two_builds_of_one_tree_give_the_same_bytes(checkout, tmp_path):
     assert files[0] == files[1]
     assert len(files[0]) > 50
     _, differing, errors = filecmp.cmpfiles(first, checkout.site, map(str, files[0]), shallow=False)
-    assert sorted(differing) == [] and errors == []
+    assert errors == []
+    assert [difference(first / name, checkout.site / name) for name in sorted(differing)] == []
+
+
+def difference(one: Path, other: Path) -> str:
+    """Where two files begin to differ."""
+    texts = [path.read_bytes().decode(errors="replace").splitlines() for path in (one, other)]
+    return "\n".join([one.name, *itertools.islice(difflib.unified_diff(*texts, n=0, lineterm=""), 2, 8)])[:2000]
 
 
 def test_the_book_builds_without_a_network(tmp_path: Path):

@@ -55,8 +55,12 @@ def test_the_front_door_leads_to_the_welcome_page(pages):
 def test_every_page_is_in_the_navigation_of_every_page(pages, name):
     for path, soup in pages.items():
         if path.startswith("chapters/"):
-            links = {attribute(link, "href") for link in soup.select(".bd-sidebar-primary a")}
-            assert f"{name}.html" in links or (path == f"chapters/{name}.html" and "#" in links), path
+            links = {attribute(link, "href"): link.get("aria-current") for link in soup.select("nav#contents a")}
+            here = path == f"chapters/{name}.html"
+            address = "#" if here and name != "welcome" else f"{name}.html"
+            assert address in links or (here and "#" in links), path
+            assert list(links.values()).count("page") == 1, path
+            assert (links.get("#") or links.get(f"{name}.html")) == "page" if here else True, path
 
 
 @notebooks
@@ -71,8 +75,8 @@ def test_the_launch_button_opens_the_notebook_of_the_page(pages, name):
 def test_a_page_that_is_no_notebook_has_no_launch_button(pages, name):
     loaded = [attribute(tag, key) for tag in page(pages, name).find_all(["a", "img"]) for key in ("href", "src")]
     assert [address for address in loaded if "colab" in address.lower()] == []
-    assert page(pages, name).select_one("a.btn-source-repository-button")
-    assert not page(pages, name).select("a.btn-download-notebook-button")
+    assert page(pages, name).select_one(".actions a.source")
+    assert not page(pages, name).select(".actions a.notebook")
 
 
 @notebooks
@@ -84,7 +88,7 @@ def test_the_badge_in_the_notebook_opens_that_notebook(name):
 
 @notebooks
 def test_the_executed_notebook_can_be_downloaded_with_its_claims(pages, site, facts, name):
-    button = page(pages, name).select_one("a.btn-download-notebook-button")
+    button = page(pages, name).select_one(".actions a.notebook")
     content = json.loads((site / "chapters" / attribute(button, "href")).resolve().read_text(encoding="utf-8"))
     code = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
     assert any(cell["outputs"] for cell in code)
@@ -95,10 +99,9 @@ def test_the_executed_notebook_can_be_downloaded_with_its_claims(pages, site, fa
 
 
 @pytest.mark.parametrize("name", [path.stem for path in PROJECT.pages])
-def test_the_source_can_be_downloaded(pages, site, name):
-    button = page(pages, name).select_one("a.btn-download-source-button")
-    path = (site / "chapters" / attribute(button, "href")).resolve()
-    assert path.read_text(encoding="utf-8") == (ROOT / "chapters" / f"{name}.md").read_text(encoding="utf-8")
+def test_the_page_links_to_its_source(pages, name):
+    link = page(pages, name).select_one(".actions a.source")
+    assert attribute(link, "href") == f"{PROJECT.repository}/blob/{PROJECT.branch}/chapters/{name}.md"
 
 
 def test_the_set_up_cell_is_for_colab_alone(pages, site):

@@ -1,7 +1,7 @@
 // The search page: every section that has words of the query, the best page first.
 "use strict";
 
-const FIELDS = { keywords: 4, page: 3, heading: 3, text: 1 };
+const FIELDS = { keywords: 3, page: 3, heading: 4, text: 1 };
 // Words that error messages and questions are full of, and that tell no page from another.
 const COMMON = new Set("a an and are at be by do does for from get how i in is it its my not of on or that the to was why with".split(" "));
 
@@ -78,7 +78,13 @@ async function search() {
     idField: "address",
     tokenize: words,
     processTerm: term,
-    searchOptions: { boost: FIELDS, prefix: (each) => each.length > 2, fuzzy: (each) => (each.length > 5 ? 0.15 : 0) },
+    searchOptions: {
+      boost: FIELDS,
+      prefix: (each) => each.length > 3,
+      fuzzy: (each) => (each.length > 5 ? 0.15 : 0),
+      // A section whose heading is the word defines it.
+      boostDocument: (_, each, stored) => (stored.heading.toLowerCase() === each ? 4 : 1),
+    },
   });
   index.addAll(await answer.json());
   show(index.search(query));
