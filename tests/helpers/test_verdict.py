@@ -210,6 +210,7 @@ def test_ulps_reach_the_judgement():
         assert made.words() == {"vanilla": word}
         assert made.json()["entries"] == {"vanilla": {word: 1}}
         assert cells(made.html())[1][2] == f"1.5 {JUDGEMENTS[word]}"
+        assert f'data-judged="{word}"' in made.html()
 
 
 def test_a_verdict_holds_only_when_all_words_and_all_ways_agree():
@@ -271,8 +272,8 @@ def test_json_has_words_counts_and_the_reference():
 
 def cells(html):
     """Rows of plain cell texts."""
-    rows = re.findall(r"<tr>(.*?)</tr>", html)
-    return [[re.sub("<[^>]*>", "", cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)] for row in rows]
+    rows = re.findall(r"<tr[^>]*>(.*?)</tr>", html)
+    return [[re.sub("<[^>]*>", "", cell) for cell in re.findall(r"<t[hd]\b[^>]*>(.*?)</t[hd]>", row)] for row in rows]
 
 
 def test_html_is_a_table_of_ways_beside_the_reference():
@@ -288,6 +289,9 @@ def test_html_is_a_table_of_ways_beside_the_reference():
         rows=["first", "second"],
     )
     assert made.holds
+    assert 'data-verdict="vanilla: contaminated, masked: missing, jacobian: raises TypeError, scrub: missing"' in (
+        made.html()
+    )
     assert cells(made.html()) == [
         ["entry", "reference", "vanilla", "masked", "Jᵀv", "scrub"],
         ["first", "1.5", "1.5 ≈", "-- ?", "", ""],

@@ -1,0 +1,56 @@
+import gzip
+import urllib.error
+import urllib.request
+
+import pytest
+
+from tools.serve import serve, served
+
+
+@pytest.fixture
+def site(tmp_path):
+    (tmp_path / "index.html").write_text("front " * 100, encoding="utf-8")
+    (tmp_path / "404.html").write_text("no such page", encoding="utf-8")
+    (tmp_path / "a.png").write_bytes(b"\x89PNG")
+    with served(tmp_path) as address:
+        yield address
+
+
+def get(address, **headers):
+    with urllib.request.urlopen(urllib.request.Request(address, headers=headers)) as answer:
+        return answer.read(), answer.headers
+
+
+def test_a_file_is_served_with_its_type(site):
+    content, headers = get(f"{site}/a.png")
+    assert content == b"\x89PNG" and headers["Content-Type"] == "image/png"
+    assert get(f"{site}/")[0].startswith(b"front")
+
+
+def test_text_is_compressed_for_those_who_take_it(site):
+    content, headers = get(f"{site}/index.html", **{"Accept-Encoding": "gzip"})
+    assert headers["Content-Encoding"] == "gzip" and len(content) < 100
+    assert gzip.decompress(content).startswith(b"front")
+    assert get(f"{site}/index.html")[1]["Content-Encoding"] is None
+    assert get(f"{site}/a.png", **{"Accept-Encoding": "gzip"})[1]["Content-Encoding"] is None
+
+
+def test_what_is_not_there_gets_the_page_that_says_so(site):
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        get(f"{site}/deep/nowhere.html")
+    with caught.value as answer:
+        assert answer.code == 404 and answer.read() == b"no such page"
+
+
+def test_nothing_outside_of_the_folder_is_served(site):
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        get(f"{site}/%2e%2e/%2e%2e/etc/passwd")
+    caught.value.close()
+    assert caught.value.code == 404
+
+
+def test_a_site_that_is_not_built_is_not_served(tmp_path):
+    from types import SimpleNamespace
+
+    with pytest.raises(FileNotFoundError, match="make book"):
+        serve(SimpleNamespace(site=tmp_path))
