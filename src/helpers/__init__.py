@@ -16,7 +16,7 @@ from . import ignoring
 from .cases import Case
 from .claims import Claim, ClaimFailed
 from .compare import Tolerance, ulp_distance
-from .control import control
+from .controls import control
 from .entries import MASKED, Entries, Kind
 from .figures import drawing
 from .quiet import quiet_prototype_warning, short_warnings

@@ -82,9 +82,9 @@ def table(
 
 
 def _row(cells: Sequence[str], labels: Sequence[str]) -> str:
-    rest = zip(cells[1:], labels[1:], strict=True)
+    first, *rest = zip(cells, labels, strict=True)
     return (
-        f'<tr role="row"><th scope="row" role="rowheader">{cells[0]}</th>'
+        f'<tr role="row"><th scope="row" role="rowheader" data-head="{first[1]}">{first[0]}</th>'
         + "".join(f'<td role="cell" data-head="{label}">{cell}</td>' for cell, label in rest)
         + "</tr>"
     )

@@ -249,7 +249,9 @@ def test_a_table_has_headers_of_rows_and_columns_and_can_be_reached_by_keyboard(
 def test_a_table_may_have_a_foot_whose_first_cell_is_a_header():
     assert "<tfoot" not in table("c", ["a", "b"], [["r", "s"]])
     text = table("c", ["a", "b"], [["r", "s"]], foot=["x", "y"])
-    foot = '<tr role="row"><th scope="row" role="rowheader">x</th><td role="cell" data-head="b">y</td></tr>'
+    foot = (
+        '<tr role="row"><th scope="row" role="rowheader" data-head="a">x</th><td role="cell" data-head="b">y</td></tr>'
+    )
     assert text.endswith(f'<tfoot role="rowgroup">{foot}</tfoot></table></div>')
     Tags(text)
 

@@ -12,7 +12,8 @@ from tools.browser import Visit, chromium, missing
 from tools.serve import served
 
 
-@pytest.fixture(scope="session")
+# Not for the whole session: while it is open an event loop runs, in which others can't run theirs.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     lacking = missing(ROOT)
     if lacking and os.environ.get("BROWSER_TESTS") == "required":

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers import control
-from helpers.control import Control
+from helpers.controls import Control
 
 nan, inf = float("nan"), float("inf")
 
