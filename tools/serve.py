@@ -60,8 +60,14 @@ def served(site: Path, port: int = 0) -> Iterator[str]:
 
     Yields:
         The address, without a slash at its end.
+
+    Raises:
+        ValueError: when something else listens on that port.
     """
-    server = _Server(("127.0.0.1", port), partial(_Handler, directory=str(site)))
+    try:
+        server = _Server(("127.0.0.1", port), partial(_Handler, directory=str(site)))
+    except OSError as error:
+        raise ValueError(f"port {port} can't be served: {error.strerror}; is the site served already?") from error
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"

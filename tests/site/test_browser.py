@@ -359,7 +359,7 @@ def test_an_address_that_does_not_exist_leads_on(visit):
 def test_print_leaves_the_text_alone_on_the_page(visit):
     visit.open("chapters/where-over-exp.html")
     visit.page.emulate_media(media="print", color_scheme="dark")
-    for gone in ("header.top", "#contents", ".sections", ".actions", ".neighbours", ".zn-ways"):
+    for gone in ("header.top", "#contents", ".sections", ".actions", ".neighbours", ".zn-ways", ".zn-try"):
         assert not visit.page.locator(gone).first.is_visible(), gone
     assert visit.page.locator("article h1").is_visible()
     assert visit.page.evaluate("getComputedStyle(document.body).color").startswith("rgb(28, 33, 40")

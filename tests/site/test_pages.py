@@ -203,3 +203,7 @@ def test_code_that_is_shown_needs_no_sideways_scrolling(name):
         if len(line) > 78
     ]
     assert long == []
+
+
+def test_no_page_has_a_formula_that_would_need_a_script(pages):
+    assert [path for path, soup in pages.items() if soup.select(".math")] == []

@@ -54,3 +54,13 @@ def test_a_site_that_is_not_built_is_not_served(tmp_path):
 
     with pytest.raises(FileNotFoundError, match="make book"):
         serve(SimpleNamespace(site=tmp_path))
+
+
+def test_a_port_that_is_taken_is_named(tmp_path):
+    with served(tmp_path) as address:
+        port = int(address.rpartition(":")[2])
+        with (
+            pytest.raises(ValueError, match=f"port {port} can't be served: Address already in use"),
+            served(tmp_path, port),
+        ):
+            pass
