@@ -77,7 +77,7 @@ def _curves(rows: list[dict[str, Any]]) -> Any:
         "close together from a million on."
     )
     caption = "where over exp: seconds for forward and backward"
-    with figures.sketch(alt, caption, size=(6.4, 3.0), columns=2) as sketch:
+    with figures.sketch(alt, caption, size=(3.2, 2.7), panels=2) as sketch:
         for axes, contaminated in zip(sketch.axes, (False, True), strict=True):
             chosen = [row for row in rows if row["contaminated"] is contaminated]
             for way, (colour, marker, dash) in styles.items():
@@ -85,8 +85,8 @@ def _curves(rows: list[dict[str, Any]]) -> Any:
                 axes.loglog(*points, color=colour, marker=marker, linestyle=dash, label=way, markersize=3.5)
             axes.set_title("contaminated" if contaminated else "nothing contaminated")
             axes.set_xlabel("entries")
-        sketch.axes[0].set_ylabel("seconds")
-        sketch.axes[0].legend(fontsize=8)
+            axes.set_ylabel("seconds")
+            axes.legend(fontsize=8)
     return sketch.figure
 
 

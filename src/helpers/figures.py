@@ -33,35 +33,42 @@ _STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Figure:
-    """A finished drawing: its SVG, the text that stands for it where it cannot be seen, and its caption."""
+    """A finished drawing: an SVG for each panel, the text that stands for it where it cannot be seen, and its caption."""
 
-    svg: str
+    svgs: tuple[str, ...]
     alt: str
     caption: str
+    width: float = 4.5
+    """Of a panel, in inches."""
 
     def text(self) -> str:
         return f"[figure: {self.alt}]"
 
     def html(self) -> str:
         caption = f"<figcaption>{html.escape(self.caption)}</figcaption>" if self.caption else ""
-        return f"<figure>{self.svg}{caption}</figure>"
+        # Panels stand side by side where they fit in three quarters of their size, and below each other on a phone.
+        # The widest that a panel grows to is what keeps its text near the size of the page's.
+        size = f"--least: {72 * self.width:.0f}px; --most: {len(self.svgs) * 135 * self.width:.0f}px"
+        alt = html.escape(self.alt, quote=True)
+        panels = f'<div class="zn-panels" role="img" aria-label="{alt}" style="{size}">{"".join(self.svgs)}</div>'
+        return f"<figure>{panels}{caption}</figure>"
 
     def json(self) -> dict[str, Any] | None:
         return None
 
 
 @contextmanager
-def drawing(alt: str, caption: str = "", size: tuple[float, float] = (4.5, 2.7), columns: int = 1) -> Iterator[Any]:
+def drawing(alt: str, caption: str = "", size: tuple[float, float] = (4.5, 2.7), panels: int = 1) -> Iterator[Any]:
     """Draw on matplotlib axes; the figure is shown when the block ends.
 
     Args:
         alt: what a reader who cannot see the figure must know. Not empty.
         caption: the sentence under the figure.
-        size: width and height in inches; 4.5 wide keeps the text readable on a phone.
-        columns: panels side by side.
+        size: width and height of a panel, in inches; up to 4.5 wide the text stays readable on a phone.
+        panels: how many there are: side by side, and below each other where the page is narrow.
 
     Yields:
-        `matplotlib.axes.Axes`, or an array of them when there are several columns.
+        `matplotlib.axes.Axes`, or a list of them when there are several panels.
         Give each line a marker or a dash of its own: colour alone does not reach every reader.
 
     Raises:
@@ -71,7 +78,7 @@ def drawing(alt: str, caption: str = "", size: tuple[float, float] = (4.5, 2.7),
     ...     _ = axes.plot([0, 1])
     [figure: a line that rises from 0 to 1]
     """
-    with sketch(alt, caption, size, columns) as sketched:
+    with sketch(alt, caption, size, panels) as sketched:
         yield sketched.axes
     show.show(sketched.figure)
 
@@ -85,7 +92,7 @@ class Sketch:
 
 
 @contextmanager
-def sketch(alt: str, caption: str = "", size: tuple[float, float] = (4.5, 2.7), columns: int = 1) -> Iterator[Sketch]:
+def sketch(alt: str, caption: str = "", size: tuple[float, float] = (4.5, 2.7), panels: int = 1) -> Iterator[Sketch]:
     """As `drawing`, but the finished `Figure` is kept and not shown."""
     if not alt.strip():
         raise ValueError("alt must say what the figure shows: some readers have nothing else")
@@ -96,17 +103,23 @@ def sketch(alt: str, caption: str = "", size: tuple[float, float] = (4.5, 2.7), 
     # The salt makes the ids, and so the page, the same in every build.
     salt = hashlib.sha256((alt + caption).encode()).hexdigest()[:8]
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": salt}):
-        canvas = Canvas(figsize=size, layout="constrained")
-        FigureCanvasSVG(canvas)
-        sketched = Sketch(canvas.subplots(ncols=columns))
+        # A canvas for each panel, so that the page can place them.
+        canvases = [Canvas(figsize=size, layout="constrained") for _ in range(panels)]
+        axes = [FigureCanvasSVG(canvas).figure.subplots() for canvas in canvases]
+        sketched = Sketch(axes[0] if panels == 1 else axes)
         yield sketched
-        file = io.StringIO()
-        canvas.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    sketched.figure = Figure(_inline(file.getvalue(), alt, salt), alt, caption)
+        svgs = tuple(_inline(_drawn(canvas), f"{salt}-{number}") for number, canvas in enumerate(canvases))
+    sketched.figure = Figure(svgs, alt, caption, size[0])
 
 
-def _inline(document: str, alt: str, salt: str) -> str:
-    """A matplotlib SVG document as part of a page: the page's ink and font, ids of its own, a text in its place."""
+def _drawn(canvas: Any) -> str:
+    file = io.StringIO()
+    canvas.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return file.getvalue()
+
+
+def _inline(document: str, salt: str) -> str:
+    """A matplotlib SVG document as part of a page: the page's ink and font, and ids of its own."""
     svg = document[document.index("<svg") :].strip()
     svg = svg.replace(_INK, "currentColor")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
@@ -114,8 +127,7 @@ def _inline(document: str, alt: str, salt: str) -> str:
     svg = re.sub(r"font-family: [^;\"]*;? ?", "", svg)  # matplotlib 3.11 writes the family on its own
     svg = re.sub(r'\bid="([^"]+)"', rf'id="{salt}-\1"', svg)
     svg = re.sub(r'(href="|url\()#', rf"\g<1>#{salt}-", svg)
-    svg = re.sub(r'<svg[^>]*?(viewBox="[^"]*")[^>]*>', _HEAD, svg, count=1)
-    return svg.replace("@ALT@", html.escape(alt, quote=True), 1)
+    return re.sub(r'<svg[^>]*?(viewBox="[^"]*")[^>]*>', _HEAD, svg, count=1)
 
 
-_HEAD = r'<svg role="img" aria-label="@ALT@" \1 xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
+_HEAD = r'<svg aria-hidden="true" \1 xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'

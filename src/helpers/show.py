@@ -68,7 +68,7 @@ def table(
     labels = [html.escape(_plain(cell), quote=True) for cell in head]
     top = "".join(f'<th scope="col" role="columnheader">{cell}</th>' for cell in head)
     body = "".join(_row(row, labels) for row in rows)
-    end = f'<tfoot role="rowgroup">{_row(foot, labels)}</tfoot>' if foot else ""
+    end = f'<tfoot role="rowgroup"{_widest([foot])}>{_row(foot, labels)}</tfoot>' if foot else ""
     attributes = "".join(f' data-{key}="{html.escape(value, quote=True)}"' for key, value in (data or {}).items())
     kind = ' class="zn-stack"' if len(head) > STACK else ""
     # Roles, for a table that is laid out as stacks is no table to a browser. A table that is too wide all the same
@@ -77,7 +77,7 @@ def table(
         f'<div class="zn-scroll" tabindex="0" role="group" aria-label="{html.escape(_plain(caption), quote=True)}">'
         f'<table role="table"{kind}{attributes}><caption>{caption}</caption>'
         f'<thead role="rowgroup"><tr role="row">{top}</tr></thead>'
-        f'<tbody role="rowgroup">{body}</tbody>{end}</table></div>'
+        f'<tbody role="rowgroup"{_widest(rows)}>{body}</tbody>{end}</table></div>'
     )
 
 
@@ -88,6 +88,12 @@ def _row(cells: Sequence[str], labels: Sequence[str]) -> str:
         + "".join(f'<td role="cell" data-head="{label}">{cell}</td>' for cell, label in rest)
         + "</tr>"
     )
+
+
+def _widest(rows: Sequence[Sequence[str]]) -> str:
+    """The width of the longest line in a cell, which says how many cells of a stack stand side by side."""
+    lines = (_plain(line) for row in rows for cell in row[1:] for line in cell.split("<br>"))
+    return f' style="--widest: {max(map(len, lines), default=0)}ch"'
 
 
 def entry(text: str, kind: Kind) -> str:

@@ -72,14 +72,14 @@ def test_no_figure_stays_open_in_pyplot(shown):
 def test_the_svg_is_the_same_every_time(shown):
     draw()
     draw()
-    assert shown[0].svg == shown[1].svg
+    assert shown[0].svgs[0] == shown[1].svgs[0]
 
 
 def test_the_svg_is_the_same_in_every_process(shown):
     draw()
     script = (
         "import test_figures, helpers.show as show; items = []; show.show = items.append\n"
-        "test_figures.draw(); print(items[0].svg, end='')"
+        "test_figures.draw(); print(items[0].svgs[0], end='')"
     )
     path = os.pathsep.join([str(Path(__file__).parent), str(Path(helpers.__file__).parents[1])])
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "7", "PYTHONIOENCODING": "utf-8"}
@@ -87,29 +87,32 @@ def test_the_svg_is_the_same_in_every_process(shown):
         [sys.executable, "-c", script], capture_output=True, encoding="utf-8", check=False, env=environment
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == shown[0].svg
+    assert done.stdout == shown[0].svgs[0]
 
 
-def test_the_svg_is_an_image_with_a_name(shown):
+def test_the_figure_is_an_image_with_a_name(shown):
     draw(alt='a "quoted" <b> & more')
-    svg = shown[0].svg
-    root = ET.fromstring(svg)
-    assert root.tag == "{http://www.w3.org/2000/svg}svg"
-    assert root.get("role") == "img" and root.get("aria-label") == 'a "quoted" <b> & more'
-    assert svg.startswith("<svg ") and svg.endswith("</svg>")
-    assert "<b>" not in svg
+    root = ET.fromstring(shown[0].html())
+    image = root[0]
+    assert (root.tag, image.tag) == ("figure", "div")
+    assert image.get("role") == "img" and image.get("aria-label") == 'a "quoted" <b> & more'
+    # What is inside has no name of its own: a reader hears the figure once.
+    svgs = list(image)
+    assert [svg.tag for svg in svgs] == ["{http://www.w3.org/2000/svg}svg"]
+    assert svgs[0].get("aria-hidden") == "true"
+    assert "<b>" not in shown[0].html()
 
 
 def test_the_svg_scales_with_the_page(shown):
     draw(size=(4.0, 2.0))
-    root = ET.fromstring(shown[0].svg)
+    root = ET.fromstring(shown[0].svgs[0])
     assert root.get("viewBox") == "0 0 288 144"
     assert root.get("width") is None and root.get("height") is None
 
 
 def test_the_ink_is_the_pages_own(shown):
     draw()
-    svg = shown[0].svg
+    svg = shown[0].svgs[0]
     assert figures._INK == "#010203"
     assert figures._INK not in svg.lower()
     assert svg.count("currentColor") > 10
@@ -122,7 +125,7 @@ def test_the_ink_is_the_pages_own(shown):
 
 def test_the_font_is_the_pages_own_and_the_text_is_text(shown):
     draw()
-    svg = shown[0].svg
+    svg = shown[0].svgs[0]
     assert "font-family" not in svg and "DejaVu" not in svg and "sans" not in svg.lower()
     assert ">a title</text>" in svg and ">x &lt; 1</text>" in svg
     assert re.search(r"font-size: \d+px", svg)
@@ -131,12 +134,12 @@ def test_the_font_is_the_pages_own_and_the_text_is_text(shown):
 def test_colours_that_were_asked_for_stay(shown):
     draw()
     for colour in (figures.BLUE, figures.ORANGE, figures.GREY):
-        assert colour in shown[0].svg
+        assert colour in shown[0].svgs[0]
 
 
 def test_ids_are_unique_within_a_figure_and_every_reference_is_met(shown):
     draw()
-    svg = shown[0].svg
+    svg = shown[0].svgs[0]
     assert len(set(ids(svg))) == len(ids(svg))
     references = re.findall(r'(?:href="|url\()#([^")]+)', svg)
     assert references and set(references) <= set(ids(svg))
@@ -148,13 +151,13 @@ def test_ids_are_unique_within_a_figure_and_every_reference_is_met(shown):
 def test_ids_of_two_figures_are_apart(shown, first, second):
     draw(*first)
     draw(*second)
-    a, b = (set(ids(figure.svg)) for figure in shown)
+    a, b = (set(ids("".join(figure.svgs))) for figure in shown)
     assert a and b and not a & b
 
 
 def test_nothing_is_fetched(shown):
     draw()
-    svg = shown[0].svg
+    svg = shown[0].svgs[0]
     addresses = re.findall(r'[\w:]+="(?:https?:)?//[^"]*"', svg)
     assert addresses == ['xmlns="http://www.w3.org/2000/svg"', 'xmlns:xlink="http://www.w3.org/1999/xlink"']
     assert svg.count("http") == 2
@@ -166,7 +169,7 @@ def test_nothing_is_fetched(shown):
 
 def test_the_background_is_left_to_the_page(shown):
     draw()
-    assert "fill: none" in shown[0].svg.split("<path", 2)[1]
+    assert "fill: none" in shown[0].svgs[0].split("<path", 2)[1]
 
 
 def test_no_spines_stand_above_or_to_the_right(shown):
@@ -175,19 +178,30 @@ def test_no_spines_stand_above_or_to_the_right(shown):
         assert axes.spines["left"].get_visible()
 
 
-def test_columns_are_panels_side_by_side(shown):
-    with drawing("two panels", columns=2) as (left, right):
-        left.plot([0, 1])
-        right.plot([1, 0])
-    assert left.get_position().x1 < right.get_position().x0
-    svg = shown[0].svg
-    assert ids(svg).count(f"{ids(svg)[0].split('-')[0]}-axes_2") == 1 and len(set(ids(svg))) == len(ids(svg))
+def test_panels_are_drawn_each_on_its_own(shown):
+    with drawing("two panels", size=(2.0, 1.0), panels=2) as (left, right):
+        left.set_title("left")
+        right.set_title("right")
+    one, two = shown[0].svgs
+    assert ">left<" in one and ">right<" not in one and ">right<" in two
+    assert [ET.fromstring(svg).get("viewBox") for svg in (one, two)] == 2 * ["0 0 144 72"]
+    assert not set(ids(one)) & set(ids(two))
+
+
+def test_the_page_knows_how_narrow_and_how_wide_panels_may_be(shown):
+    with drawing("two panels", size=(2.0, 1.0), panels=2):
+        pass
+    # An inch is 96 px: three quarters of the width for each panel, and no more than 1.4 times it for all.
+    assert 'style="--least: 144px; --most: 540px"' in shown[0].html()
 
 
 def test_a_figure_stands_with_its_caption():
-    figure = Figure("<svg></svg>", "alt <text>", "a <caption> & more")
-    assert figure.html() == "<figure><svg></svg><figcaption>a &lt;caption&gt; &amp; more</figcaption></figure>"
-    assert Figure("<svg></svg>", "alt", "").html() == "<figure><svg></svg></figure>"
+    panels = '<div class="zn-panels" role="img" aria-label="alt &lt;text&gt;" style="--least: 324px; --most: 608px">'
+    figure = Figure(("<svg></svg>",), "alt <text>", "a <caption> & more")
+    assert figure.html() == (
+        f"<figure>{panels}<svg></svg></div><figcaption>a &lt;caption&gt; &amp; more</figcaption></figure>"
+    )
+    assert Figure(("<svg></svg>",), "alt <text>", "").html() == f"<figure>{panels}<svg></svg></div></figure>"
     assert figure.text() == "[figure: alt <text>]"
     assert figure.json() is None
 

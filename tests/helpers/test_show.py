@@ -252,7 +252,7 @@ def test_a_table_may_have_a_foot_whose_first_cell_is_a_header():
     foot = (
         '<tr role="row"><th scope="row" role="rowheader" data-head="a">x</th><td role="cell" data-head="b">y</td></tr>'
     )
-    assert text.endswith(f'<tfoot role="rowgroup">{foot}</tfoot></table></div>')
+    assert text.endswith(f'<tfoot role="rowgroup" style="--widest: 1ch">{foot}</tfoot></table></div>')
     Tags(text)
 
 
@@ -262,6 +262,13 @@ def test_a_wide_table_can_be_stacked_with_labels_and_stays_a_table():
     assert '<td role="cell" data-head="d">y</td>' in wide
     labelled = table("c", ["a", "<code>x &amp; y</code>"], [["r", "s"]])
     assert 'data-head="x &amp; y"' in labelled
+
+
+def test_a_table_knows_the_longest_line_of_its_cells_for_its_stacks():
+    rows = [["the header of a row does not count", "<b>four</b>", "five!<br>six&lt;7"], ["r", "", "x"]]
+    text = table("c", ["a", "a long header", "c"], rows, foot=["a long header", "seven 7", "y"])
+    assert '<tbody role="rowgroup" style="--widest: 5ch">' in text
+    assert '<tfoot role="rowgroup" style="--widest: 7ch">' in text
 
 
 def test_a_table_can_carry_data():

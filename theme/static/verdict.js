@@ -45,7 +45,7 @@ for (const table of document.querySelectorAll("table[data-verdict]")) {
       row.classList.toggle("zn-differs", differs);
       row.hidden = only.checked && !differs;
     }
-    status.textContent = `${differing} of ${rows.length} entries differ from the reference in the ways shown.`;
+    status.textContent = `Entries that differ from the reference in the ways shown: ${differing} of ${rows.length}.`;
   }
 
   const box = table.closest(".zn-scroll");
