@@ -33,7 +33,7 @@ _STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Figure:
-    """A finished drawing: an SVG for each panel, the text that stands for it where it cannot be seen, and its caption."""
+    """A finished drawing: an SVG for each panel, the text for those who cannot see it, and its caption."""
 
     svgs: tuple[str, ...]
     alt: str
@@ -47,8 +47,8 @@ class Figure:
     def html(self) -> str:
         caption = f"<figcaption>{html.escape(self.caption)}</figcaption>" if self.caption else ""
         # Panels stand side by side where they fit in three quarters of their size, and below each other on a phone.
-        # The widest that a panel grows to is what keeps its text near the size of the page's.
-        size = f"--least: {72 * self.width:.0f}px; --most: {len(self.svgs) * 135 * self.width:.0f}px"
+        # They grow by an eighth at most, which keeps their text near the size of the page's.
+        size = f"--least: {72 * self.width:.0f}px; --most: {len(self.svgs) * 108 * self.width:.0f}px"
         alt = html.escape(self.alt, quote=True)
         panels = f'<div class="zn-panels" role="img" aria-label="{alt}" style="{size}">{"".join(self.svgs)}</div>'
         return f"<figure>{panels}{caption}</figure>"

@@ -191,12 +191,12 @@ def test_panels_are_drawn_each_on_its_own(shown):
 def test_the_page_knows_how_narrow_and_how_wide_panels_may_be(shown):
     with drawing("two panels", size=(2.0, 1.0), panels=2):
         pass
-    # An inch is 96 px: three quarters of the width for each panel, and no more than 1.4 times it for all.
-    assert 'style="--least: 144px; --most: 540px"' in shown[0].html()
+    # An inch is 96 px: three quarters of the width for each panel, and no more than 1.125 times it for all.
+    assert 'style="--least: 144px; --most: 432px"' in shown[0].html()
 
 
 def test_a_figure_stands_with_its_caption():
-    panels = '<div class="zn-panels" role="img" aria-label="alt &lt;text&gt;" style="--least: 324px; --most: 608px">'
+    panels = '<div class="zn-panels" role="img" aria-label="alt &lt;text&gt;" style="--least: 324px; --most: 486px">'
     figure = Figure(("<svg></svg>",), "alt <text>", "a <caption> & more")
     assert figure.html() == (
         f"<figure>{panels}<svg></svg></div><figcaption>a &lt;caption&gt; &amp; more</figcaption></figure>"

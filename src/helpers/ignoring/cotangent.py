@@ -123,7 +123,8 @@ class Cotangent(Tensor):
 
     >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
     >>> y = x * torch.tensor([3.0, float("nan")])
-    >>> y.backward(Cotangent(torch.tensor([1.0, 0.0]), ignored=torch.tensor([False, True])))
+    >>> ignored = torch.tensor([False, True])
+    >>> y.backward(Cotangent(torch.tensor([1.0, 0.0]), ignored))
     >>> x.grad
     tensor([3., 0.])
     """
