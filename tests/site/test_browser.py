@@ -67,6 +67,34 @@ def test_no_page_is_wider_than_a_phone_and_no_table_scrolls_there(phone):
         assert wide == [], path
 
 
+def test_on_a_phone_no_number_is_broken_and_the_text_of_figures_can_be_read(phone):
+    seen = {"entries": 0, "figures": 0}
+    for path in PAGES:
+        phone.open(path)
+        broken, entries = phone.page.evaluate(
+            """() => {
+                const all = [...document.querySelectorAll("td span[class^=zn-], .zn-entries span")]
+                    .filter(span => span.checkVisibility() && !span.textContent.includes(" "));
+                return [all.filter(span => span.getClientRects().length > 1).map(span => span.textContent), all.length];
+            }"""
+        )
+        assert broken == [], path
+        # A panel is drawn in points; on the page a point is as many pixels as the panel is scaled by.
+        small, texts = phone.page.evaluate(
+            """() => {
+                const all = [...document.querySelectorAll("article figure svg text")].map((text) => {
+                    const { a, b } = text.getScreenCTM();
+                    return [parseFloat(getComputedStyle(text).fontSize) * Math.hypot(a, b), text.textContent];
+                });
+                return [all.filter(([size]) => size < 8), all.length];
+            }"""
+        )
+        assert small == [], path
+        seen["entries"] += entries
+        seen["figures"] += texts > 0
+    assert seen["entries"] > 300 and seen["figures"] >= 5
+
+
 def test_every_page_is_light(visit, browser, address):
     for path in PAGES:
         with Visit(browser, address) as fresh:
