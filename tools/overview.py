@@ -106,7 +106,7 @@ def recorded(folder: Path) -> str:
 def _word(word: str) -> str:
     from helpers import JUDGEMENTS
 
-    return f'<span class="zn-word">{JUDGEMENTS.get(word, "!")}&nbsp;{html.escape(word)}</span>'
+    return f'<span class="zn-word">{JUDGEMENTS.get(word, "!")} {html.escape(word)}</span>'
 
 
 def _fill(app: Sphinx, doctree: nodes.document, docname: str) -> None:

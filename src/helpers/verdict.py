@@ -188,4 +188,4 @@ def _cells(entries: Entries) -> list[str]:
 
 def _badge(word: str) -> str:
     mark = JUDGEMENTS.get(word, "!")
-    return f'<span class="zn-mark">{mark}&nbsp;{html.escape(word)}</span>'
+    return f'<span class="zn-mark">{mark} {html.escape(word)}</span>'

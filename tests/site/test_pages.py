@@ -136,7 +136,7 @@ def test_the_overview_has_every_case_that_has_a_verdict(pages, facts):
         assert attribute(link, "href") == f"{verdict['page']}.html"
         assert verdict["quantity"] in row.find("th").get_text()
         words = [word.get_text() for word in row.select(".zn-word")]
-        expected = [f"{JUDGEMENTS.get(word, '!')}\xa0{word}" for word in verdict["observed"].values()]
+        expected = [f"{JUDGEMENTS.get(word, '!')} {word}" for word in verdict["observed"].values()]
         assert sorted(words) == sorted(expected)
 
 
