@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from .project import MAIN, Project
+from .project import MAIN, Project, write
 
 SIZE = (1200, 630)
 """Pixels, the size that Open Graph recommends."""
@@ -31,13 +31,9 @@ def card(project: Project, name: str, title: str, description: str, facts: list[
     path = f"_static/cards/{Path(name).name}-{hashlib.sha256(shown).hexdigest()[:8]}.png"
     target = project.site / path
     if not target.is_file():
-        target.parent.mkdir(parents=True, exist_ok=True)
         for old in target.parent.glob(f"{Path(name).name}-????????.png"):
             old.unlink()
-        drawn = draw(title, description, words)
-        temporary = target.with_suffix(".part")
-        temporary.write_bytes(drawn)
-        temporary.replace(target)
+        write(target, draw(title, description, words))
     return path
 
 
@@ -45,6 +41,8 @@ def draw(title: str, description: str, words: dict[str, str]) -> bytes:
     """A PNG of `SIZE`: the book's mark and name, the title, and each way with its word, or else the description."""
     from matplotlib import get_data_path
     from PIL import Image, ImageDraw, ImageFont
+
+    from helpers.verdict import marked  # here, for it imports PyTorch, and most builds draw nothing
 
     def font(size: int, bold: bool = False) -> Any:
         file = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
@@ -67,9 +65,8 @@ def draw(title: str, description: str, words: dict[str, str]) -> bytes:
         pen.multiline_text((72, below), textwrap.fill(description, 58), font=font(30), fill=_MUTED, spacing=14)
     for number, (way, word) in enumerate(list(words.items())[:5]):
         top = below + 14 + number * 58
-        mark = {"right": "✓", "rounded": "≈", "missing": "?", "wrong": "≠"}.get(word, "✗")
         pen.text((72, top), way, font=font(34), fill=_MUTED)
-        pen.text((470, top), f"{mark}  {word}", font=font(34, bold=True), fill=_COLOURS.get(word, _BAD))
+        pen.text((470, top), marked(word), font=font(34, bold=True), fill=_COLOURS.get(word, _BAD))
     file = io.BytesIO()
     image.save(file, "PNG", optimize=True)
     return file.getvalue()

@@ -104,9 +104,9 @@ def recorded(folder: Path) -> str:
 
 
 def _word(word: str) -> str:
-    from helpers import JUDGEMENTS
+    from helpers.verdict import marked
 
-    return f'<span class="zn-word">{JUDGEMENTS.get(word, "!")} {html.escape(word)}</span>'
+    return f'<span class="zn-word">{html.escape(marked(word))}</span>'
 
 
 def _fill(app: Sphinx, doctree: nodes.document, docname: str) -> None:

@@ -106,12 +106,12 @@ def is_notebook(page: Path) -> bool:
     return bool(closed) and "kernelspec" in (yaml.safe_load(front) or {})
 
 
-def write(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+def write(path: Path, content: str | bytes) -> None:
+    """Write a file whole or not at all; text as UTF-8."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -49,8 +49,7 @@ class Control:
     @staticmethod
     def _cells(column: Sequence[str] | torch.Tensor) -> list[str]:
         if isinstance(column, torch.Tensor):
-            entries = outcome(column)
-            return [show.entry(*pair) for pair in zip(entries.texts(7), entries.kinds(), strict=True)]  # type: ignore[union-attr]
+            return show.cells(outcome(column), 7)  # type: ignore[arg-type]
         return [html.escape(text) for text in column]
 
 

@@ -101,6 +101,11 @@ def entry(text: str, kind: Kind) -> str:
     return f'<span class="zn-{kind.value.lower()}">{html.escape(text)}</span>'
 
 
+def cells(entries: Entries, digits: int = 5) -> list[str]:
+    """Every entry as HTML, a number with `digits` significant digits."""
+    return [entry(text, kind) for text, kind in zip(entries.texts(digits), entries.kinds(), strict=True)]
+
+
 def result(value: Outcome, limit: int = 24) -> str:
     """An outcome as HTML: its entries in brackets, or what stood in their place."""
     if isinstance(value, Absent):
@@ -110,8 +115,7 @@ def result(value: Outcome, limit: int = 24) -> str:
     if isinstance(value, Entries):
         from .entries import nested
 
-        cells = [entry(text, kind) for text, kind in zip(value.texts(), value.kinds(), strict=True)]
-        return nested(cells, value.shape, limit)
+        return nested(cells(value), value.shape, limit)
     raise TypeError(f"not an outcome: {value!r}")
 
 

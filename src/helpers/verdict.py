@@ -128,9 +128,9 @@ class Verdict:
 
     def html(self) -> str:
         head = ["entry", "reference", *(html.escape(way(name).title) for name in self.claims)]
-        columns = [_cells(self.reference), *(self._column(claim) for claim in self.claims.values())]
+        columns = [show.cells(self.reference), *(self._column(claim) for claim in self.claims.values())]
         rows = [[html.escape(label), *cells] for label, *cells in zip(self.rows, *columns, strict=True)]
-        words = [_badge(word) for word in self.words().values()]
+        words = [f'<span class="zn-mark">{html.escape(marked(word))}</span>' for word in self.words().values()]
         caption = f"Verdict on <code>{html.escape(self.quantity)}</code>"
         data = {"verdict": ", ".join(f"{name}: {word}" for name, word in self.words().items())}
         body = show.table(caption, head, rows, ["verdict", "", *words], data)
@@ -178,14 +178,14 @@ class Verdict:
         words = judge(self.reference, claim.observed, self.ulps)
         return [
             f'{cell} <span class="zn-mark" data-judged="{word}">{JUDGEMENTS[word]}</span>'
-            for cell, word in zip(_cells(claim.observed), words, strict=True)
+            for cell, word in zip(show.cells(claim.observed), words, strict=True)
         ]
 
 
-def _cells(entries: Entries) -> list[str]:
-    return [show.entry(text, kind) for text, kind in zip(entries.texts(), entries.kinds(), strict=True)]
+def marked(word: str) -> str:
+    """A word of a verdict behind its mark, which for an exception is an exclamation mark.
 
-
-def _badge(word: str) -> str:
-    mark = JUDGEMENTS.get(word, "!")
-    return f'<span class="zn-mark">{mark} {html.escape(word)}</span>'
+    >>> marked("right"), marked("raises TypeError")
+    ('✓ right', '! raises TypeError')
+    """
+    return f"{JUDGEMENTS.get(word, '!')} {word}"
