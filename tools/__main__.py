@@ -5,14 +5,14 @@ import importlib
 import sys
 from pathlib import Path
 
-MEASUREMENTS = ("bench", "costs", "coverage", "serve", "site-report")
+STANDALONE = ("bench", "costs", "coverage", "serve", "site-report")
 """Commands that are one function of the project, in a module of the same name."""
 
 
 def main() -> int:
     """Run one command; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools", description=__doc__)
-    parser.add_argument("command", choices=("book", "check", "record", "notebooks", *MEASUREMENTS))
+    parser.add_argument("command", choices=("book", "check", "record", "notebooks", *STANDALONE))
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the checkout (default: this folder)")
     parser.add_argument("--timeout", type=int, default=120, help="seconds that one cell may take (default: 120)")
     options = parser.parse_args()
@@ -26,9 +26,9 @@ def main() -> int:
             changed = pair(project)
             print(f"{len(changed)} of {len(project.chapters)} notebooks rewritten")
             return 0
-        if options.command in MEASUREMENTS:
-            module = importlib.import_module(f".{options.command.replace('-', '_')}", __package__)
-            getattr(module, options.command.replace("-", "_"))(project)
+        if options.command in STANDALONE:
+            name = options.command.replace("-", "_")
+            getattr(importlib.import_module(f".{name}", __package__), name)(project)
             return 0
         from .build import Build
 

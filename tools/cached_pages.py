@@ -27,8 +27,7 @@ def _write_executed(app: Sphinx, env: BuildEnvironment) -> list[str]:
     # MyST-NB offers the executed notebooks for download, but forgets the outputs of those that come from a cache.
     project = Project(Path(app.confdir))
     for chapter, notebook in cached(project).items():
-        page = chapter.relative_to(project.root).with_suffix(".ipynb")
-        write(project.executed / page, nbformat.writes(notebook) + "\n")
+        write(project.executed / f"{project.name(chapter)}.ipynb", nbformat.writes(notebook) + "\n")
     return []
 
 

@@ -130,7 +130,7 @@ def coverage(content: dict[str, Any]) -> str:
     )
     foot = ["all operators", *(str(total[column]) for column in columns)]
     head = ["operator", *columns]
-    first = show.table(caption, head, [[_with_note(row, cells(row)[0]), *cells(row)[1:]] for row in left], foot)
+    first = show.table(caption, head, [_with_note(row, cells(row)) for row in left], foot)
     second = show.table("Operators of which every contaminated sample is mended", head, [cells(row) for row in whole])
     folded = f"<details><summary>{len(whole)} operators are mended on every sample</summary>{second}</details>"
     return show.page(f'<div class="zn-prose">{first}{folded}</div>')
@@ -140,10 +140,11 @@ def _mended_share(row: dict[str, Any]) -> tuple[float, str]:
     return row["mended"] / row["contaminated"], row["operator"]
 
 
-def _with_note(row: dict[str, Any], name: str) -> str:
-    """The operator, and those met in its backward that have no rule."""
+def _with_note(row: dict[str, Any], cells: list[str]) -> list[str]:
+    """Beside the operator those met in its backward that have no rule."""
     names = ", ".join(f"<code>{html.escape(each.removeprefix('aten::'))}</code>" for each in row["without_rule"])
-    return f'{name}<br><span class="zn-note">without a rule: {names}</span>' if names else name
+    note = f'<br><span class="zn-note">without a rule: {names}</span>' if names else ""
+    return [cells[0] + note, *cells[1:]]
 
 
 class MeasuredCosts(Measured):

@@ -81,6 +81,15 @@ class Project:
             raise FileNotFoundError(f"_toc.yml names files that do not exist: {', '.join(missing)}")
         return paths
 
+    def name(self, page: Path) -> str:
+        """A page's path from the top, without its ending: what its address and its outputs are called by."""
+        return page.relative_to(self.root).with_suffix("").as_posix()
+
+    @property
+    def names(self) -> list[str]:
+        """The name of every page, in the order of the table of contents."""
+        return [self.name(page) for page in self.pages]
+
     @property
     def chapters(self) -> list[Path]:
         """The pages that are notebooks: those whose front matter names a kernel."""

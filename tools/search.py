@@ -59,9 +59,7 @@ def _page(app: Sphinx) -> list[tuple[str, dict[str, Any], str]]:
 
 def _write(app: Sphinx, failure: Exception | None) -> None:
     if failure is None and app.builder.name == "html":
-        project = Project(Path(app.confdir))
-        pages = [page.relative_to(project.root).with_suffix("").as_posix() for page in project.pages]
-        found = records(app.env, pages)
+        found = records(app.env, Project(Path(app.confdir)).names)
         write(Path(app.outdir) / "search.json", json.dumps(found, ensure_ascii=False, indent=0) + "\n")
 
 

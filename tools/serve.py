@@ -76,14 +76,23 @@ def served(site: Path, port: int = 0) -> Iterator[str]:
         server.server_close()
 
 
-def serve(project: Project) -> None:
-    """Serve the built site until Ctrl-C.
+def built(project: Project) -> Path:
+    """The folder of the built site.
 
     Raises:
         FileNotFoundError: when it is not built.
     """
     if not (project.site / "index.html").is_file():
         raise FileNotFoundError("there is no site yet: run `make book`")
-    with served(project.site, PORT) as address:
+    return project.site
+
+
+def serve(project: Project) -> None:
+    """Serve the built site until Ctrl-C.
+
+    Raises:
+        FileNotFoundError: when it is not built.
+    """
+    with served(built(project), PORT) as address:
         print(f"{address}  (Ctrl-C ends it)", flush=True)
         threading.Event().wait()

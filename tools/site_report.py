@@ -10,7 +10,7 @@ from typing import Any
 
 from .browser import MODULES, VIEWS, Visit, axe, chromium, executable, missing, weigh
 from .project import Project, write
-from .serve import served
+from .serve import built, served
 
 CATEGORIES = ("performance", "accessibility", "best-practices", "seo")
 
@@ -21,12 +21,11 @@ def site_report(project: Project) -> None:
     Raises:
         FileNotFoundError: when the site is not built, or the browser is not installed.
     """
-    if not (project.site / "index.html").is_file():
-        raise FileNotFoundError("there is no site yet: run `make book`")
+    site = built(project)
     if lacking := missing(project.root):
         raise FileNotFoundError(lacking)
-    pages = [page.relative_to(project.root).with_suffix(".html").as_posix() for page in project.pages]
-    with served(project.site) as address:
+    pages = [f"{name}.html" for name in project.names]
+    with served(site) as address:
         with chromium() as browser:
             weights, findings = _looked_at(browser, address, project.root, pages)
         heaviest = max(weights, key=weights.__getitem__)

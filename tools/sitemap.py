@@ -13,8 +13,7 @@ from .project import Project, write
 
 def sitemap(project: Project) -> str:
     """The pages in the order of the table of contents."""
-    pages = [page.relative_to(project.root).with_suffix(".html").as_posix() for page in project.pages]
-    entries = "".join(f"<url><loc>{escape(f'{project.site_url}/{page}')}</loc></url>\n" for page in pages)
+    entries = "".join(f"<url><loc>{escape(f'{project.site_url}/{name}.html')}</loc></url>\n" for name in project.names)
     return (
         '<?xml version="1.0" encoding="utf-8"?>\n'
         f'<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">\n{entries}</urlset>\n'

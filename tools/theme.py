@@ -141,15 +141,14 @@ def _facts(project: Project, name: str) -> list[dict[str, Any]]:
 
     from .collect import statements
 
-    path = project.executed / f"{name}.ipynb"
     if not is_notebook(project.root / f"{name}.md"):
         return []
+    path = project.executed / f"{name}.ipynb"
     return list(statements(nbformat.read(path, as_version=4), path.stem))
 
 
 def _structured(shown: dict[str, Any], book: str, author: str, facts: list[dict[str, Any]]) -> str:
     """The page as a technical article, for search engines (schema.org)."""
-    site = shown["address"].rpartition("/chapters/")[0]
     data = {
         "@context": "https://schema.org",
         "@type": "TechArticle",
@@ -161,7 +160,7 @@ def _structured(shown: dict[str, Any], book: str, author: str, facts: list[dict[
         "dependencies": "PyTorch",
         "license": "https://spdx.org/licenses/MIT",
         "author": {"@type": "Organization", "name": author, "url": shown["repository"]},
-        "isPartOf": {"@type": "Book", "name": book, "url": f"{site}/"},
+        "isPartOf": {"@type": "Book", "name": book, "url": f"{shown['home']}/"},
     }
     threads = [fact["url"] for fact in facts if fact["type"] in ("case", "thread")]
     if threads:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from scratch import ROOT
 
-from tools.browser import Visit, chromium, missing
+from tools.browser import VIEWS, Visit, chromium, missing
 from tools.serve import served
 
 
@@ -33,12 +33,12 @@ def address(site: Path) -> Iterator[str]:
 @pytest.fixture
 def visit(browser: Any, address: str) -> Iterator[Visit]:
     """A fresh wide tab in light colours."""
-    with Visit(browser, address, viewport={"width": 1280, "height": 900}, color_scheme="light") as tab:
+    with Visit(browser, address, **VIEWS["wide, light"]) as tab:
         yield tab
 
 
 @pytest.fixture
 def phone(browser: Any, address: str) -> Iterator[Visit]:
     """A fresh narrow tab."""
-    with Visit(browser, address, viewport={"width": 360, "height": 740}, color_scheme="light") as tab:
+    with Visit(browser, address, **VIEWS["narrow, light"]) as tab:
         yield tab

@@ -11,7 +11,7 @@ from tools.browser import VIEWS, Visit, axe, weigh
 from tools.project import Project
 
 PROJECT = Project(ROOT)
-PAGES = [f"chapters/{page.stem}.html" for page in PROJECT.pages]
+PAGES = [f"{name}.html" for name in PROJECT.names]
 ALL = [*PAGES, "search.html", "search.html?q=nan", "genindex.html", "404.html"]
 KIB = 1024
 
@@ -97,7 +97,7 @@ def test_on_a_phone_no_number_is_broken_and_the_text_of_figures_can_be_read(phon
     assert seen["entries"] > 300 and seen["figures"] >= 5
 
 
-def test_every_page_is_light(visit, browser, address):
+def test_every_page_is_light(browser, address):
     for path in PAGES:
         with Visit(browser, address) as fresh:
             assert weigh(fresh, path) <= 350 * KIB, path
