@@ -18,8 +18,8 @@ check: $(BIN)/.ready  ## run every chapter and check every claim, without buildi
 test: $(BIN)/.ready  ## run all tests
 	$(BIN)/python -m pytest
 
-browser: tests/site/node_modules/.ready  ## install what the tests in a browser need: Chromium, axe-core, Lighthouse
-	@command -v chromium || command -v google-chrome || { apt-get update && apt-get install -y chromium; }
+browser: $(BIN)/.ready tests/site/node_modules/.ready  ## install what the tests in a browser need: Chromium, axe-core, Lighthouse
+	@$(BIN)/python -c 'from tools.browser import executable as e; exit(not e())' || { apt-get update && apt-get install -y chromium; }
 
 tests/site/node_modules/.ready: tests/site/package-lock.json
 	@command -v npm || { apt-get update && apt-get install -y nodejs npm; }

@@ -16,7 +16,7 @@ CATEGORIES = ("performance", "accessibility", "best-practices", "seo")
 
 
 def site_report(project: Project) -> None:
-    """Measure the site, print the tables, and write them to `results/measured/site.json`.
+    """Measure the site, print the tables, write them to `results/measured/site.json`; take the README's picture anew.
 
     Raises:
         FileNotFoundError: when the site is not built, or the browser is not installed.
@@ -27,6 +27,7 @@ def site_report(project: Project) -> None:
     pages = [f"{name}.html" for name in project.names]
     with served(site) as address:
         with chromium() as browser:
+            _pictured(browser, address, project.results / "verdict.png")
             weights, findings = _looked_at(browser, address, project.root, pages)
         heaviest = max(weights, key=weights.__getitem__)
         scores = {}
@@ -38,6 +39,14 @@ def site_report(project: Project) -> None:
     path = project.results / "measured" / "site.json"
     write(path, json.dumps(content, indent=1) + "\n")
     print(f"written: {path.relative_to(project.root)}")
+
+
+def _pictured(browser: Any, address: str, path: Path) -> None:
+    """The verdict on 10729 as a picture, for the README."""
+    with Visit(browser, address, **VIEWS["wide, light"], device_scale_factor=2) as visit:
+        visit.open("chapters/where-over-exp.html")
+        write(path, visit.page.locator("table[data-verdict]").screenshot())
+    print(f"written: {path.name}", flush=True)
 
 
 def _looked_at(browser: Any, address: str, root: Path, pages: list[str]) -> tuple[dict[str, int], list[str]]:
