@@ -195,8 +195,7 @@ def judge(case: Case, gradients: Gradients, tally: Tally) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ours = run(gradients, case, case.poisoned)
-    found = [re.search(r"no rule for (.*?): ", str(warning.message)) for warning in caught]
-    without_rule = {name for match in found if match for name in match[1].split(", ")}
+    without_rule = {name for w in caught for name in re.findall(r"(\S+) \(.*?\)", str(w.message).partition(": ")[0])}
     contaminated, right = not same(plain, wanted, precise), same(ours, wanted, precise)
     bits = not isinstance(ours, Exception) and all(
         torch.equal(o[p.isfinite()], p[p.isfinite()]) for o, p in zip(ours, plain, strict=True)

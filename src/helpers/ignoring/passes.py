@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import math
-import warnings
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.masked import MaskedTensor, masked_tensor
 
 from ..quiet import quiet_prototype_warning
-from .cotangent import LOST, Cotangent, outside
-from .foreign import guard
-from .graph import nodes_of
-from .harmless import harmless as _is_harmless
+from .careful import Pass
+from .graph import GRAVES, nodes_of
+from .masks import everywhere, full
+from .looks import harmless as _is_harmless
 
 
 def backward(
@@ -58,15 +57,7 @@ def backward(
     """
     _refuse(create_graph)
     roots, inputs = _sequence(tensors), _kept(inputs)
-    nodes = tuple(nodes_of(roots))
-    if _is_harmless(nodes):
-        torch.autograd.backward(roots, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
-        return
-    if grad_variables is None:
-        grad_tensors = _cotangents(roots, grad_tensors)
-    else:
-        grad_variables = _cotangents(roots, grad_variables)
-    with Careful(nodes):
+    with _pass(roots):
         torch.autograd.backward(roots, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
 
 
@@ -129,18 +120,38 @@ def grad(
         materialize_grads=materialize_grads,
     )
     roots, inputs, given = _sequence(outputs), _kept(inputs), _kept(grad_outputs)
-    nodes = tuple(nodes_of(roots))
     batch = _batch(roots, given) if is_grads_batched else None
-    if (ignored == "zero" and _is_harmless(nodes)) or (is_grads_batched and not batch):
-        return torch.autograd.grad(roots, inputs, given, retain_graph, is_grads_batched=is_grads_batched, **rest)
-    with Careful(nodes):
-        if batch is None:
-            result = torch.autograd.grad(roots, inputs, _cotangents(roots, given), retain_graph, **rest)
-            return _each(lambda gradient: _finished(gradient, ignored), result)
-        # One pass for each vector: PyTorch's own `vmap` can't carry a mask.
-        rows = [torch.autograd.grad(roots, inputs, _cotangents(roots, vectors), True, **rest) for vectors in batch[:-1]]
-        rows.append(torch.autograd.grad(roots, inputs, _cotangents(roots, batch[-1]), retain_graph, **rest))
-        return _each(lambda *gradients: _stacked([_finished(gradient, ignored) for gradient in gradients]), *rows)
+    if is_grads_batched and not batch:
+        return torch.autograd.grad(roots, inputs, given, retain_graph, is_grads_batched=True, **rest)
+    if batch is None:
+        return _grad(roots, inputs, given, retain_graph, ignored, rest)
+    # One pass for each vector: PyTorch's own `vmap` can't carry a mask.
+    rows = [_grad(roots, inputs, vectors, True, ignored, rest) for vectors in batch[:-1]]
+    rows.append(_grad(roots, inputs, batch[-1], retain_graph, ignored, rest))
+    return _each(lambda *gradients: _stacked(list(gradients)), *rows)
+
+
+def _grad(roots: Any, inputs: Any, given: Any, retain_graph: bool | None, ignored: str, rest: dict[str, Any]) -> Any:
+    edges = _each(_edge, _as_results(inputs)) if ignored == "masked" else {}
+    with _pass(roots, edges, depth=2) as careful:
+        result = torch.autograd.grad(roots, inputs, given, retain_graph, **rest)
+    if ignored == "zero":
+        return result
+    quiet_prototype_warning()
+    return _each(lambda gradient, edge: _masked(gradient, edge, careful), result, edges)
+
+
+def _pass(roots: Sequence[Any], edges: Any = None, depth: int = 1) -> Any:
+    """What PyTorch's engine is to run in: nothing, where plain backward will do and no masks are asked for."""
+    GRAVES.sweep()
+    nodes = tuple(nodes_of(roots))
+    if edges is None or not edges:
+        if _is_harmless(nodes):
+            GRAVES.hold(nodes)
+            return contextlib.nullcontext()
+        return Pass(roots, nodes, depth=depth)
+    kept = edges.values() if isinstance(edges, dict) else edges
+    return Pass(roots, nodes, [edge for edge in kept if edge is not None], depth=depth)
 
 
 def _refuse(create_graph: bool) -> None:
@@ -150,29 +161,6 @@ def _refuse(create_graph: bool) -> None:
             "graph that create_graph=True would make. Call torch.autograd with create_graph=True, and keep the "
             "dangerous entries out of the forward code (a second where, or a selection before the function)."
         )
-
-
-class Careful:
-    """The careful pass: foreign nodes are guarded while it runs, and what had no rule is told at its end."""
-
-    def __init__(self, nodes: Sequence[Any]) -> None:
-        self.nodes = nodes
-
-    def __enter__(self) -> None:
-        LOST.begin()
-        outside()
-        self.handles = guard(self.nodes)
-
-    def __exit__(self, failed: type[BaseException] | None, *details: object) -> None:
-        for handle in self.handles:
-            handle.remove()
-        lost = sorted(LOST.end())
-        if lost and failed is None:
-            warnings.warn(
-                f"ignoring has no rule for {', '.join(lost)}: from there on the gradient is plain PyTorch's, and "
-                "ignored entries may contaminate it",
-                stacklevel=3,
-            )
 
 
 def _sequence(tensors: Any) -> tuple[Any, ...]:
@@ -191,52 +179,35 @@ def _each(function: Callable[..., Any], *results: Any) -> Any:
     return tuple(map(function, *results))
 
 
-def _cotangents(roots: Sequence[Any], given: Any) -> Any:
-    """A cotangent for each root. What PyTorch would refuse is passed on as it is, for PyTorch to refuse."""
-    try:
-        givens = (None,) * len(roots) if given is None else _sequence(given)
-    except TypeError:
-        return given
-    if len(givens) != len(roots):
-        return given
-    return tuple(map(_cotangent, roots, givens))
+def _as_results(inputs: Any) -> Any:
+    """The inputs in the form in which their gradients will come."""
+    return inputs if isinstance(inputs, dict) else _sequence(inputs)
 
 
-def _cotangent(root: Any, given: Any) -> Any:
-    if not isinstance(root, (Tensor, GradientEdge)):
-        return given
-    kind = _kind(root)
-    real_scalar = kind.dtype.is_floating_point and math.prod(kind.shape) == 1
-    if given is None and real_scalar and getattr(root, "requires_grad", True):
-        return Cotangent(torch.ones(tuple(kind.shape), dtype=kind.dtype, device=kind.device))
-    if not isinstance(given, Tensor) or given.layout is not torch.strided:
-        return given
-    return Cotangent(given.detach())
+def _edge(tensor: Any) -> GradientEdge | None:
+    """Where a gradient of the tensor arrives; None for what PyTorch will refuse."""
+    if isinstance(tensor, GradientEdge):
+        return tensor
+    return get_gradient_edge(tensor) if isinstance(tensor, Tensor) and tensor.requires_grad else None
+
+
+def _masked(gradient: Any, edge: GradientEdge | None, careful: Pass) -> Any:
+    if gradient is None:
+        return None
+    if gradient.layout is not torch.strided:
+        raise ValueError(f'ignored="masked" needs a dense gradient, and this one is {gradient.layout}; use "zero"')
+    gradient = gradient.detach()
+    key = None if edge is None else (edge.node, edge.output_nr)
+    if key in careful.masks:
+        mask = full(careful.masks[key], gradient)
+        return masked_tensor(gradient, mask | (gradient != 0))
+    # What backward never reached, and materialize_grads made up; but for a gradient that was given.
+    return masked_tensor(gradient, everywhere(key in careful.given, gradient).clone())
 
 
 def _kind(root: Any) -> Any:
-    """Where a root's shape, dtype and device are told."""
+    """Where a root's shape is told."""
     return root.node._input_metadata[root.output_nr] if isinstance(root, GradientEdge) else root
-
-
-def _finished(gradient: Any, ignored: str) -> Any:
-    if gradient is None:
-        return None
-    if ignored == "zero":
-        return gradient.value if type(gradient) is Cotangent else gradient
-    quiet_prototype_warning()
-    return _masked(gradient)
-
-
-def _masked(gradient: Tensor) -> MaskedTensor:
-    if gradient.layout is not torch.strided:
-        raise ValueError(f'ignored="masked" needs a dense gradient, and this one is {gradient.layout}; use "zero"')
-    if type(gradient) is Cotangent:
-        mask = gradient.ignored
-        used = torch.ones_like(gradient.value, dtype=torch.bool) if mask is None else mask.logical_not()
-        return masked_tensor(gradient.value, used)
-    # What backward never reached, and materialize_grads made up.
-    return masked_tensor(gradient.detach(), torch.zeros_like(gradient, dtype=torch.bool))
 
 
 def _batch(roots: Sequence[Any], given: Any) -> list[tuple[Tensor, ...]]:

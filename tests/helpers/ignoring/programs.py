@@ -137,7 +137,7 @@ ONE = {
     "relu": (lambda x, _: x.relu(), lambda xs, _: [Number(0) if x.value <= 0 else x for x in xs], nothing),
     "clamp": (
         lambda x, _: x.clamp(-2, 50),
-        lambda xs, _: [x if -2 <= x.value <= 50 else Number(np.clip(x.value, -2, 50)) for x in xs], nothing),
+        lambda xs, _: [clamped(x) for x in xs], nothing),
     "nan_to_num": (
         lambda x, _: x.nan_to_num(0.0, 5.0, -5.0),
         lambda xs, _: [x if np.isfinite(x.value) else Number(np.nan_to_num(x.value, True, 0.0, 5.0, -5.0)) for x in xs],
@@ -174,6 +174,13 @@ ONE = {
         lambda xs, _: [evenly(xs)] * SIZE, nothing),
     "transpose": (lambda x, _: x.reshape(2, 2).t().reshape(SIZE), lambda xs, _: [xs[0], xs[2], xs[1], xs[3]], nothing),
 }  # fmt: skip
+
+
+def clamped(x):
+    """NaN is handed on, by a derivative that is 0."""
+    if np.isnan(x.value):
+        return Number(x.value, [(x, lambda g: g * 0)])
+    return x if -2 <= x.value <= 50 else Number(np.clip(x.value, -2, 50))
 
 
 def evenly(xs):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers import ignoring
-from helpers.ignoring.cotangent import DERIVATIVES, Cotangent
+from helpers.ignoring import FUNCTIONS, Cotangent
 from helpers.ignoring.graph import function_of
 
 nan, inf = math.nan, math.inf
@@ -227,7 +227,7 @@ def compare(outputs, inputs):
     wanted = torch.autograd.grad(outputs, inputs, given, retain_graph=True)
     node = outputs[0].grad_fn
     with torch.no_grad():
-        ours = DERIVATIVES[function_of(node.name())](node, [Cotangent(cotangent) for cotangent in given])
+        ours = FUNCTIONS[function_of(node.name())].derivative(node, [Cotangent(cotangent) for cotangent in given])
     for result, expected in zip(ours, wanted, strict=True):
         torch.testing.assert_close(torch.as_tensor(result), expected)
 

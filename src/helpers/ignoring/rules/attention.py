@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, ignored_in, merge, plain, rule, wrapped
+from ..cotangent import Cotangent, mask_of, merge, plain, wrapped
+from ..masks import both, full
+from ..registry import NotFollowed, rule
 
 
 @rule(
@@ -19,50 +21,55 @@ from ..cotangent import Cotangent, ignored_in, merge, plain, rule, wrapped
 def attention_backward(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
     """The gradients of query, key and value; what a causal mask or -inf cuts off is not selected."""
     exact = op(plain(grad), *args, **kwargs)
-    if ignored_in(grad) is None:
+    rest = wrapped(tuple(exact[3:]))
+    named = {a.name: value for a, value in zip(op._schema.arguments[1:], args, strict=False)} | kwargs
+    rows = full(mask_of(grad), grad).any(-1, keepdim=True)
+    cut = _cut_off(named)
+    if mask_of(grad) is None and cut is None:
         return wrapped(exact)
-    rows = grad.ignored.all(-1, keepdim=True)
-    masks = [rows, *2 * [_groups(rows.all(-2, keepdim=True), exact[1].shape[1], Tensor.all)]]
+    keys = rows.any(-2, keepdim=True) if cut is None else (rows & ~cut).any(-2).unsqueeze(-1)
+    masks = [rows, *2 * [_groups(keys, exact[1].shape[1], Tensor.any)]]
     cheap = [Cotangent(value, mask.expand(value.shape)) for value, mask in zip(exact[:3], masks, strict=True)]
     if not any(bool(value.isnan().any()) for value in exact[:3]):
-        return (*cheap, *wrapped(tuple(exact[3:])))
-    named = {a.name: value for a, value in zip(op._schema.arguments[1:], args, strict=False)} | kwargs
-    to_query, *shared = _careful(grad, _attention(named), named["dropout_p"])
+        return (*cheap, *rest)
+    if named["dropout_p"]:
+        raise NotFollowed("does not tell which entries dropout kept")
+    to_query, *shared = _careful(grad, named, cut)
     careful = (to_query, *(_groups(entries, exact[1].shape[1], torch.sum) for entries in shared))
-    return (*merge(tuple(exact[:3]), careful), *wrapped(tuple(exact[3:])))
+    return (*merge(tuple(exact[:3]), careful), *rest)
 
 
-def _attention(named: dict[str, Any]) -> tuple[Tensor, ...]:
-    """Query, key, value, scale, weights, and which pairs are cut off, in at least float32."""
-    query, key, value = (named[name] for name in ("query", "key", "value"))
+def _cut_off(named: dict[str, Any]) -> Tensor | None:
+    """Which pairs of query and key are cut off, where that is finite: a NaN that was let through has been used."""
+    query, key, out = named["query"], named["key"], named["out"]
+    cut = None
+    if named["is_causal"]:
+        cut = torch.ones((query.shape[-2], key.shape[-2]), dtype=torch.bool, device=query.device).triu(1)
+    bias = named.get("attn_mask", named.get("attn_bias"))
+    if bias is not None and bool((bias == -torch.inf).any()):
+        cut = bias == -torch.inf if cut is None else cut | (bias == -torch.inf)
+    return None if cut is None else cut & out.isfinite().all(-1, keepdim=True)
+
+
+def _careful(grad: Any, named: dict[str, Any], cut: Tensor | None) -> tuple[Any, Any, Any]:
+    """Step by step, from the weights, which are computed again in at least float32."""
+    query, key, value, out = (named[name] for name in ("query", "key", "value", "out"))
     wide = torch.promote_types(query.dtype, torch.float32)
     heads = query.shape[1]
-    query, key, value = query.to(wide), _repeated(key.to(wide), heads), _repeated(value.to(wide), heads)
-    scale = named.get("scale") or 1 / math.sqrt(query.shape[-1])
+    query, key, value, out = query.to(wide), _repeated(key.to(wide), heads), _repeated(value.to(wide), heads), out.to(wide)
+    scale = torch.tensor(named.get("scale") or 1 / math.sqrt(query.shape[-1]))
     scores = query @ key.mT * scale
-    cut = torch.zeros(scores.shape[-2:], dtype=torch.bool, device=scores.device)
-    if named["is_causal"]:
-        cut = torch.ones_like(cut).triu(1)
     bias = named.get("attn_mask", named.get("attn_bias"))
-    if bias is not None:
-        cut, scores = cut | (bias == -torch.inf), scores + bias
-    logsumexp = named["logsumexp"][..., : query.shape[-2], None]
-    weights = (scores - logsumexp).exp().masked_fill(cut, 0)
-    return query, key, value, torch.tensor(scale), weights, cut, named["out"].to(wide)
-
-
-def _careful(grad: Any, attention: tuple[Tensor, ...], dropout: float) -> tuple[Any, Any, Any]:
-    if dropout:
-        raise NotImplementedError("the entries that dropout kept are not known")
-    query, key, value, scale, weights, cut, out = attention
-    grad = grad.to(out.dtype)
+    weights = (scores if bias is None else scores + bias) - named["logsumexp"][..., : query.shape[-2], None]
+    weights = weights.exp() if cut is None else weights.exp().masked_fill(cut, 0)
+    grad = grad.to(wide)
     to_weights = torch.matmul(grad, value.mT) - torch.mul(grad, out).sum(-1, keepdim=True)
     to_scores = torch.mul(to_weights, weights)
-    ignored = ignored_in(to_scores)
-    cut = cut.expand(to_scores.shape)
-    scores = Cotangent(plain(to_scores).masked_fill(cut, 0), cut if ignored is None else ignored | cut)
-    to_query = torch.matmul(scores, key) * scale
-    to_key = torch.matmul(scores.transpose(-2, -1), query) * scale
+    if cut is not None:
+        mask = ~cut.expand(to_scores.shape)
+        to_scores = Cotangent(plain(to_scores).masked_fill(~mask, 0), both(mask, mask_of(to_scores)))
+    to_query = torch.matmul(to_scores, key) * scale
+    to_key = torch.matmul(to_scores.transpose(-2, -1), query) * scale
     return to_query, to_key, torch.matmul(weights.mT, grad)
 
 

@@ -7,31 +7,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, plain, rule, settle
+from ..cotangent import Cotangent, mask_of, plain, settle
+from ..masks import both, expanded, full
+from ..registry import rule
 from .products import bilinear
 
 
 @rule("_segment_reduce_backward")
 def segment_reduce_backward(op: Any, grad: Any, output: Tensor, data: Tensor, reduce: str, **kwargs: Any) -> Any:
-    """A member is ignored where its segment is."""
+    """A member counts where its segment does; of a largest or smallest, where it is that."""
     value = op(plain(grad), output, data, reduce, **kwargs)
-    if grad.ignored is None:
-        return Cotangent(value)
-    # A sum hands each segment's cotangent to its members as it is.
-    used = grad.ignored.logical_not().to(value.dtype)
-    spread = op(used, torch.zeros_like(output), torch.zeros_like(data), "sum", **kwargs)
-    return settle(value, spread == 0)
+
+    def to_members(segments: Tensor) -> Tensor:
+        """A sum hands each segment's cotangent to its members as it is."""
+        zeros = torch.zeros(segments.shape, dtype=torch.float32, device=data.device)
+        members = torch.zeros(data.shape, dtype=torch.float32, device=data.device)
+        result: Tensor = op(segments.float(), zeros, members, "sum", **{**kwargs, "initial": None})
+        return result
+
+    mask = to_members(full(mask_of(grad), output)) != 0
+    if reduce in ("max", "min"):
+        largest = to_members(output.nan_to_num())
+        mask &= (data.nan_to_num().float() == largest) | (to_members(output.isnan()) != 0)
+    return settle(value, mask)
 
 
 @rule("_embedding_bag_backward", "_embedding_bag_dense_backward")
 def embedding_bag_backward(op: Any, grad: Any, *args: Any) -> Any:
-    """Linear in the cotangent and in the weights of the samples, where there are any."""
+    """Linear in the cotangent and in the weights of the samples, where there are any. Other rows are ignored."""
     names = [argument.name for argument in op._schema.arguments[1:]]
-    if dict(zip(names, args, strict=False)).get("sparse"):
+    named = dict(zip(names, args, strict=False))
+    if named.get("sparse"):
         return op(grad.value, *args)
-    value = op(grad.value, *args)
-    if grad.ignored is None:
-        return Cotangent(value)
     place = names.index("per_sample_weights")
 
     def apply(cotangent: Tensor, weights: Tensor | None) -> Tensor:
@@ -39,9 +46,10 @@ def embedding_bag_backward(op: Any, grad: Any, *args: Any) -> Any:
         return result
 
     weights = args[place]
-    used = grad.ignored.logical_not().to(grad.value.dtype)
-    ignored = apply(used, None if weights is None else torch.ones_like(weights)) == 0
-    return Cotangent(value if weights is None else bilinear(apply, grad, weights), ignored)
+    counted = full(grad.mask, grad.value).to(grad.value.dtype)
+    mask = apply(counted, None if weights is None else torch.ones_like(weights)) != 0
+    value = apply(grad.value, None) if weights is None else bilinear(apply, grad, weights)
+    return settle(value, mask)
 
 
 @rule("_embedding_bag_per_sample_weights_backward")
@@ -52,26 +60,32 @@ def embedding_bag_weights_backward(op: Any, grad: Any, table: Tensor, indices: T
         result: Tensor = op(cotangent, rows, indices, *args)
         return result
 
-    if grad.ignored is None:
-        return Cotangent(apply(grad.value, table))
-    used = grad.ignored.logical_not().to(grad.value.dtype)
-    return Cotangent(bilinear(apply, grad, table), apply(used, torch.ones_like(table)) == 0)
+    counted = full(grad.mask, grad.value).to(grad.value.dtype)
+    return settle(bilinear(apply, grad, table), apply(counted, torch.ones_like(table)) != 0)
 
 
 @rule("_ctc_loss_backward")
-def ctc_loss_backward(op: Any, grad: Any, log_probs: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Each sequence of the batch has a loss of its own."""
-    value = op(plain(grad), log_probs, *args, **kwargs)
-    if grad.ignored is None:
-        return Cotangent(value)
-    return settle(value, grad.ignored.reshape(1, -1, 1).expand(value.shape))
+def ctc_loss_backward(
+    op: Any, grad: Any, log_probs: Tensor, targets: Tensor, input_lengths: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Each sequence of the batch has a loss of its own, and frames past its length are not in it."""
+    value = op(plain(grad), log_probs, targets, input_lengths, *args, **kwargs)
+    lengths = torch.as_tensor(input_lengths, device=value.device).reshape(1, -1, 1)
+    inside = torch.arange(value.shape[0], device=value.device).reshape(-1, 1, 1) < lengths
+    arriving = mask_of(grad)
+    mask = both(inside, None if arriving is None else arriving.reshape(1, -1, 1))
+    return settle(value, expanded(mask, value.shape))
 
 
 @rule("multi_margin_loss_backward", "multilabel_margin_loss_backward")
 def margin_loss_backward(op: Any, grad: Any, saved: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Each row of the batch has a loss of its own."""
+    """Each row of the batch has a loss of its own. An entry beyond the margin is not in it, unless its row is NaN."""
     value = op(plain(grad), saved, *args, **kwargs)
-    if grad.ignored is None:
-        return Cotangent(value)
-    rows = grad.ignored.unsqueeze(-1) if grad.ignored.dim() else grad.ignored
-    return settle(value, rows.expand(value.shape))
+    apart = saved.detach() if saved.dim() > 1 else saved.detach().unsqueeze(0)
+    unordered = apart.isnan().any(1, keepdim=True).expand(apart.shape).reshape(saved.shape)
+    with_ones = op(torch.ones_like(plain(grad)), saved, *args, **kwargs)
+    mask = (with_ones != 0) | unordered
+    arriving = mask_of(grad)
+    if arriving is not None:
+        mask = mask & (arriving.unsqueeze(-1) if arriving.dim() else arriving)
+    return settle(value, expanded(mask, value.shape))

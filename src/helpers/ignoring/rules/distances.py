@@ -8,14 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, merge, plain, rule
+from ..cotangent import Cotangent, merge, plain
+from ..registry import rule
 
 
 @rule("_cdist_backward")
 def cdist_backward(op: Any, grad: Any, x1: Tensor, x2: Tensor, p: float, distance: Tensor) -> Any:
     """With all directions spelled out, where the fused kernel multiplies an ignored entry with NaN."""
     exact = op(plain(grad), x1, x2, p, distance)
-    if grad.ignored is None:
+    if grad.mask is None:
         return Cotangent(exact)
     return merge(exact, (grad.unsqueeze(-1) * _directions(x1, x2, p, distance)).sum(-2))
 
@@ -24,7 +25,7 @@ def cdist_backward(op: Any, grad: Any, x1: Tensor, x2: Tensor, p: float, distanc
 def pdist_backward(op: Any, grad: Any, x: Tensor, p: float, distance: Tensor) -> Any:
     """As `cdist`, with each pair once."""
     exact = op(plain(grad), x, p, distance)
-    if grad.ignored is None:
+    if grad.mask is None:
         return Cotangent(exact)
     first, second = torch.triu_indices(len(x), len(x), 1, device=x.device)
 

@@ -10,10 +10,14 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, aten, has_nan, ignored_in, merge, plain, rule, wrapped
-from .reductions import all_ignored
+from ..cotangent import Cotangent, has_nan, mask_of, merge, plain, settle, wrapped
+from ..masks import anywhere, full
+from ..registry import rule
+
+aten = torch.ops.aten
 
 FUSED = (
     "_fused_rms_norm_backward",
@@ -29,8 +33,6 @@ FUSED = (
     "native_batch_norm_backward",
     "native_group_norm_backward",
     "native_layer_norm_backward",
-    "nll_loss2d_backward",
-    "nll_loss_backward",
     "smooth_l1_loss_backward",
     "soft_margin_loss_backward",
 )
@@ -48,12 +50,12 @@ def _decompositions() -> Any:
 def decomposed(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Plain PyTorch's result, and the decomposition's where plain PyTorch's is not finite."""
     exact = op(*plain(args), **plain(kwargs))
-    if all(ignored_in(arg) is None for arg in args):
+    if all(mask_of(arg) is None for arg in args):
         return wrapped(exact)
     fibres = FIBRES.get(op._schema.name.removeprefix("aten::"))
     results = exact if isinstance(exact, tuple) else (exact,)
     if fibres is not None and not any(isinstance(result, Tensor) and has_nan(result) for result in results):
-        masks = fibres(args[0].ignored, *args[1:])
+        masks = fibres(full(mask_of(args[0]), args[0]), *args[1:])
         mixed = tuple(
             result if result is None else Cotangent(result, mask.expand(result.shape))
             for result, mask in zip(results, masks, strict=False)
@@ -62,34 +64,51 @@ def decomposed(op: Any, *args: Any, **kwargs: Any) -> Any:
     return merge(exact, _decompositions()[op](*args, **kwargs))
 
 
-def _softmax(ignored: Tensor, output: Tensor, dim: int, *args: Any) -> tuple[Tensor, ...]:
-    return (all_ignored(ignored, dim, keepdim=True),)
+@rule("nll_loss_backward", "nll_loss2d_backward")
+def nll_loss_backward(
+    op: Any, grad: Any, scores: Tensor, target: Tensor, weight: Any, reduction: int, ignored: int, total: Tensor
+) -> Any:
+    """Each row selects its target's entry; a row whose target is to be ignored selects none."""
+    value = op(plain(grad), plain(scores), target, weight, reduction, ignored, total)
+    classes = 1 if scores.dim() > 1 else 0
+    picked = target.unsqueeze(classes)
+    kept = picked != ignored
+    mask = torch.zeros(value.shape, dtype=torch.bool, device=value.device)
+    mask.scatter_(classes, picked.where(kept, 0), kept)
+    arriving = mask_of(grad)
+    if arriving is not None:
+        mask = mask & (arriving.unsqueeze(classes) if arriving.dim() else arriving)
+    return settle(value, mask)
 
 
-def _layer_norm(ignored: Tensor, saved: Tensor, shape: Any, *args: Any) -> tuple[Tensor, ...]:
-    row, batch = range(-len(shape), 0), range(ignored.dim() - len(shape))
-    weight = all_ignored(ignored, list(batch)) if batch else ignored
-    return all_ignored(ignored, list(row), keepdim=True), weight, weight
+def _softmax(mask: Tensor, output: Tensor, dim: int, *args: Any) -> tuple[Tensor, ...]:
+    return (anywhere(mask, dim, keepdim=True),)
+
+
+def _layer_norm(mask: Tensor, saved: Tensor, shape: Any, *args: Any) -> tuple[Tensor, ...]:
+    row, batch = range(-len(shape), 0), range(mask.dim() - len(shape))
+    weight = anywhere(mask, list(batch)) if batch else mask
+    return anywhere(mask, list(row), keepdim=True), weight, weight
 
 
 def _group_norm(
-    ignored: Tensor, saved: Tensor, mean: Any, rstd: Any, weight: Any, n: int, c: int, hxw: int, groups: int, *args: Any
+    mask: Tensor, saved: Tensor, mean: Any, rstd: Any, weight: Any, n: int, c: int, hxw: int, groups: int, *args: Any
 ) -> tuple[Tensor, ...]:
-    group = ignored.reshape(n, groups, -1).all(-1)
+    group = mask.reshape(n, groups, -1).any(-1)
     members = group.repeat_interleave(c // groups, 1).reshape(n, c, *(1,) * (saved.dim() - 2))
-    channel = ignored.reshape(n, c, hxw).all(2).all(0)
+    channel = mask.reshape(n, c, hxw).any(2).any(0)
     return members, channel, channel
 
 
-def _batch_norm(ignored: Tensor, saved: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    channel = all_ignored(ignored, [d for d in range(ignored.dim()) if d != 1])
-    return channel.reshape(1, -1, *(1,) * (ignored.dim() - 2)), channel, channel
+def _batch_norm(mask: Tensor, saved: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    channel = anywhere(mask, [d for d in range(mask.dim()) if d != 1])
+    return channel.reshape(1, -1, *(1,) * (mask.dim() - 2)), channel, channel
 
 
-def _batch_norm_or_frozen(ignored: Tensor, saved: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    masks = _batch_norm(ignored, saved)
+def _batch_norm_or_frozen(mask: Tensor, saved: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    masks = _batch_norm(mask, saved)
     train = args[5]
-    return masks if train else (ignored, *masks[1:])
+    return masks if train else (mask, *masks[1:])
 
 
 FIBRES: dict[str, Callable[..., tuple[Tensor, ...]]] = {

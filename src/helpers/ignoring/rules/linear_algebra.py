@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, has_nan, ignored_in, merge, plain, rule, settle, wrapped
-from .reductions import all_ignored
+from ..cotangent import Cotangent, has_nan, mask_of, merge, plain, settle, wrapped
+from ..masks import anywhere
+from ..registry import NotFollowed, rule
 
 
 @rule("linalg_solve_triangular")
@@ -16,22 +17,22 @@ def solve_triangular(op: Any, a: Any, b: Any, *, upper: bool, left: bool = True,
     """By substitution, which skips what is ignored: an unknown is ignored when all that it is computed from is."""
     exact = op(plain(a), plain(b), upper=upper, left=left, unitriangular=unitriangular)
     if type(a) is Cotangent:
-        raise NotImplementedError("the solution is not linear in the matrix")
-    if ignored_in(b) is None:
+        raise NotFollowed("is not linear in the matrix")
+    if mask_of(b) is None:
         return Cotangent(exact)
     matrix, given = (a, b) if left else (a.mT, b.mT)
     upper = upper is left
     if not has_nan(exact):
-        return Cotangent(exact, _reached(given.ignored, upper) if left else _reached(given.ignored, upper).mT)
+        return Cotangent(exact, _reached(given.mask, upper) if left else _reached(given.mask, upper).mT)
     solution = _substitute(matrix, given, upper, unitriangular)
     return merge(exact, solution if left else solution.mT)
 
 
-def _reached(ignored: Tensor, upper: bool) -> Tensor:
+def _reached(mask: Tensor, upper: bool) -> Tensor:
     """An unknown depends on the given rows from the end where substitution begins up to its own."""
-    used = ignored.logical_not().to(torch.int32)
-    used = used.flip(-2).cumsum(-2).flip(-2) if upper else used.cumsum(-2)
-    return used == 0
+    rows = mask.to(torch.int32)
+    rows = rows.flip(-2).cumsum(-2).flip(-2) if upper else rows.cumsum(-2)
+    return rows != 0
 
 
 def _substitute(matrix: Tensor, given: Cotangent, upper: bool, unitriangular: bool) -> Any:
@@ -71,7 +72,7 @@ def cholesky_solve(op: Any, b: Any, factor: Any, upper: bool = False) -> Any:
 def lu_solve(op: Any, lu: Any, pivots: Tensor, b: Any, *, left: bool = True, adjoint: bool = False) -> Any:
     """A permutation and two triangular solutions."""
     exact = op(plain(lu), pivots, plain(b), left=left, adjoint=adjoint)
-    if ignored_in(b) is None:
+    if mask_of(b) is None:
         return wrapped(exact)
     given = b if left else b.mH
     # X A = B is the adjoint system for the adjoints.
@@ -94,14 +95,14 @@ def lu_solve(op: Any, lu: Any, pivots: Tensor, b: Any, *, left: bool = True, adj
 def multiplied_by_reflections(op: Any, reflectors: Any, scales: Any, other: Any, left: bool = True, *args: Any) -> Any:
     """Columns (or rows) don't meet; what else to skip, `stepwise` tells."""
     value = op(plain(reflectors), plain(scales), plain(other), left, *args)
-    ignored = ignored_in(other)
-    return settle(value, None if ignored is None else all_ignored(ignored, -2 if left else -1, True))
+    mask = mask_of(other)
+    return settle(value, None if mask is None else anywhere(mask, -2 if left else -1, True))
 
 
 @rule("linalg_cross")
 def cross(op: Any, a: Any, b: Any, *, dim: int = -1) -> Any:
     """Products and a difference."""
     exact = op(plain(a), plain(b), dim=dim)
-    if ignored_in(a) is None and ignored_in(b) is None:
+    if mask_of(a) is None and mask_of(b) is None:
         return Cotangent(exact)
     return merge(exact, a.roll(-1, dim) * b.roll(-2, dim) - a.roll(-2, dim) * b.roll(-1, dim))

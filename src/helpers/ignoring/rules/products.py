@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, has_nan, ignored_in, merge, plain, rule
-from .reductions import all_ignored
+from ..cotangent import Cotangent, has_nan, mask_of, merge, plain, wrapped
+from ..masks import anywhere, full
+from ..registry import rule
 
 Apply = Callable[[Tensor, Tensor], Tensor]
 Meeting = Callable[[Tensor, Tensor], bool]
@@ -25,7 +26,7 @@ def bilinear(apply: Apply, grad: Cotangent, saved: Tensor, never_meet: Meeting |
     Where `apply(grad.value, saved)` is finite the bits are the same. `never_meet`, where there is a cheap one, tells
     from what is used and what was set aside that no used entry is multiplied with anything set aside.
     """
-    if grad.ignored is None or is_finite(saved):
+    if grad.mask is None or all_finite(saved):
         return apply(grad.value, saved)
     aside = saved.isfinite().logical_not_()
     finite = saved.clone().masked_fill_(aside, 0)
@@ -33,22 +34,20 @@ def bilinear(apply: Apply, grad: Cotangent, saved: Tensor, never_meet: Meeting |
     if finite.stride() != saved.stride():  # another layout may take another kernel, and round differently
         exact = apply(grad.value, saved)
         value = torch.where(exact.isfinite(), exact, value)
-    used = grad.ignored.logical_not()
-    if never_meet is not None and never_meet(used, aside):
+    if never_meet is not None and never_meet(grad.mask, aside):
         return value
-    dtype = value.dtype
-    met = apply(used.to(dtype), aside.to(dtype))
-    if not met.any():
+    counting = torch.float32 if value.dtype in (torch.float16, torch.bfloat16) else value.dtype  # halves underflow
+    if not apply(grad.mask.to(counting), aside.to(counting)).any():
         return value
-    return value + _put_back(apply, grad.value, used, saved)
+    return value + _put_back(apply, grad.value, grad.mask, saved, counting)
 
 
-def _put_back(apply: Apply, value: Tensor, used: Tensor, saved: Tensor) -> Tensor:
+def _put_back(apply: Apply, value: Tensor, used: Tensor, saved: Tensor, counting: torch.dtype) -> Tensor:
     """What the used entries give with the non-finite saved ones: NaN, inf, -inf, and 0 elsewhere."""
     dtype = value.dtype
 
     def count(left: Tensor, right: Tensor) -> Tensor:
-        return apply(left.to(dtype), right.to(dtype)) != 0
+        return apply(left.to(counting), right.to(counting)) != 0
 
     nan = count(used, saved.isnan())
     if dtype.is_complex:
@@ -63,7 +62,7 @@ def _put_back(apply: Apply, value: Tensor, used: Tensor, saved: Tensor) -> Tenso
     return result.masked_fill_(nan | (to_inf & to_minus_inf), torch.nan)
 
 
-def is_finite(saved: Tensor) -> bool:
+def all_finite(saved: Tensor) -> bool:
     """Whether all entries are finite; `aminmax` passes over the memory once."""
     if saved.numel() == 0:
         return True
@@ -82,9 +81,9 @@ def matrix_product(op: Any, a: Any, b: Any) -> Any:
             summed = aside if vector else aside.any(-1)
             return not bool((used.any(-2) if used.dim() > 1 else used).logical_and(summed).any())
 
-        mask = a.ignored
+        mask = a.mask
         if mask is not None:
-            row = mask.all(-1)
+            row = mask.any(-1)
             mask = (row if vector else row.unsqueeze(-1)).expand(shape)
         return Cotangent(bilinear(op, a, plain(b), row_meets_none), mask)
 
@@ -92,9 +91,9 @@ def matrix_product(op: Any, a: Any, b: Any) -> Any:
         summed = used if vector else used.any(-1)
         return not bool((aside.any(-2) if aside.dim() > 1 else aside).logical_and(summed).any())
 
-    mask = b.ignored
+    mask = b.mask
     if mask is not None:
-        mask = (mask.all(-1) if vector else mask.all(-2).unsqueeze(-2)).expand(shape)
+        mask = (mask.any(-1) if vector else mask.any(-2).unsqueeze(-2)).expand(shape)
     return Cotangent(bilinear(lambda grad, saved: op(saved, grad), b, a, column_meets_none), mask)
 
 
@@ -118,7 +117,7 @@ def trilinear(
 ) -> Any:
     """The derivatives of a bilinear layer: three factors, multiplied where they overlap, then summed."""
     exact = op(plain(a), plain(b), plain(c), expand1, expand2, expand3, summed, *args, **kwargs)
-    if all(ignored_in(factor) is None for factor in (a, b, c)):
+    if all(mask_of(factor) is None for factor in (a, b, c)):
         return Cotangent(exact)
     return merge(exact, (_expanded(a, expand1) * _expanded(b, expand2) * _expanded(c, expand3)).sum(summed))
 
@@ -132,10 +131,9 @@ def _expanded(factor: Any, dims: Any) -> Any:
 @rule("convolution_backward", "convolution_backward_overrideable")
 def convolution_backward(op: Any, grad: Any, saved: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Two bilinear operators and a sum: the gradients of input, weight and bias."""
-    grad = _as_cotangent(grad)
+    if type(grad) is not Cotangent:  # a derivative of a derivative
+        return wrapped(op(plain(grad), plain(saved), plain(weight), *args, **kwargs))
     exact = op(grad.value, plain(saved), plain(weight), *args, **kwargs)
-    if grad.ignored is None:
-        return tuple(e if e is None else Cotangent(e) for e in exact)
     sizes, stride, padding, dilation, transposed, output_padding, groups, wanted = _convolution(args)
     geometry = (stride, padding, dilation, transposed, output_padding)
 
@@ -147,40 +145,38 @@ def convolution_backward(op: Any, grad: Any, saved: Tensor, weight: Tensor, *arg
         return result
 
     def to_weight(cotangent: Tensor, image: Tensor) -> Tensor:
-        result: Tensor = op(cotangent, image, weight, None, *geometry, groups, [False, True, False])[1]
+        kernel = weight.to(cotangent.dtype)
+        result: Tensor = op(cotangent, image, kernel, None, *geometry, groups, [False, True, False])[1]
         return result
 
-    used = grad.ignored.logical_not()
-    results: list[Any] = list(exact)
+    mask = full(grad.mask, grad.value)
+    results: list[Any] = list(wrapped(exact))
     if wanted[0]:
-        # One channel a group, and a kernel of ones: does any used entry reach there?
-        n, channels, *space = used.shape
-        reach = used.reshape(n, groups, channels // groups, *space).any(2).to(exact[0].dtype)
-        ones = torch.ones((groups, 1, *weight.shape[2:]), dtype=reach.dtype, device=reach.device)
-        mask = (to_input(reach, ones) == 0).repeat_interleave(saved.shape[1] // groups, 1)
+        # One channel a group, and a kernel of ones: does any entry that counts reach there? Halves would underflow.
+        n, channels, *space = mask.shape
+        reach = mask.reshape(n, groups, channels // groups, *space).any(2).float()
+        ones = torch.ones((groups, 1, *weight.shape[2:]), device=reach.device)
+        reached = (to_input(reach, ones) > 0.5).repeat_interleave(saved.shape[1] // groups, 1)
         value = exact[0] if not has_nan(exact[0]) else _mended(exact[0], bilinear(to_input, grad, weight))
-        results[0] = Cotangent(value, mask)
-    rest = [0, *range(2, used.dim())]
+        results[0] = Cotangent(value, reached)
+    if grad.mask is None:
+        return tuple(results)
     if wanted[1]:
-        channel = grad.ignored.all(0).flatten(1).all(1)
+        channel = mask.any(0).flatten(1).any(1)
         shape = weight.shape
         if transposed:
             channel = channel.reshape(groups, 1, -1).expand(groups, shape[0] // groups, shape[1]).reshape(shape[:2])
-        mask = channel.reshape(*channel.shape, *(1,) * (weight.dim() - channel.dim())).expand(shape)
+        channel = channel.reshape(*channel.shape, *(1,) * (weight.dim() - channel.dim())).expand(shape)
         value = exact[1] if not has_nan(exact[1]) else _mended(exact[1], bilinear(to_weight, grad, saved))
-        results[1] = Cotangent(value, mask)
+        results[1] = Cotangent(value, channel)
     if wanted[2]:
-        results[2] = Cotangent(exact[2], all_ignored(grad.ignored, rest))
+        results[2] = Cotangent(exact[2], anywhere(mask, [0, *range(2, mask.dim())]))
     return tuple(results)
 
 
 def _convolution(args: Any) -> Any:
     """The arguments after the weight; `convolution_backward_overrideable` has no sizes of a bias."""
     return args if len(args) == 8 else (None, *args)
-
-
-def _as_cotangent(grad: Any) -> Cotangent:
-    return grad if type(grad) is Cotangent else Cotangent(grad)
 
 
 def _mended(exact: Tensor, careful: Tensor) -> Tensor:

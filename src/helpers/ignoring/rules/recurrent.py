@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, ignored_in, merge, plain, rule, wrapped
+from ..cotangent import Cotangent, mask_of, merge, plain, wrapped
+from ..registry import NotFollowed, rule
 
 _LSTM = 2
 """How PyTorch numbers the kind of cell."""
@@ -19,30 +20,30 @@ def lstm_layer_backward(op: Any, *args: Any, **kwargs: Any) -> Any:
     exact = op(*plain(args), **kwargs)
     named = {a.name: value for a, value in zip(op._schema.arguments, args, strict=False)} | kwargs
     grads = [named[name] for name in ("grad_output", "grad_hy", "grad_cy")]
-    masks = [ignored_in(grad) for grad in grads if grad is not None]
+    masks = [mask_of(grad) for grad in grads if grad is not None]
     if all(mask is None for mask in masks):
         return wrapped(exact)
     if not any(isinstance(value, Tensor) and bool(value.isnan().any()) for value in exact):
         batch = named["input"].shape[1]
-        used = [torch.zeros(batch, dtype=torch.bool) if mask is None else _sequences(mask, batch) for mask in masks]
-        ignored = torch.stack(used).all(0)
-        return tuple(_with_mask(value, i, ignored) for i, value in enumerate(exact))
+        used = [torch.ones(batch, dtype=torch.bool) if mask is None else _sequences(mask, batch) for mask in masks]
+        counts = torch.stack(used).any(0)
+        return tuple(_with_mask(value, i, counts) for i, value in enumerate(exact))
     if named["mode"] != _LSTM:
-        raise NotImplementedError("only the LSTM is taken step by step")
+        raise NotFollowed("is followed for the LSTM alone")
     careful = _through_time(named, *grads)
     return tuple(value if value is None else merge(value, c.reshape(value.shape)) for value, c in zip(exact, careful))  # noqa: B905
 
 
 def _sequences(mask: Tensor, batch: int) -> Tensor:
-    """Whether all entries of a sequence are ignored; the batch is the last dimension but one."""
-    return mask.movedim(-2, 0).reshape(batch, -1).all(1)
+    """Whether any entry of a sequence counts; the batch is the last dimension but one."""
+    return mask.movedim(-2, 0).reshape(batch, -1).any(1)
 
 
-def _with_mask(value: Any, number: int, ignored: Tensor) -> Any:
+def _with_mask(value: Any, number: int, counts: Tensor) -> Any:
     if value is None:
         return None
     of_sequences = number in (0, 5, 6)  # input, first state, first cell; the others are weights
-    return Cotangent(value, (ignored.unsqueeze(-1) if of_sequences else ignored.all()).expand(value.shape))
+    return Cotangent(value, (counts.unsqueeze(-1) if of_sequences else counts.any()).expand(value.shape))
 
 
 def _through_time(named: dict[str, Any], grad_output: Any, grad_hy: Any, grad_cy: Any) -> tuple[Any, ...]:

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, full_mask, ignored_in, laid_out, plain, rule
+from ..cotangent import Cotangent, plain, written_mask
+from ..masks import everywhere, full, laid_out
+from ..registry import rule
 
 
 def _zip(value: Any, mask: Any) -> Any:
@@ -52,83 +54,78 @@ def _zip(value: Any, mask: Any) -> Any:
     "unsafe_split_with_sizes",
     "unsqueeze",
 )
-def moved(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
+def carried(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
     """Views, copies of views and gathers: each entry of the result is one of the cotangent's."""
     value = op(grad.value, *args, **kwargs)
     kwargs.pop("sparse_grad", None)
-    return _zip(value, None if grad.ignored is None else op(grad.ignored, *args, **kwargs))
+    return _zip(value, None if grad.mask is None else op(grad.mask, *args, **kwargs))
 
 
 @rule("_reshape_alias", "_unsafe_view", "reshape", "view", "view_copy")
 def reshaped(op: Any, grad: Any, size: Any, *args: Any) -> Any:
     """The mask may lie in memory in another order than the value: reshaped, it is copied where a view can't be had."""
-    ignored = grad.ignored
     if isinstance(size, torch.dtype):
         return Cotangent(op(grad.value, size))
-    return Cotangent(op(grad.value, size, *args), ignored if ignored is None else ignored.reshape(size))
+    return Cotangent(op(grad.value, size, *args), None if grad.mask is None else grad.mask.reshape(size))
 
 
 @rule("as_strided")
 def strided(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
     """Strides are of the memory: the mask has to lie there as the value does."""
-    ignored = grad.ignored
-    if ignored is not None:
-        ignored = op(laid_out(ignored, grad.value), *args, **kwargs)
-    return Cotangent(op(grad.value, *args, **kwargs), ignored)
+    mask = grad.mask
+    if mask is not None:
+        mask = op(laid_out(mask, grad.value), *args, **kwargs)
+    return Cotangent(op(grad.value, *args, **kwargs), mask)
 
 
 @rule("cat", "stack", "hstack", "vstack")
 def joined(op: Any, parts: Any, *args: Any, **kwargs: Any) -> Any:
-    """The zeros that backward makes up for an output that was not used are written, not computed."""
+    """Cotangents beside each other, and zeros for an output that was not used."""
     value = op(plain(parts), *args, **kwargs)
-    masks = [ignored_in(part, zeros=True) for part in parts]
+    beside = next(part for part in parts if type(part) is Cotangent)
+    masks = [written_mask(part, beside) for part in parts]
     if all(mask is None for mask in masks):
         return Cotangent(value)
-    return Cotangent(value, op([full_mask(plain(p), m) for p, m in zip(parts, masks, strict=True)], *args, **kwargs))
+    return Cotangent(value, op([full(m, plain(p)) for p, m in zip(parts, masks, strict=True)], *args, **kwargs))
 
 
 @rule("view_as_real", "view_as_real_copy")
 def as_real(op: Any, grad: Any) -> Any:
-    """Both parts of an ignored entry are ignored."""
-    ignored = grad.ignored
+    """Both parts of an entry count, or none."""
     value = op(grad.value)
-    return Cotangent(value, ignored if ignored is None else ignored.unsqueeze(-1).expand(value.shape))
+    return Cotangent(value, None if grad.mask is None else grad.mask.unsqueeze(-1).expand(value.shape))
 
 
 @rule("view_as_complex", "view_as_complex_copy")
 def as_complex(op: Any, grad: Any) -> Any:
-    """An entry is ignored where both its parts are."""
-    ignored = grad.ignored
-    return Cotangent(op(grad.value), ignored if ignored is None else ignored.all(-1))
+    """An entry counts where one of its parts does."""
+    return Cotangent(op(grad.value), None if grad.mask is None else grad.mask.any(-1))
 
 
 @rule("complex", "polar")
 def put_together(op: Any, real: Any, imag: Any) -> Any:
-    """A complex cotangent is ignored where both its parts are, or where a part was never there."""
+    """A complex cotangent counts where one of its parts does; a part may never have been there."""
     value = op(plain(real), plain(imag))
-    masks = [full_mask(plain(p), ignored_in(p, zeros=True)) for p in (real, imag)]
-    return Cotangent(value, masks[0] & masks[1])
+    beside = real if type(real) is Cotangent else imag
+    masks = [written_mask(part, beside) for part in (real, imag)]
+    return Cotangent(value, None if None in masks else masks[0] | masks[1])  # type: ignore[operator]
 
 
 @rule("constant_pad_nd")
 def padded(op: Any, grad: Any, pad: Any, fill: Any = 0) -> Any:
     """Also the derivative of a crop: what was cropped off is ignored."""
     value = op(grad.value, pad, fill)
-    return Cotangent(value, op(full_mask(grad.value, grad.ignored), pad, bool(fill == 0)))
+    return Cotangent(value, op(full(grad.mask, grad.value), pad, bool(fill != 0)))
 
 
 @rule(
     "tril", "triu", "diag_embed", "slice_backward", "select_backward", "diagonal_backward", "trace_backward", "diag",
 )  # fmt: skip
 def surrounded(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
-    """Entries keep their places in a larger tensor of written zeros: what the mask of used ones does not reach."""
+    """Entries keep their places in a larger tensor of written zeros."""
     value = op(grad.value, *args, **kwargs)
-    used = (
-        torch.ones((), dtype=torch.bool, device=value.device).expand(grad.shape)
-        if grad.ignored is None
-        else ~grad.ignored
-    )
-    return Cotangent(value, op(used, *args, **kwargs).logical_not_())
+    mask = everywhere(True, grad.value) if grad.mask is None else grad.mask
+    return Cotangent(value, op(mask, *args, **kwargs))
 
 
 @rule("_sparse_coo_tensor_with_dims_and_tensors", "_sparse_coo_tensor_unsafe", "sparse_coo_tensor")

@@ -1,6 +1,7 @@
-"""Constant, non-negative weights: where none of the used entries reaches, the result is ignored.
+"""Constant weights: what counts is where an entry that counts is read.
 
-The operator itself tells: sent through it, a 1 for each used entry arrives as 0 just there.
+The operator itself tells, by a NaN in place of each entry that counts: times any weight, also one computed as 0, it
+arrives as NaN, and nothing else does.
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, ignored_in, plain, rule
+from ..cotangent import Cotangent, plain, written_mask
+from ..masks import Mask
+from ..registry import rule
 
 
 @rule(
     "_adaptive_avg_pool2d_backward",
     "_adaptive_avg_pool3d_backward",
+    "_upsample_bicubic2d_aa_backward",
+    "_upsample_bilinear2d_aa_backward",
     "_upsample_nearest_exact1d_backward",
     "_upsample_nearest_exact2d_backward",
     "_upsample_nearest_exact3d_backward",
@@ -25,7 +30,6 @@ from ..cotangent import Cotangent, ignored_in, plain, rule
     "avg_pool3d_backward",
     "col2im",
     "cumsum",
-    "embedding_dense_backward",
     "fractional_max_pool2d_backward",
     "fractional_max_pool3d_backward",
     "im2col",
@@ -41,6 +45,7 @@ from ..cotangent import Cotangent, ignored_in, plain, rule
     "replication_pad2d_backward",
     "replication_pad3d_backward",
     "unfold_backward",
+    "upsample_bicubic2d_backward",
     "upsample_bilinear2d_backward",
     "upsample_linear1d_backward",
     "upsample_nearest1d_backward",
@@ -51,44 +56,44 @@ from ..cotangent import Cotangent, ignored_in, plain, rule
 def spread(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
     """Pooling, padding, upsampling, looking up: each result a sum of entries with weights."""
     value = op(grad.value, *plain(args), **plain(kwargs))
-    return Cotangent(value, op(_used(grad, grad.value), *_finite(args), **kwargs) == 0)
+    return Cotangent(value, op(probe(grad.mask, grad.value), *_finite(args), **kwargs).isnan())
 
 
-@rule(
-    "_upsample_bicubic2d_aa_backward",
-    "_upsample_bilinear2d_aa_backward",
-    "_upsample_lanczos2d_aa_backward",
-    "upsample_bicubic2d_backward",
-)
-def spread_with_signs(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
-    """Weights of both signs can cancel; not for two different cotangents at once."""
-    value = op(plain(grad), *args, **kwargs)
-    if grad.ignored is None:
-        return Cotangent(value)
-    used = _used(grad, grad.value)
-    ramp = torch.linspace(1, 2, used.numel(), dtype=used.dtype, device=used.device).view(used.shape)
-    return Cotangent(value, (op(used, *args, **kwargs) == 0) & (op(used * ramp, *args, **kwargs) == 0))
+rule("_upsample_lanczos2d_aa_backward", since="2.11")(spread)
+
+
+@rule("embedding_dense_backward")
+def looked_up(op: Any, grad: Any, indices: Tensor, rows: int, padding: int, *args: Any) -> Any:
+    """Rows that were not looked up are ignored. The padding's row was: that its gradient is 0 is a convention."""
+    value = op(grad.value, indices, rows, padding, *args)
+    return Cotangent(value, op(probe(grad.mask, grad.value), indices, rows, -1, *args).isnan())
 
 
 @rule("index_add", "scatter_add")
 def added_into(op: Any, base: Any, dim: int, index: Tensor, source: Any, **kwargs: Any) -> Any:
     """A base to which entries are added."""
     value = op(plain(base), dim, index, plain(source), **kwargs)
-    used = op(_used(base, plain(base)), dim, index, _used(source, plain(source)))
-    return Cotangent(value, used == 0)
+    beside = base if type(base) is Cotangent else source
+    below, above = written_mask(base, beside), written_mask(source, beside)
+    if below is None:
+        return Cotangent(value)
+    return Cotangent(value, op(probe(below, value), dim, index, probe(above, plain(source))).isnan())
 
 
 @rule("put")
 def put(op: Any, base: Any, index: Tensor, source: Any, accumulate: bool = False) -> Any:
     """As `added_into`, with places counted through."""
     value = op(plain(base), index, plain(source), accumulate)
-    return Cotangent(value, op(_used(base, plain(base)), index, _used(source, plain(source)), accumulate) == 0)
+    beside = base if type(base) is Cotangent else source
+    below, above = written_mask(base, beside), written_mask(source, beside)
+    return Cotangent(value, op(probe(below, value), index, probe(above, plain(source)), accumulate).isnan())
 
 
-def _used(thing: Any, value: Tensor) -> Tensor:
-    """1 for each used entry."""
-    ignored = ignored_in(thing, zeros=True)
-    return torch.ones_like(value) if ignored is None else ignored.logical_not().to(value.dtype)
+def probe(mask: Mask, value: Tensor) -> Tensor:
+    """NaN for each entry that counts, 0 for the others."""
+    if mask is None:
+        return torch.full_like(value, torch.nan)
+    return torch.zeros_like(value).masked_fill_(mask, torch.nan)
 
 
 def _finite(args: Any) -> Any:

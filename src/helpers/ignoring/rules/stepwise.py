@@ -8,14 +8,16 @@ used.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, derivative, plain, rule, settle, wrapped
-from .reductions import all_ignored
+from ..cotangent import Cotangent, plain, settle
+from ..masks import anywhere
+from ..registry import NotFollowed, derivative, rule
 
 
 @derivative("LinalgCholeskyEx")
@@ -23,7 +25,7 @@ def cholesky(node: Any, grads: Any) -> tuple[Any]:
     """Each column of the factor: one of the matrix less products of columns before it, divided by its root."""
     (grad, *_), lower = grads, node._saved_L
     if lower.is_complex():
-        raise NotImplementedError("PyTorch's own gradient is not Hermitian there, and a part of it can't be replaced")
+        raise NotFollowed("has a gradient that is not Hermitian, of which a part can't be replaced")
     if node._saved_upper:
         grad, lower = grad.mH, lower.mH
     size = lower.shape[-1]
@@ -191,23 +193,65 @@ def _accumulated(
     return (torch.stack(gradients[::-1], dim),)
 
 
-@rule("logcumsumexp")
-def inside(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """In PyTorch's formula for the above, of the logarithms of cotangents."""
-    return wrapped(op(*plain(args), **plain(kwargs)))
-
-
 @rule("linalg_matrix_exp")
 def matrix_exp(op: Any, blocks: Any) -> Any:
     """In PyTorch's formula the cotangent is the block above right of a matrix twice as large, before and after."""
     value, size = op(plain(blocks)), blocks.shape[-1] // 2
-    if blocks.ignored is None:
+    if blocks.mask is None:
         return Cotangent(value)
-    unused = all_ignored(blocks.ignored[..., :size, size:], (-2, -1), True).expand(*blocks.shape[:-2], size, size)
-    return settle(value, torch.nn.functional.pad(unused, (size, 0, 0, size)))
+    used = anywhere(blocks.mask[..., :size, size:], (-2, -1), True).expand(*blocks.shape[:-2], size, size)
+    return settle(value, torch.nn.functional.pad(used, (size, 0, 0, size), value=True))
 
 
 def _nothing(like: Any) -> Cotangent:
     """Zeros that nothing was put into."""
     value = torch.zeros_like(plain(like))
-    return Cotangent(value, torch.ones_like(value, dtype=torch.bool))
+    return Cotangent(value, torch.zeros_like(value, dtype=torch.bool))
+
+
+def _by_largest(node: Any) -> bool:
+    return node._saved_reduce in ("amax", "amin")
+
+
+@derivative("ScatterReduce", selects=_by_largest, derivative_if=_by_largest)
+def scatter_reduce(node: Any, grads: Any) -> tuple[Any, Any]:
+    """Those that are the largest of their place share its cotangent; NaN is shared by all that were compared."""
+    grad, own, dim = grads[0], node._saved_self, node._saved_dim
+    index, source, result = node._saved_index, node._saved_src, node._saved_result
+    dim = dim if dim < own.dim() or own.dim() == 0 else dim - (1 << 64)
+    there = result.gather(dim, index)
+    source = source if source.shape == index.shape else source[tuple(map(slice, index.shape))]
+    of_own, of_source = own == result, source == there
+    count = of_own.to(own.dtype).scatter_add(dim, index, of_source.to(own.dtype))
+    shared = grad / count
+    return _picked(shared, of_own, result), _picked(shared.gather(dim, index), of_source, there)
+
+
+def _picked(shared: Any, picked: Tensor, result: Tensor) -> Cotangent:
+    nan = result.isnan()
+    value = plain(shared).masked_fill(~picked, 0).masked_fill(nan, torch.nan)
+    arriving = torch.ones_like(picked) if shared.mask is None else shared.mask
+    return settle(value.masked_fill(nan & ~arriving, 0), (picked | nan) & arriving)
+
+
+def _of_largest(node: Any) -> bool:
+    return float(node._saved_ord if hasattr(node, "_saved_ord") else node._saved_p or 2) in (math.inf, -math.inf)
+
+
+@derivative("LinalgVectorNorm", selects=_of_largest, derivative_if=_of_largest)
+def largest_norm(node: Any, grads: Any) -> tuple[Any]:
+    """Those whose size is the norm share its cotangent; NaN is of all entries."""
+    (grad, *_), x, norm, dims = grads, node._saved_self, node._saved_result, node._saved_dim
+    if x.dim() and not node._saved_keepdim:
+        chosen = sorted(d % x.dim() for d in (_signed(dims) if dims else range(x.dim())))
+        for dim in chosen:
+            grad, norm = grad.unsqueeze(dim), norm.unsqueeze(dim)
+    dims = _signed(dims) if dims else list(range(x.dim()))
+    picked = x.abs() == norm
+    shared = grad / picked.sum(dims, keepdim=True) if x.dim() else grad
+    return (_picked((shared * x.sgn()).expand(x.shape), picked, norm.expand(x.shape)),)
+
+
+def _signed(dims: Any) -> list[int]:
+    """Dimensions are saved as unsigned numbers."""
+    return [dim if dim < 1 << 63 else dim - (1 << 64) for dim in dims]

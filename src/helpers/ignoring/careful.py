@@ -1,0 +1,286 @@
+"""One backward pass that knows what the loss ignored.
+
+PyTorch's engine runs it, hooks and all, on plain tensors. The pass stands between the nodes: as a node's derivative
+begins it takes the masks that have arrived there, and as it ends it keeps those of the results for the nodes ahead. All
+that it knows are the fields of one object.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from .checkpoints import CHECKPOINT, Recomputed
+from .cotangent import can_carry, is_finite
+from .graph import GRAVES, NODES, AccumulateGrad, function_of, nodes_of
+from .looks import harmless
+from .masks import Mask, either
+from .registry import FUNCTIONS, UNKNOWN, Function, NotFollowed
+from .steps import Foreign, Replaced, Sliced, Step
+
+REPORT = "https://github.com/zero-or-nan/zero-or-nan/issues"
+_KEY = "ignoring.pass"
+
+_current_pass: Callable[[], int] = torch._C._current_graph_task_id
+
+
+class _Arrived(NamedTuple):
+    """A mask on its way to a node, and the one cotangent that it belongs to as long as there is only one."""
+
+    mask: Mask
+    value: weakref.ref[Tensor] | None
+    version: int
+
+
+class Pass:
+    """One pass from some roots; to be entered around the call of PyTorch's engine.
+
+    Args:
+        roots: the tensors or graph edges to differentiate.
+        nodes: all that can be reached from them.
+        keep: edges whose masks are asked for at the end, in `masks`.
+        outer: the pass that this one is a part of; what can't be followed is told there.
+        depth: how many calls lie between the user's line, which warnings name, and the one that enters.
+
+    Attributes:
+        masks: the masks at the edges that are kept, None where all entries count. An edge that no cotangent has
+            reached is missing.
+    """
+
+    raises_bugs = False
+    """Whether an error in a rule is raised, as tests want it, in place of a warning."""
+
+    def __init__(
+        self,
+        roots: Sequence[Any],
+        nodes: Sequence[Any],
+        keep: Iterable[GradientEdge] = (),
+        outer: Pass | None = None,
+        depth: int = 1,
+    ) -> None:
+        self.roots = roots
+        self.nodes = nodes
+        self.outer = outer
+        self.depth = depth
+        self.given = {_edge(root) for root in roots}
+        self.keep = {(edge.node, edge.output_nr) for edge in keep}
+        self.masks: dict[tuple[Any, int], Mask] = {}
+        self._arrived: dict[tuple[Any, int], _Arrived] = {}
+        self._running: dict[Any, Step | None] = {}
+        self._engine_pass: int | None = None
+        self._handles: list[Any] = []
+        self._reasons: dict[str, str] = {}
+        self._bugs: list[tuple[str, Exception]] = []
+        self._strange: str | None = None
+
+    @staticmethod
+    def current() -> Pass | None:
+        """The pass that this thread works for."""
+        return torch._C._get_obj_in_tls(_KEY) if torch._C._is_key_in_tls(_KEY) else None  # type: ignore[attr-defined,no-any-return]
+
+    def make_current(self) -> None:
+        """The engine takes this along to the threads of other devices."""
+        torch._C._stash_obj_in_tls(_KEY, self)  # type: ignore[attr-defined]
+
+    def __enter__(self) -> Pass:
+        self._before = self.current()
+        try:
+            for root in self.roots:
+                if isinstance(root, Tensor) and root._backward_hooks:  # these run before anything else
+                    self._first(root.register_hook(self._begun))
+            for node in self.nodes:
+                if not isinstance(node, AccumulateGrad):  # has no derivative
+                    self._follow(node)
+        except BaseException:
+            self._let_go()
+            raise
+        self.make_current()
+        return self
+
+    def __exit__(self, failed: type[BaseException] | None, *details: object) -> None:
+        if self._before is None:
+            torch._C._remove_obj_from_tls(_KEY)  # type: ignore[attr-defined]
+        else:
+            self._before.make_current()
+        self._let_go()
+        if failed is not None:
+            return
+        if self._bugs and self.raises_bugs:
+            raise self._bugs[0][1]
+        for operator, error in self._bugs[:1]:
+            warnings.warn(
+                f"ignoring failed at {operator} ({type(error).__name__}: {error}), which is a mistake of its own; please "
+                f"report it at {REPORT}. From there on the gradient is plain PyTorch's, and ignored entries may "
+                "contaminate it",
+                stacklevel=2 + self.depth,
+            )
+        if self._reasons:
+            told = ", ".join(f"{name} ({reason})" for name, reason in sorted(self._reasons.items()))
+            warnings.warn(
+                f"ignoring could not follow {told}: from there on the gradient is plain PyTorch's, and ignored entries "
+                "may contaminate it",
+                stacklevel=2 + self.depth,
+            )
+
+    def failed(self, operator: str, error: Exception) -> None:
+        """Something could not be followed: by what a rule says of itself, or by mistake."""
+        if self.outer is not None:
+            self.outer.failed(operator, error)
+        elif isinstance(error, NotFollowed):
+            self._reasons.setdefault(operator, str(error))
+        else:
+            self._bugs.append((operator, error))
+
+    def recomputing(self, function: Any) -> Recomputed | None:
+        """The checkpoint that runs and computes this function again."""
+        for node, step in self._running.items():
+            if isinstance(step, Recomputed) and node.run_function is function:
+                return step
+        return None
+
+    def is_harmless_ahead(self, node: Any) -> bool:
+        """Whether plain PyTorch's backward can be trusted from this node on."""
+        return harmless(nodes_of([GradientEdge(ahead, 0) for ahead, _ in node.next_functions if ahead is not None]))
+
+    # What happens to a cotangent: it arrives, a step is made of it, its results are on their way.
+
+    def _enter(
+        self, node: Any, kind: Callable[..., Step], function: Function, arriving: tuple[Any, ...]
+    ) -> tuple[Any, ...] | None:
+        if not self._is_mine():
+            return None
+        masks = [self._mask_of(node, number, value) for number, value in enumerate(arriving)]
+        step = kind(self, node, function, masks)
+        if not all(value is None or can_carry(value) for value in arriving):
+            self._pass_by(node, step, arriving)
+            return None
+        if not step.is_needed:
+            self._running[node] = None
+            return None
+        self._running[node] = step
+        return tuple(step.begin(arriving))
+
+    def _leave(
+        self, node: Any, edges: Sequence[Any], results: tuple[Any, ...], arriving: tuple[Any, ...]
+    ) -> tuple[Any, ...] | None:
+        if not self._is_mine():
+            return None
+        step = self._running.pop(node, None)
+        masks: Sequence[Mask] = (None,) * len(results)
+        if step is not None:
+            results, masks = step.end(results, arriving)
+        for edge, value, mask in zip(edges, results, masks, strict=False):
+            if value is not None and edge[0] is not None:
+                self._send(edge, value, mask)
+        return None if step is None else tuple(results)
+
+    def _send(self, edge: Any, value: Any, mask: Mask) -> None:
+        last = isinstance(edge[0], AccumulateGrad)
+        if last and self._strange is not None and not is_finite(value):
+            self.failed(self._strange, NotFollowed("is a tensor that is not followed"))
+        if last and edge not in self.keep:
+            return
+        before = self._arrived.get(edge)
+        if before is not None:
+            self._arrived[edge] = _Arrived(either(before.mask, mask), None, 0)
+        elif mask is None:
+            self._arrived[edge] = _NOTHING_IGNORED
+        else:
+            self._arrived[edge] = _Arrived(mask, weakref.ref(value), value._version)
+        if edge in self.keep:
+            self.masks[edge] = self._arrived[edge].mask
+
+    def _mask_of(self, node: Any, number: int, value: Any) -> Mask:
+        """What of a cotangent counts: besides what is sent here, whatever a hook has made another number than 0."""
+        arrived = self._arrived.pop((node, number), None)
+        if arrived is None or arrived.mask is None or value is None or not can_carry(value):
+            return None
+        if arrived.value is not None and arrived.value() is value and value._version == arrived.version:
+            return arrived.mask
+        return arrived.mask | (value != 0)
+
+    def send(self, edge: tuple[Any, int], mask: Mask) -> None:
+        """A mask for a cotangent that the engine is given by others, for a pass inside of this one."""
+        if mask is not None:
+            self._arrived[edge] = _Arrived(mask, None, 0)
+
+    # Whose turn it is.
+
+    def _begun(self, cotangent: Tensor) -> None:
+        self._is_mine()
+
+    def _is_mine(self) -> bool:
+        """Whether the engine calls for this pass: the nodes may be shared with another thread's, or a hook's."""
+        running = _current_pass()
+        if self._engine_pass is None and self.current() is self:
+            self._engine_pass = running
+        return running == self._engine_pass
+
+    def _follow(self, node: Any) -> None:
+        name = function_of(node.name())
+        function = FUNCTIONS.get(name, UNKNOWN)
+        kind: type[Step] = Step
+        if isinstance(node, BackwardCFunction):
+            kind = Recomputed if node.name() == CHECKPOINT else Foreign
+        elif name == "CopySlices":
+            kind = Sliced
+        elif name not in NODES:
+            kind = Foreign
+        elif function.derivative is not None and (function.derivative_if is None or function.derivative_if(node)):
+            kind = Replaced
+        edges = node.next_functions
+        enter = functools.partial(self._enter, node, kind, function)
+        self._handles.append(node.register_prehook(enter))  # after the others
+        self._first(node.register_hook(functools.partial(self._leave, node, edges)))
+        if kind is Recomputed:
+            self._handles.append(Recomputed.prepare(node))
+
+    def _first(self, handle: Any) -> None:
+        """Before the hooks that were there."""
+        self._handles.append(handle)
+        hooks = handle.hooks_dict_ref()
+        for other, hook in list((hooks or {}).items()):
+            if not isinstance(hook, functools.partial) and other != handle.id:
+                hooks[other] = hooks.pop(other)  # C++ goes through it in the order of insertion
+
+    def _pass_by(self, node: Any, step: Step, arriving: Sequence[Any]) -> None:
+        """A tensor that can't carry a mask: this node is plain PyTorch's."""
+        self._running[node] = None
+        strange = next(value for value in arriving if value is not None and not can_carry(value))
+        if type(strange) is Tensor and strange._is_zerotensor():  # zeros without memory: nothing can be lost
+            return
+        self._strange = type(strange).__name__ if type(strange) is not Tensor else str(strange.layout)
+        if any(mask is not None for mask in step.masks):
+            self.failed(self._strange, NotFollowed("is a tensor that is not followed"))
+
+    def _let_go(self) -> None:
+        for step in self._running.values():
+            if step is not None:
+                step.abandon()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._arrived.clear()
+        self._running.clear()
+        GRAVES.hold(self.nodes)
+        self.nodes = ()
+
+
+def _edge(root: Any) -> tuple[Any, int] | None:
+    if isinstance(root, GradientEdge):
+        return root.node, root.output_nr
+    if not isinstance(root, Tensor) or not root.requires_grad:
+        return None
+    edge = get_gradient_edge(root)
+    return edge.node, edge.output_nr
+
+
+_NOTHING_IGNORED = _Arrived(None, None, 0)

@@ -1,0 +1,83 @@
+"""What happens to an operator that a derivative calls on a cotangent: its rule is found and followed.
+
+This file never changes when an operator is added.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .cotangent import Cotangent, ignores, is_finite, plain, step_of, wrapped
+from .in_place import in_place, remember_view
+from .registry import RULES, NotFollowed
+from .steps import Step
+
+
+def dispatch(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the operator gives, with masks, as a part of the same step."""
+    step = step_of(args) or step_of(kwargs.values())
+    mutable, view = _kind(op)
+    if mutable:
+        return in_place(op, args, kwargs, step, follow)
+    result = follow(op, args, kwargs, step)
+    if view:
+        remember_view(result, op, args, kwargs)
+    return result
+
+
+Cotangent.dispatch = staticmethod(dispatch)
+
+
+@functools.cache
+def _kind(op: Any) -> tuple[bool, bool]:
+    return op._schema.is_mutable, op.is_view
+
+
+def follow(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], step: Step | None) -> Any:
+    """An out-of-place operator by its rule, by the operators that it is made of, or as plain PyTorch does it."""
+    rule = RULES.get(op.overloadpacket)
+    if rule is not None:
+        try:
+            return _belonging(rule(op, *args, **kwargs), step)
+        except Exception as error:
+            result = op(*plain(args), **plain(kwargs))  # what plain PyTorch raises here, it raises
+            if step is not None:
+                step.failed(_name(op), error)
+            elif not isinstance(error, NotFollowed):
+                raise
+            return _belonging(wrapped(result), step)
+    if _is_composite(op):  # called by a rule, it arrives whole
+        return op.decompose(*args, **kwargs)
+    result = op(*plain(args), **plain(kwargs))
+    if step is not None and _any_float(result) and (ignores((*args, *kwargs.values())) or not is_finite(result)):
+        step.failed(_name(op), NotFollowed("has no rule"))
+    return _belonging(wrapped(result), step)
+
+
+@functools.cache
+def _is_composite(op: Any) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
+
+
+def _name(op: Any) -> str:
+    return str(op._schema.name)
+
+
+def _belonging(result: Any, step: Step | None) -> Any:
+    """The result, its cotangents marked as the step's."""
+    if type(result) is Cotangent:
+        result.step = step
+    elif isinstance(result, (tuple, list)):
+        for part in result:
+            _belonging(part, step)
+    return result
+
+
+def _any_float(result: Any) -> bool:
+    if isinstance(result, Tensor):
+        return result.is_floating_point() or result.is_complex()
+    return isinstance(result, (tuple, list)) and any(_any_float(item) for item in result)

@@ -1,0 +1,128 @@
+"""One record for each forward function: what it selects, and what of what it saved its derivative multiplies by.
+
+A function that is missing here selects nothing, and its graph is never taken for harmless. Those with a derivative of
+our own are recorded beside it, in `rules`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .looks import AWAY_FROM_ZERO, FINITE, MODERATE, NOTHING
+from .registry import function
+
+# Linear, and every entry goes into the result.
+
+function(
+    """
+    AccumulateGrad Alias Cat Clone Cumsum DiagEmbed Expand Flip IndexAdd Lift Mean Neg Permute PixelShuffle
+    PixelUnshuffle ReflectionPad1D ReflectionPad2D ReflectionPad3D Repeat ReplicationPad1D ReplicationPad2D
+    ReplicationPad3D ReshapeAlias Roll ScatterAdd Squeeze Stack Sum T ToCopy Transpose UnsafeView Unsqueeze View
+    """,
+    look=NOTHING,
+)
+function("Add Sub Rsub", look=NOTHING, scalars=("alpha",))
+function("LeakyRelu", look=NOTHING, scalars=("negative_slope",))
+
+# A part of the entries, in places that don't depend on their values.
+
+function(
+    """
+    AsStrided AsStridedScatter AvgPool2D AvgPool3D AdaptiveAvgPool2D AdaptiveAvgPool3D ConstantPadNd CopyBackwards
+    Diagonal Embedding Fill Gather Index IndexCopy IndexFill IndexPut IndexSelect MaskedFill MaskedScatter MaskedSelect
+    Scatter Select SelectScatter Slice SliceScatter Split SplitWithSizes Take Trace Tril Triu Unbind Unfold UnsafeSplit
+    UnsafeSplitWithSizes UpsampleBilinear2D UpsampleNearest1D UpsampleNearest2D UpsampleNearest3D Where Zero
+    """,
+    selects=True,
+    look=NOTHING,
+)
+function(
+    """
+    Bernoulli Cauchy Chunk Complex DiagonalScatter EmbeddingBag Exponential FftR2C Geometric GridSampler2D GridSampler3D Im2Col
+    IndexPutImpl LogNormal LuUnpack NarrowCopy Normal Polar Put Random Uniform UnsafeIndex UnsafeIndexPut
+    UnsafeMaskedIndex UpsampleBicubic2D UpsampleBicubic2DAa UpsampleBilinear2DAa UpsampleLinear1D
+    UpsampleNearestExact1D UpsampleNearestExact2D UpsampleNearestExact3D UpsampleTrilinear3D ViewAsReal
+    """,
+    selects=True,
+)
+function("UpsampleLanczos2DAa", since="2.11", selects=True)
+
+# Some entries, by a look at their values.
+
+function(
+    """
+    AdaptiveMaxPool2D AdaptiveMaxPool3D Cummax Cummin Hardshrink Hardtanh Kthvalue MaxPool2DWithIndices
+    MaxPool3DWithIndices Maximum Median Minimum Mode NanToNum Nansum Relu Softshrink Sort Threshold Topk
+    """,
+    selects=True,
+    look=NOTHING,
+)
+function("Clamp ClampMax ClampMin", selects=True, compares=True, look=NOTHING)
+function("Amax Amin", selects=True, compares=True, look=FINITE)
+function("Aminmax", selects=True, compares=True)
+function("Max Min", selects=True, look=FINITE)
+function(
+    """
+    FakeQuantizePerChannelAffineCachemask FakeQuantizePerTensorAffineCachemask
+    FakeQuantizePerTensorAffineCachemaskTensorQparams Fmax Fmin FractionalMaxPool2D FractionalMaxPool3D MaxPool2D
+    MaxUnpool2D MaxUnpool3D MultiMarginLoss MultilabelMarginLoss Nanmedian SegmentReduce
+    """,
+    selects=True,
+)
+function("Hardsigmoid", selects=True, look=MODERATE)
+function("CtcLoss", selects=True)
+function(
+    "NllLoss NllLoss2D", selects=True, look=MODERATE, looks={"self": None, "total_weight": AWAY_FROM_ZERO}
+)  # fmt: skip
+
+# Products with what was saved, or with a bounded function of it: it has to be finite.
+
+function(
+    "Abs Bmm Cos Dot Exp Exp2 Expm1 LogSoftmax Mm Mul Mv SafeSoftmax Sigmoid Sin Softmax Tanh",
+    look=FINITE,
+)  # fmt: skip
+function("Addmm Addmv Baddbmm", look=FINITE, scalars=("alpha", "beta"))
+function("NativeDropout", look=FINITE, scalars=("p",))
+
+# The derivative is finite for finite numbers, but could overflow on its way.
+
+
+def _leaves_out_inputs(node: Any) -> bool:
+    """A convolution whose kernel strides over entries that it never reads."""
+    return not node._saved_transposed and any(step > 1 for step in node._saved_stride)
+
+
+def _has_a_low_threshold(node: Any) -> bool:
+    """Below it the exponential is computed, and must not overflow."""
+    return abs(node._saved_beta * node._saved_threshold) <= 80
+
+
+def _has_a_small_power(node: Any) -> bool:
+    """A root of a negative number is NaN, and an exponent may be a tensor."""
+    return isinstance(node._saved_exponent, (int, float)) and node._saved_exponent in (1, 2, 3, 4)
+
+
+function("Convolution", selects=_leaves_out_inputs, look=MODERATE)
+function(
+    """
+    BinaryCrossEntropyWithLogits Gelu Hardswish LogSigmoid Mish MseLoss NativeGroupNorm NativeLayerNorm Silu
+    """,
+    look=MODERATE,
+)
+function("Elu", look=MODERATE, scalars=("alpha", "scale"))
+function("Softplus", look=MODERATE, scalars=("beta",), only_if=_has_a_low_threshold)
+function("Pow", look=MODERATE, only_if=_has_a_small_power)
+function("CudnnBatchNorm NativeBatchNorm", look=MODERATE, looks={"running_var": AWAY_FROM_ZERO})
+# An attention mask is -inf where it cuts off; what it does harm to shows in the logsumexp.
+function(
+    "ScaledDotProductEfficientAttention", selects=True, look=MODERATE, looks={"attn_bias": None}, scalars=("scale",)
+)  # fmt: skip
+function("ScaledDotProductFlashAttention", selects=True, look=MODERATE, scalars=("scale",))
+function(
+    "ScaledDotProductFlashAttentionForCpu", selects=True, look=MODERATE, looks={"attn_mask": None}, scalars=("scale",)
+)  # fmt: skip
+
+# Quotients: what was saved is divided by.
+
+function("Log Log10 Log2 Reciprocal Rsqrt Sqrt", look=AWAY_FROM_ZERO)
+function("Div", look=AWAY_FROM_ZERO, looks={"self": MODERATE})

@@ -1,0 +1,173 @@
+"""Whether plain backward can be trusted with a graph, told by a look at what the graph saved.
+
+0 times anything finite is 0. Where every number that backward will multiply by is finite, an ignored entry stays the
+zero that it is, and plain PyTorch's gradient is right: the careful pass would give the same bits. `harmless` looks at
+the saved tensors of each node, and at its scalars, before the pass. It errs on one side only: a node without a record,
+a number outside of the bounds, or memory that is not there yet asks for care.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from .graph import function_of
+from .registry import FUNCTIONS, UNKNOWN, Function
+
+LARGE = 10_000
+"""Entries from which on it pays to remember what was looked at."""
+
+_DENSE = (Tensor, Parameter)
+_UNKNOWN = object()
+
+
+class Look(NamedTuple):
+    """What is measured of a saved tensor in one pass over its memory, and which measures are harmless."""
+
+    measure: Callable[[Tensor], tuple[Tensor, ...]]
+    accepts: Callable[..., bool]
+
+
+def _sum(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Finite where all entries are: NaN and inf get into every sum. Half precision would overflow too early."""
+    return (tensor.sum(dtype=torch.float32) if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.sum(),)
+
+
+@functools.cache
+def _bound(dtype: torch.dtype) -> float:
+    """Squares and cubes of numbers up to here don't overflow, nor do their inverses."""
+    return float(torch.finfo(dtype).max ** 0.25)
+
+
+def _moderate(dtype: torch.dtype, low: float, high: float) -> bool:
+    bound = _bound(dtype)
+    return -bound <= low and high <= bound
+
+
+def _away_from_zero(dtype: torch.dtype, low: float, high: float) -> bool:
+    bound = _bound(dtype)
+    return 1 / bound <= low and high <= bound or -bound <= low and high <= -1 / bound
+
+
+FINITE = Look(_sum, lambda dtype, total: math.isfinite(total))
+MODERATE = Look(torch.aminmax, _moderate)
+AWAY_FROM_ZERO = Look(torch.aminmax, _away_from_zero)
+NOTHING = Look(lambda tensor: (), lambda dtype: True)
+"""For a function that multiplies by constants, or looks at what it saved only to select."""
+
+
+class _Plan(NamedTuple):
+    """How to look at a node: the attributes that hold its saved tensors, each with a look, and those of scalars."""
+
+    function: Function
+    tensors: tuple[tuple[str, str, Look], ...]
+    scalars: tuple[str, ...]
+
+
+@functools.cache
+def _plan(kind: type, name: str) -> _Plan | None:
+    """None asks for care."""
+    function = FUNCTIONS.get(function_of(name), UNKNOWN)
+    usual = function.look
+    if usual is None:
+        return None
+    saved = [attribute.removeprefix("_raw_saved_") for attribute in dir(kind) if attribute.startswith("_raw_saved_")]
+    looks = {attribute: function.looks.get(attribute, usual) for attribute in saved}
+    tensors = tuple(
+        (f"_raw_saved_{a}", f"_saved_{a}", look) for a, look in looks.items() if look is not None and look is not NOTHING
+    )
+    return _Plan(function, tensors, tuple(f"_saved_{scalar}" for scalar in function.scalars))
+
+
+@torch.no_grad()
+def harmless(nodes: Iterable[Any]) -> bool:
+    """Whether ignored entries can't contaminate what comes out of these nodes."""
+    seen: set[tuple[Any, ...]] = set()
+    elsewhere: list[tuple[tuple[Tensor, ...], Look, torch.dtype]] = []
+    for node in nodes:
+        kind: Any = type(node)
+        plan = _plan(kind, node.name())
+        if plan is None:
+            return False
+        if plan.function.only_if is not None and not plan.function.only_if(node):
+            return False
+        if plan.scalars and not _scalars_moderate(node, plan.scalars):
+            return False
+        for raw, attribute, look in plan.tensors:
+            saved = getattr(node, raw)
+            # Unpacking could recompute (checkpoint); older versions of PyTorch can't tell.
+            if getattr(saved, "unpack_hook", _UNKNOWN) is not None:
+                return False
+            try:
+                tensor = getattr(node, attribute)
+            except RuntimeError:  # freed, or changed in place: backward will say so, if it gets there
+                return False
+            if tensor is None or not tensor.numel():
+                continue
+            if type(tensor) not in _DENSE or tensor.layout is not torch.strided or tensor.is_complex():
+                return False
+            if tensor.is_nested or tensor.device.type == "meta" or not _in_memory(tensor):
+                return False
+            if tensor.dtype is torch.bool and look is not AWAY_FROM_ZERO:
+                continue
+            if tensor.numel() > LARGE:  # a relu's result is the next layer's input; a look at a small one costs less
+                key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), look)
+                if key in seen:
+                    continue
+                seen.add(key)
+            tensor = _as_factor(tensor, look)
+            measures = look.measure(_in_memory_order(tensor))
+            if tensor.device.type != "cpu":
+                elsewhere.append((measures, look, tensor.dtype))
+            elif not look.accepts(tensor.dtype, *[measure.item() for measure in measures]):
+                return False
+    return not elsewhere or _all_accepted(elsewhere)
+
+
+def _all_accepted(elsewhere: list[tuple[tuple[Tensor, ...], Look, torch.dtype]]) -> bool:
+    """On another device all measures are fetched at once: one wait in place of hundreds."""
+    numbers = iter(torch.stack([measure.double() for measures, _, _ in elsewhere for measure in measures]).tolist())
+    return all(look.accepts(dtype, *itertools.islice(numbers, len(measures))) for measures, look, dtype in elsewhere)
+
+
+def _scalars_moderate(node: Any, scalars: tuple[str, ...]) -> bool:
+    """Whether the numbers that a derivative multiplies by neither are infinite nor become so in its dtype."""
+    dtype = node._input_metadata[0].dtype
+    if not dtype.is_floating_point:
+        return False
+    numbers = [getattr(node, scalar, None) for scalar in scalars]
+    bound = _bound(dtype)
+    return all(number is None or abs(number) <= bound for number in numbers)
+
+
+def _in_memory(tensor: Tensor) -> bool:
+    """Whether the memory is there: a sharded parameter's is given back until a hook brings it again."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor._is_zerotensor():
+        return False
+    extent = 1 + sum((size - 1) * step for size, step in zip(tensor.size(), tensor.stride(), strict=True))
+    needed = (tensor.storage_offset() + extent) * tensor.element_size()
+    return tensor.untyped_storage().nbytes() >= needed
+
+
+def _as_factor(tensor: Tensor, look: Look) -> Tensor:
+    """In the narrowest dtype that it can be multiplied in: Python's numbers are saved as float64, integers as such."""
+    dtype = tensor.dtype
+    if not dtype.is_floating_point:
+        return tensor.to(torch.float16 if look is FINITE else torch.float32)
+    return tensor.to(torch.float32) if dtype is torch.float64 and tensor.dim() == 0 else tensor
+
+
+def _in_memory_order(tensor: Tensor) -> Tensor:
+    """The same entries; a transposed weight takes `aminmax` ten times as long as the weight."""
+    if tensor.is_contiguous():
+        return tensor
+    if tensor.dim() == 2:
+        return tensor.t()
+    return tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))

@@ -1,0 +1,144 @@
+"""What `ignoring` knows of PyTorch: of each forward function one record, of each operator in backward one rule."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .graph import NODES
+
+if TYPE_CHECKING:
+    from .looks import Look
+
+NEWEST = (2, 15)
+"""The newest release whose names were checked. What a later one has renamed is passed over, not refused."""
+
+Rule = Callable[..., Any]
+Derivative = Callable[[Any, Sequence[Any]], Sequence[Any]]
+
+
+class NotFollowed(Exception):
+    """What a rule can't do, with a reason in a few words; a warning hands it on to the user.
+
+    From there on the gradient is plain PyTorch's.
+    """
+
+
+@dataclass(frozen=True)
+class Function:
+    """What is known of a forward function, by the name of its nodes without "Backward0".
+
+    Attributes:
+        selects: whether a zero that the derivative writes means "not selected": the result was the same, whatever stood
+            in that entry. A function of the node where that depends on how it was called.
+        compares: whether it selects by comparing numbers, so that an entry that was compared with NaN was used.
+        look: what must hold of the tensors that it saved for plain backward to do; None where nothing would be enough.
+        looks: tensors among them with a look of their own; None looks at none of their numbers.
+        scalars: the numbers among its arguments that its derivative multiplies by.
+        only_if: what else must hold of a node.
+        derivative: a derivative of our own, where PyTorch's formula mixes what is used with what is ignored.
+        derivative_if: for which nodes; for all when None.
+    """
+
+    selects: bool | Callable[[Any], bool] = False
+    compares: bool = False
+    look: Look | None = None
+    looks: Mapping[str, Look | None] = field(default_factory=dict)
+    scalars: tuple[str, ...] = ()
+    only_if: Callable[[Any], bool] | None = None
+    derivative: Derivative | None = None
+    derivative_if: Callable[[Any], bool] | None = None
+
+
+UNKNOWN = Function()
+FUNCTIONS: dict[str, Function] = {}
+"""The record of each forward function, by the name of its nodes without "Backward0"."""
+
+RULES: dict[Any, Rule] = {}
+"""What each operator does to a cotangent, by the operator (`torch.ops.aten.mul`), for all its overloads."""
+
+
+def function(names: str, *, since: str = "2.6", **facts: Any) -> None:
+    """Record what is known of some forward functions.
+
+    Args:
+        names: their names, separated by spaces.
+        since: the first release of PyTorch that has nodes of these names.
+        facts: the fields of `Function`.
+
+    Raises:
+        ValueError: when a function has a record already, or no node of this PyTorch has the name.
+    """
+    record = Function(**facts)
+    for name in names.split():
+        if name in FUNCTIONS:
+            raise ValueError(f"{name} has a record already: {FUNCTIONS[name]}")
+        if name in NODES:
+            FUNCTIONS[name] = record
+        else:
+            _refuse_unless_other_release(f"no node is called {name}Backward0", since)
+
+
+def derivative(names: str, **facts: Any) -> Callable[[Derivative], Derivative]:
+    """Record a derivative of our own for some forward functions.
+
+    It is called as `derivative(node, cotangents)` when ignored entries arrive, and its result stands where plain
+    PyTorch's is not finite. Written in operators that have rules, it returns a `Cotangent` for each input.
+    """
+
+    def register(ours: Derivative) -> Derivative:
+        function(names, derivative=ours, **facts)
+        return ours
+
+    return register
+
+
+def rule(*operators: str, since: str = "2.6") -> Callable[[Rule], Rule]:
+    """Register a rule for the named operators, of aten where no namespace is given.
+
+    A rule is called as `rule(op, *args, **kwargs)`, where `op` is the overload that arrived (the out-of-place one when
+    an in-place one did), and returns what `op` would: a `Cotangent` for each cotangent. It may raise `NotFollowed`.
+
+    Args:
+        operators: their names, as in `torch.ops`.
+        since: the first release of PyTorch that has these operators.
+
+    Raises:
+        ValueError: when an operator has a rule already, or this PyTorch has none of that name.
+
+    >>> rule("mul")
+    Traceback (most recent call last):
+    ...
+    ValueError: aten::mul has a rule already: mul
+    """
+    packets = []
+    for operator in operators:
+        namespace, found, name = operator.rpartition("::")
+        packet = getattr(getattr(torch.ops, namespace or "aten"), name, None)
+        if packet is None:
+            _refuse_unless_other_release(f"there is no operator {operator}", since)
+        elif packet in RULES:
+            raise ValueError(f"{namespace or 'aten'}::{name} has a rule already: {RULES[packet].__name__}")
+        else:
+            packets.append(packet)
+
+    def register(ours: Rule) -> Rule:
+        RULES.update(dict.fromkeys(packets, ours))
+        return ours
+
+    return register
+
+
+def _refuse_unless_other_release(complaint: str, since: str) -> None:
+    here = _numbers(torch.__version__)
+    if _numbers(since) <= here <= NEWEST:
+        raise ValueError(f"{complaint} in PyTorch {torch.__version__}; say since when there is one, or mend the name")
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    major, minor = re.findall(r"\d+", version)[:2]
+    return int(major), int(minor)

@@ -1,0 +1,233 @@
+"""What happens to a cotangent at one node: the node's derivative runs once, and that run is a step of the pass.
+
+A step is begun with the plain cotangents that arrive and their masks, hands the derivative what it should get, and ends
+with plain results and their masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .cotangent import Cotangent, can_carry, is_finite, mask_of, merge, plain
+from .graph import function_of
+from .masks import Mask
+from .registry import FUNCTIONS, UNKNOWN, Function, NotFollowed
+
+if TYPE_CHECKING:
+    from .careful import Pass
+
+Results = tuple[Sequence[Any], Sequence[Mask]]
+"""What a derivative gave, as plain tensors, and the mask of each."""
+
+
+class Step:
+    """The run of a derivative of PyTorch's own, on cotangents that know their masks."""
+
+    unordered: Mask = None
+    """Where the derivative compared something with NaN, when its function selects by comparing."""
+
+    def __init__(self, owner: Pass, node: Any, function: Function, masks: Sequence[Mask]) -> None:
+        self.owner = owner
+        self.node = node
+        self.function = function
+        self.masks = masks
+        self._watch: _Comparisons | None = None
+
+    @property
+    def selects(self) -> bool:
+        """Whether a zero that the derivative writes means "not selected"."""
+        selects = self.function.selects
+        return selects if isinstance(selects, bool) else selects(self.node)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether anything can be ignored here: masks arrive, or the function selects."""
+        return any(mask is not None for mask in self.masks) or self.selects
+
+    def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
+        if self.function.compares:
+            self.watch()
+        return [
+            Cotangent(value, mask, self) if value is not None and can_carry(value) else value
+            for value, mask in zip(arriving, self.masks, strict=True)
+        ]
+
+    def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
+        if self._watch is not None:
+            self._watch.stop()
+        return [plain(result) for result in results], [mask_of(result) for result in results]
+
+    def watch(self) -> None:
+        """Look at what the derivative compares, until the end. The engine itself ends it when the derivative fails."""
+        self._watch = _Comparisons(self)
+        self._watch.start()
+
+    def abandon(self) -> None:
+        """The derivative failed, and will not end."""
+
+    def failed(self, operator: str, error: Exception) -> None:
+        """From this operator on the gradient is plain PyTorch's."""
+        self.owner.failed(operator, error)
+
+
+class _Comparisons(TorchDispatchMode):
+    """Where two numbers are compared of which one is NaN."""
+
+    COMPARING = frozenset(getattr(torch.ops.aten, name) for name in ("eq", "ge", "gt", "le", "lt", "ne"))
+
+    def __init__(self, step: Step) -> None:
+        super().__init__()
+        self.step = step
+
+    def start(self) -> None:
+        torch._C._push_on_torch_dispatch_stack(self)
+
+    def stop(self) -> None:
+        torch._C._pop_torch_dispatch_stack(None)
+
+    def __torch_dispatch__(
+        self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if op.overloadpacket in self.COMPARING:
+            for operand in args[:2]:
+                if isinstance(operand, Tensor) and operand.is_floating_point():
+                    nan = plain(operand).isnan()
+                    if bool(nan.any()):
+                        before = self.step.unordered
+                        self.step.unordered = nan if before is None else nan | before
+                elif isinstance(operand, float) and operand != operand:
+                    self.step.unordered = torch.ones((), dtype=torch.bool)
+        return op(*args, **(kwargs or {}))
+
+
+class Replaced(Step):
+    """The run of a derivative that ours may stand in for: PyTorch's runs as ever, and is mended when it is done."""
+
+    is_needed = True
+
+    def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
+        return arriving
+
+    def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
+        derivative = self.function.derivative
+        all_count = all(mask is None for mask in self.masks) and all(value is not None for value in arriving)
+        if all_count and not self.selects:
+            return results, [None] * len(results)
+        name = function_of(self.node.name())
+        try:
+            if derivative is None or not _can_be_read_again(self.node):
+                raise NotFollowed("its saved tensors can be had only once here")
+            given = [self._cotangent(number, value) for number, value in enumerate(arriving)]
+            careful = derivative(self.node, given)
+            merged = [
+                _still_ignored(merge(exact, ours)) if isinstance(exact, Tensor) else exact
+                for exact, ours in zip(results, careful, strict=True)
+            ]
+        except Exception as error:
+            self.failed(name, error)
+            return results, [None] * len(results)
+        return [plain(result) for result in merged], [mask_of(result) for result in merged]
+
+    def _cotangent(self, number: int, value: Any) -> Cotangent:
+        """All ignored, for an output that was not used."""
+        if value is not None:
+            return Cotangent(value, self.masks[number], self)
+        kind = self.node._input_metadata[number]
+        zeros = torch.zeros(tuple(kind.shape), dtype=kind.dtype, device=kind.device)
+        return Cotangent(zeros, torch.zeros_like(zeros, dtype=torch.bool), self)
+
+
+def _still_ignored(cotangent: Cotangent) -> Cotangent:
+    """What plain PyTorch gives as another number than 0 counts."""
+    if cotangent.mask is not None:
+        cotangent.mask = cotangent.mask | (cotangent.value != 0)
+    return cotangent
+
+
+def _can_be_read_again(node: Any) -> bool:
+    """Whether saved tensors can be had without a hook that would compute them, or fetch them from elsewhere."""
+    saved = [getattr(node, name) for name in dir(type(node)) if name.startswith("_raw_saved_")]
+    packed = [part for part in saved for part in (part if isinstance(part, (tuple, list)) else (part,))]
+    return all(getattr(part, "unpack_hook", None) is None for part in packed)
+
+
+class Sliced(Step):
+    """The run of an in-place function's derivative on the slice that it wrote to.
+
+    `CopySlices` hides which function that was. PyTorch's profiler tells: it sees the wrapped derivative begin.
+    """
+
+    def __init__(self, owner: Pass, node: Any, function: Function, masks: Sequence[Mask]) -> None:
+        super().__init__(owner, node, function, masks)
+        self._profiling = False
+        self._found: Function | None = None
+
+    @property
+    def selects(self) -> bool:
+        if self._found is None:
+            self._found = self._wrapped()
+        # How the function was called is not to be seen from here.
+        return self._found.selects is True
+
+    is_needed = True
+
+    def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
+        cotangents = super().begin(arriving)
+        self.watch()
+        if not torch.autograd._profiler_enabled():
+            config = torch.autograd.ProfilerConfig(
+                torch.autograd.ProfilerState.CPU, False, False, False, False, False,
+                torch._C._profiler._ExperimentalConfig(),
+            )  # fmt: skip
+            torch.autograd._enable_profiler_legacy(config)
+            self._profiling = True
+        return cotangents
+
+    def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
+        self._stopped()
+        return super().end(results, arriving)
+
+    def _wrapped(self) -> Function:
+        """The record of the function whose derivative began last."""
+        for event in reversed(self._stopped()):
+            name = function_of(event.name())
+            if event.kind() == "push" and name in FUNCTIONS and name != "CopySlices":
+                return FUNCTIONS[name]
+        return UNKNOWN
+
+    def _stopped(self) -> list[Any]:
+        """What the profiler saw on this thread."""
+        if not self._profiling:
+            return []
+        self._profiling = False
+        return [event for events in torch.autograd._disable_profiler_legacy() for event in events]
+
+
+class Foreign(Step):
+    """The run of code that is not PyTorch's own operators: plain tensors go in, and what comes out counts."""
+
+    selects = False
+
+    is_needed = True
+
+    def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
+        return arriving
+
+    def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
+        handed_on = {id(value): mask for value, mask in zip(arriving, self.masks, strict=True) if value is not None}
+        masks = [handed_on.get(id(result)) for result in results]
+        rest = {id(result) for result in results}
+        lost = [m for v, m in zip(arriving, self.masks, strict=True) if m is not None and id(v) not in rest]
+        own = [r for r in results if isinstance(r, Tensor) and id(r) not in handed_on and can_carry(r)]
+        if (
+            any(not bool(mask.all()) for mask in lost)
+            or not all(map(is_finite, own))
+            or (any(bool((r == 0).any()) for r in own) and not self.owner.is_harmless_ahead(self.node))
+        ):
+            self.failed(self.node.name().removesuffix("Backward"), NotFollowed("is not PyTorch's own"))
+        return results, masks

@@ -1,0 +1,10 @@
+"""An error in a rule is an error of the test: users get a warning in its place."""
+
+import pytest
+
+from helpers.ignoring.careful import Pass
+
+
+@pytest.fixture(autouse=True)
+def bugs_are_raised(monkeypatch):
+    monkeypatch.setattr(Pass, "raises_bugs", True)
