@@ -25,9 +25,9 @@ from .looks import harmless
 from .masks import Mask, either
 from .registry import FUNCTIONS, UNKNOWN, Function, NotFollowed
 from .steps import Foreign, Replaced, Sliced, Step
+from .threads import current, set_current
 
 REPORT = "https://github.com/zero-or-nan/zero-or-nan/issues"
-_KEY = "ignoring.pass"
 
 _current_pass: Callable[[], int] = torch._C._current_graph_task_id
 
@@ -81,17 +81,7 @@ class Pass:
         self._bugs: list[tuple[str, Exception]] = []
         self._strange: str | None = None
 
-    @staticmethod
-    def current() -> Pass | None:
-        """The pass that this thread works for."""
-        return torch._C._get_obj_in_tls(_KEY) if torch._C._is_key_in_tls(_KEY) else None  # type: ignore[attr-defined,no-any-return]
-
-    def make_current(self) -> None:
-        """The engine takes this along to the threads of other devices."""
-        torch._C._stash_obj_in_tls(_KEY, self)  # type: ignore[attr-defined]
-
     def __enter__(self) -> Pass:
-        self._before = self.current()
         try:
             for root in self.roots:
                 if isinstance(root, Tensor) and root._backward_hooks:  # these run before anything else
@@ -102,14 +92,12 @@ class Pass:
         except BaseException:
             self._let_go()
             raise
-        self.make_current()
+        self._before = current()
+        set_current(self)
         return self
 
     def __exit__(self, failed: type[BaseException] | None, *details: object) -> None:
-        if self._before is None:
-            torch._C._remove_obj_from_tls(_KEY)  # type: ignore[attr-defined]
-        else:
-            self._before.make_current()
+        set_current(self._before)
         self._let_go()
         if failed is not None:
             return
@@ -141,10 +129,8 @@ class Pass:
 
     def recomputing(self, function: Any) -> Recomputed | None:
         """The checkpoint that runs and computes this function again."""
-        for node, step in self._running.items():
-            if isinstance(step, Recomputed) and node.run_function is function:
-                return step
-        return None
+        steps = [step for node, step in self._running.items() if getattr(node, "run_function", None) is function]
+        return steps[0] if steps and isinstance(steps[0], Recomputed) and current() is self else None
 
     def is_harmless_ahead(self, node: Any) -> bool:
         """Whether plain PyTorch's backward can be trusted from this node on."""
@@ -220,7 +206,7 @@ class Pass:
     def _is_mine(self) -> bool:
         """Whether the engine calls for this pass: the nodes may be shared with another thread's, or a hook's."""
         running = _current_pass()
-        if self._engine_pass is None and self.current() is self:
+        if self._engine_pass is None and current() is self:
             self._engine_pass = running
         return running == self._engine_pass
 
@@ -241,7 +227,7 @@ class Pass:
         self._handles.append(node.register_prehook(enter))  # after the others
         self._first(node.register_hook(functools.partial(self._leave, node, edges)))
         if kind is Recomputed:
-            self._handles.append(Recomputed.prepare(node))
+            self._handles.append(Recomputed.prepare(node, self))
 
     def _first(self, handle: Any) -> None:
         """Before the hooks that were there."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
@@ -12,6 +12,9 @@ from torch.autograd.graph import get_gradient_edge
 from .graph import nodes_of
 from .masks import Mask, everywhere
 from .steps import Results, Step
+
+if TYPE_CHECKING:
+    from .careful import Pass
 
 CHECKPOINT = "CheckpointFunctionBackward"
 
@@ -41,9 +44,9 @@ class Recomputed(Step):
             self.inside.__exit__(RuntimeError)
 
     @staticmethod
-    def prepare(node: Any) -> Any:
-        """Have the function that is computed again tell the step that runs; removed with the handle."""
-        return _Telling(node)
+    def prepare(node: Any, owner: Pass) -> Any:
+        """Have the function that is computed again tell the pass that runs; until the handle is removed."""
+        return _Told(node, owner)
 
     def recomputed(self, inputs: Sequence[Any], outputs: Any) -> None:
         """A pass inside of this one follows what was just computed."""
@@ -62,37 +65,34 @@ class Recomputed(Step):
                 self.inside.send((result.grad_fn, result.output_nr), everywhere(False, result) if unused else mask)
 
 
-class _Telling:
-    """A checkpoint's function that tells the pass that runs what it computed; several passes may share it."""
+class _Told:
+    """A pass that a checkpoint's function tells what it computed; several passes may share the node."""
 
     lock = threading.Lock()
 
-    def __init__(self, node: Any) -> None:
+    def __init__(self, node: Any, owner: Pass) -> None:
+        self.node, self.owner = node, owner
         with self.lock:
-            function = node.run_function
-            self.shared = function if isinstance(function, _Shared) else _Shared(function)
-            self.shared.users += 1
-            self.node = node
-            node.run_function = self.shared
+            if not isinstance(node.run_function, _Telling):
+                node.run_function = _Telling(node.run_function)
+            self.telling = node.run_function
+            self.telling.passes.append(owner)
 
     def remove(self) -> None:
         with self.lock:
-            self.shared.users -= 1
-            if not self.shared.users:
-                self.node.run_function = self.shared.function
+            self.telling.passes.remove(self.owner)
+            if not self.telling.passes and self.node.run_function is self.telling:
+                self.node.run_function = self.telling.function
 
 
-class _Shared:
+class _Telling:
     def __init__(self, function: Any) -> None:
         self.function = function
-        self.users = 0
+        self.passes: list[Pass] = []
 
     def __call__(self, *inputs: Any) -> Any:
-        from .careful import Pass
-
         outputs = self.function(*inputs)
-        current = Pass.current()
-        step = None if current is None else current.recomputing(self)
-        if step is not None:
-            step.recomputed(inputs, outputs)
+        steps = [step for step in (owner.recomputing(self) for owner in self.passes) if step is not None]
+        if steps:
+            steps[-1].recomputed(inputs, outputs)
         return outputs

@@ -39,13 +39,13 @@ function(
 function(
     """
     Bernoulli Cauchy Chunk Complex DiagonalScatter EmbeddingBag Exponential FftR2C Geometric GridSampler2D GridSampler3D Im2Col
-    IndexPutImpl LogNormal LuUnpack NarrowCopy Normal Polar Put Random Uniform UnsafeIndex UnsafeIndexPut
+    IndexPutImpl LogNormal LuUnpack Normal Polar Put Random Uniform UnsafeIndex UnsafeIndexPut
     UnsafeMaskedIndex UpsampleBicubic2D UpsampleBicubic2DAa UpsampleBilinear2DAa UpsampleLinear1D
     UpsampleNearestExact1D UpsampleNearestExact2D UpsampleNearestExact3D UpsampleTrilinear3D ViewAsReal
     """,
     selects=True,
 )
-function("UpsampleLanczos2DAa", since="2.11", selects=True)
+function("NarrowCopy UpsampleLanczos2DAa", since="2.13", selects=True)
 
 # Some entries, by a look at their values.
 
@@ -59,7 +59,7 @@ function(
 )
 function("Clamp ClampMax ClampMin", selects=True, compares=True, look=NOTHING)
 function("Amax Amin", selects=True, compares=True, look=FINITE)
-function("Aminmax", selects=True, compares=True)
+function("Aminmax", since="2.13", selects=True, compares=True)
 function("Max Min", selects=True, look=FINITE)
 function(
     """

@@ -67,7 +67,7 @@ def function(names: str, *, since: str = "2.6", **facts: Any) -> None:
 
     Args:
         names: their names, separated by spaces.
-        since: the first release of PyTorch that has nodes of these names.
+        since: a release of PyTorch that has nodes of these names; older ones may lack them.
         facts: the fields of `Function`.
 
     Raises:
@@ -105,7 +105,7 @@ def rule(*operators: str, since: str = "2.6") -> Callable[[Rule], Rule]:
 
     Args:
         operators: their names, as in `torch.ops`.
-        since: the first release of PyTorch that has these operators.
+        since: a release of PyTorch that has these operators; older ones may lack them.
 
     Raises:
         ValueError: when an operator has a rule already, or this PyTorch has none of that name.

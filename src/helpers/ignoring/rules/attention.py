@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..cotangent import Cotangent, mask_of, merge, plain, wrapped
-from ..masks import both, full
+from ..masks import Mask, both, full
 from ..registry import NotFollowed, rule
 
 
@@ -24,7 +24,7 @@ def attention_backward(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
     rest = wrapped(tuple(exact[3:]))
     named = {a.name: value for a, value in zip(op._schema.arguments[1:], args, strict=False)} | kwargs
     rows = full(mask_of(grad), grad).any(-1, keepdim=True)
-    cut = _cut_off(named)
+    cut = _cut_off(named, mask_of(grad))
     if mask_of(grad) is None and cut is None:
         return wrapped(exact)
     keys = rows.any(-2, keepdim=True) if cut is None else (rows & ~cut).any(-2).unsqueeze(-1)
@@ -39,8 +39,8 @@ def attention_backward(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
     return (*merge(tuple(exact[:3]), careful), *rest)
 
 
-def _cut_off(named: dict[str, Any]) -> Tensor | None:
-    """Which pairs of query and key are cut off, where that is finite: a NaN that was let through has been used."""
+def _cut_off(named: dict[str, Any], mask: Mask) -> Tensor | None:
+    """Which pairs of query and key are cut off. Where a NaN came through all the same, nothing was: it was used."""
     query, key, out = named["query"], named["key"], named["out"]
     cut = None
     if named["is_causal"]:
@@ -48,7 +48,10 @@ def _cut_off(named: dict[str, Any]) -> Tensor | None:
     bias = named.get("attn_mask", named.get("attn_bias"))
     if bias is not None and bool((bias == -torch.inf).any()):
         cut = bias == -torch.inf if cut is None else cut | (bias == -torch.inf)
-    return None if cut is None else cut & out.isfinite().all(-1, keepdim=True)
+    if cut is None:
+        return None
+    fine = out.isfinite() if mask is None else out.isfinite() | ~mask
+    return cut & fine.all(-1, keepdim=True)
 
 
 def _careful(grad: Any, named: dict[str, Any], cut: Tensor | None) -> tuple[Any, Any, Any]:

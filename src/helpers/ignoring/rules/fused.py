@@ -20,7 +20,6 @@ from ..registry import rule
 aten = torch.ops.aten
 
 FUSED = (
-    "_fused_rms_norm_backward",
     "_log_softmax_backward_data",
     "_prelu_kernel_backward",
     "_softmax_backward_data",
@@ -43,7 +42,8 @@ def _decompositions() -> Any:
     """PyTorch's table, imported when it is first needed."""
     from torch._decomp import get_decompositions
 
-    return get_decompositions([getattr(aten, name) for name in FUSED if hasattr(aten, name)])
+    names = (*FUSED, "_fused_rms_norm_backward")
+    return get_decompositions([getattr(aten, name) for name in names if hasattr(aten, name)])
 
 
 @rule(*FUSED)
@@ -62,6 +62,9 @@ def decomposed(op: Any, *args: Any, **kwargs: Any) -> Any:
         )
         return mixed if isinstance(exact, tuple) else mixed[0]
     return merge(exact, _decompositions()[op](*args, **kwargs))
+
+
+rule("_fused_rms_norm_backward", since="2.13")(decomposed)
 
 
 @rule("nll_loss_backward", "nll_loss2d_backward")

@@ -59,7 +59,7 @@ def spread(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
     return Cotangent(value, op(probe(grad.mask, grad.value), *_finite(args), **kwargs).isnan())
 
 
-rule("_upsample_lanczos2d_aa_backward", since="2.11")(spread)
+rule("_upsample_lanczos2d_aa_backward", since="2.13")(spread)
 
 
 @rule("embedding_dense_backward")
