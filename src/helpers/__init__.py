@@ -6,6 +6,7 @@
 - `reference`: the gradient in float64 on the used entries alone.
 - `ulp_distance`: how many representable numbers lie between two tensors' entries.
 - `drawing`: a figure in the page's own colours.
+- `what_counts`: which entries a function uses, by the definition and by `ignoring`.
 - `control`: samples of a small computation, which a reader of the site can play with.
 - `ClaimFailed`: what a claim that does not hold raises.
 
@@ -17,6 +18,7 @@ from .cases import Case
 from .claims import Claim, ClaimFailed
 from .compare import Tolerance, ulp_distance
 from .controls import control
+from .counting import what_counts
 from .entries import MASKED, Entries, Kind
 from .figures import drawing
 from .quiet import quiet_prototype_warning, short_warnings
@@ -45,6 +47,7 @@ __all__ = [
     "quiet_prototype_warning",
     "reference",
     "ulp_distance",
+    "what_counts",
 ]
 
 quiet_prototype_warning()

@@ -135,19 +135,15 @@ def written_mask(thing: Any, beside: Any) -> Mask:
     return thing != 0 if isinstance(thing, Tensor) else torch.tensor(thing != 0, device=plain(beside).device)
 
 
-def chosen(condition: Tensor, beside: Any) -> Tensor:
-    """Where a condition that a derivative selects by lets an entry through, or could not tell.
+def chosen(condition: Tensor, beside: Any, taken: bool = True) -> Tensor:
+    """Where a condition that a derivative selects by is as `taken`, or could not tell.
 
     NaN compares with nothing: where one was compared, nothing was selected, and the entry was used.
     """
     step = step_of((beside,))
-    unordered = None if step is None else step.unordered
-    if unordered is None:
-        return condition
-    try:
-        return condition | unordered
-    except RuntimeError:  # compared were entries of another shape
-        return condition
+    unordered = None if step is None else step.where_unordered(condition)
+    through = condition if taken else condition.logical_not()
+    return through if unordered is None else through | unordered
 
 
 def settle(value: Tensor, mask: Mask) -> Cotangent:

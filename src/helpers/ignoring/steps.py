@@ -28,15 +28,12 @@ Results = tuple[Sequence[Any], Sequence[Mask]]
 class Step:
     """The run of a derivative of PyTorch's own, on cotangents that know their masks."""
 
-    unordered: Mask = None
-    """Where the derivative compared something with NaN, when its function selects by comparing."""
-
     def __init__(self, owner: Pass, node: Any, function: Function, masks: Sequence[Mask]) -> None:
         self.owner = owner
         self.node = node
         self.function = function
         self.masks = masks
-        self._watch: _Comparisons | None = None
+        self._comparisons: _Comparisons | None = None
 
     @property
     def selects(self) -> bool:
@@ -51,21 +48,25 @@ class Step:
 
     def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
         if self.function.compares:
-            self.watch()
+            self.watch_comparisons()
         return [
             Cotangent(value, mask, self) if value is not None and can_carry(value) else value
             for value, mask in zip(arriving, self.masks, strict=True)
         ]
 
     def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
-        if self._watch is not None:
-            self._watch.stop()
+        if self._comparisons is not None:
+            self._comparisons.stop()
         return [plain(result) for result in results], [mask_of(result) for result in results]
 
-    def watch(self) -> None:
-        """Look at what the derivative compares, until the end. The engine itself ends it when the derivative fails."""
-        self._watch = _Comparisons(self)
-        self._watch.start()
+    def watch_comparisons(self) -> None:
+        """Until the end. Where the derivative fails, the engine itself ends it."""
+        self._comparisons = _Comparisons()
+        self._comparisons.start()
+
+    def where_unordered(self, condition: Tensor) -> Mask:
+        """Where a condition that the derivative made could not tell, for NaN compares with nothing."""
+        return None if self._comparisons is None else self._comparisons.where_unordered(condition)
 
     def abandon(self) -> None:
         """The derivative failed, and will not end."""
@@ -76,13 +77,19 @@ class Step:
 
 
 class _Comparisons(TorchDispatchMode):
-    """Where two numbers are compared of which one is NaN."""
+    """What a derivative compares while it runs, and where NaN made that meaningless."""
 
-    COMPARING = frozenset(getattr(torch.ops.aten, name) for name in ("eq", "ge", "gt", "le", "lt", "ne"))
+    # In a ≥ b PyTorch's formulas ask for a, in a < b for b, in a = b for either.
+    ENTRIES = {
+        getattr(torch.ops.aten, name): places
+        for name, places in dict(eq=(0, 1), ge=(0,), le=(0,), gt=(1,), lt=(1,)).items()
+    }
+    JOINING = frozenset(getattr(torch.ops.aten, name) for name in ("logical_and", "logical_or", "logical_and_"))
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.step = step
+        self.unordered: dict[int, tuple[Tensor, Tensor]] = {}
+        """By each result of a comparison, which is kept so that it is known again: where its entry was NaN."""
 
     def start(self) -> None:
         torch._C._push_on_torch_dispatch_stack(self)
@@ -93,16 +100,30 @@ class _Comparisons(TorchDispatchMode):
     def __torch_dispatch__(
         self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if op.overloadpacket in self.COMPARING:
-            for operand in args[:2]:
-                if isinstance(operand, Tensor) and operand.is_floating_point():
-                    nan = plain(operand).isnan()
-                    if bool(nan.any()):
-                        before = self.step.unordered
-                        self.step.unordered = nan if before is None else nan | before
-                elif isinstance(operand, float) and operand != operand:
-                    self.step.unordered = torch.ones((), dtype=torch.bool)
-        return op(*args, **(kwargs or {}))
+        result = op(*args, **(kwargs or {}))
+        if op.overloadpacket in self.ENTRIES:
+            for place in self.ENTRIES[op.overloadpacket]:
+                self._compared(result, args[place])
+        elif op.overloadpacket in self.JOINING:
+            for condition in args:
+                self._note(result, self.where_unordered(condition))
+        return result
+
+    def where_unordered(self, condition: Any) -> Mask:
+        """Where a condition is False because an entry was NaN; None where it never is."""
+        found = self.unordered.get(id(condition))
+        return None if found is None else found[1]
+
+    def _compared(self, result: Tensor, entry: Any) -> None:
+        if isinstance(entry, Tensor) and entry.is_floating_point():
+            nan = plain(entry).isnan()
+            if bool(nan.any()):
+                self._note(result, nan.expand(result.shape))
+
+    def _note(self, result: Tensor, unordered: Mask) -> None:
+        if unordered is not None:
+            before = self.where_unordered(result)
+            self.unordered[id(result)] = result, unordered if before is None else before | unordered
 
 
 class Replaced(Step):
@@ -178,7 +199,7 @@ class Sliced(Step):
 
     def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
         cotangents = super().begin(arriving)
-        self.watch()
+        self.watch_comparisons()
         if not torch.autograd._profiler_enabled():
             config = torch.autograd.ProfilerConfig(
                 torch.autograd.ProfilerState.CPU, False, False, False, False, False,

@@ -26,12 +26,11 @@ def where(op: Any, condition: Tensor, a: Any, b: Any) -> Any:
     if type(condition) is Cotangent:  # a cotangent as condition: its numbers
         condition = plain(condition)
     # The usual form, where(condition, cotangent, 0), and its mirror.
-    for source, other, let_through in ((a, b, condition), (b, a, None)):
+    for source, other, taken in ((a, b, True), (b, a, False)):
         if type(source) is Cotangent and _is_zero(other):
-            let_through = condition.logical_not() if let_through is None else let_through
             mask = mask_of(source)
             if selecting(source):
-                mask = both(mask, chosen(let_through, source))
+                mask = both(mask, chosen(condition, source, taken))
             return Cotangent(value, expanded(mask, value.shape))
     beside = a if type(a) is Cotangent else b
     mask_a, mask_b = written_mask(a, beside), written_mask(b, beside)
@@ -61,7 +60,7 @@ def masked_fill(op: Any, grad: Any, filled: Tensor, fill: Any) -> Any:
     if plain(fill) != 0:
         mask = mask if mask is None else mask | filled
     elif selecting(grad):
-        mask = both(mask, chosen(filled.logical_not(), grad))
+        mask = both(mask, chosen(filled, grad, False))
     return Cotangent(value, expanded(mask, value.shape))
 
 

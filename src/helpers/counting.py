@@ -1,0 +1,100 @@
+"""What a function ignores, by the definition and by `ignoring`: a row for each function and entry."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.masked import MaskedTensor
+
+from . import ignoring, show
+from .entries import outcome
+
+Row = tuple[str, Callable[[Tensor], Tensor], str, Sequence[float], Sequence[float]]
+"""The function as a reader writes it, the function, what is special of the last entry, values, others for that entry."""
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """One row, run."""
+
+    row: Row
+    changes: bool
+    plain: Tensor
+    ours: MaskedTensor
+
+    @property
+    def counts(self) -> bool:
+        return bool(self.ours.get_mask())
+
+    def cells(self) -> list[str]:
+        name, _, special, values, others = self.row
+        shown = ", ".join(outcome(torch.tensor(value)).texts(3)[0] for value in others)  # type: ignore[union-attr]
+        return [
+            f"<code>{html.escape(name)}</code><br>{html.escape(special)}",
+            f"{html.escape(shown)}: {'changes' if self.changes else 'same bits'}",
+            show.cells(outcome(self.plain))[0],  # type: ignore[arg-type]
+            show.cells(outcome(self.ours))[0] + f" {'used' if self.counts else 'ignored'}",  # type: ignore[arg-type]
+        ]
+
+
+@dataclass(frozen=True)
+class _Table:
+    judged: Sequence[_Judged]
+
+    def text(self) -> str:
+        return "\n".join(
+            f"{j.row[0]}, {j.row[2]}: {'used' if j.counts else 'ignored'}, cotangent {j.plain.item():g}"
+            for j in self.judged
+        )
+
+    def html(self) -> str:
+        head = ["Function and entry", "Result with other values", "Plain", "ignoring"]
+        return show.table("What counts, row by row", head, [j.cells() for j in self.judged])
+
+    def json(self) -> dict[str, Any] | None:
+        return None
+
+
+def what_counts(rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+    """Show for some functions whether they use the last entry of their input.
+
+    Args:
+        rows: for each the function's text, the function of one float tensor, what is special of the last entry, the
+            values of the input, and other values for the last entry that leave the selection as it was made.
+
+    Returns:
+        Whether another value changes the result's bits, and whether `ignoring` lets the entry count: bool tensors with an
+        entry for each row. They agree where `ignoring` follows the definition.
+
+    >>> relu = ("relu(y)", torch.relu, "below 0", [2.0, -1.0], [-5.0])
+    >>> what_counts([relu])
+    relu(y), below 0: ignored, cotangent 0
+    (tensor([False]), tensor([False]))
+    """
+    judged = [_judge(row) for row in rows]
+    show.show(_Table(judged))
+    return torch.tensor([j.changes for j in judged]), torch.tensor([j.counts for j in judged])
+
+
+def _judge(row: Row) -> _Judged:
+    _, function, _, values, others = row
+    y = torch.tensor(values, dtype=torch.float32, requires_grad=True)
+    before = function(y)
+    changes = False
+    for other in others:
+        moved = y.detach().clone()
+        moved[-1] = other
+        changes |= not _same_bits(function(moved), before.detach())
+    (plain,) = torch.autograd.grad(before.sum(), y, retain_graph=True)
+    (ours,) = ignoring.grad(before.sum(), y, ignored="masked")
+    return _Judged(row, changes, plain[-1], ours[-1])
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    nan = a.isnan() & b.isnan()
+    return a.shape == b.shape and bool((nan | (a == b)).all())
