@@ -36,7 +36,7 @@ class _Judged:
         shown = ", ".join(outcome(torch.tensor(value)).texts(3)[0] for value in others)  # type: ignore[union-attr]
         return [
             f"<code>{html.escape(name)}</code><br>{html.escape(special)}",
-            f"{html.escape(shown)}: {'changes' if self.changes else 'same bits'}",
+            f"{html.escape(shown)}<br>{'changes' if self.changes else 'same bits'}",
             show.cells(outcome(self.plain))[0],  # type: ignore[arg-type]
             show.cells(outcome(self.ours))[0] + f" {'used' if self.counts else 'ignored'}",  # type: ignore[arg-type]
         ]

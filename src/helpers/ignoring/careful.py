@@ -20,11 +20,11 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from .checkpoints import CHECKPOINT, Recomputed
 from .cotangent import can_carry, is_finite
-from .graph import GRAVES, NODES, AccumulateGrad, function_of, nodes_of
+from .graph import GRAVES, NODES, AccumulateGrad, Edge, Graph, function_of, graph_from
 from .looks import harmless
 from .masks import Mask, either
 from .registry import FUNCTIONS, UNKNOWN, Function, NotFollowed
-from .steps import Foreign, Replaced, Sliced, Step
+from .steps import Foreign, Moved, Replaced, Sliced, Step
 from .threads import current, set_current
 
 REPORT = "https://github.com/zero-or-nan/zero-or-nan/issues"
@@ -45,7 +45,7 @@ class Pass:
 
     Args:
         roots: the tensors or graph edges to differentiate.
-        nodes: all that can be reached from them.
+        graph: all that can be reached from them.
         keep: edges whose masks are asked for at the end, in `masks`.
         outer: the pass that this one is a part of; what can't be followed is told there.
         depth: how many calls lie between the user's line, which warnings name, and the one that enters.
@@ -61,13 +61,13 @@ class Pass:
     def __init__(
         self,
         roots: Sequence[Any],
-        nodes: Sequence[Any],
+        graph: Graph,
         keep: Iterable[GradientEdge] = (),
         outer: Pass | None = None,
         depth: int = 1,
     ) -> None:
         self.roots = roots
-        self.nodes = nodes
+        self.graph = graph
         self.outer = outer
         self.depth = depth
         self.given = {_edge(root) for root in roots}
@@ -86,9 +86,9 @@ class Pass:
             for root in self.roots:
                 if isinstance(root, Tensor) and root._backward_hooks:  # these run before anything else
                     self._first(root.register_hook(self._begun))
-            for node in self.nodes:
-                if not isinstance(node, AccumulateGrad):  # has no derivative
-                    self._follow(node)
+            for node, edges in self.graph.items():
+                if type(node) is not AccumulateGrad:  # has no derivative
+                    self._follow(node, edges)
         except BaseException:
             self._let_go()
             raise
@@ -134,7 +134,7 @@ class Pass:
 
     def is_harmless_ahead(self, node: Any) -> bool:
         """Whether plain PyTorch's backward can be trusted from this node on."""
-        return harmless(nodes_of([GradientEdge(ahead, 0) for ahead, _ in node.next_functions if ahead is not None]))
+        return harmless(graph_from([GradientEdge(ahead, 0) for ahead, _ in node.next_functions if ahead is not None]))
 
     # What happens to a cotangent: it arrives, a step is made of it, its results are on their way.
 
@@ -143,55 +143,73 @@ class Pass:
     ) -> tuple[Any, ...] | None:
         if not self._is_mine():
             return None
-        masks = [self._mask_of(node, number, value) for number, value in enumerate(arriving)]
-        step = kind(self, node, function, masks)
-        if not all(value is None or can_carry(value) for value in arriving):
-            self._pass_by(node, step, arriving)
+        masks, masked, strange = [], False, None
+        for number, value in enumerate(arriving):
+            mask, carries = self._arriving(node, number, value)
+            masks.append(mask)
+            masked = masked or mask is not None
+            strange = strange if carries else value
+        if strange is not None:
+            self._pass_by(strange, masked)
             return None
-        if not step.is_needed:
-            self._running[node] = None
+        if not masked and function.selects is False and (kind is Step or kind is Moved):
+            return None
+        step = kind(self, node, function, masks)
+        if not masked and not step.is_needed:
             return None
         self._running[node] = step
         return tuple(step.begin(arriving))
 
     def _leave(
-        self, node: Any, edges: Sequence[Any], results: tuple[Any, ...], arriving: tuple[Any, ...]
+        self, node: Any, edges: Sequence[tuple[Edge, bool]], results: tuple[Any, ...], arriving: tuple[Any, ...]
     ) -> tuple[Any, ...] | None:
         if not self._is_mine():
             return None
         step = self._running.pop(node, None)
-        masks: Sequence[Mask] = (None,) * len(results)
-        if step is not None:
-            results, masks = step.end(results, arriving)
-        for edge, value, mask in zip(edges, results, masks, strict=False):
-            if value is not None and edge[0] is not None:
-                self._send(edge, value, mask)
-        return None if step is None else tuple(results)
+        if step is None:
+            for (edge, last), value in zip(edges, results, strict=False):
+                if value is not None:
+                    self._send(edge, last, value, None)
+            return None
+        values, masks = step.end(results, arriving)
+        for (edge, last), value, mask in zip(edges, values, masks, strict=False):
+            if value is not None:
+                self._send(edge, last, value, mask)
+        return tuple(values)
 
-    def _send(self, edge: Any, value: Any, mask: Mask) -> None:
-        last = isinstance(edge[0], AccumulateGrad)
-        if last and self._strange is not None and not is_finite(value):
-            self.failed(self._strange, NotFollowed("is a tensor that is not followed"))
-        if last and edge not in self.keep:
-            return
+    def _send(self, edge: Edge, last: bool, value: Any, mask: Mask) -> None:
+        """A cotangent and its mask are on their way to the next node, unless that is the last one."""
+        if last:
+            if self._strange is not None and not is_finite(value):
+                self.failed(self._strange, NotFollowed("is a tensor that is not followed"))
+            if edge not in self.keep:
+                return
         before = self._arrived.get(edge)
         if before is not None:
-            self._arrived[edge] = _Arrived(either(before.mask, mask), None, 0)
+            arrived = _Arrived(either(before.mask, mask), None, 0)
         elif mask is None:
-            self._arrived[edge] = _NOTHING_IGNORED
+            arrived = _NOTHING_IGNORED
         else:
-            self._arrived[edge] = _Arrived(mask, weakref.ref(value), value._version)
+            arrived = _Arrived(mask, weakref.ref(value), value._version)
+        self._arrived[edge] = arrived
         if edge in self.keep:
-            self.masks[edge] = self._arrived[edge].mask
+            self.masks[edge] = arrived.mask
 
-    def _mask_of(self, node: Any, number: int, value: Any) -> Mask:
-        """What of a cotangent counts: besides what is sent here, whatever a hook has made another number than 0."""
+    def _arriving(self, node: Any, number: int, value: Any) -> tuple[Mask, bool]:
+        """What of a cotangent counts, and whether it can carry a mask at all.
+
+        Besides what was sent here, whatever a hook has made another number than 0 counts.
+        """
         arrived = self._arrived.pop((node, number), None)
-        if arrived is None or arrived.mask is None or value is None or not can_carry(value):
-            return None
-        if arrived.value is not None and arrived.value() is value and value._version == arrived.version:
-            return arrived.mask
-        return arrived.mask | (value != 0)
+        if value is None:
+            return None, True
+        mask = None if arrived is None else arrived.mask
+        if mask is not None and arrived.value is not None:  # type: ignore[union-attr]
+            if arrived.value() is value and value._version == arrived.version:  # type: ignore[misc, union-attr]
+                return mask, True
+        if not can_carry(value):
+            return mask, False
+        return (mask if mask is None else mask | (value != 0)), True
 
     def send(self, edge: tuple[Any, int], mask: Mask) -> None:
         """A mask for a cotangent that the engine is given by others, for a pass inside of this one."""
@@ -210,22 +228,15 @@ class Pass:
             self._engine_pass = running
         return running == self._engine_pass
 
-    def _follow(self, node: Any) -> None:
-        name = function_of(node.name())
-        function = FUNCTIONS.get(name, UNKNOWN)
-        kind: type[Step] = Step
-        if isinstance(node, BackwardCFunction):
-            kind = Recomputed if node.name() == CHECKPOINT else Foreign
-        elif name == "CopySlices":
-            kind = Sliced
-        elif name not in NODES:
-            kind = Foreign
-        elif function.derivative is not None and (function.derivative_if is None or function.derivative_if(node)):
-            kind = Replaced
-        edges = node.next_functions
+    def _follow(self, node: Any, edges: Sequence[Edge]) -> None:
+        kind, function = _kind_of(type(node), node.name())
+        only_if = function.derivative_if if kind is Replaced else function.moves if kind is Moved else None
+        if callable(only_if) and not only_if(node):
+            kind = Step
         enter = functools.partial(self._enter, node, kind, function)
         self._handles.append(node.register_prehook(enter))  # after the others
-        self._first(node.register_hook(functools.partial(self._leave, node, edges)))
+        ahead = [(edge, edge[0] is None or type(edge[0]) is AccumulateGrad) for edge in edges]
+        self._first(node.register_hook(functools.partial(self._leave, node, ahead)))
         if kind is Recomputed:
             self._handles.append(Recomputed.prepare(node, self))
 
@@ -233,18 +244,18 @@ class Pass:
         """Before the hooks that were there."""
         self._handles.append(handle)
         hooks = handle.hooks_dict_ref()
-        for other, hook in list((hooks or {}).items()):
+        if hooks is None or len(hooks) == 1:
+            return
+        for other, hook in list(hooks.items()):
             if not isinstance(hook, functools.partial) and other != handle.id:
                 hooks[other] = hooks.pop(other)  # C++ goes through it in the order of insertion
 
-    def _pass_by(self, node: Any, step: Step, arriving: Sequence[Any]) -> None:
-        """A tensor that can't carry a mask: this node is plain PyTorch's."""
-        self._running[node] = None
-        strange = next(value for value in arriving if value is not None and not can_carry(value))
+    def _pass_by(self, strange: Any, masked: bool) -> None:
+        """A tensor that can't carry a mask: its node is plain PyTorch's."""
         if type(strange) is Tensor and strange._is_zerotensor():  # zeros without memory: nothing can be lost
             return
         self._strange = type(strange).__name__ if type(strange) is not Tensor else str(strange.layout)
-        if any(mask is not None for mask in step.masks):
+        if masked:
             self.failed(self._strange, NotFollowed("is a tensor that is not followed"))
 
     def _let_go(self) -> None:
@@ -256,8 +267,21 @@ class Pass:
         self._handles.clear()
         self._arrived.clear()
         self._running.clear()
-        GRAVES.hold(self.nodes)
-        self.nodes = ()
+        GRAVES.hold(self.graph)
+        self.graph = {}
+
+
+@functools.cache
+def _kind_of(node: type, name: str) -> tuple[type[Step], Function]:
+    """How the derivative of such a node is run, and the record of its function."""
+    function = FUNCTIONS.get(function_of(name), UNKNOWN)
+    if issubclass(node, BackwardCFunction):
+        return (Recomputed if name == CHECKPOINT else Foreign), function
+    if function_of(name) not in NODES:
+        return Foreign, function
+    if function_of(name) == "CopySlices":
+        return Sliced, function
+    return (Moved if function.moves else Replaced if function.derivative is not None else Step), function
 
 
 def _edge(root: Any) -> tuple[Any, int] | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from .graph import nodes_of
+from .graph import graph_from
 from .masks import Mask, everywhere
 from .steps import Results, Step
 
@@ -58,7 +58,7 @@ class Recomputed(Step):
         edges = {number: get_gradient_edge(leaf) for number, leaf in leaves if leaf.requires_grad}
         self.leaves = {number: (edge.node, edge.output_nr) for number, edge in edges.items()}
         roots = [result for result in results if isinstance(result, Tensor) and result.requires_grad]
-        self.inside = Pass(roots, tuple(nodes_of(roots)), edges.values(), self.owner)
+        self.inside = Pass(roots, graph_from(roots), edges.values(), self.owner)
         self.inside.__enter__()
         for result, mask, unused in zip(results, self.masks, self.unused, strict=False):
             if isinstance(result, Tensor) and result.requires_grad and result.grad_fn is not None:

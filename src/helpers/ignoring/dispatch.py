@@ -20,7 +20,7 @@ from .steps import Step
 def dispatch(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What the operator gives, with masks, as a part of the same step."""
     step = step_of(args) or step_of(kwargs.values())
-    mutable, view = _kind(op)
+    mutable, view, _ = _kind(op)
     if mutable:
         return in_place(op, args, kwargs, step, follow)
     result = follow(op, args, kwargs, step)
@@ -33,13 +33,13 @@ Cotangent.dispatch = staticmethod(dispatch)
 
 
 @functools.cache
-def _kind(op: Any) -> tuple[bool, bool]:
-    return op._schema.is_mutable, op.is_view
+def _kind(op: Any) -> tuple[bool, bool, Any]:
+    return op._schema.is_mutable, op.is_view, op.overloadpacket
 
 
 def follow(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], step: Step | None) -> Any:
     """An out-of-place operator by its rule, by the operators that it is made of, or as plain PyTorch does it."""
-    rule = RULES.get(op.overloadpacket)
+    rule = RULES.get(_kind(op)[2])
     if rule is not None:
         try:
             return _belonging(rule(op, *args, **kwargs), step)

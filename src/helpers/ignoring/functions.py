@@ -15,33 +15,47 @@ from .registry import function
 
 function(
     """
-    AccumulateGrad Alias Cat Clone Cumsum DiagEmbed Expand Flip IndexAdd Lift Mean Neg Permute PixelShuffle
-    PixelUnshuffle ReflectionPad1D ReflectionPad2D ReflectionPad3D Repeat ReplicationPad1D ReplicationPad2D
-    ReplicationPad3D ReshapeAlias Roll ScatterAdd Squeeze Stack Sum T ToCopy Transpose UnsafeView Unsqueeze View
+    Alias Cat Clone Expand Flip Mean Permute PixelShuffle PixelUnshuffle Repeat ReshapeAlias Roll Squeeze Stack Sum T
+    Transpose UnsafeView Unsqueeze View
+    """,
+    moves=True,
+    look=NOTHING,
+)
+function(
+    """
+    AccumulateGrad Cumsum DiagEmbed IndexAdd Lift Neg ReflectionPad1D ReflectionPad2D ReflectionPad3D ReplicationPad1D
+    ReplicationPad2D ReplicationPad3D ScatterAdd ToCopy
     """,
     look=NOTHING,
 )
-function("Add Sub Rsub", look=NOTHING, scalars=("alpha",))
+function("Add", moves=lambda node: getattr(node, "_saved_alpha", 1) == 1, look=NOTHING, scalars=("alpha",))
+function("Sub Rsub", look=NOTHING, scalars=("alpha",))
 function("LeakyRelu", look=NOTHING, scalars=("negative_slope",))
 
 # A part of the entries, in places that don't depend on their values.
 
 function(
+    "ConstantPadNd Diagonal Select Slice Split SplitWithSizes Unbind UnsafeSplit UnsafeSplitWithSizes",
+    selects=True,
+    moves=True,
+    look=NOTHING,
+)
+function(
     """
-    AsStrided AsStridedScatter AvgPool2D AvgPool3D AdaptiveAvgPool2D AdaptiveAvgPool3D ConstantPadNd CopyBackwards
-    Diagonal Embedding Fill Gather Index IndexCopy IndexFill IndexPut IndexSelect MaskedFill MaskedScatter MaskedSelect
-    Scatter Select SelectScatter Slice SliceScatter Split SplitWithSizes Take Trace Tril Triu Unbind Unfold UnsafeSplit
-    UnsafeSplitWithSizes UpsampleBilinear2D UpsampleNearest1D UpsampleNearest2D UpsampleNearest3D Where Zero
+    AsStrided AsStridedScatter AvgPool2D AvgPool3D AdaptiveAvgPool2D AdaptiveAvgPool3D CopyBackwards Embedding Fill
+    Gather Index IndexCopy IndexFill IndexPut IndexSelect MaskedFill MaskedScatter MaskedSelect Scatter SelectScatter
+    SliceScatter Take Trace Tril Triu Unfold UpsampleBilinear2D UpsampleNearest1D UpsampleNearest2D UpsampleNearest3D
+    Where Zero
     """,
     selects=True,
     look=NOTHING,
 )
 function(
     """
-    Bernoulli Cauchy Chunk Complex DiagonalScatter EmbeddingBag Exponential FftR2C Geometric GridSampler2D GridSampler3D Im2Col
-    IndexPutImpl LogNormal LuUnpack Normal Polar Put Random Uniform UnsafeIndex UnsafeIndexPut
-    UnsafeMaskedIndex UpsampleBicubic2D UpsampleBicubic2DAa UpsampleBilinear2DAa UpsampleLinear1D
-    UpsampleNearestExact1D UpsampleNearestExact2D UpsampleNearestExact3D UpsampleTrilinear3D ViewAsReal
+    Bernoulli Cauchy Chunk Complex DiagonalScatter EmbeddingBag Exponential FftR2C Geometric GridSampler2D GridSampler3D
+    Im2Col IndexPutImpl LogNormal LuUnpack Normal Polar Put Random Uniform UnsafeIndex UnsafeIndexPut UnsafeMaskedIndex
+    UpsampleBicubic2D UpsampleBicubic2DAa UpsampleBilinear2DAa UpsampleLinear1D UpsampleNearestExact1D
+    UpsampleNearestExact2D UpsampleNearestExact3D UpsampleTrilinear3D ViewAsReal
     """,
     selects=True,
 )

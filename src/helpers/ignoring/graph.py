@@ -7,7 +7,7 @@ import gc
 import re
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,19 +18,24 @@ DEEP = 1000
 """Nodes from which on a graph may be too deep to be freed one node inside the other."""
 
 
-def nodes_of(roots: Sequence[Any]) -> Iterator[Any]:
-    """Every node that backward from the roots can reach, once; a node comes before one that was made before it
-    wherever the graph is a chain.
-    """
+Edge = tuple[Any, int]
+"""A node ahead, and the number of the cotangent that it gets."""
+
+Graph = dict[Any, Sequence[Edge]]
+"""Every node that backward can reach, with its edges; from the roots on, in a chain."""
+
+
+def graph_from(roots: Sequence[Any]) -> Graph:
+    """All that backward from the roots, tensors or graph edges, can reach."""
     stack = [getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots]
-    seen = set()
+    graph: Graph = {}
     while stack:
         node = stack.pop()
-        if node is None or node in seen:
+        if node is None or node in graph:
             continue
-        seen.add(node)
-        yield node
-        stack.extend(edge[0] for edge in node.next_functions)
+        graph[node] = edges = node.next_functions
+        stack.extend([edge[0] for edge in edges])
+    return graph
 
 
 @functools.cache
@@ -61,8 +66,9 @@ class _Graves:
         self._held: list[deque[Any]] = []
         self._sweeping = False
 
-    def hold(self, nodes: Sequence[Any]) -> None:
+    def hold(self, graph: Iterable[Any]) -> None:
         """Keep the nodes of a graph until nothing else does. The order is from the roots on."""
+        nodes = tuple(graph)
         if len(nodes) < DEEP or not _keeps_its_object():
             return
         if not self._held:

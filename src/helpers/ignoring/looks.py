@@ -26,6 +26,7 @@ LARGE = 10_000
 
 _DENSE = (Tensor, Parameter)
 _UNKNOWN = object()
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 class Look(NamedTuple):
@@ -81,7 +82,9 @@ def _plan(kind: type, name: str) -> _Plan | None:
     saved = [attribute.removeprefix("_raw_saved_") for attribute in dir(kind) if attribute.startswith("_raw_saved_")]
     looks = {attribute: function.looks.get(attribute, usual) for attribute in saved}
     tensors = tuple(
-        (f"_raw_saved_{a}", f"_saved_{a}", look) for a, look in looks.items() if look is not None and look is not NOTHING
+        (f"_raw_saved_{a}", f"_saved_{a}", look)
+        for a, look in looks.items()
+        if look is not None and look is not NOTHING
     )
     return _Plan(function, tensors, tuple(f"_saved_{scalar}" for scalar in function.scalars))
 
@@ -113,7 +116,7 @@ def harmless(nodes: Iterable[Any]) -> bool:
                 continue
             if type(tensor) not in _DENSE or tensor.layout is not torch.strided or tensor.is_complex():
                 return False
-            if tensor.is_nested or tensor.device.type == "meta" or not _in_memory(tensor):
+            if not _in_memory(tensor):
                 return False
             if tensor.dtype is torch.bool and look is not AWAY_FROM_ZERO:
                 continue
@@ -148,12 +151,13 @@ def _scalars_moderate(node: Any, scalars: tuple[str, ...]) -> bool:
 
 
 def _in_memory(tensor: Tensor) -> bool:
-    """Whether the memory is there: a sharded parameter's is given back until a hook brings it again."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor._is_zerotensor():
+    """Whether the numbers are there: a sharded parameter's memory is given back until a hook brings it again."""
+    if tensor.is_nested or tensor.is_meta or tensor._is_zerotensor() or _is_wrapped(tensor):
         return False
-    extent = 1 + sum((size - 1) * step for size, step in zip(tensor.size(), tensor.stride(), strict=True))
-    needed = (tensor.storage_offset() + extent) * tensor.element_size()
-    return tensor.untyped_storage().nbytes() >= needed
+    extent = tensor.numel()
+    if not tensor.is_contiguous():
+        extent = 1 + sum((size - 1) * step for size, step in zip(tensor.size(), tensor.stride(), strict=True))
+    return tensor.untyped_storage().nbytes() >= (tensor.storage_offset() + extent) * tensor.element_size()
 
 
 def _as_factor(tensor: Tensor, look: Look) -> Tensor:

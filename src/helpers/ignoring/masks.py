@@ -45,6 +45,16 @@ def expanded(mask: Mask, shape: Sequence[int]) -> Mask:
     return mask if mask is None or mask.shape == shape else mask.expand(shape)
 
 
+def reduced(counts: Tensor, shape: Sequence[int]) -> Tensor:
+    """A mask from what a derivative made of one: sums where it added, in the shape before it was broadcast."""
+    mask = counts if counts.dtype is torch.bool else counts != 0
+    if mask.shape == torch.Size(shape):
+        return mask
+    extra = mask.dim() - len(shape)
+    broadcast = [d for d in range(mask.dim()) if d < extra or mask.shape[d] != shape[d - extra]]
+    return torch.any(mask, broadcast, keepdim=True).reshape(tuple(shape))
+
+
 def laid_out(mask: Tensor, value: Tensor) -> Tensor:
     """A copy of the mask that lies in memory as the value does, so that every view of one is a view of the other."""
     steps = zip(value.size(), value.stride(), strict=True)

@@ -13,9 +13,9 @@ from torch.masked import MaskedTensor, masked_tensor
 
 from ..quiet import quiet_prototype_warning
 from .careful import Pass
-from .graph import GRAVES, nodes_of
-from .masks import everywhere, full
+from .graph import GRAVES, graph_from
 from .looks import harmless as _is_harmless
+from .masks import everywhere, full
 
 
 def backward(
@@ -144,14 +144,14 @@ def _grad(roots: Any, inputs: Any, given: Any, retain_graph: bool | None, ignore
 def _pass(roots: Sequence[Any], edges: Any = None, depth: int = 1) -> Any:
     """What PyTorch's engine is to run in: nothing, where plain backward will do and no masks are asked for."""
     GRAVES.sweep()
-    nodes = tuple(nodes_of(roots))
+    graph = graph_from(roots)
     if edges is None or not edges:
-        if _is_harmless(nodes):
-            GRAVES.hold(nodes)
+        if _is_harmless(graph):
+            GRAVES.hold(graph)
             return contextlib.nullcontext()
-        return Pass(roots, nodes, depth=depth)
+        return Pass(roots, graph, depth=depth)
     kept = edges.values() if isinstance(edges, dict) else edges
-    return Pass(roots, nodes, [edge for edge in kept if edge is not None], depth=depth)
+    return Pass(roots, graph, [edge for edge in kept if edge is not None], depth=depth)
 
 
 def _refuse(create_graph: bool) -> None:

@@ -36,6 +36,7 @@ class Function:
         selects: whether a zero that the derivative writes means "not selected": the result was the same, whatever stood
             in that entry. A function of the node where that depends on how it was called.
         compares: whether it selects by comparing numbers, so that an entry that was compared with NaN was used.
+        moves: whether its derivative only moves entries about, or adds them up: then it does the same to their mask.
         look: what must hold of the tensors that it saved for plain backward to do; None where nothing would be enough.
         looks: tensors among them with a look of their own; None looks at none of their numbers.
         scalars: the numbers among its arguments that its derivative multiplies by.
@@ -46,6 +47,7 @@ class Function:
 
     selects: bool | Callable[[Any], bool] = False
     compares: bool = False
+    moves: bool | Callable[[Any], bool] = False
     look: Look | None = None
     looks: Mapping[str, Look | None] = field(default_factory=dict)
     scalars: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .cotangent import Cotangent, can_carry, is_finite, mask_of, merge, plain
 from .graph import function_of
-from .masks import Mask
+from .masks import Mask, full, reduced
 from .registry import FUNCTIONS, UNKNOWN, Function, NotFollowed
 
 if TYPE_CHECKING:
@@ -43,14 +43,14 @@ class Step:
 
     @property
     def is_needed(self) -> bool:
-        """Whether anything can be ignored here: masks arrive, or the function selects."""
-        return any(mask is not None for mask in self.masks) or self.selects
+        """Whether anything can be ignored here though no masks arrive."""
+        return self.selects
 
     def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
         if self.function.compares:
             self.watch_comparisons()
         return [
-            Cotangent(value, mask, self) if value is not None and can_carry(value) else value
+            value if value is None else Cotangent(value, mask, self)
             for value, mask in zip(arriving, self.masks, strict=True)
         ]
 
@@ -124,6 +124,22 @@ class _Comparisons(TorchDispatchMode):
         if unordered is not None:
             before = self.where_unordered(result)
             self.unordered[id(result)] = result, unordered if before is None else before | unordered
+
+
+class Moved(Step):
+    """The run of a derivative that moves entries about, or adds them up: it does the same to their mask."""
+
+    def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
+        return arriving
+
+    def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
+        given = [None if v is None else full(mask, v) for v, mask in zip(arriving, self.masks, strict=True)]
+        moved = self.node(*given)
+        masks = moved if isinstance(moved, tuple) else (moved,)
+        return results, [
+            None if value is None or mask is None else reduced(mask, value.shape)
+            for value, mask in zip(results, masks, strict=True)
+        ]
 
 
 class Replaced(Step):

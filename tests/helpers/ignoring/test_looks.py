@@ -13,7 +13,7 @@ from torch import nn
 from helpers import ignoring
 from helpers.ignoring import passes
 from helpers.ignoring.careful import Pass
-from helpers.ignoring.graph import nodes_of
+from helpers.ignoring.graph import graph_from
 from helpers.ignoring.looks import harmless
 
 nan, inf = math.nan, math.inf
@@ -23,7 +23,7 @@ tells = pytest.mark.skipif(not hasattr(_saved, "unpack_hook"), reason="this PyTo
 
 
 def is_harmless(loss):
-    return harmless(tuple(nodes_of([loss])))
+    return harmless(tuple(graph_from([loss])))
 
 
 def leaf(*values, dtype=torch.float32):

@@ -59,7 +59,12 @@ def _careful(grad: Any, named: dict[str, Any], cut: Tensor | None) -> tuple[Any,
     query, key, value, out = (named[name] for name in ("query", "key", "value", "out"))
     wide = torch.promote_types(query.dtype, torch.float32)
     heads = query.shape[1]
-    query, key, value, out = query.to(wide), _repeated(key.to(wide), heads), _repeated(value.to(wide), heads), out.to(wide)
+    query, key, value, out = (
+        query.to(wide),
+        _repeated(key.to(wide), heads),
+        _repeated(value.to(wide), heads),
+        out.to(wide),
+    )
     scale = torch.tensor(named.get("scale") or 1 / math.sqrt(query.shape[-1]))
     scores = query @ key.mT * scale
     bias = named.get("attn_mask", named.get("attn_bias"))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, mask_of, plain, settle
+from ..cotangent import mask_of, plain, settle
 from ..masks import both, expanded, full
 from ..registry import rule
 from .products import bilinear

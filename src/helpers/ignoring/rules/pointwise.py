@@ -64,24 +64,26 @@ def _fills_in(cotangent: Cotangent) -> bool:
     return step is not None and function_of(step.node.name()) in ("Max", "Min")
 
 
-@rule("threshold_backward", "hardshrink_backward", "softshrink_backward", "hardtanh_backward", "hardsigmoid_backward")
+@rule("threshold_backward", "hardshrink_backward", "softshrink_backward", "hardtanh_backward")
 def gate(op: Any, grad: Any, saved: Any, *bounds: Any) -> Any:
-    """The relu family: the forward pass selected a constant where the derivative is 0. NaN it has handed on."""
+    """The relu family: the forward pass selected a constant where the derivative is 0. NaN goes through, as it did."""
     value = op(plain(grad), plain(saved), *bounds)
     ones = torch.ones((), dtype=value.dtype, device=value.device).expand(value.shape)
-    opened = (op(ones, plain(saved), *bounds) != 0) | plain(saved).isnan()
-    return settle(value, both(opened, mask_of(grad)))
+    return Cotangent(value, both(op(ones, plain(saved), *bounds) != 0, mask_of(grad)))
+
+
+@rule("hardsigmoid_backward")
+def hardsigmoid_backward(op: Any, grad: Any, saved: Any) -> Any:
+    """As `gate`, but the derivative is 0 at NaN, which the forward pass has handed on."""
+    mask = ((plain(saved) > -3) & (plain(saved) < 3)) | plain(saved).isnan()
+    return Cotangent(op(plain(grad), plain(saved)), both(mask, mask_of(grad)))
 
 
 @rule("add", "rsub", "sub")
 def total(op: Any, a: Any, b: Any, **kwargs: Any) -> Any:
     """A sum of two terms."""
     value = op(plain(a), plain(b), **kwargs)
-    return Cotangent(value, expanded(either(_term(a), _term(b)), value.shape))
-
-
-def _term(thing: Any) -> Mask:
-    return mask_of(thing)
+    return Cotangent(value, expanded(either(mask_of(a), mask_of(b)), value.shape))
 
 
 @rule("addcmul", "addcdiv")

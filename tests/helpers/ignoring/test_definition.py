@@ -1,0 +1,85 @@
+"""The page *What counts as ignored* is the rule: each row of its table, held against the gradient itself."""
+
+import math
+from pathlib import Path
+
+import jupytext
+import pytest
+import torch
+
+from helpers import ignoring
+from helpers.counting import what_counts
+from helpers.ignoring import FUNCTIONS
+from helpers.ignoring.graph import function_of, graph_from
+
+PAGE = Path(__file__).parents[3] / "chapters" / "what-counts-as-ignored.md"
+
+
+def rows_of_the_page():
+    """What its cells hand to `check`."""
+    rows = []
+    names = {"__name__": "page"}
+    for cell in jupytext.read(PAGE).cells:
+        if cell.cell_type == "code":
+            exec(cell.source, names)
+            names["check"] = rows.extend
+    return rows
+
+
+ROWS = rows_of_the_page()
+TITLES = [f"{row[0]}, {row[2]}" for row in ROWS]
+
+
+def through_an_infinite_slope(row):
+    """Function of numbers of which the last has an infinite derivative: its cotangent shows, 0 or not."""
+    _, function, _, values, _ = row
+    z = torch.tensor([1.0] * (len(values) - 1) + [0.0], requires_grad=True)
+    y = torch.tensor(values, dtype=torch.float32) + (z.sqrt() - z.detach().sqrt())
+    return z, function(y)
+
+
+def test_the_table_is_long_enough_to_speak_of():
+    assert len(ROWS) > 50 and len(set(TITLES)) == len(ROWS)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=TITLES)
+def test_a_used_entry_keeps_an_undefined_slope_and_an_ignored_one_does_not(row, capsys):
+    changes, counts = what_counts([row])
+    assert changes.tolist() == counts.tolist()
+    z, result = through_an_infinite_slope(row)
+    (ours,) = ignoring.grad(result.sum(), z, retain_graph=True)
+    (plain,) = torch.autograd.grad(result.sum(), z)
+    assert not math.isfinite(plain[-1])
+    assert math.isfinite(ours[-1]) is not bool(changes)
+    assert ours[:-1].nan_to_num(7).tolist() == plain[:-1].nan_to_num(7).tolist()
+
+
+@pytest.mark.parametrize("row", ROWS, ids=TITLES)
+def test_the_same_in_half_and_double_precision(row):
+    _, function, _, values, _ = row
+    for dtype in (torch.float64, torch.float16):
+        y = torch.tensor(values, dtype=dtype).requires_grad_()
+        try:
+            result = function(y)
+        except RuntimeError:  # constants of the page are float32
+            continue
+        (masked,) = ignoring.grad(result.sum(), y, ignored="masked")
+        assert bool(masked.get_mask()[-1]) == bool(what_counts([row])[1])
+
+
+def test_what_looks_at_values_is_in_the_table():
+    """A function whose record compares, or that takes the largest, has a row."""
+    seen = set()
+    for row in ROWS:
+        y = torch.tensor(row[3], dtype=torch.float32, requires_grad=True)
+        seen |= {function_of(node.name()) for node in graph_from([row[1](y).sum()])}
+    looking = {name for name, record in FUNCTIONS.items() if record.compares} - {
+        "ClampMax",
+        "ClampMin",
+        "Amin",
+        "Aminmax",
+    }
+    assert (
+        looking | {"Clamp", "Relu", "Maximum", "Fmax", "NanToNum", "Nansum", "Max", "Sort", "Topk", "Hardsigmoid"}
+        <= seen
+    )
