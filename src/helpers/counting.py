@@ -15,7 +15,7 @@ from . import ignoring, show
 from .entries import outcome
 
 Row = tuple[str, Callable[[Tensor], Tensor], str, Sequence[float], Sequence[float]]
-"""The function as a reader writes it, the function, what is special of the last entry, values, others for that entry."""
+"""A function's text, the function, what is special of the last entry, values, and other values for that entry."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ def what_counts(rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
             values of the input, and other values for the last entry that leave the selection as it was made.
 
     Returns:
-        Whether another value changes the result's bits, and whether `ignoring` lets the entry count: bool tensors with an
-        entry for each row. They agree where `ignoring` follows the definition.
+        Whether another value changes the result's bits, and whether `ignoring` lets the entry count: bool tensors with
+        an entry for each row. They agree where `ignoring` follows the definition.
 
     >>> relu = ("relu(y)", torch.relu, "below 0", [2.0, -1.0], [-5.0])
     >>> what_counts([relu])

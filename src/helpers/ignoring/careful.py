@@ -39,6 +39,10 @@ class _Arrived(NamedTuple):
     value: weakref.ref[Tensor] | None
     version: int
 
+    def is_still(self, value: Tensor) -> bool:
+        """Whether this is that one, as it was sent."""
+        return self.value is not None and self.value() is value and value._version == self.version
+
 
 class Pass:
     """One pass from some roots; to be entered around the call of PyTorch's engine.
@@ -85,7 +89,7 @@ class Pass:
         try:
             for root in self.roots:
                 if isinstance(root, Tensor) and root._backward_hooks:  # these run before anything else
-                    self._first(root.register_hook(self._begun))
+                    self._first(root.register_hook(self._begun))  # type: ignore[no-untyped-call]
             for node, edges in self.graph.items():
                 if type(node) is not AccumulateGrad:  # has no derivative
                     self._follow(node, edges)
@@ -105,8 +109,8 @@ class Pass:
             raise self._bugs[0][1]
         for operator, error in self._bugs[:1]:
             warnings.warn(
-                f"ignoring failed at {operator} ({type(error).__name__}: {error}), which is a mistake of its own; please "
-                f"report it at {REPORT}. From there on the gradient is plain PyTorch's, and ignored entries may "
+                f"ignoring failed at {operator} ({type(error).__name__}: {error}), which is a mistake of its own; "
+                f"please report it at {REPORT}. From there on the gradient is plain PyTorch's, and ignored entries may "
                 "contaminate it",
                 stacklevel=2 + self.depth,
             )
@@ -204,9 +208,8 @@ class Pass:
         if value is None:
             return None, True
         mask = None if arrived is None else arrived.mask
-        if mask is not None and arrived.value is not None:  # type: ignore[union-attr]
-            if arrived.value() is value and value._version == arrived.version:  # type: ignore[misc, union-attr]
-                return mask, True
+        if arrived is not None and arrived.is_still(value):
+            return mask, True
         if not can_carry(value):
             return mask, False
         return (mask if mask is None else mask | (value != 0)), True
@@ -229,7 +232,7 @@ class Pass:
         return running == self._engine_pass
 
     def _follow(self, node: Any, edges: Sequence[Edge]) -> None:
-        kind, function = _kind_of(type(node), node.name())
+        kind, function = _kind_of(node.__class__, node.name())
         only_if = function.derivative_if if kind is Replaced else function.moves if kind is Moved else None
         if callable(only_if) and not only_if(node):
             kind = Step

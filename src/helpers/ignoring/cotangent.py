@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .masks import Mask, expanded
+from .masks import Mask
 
 if TYPE_CHECKING:
     from .steps import Step
@@ -153,7 +153,7 @@ def settle(value: Tensor, mask: Mask) -> Cotangent:
     or NaN.
     """
     if mask is not None:
-        mask = expanded(mask, value.shape)
+        mask = mask if mask.shape == value.shape else mask.expand(value.shape)
         for part, counts in _in_cache(value, mask):
             if part.device.type != "cpu" or has_nan(part):
                 torch.where(counts, part, part.nan_to_num(0.0, torch.inf, -torch.inf), out=part)

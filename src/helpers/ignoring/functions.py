@@ -108,7 +108,7 @@ def _leaves_out_inputs(node: Any) -> bool:
 
 def _has_a_low_threshold(node: Any) -> bool:
     """Below it the exponential is computed, and must not overflow."""
-    return abs(node._saved_beta * node._saved_threshold) <= 80
+    return bool(abs(node._saved_beta * node._saved_threshold) <= 80)
 
 
 def _has_a_small_power(node: Any) -> bool:

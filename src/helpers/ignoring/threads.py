@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 _KEY = "ignoring.pass"
-_stash = torch._C._stash_obj_in_tls  # type: ignore[attr-defined]
+_stash = torch._C._stash_obj_in_tls
 
 
 class _Nobody:
@@ -33,7 +33,7 @@ _NOBODY = _Nobody()
 
 def current() -> Any:
     """The pass that this thread works for; None outside of one."""
-    found = torch._C._get_obj_in_tls(_KEY) if torch._C._is_key_in_tls(_KEY) else None  # type: ignore[attr-defined]
+    found = torch._C._get_obj_in_tls(_KEY) if torch._C._is_key_in_tls(_KEY) else None
     return None if isinstance(found, _Nobody) else found
 
 

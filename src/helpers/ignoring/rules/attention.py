@@ -51,7 +51,8 @@ def _cut_off(named: dict[str, Any], mask: Mask) -> Tensor | None:
     if cut is None:
         return None
     fine = out.isfinite() if mask is None else out.isfinite() | ~mask
-    return cut & fine.all(-1, keepdim=True)
+    result: Tensor = cut & fine.all(-1, keepdim=True)
+    return result
 
 
 def _careful(grad: Any, named: dict[str, Any], cut: Tensor | None) -> tuple[Any, Any, Any]:

@@ -1,0 +1,320 @@
+"""Programs written to break the promise: a NaN that the loss has is never hidden, and what it ignored never reaches it."""
+
+import math
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from helpers import ignoring
+
+nan, inf = math.nan, math.inf
+B = torch.tensor([True, False])
+T = torch.tensor([1.0, 0.0])
+
+
+def gradients(loss, values, dtype=torch.float32):
+    """Ours, plain PyTorch's, and what was warned of."""
+    both = []
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for backward in (ignoring.backward, torch.autograd.backward):
+            x = torch.tensor(values, dtype=dtype, requires_grad=True)
+            backward(loss(x))
+            both.append(x.grad)
+    return *both, told
+
+
+def bits(tensor):
+    return ["nan" if x != x else float(x).hex() for x in tensor.flatten().tolist()]
+
+
+def in_place(function):
+    """An in-place function on a slice of a root, which has an infinite slope at 0."""
+
+    def loss(x):
+        y = x.sqrt() * 1
+        function(y[0:2])
+        return y.sum()
+
+    return loss
+
+
+def ratio(function):
+    """Of 0/0, which is NaN: so is the loss."""
+    return lambda x: function(x / x)
+
+
+# What the loss uses: ours has the bits of plain PyTorch, NaN and inf included.
+
+ON_A_SLICE = {
+    "mul_": lambda s: s.mul_(B), "mul_ float": lambda s: s.mul_(T), "floor_": lambda s: s.floor_(),
+    "round_": lambda s: s.round_(), "ceil_": lambda s: s.ceil_(), "trunc_": lambda s: s.trunc_(),
+    "sign_": lambda s: s.sign_(), "sgn_": lambda s: s.sgn_(), "sinc_": lambda s: s.sinc_(),
+    "pow_(0)": lambda s: s.pow_(0), "pow_ tensor": lambda s: s.pow_(torch.zeros(2)), "xlogy_": lambda s: s.xlogy_(T),
+    "cumprod_": lambda s: s.cumprod_(0), "div_ floor": lambda s: s.div_(torch.ones(2), rounding_mode="floor"),
+    "div_ trunc": lambda s: s.div_(torch.ones(2), rounding_mode="trunc"), "atan2_": lambda s: s.atan2_(T),
+    "nextafter_": lambda s: s.nextafter_(T), "clamp_ beyond": lambda s: s.clamp_(-1, 9),
+    "frac_": lambda s: s.frac_(), "remainder_": lambda s: s.remainder_(2.0), "fmod_": lambda s: s.fmod_(2.0),
+    "logical": lambda s: s.mul_(s.detach() > 0),
+    "hardswish_": lambda s: F.hardswish(s - 9, inplace=True), "twice": lambda s: s.mul_(B).add_(0.0),
+}  # fmt: skip
+
+USED = {
+    **{f"{name} on a slice": (in_place(function), [4.0, 0.0]) for name, function in ON_A_SLICE.items()},
+    "clamp_ of NaN on a slice": (lambda x: slice_of_ratio(x, lambda s: s.clamp_(0, 2)), [1.0, 0.0]),
+    "relu_ of NaN on a slice": (lambda x: slice_of_ratio(x, lambda s: s.relu_()), [1.0, 0.0]),
+    "clamp": (ratio(lambda y: y.clamp(0, 2).sum()), [1.0, 0.0]),
+    "clamp from below": (ratio(lambda y: y.clamp(min=0).sum()), [1.0, 0.0]),
+    "clamp by tensors": (ratio(lambda y: y.clamp(torch.zeros(2), torch.ones(2)).sum()), [1.0, 0.0]),
+    "a bound of clamp": (ratio(lambda y: torch.ones(2).clamp(min=y).sum()), [1.0, 0.0]),
+    "a clamped loss": (ratio(lambda y: y.sum().clamp(max=5)), [1.0, 0.0]),
+    "a clamped norm": (ratio(lambda y: y.norm().clamp_min(1e-6)), [1.0, 0.0]),
+    "triplet_margin_loss": (
+        ratio(lambda y: F.triplet_margin_loss(y[None], torch.ones(1, 2), torch.zeros(1, 2))), [1.0, 0.0]),
+    "margin_ranking_loss": (ratio(lambda y: F.margin_ranking_loss(y, torch.ones(2), torch.ones(2))), [1.0, 0.0]),
+    "hinge_embedding_loss": (ratio(lambda y: F.hinge_embedding_loss(y, torch.tensor([1.0, -1.0]))), [1.0, 0.0]),
+    "cosine_embedding_loss": (
+        ratio(lambda y: F.cosine_embedding_loss(y[None], torch.ones(1, 2), -torch.ones(1))), [1.0, 0.0]),
+    "corrcoef of a constant row": (
+        lambda x: torch.corrcoef(torch.stack([x, torch.tensor([1.0, 2.0])])).sum(), [1.0, 1.0]),
+    "amax": (ratio(lambda y: y.amax(0)), [1.0, 0.0]),
+    "amin of rows": (ratio(lambda y: y[None].amin(1).sum()), [1.0, 0.0]),
+    "aminmax": (ratio(lambda y: sum(torch.aminmax(y))), [1.0, 0.0]),
+    "max": (ratio(lambda y: y.max()), [1.0, 0.0]),
+    "maximum": (ratio(lambda y: torch.maximum(y, torch.zeros(2)).sum()), [1.0, 0.0]),
+    "scatter_reduce": (
+        ratio(lambda y: torch.zeros(1).scatter_reduce(0, torch.tensor([0, 0]), y, "amax").sum()), [1.0, 0.0]),
+    "segment_reduce": (ratio(lambda y: torch.segment_reduce(y, "max", lengths=torch.tensor([2])).sum()), [1.0, 0.0]),
+    "norm, inf": (ratio(lambda y: y.norm(p=inf)), [1.0, 0.0]),
+    "hardsigmoid": (ratio(lambda y: F.hardsigmoid(y).sum()), [1.0, 0.0]),
+    "relu6": (ratio(lambda y: F.relu6(y).sum()), [1.0, 0.0]),
+    "multi_margin_loss": (ratio(lambda y: F.multi_margin_loss(y[None], torch.tensor([0]))), [1.0, 0.0]),
+    "linear, a weight of 0": (
+        lambda x: F.interpolate(x.sqrt()[None, None], size=3, mode="linear", align_corners=True)[0, 0, :1].sum(),
+        [4.0, 0.0]),
+    "bilinear, a weight of 0": (
+        lambda x: F.interpolate(x.sqrt().view(1, 1, 2, 2), size=(3, 3), mode="bilinear", align_corners=True)[0, 0, 0, 0],
+        [4.0, 0.0, 0.0, 0.0]),
+    "bicubic, a weight of 0": (
+        lambda x: F.interpolate(x.sqrt().view(1, 1, 2, 2), size=(4, 4), mode="bicubic", align_corners=True)[0, 0, 0, 0],
+        [4.0, 0.0, 0.0, 0.0]),
+    "the padding's row of an embedding": (
+        lambda x: F.embedding(torch.tensor([0, 1]), x.sqrt()[:, None], padding_idx=1).sum(), [4.0, 0.0, 9.0]),
+    "dropout of everything": (lambda x: F.dropout(x.sqrt(), 1.0).sum(), [4.0, 0.0]),
+    "a sum with 0 times it": (lambda x: torch.add(torch.ones(2), x.sqrt(), alpha=0).sum(), [4.0, 0.0]),
+    "prod with two zeros": (lambda x: x.sqrt().prod(), [0.0, 0.0, 4.0]),
+    "an attention value that came through": (
+        lambda x: F.scaled_dot_product_attention(torch.ones(1, 1, 2, 1), torch.ones(1, 1, 2, 1),
+                                                 (x / x).view(1, 1, 2, 1), is_causal=True).sum(), [1.0, 0.0]),
+}  # fmt: skip
+
+
+def slice_of_ratio(x, function):
+    y = x / x
+    function(y[0:2])
+    return y.sum()
+
+
+@pytest.mark.parametrize("name", USED)
+def test_what_the_loss_uses_stays_as_undefined_as_it_is(name):
+    loss, values = USED[name]
+    ours, plain, told = gradients(loss, values)
+    assert bits(ours) == bits(plain) and not plain.isfinite().all() and not told
+
+
+@pytest.mark.parametrize("name", USED)
+def test_it_stays_so_beside_an_entry_that_is_ignored(name):
+    loss, values = USED[name]
+
+    def beside(x):
+        return loss(x[:-1]) + torch.where(x[-1:] < 50, x[-1:].exp(), 0.0).sum()
+
+    ours, plain, told = gradients(beside, [*values, 100.0])
+    assert bits(ours[:-1]) == bits(plain[:-1]) and ours[-1] == 0 and plain[-1].isnan() and not told
+
+
+# What hooks write are numbers; the loss uses the entry.
+
+ZEROING = {
+    "times a mask": lambda g: g * B,
+    "zeros_like": torch.zeros_like,
+    "where": lambda g: torch.where(B, g, 0.0),
+    "assignment": lambda g: written(g.clone()),
+    "in place": lambda g: written(g),
+    "index_fill_": lambda g: g.clone().index_fill_(0, torch.tensor([1]), 0.0),
+    "masked_fill_": lambda g: g.clone().masked_fill_(~B, 0.0),
+    "pad": lambda g: F.pad(g[:1], (0, 1)),
+    "cat": lambda g: torch.cat([g[:1], torch.zeros(1)]),
+    "new_zeros": lambda g: g.new_zeros(2),
+    "tril": lambda g: g.expand(2, 2).tril()[0],
+    "clamp": lambda g: g.clamp(max=0),
+}
+
+
+def written(gradient):
+    gradient[1] = 0.0
+    return gradient
+
+
+SOURCES = {
+    "a root": lambda x: x.sqrt(),
+    "where": lambda x: torch.where(x >= 0, x.sqrt(), 0.0),
+    "a slice": lambda x: torch.cat([x.sqrt(), x])[:2],
+    "clamp": lambda x: x.sqrt().clamp(min=-1),
+    "an assignment": lambda x: assigned(torch.cat([x.sqrt(), x]))[:2],
+    "a view": lambda x: x.sqrt().view(2, 1)[:, 0],
+}
+
+
+def assigned(y):
+    y[2:] = 0.0
+    return y
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("hook", ZEROING)
+def test_a_zero_that_a_hook_writes_hides_nothing_wherever_the_tensor_comes_from(hook, source):
+    def loss(x):
+        y = SOURCES[source](x)
+        y.register_hook(ZEROING[hook])
+        return y.sum() + torch.where(x < 50, x.exp(), 0.0).sum()
+
+    ours, plain, told = gradients(loss, [4.0, 0.0])
+    assert bits(ours) == bits(plain) and not plain[1].isfinite() and not told
+
+
+@pytest.mark.parametrize("unrelated", [0, 1])
+def test_a_hook_gives_the_same_whatever_else_is_in_the_loss(unrelated):
+    def loss(x):
+        y = x[:2] * 1
+        y.register_hook(lambda g: g / g.abs())
+        other = torch.where(x[2:] < 50, x[2:].exp(), 0.0).sum()
+        return torch.where(y < 50, y * y, 0.0).sum() + unrelated * other
+
+    ours, plain, _ = gradients(loss, [1.0, 100.0, 100.0])
+    assert bits(ours[:2]) == bits(plain[:2])
+
+
+# What the loss ignored.
+
+MENDED = {
+    "relu_ on a slice": (in_place(lambda s: s.relu_()), [4.0, 0.0], [0.25, 0.0]),
+    "zero_ on a slice": (in_place(lambda s: s.zero_()), [4.0, 0.0], [0.0, 0.0]),
+    "fill_ on a slice": (in_place(lambda s: s.fill_(2.0)), [4.0, 0.0], [0.0, 0.0]),
+    "copy_ on a slice": (in_place(lambda s: s.copy_(T)), [4.0, 0.0], [0.0, 0.0]),
+    "masked_fill_ on a slice": (in_place(lambda s: s.masked_fill_(~B, 1.0)), [4.0, 0.0], [0.25, 0.0]),
+    "index_fill_ on a slice": (in_place(lambda s: s.index_fill_(0, torch.tensor([1]), 1.0)), [4.0, 0.0], [0.25, 0.0]),
+    "clamp_ on a slice": (in_place(lambda s: s.clamp_(min=1)), [4.0, 0.0], [0.25, 0.0]),
+    "assignment to a slice": (in_place(lambda s: written(s)), [4.0, 0.0], [0.25, 0.0]),
+    "alpha": (lambda x: torch.where(x < 50, torch.add(torch.zeros(2), x, alpha=inf), 0.0).sum(), [1.0, 100.0], [inf, 0.0]),
+    "leaky_relu": (lambda x: torch.where(x > 0, F.leaky_relu(x, inf), 0.0).sum(), [1.0, -1.0], [1.0, 0.0]),
+    "softplus": (
+        lambda x: torch.where(x < 50, F.softplus(x, threshold=1000), 0.0).sum(), [0.0, 500.0], [0.5, 0.0]),
+    "nll_loss": (lambda x: F.nll_loss(x.log()[None], torch.tensor([0])), [1.0, 0.0], [-1.0, 0.0]),
+    "nll_loss of an image": (
+        lambda x: F.nll_loss(x.log().view(1, 2, 1, 1), torch.zeros(1, 1, 1, dtype=torch.int64)), [1.0, 0.0], [-1.0, 0.0]),
+    "nll_loss, not reduced": (
+        lambda x: F.nll_loss(x.log().view(2, 1), torch.tensor([0, 0]), reduction="none")[0], [1.0, 0.0], [-1.0, 0.0]),
+    "cross_entropy of a row to be ignored": (
+        lambda x: F.cross_entropy(torch.stack([x * 0, x / 0 * 0]), torch.tensor([0, -100])), [1.0, 2.0], [0.0, 0.0]),
+    "embedding": (
+        lambda x: F.embedding(torch.tensor([0, 2]), x.sqrt()[:, None]).sum(), [4.0, 0.0, 16.0], [0.25, 0.0, 0.125]),
+    **{
+        f"embedding_bag, {mode}": (
+            lambda x, mode=mode: F.embedding_bag(torch.tensor([[2]]), x.sqrt()[:, None], mode=mode).sum(),
+            [0.0, 0.0, 16.0], [0.0, 0.0, 0.125])
+        for mode in ("sum", "mean", "max")
+    },
+    **{
+        f"embedding_bag, {mode}, with padding": (
+            lambda x, mode=mode: F.embedding_bag(
+                torch.tensor([[0, 1]]), x.sqrt()[:, None], mode=mode, padding_idx=1).sum(),
+            [4.0, 0.0, 0.0], [0.25, 0.0, 0.0])
+        for mode in ("sum", "mean", "max")
+    },
+    "a convolution with stride": (
+        lambda x: F.conv1d(x.sqrt()[None, None], torch.ones(1, 1, 1), stride=2).sum(),
+        [4.0, 0.0, 16.0, 0.0], [0.25, 0.0, 0.125, 0.0]),
+    "a shortcut of a residual network": (
+        lambda x: F.conv2d(x.sqrt().view(1, 1, 2, 2), torch.ones(1, 1, 1, 1), stride=2).sum(),
+        [4.0, 0.0, 0.0, 0.0], [0.25, 0.0, 0.0, 0.0]),
+    "average pooling with stride": (
+        lambda x: F.avg_pool1d(x.sqrt()[None, None], 1, stride=2).sum(), [4.0, 0.0], [0.25, 0.0]),
+    "segment_reduce": (
+        lambda x: torch.segment_reduce(x.sqrt(), "max", lengths=torch.tensor([2, 1])).sum(),
+        [4.0, 0.0, 16.0], [0.25, 0.0, 0.125]),
+    "a key that is cut off": (
+        lambda x: F.scaled_dot_product_attention(
+            torch.ones(1, 1, 2, 2, requires_grad=True), (x / x)[:, None].expand(2, 2)[None, None],
+            torch.ones(1, 1, 2, 2), is_causal=True
+        )[..., 0, :].sum(), [4.0, 0.0], [0.0, 0.0]),
+    "multi_margin_loss": (
+        lambda x: F.multi_margin_loss(x.sqrt()[None], torch.tensor([0])), [4.0, 0.0], [0.0, 0.0]),
+    "multilabel_margin_loss": (
+        lambda x: F.multilabel_margin_loss(x.sqrt()[None], torch.tensor([[0, -1]])), [4.0, 0.0], [0.0, 0.0]),
+    "ctc_loss, a frame past the length": (
+        lambda x: F.ctc_loss(torch.cat([torch.zeros(2, 1, 2), x.sqrt().view(1, 1, 2)]), torch.tensor([[1]]),
+                             torch.tensor([2]), torch.tensor([1])), [4.0, 0.0], [0.0, 0.0]),
+    "fake_quantize, saturated": (
+        lambda x: torch.fake_quantize_per_tensor_affine(x.sqrt() * 100 - 50, 0.1, 0, -128, 127).sum(),
+        [4.0, 0.0], [0.0, 0.0]),
+    "hardsigmoid, saturated": (lambda x: F.hardsigmoid(x.sqrt() - 9).sum(), [4.0, 0.0], [0.0, 0.0]),
+    "norm, inf": (lambda x: x.sqrt().norm(p=inf), [4.0, 0.0], [0.25, 0.0]),
+    "norm of rows, inf": (
+        lambda x: torch.linalg.vector_norm(x.sqrt()[None], inf, dim=1).sum(), [4.0, 0.0], [0.25, 0.0]),
+    "scatter_reduce": (
+        lambda x: torch.zeros(1).scatter_reduce(0, torch.tensor([0, 0]), x.sqrt(), "amax").sum(), [4.0, 0.0], [0.25, 0.0]),
+    "cumprod": (lambda x: x.sqrt().cumprod(0)[0], [4.0, 0.0, 1.0], [0.25, 0.0, 0.0]),
+    "a NaN bound of clamp": (
+        lambda x: x.sqrt().clamp(min=torch.tensor([0.0, nan])).nansum(), [4.0, 0.0], [0.25, 0.0]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MENDED)
+def test_what_the_loss_ignores_stays_out_in_silence(name):
+    loss, values, expected = MENDED[name]
+    ours, plain, told = gradients(loss, values)
+    assert ours.tolist() == pytest.approx(expected) and not told
+    assert plain.isnan().any()
+    kept = plain.isfinite()
+    assert bits(ours[kept]) == bits(plain[kept])
+
+
+# Zero and ignored, told apart.
+
+
+def masked(loss, values, dtype=torch.float32):
+    x = torch.tensor(values, dtype=dtype, requires_grad=True)
+    (result,) = ignoring.grad(loss(x), x, ignored="masked")
+    return result
+
+
+@pytest.mark.parametrize("loss", [
+    lambda x: x.prod(), lambda x: x.angle().sum(), lambda x: x.sum(), lambda x: x.sgn().sum(),
+    lambda x: x.floor().sum(), lambda x: (x * 0).sum(), lambda x: x.clone().mul_(0).sum(),
+])  # fmt: skip
+def test_a_zero_that_was_computed_is_not_masked(loss):
+    result = masked(loss, [0.0, 0.0, 2.0])
+    assert result.get_mask().all() and result.get_data().isfinite().all()
+
+
+def test_a_mask_is_not_computed_in_half_precision():
+    x = torch.rand(1, 1, 1024, 1024, dtype=torch.float16)
+    x[0, 0, 0, 0] = 1
+    x.requires_grad_()
+    loss = F.avg_pool2d(x, 1024)[0, 0, 0, 0]
+    (result,) = ignoring.grad(loss + 0 * torch.where(x < 0, x, 0).sum(), x, ignored="masked")
+    assert result.get_mask().all()
+
+
+def test_with_an_infinite_cotangent_an_ignored_entry_is_zero_both_ways():
+    for mode in ("linear", "nearest"):
+        x = torch.tensor([4.0, 0.0], requires_grad=True)
+        y = F.interpolate(x[None, None], size=3, mode=mode)[0, 0, :1]
+        loss = (y * inf).sum()
+        (zero,) = ignoring.grad(loss, x, retain_graph=True)
+        (told,) = ignoring.grad(loss, x, ignored="masked")
+        assert bits(zero) == bits(told.get_data())
+        assert all(value == 0 for value, counts in zip(zero, told.get_mask(), strict=True) if not counts)
