@@ -8,6 +8,7 @@ that it knows are the fields of one object.
 from __future__ import annotations
 
 import functools
+import operator
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +22,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from .checkpoints import CHECKPOINT, Recomputed
 from .cotangent import can_carry, is_finite
 from .graph import GRAVES, NODES, AccumulateGrad, Edge, Graph, function_of, graph_from
+from .hooks import Ours, put_first
 from .looks import harmless
 from .masks import Mask, either
 from .registry import FUNCTIONS, UNKNOWN, Function, NotFollowed
@@ -52,6 +54,7 @@ class Pass:
         graph: all that can be reached from them.
         keep: edges whose masks are asked for at the end, in `masks`.
         outer: the pass that this one is a part of; what can't be followed is told there.
+        asked_for: tensors inside of the graph whose gradients the user gets.
         depth: how many calls lie between the user's line, which warnings name, and the one that enters.
 
     Attributes:
@@ -69,11 +72,13 @@ class Pass:
         keep: Iterable[GradientEdge] = (),
         outer: Pass | None = None,
         depth: int = 1,
+        asked_for: Iterable[Any] = (),
     ) -> None:
         self.roots = roots
         self.graph = graph
         self.outer = outer
         self.depth = depth
+        self.asked_for = {_edge(tensor) for tensor in asked_for}
         self.given = {_edge(root) for root in roots}
         self.keep = {(edge.node, edge.output_nr) for edge in keep}
         self.masks: dict[tuple[Any, int], Mask] = {}
@@ -81,15 +86,15 @@ class Pass:
         self._running: dict[Any, Step | None] = {}
         self._engine_pass: int | None = None
         self._handles: list[Any] = []
-        self._reasons: dict[str, str] = {}
+        self._suspected: dict[str, str] = {}
+        self._lost: dict[str, str] = {}
         self._bugs: list[tuple[str, Exception]] = []
-        self._strange: str | None = None
 
     def __enter__(self) -> Pass:
         try:
             for root in self.roots:
                 if isinstance(root, Tensor) and root._backward_hooks:  # these run before anything else
-                    self._first(root.register_hook(self._begun))  # type: ignore[no-untyped-call]
+                    self._handles += put_first(root.register_hook(Ours(self._begun)))  # type: ignore[no-untyped-call]
             for node, edges in self.graph.items():
                 if type(node) is not AccumulateGrad:  # has no derivative
                     self._follow(node, edges)
@@ -101,35 +106,38 @@ class Pass:
         return self
 
     def __exit__(self, failed: type[BaseException] | None, *details: object) -> None:
-        set_current(self._before)
         self._let_go()
+        set_current(self._before)
         if failed is not None:
             return
         if self._bugs and self.raises_bugs:
             raise self._bugs[0][1]
-        for operator, error in self._bugs[:1]:
+        for name, error in self._bugs[:1]:
             warnings.warn(
-                f"ignoring failed at {operator} ({type(error).__name__}: {error}), which is a mistake of its own; "
+                f"ignoring failed at {name} ({type(error).__name__}: {error}), which is a mistake of its own; "
                 f"please report it at {REPORT}. From there on the gradient is plain PyTorch's, and ignored entries may "
                 "contaminate it",
                 stacklevel=2 + self.depth,
             )
-        if self._reasons:
-            told = ", ".join(f"{name} ({reason})" for name, reason in sorted(self._reasons.items()))
+        if self._lost:
+            told = ", ".join(f"{name} ({reason})" for name, reason in sorted(self._lost.items()))
             warnings.warn(
                 f"ignoring could not follow {told}: from there on the gradient is plain PyTorch's, and ignored entries "
                 "may contaminate it",
                 stacklevel=2 + self.depth,
             )
 
-    def failed(self, operator: str, error: Exception) -> None:
-        """Something could not be followed: by what a rule says of itself, or by mistake."""
+    def failed(self, name: str, error: Exception, suspected: bool = False) -> None:
+        """Something could not be followed: by what a rule says of itself, or by mistake.
+
+        What is only suspected to have lost something is told of when a gradient turns out not to be finite.
+        """
         if self.outer is not None:
-            self.outer.failed(operator, error)
+            self.outer.failed(name, error, suspected)
         elif isinstance(error, NotFollowed):
-            self._reasons.setdefault(operator, str(error))
+            (self._suspected if suspected else self._lost).setdefault(name, str(error))
         else:
-            self._bugs.append((operator, error))
+            self._bugs.append((name, error))
 
     def recomputing(self, function: Any) -> Recomputed | None:
         """The checkpoint that runs and computes this function again."""
@@ -154,7 +162,7 @@ class Pass:
             masked = masked or mask is not None
             strange = strange if carries else value
         if strange is not None:
-            self._pass_by(strange, masked)
+            self._pass_by(strange)
             return None
         if not masked and function.selects is False and (kind is Step or kind is Moved):
             return None
@@ -179,15 +187,15 @@ class Pass:
         for (edge, last), value, mask in zip(edges, values, masks, strict=False):
             if value is not None:
                 self._send(edge, last, value, mask)
-        return tuple(values)
+        # PyTorch looks at what a hook returns, and can't at nested tensors.
+        return None if all(map(operator.is_, values, results)) else tuple(values)
 
     def _send(self, edge: Edge, last: bool, value: Any, mask: Mask) -> None:
         """A cotangent and its mask are on their way to the next node, unless that is the last one."""
-        if last:
-            if self._strange is not None and not is_finite(value):
-                self.failed(self._strange, NotFollowed("is a tensor that is not followed"))
-            if edge not in self.keep:
-                return
+        if last or edge in self.asked_for:
+            self.is_told_of(value)
+        if last and edge not in self.keep:
+            return
         before = self._arrived.get(edge)
         if before is not None:
             arrived = _Arrived(either(before.mask, mask), None, 0)
@@ -198,6 +206,12 @@ class Pass:
         self._arrived[edge] = arrived
         if edge in self.keep:
             self.masks[edge] = arrived.mask
+
+    def is_told_of(self, gradient: Any) -> None:
+        """A gradient that is not finite makes what was suspected a loss."""
+        top = self if self.outer is None else self.outer
+        if top._suspected and not is_finite(gradient):
+            top._lost.update(top._suspected)
 
     def _arriving(self, node: Any, number: int, value: Any) -> tuple[Mask, bool]:
         """What of a cotangent counts, and whether it can carry a mask at all.
@@ -236,30 +250,19 @@ class Pass:
         only_if = function.derivative_if if kind is Replaced else function.moves if kind is Moved else None
         if callable(only_if) and not only_if(node):
             kind = Step
-        enter = functools.partial(self._enter, node, kind, function)
+        enter = Ours(self._enter, node, kind, function)
         self._handles.append(node.register_prehook(enter))  # after the others
         ahead = [(edge, edge[0] is None or type(edge[0]) is AccumulateGrad) for edge in edges]
-        self._first(node.register_hook(functools.partial(self._leave, node, ahead)))
+        self._handles += put_first(node.register_hook(Ours(self._leave, node, ahead)))
         if kind is Recomputed:
             self._handles.append(Recomputed.prepare(node, self))
 
-    def _first(self, handle: Any) -> None:
-        """Before the hooks that were there."""
-        self._handles.append(handle)
-        hooks = handle.hooks_dict_ref()
-        if hooks is None or len(hooks) == 1:
-            return
-        for other, hook in list(hooks.items()):
-            if not isinstance(hook, functools.partial) and other != handle.id:
-                hooks[other] = hooks.pop(other)  # C++ goes through it in the order of insertion
-
-    def _pass_by(self, strange: Any, masked: bool) -> None:
+    def _pass_by(self, strange: Any) -> None:
         """A tensor that can't carry a mask: its node is plain PyTorch's."""
         if type(strange) is Tensor and strange._is_zerotensor():  # zeros without memory: nothing can be lost
             return
-        self._strange = type(strange).__name__ if type(strange) is not Tensor else str(strange.layout)
-        if masked:
-            self.failed(self._strange, NotFollowed("is a tensor that is not followed"))
+        kind = type(strange).__name__ if type(strange) is not Tensor else str(strange.layout)
+        self.failed(kind, NotFollowed("is a tensor that is not followed"), suspected=True)
 
     def _let_go(self) -> None:
         for step in self._running.values():

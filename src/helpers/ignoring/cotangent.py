@@ -177,6 +177,8 @@ def is_finite(thing: Any) -> bool:
     """Whether all entries of what a derivative gave are finite, as far as they can be looked at."""
     if isinstance(thing, (tuple, list)):
         return all(map(is_finite, thing))
+    if hasattr(thing, "__tensor_flatten__"):  # of a wrapper the parts that are here; the whole may be elsewhere
+        return all(is_finite(getattr(thing, part)) for part in thing.__tensor_flatten__()[0])
     return not isinstance(thing, Tensor) or not can_carry(plain(thing)) or bool(plain(thing).isfinite().all())
 
 

@@ -57,7 +57,7 @@ def backward(
     """
     _refuse(create_graph)
     roots, inputs = _sequence(tensors), _kept(inputs)
-    with _pass(roots):
+    with _pass(roots, asked_for=inputs):
         torch.autograd.backward(roots, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
 
 
@@ -133,7 +133,7 @@ def grad(
 
 def _grad(roots: Any, inputs: Any, given: Any, retain_graph: bool | None, ignored: str, rest: dict[str, Any]) -> Any:
     edges = _each(_edge, _as_results(inputs)) if ignored == "masked" else {}
-    with _pass(roots, edges, depth=2) as careful:
+    with _pass(roots, edges, inputs, depth=2) as careful:
         result = torch.autograd.grad(roots, inputs, given, retain_graph, **rest)
     if ignored == "zero":
         return result
@@ -141,7 +141,7 @@ def _grad(roots: Any, inputs: Any, given: Any, retain_graph: bool | None, ignore
     return _each(lambda gradient, edge: _masked(gradient, edge, careful), result, edges)
 
 
-def _pass(roots: Sequence[Any], edges: Any = None, depth: int = 1) -> Any:
+def _pass(roots: Sequence[Any], edges: Any = None, asked_for: Any = None, depth: int = 1) -> Any:
     """What PyTorch's engine is to run in: nothing, where plain backward will do and no masks are asked for."""
     GRAVES.sweep()
     graph = graph_from(roots)
@@ -149,9 +149,9 @@ def _pass(roots: Sequence[Any], edges: Any = None, depth: int = 1) -> Any:
         if _is_harmless(graph):
             GRAVES.hold(graph)
             return contextlib.nullcontext()
-        return Pass(roots, graph, depth=depth)
+        return Pass(roots, graph, depth=depth, asked_for=_inside(asked_for))
     kept = edges.values() if isinstance(edges, dict) else edges
-    return Pass(roots, graph, [edge for edge in kept if edge is not None], depth=depth)
+    return Pass(roots, graph, [edge for edge in kept if edge is not None], None, depth, _inside(asked_for))
 
 
 def _refuse(create_graph: bool) -> None:
@@ -177,6 +177,12 @@ def _each(function: Callable[..., Any], *results: Any) -> Any:
     if isinstance(results[0], dict):
         return {name: function(*(result[name] for result in results)) for name in results[0]}
     return tuple(map(function, *results))
+
+
+def _inside(inputs: Any) -> list[Tensor]:
+    """Those of the inputs that are not leaves."""
+    every = inputs.values() if isinstance(inputs, dict) else () if inputs is None else _sequence(inputs)
+    return [tensor for tensor in every if isinstance(tensor, Tensor) and tensor.grad_fn is not None]
 
 
 def _as_results(inputs: Any) -> Any:

@@ -75,7 +75,7 @@ class Step:
 
     def failed(self, operator: str, error: Exception) -> None:
         """From this operator on the gradient is plain PyTorch's."""
-        self.owner.failed(operator, error)
+        self.owner.failed(operator, error, suspected=True)
 
 
 class _Comparisons(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -268,5 +268,8 @@ class Foreign(Step):
             or not all(map(is_finite, own))
             or (any(bool((r == 0).any()) for r in own) and not self.owner.is_harmless_ahead(self.node))
         ):
-            self.failed(self.node.name().removesuffix("Backward"), NotFollowed("is not PyTorch's own"))
+            function = getattr(self.node, "_forward_cls", None)
+            pytorchs = function is not None and function.__module__.startswith("torch.")
+            name = self.node.name().removesuffix("Backward")
+            self.owner.failed(name, NotFollowed("is a function that is not followed"), suspected=pytorchs)
         return results, masks

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..cotangent import Cotangent, has_nan, mask_of, merge, plain, wrapped
 from ..masks import anywhere, full
-from ..registry import rule
+from ..registry import NotFollowed, rule
 
 Apply = Callable[[Tensor, Tensor], Tensor]
 Meeting = Callable[[Tensor, Tensor], bool]
@@ -64,6 +64,10 @@ def _put_back(apply: Apply, value: Tensor, used: Tensor, saved: Tensor, counting
 
 def all_finite(saved: Tensor) -> bool:
     """Whether all entries are finite; `aminmax` passes over the memory once."""
+    if saved.layout is not torch.strided:
+        if all_finite(saved.coalesce().values() if saved.layout is torch.sparse_coo else saved.values()):
+            return True
+        raise NotFollowed("has a sparse factor that is not finite")
     if saved.numel() == 0:
         return True
     low, high = torch.aminmax(torch.view_as_real(saved.resolve_conj()) if saved.is_complex() else saved)

@@ -1,0 +1,185 @@
+"""Sharded training on two processes: plain PyTorch's bits on clean rows, and never an error of ours on bad ones."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import helpers
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this PyTorch is not distributed")
+
+SCRIPT = """
+import json, math, sys, warnings
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import fsdp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils.checkpoint import checkpoint
+from helpers import ignoring
+from helpers.ignoring import passes
+
+rank, file, shardings = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+mesh = init_device_mesh("cpu", (2,))
+quick = passes._is_harmless
+
+
+class Net(nn.Module):
+    checkpointed = False
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        hidden = checkpoint(self.first, x, use_reentrant=False) if self.checkpointed else self.first(x)
+        return self.last(torch.tanh(hidden))
+
+
+def fsdp1(net, **options):
+    return fsdp.FullyShardedDataParallel(net, device_id=torch.device("cpu"), **options)
+
+
+def fsdp1_with_original_parameters(net):
+    return fsdp1(net, use_orig_params=True)
+
+
+def fsdp1_nested(net):
+    net.first, net.last = fsdp1(net.first), fsdp1(net.last)
+    return fsdp1(net)
+
+
+def fsdp2(net):
+    for layer in (net.first, net.last, net):
+        fsdp.fully_shard(layer, mesh=mesh)
+    return net
+
+
+def fsdp2_with_a_checkpoint(net):
+    net.checkpointed = True
+    return fsdp2(net)
+
+
+def tensor_parallel(net):
+    return parallelize_module(net, mesh, {"first": ColwiseParallel(), "last": RowwiseParallel()})
+
+
+def distributed_tensors(net):
+    for layer in (net.first, net.last):
+        layer.weight = nn.Parameter(distribute_tensor(layer.weight.detach(), mesh, [Shard(0)]))
+        layer.bias = nn.Parameter(distribute_tensor(layer.bias.detach(), mesh, [Replicate()]))
+    forward = net.forward
+    net.forward = lambda x: forward(distribute_tensor(x, mesh, [Replicate()])).full_tensor()
+    return net
+
+
+def trained(auto, make, x):
+    # The gradients of two steps, and the parameters after them.
+    model = make(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        used = x.isfinite().all(1, keepdim=True) & (x[:, :1] > 0)
+        auto.backward(torch.where(used, model(x).square(), 0.0).sum())
+        found += [parameter.grad for parameter in model.parameters()]
+        optimizer.step()
+    here = [getattr(tensor, "_local_tensor", tensor) for tensor in (*found, *model.parameters())]
+    return [None if tensor is None else tensor.detach().clone() for tensor in here]
+
+
+def compared(make, x, plain, same):
+    # Whether training gives what plain PyTorch does on the good rows, and the warnings.
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        ours = trained(ignoring, make, x)
+    right = all(a is b is None or same(a, b) for a, b in zip(plain, ours, strict=True))
+    return [right, sorted({str(one.message) for one in told if str(one.message).startswith("ignoring")})]
+
+
+def close(a, b):
+    return torch.allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+for name in shardings:
+    make, replicated = globals()[name], name in ("tensor_parallel", "distributed_tensors")
+    torch.manual_seed(1 if replicated else 1 + rank)
+    good = torch.randn(4, 4)
+    bad = torch.cat([good, torch.tensor([[math.nan] * 4, [math.inf] * 4])])
+    try:
+        plain = trained(torch.autograd, make, good)
+    except AttributeError:  # 2.6 has streams of the CPU without what fsdp2 asks of them
+        print("result " + json.dumps([name, None]), flush=True)
+        continue
+    results = {"quick": compared(make, good, plain, torch.equal)}
+    results["bad"] = compared(make, bad if replicated or rank else good, plain, close)
+    passes._is_harmless = lambda nodes: False
+    results["careful"] = compared(make, good, plain, torch.equal)
+    passes._is_harmless = quick
+    print("result " + json.dumps([name, results]), flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+FOLLOWED = [
+    "fsdp1", "fsdp1_with_original_parameters", "fsdp1_nested", "fsdp2", "fsdp2_with_a_checkpoint",
+]  # fmt: skip
+PLAIN = ["tensor_parallel", "distributed_tensors"]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """By sharding and rows: on each rank whether training went right, and the warnings of ours."""
+    script = f"import sys; sys.path.insert(0, {str(Path(helpers.__file__).parents[1])!r})\n" + SCRIPT
+    store = str(tmp_path_factory.mktemp("sharded") / "store")
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", script, str(rank), store, *FOLLOWED, *PLAIN],
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        outputs = [process.communicate(timeout=90)[0] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    lines = [[line.removeprefix("result ") for line in output.splitlines() if line.startswith("result ")]
+             for output in outputs]  # fmt: skip
+    found = [dict(map(json.loads, told)) for told in lines]
+    assert [len(rank) for rank in found] == [len(FOLLOWED + PLAIN)] * 2, "\n".join(outputs)
+    return found
+
+
+def on_both_ranks(results, sharding, rows):
+    if results[0][sharding] is None:
+        pytest.skip("this PyTorch can't do it on the CPU")
+    return [rank[sharding][rows] for rank in results]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("way", ["quick", "careful"])
+@pytest.mark.parametrize("sharding", FOLLOWED + PLAIN)
+def test_clean_rows_train_as_in_plain_pytorch(results, sharding, way):
+    assert on_both_ranks(results, sharding, way) == [[True, []], [True, []]]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("sharding", FOLLOWED)
+def test_bad_rows_are_ignored(results, sharding):
+    assert on_both_ranks(results, sharding, "bad") == [[True, []], [True, []]]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("sharding", PLAIN)
+def test_bad_rows_are_ignored_or_told_of(results, sharding):
+    for right, told in on_both_ranks(results, sharding, "bad"):
+        assert right or told
