@@ -68,8 +68,8 @@ def what_counts(rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
             values of the input, and other values for the last entry that leave the selection as it was made.
 
     Returns:
-        Whether another value changes the result's bits, and whether `ignoring` lets the entry count: bool tensors with
-        an entry for each row. They agree where `ignoring` follows the definition.
+        Whether the entry is used, and whether `ignoring` lets it count: bool tensors with an entry for each row. It is used
+        where another value changes the result's bits, or where PyTorch hands it a cotangent that is not 0.
 
     >>> relu = ("relu(y)", torch.relu, "below 0", [2.0, -1.0], [-5.0])
     >>> what_counts([relu])
@@ -78,7 +78,7 @@ def what_counts(rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
     """
     judged = [_judge(row) for row in rows]
     show.show(_Table(judged))
-    return torch.tensor([j.changes for j in judged]), torch.tensor([j.counts for j in judged])
+    return torch.tensor([j.changes or bool(j.plain != 0) for j in judged]), torch.tensor([j.counts for j in judged])
 
 
 def _judge(row: Row) -> _Judged:

@@ -63,7 +63,9 @@ class Step:
 
     def watch_comparisons(self) -> None:
         """Until the end. Where the derivative fails, the engine itself ends it."""
-        self._comparisons = _Comparisons()
+        first, *others = (ahead is not None for ahead, _ in self.node.next_functions)
+        # `clamp` compares its input with its bounds: where these have no gradient, whether they are NaN is no matter.
+        self._comparisons = _Comparisons(first and not any(others))
         self._comparisons.start()
 
     def where_unordered(self, condition: Tensor) -> Mask:
@@ -81,15 +83,12 @@ class Step:
 class _Comparisons(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """What a derivative compares while it runs, and where NaN made that meaningless."""
 
-    # In a ≥ b PyTorch's formulas ask for a, in a < b for b, in a = b for either.
-    ENTRIES = {
-        getattr(torch.ops.aten, name): places
-        for name, places in dict(eq=(0, 1), ge=(0,), le=(0,), gt=(1,), lt=(1,)).items()
-    }
+    COMPARING = frozenset(getattr(torch.ops.aten, name) for name in ("eq", "ge", "gt", "le", "lt"))
     JOINING = frozenset(getattr(torch.ops.aten, name) for name in ("logical_and", "logical_or", "logical_and_"))
 
-    def __init__(self) -> None:
+    def __init__(self, first_alone: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.places = slice(1) if first_alone else slice(2)
         self.unordered: dict[int, tuple[Tensor, Tensor]] = {}
         """By each result of a comparison, which is kept so that it is known again: where its entry was NaN."""
 
@@ -103,9 +102,9 @@ class _Comparisons(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = op(*args, **(kwargs or {}))
-        if op.overloadpacket in self.ENTRIES:
-            for place in self.ENTRIES[op.overloadpacket]:
-                self._compared(result, args[place])
+        if op.overloadpacket in self.COMPARING:
+            for entry in args[:2] if op.overloadpacket is torch.ops.aten.eq else args[self.places]:
+                self._compared(result, entry)
         elif op.overloadpacket in self.JOINING:
             for condition in args:
                 self._note(result, self.where_unordered(condition))
