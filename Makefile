@@ -4,7 +4,7 @@ BIN := .venv/bin
 RUN := $(BIN)/python -m tools
 
 .DEFAULT_GOAL := help
-.PHONY: help book check test browser notebooks record serve site-report bench costs coverage lint requirements clean
+.PHONY: help book check test browser notebooks record serve site-report bench costs coverage honesty lint requirements clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -46,6 +46,9 @@ costs: $(BIN)/.ready  ## measure time and memory of ignoring into results/measur
 
 coverage: $(BIN)/.ready  ## measure how many of PyTorch's own samples ignoring mends into results/measured/
 	$(RUN) coverage
+
+honesty: $(BIN)/.ready  ## look for what ignoring hides on PyTorch's own samples into results/measured/
+	$(RUN) honesty
 
 lint: $(BIN)/.ready  ## style and types
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -210,6 +210,8 @@ QUERIES = {
     "grad can be implicitly created only for scalar outputs": "backward-gradient-argument",
     "5.9605e-08": "float-round-off",
     "fix nan gradient without changing forward code": "ignoring-what-the-loss-ignored",
+    "gradient of relu at 0, of clamp at its bound": "what-counts-as-ignored",
+    "amax nan gradient tie": "what-counts-as-ignored",
     "what is a cotangent": "glossary",
     "how slow is ignoring": "what-it-costs",
     "nanmeen": "nansum-nanmean",
