@@ -68,8 +68,8 @@ def what_counts(rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
             values of the input, and other values for the last entry that leave the selection as it was made.
 
     Returns:
-        Whether the entry is used, and whether `ignoring` lets it count: bool tensors with an entry for each row. It is used
-        where another value changes the result's bits, or where PyTorch hands it a cotangent that is not 0.
+        Whether the entry is used, and whether `ignoring` lets it count: bool tensors with an entry for each row. It is
+        used where another value changes the result's bits, or where PyTorch hands it a cotangent that is not 0.
 
     >>> relu = ("relu(y)", torch.relu, "below 0", [2.0, -1.0], [-5.0])
     >>> what_counts([relu])

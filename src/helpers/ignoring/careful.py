@@ -7,7 +7,6 @@ that it knows are the fields of one object.
 
 from __future__ import annotations
 
-import functools
 import operator
 import warnings
 import weakref
@@ -30,6 +29,9 @@ from .steps import Foreign, Moved, Replaced, Sliced, Step
 from .threads import current, set_current
 
 REPORT = "https://github.com/zero-or-nan/zero-or-nan/issues"
+
+SMALL = 1 << 20
+"""Entries up to which it pays to see whether all of a mask count, so that what is ahead can be plain PyTorch's."""
 
 _current_pass: Callable[[], int] = torch._C._current_graph_task_id
 
@@ -196,6 +198,8 @@ class Pass:
             self.is_told_of(value)
         if last and edge not in self.keep:
             return
+        if mask is not None and mask.numel() <= SMALL and mask.device.type == "cpu" and bool(mask.all()):
+            mask = None
         before = self._arrived.get(edge)
         if before is not None:
             arrived = _Arrived(either(before.mask, mask), None, 0)
@@ -246,7 +250,7 @@ class Pass:
         return running == self._engine_pass
 
     def _follow(self, node: Any, edges: Sequence[Edge]) -> None:
-        kind, function = _kind_of(node.__class__, node.name())
+        kind, function = _kind_of(node)
         only_if = function.derivative_if if kind is Replaced else function.moves if kind is Moved else None
         if callable(only_if) and not only_if(node):
             kind = Step
@@ -277,15 +281,15 @@ class Pass:
         self.graph = {}
 
 
-@functools.cache
-def _kind_of(node: type, name: str) -> tuple[type[Step], Function]:
-    """How the derivative of such a node is run, and the record of its function."""
-    function = FUNCTIONS.get(function_of(name), UNKNOWN)
-    if issubclass(node, BackwardCFunction):
+def _kind_of(node: Any) -> tuple[type[Step], Function]:
+    """How the derivative of a node is run, and the record of its function."""
+    name = function_of(node.name())
+    function = FUNCTIONS.get(name, UNKNOWN)
+    if isinstance(node, BackwardCFunction):
         return (Recomputed if name == CHECKPOINT else Foreign), function
-    if function_of(name) not in NODES:
+    if name not in NODES:
         return Foreign, function
-    if function_of(name) == "CopySlices":
+    if name == "CopySlices":
         return Sliced, function
     return (Moved if function.moves else Replaced if function.derivative is not None else Step), function
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .graph import can_be_read_again
 from .looks import AWAY_FROM_ZERO, FINITE, MODERATE, NOTHING
 from .registry import function
 
@@ -23,8 +24,8 @@ function(
 )
 function(
     """
-    AccumulateGrad Cumsum DiagEmbed IndexAdd Lift Neg ReflectionPad1D ReflectionPad2D ReflectionPad3D ReplicationPad1D
-    ReplicationPad2D ReplicationPad3D ScatterAdd ToCopy
+    AccumulateGrad AsStridedScatter Cumsum DiagEmbed IndexAdd Lift Neg ReflectionPad1D ReflectionPad2D ReflectionPad3D
+    ReplicationPad1D ReplicationPad2D ReplicationPad3D ScatterAdd ToCopy
     """,
     look=NOTHING,
 )
@@ -35,30 +36,34 @@ function("LeakyRelu", look=NOTHING, scalars=("negative_slope",))
 # A part of the entries, in places that don't depend on their values.
 
 function(
-    "ConstantPadNd Diagonal Select Slice Split SplitWithSizes Unbind UnsafeSplit UnsafeSplitWithSizes",
+    """
+    ConstantPadNd Diagonal Fill Select Slice Split SplitWithSizes Tril Triu Unbind UnsafeSplit UnsafeSplitWithSizes Zero
+    """,
     selects=True,
     moves=True,
     look=NOTHING,
 )
+function("MaskedFill Where", selects=True, moves=lambda node: can_be_read_again(node, unknown=False), look=NOTHING)
 function(
     """
-    AsStrided AsStridedScatter AvgPool2D AvgPool3D AdaptiveAvgPool2D AdaptiveAvgPool3D CopyBackwards Embedding Fill
-    Gather Index IndexCopy IndexFill IndexPut IndexSelect MaskedFill MaskedScatter MaskedSelect Scatter SelectScatter
-    SliceScatter Take Trace Tril Triu Unfold UpsampleBilinear2D UpsampleNearest1D UpsampleNearest2D UpsampleNearest3D
-    Where Zero
+    AsStrided AvgPool2D AvgPool3D AdaptiveAvgPool2D AdaptiveAvgPool3D CopyBackwards Embedding
+    Gather Index IndexCopy IndexFill IndexPut IndexSelect MaskedScatter MaskedSelect Scatter SelectScatter
+    SliceScatter Take Trace Unfold UpsampleBilinear2D UpsampleNearest1D UpsampleNearest2D UpsampleNearest3D
     """,
     selects=True,
     look=NOTHING,
 )
 function(
     """
-    Bernoulli Cauchy Chunk Complex DiagonalScatter EmbeddingBag Exponential FftR2C Geometric GridSampler2D GridSampler3D
+    Cauchy Chunk Complex DiagonalScatter EmbeddingBag Exponential FftR2C Geometric GridSampler2D GridSampler3D
     Im2Col IndexPutImpl LogNormal LuUnpack Normal Polar Put Random Uniform UnsafeIndex UnsafeIndexPut UnsafeMaskedIndex
     UpsampleBicubic2D UpsampleBicubic2DAa UpsampleBilinear2DAa UpsampleLinear1D UpsampleNearestExact1D
     UpsampleNearestExact2D UpsampleNearestExact3D UpsampleTrilinear3D ViewAsReal
     """,
     selects=True,
 )
+# The function draws by its input, the in-place one draws over it.
+function("Bernoulli", selects=lambda node: node.name() != "BernoulliBackward0")
 function("NarrowCopy UpsampleLanczos2DAa", since="2.13", selects=True)
 
 # Some entries, by a look at their values.

@@ -50,6 +50,26 @@ def function_of(name: str) -> str:
     return found[1] if found else name
 
 
+def can_be_read_again(node: Any, unknown: bool) -> bool:
+    """Whether saved tensors can be had without a hook that would compute them again, or fetch them from elsewhere.
+
+    Args:
+        node: the node that saved them.
+        unknown: the answer where PyTorch does not tell, as 2.6.
+    """
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    if getattr(compiled, "compiled_autograd_enabled", False):  # runs a graph of its own, in which they are gone by now
+        return False
+    saved = [getattr(node, name) for name in _saved_by(type(node))]
+    packed = [part for part in saved for part in (part if isinstance(part, (tuple, list)) else (part,))]
+    return all(part.unpack_hook is None if hasattr(part, "unpack_hook") else unknown for part in packed)
+
+
+@functools.cache
+def _saved_by(kind: type) -> list[str]:
+    return [name for name in dir(kind) if name.startswith("_raw_saved_")]
+
+
 NODES = frozenset(function_of(name) for name in dir(torch._C._functions))
 """The forward functions whose nodes are PyTorch's own. Others run code that nobody can look into from here."""
 

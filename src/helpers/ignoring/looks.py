@@ -73,9 +73,8 @@ class _Plan(NamedTuple):
 
 
 @functools.cache
-def _plan(kind: type, name: str) -> _Plan | None:
+def _plan(kind: type, function: Function) -> _Plan | None:
     """None asks for care."""
-    function = FUNCTIONS.get(function_of(name), UNKNOWN)
     usual = function.look
     if usual is None:
         return None
@@ -96,7 +95,7 @@ def harmless(nodes: Iterable[Any]) -> bool:
     elsewhere: list[tuple[tuple[Tensor, ...], Look, torch.dtype]] = []
     for node in nodes:
         kind: Any = type(node)
-        plan = _plan(kind, node.name())
+        plan = _plan(kind, FUNCTIONS.get(function_of(node.name()), UNKNOWN))
         if plan is None:
             return False
         if plan.function.only_if is not None and not plan.function.only_if(node):

@@ -28,7 +28,7 @@ class NotFollowed(Exception):
     """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Function:
     """What is known of a forward function, by the name of its nodes without "Backward0".
 

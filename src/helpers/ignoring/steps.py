@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .cotangent import Cotangent, can_carry, is_finite, mask_of, merge, plain
-from .graph import function_of
+from .graph import can_be_read_again, function_of
 from .masks import Mask, full, reduced
 from .registry import FUNCTIONS, UNKNOWN, Function, NotFollowed
 
@@ -158,7 +158,7 @@ class Replaced(Step):
             return results, [None] * len(results)
         name = function_of(self.node.name())
         try:
-            if derivative is None or not _can_be_read_again(self.node):
+            if derivative is None or not can_be_read_again(self.node, unknown=True):
                 raise NotFollowed("its saved tensors can be had only once here")
             given = [self._cotangent(number, value) for number, value in enumerate(arriving)]
             careful = derivative(self.node, given)
@@ -185,13 +185,6 @@ def _still_ignored(cotangent: Cotangent) -> Cotangent:
     if cotangent.mask is not None:
         cotangent.mask = cotangent.mask | (cotangent.value != 0)
     return cotangent
-
-
-def _can_be_read_again(node: Any) -> bool:
-    """Whether saved tensors can be had without a hook that would compute them, or fetch them from elsewhere."""
-    saved = [getattr(node, name) for name in dir(type(node)) if name.startswith("_raw_saved_")]
-    packed = [part for part in saved for part in (part if isinstance(part, (tuple, list)) else (part,))]
-    return all(getattr(part, "unpack_hook", None) is None for part in packed)
 
 
 class Sliced(Step):

@@ -348,6 +348,8 @@ def test_recomputed_and_unpacked_as_often_as_in_plain(name, keeping, quick):
 
         x = matrix()
         auto.backward(lost(KEEPING[keeping](run)(x * 1)))
+        if not hasattr(x.exp().grad_fn._raw_saved_result, "unpack_hook"):
+            del counts["unpack"]  # this PyTorch does not tell who unpacks
         return [x.grad, counts]
 
     plain, ours = both(program)

@@ -21,7 +21,12 @@ def gradients(loss, values, dtype=torch.float32):
         warnings.simplefilter("always")
         for backward in (ignoring.backward, torch.autograd.backward):
             x = torch.tensor(values, dtype=dtype, requires_grad=True)
-            backward(loss(x))
+            try:
+                backward(loss(x))
+            except RuntimeError as error:
+                if "not implemented" in str(error):
+                    pytest.skip("this PyTorch has no derivative of it")
+                raise
             both.append(x.grad)
     return *both, told
 

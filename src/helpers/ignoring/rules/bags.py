@@ -81,11 +81,10 @@ def ctc_loss_backward(
 def margin_loss_backward(op: Any, grad: Any, saved: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Each row of the batch has a loss of its own. An entry beyond the margin is not in it, unless its row is NaN."""
     value = op(plain(grad), saved, *args, **kwargs)
-    apart = saved.detach() if saved.dim() > 1 else saved.detach().unsqueeze(0)
-    unordered = apart.isnan().any(1, keepdim=True).expand(apart.shape).reshape(saved.shape)
+    unordered = saved.isnan().any(-1, keepdim=True) if saved.dim() else saved.isnan()
     with_ones = op(torch.ones_like(plain(grad)), saved, *args, **kwargs)
     mask = (with_ones != 0) | unordered
     arriving = mask_of(grad)
     if arriving is not None:
-        mask = mask & (arriving.unsqueeze(-1) if arriving.dim() else arriving)
+        mask = mask & (arriving.unsqueeze(-1) if saved.dim() > 1 and arriving.dim() else arriving.any())
     return settle(value, expanded(mask, value.shape))

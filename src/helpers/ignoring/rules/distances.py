@@ -39,11 +39,12 @@ def pdist_backward(op: Any, grad: Any, x: Tensor, p: float, distance: Tensor) ->
 def _directions(x1: Tensor, x2: Tensor, p: float, distance: Tensor) -> Tensor:
     """How each pair's distance grows with the entries of its first row; 0 for a row and itself, as in PyTorch."""
     difference = x1.unsqueeze(-2) - x2.unsqueeze(-3)
+    sign = torch.where(difference.isnan(), difference, difference.sign())  # PyTorch's sign of NaN is 0
     distance = distance.unsqueeze(-1)
     if p == 0:
         return torch.zeros_like(difference)
     if math.isinf(p):
-        return difference.sign() * (difference.abs() == distance)
+        return sign * (difference.abs() == distance)
     size = difference.abs()
-    direction = difference.sign() if p == 1 else difference * size ** (p - 2) / distance ** (p - 1)
+    direction = sign if p == 1 else difference * size ** (p - 2) / distance ** (p - 1)
     return torch.where((distance == 0) | (size == 0) & (p < 2), torch.zeros_like(direction), direction)

@@ -64,19 +64,13 @@ def _fills_in(cotangent: Cotangent) -> bool:
     return step is not None and function_of(step.node.name()) in ("Max", "Min")
 
 
-@rule("threshold_backward", "hardshrink_backward", "softshrink_backward", "hardtanh_backward")
+@rule("hardshrink_backward", "hardsigmoid_backward", "hardtanh_backward", "softshrink_backward", "threshold_backward")
 def gate(op: Any, grad: Any, saved: Any, *bounds: Any) -> Any:
-    """The relu family: the forward pass selected a constant where the derivative is 0. NaN goes through, as it did."""
+    """The relu family: the forward pass selected a constant where the derivative is 0. NaN it has handed on."""
     value = op(plain(grad), plain(saved), *bounds)
     ones = torch.ones((), dtype=value.dtype, device=value.device).expand(value.shape)
-    return Cotangent(value, both(op(ones, plain(saved), *bounds) != 0, mask_of(grad)))
-
-
-@rule("hardsigmoid_backward")
-def hardsigmoid_backward(op: Any, grad: Any, saved: Any) -> Any:
-    """As `gate`, but the derivative is 0 at NaN, which the forward pass has handed on."""
-    mask = ((plain(saved) > -3) & (plain(saved) < 3)) | plain(saved).isnan()
-    return Cotangent(op(plain(grad), plain(saved)), both(mask, mask_of(grad)))
+    opened = (op(ones, plain(saved), *bounds) != 0) | plain(saved).isnan()
+    return Cotangent(value, both(opened, mask_of(grad)))
 
 
 @rule("add", "rsub", "sub")

@@ -39,7 +39,8 @@ def bilinear(apply: Apply, grad: Cotangent, saved: Tensor, never_meet: Meeting |
     counting = torch.float32 if value.dtype in (torch.float16, torch.bfloat16) else value.dtype  # halves underflow
     if not apply(grad.mask.to(counting), aside.to(counting)).any():
         return value
-    return value + _put_back(apply, grad.value, grad.mask, saved, counting)
+    back = _put_back(apply, grad.value, grad.mask, saved, counting)
+    return torch.where(back == 0, value, value + back)  # -0.0 + 0.0 is 0.0
 
 
 def _put_back(apply: Apply, value: Tensor, used: Tensor, saved: Tensor, counting: torch.dtype) -> Tensor:

@@ -159,7 +159,7 @@ def _reflected(
         by_vector = (scaled * along.conj()).sum(-1) + (grad_along.conj() * given).sum(-1)
         grad_vectors[i] = torch.cat([_nothing(vectors[..., : i + 1, i]), by_vector[..., 1:]], -1)
         grad = torch.cat([above, torch.cat([left, right + vector * grad_along], -1)], -2)
-    return torch.stack(grad_vectors, -1), torch.stack(grad_scales, -1), grad
+    return torch.stack(grad_vectors, -1), torch.stack(grad_scales, -1) if count else _nothing(scales), grad
 
 
 @derivative("Logcumsumexp")
