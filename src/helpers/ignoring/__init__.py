@@ -12,6 +12,7 @@ In the order of the flow:
 - `steps`: what happens at one node; `checkpoints`: a node that is a pass of its own.
 - `cotangent`, `masks`: the tensor that a derivative gets.
 - `dispatch`, `in_place`: an operator that the derivative calls finds its rule.
+- `hooks`, `threads`, `lifetimes`: what else a pass touches.
 - `registry`: a record for each forward function, a rule for each operator; they stand in `functions` and `rules`.
 """
 

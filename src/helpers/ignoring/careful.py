@@ -20,8 +20,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from .checkpoints import CHECKPOINT, Recomputed
 from .cotangent import can_carry, is_finite
-from .graph import GRAVES, NODES, AccumulateGrad, Edge, Graph, function_of, graph_from
+from .graph import NODES, AccumulateGrad, Edge, Graph, function_of, graph_from
 from .hooks import Ours, put_first
+from .lifetimes import DEEP_GRAPHS
 from .looks import harmless
 from .masks import Mask, either
 from .registry import FUNCTIONS, UNKNOWN, Function, NotFollowed
@@ -213,7 +214,9 @@ class Pass:
 
     def is_told_of(self, gradient: Any) -> None:
         """A gradient that is not finite makes what was suspected a loss."""
-        top = self if self.outer is None else self.outer
+        top = self
+        while top.outer is not None:
+            top = top.outer
         if top._suspected and not is_finite(gradient):
             top._lost.update(top._suspected)
 
@@ -266,7 +269,7 @@ class Pass:
         if type(strange) is Tensor and strange._is_zerotensor():  # zeros without memory: nothing can be lost
             return
         kind = type(strange).__name__ if type(strange) is not Tensor else str(strange.layout)
-        self.failed(kind, NotFollowed("is a tensor that is not followed"), suspected=True)
+        self.failed(kind, NotFollowed("a tensor that can't carry a mask"), suspected=True)
 
     def _let_go(self) -> None:
         for step in self._running.values():
@@ -277,7 +280,7 @@ class Pass:
         self._handles.clear()
         self._arrived.clear()
         self._running.clear()
-        GRAVES.hold(self.graph)
+        DEEP_GRAPHS.hold(self.graph)
         self.graph = {}
 
 

@@ -54,7 +54,7 @@ def follow(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], step: Step | 
         return op.decompose(*args, **kwargs)
     result = op(*plain(args), **plain(kwargs))
     if step is not None and _any_float(result) and (ignores((*args, *kwargs.values())) or not is_finite(result)):
-        step.failed(_name(op), NotFollowed("has no rule"))
+        step.failed(_name(op), NotFollowed("no rule"))
     return _belonging(wrapped(result), step)
 
 

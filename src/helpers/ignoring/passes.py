@@ -13,7 +13,8 @@ from torch.masked import MaskedTensor, masked_tensor
 
 from ..quiet import quiet_prototype_warning
 from .careful import Pass
-from .graph import GRAVES, graph_from
+from .graph import graph_from
+from .lifetimes import DEEP_GRAPHS
 from .looks import harmless as _is_harmless
 from .masks import everywhere, full
 
@@ -143,11 +144,11 @@ def _grad(roots: Any, inputs: Any, given: Any, retain_graph: bool | None, ignore
 
 def _pass(roots: Sequence[Any], edges: Any = None, asked_for: Any = None, depth: int = 1) -> Any:
     """What PyTorch's engine is to run in: nothing, where plain backward will do and no masks are asked for."""
-    GRAVES.sweep()
+    DEEP_GRAPHS.sweep()
     graph = graph_from(roots)
     if edges is None or not edges:
         if _is_harmless(graph):
-            GRAVES.hold(graph)
+            DEEP_GRAPHS.hold(graph)
             return contextlib.nullcontext()
         return Pass(roots, graph, depth=depth, asked_for=_inside(asked_for))
     kept = edges.values() if isinstance(edges, dict) else edges

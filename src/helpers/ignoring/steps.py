@@ -263,5 +263,5 @@ class Foreign(Step):
             function = getattr(self.node, "_forward_cls", None)
             pytorchs = function is not None and function.__module__.startswith("torch.")
             name = self.node.name().removesuffix("Backward")
-            self.owner.failed(name, NotFollowed("is a function that is not followed"), suspected=pytorchs)
+            self.owner.failed(name, NotFollowed("not one of PyTorch's operators"), suspected=pytorchs)
         return results, masks

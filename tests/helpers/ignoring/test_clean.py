@@ -894,7 +894,7 @@ for way in ways:
 run(drop_the_loss_last, 50_000 if sys.argv[1] == "careful" else 100_000)
 parts = deep(50_000)
 nodes = list(passes.graph_from([parts[-1]]))
-passes.GRAVES.hold(nodes)
+passes.DEEP_GRAPHS.hold(nodes)
 del nodes
 print("done", flush=True)
 """

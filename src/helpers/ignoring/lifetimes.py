@@ -1,0 +1,75 @@
+"""Deep graphs are freed one node after the other.
+
+In newer releases of PyTorch a node that Python has seen is freed inside its predecessor, so that a chain of some ten
+thousand nodes, once Python has walked along it, overflows the stack when it is dropped. Held here, none is freed inside
+another; and one that nothing but this holds is let go, at the next garbage collection or pass.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+DEEP = 1000
+"""Nodes from which on a graph may be too deep to be freed one node inside the other."""
+
+
+class _DeepGraphs:
+    """The nodes of deep graphs, until nothing else holds them."""
+
+    def __init__(self) -> None:
+        self._held: list[deque[Any]] = []
+        self._sweeping = False
+
+    def hold(self, graph: Iterable[Any]) -> None:
+        """Keep the nodes of a graph until nothing else does. The order is from the roots on."""
+        nodes = tuple(graph)
+        if len(nodes) < DEEP or not _keeps_its_object():
+            return
+        if not self._held:
+            gc.callbacks.append(self._collected)
+        self._held.append(deque(nodes))
+
+    def sweep(self) -> None:
+        """Let go of what nothing else holds."""
+        if self._sweeping:
+            return
+        self._sweeping = True
+        try:
+            for nodes in self._held:
+                alive: deque[Any] = deque()
+                while nodes:
+                    node = nodes.popleft()
+                    if sys.getrefcount(node) > _FREE:
+                        alive.append(node)
+                    del node  # freed here, and its successors are still held
+                nodes.extend(alive)
+            self._held = [nodes for nodes in self._held if nodes]
+            if not self._held and self._collected in gc.callbacks:
+                gc.callbacks.remove(self._collected)
+        finally:
+            self._sweeping = False
+
+    def _collected(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "stop" and any(nodes and sys.getrefcount(nodes[0]) <= _FREE for nodes in self._held):
+            self.sweep()
+
+
+_FREE = 2
+"""The references to a node that a local variable, or a container, and a call hold."""
+
+DEEP_GRAPHS = _DeepGraphs()
+
+
+@functools.cache
+def _keeps_its_object() -> bool:
+    """Whether a node keeps the object by which Python sees it."""
+    result = torch.ones((), requires_grad=True).exp()
+    node = result.grad_fn
+    return sys.getrefcount(node) > _FREE
