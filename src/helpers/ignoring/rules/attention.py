@@ -66,7 +66,7 @@ def _careful(grad: Any, named: dict[str, Any], cut: Tensor | None) -> tuple[Any,
         _repeated(value.to(wide), heads),
         out.to(wide),
     )
-    scale = torch.tensor(named.get("scale") or 1 / math.sqrt(query.shape[-1]))
+    scale = torch.tensor(1 / math.sqrt(query.shape[-1]) if named.get("scale") is None else named["scale"])
     scores = query @ key.mT * scale
     bias = named.get("attn_mask", named.get("attn_bias"))
     weights = (scores if bias is None else scores + bias) - named["logsumexp"][..., : query.shape[-2], None]
