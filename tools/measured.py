@@ -156,6 +156,23 @@ def _with_note(row: dict[str, Any], cells: list[str]) -> list[str]:
     return [cells[0] + note, *cells[1:]]
 
 
+def honesty(content: dict[str, Any]) -> str:
+    """Operators at which something was found, and the totals of all in the foot."""
+    from helpers import show
+
+    columns = ("undefined", "hidden", "other_bits", "exceptions", "failed")
+    total = {column: sum(row[column] for row in content["rows"]) for column in ("cases", *columns)}
+    found = [row for row in content["rows"] if any(row[column] for column in columns[1:])]
+    caption = (
+        f"{total['hidden']} of {total['undefined']:,} undefined entries hidden, in {total['cases']:,} gradients of "
+        f"{len(content['rows'])} operators; torch {html.escape(content['torch'])}"
+    )
+    head = ["operator", *(column.replace("_", " ") for column in columns)]
+    rows = [[f"<code>{html.escape(row['operator'])}</code>", *(str(row[c]) for c in columns)] for row in found]
+    foot = ["all operators", *(str(total[column]) for column in columns)]
+    return show.page(f'<div class="zn-prose">{show.table(caption, head, rows, foot)}</div>')
+
+
 class MeasuredCosts(Measured):
     """`make costs`."""
 
@@ -168,8 +185,15 @@ class MeasuredCoverage(Measured):
     source, draw = "coverage", coverage
 
 
+class MeasuredHonesty(Measured):
+    """`make honesty`."""
+
+    source, draw = "honesty", honesty
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect to Sphinx."""
     app.add_directive("measured-costs", MeasuredCosts)
     app.add_directive("measured-coverage", MeasuredCoverage)
+    app.add_directive("measured-honesty", MeasuredHonesty)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

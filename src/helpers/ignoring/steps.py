@@ -224,7 +224,7 @@ class Sliced(Step):
         base, *others = results
         # Of a number that is written PyTorch sums up the cotangents in another order for a subclass.
         if any(other is not None for other in others) and can_be_read_again(self.node, unknown=False):
-            exact = self.node(*arriving)
+            exact = self.node(*plain(arriving))
             results = [base, *map(merge, exact[1:], others)]
         return super().end(results, arriving)
 

@@ -28,7 +28,7 @@ def gradients(loss, values, dtype=torch.float32):
                     pytest.skip("this PyTorch has no derivative of it")
                 raise
             both.append(x.grad)
-    return *both, told
+    return *both, [str(warning.message) for warning in told if "ignoring" in str(warning.message)]
 
 
 def bits(tensor):
@@ -95,6 +95,21 @@ USED = {
     "norm, inf": (ratio(lambda y: y.norm(p=inf)), [1.0, 0.0]),
     "hardsigmoid": (ratio(lambda y: F.hardsigmoid(y).sum()), [1.0, 0.0]),
     "relu6": (ratio(lambda y: F.relu6(y).sum()), [1.0, 0.0]),
+    # Kernels that work on many entries at once write other zeros at NaN.
+    **{
+        f"{name} of many": (ratio(lambda y, f=f: f(y.repeat(16)).sum()), [1.0, 0.0])
+        for name, f in {
+            "hardtanh": F.hardtanh, "relu6": F.relu6, "softshrink": F.softshrink, "hardshrink": F.hardshrink,
+            "relu": F.relu, "threshold": lambda y: F.threshold(y, 0, 0), "clamp": lambda y: y.clamp(0, 9),
+            "hardsigmoid": F.hardsigmoid, "hardswish": F.hardswish,
+        }.items()
+    },
+    "hardshrink by 0": (lambda x: F.hardshrink(x.sqrt(), 0.0).sum(), [4.0, 0.0]),
+    "softshrink by 0": (lambda x: F.softshrink(x.sqrt(), 0.0).sum(), [4.0, 0.0]),
+    "cdist, p=1": (ratio(lambda y: torch.cdist(y[None], torch.ones(1, 2), p=1.0).sum()), [1.0, 0.0]),
+    "bernoulli": (lambda x: torch.bernoulli(x.sqrt() / 4).sum(), [4.0, 0.0]),
+    "index_reduce": (
+        ratio(lambda y: torch.zeros(1).index_reduce(0, torch.tensor([0, 0]), y, "amax").sum()), [1.0, 0.0]),
     "multi_margin_loss": (ratio(lambda y: F.multi_margin_loss(y[None], torch.tensor([0]))), [1.0, 0.0]),
     "linear, a weight of 0": (
         lambda x: F.interpolate(x.sqrt()[None, None], size=3, mode="linear", align_corners=True)[0, 0, :1].sum(),
@@ -288,6 +303,32 @@ def test_what_the_loss_ignores_stays_out_in_silence(name):
     assert plain.isnan().any()
     kept = plain.isfinite()
     assert bits(ours[kept]) == bits(plain[kept])
+
+
+BITS = {
+    "a matrix product of -0.0": (
+        lambda b: (torch.tensor([[-1.0, nan]]) @ b)[torch.tensor([[True, False]])].sum(), torch.ones(2, 2)),
+    "a number that is filled in": (lambda v: (LEFT.masked_fill(LEFT > 0, v) * RIGHT).sum(), torch.tensor(1.5)),
+    "a number that is filled in, on a slice": (lambda v: (filled(LEFT * 1, v) * RIGHT).sum(), torch.tensor(1.5)),
+    "eig": (lambda a: torch.where(a.sum() > -9, torch.linalg.eig(a).eigenvalues.real, 0.0).sum(), torch.eye(3) + 0.1),
+}  # fmt: skip
+LEFT = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+RIGHT = torch.rand(8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def filled(y, value):
+    y[:7].masked_fill_(y[:7].detach() > 0, value)
+    return y
+
+
+@pytest.mark.parametrize("name", BITS)
+def test_the_very_bits_the_sign_of_zero_included(name):
+    function, values = BITS[name]
+    x = values.clone().requires_grad_()
+    (ours,) = ignoring.grad(function(x), x)
+    (plain,) = torch.autograd.grad(function(x), x)
+    kept = plain.isfinite()
+    assert bits(ours[kept]) == bits(plain[kept]) and ours.stride() == plain.stride()
 
 
 # Zero and ignored, told apart.

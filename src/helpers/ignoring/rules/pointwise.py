@@ -64,7 +64,13 @@ def _fills_in(cotangent: Cotangent) -> bool:
     return step is not None and function_of(step.node.name()) in ("Max", "Min")
 
 
-@rule("hardshrink_backward", "hardsigmoid_backward", "hardtanh_backward", "softshrink_backward", "threshold_backward")
+@rule("hardshrink_backward", "softshrink_backward")
+def shrunk(op: Any, grad: Any, saved: Any, bound: Any) -> Any:
+    """As `gate`; but where what is shrunk to 0 is the number 0 alone, there is nothing to select."""
+    return gate(op, grad, saved, bound) if bound else Cotangent(op(plain(grad), plain(saved), bound), mask_of(grad))
+
+
+@rule("hardsigmoid_backward", "hardtanh_backward", "threshold_backward")
 def gate(op: Any, grad: Any, saved: Any, *bounds: Any) -> Any:
     """The relu family: the forward pass selected a constant where the derivative is 0. NaN it has handed on."""
     value = op(plain(grad), plain(saved), *bounds)
