@@ -221,12 +221,12 @@ class Sliced(Step):
 
     def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
         self._stopped()
-        base, *others = results
-        # Of a number that is written PyTorch sums up the cotangents in another order for a subclass.
-        if any(other is not None for other in others) and can_be_read_again(self.node, unknown=False):
+        values, masks = super().end(results, arriving)
+        # For a subclass PyTorch sums up the gradient of a number that was written in another order.
+        if any(value is not None for value in values[1:]) and can_be_read_again(self.node, unknown=False):
             exact = self.node(*plain(arriving))
-            results = [base, *map(merge, exact[1:], others)]
-        return super().end(results, arriving)
+            values = [values[0], *(plain(merge(e, v)) for e, v in zip(exact[1:], values[1:], strict=True))]
+        return values, masks
 
     def _wrapped(self) -> Function:
         """The record of the function whose derivative began last."""
