@@ -221,11 +221,15 @@ class Sliced(Step):
 
     def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
         self._stopped()
-        values, masks = super().end(results, arriving)
+        ended, masks = super().end(results, arriving)
+        values = list(ended)
         # For a subclass PyTorch sums up the gradient of a number that was written in another order.
-        if any(value is not None for value in values[1:]) and can_be_read_again(self.node, unknown=False):
+        numbers = [i for i, value in enumerate(values) if i and value is not None and not value.dim()]
+        if numbers and can_be_read_again(self.node, unknown=False):
             exact = self.node(*plain(arriving))
-            values = [values[0], *(plain(merge(e, v)) for e, v in zip(exact[1:], values[1:], strict=True))]
+            for i in numbers:
+                if not exact[i].dim():  # broadcast, the engine sums it up as ours was
+                    values[i] = plain(merge(exact[i], values[i]))
         return values, masks
 
     def _wrapped(self) -> Function:

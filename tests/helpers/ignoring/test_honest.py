@@ -310,6 +310,8 @@ BITS = {
         lambda b: (torch.tensor([[-1.0, nan]]) @ b)[torch.tensor([[True, False]])].sum(), torch.ones(2, 2)),
     "a number that is filled in": (lambda v: (LEFT.masked_fill(LEFT > 0, v) * RIGHT).sum(), torch.tensor(1.5)),
     "a number that is filled in, on a slice": (lambda v: (filled(LEFT * 1, v) * RIGHT).sum(), torch.tensor(1.5)),
+    "a number that a slice is multiplied by": (lambda v: (times(LEFT * 1, v) * RIGHT).sum(), torch.tensor(1.5)),
+    "a row that a slice is multiplied by": (lambda v: (times(LEFT * 1, v) * RIGHT).sum(), torch.full((8,), 1.5)),
     "eig": (lambda a: torch.where(a.sum() > -9, torch.linalg.eig(a).eigenvalues.real, 0.0).sum(), torch.eye(3) + 0.1),
 }  # fmt: skip
 LEFT = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
@@ -318,6 +320,11 @@ RIGHT = torch.rand(8, 8, generator=torch.Generator().manual_seed(1))
 
 def filled(y, value):
     y[:7].masked_fill_(y[:7].detach() > 0, value)
+    return y
+
+
+def times(y, value):
+    y[:7].mul_(value)
     return y
 
 
