@@ -36,9 +36,9 @@ class _Judged:
         shown = ", ".join(outcome(torch.tensor(value)).texts(3)[0] for value in others)  # type: ignore[union-attr]
         return [
             f"<code>{html.escape(name)}</code><br>{html.escape(special)}",
-            f"{html.escape(shown)}<br>{'changes' if self.changes else 'same bits'}",
-            show.cells(outcome(self.plain))[0],  # type: ignore[arg-type]
-            show.cells(outcome(self.ours))[0] + f" {'used' if self.counts else 'ignored'}",  # type: ignore[arg-type]
+            f"{html.escape(shown)}<br>{'changes' if self.changes else 'same bits'}"
+            f"<br>{show.cells(outcome(self.plain))[0]}, {show.cells(outcome(self.ours))[0]}"  # type: ignore[arg-type]
+            f" {'used' if self.counts else 'ignored'}",
         ]
 
 
@@ -53,7 +53,7 @@ class _Table:
         )
 
     def html(self) -> str:
-        head = ["Function and entry", "Result with other values", "Plain", "ignoring"]
+        head = ["Function, entry", "Other values; cotangent"]
         return show.table("What counts, row by row", head, [j.cells() for j in self.judged])
 
     def json(self) -> dict[str, Any] | None:
