@@ -44,7 +44,8 @@ def _directions(x1: Tensor, x2: Tensor, p: float, distance: Tensor) -> Tensor:
     if p == 0:
         return torch.zeros_like(difference)
     if math.isinf(p):
-        return sign * (difference.abs() == distance)
+        largest = (difference.abs() == distance) | difference.isnan() & distance.isnan()
+        return torch.where(largest, sign, torch.zeros_like(sign))
     size = difference.abs()
     direction = sign if p == 1 else difference * size ** (p - 2) / distance ** (p - 1)
     return torch.where((distance == 0) | (size == 0) & (p < 2), torch.zeros_like(direction), direction)
