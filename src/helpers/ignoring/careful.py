@@ -31,9 +31,6 @@ from .threads import current, set_current
 
 REPORT = "https://github.com/zero-or-nan/zero-or-nan/issues"
 
-SMALL = 1 << 20
-"""Entries up to which it pays to see whether all of a mask count, so that what is ahead can be plain PyTorch's."""
-
 _current_pass: Callable[[], int] = torch._C._current_graph_task_id
 
 
@@ -199,8 +196,8 @@ class Pass:
             self.is_told_of(value)
         if last and edge not in self.keep:
             return
-        if mask is not None and mask.numel() <= SMALL and mask.device.type == "cpu" and bool(mask.all()):
-            mask = None
+        if mask is not None and value.is_complex() and bool(mask.all()):
+            mask = None  # a part of each entry was selected: what is ahead can be plain PyTorch's
         before = self._arrived.get(edge)
         if before is not None:
             arrived = _Arrived(either(before.mask, mask), None, 0)

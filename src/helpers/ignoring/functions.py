@@ -16,7 +16,7 @@ from .registry import function
 
 function(
     """
-    Alias Cat Clone Expand Flip Mean Permute PixelShuffle PixelUnshuffle Repeat ReshapeAlias Roll Squeeze Stack Sum T
+    Alias Cat Clone Expand Flip Permute PixelShuffle PixelUnshuffle Repeat ReshapeAlias Roll Squeeze Stack Sum T
     Transpose UnsafeView Unsqueeze View
     """,
     moves=True,
@@ -25,7 +25,7 @@ function(
 function(
     """
     AccumulateGrad AsStridedScatter Cumsum DiagEmbed IndexAdd Lift Neg ReflectionPad1D ReflectionPad2D ReflectionPad3D
-    ReplicationPad1D ReplicationPad2D ReplicationPad3D ScatterAdd ToCopy
+    Mean ReplicationPad1D ReplicationPad2D ReplicationPad3D ScatterAdd ToCopy
     """,
     look=NOTHING,
 )
@@ -43,7 +43,16 @@ function(
     moves=True,
     look=NOTHING,
 )
-function("MaskedFill Where", selects=True, moves=lambda node: can_be_read_again(node, unknown=False), look=NOTHING)
+function("Where", selects=True, look=NOTHING)
+
+
+def _fills_with_a_tensor(node: Any) -> bool:
+    """Whose gradient is a sum, which PyTorch takes in another order for a subclass."""
+    values = node.next_functions[1:]
+    return any(ahead is not None for ahead, _ in values) and can_be_read_again(node, unknown=False)
+
+
+function("MaskedFill", selects=True, moves=_fills_with_a_tensor, look=NOTHING)
 function(
     """
     AsStrided AvgPool2D AvgPool3D AdaptiveAvgPool2D AdaptiveAvgPool3D CopyBackwards Embedding

@@ -141,12 +141,13 @@ def _all_accepted(elsewhere: list[tuple[tuple[Tensor, ...], Look, torch.dtype]])
 
 def _scalars_moderate(node: Any, scalars: tuple[str, ...]) -> bool:
     """Whether the numbers that a derivative multiplies by neither are infinite nor become so in its dtype."""
-    dtype = node._input_metadata[0].dtype
-    if not dtype.is_floating_point:
-        return False
-    numbers = [getattr(node, scalar, None) for scalar in scalars]
-    bound = _bound(dtype)
-    return all(number is None or abs(number) <= bound for number in numbers)
+    for scalar in scalars:
+        number = getattr(node, scalar, 1)
+        if number is not None and number != 1:
+            dtype = node._input_metadata[0].dtype
+            if not dtype.is_floating_point or not abs(number) <= _bound(dtype):
+                return False
+    return True
 
 
 def _in_memory(tensor: Tensor) -> bool:
