@@ -11,11 +11,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import multiprocessing
-import os
 import platform
 import re
-import signal
 import sys
 import time
 import warnings
@@ -30,6 +27,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from helpers import ignoring
 
+from .apart import apart
 from .project import Project, write
 
 OTHERS = (0.37, -2.5)
@@ -285,29 +283,9 @@ def _line(tally: Tally) -> str:
     )
 
 
-def _child(op: Any, send: Any) -> None:
-    quiet = os.open(os.devnull, os.O_WRONLY)  # linear algebra libraries complain of NaN there
-    os.dup2(quiet, 1)
-    os.dup2(quiet, 2)
-    send.send(measure(op))
-
-
 def _in_a_process(op: Any) -> Tally:
-    fork = multiprocessing.get_context("fork")
-    receive, send = fork.Pipe(duplex=False)
-    process = fork.Process(target=_child, args=(op, send))
-    process.start()
-    send.close()
-    try:
-        tally: Tally = receive.recv() if receive.poll(SECONDS) else Tally(name_of(op), notes=[f"no end in {SECONDS} s"])
-    except EOFError:
-        process.join()
-        code = process.exitcode or 0
-        died = signal.Signals(-code).name if code < 0 else f"exit {code}"
-        tally = Tally(name_of(op), notes=[f"the process died: {died}"])
-    process.kill()
-    process.join()
-    return tally
+    found: Tally | str = apart(lambda: measure(op), SECONDS)
+    return Tally(name_of(op), notes=[found]) if isinstance(found, str) else found
 
 
 if __name__ == "__main__":  # some operators by name, for whoever adds a rule

@@ -14,9 +14,6 @@ import io
 import itertools
 import json
 import math
-import multiprocessing
-import os
-import signal
 import sys
 import time
 import warnings
@@ -32,6 +29,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from helpers import ignoring
 
+from .apart import apart
 from .coverage import name_of
 from .project import Project, write
 
@@ -552,31 +550,16 @@ def _line(tally: Tally) -> str:
     return f"{tally.operator}: {counts}"
 
 
-def _child(op: Any, send: Any) -> None:
-    quiet = os.open(os.devnull, os.O_WRONLY)  # linear algebra libraries complain of NaN there
-    os.dup2(quiet, 1)
-    os.dup2(quiet, 2)
-    try:
-        send.send(measure(op))
-    except Exception as error:
-        send.send(_failed(op, f"{type(error).__name__}: {str(error)[:200]}"))
-
-
 def _in_a_process(op: Any) -> Tally:
-    fork = multiprocessing.get_context("fork")
-    receive, send = fork.Pipe(duplex=False)
-    process = fork.Process(target=_child, args=(op, send))
-    process.start()
-    send.close()
+    found: Tally | str = apart(lambda: _measured(op), SECONDS)
+    return _failed(op, found) if isinstance(found, str) else found
+
+
+def _measured(op: Any) -> Tally:
     try:
-        tally: Tally = receive.recv() if receive.poll(SECONDS) else _failed(op, f"no end in {SECONDS} s")
-    except EOFError:
-        process.join()
-        code = process.exitcode or 0
-        tally = _failed(op, f"the process died: {signal.Signals(-code).name if code < 0 else f'exit {code}'}")
-    process.kill()
-    process.join()
-    return tally
+        return measure(op)
+    except Exception as error:
+        return _failed(op, f"{type(error).__name__}: {str(error)[:200]}")
 
 
 def _failed(op: Any, reason: str) -> Tally:

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
 from .checkpoints import CHECKPOINT, Recomputed
 from .cotangent import can_carry, is_finite
-from .graph import NODES, AccumulateGrad, Edge, Graph, function_of, graph_from
+from .graph import NODES, AccumulateGrad, Edge, Graph, edge_of, function_of, graph_from
 from .hooks import Ours, put_first
 from .lifetimes import DEEP_GRAPHS
 from .looks import harmless
@@ -69,7 +69,7 @@ class Pass:
         self,
         roots: Sequence[Any],
         graph: Graph,
-        keep: Iterable[GradientEdge] = (),
+        keep: Iterable[Edge] = (),
         outer: Pass | None = None,
         depth: int = 1,
         asked_for: Iterable[Any] = (),
@@ -78,12 +78,11 @@ class Pass:
         self.graph = graph
         self.outer = outer
         self.depth = depth
-        self.asked_for = {_edge(tensor) for tensor in asked_for}
-        self.given = {_edge(root) for root in roots}
-        self.keep = {(edge.node, edge.output_nr) for edge in keep}
-        self.masks: dict[tuple[Any, int], Mask] = {}
-        self._arrived: dict[tuple[Any, int], _Arrived] = {}
-        self._running: dict[Any, Step | None] = {}
+        self.asked_for = set(map(edge_of, asked_for))
+        self.keep = set(keep)
+        self.masks: dict[Edge, Mask] = {}
+        self._arrived: dict[Edge, _Arrived] = {}
+        self._running: dict[Any, Step] = {}
         self._engine_pass: int | None = None
         self._handles: list[Any] = []
         self._suspected: dict[str, str] = {}
@@ -232,7 +231,7 @@ class Pass:
             return mask, False
         return (mask if mask is None else mask | (value != 0)), True
 
-    def send(self, edge: tuple[Any, int], mask: Mask) -> None:
+    def send(self, edge: Edge, mask: Mask) -> None:
         """A mask for a cotangent that the engine is given by others, for a pass inside of this one."""
         if mask is not None:
             self._arrived[edge] = _Arrived(mask, None, 0)
@@ -270,8 +269,7 @@ class Pass:
 
     def _let_go(self) -> None:
         for step in self._running.values():
-            if step is not None:
-                step.abandon()
+            step.abandon()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -292,15 +290,6 @@ def _kind_of(node: Any) -> tuple[type[Step], Function]:
     if name == "CopySlices":
         return Sliced, function
     return (Moved if function.moves else Replaced if function.derivative is not None else Step), function
-
-
-def _edge(root: Any) -> tuple[Any, int] | None:
-    if isinstance(root, GradientEdge):
-        return root.node, root.output_nr
-    if not isinstance(root, Tensor) or not root.requires_grad:
-        return None
-    edge = get_gradient_edge(root)
-    return edge.node, edge.output_nr
 
 
 _NOTHING_IGNORED = _Arrived(None, None, 0)

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
 
-from .graph import graph_from
+from .graph import edge_of, graph_from
 from .masks import Mask, everywhere
 from .steps import Results, Step
 
@@ -55,10 +54,10 @@ class Recomputed(Step):
         results = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
         # The results of this node are counted through its tensors alone.
         leaves = enumerate(tensor for tensor in inputs if isinstance(tensor, Tensor))
-        edges = {number: get_gradient_edge(leaf) for number, leaf in leaves if leaf.requires_grad}
-        self.leaves = {number: (edge.node, edge.output_nr) for number, edge in edges.items()}
+        edges = ((number, edge_of(leaf)) for number, leaf in leaves)
+        self.leaves = {number: edge for number, edge in edges if edge is not None}
         roots = [result for result in results if isinstance(result, Tensor) and result.requires_grad]
-        self.inside = Pass(roots, graph_from(roots), edges.values(), self.owner)
+        self.inside = Pass(roots, graph_from(roots), self.leaves.values(), self.owner)
         self.inside.__enter__()
         for result, mask, unused in zip(results, self.masks, self.unused, strict=False):
             if isinstance(result, Tensor) and result.requires_grad and result.grad_fn is not None:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 AccumulateGrad: type = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 
@@ -17,6 +19,13 @@ Edge = tuple[Any, int]
 
 Graph = dict[Any, Sequence[Edge]]
 """Every node that backward can reach, with its edges; from the roots on, in a chain."""
+
+
+def edge_of(tensor: Any) -> Edge | None:
+    """Where the gradient of a tensor or graph edge arrives; None for what has none."""
+    if isinstance(tensor, Tensor) and tensor.requires_grad:
+        tensor = get_gradient_edge(tensor)
+    return (tensor.node, tensor.output_nr) if isinstance(tensor, GradientEdge) else None
 
 
 def graph_from(roots: Sequence[Any]) -> Graph:

@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 from torch.masked import MaskedTensor, masked_tensor
 
 from ..quiet import quiet_prototype_warning
 from .careful import Pass
-from .graph import graph_from
+from .graph import Edge, edge_of, graph_from
 from .lifetimes import DEEP_GRAPHS
 from .looks import harmless as _is_harmless
 from .masks import everywhere, full
@@ -133,7 +133,7 @@ def grad(
 
 
 def _grad(roots: Any, inputs: Any, given: Any, retain_graph: bool | None, ignored: str, rest: dict[str, Any]) -> Any:
-    edges = _each(_edge, _as_results(inputs)) if ignored == "masked" else {}
+    edges = _each(edge_of, _as_results(inputs)) if ignored == "masked" else {}
     with _pass(roots, edges, inputs, depth=2) as careful:
         result = torch.autograd.grad(roots, inputs, given, retain_graph, **rest)
     if ignored == "zero":
@@ -191,25 +191,17 @@ def _as_results(inputs: Any) -> Any:
     return inputs if isinstance(inputs, dict) else _sequence(inputs)
 
 
-def _edge(tensor: Any) -> GradientEdge | None:
-    """Where a gradient of the tensor arrives; None for what PyTorch will refuse."""
-    if isinstance(tensor, GradientEdge):
-        return tensor
-    return get_gradient_edge(tensor) if isinstance(tensor, Tensor) and tensor.requires_grad else None
-
-
-def _masked(gradient: Any, edge: GradientEdge | None, careful: Pass) -> Any:
+def _masked(gradient: Any, edge: Edge | None, careful: Pass) -> Any:
     if gradient is None:
         return None
     if gradient.layout is not torch.strided:
         raise ValueError(f'ignored="masked" needs a dense gradient, and this one is {gradient.layout}; use "zero"')
     gradient = gradient.detach()
-    key = None if edge is None else (edge.node, edge.output_nr)
-    if key in careful.masks:
-        mask = full(careful.masks[key], gradient)
+    if edge in careful.masks:
+        mask = full(careful.masks[edge], gradient)
         return masked_tensor(gradient, mask | (gradient != 0))
     # What backward never reached, and materialize_grads made up; but for a gradient that was given.
-    return masked_tensor(gradient, everywhere(key in careful.given, gradient).clone())
+    return masked_tensor(gradient, everywhere(edge in map(edge_of, careful.roots), gradient).clone())
 
 
 def _kind(root: Any) -> Any:

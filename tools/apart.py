@@ -1,0 +1,39 @@
+"""Work in a process of its own: a strange number can crash a library below PyTorch, or keep it busy for ever."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+
+def apart(work: Callable[[], Any], seconds: float) -> Any:
+    """What the work gives, or, as text, why it came to no end: too long, or its process died.
+
+    Args:
+        work: called in a fork of this process; what it gives is pickled. What it prints is thrown away.
+        seconds: how long it may take.
+    """
+    fork = multiprocessing.get_context("fork")
+    receive, send = fork.Pipe(duplex=False)
+    process = fork.Process(target=_child, args=(work, send))
+    process.start()
+    send.close()
+    try:
+        result = receive.recv() if receive.poll(seconds) else f"no end in {seconds} s"
+    except EOFError:
+        process.join()
+        code = process.exitcode or 0
+        result = f"the process died: {signal.Signals(-code).name if code < 0 else f'exit {code}'}"
+    process.kill()
+    process.join()
+    return result
+
+
+def _child(work: Callable[[], Any], send: Any) -> None:
+    quiet = os.open(os.devnull, os.O_WRONLY)  # linear algebra libraries complain of NaN there
+    os.dup2(quiet, 1)
+    os.dup2(quiet, 2)
+    send.send(work())
