@@ -13,6 +13,7 @@ from sphinx.application import Sphinx
 from sphinx.config import Config
 from sphinx.environment import BuildEnvironment
 
+from . import session
 from .environment import cache_folder
 from .execute import cached
 from .project import Project, write
@@ -20,7 +21,9 @@ from .project import Project, write
 
 def _use_cache(app: Sphinx, config: Config) -> None:
     # A new path is a changed setting: Sphinx then reads every page anew, as it must when a helper has changed.
-    config["nb_execution_cache_path"] = str(cache_folder(Project(Path(app.confdir))))
+    project = Project(Path(app.confdir))
+    config["nb_execution_cache_path"] = str(cache_folder(project))
+    session.begin(project)
 
 
 def _write_executed(app: Sphinx, env: BuildEnvironment) -> list[str]:

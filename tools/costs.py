@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.masked import masked_tensor
 
-from helpers import ignoring
+from zero_or_nan import ignoring
 
 from .project import Project, write
 

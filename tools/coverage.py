@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from helpers import ignoring
+from zero_or_nan import ignoring
 
 from .apart import apart
 from .project import Project, write

@@ -1,8 +1,8 @@
 """What a cached output depends on besides its chapter's code.
 
 jupyter-cache keys a notebook by its code cells alone. Change a helper or PyTorch, and it would show yesterday's
-outputs as today's. So every environment gets a cache of its own, named by a digest of the helpers' source and of the
-versions that can change a result.
+outputs as today's. So every environment gets a cache of its own, named by a digest of the source of library and helpers
+and of the versions that can change a result.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from .project import Project
+from .session import STARTUP
 
 # ipykernel and IPython shape the outputs; the others compute them.
 _PACKAGES = ("torch", "numpy", "matplotlib", "ipykernel", "ipython")
@@ -21,13 +22,14 @@ _KEPT = 3
 
 
 def fingerprint(project: Project) -> str:
-    """A digest of the helpers' source and of the versions of Python and of the packages that can change a result."""
+    """A digest of what pages import from `src/`, how a kernel begins, and the versions that can change a result."""
     digest = hashlib.sha256(platform.python_version().encode())
     for package in _PACKAGES:
         digest.update(f"{package}=={version(package)}\n".encode())
-    for path in sorted(project.helpers.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts:
-            digest.update(path.relative_to(project.helpers).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    digest.update(STARTUP.encode())
+    for path in sorted(project.source.rglob("*")):
+        if path.is_file() and not any(part == "__pycache__" or part.endswith(".egg-info") for part in path.parts):
+            digest.update(path.relative_to(project.source).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
 

@@ -19,6 +19,7 @@ from myst_nb.core.read import read_myst_markdown_notebook
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 
+from . import session
 from .environment import cache_folder, forget_old_caches
 from .project import Project
 from .warm import Warmth
@@ -73,6 +74,7 @@ def execute(
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     cache = get_cache(cache_folder(project))
     cache.path.touch()
+    session.begin(project)
     forget_old_caches(project)
     done: dict[Path, Run] = {}
     todo: list[tuple[Path, NotebookNode]] = []

@@ -1,7 +1,7 @@
 """Step 1: chapters/*.md to notebooks/*.ipynb, what Colab opens.
 
 A notebook is its chapter with three changes that only make sense away from the site: a badge that opens it in Colab,
-a first cell that installs the helpers where they are missing, and links to other pages made absolute.
+a first cell that brings library and helpers where they are missing, and links to other pages made absolute.
 """
 
 from __future__ import annotations
@@ -16,12 +16,21 @@ from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from .project import Project, write
 
+# A clone on the path, and no pip: torch can't be replaced, and no package named helpers stays where others find it.
 SETUP = """\
-# Installs the helpers of this book where they are missing. The torch that is here stays as it is.
+# Brings the library and the helpers of this book where they are missing. Nothing is installed, torch stays as it is.
+import pathlib, subprocess, sys
+
 try:
-    import helpers
+    from helpers import Case
+    from zero_or_nan import ignoring
 except ImportError:
-    %pip install --quiet --no-deps "git+{repository}@{branch}"\
+    book = pathlib.Path("zero-or-nan").resolve()
+    if not book.exists():
+        clone = "git clone --quiet --depth 1 --branch {branch} {repository}"
+        subprocess.run([*clone.split(), str(book)], check=True)
+    sys.modules.pop("helpers", None)  # another of that name
+    sys.path.insert(0, str(book / "src"))\
 """
 _PAGE_LINK = re.compile(r"\]\((?!https?:|#)([\w-]+)\.md(#[\w-]*)?\)")
 

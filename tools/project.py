@@ -38,8 +38,13 @@ class Project:
         return self.root / "results"
 
     @property
+    def source(self) -> Path:
+        """The folder of all that a page imports: the library and the helpers."""
+        return self.root / "src"
+
+    @property
     def helpers(self) -> Path:
-        return self.root / "src" / "helpers"
+        return self.source / "helpers"
 
     @property
     def build(self) -> Path:

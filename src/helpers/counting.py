@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from torch.masked import MaskedTensor
 
-from . import ignoring, show
+from zero_or_nan import ignoring
+
+from . import show
 from .entries import outcome
 
 Row = tuple[str, Callable[[Tensor], Tensor], str, Sequence[float], Sequence[float]]

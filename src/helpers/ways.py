@@ -55,7 +55,7 @@ register("vanilla", "vanilla", "Plain PyTorch: the forward code as everyone writ
 register(
     "masked", "masked", "The forward code rewritten for `torch.masked`: entries that do not count carry mask False."
 )
-register("ignoring", "ignoring", "Plain PyTorch's forward code, then `helpers.ignoring.backward`.")
+register("ignoring", "ignoring", "Plain PyTorch's forward code, then `zero_or_nan.ignoring.backward`.")
 register(
     "double where",
     "double where",

@@ -3,6 +3,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import helpers
 
 HOME = str(Path(helpers.__file__).parents[1])
@@ -27,9 +29,27 @@ def test_importing_the_helpers_imports_only_torch_numpy_and_the_standard_library
         "roots = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
         "print(json.dumps([sorted(roots - sys.stdlib_module_names), sorted(sys.modules)]))"
     )
-    assert added == ["helpers"]
+    assert added == ["helpers", "zero_or_nan"]
     for name in ("IPython", "matplotlib", "ipykernel", "yaml", "bs4"):
         assert name not in everything
+
+
+@pytest.mark.parametrize("name", ["helpers", "zero_or_nan"])
+@pytest.mark.parametrize("kernel", [False, True], ids=["script", "notebook"])
+def test_importing_changes_nothing(name, kernel):
+    before, after = run(
+        "import json, sys, types, warnings, numpy, torch, torch.masked\n"
+        "shell = types.SimpleNamespace(kernel=object())\n"
+        f"sys.modules['IPython'] = types.SimpleNamespace(get_ipython=lambda: shell if {kernel} else None)\n"
+        "def state():\n"
+        "    shared = warnings, torch, torch.Tensor, torch.autograd, torch.autograd.graph, torch.ops\n"
+        "    rebound = [[(name, id(thing)) for name, thing in vars(owner).items()] for owner in shared]\n"
+        "    return [str(warnings.filters), sorted(map(str, rebound))]\n"
+        "before = state()\n"
+        f"import {name}\n"
+        "print(json.dumps([before, state()]))"
+    )
+    assert before == after
 
 
 def test_matplotlib_is_imported_by_the_first_drawing_and_without_its_global_state():

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import ignoring
 from tools import coverage
 from tools.project import Project
+from zero_or_nan import ignoring
 
 OPERATORS = {coverage.name_of(op): op for op in coverage.operators()}
 ROWS = {

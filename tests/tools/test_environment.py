@@ -1,4 +1,4 @@
-"""A cache belongs to one state of the helpers and one set of versions."""
+"""A cache belongs to one state of what pages import, and one set of versions."""
 
 import os
 import platform
@@ -32,6 +32,26 @@ def test_an_edited_helper_changes_it(project, name):
     with (project.helpers / name).open("a", encoding="utf-8") as file:
         file.write("\n")
     assert fingerprint(project) != before
+
+
+def test_an_edited_library_changes_it(project):
+    before = fingerprint(project)
+    with (project.source / "zero_or_nan" / "ignoring" / "passes.py").open("a", encoding="utf-8") as file:
+        file.write("\n")
+    assert fingerprint(project) != before
+
+
+def test_another_beginning_of_kernels_changes_it(project, monkeypatch):
+    before = fingerprint(project)
+    monkeypatch.setattr(environment, "STARTUP", "")
+    assert fingerprint(project) != before
+
+
+def test_what_an_installation_writes_beside_them_does_not_change_it(project):
+    before = fingerprint(project)
+    (project.source / "zero_or_nan.egg-info").mkdir()
+    (project.source / "zero_or_nan.egg-info" / "PKG-INFO").touch()
+    assert fingerprint(project) == before
 
 
 @pytest.mark.parametrize("name", ["new.py", "data/table.json"])

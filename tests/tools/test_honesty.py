@@ -8,9 +8,9 @@ import signal
 import pytest
 import torch
 
-from helpers import ignoring
-from helpers.ignoring import FUNCTIONS, Function, careful, looks
 from tools import honesty
+from zero_or_nan import ignoring
+from zero_or_nan.ignoring import FUNCTIONS, Function, careful, looks
 
 OPERATORS = {honesty.name_of(op): op for op in honesty.operators()}
 

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,21 +89,23 @@ def test_the_badge_comes_first_and_opens_this_notebook_in_colab(book):
     assert source(first).endswith(f"]({address})")
 
 
-def test_the_first_code_cell_installs_the_helpers_and_leaves_torch_alone(book):
+def test_the_first_code_cell_brings_library_and_helpers_and_installs_nothing(book):
     pair(Project(book.root))
     setup = next(cell for cell in cells(book) if cell["cell_type"] == "code")
     project = Project(book.root)
-    assert f'%pip install --quiet --no-deps "git+{project.repository}@{project.branch}"' in source(setup)
-    assert "import helpers" in source(setup)
+    assert f"git clone --quiet --depth 1 --branch {project.branch} {project.repository}" in source(setup)
+    assert "pip" not in source(setup)
+    assert all(len(line) <= 120 for line in source(setup).split("\n"))
     assert setup["metadata"]["tags"] == ["remove-cell"]
 
 
-def test_the_set_up_cell_does_not_install_helpers_that_are_there(book):
+def test_the_set_up_cell_does_nothing_where_both_are(book, monkeypatch):
     pair(Project(book.root))
     setup = source(next(cell for cell in cells(book) if cell["cell_type"] == "code"))
-    asked = []
-    exec(re.sub(r"%pip .*", "asked.append(1)", setup))
-    assert asked == []
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("something was run"))
+    before = list(sys.path)
+    exec(setup, {})
+    assert sys.path == before
 
 
 def test_another_repository_in_the_configuration_reaches_badge_set_up_and_links(book):
@@ -116,7 +120,7 @@ def test_another_repository_in_the_configuration_reaches_badge_set_up_and_links(
     pair(Project(book.root))
     text = (book.root / "notebooks" / "one.ipynb").read_text(encoding="utf-8")
     assert "(https://colab.research.google.com/github/someone/else/blob/stable/notebooks/one.ipynb)" in text
-    assert "git+https://github.com/someone/else@stable" in text
+    assert "--branch stable https://github.com/someone/else" in text
     assert "(https://book.example.org/zero/chapters/two.html)" in text
     assert project.repository not in text and project.site_url not in text
 

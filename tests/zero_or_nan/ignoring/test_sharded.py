@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import helpers
+import zero_or_nan
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this PyTorch is not distributed")
 
@@ -22,8 +22,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
-from helpers import ignoring
-from helpers.ignoring import passes
+from zero_or_nan import ignoring
+from zero_or_nan.ignoring import passes
 
 rank, file, shardings = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
 torch.set_num_threads(1)
@@ -139,7 +139,7 @@ PLAIN = ["tensor_parallel", "distributed_tensors"]
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """By sharding and rows: on each rank whether training went right, and the warnings of ours."""
-    script = f"import sys; sys.path.insert(0, {str(Path(helpers.__file__).parents[1])!r})\n" + SCRIPT
+    script = f"import sys; sys.path.insert(0, {str(Path(zero_or_nan.__file__).parents[1])!r})\n" + SCRIPT
     store = str(tmp_path_factory.mktemp("sharded") / "store")
     ranks = [
         subprocess.Popen([sys.executable, "-c", script, str(rank), store, *FOLLOWED, *PLAIN],

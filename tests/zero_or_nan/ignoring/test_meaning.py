@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from helpers import ignoring
+from zero_or_nan import ignoring
 
 nan, inf = math.nan, math.inf
 

@@ -7,10 +7,10 @@ import jupytext
 import pytest
 import torch
 
-from helpers import ignoring
 from helpers.counting import what_counts
-from helpers.ignoring import FUNCTIONS
-from helpers.ignoring.graph import function_of, graph_from
+from zero_or_nan import ignoring
+from zero_or_nan.ignoring import FUNCTIONS
+from zero_or_nan.ignoring.graph import function_of, graph_from
 
 PAGE = Path(__file__).parents[3] / "chapters" / "what-counts-as-ignored.md"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import helpers
+import zero_or_nan
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this PyTorch is not distributed")
 
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
-from helpers import ignoring
+from zero_or_nan import ignoring
 
 rank, file, static, unused, view, checkpointed = int(sys.argv[1]), sys.argv[2], *(word == "1" for word in sys.argv[3])
 torch.set_num_threads(1)
@@ -83,7 +83,7 @@ print("done")
     (0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1),
 ], ids=["usual", "static_graph", "find_unused_parameters", "gradient_as_bucket_view", "checkpoint"])  # fmt: skip
 def test_parameters_are_equal_on_both_ranks_and_to_a_single_process(tmp_path, static, unused, view, checkpointed):
-    script = f"import sys; sys.path.insert(0, {str(Path(helpers.__file__).parents[1])!r})\n" + SCRIPT
+    script = f"import sys; sys.path.insert(0, {str(Path(zero_or_nan.__file__).parents[1])!r})\n" + SCRIPT
     flags = f"{static}{unused}{view}{checkpointed}"
     ranks = [
         subprocess.Popen([sys.executable, "-c", script, str(rank), str(tmp_path / "store"), flags],

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from helpers import ignoring
-from helpers.ignoring import passes
-from helpers.ignoring.careful import Pass
+from zero_or_nan import ignoring
+from zero_or_nan.ignoring import passes
+from zero_or_nan.ignoring.careful import Pass
 
 nan, inf = math.nan, math.inf
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]

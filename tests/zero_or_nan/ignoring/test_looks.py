@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from programs import programs
 from torch import nn
 
-from helpers import ignoring
-from helpers.ignoring import passes
-from helpers.ignoring.careful import Pass
-from helpers.ignoring.graph import graph_from
-from helpers.ignoring.looks import harmless
+from zero_or_nan import ignoring
+from zero_or_nan.ignoring import passes
+from zero_or_nan.ignoring.careful import Pass
+from zero_or_nan.ignoring.graph import graph_from
+from zero_or_nan.ignoring.looks import harmless
 
 nan, inf = math.nan, math.inf
 
@@ -208,7 +208,7 @@ def test_what_is_not_known_is_not_called_harmless(name):
 
 def test_a_node_by_an_unknown_name_is_not_called_harmless(monkeypatch):
     loss = leaf(1.0).exp().sum()
-    monkeypatch.setattr("helpers.ignoring.looks._plan", lambda *_: None)
+    monkeypatch.setattr("zero_or_nan.ignoring.looks._plan", lambda *_: None)
     assert not is_harmless(loss)
 
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.masked import MaskedTensor, masked_tensor
 
-from ..quiet import quiet_prototype_warning
 from .careful import Pass
 from .graph import Edge, edge_of, graph_from
 from .lifetimes import DEEP_GRAPHS
@@ -138,7 +137,6 @@ def _grad(roots: Any, inputs: Any, given: Any, retain_graph: bool | None, ignore
         result = torch.autograd.grad(roots, inputs, given, retain_graph, **rest)
     if ignored == "zero":
         return result
-    quiet_prototype_warning()
     return _each(lambda gradient, edge: _masked(gradient, edge, careful), result, edges)
 
 

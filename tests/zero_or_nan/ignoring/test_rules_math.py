@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from helpers import ignoring
-from helpers.ignoring import FUNCTIONS, Cotangent
-from helpers.ignoring.graph import function_of
+from zero_or_nan import ignoring
+from zero_or_nan.ignoring import FUNCTIONS, Cotangent
+from zero_or_nan.ignoring.graph import function_of
 
 nan, inf = math.nan, math.inf
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from helpers.ignoring import Cotangent
+from zero_or_nan.ignoring import Cotangent
 
 VALUE = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
 MASK = torch.tensor([[False, True], [True, False]])

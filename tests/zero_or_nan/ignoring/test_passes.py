@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 from torch.masked import MaskedTensor
 
-from helpers import ignoring
-from helpers.ignoring import passes
+from zero_or_nan import ignoring
+from zero_or_nan.ignoring import passes
 
 nan, inf = math.nan, math.inf
 DICTS = "dict" in str(inspect.signature(torch.autograd.grad).parameters["inputs"])

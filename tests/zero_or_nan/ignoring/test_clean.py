@@ -20,9 +20,9 @@ from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-import helpers
-from helpers import ignoring
-from helpers.ignoring import passes, threads
+import zero_or_nan
+from zero_or_nan import ignoring
+from zero_or_nan.ignoring import passes, threads
 
 CLEAN = {}
 """Programs by name: each takes torch.autograd or ignoring, and returns all that can be seen of its pass."""
@@ -811,8 +811,8 @@ def test_a_pass_that_the_check_for_nan_stops_leaves_nothing_behind(quick):
 DEEP = """
 import gc, sys, threading
 import torch
-from helpers import ignoring
-from helpers.ignoring import passes
+from zero_or_nan import ignoring
+from zero_or_nan.ignoring import passes
 
 torch.set_num_threads(1)
 if sys.argv[1] == "careful":
@@ -903,7 +903,7 @@ print("done", flush=True)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("way", ["quick", "careful"])
 def test_deep_graphs_are_freed(way):
-    script = f"import sys; sys.path.insert(0, {str(Path(helpers.__file__).parents[1])!r})\n" + DEEP
+    script = f"import sys; sys.path.insert(0, {str(Path(zero_or_nan.__file__).parents[1])!r})\n" + DEEP
     process = subprocess.run([sys.executable, "-c", script, way], capture_output=True, text=True, timeout=110)
     assert process.returncode == 0 and "done" in process.stdout, (process.stdout[-200:], process.stderr[-2000:])
 

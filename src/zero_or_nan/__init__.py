@@ -1,0 +1,20 @@
+"""Is a PyTorch gradient zero, undefined, or only rounded?
+
+- `ignoring`: `backward` and `grad` that skip what the loss ignored, with the forward code as it is.
+
+Needs torch, 2.6 or newer, and nothing else. Importing it changes nothing: no warning filters, no patches.
+
+>>> import torch
+>>> from zero_or_nan import ignoring
+>>> x = torch.tensor([1.0, 100.0], requires_grad=True)
+>>> loss = torch.where(x < 50, x.exp(), torch.zeros(2)).sum()
+>>> ignoring.backward(loss)  # in place of loss.backward()
+>>> x.grad
+tensor([2.7183, 0.0000])
+"""
+
+from . import ignoring
+
+__all__ = ["ignoring"]
+
+__version__ = "0.1.0"
