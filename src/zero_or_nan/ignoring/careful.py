@@ -20,13 +20,14 @@ from torch.autograd.graph import GradientEdge
 
 from .checkpoints import CHECKPOINT, Recomputed
 from .cotangent import can_carry, is_finite
+from .distributed import is_border, is_distributed, whole
 from .graph import NODES, AccumulateGrad, Edge, Graph, edge_of, function_of, graph_from
 from .hooks import Ours, put_first
 from .lifetimes import DEEP_GRAPHS
 from .looks import harmless
 from .masks import Mask, either
-from .registry import FUNCTIONS, UNKNOWN, Function, NotFollowed
-from .steps import Foreign, Moved, Replaced, Sliced, Step
+from .registry import UNKNOWN, Function, NotFollowed, record_of
+from .steps import Border, Followed, Foreign, Moved, Replaced, Sliced, Step
 from .threads import current, set_current
 
 REPORT = "https://github.com/zero-or-nan/zero-or-nan/issues"
@@ -227,6 +228,8 @@ class Pass:
         mask = None if arrived is None else arrived.mask
         if arrived is not None and arrived.is_still(value):
             return mask, True
+        if is_distributed(value):
+            return (mask if mask is None else mask | (whole(value) != 0)), True
         if not can_carry(value):
             return mask, False
         return (mask if mask is None else mask | (value != 0)), True
@@ -281,15 +284,16 @@ class Pass:
 
 def _kind_of(node: Any) -> tuple[type[Step], Function]:
     """How the derivative of a node is run, and the record of its function."""
-    name = function_of(node.name())
-    function = FUNCTIONS.get(name, UNKNOWN)
+    name, function = function_of(node.name()), record_of(node)
+    if function.moves:
+        return (Border if is_border(node) else Moved), function
+    if function.derivative is not None:
+        return Replaced, function
     if isinstance(node, BackwardCFunction):
-        return (Recomputed if name == CHECKPOINT else Foreign), function
+        return (Recomputed if name == CHECKPOINT else Foreign if function is UNKNOWN else Followed), function
     if name not in NODES:
         return Foreign, function
-    if name == "CopySlices":
-        return Sliced, function
-    return (Moved if function.moves else Replaced if function.derivative is not None else Step), function
+    return (Sliced if name == "CopySlices" else Step), function
 
 
 _NOTHING_IGNORED = _Arrived(None, None, 0)

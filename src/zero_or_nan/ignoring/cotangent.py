@@ -50,6 +50,8 @@ class Cotangent(Tensor):
     step: Step | None
     viewed: tuple[Cotangent, Callable[[Tensor], Tensor]] | None
     """For a view: what it is a view of, and how to view a mask alike."""
+    parts: Any = None
+    """What plain PyTorch has in its place, where that is a `DTensor`."""
 
     dispatch: Callable[..., Any]
     """What finds an operator's rule; set by the module of that name."""
@@ -100,6 +102,14 @@ def plain(thing: Any) -> Any:
     if kind is dict:
         return {key: plain(item) for key, item in thing.items()} if thing else thing
     return thing
+
+
+def as_in_pytorch(thing: Any) -> Any:
+    """The same structure with what plain PyTorch has in place of every cotangent: its value, or a `DTensor`."""
+    kind = type(thing)
+    if kind is Cotangent:
+        return thing.value if thing.parts is None else thing.parts
+    return kind(map(as_in_pytorch, thing)) if kind is tuple or kind is list else thing
 
 
 def mask_of(thing: Any) -> Mask:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .distributed import BORDERS
 from .graph import can_be_read_again
 from .looks import AWAY_FROM_ZERO, FINITE, MODERATE, NOTHING
 from .registry import function
@@ -29,6 +30,7 @@ function(
     """,
     look=NOTHING,
 )
+function(" ".join(BORDERS), moves=True, look=NOTHING)
 function("Add", moves=lambda node: getattr(node, "_saved_alpha", 1) == 1, look=NOTHING, scalars=("alpha",))
 function("Sub Rsub", look=NOTHING, scalars=("alpha",))
 function("LeakyRelu", look=NOTHING, scalars=("negative_slope",))

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 AccumulateGrad: type = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
@@ -39,6 +40,12 @@ def graph_from(roots: Sequence[Any]) -> Graph:
         graph[node] = edges = node.next_functions
         stack.extend([edge[0] for edge in edges])
     return graph
+
+
+def run(node: Any, *cotangents: Any) -> tuple[Any, ...]:
+    """What a node's derivative makes of some cotangents."""
+    results: Any = (node.apply if isinstance(node, BackwardCFunction) else node)(*cotangents)
+    return results if isinstance(results, tuple) else (results,)
 
 
 @functools.cache

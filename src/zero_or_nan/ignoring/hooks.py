@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from .cotangent import plain
+from .cotangent import as_in_pytorch
 
 
 class Ours(partial):  # type: ignore[type-arg]
@@ -21,7 +21,7 @@ class _GetsPlain:
         self.passes = 0
 
     def __call__(self, *things: Any) -> Any:
-        return self.hook(*map(plain, things))
+        return self.hook(*map(as_in_pytorch, things))
 
 
 class _Kept:

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.nn import Parameter
 
-from .graph import function_of
-from .registry import FUNCTIONS, UNKNOWN, Function
+from .distributed import is_distributed, part_here
+from .registry import Function, record_of
 
 LARGE = 10_000
 """Entries from which on it pays to remember what was looked at."""
@@ -80,8 +81,9 @@ def _plan(kind: type, function: Function) -> _Plan | None:
         return None
     saved = [attribute.removeprefix("_raw_saved_") for attribute in dir(kind) if attribute.startswith("_raw_saved_")]
     looks = {attribute: function.looks.get(attribute, usual) for attribute in saved}
+    saved_in = "saved_{}" if issubclass(kind, BackwardCFunction) else "_saved_{}"
     tensors = tuple(
-        (f"_raw_saved_{a}", f"_saved_{a}", look)
+        (f"_raw_saved_{a}", saved_in.format(a), look)
         for a, look in looks.items()
         if look is not None and look is not NOTHING
     )
@@ -95,7 +97,7 @@ def harmless(nodes: Iterable[Any]) -> bool:
     elsewhere: list[tuple[tuple[Tensor, ...], Look, torch.dtype]] = []
     for node in nodes:
         kind: Any = type(node)
-        plan = _plan(kind, FUNCTIONS.get(function_of(node.name()), UNKNOWN))
+        plan = _plan(kind, record_of(node))
         if plan is None:
             return False
         if plan.function.only_if is not None and not plan.function.only_if(node):
@@ -103,34 +105,43 @@ def harmless(nodes: Iterable[Any]) -> bool:
         if plan.scalars and not _scalars_moderate(node, plan.scalars):
             return False
         for raw, attribute, look in plan.tensors:
-            saved = getattr(node, raw)
-            # Unpacking could recompute (checkpoint); older versions of PyTorch can't tell.
-            if getattr(saved, "unpack_hook", _UNKNOWN) is not None:
-                return False
             try:
-                tensor = getattr(node, attribute)
+                if not _is_there(getattr(node, raw)):
+                    return False
+                saved = getattr(node, attribute)
             except RuntimeError:  # freed, or changed in place: backward will say so, if it gets there
                 return False
-            if tensor is None or not tensor.numel():
-                continue
-            if type(tensor) not in _DENSE or tensor.layout is not torch.strided or tensor.is_complex():
-                return False
-            if not _in_memory(tensor):
-                return False
-            if tensor.dtype is torch.bool and look is not AWAY_FROM_ZERO:
-                continue
-            if tensor.numel() > LARGE:  # a relu's result is the next layer's input; a look at a small one costs less
-                key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), look)
-                if key in seen:
+            for tensor in saved if type(saved) is tuple else (saved,):
+                if is_distributed(tensor):
+                    tensor = part_here(tensor)
+                    if tensor is None:
+                        return False
+                if tensor is None or not tensor.numel():
                     continue
-                seen.add(key)
-            tensor = _as_factor(tensor, look)
-            measures = look.measure(_in_memory_order(tensor))
-            if tensor.device.type != "cpu":
-                elsewhere.append((measures, look, tensor.dtype))
-            elif not look.accepts(tensor.dtype, *[measure.item() for measure in measures]):
-                return False
+                if type(tensor) not in _DENSE or tensor.layout is not torch.strided or tensor.is_complex():
+                    return False
+                if not _in_memory(tensor):
+                    return False
+                if tensor.dtype is torch.bool and look is not AWAY_FROM_ZERO:
+                    continue
+                if tensor.numel() > LARGE:  # a relu's result is the next layer's input; a small one costs less
+                    key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), look)
+                    if key in seen:
+                        continue
+                    seen.add(key)
+                tensor = _as_factor(tensor, look)
+                measures = look.measure(_in_memory_order(tensor))
+                if tensor.device.type != "cpu":
+                    elsewhere.append((measures, look, tensor.dtype))
+                elif not look.accepts(tensor.dtype, *[measure.item() for measure in measures]):
+                    return False
     return not elsewhere or _all_accepted(elsewhere)
+
+
+def _is_there(packed: Any) -> bool:
+    """Whether a saved tensor is to be had as it is. Unpacking could recompute (checkpoint); PyTorch 2.6 can't tell."""
+    parts = packed if type(packed) is tuple else (packed,)
+    return all(getattr(part, "unpack_hook", _UNKNOWN) is None for part in parts)
 
 
 def _all_accepted(elsewhere: list[tuple[tuple[Tensor, ...], Look, torch.dtype]]) -> bool:

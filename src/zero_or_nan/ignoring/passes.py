@@ -12,6 +12,7 @@ from torch.autograd.graph import GradientEdge
 from torch.masked import MaskedTensor, masked_tensor
 
 from .careful import Pass
+from .distributed import is_distributed, on_any_process
 from .graph import Edge, edge_of, graph_from
 from .lifetimes import DEEP_GRAPHS
 from .looks import harmless as _is_harmless
@@ -145,7 +146,7 @@ def _pass(roots: Sequence[Any], edges: Any = None, asked_for: Any = None, depth:
     DEEP_GRAPHS.sweep()
     graph = graph_from(roots)
     if edges is None or not edges:
-        if _is_harmless(graph):
+        if not on_any_process(not _is_harmless(graph), roots, graph):
             DEEP_GRAPHS.hold(graph)
             return contextlib.nullcontext()
         return Pass(roots, graph, depth=depth, asked_for=_inside(asked_for))
@@ -192,8 +193,9 @@ def _as_results(inputs: Any) -> Any:
 def _masked(gradient: Any, edge: Edge | None, careful: Pass) -> Any:
     if gradient is None:
         return None
-    if gradient.layout is not torch.strided:
-        raise ValueError(f'ignored="masked" needs a dense gradient, and this one is {gradient.layout}; use "zero"')
+    if gradient.layout is not torch.strided or is_distributed(gradient):
+        kind = "a DTensor" if is_distributed(gradient) else gradient.layout
+        raise ValueError(f'ignored="masked" needs a dense gradient, and this one is {kind}; use "zero"')
     gradient = gradient.detach()
     if edge in careful.masks:
         mask = full(careful.masks[edge], gradient)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .graph import NODES
+from .graph import NODES, function_of
 
 if TYPE_CHECKING:
     from .looks import Look
@@ -30,7 +30,7 @@ class NotFollowed(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """What is known of a forward function, by the name of its nodes without "Backward0".
+    """What is known of a forward function.
 
     Attributes:
         selects: whether a zero that the derivative writes means "not selected": the result was the same, whatever stood
@@ -57,39 +57,103 @@ class Function:
 
 
 UNKNOWN = Function()
-FUNCTIONS: dict[str, Function] = {}
-"""The record of each forward function, by the name of its nodes without "Backward0"."""
+FUNCTIONS: dict[str | type, Function] = {}
+"""The record of each forward function, by the name of its nodes without "Backward0"; of one in Python, by its class."""
 
 RULES: dict[Any, Rule] = {}
 """What each operator does to a cotangent, by the operator (`torch.ops.aten.mul`), for all its overloads."""
 
 
-def function(names: str, *, since: str = "2.6", **facts: Any) -> None:
+def function(names: str | type[torch.autograd.Function], *, since: str = "2.6", **facts: Any) -> None:
     """Record what is known of some forward functions.
 
+    PyTorch's own derivatives are followed with or without a record. Code of yours is followed when it has one: the
+    backward of a `torch.autograd.Function`, or of a `torch.library` operator, then gets a `Cotangent` in place of each
+    tensor, and every operator that it calls finds its rule. Nothing is to be stated for that but the name.
+
     Args:
-        names: their names, separated by spaces.
+        names: the names of PyTorch's functions, as their nodes have them without "Backward0" ("Mul", "LogSoftmax");
+            of custom operators as `torch.ops` has them ("mylib::scale"); several are separated by spaces. Or one
+            subclass of `torch.autograd.Function`.
         since: a release of PyTorch that has nodes of these names; older ones may lack them.
         facts: the fields of `Function`.
 
     Raises:
-        ValueError: when a function has a record already, or no node of this PyTorch has the name.
+        ValueError: when a function has a record already, or there is none of the name.
+        TypeError: when a fact is no field of `Function`.
+
+    >>> class Double(torch.autograd.Function):
+    ...     @staticmethod
+    ...     def forward(ctx, x):
+    ...         return 2 * x
+    ...
+    ...     @staticmethod
+    ...     def backward(ctx, gradient):
+    ...         return 2 * gradient
+    >>> function(Double)
+    >>> x = torch.tensor([1.0, 0.0], requires_grad=True)
+    >>> torch.where(x > 0, Double.apply(x.log()), torch.zeros(2)).sum().backward()
+    >>> x.grad
+    tensor([2., nan])
+    >>> x.grad = None
+    >>> from zero_or_nan import ignoring
+    >>> ignoring.backward(torch.where(x > 0, Double.apply(x.log()), torch.zeros(2)).sum())
+    >>> x.grad
+    tensor([2., 0.])
     """
     record = Function(**facts)
+    for key in _keys(names, since):
+        if key in FUNCTIONS:
+            raise ValueError(f"{names if isinstance(key, type) else key} has a record already: {FUNCTIONS[key]}")
+        FUNCTIONS[key] = record
+
+
+def _keys(names: str | type, since: str) -> Iterator[str | type]:
+    """What the records of these functions are found by."""
+    if isinstance(names, type):
+        yield names
+        return
     for name in names.split():
-        if name in FUNCTIONS:
-            raise ValueError(f"{name} has a record already: {FUNCTIONS[name]}")
-        if name in NODES:
-            FUNCTIONS[name] = record
+        namespace, found, operator = name.rpartition("::")
+        if found:
+            packet = getattr(getattr(torch.ops, namespace), operator, None)
+            if packet is None:
+                raise ValueError(f"there is no operator {name}; define it before its record")
+            # So `torch.library` calls the Function that it makes for each overload.
+            yield from (f"GeneratedBackwardFor_{namespace}_{operator}_{overload}" for overload in packet.overloads())
+        elif name in NODES or "." in name:  # the latter is a Function of PyTorch's own, in Python
+            yield name
         else:
             _refuse_unless_other_release(f"no node is called {name}Backward0", since)
 
 
-def derivative(names: str, **facts: Any) -> Callable[[Derivative], Derivative]:
+def record_of(node: Any) -> Function:
+    """The record of the forward function whose derivative a node computes."""
+    forward = getattr(node, "_forward_cls", None)
+    if forward is None:
+        return FUNCTIONS.get(function_of(node.name()), UNKNOWN)
+    if forward.__module__.startswith("torch."):
+        return FUNCTIONS.get(_name_in_torch(forward), UNKNOWN)
+    return FUNCTIONS.get(forward, UNKNOWN)
+
+
+def _name_in_torch(forward: type) -> str:
+    name = forward.__name__
+    return name if name.startswith("GeneratedBackwardFor_") else f"{forward.__module__}.{name}"
+
+
+def derivative(names: str | type[torch.autograd.Function], **facts: Any) -> Callable[[Derivative], Derivative]:
     """Record a derivative of our own for some forward functions.
 
     It is called as `derivative(node, cotangents)` when ignored entries arrive, and its result stands where plain
-    PyTorch's is not finite. Written in operators that have rules, it returns a `Cotangent` for each input.
+    PyTorch's is not finite. Written in operators that have rules, it returns a `Cotangent` for each input, or None.
+
+    Args:
+        names: as for `function`.
+        facts: the fields of `Function`, and `since`.
+
+    Raises:
+        ValueError, TypeError: as `function` does.
     """
 
     def register(ours: Derivative) -> Derivative:

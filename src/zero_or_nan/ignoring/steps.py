@@ -6,6 +6,7 @@ with plain results and their masks.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from . import distributed
 from .cotangent import Cotangent, can_carry, is_finite, mask_of, merge, plain
-from .graph import can_be_read_again, function_of
+from .distributed import Gathering, is_distributed
+from .graph import can_be_read_again, function_of, run
 from .masks import Mask, full, reduced
 from .registry import FUNCTIONS, UNKNOWN, Function, NotFollowed
 
@@ -36,6 +39,7 @@ class Step:
         self.function = function
         self.masks = masks
         self._comparisons: _Comparisons | None = None
+        self._gathering: Gathering | None = None
 
     @property
     def selects(self) -> bool:
@@ -48,20 +52,39 @@ class Step:
         """Whether anything can be ignored here though no masks arrive."""
         return self.selects
 
+    @property
+    def compares(self) -> bool:
+        """Whether the derivative may compare what was saved."""
+        return self.function.compares
+
     def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
-        if self.function.compares:
-            self.watch_comparisons()
-        return [
-            value if value is None else Cotangent(value, mask, self)
+        if self.compares:
+            self._watch_comparisons()
+        cotangents = [
+            value if value is None else self.cotangent(value, mask)
             for value, mask in zip(arriving, self.masks, strict=True)
         ]
+        if any(map(is_distributed, arriving)):
+            self._gathering = Gathering()
+            self._gathering.start()
+        return cotangents
 
     def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
+        if self._gathering is not None:
+            self._gathering.stop()
         if self._comparisons is not None:
             self._comparisons.stop()
-        return [plain(result) for result in results], [mask_of(result) for result in results]
+        return [_given_back(result) for result in results], [mask_of(result) for result in results]
 
-    def watch_comparisons(self) -> None:
+    def cotangent(self, value: Any, mask: Mask) -> Cotangent:
+        """What the derivative gets in place of a plain tensor."""
+        if not is_distributed(value):
+            return Cotangent(value, mask, self)
+        cotangent = Cotangent(distributed.whole(value), mask, self)
+        cotangent.parts = value
+        return cotangent
+
+    def _watch_comparisons(self) -> None:
         """Until the end. Where the derivative fails, the engine itself ends it."""
         first, *others = (ahead is not None for ahead, _ in self.node.next_functions)
         # `clamp` compares its input with its bounds: where these have no gradient, whether they are NaN is no matter.
@@ -78,6 +101,13 @@ class Step:
     def failed(self, operator: str, error: Exception) -> None:
         """From this operator on the gradient is plain PyTorch's."""
         self.owner.failed(operator, error, suspected=True)
+
+
+def _given_back(result: Any) -> Any:
+    """What the engine gets of a result."""
+    if type(result) is Cotangent and result.parts is not None:
+        return distributed.merge(result.parts, result)
+    return plain(result)
 
 
 class _Comparisons(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -116,7 +146,7 @@ class _Comparisons(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return None if found is None else found[1]
 
     def _compared(self, result: Tensor, entry: Any) -> None:
-        if isinstance(entry, Tensor) and entry.is_floating_point():
+        if isinstance(entry, Tensor) and entry.is_floating_point() and not is_distributed(entry):
             nan = plain(entry).isnan()
             if bool(nan.any()):
                 self._note(result, nan.expand(result.shape))
@@ -135,12 +165,23 @@ class Moved(Step):
 
     def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
         given = [None if v is None else full(mask, v) for v, mask in zip(arriving, self.masks, strict=True)]
-        moved = self.node(*given)
-        masks = moved if isinstance(moved, tuple) else (moved,)
         return results, [
             None if value is None or mask is None else reduced(mask, value.shape)
-            for value, mask in zip(results, masks, strict=True)
+            for value, mask in zip(results, run(self.node, *given), strict=True)
         ]
+
+
+class Border(Step):
+    """Where a tensor begins or ends to be spread over several processes: what it does, all of them do together."""
+
+    selects = False
+    is_needed = True
+
+    def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
+        return arriving
+
+    def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
+        return results, distributed.masks_across(self.node.apply, arriving, self.masks)
 
 
 class Replaced(Step):
@@ -161,30 +202,33 @@ class Replaced(Step):
             if derivative is None or not can_be_read_again(self.node, unknown=True):
                 raise NotFollowed("its saved tensors can be had only once here")
             given = [self._cotangent(number, value) for number, value in enumerate(arriving)]
-            careful = derivative(self.node, given)
-            merged = [
-                _still_ignored(merge(exact, ours)) if isinstance(exact, Tensor) else exact
-                for exact, ours in zip(results, careful, strict=True)
-            ]
+            with Gathering() if any(map(is_distributed, arriving)) else contextlib.nullcontext():
+                careful = derivative(self.node, given)
+            ended = [_mended(exact, ours) for exact, ours in zip(results, careful, strict=True)]
         except Exception as error:
             self.failed(name, error)
             return results, [None] * len(results)
-        return [plain(result) for result in merged], [mask_of(result) for result in merged]
+        return [value for value, _ in ended], [mask for _, mask in ended]
 
     def _cotangent(self, number: int, value: Any) -> Cotangent:
         """All ignored, for an output that was not used."""
         if value is not None:
-            return Cotangent(value, self.masks[number], self)
+            return self.cotangent(value, self.masks[number])
         kind = self.node._input_metadata[number]
         zeros = torch.zeros(tuple(kind.shape), dtype=kind.dtype, device=kind.device)
         return Cotangent(zeros, torch.zeros_like(zeros, dtype=torch.bool), self)
 
 
-def _still_ignored(cotangent: Cotangent) -> Cotangent:
-    """What plain PyTorch gives as another number than 0 counts."""
-    if cotangent.mask is not None:
-        cotangent.mask = cotangent.mask | (cotangent.value != 0)
-    return cotangent
+def _mended(exact: Any, careful: Any) -> tuple[Any, Mask]:
+    """Plain PyTorch's result where it is finite, elsewhere ours; what it gives as another number than 0 counts."""
+    if not isinstance(exact, Tensor):
+        return exact, None
+    mask = mask_of(careful)
+    if is_distributed(exact):
+        value = distributed.merge(exact, careful)
+        return value, mask if mask is None else mask | (distributed.whole(value) != 0)
+    value = plain(merge(exact, careful))
+    return value, mask if mask is None else mask | (value != 0)
 
 
 class Sliced(Step):
@@ -206,10 +250,10 @@ class Sliced(Step):
         return self._found.selects is True
 
     is_needed = True
+    compares = True
 
     def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
         cotangents = super().begin(arriving)
-        self.watch_comparisons()
         if not _profiler._profiler_enabled():
             config = _profiler.ProfilerConfig(
                 _profiler.ProfilerState.CPU, False, False, False, False, False,
@@ -248,8 +292,19 @@ class Sliced(Step):
         return [event for events in _profiler._disable_profiler_legacy() for event in events]
 
 
+class Followed(Step):
+    """The run of somebody's own derivative, in Python, of which a record says that operators are all that it calls."""
+
+    def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
+        made_otherwise = [r for r in results if isinstance(r, Tensor) and type(r) is not Cotangent and can_carry(r)]
+        if made_otherwise and any(mask is not None and not bool(mask.all()) for mask in self.masks):
+            error = NotFollowed("a result of its backward is no Cotangent: it was made without operators")
+            self.owner.failed(self.node.name().removesuffix("Backward"), error, suspected=True)
+        return super().end(results, arriving)
+
+
 class Foreign(Step):
-    """The run of code that is not PyTorch's own operators: plain tensors go in, and what comes out counts."""
+    """The run of code that nobody has recorded: plain tensors go in, and what comes out counts."""
 
     selects = False
 

@@ -1,0 +1,200 @@
+"""Cotangents that lie spread over several processes, as `DTensor`: each has a part, and all know the whole mask.
+
+A derivative that gets such a cotangent runs twice, operator by operator: on the parts, as plain PyTorch does, and by
+the rules, on whole tensors that are gathered from all processes. What the rules give is cut up as the result of plain
+PyTorch is. That takes memory for the whole, and is done only where a look at the parts of all processes asks for care.
+
+All processes have to do the same, or they would wait for each other forever. So whatever decides what is done is known
+to all: the masks, which are brought in line where a cotangent becomes a `DTensor`, and whether care is needed at all.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+
+from .cotangent import Cotangent, as_in_pytorch, wrapped
+from .graph import AccumulateGrad
+from .masks import Mask, full
+
+BORDERS = (
+    "torch.distributed.tensor._api._FromTorchTensor",
+    "torch.distributed.tensor._api._ToTorchTensor",
+    "torch.distributed.tensor._redistribute.Redistribute",
+)
+"""The functions by which a plain tensor becomes a DTensor, a DTensor a plain one, and one is cut up otherwise."""
+
+
+def is_distributed(thing: Any) -> bool:
+    """Whether a tensor is spread over several processes."""
+    tensors = sys.modules.get("torch.distributed.tensor")  # imported by none but those who use it
+    return tensors is not None and isinstance(thing, tensors.DTensor)
+
+
+def whole(tensor: Any) -> Tensor:
+    """A DTensor, gathered on every process."""
+    gathered: Tensor = tensor.full_tensor()
+    return gathered
+
+
+def part_here(tensor: Any) -> Tensor | None:
+    """The part of a DTensor that this process holds; None where a part is not a part of the entries, but of a sum."""
+    if any(placement.is_partial() for placement in tensor.placements):
+        return None
+    part: Tensor = tensor._local_tensor
+    return part
+
+
+def cut_as(like: Any, value: Tensor) -> Any:
+    """A whole tensor that every process has, cut up as a DTensor is; parts of a sum can only be given as the sum."""
+    from torch.distributed.tensor import Replicate
+
+    placements = [Replicate() if placement.is_partial() else placement for placement in like.placements]
+    return _on_every_process(value, like.device_mesh).redistribute(placements=placements)
+
+
+def _on_every_process(value: Tensor, mesh: Any) -> Any:
+    from torch.distributed.tensor import DTensor, Replicate
+
+    return DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+
+def merge(exact: Any, careful: Cotangent) -> Any:
+    """`exact`, the DTensor of plain PyTorch, where it is finite; elsewhere `careful`, which is whole."""
+    there = whole(exact)
+    finite = there.isfinite()
+    return exact if bool(finite.all()) else cut_as(exact, torch.where(finite, there, careful.value.to(there.dtype)))
+
+
+class Gathering(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While a derivative runs: its operators run on the parts, and once more on whole tensors, where rules apply."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._wholes: dict[int, tuple[Any, Any]] = {}
+        """By each DTensor of the derivative, which is kept so that it is known again: the same as a whole."""
+
+    def start(self) -> None:
+        torch._C._push_on_torch_dispatch_stack(self)
+
+    def stop(self) -> None:
+        torch._C._pop_torch_dispatch_stack(None)
+
+    def __torch_dispatch__(
+        self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = (args, kwargs or {})
+        parts, named_parts = tree_map_only(Cotangent, as_in_pytorch, given)
+        exact = op(*parts, **named_parts)
+        if not any(map(is_distributed, tree_leaves((parts, named_parts)))):
+            return exact
+        wholes, named_wholes = tree_map(self._as_whole, given)
+        try:
+            ours = op(*wholes, **named_wholes)
+        except Exception as error:
+            self._failed(op, error, given)
+            ours = wrapped(tree_map(self._as_whole, exact))
+        return self._paired(exact, ours)
+
+    def _as_whole(self, thing: Any) -> Any:
+        if not is_distributed(thing):
+            return thing
+        if id(thing) not in self._wholes:
+            self._wholes[id(thing)] = thing, whole(thing)
+        return self._wholes[id(thing)][1]
+
+    def _paired(self, exact: Any, ours: Any) -> Any:
+        """Our result, which knows plain PyTorch's; or that one, where nothing of the cotangent got into it."""
+        if isinstance(exact, (tuple, list)):
+            return type(exact)(map(self._paired, exact, ours))
+        if type(ours) is Cotangent:
+            ours.parts = exact
+            return ours
+        if is_distributed(exact):
+            self._wholes[id(exact)] = exact, ours
+        return exact
+
+    @staticmethod
+    def _failed(op: Any, error: Exception, given: Any) -> None:
+        steps = [leaf.step for leaf in tree_leaves(given) if type(leaf) is Cotangent]
+        if steps and steps[0] is not None:
+            steps[0].failed(str(op._schema.name), error)
+
+
+def masks_across(backward: Callable[..., Any], arriving: Iterable[Any], masks: Iterable[Mask]) -> list[Mask]:
+    """What the derivative of a border makes of the masks: it does the same to 0 and 1.
+
+    Args:
+        backward: the derivative.
+        arriving: the cotangents that it got, plain ones or DTensors.
+        masks: theirs; for a plain one of this process alone.
+
+    Returns:
+        The masks of its results. That of a DTensor is the same on all processes.
+    """
+    given = []
+    for value, mask in zip(arriving, masks, strict=True):
+        if value is not None:
+            numbers = full(mask, value).to(value.dtype).contiguous()
+            value = _on_every_process(numbers, value.device_mesh) if is_distributed(value) else numbers
+        given.append(value)
+    moved = backward(*given)
+    return [_as_mask(result) for result in (moved if isinstance(moved, tuple) else (moved,))]
+
+
+def _as_mask(moved: Any) -> Mask:
+    if not isinstance(moved, Tensor):
+        return None
+    if is_distributed(moved):  # where all processes hold the same, each may have ignored something else
+        mesh: Any = moved.device_mesh  # type: ignore[attr-defined]
+        mask = _anywhere(whole(moved) != 0, mesh)
+    else:
+        mask = moved != 0
+    return None if bool(mask.all()) else mask
+
+
+def _anywhere(flags: Tensor, mesh: Any) -> Tensor:
+    """Where a flag is up on one of the processes at least."""
+    import torch.distributed as dist
+
+    found = flags.to(torch.uint8).contiguous()
+    for dimension in range(mesh.ndim):
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=mesh.get_group(dimension))
+    return found.bool()
+
+
+def on_any_process(here: bool, roots: Iterable[Any], nodes: Iterable[Any]) -> bool:
+    """Whether something holds on one of the processes that share a graph; told by them all at once."""
+    if sys.modules.get("torch.distributed.tensor") is None:
+        return here
+    for mesh in _meshes(roots, nodes):
+        if mesh.get_coordinate() is not None:
+            here = bool(_anywhere(torch.tensor(here, device=mesh.device_type), mesh))
+    return here
+
+
+def _meshes(roots: Iterable[Any], nodes: Iterable[Any]) -> list[Any]:
+    """The processes that hold what a graph is about; in the order of the graph, which is the same on all."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    found: dict[Any, None] = {root.device_mesh: None for root in roots if is_distributed(root)}
+    for node in nodes:
+        if type(node) is AccumulateGrad:
+            if is_distributed(node.variable):  # type: ignore[attr-defined]
+                found[node.variable.device_mesh] = None  # type: ignore[attr-defined]
+        elif is_border(node):
+            facts = [getattr(fact, "mesh", fact) for fact in vars(node).values()]  # a spec has its mesh
+            found.update(dict.fromkeys(fact for fact in facts if isinstance(fact, DeviceMesh)))
+    return list(found)
+
+
+def is_border(node: Any) -> bool:
+    """Whether a node is where a DTensor begins, ends, or is cut up otherwise."""
+    forward = getattr(node, "_forward_cls", None)
+    return forward is not None and f"{forward.__module__}.{forward.__name__}" in BORDERS
