@@ -4,25 +4,37 @@ The `gradient` argument of backward is the cotangent that every node multiplies.
 its entries the loss ignored, and every step of backward hands that knowledge on: ignored times anything is ignored, a
 sum skips it, and a zero that was computed is still a number.
 
-In the order of the flow:
+What users of the library import:
+
+- `backward`, `grad`: in place of `torch.autograd.backward` and `torch.autograd.grad`.
+- `function`, `rule`, `derivative`: say once what an operator or an `autograd.Function` of your own does to ignored
+  entries. A rule is written with `Cotangent`, `plain`, `mask_of`, `settle`, `merge` and `NotFollowed`; `Function` and
+  its looks (`NOTHING`, `FINITE`, `MODERATE`, `AWAY_FROM_ZERO`) are what can be said of a forward function.
+
+How it works, in the order of the flow:
 
 - `passes`: the two functions, with PyTorch's own arguments.
 - `looks`: whether plain backward will do.
 - `careful`: one pass that knows: where masks arrive, and where they go.
 - `steps`: what happens at one node; `checkpoints`: a node that is a pass of its own.
-- `cotangent`, `masks`: the tensor that a derivative gets.
+- `cotangent`, `masks`: the tensor that a derivative gets; `distributed`: where it is spread over several processes.
 - `dispatch`, `in_place`: an operator that the derivative calls finds its rule.
 - `hooks`, `threads`, `lifetimes`: what else a pass touches.
 - `registry`: a record for each forward function, a rule for each operator; they stand in `functions` and `rules`.
 """
 
 from . import dispatch, functions, rules  # noqa: F401  (they register themselves)
-from .cotangent import Cotangent
+from .cotangent import Cotangent, mask_of, merge, plain, settle
+from .looks import AWAY_FROM_ZERO, FINITE, MODERATE, NOTHING
 from .passes import backward, grad
 from .registry import FUNCTIONS, RULES, Function, NotFollowed, derivative, function, rule
 
 __all__ = [
+    "AWAY_FROM_ZERO",
+    "FINITE",
     "FUNCTIONS",
+    "MODERATE",
+    "NOTHING",
     "RULES",
     "Cotangent",
     "Function",
@@ -31,5 +43,9 @@ __all__ = [
     "derivative",
     "function",
     "grad",
+    "mask_of",
+    "merge",
+    "plain",
     "rule",
+    "settle",
 ]

@@ -31,6 +31,7 @@ from .steps import Border, Followed, Foreign, Moved, Replaced, Sliced, Step
 from .threads import current, set_current
 
 REPORT = "https://github.com/zero-or-nan/zero-or-nan/issues"
+HELP = "https://zero-or-nan.github.io/zero-or-nan/chapters/operators-of-your-own.html"
 
 _current_pass: Callable[[], int] = torch._C._current_graph_task_id
 
@@ -123,7 +124,7 @@ class Pass:
             told = ", ".join(f"{name} ({reason})" for name, reason in sorted(self._lost.items()))
             warnings.warn(
                 f"ignoring could not follow {told}: from there on the gradient is plain PyTorch's, and ignored entries "
-                "may contaminate it",
+                f"may contaminate it. What to do: {HELP}",
                 stacklevel=2 + self.depth,
             )
 

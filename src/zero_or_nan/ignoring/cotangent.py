@@ -30,12 +30,17 @@ CHUNK = 1 << 17
 
 
 class Cotangent(Tensor):
-    """A cotangent and its mask.
+    """A cotangent and its mask: what a rule gets in place of a tensor, and what it returns.
+
+    Args:
+        value: a plain tensor of any shape, on any device, of a floating or complex dtype; 0 where the mask is False.
+        mask: a bool tensor of the same shape (it may be expanded), False where the loss ignored the entry; None when
+            all entries count. It is shared and never written into.
 
     Attributes:
         value: the cotangent as a plain tensor; shares its storage with this one.
-        mask: bool tensor of the same shape, False where the loss ignored the entry; None when all entries count.
-        step: the run of the derivative that it belongs to.
+        mask: as given.
+        step: the run of the derivative that it belongs to; set for what a rule returns.
 
     Operators on it follow the rules:
 
@@ -75,6 +80,10 @@ class Cotangent(Tensor):
     ) -> Any:
         return cls.dispatch(op, args, kwargs or {})
 
+    def numpy(self, *, force: bool = False) -> Any:
+        """The value's numbers, as of any tensor; what is made of them has no mask."""
+        return self.value.numpy(force=force)
+
     def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
         return f"Cotangent({self.value}, {self.mask})"
 
@@ -93,7 +102,14 @@ def can_carry(tensor: Any) -> bool:
 
 
 def plain(thing: Any) -> Any:
-    """The same structure with every cotangent replaced by its value."""
+    """The same structure with every cotangent replaced by its value.
+
+    Args:
+        thing: anything; tuples, lists and dicts are gone through.
+
+    >>> plain([Cotangent(torch.ones(2), torch.tensor([True, True])), 3])
+    [tensor([1., 1.]), 3]
+    """
     kind = type(thing)
     if kind is Cotangent:
         return thing.value
@@ -113,7 +129,13 @@ def as_in_pytorch(thing: Any) -> Any:
 
 
 def mask_of(thing: Any) -> Mask:
-    """The mask of a cotangent; None for whatever else there is."""
+    """The mask of a cotangent; None for whatever else there is, all of which counts.
+
+    >>> mask_of(Cotangent(torch.zeros(2), torch.tensor([True, False])))
+    tensor([ True, False])
+    >>> mask_of(torch.ones(2)) is None
+    True
+    """
     return thing.mask if type(thing) is Cotangent else None
 
 
@@ -157,10 +179,18 @@ def chosen(condition: Tensor, beside: Any, taken: bool = True) -> Tensor:
 
 
 def settle(value: Tensor, mask: Mask) -> Cotangent:
-    """The cotangent with `value`, in place, where ignored times NaN or inf is ignored.
+    """The cotangent with `value`, where ignored times NaN or inf is ignored.
 
-    `value` must be fresh: computed from a cotangent whose ignored entries are zeros, so that an ignored entry is a zero
-    or NaN.
+    For an operator that multiplies entry by entry.
+
+    Args:
+        value: what plain PyTorch gives, computed from `plain(cotangent)`: there the ignored entries are zeros, so here
+            they are zeros or NaN. It is changed in place, so it has to be a tensor of its own.
+        mask: which of its entries count, bool, of a shape that can be expanded to that of `value`; None for all.
+
+    >>> cotangent = Cotangent(torch.tensor([1.0, 0.0]), torch.tensor([True, False]))
+    >>> settle(plain(cotangent) * torch.tensor([2.0, torch.inf]), mask_of(cotangent))
+    Cotangent(tensor([2., 0.]), tensor([ True, False]))
     """
     if mask is not None:
         mask = mask if mask.shape == value.shape else mask.expand(value.shape)
@@ -201,7 +231,23 @@ def ignores(thing: Any) -> bool:
 
 
 def merge(exact: Any, careful: Any) -> Any:
-    """`exact`, plain PyTorch's result, where it is finite; elsewhere `careful`, with careful's mask."""
+    """`exact`, plain PyTorch's result, where it is finite; elsewhere `careful`, with careful's mask.
+
+    For an operator that can be said in others that have rules: theirs knows what is ignored, and where plain PyTorch's
+    is finite its very bits stay.
+
+    Args:
+        exact: what plain PyTorch gives, computed from `plain(cotangent)`; a tensor, or several in a tuple or list.
+        careful: the same by other operators, a `Cotangent` in the place of each tensor.
+
+    Returns:
+        A `Cotangent` for each tensor, in the dtype and memory layout of `exact`.
+
+    >>> cotangent = Cotangent(torch.tensor([1.0, 0.0]), torch.tensor([True, False]))
+    >>> factor = torch.tensor([2.0, torch.nan])
+    >>> merge(plain(cotangent) @ factor, cotangent @ factor)
+    Cotangent(2.0, True)
+    """
     if isinstance(exact, Tensor) and isinstance(careful, Tensor):
         value = exact
         if not bool(exact.isfinite().all()):

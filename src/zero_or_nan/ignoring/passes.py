@@ -29,26 +29,31 @@ def backward(
 ) -> None:
     """`torch.autograd.backward`, but what the loss ignored stays out of the gradient.
 
-    The forward code is not changed. Each leaf's `.grad` is a plain tensor, 0 where the loss ignored the entry, and the
-    very bits of plain PyTorch wherever plain PyTorch's gradient is finite. An entry that the loss *uses* keeps its NaN
-    or inf.
+    The forward code is not changed. Each leaf's `.grad` is a plain tensor of its shape and dtype, 0 where the loss
+    ignored the entry, and the very bits of plain PyTorch wherever plain PyTorch's gradient is finite. An entry that the
+    loss *uses* keeps its NaN or inf. Gradients accumulate in `.grad`, hooks run and the graph is freed as in PyTorch.
 
     Args:
         tensors: what to differentiate: a tensor, a graph edge, or a sequence of them.
-        grad_tensors: the vector of the vector-Jacobian product, one for each tensor; may be left out for scalars.
-            Its own zeros are numbers like any other.
-        retain_graph: keep the graph for another pass. Defaults to `create_graph`.
-        create_graph: not available where a gradient needs care; see below.
+        grad_tensors: the vector of the vector-Jacobian product, one tensor for each, in its shape and dtype; may be
+            left out for scalars. Its own zeros are numbers like any other.
+        retain_graph: keep the graph for another pass. PyTorch's default: it is freed.
+        create_graph: must be False: ignoring does not differentiate a gradient again, since a graph of the gradient
+            would not know what was ignored.
         grad_variables: PyTorch's deprecated name for `grad_tensors`.
         inputs: accumulate into these alone.
 
     Raises:
         RuntimeError: whatever `torch.autograd.backward` raises, in its words.
-        NotImplementedError: for `create_graph=True`.
+        NotImplementedError: for `create_graph=True`, before anything is computed.
 
     Warns:
-        UserWarning: once a pass, when a cotangent with ignored entries met an operator without a rule, a compiled
-            region or a foreign `autograd.Function`; from there on the gradient is plain PyTorch's.
+        UserWarning: once a pass, when ignored entries met what could not be followed: an operator without a rule, a
+            compiled region, an `autograd.Function` without a record. From there on the gradient is plain PyTorch's.
+
+    Source:
+        The definition of what is ignored is on the page *What counts as ignored* of the book; the cases that asked for
+        it are pytorch#10729, #52248, #67180 and #4132.
 
     >>> x = torch.tensor([1.0, 100.0], requires_grad=True)
     >>> loss = torch.where(x < 50, x.exp(), torch.zeros(2)).sum()
@@ -78,11 +83,13 @@ def grad(
     """`torch.autograd.grad`, but what the loss ignored stays out of the gradient.
 
     Args:
-        outputs: what to differentiate, as in `torch.autograd.grad`.
-        inputs: what to differentiate with respect to.
-        grad_outputs: the vectors of the vector-Jacobian product; may be left out for scalars.
-        retain_graph: keep the graph for another pass.
-        create_graph: not available, see below.
+        outputs: what to differentiate: a tensor, a graph edge, or a sequence of them.
+        inputs: what to differentiate with respect to: a tensor or graph edge, a sequence of them, or a dict of them
+            where PyTorch takes one.
+        grad_outputs: the vectors of the vector-Jacobian product, one for each output in its shape and dtype; may be
+            left out for scalars.
+        retain_graph: keep the graph for another pass. PyTorch's default: it is freed.
+        create_graph: must be False, as in `backward`.
         only_inputs: deprecated by PyTorch, and without effect.
         allow_unused: give None for an input that the outputs don't depend on, in place of an error.
         is_grads_batched: take the first dimension of `grad_outputs` for a batch of vectors: one pass for each.
@@ -96,11 +103,11 @@ def grad(
 
     Raises:
         RuntimeError, ValueError, TypeError: whatever `torch.autograd.grad` raises, in its words.
-        ValueError: when `ignored` is neither of the two words.
-        NotImplementedError: for `create_graph=True`.
+        ValueError: when `ignored` is neither of the two words; for "masked", when a gradient is sparse or a DTensor.
+        NotImplementedError: for `create_graph=True`, before anything is computed.
 
     Warns:
-        UserWarning: as `backward` does.
+        UserWarning: as `backward` does. For "masked" PyTorch says besides that masked tensors are a prototype.
 
     >>> x = torch.tensor([1.0, 100.0], requires_grad=True)
     >>> loss = torch.where(x < 50, x.exp(), torch.zeros(2)).sum()

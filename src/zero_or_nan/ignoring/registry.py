@@ -14,6 +14,9 @@ from .graph import NODES, function_of
 if TYPE_CHECKING:
     from .looks import Look
 
+GENERATED = "GeneratedBackwardFor_"
+"""So begins the name of each Function that `torch.library` makes, one for each overload of an operator."""
+
 NEWEST = (2, 15)
 """The newest release whose names were checked. What a later one has renamed is passed over, not refused."""
 
@@ -119,8 +122,7 @@ def _keys(names: str | type, since: str) -> Iterator[str | type]:
             packet = getattr(getattr(torch.ops, namespace), operator, None)
             if packet is None:
                 raise ValueError(f"there is no operator {name}; define it before its record")
-            # So `torch.library` calls the Function that it makes for each overload.
-            yield from (f"GeneratedBackwardFor_{namespace}_{operator}_{overload}" for overload in packet.overloads())
+            yield from (f"{GENERATED}{namespace}_{operator}_{overload}" for overload in packet.overloads())
         elif name in NODES or "." in name:  # the latter is a Function of PyTorch's own, in Python
             yield name
         else:
@@ -139,7 +141,7 @@ def record_of(node: Any) -> Function:
 
 def _name_in_torch(forward: type) -> str:
     name = forward.__name__
-    return name if name.startswith("GeneratedBackwardFor_") else f"{forward.__module__}.{name}"
+    return name if name.startswith(GENERATED) else f"{forward.__module__}.{name}"
 
 
 def derivative(names: str | type[torch.autograd.Function], **facts: Any) -> Callable[[Derivative], Derivative]:
@@ -166,11 +168,18 @@ def derivative(names: str | type[torch.autograd.Function], **facts: Any) -> Call
 def rule(*operators: str, since: str = "2.6") -> Callable[[Rule], Rule]:
     """Register a rule for the named operators, of aten where no namespace is given.
 
-    A rule is called as `rule(op, *args, **kwargs)`, where `op` is the overload that arrived (the out-of-place one when
-    an in-place one did), and returns what `op` would: a `Cotangent` for each cotangent. It may raise `NotFollowed`.
+    A rule is called as `rule(op, *args, **kwargs)` when one of the arguments is a `Cotangent`. `op` is the overload
+    that arrived (the out-of-place one when an in-place one did). It returns what `op` would, a `Cotangent` in place of
+    each tensor. Two things must hold of that:
+
+    - an entry that does not count is 0, never NaN or infinite;
+    - an entry that is finite in plain PyTorch's result has the very same bits.
+
+    A rule raises `NotFollowed` with a reason for what it can't do. Whatever else it raises is reported as a mistake, in
+    a warning, and plain PyTorch's result is taken.
 
     Args:
-        operators: their names, as in `torch.ops`.
+        operators: their names, as in `torch.ops`: "mul", or "mylib::scale".
         since: a release of PyTorch that has these operators; older ones may lack them.
 
     Raises:
@@ -180,6 +189,16 @@ def rule(*operators: str, since: str = "2.6") -> Callable[[Rule], Rule]:
     Traceback (most recent call last):
     ...
     ValueError: aten::mul has a rule already: mul
+
+    A rule for an operator of one's own, which multiplies entry by entry:
+
+    >>> from zero_or_nan.ignoring import mask_of, plain, settle
+    >>> @torch.library.custom_op("docs::halved", mutates_args=())
+    ... def halved(x: torch.Tensor) -> torch.Tensor:
+    ...     return x / 2
+    >>> @rule("docs::halved")
+    ... def halved_by_rule(op, gradient):
+    ...     return settle(op(plain(gradient)), mask_of(gradient))
     """
     packets = []
     for operator in operators:

@@ -19,7 +19,7 @@ from .cotangent import Cotangent, can_carry, is_finite, mask_of, merge, plain
 from .distributed import Gathering, is_distributed
 from .graph import can_be_read_again, function_of, run
 from .masks import Mask, full, reduced
-from .registry import FUNCTIONS, UNKNOWN, Function, NotFollowed
+from .registry import FUNCTIONS, GENERATED, UNKNOWN, Function, NotFollowed
 
 if TYPE_CHECKING:
     from .careful import Pass
@@ -83,6 +83,12 @@ class Step:
         cotangent = Cotangent(distributed.whole(value), mask, self)
         cotangent.parts = value
         return cotangent
+
+    def all_ignored(self, number: int) -> Cotangent:
+        """What the derivative gets for an output that was not used: zeros, all ignored."""
+        kind = self.node._input_metadata[number]
+        zeros = torch.zeros(tuple(kind.shape), dtype=kind.dtype, device=kind.device)
+        return Cotangent(zeros, torch.zeros_like(zeros, dtype=torch.bool), self)
 
     def _watch_comparisons(self) -> None:
         """Until the end. Where the derivative fails, the engine itself ends it."""
@@ -201,7 +207,10 @@ class Replaced(Step):
         try:
             if derivative is None or not can_be_read_again(self.node, unknown=True):
                 raise NotFollowed("its saved tensors can be had only once here")
-            given = [self._cotangent(number, value) for number, value in enumerate(arriving)]
+            given = [
+                self.all_ignored(number) if value is None else self.cotangent(value, self.masks[number])
+                for number, value in enumerate(arriving)
+            ]
             with Gathering() if any(map(is_distributed, arriving)) else contextlib.nullcontext():
                 careful = derivative(self.node, given)
             ended = [_mended(exact, ours) for exact, ours in zip(results, careful, strict=True)]
@@ -209,14 +218,6 @@ class Replaced(Step):
             self.failed(name, error)
             return results, [None] * len(results)
         return [value for value, _ in ended], [mask for _, mask in ended]
-
-    def _cotangent(self, number: int, value: Any) -> Cotangent:
-        """All ignored, for an output that was not used."""
-        if value is not None:
-            return self.cotangent(value, self.masks[number])
-        kind = self.node._input_metadata[number]
-        zeros = torch.zeros(tuple(kind.shape), dtype=kind.dtype, device=kind.device)
-        return Cotangent(zeros, torch.zeros_like(zeros, dtype=torch.bool), self)
 
 
 def _mended(exact: Any, careful: Any) -> tuple[Any, Mask]:
@@ -295,12 +296,28 @@ class Sliced(Step):
 class Followed(Step):
     """The run of somebody's own derivative, in Python, of which a record says that operators are all that it calls."""
 
+    def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
+        if any(value is None for value in arriving):
+            self.node.apply = self._apply  # the engine makes up zeros there, after its hooks
+        return super().begin(arriving)
+
+    def _apply(self, *cotangents: Any) -> Any:
+        """The derivative, with zeros that are ignored where no cotangent arrived."""
+        self.abandon()
+        return self.node.apply(
+            *(self.all_ignored(i) if type(value) is Tensor else value for i, value in enumerate(cotangents))
+        )
+
     def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
+        self.abandon()
         made_otherwise = [r for r in results if isinstance(r, Tensor) and type(r) is not Cotangent and can_carry(r)]
         if made_otherwise and any(mask is not None and not bool(mask.all()) for mask in self.masks):
             error = NotFollowed("a result of its backward is no Cotangent: it was made without operators")
-            self.owner.failed(self.node.name().removesuffix("Backward"), error, suspected=True)
+            self.owner.failed(_name(self.node), error, suspected=True)
         return super().end(results, arriving)
+
+    def abandon(self) -> None:
+        vars(self.node).pop("apply", None)
 
 
 class Foreign(Step):
@@ -325,7 +342,17 @@ class Foreign(Step):
             or (any(bool((r == 0).any()) for r in own) and not self.owner.is_harmless_ahead(self.node))
         ):
             function = getattr(self.node, "_forward_cls", None)
-            pytorchs = function is not None and function.__module__.startswith("torch.")
-            name = self.node.name().removesuffix("Backward")
-            self.owner.failed(name, NotFollowed("not one of PyTorch's operators"), suspected=pytorchs)
+            pytorchs = function is not None and function.__module__.startswith("torch.") and not _is_custom(self.node)
+            self.owner.failed(_name(self.node), NotFollowed("not one of PyTorch's operators"), suspected=pytorchs)
         return results, masks
+
+
+def _is_custom(node: Any) -> bool:
+    """Whether `torch.library` made the node, for an operator of the user's."""
+    return bool(node.name().startswith(GENERATED))
+
+
+def _name(node: Any) -> str:
+    """What a warning calls somebody's own derivative."""
+    name: str = node.name()
+    return name.removesuffix("Backward").removeprefix(GENERATED)

@@ -1,0 +1,344 @@
+"""What a user says of code of their own: records, rules and derivatives, and what is told of code without them."""
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+
+from zero_or_nan import ignoring
+from zero_or_nan.ignoring import FUNCTIONS, RULES, passes
+from zero_or_nan.ignoring.careful import Pass
+
+nan, inf = float("nan"), float("inf")
+
+
+@pytest.fixture(autouse=True)
+def registries_as_before():
+    functions, rules = dict(FUNCTIONS), dict(RULES)
+    yield
+    for registry, before in ((FUNCTIONS, functions), (RULES, rules)):
+        registry.clear()
+        registry.update(before)
+
+
+@pytest.fixture
+def library(request):
+    """A namespace of operators of its own for each test."""
+    name = f"ours{abs(hash(request.node.name)) % 10**8}"
+    with torch.library._scoped_library(name, "FRAGMENT"):
+        yield name
+
+
+def told(function):
+    """What a function gives, and what ignoring warns of meanwhile."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = function()
+    return result, [str(one.message) for one in caught if str(one.message).startswith("ignoring")]
+
+
+class Exp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x.exp())
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0]
+
+
+def gradient_of(function, entries=(1.0, 100.0), used=(True, False)):
+    x = torch.tensor(entries, requires_grad=True)
+    ignoring.backward(torch.where(torch.tensor(used), function(x), torch.zeros(())).sum())
+    return x.grad
+
+
+def test_a_function_without_a_record_is_plain_and_told_of():
+    gradient, warned = told(lambda: gradient_of(Exp.apply))
+    assert gradient[0] == torch.tensor(1.0).exp() and gradient[1].isnan()
+    (message,) = warned
+    assert message.startswith("ignoring could not follow Exp (not one of PyTorch's operators): from there on")
+    assert message.endswith("/chapters/operators-of-your-own.html")
+
+
+def test_a_function_with_a_record_is_followed():
+    ignoring.function(Exp)
+    gradient, warned = told(lambda: gradient_of(Exp.apply))
+    assert gradient.equal(torch.tensor([torch.tensor(1.0).exp(), 0])) and warned == []
+
+
+def test_what_the_loss_uses_stays_undefined():
+    ignoring.function(Exp)
+    gradient, warned = told(lambda: gradient_of(Exp.apply, (nan, 100.0, 100.0), (True, True, False)))
+    assert gradient[0].isnan() and gradient[1] == inf and gradient[2] == 0 and warned == []
+
+
+def test_its_name_may_be_that_of_one_of_pytorchs_own():
+    class Relu(torch.autograd.Function):
+        forward = staticmethod(lambda ctx, x: x.clamp(min=0))
+        backward = staticmethod(lambda ctx, gradient: gradient / 0 * 0)  # nothing that a record of relu describes
+
+    gradient, warned = told(lambda: gradient_of(Relu.apply))
+    assert gradient.isnan().all() and "Relu" in warned[0]
+
+
+def test_two_classes_of_one_name_are_two():
+    def made():
+        class Same(Exp):
+            pass
+
+        return Same
+
+    one, other = made(), made()
+    ignoring.function(one)
+    assert told(lambda: gradient_of(one.apply))[1] == []
+    assert told(lambda: gradient_of(other.apply))[1] != []
+    ignoring.function(other)
+    assert told(lambda: gradient_of(other.apply))[1] == []
+
+
+@pytest.mark.parametrize("entries, plain", [((1.0, 2.0), True), ((1.0, 100.0), False)])
+def test_a_look_at_what_it_saved_leaves_clean_data_to_pytorch(monkeypatch, entries, plain):
+    ignoring.function(Exp, look=ignoring.FINITE)
+    entered = []
+    enter = Pass.__enter__
+    monkeypatch.setattr(Pass, "__enter__", lambda self: (entered.append(1), enter(self))[1])
+    gradient = gradient_of(Exp.apply, entries)
+    assert bool(entered) is (not plain or torch.__version__.startswith("2.6"))  # which can't tell of saved tensors
+    assert gradient[1] == 0
+
+
+def test_a_look_sees_each_of_several_saved_tensors():
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            ctx.save_for_backward(x, y)
+            return x * y
+
+        @staticmethod
+        def backward(ctx, gradient):
+            x, y = ctx.saved_tensors
+            return gradient * y, gradient * x
+
+    ignoring.function(Product, look=ignoring.FINITE)
+    for factors in ((1.0, nan), (nan, 1.0)):
+        x, y = (torch.tensor([1.0, f], requires_grad=True) for f in factors)
+        loss = Product.apply(x, y)[:1].sum()
+        assert not passes._is_harmless(passes.graph_from([loss]))
+        ignoring.backward(loss)
+        assert x.grad.tolist() == y.grad.tolist() == [1, 0]
+
+
+def test_several_results_inputs_without_gradient_and_unused_results():
+    class Both(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, number, other):
+            ctx.save_for_backward(x)
+            ctx.number = number
+            return x.log() * number, x.sqrt()
+
+        @staticmethod
+        def backward(ctx, one, two):
+            (x,) = ctx.saved_tensors
+            return one * ctx.number / x + two * 0.5 / x.sqrt(), None, None
+
+    ignoring.function(Both)
+    gradient, warned = told(lambda: gradient_of(lambda x: Both.apply(x, 3.0, torch.ones(2))[0], (1.5, 0.0)))
+    assert gradient.tolist() == [2.0, 0] and warned == []
+    gradient, warned = told(lambda: gradient_of(lambda x: sum(Both.apply(x, 3.0, None)), (4.0, 0.0)))
+    assert gradient.tolist() == [1.0, 0] and warned == []
+
+
+def test_numbers_that_left_pytorch_are_told_of():
+    class Outside(Exp):
+        @staticmethod
+        def backward(ctx, gradient):
+            return torch.from_numpy(gradient.detach().numpy() * ctx.saved_tensors[0].numpy())
+
+    ignoring.function(Outside)
+    gradient, (message,) = told(lambda: gradient_of(Outside.apply))
+    assert gradient[1].isnan() and "Outside (a result of its backward is no Cotangent" in message
+    assert told(lambda: gradient_of(Outside.apply, (1.0, 2.0)))[1] == []  # nothing was lost
+
+
+def test_its_backward_may_raise_as_ever():
+    class Failing(Exp):
+        @staticmethod
+        def backward(ctx, gradient):
+            raise ArithmeticError("mine")
+
+    ignoring.function(Failing)
+    with pytest.raises(ArithmeticError, match="mine"):
+        gradient_of(Failing.apply)
+    assert gradient_of(torch.exp).tolist()[1] == 0  # nothing is left behind
+
+
+def test_a_derivative_of_ones_own_for_a_function_whose_backward_mixes():
+    class Mixing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.exp()
+
+        @staticmethod
+        def backward(ctx, gradient):  # adds 0 times the sum: one NaN is everywhere
+            product = gradient * ctx.saved_tensors[0].exp()
+            return product + 0 * product.sum()
+
+    @ignoring.derivative(Mixing)
+    def exp(node, cotangents):
+        return (cotangents[0] * node.saved_tensors[0].exp(),)
+
+    gradient, warned = told(lambda: gradient_of(Mixing.apply))
+    assert gradient.equal(torch.tensor([torch.tensor(1.0).exp(), 0])) and warned == []
+
+
+def test_a_function_that_only_moves_entries_says_so():
+    class Turned(torch.autograd.Function):
+        forward = staticmethod(lambda ctx, x: x.flip(0))
+        backward = staticmethod(lambda ctx, gradient: gradient.flip(0))
+
+    ignoring.function(Turned, moves=True, look=ignoring.NOTHING)
+    x = torch.tensor([100.0, 1.0], requires_grad=True)
+    loss = torch.where(torch.tensor([True, False]), Turned.apply(x.exp()), 0.0).sum()
+    ignoring.backward(loss)
+    assert x.grad.equal(torch.tensor([0, torch.tensor(1.0).exp()]))
+
+
+def clipped(library, record=True):
+    """An operator whose backward calls a kernel, both made by `torch.library`."""
+
+    @torch.library.custom_op(f"{library}::clip", mutates_args=())
+    def clip(x: Tensor, bound: float) -> Tensor:
+        return bound * torch.tanh(x / bound)
+
+    @torch.library.custom_op(f"{library}::clip_backward", mutates_args=())
+    def clip_backward(gradient: Tensor, x: Tensor, bound: float) -> Tensor:
+        return gradient / torch.cosh(x / bound).square()
+
+    def setup(ctx, inputs, output):
+        x, ctx.bound = inputs
+        ctx.save_for_backward(x)
+
+    def backward(ctx, gradient):
+        return clip_backward(gradient, ctx.saved_tensors[0], ctx.bound), None
+
+    clip.register_autograd(backward, setup_context=setup)
+    if record:
+        ignoring.function(f"{library}::clip", look=ignoring.FINITE)
+    return clip
+
+
+def by_entry(op, gradient, x, bound):
+    return ignoring.settle(op(ignoring.plain(gradient), x, bound), ignoring.mask_of(gradient))
+
+
+def test_an_operator_without_a_record_is_told_of_by_its_name(library):
+    clip = clipped(library, record=False)
+    gradient, (message,) = told(lambda: gradient_of(lambda x: clip(x, 2.0), (1.0, nan)))
+    assert gradient[1].isnan() and f"{library}_clip_default" in message
+
+
+def test_a_kernel_without_a_rule_is_told_of(library):
+    clip = clipped(library)
+    gradient, (message,) = told(lambda: gradient_of(lambda x: clip(x, 2.0), (1.0, nan)))
+    assert gradient[1].isnan() and f"{library}::clip_backward (no rule)" in message
+
+
+def test_with_record_and_rule_it_is_followed(library):
+    clip = clipped(library)
+    ignoring.rule(f"{library}::clip_backward")(by_entry)
+    gradient, warned = told(lambda: gradient_of(lambda x: clip(x, 2.0), (1.0, nan, nan), (True, False, True)))
+    expected = gradient_of(lambda x: 2 * torch.tanh(x / 2), (1.0, nan, nan), (True, False, True))
+    assert torch.allclose(gradient, expected, rtol=1e-6, equal_nan=True)
+    assert gradient[1] == 0 and gradient[2].isnan() and warned == []
+
+
+@pytest.mark.parametrize("careful", [False, True])
+def test_clean_data_have_the_bits_of_plain_pytorch(library, monkeypatch, careful):
+    clip = clipped(library)
+    ignoring.rule(f"{library}::clip_backward")(by_entry)
+    if careful:
+        monkeypatch.setattr(passes, "_is_harmless", lambda graph: False)
+    x, y = (torch.randn(50, generator=torch.manual_seed(0)).requires_grad_() for _ in range(2))
+    ignoring.backward(clip(x, 2.0)[::2].sum())
+    clip(y, 2.0)[::2].sum().backward()
+    assert x.grad.equal(y.grad)
+
+
+def test_what_a_rule_refuses_is_told_with_its_reason(library):
+    clip = clipped(library)
+
+    @ignoring.rule(f"{library}::clip_backward")
+    def refusing(op, *args):
+        raise ignoring.NotFollowed("not on a Sunday")
+
+    _, (message,) = told(lambda: gradient_of(lambda x: clip(x, 2.0), (1.0, nan)))
+    assert f"{library}::clip_backward (not on a Sunday)" in message
+
+
+def test_a_mistake_in_a_rule_is_told_as_one_and_leaves_the_plain_gradient(library, monkeypatch):
+    monkeypatch.setattr(Pass, "raises_bugs", False)
+    clip = clipped(library)
+
+    @ignoring.rule(f"{library}::clip_backward")
+    def mistaken(op, *args):
+        raise ZeroDivisionError
+
+    gradient, (message,) = told(lambda: gradient_of(lambda x: clip(x, 2.0), (1.0, nan)))
+    assert "failed at" in message and "ZeroDivisionError" in message and gradient[1].isnan()
+
+
+def test_a_kernel_that_sums_is_merged_with_the_same_in_operators(library):
+    @torch.library.custom_op(f"{library}::product", mutates_args=())
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        return a @ b
+
+    product.register_autograd(
+        lambda ctx, g: (product(g, ctx.saved_tensors[1].T), product(ctx.saved_tensors[0].T, g)),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )
+    ignoring.function(f"{library}::product")
+
+    @ignoring.rule(f"{library}::product")
+    def by_operators(op, a, b):
+        return ignoring.merge(op(ignoring.plain(a), ignoring.plain(b)), a @ b)
+
+    weight = torch.ones(2, 1, requires_grad=True)
+    rows = torch.tensor([[1.0, 2.0], [nan, inf]])
+    _, warned = told(lambda: ignoring.backward(product(rows, weight)[:1].sum()))
+    assert weight.grad.T.tolist() == [[1, 2]] and warned == []
+    weight.grad = None
+    ignoring.backward(product(rows, weight).sum())
+    assert weight.grad[0].isnan() and weight.grad[1] == inf
+
+
+def test_a_name_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="no operator nothing::here; define it before its record"):
+        ignoring.function("nothing::here")
+    with pytest.raises(ValueError, match="no node is called NoSuchBackward0"):
+        ignoring.function("NoSuch")
+    with pytest.raises(ValueError, match="no operator nothing::here"):
+        ignoring.rule("nothing::here")
+    with pytest.raises(TypeError, match="slects"):
+        ignoring.function(Exp, slects=True)
+    assert Exp not in FUNCTIONS
+
+
+def test_a_second_record_or_rule_is_refused(library):
+    clipped(library)
+    with pytest.raises(ValueError, match="has a record already"):
+        ignoring.function(f"{library}::clip")
+    ignoring.function(Exp)
+    with pytest.raises(ValueError, match="Exp.* has a record already"):
+        ignoring.function(Exp)
+    ignoring.rule(f"{library}::clip_backward")(by_entry)
+    with pytest.raises(ValueError, match="clip_backward has a rule already: by_entry"):
+        ignoring.rule(f"{library}::clip_backward")
+
+
+def test_what_rules_are_written_with_is_public_where_rule_is():
+    for name in ("Cotangent", "plain", "mask_of", "settle", "merge", "NotFollowed", "Function", "FINITE", "NOTHING"):
+        assert name in ignoring.__all__ and getattr(ignoring, name).__doc__ or name in ("FINITE", "NOTHING")
