@@ -4,7 +4,7 @@ BIN := .venv/bin
 RUN := $(BIN)/python -m tools
 
 .DEFAULT_GOAL := help
-.PHONY: help book check test browser notebooks record serve site-report bench costs coverage honesty lint requirements clean
+.PHONY: help book check test browser notebooks record serve site-report bench costs coverage honesty setups lint requirements clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -49,6 +49,9 @@ coverage: $(BIN)/.ready  ## measure how many of PyTorch's own samples ignoring m
 
 honesty: $(BIN)/.ready  ## look for what ignoring hides on PyTorch's own samples into results/measured/
 	$(RUN) honesty
+
+setups: $(BIN)/.ready  ## run ignoring in all training setups, and write the table of them into results/measured/
+	$(RUN) setups
 
 lint: $(BIN)/.ready  ## style and types
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -5,7 +5,7 @@ import importlib
 import sys
 from pathlib import Path
 
-STANDALONE = ("bench", "costs", "coverage", "honesty", "serve", "site-report")
+STANDALONE = ("bench", "costs", "coverage", "honesty", "serve", "setups", "site-report")
 """Commands that are one function of the project, in a module of the same name."""
 
 

@@ -1,12 +1,13 @@
 """Sphinx extension: what was measured, as figures and tables, generated when the site is rendered.
 
-`{measured-costs}` and `{measured-coverage}` read `results/measured/`, which `make costs` and `make coverage` write.
+`{measured-costs}` reads `results/measured/costs.json`, which `make costs` writes; so do its kin.
 """
 
 from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,28 @@ def honesty(content: dict[str, Any]) -> str:
     return show.page(f'<div class="zn-prose">{show.table(caption, head, rows, foot)}</div>')
 
 
+def setups(content: dict[str, Any]) -> str:
+    """A table of the setups: what is written there, what happens, and on which releases that was tested."""
+    from helpers import show
+
+    rows = [
+        [
+            _code(row["setup"]),
+            f'<pre>{html.escape(row["code"])}</pre><span class="zn-note">{_code(row["remark"])}</span>',
+            ", ".join(row["holds_on"]) or html.escape(row["not_run"]),
+        ]
+        for row in content["rows"]
+    ]
+    caption = "<code>ignoring</code> in training code, and the releases of PyTorch that it was tested on there"
+    table = show.table(caption, ["setup", "what you write", "tested on"], rows, stack=True)
+    return show.page(f'<div class="zn-prose zn-setups">{table}</div>')
+
+
+def _code(text: str) -> str:
+    """Text whose code stands between backticks, as HTML."""
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(text))
+
+
 class MeasuredCosts(Measured):
     """`make costs`."""
 
@@ -191,9 +214,16 @@ class MeasuredHonesty(Measured):
     source, draw = "honesty", honesty
 
 
+class MeasuredSetups(Measured):
+    """`make setups`."""
+
+    source, draw = "setups", setups
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect to Sphinx."""
     app.add_directive("measured-costs", MeasuredCosts)
     app.add_directive("measured-coverage", MeasuredCoverage)
     app.add_directive("measured-honesty", MeasuredHonesty)
+    app.add_directive("measured-setups", MeasuredSetups)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

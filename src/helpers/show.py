@@ -55,6 +55,7 @@ def table(
     rows: Sequence[Sequence[str]],
     foot: Sequence[str] = (),
     data: Mapping[str, str] | None = None,
+    stack: bool | None = None,
 ) -> str:
     """An HTML table whose first row and first column are headers. All cells are HTML already.
 
@@ -64,13 +65,14 @@ def table(
         rows: the cells of each row, as many as there are headers; the first is the row's header.
         foot: the cells of a last row, below a rule.
         data: `data-` attributes of the table, for scripts and tests.
+        stack: whether the rows become stacks on a phone; by default those of a table with more than `STACK` columns.
     """
     labels = [html.escape(_plain(cell), quote=True) for cell in head]
     top = "".join(f'<th scope="col" role="columnheader">{cell}</th>' for cell in head)
     body = "".join(_row(row, labels) for row in rows)
     end = f'<tfoot role="rowgroup"{_widest([foot])}>{_row(foot, labels)}</tfoot>' if foot else ""
     attributes = "".join(f' data-{key}="{html.escape(value, quote=True)}"' for key, value in (data or {}).items())
-    kind = ' class="zn-stack"' if len(head) > STACK else ""
+    kind = ' class="zn-stack"' if (len(head) > STACK if stack is None else stack) else ""
     # Roles, for a table that is laid out as stacks is no table to a browser. A table that is too wide all the same
     # scrolls inside its own box, which the keyboard can reach, and never moves the page sideways.
     return (

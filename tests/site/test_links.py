@@ -170,12 +170,19 @@ def test_every_address_of_this_repository_is_the_one_in_the_configuration():
     assert own >= 10
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
 def test_files_that_a_front_page_points_to_exist(name):
-    path = ROOT / name
-    if not path.exists():
-        pytest.skip(f"there is no {name}")
-    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = re.sub(r"```.*?```", "", (ROOT / name).read_text(encoding="utf-8"), flags=re.DOTALL)
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
-        if not urlsplit(link).scheme and not link.startswith("#"):
-            assert (ROOT / link.partition("#")[0]).exists(), link
+        path = link.partition("#")[0]
+        if path.startswith(PROJECT.site_url):
+            path = path.removeprefix(f"{PROJECT.site_url}/").replace(".html", ".md")
+        path = re.sub(rf"^{PROJECT.repository}/(blob|tree)/{PROJECT.branch}/", "", path)
+        path = re.sub(r"^https://raw\.githubusercontent\.com/[\w-]+/[\w-]+/main/", "", path)
+        if path and not urlsplit(path).scheme:
+            assert (ROOT / path).exists(), link
+
+
+def test_the_front_page_stands_on_the_package_index_too_where_a_relative_link_leads_nowhere():
+    links = re.findall(r"\]\(([^)\s]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert links and all(urlsplit(link).scheme == "https" for link in links)

@@ -7,7 +7,10 @@ that it knows are the fields of one object.
 
 from __future__ import annotations
 
+import itertools
 import operator
+import sys
+import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +22,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
 from .checkpoints import CHECKPOINT, Recomputed
+from .compiling import compiled_autograd_aside
 from .cotangent import can_carry, is_finite
 from .distributed import is_border, is_distributed, whole
 from .graph import NODES, AccumulateGrad, Edge, Graph, edge_of, function_of, graph_from
@@ -57,7 +61,6 @@ class Pass:
         keep: edges whose masks are asked for at the end, in `masks`.
         outer: the pass that this one is a part of; what can't be followed is told there.
         asked_for: tensors inside of the graph whose gradients the user gets.
-        depth: how many calls lie between the user's line, which warnings name, and the one that enters.
 
     Attributes:
         masks: the masks at the edges that are kept, None where all entries count. An edge that no cotangent has
@@ -73,13 +76,11 @@ class Pass:
         graph: Graph,
         keep: Iterable[Edge] = (),
         outer: Pass | None = None,
-        depth: int = 1,
         asked_for: Iterable[Any] = (),
     ) -> None:
         self.roots = roots
         self.graph = graph
         self.outer = outer
-        self.depth = depth
         self.asked_for = set(map(edge_of, asked_for))
         self.keep = set(keep)
         self.masks: dict[Edge, Mask] = {}
@@ -92,6 +93,8 @@ class Pass:
         self._bugs: list[tuple[str, Exception]] = []
 
     def __enter__(self) -> Pass:
+        self._aside = compiled_autograd_aside()
+        self._aside.__enter__()
         try:
             for root in self.roots:
                 if isinstance(root, Tensor) and root._backward_hooks:  # these run before anything else
@@ -118,14 +121,14 @@ class Pass:
                 f"ignoring failed at {name} ({type(error).__name__}: {error}), which is a mistake of its own; "
                 f"please report it at {REPORT}. From there on the gradient is plain PyTorch's, and ignored entries may "
                 "contaminate it",
-                stacklevel=2 + self.depth,
+                stacklevel=_users_line(),
             )
         if self._lost:
             told = ", ".join(f"{name} ({reason})" for name, reason in sorted(self._lost.items()))
             warnings.warn(
                 f"ignoring could not follow {told}: from there on the gradient is plain PyTorch's, and ignored entries "
                 f"may contaminate it. What to do: {HELP}",
-                stacklevel=2 + self.depth,
+                stacklevel=_users_line(),
             )
 
     def failed(self, name: str, error: Exception, suspected: bool = False) -> None:
@@ -272,6 +275,7 @@ class Pass:
         self.failed(kind, NotFollowed("a tensor that can't carry a mask"), suspected=True)
 
     def _let_go(self) -> None:
+        self._aside.__exit__(None, None, None)
         for step in self._running.values():
             step.abandon()
         for handle in self._handles:
@@ -295,6 +299,13 @@ def _kind_of(node: Any) -> tuple[type[Step], Function]:
     if name not in NODES:
         return Foreign, function
     return (Sliced if name == "CopySlices" else Step), function
+
+
+def _users_line() -> int:
+    """How many calls above the caller's the user's code stands: what calls us through the compiler is none."""
+    names = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_stack(sys._getframe(1))]
+    between = itertools.takewhile(lambda name: name.startswith(("zero_or_nan.", "torch._")), names)
+    return 1 + len(list(between))
 
 
 _NOTHING_IGNORED = _Arrived(None, None, 0)

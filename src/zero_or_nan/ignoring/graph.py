@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,9 +66,6 @@ def can_be_read_again(node: Any, unknown: bool) -> bool:
         node: the node that saved them.
         unknown: the answer where PyTorch does not tell, as 2.6.
     """
-    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
-    if getattr(compiled, "compiled_autograd_enabled", False):  # runs a graph of its own, in which they are gone by now
-        return False
     saved = [getattr(node, name) for name in _saved_by(node.__class__)]
     packed = [part for part in saved for part in (part if isinstance(part, (tuple, list)) else (part,))]
     return all(part.unpack_hook is None if hasattr(part, "unpack_hook") else unknown for part in packed)

@@ -58,11 +58,17 @@ def _away_from_zero(dtype: torch.dtype, low: float, high: float) -> bool:
     return 1 / bound <= low and high <= bound or -bound <= low and high <= -1 / bound
 
 
-FINITE = Look(_sum, lambda dtype, total: math.isfinite(total))
-MODERATE = Look(torch.aminmax, _moderate)
-AWAY_FROM_ZERO = Look(torch.aminmax, _away_from_zero)
 NOTHING = Look(lambda tensor: (), lambda dtype: True)
 """For a function that multiplies by constants, or looks at what it saved only to select."""
+
+FINITE = Look(_sum, lambda dtype, total: math.isfinite(total))
+"""For a function that multiplies by what it saved, or by a bounded function of it: all entries are finite."""
+
+MODERATE = Look(torch.aminmax, _moderate)
+"""For a derivative that could overflow on its way: no entry is beyond the fourth root of the dtype's largest number."""
+
+AWAY_FROM_ZERO = Look(torch.aminmax, _away_from_zero)
+"""For a function that divides by what it saved: all entries are moderate, of one sign, and so are their inverses."""
 
 
 class _Plan(NamedTuple):

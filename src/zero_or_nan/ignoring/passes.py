@@ -12,6 +12,7 @@ from torch.autograd.graph import GradientEdge
 from torch.masked import MaskedTensor, masked_tensor
 
 from .careful import Pass
+from .compiling import not_compiled
 from .distributed import is_distributed, on_any_process
 from .graph import Edge, edge_of, graph_from
 from .lifetimes import DEEP_GRAPHS
@@ -19,6 +20,7 @@ from .looks import harmless as _is_harmless
 from .masks import everywhere, full
 
 
+@not_compiled
 def backward(
     tensors: Any,
     grad_tensors: Any = None,
@@ -67,6 +69,7 @@ def backward(
         torch.autograd.backward(roots, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
 
 
+@not_compiled
 def grad(
     outputs: Any,
     inputs: Any,
@@ -141,14 +144,14 @@ def grad(
 
 def _grad(roots: Any, inputs: Any, given: Any, retain_graph: bool | None, ignored: str, rest: dict[str, Any]) -> Any:
     edges = _each(edge_of, _as_results(inputs)) if ignored == "masked" else {}
-    with _pass(roots, edges, inputs, depth=2) as careful:
+    with _pass(roots, edges, inputs) as careful:
         result = torch.autograd.grad(roots, inputs, given, retain_graph, **rest)
     if ignored == "zero":
         return result
     return _each(lambda gradient, edge: _masked(gradient, edge, careful), result, edges)
 
 
-def _pass(roots: Sequence[Any], edges: Any = None, asked_for: Any = None, depth: int = 1) -> Any:
+def _pass(roots: Sequence[Any], edges: Any = None, asked_for: Any = None) -> Any:
     """What PyTorch's engine is to run in: nothing, where plain backward will do and no masks are asked for."""
     DEEP_GRAPHS.sweep()
     graph = graph_from(roots)
@@ -156,9 +159,9 @@ def _pass(roots: Sequence[Any], edges: Any = None, asked_for: Any = None, depth:
         if not on_any_process(not _is_harmless(graph), roots, graph):
             DEEP_GRAPHS.hold(graph)
             return contextlib.nullcontext()
-        return Pass(roots, graph, depth=depth, asked_for=_inside(asked_for))
+        return Pass(roots, graph, asked_for=_inside(asked_for))
     kept = edges.values() if isinstance(edges, dict) else edges
-    return Pass(roots, graph, [edge for edge in kept if edge is not None], None, depth, _inside(asked_for))
+    return Pass(roots, graph, [edge for edge in kept if edge is not None], asked_for=_inside(asked_for))
 
 
 def _refuse(create_graph: bool) -> None:

@@ -650,9 +650,22 @@ def test_compiled_autograd_gives_plain_gradients(quick):
         return [x.grad, w.grad]
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore")
+        warnings.filterwarnings("ignore", message="(?!ignoring)")
         plain, ours = both(program)
     assert ours == plain
+
+
+def test_compiled_autograd_steps_aside_while_a_pass_runs():
+    from torch._dynamo import compiled_autograd
+
+    compiled = []
+    enable = getattr(compiled_autograd, "_enable", None) or compiled_autograd.enable
+    x = torch.tensor([1.0, 100.0], requires_grad=True)
+    loss = torch.where(x < 50, x.exp(), torch.zeros(())).sum()
+    with enable(lambda graph: compiled.append(graph) or graph):
+        ignoring.backward(loss)
+        assert compiled == [] and compiled_autograd.compiled_autograd_enabled
+    assert x.grad.equal(torch.tensor([torch.tensor(1.0).exp(), 0]))
 
 
 # Threads, and passes that fail: nothing is left behind.

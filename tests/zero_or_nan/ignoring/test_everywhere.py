@@ -4,6 +4,7 @@ import copy
 import io
 import math
 import pickle
+import sys
 import threading
 import warnings
 
@@ -825,3 +826,51 @@ def test_modules_of_every_sort_in_one_network():
     gradients = [p.grad for p in net.parameters()]
     theirs = torch.autograd.grad(F.cross_entropy(net(images[:2]), target[:2], reduction="sum"), list(net.parameters()))
     assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(gradients, theirs, strict=True))
+
+
+# Called from code that is being compiled.
+
+
+def warned_at(function):
+    """The lines that warnings of ignoring name."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        function()
+    return [(one.filename, one.lineno) for one in caught if str(one.message).startswith("ignoring")], caught
+
+
+@pytest.mark.parametrize("of", ["backward", "grad"])
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_compiled_function_may_call_it(of):
+    w = torch.ones(1, requires_grad=True)
+
+    @torch.compile(backend="eager")
+    def step(x):
+        loss = torch.where(x < 50, (w * x).exp(), 0.0).sum()
+        return ignoring.backward(loss) or w.grad if of == "backward" else ignoring.grad(loss, [w])[0]
+
+    gradients = []
+    lines, caught = warned_at(lambda: gradients.append(step(torch.tensor([1.0, 100.0]))))
+    assert gradients[0].equal(torch.tensor([1.0]).exp())
+    assert [str(one.message) for one in caught if one.category is not ResourceWarning] == []
+
+
+@pytest.mark.parametrize("compiler", [False, True], ids=["alone", "beside the compiler"])
+def test_a_warning_names_the_users_line(compiler, monkeypatch):
+    import torch._dynamo  # noqa: F401
+
+    if not compiler:
+        monkeypatch.delitem(sys.modules, "torch._dynamo")
+
+    class Mine(torch.autograd.Function):
+        forward = staticmethod(lambda ctx, x: 2 * x)
+        backward = staticmethod(lambda ctx, gradient: 2 * gradient)
+
+    x = torch.ones(2, requires_grad=True)
+    loss = Mine.apply(x.exp())[:1].sum()
+    here = sys._getframe().f_lineno + 1
+    lines, _ = warned_at(lambda: ignoring.backward(loss, retain_graph=True))
+    assert lines == [(__file__, here)]
+    here = sys._getframe().f_lineno + 1
+    lines, _ = warned_at(lambda: ignoring.grad(loss, [x], ignored="masked"))
+    assert lines == [(__file__, here)]

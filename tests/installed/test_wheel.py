@@ -1,0 +1,208 @@
+"""The wheel and the sdist, and the library as pip installs it: beside torch, and beside a user's own helpers.py.
+
+Both are built here, from a clone of the working tree. With DIST, the folder of a release's wheel and sdist, those very
+files are tested, and compared with what is built here.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email.parser import BytesParser
+from pathlib import Path
+
+import pytest
+import yaml
+from machines import PROJECT, run, working_tree
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+DIST = os.environ.get("DIST")
+
+# On a machine whose index serves PyTorch for CUDA, torch alone is gigabytes: the first test waits for it.
+pytestmark = pytest.mark.timeout(1800)
+
+# Every module that is there already, and every class of torch's, with what their names stand for.
+CHANGES = """
+import inspect, json, sys, torch, warnings
+
+def state():
+    modules = {name: module for name, module in sys.modules.items() if module is not sys.modules["__main__"]}
+    torches = [module for name, module in modules.items() if name.partition(".")[0] == "torch"]
+    classes = [each for module in torches for each in vars(module).values() if inspect.isclass(each)]
+    return {name: dict(vars(module)) for name, module in modules.items()} | {each: dict(vars(each)) for each in classes}
+
+before, filters = state(), list(warnings.filters)
+import zero_or_nan
+after = state()
+missing = object()
+rebound = [
+    f"{place}.{name}"
+    for place, names in before.items()
+    for name in names.keys() | after[place].keys()
+    if names.get(name, missing) is not after[place].get(name, missing)
+]
+new = {name.partition(".")[0] for name in after.keys() - before.keys() if isinstance(name, str)}
+print(json.dumps([rebound, sorted(new - sys.stdlib_module_names), warnings.filters == filters]))
+"""
+
+TYPED = """\
+import torch
+from zero_or_nan import ignoring
+ignoring.grad(torch.ones(()), [], ignored={word!r})
+reveal_type(ignoring.backward)
+reveal_type(ignoring.grad)
+"""
+
+MYPY = ("--strict", "--no-error-summary", "--no-color-output", "--config-file=")
+
+
+def build(machines, name, *options):
+    """The wheel and the sdist of the clone, in a folder of their own."""
+    to = machines.home / name
+    # With the setuptools of this environment, which is pinned and needs no network.
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", to, *options, machines.clone)
+    return to
+
+
+def the(pattern, dist):
+    (path,) = dist.glob(pattern)
+    return path
+
+
+def unpacked(wheel):
+    """Every file of a wheel, by name."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def packed(sdist):
+    """The name of every file of an sdist, from its top."""
+    with tarfile.open(sdist) as archive:
+        return sorted(each.name.partition("/")[2] for each in archive if each.isfile())
+
+
+@pytest.fixture(scope="session")
+def dist(machines):
+    """By `python -m build`: the sdist from the clone, the wheel from the sdist."""
+    return Path(DIST).resolve() if DIST else build(machines, "dist")
+
+
+@pytest.fixture(scope="session")
+def wheel(dist):
+    return the("*.whl", dist)
+
+
+@pytest.fixture(scope="session")
+def metadata(wheel):
+    (text,) = (content for name, content in unpacked(wheel).items() if name.endswith(".dist-info/METADATA"))
+    return BytesParser().parsebytes(text)
+
+
+@pytest.fixture(scope="session")
+def machine(machines, wheel):
+    """Nothing but torch and the wheel, and a user who has a helpers.py."""
+    made = machines.machine("user")
+    made.install(wheel)
+    (made.folder / "helpers.py").write_text('whose = "my own"\n')
+    return made
+
+
+@pytest.fixture(scope="session")
+def example():
+    """README's first program, which prints its last line, and what that line says it gives."""
+    readme = (PROJECT.root / "README.md").read_text()
+    _, section = readme.split("\n## The right gradient from unmodified forward code\n")
+    *lines, last = re.search(r"^```python\n(.*?)\n```$", section, flags=re.DOTALL | re.MULTILINE)[1].splitlines()
+    expression, says = last.split("  # ")
+    return "\n".join([*lines, f"print({expression})\n"]), says
+
+
+def test_the_wheel_holds_every_file_of_the_library_and_no_other(wheel):
+    content = {name for name in unpacked(wheel) if ".dist-info/" not in name}
+    assert {"zero_or_nan/__init__.py", "zero_or_nan/py.typed"} <= content
+    assert content == {name.removeprefix("src/") for name in working_tree() if name.startswith("src/zero_or_nan/")}
+
+
+def test_the_sdist_holds_nothing_of_the_book(dist):
+    beside = {name for name in packed(the("*.tar.gz", dist)) if not name.startswith("src/zero_or_nan")}
+    assert beside == {"LICENSE", "PKG-INFO", "README.md", "pyproject.toml", "setup.cfg"}
+
+
+def test_the_wheel_from_the_checkout_is_the_one_from_the_sdist(machines, wheel):
+    assert unpacked(the("*.whl", build(machines, "from the checkout", "--wheel"))) == unpacked(wheel)
+
+
+def test_what_one_build_leaves_behind_gets_into_no_other(machines, dist, wheel):
+    again = build(machines, "again")
+    assert packed(the("*.tar.gz", again)) == packed(the("*.tar.gz", dist))
+    assert unpacked(the("*.whl", again)).keys() == unpacked(wheel).keys()
+
+
+def test_one_version_everywhere(metadata, machine):
+    cited = yaml.safe_load((PROJECT.root / "CITATION.cff").read_text())["version"]
+    assert machine.run("import zero_or_nan; print(zero_or_nan.__version__)").strip() == metadata["Version"] == cited
+
+
+def test_the_wheel_says_what_it_is_and_needs(metadata, wheel):
+    assert metadata["Name"] == "zero-or-nan"
+    assert SpecifierSet(metadata["Requires-Python"]) == SpecifierSet(">=3.11")
+    needs = map(Requirement, metadata.get_all("Requires-Dist"))
+    assert [str(need) for need in needs if need.marker is None] == ["torch>=2.6"]
+    assert metadata.get_all("License-File") == ["LICENSE"]
+    (licence,) = (content for name, content in unpacked(wheel).items() if name.endswith("/licenses/LICENSE"))
+    assert licence == (PROJECT.root / "LICENSE").read_bytes()
+
+
+def test_pip_installs_nothing_beside_it_but_what_torch_needs(machines, machine, metadata):
+    below, _ = machines.torch.installed()
+    assert machine.installed()[0] == below | {"zero-or-nan": metadata["Version"]}
+    assert "torch" in below and "numpy" not in below
+
+
+def test_the_example_of_the_readme_is_complete_and_gives_what_it_says(machine, example):
+    program, says = example
+    assert "import torch" in program.splitlines()
+    given = machine.run(program).strip()
+    assert given and says.startswith(given)
+
+
+def test_plain_pytorch_gives_what_the_example_of_the_readme_says_of_it(machine, example):
+    program, says = example
+    assert "loss.backward() gives nan" in says and "ignoring.backward(loss)" in program
+    assert "nan" in machine.run(program.replace("ignoring.backward(loss)", "loss.backward()"))
+
+
+def test_the_users_own_helpers_stay_theirs(machine, example):
+    assert machine.run(f"{example[0]}import helpers; print(helpers.whose)").endswith("\nmy own\n")
+
+
+def test_importing_it_changes_nothing(machine):
+    assert json.loads(machine.run(CHANGES)) == [[], ["zero_or_nan"], True]
+
+
+def test_importing_it_says_nothing(machine):
+    errors_too = "import os, torch, warnings; os.dup2(1, 2); warnings.simplefilter('error')"
+    assert machine.run(f"{errors_too}\nimport zero_or_nan") == ""
+
+
+def test_a_strict_type_checker_sees_its_types(machine):
+    right, wrong = (types(machine, TYPED.format(word=word)) for word in ("masked", "nothing"))
+    (backward, grad) = right
+    assert "retain_graph: bool | None =" in backward and "ignored: Literal['zero'] | Literal['masked'] =" in grad
+    (error, *rest) = wrong
+    assert rest == right
+    assert 'error: Argument "ignored" to "grad" has incompatible type' in error and "[arg-type]" in error
+
+
+def types(machine, program):
+    """What mypy says of a program that stands on this machine."""
+    (machine.folder / "program.py").write_text(program)
+    options = (f"--python-executable={machine.python}", f"--cache-dir={machine.prefix.parent / 'mypy'}", "program.py")
+    command = [sys.executable, "-m", "mypy", *MYPY, *options]
+    done = subprocess.run(command, cwd=machine.folder, env=machine.variables, capture_output=True, text=True)
+    assert done.stderr == ""
+    return done.stdout.splitlines()

@@ -1,0 +1,244 @@
+"""Around code that a backward pass can't look into, and without a backward pass."""
+
+from functools import partial
+
+import pytest
+import torch
+from comparing import (
+    BAD,
+    FINITE,
+    GOOD,
+    STEPS,
+    compare,
+    compare_where_told,
+    is_finite,
+    is_used,
+    loss_of,
+    network,
+    same_bits,
+    state,
+)
+from torch.func import functional_call, jacrev, vmap
+
+from zero_or_nan import ignoring
+
+
+@pytest.fixture
+def compiler(monkeypatch):
+    """`torch.compile`, without the step that needs a compiler of C++."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.setup(
+    "A compiled model",
+    "model = torch.compile(model)\nloss = loss_of(model, rows)\nignoring.backward(loss)",
+    "A compiled region is one node. Where ignored entries make a gradient NaN, a warning names it; "
+    "from there on it is plain PyTorch's.",
+)
+def test_a_compiled_model(compiler):
+    def train(ignoring, rows):
+        model = network()
+        model = torch.compile(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            loss = loss_of(model, rows)
+            ignoring.backward(loss)
+            optimizer.step()
+        return state(model, loss)
+
+    compare_where_told(train, "could not follow CompiledFunction .*: from there on the gradient is plain PyTorch's")
+    same_bits(train, FINITE)
+
+
+@pytest.mark.setup(
+    "A compiled model, run eagerly on bad rows",
+    'stance = "default" if is_used(rows).all() else "force_eager"\n'
+    "with torch.compiler.set_stance(stance):\n    loss = loss_of(model, rows)\nignoring.backward(loss)",
+    "Batches with a bad row run uncompiled; all others keep their compiled code.",
+)
+def test_a_compiled_model_run_eagerly_on_bad_rows(compiler):
+    def train(ignoring, rows):
+        model = torch.compile(network())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            stance = "default" if is_used(rows).all() else "force_eager"
+            with torch.compiler.set_stance(stance):
+                loss = loss_of(model, rows)
+            ignoring.backward(loss)
+            optimizer.step()
+        return state(model, loss)
+
+    compare(train)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo looks at it
+@pytest.mark.setup(
+    "A compiled part behind a selection",
+    "head = torch.compile(model[1:])\nhidden = model[0](rows)[is_used(rows)]\nloss = head(hidden).square().sum()\n"
+    "ignoring.backward(loss)",
+    "Compile what sees used entries alone; leave what comes before uncompiled.",
+)
+def test_a_compiled_part_behind_a_selection(compiler):
+    def train(ignoring, rows):
+        model = network()
+        head = torch.compile(model[1:])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            hidden = model[0](rows)[is_used(rows)]
+            loss = head(hidden).square().sum()
+            ignoring.backward(loss)
+            optimizer.step()
+        return state(model, loss)
+
+    compare(train)
+
+
+class Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradient
+
+
+@pytest.mark.setup(
+    "Your own `autograd.Function`",
+    "squares = Squared.apply(model(rows))\nloss = torch.where(used, squares, 0.0).sum()\nignoring.backward(loss)",
+    "Once an ignored entry arrives there, a warning names it; from there on the gradient is plain PyTorch's.",
+)
+def test_a_function_of_ones_own():
+    def train(ignoring, rows):
+        model = network()
+        used = is_used(rows)[:, None]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            squares = Squared.apply(model(rows))
+            loss = torch.where(used, squares, 0.0).sum()
+            ignoring.backward(loss)
+            optimizer.step()
+        return state(model, loss)
+
+    message = "could not follow Squared .*: from there on the gradient is plain PyTorch's"
+    compare_where_told(train, message)
+    with pytest.warns(UserWarning, match=message):  # though it does no harm here
+        assert all(map(torch.equal, train(ignoring, FINITE), train(torch.autograd, FINITE)))
+
+
+@pytest.mark.setup(
+    "Your own `autograd.Function` behind a selection",
+    "squares = Squared.apply(model(rows)[used])\nignoring.backward(squares.sum())",
+    "It meets used entries alone, and what comes before it is mended.",
+)
+def test_a_function_of_ones_own_behind_a_selection():
+    def train(ignoring, rows):
+        model = network()
+        used = is_used(rows)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            squares = Squared.apply(model(rows)[used])
+            ignoring.backward(squares.sum())
+            optimizer.step()
+        return state(model, squares.sum())
+
+    compare(train)
+
+
+@pytest.mark.setup(
+    "Your own `autograd.Function` with a record",
+    "ignoring.function(Squared)\nignoring.backward(loss)",
+    "Said once, its backward is followed as those of PyTorch are.",
+)
+def test_a_function_of_ones_own_with_a_record(request):
+    ignoring.function(Squared)
+    request.addfinalizer(lambda: ignoring.FUNCTIONS.pop(Squared))
+
+    def train(ignoring, rows):
+        model = network()
+        used = is_used(rows)[:, None]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            squares = Squared.apply(model(rows))
+            loss = torch.where(used, squares, 0.0).sum()
+            ignoring.backward(loss)
+            optimizer.step()
+        return state(model, loss)
+
+    compare(train)
+
+
+@pytest.mark.setup(
+    "`vmap` and `jacrev` inside the loss",
+    "out = vmap(model)(rows)\nslope = vmap(jacrev(model))(rows)[:, 0]\n"
+    "terms = out.square() + slope.square()\nloss = torch.where(used, terms, 0.0).sum()\nignoring.backward(loss)",
+    "Followed as any other code of the forward pass.",
+)
+def test_vmap_and_jacrev_inside_the_loss():
+    def train(ignoring, rows):
+        model = network()
+        used = is_used(rows)[:, None]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            out = vmap(model)(rows)
+            slope = vmap(jacrev(model))(rows)[:, 0]
+            terms = out.square() + slope.square()
+            loss = torch.where(used, terms, 0.0).sum()
+            ignoring.backward(loss)
+            optimizer.step()
+        return state(model, loss)
+
+    compare(train)
+
+
+@pytest.mark.setup(
+    "`torch.func.grad`",
+    "gradients = torch.func.grad(loss_of_parameters)(parameters)",
+    "Does not go through `ignoring`: bad rows contaminate it, without a warning. The next row has the alternative.",
+)
+def test_the_gradient_of_torch_func_is_plain_pytorchs():
+    def gradients_of(rows):
+        model = network()
+        parameters = dict(model.named_parameters())
+
+        def loss_of_parameters(parameters):
+            return loss_of(partial(functional_call, model, parameters), rows)
+
+        gradients = torch.func.grad(loss_of_parameters)(parameters)
+        return gradients.values()
+
+    assert is_finite(gradients_of(GOOD)) and not is_finite(gradients_of(BAD))
+
+
+@pytest.mark.setup(
+    "`torch.func.functional_call`",
+    "out = functional_call(model, parameters, rows)\nloss = torch.where(used, out.square(), 0.0).sum()\n"
+    "gradients = ignoring.grad(loss, tuple(parameters.values()))",
+    "",
+)
+def test_parameters_that_are_arguments():
+    def train(ignoring, rows):
+        model = network()
+        used = is_used(rows)[:, None]
+        parameters = dict(model.named_parameters())
+        for _ in range(STEPS):
+            out = functional_call(model, parameters, rows)
+            loss = torch.where(used, out.square(), 0.0).sum()
+            gradients = ignoring.grad(loss, tuple(parameters.values()))
+            for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
+                parameters[name] = (parameter - 0.1 * gradient).detach().requires_grad_()
+        return [loss.detach(), *gradients, *(parameter.detach() for parameter in parameters.values())]
+
+    compare(train)
