@@ -182,13 +182,18 @@ def setups(content: dict[str, Any]) -> str:
         [
             _code(row["setup"]),
             f'<pre>{html.escape(row["code"])}</pre><span class="zn-note">{_code(row["remark"])}</span>',
-            ", ".join(row["holds_on"]) or html.escape(row["not_run"]),
+            _right_on(row),
         ]
         for row in content["rows"]
     ]
-    caption = "<code>ignoring</code> in training code, and the releases of PyTorch that it was tested on there"
-    table = show.table(caption, ["setup", "what you write", "tested on"], rows, stack=True)
+    caption = "<code>ignoring</code> in training code, and the releases of PyTorch on which that was tested"
+    table = show.table(caption, ["setup", "what you write", "right on"], rows, stack=True)
     return show.page(f'<div class="zn-prose zn-setups">{table}</div>')
+
+
+def _right_on(row: dict[str, Any]) -> str:
+    tested = ", ".join(f'<span class="zn-word">{version}</span>' for version in row["holds_on"])
+    return (tested if row["mends"] else "<strong>no</strong>") if tested else html.escape(row["not_run"])
 
 
 def _code(text: str) -> str:

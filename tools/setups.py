@@ -20,9 +20,13 @@ FILES = (
     "ignoring/test_sharded.py",
     "in_training/test_frameworks.py",
     "in_training/test_limits.py",
+    "ignoring/test_authoring.py",
     "in_training/test_on_devices.py",
 )
 """The tests of `tests/zero_or_nan` that have rows, in the order of the table."""
+
+FACTS: dict[str, Any] = {"mends": True, "holds_on": [], "not_run": ""}
+"""Of a row: whether the gradient is right there, on which releases that was tested, and else why not."""
 
 VERSION = torch.__version__.partition("+")[0]
 
@@ -46,7 +50,7 @@ class Rows:
             name, code, remark = marker.args
             test = f"{item.path.relative_to(self.root).as_posix()}::{getattr(item, 'originalname', item.name)}"
             row = self.rows.setdefault(
-                name, {"setup": name, "code": code, "remark": remark, "tests": [], "holds_on": [], "not_run": ""}
+                name, {"setup": name, "code": code, "remark": remark, **FACTS, **marker.kwargs, "tests": []}
             )
             if (row["code"], row["remark"]) != (code, remark):
                 self.wrong.append(f"{test} says something else of {name!r} than the tests before it")
@@ -91,5 +95,6 @@ def setups(project: Project) -> None:
     for row in rows:
         others = [version for version in held.get((row["setup"], row["code"]), []) if version != VERSION]
         row["holds_on"] = sorted(others + row["holds_on"], key=lambda version: [int(n) for n in version.split(".")[:2]])
+        row["not_run"] = "" if row["holds_on"] else row["not_run"]
     write(path, json.dumps({"rows": rows}, indent=1, ensure_ascii=False) + "\n")
     print(f"{len(rows)} setups written to {path.relative_to(project.root)}")

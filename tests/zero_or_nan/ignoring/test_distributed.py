@@ -78,6 +78,11 @@ print("done")
 """
 
 
+@pytest.mark.setup(
+    "DistributedDataParallel",
+    "model = DistributedDataParallel(model)\nloss = loss_of(model, rows)\nignoring.backward(loss)",
+    "Whichever process has the bad rows; with `no_sync`, `static_graph` and checkpointing too.",
+)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("static, unused, view, checkpointed", [
     (0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1),

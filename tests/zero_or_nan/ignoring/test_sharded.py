@@ -130,10 +130,29 @@ dist.barrier()
 dist.destroy_process_group()
 """
 
-SHARDINGS = [
-    "fsdp1", "fsdp1_with_original_parameters", "fsdp1_nested", "fsdp2", "fsdp2_with_a_checkpoint",
-    "tensor_parallel", "distributed_tensors",
-]  # fmt: skip
+GATHERED = "On a bad batch each process gathers what a derivative needs: there has to be memory for a whole layer."
+FSDP1 = pytest.mark.setup(
+    "FSDP1", "model = FullyShardedDataParallel(model)\nignoring.backward(loss)",
+    "Nested, and with `use_orig_params=True` too; whichever process has the bad rows.",
+)  # fmt: skip
+FSDP2 = pytest.mark.setup(
+    "FSDP2", "for layer in (*model.children(), model):\n    fully_shard(layer)\nignoring.backward(loss)",
+    "With checkpointing too; whichever process has the bad rows.",
+)  # fmt: skip
+TENSOR_PARALLEL = pytest.mark.setup(
+    "Tensor parallelism", "parallelize_module(model, mesh, plan)\nignoring.backward(loss)", GATHERED
+)
+DTENSOR = pytest.mark.setup(
+    "DTensor",
+    "x = distribute_tensor(x, mesh, placements)\nloss = loss_of(model(x).full_tensor())\nignoring.backward(loss)",
+    GATHERED,
+)  # fmt: skip
+ROWS = {
+    "fsdp1": FSDP1, "fsdp1_with_original_parameters": FSDP1, "fsdp1_nested": FSDP1,
+    "fsdp2": FSDP2, "fsdp2_with_a_checkpoint": FSDP2,
+    "tensor_parallel": TENSOR_PARALLEL, "distributed_tensors": DTENSOR,
+}  # fmt: skip
+SHARDINGS = [pytest.param(sharding, marks=row) for sharding, row in ROWS.items()]
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +161,7 @@ def results(tmp_path_factory):
     script = f"import sys; sys.path.insert(0, {str(Path(zero_or_nan.__file__).parents[1])!r})\n" + SCRIPT
     store = str(tmp_path_factory.mktemp("sharded") / "store")
     ranks = [
-        subprocess.Popen([sys.executable, "-c", script, str(rank), store, *SHARDINGS],
+        subprocess.Popen([sys.executable, "-c", script, str(rank), store, *ROWS],
                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for rank in range(2)
     ]  # fmt: skip
@@ -155,7 +174,7 @@ def results(tmp_path_factory):
     lines = [[line.removeprefix("result ") for line in output.splitlines() if line.startswith("result ")]
              for output in outputs]  # fmt: skip
     found = [dict(map(json.loads, told)) for told in lines]
-    assert [len(rank) for rank in found] == [len(SHARDINGS)] * 2, "\n".join(outputs)
+    assert [len(rank) for rank in found] == [len(ROWS)] * 2, "\n".join(outputs)
     return found
 
 
