@@ -181,7 +181,7 @@ def setups(content: dict[str, Any]) -> str:
     rows = [
         [
             _code(row["setup"]),
-            f'<pre>{html.escape(row["code"])}</pre><span class="zn-note">{_code(row["remark"])}</span>',
+            f'<pre>{html.escape(row["code"])}</pre><div class="zn-note">{_code(row["remark"])}</div>',
             _right_on(row),
         ]
         for row in content["rows"]
@@ -192,7 +192,8 @@ def setups(content: dict[str, Any]) -> str:
 
 
 def _right_on(row: dict[str, Any]) -> str:
-    tested = ", ".join(f'<span class="zn-word">{version}</span>' for version in row["holds_on"])
+    releases = [version.rpartition(".")[0] for version in row["holds_on"]]
+    tested = f'<span class="zn-word">{", ".join(releases)}</span>' if releases else ""
     return (tested if row["mends"] else "<strong>no</strong>") if tested else html.escape(row["not_run"])
 
 

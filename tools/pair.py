@@ -29,7 +29,8 @@ except ImportError:
     if not book.exists():
         clone = "git clone --quiet --depth 1 --branch {branch} {repository}"
         subprocess.run([*clone.split(), str(book)], check=True)
-    sys.modules.pop("helpers", None)  # another of that name
+    for name in [name for name in sys.modules if name.partition(".")[0] == "helpers"]:
+        del sys.modules[name]  # another of that name
     sys.path.insert(0, str(book / "src"))\
 """
 _PAGE_LINK = re.compile(r"\]\((?!https?:|#)([\w-]+)\.md(#[\w-]*)?\)")

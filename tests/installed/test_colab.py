@@ -212,6 +212,12 @@ def test_helpers_of_the_readers_own_in_the_working_folder_are_not_taken_for_the_
     assert machine.run(f"{already}{setup}from helpers import Case\nprint({FILES})") == f"{cloned(machine)}\n"
 
 
+def test_who_has_the_library_already_gets_both_from_the_clone(machine, machines, setup):
+    shutil.copytree(machines.clone / "src" / "zero_or_nan", machine.packages / "zero_or_nan")
+    (machine.folder / "helpers.py").write_text("")
+    assert machine.run(f"{setup}from helpers import Case\nprint({FILES})") == f"{cloned(machine)}\n"
+
+
 def test_a_set_up_without_network_is_an_error_that_leaves_nothing_and_works_once_there_is_one(machine, setup):
     cell = indent(setup, "    ")
     program = (

@@ -214,6 +214,12 @@ QUERIES = {
     "amax nan gradient tie": "what-counts-as-ignored",
     "what is a cotangent": "glossary",
     "how slow is ignoring": "what-it-costs",
+    "pip install": "use-it-in-your-project",
+    "Lightning manual_backward nan": "use-it-in-your-project",
+    "GradScaler mixed precision": "use-it-in-your-project",
+    "FSDP": "use-it-in-your-project",
+    "ignoring could not follow": "operators-of-your-own",
+    "torch.library custom operator": "operators-of-your-own",
     "nanmeen": "nansum-nanmean",
 }
 

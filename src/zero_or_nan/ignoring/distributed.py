@@ -38,17 +38,28 @@ def is_distributed(thing: Any) -> bool:
 
 
 def whole(tensor: Any) -> Tensor:
-    """A DTensor, gathered on every process."""
-    gathered: Tensor = tensor.full_tensor()
+    """A DTensor, gathered on every process: `full_tensor`, which inside of an operator can't be called on 2.6."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+    from torch.distributed.tensor._redistribute import redistribute_local_tensor
+
+    spec = tensor._spec
+    everywhere = DTensorSpec(spec.mesh, (Replicate(),) * spec.mesh.ndim, tensor_meta=spec.tensor_meta)
+    gathered: Tensor = redistribute_local_tensor(_here(tensor), spec, everywhere)
     return gathered
+
+
+def _here(tensor: Any) -> Tensor:
+    """What of a DTensor lies here; when it is being sent, it is waited for."""
+    part: Any = tensor._local_tensor
+    return part.wait() if hasattr(part, "wait") else part  # type: ignore[no-any-return]
 
 
 def part_here(tensor: Any) -> Tensor | None:
     """The part of a DTensor that this process holds; None where a part is not a part of the entries, but of a sum."""
     if any(placement.is_partial() for placement in tensor.placements):
         return None
-    part: Tensor = tensor._local_tensor
-    return part
+    return _here(tensor)
 
 
 def cut_as(like: Any, value: Tensor) -> Any:
