@@ -117,8 +117,14 @@ def test_another_release_is_added_and_a_changed_row_begins_anew(project, capsys,
 
 def test_the_table_tells_right_from_not_right_and_from_not_tested():
     rows = [
-        {"setup": "A `x`", "code": "a < b", "remark": "r `y`", "mends": True, "holds_on": ["2.6.0", "2.13.1"],
-         "not_run": ""},
+        {
+            "setup": "A `x`",
+            "code": "a < b",
+            "remark": "r `y`",
+            "mends": True,
+            "holds_on": ["2.6.0", "2.13.1"],
+            "not_run": "",
+        },
         {"setup": "B", "code": "b", "remark": "", "mends": False, "holds_on": ["2.6.0"], "not_run": ""},
         {"setup": "C", "code": "c", "remark": "", "mends": True, "holds_on": [], "not_run": "not yet tested"},
     ]

@@ -230,10 +230,10 @@ class Pass:
         if value is None:
             return None, True
         mask = None if arrived is None else arrived.mask
+        if is_distributed(value):  # another process may have got another value from a hook: all of them look
+            return (mask if mask is None else mask | (whole(value) != 0)), True
         if arrived is not None and arrived.is_still(value):
             return mask, True
-        if is_distributed(value):
-            return (mask if mask is None else mask | (whole(value) != 0)), True
         if not can_carry(value):
             return mask, False
         return (mask if mask is None else mask | (value != 0)), True

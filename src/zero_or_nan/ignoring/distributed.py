@@ -23,6 +23,8 @@ from .cotangent import Cotangent, as_in_pytorch, wrapped
 from .graph import AccumulateGrad
 from .masks import Mask, full
 
+aten = torch.ops.aten
+
 BORDERS = (
     "torch.distributed.tensor._api._FromTorchTensor",
     "torch.distributed.tensor._api._ToTorchTensor",
@@ -38,28 +40,17 @@ def is_distributed(thing: Any) -> bool:
 
 
 def whole(tensor: Any) -> Tensor:
-    """A DTensor, gathered on every process: `full_tensor`, which inside of an operator can't be called on 2.6."""
-    from torch.distributed.tensor import Replicate
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec
-    from torch.distributed.tensor._redistribute import redistribute_local_tensor
-
-    spec = tensor._spec
-    everywhere = DTensorSpec(spec.mesh, (Replicate(),) * spec.mesh.ndim, tensor_meta=spec.tensor_meta)
-    gathered: Tensor = redistribute_local_tensor(_here(tensor), spec, everywhere)
-    return gathered
-
-
-def _here(tensor: Any) -> Tensor:
-    """What of a DTensor lies here; when it is being sent, it is waited for."""
-    part: Any = tensor._local_tensor
-    return part.wait() if hasattr(part, "wait") else part  # type: ignore[no-any-return]
+    """A DTensor, gathered on every process."""
+    gathered: Any = tensor.detach().full_tensor()  # 2.6 can't gather a leaf from inside of an operator
+    return gathered.wait() if hasattr(gathered, "wait") else gathered  # type: ignore[no-any-return]
 
 
 def part_here(tensor: Any) -> Tensor | None:
     """The part of a DTensor that this process holds; None where a part is not a part of the entries, but of a sum."""
     if any(placement.is_partial() for placement in tensor.placements):
         return None
-    return _here(tensor)
+    part: Tensor = tensor._local_tensor
+    return part
 
 
 def cut_as(like: Any, value: Tensor) -> Any:
@@ -107,7 +98,7 @@ class Gathering(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return exact
         wholes, named_wholes = tree_map(self._as_whole, given)
         try:
-            ours = op(*wholes, **named_wholes)
+            ours = _in_one_process(op)(*wholes, **named_wholes)
         except Exception as error:
             self._failed(op, error, given)
             ours = wrapped(tree_map(self._as_whole, exact))
@@ -136,6 +127,46 @@ class Gathering(TorchDispatchMode):  # type: ignore[no-untyped-call]
         steps = [leaf.step for leaf in tree_leaves(given) if type(leaf) is Cotangent]
         if steps and steps[0] is not None:
             steps[0].failed(str(op._schema.name), error)
+
+
+def _in_one_process(op: Any) -> Callable[..., Any]:
+    """What an operator computes on whole tensors, where DTensor has it compute something else."""
+    from torch.distributed.tensor import DTensor
+
+    handled: Any = DTensor._op_dispatcher._custom_op_handlers
+    return _OF_A_PARALLEL_LOSS.get(op, op) if op in handled else op  # type: ignore[no-any-return]
+
+
+def _nll_loss_and_log_softmax_backward(gradient: Any, log_probabilities: Tensor, *args: Any) -> Any:
+    backward = aten.nll_loss_backward if log_probabilities.dim() < 3 else aten.nll_loss2d_backward
+    of_classes = min(1, log_probabilities.dim() - 1)
+    by_class = backward(gradient, log_probabilities, *args)
+    return aten._log_softmax_backward_data(by_class, log_probabilities, of_classes, log_probabilities.dtype)
+
+
+def _handed_on(gradient: Any, output: Any, dim: int, dtype: torch.dtype) -> Any:
+    return gradient.to(dtype)
+
+
+# Inside of `loss_parallel` the derivative of nll_loss is that of log_softmax too, whose own only hands it on.
+_OF_A_PARALLEL_LOSS: dict[Any, Callable[..., Any]] = {
+    aten.nll_loss_backward.default: _nll_loss_and_log_softmax_backward,
+    aten.nll_loss2d_backward.default: _nll_loss_and_log_softmax_backward,
+    aten._log_softmax_backward_data.default: _handed_on,
+}
+
+
+class Gathered:
+    """A node whose saved tensors are gathered as they are asked for."""
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._node, name)
+        if isinstance(found, tuple):
+            return tuple(whole(item) if is_distributed(item) else item for item in found)
+        return whole(found) if is_distributed(found) else found
 
 
 def masks_across(backward: Callable[..., Any], arriving: Iterable[Any], masks: Iterable[Mask]) -> list[Mask]:

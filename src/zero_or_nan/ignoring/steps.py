@@ -6,7 +6,6 @@ with plain results and their masks.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import distributed
 from .cotangent import Cotangent, can_carry, is_finite, mask_of, merge, plain
-from .distributed import Gathering, is_distributed
+from .distributed import Gathered, Gathering, is_distributed
 from .graph import can_be_read_again, function_of, run
 from .masks import Mask, full, reduced
 from .registry import FUNCTIONS, GENERATED, UNKNOWN, Function, NotFollowed
@@ -211,8 +210,8 @@ class Replaced(Step):
                 self.all_ignored(number) if value is None else self.cotangent(value, self.masks[number])
                 for number, value in enumerate(arriving)
             ]
-            with Gathering() if any(map(is_distributed, arriving)) else contextlib.nullcontext():
-                careful = derivative(self.node, given)
+            node = Gathered(self.node) if any(map(is_distributed, arriving)) else self.node
+            careful = derivative(node, given)
             ended = [_mended(exact, ours) for exact, ours in zip(results, careful, strict=True)]
         except Exception as error:
             self.failed(name, error)
