@@ -1,14 +1,10 @@
 """Gradients of `DTensor`s on two processes: those of tensors in one, and on clean data the bits of plain PyTorch."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-
-import zero_or_nan
+from processes import results_of_two
 
 pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_available(), reason="this PyTorch is not distributed"),
@@ -871,29 +867,8 @@ os._exit(0)  # whoever lost touch would wait for the others
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """By case: what went wrong on each rank; None where plain PyTorch can't do it."""
-    script = f"import sys; sys.path.insert(0, {str(Path(zero_or_nan.__file__).parents[1])!r})\n" + SCRIPT
-    store = str(tmp_path_factory.mktemp("tensors") / "store")
-    files = [Path(f"{store}.{rank}") for rank in range(2)]
-    ranks = []
-    for rank, output in enumerate(files):
-        with output.open("w") as told:  # a pipe would be full before the other process is read
-            command = [sys.executable, "-c", script, str(rank), store, json.dumps(PROGRAMS)]
-            ranks.append(subprocess.Popen(command, stdout=told, stderr=subprocess.STDOUT))
-    try:
-        for process in ranks:
-            process.wait(timeout=150)
-    except subprocess.TimeoutExpired:  # what they had told by then tells where they were
-        pass
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    outputs = [output.read_text() for output in files]
-    lines = [[line.removeprefix("result ") for line in output.splitlines() if line.startswith("result ")]
-             for output in outputs]  # fmt: skip
-    found = [dict(map(json.loads, told)) for told in lines]
-    assert [sorted(rank) for rank in found] == [sorted([*PROGRAMS, *RECIPES, *REGIONS])] * 2, "\n".join(outputs)
-    return found
+    names, store = [*PROGRAMS, *RECIPES, *REGIONS], tmp_path_factory.mktemp("tensors") / "store"
+    return results_of_two(SCRIPT, store, names, json.dumps(PROGRAMS), timeout=150)
 
 
 def assert_right(results, name):

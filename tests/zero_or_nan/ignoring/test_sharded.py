@@ -1,14 +1,8 @@
 """Sharded training on two processes: plain PyTorch's bits on clean rows, and its gradient of the good ones on bad."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-import zero_or_nan
+from processes import results_of_two
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this PyTorch is not distributed")
 
@@ -130,7 +124,10 @@ dist.barrier()
 dist.destroy_process_group()
 """
 
-GATHERED = "On a bad batch each process gathers what a derivative needs: there has to be memory for a whole layer."
+GATHERED = (
+    "All processes of the mesh call it together. On a bad batch each gathers what a derivative needs, whole: "
+    "memory for a layer."
+)
 FSDP1 = pytest.mark.setup(
     "FSDP1", "model = FullyShardedDataParallel(model)\nignoring.backward(loss)",
     "Nested, and with `use_orig_params=True` too; whichever process has the bad rows.",
@@ -158,24 +155,7 @@ SHARDINGS = [pytest.param(sharding, marks=row) for sharding, row in ROWS.items()
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """By sharding and rows: on each rank whether training went right, and the warnings of ours."""
-    script = f"import sys; sys.path.insert(0, {str(Path(zero_or_nan.__file__).parents[1])!r})\n" + SCRIPT
-    store = str(tmp_path_factory.mktemp("sharded") / "store")
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", script, str(rank), store, *ROWS],
-                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for rank in range(2)
-    ]  # fmt: skip
-    try:
-        outputs = [process.communicate(timeout=90)[0] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    lines = [[line.removeprefix("result ") for line in output.splitlines() if line.startswith("result ")]
-             for output in outputs]  # fmt: skip
-    found = [dict(map(json.loads, told)) for told in lines]
-    assert [len(rank) for rank in found] == [len(ROWS)] * 2, "\n".join(outputs)
-    return found
+    return results_of_two(SCRIPT, tmp_path_factory.mktemp("sharded") / "store", ROWS, *ROWS)
 
 
 def on_both_ranks(results, sharding, rows):
