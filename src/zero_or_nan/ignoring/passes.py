@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -19,15 +19,18 @@ from .lifetimes import DEEP_GRAPHS
 from .looks import harmless as _is_harmless
 from .masks import everywhere, full
 
+TensorOrEdge = Tensor | GradientEdge
+Vectors = Tensor | Sequence[Tensor | None]
+
 
 @not_compiled
 def backward(
-    tensors: Any,
-    grad_tensors: Any = None,
+    tensors: TensorOrEdge | Iterable[TensorOrEdge],
+    grad_tensors: Vectors | None = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
-    grad_variables: Any = None,
-    inputs: Any = None,
+    grad_variables: Vectors | None = None,
+    inputs: TensorOrEdge | Iterable[TensorOrEdge] | dict[Any, TensorOrEdge] | None = None,
 ) -> None:
     """`torch.autograd.backward`, but what the loss ignored stays out of the gradient.
 
@@ -64,16 +67,16 @@ def backward(
     tensor([2.7183, 0.0000])
     """
     _refuse(create_graph)
-    roots, inputs = _sequence(tensors), _kept(inputs)
-    with _pass(roots, asked_for=inputs):
-        torch.autograd.backward(roots, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
+    roots, into = _sequence(tensors), _kept(inputs)
+    with _pass(roots, asked_for=into):
+        torch.autograd.backward(roots, grad_tensors, retain_graph, create_graph, grad_variables, into)
 
 
 @not_compiled
 def grad(
-    outputs: Any,
-    inputs: Any,
-    grad_outputs: Any = None,
+    outputs: TensorOrEdge | Iterable[TensorOrEdge],
+    inputs: TensorOrEdge | Iterable[TensorOrEdge] | dict[Any, TensorOrEdge],
+    grad_outputs: Vectors | None = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
     only_inputs: bool = True,
@@ -130,15 +133,15 @@ def grad(
         allow_unused=allow_unused,
         materialize_grads=materialize_grads,
     )
-    roots, inputs, given = _sequence(outputs), _kept(inputs), _kept(grad_outputs)
+    roots, of, given = _sequence(outputs), _kept(inputs), _kept(grad_outputs)
     batch = _batch(roots, given) if is_grads_batched else None
     if is_grads_batched and not batch:
-        return torch.autograd.grad(roots, inputs, given, retain_graph, is_grads_batched=True, **rest)
+        return torch.autograd.grad(roots, of, given, retain_graph, is_grads_batched=True, **rest)
     if batch is None:
-        return _grad(roots, inputs, given, retain_graph, ignored, rest)
+        return _grad(roots, of, given, retain_graph, ignored, rest)
     # One pass for each vector: PyTorch's own `vmap` can't carry a mask.
-    rows = [_grad(roots, inputs, vectors, True, ignored, rest) for vectors in batch[:-1]]
-    rows.append(_grad(roots, inputs, batch[-1], retain_graph, ignored, rest))
+    rows = [_grad(roots, of, vectors, True, ignored, rest) for vectors in batch[:-1]]
+    rows.append(_grad(roots, of, batch[-1], retain_graph, ignored, rest))
     return _each(lambda *gradients: _stacked(list(gradients)), *rows)
 
 
