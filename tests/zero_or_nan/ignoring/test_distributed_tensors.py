@@ -1,10 +1,13 @@
 """Gradients of `DTensor`s on two processes: those of tensors in one, and on clean data the bits of plain PyTorch."""
 
+import importlib
 import json
 
 import pytest
 import torch
 from processes import results_of_two
+
+from zero_or_nan.ignoring import distributed
 
 pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_available(), reason="this PyTorch is not distributed"),
@@ -892,3 +895,9 @@ def test_a_parallel_model_has_the_gradient_of_the_model_in_one_process(results, 
 @pytest.mark.parametrize("name", REGIONS)
 def test_processes_agree_where_dtensors_meet_plain_tensors(results, name):
     assert_right(results, name)
+
+
+def test_the_functions_at_the_borders_are_found_by_their_names():
+    for name in distributed.BORDERS:
+        module, _, function = name.rpartition(".")
+        assert issubclass(getattr(importlib.import_module(module), function), torch.autograd.Function)
