@@ -30,7 +30,7 @@ from .hooks import Ours, put_first
 from .lifetimes import DEEP_GRAPHS
 from .looks import harmless
 from .masks import Mask, either
-from .registry import UNKNOWN, Function, NotFollowed, record_of
+from .registry import UNKNOWN, Function, NotFollowed, RuleFailed, record_of
 from .steps import Border, Followed, Foreign, Moved, Replaced, Sliced, Step
 from .threads import current, set_current
 
@@ -91,6 +91,7 @@ class Pass:
         self._suspected: dict[str, str] = {}
         self._lost: dict[str, str] = {}
         self._bugs: list[tuple[str, Exception]] = []
+        self._mistakes: dict[str, str] = {}
 
     def __enter__(self) -> Pass:
         self._aside = compiled_autograd_aside()
@@ -123,6 +124,12 @@ class Pass:
                 "contaminate it",
                 stacklevel=_users_line(),
             )
+        for name, mistake in self._mistakes.items():
+            warnings.warn(
+                f"ignoring failed in your rule of {name} ({mistake}): from there on the gradient is plain PyTorch's, "
+                f"and ignored entries may contaminate it. How to write a rule: {HELP}",
+                stacklevel=_users_line(),
+            )
         if self._lost:
             told = ", ".join(f"{name} ({reason})" for name, reason in sorted(self._lost.items()))
             warnings.warn(
@@ -140,6 +147,8 @@ class Pass:
             self.outer.failed(name, error, suspected)
         elif isinstance(error, NotFollowed):
             (self._suspected if suspected else self._lost).setdefault(name, str(error))
+        elif isinstance(error, RuleFailed):
+            self._mistakes.setdefault(name, str(error))
         else:
             self._bugs.append((name, error))
 

@@ -192,6 +192,8 @@ def settle(value: Tensor, mask: Mask) -> Cotangent:
     >>> settle(plain(cotangent) * torch.tensor([2.0, torch.inf]), mask_of(cotangent))
     Cotangent(tensor([2., 0.]), tensor([ True, False]))
     """
+    if type(value) is Cotangent:
+        raise TypeError("settle needs a plain tensor, computed from plain(cotangent), and got a Cotangent")
     if mask is not None:
         mask = mask if mask.shape == value.shape else mask.expand(value.shape)
         for part, counts in _in_cache(value, mask):
@@ -249,6 +251,11 @@ def merge(exact: Any, careful: Any) -> Any:
     Cotangent(2.0, True)
     """
     if isinstance(exact, Tensor) and isinstance(careful, Tensor):
+        if type(exact) is Cotangent or exact.shape != careful.shape:
+            raise TypeError(
+                "merge needs a plain tensor, computed from plain(cotangent), and a Cotangent of its shape, and got "
+                f"{_described(exact)} and {_described(careful)}"
+            )
         value = exact
         if not bool(exact.isfinite().all()):
             value = torch.where(exact.isfinite(), exact, plain(careful).to(exact.dtype))
@@ -260,6 +267,10 @@ def merge(exact: Any, careful: Any) -> Any:
     if isinstance(exact, (tuple, list)):
         return tuple(merge(e, c) for e, c in zip(exact, careful, strict=True))
     return exact
+
+
+def _described(tensor: Tensor) -> str:
+    return f"a {type(tensor).__name__} of shape {tuple(tensor.shape)}"
 
 
 def wrapped(result: Any) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .cotangent import Cotangent, ignores, is_finite, plain, step_of, wrapped
 from .in_place import in_place, remember_view
-from .registry import RULES, NotFollowed, Rule
+from .registry import RULES, NotFollowed, Rule, RuleFailed
 from .steps import Step
 
 
@@ -65,7 +65,7 @@ def _followed(
     if step is None:
         return rule(op, *args, **kwargs)
     if packet in step.within:
-        raise RecursionError(f"the rule of {_name(op)} calls it on a Cotangent; give it what plain(…) gives")
+        raise RuleFailed("it calls its own operator on a Cotangent; give that plain(cotangent)")
     step.within.add(packet)
     try:
         return rule(op, *args, **kwargs)

@@ -47,6 +47,15 @@ def run(node: Any, *cotangents: Any) -> tuple[Any, ...]:
     return results if isinstance(results, tuple) else (results,)
 
 
+def for_each_edge(node: Any, results: Any) -> list[Any]:
+    """The results of a node's derivative, one for each edge; that of a Function in Python has one for each argument."""
+    each: list[Any] = list(results) if isinstance(results, (tuple, list)) else [results]
+    if isinstance(node, BackwardCFunction):
+        wanted = iter([result for result, needed in zip(each, node.needs_input_grad, strict=False) if needed])
+        return [None if ahead is None else next(wanted, None) for ahead, _ in node.next_functions]
+    return each
+
+
 @functools.cache
 def function_of(name: str) -> str:
     """The forward function of a node, by the node's name.

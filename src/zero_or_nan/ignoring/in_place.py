@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,22 +22,20 @@ def in_place(
 ) -> Any:
     """In-place operators follow the rule of their out-of-place twin; the result is written into value and mask."""
     target = args[0] if args else None
-    name = str(op._schema.name)
-    if type(target) is not Cotangent:  # out= and foreach variants, or a plain tensor that takes a cotangent's values
+    written, twin = _written(op, args, kwargs), _twin(op)
+    if twin is None or type(target) is not Cotangent or len(written) != 1 or written[0] is not target:
+        # out= and foreach variants, kernels that write, or a plain tensor that takes a cotangent's values.
         if step is not None and ignores((*args, *kwargs.values())):
-            step.failed(name, NotFollowed("writes into a plain tensor"))
-        return op(*plain(args), **plain(kwargs))
-    packet = name.removeprefix("aten::").removesuffix("_")
-    twin = getattr(getattr(torch.ops.aten, packet, None), op._overloadname, None)
-    if twin is None:
-        op(*plain(args), **plain(kwargs))
-        if step is not None:
-            step.failed(name, NotFollowed("has no out-of-place form"))
-        _write_mask(target, None)
-        return target
+            reason = "writes into a plain tensor" if twin is not None else "has no out-of-place form"
+            step.failed(str(op._schema.name), NotFollowed(reason))
+        result = op(*plain(args), **plain(kwargs))
+        for tensor in written:
+            if type(tensor) is Cotangent:
+                _write_mask(tensor, None)
+        return _as_given(result, written)
     result = follow(twin, args, kwargs, step)
     value = plain(result)
-    if packet in RESHAPING:
+    if twin._schema.name.removeprefix("aten::") in RESHAPING:
         with torch._C._DisableTorchDispatch():
             op(*args, **kwargs)
         target.value, target.mask = value, mask_of(result)
@@ -47,6 +46,36 @@ def in_place(
         target.value.copy_(value)
     _write_mask(target, mask_of(result))
     return target
+
+
+def _written(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The tensors that an operator writes to, those of a list one by one."""
+    given = [
+        kwargs.get(argument.name, args[place] if place < len(args) else None)
+        for place, argument in enumerate(op._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    tensors = [each for thing in given for each in (thing if isinstance(thing, (list, tuple)) else (thing,))]
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+@functools.cache
+def _twin(op: Any) -> Any:
+    """The operator that gives what this one writes; None where there is none."""
+    namespace, _, name = op._schema.name.partition("::")
+    if not name.endswith("_"):
+        return None
+    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+    twin = getattr(packet, op._overloadname, None)
+    return None if twin is None or twin._schema.is_mutable else twin
+
+
+def _as_given(result: Any, written: list[Any]) -> Any:
+    """The result with each tensor that was given and written to in its own person, as the caller has it."""
+    own = {id(plain(tensor)): tensor for tensor in written}
+    if isinstance(result, (tuple, list)):
+        return type(result)(_as_given(part, written) for part in result)
+    return own.get(id(result), result)
 
 
 def remember_view(result: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

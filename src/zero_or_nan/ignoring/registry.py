@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,10 @@ class NotFollowed(Exception):
     """
 
 
+class RuleFailed(Exception):
+    """A mistake in a rule or a derivative that is not one of the library's own."""
+
+
 @dataclass(frozen=True, eq=False)
 class Function:
     """What is known of a forward function.
@@ -58,6 +63,11 @@ class Function:
     derivative: Derivative | None = None
     derivative_if: Callable[[Any], bool] | None = None
 
+    def __post_init__(self) -> None:
+        for look in (self.look, *self.looks.values()):
+            if look is not None and not hasattr(look, "measure"):
+                raise TypeError(f"{look!r} is no look: use ignoring.NOTHING, FINITE, MODERATE or AWAY_FROM_ZERO")
+
 
 UNKNOWN = Function()
 FUNCTIONS: dict[str | type, Function] = {}
@@ -67,7 +77,7 @@ RULES: dict[Any, Rule] = {}
 """What each operator does to a cotangent, by the operator (`torch.ops.aten.mul`), for all its overloads."""
 
 
-def function(names: str | type[torch.autograd.Function], *, since: str = "2.6", **facts: Any) -> None:
+def function(names: str | type[torch.autograd.Function], *, since: str = "2.6", **facts: Any) -> Any:
     """Record what is known of some forward functions.
 
     PyTorch's own derivatives are followed with or without a record. Code of yours is followed when it has one: the
@@ -81,11 +91,16 @@ def function(names: str | type[torch.autograd.Function], *, since: str = "2.6", 
         since: a release of PyTorch that has nodes of these names; older ones may lack them.
         facts: the fields of `Function`.
 
-    Raises:
-        ValueError: when a function has a record already, or there is none of the name.
-        TypeError: when a fact is no field of `Function`.
+    Returns:
+        What it was given, so that it can stand above a class as a decorator.
 
-    >>> class Double(torch.autograd.Function):
+    Raises:
+        ValueError: when there is no function of the name, or PyTorch's own has a record already; that of your own is
+            replaced.
+        TypeError: when a fact is no field of `Function`, or `names` neither a name nor a class of such functions.
+
+    >>> @function
+    ... class Double(torch.autograd.Function):
     ...     @staticmethod
     ...     def forward(ctx, x):
     ...         return 2 * x
@@ -93,7 +108,6 @@ def function(names: str | type[torch.autograd.Function], *, since: str = "2.6", 
     ...     @staticmethod
     ...     def backward(ctx, gradient):
     ...         return 2 * gradient
-    >>> function(Double)
     >>> x = torch.tensor([1.0, 0.0], requires_grad=True)
     >>> torch.where(x > 0, Double.apply(x.log()), torch.zeros(2)).sum().backward()
     >>> x.grad
@@ -105,17 +119,21 @@ def function(names: str | type[torch.autograd.Function], *, since: str = "2.6", 
     tensor([2., 0.])
     """
     record = Function(**facts)
-    for key in _keys(names, since):
-        if key in FUNCTIONS:
-            raise ValueError(f"{names if isinstance(key, type) else key} has a record already: {FUNCTIONS[key]}")
-        FUNCTIONS[key] = record
+    keys = list(_keys(names, since))
+    for key in keys:
+        if key in FUNCTIONS and isinstance(key, str) and not key.startswith(GENERATED):
+            raise ValueError(f"{key} has a record already: {FUNCTIONS[key]}")
+    FUNCTIONS.update(dict.fromkeys(keys, record))
+    return names
 
 
 def _keys(names: str | type, since: str) -> Iterator[str | type]:
     """What the records of these functions are found by."""
-    if isinstance(names, type):
+    if isinstance(names, type) and issubclass(names, torch.autograd.Function):
         yield names
         return
+    if not isinstance(names, str):
+        raise TypeError(f"{names!r} is neither the name of a function nor a subclass of torch.autograd.Function")
     for name in names.split():
         namespace, found, operator = name.rpartition("::")
         if found:
@@ -147,8 +165,10 @@ def _name_in_torch(forward: type) -> str:
 def derivative(names: str | type[torch.autograd.Function], **facts: Any) -> Callable[[Derivative], Derivative]:
     """Record a derivative of our own for some forward functions.
 
-    It is called as `derivative(node, cotangents)` when ignored entries arrive, and its result stands where plain
-    PyTorch's is not finite. Written in operators that have rules, it returns a `Cotangent` for each input, or None.
+    It is called as `derivative(node, cotangents)` when ignored entries arrive. `node` is the `ctx` of a Function in
+    Python, and a `Cotangent` stands for each output. Written in operators that have rules, it returns a tuple with a
+    `Cotangent`, or None, for each input. That stands where plain PyTorch's result is not finite. Its backward runs as
+    ever, on plain tensors: the way for code that takes pointers, or writes into what it gets.
 
     Args:
         names: as for `function`.
@@ -156,10 +176,28 @@ def derivative(names: str | type[torch.autograd.Function], **facts: Any) -> Call
 
     Raises:
         ValueError, TypeError: as `function` does.
+
+    >>> class Scaled(torch.autograd.Function):
+    ...     @staticmethod
+    ...     def forward(ctx, x, factor):
+    ...         ctx.save_for_backward(factor)
+    ...         return x * factor
+    ...
+    ...     @staticmethod
+    ...     def backward(ctx, gradient):
+    ...         return torch.from_numpy(gradient.numpy() * ctx.saved_tensors[0].numpy()), None
+    >>> @derivative(Scaled)
+    ... def scaled(node, cotangents):
+    ...     return cotangents[0] * node.saved_tensors[0], None
+    >>> from zero_or_nan import ignoring
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> ignoring.backward(Scaled.apply(x, torch.tensor([2.0, torch.nan]))[:1].sum())
+    >>> x.grad
+    tensor([2., 0.])
     """
 
     def register(ours: Derivative) -> Derivative:
-        function(names, derivative=ours, **facts)
+        function(names, derivative=ours if _is_own(ours) else _checked(ours), **facts)
         return ours
 
     return register
@@ -175,15 +213,17 @@ def rule(*operators: str, since: str = "2.6") -> Callable[[Rule], Rule]:
     - an entry that does not count is 0, never NaN or infinite;
     - an entry that is finite in plain PyTorch's result has the very same bits.
 
-    A rule raises `NotFollowed` with a reason for what it can't do. Whatever else it raises is reported as a mistake, in
-    a warning, and plain PyTorch's result is taken.
+    A rule raises `NotFollowed` with a reason for what it can't do. Whatever else it raises, and a result of another
+    kind, shape or number, is reported as a mistake in a warning; plain PyTorch's result is taken then.
 
     Args:
         operators: their names, as in `torch.ops`: "mul", or "mylib::scale".
         since: a release of PyTorch that has these operators; older ones may lack them.
 
     Raises:
-        ValueError: when an operator has a rule already, or this PyTorch has none of that name.
+        ValueError: when there is no operator of that name, when it writes into its arguments, or when the library has a
+            rule for it already; a rule of your own is replaced.
+        TypeError: when something else than names is given.
 
     >>> rule("mul")
     Traceback (most recent call last):
@@ -200,22 +240,76 @@ def rule(*operators: str, since: str = "2.6") -> Callable[[Rule], Rule]:
     ... def halved_by_rule(op, gradient):
     ...     return settle(op(plain(gradient)), mask_of(gradient))
     """
+    if not operators or not all(isinstance(operator, str) for operator in operators):
+        raise TypeError(f'rule takes names of operators, as in @rule("mylib::scale"), and got {operators}')
     packets = []
     for operator in operators:
         namespace, found, name = operator.rpartition("::")
         packet = getattr(getattr(torch.ops, namespace or "aten"), name, None)
+        if packet is None and found:
+            raise ValueError(f"there is no operator {operator}; define it before its rule")
         if packet is None:
             _refuse_unless_other_release(f"there is no operator {operator}", since)
-        elif packet in RULES:
+        elif packet in RULES and _is_own(RULES[packet]):
             raise ValueError(f"{namespace or 'aten'}::{name} has a rule already: {RULES[packet].__name__}")
+        elif all(getattr(packet, overload)._schema.is_mutable for overload in packet.overloads()):
+            raise ValueError(f"{operator} writes into its arguments, which no rule can follow; use ignoring.derivative")
         else:
             packets.append(packet)
 
     def register(ours: Rule) -> Rule:
-        RULES.update(dict.fromkeys(packets, ours))
+        RULES.update(dict.fromkeys(packets, ours if _is_own(ours) else _checked(ours, _check_results)))
         return ours
 
     return register
+
+
+def _is_own(ours: Any) -> bool:
+    return str(ours.__module__).startswith(__package__)
+
+
+def _checked(ours: Callable[..., Any], check: Callable[..., None] = lambda *_: None) -> Callable[..., Any]:
+    """A user's rule or derivative, whose mistakes are told apart from the library's own."""
+
+    @functools.wraps(ours)
+    def checked(first: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            result = ours(first, *args, **kwargs)
+            check(first, result)
+        except NotFollowed:
+            raise
+        except Exception as error:
+            raise RuleFailed(f"{type(error).__name__}: {error}") from error
+        return result
+
+    return checked
+
+
+def _check_results(op: Any, result: Any) -> None:
+    """Whether a rule returned what it has to.
+
+    Raises:
+        TypeError, ValueError: when it did not.
+    """
+    results = list(result) if isinstance(result, (tuple, list)) else [result]
+    kinds = [str(returned.type) for returned in op._schema.returns]
+    if "Tensor[]" not in kinds and len(results) != len(kinds):
+        raise TypeError(f"it returned {len(results)} results, and the operator has {len(kinds)}")
+    for number, part in enumerate(results):
+        if part is None or isinstance(part, torch.Tensor) and not (part.is_floating_point() or part.is_complex()):
+            if part is None and number < len(kinds) and kinds[number] == "Tensor":
+                raise TypeError("it returned None in place of a Cotangent")
+            continue
+        if not hasattr(part, "mask") or not hasattr(part, "value"):
+            raise TypeError(f"it returned a {type(part).__name__} in place of a Cotangent")
+        if part.mask is None:
+            continue
+        if part.mask.dtype is not torch.bool:
+            raise TypeError(f"its mask is of dtype {part.mask.dtype}, and has to be bool")
+        if part.mask.shape != part.value.shape:
+            raise ValueError(f"its mask has shape {tuple(part.mask.shape)}, and its value {tuple(part.value.shape)}")
+        if bool((part.value != 0).logical_and_(part.mask.logical_not()).any()):
+            raise ValueError("it calls an entry ignored that is not 0")
 
 
 def _refuse_unless_other_release(complaint: str, since: str) -> None:

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from . import distributed
 from .cotangent import Cotangent, can_carry, is_finite, mask_of, merge, plain
 from .distributed import Gathered, Gathering, is_distributed
-from .graph import can_be_read_again, function_of, run
+from .graph import can_be_read_again, for_each_edge, function_of, run
 from .masks import Mask, full, reduced
 from .registry import FUNCTIONS, GENERATED, UNKNOWN, Function, NotFollowed
 
@@ -31,6 +31,9 @@ Results = tuple[Sequence[Any], Sequence[Mask]]
 
 class Step:
     """The run of a derivative of PyTorch's own, on cotangents that know their masks."""
+
+    is_anothers = False
+    """Whether the derivative is code that was not written for PyTorch itself: what it makes zeros for is not known."""
 
     def __init__(self, owner: Pass, node: Any, function: Function, masks: Sequence[Mask]) -> None:
         self.owner = owner
@@ -174,7 +177,7 @@ class Moved(Step):
         given = [None if v is None else full(mask, v) for v, mask in zip(arriving, self.masks, strict=True)]
         return results, [
             None if value is None or mask is None else reduced(mask, value.shape)
-            for value, mask in zip(results, run(self.node, *given), strict=True)
+            for value, mask in zip(results, for_each_edge(self.node, run(self.node, *given)), strict=True)
         ]
 
 
@@ -214,7 +217,9 @@ class Replaced(Step):
             ]
             node = Gathered(self.node) if any(map(is_distributed, arriving)) else self.node
             careful = derivative(node, given)
-            ended = [_mended(exact, ours) for exact, ours in zip(results, careful, strict=True)]
+            ended = [
+                _mended(exact, ours) for exact, ours in zip(results, for_each_edge(self.node, careful), strict=True)
+            ]
         except Exception as error:
             self.failed(name, error)
             return results, [None] * len(results)
@@ -297,6 +302,8 @@ class Sliced(Step):
 class Followed(Step):
     """The run of somebody's own derivative, in Python, of which a record says that operators are all that it calls."""
 
+    is_anothers = True
+
     def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
         if any(value is None for value in arriving):
             self.node.apply = self._apply  # the engine makes up zeros there, after its hooks
@@ -315,7 +322,12 @@ class Followed(Step):
         if made_otherwise and any(mask is not None and not bool(mask.all()) for mask in self.masks):
             error = NotFollowed("a result of its backward is no Cotangent: it was made without operators")
             self.owner.failed(_name(self.node), error, suspected=True)
-        return super().end(results, arriving)
+        values, masks = super().end(results, arriving)
+        # What was written past the operators, into memory that a Cotangent shares, has no part in its mask.
+        return values, [
+            mask if mask is None or value is None else mask | (value != 0)
+            for value, mask in zip(values, masks, strict=True)
+        ]
 
     def abandon(self) -> None:
         vars(self.node).pop("apply", None)
@@ -355,5 +367,11 @@ def _is_custom(node: Any) -> bool:
 
 def _name(node: Any) -> str:
     """What a warning calls somebody's own derivative."""
-    name: str = node.name()
-    return name.removesuffix("Backward").removeprefix(GENERATED)
+    name: str = node.name().removesuffix("Backward")
+    operator = name.removeprefix(GENERATED)
+    if operator == name:
+        return name
+    # "mylib_op_default" is mylib::op.
+    spaces = [space for space in torch.ops if operator.startswith(f"{space}_")]
+    parts = [(space, operator.removeprefix(f"{space}_").rpartition("_")[0]) for space in spaces]
+    return next((f"{space}::{op}" for space, op in parts if hasattr(getattr(torch.ops, space), op)), operator)

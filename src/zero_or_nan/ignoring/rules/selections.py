@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, chosen, mask_of, plain, selecting, wrapped, written_mask
+from ..cotangent import Cotangent, chosen, mask_of, plain, selecting, step_of, wrapped, written_mask
 from ..masks import both, everywhere, expanded, full
 from ..registry import NotFollowed, rule
 
@@ -88,7 +88,10 @@ def zeros_like(op: Any, grad: Any, **kwargs: Any) -> Any:
     value = op(plain(grad), **kwargs)
     if not (value.is_floating_point() or value.is_complex()):
         return value
-    return Cotangent(value, everywhere(False, value) if selecting(grad) else mask_of(grad))
+    if selecting(grad):
+        return Cotangent(value, everywhere(False, value))
+    step = step_of((grad,))
+    return Cotangent(value, None if step is not None and step.is_anothers else mask_of(grad))
 
 
 @rule("new_zeros")
