@@ -24,7 +24,7 @@ from torch.autograd.graph import GradientEdge
 from .checkpoints import CHECKPOINT, Recomputed
 from .compiling import compiled_autograd_aside
 from .cotangent import can_carry, is_finite
-from .distributed import is_border, is_distributed, whole
+from .distributed import is_border, is_distributed, not_zero
 from .graph import NODES, AccumulateGrad, Edge, Graph, edge_of, function_of, graph_from
 from .hooks import Ours, put_first
 from .lifetimes import DEEP_GRAPHS
@@ -240,7 +240,7 @@ class Pass:
             return None, True
         mask = None if arrived is None else arrived.mask
         if is_distributed(value):  # another process may have got another value from a hook: all of them look
-            return (mask if mask is None else mask | (whole(value) != 0)), True
+            return (mask if mask is None else mask | not_zero(value)), True
         if arrived is not None and arrived.is_still(value):
             return mask, True
         if not can_carry(value):

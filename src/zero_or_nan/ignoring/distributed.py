@@ -47,6 +47,11 @@ def whole(tensor: Any) -> Tensor:
     return gathered.wait() if hasattr(gathered, "wait") else gathered  # type: ignore[no-any-return]
 
 
+def not_zero(value: Any) -> Tensor:
+    """Where a tensor, which may be distributed, is another number than 0, or none: NaN is."""
+    return (whole(value) if is_distributed(value) else value) != 0
+
+
 def part_here(tensor: Any) -> Tensor | None:
     """The part of a DTensor that this process holds; None where a part is not a part of the entries, but of a sum."""
     if any(placement.is_partial() for placement in tensor.placements):

@@ -231,11 +231,8 @@ def _mended(exact: Any, careful: Any) -> tuple[Any, Mask]:
     if not isinstance(exact, Tensor):
         return exact, None
     mask = mask_of(careful)
-    if is_distributed(exact):
-        value = distributed.merge(exact, careful)
-        return value, mask if mask is None else mask | (distributed.whole(value) != 0)
-    value = plain(merge(exact, careful))
-    return value, mask if mask is None else mask | (value != 0)
+    value = distributed.merge(exact, careful) if is_distributed(exact) else plain(merge(exact, careful))
+    return value, mask if mask is None else mask | distributed.not_zero(value)
 
 
 class Sliced(Step):
@@ -325,7 +322,7 @@ class Followed(Step):
         values, masks = super().end(results, arriving)
         # What was written past the operators, into memory that a Cotangent shares, has no part in its mask.
         return values, [
-            mask if mask is None or value is None else mask | (value != 0)
+            mask if mask is None or value is None else mask | distributed.not_zero(value)
             for value, mask in zip(values, masks, strict=True)
         ]
 
