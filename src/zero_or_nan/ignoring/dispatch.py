@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .cotangent import Cotangent, ignores, is_finite, plain, step_of, wrapped
 from .in_place import in_place, remember_view
-from .registry import RULES, NotFollowed, Rule, RuleFailed
+from .registry import RULES, NotFollowed
 from .steps import Step
 
 
@@ -39,11 +39,10 @@ def _kind(op: Any) -> tuple[bool, bool, Any]:
 
 def follow(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], step: Step | None) -> Any:
     """An out-of-place operator by its rule, by the operators that it is made of, or as plain PyTorch does it."""
-    packet = _kind(op)[2]
-    rule = RULES.get(packet)
+    rule = RULES.get(_kind(op)[2])
     if rule is not None:
         try:
-            return _belonging(_followed(rule, packet, op, args, kwargs, step), step)
+            return _belonging(rule(op, *args, **kwargs), step)
         except Exception as error:
             result = op(*plain(args), **plain(kwargs))  # what plain PyTorch raises here, it raises
             if step is not None:
@@ -57,20 +56,6 @@ def follow(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], step: Step | 
     if step is not None and _any_float(result) and (ignores((*args, *kwargs.values())) or not is_finite(result)):
         step.failed(_name(op), NotFollowed("no rule"))
     return _belonging(wrapped(result), step)
-
-
-def _followed(
-    rule: Rule, packet: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], step: Step | None
-) -> Any:
-    if step is None:
-        return rule(op, *args, **kwargs)
-    if packet in step.within:
-        raise RuleFailed("it calls its own operator on a Cotangent; give that plain(cotangent)")
-    step.within.add(packet)
-    try:
-        return rule(op, *args, **kwargs)
-    finally:
-        step.within.discard(packet)
 
 
 @functools.cache

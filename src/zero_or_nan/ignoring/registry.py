@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -271,8 +272,14 @@ def _is_own(ours: Any) -> bool:
 def _checked(ours: Callable[..., Any], check: Callable[..., None] = lambda *_: None) -> Callable[..., Any]:
     """A user's rule or derivative, whose mistakes are told apart from the library's own."""
 
+    here = threading.local()
+
     @functools.wraps(ours)
     def checked(first: Any, *args: Any, **kwargs: Any) -> Any:
+        running: set[int] = vars(here).setdefault("running", set())
+        if id(first) in running:  # it would go on for ever
+            raise RuleFailed("it calls its own operator on a Cotangent; give that plain(cotangent)")
+        running.add(id(first))
         try:
             result = ours(first, *args, **kwargs)
             check(first, result)
@@ -280,6 +287,8 @@ def _checked(ours: Callable[..., Any], check: Callable[..., None] = lambda *_: N
             raise
         except Exception as error:
             raise RuleFailed(f"{type(error).__name__}: {error}") from error
+        finally:
+            running.discard(id(first))
         return result
 
     return checked

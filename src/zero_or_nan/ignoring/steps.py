@@ -40,8 +40,6 @@ class Step:
         self.node = node
         self.function = function
         self.masks = masks
-        self.within: set[Any] = set()
-        """The operators whose rules are running."""
         self._comparisons: _Comparisons | None = None
         self._gathering: Gathering | None = None
 
