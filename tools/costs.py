@@ -177,6 +177,7 @@ def _peaks(case: Case, contaminated: bool) -> dict[str, int]:
 
 def costs(project: Project) -> None:
     """Measure every case, print each as it comes, and write `results/measured/costs.json`."""
+    warnings.simplefilter("ignore")  # torch.masked says that it is a prototype, again and again
     torch.set_num_threads(min(2, os.cpu_count() or 1))
     rows = []
     for case in CASES.values():

@@ -41,6 +41,8 @@ class RuleFailed(Exception):
 class Function:
     """What is known of a forward function.
 
+    Of code of your own `selects`, `moves` and `look` can be said; `look` is for what `save_for_backward` kept.
+
     Attributes:
         selects: whether a zero that the derivative writes means "not selected": the result was the same, whatever stood
             in that entry. A function of the node where that depends on how it was called.
