@@ -356,8 +356,9 @@ class Foreign(Step):
 
 
 def _is_custom(node: Any) -> bool:
-    """Whether `torch.library` made the node, for an operator of the user's."""
-    return bool(node.name().startswith(GENERATED))
+    """Whether `torch.library` made the node, for an operator that is not PyTorch's own."""
+    name: str = node.name()
+    return name.startswith(GENERATED) and not name.startswith(f"{GENERATED}torch_")
 
 
 def _name(node: Any) -> str:
