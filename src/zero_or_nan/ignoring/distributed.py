@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from .cotangent import Cotangent, as_in_pytorch, wrapped
-from .graph import AccumulateGrad
+from .graph import AccumulateGrad, run
 from .masks import Mask, full
+from .registry import name_in_torch
+from .watching import Watching
 
 aten = torch.ops.aten
 
@@ -81,19 +82,13 @@ def merge(exact: Any, careful: Cotangent) -> Any:
     return exact if bool(finite.all()) else cut_as(exact, torch.where(finite, there, careful.value.to(there.dtype)))
 
 
-class Gathering(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Gathering(Watching):  # type: ignore[no-untyped-call]
     """While a derivative runs: its operators run on the parts, and once more on whole tensors, where rules apply."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._wholes: dict[int, tuple[Any, Any]] = {}
         """By each DTensor of the derivative, which is kept so that it is known again: the same as a whole."""
-
-    def start(self) -> None:
-        torch._C._push_on_torch_dispatch_stack(self)
-
-    def stop(self) -> None:
-        torch._C._pop_torch_dispatch_stack(None)
 
     def __torch_dispatch__(
         self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -176,11 +171,11 @@ class Gathered:
         return whole(found) if is_distributed(found) else found
 
 
-def masks_across(backward: Callable[..., Any], arriving: Iterable[Any], masks: Iterable[Mask]) -> list[Mask]:
+def masks_across(border: Any, arriving: Iterable[Any], masks: Iterable[Mask]) -> list[Mask]:
     """What the derivative of a border makes of the masks: it does the same to 0 and 1.
 
     Args:
-        backward: the derivative.
+        border: the node.
         arriving: the cotangents that it got, plain ones or DTensors.
         masks: theirs; for a plain one of this process alone.
 
@@ -193,18 +188,15 @@ def masks_across(backward: Callable[..., Any], arriving: Iterable[Any], masks: I
             numbers = full(mask, value).to(value.dtype).contiguous()
             value = _on_every_process(numbers, value.device_mesh) if is_distributed(value) else numbers
         given.append(value)
-    moved = backward(*given)
-    return [_as_mask(result) for result in (moved if isinstance(moved, tuple) else (moved,))]
+    return [_as_mask(moved) for moved in run(border, *given)]
 
 
 def _as_mask(moved: Any) -> Mask:
     if not isinstance(moved, Tensor):
         return None
+    mask = not_zero(moved)
     if is_distributed(moved):  # where all processes hold the same, each may have ignored something else
-        mesh: Any = moved.device_mesh  # type: ignore[attr-defined]
-        mask = _anywhere(whole(moved) != 0, mesh)
-    else:
-        mask = moved != 0
+        mask = _anywhere(mask, moved.device_mesh)  # type: ignore[attr-defined]
     return None if bool(mask.all()) else mask
 
 
@@ -246,4 +238,4 @@ def _meshes(roots: Iterable[Any], nodes: Iterable[Any]) -> list[Any]:
 def is_border(node: Any) -> bool:
     """Whether a node is where a DTensor begins, ends, or is cut up otherwise."""
     forward = getattr(node, "_forward_cls", None)
-    return forward is not None and f"{forward.__module__}.{forward.__name__}" in BORDERS
+    return forward is not None and name_in_torch(forward) in BORDERS

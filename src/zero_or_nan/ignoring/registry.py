@@ -156,11 +156,12 @@ def record_of(node: Any) -> Function:
     if forward is None:
         return FUNCTIONS.get(function_of(node.name()), UNKNOWN)
     if forward.__module__.startswith("torch."):
-        return FUNCTIONS.get(_name_in_torch(forward), UNKNOWN)
+        return FUNCTIONS.get(name_in_torch(forward), UNKNOWN)
     return FUNCTIONS.get(forward, UNKNOWN)
 
 
-def _name_in_torch(forward: type) -> str:
+def name_in_torch(forward: type) -> str:
+    """What the record of a Function in Python, of PyTorch's own or made by `torch.library`, is found by."""
     name = forward.__name__
     return name if name.startswith(GENERATED) else f"{forward.__module__}.{name}"
 

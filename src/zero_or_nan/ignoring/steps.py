@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import distributed
 from .cotangent import Cotangent, can_carry, is_finite, mask_of, merge, plain
@@ -19,6 +18,7 @@ from .distributed import Gathered, Gathering, is_distributed
 from .graph import can_be_read_again, for_each_edge, function_of, run
 from .masks import Mask, full, reduced
 from .registry import FUNCTIONS, GENERATED, UNKNOWN, Function, NotFollowed
+from .watching import Watching
 
 if TYPE_CHECKING:
     from .careful import Pass
@@ -93,7 +93,7 @@ class Step:
         return Cotangent(zeros, torch.zeros_like(zeros, dtype=torch.bool), self)
 
     def _watch_comparisons(self) -> None:
-        """Until the end. Where the derivative fails, the engine itself ends it."""
+        """Until the end."""
         first, *others = (ahead is not None for ahead, _ in self.node.next_functions)
         # `clamp` compares its input with its bounds: where these have no gradient, whether they are NaN is no matter.
         self._comparisons = _Comparisons(first and not any(others))
@@ -118,23 +118,17 @@ def _given_back(result: Any) -> Any:
     return plain(result)
 
 
-class _Comparisons(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Comparisons(Watching):  # type: ignore[no-untyped-call]
     """What a derivative compares while it runs, and where NaN made that meaningless."""
 
     COMPARING = frozenset(getattr(torch.ops.aten, name) for name in ("eq", "ge", "gt", "le", "lt"))
     JOINING = frozenset(getattr(torch.ops.aten, name) for name in ("logical_and", "logical_or", "logical_and_"))
 
     def __init__(self, first_alone: bool) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.places = slice(1) if first_alone else slice(2)
         self.unordered: dict[int, tuple[Tensor, Tensor]] = {}
         """By each result of a comparison, which is kept so that it is known again: where its entry was NaN."""
-
-    def start(self) -> None:
-        torch._C._push_on_torch_dispatch_stack(self)
-
-    def stop(self) -> None:
-        torch._C._pop_torch_dispatch_stack(None)
 
     def __torch_dispatch__(
         self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -189,7 +183,7 @@ class Border(Step):
         return arriving
 
     def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
-        return results, distributed.masks_across(self.node.apply, arriving, self.masks)
+        return results, distributed.masks_across(self.node, arriving, self.masks)
 
 
 class Replaced(Step):
