@@ -4,7 +4,7 @@ BIN := .venv/bin
 RUN := $(BIN)/python -m tools
 
 .DEFAULT_GOAL := help
-.PHONY: help book check test browser notebooks record serve site-report bench costs coverage honesty setups lint requirements clean
+.PHONY: help book check test browser notebooks record serve site-report bench costs mended honesty setups lint requirements clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -44,8 +44,8 @@ bench: $(BIN)/.ready costs  ## measure what a gradient costs, then the build aga
 costs: $(BIN)/.ready  ## measure time and memory of ignoring into results/measured/
 	$(RUN) costs
 
-coverage: $(BIN)/.ready  ## measure how many of PyTorch's own samples ignoring mends into results/measured/
-	$(RUN) coverage
+mended: $(BIN)/.ready  ## measure how many of PyTorch's own samples ignoring mends into results/measured/
+	$(RUN) mended
 
 honesty: $(BIN)/.ready  ## look for what ignoring hides on PyTorch's own samples into results/measured/
 	$(RUN) honesty

@@ -13,8 +13,8 @@ from scratch import ROOT, Book, copied
 @pytest.fixture(scope="session")
 def behind() -> list[str]:
     """The notebooks of this checkout that were out of step before any test could bring them in step."""
-    from tools.pair import out_of_step
     from tools.project import Project
+    from tools.steps.pair import out_of_step
 
     return [path.name for path in out_of_step(Project(ROOT))]
 
@@ -32,9 +32,9 @@ def site(behind: list[str]) -> Path:
 @pytest.fixture(scope="session")
 def facts(site: Path) -> list[dict[str, Any]]:
     """What the executed pages of this checkout claim, in their order."""
-    from tools.collect import statements
-    from tools.execute import cached
     from tools.project import Project
+    from tools.steps.collect import statements
+    from tools.steps.execute import cached
 
     found = cached(Project(ROOT)).items()
     return [fact for chapter, notebook in found for fact in statements(notebook, chapter.stem)]

@@ -1,4 +1,4 @@
-"""The steps that turn chapters into notebooks, claims and a site, one file a step.
+"""What works on the book: `steps` build it, `pages` draw it, `measure` measures it.
 
-Data flows one way: `pair`, `execute`, `collect`, `record`, `render`; `build` runs them in that order.
+`project` knows where things are; `python -m tools COMMAND` runs each.
 """

@@ -5,40 +5,43 @@ import importlib
 import sys
 from pathlib import Path
 
-STANDALONE = ("bench", "costs", "coverage", "honesty", "serve", "setups", "site-report")
-"""Commands that are one function of the project, in a module of the same name."""
+MEASURES = ("bench", "costs", "honesty", "mended", "setups", "site-report")
+"""Commands that are one function of the project, in a module of the same name in `tools/measure/`."""
 
 
 def main() -> int:
     """Run one command; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools", description=__doc__)
-    parser.add_argument("command", choices=("book", "check", "record", "notebooks", *STANDALONE))
+    parser.add_argument("command", choices=("book", "check", "record", "notebooks", "serve", *MEASURES))
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the checkout (default: this folder)")
     parser.add_argument("--timeout", type=int, default=120, help="seconds that one cell may take (default: 120)")
     options = parser.parse_args()
+    from .project import Problem, Project
+
     try:
-        from .project import Project
-
-        project = Project(options.root)
-        if options.command == "notebooks":
-            from .pair import pair
-
-            changed = pair(project)
-            print(f"{len(changed)} of {len(project.chapters)} notebooks rewritten")
-            return 0
-        if options.command in STANDALONE:
-            name = options.command.replace("-", "_")
-            getattr(importlib.import_module(f".{name}", __package__), name)(project)
-            return 0
-        from .build import Build
-
-        return int(getattr(Build(project, options.timeout), options.command)())
-    except (FileNotFoundError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        return _run(options, Project(options.root))
+    except Problem as problem:  # anything else is a bug, and keeps its traceback
+        print(f"error: {problem}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\ninterrupted; the same command goes on from here", file=sys.stderr)
         return 130
+
+
+def _run(options: argparse.Namespace, project: object) -> int:
+    """Import what the command needs, and nothing else."""
+    name = options.command.replace("-", "_")
+    if options.command in MEASURES:
+        getattr(importlib.import_module(f".measure.{name}", __package__), name)(project)
+        return 0
+    if options.command == "serve":
+        from .serve import serve
+
+        serve(project)
+        return 0
+    from .steps.build import Build
+
+    return int(getattr(Build(project, options.timeout), name)())
 
 
 if __name__ == "__main__":

@@ -13,6 +13,10 @@ MAIN = ("vanilla", "masked", "ignoring")
 """The ways that every case has, in the order in which they are shown; others come after them."""
 
 
+class Problem(Exception):
+    """What stops a command and is not a bug of ours: told in a line, which says what to do about it."""
+
+
 class Project:
     """One checkout of the book.
 
@@ -20,14 +24,14 @@ class Project:
         root: the folder that holds `_config.yml`.
 
     Raises:
-        FileNotFoundError: when there is no `_config.yml` or `_toc.yml` in it.
+        Problem: when there is no `_config.yml` or `_toc.yml` in it.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
         for name in ("_config.yml", "_toc.yml"):
             if not (self.root / name).is_file():
-                raise FileNotFoundError(f"{self.root} holds no {name}: run this from the top of the checkout")
+                raise Problem(f"{self.root} holds no {name}: run this from the top of the checkout")
 
     @property
     def notebooks(self) -> Path:
@@ -61,7 +65,7 @@ class Project:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        return dict(yaml.safe_load((self.root / "_config.yml").read_text(encoding="utf-8")))
+        return _settings(self.root / "_config.yml")
 
     @property
     def repository(self) -> str:
@@ -79,11 +83,10 @@ class Project:
     @cached_property
     def pages(self) -> list[Path]:
         """The source of every page, in the order of the table of contents."""
-        toc = yaml.safe_load((self.root / "_toc.yml").read_text(encoding="utf-8"))
-        paths = [self.root / f"{name}.md" for name in _files(toc)]
+        paths = [self.root / f"{name}.md" for name in _files(_settings(self.root / "_toc.yml"))]
         missing = [str(path.relative_to(self.root)) for path in paths if not path.is_file()]
         if missing:
-            raise FileNotFoundError(f"_toc.yml names files that do not exist: {', '.join(missing)}")
+            raise Problem(f"_toc.yml names files that do not exist: {', '.join(missing)}")
         return paths
 
     def name(self, page: Path) -> str:
@@ -117,7 +120,23 @@ def is_notebook(page: Path) -> bool:
     if not text.startswith("---\n"):
         return False
     front, closed, _ = text[3:].partition("\n---")
-    return bool(closed) and "kernelspec" in (yaml.safe_load(front) or {})
+    return bool(closed) and "kernelspec" in _parsed(front, page)
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    return _parsed(path.read_text(encoding="utf-8"), path)
+
+
+def _parsed(text: str, path: Path) -> dict[str, Any]:
+    """YAML that has to be a mapping.
+
+    Raises:
+        Problem: when it is none, with the parser's own words.
+    """
+    try:
+        return dict(yaml.safe_load(text) or {})
+    except (yaml.YAMLError, TypeError, ValueError) as error:
+        raise Problem(f"{path}: {error}") from error
 
 
 def write(path: Path, content: str | bytes) -> None:

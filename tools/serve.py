@@ -11,7 +11,7 @@ from http import HTTPStatus
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from .project import Project
+from .project import Problem, Project
 
 PORT = 8000
 _TEXT = {".html", ".css", ".js", ".json", ".svg", ".xml", ".ipynb", ".md"}
@@ -62,12 +62,12 @@ def served(site: Path, port: int = 0) -> Iterator[str]:
         The address, without a slash at its end.
 
     Raises:
-        ValueError: when something else listens on that port.
+        Problem: when something else listens on that port.
     """
     try:
         server = _Server(("127.0.0.1", port), partial(_Handler, directory=str(site)))
     except OSError as error:
-        raise ValueError(f"port {port} can't be served: {error.strerror}; is the site served already?") from error
+        raise Problem(f"port {port} can't be served: {error.strerror}; is the site served already?") from error
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
@@ -80,10 +80,10 @@ def built(project: Project) -> Path:
     """The folder of the built site.
 
     Raises:
-        FileNotFoundError: when it is not built.
+        Problem: when it is not built.
     """
     if not (project.site / "index.html").is_file():
-        raise FileNotFoundError("there is no site yet: run `make book`")
+        raise Problem("there is no site yet: run `make book`")
     return project.site
 
 
@@ -91,7 +91,7 @@ def serve(project: Project) -> None:
     """Serve the built site until Ctrl-C.
 
     Raises:
-        FileNotFoundError: when it is not built.
+        Problem: when it is not built.
     """
     with served(built(project), PORT) as address:
         print(f"{address}  (Ctrl-C ends it)", flush=True)

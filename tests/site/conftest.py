@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from scratch import ROOT
 
-from tools.browser import VIEWS, Visit, chromium, missing
+from tools.measure.browser import VIEWS, Visit, chromium, missing
 from tools.serve import served
 
 

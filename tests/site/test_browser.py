@@ -7,7 +7,7 @@ import struct
 import pytest
 from scratch import ROOT
 
-from tools.browser import VIEWS, Visit, axe, weigh
+from tools.measure.browser import VIEWS, Visit, axe, weigh
 from tools.project import Project
 
 PROJECT = Project(ROOT)

@@ -8,9 +8,9 @@ from bs4 import BeautifulSoup, Tag
 from scratch import ROOT
 
 from helpers import JUDGEMENTS, THREADS
-from tools.collect import MIME, checked
-from tools.execute import read
 from tools.project import Project
+from tools.steps.collect import MIME, checked
+from tools.steps.execute import read
 
 PROJECT = Project(ROOT)
 CHAPTERS = [chapter.stem for chapter in PROJECT.chapters]

@@ -4,6 +4,7 @@ import urllib.request
 
 import pytest
 
+from tools.project import Problem
 from tools.serve import serve, served
 
 
@@ -52,7 +53,7 @@ def test_nothing_outside_of_the_folder_is_served(site):
 def test_a_site_that_is_not_built_is_not_served(tmp_path):
     from types import SimpleNamespace
 
-    with pytest.raises(FileNotFoundError, match="make book"):
+    with pytest.raises(Problem, match="make book"):
         serve(SimpleNamespace(site=tmp_path))
 
 
@@ -60,7 +61,7 @@ def test_a_port_that_is_taken_is_named(tmp_path):
     with served(tmp_path) as address:
         port = int(address.rpartition(":")[2])
         with (
-            pytest.raises(ValueError, match=f"port {port} can't be served: Address already in use"),
+            pytest.raises(Problem, match=f"port {port} can't be served: Address already in use"),
             served(tmp_path, port),
         ):
             pass

@@ -1,0 +1,40 @@
+"""What is measured is what it says: copies that no cache mistakes for each other, and ratios of what was timed."""
+
+from jupyter_cache import get_cache
+from scratch import ROOT
+
+from tools.measure.bench import Scratch, _report
+from tools.project import Project
+from tools.steps.execute import read
+
+
+def test_multiplied_chapters_are_all_in_the_contents_and_all_different(tmp_path):
+    scratch = Scratch(Project(ROOT), tmp_path / "book", times=3)
+    project = Project(scratch.folder)
+    assert len(project.chapters) == 1 + 3 * (len(Project(ROOT).chapters) - 1)
+    cache = get_cache(tmp_path / "cache")
+    keys = {cache.create_hashed_notebook(read(chapter))[1] for chapter in project.chapters}
+    assert len(keys) == len(project.chapters)
+
+
+def test_an_edit_changes_the_code_of_one_chapter(tmp_path):
+    scratch = Scratch(Project(ROOT), tmp_path / "book", times=1)
+    cache = get_cache(tmp_path / "cache")
+
+    def keys():
+        return {path: cache.create_hashed_notebook(read(path))[1] for path in Project(scratch.folder).chapters}
+
+    first = keys()
+    scratch.edit(1)
+    second = keys()
+    scratch.edit(2)
+    assert [path.stem for path in first if first[path] != second[path]] == ["where-over-division"]
+    assert [path.stem for path in first if keys()[path] != second[path]] == ["where-over-division"]
+
+
+def test_the_table_has_the_ratios():
+    text = _report(
+        [(10, "cold", {"ours": 10.0, "stock": 40.0, "floor": 8.0}), (10, "warm", {"ours": 3.0, "stock": 2.0})]
+    )
+    assert "| 10 | cold | 10.0 | 40.0 | 8.0 | 0.25 | 1.25 |" in text
+    assert "| 10 | warm | 3.0 | 2.0 |  | 1.50 |  |" in text

@@ -1,0 +1,141 @@
+"""The search for what is hidden: it can tell a lie when there is one, and finds none in a sample of the operators."""
+
+import dataclasses
+import math
+import os
+import signal
+
+import pytest
+import torch
+
+from tools.measure import honesty
+from zero_or_nan import ignoring
+from zero_or_nan.ignoring import FUNCTIONS, Function, careful, looks
+
+OPERATORS = {honesty.name_of(op): op for op in honesty.operators()}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def plant(monkeypatch):
+    """Another record of a function, for one test; what the library remembers of records is forgotten."""
+
+    def planted(name, record):
+        monkeypatch.setitem(FUNCTIONS, name, record)
+        forget()
+
+    def forget():
+        for module in (careful, looks):
+            for thing in vars(module).values():
+                if hasattr(thing, "cache_clear"):
+                    thing.cache_clear()
+
+    yield planted
+    monkeypatch.undo()
+    forget()
+
+
+@pytest.mark.parametrize(
+    "name",
+    """
+    amax ceil cumprod exp gather logsumexp maximum mm nn.functional.relu norm sort std
+    """.split(),
+)
+def test_nothing_is_hidden(name):
+    tally = honesty.measure(OPERATORS[name], samples=2)
+    assert tally.undefined > 0
+    assert tally.is_honest, tally.notes
+
+
+@pytest.mark.parametrize("name, operator", [("Ceil", "ceil"), ("Sign", "sign")])
+def test_a_step_that_is_taken_for_a_selection_is_found(plant, monkeypatch, name, operator):
+    monkeypatch.setattr(honesty, "NOTES", 1000)
+    plant(name, Function(selects=True))
+    tally = honesty.measure(OPERATORS[operator], samples=1)
+    assert tally.hidden > 0
+    for form in ("out of place", "in place", "in place on a slice"):
+        start = f"hidden: sample 0, {form}, as it is, all of the outputs, gradient by z of input 0, entry "
+        assert any(note.startswith(start) for note in tally.notes), form
+
+
+def test_a_comparison_with_nan_that_is_forgotten_is_found(plant):
+    plant("ClampMin", dataclasses.replace(FUNCTIONS["ClampMin"], compares=False))
+    assert honesty.measure(OPERATORS["clamp_min"], samples=2).hidden > 0
+
+
+def test_a_rule_that_ignores_too_much_is_found(monkeypatch):
+    def nothing_counts(op, grad, *args, **kwargs):
+        value = op(grad.value, *args, **kwargs)
+        return ignoring.Cotangent(value, torch.zeros(value.shape, dtype=torch.bool))
+
+    monkeypatch.setitem(ignoring.RULES, torch.ops.aten.neg, nothing_counts)
+    assert honesty.measure(OPERATORS["neg"], samples=1).hidden > 0
+
+
+def changed(change):
+    def gradients(*args, **kwargs):
+        return tuple(change(gradient) for gradient in torch.autograd.grad(*args, **kwargs))
+
+    return gradients
+
+
+class Marked(torch.Tensor):
+    """Not a plain tensor."""
+
+
+@pytest.mark.parametrize(
+    "change, what",
+    [
+        (lambda g: g.nan_to_num(), "hidden"),
+        (lambda g: g * (1 + 1e-6), "other_bits"),
+        (lambda g: g + 0.0, "other_bits"),
+        (lambda g: torch.cat([g, g])[::2] if g.dim() == 1 else g, "other_strides"),
+        (lambda g: g.as_subclass(Marked), "other_strides"),
+    ],
+    ids=["scrubbed", "rounded", "minus zero", "strides", "type"],
+)
+def test_each_kind_of_violation_is_told(monkeypatch, change, what):
+    monkeypatch.setattr(ignoring, "grad", changed(change))
+    monkeypatch.setattr(honesty, "NOTES", 1000)
+    tally = honesty.measure(OPERATORS["neg" if what == "other_bits" else "exp"], samples=3)
+    assert getattr(tally, what) > 0
+    assert any(note.startswith(what.replace("_", " ")) for note in tally.notes)
+
+
+def test_plain_pytorch_is_honest(monkeypatch):
+    monkeypatch.setattr(ignoring, "grad", torch.autograd.grad)
+    assert honesty.measure(OPERATORS["mm"]).is_honest
+
+
+def test_an_error_of_ours_is_told(monkeypatch):
+    def broken(*args, **kwargs):
+        raise ZeroDivisionError("a planted one")
+
+    monkeypatch.setitem(ignoring.RULES, torch.ops.aten.mm, broken)
+    tally = honesty.measure(OPERATORS["mm"], samples=1)
+    assert tally.exceptions > 0
+    assert "ZeroDivisionError: a planted one" in tally.notes[0]
+
+
+def test_a_crash_is_a_row_and_the_rest_goes_on(monkeypatch, capsys):
+    def crash(op):
+        return os.kill(os.getpid(), signal.SIGKILL) if op.name == "mm" else real(op, samples=1)
+
+    real = honesty.measure
+    monkeypatch.setattr(honesty, "measure", crash)
+    crashed, other = honesty.measure_all([OPERATORS["mm"], OPERATORS["neg"]])
+    assert (crashed.failed, crashed.notes) == (1, ["the process died: SIGKILL"])
+    assert other.is_honest and other.cases > 0
+    assert "all operators" in capsys.readouterr().out
+
+
+def test_numbers_are_compared_by_their_bits():
+    a, b = torch.tensor([0.0, math.nan, 1.0, math.inf]), torch.tensor([-0.0, math.nan, 1.0, -math.inf])
+    assert honesty.same_bits(a, b).tolist() == [False, True, True, False]

@@ -1,0 +1,147 @@
+"""The table of setups is what its tests say, and what became of them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from bs4 import BeautifulSoup
+from scratch import ROOT
+
+from tools.measure import setups
+from tools.pages import measured
+from tools.project import Problem
+
+SHOWN = ("setup", "code", "remark", "mends", "tests")
+CONFIGURATION = "[tool.pytest.ini_options]\nmarkers = ['setup(name): a row']\n"
+
+
+def recorded():
+    return json.loads((ROOT / "results" / "measured" / "setups.json").read_text(encoding="utf-8"))["rows"]
+
+
+def facts(rows):
+    return [{name: row[name] for name in SHOWN} for row in rows]
+
+
+def test_the_recorded_rows_are_those_of_the_tests():
+    ask = (
+        "import json, sys; from pathlib import Path\n"
+        "from tools.measure import setups; from tools.project import Project\n"
+        "rows = setups.declared(Project(Path.cwd()), '--collect-only', '-qq')\n"
+        "print('rows', json.dumps(list(rows.rows.values())))"
+    )
+    done = subprocess.run([sys.executable, "-c", ask], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    declared = json.loads(done.stdout.rpartition("\nrows ")[2])
+    assert facts(declared) == facts(recorded()), "run `make setups`"
+
+
+def test_every_row_has_been_run_or_says_why_not():
+    for row in recorded():
+        assert bool(row["holds_on"]) != bool(row["not_run"])
+        assert row["not_run"] in ("", "not yet tested")
+    assert setups.VERSION in recorded()[0]["holds_on"] or not setups.VERSION.startswith("2.13")
+
+
+def test_every_marker_stands_in_a_file_of_the_table():
+    files = (ROOT / "tests" / "zero_or_nan").rglob("test_*.py")
+    marked = {path.relative_to(ROOT / "tests" / "zero_or_nan").as_posix() for path in files
+              if "pytest.mark.setup(" in path.read_text(encoding="utf-8")}  # fmt: skip
+    assert marked == set(setups.FILES)
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A checkout with one file of tests, to be written."""
+    (tmp_path / "pyproject.toml").write_text(CONFIGURATION)
+    monkeypatch.setattr(setups, "FILES", ("test_one.py",))
+
+    class Checkout:
+        root, results, tests = tmp_path, tmp_path / "results", tmp_path / "tests" / "zero_or_nan"
+
+        def write(self, text):
+            self.tests.mkdir(parents=True, exist_ok=True)
+            (self.tests / "test_one.py").write_text("import pytest\n" + text)
+            for name in [name for name in sys.modules if name.startswith("test_one")]:
+                del sys.modules[name]
+
+        def rows(self):
+            return json.loads((self.results / "measured" / "setups.json").read_text())["rows"]
+
+    return Checkout()
+
+
+GOOD = "@pytest.mark.setup('a', 'code', 'remark')\ndef test_{}(): {}\n"
+
+
+def test_tests_of_one_row_share_it_and_one_that_was_run_is_enough(project, capsys):
+    skipped = GOOD.format("two", "pytest.skip('not here')")
+    project.write(GOOD.format("one", "pass") + skipped + "def test_other(): 1 / 0\n")
+    setups.setups(project)
+    (row,) = project.rows()
+    assert row["tests"] == ["tests/zero_or_nan/test_one.py::test_one", "tests/zero_or_nan/test_one.py::test_two"]
+    assert (row["holds_on"], row["not_run"]) == ([setups.VERSION], "")
+
+
+def test_what_was_not_run_says_why(project, capsys):
+    project.write(GOOD.format("one", "pytest.skip('not yet tested')"))
+    setups.setups(project)
+    assert (project.rows()[0]["holds_on"], project.rows()[0]["not_run"]) == ([], "not yet tested")
+
+
+def test_a_test_that_fails_leaves_the_table_as_it_was(project, capsys):
+    project.write(GOOD.format("one", "pass"))
+    setups.setups(project)
+    before = project.rows()
+    project.write(GOOD.format("one", "assert 1 == 2"))
+    with pytest.raises(Problem, match="test_one fails"):
+        setups.setups(project)
+    assert project.rows() == before
+
+
+def test_two_that_disagree_of_a_setup_are_refused(project, capsys):
+    project.write(GOOD.format("one", "pass") + GOOD.format("two", "pass").replace("remark", "another"))
+    with pytest.raises(Problem, match="test_two says something else of 'a'"):
+        setups.setups(project)
+    assert not project.results.exists()
+
+
+def test_another_release_is_added_and_a_changed_row_begins_anew(project, capsys, monkeypatch):
+    project.write(GOOD.format("one", "pass"))
+    for version in ("2.13.0", "2.6.0", "2.13.0", "2.15.0"):
+        monkeypatch.setattr(setups, "VERSION", version)
+        setups.setups(project)
+    assert project.rows()[0]["holds_on"] == ["2.6.0", "2.13.0", "2.15.0"]
+    project.write(GOOD.format("one", "pass").replace("'code'", "'other code'"))
+    setups.setups(project)
+    assert project.rows()[0]["holds_on"] == ["2.15.0"]
+
+
+def test_the_table_tells_right_from_not_right_and_from_not_tested():
+    rows = [
+        {
+            "setup": "A `x`",
+            "code": "a < b",
+            "remark": "r `y`",
+            "mends": True,
+            "holds_on": ["2.6.0", "2.13.1"],
+            "not_run": "",
+        },
+        {"setup": "B", "code": "b", "remark": "", "mends": False, "holds_on": ["2.6.0"], "not_run": ""},
+        {"setup": "C", "code": "c", "remark": "", "mends": True, "holds_on": [], "not_run": "not yet tested"},
+    ]
+    table = BeautifulSoup(measured.setups({"rows": rows}), "html.parser")
+    cells = [[cell.get_text() for cell in row.select("th, td")] for row in table.select("tbody tr")]
+    assert cells == [["A x", "a < br y", "2.6, 2.13"], ["B", "b", "no"], ["C", "c", "not yet tested"]]
+    assert [code.get_text() for code in table.select("tbody code")] == ["x", "y"]
+
+
+def test_a_skipped_row_of_another_release_keeps_what_was_found_there(project, capsys, monkeypatch):
+    project.write(GOOD.format("one", "pass"))
+    setups.setups(project)
+    monkeypatch.setattr(setups, "VERSION", "2.6.0")
+    project.write(GOOD.format("one", "pytest.skip('2.6 can not')"))
+    setups.setups(project)
+    (row,) = project.rows()
+    assert "2.6.0" not in row["holds_on"] and row["holds_on"] and row["not_run"] == ""

@@ -1,0 +1,54 @@
+import io
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+
+from tools.pages.cards import SIZE, card, draw
+
+
+def picture(*arguments):
+    return Image.open(io.BytesIO(draw(*arguments)))
+
+
+def test_a_card_has_the_size_that_others_expect():
+    assert picture("A title", "A description", {}).size == SIZE
+
+
+def test_a_card_shows_the_title_the_description_and_the_words():
+    plain = picture("A title", "A description", {}).tobytes()
+    assert picture("Another", "A description", {}).tobytes() != plain
+    assert picture("A title", "Another", {}).tobytes() != plain
+    judged = picture("A title", "A description", {"vanilla": "contaminated"}).tobytes()
+    assert judged not in (plain, picture("A title", "A description", {"vanilla": "right"}).tobytes())
+
+
+@pytest.mark.parametrize("title", ["x", "A title that is long enough to be broken into lines " * 3])
+def test_nothing_is_drawn_over_the_edge(title):
+    words = {f"way {number}": "raises NotImplementedError" for number in range(7)}
+    image = picture(title, "word " * 60, words)
+    right = image.crop((SIZE[0] - 24, 20, *SIZE))
+    assert right.getcolors() == [(right.width * right.height, image.getpixel((0, 300)))]
+
+
+def facts(word):
+    return [{"type": "claim"}, {"type": "verdict", "observed": {"double where": "right", "vanilla": word}}]
+
+
+def test_a_card_is_drawn_again_when_what_it_shows_has_changed_and_only_then(tmp_path):
+    project = SimpleNamespace(site=tmp_path)
+    first = card(project, "chapters/a", "A", "B", facts("wrong"))
+    path = tmp_path / first
+    path.write_bytes(b"kept")
+    assert card(project, "chapters/a", "A", "B", facts("wrong")) == first and path.read_bytes() == b"kept"
+    card(project, "chapters/a-longer-name", "A", "B", [])
+    second = card(project, "chapters/a", "A", "B", facts("right"))
+    assert second != first and not path.exists() and (tmp_path / second).is_file()
+    assert len(list(path.parent.iterdir())) == 2
+
+
+def test_the_ways_that_every_case_has_come_first(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("tools.pages.cards.draw", lambda title, description, words: drawn.append(words) or b"")
+    card(SimpleNamespace(site=tmp_path), "a", "A", "B", facts("wrong"))
+    assert list(drawn[0]) == ["vanilla", "double where"]

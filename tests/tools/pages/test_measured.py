@@ -1,0 +1,79 @@
+"""What was measured: the recorded files are whole, and the tables say what they hold."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tools.measure import costs
+from tools.pages import measured
+from tools.project import Project
+
+pytestmark = pytest.mark.filterwarnings("ignore:It is not recommended to create a MaskedTensor")  # it makes its own
+
+ROWS = [
+    {"case": "a model", "entries": None, "contaminated": c, "seconds": {w: {"forward": 1.0, "backward": b}
+     for w, b in (("plain", 2.0), ("ignoring", 3.0))}, "peak": {"plain": 10, "ignoring": 12}}
+    for c in (False, True)
+] + [
+    {"case": f"where over exp, {n} entries", "entries": n, "contaminated": c,
+     "seconds": {w: {"forward": n, "backward": n} for w in ("plain", "ignoring", "double where", "masked")}}
+    for n in (10, 100) for c in (False, True)
+]  # fmt: skip
+
+
+def cells(html):
+    return [re.sub(r"<[^>]+>", "", cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", html)]
+
+
+def test_costs_are_shown_as_ratios():
+    html = measured.costs({"torch": "2", "machine": "m", "rows": ROWS})
+    found = cells(html)
+    assert found[found.index("a model") :][:3] == ["a model", "1.50", "1.50"]  # backward, 3 against 2
+    assert found[found.index("10 clean") :][:4] == ["10 clean", "1", "1", "1"]
+    last = len(found) - found[::-1].index("a model") - 1
+    assert found[last : last + 3] == ["a model", "1.20", "1.20"]  # memory, 12 against 10
+    assert 'role="img"' in html and "contaminated" in html
+
+
+def test_mended_lists_contaminated_operators_and_counts_all():
+    rows = [
+        {"operator": "exp", "samples": 4, "contaminated": 2, "mended": 1, "broken": 0, "without_rule": ["aten::foo"]},
+        {"operator": "neg", "samples": 6, "contaminated": 0, "mended": 0, "broken": 0, "without_rule": []},
+        {"operator": "log", "samples": 2, "contaminated": 2, "mended": 2, "broken": 0, "without_rule": []},
+    ]
+    html = measured.mended({"torch": "2", "rows": rows})
+    assert "3 of 4 contaminated samples mended (75.0%), 0 broken; 3 operators" in html
+    found = cells(html)
+    assert "neg" not in found
+    assert found[found.index("expwithout a rule: foo") :][1:5] == ["4", "2", "1", "0"]
+    assert found[found.index("all operators") :][:5] == ["all operators", "12", "4", "3", "0"]
+    folded = cells(html[html.index("<details>") :])
+    assert "exp" not in folded and folded[-5:] == ["log", "2", "2", "2", "0"]
+
+
+@pytest.mark.parametrize("contaminated", [False, True])
+def test_every_way_of_a_case_runs(contaminated):
+    for name in ("4-layer MLP, width 8, batch 4", "where over exp, 10 entries"):
+        for forward, backward in costs.CASES[name].ways(contaminated).values():
+            backward(forward())
+
+
+def test_a_measurement_has_both_halves_of_every_way(monkeypatch):
+    monkeypatch.setattr(costs, "SECONDS", 0)
+    found = costs.measure(costs.CASES["where over exp, 10 entries"], True)
+    assert list(found) == ["plain", "ignoring", "double where", "masked"]
+    assert all(0 < seconds[half] < 10 for seconds in found.values() for half in ("forward", "backward"))
+
+
+def test_peak_memory_sees_a_large_tensor():
+    # x, its exponential, the selected and the gradient, each of forty megabytes, and some masks
+    assert 100e6 < costs.peak(costs.CASES["where over exp, 10000000 entries"], False, "plain") < 400e6
+
+
+def test_the_recorded_costs_are_of_todays_cases():
+    content = json.loads((Project(Path.cwd()).results / "measured" / "costs.json").read_text(encoding="utf-8"))
+    assert [(row["case"], row["contaminated"]) for row in content["rows"]] == [
+        (name, contaminated) for name in costs.CASES for contaminated in (False, True)
+    ]

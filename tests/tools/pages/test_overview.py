@@ -1,0 +1,74 @@
+"""The tables that are generated from claims and records."""
+
+import json
+
+from bs4 import BeautifulSoup
+
+from helpers.cases import Case
+from helpers.entries import MASKED, outcome
+from helpers.verdict import Verdict
+from tools.pages.overview import overview, recorded
+
+
+def facts():
+    """A claim that holds, one that does not, and a verdict, as two pages would state them."""
+    case = Case("10729")
+    case.claim("vanilla", "x.grad", [1.0, float("nan")], [1.0, float("nan")])
+    case.claim("masked", "x.grad", [1.0, MASKED], [1.0, MASKED])
+    case.claim("double where", "x.grad", [1.0, 0.0], [1.0, 0.0])
+    verdict = Verdict(
+        "10729",
+        "x.grad",
+        outcome([1.0, MASKED]),
+        {claim.way: claim for claim in case.claims},
+        {"vanilla": "contaminated", "masked": "right", "double where": "right"},
+        ["a", "b"],
+        2,
+    )
+    found = [*(claim.json() for claim in case.claims), verdict.json()]
+    return [{**fact, "page": "where-over-exp"} for fact in found]
+
+
+def rows(text):
+    soup = BeautifulSoup(text, "html.parser")
+    return soup.caption.get_text(), [
+        [" ".join(cell.stripped_strings) for cell in row(["th", "td"])] for row in soup("tr")
+    ]
+
+
+def test_a_verdict_is_a_row_and_its_ways_are_columns():
+    caption, (head, row) = rows(overview(facts(), lambda page: f"{page}.html"))
+    assert caption.startswith("4 of 4 claims and verdicts hold on torch ")
+    assert head == ["case", "vanilla", "masked", "other ways"]
+    assert "pytorch#10729" in row[0] and "x.grad" in row[0] and "3 claims" in row[0]
+    assert row[1:] == ["✗ contaminated", "✓ right", "double where ✓ right"]
+
+
+def test_the_row_leads_to_the_page():
+    text = overview(facts(), lambda page: f"../somewhere/{page}.html")
+    assert BeautifulSoup(text, "html.parser").a["href"] == "../somewhere/where-over-exp.html"
+
+
+def test_what_does_not_hold_is_not_counted_as_held():
+    broken = facts()
+    broken[0]["holds"] = False
+    assert rows(overview(broken, str))[0].startswith("3 of 4 ")
+
+
+def test_no_facts_make_an_empty_table():
+    assert rows(overview([], str))[0].startswith("0 of 0 ")
+
+
+def test_a_record_is_a_row_and_names_what_did_not_hold(tmp_path):
+    outcomes = [
+        {"case": "4132", "way": "vanilla", "quantity": "x.grad", "holds": True},
+        {"case": "4132", "way": "masked", "quantity": "<y>", "holds": False},
+        {"case": "4132", "quantity": "x.grad", "holds": False},
+    ]
+    content = {"torch": "9.9.9", "device": "cpu", "python": "3.11.7", "machine": "x86_64", "outcomes": outcomes}
+    (tmp_path / "torch-9.9.9-cpu.json").write_text(json.dumps(content), encoding="utf-8")
+    caption, (_, row) = rows(recorded(tmp_path))
+    assert caption == "Recorded versions"
+    assert row[0] == "torch 9.9.9"
+    assert row[2] == "1 of 3"
+    assert "4132 · masked · <y>" in row[3] and "4132 · verdict · x.grad" in row[3]

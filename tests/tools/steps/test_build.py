@@ -1,0 +1,347 @@
+"""The build on a small book: what stops it, what it says then, and what it does not do twice."""
+
+import os
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+
+import nbformat
+import pytest
+from scratch import Book, copied, edit, end, processes, wait_for
+
+from tools.project import Project
+from tools.steps.build import Build
+from tools.steps.execute import Run, Trouble
+
+CASE = 'from helpers import Case\n\ncase = Case("10729")'
+HOLDS = 'case.claim("vanilla", "x.grad", [1.0, 2.0], [1.0, 2.0])'
+
+# Each chapter looks for what the others might leave behind, after they had time to.
+LEAVE = """\
+import builtins, os, time
+from pathlib import Path
+import numpy as np
+import torch
+
+torch.set_default_dtype(torch.float64)
+torch.manual_seed(7)
+builtins.left_behind = leaked = os.environ["LEFT_BEHIND"] = "one"
+np.left_behind = 1
+Path("../left").touch()"""
+LOOK = """\
+import builtins, os, time
+from pathlib import Path
+import numpy as np
+import torch
+
+while not Path("../left").exists():
+    time.sleep(0.05)
+assert torch.get_default_dtype() is torch.float32
+assert torch.initial_seed() != 7
+assert not hasattr(builtins, "left_behind") and not hasattr(np, "left_behind")
+assert "leaked" not in globals() and "LEFT_BEHIND" not in os.environ"""
+
+
+def states(output: str) -> dict[str, str]:
+    """What the build said of each chapter: `cached`, or that it ran."""
+    lines = re.findall(r"^  ([\w-]+) +(cached|[\d.]+ s) ", output, re.MULTILINE)
+    return {name: "cached" if state == "cached" else "ran" for name, state in lines}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Book, subprocess.CompletedProcess[str]]:
+    """A book after its first build. Leave it as it is: `book` is a copy to change."""
+    book = Book(
+        tmp_path_factory.mktemp("built") / "book",
+        {
+            "claims": [CASE, HOLDS, LEAVE],
+            "words": ["from helpers import show", 'print(show.page("x")[:15])', LOOK],
+            "plain": ["print(6 * 7)"],
+        },
+    )
+    done = book.run("book")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return book, done
+
+
+@pytest.fixture
+def book(built, tmp_path: Path) -> Book:
+    """A built book of one's own. Its site is left out: it can be rendered again."""
+    return copied(built[0].root, tmp_path / "book")
+
+
+def test_a_book_whose_claims_hold_becomes_a_site(built):
+    book, done = built
+    assert states(done.stdout) == {"claims": "ran", "words": "ran", "plain": "ran"}
+    assert "3 chapters, 1 of 1 claims held" in done.stdout.splitlines()[-1]
+    assert "42" in book.page("plain")
+    assert "x.grad" in book.page("claims")
+    assert (book.site / "index.html").is_file()
+
+
+def test_chapters_know_nothing_of_each_other(built):
+    # The chapter `words` fails where it sees anything that the chapter `claims` left behind.
+    book, done = built
+    assert (book.root / "left").exists()
+    assert re.search(r"words .*ok$", done.stdout, re.MULTILINE)
+
+
+def test_a_second_run_executes_nothing(book):
+    done = book.run("check")
+    assert done.returncode == 0
+    assert states(done.stdout) == {"claims": "cached", "words": "cached", "plain": "cached"}
+    assert done.stdout.splitlines()[-1].endswith("all results reproduce")
+
+
+def test_edited_prose_executes_nothing(book):
+    edit(book.chapter("plain"), "Words of plain.", "Other words.")
+    assert set(states(book.run("check").stdout).values()) == {"cached"}
+
+
+def test_an_edited_chapter_is_executed_and_no_other(book):
+    edit(book.chapter("plain"), "6 * 7", "6 * 8")
+    done = book.run("check")
+    assert done.returncode == 0
+    assert states(done.stdout) == {"claims": "cached", "words": "cached", "plain": "ran"}
+
+
+def test_half_an_entry_in_the_cache_is_executed_again(book):
+    entries = [path.read_text(encoding="utf-8") for path in sorted((book.root / "_build").glob("cache/*/executed/*/*"))]
+    assert len(entries) == 3
+    for path in sorted((book.root / "_build").glob("cache/*/executed/*/base.ipynb")):
+        text = path.read_text(encoding="utf-8")
+        if "6 * 7" in text:
+            path.write_text(text[:100], encoding="utf-8")
+        elif "left_behind = leaked" in text:
+            path.unlink()
+        else:
+            shutil.rmtree(path.parent)
+    done = book.run("check")
+    assert done.returncode == 0, done.stderr
+    assert set(states(done.stdout).values()) == {"ran"}
+    assert set(states(book.run("check").stdout).values()) == {"cached"}
+
+
+def test_an_edited_helper_is_never_served_stale(book):
+    edit(book.root / "src" / "helpers" / "show.py", '<div class="zn">', '<div class="zo">')
+    done = book.run("book")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(states(done.stdout).values()) == {"ran"}
+    assert "zo" in book.page("words") and '"zn"&gt;' not in book.page("words")
+
+    # A plain `jupyter-book build .` in the same folder is as safe, ...
+    edit(book.root / "src" / "helpers" / "show.py", '<div class="zo">', '<div class="zp">')
+    done = book.jupyter_book()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "zp" in book.page("words") and '"zo"&gt;' not in book.page("words")
+    assert "42" in book.page("plain")
+    assert "x.grad" in book.page("claims")
+
+    # ... fails where a cell does, ...
+    book.append("plain", "1 / 0")
+    done = book.jupyter_book()
+    assert done.returncode != 0
+    assert "ZeroDivisionError" in done.stdout + done.stderr
+
+    # ... and leaves its outputs to the next build, which goes back to what it knows.
+    edit(book.chapter("plain"), "1 / 0", "1 / 1")
+    assert states(book.run("check").stdout) == {"claims": "cached", "words": "cached", "plain": "ran"}
+
+
+BAD = {
+    "fine": ["print(1)"],
+    "claims": [
+        f"{CASE}\n{HOLDS}",
+        'case.claim("vanilla", "y.grad", [1.5, 2.0, 4.0], [1.5, 3.0, 4.0], ulps=2)',
+        'case.claim("masked", "z.grad", None, 0)',
+        HOLDS,
+        'from helpers.entries import outcome\n\ncase.verdict("x.grad", outcome([1.0, 2.0]), {"vanilla": "wrong"})',
+    ],
+    "others": [CASE, 'with case.raises("clamp first", "backward", RuntimeError):\n    raise ValueError("no")'],
+    "raising": ["print(1)", "# first line\n1 / 0", "undefined_name"],
+    "hanging": ["print(1)", "import time\n\ntime.sleep(60)", "print(2)"],
+    "exiting": ["import os", "os._exit(1)"],
+    "killed": ["import os\n\nos.kill(os.getpid(), 9)"],
+    "allowed": [':tags: [raises-exception]\n\nraise RuntimeError("on purpose")'],
+}
+
+
+@pytest.fixture(scope="module")
+def bad(tmp_path_factory: pytest.TempPathFactory) -> tuple[Book, list[subprocess.CompletedProcess[str]], list[float]]:
+    """A book in which everything goes wrong: checked, then built over a site that is already there."""
+    book = Book(tmp_path_factory.mktemp("bad") / "book", BAD)
+    runs, seconds = [], []
+    for command in ("check", "book"):
+        if command == "book":
+            book.site.mkdir(parents=True)
+            (book.site / "index.html").write_text("the site of yesterday", encoding="utf-8")
+        runs.append(book.run(command, "--timeout", "3"))
+        seconds.append(max(map(float, re.findall(r" ([\d.]+) s ", runs[-1].stdout)), default=0.0))
+    return book, runs, seconds
+
+
+both = pytest.mark.parametrize("run", [0, 1], ids=["check", "book, the second time"])
+
+
+@both
+def test_what_fails_stops_the_build_with_status_1(bad, run):
+    assert bad[1][run].returncode == 1
+
+
+def test_a_failing_build_leaves_the_site_of_yesterday(bad):
+    book = bad[0]
+    assert [path.name for path in book.site.rglob("*")] == ["index.html"]
+    assert (book.site / "index.html").read_text(encoding="utf-8") == "the site of yesterday"
+
+
+def test_only_what_went_well_is_cached(bad):
+    assert states(bad[1][0].stdout) == dict.fromkeys(BAD, "ran")
+    assert states(bad[1][1].stdout) == dict.fromkeys(BAD, "ran") | {"fine": "cached", "allowed": "cached"}
+
+
+SAID = {
+    "a number": f"""\
+chapters/claims.md: claim does not hold: 10729 · vanilla · y.grad
+on torch {version("torch")}, compared within 2 ulps
+
+  entry  expected  observed
+  [0]    1.5       1.5
+  [1]    3         2         <-- first difference
+""",
+    "nothing": f"""\
+chapters/claims.md: claim does not hold: 10729 · masked · z.grad
+on torch {version("torch")}, compared exactly
+
+  expected  0  of shape []
+  observed  None
+""",
+    "a verdict": f"""\
+chapters/claims.md: verdict on 10729 · x.grad  (torch {version("torch")})
+  vanilla: expected wrong, observed right  <-- differs
+""",
+    "an exception": f"""\
+chapters/others.md: claim does not hold: 10729 · clamp first · backward
+on torch {version("torch")}, compared exactly
+
+  expected  raises RuntimeError
+  observed  raises ValueError: no
+""",
+    "a raising cell": "chapters/raising.md, code cell 2 (# first line): raises ZeroDivisionError: division by zero\n",
+    "later cells": "chapters/raising.md: 1 later cell failed too, perhaps because of that one\n",
+    "a hanging cell": "chapters/hanging.md, code cell 2 (import time): hangs: still running after 3 s\n",
+    "an exiting cell": "chapters/exiting.md, code cell 2 (os._exit(1)): kills its kernel\n",
+    "a killed kernel": "chapters/killed.md, code cell 1 (import os): kills its kernel\n",
+    "the sum": "\n4 of 6 claims do not hold.\n",
+}
+
+
+@both
+@pytest.mark.parametrize("what", SAID)
+def test_everything_that_failed_in_any_chapter_is_told(bad, run, what):
+    said = re.sub(r" +$", "", bad[1][run].stderr, flags=re.MULTILINE)
+    assert SAID[what] in said
+
+
+@both
+def test_nothing_else_is_told(bad, run):
+    heads = [line for line in bad[1][run].stderr.splitlines() if line.startswith("chapters/")]
+    assert len(heads) == 9
+    for noise in ("Traceback", "KeyboardInterrupt", "destroyed", "IPKernelApp"):
+        assert noise not in bad[1][run].stderr
+
+
+@both
+def test_the_line_of_each_chapter_counts_what_failed(bad, run):
+    tails = dict(re.findall(r"^  ([\w-]+) .*?(\d FAILED|ok)$", bad[1][run].stdout, re.MULTILINE))
+    assert tails == {
+        "fine": "ok",
+        "allowed": "ok",
+        "claims": "3 FAILED",
+        "others": "1 FAILED",
+        "raising": "2 FAILED",
+        "hanging": "1 FAILED",
+        "exiting": "1 FAILED",
+        "killed": "1 FAILED",
+    }
+
+
+@both
+def test_a_hanging_cell_is_given_up_promptly(bad, run):
+    assert bad[2][run] < 40  # it would sleep for 60
+
+
+@pytest.mark.parametrize("trouble", [None, "raises ZeroDivisionError", "hangs", "kills its kernel"])
+def test_any_single_trouble_is_enough_to_stop(built, trouble, capsys):
+    project = Project(built[0].root)
+    troubles = () if trouble is None else (Trouble(2, "x", trouble),)
+    run = Run(project.chapters[0], nbformat.v4.new_notebook(), 1.0, cached=False, troubles=troubles)
+    assert Build(project, 1)._report([run]) is (trouble is None)
+    assert ("" if trouble is None else f"chapters/claims.md, code cell 2 (x): {trouble}") in capsys.readouterr().err
+
+
+WAIT = """\
+import os, time
+from pathlib import Path
+
+if not Path("../again").exists():
+    Path(f"../kernel-{os.getpid()}").touch()
+    time.sleep(300)"""
+
+
+def kernels(book: Book) -> list[int]:
+    return [int(path.name.removeprefix("kernel-")) for path in book.root.glob("kernel-*")]
+
+
+@pytest.mark.parametrize("how", ["Ctrl-C", "kill -9"])
+def test_an_interrupted_build_leaves_no_process_and_goes_on_afterwards(tmp_path, how):
+    book = Book(tmp_path / "book", {"quick": ["print(1)"], "slow": [WAIT], "slower": [f"{WAIT}\nprint(2)"]})
+    build = book.start("book")
+    try:
+        assert wait_for(lambda: len(kernels(book)) == 2 or build.poll() is not None, 60)
+        assert {build.pid, *kernels(book)} <= {process.pid for process in processes(book.root)}
+        if how == "Ctrl-C":
+            os.killpg(build.pid, signal.SIGINT)
+        else:
+            build.kill()
+        assert wait_for(lambda: build.poll() is not None, 15)
+        assert wait_for(lambda: not processes(book.root), 10), processes(book.root)
+        output = build.stdout.read()
+    finally:
+        end(book.root, build)
+    if how == "Ctrl-C":
+        assert build.returncode == 130
+        assert output.endswith("\ninterrupted; the same command goes on from here\n")
+        assert "Traceback" not in output
+    assert not (book.site / "index.html").exists()
+    notebooks = [path.name for path in (book.root / "notebooks").iterdir()]
+    assert sorted(notebooks) == ["quick.ipynb", "slow.ipynb", "slower.ipynb"]
+    for database in (book.root / "_build" / "cache").glob("*/global.db"):
+        with sqlite3.connect(database) as connection:
+            assert connection.execute("pragma integrity_check").fetchone() == ("ok",)
+        connection.close()
+
+    (book.root / "again").touch()
+    done = book.run("book" if how == "Ctrl-C" else "check")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert states(done.stdout)["slow"] == states(done.stdout)["slower"] == "ran"
+    if how == "Ctrl-C":
+        assert (book.site / "index.html").is_file()
+
+
+def test_an_interrupted_start_leaves_no_process_either(tmp_path):
+    # All kernels are forks of one server, which takes seconds to start: Ctrl-C comes before the first of them.
+    book = Book(tmp_path / "book", {"slow": [WAIT]})
+    build = book.start("check")
+    try:
+        assert wait_for(lambda: len(processes(book.root)) > 2, 30)
+        os.killpg(build.pid, signal.SIGINT)
+        assert wait_for(lambda: build.poll() is not None, 15)
+        assert wait_for(lambda: not processes(book.root), 10), processes(book.root)
+        assert build.returncode == 130
+        assert kernels(book) == []
+    finally:
+        end(book.root, build)

@@ -1,0 +1,155 @@
+"""Whatever a chapter expects: change it, and the check is red."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from scratch import edit
+
+from helpers import JUDGEMENTS, Claim, Verdict
+from helpers.compare import Tolerance
+from helpers.entries import Absent, Entries, Outcome, Raised
+from tools.steps.collect import failed
+
+
+def test_the_chapters_claim_enough_to_speak_of(facts):
+    count = Counter(fact["type"] for fact in facts)
+    assert count["claim"] > 100 and count["verdict"] >= 8
+    assert failed(facts) == []
+
+
+def test_every_claim_can_be_rebuilt_from_its_record_and_holds(facts):
+    for fact in claims(facts):
+        claim = rebuilt(fact)
+        assert claim.holds, fact["text"]
+        assert [claim.expected.json(), claim.observed.json()] == [fact["expected"], fact["observed"]]
+
+
+def test_no_claim_holds_with_any_entry_of_its_expectation_changed(facts):
+    survivors = [
+        f"{fact['page']}: {fact['text']} also holds with {changed}"
+        for fact in claims(facts)
+        for changed in changes(outcome_of(fact["expected"]))
+        if replace(rebuilt(fact), expected=changed).holds
+    ]
+    assert survivors == []
+
+
+def test_every_changed_expectation_is_shown_as_failing(facts):
+    for fact in claims(facts):
+        failing = replace(rebuilt(fact), expected=next(changes(outcome_of(fact["expected"]))))
+        with pytest.raises(AssertionError) as error:
+            failing.check()
+        for word in (fact["case"], fact["way"], fact["quantity"], torch.__version__):
+            assert word in str(error.value)
+
+
+def test_no_verdict_holds_with_any_word_changed(facts):
+    seen = 0
+    for fact in facts:
+        if fact["type"] == "verdict":
+            verdict = verdict_of(fact, facts)
+            assert verdict.holds, fact["text"]
+            for way, word in fact["expected"].items():
+                for other in {*JUDGEMENTS, "raises RuntimeError"} - {word}:
+                    assert not replace(verdict, expected={**fact["expected"], way: other}).holds, fact["text"]
+                    seen += 1
+            assert not replace(verdict, expected=dict(list(fact["expected"].items())[:-1])).holds
+    assert seen > 50
+
+
+def test_changing_one_number_in_a_chapter_turns_the_check_red(checkout):
+    chapter = checkout.root / "chapters" / "where-over-exp.md"
+    edit(chapter, '"0 * exp(100)", 0 * result, nan)', '"0 * exp(100)", 0 * result, 0)')
+    done = checkout.run("check")
+    assert done.returncode == 1
+    assert "chapters/where-over-exp.md: claim does not hold: 10729 · vanilla · 0 * exp(100)\n" in done.stderr
+    assert f"torch {torch.__version__}" in done.stderr
+    assert re.search(r"^ +0 +NaN +<-- first difference$", done.stderr, re.MULTILINE)
+    assert len(re.findall(r"^chapters/.*does not hold", done.stderr, re.MULTILINE)) == 1
+    assert re.search(r"^1 of \d+ claims do not hold\.$", done.stderr, re.MULTILINE)
+    assert done.stdout.count(" cached ") == done.stdout.count("verdicts  ") - 1
+
+
+def claims(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [fact for fact in facts if fact["type"] == "claim"]
+
+
+def outcome_of(fact: dict[str, Any]) -> Outcome:
+    if "absent" in fact:
+        return Absent()
+    if "raised" in fact:
+        return Raised(fact["raised"], fact["message"])
+    dtype = getattr(torch, fact["dtype"])
+    numbers = [{"--": 0, "True": True, "False": False}.get(text, text) for text in fact["entries"]]
+    kind = float if dtype.is_floating_point else int
+    data = torch.tensor([kind(number) for number in numbers], dtype=dtype).reshape(fact["shape"])
+    mask = torch.tensor([text != "--" for text in fact["entries"]], dtype=torch.bool).reshape(fact["shape"])
+    return Entries(data, mask)
+
+
+def rebuilt(fact: dict[str, Any]) -> Claim:
+    names = (fact["case"], fact["way"], fact["quantity"])
+    return Claim(*names, outcome_of(fact["expected"]), outcome_of(fact["observed"]), tolerance_of(fact["tolerance"]))
+
+
+def tolerance_of(text: str) -> Tolerance:
+    found = {
+        "ulps": int((re.search(r"within (\d+) ulp", text) or [0, 0])[1]),
+        "rtol": float((re.search(r"rtol ([^,]+)", text) or [0, 0])[1]),
+        "atol": float((re.search(r"atol ([^,]+)", text) or [0, 0])[1]),
+        "signed_zero": "sign of zero" in text,
+    }
+    assert str(Tolerance(**found)) == text
+    return Tolerance(**found)
+
+
+def changes(expected: Outcome) -> Iterator[Outcome]:
+    """Every expectation that differs in one entry, or in what it is at all."""
+    if isinstance(expected, Entries):
+        for index in range(len(expected)):
+            data, mask = expected.data.clone(), expected.mask.clone()
+            data.view(-1)[index] = other(data.view(-1)[index].item())
+            mask.view(-1)[index] = True
+            yield Entries(data, mask)
+            if expected.mask.view(-1)[index]:
+                mask = mask.clone()
+                mask.view(-1)[index] = False
+                yield Entries(expected.data, mask)
+        yield Absent()
+    elif isinstance(expected, Raised):
+        yield Raised("Other" + expected.type, expected.message)
+        yield Raised(expected.type, expected.message + " or so")
+        yield Absent()
+    else:
+        yield Entries(torch.tensor(0.0), torch.tensor(True))
+        yield Raised("RuntimeError")
+
+
+def other(value: float) -> float:
+    """A number that is not this one, by more than any tolerance in the book."""
+    if isinstance(value, bool):
+        return not value
+    return value + max(1, abs(value)) if math.isfinite(value) else 0.0
+
+
+def verdict_of(fact: dict[str, Any], facts: list[dict[str, Any]]) -> Verdict:
+    """A verdict from its record and from the newest claims about its quantity that come before it."""
+    before = facts[: facts.index(fact)]
+    made = {
+        claim["way"]: rebuilt(claim)
+        for claim in claims(before)
+        if (claim["page"], claim["quantity"]) == (fact["page"], fact["quantity"])
+    }
+    reference = outcome_of(fact["reference"])
+    chosen = {way: made[way] for way in fact["expected"]}
+    labels = [str(index) for index in range(len(reference))]
+    names = (fact["case"], fact["quantity"])
+    # How many ulps count as right is not recorded: it is the usual two, or on the page about rounding none.
+    possible = [Verdict(*names, reference, chosen, fact["expected"], labels, ulps) for ulps in (2, 0)]
+    return next((verdict for verdict in possible if verdict.holds), possible[0])

@@ -1,0 +1,194 @@
+"""Step 1: notebooks that say what their chapters say, and nothing of when or where they were made."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from scratch import ROOT, Book, edit
+
+from tools.project import Problem, Project
+from tools.steps.pair import notebook, out_of_step, pair
+
+TEXT = """\
+See [the other](two.md), [a part of it](two.md#some-part), [here](#below), [elsewhere](https://example.org/two.md)
+and ![a picture](picture.png).
+"""
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Book:
+    book = Book(tmp_path / "book", {"one": ["print(1)", "print(2)", "print(2)"], "two": ["print(3)"]})
+    with book.chapter("one").open("a", encoding="utf-8") as file:
+        file.write(f"\n{TEXT}")
+    return book
+
+
+def cells(book: Book, name: str = "one") -> list[dict]:
+    return json.loads((book.root / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+
+
+def source(cell: dict) -> str:
+    return "".join(cell["source"])
+
+
+def test_notebooks_of_this_checkout_are_in_step_with_the_chapters(behind):
+    assert behind == [], "run `make notebooks`, and commit what it writes"
+
+
+def test_every_chapter_gets_a_notebook_without_outputs(book):
+    assert sorted(path.name for path in pair(Project(book.root))) == ["one.ipynb", "two.ipynb"]
+    code = [cell for cell in cells(book) if cell["cell_type"] == "code"]
+    assert [source(cell) for cell in code[1:]] == ["print(1)", "print(2)", "print(2)"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
+
+
+def test_a_page_without_a_kernel_gets_no_notebook(book):
+    (book.root / "chapters" / "words.md").write_text("# Words\n", encoding="utf-8")
+    book.contents("one", "two", "words")
+    pair(Project(book.root))
+    assert sorted(path.name for path in (book.root / "notebooks").iterdir()) == ["one.ipynb", "two.ipynb"]
+
+
+def test_a_second_time_nothing_is_written(book):
+    project = Project(book.root)
+    pair(project)
+    paths = [project.notebook(chapter) for chapter in project.chapters]
+    before = [(path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ino) for path in paths]
+    assert pair(project) == []
+    assert [(path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ino) for path in paths] == before
+    assert [notebook(project, chapter) for chapter in project.chapters] == [text.decode() for text, *_ in before]
+
+
+def test_ids_are_unique_and_valid_even_for_equal_cells(book):
+    pair(Project(book.root))
+    ids = [cell["id"] for cell in cells(book)]
+    assert len(set(ids)) == len(ids)
+    assert all(re.fullmatch(r"[a-zA-Z0-9-_]{1,64}", name) for name in ids)
+
+
+def test_editing_a_cell_changes_the_id_of_that_cell_alone(book):
+    pair(Project(book.root))
+    before = [cell["id"] for cell in cells(book)]
+    book.edit("chapters/one.md", "print(1)", "print(10)")
+    pair(Project(book.root))
+    after = cells(book)
+    changed = [source(cell) for cell, name in zip(after, before, strict=True) if cell["id"] != name]
+    assert changed == ["print(10)"]
+
+
+def test_the_badge_comes_first_and_opens_this_notebook_in_colab(book):
+    pair(Project(book.root))
+    first = cells(book)[0]
+    project = Project(book.root)
+    slug = project.repository.removeprefix("https://github.com/")
+    address = f"https://colab.research.google.com/github/{slug}/blob/{project.branch}/notebooks/one.ipynb"
+    assert first["cell_type"] == "markdown"
+    assert source(first).endswith(f"]({address})")
+
+
+def test_the_first_code_cell_brings_library_and_helpers_and_installs_nothing(book):
+    pair(Project(book.root))
+    setup = next(cell for cell in cells(book) if cell["cell_type"] == "code")
+    project = Project(book.root)
+    assert f"git clone --quiet --depth 1 --branch {project.branch} {project.repository}" in source(setup)
+    assert "pip" not in source(setup)
+    assert all(len(line) <= 120 for line in source(setup).split("\n"))
+    assert setup["metadata"]["tags"] == ["remove-cell"]
+
+
+def test_the_set_up_cell_does_nothing_where_both_are(book, monkeypatch):
+    pair(Project(book.root))
+    setup = source(next(cell for cell in cells(book) if cell["cell_type"] == "code"))
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("something was run"))
+    before = list(sys.path)
+    exec(setup, {})
+    assert sys.path == before
+
+
+def test_another_repository_in_the_configuration_reaches_badge_set_up_and_links(book):
+    project = Project(book.root)
+    config = book.root / "_config.yml"
+    old = config.read_text(encoding="utf-8")
+    new = old.replace(project.site_url, "https://book.example.org/zero/").replace(
+        project.repository, "https://github.com/someone/else/"
+    )
+    config.write_text(new.replace("branch: main", "branch: stable"), encoding="utf-8")
+    assert project.repository not in config.read_text(encoding="utf-8")
+    pair(Project(book.root))
+    text = (book.root / "notebooks" / "one.ipynb").read_text(encoding="utf-8")
+    assert "(https://colab.research.google.com/github/someone/else/blob/stable/notebooks/one.ipynb)" in text
+    assert "--branch stable https://github.com/someone/else" in text
+    assert "(https://book.example.org/zero/chapters/two.html)" in text
+    assert project.repository not in text and project.site_url not in text
+
+
+def test_links_to_pages_become_absolute_with_their_anchors_and_others_stay(book):
+    pair(Project(book.root))
+    text = source(cells(book)[-1])
+    site = Project(book.root).site_url
+    assert f"[the other]({site}/chapters/two.html)" in text
+    assert f"[a part of it]({site}/chapters/two.html#some-part)" in text
+    assert "[here](#below)" in text
+    assert "[elsewhere](https://example.org/two.md)" in text
+
+
+def test_no_link_in_a_real_notebook_is_relative_to_the_chapters():
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            if cell["cell_type"] == "markdown":
+                links = re.findall(r"\]\(([^)\s]+)\)", source(cell))
+                assert [link for link in links if not link.startswith(("https://", "#"))] == [], path.name
+
+
+def test_a_link_inside_code_stays_as_it_is(book):
+    book.append("one", 'print("[x](two.md)")')
+    pair(Project(book.root))
+    assert source(cells(book)[-1]) == 'print("[x](two.md)")'
+
+
+def test_a_notebook_whose_chapter_is_gone_is_removed(book):
+    pair(Project(book.root))
+    book.contents("one")
+    project = Project(book.root)
+    orphan = book.root / "notebooks" / "two.ipynb"
+    assert out_of_step(project) == [orphan]
+    assert pair(project) == [orphan]
+    assert not orphan.exists()
+
+
+def test_out_of_step_names_what_is_missing_edited_or_behind(book):
+    project = Project(book.root)
+    one, two = (book.root / "notebooks" / name for name in ("one.ipynb", "two.ipynb"))
+    assert out_of_step(project) == [one, two]
+    pair(project)
+    assert out_of_step(project) == []
+    one.write_text(one.read_text(encoding="utf-8").replace("print(1)", "print(0)"), encoding="utf-8")
+    assert out_of_step(project) == [one]
+    edit(book.chapter("two"), "Words of two.", "Other words.")
+    assert out_of_step(project) == [one, two]
+    assert pair(project) == [one, two]
+    assert out_of_step(project) == []
+
+
+def test_notebooks_say_nothing_of_the_tools_that_made_them(book):
+    pair(Project(book.root))
+    content = json.loads((book.root / "notebooks" / "one.ipynb").read_text(encoding="utf-8"))
+    assert set(content["metadata"]) == {"kernelspec", "language_info"}
+    assert str(book.root) not in json.dumps(content)
+
+
+def test_a_chapter_that_names_a_kernel_but_has_no_code_is_a_clear_error(book):
+    edit(book.chapter("two"), "```{code-cell} ipython3\nprint(3)\n```\n", "")
+    with pytest.raises(Problem, match="two.md names a kernel but has no code cell"):
+        pair(Project(book.root))
+    done = book.run("notebooks")
+    assert done.returncode == 1
+    assert done.stderr == "error: two.md names a kernel but has no code cell\n"
+
+
+def test_the_command_says_how_many_notebooks_it_rewrote(book):
+    assert book.run("notebooks").stdout == "2 of 2 notebooks rewritten\n"
+    assert book.run("notebooks").stdout == "0 of 2 notebooks rewritten\n"

@@ -1,0 +1,98 @@
+"""How a kernel begins: alike in every build, whoever builds, and with nothing for a page to rely on."""
+
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from bs4 import BeautifulSoup
+from scratch import Book
+from torch.masked import masked_tensor
+
+from tools.steps.session import STARTUP, quiet
+
+TEXT = "The PyTorch API of MaskedTensors is in prototype stage and will change in the near future."
+CELL = """\
+import warnings
+import torch
+before = {name for name in globals() if not name.startswith("_")} - set(dir(__builtins__))
+torch.masked.masked_tensor(torch.ones(2), torch.tensor([True, False]))
+warnings.warn("something else")
+print("names:", sorted(before - {"In", "Out", "exit", "quit", "get_ipython", "open"}))"""
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+        yield
+
+
+def construct(**options):
+    return masked_tensor(torch.ones(2, **options), torch.tensor([True, False]))
+
+
+def test_the_prototype_warning_is_silenced_and_upstream_still_gives_it():
+    with pytest.raises(UserWarning, match="prototype"):
+        construct()
+    quiet()
+    construct()
+    (construct() + 1).sum()
+
+
+@pytest.mark.parametrize("text, category", [
+    ("something else", UserWarning), ("On " + TEXT, UserWarning), (TEXT, FutureWarning), (TEXT, RuntimeWarning),
+])  # fmt: skip
+def test_no_other_warning_is(text, category):
+    quiet()
+    with pytest.raises(category):
+        warnings.warn(text, category, stacklevel=1)
+
+
+def test_the_other_warning_of_masked_tensors_is_not_silenced():
+    quiet()
+    with pytest.raises(UserWarning, match="It is not recommended to create a MaskedTensor with a tensor that requires"):
+        construct(requires_grad=True)
+
+
+def test_a_warning_is_its_category_and_text():
+    quiet()
+    assert warnings.formatwarning(UserWarning("some text"), UserWarning, "/path/x.py", 3) == "UserWarning: some text\n"
+    assert warnings.formatwarning("some text", FutureWarning, "/path/x.py", 3, "a = 1") == "FutureWarning: some text\n"
+
+
+def test_the_file_that_kernels_run_leaves_no_name_behind():
+    names: dict[str, object] = {}
+    exec(STARTUP, names)
+    assert names.keys() == {"__builtins__"}
+    construct()
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["make book", "jupyter-book build"])
+def test_every_build_begins_its_kernels_so_and_without_the_settings_of_whoever_builds(tmp_path, monkeypatch, plain):
+    mine = tmp_path / "mine" / "profile_default" / "startup" / "mine.py"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine = 1\nimport warnings; warnings.simplefilter('error')\n", encoding="utf-8")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "mine"))
+    book = Book(tmp_path / "book", {"one": [CELL]})
+    done = book.jupyter_book() if plain else book.run("book")
+    assert done.returncode == 0, done.stdout + done.stderr
+    shown = BeautifulSoup(book.page("one"), "html.parser").select(".cell_output")
+    text = "\n".join(part.get_text().strip() for part in shown)
+    assert "UserWarning: something else" in text and "names: ['torch', 'warnings']" in text
+    assert "prototype" not in text and str(tmp_path) not in text
+
+
+def test_without_it_the_personal_settings_would_reach_a_kernel(tmp_path):
+    # What the test above relies on: IPython runs what lies there.
+    startup = tmp_path / "profile_default" / "startup"
+    startup.mkdir(parents=True)
+    (startup / "one.py").write_text("found = 42\n", encoding="utf-8")
+    done = subprocess.run(
+        [Path(sys.executable).with_name("ipython"), "-c", "print(found)"],
+        env={"IPYTHONDIR": str(tmp_path), "PATH": ""}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == "42", done.stderr

@@ -1,0 +1,1 @@
+"""What measures, one command a file; the recorded tables lie in `results/`."""

@@ -1,0 +1,224 @@
+"""What `ignoring` costs: time and peak memory, next to plain PyTorch, the double where and `torch.masked`.
+
+All ways of a case are timed in turn in one run, and the ratios are what counts. Each figure is the least of many
+rounds: whatever disturbs a measurement makes it longer. Peak memory is that of a process of its own.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.masked import masked_tensor
+
+from zero_or_nan import ignoring
+
+from ..project import Problem, Project, write
+
+Loss = Callable[[], Tensor]
+SECONDS = 1.0
+"""How long a case is repeated, at least five rounds."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A computation, with or without entries that contaminate plain PyTorch's gradient.
+
+    `ways` makes the ways from `contaminated`: each a function that runs forward, and one that runs backward from there.
+    """
+
+    name: str
+    ways: Callable[[bool], dict[str, tuple[Loss, Callable[[Tensor], None]]]]
+    memory: bool = True
+    entries: int | None = None
+
+
+def _plain(loss: Tensor) -> None:
+    loss.backward()
+
+
+def _layers(model: Callable[[], nn.Module], shape: tuple[int, ...]) -> Callable[[bool], dict[str, Any]]:
+    """A model on a batch of rows; contaminated, half of the rows are NaN and the loss slices them away."""
+
+    def ways(contaminated: bool) -> dict[str, Any]:
+        torch.manual_seed(0)
+        layers, rows = model(), torch.randn(shape)
+        used = shape[0]
+        if contaminated:
+            used //= 2
+            rows[used:] = torch.nan
+
+        def forward() -> Tensor:
+            layers.zero_grad()
+            loss: Tensor = layers(rows)[:used].sum()
+            return loss
+
+        return {"plain": (forward, _plain), "ignoring": (forward, ignoring.backward)}
+
+    return ways
+
+
+def _perceptron(width: int) -> nn.Module:
+    return nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(width, width), nn.ReLU())))
+
+
+def _transformer(width: int, heads: int) -> nn.Module:
+    return nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True)
+
+
+def _where_over_exp(entries: int) -> Callable[[bool], dict[str, Any]]:
+    """`where(x < 80, exp(x), 0)`; contaminated, two thirds of the exponentials overflow."""
+
+    def ways(contaminated: bool) -> dict[str, Any]:
+        x = torch.linspace(-1, 240 if contaminated else 70, entries).requires_grad_()
+        zero = torch.zeros(())
+
+        def once() -> Tensor:
+            x.grad = None
+            return torch.where(x < 80, x.exp(), zero).sum()
+
+        def twice() -> Tensor:
+            x.grad = None
+            used = x < 80
+            return torch.where(used, torch.where(used, x, zero).exp(), zero).sum()
+
+        def masked() -> Tensor:
+            values = x.detach()
+            loss: Tensor = masked_tensor(values, values < 80, requires_grad=True).exp().sum()
+            return loss
+
+        return {
+            "plain": (once, _plain),
+            "ignoring": (once, ignoring.backward),
+            "double where": (twice, _plain),
+            "masked": (masked, _plain),
+        }
+
+    return ways
+
+
+SIZES = [10**power for power in range(1, 8)]
+CASES = {
+    case.name: case
+    for case in (
+        Case("4-layer MLP, width 1024, batch 256", _layers(lambda: _perceptron(1024), (256, 1024))),
+        Case("4-layer MLP, width 8, batch 4", _layers(lambda: _perceptron(8), (4, 8)), False),
+        Case("transformer layer, width 512, 8 × 64 tokens", _layers(lambda: _transformer(512, 8), (8, 64, 512))),
+        Case(
+            "transformer layer, width 16, 4 × 8 tokens", _layers(lambda: _transformer(16, 2), (4, 8, 16)), memory=False
+        ),
+        *(Case(f"where over exp, {n} entries", _where_over_exp(n), n == SIZES[-1], n) for n in SIZES),
+    )
+}
+
+
+def measure(case: Case, contaminated: bool) -> dict[str, dict[str, float]]:
+    """Seconds of forward and of backward, way by way."""
+    ways = case.ways(contaminated)
+    least = {way: {"forward": float("inf"), "backward": float("inf")} for way in ways}
+    started, rounds = time.monotonic(), 0
+    gc.disable()
+    try:
+        while rounds < 5 or time.monotonic() - started < SECONDS:
+            rounds += 1
+            # To and fro: who comes first finds the memory in another state.
+            for way, (forward, backward) in list(ways.items()) if rounds % 2 else list(ways.items())[::-1]:
+                start = time.perf_counter()
+                loss = forward()
+                middle = time.perf_counter()
+                backward(loss)
+                end = time.perf_counter()
+                del loss
+                least[way]["forward"] = min(least[way]["forward"], middle - start)
+                least[way]["backward"] = min(least[way]["backward"], end - middle)
+    finally:
+        gc.enable()
+    return least
+
+
+def peak(case: Case, contaminated: bool, way: str) -> int:
+    """Bytes that one gradient takes at its peak, beyond what the process held before; run in a fresh process."""
+    small = _where_over_exp(10)(contaminated)[way]  # what is imported and set up at the first gradient is not counted
+    small[1](small[0]())
+    before = _status("VmRSS")
+    forward, backward = case.ways(contaminated)[way]
+    backward(forward())
+    return _status("VmHWM") - before
+
+
+def _status(field: str) -> int:
+    """Bytes of this process's memory, as Linux tells: resident now (VmRSS) or at the peak (VmHWM)."""
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith(field):
+            return 1024 * int(line.split()[1])
+    raise Problem(f"/proc/self/status has no {field}; peak memory is measured on Linux")
+
+
+def _peaks(case: Case, contaminated: bool) -> dict[str, int]:
+    def fresh(way: str) -> int:
+        command = [sys.executable, "-m", "tools.measure.costs", case.name, str(int(contaminated)), way]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return int(done.stdout.split()[-1])
+
+    return {way: min(fresh(way) for _ in range(3)) for way in case.ways(contaminated)}
+
+
+def costs(project: Project) -> None:
+    """Measure every case, print each as it comes, and write `results/measured/costs.json`."""
+    warnings.simplefilter("ignore")  # torch.masked says that it is a prototype, again and again
+    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    rows = []
+    for case in CASES.values():
+        for contaminated in (False, True):
+            row: dict[str, Any] = {"case": case.name, "entries": case.entries, "contaminated": contaminated}
+            row["seconds"] = measure(case, contaminated)
+            if case.memory:
+                row["peak"] = _peaks(case, contaminated)
+            rows.append(row)
+            print(_line(row), flush=True)
+    content = {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "rows": rows,
+    }
+    path = project.results / "measured" / "costs.json"
+    path.parent.mkdir(exist_ok=True)
+    write(path, json.dumps(content, indent=1) + "\n")
+    print(f"written: {path.relative_to(project.root)}")
+
+
+def ratio(row: dict[str, Any], way: str, base: str, parts: tuple[str, ...] = ("backward",)) -> float:
+    """How many times as long `way` takes as `base`, in the given parts of the work."""
+    seconds = row["seconds"]
+    return sum(seconds[way][part] for part in parts) / sum(seconds[base][part] for part in parts)
+
+
+def _line(row: dict[str, Any]) -> str:
+    state = "contaminated" if row["contaminated"] else "clean"
+    both = ("forward", "backward")
+    parts = [f"{row['case']}, {state}: backward {ratio(row, 'ignoring', 'plain'):.2f} of plain"]
+    if "masked" in row["seconds"]:
+        parts.append(f"masked / ignoring {ratio(row, 'masked', 'ignoring'):.1f} backward")
+        parts.append(f"{ratio(row, 'masked', 'ignoring', both):.1f} with forward")
+    if "peak" in row:
+        parts.append(f"peak memory {row['peak']['ignoring'] / row['peak']['plain']:.2f} of plain")
+    return ", ".join(parts)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    name, dirty, chosen = sys.argv[1:]
+    print(peak(CASES[name], bool(int(dirty)), chosen))

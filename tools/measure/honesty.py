@@ -1,0 +1,570 @@
+"""Whether `ignoring` hides anything, asked of PyTorch's own operator database: the counterpart of `mended`.
+
+A gradient that is undefined where the loss looks has to stay undefined. Each operator's inputs get there as
+`x + sqrt(z)` with z = 0: the value is that of x, the slope by z is infinite. So plain PyTorch's gradient by z is not
+finite at any entry, whatever cotangent arrives, a zero included; and ours may be finite only at entries that the loss
+does not look at. Which these are is told by the forward function alone: another number there changes no bit of what the
+loss sees. Where plain PyTorch's gradient is finite, ours must have its bits, its strides and its type.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+import math
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from zero_or_nan import ignoring
+
+from ..project import Project, write
+from .apart import apart
+from .mended import name_of
+
+SAMPLES = 6
+"""Samples of each operator, spread over the first of the database."""
+FIRST = 60
+LARGE = 500
+"""Entries of an input up to which a sample is small."""
+SECONDS = 240
+"""How long one operator may take."""
+INPUTS = 3
+"""Inputs of a sample that get a number put into them."""
+PROBES = 8
+"""Entries of each gradient whose use is looked into, of those that would be hidden if they were used."""
+NOTES = 8
+NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "zero": 0.0}
+"""What is put into one entry of an input."""
+OTHERS = (math.nan, 0.37, 0.9, -2.5)
+"""What is put in an entry's place to find out whether it is used."""
+SELECTING = frozenset(
+    """
+    _segment_reduce.lengths _segment_reduce.offsets amax amin aminmax argsort clamp clamp_max clamp_min corrcoef cummax
+    cummin fmax fmin index_reduce.amax index_reduce.amin kthvalue linalg.lu linalg.lu_factor linalg.lu_factor_ex
+    linalg.matrix_norm linalg.norm linalg.norm.subgradients_at_zero linalg.vector_norm logdet masked.amax masked.amin
+    masked.median masked.normalize max.binary max.reduction_no_dim max.reduction_with_dim maximum median min.binary
+    min.reduction_no_dim min.reduction_with_dim minimum mode msort nan_to_num nanmean nanmedian nanquantile nansum
+    nn.functional.adaptive_max_pool1d nn.functional.adaptive_max_pool2d nn.functional.adaptive_max_pool3d
+    nn.functional.cosine_embedding_loss nn.functional.embedding_bag nn.functional.fractional_max_pool2d
+    nn.functional.fractional_max_pool3d nn.functional.hardshrink nn.functional.hardsigmoid nn.functional.hardtanh
+    nn.functional.hinge_embedding_loss nn.functional.margin_ranking_loss nn.functional.max_pool1d
+    nn.functional.max_pool2d nn.functional.max_pool3d nn.functional.multi_margin_loss
+    nn.functional.multilabel_margin_loss nn.functional.normalize nn.functional.poisson_nll_loss nn.functional.relu
+    nn.functional.relu6 nn.functional.rrelu nn.functional.softshrink nn.functional.threshold
+    nn.functional.triplet_margin_loss nn.functional.triplet_margin_with_distance_loss norm norm.inf quantile renorm
+    scatter_reduce.amax scatter_reduce.amin sort topk
+    """.split()
+)
+"""Operators that choose some of their input's entries, or rows, by a look at the numbers, and leave out the others.
+
+What they left out is not used, though NaN in its place would be found. So an entry of theirs is used if a little more
+and a little less both change the result, and NaN if it made the result NaN. Of all other operators an entry is used if
+NaN in its place changes the result.
+"""
+
+FATAL = frozenset({"grid_sampler_2d", "nn.functional.grid_sample"})
+"""Operators whose backward, plain PyTorch's, crashes on NaN or inf in another input than the first."""
+UNINITIALISED = frozenset({"empty_like", "new_empty", "new_empty_strided"})
+"""Operators whose result is whatever there was in memory."""
+
+Tensors = list[Tensor] | None
+COUNTS = ("cases", "undefined", "hidden", "other_bits", "other_strides", "exceptions", "failed")
+VIOLATIONS = COUNTS[2:]
+
+
+@dataclass
+class Tally:
+    """What one operator's cases came to.
+
+    `cases`: gradients that plain PyTorch could compute. `undefined`: entries at which it is not finite. `hidden`: of
+    those that were looked into, used entries at which ours is finite. The others count gradients: `other_bits` where
+    plain PyTorch's is finite, `other_strides` or another type, `exceptions` where plain PyTorch has none, mistakes that
+    became warnings among them. `failed` is 1 when the operator's process did not come to its end.
+    """
+
+    operator: str
+    cases: int = 0
+    undefined: int = 0
+    hidden: int = 0
+    other_bits: int = 0
+    other_strides: int = 0
+    exceptions: int = 0
+    failed: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def violation(self, what: str, note: str) -> None:
+        """Count one, and tell the first ones."""
+        setattr(self, what, getattr(self, what) + 1)
+        if len(self.notes) < NOTES:
+            self.notes.append(f"{what.replace('_', ' ')}: {note}")
+
+    @property
+    def is_honest(self) -> bool:
+        return not any(getattr(self, what) for what in VIOLATIONS)
+
+
+@dataclass
+class Form:
+    """A way to call an operator on a sample: a function of its differentiable inputs, and numbers to start from."""
+
+    name: str
+    function: Callable[[list[Tensor]], list[Tensor]]
+    start: list[Tensor]
+    writes_zeros: bool = False
+    """Whether a hook writes zeros into some entries of the inputs' cotangents."""
+
+    def call(self, start: list[Tensor]) -> list[Tensor]:
+        """The outputs for some numbers."""
+        return self.function([steep(x, torch.zeros_like(x).requires_grad_()) for x in start])
+
+    @cached_property
+    def with_derivative(self) -> list[bool]:
+        """Which of the outputs have one: a sign beside a logarithm has not, though it asks for a gradient."""
+        xs = [x.clone().requires_grad_() for x in self.start]
+        outputs = self.function([x * 1 for x in xs])
+        alone = [torch.autograd.grad(o, xs, torch.ones_like(o), True, allow_unused=True) for o in outputs]
+        return [any(gradient is not None for gradient in gradients) for gradients in alone]
+
+
+@dataclass
+class Case:
+    """A form with the numbers that it is called on, and the entries of its outputs that the loss takes."""
+
+    name: str
+    form: Form
+    start: list[Tensor]
+    selected: list[Tensor]
+    chooses: bool
+    """Whether the operator chooses entries by their numbers."""
+
+    def seen(self, start: list[Tensor]) -> Tensors:
+        """The numbers that the loss takes; None when the operator refuses the input."""
+        try:
+            outputs = self.form.call(start)
+        except Exception:
+            return None
+        if [o.shape for o in outputs] != [s.shape for s in self.selected]:
+            return None
+        return [o.detach()[s] for o, s in zip(outputs, self.selected, strict=True)]
+
+    @cached_property
+    def now(self) -> Tensors:
+        return self.seen(self.start)
+
+    @cached_property
+    def before(self) -> Tensors:
+        return self.seen(self.form.start)
+
+    def uses(self, number: int, entry: int) -> bool:
+        """Whether the loss looks at an entry of an input, numbered as if it were flat."""
+        here = self.start[number].reshape(-1)[entry].item()
+
+        def with_number(value: float) -> Tensors:
+            return self.seen(with_entry(self.start, number, entry, value))
+
+        if self.chooses:
+            looked_at = None if math.isfinite(here) or self.now is None else [~now.isfinite() for now in self.now]
+            return all(_changed(self.now, with_number(value), looked_at) for value in near(here))
+        if any(_changed(self.now, with_number(value)) for value in (*OTHERS, *near(here))):
+            return True
+        # All may be NaN from elsewhere.
+        return _changed(self.before, self.seen(with_entry(self.form.start, number, entry, math.nan)))
+
+    def grows_by(self, number: int, entry: int, slope: float) -> bool:
+        """Whether this is how the loss grows with an entry, to either side.
+
+        Then a number in place of plain PyTorch's NaN is the right one, which ignored entries had contaminated. Terms
+        that are NaN don't grow; where one of them depends on the entry, the sample as it is has to grow alike. Beside
+        inf a number may be right that is the slope nowhere else: 1 / inf is 0.
+        """
+        if any(bool(x.isinf().any()) for x in self.start):
+            return True
+        undefined = self.seen(with_entry(self.form.start, number, entry, math.nan))
+        if self.now is None or self.before is None or undefined is None:
+            return False
+        loses = not math.isfinite(self.start[number].reshape(-1)[entry].item()) or _changed(
+            self.before, undefined, [~now.isfinite() for now in self.now]
+        )
+        start, now = (self.form.start, self.before) if loses else (self.start, self.now)
+        here = start[number].reshape(-1)[entry].item()
+        for step in (0.01 * (1 + abs(here)), -0.01 * (1 + abs(here))):
+            after = self.seen(with_entry(start, number, entry, here + step))
+            if after is None:
+                return False
+            terms = [(a - n).where(a.isfinite() & n.isfinite(), 0) for a, n in zip(after, now, strict=True)]
+            if not math.isclose(weighted(terms).item() / step, slope, rel_tol=0.1, abs_tol=0.1):
+                return False
+        return True
+
+
+def steep(x: Tensor, z: Tensor) -> Tensor:
+    """The numbers of x where z is 0, with an infinite slope by z."""
+    return x + z.sqrt()
+
+
+def near(number: float) -> tuple[float, float]:
+    """A little more and a little less, within what a float32 can hold."""
+    if math.isnan(number):
+        return 0.37, -2.5
+    if math.isinf(number):
+        return math.copysign(3e38, number), math.copysign(1e38, number)
+    step = 1e-5 + 1e-4 * abs(number)
+    return number + step, number - step
+
+
+def with_entry(tensors: list[Tensor], number: int, entry: int, value: float) -> list[Tensor]:
+    """The tensors with another number in one place."""
+    changed = tensors[number].clone(memory_format=torch.contiguous_format)
+    changed.view(-1)[entry] = value
+    laid_out = torch.empty_like(tensors[number]).copy_(changed)
+    return [laid_out if i == number else tensor for i, tensor in enumerate(tensors)]
+
+
+def same_bits(a: Tensor, b: Tensor) -> Tensor:
+    """Where two tensors hold the same number: NaN is one number, -0.0 and 0.0 are two."""
+    if a.is_complex():
+        return same_bits(torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())).all(-1)
+    if not a.is_floating_point():
+        return a == b
+    a, b = a.resolve_neg(), b.resolve_neg()
+    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return (a.view(integer) == b.view(integer)) | (a.isnan() & b.isnan())
+
+
+def _changed(before: Tensors, after: Tensors, looked_at: list[Tensor] | None = None) -> bool:
+    """Whether the loss sees another number, in the terms that are looked at. An error does not tell."""
+    if before is None or after is None:
+        return False
+    other = [~same_bits(b, a) for b, a in zip(before, after, strict=True)]
+    if looked_at is not None:
+        other = [o & look for o, look in zip(other, looked_at, strict=True)]
+    return any(bool(o.any()) for o in other)
+
+
+def operators() -> list[Any]:
+    """Operators of the database that take float32, those without a derivative included: a hook may call them."""
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+        from torch.testing._internal.common_methods_invocations import op_db
+    return [op for op in op_db if torch.float32 in op.supported_dtypes("cpu")]
+
+
+def measure(op: Any, samples: int = SAMPLES) -> Tally:
+    """Tally the cases of one operator."""
+    tally = Tally(name_of(op))
+    has_derivative = op.supports_autograd and torch.float32 in op.supported_backward_dtypes("cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        for number, sample in enumerate(chosen(op, samples, has_derivative)):
+            name = f"sample {number}"
+            if has_derivative:
+                for form in forms(op, sample, number):
+                    for case in cases(form, name, tally.operator):
+                        judge(case, tally)
+            judge_hook(op, sample, name, tally)
+    return tally
+
+
+def chosen(op: Any, samples: int, has_derivative: bool) -> list[Any]:
+    """Some samples of an operator, small ones if it has any; none where this machine can't make them."""
+    try:
+        first = list(itertools.islice(op.sample_inputs("cpu", torch.float32, requires_grad=has_derivative), FIRST))
+    except Exception:
+        return []
+    small = [
+        sample for sample in first if max(map(_size, tree_flatten((sample.input, sample.args))[0]), default=0) <= LARGE
+    ]
+    first = small or first
+    count = min(samples, len(first))
+    return [first[i * len(first) // count] for i in range(count)]
+
+
+def _size(leaf: Any) -> int:
+    return leaf.numel() if isinstance(leaf, Tensor) else 0
+
+
+def forms(op: Any, sample: Any, number: int) -> Iterator[Form]:
+    """Out of place, with and without a hook that writes zeros; in place; in place on a slice."""
+    leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
+    where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if not where or any(leaves[i].layout is not torch.strided or leaves[i].is_complex() for i in where):
+        return
+    start = [leaves[i].detach() for i in where]
+
+    def called(operator: Any, tensors: list[Tensor]) -> Any:
+        torch.manual_seed(0)
+        # A copy: running statistics, for one, are written to.
+        filled = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        for i, tensor in zip(where, tensors, strict=True):
+            filled[i] = tensor
+        first, args, kwargs = tree_unflatten(filled, spec)
+        return operator(first, *args, **kwargs)
+
+    def out_of_place(tensors: list[Tensor]) -> list[Tensor]:
+        return differentiable(sample.output_process_fn_grad(called(op, tensors)))
+
+    yield Form("out of place", out_of_place, start)
+    yield Form("out of place with a hook", out_of_place, start, writes_zeros=True)
+    variant = op.get_inplace()
+    if variant is None or where[0] != 0 or leaves[0] is not sample.input or sample.broadcasts_input:
+        return
+    yield Form("in place", lambda tensors: differentiable(called(variant, tensors)), start)
+
+    dim = 0 if number % 2 == 0 else sample.input.dim()
+
+    def on_a_slice(tensors: list[Tensor]) -> list[Tensor]:
+        called(variant, [tensors[0].select(dim, 1), *tensors[1:]])
+        return differentiable(tensors[0])
+
+    yield Form("in place on a slice", on_a_slice, [torch.stack([start[0], start[0]], dim), *start[1:]])
+
+
+def differentiable(result: Any) -> list[Tensor]:
+    """The outputs that a loss can take."""
+    return [r for r in tree_flatten(result)[0] if isinstance(r, Tensor) and r.requires_grad]
+
+
+def cases(form: Form, name: str, operator: str) -> Iterator[Case]:
+    """The sample as it is and with a number put into it; all of the outputs and half of them."""
+    starts = {"as it is": form.start}
+    for number, tensor in enumerate(form.start[:INPUTS]):
+        for what, value in NUMBERS.items():
+            if tensor.numel() and (not number or operator not in FATAL or math.isfinite(value)):
+                entry = tensor.numel() // 2
+                starts[f"{what} in input {number}"] = with_entry(form.start, number, entry, value)
+    for what, start in starts.items():
+        try:
+            outputs = form.call(start)
+            form.with_derivative  # noqa: B018  (plain PyTorch may refuse)
+        except Exception:
+            continue
+        if not outputs or any(output.layout is not torch.strided for output in outputs):
+            continue
+        generator = torch.Generator().manual_seed(0)
+        everything = [torch.full(o.shape, has) for o, has in zip(outputs, form.with_derivative, strict=True)]
+        half = [every & (torch.rand(every.shape, generator=generator) < 0.5) for every in everything]
+        for how_much, selected in (("all", everything), ("half", half)):
+            full_name = f"{name}, {form.name}, {what}, {how_much} of the outputs"
+            yield Case(full_name, form, start, selected, operator in SELECTING)
+
+
+def judge(case: Case, tally: Tally) -> None:
+    """Compare our gradient with plain PyTorch's, on the same graph."""
+    xs = [x.clone().requires_grad_() for x in case.start]
+    zs = [torch.zeros_like(x).requires_grad_() for x in case.start]
+    try:
+        inputs = [steep(x, z) for x, z in zip(xs, zs, strict=True)]
+        if case.form.writes_zeros:
+            for y in inputs:
+                y.register_hook(lambda cotangent: cotangent.masked_fill(_third(cotangent), 0))
+        loss = weighted(case.form.function(inputs), case.selected)
+        leaves = [*xs, *zs]
+        plain = torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True)
+    except Exception:
+        return
+    ours = attempt(tally, case.name, lambda: ignoring.grad(loss, leaves, allow_unused=True))
+    tally.cases += 1
+    if ours is not None:
+
+        def hides(number: int, entry: int, gradient: float) -> bool:
+            by_x = number < len(xs)  # by z no number is right
+            number %= len(xs)
+            return case.uses(number, entry) and not (by_x and case.grows_by(number, entry, gradient))
+
+        compare(case.name, plain, ours, hides, len(xs), tally)
+
+
+def _third(tensor: Tensor) -> Tensor:
+    """Every third entry."""
+    return torch.arange(tensor.numel()).reshape(tensor.shape) % 3 == 0
+
+
+def weighted(outputs: list[Tensor], selected: Tensors = None) -> Tensor:
+    """A sum of the outputs, or of the selected ones, each with a weight of its own."""
+    generator = torch.Generator().manual_seed(1)
+    total = torch.zeros(())
+    for number, output in enumerate(outputs):
+        part = output if selected is None or bool(selected[number].all()) else output[selected[number]]
+        part = part.real + 0.5 * part.imag if part.is_complex() else part
+        weights = torch.rand(part.numel(), generator=generator).reshape(part.shape) + 0.5
+        total = total + (part * weights).sum()
+    return total
+
+
+def attempt(tally: Tally, name: str, ours: Callable[[], Any]) -> Any:
+    """Our gradients; None, and a violation, for an error. A rule's becomes a warning, and counts as well."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            result = ours()
+        except Exception as error:
+            tally.violation("exceptions", f"{name}: {type(error).__name__}: {str(error)[:200]}")
+            return None
+    for warning in caught:
+        if "ignoring failed at" in str(warning.message):
+            tally.violation("exceptions", f"{name}: {str(warning.message).partition(', which')[0][:200]}")
+    return result
+
+
+def compare(
+    name: str, plain: Any, ours: Any, hides: Callable[[int, int, float], bool], inputs: int, tally: Tally
+) -> None:
+    """Count what is hidden or other in our gradients, by inputs and then by slopes."""
+    for number, (p, o) in enumerate(zip(plain, ours, strict=True)):
+        of = f"{name}, gradient by {'zx'[number < inputs]} of input {number % inputs}"
+        if p is None or o is None:
+            if p is not o:
+                tally.violation("other_strides", f"{of}: {type(o).__name__} for {type(p).__name__}")
+            continue
+        if p.layout is not torch.strided:
+            continue
+        if type(o) is not Tensor or (o.dtype, o.shape, o.stride()) != (p.dtype, p.shape, p.stride()):
+            kinds = [f"{type(g).__name__} {g.dtype} {tuple(g.shape)} {g.stride()}" for g in (o, p)]
+            tally.violation("other_strides", f"{of}: {' for '.join(kinds)}")
+            if o.shape != p.shape or o.dtype != p.dtype:
+                continue
+        finite = p.isfinite()
+        if not bool((same_bits(p, o) | ~finite).all()):
+            entry = int((~same_bits(p, o) & finite).reshape(-1).nonzero()[0])
+            numbers = [g.reshape(-1)[entry].item() for g in (o, p)]
+            tally.violation("other_bits", f"{of}, entry {entry}: {numbers[0]!r} for {numbers[1]!r}")
+        tally.undefined += int((~finite).sum())
+        suspects = (~finite & o.isfinite()).reshape(-1).nonzero().reshape(-1).tolist()
+        step = -(-len(suspects) // PROBES) or 1
+        for entry in suspects[::step]:
+            numbers = [g.reshape(-1)[entry].item() for g in (o, p)]
+            if hides(number, entry, numbers[0]):
+                tally.violation("hidden", f"{of}, entry {entry}: {numbers[0]!r} for {numbers[1]!r}")
+
+
+def judge_hook(op: Any, sample: Any, name: str, tally: Tally) -> None:
+    """Call the operator in a hook, on a cotangent with ignored entries; its result takes the cotangent's place."""
+    leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    x = sample.input
+    if (
+        op.name in UNINITIALISED
+        or len(tensors) != 1
+        or tensors[0] is not x
+        or not x.numel()
+        or x.layout is not torch.strided
+    ):
+        return
+    if type(x) is not Tensor or x.dtype is not torch.float32:
+        return
+    name = f"{name}, in a hook"
+    weights = x.detach()
+    taken = torch.rand(weights.shape, generator=torch.Generator().manual_seed(0)) < 0.5
+    taken.view(-1)[0] = True
+
+    def called(tensor: Tensor) -> Any:
+        torch.manual_seed(0)
+        return op(tensor, *sample.args, **sample.kwargs)
+
+    def fits(result: Any) -> bool:
+        return isinstance(result, Tensor) and result.shape == x.shape and result.layout is torch.strided
+
+    try:
+        one, two = called(weights.clone()), called(weights.clone())
+        if not fits(one) or not bool(same_bits(one, two).all()):
+            return
+    except Exception:
+        return
+
+    def hook(cotangent: Tensor) -> Tensor | None:
+        with torch.no_grad():
+            wanted = called(
+                torch.empty_like(cotangent).copy_(cotangent.clone())
+                if type(cotangent) is not Tensor
+                else cotangent.clone()
+            )
+            got = called(cotangent)
+        kinds = {type(cotangent), type(got)}
+        if kinds != {Tensor}:
+            tally.violation("other_strides", f"{name}: {' '.join(sorted(kind.__name__ for kind in kinds))}")
+        elif got.dtype != wanted.dtype or not bool(same_bits(got, wanted).all()):
+            tally.violation("other_bits", f"{name}: the operator's own result")
+        return got if got.dtype == cotangent.dtype and not got.requires_grad else None
+
+    x, z = weights.clone().requires_grad_(), torch.zeros_like(weights).requires_grad_()
+    try:
+        y = steep(x, z)
+        y.register_hook(hook)
+        loss = torch.where(taken, y * weights, torch.zeros(())).sum()
+        plain = torch.autograd.grad(loss, [x, z], retain_graph=True)
+    except Exception:
+        return
+    ours = attempt(tally, name, lambda: ignoring.grad(loss, [x, z]))
+    tally.cases += 1
+    if ours is not None:
+        compare(name, plain, ours, lambda number, entry, _: number == 1 and bool(taken.reshape(-1)[entry]), 1, tally)
+
+
+def honesty(project: Project) -> None:
+    """Measure all operators, print those with a violation, and write `results/measured/honesty.json`."""
+    started = time.monotonic()
+    tallies = measure_all(operators())
+    content = {
+        "torch": torch.__version__,
+        "samples_of_an_operator": SAMPLES,
+        "rows": [asdict(tally) for tally in tallies],
+    }
+    suffix = "" if torch.__version__.startswith("2.13") else f"-torch-{torch.__version__.split('+')[0]}"
+    path = project.results / "measured" / f"honesty{suffix}.json"
+    write(path, json.dumps(content, indent=1) + "\n")
+    print(f"written: {path.relative_to(project.root)}, after {time.monotonic() - started:.0f} s")
+
+
+def measure_all(chosen: list[Any]) -> list[Tally]:
+    """Each operator in a process of its own: a strange number can crash a library below PyTorch."""
+    torch.set_num_threads(1)
+    tallies = []
+    with ThreadPoolExecutor(2) as pool:
+        for tally in pool.map(_in_a_process, chosen):
+            tallies.append(tally)
+            if not tally.is_honest:
+                print(f"\r{_line(tally)}\n    " + "\n    ".join(tally.notes[:4]), flush=True)
+            if sys.stdout.isatty():
+                print(f"\r{len(tallies)} of {len(chosen)} operators", end="", flush=True)
+    total = Tally("\rall operators")
+    for count in COUNTS:
+        setattr(total, count, sum(getattr(tally, count) for tally in tallies))
+    print(_line(total))
+    return tallies
+
+
+def _line(tally: Tally) -> str:
+    counts = ", ".join(f"{getattr(tally, count)} {count.replace('_', ' ')}" for count in COUNTS)
+    return f"{tally.operator}: {counts}"
+
+
+def _in_a_process(op: Any) -> Tally:
+    found: Tally | str = apart(lambda: _measured(op), SECONDS)
+    return _failed(op, found) if isinstance(found, str) else found
+
+
+def _measured(op: Any) -> Tally:
+    try:
+        return measure(op)
+    except Exception as error:
+        return _failed(op, f"{type(error).__name__}: {str(error)[:200]}")
+
+
+def _failed(op: Any, reason: str) -> Tally:
+    return Tally(name_of(op), failed=1, notes=[reason])
+
+
+if __name__ == "__main__":  # some operators by name, for whoever adds a rule
+    measure_all([op for op in operators() if op.name in sys.argv[1:] or name_of(op) in sys.argv[1:]])

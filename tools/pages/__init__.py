@@ -1,0 +1,1 @@
+"""What draws pages: the theme, and Sphinx extensions that put tables, pictures and indexes into them."""

@@ -1,0 +1,235 @@
+"""Sphinx extension: what was measured, as figures and tables, generated when the site is rendered.
+
+`{measured-costs}` reads `results/measured/costs.json`, which `make costs` writes; so do its kin.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from ..project import Project
+
+_BOTH = ("forward", "backward")
+
+
+class Measured(SphinxDirective):
+    """Whatever `make` draws from the JSON file of the same name."""
+
+    source: str
+    draw: Callable[..., str]
+
+    def run(self) -> list[nodes.Node]:
+        """Read the measurements; the page is written again when they change."""
+        path = Project(Path(self.env.app.confdir)).results / "measured" / f"{self.source}.json"
+        for read in (str(path), __file__):
+            self.env.note_dependency(read)
+        if not path.is_file():
+            raise self.error(f"{path} is missing: run `make {self.source}`")
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return [nodes.raw("", type(self).draw(content), format="html")]
+
+
+def costs(content: dict[str, Any]) -> str:
+    """A figure of the time that a gradient takes, and two tables: ratios of time, ratios of memory."""
+    from helpers import show
+
+    rows = content["rows"]
+    where = [row for row in rows if row["entries"]]
+    models = [row for row in rows if not row["entries"]]
+    caption = f"Time of backward, as a multiple of plain PyTorch's (torch {content['torch']}, {content['machine']})"
+    times = show.table(caption, ["model", "nothing contaminated", "contaminated"], _pairs(models, _backward))
+    caption = "where over exp, forward and backward: time as a multiple of <em>ignoring</em>"
+    ways = ("plain", "double where", "masked")
+    faster = [
+        [
+            f"{row['entries']:,} {'contaminated' if row['contaminated'] else 'clean'}".replace(",", " "),
+            *(f"{_against(row, way):.2g}" for way in ways),
+        ]
+        for row in where
+    ]
+    compared = show.table(caption, ["entries", *ways], faster)
+    weighed = [row for row in rows if "peak" in row]
+    caption = "Peak memory, as a multiple of plain PyTorch's"
+    memory = show.table(caption, ["case", "nothing contaminated", "contaminated"], _pairs(weighed, _memory))
+    prose = "".join(f'<div class="zn-prose">{table}</div>' for table in (times, compared, memory))
+    return show.page(_curves(where).html() + prose)
+
+
+def _curves(rows: list[dict[str, Any]]) -> Any:
+    from helpers import figures
+
+    styles = {
+        "plain": (figures.GREY, "o", "-"),
+        "ignoring": (figures.BLUE, "s", "-"),
+        "double where": (figures.GREEN, "^", "--"),
+        "masked": (figures.ORANGE, "D", ":"),
+    }
+    spans = []
+    for way in styles.keys() - {"ignoring"}:
+        clean, bad = ([_against(row, way) for row in rows if row["contaminated"] is state] for state in (False, True))
+        spans.append(f"{way} {min(clean):.2g} to {max(clean):.2g}, {min(bad):.2g} to {max(bad):.2g}")
+    alt = (
+        "Time of forward and backward against the number of entries, both axes logarithmic, in two panels: nothing "
+        f"contaminated, and contaminated. In each, as a multiple of ignoring: {'; '.join(sorted(spans))}."
+    )
+    caption = "where over exp: seconds for forward and backward"
+    with figures.sketch(alt, caption, size=(3.2, 2.7), panels=2) as sketch:
+        for axes, contaminated in zip(sketch.axes, (False, True), strict=True):
+            chosen = [row for row in rows if row["contaminated"] is contaminated]
+            for way, (colour, marker, dash) in styles.items():
+                points = [row["entries"] for row in chosen], [_time(row, way) for row in chosen]
+                axes.loglog(*points, color=colour, marker=marker, linestyle=dash, label=way, markersize=3.5)
+            axes.set_title("contaminated" if contaminated else "nothing contaminated")
+            axes.set_xlabel("entries")
+            axes.set_ylabel("seconds")
+            axes.legend(fontsize=8)
+    return sketch.figure
+
+
+def _time(row: dict[str, Any], way: str) -> float:
+    return sum(float(row["seconds"][way][part]) for part in _BOTH)
+
+
+def _against(row: dict[str, Any], way: str) -> float:
+    """The time that a way takes, as a multiple of that of `ignoring`."""
+    return _time(row, way) / _time(row, "ignoring")
+
+
+def _backward(row: dict[str, Any]) -> str:
+    return f"{row['seconds']['ignoring']['backward'] / row['seconds']['plain']['backward']:.2f}"
+
+
+def _memory(row: dict[str, Any]) -> str:
+    return f"{row['peak']['ignoring'] / row['peak']['plain']:.2f}"
+
+
+def _pairs(rows: list[dict[str, Any]], figure: Callable[[dict[str, Any]], str]) -> list[list[str]]:
+    """A row for each case: its figure without and with contamination."""
+    cases: dict[str, list[str]] = {}
+    for row in rows:
+        cases.setdefault(row["case"], []).append(figure(row))
+    return [[html.escape(case), *figures] for case, figures in cases.items()]
+
+
+def mended(content: dict[str, Any]) -> str:
+    """Two tables: operators with unmended samples, the totals in its foot; and, folded, the others."""
+    from helpers import show
+
+    columns = ("samples", "contaminated", "mended", "broken")
+    total = {column: sum(row[column] for row in content["rows"]) for column in columns}
+    rows = [row for row in content["rows"] if row["contaminated"]]
+    left = sorted((row for row in rows if row["mended"] < row["contaminated"]), key=_mended_share)
+    whole = [row for row in rows if row["mended"] == row["contaminated"]]
+
+    def cells(row: dict[str, Any]) -> list[str]:
+        return [f"<code>{html.escape(row['operator'])}</code>", *(str(row[column]) for column in columns)]
+
+    caption = (
+        f"{total['mended']} of {total['contaminated']} contaminated samples mended "
+        f"({total['mended'] / total['contaminated']:.1%}), {total['broken']} broken; "
+        f"{len(content['rows'])} operators, torch {html.escape(content['torch'])}"
+    )
+    foot = ["all operators", *(str(total[column]) for column in columns)]
+    head = ["operator", *columns]
+    first = show.table(caption, head, [_with_note(row, cells(row)) for row in left], foot)
+    second = show.table("Operators of which every contaminated sample is mended", head, [cells(row) for row in whole])
+    folded = f"<details><summary>{len(whole)} operators are mended on every sample</summary>{second}</details>"
+    return show.page(f'<div class="zn-prose">{first}{folded}</div>')
+
+
+def _mended_share(row: dict[str, Any]) -> tuple[float, str]:
+    return row["mended"] / row["contaminated"], row["operator"]
+
+
+def _with_note(row: dict[str, Any], cells: list[str]) -> list[str]:
+    """Beside the operator those met in its backward that have no rule."""
+    names = ", ".join(f"<code>{html.escape(each.removeprefix('aten::'))}</code>" for each in row["without_rule"])
+    note = f'<br><span class="zn-note">without a rule: {names}</span>' if names else ""
+    return [cells[0] + note, *cells[1:]]
+
+
+def honesty(content: dict[str, Any]) -> str:
+    """Operators at which something was found, and the totals of all in the foot."""
+    from helpers import show
+
+    columns = ("undefined", "hidden", "other_bits", "exceptions", "failed")
+    total = {column: sum(row[column] for row in content["rows"]) for column in ("cases", *columns)}
+    found = [row for row in content["rows"] if any(row[column] for column in columns[1:])]
+    caption = (
+        f"{total['hidden']} of {total['undefined']:,} undefined entries hidden, in {total['cases']:,} gradients of "
+        f"{len(content['rows'])} operators; torch {html.escape(content['torch'])}"
+    )
+    head = ["operator", *(column.replace("_", " ") for column in columns)]
+    rows = [[f"<code>{html.escape(row['operator'])}</code>", *(str(row[c]) for c in columns)] for row in found]
+    foot = ["all operators", *(str(total[column]) for column in columns)]
+    return show.page(f'<div class="zn-prose">{show.table(caption, head, rows, foot)}</div>')
+
+
+def setups(content: dict[str, Any]) -> str:
+    """A table of the setups: what is written there, what happens, and on which releases that was tested."""
+    from helpers import show
+
+    rows = [
+        [
+            _code(row["setup"]),
+            f'<pre>{html.escape(row["code"])}</pre><div class="zn-note">{_code(row["remark"])}</div>',
+            _right_on(row),
+        ]
+        for row in content["rows"]
+    ]
+    caption = "<code>ignoring</code> in training code, and the releases of PyTorch on which that was tested"
+    table = show.table(caption, ["setup", "what you write", "right on"], rows, stack=True)
+    return show.page(f'<div class="zn-prose zn-setups">{table}</div>')
+
+
+def _right_on(row: dict[str, Any]) -> str:
+    releases = [version.rpartition(".")[0] for version in row["holds_on"]]
+    tested = f'<span class="zn-word">{", ".join(releases)}</span>' if releases else ""
+    return (tested if row["mends"] else "<strong>no</strong>") if tested else html.escape(row["not_run"])
+
+
+def _code(text: str) -> str:
+    """Text whose code stands between backticks, as HTML."""
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(text))
+
+
+class MeasuredCosts(Measured):
+    """`make costs`."""
+
+    source, draw = "costs", costs
+
+
+class MeasuredMended(Measured):
+    """`make mended`."""
+
+    source, draw = "mended", mended
+
+
+class MeasuredHonesty(Measured):
+    """`make honesty`."""
+
+    source, draw = "honesty", honesty
+
+
+class MeasuredSetups(Measured):
+    """`make setups`."""
+
+    source, draw = "setups", setups
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Connect to Sphinx."""
+    app.add_directive("measured-costs", MeasuredCosts)
+    app.add_directive("measured-mended", MeasuredMended)
+    app.add_directive("measured-honesty", MeasuredHonesty)
+    app.add_directive("measured-setups", MeasuredSetups)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

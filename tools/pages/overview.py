@@ -1,0 +1,150 @@
+"""Sphinx extension: tables of all claims and of all recorded versions, generated when the site is rendered.
+
+`{claims-overview}` reads the executed notebooks; `{recorded-results}` reads `results/`.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.util.docutils import SphinxDirective
+
+from ..project import MAIN, Project
+from ..steps.collect import checked, statements
+from ..steps.execute import cached
+
+
+class Pending(nodes.Element):
+    """Stands where a table will be once every page is read."""
+
+
+class ClaimsOverview(SphinxDirective):
+    """Every verdict and claim in the book."""
+
+    make = "overview"
+
+    def run(self) -> list[nodes.Node]:
+        """Leave a place for the table, and remember the page."""
+        _pages(self.env).add(self.env.docname)
+        results = Project(Path(self.env.app.confdir)).results
+        for path in (results, *results.glob("*.json")):
+            self.env.note_dependency(str(path))
+        return [Pending(make=self.make)]
+
+
+class RecordedResults(ClaimsOverview):
+    """Every version whose outcomes are recorded."""
+
+    make = "recorded"
+
+
+def overview(facts: list[dict[str, Any]], link: Callable[[str], str]) -> str:
+    """The table of verdicts, case by way, with the number of claims behind each row.
+
+    Args:
+        facts: from `collect.statements`.
+        link: gives the address of a page by its name.
+    """
+    from helpers import THREADS, WAYS, show  # here, for they import PyTorch, and most builds need no table
+
+    verdicts = [fact for fact in facts if fact["type"] == "verdict"]
+    claims = [fact for fact in facts if fact["type"] == "claim"]
+    used = [name for name in MAIN if any(name in verdict["observed"] for verdict in verdicts)]
+    rows = []
+    for verdict in verdicts:
+        case, words = verdict["case"], verdict["observed"]
+        count = sum(claim["case"] == case for claim in claims)
+        name = f'<a href="{link(verdict["page"])}">{html.escape(THREADS[case].label)}</a>'
+        what = f"<code>{html.escape(verdict['quantity'])}</code>"
+        others = [f"{html.escape(WAYS[way].title)} {_word(word)}" for way, word in words.items() if way not in used]
+        rows.append(
+            [
+                f'{name}<br>{what}<br><span class="zn-note">{count} claims on the page</span>',
+                *(_word(words[way]) if way in words else "" for way in used),
+                "<br>".join(others),
+            ]
+        )
+    held = sum(fact["holds"] for fact in checked(facts))
+    versions = sorted({fact["torch"] for fact in checked(facts)})
+    caption = f"{held} of {len(checked(facts))} claims and verdicts hold on torch {', '.join(versions)}"
+    head = ["case", *(WAYS[way].title for way in used), "other ways"]
+    return show.page(f'<div class="zn-prose">{show.table(caption, head, rows)}</div>')
+
+
+def recorded(folder: Path) -> str:
+    """The table of recorded versions: how many claims held on each."""
+    from helpers import show
+
+    rows = []
+    for path in sorted(folder.glob("*.json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        outcomes = content["outcomes"]
+        broken = [
+            f"{fact['case']} · {fact.get('way', 'verdict')} · {fact['quantity']}"
+            for fact in outcomes
+            if not fact["holds"]
+        ]
+        rows.append(
+            [
+                html.escape(f"torch {content['torch']}"),
+                html.escape(f"{content['device']}, {content['machine']}, Python {content['python']}"),
+                f"{len(outcomes) - len(broken)} of {len(outcomes)}",
+                "<br>".join(map(html.escape, broken)) or "none",
+            ]
+        )
+    body = show.table("Recorded versions", ["version", "where", "held", "did not hold"], rows)
+    return show.page(f'<div class="zn-prose">{body}</div>')
+
+
+def _word(word: str) -> str:
+    from helpers.verdict import marked
+
+    return f'<span class="zn-word">{html.escape(marked(word))}</span>'
+
+
+def _fill(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    project = Project(Path(app.confdir))
+    for place in list(doctree.findall(Pending)):
+        if place["make"] == "recorded":
+            text = recorded(project.results)
+        else:
+            facts = [
+                fact for chapter, notebook in cached(project).items() for fact in statements(notebook, chapter.stem)
+            ]
+            text = overview(facts, lambda page: app.builder.get_relative_uri(docname, f"chapters/{page}"))
+        place.replace_self(nodes.raw("", text, format="html"))
+
+
+def _pages(env: BuildEnvironment) -> set[str]:
+    """The pages that hold such a table; kept with Sphinx's own memory of the site."""
+    if not hasattr(env, "zero_or_nan_overviews"):
+        env.zero_or_nan_overviews = set()  # type: ignore[attr-defined]
+    pages: set[str] = env.zero_or_nan_overviews  # type: ignore[attr-defined]
+    return pages
+
+
+def _remember_changes(app: Sphinx, env: BuildEnvironment, docnames: list[str]) -> None:
+    env.zero_or_nan_changed = bool(docnames)  # type: ignore[attr-defined]
+
+
+def _write_again(app: Sphinx, env: BuildEnvironment) -> list[str]:
+    """A change on any page can change the tables."""
+    return sorted(_pages(env) & env.found_docs) if env.zero_or_nan_changed else []  # type: ignore[attr-defined]
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Connect to Sphinx."""
+    app.add_node(Pending)
+    app.add_directive("claims-overview", ClaimsOverview)
+    app.add_directive("recorded-results", RecordedResults)
+    app.connect("doctree-resolved", _fill)
+    app.connect("env-before-read-docs", _remember_changes)
+    app.connect("env-updated", _write_again)
+    return {"parallel_read_safe": False, "parallel_write_safe": True}

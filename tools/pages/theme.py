@@ -1,0 +1,206 @@
+"""Sphinx extension: the book's own theme, and what its template shows of a page.
+
+`theme/` holds the template, the style sheet and the scripts; nothing on a page comes from anywhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.config import Config
+
+from ..project import Project, is_notebook, write
+from .cards import card
+
+NAME = "zero_or_nan"
+
+# Outlines on a 24 by 24 grid.
+ICONS = {
+    "close": "M5.6 4.2 12 10.6l6.4-6.4 1.4 1.4L13.4 12l6.4 6.4-1.4 1.4L12 13.4l-6.4 6.4-1.4-1.4L10.6 12 4.2 5.6z",
+    "code": "M8.7 7.3 4 12l4.7 4.7 1.4-1.4L6.8 12l3.3-3.3zM15.3 7.3l-1.4 1.4 3.3 3.3-3.3 3.3 1.4 1.4L20 12z",
+    "contrast": "M12 3a9 9 0 1 0 0 18 9 9 0 0 0 0-18zm0 2v14a7 7 0 0 1 0-14z",
+    "download": "M11 4h2v8l3-3 1.4 1.4L12 15.8l-5.4-5.4L8 9l3 3zM5 18h14v2H5z",
+    "menu": "M3 6h18v2H3zM3 11h18v2H3zM3 16h18v2H3z",
+    "play": "M7 4v16l13-8z",
+    "repository": "M6 3a3 3 0 0 0-1 5.8v6.4a3 3 0 1 0 2 0V13h8a3 3 0 0 0 3-3V8.8a3 3 0 1 0-2 0V10a1 1 0 0 1-1 1H7V8.8"
+    "A3 3 0 0 0 6 3z",
+    "search": "M10 3a7 7 0 1 0 4.2 12.6l5.1 5.1 1.4-1.4-5.1-5.1A7 7 0 0 0 10 3zm0 2a5 5 0 1 1 0 10 5 5 0 0 1 0-10z",
+}
+
+_STYLE = re.compile(r'(<div class="zn">)<style>.*?</style>', re.DOTALL)
+"""The rules that every output carries for Colab; here they are in the style sheet."""
+
+
+def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.document | None) -> dict[str, Any]:
+    """What the template shows of a page beyond Sphinx's own context."""
+    project = Project(Path(app.confdir))
+    book = str(app.config.html_title)
+    meta = metadata(doctree)
+    heading = html.unescape(_plain(context.get("title", "")))
+    body = _outputs(context.get("body", ""))
+    description = meta.get("description", f"{heading}: a page of {book}")
+    shown: dict[str, Any] = {
+        "actions": _actions(app, project, name) if doctree is not None else [],
+        "address": f"{project.site_url}/{name}.html" if name != "404" else "",
+        "body": body,
+        "contents": _contents(context),
+        "description": description,
+        "has_control": "data-control=" in body,
+        "has_verdict": "data-verdict" in body,
+        "heading": heading,
+        "home": project.site_url,
+        "icons": ICONS,
+        "keywords": meta.get("keywords", ""),
+        "repository": project.repository,
+        "sections": _sections(context),
+        "title": _title(meta.get("title", heading), book),
+        "version": version(project),
+    }
+    if doctree is not None:
+        facts = _facts(project, name)
+        shown["card"] = f"{project.site_url}/{card(project, name, heading, description, facts)}"
+        shown["card_alt"] = f"{book} {heading}"
+        shown["data"] = _structured(shown, book, str(app.config.author), facts)
+    return shown
+
+
+def metadata(doctree: nodes.document | None) -> dict[str, str]:
+    """What `html_meta` in the front matter says: description, keywords, a title for search engines."""
+    if doctree is None:
+        return {}
+    return {str(node["name"]): str(node["content"]) for node in doctree.findall(nodes.meta) if "name" in node}
+
+
+def version(project: Project) -> str:
+    """Changes when a style or a script does, so that no browser keeps an old one."""
+    files = [project.helpers / "style.css", *sorted((project.root / "theme" / "static").rglob("*"))]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files if path.is_file())).hexdigest()[:8]
+
+
+def _title(title: str, book: str) -> str:
+    return html.escape(title if title == book else f"{title} — {book}")
+
+
+def _plain(fragment: Any) -> str:
+    return re.sub(r"<[^>]*>", "", str(fragment))
+
+
+def _outputs(body: str) -> str:
+    """The text of a page. The name that MyST-NB gives to folded code hides the one that can be read."""
+    return _STYLE.sub(r"\1", body).replace(' aria-label="Toggle hidden content"', "")
+
+
+def _contents(context: dict[str, Any]) -> str:
+    """The table of contents; the page that is shown is marked for those who can't see it too."""
+    tree = str(context["toctree"](maxdepth=1, collapse=False, includehidden=True, titles_only=True) or "")
+    tree = tree.replace(' role="heading"', "")  # Sphinx gives it no level, which makes it no heading
+    return re.sub(r'(<a class="current[^"]*")', r'\1 aria-current="page"', tree)
+
+
+def _sections(context: dict[str, Any]) -> str:
+    """The list of a page's sections, without the page's own title around it; empty where there is one section."""
+    toc = str(context.get("toc", "")) if context.get("display_toc") else ""
+    inner = re.fullmatch(r"\s*<ul>\s*<li><a [^>]*>.*?</a>\s*(<ul>.*</ul>)\s*</li>\s*</ul>\s*", toc, re.DOTALL)
+    return inner[1] if inner and inner[1].count("<li>") > 1 else ""
+
+
+def _actions(app: Sphinx, project: Project, name: str) -> list[dict[str, Any]]:
+    """Links at the top of a page: its notebook in Colab, its outputs to download, its source."""
+    path = project.root / f"{name}.md"
+    up = "../" * name.count("/")
+    actions: list[dict[str, Any]] = []
+    if is_notebook(path):
+        executed = Path(app.outdir) / "_sources" / f"{name}.ipynb"
+        executed.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(project.executed / f"{name}.ipynb", executed)
+        actions += [
+            {"name": "colab", "address": project.colab_url(path), "icon": "play", "text": "Open in Colab"},
+            {
+                "name": "notebook",
+                "address": f"{up}_sources/{name}.ipynb",
+                "icon": "download",
+                "text": "Notebook with outputs",
+                "download": True,
+            },
+        ]
+    source = f"{project.repository}/blob/{project.branch}/{name}.md"
+    return [*actions, {"name": "source", "address": source, "icon": "code", "text": "Source"}]
+
+
+def _facts(project: Project, name: str) -> list[dict[str, Any]]:
+    """What an executed page states: its thread, its claims and verdicts."""
+    import nbformat
+
+    from ..steps.collect import statements
+
+    if not is_notebook(project.root / f"{name}.md"):
+        return []
+    path = project.executed / f"{name}.ipynb"
+    return list(statements(nbformat.read(path, as_version=4), path.stem))
+
+
+def _structured(shown: dict[str, Any], book: str, author: str, facts: list[dict[str, Any]]) -> str:
+    """The page as a technical article, for search engines (schema.org)."""
+    data = {
+        "@context": "https://schema.org",
+        "@type": "TechArticle",
+        "headline": shown["heading"],
+        "description": shown["description"],
+        "url": shown["address"],
+        "image": shown["card"],
+        "inLanguage": "en",
+        "dependencies": "PyTorch",
+        "license": "https://spdx.org/licenses/MIT",
+        "author": {"@type": "Organization", "name": author, "url": shown["repository"]},
+        "isPartOf": {"@type": "Book", "name": book, "url": f"{shown['home']}/"},
+    }
+    threads = [fact["url"] for fact in facts if fact["type"] in ("case", "thread")]
+    if threads:
+        data["isBasedOn"] = threads
+    return json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
+
+
+def _show(app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:
+    context["site"] = page(app, pagename, context, doctree)
+
+
+def _own_options(app: Sphinx, config: Config) -> None:
+    """Jupyter Book hands on options of the theme that it would have chosen."""
+    config.html_theme_options = {}
+
+
+def _assets(app: Sphinx, failure: Exception | None) -> None:
+    """One style sheet: the theme's, and that of the outputs."""
+    if failure is None and app.builder.name == "html":
+        project = Project(Path(app.confdir))
+        parts = (project.root / "theme" / "static" / "site.css", project.helpers / "style.css")
+        css = "\n".join(path.read_text(encoding="utf-8") for path in parts)
+        write(Path(app.outdir) / "_static" / "site.css", _smaller(css))
+
+
+def _smaller(css: str) -> str:
+    css = re.sub(r"/\*.*?\*/", "", css, flags=re.DOTALL)
+    return re.sub(r"\s+", " ", css).replace("; ", ";").replace(" {", "{").replace("{ ", "{").replace("} ", "}\n")
+
+
+def _not_found(app: Sphinx) -> list[tuple[str, dict[str, Any], str]]:
+    return [("404", {"title": "No such page"}, "404.html")]
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Connect to Sphinx."""
+    app.add_config_value("comments_config", {}, "")  # Jupyter Book sets it, for an extension that is not loaded
+    app.add_html_theme(NAME, str(Path(app.confdir) / "theme"))
+    app.connect("config-inited", _own_options)
+    app.connect("html-page-context", _show)
+    app.connect("html-collect-pages", _not_found)
+    app.connect("build-finished", _assets)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,1 @@
+"""What runs in `make book`, in this order: pair, execute, collect, render; and on request record."""

@@ -1,0 +1,118 @@
+"""The steps in order, with a line for every chapter and a summary at the end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+
+from ..project import Project
+from .collect import checked, collect, failed
+from .execute import Run, Trouble, cached, execute
+from .pair import pair
+from .record import record
+from .render import Renderer, RenderFailed
+
+
+class Build:
+    """One build of a checkout: what the commands `book`, `check` and `record` share.
+
+    Args:
+        project: the checkout.
+        timeout: seconds that one cell may take.
+    """
+
+    def __init__(self, project: Project, timeout: int) -> None:
+        self.project = project
+        self.timeout = timeout
+        self.started = time.monotonic()
+
+    def book(self) -> int:
+        """Pair, execute, collect, render. Return the exit status."""
+        changed = pair(self.project)
+        if changed:
+            print(f"notebooks in step again: {', '.join(path.name for path in changed)}")
+        anew = len(cached(self.project)) < len(self.project.chapters)
+        with Renderer(self.project, anew) as renderer:
+            runs = self._execute()
+            if not self._report(runs):
+                return 1
+            begun = time.monotonic()
+            try:
+                renderer.render()
+            except RenderFailed as error:
+                print(f"\n{error}\n\nThe results reproduce, but the site could not be rendered.", file=sys.stderr)
+                return 1
+        print(f"rendered {len(self.project.pages)} pages in {time.monotonic() - begun:.1f} s")
+        self._summary(runs, f"site: {self.project.site / 'index.html'}")
+        return 0
+
+    def notebooks(self) -> int:
+        """Pair, and nothing else."""
+        changed = pair(self.project)
+        print(f"{len(changed)} of {len(self.project.chapters)} notebooks rewritten")
+        return 0
+
+    def check(self) -> int:
+        """Execute and collect: do the results still reproduce?"""
+        runs = self._execute()
+        if not self._report(runs):
+            return 1
+        self._summary(runs, "all results reproduce")
+        return 0
+
+    def record(self) -> int:
+        """Execute, collect, and write the outcomes to `results/`."""
+        runs = self._execute()
+        good = self._report(runs)
+        path = record(self.project, collect(runs))
+        self._summary(runs, f"recorded: {path.relative_to(self.project.root)}")
+        return 0 if good else 1
+
+    def _execute(self) -> list[Run]:
+        chapters = self.project.chapters
+        width = max(len(chapter.stem) for chapter in chapters)
+
+        def report(run: Run) -> None:
+            facts = collect([run])
+            bad = len(failed(facts)) + len(_other_troubles(run))
+            state = "cached" if run.cached else f"{run.seconds:5.1f} s"
+            tail = f"{bad} FAILED" if bad else "ok"
+            count = Counter(fact["type"] for fact in checked(facts))
+            print(f"  {run.chapter.stem:{width}}  {state:>8}  {_claims(count):>22}  {tail}", flush=True)
+
+        print(f"executing {len(chapters)} chapters", flush=True)
+        return execute(self.project, chapters, report, self.timeout)
+
+    def _report(self, runs: list[Run]) -> bool:
+        """Say everything that went wrong in any chapter, at the end and at once."""
+        parts = []
+        for run in runs:
+            name = run.chapter.relative_to(self.project.root)
+            for fact in failed(collect([run])):
+                parts.append(f"{name}: {fact['text']}")
+            for trouble in _other_troubles(run)[:1]:
+                parts.append(f"{name}, code cell {trouble.cell} ({trouble.line}): {trouble.what}")
+            more = len(_other_troubles(run)) - 1
+            if more > 0:
+                parts.append(f"{name}: {more} later cell{'s' * (more > 1)} failed too, perhaps because of that one")
+        if parts:
+            print("\n" + "\n\n".join(parts), file=sys.stderr)
+            count = sum(len(failed(collect([run]))) for run in runs)
+            print(f"\n{count} of {len(checked(collect(runs)))} claims do not hold.", file=sys.stderr)
+        return not parts
+
+    def _summary(self, runs: list[Run], last: str) -> None:
+        facts = checked(collect(runs))
+        held = len(facts) - len(failed(facts))
+        seconds = time.monotonic() - self.started
+        print(f"{len(runs)} chapters, {held} of {len(facts)} claims held, {seconds:.1f} s; {last}")
+
+
+def _other_troubles(run: Run) -> list[Trouble]:
+    """What went wrong besides claims, which speak for themselves."""
+    return [trouble for trouble in run.troubles if not trouble.what.startswith("raises ClaimFailed")]
+
+
+def _claims(count: Counter[str]) -> str:
+    return f"{count['claim']} claims, {count['verdict']} verdicts"

@@ -1,0 +1,46 @@
+"""What a cached output depends on besides its chapter's code.
+
+jupyter-cache keys a notebook by its code cells alone. Change a helper or PyTorch, and it would show yesterday's
+outputs as today's. So every environment gets a cache of its own, named by a digest of the source of library and helpers
+and of the versions that can change a result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+
+from ..project import Project
+from .session import STARTUP
+
+# ipykernel and IPython shape the outputs; the others compute them.
+_PACKAGES = ("torch", "numpy", "matplotlib", "ipykernel", "ipython")
+_KEPT = 3
+
+
+def fingerprint(project: Project) -> str:
+    """A digest of what pages import from `src/`, how a kernel begins, and the versions that can change a result."""
+    digest = hashlib.sha256(platform.python_version().encode())
+    for package in _PACKAGES:
+        digest.update(f"{package}=={version(package)}\n".encode())
+    digest.update(STARTUP.encode())
+    for path in sorted(project.source.rglob("*")):
+        if path.is_file() and not any(part == "__pycache__" or part.endswith(".egg-info") for part in path.parts):
+            digest.update(path.relative_to(project.source).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def cache_folder(project: Project) -> Path:
+    """The folder of this environment's cache."""
+    return project.build / "cache" / fingerprint(project)
+
+
+def forget_old_caches(project: Project) -> None:
+    """Keep the caches of the environments used last, so that switching back and forth stays quick."""
+    folders = [path for path in (project.build / "cache").glob("*") if path.is_dir()]
+    folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    for folder in folders[_KEPT:]:
+        shutil.rmtree(folder)

@@ -1,0 +1,63 @@
+"""Step 5: the site, from the executed notebooks. Warnings are errors, and every reference is checked."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import TracebackType
+
+from ..project import Project
+
+# Importing the renderer takes seconds, in which the first kernels start: it imports, then waits for its turn.
+_WAIT_THEN_BUILD = """
+import sys
+import jupyter_book.cli.main, jupyter_book.sphinx, myst_nb.sphinx_ext
+{more}
+if sys.stdin.readline():
+    jupyter_book.cli.main.main(sys.argv[1:])
+"""
+
+
+class RenderFailed(RuntimeError):
+    """The site could not be rendered; the message is what the renderer said."""
+
+
+class Renderer:
+    """The command that people know, `jupyter-book build`, made strict and started ahead of its turn.
+
+    Use it as a context: on leaving, a renderer that was not needed goes away.
+
+    Args:
+        project: the checkout.
+        anew: whether pages have to be made anew; the API page then needs the helpers, and with them PyTorch.
+    """
+
+    def __init__(self, project: Project, anew: bool) -> None:
+        program = _WAIT_THEN_BUILD.format(more="import helpers" if anew else "")
+        command = [sys.executable, "-c", program, "build", str(project.root), "-q", "-W", "-n", "--keep-going"]
+        self._process = subprocess.Popen(
+            command,
+            cwd=project.root,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+
+    def __enter__(self) -> Renderer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.communicate()
+
+    def render(self) -> None:
+        """Render every page into `_build/html`. Every notebook is in the cache by now, so nothing is executed.
+
+        Raises:
+            RenderFailed: on a warning or an error, with the renderer's own words.
+        """
+        output, _ = self._process.communicate("go\n")
+        if self._process.returncode:
+            raise RenderFailed(output.strip())

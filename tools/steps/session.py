@@ -1,0 +1,37 @@
+"""How every kernel of a build begins: without the settings of whoever builds, and quiet where pages would repeat.
+
+IPython runs the files in the `startup` folder of its home, whoever starts the kernel: `make book`, a plain
+`jupyter-book build .`, with a warm server or without. The helpers themselves change nothing when they are imported.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+
+from ..project import Project, write
+
+
+def quiet() -> None:
+    """Ignore the prototype warning of `torch.masked`, and no other; show the others as their category and text.
+
+    The warning comes at every construction; the book says so once, in prose. The usual form of a warning begins with a
+    path on the machine that ran the cell, and with the kernel's process number: of no use to a reader, and different in
+    every build.
+    """
+    import warnings
+
+    prototype = "The PyTorch API of MaskedTensors is in prototype stage"
+    warnings.filterwarnings("ignore", message=prototype, category=UserWarning)
+    warnings.formatwarning = lambda message, category, *_, **__: f"{category.__name__}: {message}\n"
+
+
+STARTUP = f"{inspect.getsource(quiet)}\n\nquiet()\ndel quiet\n"
+"""What a kernel runs before its chapter; it leaves no name behind."""
+
+
+def begin(project: Project) -> None:
+    """Have the kernels that this process starts, by whatever way, begin like this."""
+    home = project.build / "ipython"
+    write(home / "profile_default" / "startup" / "quiet.py", STARTUP)
+    os.environ["IPYTHONDIR"] = str(home)
