@@ -1,9 +1,15 @@
 """`python -m tools COMMAND`: what the Makefile calls. Kept light: every warm kernel could otherwise import it all."""
 
+from __future__ import annotations
+
 import argparse
 import importlib
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .project import Project
 
 MEASURES = ("bench", "costs", "honesty", "mended", "setups", "site-report")
 """Commands that are one function of the project, in a module of the same name in `tools/measure/`."""
@@ -28,7 +34,7 @@ def main() -> int:
         return 130
 
 
-def _run(options: argparse.Namespace, project: object) -> int:
+def _run(options: argparse.Namespace, project: Project) -> int:
     """Import what the command needs, and nothing else."""
     name = options.command.replace("-", "_")
     if options.command in MEASURES:
