@@ -4,7 +4,7 @@ BIN := .venv/bin
 RUN := $(BIN)/python -m tools
 
 .DEFAULT_GOAL := help
-.PHONY: help book check test browser notebooks record serve site-report bench costs mended honesty setups lint requirements clean
+.PHONY: help book check test browser notebooks record serve site-report bench costs mended honesty setups lint pins outdated audit watch clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -56,10 +56,17 @@ setups: $(BIN)/.ready  ## run ignoring in all training setups, and write the tab
 lint: $(BIN)/.ready  ## style and types
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
-requirements: $(BIN)/.ready  ## compile requirements.txt from pyproject.toml
-	$(BIN)/pip-compile --quiet --upgrade --all-extras --strip-extras --allow-unsafe --no-header \
-		--no-emit-find-links --no-emit-index-url --no-emit-trusted-host -o requirements.txt pyproject.toml
-	sed -i 's/^\(torch==[0-9.]*\)+cpu/\1/' requirements.txt
+pins: $(BIN)/.ready  ## try the newest versions of everything; keep them in requirements.txt if every claim holds
+	$(RUN) pins
+
+outdated: $(BIN)/.ready  ## say what `make pins` would try, and which packages of the site are not the newest
+	$(RUN) outdated
+
+audit: $(BIN)/.ready  ## ask whether a vulnerability is known in what is pinned
+	$(RUN) audit
+
+watch: $(BIN)/.ready  ## tell what is fixed upstream from what is broken here, on the PyTorch that is installed
+	$(RUN) watch
 
 clean:  ## remove what was built; .venv stays
 	rm -rf _build

@@ -14,11 +14,14 @@ if TYPE_CHECKING:
 MEASURES = ("bench", "costs", "honesty", "mended", "setups", "site-report")
 """Commands that are one function of the project, in a module of the same name in `tools/measure/`."""
 
+VERSIONS = {"audit": "audit", "outdated": "pins", "pins": "pins", "tell": "tell", "watch": "watch"}
+"""Commands that are one function of the project, with their module in `tools/versions/`."""
+
 
 def main() -> int:
     """Run one command; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools", description=__doc__)
-    parser.add_argument("command", choices=("book", "check", "record", "notebooks", "serve", *MEASURES))
+    parser.add_argument("command", choices=("book", "check", "record", "notebooks", "serve", *MEASURES, *VERSIONS))
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the checkout (default: this folder)")
     parser.add_argument("--timeout", type=int, default=120, help="seconds that one cell may take (default: 120)")
     options = parser.parse_args()
@@ -40,6 +43,9 @@ def _run(options: argparse.Namespace, project: Project) -> int:
     if options.command in MEASURES:
         getattr(importlib.import_module(f".measure.{name}", __package__), name)(project)
         return 0
+    if options.command in VERSIONS:
+        module = importlib.import_module(f".versions.{VERSIONS[options.command]}", __package__)
+        return int(getattr(module, name)(project) or 0)
     if options.command == "serve":
         from .serve import serve
 

@@ -1,0 +1,1 @@
+"""What follows the releases: of PyTorch, and of all that `requirements.txt` pins."""

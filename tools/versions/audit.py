@@ -1,0 +1,132 @@
+"""Ask whether a vulnerability is known in what is pinned. SECURITY.md says when that is done, and what follows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date
+from typing import Any
+
+from ..project import Problem, Project
+from . import npm
+
+UNASKED = 2
+"""The exit status when nothing was found but not everything could be asked: that isn't the same as no finding."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An advisory that a pinned package falls under: its names in all databases, and the versions that end it."""
+
+    package: str
+    names: tuple[str, ...]
+    fixed: str
+
+    def __str__(self) -> str:
+        return f"{self.package}: {', '.join(self.names)}; fixed in: {self.fixed or 'no version yet'}"
+
+
+@dataclass(frozen=True)
+class Excepted:
+    """An advisory that doesn't reach us, why, and the day on which that is to be thought over."""
+
+    advisory: str
+    reason: str
+    until: date
+
+
+def audit(project: Project, today: date | None = None) -> int:
+    """Ask for every package of `requirements.txt` and of the site; print what is found. Return the exit status.
+
+    Returns:
+        0 when nothing is found, 1 when something is, `UNASKED` when a service could not answer for all.
+
+    Raises:
+        Problem: when an exception in `pyproject.toml` lacks its reason or its day.
+    """
+    exceptions = excepted(project)
+    found: list[Finding] = []
+    unasked: list[str] = []
+    asks: tuple[Callable[[Project], tuple[list[Finding], list[str]]], ...] = (of_python, of_the_site)
+    for ask in asks:
+        try:
+            findings, skipped = ask(project)
+        except Problem as problem:
+            findings, skipped = [], [str(problem)]
+        found += findings
+        unasked += skipped
+    valid = {each.advisory for each in exceptions if each.until >= (today or date.today())}
+    open_ = [finding for finding in found if not valid & {*finding.names}]
+    for finding in found:
+        print(f"{'found' if finding in open_ else 'excepted'}: {finding}")
+    for each in exceptions:
+        if each.advisory not in valid:
+            print(f"the exception for {each.advisory} ended on {each.until}: look again ({each.reason})")
+        elif not unasked and not any(each.advisory in finding.names for finding in found):
+            print(f"the exception for {each.advisory} can go: nothing that is pinned falls under it")
+    for line in unasked:
+        print(f"could not be asked: {line}")
+    if not found and not unasked:
+        print("no known vulnerability in anything that is pinned")
+    return 1 if open_ else UNASKED if unasked else 0
+
+
+def excepted(project: Project) -> list[Excepted]:
+    """The exceptions that `pyproject.toml` makes.
+
+    Raises:
+        Problem: when one lacks its reason or its day.
+    """
+    settings = tomllib.loads((project.root / "pyproject.toml").read_text(encoding="utf-8"))
+    listed = settings.get("tool", {}).get("zero-or-nan", {}).get("audit-exceptions", [])
+    for each in listed:
+        whole = set(each) == {"advisory", "reason", "until"} and type(each["until"]) is date
+        if not whole or not each["advisory"] or not each["reason"]:
+            raise Problem(
+                f'pyproject.toml: an exception is {{advisory = "…", reason = "…", until = 2027-01-31}}, not {each}'
+            )
+    return [Excepted(**each) for each in listed]
+
+
+def of_python(project: Project) -> tuple[list[Finding], list[str]]:
+    """What pip-audit finds in `requirements.txt`, and what it could not ask.
+
+    It calls a package that its service doesn't answer for “skipped”, and without any other finding that a success.
+    """
+    command = f"{sys.executable} -m pip_audit --no-deps --disable-pip --format json --progress-spinner off"
+    done = subprocess.run(
+        [*command.split(), "-r", "requirements.txt"], cwd=project.root, capture_output=True, text=True
+    )
+    try:
+        packages: list[dict[str, Any]] = json.loads(done.stdout)["dependencies"]
+    except (ValueError, KeyError, TypeError) as error:
+        said = done.stderr.strip().splitlines() or ["no word"]
+        raise Problem(f"pip-audit gives no result: {said[-1]}") from error
+    findings = [
+        Finding(
+            f"{package['name']} {package['version']}",
+            (vulnerability["id"], *vulnerability.get("aliases", [])),
+            ", ".join(vulnerability["fix_versions"]),
+        )
+        for package in packages
+        for vulnerability in package.get("vulns", [])
+    ]
+    skipped = [str(package["skip_reason"]) for package in packages if "skip_reason" in package]
+    return findings, [f"{skipped[0]}; in all {len(skipped)} of {len(packages)}"] if skipped else []
+
+
+def of_the_site(project: Project) -> tuple[list[Finding], list[str]]:
+    """What npm finds in the lock file of the site's packages."""
+    said = npm.npm(project, "audit")
+    if "vulnerabilities" not in said:
+        raise Problem("npm audit gives no result")
+    return [
+        Finding(f"{name} {via['range']}", (via["url"].rpartition("/")[2],), "see " + via["url"])
+        for name, package in sorted(said["vulnerabilities"].items())
+        for via in package["via"]
+        if isinstance(via, dict)  # the rest are names of packages that the advisory reaches this one by
+    ], []

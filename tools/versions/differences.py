@@ -1,0 +1,109 @@
+"""What another PyTorch gives and was not recorded, and whose doing it is."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+KINDS = {
+    "broken here": "A result of `ignoring` is not what was recorded: the library has to change.",
+    "fixed upstream": "A result of PyTorch's own is right where it was not: the page has to say so.",
+    "changed upstream": "A result of PyTorch's own is another, and not known to be nearer to the right one.",
+    "could not be run": "Nothing is known of what stands there until it runs again.",
+}
+"""What can be said of a difference, in the order in which one wants to know it."""
+
+OURS = "ignoring"
+"""The way whose results are this project's own; every other way's are PyTorch's."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One result that is not as recorded.
+
+    `kind` is one of `KINDS`; `where` a page, or the self-check; `what` its case, way and quantity, or a cell.
+    """
+
+    kind: str
+    where: str
+    what: str
+    recorded: str
+    observed: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"no difference is called {self.kind!r}; known: {', '.join(KINDS)}")
+
+    def digest(self, build: str) -> str:
+        """The same for the same difference of a build on another day; short, for many of them stand in one issue."""
+        said = "\0".join((build, self.kind, self.where, self.what, self.observed))
+        return hashlib.sha256(said.encode()).hexdigest()[:8]
+
+
+def of_claims(facts: Iterable[dict[str, Any]]) -> list[Difference]:
+    """The claims and verdicts of executed pages that do not hold.
+
+    A claim knows no reference. Whether a way of PyTorch's came nearer to it is known from the verdict on the same
+    quantity; without one, only a result where there was an exception is better.
+    """
+    facts = list(facts)
+    found, better = [], {}
+    for fact in facts:
+        if fact["type"] != "verdict":
+            continue
+        for way, word in fact["observed"].items():
+            wanted = fact["expected"].get(way, "no expectation")
+            better[fact["page"], fact["quantity"], way] = _rank(word) < _rank(wanted)
+            if word != wanted:
+                if better[fact["page"], fact["quantity"], way]:
+                    kind = "fixed upstream"
+                else:
+                    kind = "broken here" if way == OURS else "changed upstream"
+                what = f"{fact['case']} · {way} · verdict on {fact['quantity']}"
+                found.append(Difference(kind, fact["page"], what, wanted, word))
+    for fact in facts:
+        if fact["type"] != "claim" or fact["holds"]:
+            continue
+        way, expected, observed = fact["way"], fact["expected"], fact["observed"]
+        improved = better.get((fact["page"], fact["quantity"], way), "raised" in expected and "entries" in observed)
+        kind = "broken here" if way == OURS else "fixed upstream" if improved else "changed upstream"
+        sides = (_text(side, fact["differing"] or []) for side in (expected, observed))
+        found.append(Difference(kind, fact["page"], f"{fact['case']} · {way} · {fact['quantity']}", *sides))
+    return found
+
+
+def of_selfcheck(said: dict[str, Any]) -> list[Difference]:
+    """What `python -m zero_or_nan.selfcheck --json` found."""
+    return [
+        Difference(
+            each["kind"],
+            "self-check",
+            f"{each['case']} · {each['way']} · {each['quantity']}",
+            str(each["recorded"]),
+            str(each["observed"]),
+        )
+        for each in said["differences"]
+    ]
+
+
+def _rank(word: str) -> int:
+    """How far a word of a verdict is from right. An exception is worth what a missing entry is: it hides nothing."""
+    from helpers.verdict import (
+        JUDGEMENTS,
+    )  # brings torch, which is not needed to read differences that were written down
+
+    order = list(JUDGEMENTS)
+    return order.index(word if word in order else "missing")
+
+
+def _text(outcome: dict[str, Any], differing: list[int], limit: int = 6) -> str:
+    """An outcome in a few words: of entries those that differ, or the first."""
+    if "raised" in outcome:
+        return f"raises {outcome['raised']}"
+    if "absent" in outcome:
+        return "None"
+    entries = outcome["entries"]
+    shown = [entries[index] for index in differing or range(len(entries))]
+    return ", ".join(map(str, shown[:limit])) + (f", … ({len(shown)})" if len(shown) > limit else "")

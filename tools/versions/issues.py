@@ -1,0 +1,74 @@
+"""The issue in which the repository tells of differences, by way of GitHub's `gh`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+
+from ..project import Problem
+
+LABEL = "upstream"
+"""What the issue is found by. Only those who may triage can give it: nobody else's issue is taken for ours."""
+
+
+@dataclass(frozen=True)
+class Issue:
+    """An open issue."""
+
+    number: int
+    title: str
+    body: str
+
+
+def opened(marker: str) -> Issue | None:
+    """The oldest open issue with our label whose text begins with `marker`."""
+    command = ("issue", "list", "--state", "open", "--label", LABEL, "--limit", "100", "--json", "number,title,body")
+    found = [Issue(each["number"], each["title"], each["body"]) for each in json.loads(gh(*command))]
+    ours = [issue for issue in found if issue.body.startswith(marker)]
+    return min(ours, key=lambda issue: issue.number, default=None)
+
+
+def open_new(title: str, body: str) -> str:
+    """Open an issue; return its address."""
+    gh(
+        "label",
+        "create",
+        LABEL,
+        "--force",
+        "--description",
+        "A release of PyTorch gives something else",
+        "--color",
+        "fbca04",
+    )
+    return gh("issue", "create", "--title", title, "--label", LABEL, "--body-file", "-", text=body).strip()
+
+
+def rewrite(number: int, title: str, body: str) -> None:
+    """Change what an issue says; nobody is notified."""
+    gh("issue", "edit", str(number), "--title", title, "--body-file", "-", text=body)
+
+
+def comment(number: int, text: str) -> None:
+    """Say something below an issue; those who follow it are notified."""
+    gh("issue", "comment", str(number), "--body-file", "-", text=text)
+
+
+def close(number: int, text: str) -> None:
+    """Close an issue with a word."""
+    gh("issue", "close", str(number), "--reason", "completed", "--comment", text)
+
+
+def gh(*arguments: str, text: str = "") -> str:
+    """What `gh` prints; `text` is its standard input.
+
+    Raises:
+        Problem: when it is missing, or refuses; in its own words.
+    """
+    try:
+        done = subprocess.run(["gh", *arguments], input=text, capture_output=True, text=True)
+    except FileNotFoundError as error:
+        raise Problem("gh, GitHub's command line, is missing: this is meant to run in a workflow") from error
+    if done.returncode:
+        raise Problem(f"gh {' '.join(arguments[:2])} fails: {done.stderr.strip()}")
+    return done.stdout

@@ -1,0 +1,40 @@
+"""What npm says of the packages of the site: those of its tests, and the search's script, a copy of which it ships."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from ..project import Problem, Project
+
+FOLDER = Path("tests") / "site"
+"""Where `package.json` and its lock file lie, in a checkout."""
+
+
+def npm(project: Project, command: str) -> dict[str, Any]:
+    """What `npm COMMAND --json` gives. npm ends with 1 also when all it has is news, so that says nothing.
+
+    Raises:
+        Problem: when npm is missing, or could not ask its registry.
+    """
+    try:
+        done = subprocess.run(
+            ["npm", command, "--json", "--prefix", str(FOLDER)], cwd=project.root, capture_output=True, text=True
+        )
+    except FileNotFoundError as error:
+        raise Problem("npm is missing: `make browser` installs it") from error
+    try:
+        said = dict(json.loads(done.stdout or "{}"))
+    except (ValueError, TypeError) as error:
+        raise Problem(f"npm {command} gives no JSON:\n{(done.stdout + done.stderr).strip()[-1000:]}") from error
+    if "error" in said:
+        why = said.get("message") or said["error"].get("summary") or done.stderr.strip()
+        raise Problem(f"npm {command} could not ask: {why}")
+    return said
+
+
+def outdated(project: Project) -> list[str]:
+    """A line for every package of the site that is not the newest."""
+    return [f"{name} {each['wanted']} -> {each['latest']}" for name, each in sorted(npm(project, "outdated").items())]

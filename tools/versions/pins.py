@@ -1,0 +1,119 @@
+"""Move the pins, with the claims as the gate: newer versions are tried in a copy of the checkout, and kept if it holds."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ..project import Problem, Project, write
+from . import npm
+
+GATE = ("book", "lint")
+"""The targets that have to hold with new pins: every claim, the site that newer tools render, and a newer style."""
+
+_NOT_COPIED = (".*", "_build", "build", "node_modules", "__pycache__", "*.egg-info")
+
+
+def pins(project: Project) -> None:
+    """Compile `requirements.txt` anew; replace it when every claim holds with what it names.
+
+    The checkout is not touched before that: a copy in the temporary folder gets the new file, and there make sets up an
+    environment of its own. It starts without a cache, so that every chapter is run.
+
+    Raises:
+        Problem: when they can't be compiled or something doesn't hold; with the versions that differ.
+    """
+    target = project.root / "requirements.txt"
+    before = target.read_text(encoding="utf-8")
+    with _copied(project.root) as copy:
+        after = compiled(copy)
+        moved = changes(before, after)
+        if before == after:
+            print("every pin is the newest that fits")
+            return
+        print("to be tried:", *moved, sep="\n  ", flush=True)
+        write(copy / target.name, after)
+        outside = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MAKEFLAGS")}
+        done = subprocess.run(["make", *GATE, f"PYTHON={sys.executable}"], cwd=copy, env=outside)
+    if done.returncode:
+        raise Problem(
+            f"`make {' '.join(GATE)}` fails with newer pins, for the reason above; requirements.txt stays as it was.\n"
+            "Mend that, or keep a package back in pyproject.toml. These differ:\n  " + "\n  ".join(moved)
+        )
+    write(target, after)
+    print(f"all holds; {target.name} has now:", *moved, sep="\n  ")
+
+
+def outdated(project: Project) -> None:
+    """Print, as Markdown, what `make pins` would try, and which packages of the site are not the newest."""
+    with _copied(project.root) as copy:
+        after = compiled(copy)
+    moved = changes((project.root / "requirements.txt").read_text(encoding="utf-8"), after)
+    print("### Pins\n")
+    print(*([f"- {line}" for line in moved] or ["Every pin is the newest that fits."]), sep="\n")
+    print("\n### Packages of the site\n")
+    print(*([f"- {line}" for line in npm.outdated(project)] or ["Every package is the newest."]), sep="\n")
+
+
+def compiled(root: Path) -> str:
+    """The exact versions of all that `pyproject.toml` asks for: the newest that fit together.
+
+    Raises:
+        Problem: when there are none, or the index is out of reach; in pip-compile's own words.
+    """
+    with TemporaryDirectory() as folder:
+        # Into a file that doesn't exist yet: pip-compile prefers the versions of one that does.
+        output = Path(folder) / "requirements.txt"
+        command = f"{sys.executable} -m piptools compile --quiet --all-extras --strip-extras --allow-unsafe --no-header"
+        # A file for every machine: nothing of this one's settings of pip.
+        command += " --no-emit-find-links --no-emit-index-url --no-emit-trusted-host"
+        done = subprocess.run(
+            [*command.split(), "-o", str(output), "pyproject.toml"], cwd=root, capture_output=True, text=True
+        )
+        if done.returncode:
+            raise Problem(f"pip-compile can't tell the newest versions:\n{done.stderr.strip()[-2000:]}")
+        return portable(output.read_text(encoding="utf-8"))
+
+
+def portable(requirements: str) -> str:
+    """Without the mark of a build of PyTorch for one kind of machine.
+
+    >>> portable("sympy==1.14.0\\ntorch==2.13.0+cpu\\n")
+    'sympy==1.14.0\\ntorch==2.13.0\\n'
+    """
+    return re.sub(r"(?m)^(torch==[\d.]+)\+\w+$", r"\1", requirements)
+
+
+def changes(before: str, after: str) -> list[str]:
+    """A line for every package whose pin is another, is new, or is gone.
+
+    >>> changes("a==1\\nb==1\\n    # via a\\n", "a==2\\nc==1\\n")
+    ['a 1 -> 2', 'b 1 -> gone', 'c new -> 1']
+    """
+    old, new = pinned(before), pinned(after)
+    return [
+        f"{name} {old.get(name, 'new')} -> {new.get(name, 'gone')}"
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    ]
+
+
+def pinned(requirements: str) -> dict[str, str]:
+    """The version of every package that a requirements file pins."""
+    return dict(re.findall(r"(?m)^([\w.-]+)==([^\s;]+)", requirements))
+
+
+@contextmanager
+def _copied(root: Path) -> Iterator[Path]:
+    """A copy of the checkout, without what was built or installed in it."""
+    with TemporaryDirectory(prefix="pins-") as folder:
+        copy = Path(folder) / "checkout"
+        shutil.copytree(root, copy, symlinks=True, ignore=shutil.ignore_patterns(*_NOT_COPIED))
+        yield copy

@@ -1,0 +1,157 @@
+"""Keep one issue in step with what `watch` found: opened, brought up to date, closed."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..project import Problem, Project
+from . import issues
+from .differences import KINDS, Difference
+
+MARKER = "<!-- watched:"
+"""How the issue's text begins; the digests of its differences follow, which say tomorrow whether they are the same."""
+
+ROOM = 60_000
+"""Characters of the issue's text: GitHub takes no more than 65536. What is too much is counted and not listed."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `watch` found on one build of PyTorch."""
+
+    torch: str
+    python: str
+    checked: int
+    differences: tuple[Difference, ...]
+
+
+@dataclass(frozen=True)
+class Text:
+    """What the issue is to say: nothing differs where there are no digests."""
+
+    title: str
+    body: str
+    digests: frozenset[str]
+    new: Mapping[str, str]
+    """By its digest, a line on each difference."""
+
+
+def tell(project: Project) -> None:
+    """Open, rewrite or close the issue, and say which.
+
+    Reads `_build/watched/BUILD/watched.json` for each build that the environment's `BUILDS` names.
+
+    Raises:
+        Problem: when `BUILDS` names none, or `gh` fails.
+    """
+    builds = os.environ.get("BUILDS", "").split()
+    if not builds:
+        raise Problem("BUILDS names no build: set it to those that were to report, as in BUILDS='release nightly'")
+    reports = {build: read(project.build / "watched" / build / "watched.json") for build in builds}
+    text, issue = written(reports, os.environ.get("RUN_URL", "")), issues.opened(MARKER)
+    if issue is None:
+        print(f"opened {issues.open_new(text.title, text.body)}" if text.digests else "all is as recorded")
+        return
+    before = digests(issue.body)
+    if not text.digests:
+        issues.close(issue.number, f"{text.title}. {text.body}")
+        print(f"closed #{issue.number}: all is as recorded")
+        return
+    if (issue.title, issue.body.replace("\r\n", "\n").strip()) != (text.title, text.body.strip()):
+        issues.rewrite(issue.number, text.title, text.body)
+    if text.digests != before:
+        issues.comment(issue.number, changed(text, before))
+    print(f"#{issue.number} is up to date, {'the same' if text.digests == before else 'other'} differences as before")
+
+
+def read(path: Path) -> Report | None:
+    """A report; None when there is none, or only half of one: that build could not be looked at."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        found = tuple(Difference(**each) for each in content["differences"])
+        return Report(content["torch"], content["python"], content["claims"] + content["cases"], found)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def written(reports: Mapping[str, Report | None], run: str = "") -> Text:
+    """The issue's title and text.
+
+    Args:
+        reports: by the name of its build; None for one that gave none.
+        run: the address of the run that looked.
+    """
+    missing = Difference("could not be run", "installation", "everything", "runs", "gives no report")
+    found = [
+        (build, each) for build, report in reports.items() for each in (report.differences if report else [missing])
+    ]
+    lines = {
+        each.digest(build): f"{build}: {each.kind}: {_code(each.where, each.what, each.observed)}"
+        for build, each in found
+    }
+    where = ", ".join(f"torch {report.torch}" if report else build for build, report in reports.items())
+    looked = f" [The run that looked]({run})." if run else ""
+    if not found:
+        count = sum(report.checked for report in reports.values() if report)
+        return Text(f"All is as recorded on {where}", f"{count} results were checked.{looked}", frozenset(), {})
+    counts = ", ".join(f"{n} {kind}" for kind in KINDS if (n := sum(each.kind == kind for _, each in found)))
+    parts = [
+        f"{MARKER} {' '.join(sorted(lines))} -->",
+        "What the book and the library recorded is not what PyTorch gives now. A workflow keeps this text up to date, "
+        "adds a comment when the set of differences changes, and closes the issue when all is as recorded again."
+        + looked,
+    ]
+    bodies = ("\n\n".join([*parts, *_sections(reports, found, shown)]) for shown in (40, 20, 10, 5, 0))
+    body = next((body for body in bodies if len(body) <= ROOM), parts[0])
+    return Text(f"{where}: {counts}", body, frozenset(lines), lines)
+
+
+def digests(body: str) -> frozenset[str]:
+    """The digests that an issue's text begins with."""
+    first = body.partition("-->")[0].removeprefix(MARKER)
+    return frozenset(re.findall(r"[0-9a-f]{8}", first))
+
+
+def changed(text: Text, before: frozenset[str]) -> str:
+    """What a comment says of a set of differences that is another than before."""
+    new = [line for digest, line in text.new.items() if digest not in before]
+    lines = [
+        f"The differences changed: {len(new)} new, {len(before - text.digests)} gone.",
+        *(f"- {line}" for line in new),
+    ]
+    return "\n".join(lines[:41] + ["- …"] * (len(lines) > 41))
+
+
+def _sections(reports: Mapping[str, Report | None], found: list[tuple[str, Difference]], shown: int) -> Iterator[str]:
+    """A heading for each build, and below it a table for each kind, of the first `shown` differences."""
+    for build, report in reports.items():
+        yield f"## {build}: " + (f"{_code('torch ' + report.torch)}, Python {report.python}" if report else "no report")
+        if not any(name == build for name, _ in found):
+            yield "All is as recorded."
+        for kind, meaning in KINDS.items():
+            own = [each for name, each in found if (name, each.kind) == (build, kind)]
+            if own:
+                yield f"### {kind.capitalize()}: {len(own)}\n\n{meaning}"
+            if own and shown:
+                yield _table(own[:shown])
+            if own[shown:]:
+                yield f"{len(own) - shown} more stand in the run's log."
+
+
+def _table(differences: list[Difference]) -> str:
+    rows = [(each.where, each.what, each.recorded, each.observed) for each in differences]
+    lines = [f"| {' | '.join(_code(cell) for cell in row)} |" for row in rows]
+    return "\n".join(["| where | what | recorded | observed |", "|---|---|---|---|", *lines])
+
+
+def _code(*texts: str, limit: int = 120) -> str:
+    """Texts as code, so that nothing in them is a mention, a link, or the end of a table's cell."""
+    words = " · ".join(" ".join(text.split()) for text in texts)
+    words = words if len(words) <= limit else words[: limit - 1] + "…"
+    return f"<code>{html.escape(words).replace('|', '&#124;')}</code>"
