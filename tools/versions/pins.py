@@ -1,4 +1,4 @@
-"""Move the pins, with the claims as the gate: newer versions are tried in a copy of the checkout, and kept if it holds."""
+"""Move the pins, with the claims as the gate: newer ones are tried in a copy of the checkout, and kept if all holds."""
 
 from __future__ import annotations
 
