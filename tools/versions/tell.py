@@ -95,6 +95,7 @@ def written(reports: Mapping[str, Report | None], run: str = "") -> Text:
         each.digest(build): f"{build}: {each.kind}: {_code(each.where, each.what, each.observed)}"
         for build, each in found
     }
+    named = sorted(lines)[:1000]  # more have no room; who has that many sees no small change
     where = ", ".join(f"torch {report.torch}" if report else build for build, report in reports.items())
     looked = f" [The run that looked]({run})." if run else ""
     if not found:
@@ -102,14 +103,14 @@ def written(reports: Mapping[str, Report | None], run: str = "") -> Text:
         return Text(f"All is as recorded on {where}", f"{count} results were checked.{looked}", frozenset(), {})
     counts = ", ".join(f"{n} {kind}" for kind in KINDS if (n := sum(each.kind == kind for _, each in found)))
     parts = [
-        f"{MARKER} {' '.join(sorted(lines))} -->",
+        f"{MARKER} {' '.join(named)} -->",
         "What the book and the library recorded is not what PyTorch gives now. A workflow keeps this text up to date, "
         "adds a comment when the set of differences changes, and closes the issue when all is as recorded again."
         + looked,
     ]
     bodies = ("\n\n".join([*parts, *_sections(reports, found, shown)]) for shown in (40, 20, 10, 5, 0))
     body = next((body for body in bodies if len(body) <= ROOM), parts[0])
-    return Text(f"{where}: {counts}", body, frozenset(lines), lines)
+    return Text(f"{where}: {counts}", body, frozenset(named), lines)
 
 
 def digests(body: str) -> frozenset[str]:
