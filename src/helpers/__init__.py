@@ -2,6 +2,7 @@
 
 - `Case`: a public case; makes claims, ends in a verdict.
 - `MASKED`: the entry that `torch.masked` prints as `--`, for what a claim expects.
+- `Since`: an expectation that a release of PyTorch changed.
 - `reference`: the gradient in float64 on the used entries alone.
 - `ulp_distance`: how many representable numbers lie between two tensors' entries.
 - `drawing`: a figure in the page's own colours.
@@ -20,6 +21,7 @@ from .counting import what_counts
 from .entries import MASKED, Entries, Kind
 from .figures import drawing
 from .reference import reference
+from .releases import Since
 from .threads import THREADS, Thread
 from .verdict import JUDGEMENTS, Verdict
 from .ways import WAYS, Way
@@ -32,6 +34,7 @@ __all__ = [
     "JUDGEMENTS",
     "Kind",
     "MASKED",
+    "Since",
     "THREADS",
     "Thread",
     "Tolerance",

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import platform
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from . import show
+from . import recorded, show
 from .claims import Claim
 from .compare import Tolerance
-from .entries import Entries, Outcome, Raised, outcome
+from .entries import Absent, Entries, Outcome, Raised, outcome
+from .releases import Since, epochs
 from .threads import Thread, thread
 from .verdict import Verdict
 from .ways import way
@@ -60,7 +61,7 @@ class Case:
             quantity: what is observed, as a reader would write it: `"x.grad"`.
             observed: a tensor, `MaskedTensor`, number, or None (for a `.grad` that is None).
             expected: the same, or a nested list of numbers with `nan`, `inf` and `MASKED` in it. Plain numbers are
-                rounded to the observed dtype.
+                rounded to the observed dtype. A `Since` of such, where a release of PyTorch changed it.
             ulps, rtol, atol, signed_zero: see `Tolerance`; exact without them.
 
         Raises:
@@ -71,14 +72,18 @@ class Case:
         >>> Case("4132").claim("vanilla", "x.grad", torch.tensor([float("nan"), 1.0]), [float("nan"), 1.0])
         holds: 4132 · vanilla · x.grad = [NaN, 1]  (exactly)
         """
-        seen = outcome(observed)
-        self._check(way, quantity, outcome(expected), seen, Tolerance(ulps, rtol, atol, signed_zero))
+        self._check(way, quantity, expected, outcome, outcome(observed), Tolerance(ulps, rtol, atol, signed_zero))
 
     @contextmanager
-    def raises(self, way: str, quantity: str, exception: type[BaseException], match: str = "") -> Iterator[None]:
+    def raises(
+        self, way: str, quantity: str, exception: type[BaseException] | Since, match: str = ""
+    ) -> Iterator[None]:
         """State that a way cannot do it: the block raises `exception`, with `match` somewhere in its message.
 
         The type is compared by name and exactly: the day upstream raises something else, or nothing, the page knows.
+        `match` is what the message is about and no more: the rest of it changes with each release. A `Since` of types
+        says what another release raises; None in it, that the block comes to its end there.
+
         Warnings given on the way are shown with the claim, a line each, and not compared.
 
         Raises:
@@ -88,7 +93,6 @@ class Case:
         ...     torch.ones(2).sum().backward()
         holds: 67180 · vanilla · backward = raises RuntimeError  (exactly)
         """
-        wanted = Raised(exception.__name__, match)
         seen: Outcome = outcome(None)
         # Shown beside the claim, not on their own: there they would carry this machine's paths.
         with warnings.catch_warnings(record=True) as caught:
@@ -97,13 +101,17 @@ class Case:
             except Exception as error:
                 seen = outcome(error)
         lines = dict.fromkeys(str(warning.message).strip().split("\n")[0] for warning in caught)
-        self._check(way, quantity, wanted, seen, Tolerance(), tuple(lines))
+
+        def raised(kind: type[BaseException] | None) -> Outcome:
+            return Absent() if kind is None else Raised(kind.__name__, match)
+
+        self._check(way, quantity, exception, raised, seen, Tolerance(), tuple(lines))
 
     def verdict(
         self,
         quantity: str,
         reference: Entries,
-        expected: Mapping[str, str],
+        expected: Mapping[str, str | Since],
         *,
         rows: Sequence[str] | None = None,
         ulps: int = 2,
@@ -113,8 +121,8 @@ class Case:
         Args:
             quantity: what the claims were about. The newest claim of each way counts.
             reference: from `helpers.reference`.
-            expected: the word that each way earns: one of `helpers.verdict.JUDGEMENTS`, or `"raises X"`. Columns
-                follow its order.
+            expected: the word that each way earns: one of `helpers.verdict.JUDGEMENTS`, or `"raises X"`; or a
+                `Since` of such words. Columns follow its order.
             rows: a label for each entry; its index by default.
             ulps: how far from the reference still counts as *right*.
 
@@ -139,12 +147,15 @@ class Case:
         self,
         name: str,
         quantity: str,
-        expected: Outcome,
+        expected: Any,
+        form: Callable[[Any], Outcome],
         observed: Outcome,
         tolerance: Tolerance,
         warned: tuple[str, ...] = (),
     ) -> None:
-        claim = Claim(self.key, way(name).name, quantity, expected, observed, tolerance, warned)
+        here = form(expected.at(torch.__version__) if isinstance(expected, Since) else expected)
+        history = epochs(expected, form)
+        claim = Claim(self.key, way(name).name, quantity, here, observed, tolerance, warned, history)
         self.claims.append(claim)
         claim.check()
 
@@ -155,13 +166,18 @@ class Case:
         return self.text()
 
     def text(self) -> str:
-        return f"{self.thread.text()}; verified on {_versions()}"
+        return f"{self.thread.text()}; verified on {_versions()}{self._recorded()}"
 
     def html(self) -> str:
-        return self.thread.html(f"<p>Verified by this page on {_versions()}.</p>")
+        return self.thread.html(f"<p>Verified by this page on {_versions()}{self._recorded()}.</p>")
 
     def json(self) -> dict[str, Any]:
         return {**self.thread.json(), "type": "case"}
+
+    def _recorded(self) -> str:
+        """The other versions on which every claim of the case is recorded to hold."""
+        found = [f"{recorded.spans(versions)} ({device.upper()})" for device, versions in recorded.verified(self.key)]
+        return f", and recorded on PyTorch {'; '.join(found)}" if found else ""
 
 
 def _versions() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -35,6 +36,15 @@ def show(item: Shown) -> None:
     if facts is not None:
         bundle[MIME] = facts
     shell.display_pub.publish(bundle)
+
+
+def raises() -> bool:
+    """Whether a claim that does not hold raises: always, but in a notebook whose reader wants to read on.
+
+    A build that reads no claims from its notebooks, such as a plain `jupyter-book build .`, sets `ZERO_OR_NAN_CLAIMS`
+    to `raise`, and stops at the first one.
+    """
+    return notebook() is None or os.environ.get("ZERO_OR_NAN_CLAIMS") == "raise"
 
 
 def page(body: str) -> str:

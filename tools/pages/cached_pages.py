@@ -5,6 +5,7 @@ A plain `jupyter-book build .` thereby shares the cache with `make book`, and is
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ def _use_cache(app: Sphinx, config: Config) -> None:
     project = Project(Path(app.confdir))
     config["nb_execution_cache_path"] = str(cache_folder(project))
     session.begin(project)
+    # A plain `jupyter-book build .` reads no claims: it has to stop at the first that does not hold.
+    os.environ["ZERO_OR_NAN_CLAIMS"] = "raise"
 
 
 def _write_executed(app: Sphinx, env: BuildEnvironment) -> list[str]:

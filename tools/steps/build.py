@@ -8,7 +8,7 @@ from collections import Counter
 
 from ..project import Project
 from .collect import checked, collect, failed
-from .execute import Run, Trouble, cached, execute
+from .execute import Run, cached, execute
 from .pair import pair
 from .record import record
 from .render import Renderer, RenderFailed
@@ -75,7 +75,7 @@ class Build:
 
         def report(run: Run) -> None:
             facts = collect([run])
-            bad = len(failed(facts)) + len(_other_troubles(run))
+            bad = len(failed(facts)) + len(run.troubles)
             state = "cached" if run.cached else f"{run.seconds:5.1f} s"
             tail = f"{bad} FAILED" if bad else "ok"
             count = Counter(fact["type"] for fact in checked(facts))
@@ -91,9 +91,9 @@ class Build:
             name = run.chapter.relative_to(self.project.root)
             for fact in failed(collect([run])):
                 parts.append(f"{name}: {fact['text']}")
-            for trouble in _other_troubles(run)[:1]:
+            for trouble in run.troubles[:1]:
                 parts.append(f"{name}, code cell {trouble.cell} ({trouble.line}): {trouble.what}")
-            more = len(_other_troubles(run)) - 1
+            more = len(run.troubles) - 1
             if more > 0:
                 parts.append(f"{name}: {more} later cell{'s' * (more > 1)} failed too, perhaps because of that one")
         if parts:
@@ -107,11 +107,6 @@ class Build:
         held = len(facts) - len(failed(facts))
         seconds = time.monotonic() - self.started
         print(f"{len(runs)} chapters, {held} of {len(facts)} claims held, {seconds:.1f} s; {last}")
-
-
-def _other_troubles(run: Run) -> list[Trouble]:
-    """What went wrong besides claims, which speak for themselves."""
-    return [trouble for trouble in run.troubles if not trouble.what.startswith("raises ClaimFailed")]
 
 
 def _claims(count: Counter[str]) -> str:

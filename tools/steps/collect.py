@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbformat import NotebookNode
 
-from .execute import Run
+if TYPE_CHECKING:
+    from .execute import Run
 
 # What helpers.show.MIME says; importing it here would import PyTorch into every build, for one constant.
 MIME = "application/vnd.zero-or-nan+json"

@@ -8,6 +8,7 @@ and of the versions that can change a result.
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import shutil
 from importlib.metadata import version
@@ -22,14 +23,18 @@ _KEPT = 3
 
 
 def fingerprint(project: Project) -> str:
-    """A digest of what pages import from `src/`, how a kernel begins, and the versions that can change a result."""
+    """A digest of all that pages show besides their own code.
+
+    That is what they import from `src/`, the results of other versions, how and on which device a kernel begins, and
+    the versions that can change a result.
+    """
     digest = hashlib.sha256(platform.python_version().encode())
     for package in _PACKAGES:
         digest.update(f"{package}=={version(package)}\n".encode())
-    digest.update(STARTUP.encode())
-    for path in sorted(project.source.rglob("*")):
+    digest.update(f"{STARTUP}{os.environ.get('ZERO_OR_NAN_DEVICE', '')}".encode())
+    for path in [*sorted(project.source.rglob("*")), *sorted(project.results.glob("torch-*.json"))]:
         if path.is_file() and not any(part == "__pycache__" or part.endswith(".egg-info") for part in path.parts):
-            digest.update(path.relative_to(project.source).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+            digest.update(path.relative_to(project.root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
 

@@ -21,6 +21,7 @@ from nbformat import NotebookNode
 
 from ..project import Project
 from . import session
+from .collect import failed, statements
 from .environment import cache_folder, forget_old_caches
 from .warm import Warmth
 
@@ -58,7 +59,7 @@ def execute(
     """Bring every chapter's outputs up to date with its code and the environment.
 
     A cell that raises does not keep the later cells from running, so that all failing claims of a chapter are known
-    at the end; a chapter with trouble never enters the cache.
+    at the end; a chapter with trouble, or with a claim that does not hold, never enters the cache.
 
     Args:
         project: the checkout.
@@ -95,7 +96,7 @@ def execute(
                 futures = [pool.submit(_run, chapter, notebook, timeout) for chapter, notebook in todo]
                 for future in as_completed(futures):
                     run = future.result()
-                    if not run.troubles:
+                    if not run.troubles and not failed(statements(run.notebook, run.chapter.stem)):
                         _into_cache(cache, run)
                     done[run.chapter] = run
                     report(run)

@@ -1,16 +1,21 @@
-"""Step 4, on request: write down what this PyTorch gave, one file per version and device."""
+"""Step 4, on request: write down what this PyTorch gave, one file per version and device.
+
+`results/schema.json` describes the file. It holds no times and no paths, in the order of the pages: the same run again
+gives the same bytes.
+"""
 
 from __future__ import annotations
 
 import json
 import platform
 from collections.abc import Iterable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ..project import Project, write
+from ..project import Problem, Project, write
 from .collect import checked
+
+_KEPT = ("page", "type", "case", "way", "quantity", "expected", "observed", "tolerance", "holds", "history")
 
 
 def record_file(project: Project, torch: str, device: str = "cpu") -> Path:
@@ -20,18 +25,30 @@ def record_file(project: Project, torch: str, device: str = "cpu") -> Path:
 
 def outcome(fact: dict[str, Any]) -> dict[str, Any]:
     """What of a claim or verdict is worth comparing between versions: what was asserted, what was seen."""
-    kept = ("page", "type", "case", "way", "quantity", "expected", "observed", "tolerance", "holds")
-    return {key: fact[key] for key in kept if key in fact}
+    kept = {key: fact[key] for key in _KEPT if fact.get(key) not in (None, [])}
+    if "raised" in fact["observed"]:
+        # The rest of a message is help, which changes with each release and may name files of the machine.
+        message = str(fact["observed"].get("message", "")).strip().partition("\n")[0]
+        kept["observed"] = {**fact["observed"], "message": message}
+    return kept
 
 
 def record(project: Project, facts: Iterable[dict[str, Any]]) -> Path:
-    """Write the outcomes of all claims and verdicts to `results/`, and return the file."""
+    """Write the outcomes of all claims and verdicts to `results/`, and return the file.
+
+    Raises:
+        Problem: when there are none, or when they are not all of one version and device.
+    """
     outcomes = checked(facts)
-    torch = version("torch").split("+")[0]
-    path = record_file(project, torch)
+    runs = {(fact["torch"].partition("+")[0], fact["device"]) for fact in outcomes}
+    if len(runs) != 1:
+        found = ", ".join(" on ".join(run) for run in sorted(runs)) or "none"
+        raise Problem(f"a record holds the claims of one PyTorch on one device; found: {found}")
+    torch, device = runs.pop()
+    path = record_file(project, torch, device)
     content = {
         "torch": torch,
-        "device": "cpu",
+        "device": device,
         "python": platform.python_version(),
         "machine": platform.machine(),
         "outcomes": [outcome(fact) for fact in outcomes],

@@ -1,4 +1,4 @@
-"""How every kernel of a build begins: without the settings of whoever builds, and quiet where pages would repeat.
+"""How every kernel of a build begins: without its builder's settings, quiet where pages would repeat, on its device.
 
 IPython runs the files in the `startup` folder of its home, whoever starts the kernel: `make book`, a plain
 `jupyter-book build .`, with a warm server or without. The helpers themselves change nothing when they are imported.
@@ -26,7 +26,18 @@ def quiet() -> None:
     warnings.formatwarning = lambda message, category, *_, **__: f"{category.__name__}: {message}\n"
 
 
-STARTUP = f"{inspect.getsource(quiet)}\n\nquiet()\ndel quiet\n"
+def place() -> None:
+    """Make tensors on the device that `ZERO_OR_NAN_DEVICE` names; without it, where PyTorch makes them by itself."""
+    import os
+
+    device = os.environ.get("ZERO_OR_NAN_DEVICE")
+    if device:
+        import torch
+
+        torch.set_default_device(device)
+
+
+STARTUP = f"{inspect.getsource(quiet)}\n\n{inspect.getsource(place)}\n\nquiet()\nplace()\ndel quiet, place\n"
 """What a kernel runs before its chapter; it leaves no name behind."""
 
 

@@ -1,0 +1,68 @@
+"""What stands beside a claim that a reader's PyTorch does not keep: both results, and where to report it."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+import torch
+
+from .recorded import REPOSITORY, device
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A result that is not the recorded one.
+
+    `observed` is the JSON form of what was seen here; `recorded` that of what was seen on another version, with the
+    version, or None where nothing is recorded of it.
+    """
+
+    name: str
+    observed: Any
+    recorded: tuple[str, Any] | None
+
+    def text(self) -> str:
+        return "\n".join(
+            ["not what this page expects; the notebook goes on.", *self._sides(), f"report it: {self.url()}"]
+        )
+
+    def html(self) -> str:
+        sides = html.escape("\n".join(self._sides()))
+        link = f'<a href="{html.escape(self.url(), quote=True)}">report it</a>'
+        return (
+            f'<div class="zn-claim zn-fails"><p>Not what this page expects. Has PyTorch changed? Please {link}; '
+            f"the notebook goes on.</p><pre>{sides}</pre></div>"
+        )
+
+    def json(self) -> None:
+        """Nothing for machines: the claim itself says that it does not hold."""
+
+    def url(self) -> str:
+        """The address of a new issue that has both sides in it already."""
+        body = "\n".join(["```", self.name, *self._sides(), "```"])
+        title = f"{self.name} differs on torch {torch.__version__}"
+        return f"{REPOSITORY}/issues/new?{urlencode({'title': title, 'body': body[:4000]})}"
+
+    def _sides(self) -> list[str]:
+        version, value = self.recorded or ("", None)
+        there = f"torch {version}" if version else "nothing"
+        here = f"torch {torch.__version__}, {device()}"
+        rows = [("recorded on", there, _brief(value) if version else ""), ("here, on", here, _brief(self.observed))]
+        width = max(len(where) for _, where, _ in rows)
+        return [f"{what:<11}  {where:<{width}}  {text}".rstrip() for what, where, text in rows]
+
+
+def _brief(value: Any) -> str:
+    """The JSON form of an outcome, or the words of a verdict, in a line."""
+    if "raised" in value:
+        return f"raises {value['raised']}"
+    if "absent" in value:
+        return "None"
+    if "entries" in value:
+        shown = value["entries"][:24]
+        more = f", … {len(value['entries']) - 24} more" if len(value["entries"]) > 24 else ""
+        return f"[{', '.join(shown)}{more}] of shape {value['shape']}"
+    return ", ".join(f"{way}: {word}" for way, word in value.items())

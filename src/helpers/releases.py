@@ -1,0 +1,94 @@
+"""Expectations that a release of PyTorch changed, and which of them holds here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .entries import Outcome, describe
+
+
+@dataclass(frozen=True)
+class Since:
+    """What a claim expects, where a release of PyTorch changed it.
+
+    Args:
+        release: the first release that gives `now`, as `"2.14"` or `"2.14.1"`. Its nightly builds count as it.
+        now: what is expected from then on.
+        before: what was expected until then; another `Since` where an older release changed that.
+        pull: the number of the upstream pull request that changed it, where it is known.
+
+    Raises:
+        ValueError: when `release` is not the number of a release, or not newer than that of `before`.
+
+    >>> Since("2.14", now=[0.0], before=[1.0], pull=191142).at("2.13.0+cpu")
+    [1.0]
+    """
+
+    release: str
+    now: Any
+    before: Any
+    pull: int | None = None
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"\d+\.\d+(\.\d+)?", self.release):
+            raise ValueError(f"{self.release!r} is no release of PyTorch: write it like '2.14'")
+        if isinstance(self.now, Since):
+            raise ValueError("the newest change comes first: put the older Since into `before`")
+        if isinstance(self.before, Since) and number(self.before.release) >= number(self.release):
+            raise ValueError(f"{self.before.release} comes before {self.release} here, but is not older")
+
+    def at(self, version: str) -> Any:
+        """What is expected of a version, such as `torch.__version__`."""
+        if number(version) >= number(self.release):
+            return self.now
+        return self.before.at(version) if isinstance(self.before, Since) else self.before
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What was expected from one release on; `since` is empty for the oldest."""
+
+    since: str
+    expected: Outcome
+    pull: int | None = None
+
+    def json(self) -> dict[str, Any]:
+        return {"since": self.since, "expected": self.expected.json(), "pull": self.pull}
+
+    def text(self) -> str:
+        """The epoch in words, for a claim that holds in another one.
+
+        >>> from helpers.entries import outcome
+        >>> Epoch("2.14", outcome([0.0])).text()
+        'since PyTorch 2.14: [0]'
+        """
+        return f"{f'since PyTorch {self.since}' if self.since else 'before that'}: {describe(self.expected)}"
+
+
+def number(version: str) -> tuple[int, ...]:
+    """A version as numbers that compare: a nightly build counts as the release that it leads to.
+
+    >>> number("2.9.1+cpu") < number("2.14.0.dev20260101+cu126") == number("2.14.0")
+    True
+    """
+    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
+    if found is None:
+        raise ValueError(f"{version!r} is no version of PyTorch")
+    return tuple(int(part or 0) for part in found.groups())
+
+
+def epochs(expected: Any, form: Callable[[Any], Outcome]) -> tuple[Epoch, ...]:
+    """The history of an expectation, oldest first: empty where no release changed it.
+
+    Args:
+        expected: what a claim was given.
+        form: brings one expectation to the form that is compared.
+    """
+    found: list[Epoch] = []
+    while isinstance(expected, Since):
+        found.append(Epoch(expected.release, form(expected.now), expected.pull))
+        expected = expected.before
+    return tuple(reversed([*found, Epoch("", form(expected))])) if found else ()
