@@ -69,23 +69,22 @@ def of_claims(facts: Iterable[dict[str, Any]]) -> list[Difference]:
         way, expected, observed = fact["way"], fact["expected"], fact["observed"]
         improved = better.get((fact["page"], fact["quantity"], way), "raised" in expected and "entries" in observed)
         kind = "broken here" if way == OURS else "fixed upstream" if improved else "changed upstream"
-        sides = (_text(side, fact["differing"] or []) for side in (expected, observed))
+        # Of two exceptions of one type it is what they say that differs.
+        worded = "raised" in expected and expected["raised"] == observed.get("raised")
+        sides = (_text(side, fact["differing"] or [], worded) for side in (expected, observed))
         found.append(Difference(kind, fact["page"], f"{fact['case']} · {way} · {fact['quantity']}", *sides))
     return found
 
 
 def of_selfcheck(said: dict[str, Any]) -> list[Difference]:
-    """What `python -m zero_or_nan.selfcheck --json` found."""
-    return [
-        Difference(
-            each["kind"],
-            "self-check",
-            f"{each['case']} · {each['way']} · {each['quantity']}",
-            str(each["recorded"]),
-            str(each["observed"]),
-        )
+    """What `python -m zero_or_nan.selfcheck --json` found; and where it says so, that operators were left out."""
+    found = [
+        Difference(each["kind"], "self-check", f"{each['name']} · {each['way']}", each["recorded"], each["observed"])
         for each in said["differences"]
     ]
+    if said["operators_left_out"]:
+        found.append(Difference("could not be run", "self-check", "operators", "run", said["operators_left_out"]))
+    return found
 
 
 def _rank(word: str) -> int:
@@ -98,10 +97,10 @@ def _rank(word: str) -> int:
     return order.index(word if word in order else "missing")
 
 
-def _text(outcome: dict[str, Any], differing: list[int], limit: int = 6) -> str:
-    """An outcome in a few words: of entries those that differ, or the first."""
+def _text(outcome: dict[str, Any], differing: list[int], worded: bool, limit: int = 6) -> str:
+    """An outcome in a few words: the entries that differ, or the first; an exception's type, or its message."""
     if "raised" in outcome:
-        return f"raises {outcome['raised']}"
+        return f"says {outcome['message'].strip().partition(chr(10))[0]!r}" if worded else f"raises {outcome['raised']}"
     if "absent" in outcome:
         return "None"
     entries = outcome["entries"]

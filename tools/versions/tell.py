@@ -75,7 +75,7 @@ def read(path: Path) -> Report | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         found = tuple(Difference(**each) for each in content["differences"])
-        return Report(content["torch"], content["python"], content["claims"] + content["cases"], found)
+        return Report(content["torch"], content["python"], content["claims"] + content["asked"], found)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -34,11 +34,11 @@ def watch(project: Project) -> None:
         "torch": version("torch"),
         "python": platform.python_version(),
         "claims": len(checked(facts)),
-        "cases": len(selfcheck.get("cases", [])),
+        "asked": len(selfcheck.get("cases", [])) + len(selfcheck.get("operators", [])),
         "differences": [asdict(each) for each in differences],
     }
     write(project.build / "watched.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-    print(f"{content['claims']} claims and {content['cases']} cases on torch {content['torch']}")
+    print(f"{content['claims']} claims and {content['asked']} cases and operators on torch {content['torch']}")
     for kind in KINDS:
         for each in differences:
             if each.kind == kind:
@@ -46,13 +46,10 @@ def watch(project: Project) -> None:
 
 
 def of_crashes(runs: Iterable[Run]) -> list[Difference]:
-    """The first cell of each page that failed otherwise than by a claim; what comes after it may fail because of it."""
+    """The first cell of each page that failed, which no claim does; what comes after it may fail because of it."""
     found = []
     for run in runs:
-        # Claims speak for themselves.
-        crashes = [trouble for trouble in run.troubles if not trouble.what.startswith("raises ClaimFailed")]
-        if crashes:
-            first = crashes[0]
+        for first in run.troubles[:1]:
             what = f"code cell {first.cell} ({first.line})"
             # Without what an exception says: that can be another every day, by an address or a version.
             found.append(Difference("could not be run", run.chapter.stem, what, "runs", first.what.partition(":")[0]))

@@ -66,16 +66,20 @@ def test_of_many_entries_those_that_differ_are_shown():
     assert (found.recorded, found.observed) == ("0, 0, 0, 0, 0, 0, … (10)", "NaN, NaN, NaN, NaN, NaN, NaN, … (10)")
     (found,) = of_claims(facts("masked", outcome([1.0, 2.0]), REFUSED))
     assert (found.recorded, found.observed) == ("1, 2", "raises TypeError")
+    (found,) = of_claims(facts("masked", REFUSED, Raised("TypeError", "never\nmore")))
+    assert (found.recorded, found.observed) == ("says 'no'", "says 'never'")
     (found,) = of_claims(facts("masked", GOOD, outcome(None)))
     assert found.observed == "None"
 
 
 def test_what_the_selfcheck_says_is_taken_over():
-    case = {"case": "relu", "way": "ignoring", "quantity": "x.grad", "recorded": [1.0], "observed": [2.0]}
-    said = {"differences": [{**case, "kind": "broken here"}]}
-    assert of_selfcheck(said) == [Difference("broken here", "self-check", "relu · ignoring · x.grad", "[1.0]", "[2.0]")]
+    case = {"name": "nansum", "way": "plain", "recorded": "contaminated", "observed": "right"}
+    said = {"differences": [{**case, "kind": "fixed upstream"}], "operators_left_out": None}
+    assert of_selfcheck(said) == [Difference("fixed upstream", "self-check", "nansum · plain", "contaminated", "right")]
+    left_out = of_selfcheck({"differences": [], "operators_left_out": "no numpy"})
+    assert left_out == [Difference("could not be run", "self-check", "operators", "run", "no numpy")]
     with pytest.raises(ValueError, match="no difference is called 'odd'; known: broken here"):
-        of_selfcheck({"differences": [{**case, "kind": "odd"}]})
+        of_selfcheck({"differences": [{**case, "kind": "odd"}], "operators_left_out": None})
 
 
 def test_a_digest_is_the_same_tomorrow_and_another_for_anything_that_matters():

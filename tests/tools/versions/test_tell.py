@@ -81,7 +81,7 @@ def test_half_a_report_is_none(tmp_path, content):
 
 
 def test_a_report_of_an_unknown_kind_is_none(tmp_path):
-    whole = {"torch": "9", "python": "3", "claims": 1, "cases": 2}
+    whole = {"torch": "9", "python": "3", "claims": 1, "asked": 2}
     one = {"kind": "broken here", "where": "p", "what": "w", "recorded": "r", "observed": "o"}
     path = tmp_path / "watched.json"
     path.write_text(json.dumps({**whole, "differences": [one]}))
@@ -142,7 +142,7 @@ class Hub:
         path = self.folder / "_build" / "watched" / build / "watched.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         listed = [vars(each) for each in differences]
-        content = {"torch": torch, "python": "3.11.7", "claims": 5, "cases": 2, "differences": listed}
+        content = {"torch": torch, "python": "3.11.7", "claims": 5, "asked": 2, "differences": listed}
         path.write_text(json.dumps(content))
 
     def tell(self):

@@ -12,7 +12,7 @@ from tools.versions.differences import Difference
 from tools.versions.watch import checked_itself
 
 CLAIM = 'from helpers import Case\ncase = Case("4132")\ncase.claim("{}", "x.grad", [1.0], {})'
-SAID = {"torch": "9", "device": "cpu", "zero_or_nan": "0", "cases": [1, 2, 3], "differences": []}
+SAID = {"cases": [{}, {}], "operators": [{}], "operators_left_out": None, "differences": []}
 
 
 @pytest.fixture
@@ -27,32 +27,29 @@ def selfcheck(monkeypatch):
 
 
 def test_what_differs_is_written_down_with_the_version(tmp_path):
-    chapters = {
-        "fine": [CLAIM.format("vanilla", [1.0])],
-        "broken": [CLAIM.format("ignoring", [2.0]), "1 / 0", "2 / 0"],
-    }
-    book = Book(tmp_path / "book", chapters)
+    cells = [CLAIM.format("vanilla", [1.0]), CLAIM.format("ignoring", [2.0]), "1 / 0", "2 / 0"]
+    book = Book(tmp_path / "book", {"broken": cells})
     shutil.rmtree(book.root / "src" / "zero_or_nan" / "selfcheck", ignore_errors=True)
     program = f"print({json.dumps(json.dumps(SAID))})\n"
     (book.root / "src" / "zero_or_nan" / "selfcheck.py").write_text(program, encoding="utf-8")
     done = book.run("watch")
     assert done.returncode == 0, done.stderr
     found = json.loads((book.root / "_build" / "watched.json").read_text(encoding="utf-8"))
-    assert found["torch"] == torch.__version__ and (found["claims"], found["cases"]) == (2, 3)
+    assert found["torch"] == torch.__version__ and (found["claims"], found["asked"]) == (2, 3)
     assert [Difference(**each) for each in found["differences"]] == [
         Difference("broken here", "broken", "4132 · ignoring · x.grad", "2", "1"),
-        Difference("could not be run", "broken", "code cell 2 (1 / 0)", "runs", "raises ZeroDivisionError"),
+        Difference("could not be run", "broken", "code cell 3 (1 / 0)", "runs", "raises ZeroDivisionError"),
     ]
     assert "broken here: broken: 4132 · ignoring · x.grad: recorded 2, observed 1\n" in done.stdout
 
 
 def test_what_the_selfcheck_finds_is_taken_over(selfcheck):
-    one = {"case": "c", "way": "w", "quantity": "q", "recorded": "1", "observed": "2", "kind": "fixed upstream"}
+    one = {"kind": "fixed upstream", "name": "nansum", "way": "plain", "observed": "right", "recorded": "contaminated"}
     # It ends with 1 where something differs; what it says counts.
     selfcheck(f"print({json.dumps(json.dumps({**SAID, 'differences': [one]}))}); exit(1)")
     said, found = checked_itself()
-    assert len(said["cases"]) == 3
-    assert found == [Difference("fixed upstream", "self-check", "c · w · q", "1", "2")]
+    assert len(said["cases"]) == 2
+    assert found == [Difference("fixed upstream", "self-check", "nansum · plain", "contaminated", "right")]
 
 
 @pytest.mark.parametrize(
