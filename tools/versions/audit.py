@@ -8,7 +8,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, timedelta
 from typing import Any
 
 from ..project import Problem, Project
@@ -16,6 +16,9 @@ from . import npm
 
 UNASKED = 2
 """The exit status when nothing was found but not everything could be asked: that isn't the same as no finding."""
+
+LONGEST = timedelta(days=92)
+"""How far away the day may be on which an exception ends."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +49,10 @@ def audit(project: Project, today: date | None = None) -> int:
         0 when nothing is found, 1 when something is, `UNASKED` when a service could not answer for all.
 
     Raises:
-        Problem: when an exception in `pyproject.toml` lacks its reason or its day.
+        Problem: when an exception in `pyproject.toml` lacks its reason or its day, or the day is too far away.
     """
-    exceptions = excepted(project)
+    today = today or date.today()
+    exceptions = excepted(project, today)
     found: list[Finding] = []
     unasked: list[str] = []
     asks: tuple[Callable[[Project], tuple[list[Finding], list[str]]], ...] = (of_python, of_the_site)
@@ -59,7 +63,7 @@ def audit(project: Project, today: date | None = None) -> int:
             findings, skipped = [], [str(problem)]
         found += findings
         unasked += skipped
-    valid = {each.advisory for each in exceptions if each.until >= (today or date.today())}
+    valid = {each.advisory for each in exceptions if each.until >= today}
     open_ = [finding for finding in found if not valid & {*finding.names}]
     for finding in found:
         print(f"{'found' if finding in open_ else 'excepted'}: {finding}")
@@ -75,19 +79,20 @@ def audit(project: Project, today: date | None = None) -> int:
     return 1 if open_ else UNASKED if unasked else 0
 
 
-def excepted(project: Project) -> list[Excepted]:
+def excepted(project: Project, today: date) -> list[Excepted]:
     """The exceptions that `pyproject.toml` makes.
 
     Raises:
-        Problem: when one lacks its reason or its day.
+        Problem: when one lacks its reason or its day, or the day is too far away.
     """
     settings = tomllib.loads((project.root / "pyproject.toml").read_text(encoding="utf-8"))
     listed = settings.get("tool", {}).get("zero-or-nan", {}).get("audit-exceptions", [])
     for each in listed:
         whole = set(each) == {"advisory", "reason", "until"} and type(each["until"]) is date
-        if not whole or not each["advisory"] or not each["reason"]:
+        if not whole or not each["advisory"] or not each["reason"] or each["until"] - today > LONGEST:
             raise Problem(
-                f'pyproject.toml: an exception is {{advisory = "…", reason = "…", until = 2027-01-31}}, not {each}'
+                f'pyproject.toml: an exception is {{advisory = "…", reason = "…", until = 2027-01-31}}, '
+                f"at most {LONGEST.days} days ahead, not {each}"
             )
     return [Excepted(**each) for each in listed]
 

@@ -100,6 +100,7 @@ def test_an_exception_that_nothing_falls_under_can_go(ask):
         exception("CVE-1", reason=""),
         exception("CVE-1", until='"2026-12-31"'),
         exception("CVE-1", until="2026-12-31T10:00:00"),
+        exception("CVE-1", until="2027-03-01"),
     ],
 )
 def test_an_exception_without_reason_or_day_is_refused(ask, written):
