@@ -1,0 +1,1 @@
+"""What follows PyTorch from release to release."""
