@@ -4,7 +4,7 @@ BIN := .venv/bin
 RUN := $(BIN)/python -m tools
 
 .DEFAULT_GOAL := help
-.PHONY: help book check test browser notebooks record serve site-report bench costs mended honesty setups lint pins outdated audit watch clean
+.PHONY: help book check test browser notebooks record serve site-report bench costs mended honesty setups matrix lint pins outdated audit watch clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -52,6 +52,9 @@ honesty: $(BIN)/.ready  ## look for what ignoring hides on PyTorch's own samples
 
 setups: $(BIN)/.ready  ## run ignoring in all training setups, and write the table of them into results/measured/
 	$(RUN) setups
+
+matrix: $(BIN)/.ready  ## run claims, library tests and a sample of operators on many PyTorch versions (TORCH="2.9.1 2.15.0")
+	$(RUN) matrix $(TORCH)
 
 lint: $(BIN)/.ready  ## style and types
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

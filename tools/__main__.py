@@ -11,17 +11,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .project import Project
 
+VERSIONS = ("library-tests", "matrix", "mended-sample")
+"""Commands that follow PyTorch's releases, each a function in a module of the same name in `tools/versions/`."""
 MEASURES = ("bench", "costs", "honesty", "mended", "setups", "site-report")
 """Commands that are one function of the project, in a module of the same name in `tools/measure/`."""
 
-VERSIONS = {"audit": "audit", "outdated": "pins", "pins": "pins", "tell": "tell", "watch": "watch"}
-"""Commands that are one function of the project, with their module in `tools/versions/`."""
+WATCHES = {"audit": "audit", "outdated": "pins", "pins": "pins", "tell": "tell", "watch": "watch"}
+"""Commands that are one function of the project, with its module in `tools/versions/`; it may return an exit status."""
 
 
 def main() -> int:
     """Run one command; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools", description=__doc__)
-    parser.add_argument("command", choices=("book", "check", "record", "notebooks", "serve", *MEASURES, *VERSIONS))
+    parser.add_argument("command", choices=("book", "check", "record", "notebooks", "serve", *MEASURES, *VERSIONS, *WATCHES))
+    parser.add_argument("names", nargs="*", help="of the versions that matrix runs (default: all)")
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the checkout (default: this folder)")
     parser.add_argument("--timeout", type=int, default=120, help="seconds that one cell may take (default: 120)")
     options = parser.parse_args()
@@ -44,7 +47,9 @@ def _run(options: argparse.Namespace, project: Project) -> int:
         getattr(importlib.import_module(f".measure.{name}", __package__), name)(project)
         return 0
     if options.command in VERSIONS:
-        module = importlib.import_module(f".versions.{VERSIONS[options.command]}", __package__)
+        return int(getattr(importlib.import_module(f".versions.{name}", __package__), name)(project, options.names))
+    if options.command in WATCHES:
+        module = importlib.import_module(f".versions.{WATCHES[options.command]}", __package__)
         return int(getattr(module, name)(project) or 0)
     if options.command == "serve":
         from .serve import serve

@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -257,13 +258,13 @@ def mended(project: Project) -> None:
     print(f"written: {path.relative_to(project.root)}, after {time.monotonic() - started:.0f} s")
 
 
-def measure_all(chosen: list[Any]) -> list[Tally]:
+def measure_all(chosen: list[Any], samples: int = SAMPLES) -> list[Tally]:
     """Each operator in a process of its own: a poisoned sample can crash a library below PyTorch."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     tallies = []
     with ThreadPoolExecutor(2) as pool:
-        for tally in pool.map(_in_a_process, chosen):
+        for tally in pool.map(_in_a_process, chosen, repeat(samples)):
             tallies.append(tally)
             if tally.notes:
                 print(f"\r{_line(tally)}\n    " + "\n    ".join(tally.notes[:: max(1, len(tally.notes) // 3)][:4]))
@@ -283,8 +284,8 @@ def _line(tally: Tally) -> str:
     )
 
 
-def _in_a_process(op: Any) -> Tally:
-    found: Tally | str = apart(lambda: measure(op), SECONDS)
+def _in_a_process(op: Any, samples: int) -> Tally:
+    found: Tally | str = apart(lambda: measure(op, samples=samples), SECONDS)
     return Tally(name_of(op), notes=[found]) if isinstance(found, str) else found
 
 

@@ -88,13 +88,45 @@ def declared(project: Project, *options: str) -> Rows:
 
 def setups(project: Project) -> None:
     """Run the tests, and write `results/measured/setups.json`."""
-    path = project.results / "measured" / "setups.json"
-    before = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
-    held = {(row["setup"], row["code"]): row["holds_on"] for row in before}
+    held = {(row["setup"], row["code"]): row["holds_on"] for row in _recorded(project)}
     rows = list(declared(project).rows.values())
     for row in rows:
-        others = [version for version in held.get((row["setup"], row["code"]), []) if version != VERSION]
-        row["holds_on"] = sorted(others + row["holds_on"], key=lambda version: [int(n) for n in version.split(".")[:2]])
+        row["holds_on"] = _with(held.get((row["setup"], row["code"]), []), VERSION, row["holds_on"])
         row["not_run"] = "" if row["holds_on"] else row["not_run"]
-    write(path, json.dumps({"rows": rows}, indent=1, ensure_ascii=False) + "\n")
-    print(f"{len(rows)} setups written to {path.relative_to(project.root)}")
+    _write(project, rows)
+    print(f"{len(rows)} setups written to {_path(project).relative_to(project.root)}")
+
+
+def add(project: Project, version: str, found: list[dict[str, Any]]) -> None:
+    """Put what a run on another version gave into the recorded rows.
+
+    Args:
+        project: the checkout.
+        version: of PyTorch.
+        found: for each setup its name, its code, and `holds_on`, empty where it was not run or failed.
+    """
+    rows = _recorded(project)
+    holds_on = {(row["setup"], row["code"]): row["holds_on"] for row in found}
+    for row in rows:
+        if (name := (row["setup"], row["code"])) in holds_on:
+            row["holds_on"] = _with(row["holds_on"], version, holds_on[name])
+    _write(project, rows)
+
+
+def _with(known: list[str], version: str, found: list[str]) -> list[str]:
+    """The versions of a row after a run on one of them."""
+    others = [each for each in known if each != version]
+    return sorted(others + found, key=lambda each: [int(n) for n in each.split(".")[:2]])
+
+
+def _path(project: Project) -> Path:
+    return project.results / "measured" / "setups.json"
+
+
+def _recorded(project: Project) -> list[dict[str, Any]]:
+    path = _path(project)
+    return list(json.loads(path.read_text(encoding="utf-8"))["rows"]) if path.is_file() else []
+
+
+def _write(project: Project, rows: list[dict[str, Any]]) -> None:
+    write(_path(project), json.dumps({"rows": rows}, indent=1, ensure_ascii=False) + "\n")

@@ -1,12 +1,11 @@
-"""Sphinx extension: tables of all claims and of all recorded versions, generated when the site is rendered.
+"""Sphinx extension: tables of all claims and of all recorded releases, generated when the site is rendered.
 
-`{claims-overview}` reads the executed notebooks; `{recorded-results}` reads `results/`.
+`{claims-overview}` reads the executed notebooks; the others, `{releases}` and its like, read `results/`.
 """
 
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from sphinx.util.docutils import SphinxDirective
 from ..project import MAIN, Project
 from ..steps.collect import checked, statements
 from ..steps.execute import cached
+from .releases import changed, releases, tested
 
 
 class Pending(nodes.Element):
@@ -34,15 +34,27 @@ class ClaimsOverview(SphinxDirective):
         """Leave a place for the table, and remember the page."""
         _pages(self.env).add(self.env.docname)
         results = Project(Path(self.env.app.confdir)).results
-        for path in (results, *results.glob("*.json")):
+        for path in (results, *results.glob("*.json"), results / "measured" / "matrix.json"):
             self.env.note_dependency(str(path))
         return [Pending(make=self.make)]
 
 
-class RecordedResults(ClaimsOverview):
-    """Every version whose outcomes are recorded."""
+class Releases(ClaimsOverview):
+    """Case by way by release."""
 
-    make = "recorded"
+    make = "releases"
+
+
+class Changed(ClaimsOverview):
+    """The claims whose result a release changed."""
+
+    make = "changed"
+
+
+class Tested(ClaimsOverview):
+    """What `make matrix` ran on each release."""
+
+    make = "tested"
 
 
 def overview(facts: list[dict[str, Any]], link: Callable[[str], str]) -> str:
@@ -78,31 +90,6 @@ def overview(facts: list[dict[str, Any]], link: Callable[[str], str]) -> str:
     return show.page(f'<div class="zn-prose">{show.table(caption, head, rows)}</div>')
 
 
-def recorded(folder: Path) -> str:
-    """The table of recorded versions: how many claims held on each."""
-    from helpers import show
-
-    rows = []
-    for path in sorted(folder.glob("*.json")):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        outcomes = content["outcomes"]
-        broken = [
-            f"{fact['case']} · {fact.get('way', 'verdict')} · {fact['quantity']}"
-            for fact in outcomes
-            if not fact["holds"]
-        ]
-        rows.append(
-            [
-                html.escape(f"torch {content['torch']}"),
-                html.escape(f"{content['device']}, {content['machine']}, Python {content['python']}"),
-                f"{len(outcomes) - len(broken)} of {len(outcomes)}",
-                "<br>".join(map(html.escape, broken)) or "none",
-            ]
-        )
-    body = show.table("Recorded versions", ["version", "where", "held", "did not hold"], rows)
-    return show.page(f'<div class="zn-prose">{body}</div>')
-
-
 def _word(word: str) -> str:
     from helpers.verdict import marked
 
@@ -111,15 +98,23 @@ def _word(word: str) -> str:
 
 def _fill(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     project = Project(Path(app.confdir))
+
+    def link(page: str) -> str:
+        name = f"chapters/{page}"
+        return app.builder.get_relative_uri(docname, name) if name in app.env.found_docs else ""
+
+    def every_claim() -> str:
+        found = cached(project).items()
+        return overview([fact for path, notebook in found for fact in statements(notebook, path.stem)], link)
+
+    make = {
+        "overview": every_claim,
+        "releases": lambda: releases(project.results, link),
+        "changed": lambda: changed(project.results, link),
+        "tested": lambda: tested(project.results),
+    }
     for place in list(doctree.findall(Pending)):
-        if place["make"] == "recorded":
-            text = recorded(project.results)
-        else:
-            facts = [
-                fact for chapter, notebook in cached(project).items() for fact in statements(notebook, chapter.stem)
-            ]
-            text = overview(facts, lambda page: app.builder.get_relative_uri(docname, f"chapters/{page}"))
-        place.replace_self(nodes.raw("", text, format="html"))
+        place.replace_self(nodes.raw("", make[place["make"]](), format="html"))
 
 
 def _pages(env: BuildEnvironment) -> set[str]:
@@ -143,7 +138,9 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Connect to Sphinx."""
     app.add_node(Pending)
     app.add_directive("claims-overview", ClaimsOverview)
-    app.add_directive("recorded-results", RecordedResults)
+    app.add_directive("releases", Releases)
+    app.add_directive("releases-changed", Changed)
+    app.add_directive("releases-tested", Tested)
     app.connect("doctree-resolved", _fill)
     app.connect("env-before-read-docs", _remember_changes)
     app.connect("env-updated", _write_again)

@@ -1,0 +1,54 @@
+"""The tests of the library on the PyTorch that is installed, counted for a table: the second part of a matrix."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from ..measure.setups import Rows
+from ..project import Project, write
+
+PLACES = ("tests/zero_or_nan", "src/zero_or_nan")
+
+
+class Outcomes:
+    """A plugin of pytest that counts what became of the tests, and names those that failed."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter(passed=0, skipped=0)
+        self.failed: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A test has passed when its call did; it has failed when any part of it did."""
+        if report.failed:
+            self.failed.append(report.nodeid)
+        elif report.skipped:
+            self.counts["skipped"] += 1
+        elif report.when == "call":
+            self.counts["passed"] += 1
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A file that can't be read is a failure: its tests would be missing without a word."""
+        if report.failed:
+            self.failed.append(report.nodeid)
+
+
+def library_tests(project: Project, names: list[str]) -> int:
+    """Run them, and write what became of them, and of the training setups, to `_build/library-tests.json`."""
+    outcomes, rows = Outcomes(), Rows(project.root)
+    places = [str(project.root / place) for place in PLACES]
+    options = ["-q", "-p", "no:cacheprovider", "--rootdir", str(project.root)]
+    status = pytest.main([*places, *options], plugins=[outcomes, rows])
+    found: dict[str, Any] = {
+        "passed": outcomes.counts["passed"],
+        "skipped": outcomes.counts["skipped"],
+        "failed": sorted(set(outcomes.failed)),
+        "setups": [{key: row[key] for key in ("setup", "code", "holds_on")} for row in rows.rows.values()],
+    }
+    if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        found["failed"].append(f"pytest ends with {pytest.ExitCode(status).name}")
+    write(project.build / "library-tests.json", json.dumps(found, indent=1) + "\n")
+    return int(status)
