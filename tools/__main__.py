@@ -23,7 +23,8 @@ WATCHES = {"audit": "audit", "outdated": "pins", "pins": "pins", "tell": "tell",
 def main() -> int:
     """Run one command; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools", description=__doc__)
-    parser.add_argument("command", choices=("book", "check", "record", "notebooks", "serve", *MEASURES, *VERSIONS, *WATCHES))
+    steps = ("book", "check", "record", "notebooks", "serve")
+    parser.add_argument("command", choices=(*steps, *MEASURES, *VERSIONS, *WATCHES))
     parser.add_argument("names", nargs="*", help="of the versions that matrix runs (default: all)")
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the checkout (default: this folder)")
     parser.add_argument("--timeout", type=int, default=120, help="seconds that one cell may take (default: 120)")
