@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import html
 import json
+import math
 from collections.abc import Callable, Iterator
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,10 +28,10 @@ class Column(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a release gave for one way of a case: a word, and every claim with its expectation and whether it held."""
+    """What a release gave for one way of a case: a word, and what each of its claims observed, by quantity."""
 
     word: str
-    claims: frozenset[tuple[str, str, bool]]
+    observed: dict[str, dict[str, Any]]
 
 
 class Place(NamedTuple):
@@ -40,6 +41,16 @@ class Place(NamedTuple):
     case: str
     way: str
     quantity: str
+
+
+class Change(NamedTuple):
+    """A claim of which a release saw something else than the one before it; `pull` is upstream's, where it is known."""
+
+    place: Place
+    version: str
+    before: dict[str, Any]
+    since: dict[str, Any]
+    pull: int | None
 
 
 def columns(folder: Path) -> list[Column]:
@@ -72,7 +83,10 @@ def releases(folder: Path, link: Link) -> str:
     groups = "".join(f'<th scope="colgroup" colspan="{n}">PyTorch, {_device(device)}</th>' for device, n in devices)
     heads = "".join(f'<th scope="col">{html.escape(_minor(column.version))}</th>' for column in table)
     count = len({Place(f["page"], f["case"], f["way"], f["quantity"]) for f in _claims(table)})
-    caption = f"{count} claims on {len(table)} releases; {len(list(changes(table)))} of them changed"
+    where = " and ".join(
+        f"{len({c.version for c in table if c.device == d})} releases on {_device(d)}" for d, _ in devices
+    )
+    caption = f"{count} claims, {where}; {len(list(changes(table)))} of them changed"
     return show.page(
         f'<div class="zn-prose"><table class="zn-releases"><caption>{caption}</caption>'
         f'<thead><tr><th rowspan="2" scope="col">case and way</th>{groups}</tr><tr>{heads}</tr></thead>'
@@ -81,21 +95,21 @@ def releases(folder: Path, link: Link) -> str:
 
 
 def changed(folder: Path, link: Link) -> str:
-    """A table of the claims whose result a release changed: before, since, and the pull request."""
+    """A table of the claims whose result a release changed: the entries that differ, and the pull request, if known."""
     from helpers import THREADS, WAYS, show
     from helpers.claims import anchor
 
     rows = []
-    for place, fact in changes(columns(folder)):
+    for change in changes(columns(folder)):
+        place = change.place
         case, way = html.escape(THREADS[place.case].label), html.escape(WAYS[place.way].title)
         address = link(place.page)
         target = f"{address}#{anchor(place.case, place.way, place.quantity)}" if address else ""
         name = f"{case}, {way}: {_linked(target, f'<code>{html.escape(place.quantity)}</code>')}"
-        for older, newer in zip(fact["history"], fact["history"][1:], strict=False):
-            pull = newer.get("pull")
-            url = f"https://github.com/pytorch/pytorch/pull/{pull}"
-            by = f'<a href="{url}">pytorch#{pull}</a>' if pull else "not found"
-            rows.append([name, _brief(older["expected"]), f"{newer['since']}: {_brief(newer['expected'])}", by])
+        url = f"https://github.com/pytorch/pytorch/pull/{change.pull}"
+        by = f'<a href="{url}">pytorch#{change.pull}</a>' if change.pull else "see the page"
+        before, since = _differing_entries(change.before, change.since)
+        rows.append([name, html.escape(before), f"{_minor(change.version)}: {html.escape(since)}", by])
     table = show.table("Claims whose result a release changed", ["claim", "before", "since", "changed by"], rows)
     return show.page(f'<div class="zn-prose">{table}</div>')
 
@@ -119,14 +133,35 @@ def tested(folder: Path) -> str:
                 ),
             ]
         )
-    head = ["release", "claims that hold", "tests of the library", "contaminated samples of the operator database"]
-    return show.page(f'<div class="zn-prose">{show.table("What ran on each release", head, rows)}</div>')
+    head = ["release", "claims that hold", "library tests", "contaminated samples"]
+    return show.page(f'<div class="zn-prose">{show.table("What ran on each release", head, rows, stack=False)}</div>')
 
 
-def changes(table: list[Column]) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """The claims that know two results, each once, as the newest release recorded it."""
-    found = {Place(f["page"], f["case"], f["way"], f["quantity"]): f for f in _claims(table) if f.get("history")}
-    return iter(found.items())
+def changes(table: list[Column]) -> Iterator[Change]:
+    """What neighbouring releases of one device saw differently, claim by claim in the order of the pages."""
+    for _, of_device in groupby(table, lambda column: column.device):
+        runs = list(of_device)
+        for place, newest in _by_place(runs[-1]).items():
+            pulls = {epoch["since"]: epoch.get("pull") for epoch in newest.get("history", [])}
+            seen = [(run.version, _by_place(run)[place]["observed"]) for run in runs if place in _by_place(run)]
+            for (_, before), (version, since) in pairwise(seen):
+                if not _alike(before, since):
+                    yield Change(place, version, before, since, pulls.get(_minor(version)))
+
+
+def _by_place(run: Column) -> dict[Place, dict[str, Any]]:
+    return {Place(fact["page"], fact["case"], fact["way"], fact["quantity"]): fact for fact in _claims([run])}
+
+
+def _differing_entries(one: dict[str, Any], other: dict[str, Any]) -> tuple[str, str]:
+    """Both sides in a few words: of tensors of one shape only the entries that differ, each with its index."""
+    if "entries" not in one or one.get("shape") != other.get("shape"):
+        return _brief(one), _brief(other)
+    pairs = enumerate(zip(one["entries"], other["entries"], strict=True))
+    found = [(index, a, b) for index, (a, b) in pairs if not _alike({**one, "entries": [a]}, {**one, "entries": [b]})]
+    sides = ([f"[{index}] {pair[side]}" for index, *pair in found] for side in (0, 1))
+    before, since = (", ".join(side) for side in sides)
+    return before, since
 
 
 def _claims(table: list[Column], case: str | None = None) -> list[dict[str, Any]]:
@@ -137,14 +172,18 @@ def _claims(table: list[Column], case: str | None = None) -> list[dict[str, Any]
 def _cells(table: list[Column], case: str, way: str, link: Link) -> Iterator[str]:
     """A cell for each span of releases of one device that gave the same."""
     for _, of_device in groupby(table, lambda column: column.device):
-        before: tuple[Column, State] | None = None
-        for state, group in groupby(of_device, lambda column: _state(column.record, case, way)):
-            span = list(group)
-            delta = _delta(before[1], state, span[0], case, way, link) if before else ""
-            short = " zn-short" if len(span) < LEAST else ""
-            kind = f' class="zn-changed{short}"' if delta else f' class="{short.strip()}"' if short else ""
-            yield f'<td colspan="{len(span)}"{kind}>{_word(state.word)}{delta}</td>'
-            before = span[-1], state
+        spans: list[tuple[list[Column], State, list[str]]] = []
+        for column in of_device:
+            state = _state(column.record, case, way)
+            changed = _differing(spans[-1][1], state) if spans else []
+            if spans and not changed and spans[-1][1].word == state.word:
+                spans[-1][0].append(column)
+            else:
+                spans.append(([column], state, changed))
+        for number, (span, state, changed) in enumerate(spans):
+            kind = " ".join(["zn-changed"] * bool(number) + ["zn-short"] * (len(span) < LEAST))
+            delta = _delta(span[0], changed, case, way, link) if changed else ""
+            yield f'<td colspan="{len(span)}" class="{kind}">{_word(state.word)}{delta}</td>'
 
 
 def _state(record: dict[str, Any], case: str, way: str) -> State:
@@ -155,19 +194,39 @@ def _state(record: dict[str, Any], case: str, way: str) -> State:
     words = [fact["observed"][way] for fact in facts if fact["type"] == "verdict" and way in fact["observed"]]
     order = [*JUDGEMENTS, *words]  # an exception is worse than any judgement
     word = max(words, key=order.index) if words else "as claimed" if claims else "not run"
-    told = frozenset((fact["quantity"], json.dumps(fact["expected"]), fact["holds"]) for fact in claims)
-    return State(word if all(fact["holds"] for fact in claims) else "does not hold", told)
+    held = all(fact["holds"] for fact in claims)
+    return State(word if held else "does not hold", {fact["quantity"]: fact["observed"] for fact in claims})
 
 
-def _delta(before: State, state: State, first: Column, case: str, way: str, link: Link) -> str:
+def _differing(before: State, after: State) -> list[str]:
+    """The quantities of which two releases saw different things; how something is rounded is no difference."""
+    quantities = before.observed.keys() & after.observed.keys()
+    return sorted(name for name in quantities if not _alike(before.observed[name], after.observed[name]))
+
+
+def _alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    if "entries" not in one or "entries" not in other:
+        return one.get("raised") == other.get("raised") and one.keys() == other.keys()
+    pairs = zip(one["entries"], other["entries"], strict=False)
+    return bool(one["shape"] == other["shape"]) and all(a == b or _close(a, b) for a, b in pairs)
+
+
+def _close(one: str, other: str) -> bool:
+    """Whether two entries are numbers that only differ by rounding; a zero is close to nothing else."""
+    try:
+        return math.isclose(float(one), float(other), rel_tol=1e-4)
+    except ValueError:  # masked, or a truth value
+        return False
+
+
+def _delta(first: Column, quantities: list[str], case: str, way: str, link: Link) -> str:
     """How many claims changed with a release, as a link to the first of them."""
     from helpers.claims import anchor
 
-    quantities = sorted({quantity for quantity, *_ in before.claims ^ state.claims})
-    page = next((f["page"] for f in first.record["outcomes"] if (f["case"], f.get("way")) == (case, way)), "")
+    page = next(fact["page"] for fact in first.record["outcomes"] if (fact["case"], fact.get("way")) == (case, way))
     address = link(page)
-    target = f"{address}#{anchor(case, way, quantities[0])}" if address and quantities else ""
     said = f"{len(quantities)} claim{'s' * (len(quantities) != 1)} changed with {_minor(first.version)}"
+    target = f"{address}#{anchor(case, way, quantities[0])}" if address else ""
     return f' <span class="zn-delta" title="{said}">{_linked(target, f"Δ{len(quantities)}", said)}</span>'
 
 
@@ -178,13 +237,10 @@ def _word(word: str) -> str:
     return f'<span class="zn-mark">{mark}</span> <span class="zn-word">{html.escape(word)}</span>'
 
 
-def _brief(expected: dict[str, Any]) -> str:
-    if "raised" in expected:
-        return f"raises {html.escape(expected['raised'])}"
-    if "absent" in expected:
-        return "None"
-    texts = [f"{float(text):.3g}" if text not in ("--", "True", "False") else text for text in expected["entries"]]
-    return html.escape(f"[{', '.join(texts).replace('nan', 'NaN')}]")
+def _brief(observed: dict[str, Any]) -> str:
+    if "raised" in observed:
+        return f"raises {observed['raised']}"
+    return "None" if "absent" in observed else f"[{', '.join(observed['entries'])}]"
 
 
 def _linked(address: str, text: str, label: str = "") -> str:
