@@ -82,7 +82,8 @@ case.claim("ignoring", "x.grad", x.grad, [1.0, 0.0])
 """,
     "Verdict": """\
 ```{code-cell} ipython3
-wanted = reference(lambda used: used.log().sum(), x.detach(), used=x.detach() > 0)
+used = x.detach() > 0
+wanted = reference(lambda x: x.log().sum(), x.detach(), used=used)
 words = {"vanilla": "contaminated", "masked": "right", "ignoring": "right"}
 case.verdict("x.grad", wanted, words)
 ```
@@ -98,7 +99,7 @@ class Subject:
     def pytest_collection_modifyitems(self, config, items):
         kept = []
         for item in items:
-            names, path = set(item.fixturenames), item.path.as_posix()
+            names, path = set(getattr(item, "fixturenames", ())), item.path.as_posix()
             own = "/tests/tools/" not in path or names & {"behind", "facts", "pages", "site"}
             if QUERY in item.name or own and not names & {"browser", "checkout", "tmp_path"}:
                 kept.append(item)
