@@ -187,3 +187,12 @@ def test_a_new_chapter_by_the_steps_of_the_text_passes_its_tests(checkout):
     for name in commands[:-1]:
         run(checkout, "make", name)
     run(checkout, sys.executable, "-c", SUBJECT.replace("QUERY", repr(QUERY)))
+
+
+@pytest.mark.parametrize(
+    "name", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "chapters/how-this-book-is-checked.md"]
+)
+def test_every_command_that_a_text_names_is_there(name):
+    targets = re.findall(r"(?m)^([a-z-]+):.*##", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    named = re.findall(r"(?:`|\$ )make ([a-z-]+)", (ROOT / name).read_text(encoding="utf-8"))
+    assert named and set(named) <= set(targets)
