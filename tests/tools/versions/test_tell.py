@@ -97,6 +97,7 @@ issues = json.load(open(state))
 arguments = sys.argv[1:]
 value = dict(zip(arguments, arguments[1:]))
 text = sys.stdin.read() if value.get("--body-file") == "-" else ""
+kept = text.replace("\\n", "\\r\\n")  # as GitHub gives it back
 with open({log!r}, "a") as log:
     log.write(" ".join(arguments[:2]) + "\\n")
 if os.environ.get("GH_TOKEN") != "token":
@@ -106,10 +107,10 @@ if arguments[:2] == ["issue", "list"]:
     print(json.dumps([i for i in issues if i["state"] == "open" and i["label"] == value["--label"]]))
 elif arguments[:2] == ["issue", "create"]:
     number = len(issues) + 1
-    issues.append(dict(number=number, title=value["--title"], body=text, label=value["--label"], state="open", said=[]))
+    issues.append(dict(number=number, title=value["--title"], body=kept, label=value["--label"], state="open", said=[]))
     print(f"https://example.org/issues/{{number}}")
 elif arguments[:2] == ["issue", "edit"]:
-    issues[int(arguments[2]) - 1].update(title=value["--title"], body=text)
+    issues[int(arguments[2]) - 1].update(title=value["--title"], body=kept)
 elif arguments[:2] == ["issue", "comment"]:
     issues[int(arguments[2]) - 1]["said"].append(text)
 elif arguments[:2] == ["issue", "close"]:
