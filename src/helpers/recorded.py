@@ -23,7 +23,7 @@ def records() -> tuple[dict[str, Any], ...]:
 
 
 def nearest() -> dict[str, Any] | None:
-    """The record to compare this run with: of its device or else the CPU, of its version or else the newest before it."""
+    """The record to compare this run with: of its device or else the CPU, of its version or else the newest older."""
     here = number(torch.__version__)
     by_device = {name: [record for record in records() if record["device"] == name] for name in (device(), "cpu")}
     alike = by_device[device()] or by_device["cpu"]
