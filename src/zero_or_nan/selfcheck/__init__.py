@@ -26,7 +26,8 @@ Exit status: 0 when all is as recorded, 1 after a difference, 2 for a wrong use,
 - `differences`: a list of `kind`, `name`, `way` ("plain" or "ignoring"), `observed`, `recorded`.
 
 A word is one of `words.WORDS`; or "other bits", when `ignoring` is right and yet not bit for bit what plain PyTorch
-gives where that is finite; "raises X"; "no sample", when an operator could not be asked.
+gives where that is finite; "not followed", when it met a kernel that it has no rule for, and warned, which on another
+device than the CPU is no difference; "raises X"; "no sample", when an operator could not be asked.
 
 How it works, in the order of the flow: `words` judges a gradient, `cases` and `poisoned` are what is asked, `operators`
 chooses from PyTorch's database, `checking` asks, `records` compares, `report` prints.

@@ -18,6 +18,8 @@ from .poisoned import Gradients, Tally, same_bits
 from .words import WORDS, word
 
 NO_SAMPLE = "no sample"
+NOT_FOLLOWED = "not followed"
+"""Ours where `ignoring` itself warns that it could not go on, and the gradient is plain PyTorch's from there on."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def ask_operator(name: str, op: Any, device: torch.device) -> Row:
     if tally.broken:
         ours = "wrong"
     elif tally.mended < tally.contaminated:
-        ours = "contaminated"
+        ours = NOT_FOLLOWED if tally.without_rule else "contaminated"
     else:
         ours = "other bits" if tally.other_bits else "right"
     return Row(name, plain, ours, tally=tally)
@@ -102,11 +104,16 @@ def _gradients(method: Gradients, case: Case, device: torch.device) -> tuple[str
     """The word for a case's gradients, which is that of the worst, and the gradients."""
     try:
         setting = case.set_up(device)
-        gradients = list(method(setting.outputs, list(setting.leaves.values()), setting.vector, allow_unused=True))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            gradients = list(method(setting.outputs, list(setting.leaves.values()), setting.vector, allow_unused=True))
         words = [word(g, setting.wanted[name], case.ulps) for name, g in zip(setting.leaves, gradients, strict=True)]
     except Exception as error:
         return f"raises {type(error).__name__}", []
-    return max(words, key=WORDS.index), gradients
+    found = max(words, key=WORDS.index)
+    if found == "contaminated" and any("could not follow" in str(warning.message) for warning in caught):
+        found = NOT_FOLLOWED
+    return found, gradients
 
 
 def _keeps_bits(gradients: list[Tensor | None], plain: list[Tensor | None]) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 
-from .checking import NO_SAMPLE, Row
+from .checking import NO_SAMPLE, NOT_FOLLOWED, Row
 
 BROKEN_HERE = "broken here"
 FIXED_UPSTREAM = "fixed upstream"
@@ -96,10 +96,11 @@ class Difference:
 def differences(row: Row, words: Words | None, device: str) -> Iterator[Difference]:
     """How a row differs from the recorded words, or, without any, from being right.
 
-    An operator that another device than the CPU doesn't have is no difference: nothing was recorded there.
+    Two things are no difference on another device than the CPU, for which alone there are records: an operator that it
+    doesn't have, and a kernel of its own that `ignoring` has no rule for, and warns of.
     """
     plain, ours = words or (row.plain, "right")
-    if row.plain == NO_SAMPLE and device != "cpu":
+    if device != "cpu" and (row.plain == NO_SAMPLE or row.ignoring == NOT_FOLLOWED):
         return
     if row.plain != plain:
         kind = FIXED_UPSTREAM if row.plain == "right" else CHANGED_UPSTREAM

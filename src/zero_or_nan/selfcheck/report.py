@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from .. import __version__
-from .checking import NO_SAMPLE, Row
-from .records import KINDS, Difference, Records, differences
+from ..ignoring.careful import REPORT
+from .checking import NOT_FOLLOWED, Row
+from .records import KINDS, Difference, Records, differences, release_of
 from .words import ROUNDED, ULPS
 
-ISSUES = "https://github.com/zero-or-nan/zero-or-nan/issues/new"
 WIDTH = 80
 COUNTS = ("samples", "contaminated", "mended", "broken", "other_bits")
 
@@ -48,14 +48,13 @@ class Report:
     def head(self) -> str:
         """Versions, device, and what the words will be compared with."""
         versions = self._versions()
-        newer = self.version.split("+")[0]
         text = (
             f"zero_or_nan {versions['zero_or_nan']}, torch {versions['torch']}, Python {versions['python']}, "
             f"{versions['platform']}, on {self.device} ({name_of(self.device)}). "
             f"Compared with what was recorded with torch {self.recorded_with} on a CPU"
         )
-        if not newer.startswith(f"{self.recorded_with}."):
-            text += f", the nearest to {newer} of which there is a record"
+        if release_of(self.version) != self.recorded_with:
+            text += f", the nearest to {self.version.split('+')[0]} of which there is a record"
         if self.device.type != "cpu":
             text += f"; nothing was recorded on {self.device.type}"
         text += (
@@ -66,7 +65,7 @@ class Report:
 
     def line(self, row: Row) -> str:
         """A row, and below it how it differs."""
-        if row.tally is None or row.plain == NO_SAMPLE or row.plain.startswith("raises "):
+        if row.tally is None or not row.tally.samples or row.ignoring == NOT_FOLLOWED:
             text = f"{row.name:41}{row.plain:19} {row.ignoring}"
         else:
             samples, *rest = (getattr(row.tally, count) for count in COUNTS)
@@ -87,7 +86,7 @@ class Report:
         if found:
             kinds = ", ".join(f"{found[kind]} {kind}" for kind in KINDS if found[kind])
             text = (
-                f"Not as recorded: {kinds}. Please report it at {ISSUES}, with what the same command prints with "
+                f"Not as recorded: {kinds}. Please report it at {REPORT}/new, with what the same command prints with "
                 "--json at its end."
             )
         if self.left_out:
