@@ -117,7 +117,7 @@ def test_other_bits_than_plain_pytorchs_are_broken_here(checked, monkeypatch):
     real = ignoring.grad
     monkeypatch.setattr(ignoring, "grad", an_ulp_off)
     status, found, content = checked()
-    assert status == 1 and ("broken here", ROUNDED, "ignoring") in found
+    assert status == 1 and {("broken here", name, "ignoring") for name in (ROUNDED, "exp", "mm")} <= set(found)
     assert "other bits" in {each["observed"] for each in content["differences"]}
 
 
@@ -282,6 +282,16 @@ def test_what_only_the_cpu_must_have_is_a_difference_there_alone():
         assert list(records.differences(row, ("contaminated", "right"), "cuda")) == []
     broken = checking.Row("exp", "contaminated", "wrong")
     assert [each.kind for each in records.differences(broken, ("contaminated", "right"), "cuda")] == ["broken here"]
+
+
+@pytest.mark.parametrize("error, elsewhere", [(TypeError, "no sample"), (RuntimeError, "raises RuntimeError")])
+def test_what_another_device_lacks_could_not_be_asked(monkeypatch, error, elsewhere):
+    def fail(op, device):
+        raise error
+
+    monkeypatch.setattr(operators, "tally", fail)
+    words = [checking.ask_operator("exp", object(), torch.device(name)).plain for name in ("mps", "cpu")]
+    assert words == [elsewhere, f"raises {error.__name__}"]
 
 
 def test_what_was_never_recorded_has_to_be_right():
