@@ -228,7 +228,7 @@ def test_a_device_that_is_not_here_is_wrong_use(name, capsys):
         command.main(["--device", name or "''"])
     told = capsys.readouterr()
     assert stopped.value.code == 2 and told.out == ""
-    assert f"no device {name or chr(39) * 2!r} here" in told.err and "Use --device " in told.err
+    assert f"no device {name or chr(39) * 2!r} here" in told.err and "use --device " in told.err
 
 
 def test_the_default_is_an_accelerator_where_there_is_one(monkeypatch):

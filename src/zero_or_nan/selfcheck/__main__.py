@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         torch.ones(1, device=device).add(1).item()
     except Exception as error:
         reason = str(error).partition("\n")[0]
-        parser.error(f"no device {name!r} here: {reason} Use --device {accelerator() or 'cpu'}")
+        parser.error(f"no device {name!r} here ({reason}); use --device {accelerator() or 'cpu'}")
     try:
         report = Report(device, recorded())
         if options.json:
