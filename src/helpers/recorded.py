@@ -23,9 +23,10 @@ def records() -> tuple[dict[str, Any], ...]:
 
 
 def nearest() -> dict[str, Any] | None:
-    """The record to compare this run with: of this device and version, else of the newest version before it."""
+    """The record to compare this run with: of its device or else the CPU, of its version or else the newest older."""
     here = number(torch.__version__)
-    alike = [record for record in records() if record["device"] == device()] or list(records())
+    by_device = {name: [record for record in records() if record["device"] == name] for name in (device(), "cpu")}
+    alike = by_device[device()] or by_device["cpu"]
     older = [record for record in alike if number(record["torch"]) <= here]
     return older[-1] if older else alike[0] if alike else None
 

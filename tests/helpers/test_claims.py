@@ -243,7 +243,7 @@ def test_json_gives_every_value_back_in_its_dtype(data):
 
 def test_html_of_a_claim_that_holds_names_way_quantity_and_entries():
     html = claim([nan, 0.0], [nan, 0.0]).html()
-    assert '<div class="zn-claim">' in html and "✓" in html and "zn-fails" not in html
+    assert '<div class="zn-claim" id="claim-4132-vanilla-x-grad">' in html and "✓" in html and "zn-fails" not in html
     assert "<strong>vanilla</strong>" in html and "<code>x.grad</code>" in html
     assert '<span class="zn-nan">NaN</span>' in html and '<span class="zn-zero">0</span>' in html
     assert " = " in html

@@ -189,6 +189,13 @@ def test_importing_it_says_nothing(machine):
     assert machine.run(f"{errors_too}\nimport zero_or_nan") == ""
 
 
+def test_a_reader_can_check_it_with_torch_alone(machine):
+    command = (machine.python, "-m", "zero_or_nan.selfcheck", "--device", "cpu")
+    printed = " ".join(run(*command, cwd=machine.folder, env=machine.variables).split())
+    assert "where over exp contaminated right" in printed and " as recorded. The operators were left out" in printed
+    assert "is not installed" in printed
+
+
 def test_a_strict_type_checker_sees_its_types(machine):
     right, wrong = (types(machine, TYPED.format(word=word)) for word in ("masked", "nothing"))
     (backward, grad) = right

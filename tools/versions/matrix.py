@@ -65,6 +65,8 @@ def matrix(project: Project, versions: list[str]) -> int:
     at_once = max(1, min(os.cpu_count() or 1, free // DISK))
     print(f"{len(todo)} of {len(runs)} versions to do, {at_once} at a time", flush=True)
     pool = ThreadPoolExecutor(at_once)
+    # What runs is in sessions of its own: ended like this, the command would leave it behind.
+    before = signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     try:
         for future in as_completed([pool.submit(run.perform) for run in todo]):
             future.result()
@@ -75,6 +77,7 @@ def matrix(project: Project, versions: list[str]) -> int:
         raise
     finally:
         pool.shutdown(wait=True)
+        signal.signal(signal.SIGTERM, before)
     rows = [run.row() for run in runs]
     _record(project, rows)
     bad = [row["torch"] for row in rows if not _good(row)]

@@ -1,13 +1,11 @@
 """The tables that are generated from claims and records."""
 
-import json
-
 from bs4 import BeautifulSoup
 
 from helpers.cases import Case
 from helpers.entries import MASKED, outcome
 from helpers.verdict import Verdict
-from tools.pages.overview import overview, recorded
+from tools.pages.overview import overview
 
 
 def facts():
@@ -57,18 +55,3 @@ def test_what_does_not_hold_is_not_counted_as_held():
 
 def test_no_facts_make_an_empty_table():
     assert rows(overview([], str))[0].startswith("0 of 0 ")
-
-
-def test_a_record_is_a_row_and_names_what_did_not_hold(tmp_path):
-    outcomes = [
-        {"case": "4132", "way": "vanilla", "quantity": "x.grad", "holds": True},
-        {"case": "4132", "way": "masked", "quantity": "<y>", "holds": False},
-        {"case": "4132", "quantity": "x.grad", "holds": False},
-    ]
-    content = {"torch": "9.9.9", "device": "cpu", "python": "3.11.7", "machine": "x86_64", "outcomes": outcomes}
-    (tmp_path / "torch-9.9.9-cpu.json").write_text(json.dumps(content), encoding="utf-8")
-    caption, (_, row) = rows(recorded(tmp_path))
-    assert caption == "Recorded versions"
-    assert row[0] == "torch 9.9.9"
-    assert row[2] == "1 of 3"
-    assert "4132 · masked · <y>" in row[3] and "4132 · verdict · x.grad" in row[3]

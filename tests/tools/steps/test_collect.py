@@ -1,18 +1,20 @@
 """What a page states reaches the machine-readable side whole, and nothing else does."""
 
 import json
+import re
 from importlib.metadata import version
 from pathlib import Path
 
 import nbformat
 import pytest
+from jsonschema import Draft202012Validator
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from scratch import ROOT
 
 from helpers import Case, Claim, Verdict, show
 from helpers.compare import Tolerance
 from helpers.entries import MASKED, outcome
-from tools.project import Project
+from tools.project import Problem, Project
 from tools.steps.collect import MIME, checked, collect, failed, statements
 from tools.steps.execute import Run
 from tools.steps.record import outcome as recorded_outcome
@@ -128,6 +130,65 @@ def test_what_is_recorded_for_this_torch_is_what_the_chapters_claim_now(facts):
 
 
 def test_every_record_says_of_which_version_and_device_it_is():
-    for path in sorted((ROOT / "results").glob("*.json")):
+    for path in sorted((ROOT / "results").glob("torch-*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
         assert path == record_file(Project(ROOT), content["torch"], content["device"])
+
+
+def test_every_record_has_the_form_that_the_schema_describes():
+    schema = json.loads((ROOT / "results" / "schema.json").read_text(encoding="utf-8"))
+    validator = Draft202012Validator(schema)
+    paths = sorted((ROOT / "results").glob("torch-*.json"))
+    assert len(paths) > 1
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text)
+        assert [error.message for error in validator.iter_errors(content)] == [], path
+        assert text == json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+        assert not re.search(r"/(root|home|tmp|usr|Users)/|site-packages|0x[0-9a-f]{6}", text), path
+        places = [tuple(str(fact.get(key)) for key in ("page", "type", "case", "way", "quantity"))
+                  for fact in content["outcomes"]]  # fmt: skip
+        assert len(places) == len(set(places)), path  # a link leads to one claim
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"torch": "2.13.0+cpu"},
+        {"device": ""},
+        {"seconds": 1.0},
+        {"outcomes": []},
+        {"outcomes": [{"type": "claim"}]},
+        {"outcomes": [{"type": "guess"}]},
+    ],
+)
+def test_the_schema_refuses_what_is_something_else(wrong):
+    schema = json.loads((ROOT / "results" / "schema.json").read_text(encoding="utf-8"))
+    content = json.loads((ROOT / "results" / "torch-2.13.0-cpu.json").read_text(encoding="utf-8"))
+    assert not Draft202012Validator(schema).is_valid({**content, **wrong})
+
+
+def test_the_same_facts_make_the_same_bytes_and_the_device_is_the_runs(project):
+    facts = [{**fact, "device": "cuda"} for fact in statements(page(GOOD, VERDICT), "p")]
+    path = record(project, facts)
+    assert path == record_file(project, version("torch").split("+")[0], "cuda")
+    before = path.read_bytes()
+    assert json.loads(before)["device"] == "cuda"
+    assert record(project, facts).read_bytes() == before
+
+
+def test_a_record_of_two_devices_or_of_nothing_is_refused(project):
+    one, two = list(statements(page(GOOD, BAD), "p"))
+    with pytest.raises(Problem, match="one PyTorch on one device; found: .* on cpu, .* on cuda"):
+        record(project, [one, {**two, "device": "cuda"}])
+    with pytest.raises(Problem, match="found: none"):
+        record(project, [])
+    assert not project.results.exists()
+
+
+def test_of_a_message_the_first_line_is_kept(project):
+    case = Case("67180")
+    with case.raises("masked", "mm", TypeError, "MaskedTensor"):
+        raise TypeError("no mm for MaskedTensor\n\nsee /usr/lib/python")
+    fact = json.loads(record(project, statements(page(case.claims[0]), "p")).read_text(encoding="utf-8"))["outcomes"][0]
+    assert fact["observed"] == {"raised": "TypeError", "message": "no mm for MaskedTensor"}

@@ -18,12 +18,28 @@ def project(tmp_path: Path) -> Project:
     for name in ("_config.yml", "_toc.yml"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    (tmp_path / "results").mkdir()
+    for path in (ROOT / "results").glob("torch-*.json"):
+        shutil.copy(path, tmp_path / "results")
     return Project(tmp_path)
 
 
 def test_the_same_state_has_the_same_fingerprint_wherever_it_lies(project, tmp_path):
     assert fingerprint(project) == fingerprint(Project(ROOT))
     assert cache_folder(project) == tmp_path / "_build" / "cache" / fingerprint(project)
+
+
+def test_the_results_of_another_version_change_it(project):
+    # Pages show on which versions they were verified.
+    before = fingerprint(project)
+    (project.results / "torch-2.99.0-cpu.json").write_text("{}", encoding="utf-8")
+    assert fingerprint(project) != before
+
+
+def test_the_device_changes_it(project, monkeypatch):
+    before = fingerprint(project)
+    monkeypatch.setenv("ZERO_OR_NAN_DEVICE", "cuda")
+    assert fingerprint(project) != before
 
 
 @pytest.mark.parametrize("name", ["cases.py", "style.css", "__init__.py"])

@@ -1,0 +1,34 @@
+"""A reader's own check: does `ignoring` do on this machine what it did when this release was made?
+
+    python -m zero_or_nan.selfcheck [--device DEVICE] [--json]
+
+It runs the book's cases and a sample of PyTorch's own database of operators, by plain PyTorch and by `ignoring`, on the
+torch and the device that are here, and compares the words for their gradients with the recorded ones. It needs torch
+and nothing else; where PyTorch's database can't be imported, since it needs numpy and expecttest, it says so and leaves
+the operators out. A difference is one of three:
+
+- *broken here*: `ignoring` is not right.
+- *fixed upstream*: plain PyTorch is right, where it was not.
+- *changed upstream*: plain PyTorch differs in another way, or there was nothing to compare.
+
+Exit status: 0 when all is as recorded, 1 after a difference, 2 for a wrong use, 130 when interrupted.
+
+`--json` prints one object, to the standard output, the same bytes for the same installation:
+
+- `versions`: `zero_or_nan`, `torch`, `python`, `platform` (system and processor).
+- `device`: `type` ("cpu", "cuda", …) and `name`.
+- `recorded_with`: the release of torch that was compared with ("2.13"); records were made on CPUs.
+- `cases`: a list of `name`, `thread`, `ulps`, and the words `plain` and `ignoring`; `recorded` has the same two, or is
+  null where nothing was recorded.
+- `operators`: a list of `name`, the words, `recorded`, and the counts of poisoned samples: `samples`, `contaminated`,
+  `mended`, `broken`, `other_bits`, as `poisoned.Tally` explains them.
+- `operators_left_out`: why there are none, or null.
+- `differences`: a list of `kind`, `name`, `way` ("plain" or "ignoring"), `observed`, `recorded`.
+
+A word is one of `words.WORDS`; or "other bits", when `ignoring` is right and yet not bit for bit what plain PyTorch
+gives where that is finite; "not followed", when it met a kernel that it has no rule for, and warned, which on another
+device than the CPU is no difference; "raises X"; "no sample", when an operator could not be asked.
+
+How it works, in the order of the flow: `words` judges a gradient, `cases` and `poisoned` are what is asked, `operators`
+chooses from PyTorch's database, `checking` asks, `records` compares, `report` prints.
+"""

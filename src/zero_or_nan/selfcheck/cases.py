@@ -1,0 +1,226 @@
+"""The book's cases in a few lines each: a loss by plain PyTorch, its leaves, and the gradient that each has to get.
+
+Sums are of small whole numbers where the order of a sum could matter: they are exact on every device.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, scaled_dot_product_attention
+
+from .words import ROUNDED, ULPS, Reference, reference
+
+INF, NAN = float("inf"), float("nan")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is differentiated: outputs, the vector that backward gets for them, leaves, and a reference for each."""
+
+    outputs: Tensor
+    leaves: Mapping[str, Tensor]
+    wanted: Mapping[str, Reference]
+    vector: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case: its name, the thread it comes from, how it is set up on a device, and what counts as *right*."""
+
+    name: str
+    thread: str
+    set_up: Callable[[torch.device], Setting]
+    ulps: int
+
+
+CASES: list[Case] = []
+"""Every case, in the order of the book's chapters."""
+
+
+def case(
+    name: str, thread: str = "", ulps: int = ULPS
+) -> Callable[[Callable[[torch.device], Setting]], Callable[[torch.device], Setting]]:
+    """Make a function of a device a case."""
+
+    def register(set_up: Callable[[torch.device], Setting]) -> Callable[[torch.device], Setting]:
+        CASES.append(Case(name, thread, set_up, ulps))
+        return set_up
+
+    return register
+
+
+def _leaf(numbers: object, device: torch.device) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float32, device=device, requires_grad=True)
+
+
+def _of(outputs: Tensor, x: Tensor, wanted: Reference) -> Setting:
+    return Setting(outputs, {"x": x}, {"x": wanted})
+
+
+@case("gradient argument of backward", "Stack Overflow 43451125")
+def _gradient_argument(device: torch.device) -> Setting:
+    a, b, c = _leaf([1, 2, 3], device), _leaf([3, 4, 5], device), _leaf([6, 7, 8], device)
+    vector = torch.tensor([0.1, 1.0, 0.0001], device=device)
+    weights = vector.cpu().double()
+    wanted = {
+        "a": reference(lambda a: (3 * a * weights).sum(), a),
+        "b": reference(lambda b: (2 * b * b * weights).sum(), b),
+        "c": reference(lambda c: (c.log() * weights).sum(), c),
+    }
+    return Setting(3 * a + 2 * b * b + c.log(), {"a": a, "b": b, "c": c}, wanted, vector)
+
+
+@case("where over exp", "pytorch#10729")
+def _where_over_exp(device: torch.device) -> Setting:
+    x = _leaf([-10, -5, 0, 5, 10, 50, 60, 70, 80, 90, 100], device)
+    loss = torch.where(x < 0, x.exp(), torch.ones_like(x)).sum()
+    return _of(loss, x, reference(lambda used: used.exp().sum(), x, x < 0))
+
+
+@case("clamp after exp", "pytorch#10729")
+def _clamp_after_exp(device: torch.device) -> Setting:
+    x = _leaf([-10, -5, 5, 10, 90, 100], device)
+    return _of(x.exp().clamp(max=1).sum(), x, reference(lambda used: used.exp().sum(), x, x < 0))
+
+
+@case("where over division", "pytorch#52248")
+def _where_over_division(device: torch.device) -> Setting:
+    a, never = _leaf(1.5, device), torch.tensor(False, device=device)
+    y = torch.where(never, a / 0, torch.ones_like(a))
+    return _of(y, a, reference(lambda used: used.sum(), a, never))
+
+
+@case("nansum", "pytorch#67180")
+def _nansum(device: torch.device) -> Setting:
+    a, b = torch.tensor([1.0, 2.0, NAN], device=device), _leaf(1.0, device)
+    return _of(torch.nansum(a * b), b, reference(lambda b: 1 * b + 2 * b, b))
+
+
+@case("nanmean", "pytorch#67180")
+def _nanmean(device: torch.device) -> Setting:
+    a, b = torch.tensor([1.0, 2.0, NAN], device=device), _leaf(1.0, device)
+    return _of(torch.nanmean(a * b), b, reference(lambda b: (1 * b + 2 * b) / 2, b))
+
+
+@case("x / 0, masked by indexing", "pytorch#4132")
+def _masked_by_indexing(device: torch.device) -> Setting:
+    x, divisor = _leaf([1, 1], device), torch.tensor([0.0, 1.0], device=device)
+    return _of((x / divisor)[divisor != 0].sum(), x, reference(lambda used: used.sum(), x, divisor != 0))
+
+
+@case("x / 0, masked by assignment", "pytorch#4132")
+def _masked_by_assignment(device: torch.device) -> Setting:
+    x, divisor = _leaf([1, 1], device), torch.tensor([0.0, 1.0], device=device)
+    y = x / divisor
+    y[divisor == 0] = 0
+    return _of(y.sum(), x, reference(lambda used: used.sum(), x, divisor != 0))
+
+
+@case("rows sliced after a linear layer", "PyTorch forum 135053")
+def _sliced_rows(device: torch.device) -> Setting:
+    good = torch.arange(1.0, 33).reshape(4, 8)
+    rows = torch.cat([good, torch.full((4, 8), NAN)]).to(device)
+    weight, bias = _leaf([[1, -2, 3, -4, 5, -6, 7, -8]], device), _leaf([1], device)
+    wanted = {
+        "weight": reference(lambda weight: linear(good.double(), weight).sum(), weight),
+        "bias": reference(lambda bias: 4 * bias.sum(), bias),
+    }
+    return Setting(linear(rows, weight, bias)[:4].sum(), {"weight": weight, "bias": bias}, wanted)
+
+
+@case("rows that overflow in a deep network", "PyTorch forum 135053")
+def _overflowing_rows(device: torch.device) -> Setting:
+    good = torch.arange(1.0, 9).reshape(2, 4)
+    rows = torch.cat([good, torch.full((2, 4), 3e38)]).to(device)
+    first, second = _leaf([[1, 2, 1, 2], [2, 1, 2, 1]], device), _leaf([[3, 1], [1, 3]], device)
+
+    def loss(rows: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        return linear(linear(rows, first).relu(), second).relu()[:2].sum()
+
+    exact, fixed = good.double(), [layer.detach().cpu().double() for layer in (first, second)]
+    wanted = {
+        "first": reference(lambda first: loss(exact, first, fixed[1]), first),
+        "second": reference(lambda second: loss(exact, fixed[0], second), second),
+    }
+    return Setting(loss(rows, first, second), {"first": first, "second": second}, wanted)
+
+
+@case("queries sliced after attention", ulps=ROUNDED)
+def _sliced_queries(device: torch.device) -> Setting:
+    good, bad = torch.tensor([[1.0, 2], [2, 1]]), torch.full((2, 2), NAN)
+    queries = torch.cat([good, bad])[None, None].to(device)
+    keys, values = _leaf([[[[1, 0], [0, 1], [1, 1]]]], device), _leaf([[[[1, 2], [3, 4], [5, 7]]]], device)
+    exact, fixed = good.double()[None, None], [each.detach().cpu().double() for each in (keys, values)]
+    wanted = {
+        "keys": reference(lambda keys: scaled_dot_product_attention(exact, keys, fixed[1])[..., 0].sum(), keys),
+        "values": reference(lambda values: scaled_dot_product_attention(exact, fixed[0], values)[..., 0].sum(), values),
+    }
+    attended = scaled_dot_product_attention(queries, keys, values)
+    return Setting(attended[:, :, :2, 0].sum(), {"keys": keys, "values": values}, wanted)
+
+
+@case("sequences sliced after an LSTM", ulps=ROUNDED)
+def _sliced_sequences(device: torch.device) -> Setting:
+    good = torch.tensor([[[1.0, 2], [0, 1]], [[2, 1], [1, 0]]])
+    rows = torch.cat([good, torch.full((2, 2, 2), NAN)], dim=1).to(device)
+    exact = torch.nn.LSTM(2, 2).double()
+    for number, parameter in enumerate(exact.parameters()):
+        with torch.no_grad():
+            parameter.copy_(torch.linspace(0.1, 0.5, parameter.numel()).reshape(parameter.shape) / (number + 1))
+    layer = copy.deepcopy(exact).float().to(device)
+    exact.load_state_dict({name: weight.cpu().double() for name, weight in layer.state_dict().items()})
+    leaves, theirs = dict(layer.named_parameters()), dict(exact.named_parameters())
+    gradients = torch.autograd.grad(exact(good.double())[0].sum(), list(theirs.values()))
+    wanted = {
+        name: Reference(gradient, torch.ones_like(gradient, dtype=torch.bool))
+        for name, gradient in zip(theirs, gradients, strict=True)
+    }
+    return Setting(layer(rows)[0][:, :2].sum(), leaves, wanted)
+
+
+@case("rows sliced after a Fourier transform")
+def _sliced_spectra(device: torch.device) -> Setting:
+    x = _leaf([[1, 2, 4, 8], [0, 0, 0, 0]], device)
+    mean = torch.fft.rfft(x.log())[0, 0].real
+    return _of(mean, x, reference(lambda used: used.log().sum(), x, x[:, 0] > 0))
+
+
+@case("topk of logarithms")
+def _topk(device: torch.device) -> Setting:
+    x = _leaf([0, 1, 2, 3], device)
+    return _of(x.log().topk(2).values.sum(), x, reference(lambda used: used.log().sum(), x, x > 1))
+
+
+@case("gather of square roots")
+def _gather(device: torch.device) -> Setting:
+    x = _leaf([4, 0, 9], device)
+    chosen = x.sqrt().gather(0, torch.tensor([2, 0, 2], device=device))
+    weights = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    return _of(chosen.sum(), x, reference(lambda used: (used.sqrt() * weights).sum(), x, x > 0))
+
+
+@case("1 / x, rounded as plain PyTorch rounds", "Stack Overflow, 2018", ulps=0)
+def _reciprocal(device: torch.device) -> Setting:
+    x = _leaf([1, 2, 3, 5, 7, 11], device)
+    return _of((1 / x).sum(), x, reference(lambda x: (1 / x).sum(), x))
+
+
+@case("sqrt of a 0 that is used stays infinite")
+def _used_root(device: torch.device) -> Setting:
+    x = _leaf([4, 0], device)
+    return _of(x.sqrt().sum(), x, reference(lambda x: x.sqrt().sum(), x))
+
+
+@case("a loss that is NaN stays NaN", "PyTorch forum 135053")
+def _computed_zero(device: torch.device) -> Setting:
+    rows = torch.tensor([[1.0, 2.0], [NAN, INF]], device=device)
+    weight = _leaf([[1, 1]], device)
+    zero = torch.tensor([[1.0], [2.0 - 6.0 / 3.0]], device=device)  # computed, so it is a number like any other
+    exact, weights = rows.cpu().double(), zero.cpu().double()
+    wanted = reference(lambda weight: (weights * linear(exact, weight)).sum(), weight)
+    return _of((zero * linear(rows, weight)).sum(), weight, wanted)

@@ -1,0 +1,121 @@
+"""Ask every case and every operator, by plain PyTorch and by `ignoring`: a word for each."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import ignoring
+from . import operators
+from .cases import CASES, Case
+from .poisoned import Gradients, Tally, same_bits
+from .words import WORDS, word
+
+NO_SAMPLE = "no sample"
+NOT_FOLLOWED = "not followed"
+"""Ours where `ignoring` itself warns that it could not go on, and the gradient is plain PyTorch's from there on."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was asked, and the words for plain PyTorch's gradient and for ours. `tally` is an operator's."""
+
+    name: str
+    plain: str
+    ignoring: str
+    case: Case | None = None
+    tally: Tally | None = None
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Without warnings, which the words make superfluous, and in one thread, which is faster for small tensors."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def ask_case(case: Case, device: torch.device) -> Row:
+    """One case. An exception is a word too, so that the rest goes on."""
+    plain_word, plain = _gradients(torch.autograd.grad, case, device)
+    our_word, ours = _gradients(ignoring.grad, case, device)
+    if our_word in ("right", "rounded") and not _keeps_bits(ours, plain):
+        # Where plain PyTorch adds in another order each time, there are no bits to keep.
+        _, again = _gradients(torch.autograd.grad, case, device)
+        our_word = "other bits" if _keeps_bits(again, plain) else our_word
+    return Row(case.name, plain_word, our_word, case)
+
+
+def ask_operator(name: str, op: Any, device: torch.device) -> Row:
+    """One operator of the database, or None where this release has none of that name."""
+    try:
+        tally = Tally(name) if op is None else operators.tally(op, device)
+    except Exception as error:
+        # An operator that another device doesn't have, or that its samples need float64 for, could not be asked.
+        lacks = device.type != "cpu" and isinstance(error, (NotImplementedError, TypeError))
+        told = NO_SAMPLE if lacks else f"raises {type(error).__name__}"
+        return Row(name, told, told, tally=Tally(name))
+    if not tally.samples:
+        return Row(name, NO_SAMPLE, NO_SAMPLE, tally=tally)
+    plain = "contaminated" if tally.contaminated else "right"
+    if tally.broken:
+        ours = "wrong"
+    elif tally.mended < tally.contaminated:
+        ours = NOT_FOLLOWED if tally.without_rule else "contaminated"
+    else:
+        ours = "other bits" if tally.other_bits else "right"
+    return Row(name, plain, ours, tally=tally)
+
+
+def ask_all(device: torch.device, tell: Callable[[Row], None]) -> tuple[list[Row], str | None]:
+    """Every row, each told as soon as it is there, and why there are no operators, or None."""
+    rows: list[Row] = []
+
+    def add(row: Row) -> None:
+        rows.append(row)
+        tell(row)
+
+    with quietly():
+        for case in CASES:  # before the database is imported: PyTorch's tests change settings of the process
+            add(ask_case(case, device))
+        try:
+            chosen = operators.chosen()
+        except ModuleNotFoundError as error:
+            return rows, f"PyTorch's database of operators needs {error.name}, which is not installed"
+        except Exception as error:
+            return rows, f"PyTorch's database of operators can't be imported ({type(error).__name__})"
+        for name, op in chosen.items():
+            add(ask_operator(name, op, device))
+    return rows, None
+
+
+def _gradients(method: Gradients, case: Case, device: torch.device) -> tuple[str, list[Tensor | None]]:
+    """The word for a case's gradients, which is that of the worst, and the gradients."""
+    try:
+        setting = case.set_up(device)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            gradients = list(method(setting.outputs, list(setting.leaves.values()), setting.vector, allow_unused=True))
+        words = [word(g, setting.wanted[name], case.ulps) for name, g in zip(setting.leaves, gradients, strict=True)]
+    except Exception as error:
+        return f"raises {type(error).__name__}", []
+    found = max(words, key=WORDS.index)
+    if found == "contaminated" and any("could not follow" in str(warning.message) for warning in caught):
+        found = NOT_FOLLOWED
+    return found, gradients
+
+
+def _keeps_bits(gradients: list[Tensor | None], plain: list[Tensor | None]) -> bool:
+    pairs = [(g, p) for g, p in zip(gradients, plain, strict=False) if g is not None and p is not None]
+    return same_bits([g for g, _ in pairs], [p for _, p in pairs])

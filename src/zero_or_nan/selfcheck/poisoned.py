@@ -1,0 +1,241 @@
+"""The gradient of a poisoned sample beside the clean one's: a test of `ignoring` that needs no known answer.
+
+The test is metamorphic. A part of an input is poisoned with NaN, inf or 3e38; the outputs that don't depend on that
+part are selected, and the loss is a weighted sum of them. The gradient must be that of the input before the poison.
+A sample counts only if harmless numbers in the poison's place leave both those outputs and that gradient as they were:
+a product with a zero in it does not change with its other factors, but its gradient does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+OTHERS = (0.37, -2.5)
+"""Harmless numbers in the poison's place."""
+POISONS = {"nan": float("nan"), "inf": float("inf"), "3e38": 3e38}
+
+Gradients = Callable[..., Any]
+
+
+@dataclass
+class Tally:
+    """The poisoned samples of one operator, and what became of them.
+
+    `contaminated`: plain PyTorch's gradient is not that of the clean input. `mended`: ours is, among those. `broken`:
+    plain PyTorch's is and ours is not. `other_bits`: ours differs from plain PyTorch's where that is finite.
+    """
+
+    operator: str
+    samples: int = 0
+    contaminated: int = 0
+    mended: int = 0
+    broken: int = 0
+    other_bits: int = 0
+    without_rule: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Case:
+    """One poisoned sample: the function of its differentiable tensors, before the poison, with it, and with others."""
+
+    name: str
+    function: Callable[[list[Tensor]], list[Tensor]]
+    clean: list[Tensor]
+    poisoned: list[Tensor]
+    others: list[list[Tensor]]
+    selected: list[Tensor]
+
+    def loss(self, tensors: list[Tensor]) -> Tensor:
+        """A sum of the selected outputs, each with a weight of its own."""
+        torch.manual_seed(1)
+        total = torch.zeros((), device=tensors[0].device)
+        for output, used in zip(self.function(tensors), self.selected, strict=True):
+            if used.any():
+                chosen, weights = output[used], torch.rand(used.shape).to(used.device)[used]
+                chosen = chosen.real + 0.5 * chosen.imag if chosen.is_complex() else chosen
+                total = total + (chosen * weights).sum()
+        return total
+
+
+def database() -> list[Any]:
+    """PyTorch's own operators, each with samples of its inputs.
+
+    Raises:
+        ImportError: where a package is missing that PyTorch's tests need, as numpy or expecttest.
+    """
+    # On a machine without CUDA's compiler the import says so, once by print and once to the log.
+    logging.disable(logging.WARNING)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            from torch.testing._internal.common_methods_invocations import op_db
+    finally:
+        logging.disable(logging.NOTSET)
+    return list(op_db)
+
+
+def name_of(op: Any) -> str:
+    """The operator's name in the database, with its variant."""
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
+
+
+def poisoned(op: Any, samples: int, device: str = "cpu") -> Iterator[Case]:
+    """The poisoned samples that come of an operator's first samples."""
+    for number, sample in zip(range(samples), op.sample_inputs(device, torch.float32, requires_grad=True)):  # noqa: B905
+        yield from cases(op, sample, f"sample {number}")
+
+
+def cases(op: Any, sample: Any, name: str) -> Iterator[Case]:
+    """The ways to poison a sample that leave some of its outputs as they were."""
+    leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
+    where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if not where or any(leaves[i].layout is not torch.strided for i in where):
+        return
+
+    def function(tensors: list[Tensor]) -> list[Tensor]:
+        torch.manual_seed(0)
+        floating = [isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in leaves]
+        filled = [leaf.to(tensors[0].dtype) if f else leaf for leaf, f in zip(leaves, floating, strict=True)]
+        for i, tensor in zip(where, tensors, strict=True):
+            filled[i] = tensor
+        first, args, kwargs = tree_unflatten(filled, spec)
+        result = sample.output_process_fn_grad(op(first, *args, **kwargs))
+        return [r for r in tree_flatten(result)[0] if isinstance(r, Tensor) and r.requires_grad]
+
+    def outputs(tensors: list[Tensor]) -> list[Tensor]:
+        return function([tensor.clone().requires_grad_() for tensor in tensors])
+
+    clean = [leaves[i].detach() for i in where]
+    before = outputs(clean)
+    if not before or any(output.layout is not torch.strided for output in before):
+        return
+    # A loss of constants, such as the zeros of a triangular factor, has no gradient to contaminate.
+    moved = unchanged(before, lambda value: outputs([t * value + 0.01 for t in clean]), (0.97,))
+    varying = [b.masked_fill(still, torch.nan) for b, still in zip(before, moved, strict=True)] if moved else before
+    for number, tensor in enumerate(clean):
+        for part_name, part in parts(tensor):
+
+            def replaced(value: float, number: int = number, part: Tensor = part) -> list[Tensor]:
+                return [t.masked_fill(part, value) if i == number else t for i, t in enumerate(clean)]
+
+            for poison_name, poison in POISONS.items():
+                # Other numbers in the poison's place tell outputs that only happen not to change.
+                selected = unchanged(varying, lambda value: outputs(replaced(value)), (poison, *OTHERS))  # noqa: B023
+                if any(used.any() for used in selected):
+                    full_name = f"{name}, input {number}, {part_name} {poison_name}"
+                    yield Case(full_name, function, clean, replaced(poison), list(map(replaced, OTHERS)), selected)
+
+
+def unchanged(
+    before: list[Tensor], outputs_with: Callable[[float], list[Tensor]], values: tuple[float, ...]
+) -> list[Tensor]:
+    """Where all values give the finite outputs from before; nothing when one fails or gives other shapes."""
+    selected = [output.isfinite() for output in before]
+    for value in values:
+        try:
+            outputs = outputs_with(value)
+        except Exception:
+            return []
+        if [o.shape for o in outputs] != [b.shape for b in before]:
+            return []
+        selected = [used & (o == b) for used, o, b in zip(selected, outputs, before, strict=True)]
+    return selected
+
+
+def parts(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """What is poisoned: half of the rows, half of the columns, one entry."""
+    if tensor.numel() < 2:
+        return
+    for dim in dict.fromkeys((0, tensor.dim() - 1)):
+        size = tensor.shape[dim]
+        if size > 1:
+            part = torch.zeros(tensor.shape, dtype=torch.bool, device=tensor.device)
+            part.narrow(dim, (size + 1) // 2, size // 2).fill_(True)
+            yield f"half of dimension {dim}", part
+    part = torch.zeros(tensor.shape, dtype=torch.bool, device=tensor.device)
+    part.view(-1)[-1] = True
+    yield "last entry", part
+
+
+def judge(case: Case, gradients: Gradients, tally: Tally) -> None:
+    """Compare the poisoned sample's gradient with the clean one's, by plain PyTorch and by `gradients`."""
+    wanted, plain = run(torch.autograd.grad, case, case.clean), run(torch.autograd.grad, case, case.poisoned)
+    if isinstance(wanted, Exception) or isinstance(plain, Exception) or not is_finite(wanted):
+        return
+    precise = run(torch.autograd.grad, case, case.clean, torch.float64)
+    if isinstance(precise, Exception):
+        precise = wanted
+    for other in case.others:
+        elsewhere = run(torch.autograd.grad, case, other, precise[0].dtype)
+        if is_finite(elsewhere) and not same(elsewhere, wanted, precise):
+            return
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ours = run(gradients, case, case.poisoned)
+    without_rule = {name for w in caught for name in re.findall(r"(\S+) \(.*?\)", str(w.message).partition(": ")[0])}
+    contaminated, right = not same(plain, wanted, precise), same(ours, wanted, precise)
+    # Where plain PyTorch adds in another order each time, as some kernels of GPUs do, there are no bits to keep.
+    bits = same_bits(ours, plain) or not same_bits(run(torch.autograd.grad, case, case.poisoned), plain)
+    tally.samples += 1
+    tally.contaminated += contaminated
+    tally.mended += contaminated and right
+    tally.broken += not contaminated and not right
+    tally.other_bits += not bits
+    if not right or not bits:
+        tally.without_rule = sorted({*tally.without_rule, *without_rule})
+        what = "not mended" if contaminated and not right else "broken" if not right else "other bits"
+        why = f"{type(ours).__name__}: {str(ours)[:200]}" if isinstance(ours, Exception) else " ".join(without_rule)
+        if not isinstance(ours, Exception) and same(
+            [torch.where(p.isfinite(), w, o) for p, w, o in zip(plain, wanted, ours, strict=True)], wanted, precise
+        ):
+            why += "(only where plain PyTorch's gradient is finite, and so is kept)"
+        tally.notes.append(f"{what}: {case.name} {why}")
+
+
+def run(
+    method: Gradients, case: Case, start: list[Tensor], dtype: torch.dtype = torch.float32
+) -> list[Tensor] | Exception:
+    """The gradients of the case's loss, zeros where an input is not used."""
+    try:
+        tensors = [tensor.to(dtype, copy=True).requires_grad_() for tensor in start]
+        return list(method(case.loss(tensors), tensors, allow_unused=True, materialize_grads=True))
+    except Exception as error:
+        return error
+
+
+def is_finite(gradients: list[Tensor] | Exception) -> bool:
+    """Whether there is a number for every entry."""
+    return not isinstance(gradients, Exception) and all(bool(g.isfinite().all()) for g in gradients)
+
+
+def same_bits(a: list[Tensor] | Exception, plain: list[Tensor]) -> bool:
+    """Each entry equal where the plain one is finite."""
+    return not isinstance(a, Exception) and all(
+        torch.equal(x[p.isfinite()], p[p.isfinite()]) for x, p in zip(a, plain, strict=True)
+    )
+
+
+def same(a: list[Tensor] | Exception, *wanted: list[Tensor]) -> bool:
+    """Each entry one of those wanted, but for round-off: the clean input may go through another algorithm."""
+    if isinstance(a, Exception):
+        return False
+    return all(
+        bool(torch.stack([torch.isclose(_wide(x), _wide(y), rtol=1e-3, atol=1e-5) for y in ys]).any(0).all())
+        for x, *ys in zip(a, *wanted, strict=True)
+    )
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In float64, on the CPU: not every device has it."""
+    return x.cpu().double()

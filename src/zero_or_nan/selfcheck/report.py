@@ -1,0 +1,139 @@
+"""What is printed: a line for each case and operator, and at the end what to do; or all of it as JSON."""
+
+from __future__ import annotations
+
+import json
+import platform
+import textwrap
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from .. import __version__
+from ..ignoring.careful import REPORT
+from .checking import NOT_FOLLOWED, Row
+from .records import KINDS, Difference, Records, differences, release_of
+from .words import ROUNDED, ULPS
+
+WIDTH = 80
+COUNTS = ("samples", "contaminated", "mended", "broken", "other_bits")
+
+
+@dataclass
+class Report:
+    """The rows so far, beside what was recorded with the nearest release."""
+
+    device: torch.device
+    records: Records
+    version: str = torch.__version__
+    rows: list[Row] = field(default_factory=list)
+    left_out: str | None = None
+
+    @property
+    def recorded_with(self) -> str:
+        return self.records.nearest(self.version)
+
+    def recorded(self, row: Row) -> tuple[str, str] | None:
+        return self.records.tables[self.recorded_with].get(row.name)
+
+    def differences_of(self, row: Row) -> list[Difference]:
+        return list(differences(row, self.recorded(row), self.device.type))
+
+    @property
+    def differences(self) -> list[Difference]:
+        return [each for row in self.rows for each in self.differences_of(row)]
+
+    def head(self) -> str:
+        """Versions, device, and what the words will be compared with."""
+        versions = self._versions()
+        text = (
+            f"zero_or_nan {versions['zero_or_nan']}, torch {versions['torch']}, Python {versions['python']}, "
+            f"{versions['platform']}, on {self.device} ({name_of(self.device)}). "
+            f"Compared with what was recorded with torch {self.recorded_with} on a CPU"
+        )
+        if release_of(self.version) != self.recorded_with:
+            text += f", the nearest to {self.version.split('+')[0]} of which there is a record"
+        if self.device.type != "cpu":
+            text += f"; nothing was recorded on {self.device.type}"
+        text += (
+            f". A gradient is right within {ULPS} ulps of a reference in float64 on the CPU, unless the case says "
+            f"otherwise, and rounded within {ROUNDED}."
+        )
+        return textwrap.fill(text, WIDTH)
+
+    def line(self, row: Row) -> str:
+        """A row, and below it how it differs."""
+        if row.tally is None or not row.tally.samples or row.ignoring == NOT_FOLLOWED:
+            text = f"{row.name:41}{row.plain:19} {row.ignoring}"
+        else:
+            samples, *rest = (getattr(row.tally, count) for count in COUNTS)
+            text = f"{row.name:33}{samples:>9}" + "".join(
+                f"{count:>{width}}" for count, width in zip(rest, (13, 7, 7, 11), strict=True)
+            )
+        notes = [
+            f"  {each.kind}: {'plain PyTorch' if each.way == 'plain' else 'ignoring'} is {each.observed}, "
+            f"recorded is {each.recorded}"
+            for each in self.differences_of(row)
+        ]
+        return "\n".join([text, *notes])
+
+    def summary(self) -> str:
+        """The result in a sentence, and what to do."""
+        found = Counter(each.kind for each in self.differences)
+        text = f"All {len(self.rows)} as recorded."
+        if found:
+            kinds = ", ".join(f"{found[kind]} {kind}" for kind in KINDS if found[kind])
+            text = (
+                f"Not as recorded: {kinds}. Please report it at {REPORT}/new, with what the same command prints with "
+                "--json at its end."
+            )
+        if self.left_out:
+            text += f" The operators were left out: {self.left_out}."
+        return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+
+    def json(self) -> str:
+        """All of it, as the package's docstring says."""
+        content = {
+            "versions": self._versions(),
+            "device": {"type": self.device.type, "name": name_of(self.device)},
+            "recorded_with": self.recorded_with,
+            "cases": [self._case(row) for row in self.rows if row.case],
+            "operators": [self._operator(row) for row in self.rows if row.tally],
+            "operators_left_out": self.left_out,
+            "differences": [asdict(each) for each in self.differences],
+        }
+        return json.dumps(content, indent=1)
+
+    def _versions(self) -> dict[str, str]:
+        return {
+            "zero_or_nan": __version__,
+            "torch": self.version,
+            "python": platform.python_version(),
+            "platform": f"{platform.system()} {platform.machine()}",
+        }
+
+    def _words(self, row: Row) -> dict[str, Any]:
+        words = self.recorded(row)
+        recorded = None if words is None else {"plain": words[0], "ignoring": words[1]}
+        return {"plain": row.plain, "ignoring": row.ignoring, "recorded": recorded}
+
+    def _case(self, row: Row) -> dict[str, Any]:
+        assert row.case
+        return {"name": row.name, "thread": row.case.thread, "ulps": row.case.ulps, **self._words(row)}
+
+    def _operator(self, row: Row) -> dict[str, Any]:
+        return {"name": row.name, **self._words(row), **{count: getattr(row.tally, count) for count in COUNTS}}
+
+
+CASES_HEAD = f"{'case':41}{'plain PyTorch':19} ignoring"
+OPERATORS_HEAD = f"{'operator':33}{'poisoned':>9}{'contaminated':>13}{'mended':>7}{'broken':>7}{'other bits':>11}"
+
+
+def name_of(device: torch.device) -> str:
+    """What the device calls itself, as far as torch tells."""
+    if device.type == "cpu":
+        return str(torch.backends.cpu.get_cpu_capability())
+    told = getattr(getattr(torch, device.type, None), "get_device_name", None)
+    return str(told(device)) if told else device.type

@@ -1,0 +1,80 @@
+"""One word for a gradient, as the book's verdicts use it: how far it is from the reference, and in which way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+WORDS = ("right", "rounded", "wrong", "contaminated", "missing")
+"""From best to worst. A gradient is called by the worst of its entries.
+
+- *right*: within the stated ulps of the reference, or as undefined as the reference is; where the loss does not use the
+  entry, zero.
+- *rounded*: further off than that, but at most `ROUNDED` ulps.
+- *wrong*: finite, but not the gradient; or not as undefined as the reference is.
+- *contaminated*: non-finite although the reference is finite or the loss does not use the entry.
+- *missing*: no gradient at all.
+"""
+
+ULPS = 4
+"""Units in the last place of float32 that still count as *right*: `exp` and `log` differ by a few between devices."""
+ROUNDED = 64
+"""The distance from the reference, in ulps, beyond which an entry is no longer just rounded."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a gradient has to be: float64 on the CPU, and where the loss uses the entry (`used`, bool, same shape)."""
+
+    values: Tensor
+    used: Tensor
+
+
+def reference(loss: Callable[[Tensor], Tensor], x: Tensor, used: Tensor | None = None) -> Reference:
+    """The gradient of a loss in float64, on the CPU, with the unused entries never computed.
+
+    Args:
+        loss: takes `x[used]`, or all of `x`, in float64, and returns a scalar.
+        x: a real tensor of any shape, dtype and device.
+        used: bool, over the leading dimensions of `x`; True = the entry counts. None: all count.
+
+    >>> x = torch.tensor([-1.0, 100.0])
+    >>> reference(lambda x: x.exp().sum(), x, used=x < 0).values
+    tensor([0.3679, 0.0000], dtype=torch.float64)
+    """
+    whole = x.detach().cpu().double()
+    used = torch.ones(x.shape, dtype=torch.bool) if used is None else used.cpu()
+    taken = (whole if used.all() else whole[used]).requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(taken), taken)
+    values = torch.zeros(x.shape, dtype=torch.float64)
+    values[used] = gradient if gradient.shape != x.shape else gradient[used]
+    return Reference(values, used.reshape(used.shape + (1,) * (x.dim() - used.dim())).expand(x.shape))
+
+
+def word(gradient: Tensor | None, wanted: Reference, ulps: int = ULPS) -> str:
+    """The word of `WORDS` for a gradient in float32, on any device.
+
+    >>> wanted = Reference(torch.ones(2, dtype=torch.float64), torch.tensor([True, False]))
+    >>> word(torch.tensor([1.0, 0.0]), wanted), word(torch.tensor([1.0, torch.nan]), wanted)
+    ('right', 'contaminated')
+    """
+    if gradient is None:
+        return "missing"
+    got, want, used = gradient.detach().cpu(), wanted.values.float(), wanted.used
+    if bool((~got.isfinite() & (~used | want.isfinite())).any()):
+        return "contaminated"
+    undefined = ~want.isfinite()
+    far = (_rank(want) - _rank(got)).abs().masked_fill(~used | undefined, 0)
+    same = (want == got) | (want.isnan() & got.isnan())
+    if bool((used & undefined & ~same).any() | (~used & (got != 0)).any() | (far > ROUNDED).any()):
+        return "wrong"
+    return "rounded" if bool((far > ulps).any()) else "right"
+
+
+def _rank(x: Tensor) -> Tensor:
+    """The position of each entry among all float32 numbers, counted from zero: a difference of ranks is in ulps."""
+    bits = x.contiguous().view(torch.int32).to(torch.int64)
+    return torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)

@@ -1,0 +1,107 @@
+"""What other versions gave: the nearest of them to compare with, and those on which all of a case holds."""
+
+import pytest
+import torch
+
+from helpers import Case, recorded
+from helpers.recorded import nearest, observed, spans, verified
+
+
+def fact(quantity="x.grad", holds=True, **more):
+    return {"page": "p", "type": "claim", "case": "4132", "way": "vanilla", "quantity": quantity, "holds": holds,
+            "observed": {"entries": [quantity]}, **more}  # fmt: skip
+
+
+def record(version, *facts, device="cpu"):
+    return {"torch": version, "device": device, "outcomes": list(facts or [fact()])}
+
+
+@pytest.fixture
+def known(monkeypatch):
+    """Put records in the place of those of the repository."""
+
+    def put(*records, here="2.13.0+cpu"):
+        monkeypatch.setattr(recorded, "records", lambda: records)
+        monkeypatch.setattr(torch, "__version__", here)
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("here", "version"),
+    [
+        ("2.13.0+cpu", "2.13.0"),
+        ("2.13.1", "2.13.0"),  # the newest before it
+        ("2.16.0.dev20261101", "2.15.0"),
+        ("2.12.0", "2.9.0"),
+        ("2.5.0", "2.9.0"),  # older than all
+    ],
+)
+def test_a_run_is_compared_with_the_newest_version_that_is_not_newer(known, here, version):
+    known(record("2.9.0"), record("2.13.0"), record("2.15.0"), here=here)
+    assert nearest()["torch"] == version
+
+
+def test_a_run_is_compared_with_its_own_device_where_that_is_recorded(known, monkeypatch):
+    known(record("2.13.0"), record("2.9.0", device="cuda"))
+    assert nearest()["device"] == "cpu"
+    monkeypatch.setattr(recorded, "device", lambda: "cuda")
+    assert nearest()["device"] == "cuda"
+    monkeypatch.setattr(recorded, "device", lambda: "mps")
+    assert nearest()["torch"] == "2.13.0"
+
+
+def test_without_records_there_is_nothing_to_compare_with(known):
+    known()
+    assert nearest() is None and observed("4132", "vanilla", "x.grad") is None and verified("4132") == []
+
+
+def test_what_was_observed_is_found_by_case_way_and_quantity(known):
+    verdict = {"page": "p", "type": "verdict", "case": "4132", "quantity": "x.grad", "observed": {"vanilla": "right"}}
+    known(record("2.13.0", fact("x.grad"), fact("y"), verdict))
+    assert observed("4132", "vanilla", "y") == ("2.13.0", {"entries": ["y"]})
+    assert observed("4132", None, "x.grad") == ("2.13.0", {"vanilla": "right"})
+    assert observed("4132", "masked", "y") is None and observed("52248", "vanilla", "y") is None
+
+
+def test_a_version_verifies_a_case_when_it_has_all_its_claims_and_all_hold(known):
+    full = fact("x.grad"), fact("y")
+    known(
+        record("2.9.0", fact("x.grad")),  # an older state of the page: a claim is missing
+        record("2.10.0", *full, fact("dropped", holds=False)),
+        record("2.11.0", fact("x.grad"), fact("y", holds=False)),
+        record("2.12.0", *full, fact("dropped since")),
+        record("2.13.0", *full),
+        record("2.13.0", *full, device="cuda"),
+    )
+    assert verified("4132") == [("cpu", ["2.12.0", "2.13.0"]), ("cuda", ["2.13.0"])]
+
+
+@pytest.mark.parametrize(
+    ("versions", "text"),
+    [
+        ([], ""),
+        (["2.6.0"], "2.6"),
+        (["2.6.0", "2.7.0"], "2.6 and 2.7"),
+        (["2.6.0", "2.7.0", "2.8.0"], "2.6 to 2.8"),
+        (["2.6.0", "2.8.0"], "2.6, 2.8"),
+        (["2.9.0", "2.9.1", "2.10.0", "2.11.0"], "2.9 to 2.11"),
+        (["2.15.0", "3.0.0"], "2.15, 3.0"),
+    ],
+)
+def test_versions_are_said_as_people_say_them(versions, text):
+    assert spans(versions) == text
+
+
+def test_the_card_of_a_case_names_them(known):
+    known(record("2.11.0"), record("2.12.0"), record("2.13.0"), record("2.13.0", device="cuda"))
+    said = "recorded on PyTorch 2.11 to 2.13 (CPU); 2.13 (CUDA)"
+    assert said in Case("4132").text() and said in Case("4132").html()
+    known()
+    assert "recorded" not in Case("4132").text()
+
+
+def test_the_recorded_files_are_those_of_this_repository():
+    versions = [record["torch"] for record in recorded.records()]
+    assert "2.6.0" in versions and "2.13.0" in versions
+    assert versions == sorted(versions, key=lambda version: [int(n) for n in version.split(".")])

@@ -1,0 +1,179 @@
+"""The tables of releases: one cell for all that gave the same, a new one where something changed, and a way there."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from bs4 import BeautifulSoup
+from scratch import ROOT
+
+from tools.pages.releases import _alike, changed, changes, columns, releases
+from tools.pages.releases import tested as what_ran
+
+RESULTS = ROOT / "results"
+
+
+def entries(*texts, shape=None):
+    return {"dtype": "float32", "shape": shape or [len(texts)], "entries": list(texts)}
+
+
+def claim(observed, way="vanilla", quantity="x.grad", holds=True, **more):
+    return {"page": "where-over-exp", "type": "claim", "case": "10729", "way": way, "quantity": quantity,
+            "expected": observed, "observed": observed, "tolerance": "exactly", "holds": holds, **more}  # fmt: skip
+
+
+def verdict(**words):
+    return {"page": "where-over-exp", "type": "verdict", "case": "10729", "quantity": "x.grad", "expected": words,
+            "observed": words, "holds": True}  # fmt: skip
+
+
+def put(folder: Path, version: str, *facts, device="cpu") -> None:
+    record = {"torch": version, "device": device, "python": "3", "machine": "m", "outcomes": list(facts)}
+    (folder / f"torch-{version}-{device}.json").write_text(json.dumps(record), encoding="utf-8")
+
+
+def link(page: str) -> str:
+    return f"../{page}.html"
+
+
+def rows(text):
+    """Each row of a way: its head, and for each cell its span, words, classes and links."""
+    soup = BeautifulSoup(text, "html.parser")
+    return {
+        row.th.get_text(): [
+            (int(cell["colspan"]), " ".join(cell.get_text(" ").split()), set(cell.get("class", [])) - {""},
+             [a["href"] for a in cell("a")])
+            for cell in row("td")
+        ]
+        for row in soup.select("tbody tr") if row.td
+    }  # fmt: skip
+
+
+def test_releases_that_gave_the_same_share_a_cell(tmp_path):
+    for version in ("2.9.0", "2.10.0", "2.6.0", "2.11.0"):
+        put(tmp_path, version, claim(entries("1", "NaN")), verdict(vanilla="contaminated"))
+    assert [column.version for column in columns(tmp_path)] == ["2.6.0", "2.9.0", "2.10.0", "2.11.0"]
+    assert rows(releases(tmp_path, link)) == {"vanilla": [(4, "✗ contaminated", set(), [])]}
+    assert list(changes(columns(tmp_path))) == []
+
+
+def test_a_change_begins_a_cell_that_stands_out_and_leads_to_the_claim(tmp_path):
+    history = [{"since": "", "expected": {}, "pull": None}, {"since": "2.14", "expected": {}, "pull": 191142}]
+    put(tmp_path, "2.12.0", claim(entries("1", "5"), history=history), claim(entries("2"), quantity="y"))
+    put(tmp_path, "2.13.0", claim(entries("1", "5"), history=history), claim(entries("2"), quantity="y"))
+    put(tmp_path, "2.14.0", claim(entries("0", "5"), history=history), claim(entries("2"), quantity="y"))
+    where = "../where-over-exp.html#claim-10729-vanilla-x-grad"
+    assert rows(releases(tmp_path, link))["vanilla"] == [
+        (2, "✓ as claimed", {"zn-short"}, []),
+        (1, "✓ as claimed Δ1", {"zn-short", "zn-changed"}, [where]),
+    ]
+    (change,) = changes(columns(tmp_path))
+    assert (change.version, change.pull, change.place.quantity) == ("2.14.0", 191142, "x.grad")
+    table = BeautifulSoup(changed(tmp_path, link), "html.parser")
+    (row,) = table.select("tbody tr")
+    assert [cell.get_text() for cell in row("td")] == ["[0] 1", "2.14: [0] 0", "pytorch#191142"]
+    assert [a["href"] for a in row("a")] == [where, "https://github.com/pytorch/pytorch/pull/191142"]
+    assert "1 of them changed" in BeautifulSoup(releases(tmp_path, link), "html.parser").caption.get_text()
+
+
+def test_a_verdict_that_changes_begins_a_cell_without_any_claim_that_did(tmp_path):
+    put(tmp_path, "2.13.0", claim(entries("1")), verdict(vanilla="wrong"))
+    put(tmp_path, "2.14.0", claim(entries("1")), verdict(vanilla="right"))
+    assert [cell[:2] for cell in rows(releases(tmp_path, link))["vanilla"]] == [(1, "≠ wrong"), (1, "✓ right")]
+
+
+def test_a_claim_that_does_not_hold_is_told_before_any_word(tmp_path):
+    put(tmp_path, "2.13.0", claim(entries("1"), holds=False), verdict(vanilla="right"))
+    assert rows(releases(tmp_path, link))["vanilla"][0][1] == "✗ does not hold"
+
+
+def test_a_way_that_a_release_did_not_run_is_no_success(tmp_path):
+    put(tmp_path, "2.13.0", claim(entries("1")), claim(entries("1"), way="masked"))
+    put(tmp_path, "2.14.0", claim(entries("1")))
+    assert [cell[1] for cell in rows(releases(tmp_path, link))["masked"]] == ["✓ as claimed", "– not run"]
+
+
+def test_of_several_verdicts_the_worst_counts(tmp_path):
+    put(tmp_path, "2.13.0", claim(entries("1")), verdict(vanilla="right"), verdict(vanilla="raises TypeError"))
+    assert rows(releases(tmp_path, link))["vanilla"][0][1] == "! raises TypeError"
+
+
+def test_each_device_is_columns_of_its_own_and_its_first_is_no_change(tmp_path):
+    put(tmp_path, "2.13.0", claim(entries("1")))
+    put(tmp_path, "2.13.0", claim(entries("2")), device="cuda")
+    text = releases(tmp_path, link)
+    assert [cell[:3] for cell in rows(text)["vanilla"]] == [(1, "✓ as claimed", {"zn-short"})] * 2
+    heads = [head.get_text() for head in BeautifulSoup(text, "html.parser").select('th[scope="colgroup"]')]
+    assert heads == ["PyTorch, CPU", "PyTorch, CUDA"]
+
+
+def test_a_page_that_is_no_more_is_not_led_to(tmp_path):
+    put(tmp_path, "2.13.0", claim(entries("1")))
+    put(tmp_path, "2.14.0", claim(entries("2")))
+    assert "<a " not in releases(tmp_path, lambda page: "") and "Δ1" in releases(tmp_path, lambda page: "")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        (entries("1", "NaN", "--", "inf"), entries("1", "NaN", "--", "inf"), True),
+        (entries("0.33333334"), entries("0.3333333"), True),  # rounding
+        (entries("0.5"), entries("0.6"), False),
+        (entries("1"), entries("NaN"), False),
+        (entries("1"), entries("--"), False),
+        (entries("0"), entries("1e-30"), False),
+        (entries("True"), entries("False"), False),
+        (entries("inf"), entries("-inf"), False),
+        (entries("1"), entries("1", shape=[1, 1]), False),
+        (entries("1"), {"absent": True}, False),
+        ({"absent": True}, {"absent": True}, True),
+        ({"raised": "TypeError", "message": "a"}, {"raised": "TypeError", "message": "b"}, True),
+        ({"raised": "TypeError", "message": "a"}, {"raised": "ValueError", "message": "a"}, False),
+        ({"raised": "TypeError", "message": "a"}, {"absent": True}, False),
+    ],
+)
+def test_what_counts_as_the_same(one, other, alike):
+    assert _alike(one, other) is alike and _alike(other, one) is alike
+
+
+def test_what_ran_is_told_with_what_failed(tmp_path):
+    row = {"torch": "2.6.0", "claims": {"held": 2, "of": 3}, "tests": {"passed": 5, "skipped": 0, "failed": ["a"]},
+           "mended": {"error": "<it died>"}}  # fmt: skip
+    (tmp_path / "measured").mkdir()
+    found = {"rows": [row, {"torch": "2.7.0", "error": "no such version"}]}
+    (tmp_path / "measured" / "matrix.json").write_text(json.dumps(found), encoding="utf-8")
+    text = [cell.get_text() for cell in BeautifulSoup(what_ran(tmp_path), "html.parser").select("tbody td")]
+    assert text == ["2 of 3", "5 passed, 1 failed", "<it died>"] + 3 * ["no such version"]
+
+
+# The book's own.
+
+
+def test_the_page_says_of_the_nan_gradients_what_the_records_say():
+    # "the NaN gradients are the same on all of them, as are the ways that give the right ones"
+    words = {
+        json.dumps([[fact["case"], fact["quantity"], fact["observed"]] for fact in column.record["outcomes"]
+                    if fact["type"] == "verdict"])
+        for column in columns(RESULTS)
+    }  # fmt: skip
+    assert len(words) == 1 and "contaminated" in words.pop()
+
+
+def test_every_minor_release_that_the_matrix_knows_is_recorded():
+    from tools.versions.matrix import RELEASES
+
+    measured = json.loads((RESULTS / "measured" / "matrix.json").read_text(encoding="utf-8"))["rows"]
+    for release in RELEASES:
+        assert (RESULTS / f"torch-{release}-cpu.json").is_file()
+        assert release in [row["torch"] for row in measured]
+
+
+def test_every_change_is_where_the_page_leads(pages):
+    page = pages["chapters/which-pytorch.html"]
+    links = {a["href"] for a in page.select(".zn-delta a")}
+    assert len(links) >= 3
+    for address in links:
+        path, _, anchor = address.partition("#")
+        assert pages[f"chapters/{path}"].find(id=anchor), address
+    assert re.search(r"\d+ claims, \d+ releases on CPU; \d+ of them changed", page.caption.get_text())

@@ -1,0 +1,225 @@
+"""The matrix on made-up versions: what it asks for before it starts, what it reports, and where it goes on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from scratch import ROOT, wait_for
+
+from tools.project import Problem, Project
+from tools.versions import matrix
+from tools.versions.matrix import RELEASES, Run, write_pins
+
+PINS = """\
+filelock==1.0
+    # via
+    #   huggingface-hub
+    #   torch
+numpy==2.0
+    # via zero-or-nan (pyproject.toml)
+setuptools==80.0
+    # via torch
+sympy==1.14.0
+    # via torch
+torch==2.13.0
+    # via zero-or-nan (pyproject.toml)
+"""
+ROW = {"page": "p", "type": "claim", "case": "4132", "way": "vanilla", "quantity": "x.grad", "holds": True}
+CLAIMS = f"""
+import json, pathlib, sys
+version = pathlib.Path.cwd().parent.name.removeprefix("torch-")
+pathlib.Path("../../started-" + version).touch()
+path = pathlib.Path("results") / f"torch-{{version}}-cpu.json"
+path.parent.mkdir()
+fact = {{**{ROW!r}, "holds": version != "2.7.0"}}
+path.write_text(json.dumps({{"torch": version, "outcomes": [fact]}}))
+print("the last words")
+sys.exit(version == "2.7.0")
+"""
+TESTS = """
+import json, pathlib
+pathlib.Path("_build").mkdir()
+setup = {"setup": "AMP", "code": "x", "holds_on": [pathlib.Path.cwd().parent.name.removeprefix("torch-")]}
+found = {"passed": 3, "skipped": 1, "failed": [], "setups": [setup]}
+pathlib.Path("_build/library-tests.json").write_text(json.dumps(found))
+"""
+SAMPLES = {"samples": 2, "contaminated": 2, "mended": 2, "broken": 0, "other_bits": 0, "crashed": []}
+MENDED = f"import json, pathlib; pathlib.Path('_build/mended.json').write_text(json.dumps({SAMPLES!r}))"
+GOOD = {"tests": {"passed": 3, "skipped": 1, "failed": []}, "mended": SAMPLES}
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A checkout of a few files, and environments whose Python is this one."""
+    for name in ("_config.yml", "_toc.yml", "pyproject.toml", "src/a.py", "chapters/one.md", "tests/test_a.py"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{}", encoding="utf-8")
+    (tmp_path / "requirements.txt").write_text(PINS, encoding="utf-8")
+    setups = tmp_path / "results" / "measured" / "setups.json"
+    setups.parent.mkdir(parents=True)
+    rows = [{"setup": "AMP", "code": "x", "holds_on": ["2.13.0", "2.5.0"]}]
+    setups.write_text(json.dumps({"rows": rows}), encoding="utf-8")
+    monkeypatch.setattr(matrix, "_COPIED", ("_config.yml", "pyproject.toml", "chapters", "src", "tests"))
+    parts = {"claims": ("-c", CLAIMS), "tests": ("-c", TESTS), "mended": ("-c", MENDED)}
+    monkeypatch.setattr(matrix, "PARTS", parts)
+    monkeypatch.setattr(Run, "_install", installed)
+    return Project(tmp_path)
+
+
+def installed(run, python):
+    if run.version == "2.99.0":
+        return "ERROR: No matching distribution found for torch==2.99.0"
+    python.parent.mkdir(parents=True)
+    os.symlink(sys.executable, python)
+    return ""
+
+
+def rows(project):
+    path = project.results / "measured" / "matrix.json"
+    return {row["torch"]: row for row in json.loads(path.read_text(encoding="utf-8"))["rows"]}
+
+
+def started(project):
+    return sorted(path.name.removeprefix("started-") for path in (project.build / "matrix").glob("started-*"))
+
+
+def test_every_version_is_run_recorded_and_cleaned_up(project, capsys):
+    assert matrix.matrix(project, ["2.15.0", "2.6.0"]) == 0
+    assert list(rows(project)) == ["2.6.0", "2.15.0"]
+    assert rows(project)["2.6.0"] == {
+        "torch": "2.6.0",
+        "claims": {"held": 1, "of": 1},
+        **GOOD,
+    }
+    assert json.loads((project.results / "torch-2.15.0-cpu.json").read_text(encoding="utf-8"))["torch"] == "2.15.0"
+    setups = json.loads((project.results / "measured" / "setups.json").read_text(encoding="utf-8"))["rows"]
+    assert setups[0]["holds_on"] == ["2.5.0", "2.6.0", "2.13.0", "2.15.0"]
+    assert not (project.build / "matrix").exists()
+    said = capsys.readouterr().out
+    assert "2 of 2 versions to do" in said and "2.6.0  claims: 1 of 1 hold" in said
+    assert said.splitlines()[-1] == "2 of 2 versions are as they should be"
+
+
+def test_what_is_not_as_it_should_be_is_told_and_the_rest_is_done(project, capsys):
+    assert matrix.matrix(project, ["2.6.0", "2.7.0", "2.99.0"]) == 1
+    found = rows(project)
+    assert found["2.7.0"]["claims"] == {"held": 0, "of": 1, "error": "the last words"}
+    assert found["2.99.0"] == {"torch": "2.99.0", "error": "ERROR: No matching distribution found for torch==2.99.0"}
+    assert found["2.6.0"]["tests"] == GOOD["tests"]
+    captured = capsys.readouterr()
+    assert "1 of 3 versions are as they should be" in captured.out
+    assert captured.err.startswith("not 2.7.0, 2.99.0: their logs are in")
+    assert "the last words" in (project.build / "matrix" / "2.7.0.log").read_text(encoding="utf-8")
+    assert not list((project.build / "matrix").glob("torch-*"))
+
+    # The same command does those again, and no other.
+    for path in (project.build / "matrix").glob("started-*"):
+        path.unlink()
+    assert matrix.matrix(project, ["2.6.0", "2.7.0", "2.99.0"]) == 1
+    assert started(project) == ["2.7.0"]
+    assert "2 of 3 versions to do" in capsys.readouterr().out
+
+    # After an edit all are done again.
+    (project.root / "src" / "a.py").write_text("1", encoding="utf-8")
+    assert matrix.matrix(project, ["2.6.0", "2.7.0"]) == 1
+    assert started(project) == ["2.6.0", "2.7.0"]
+
+
+@pytest.mark.parametrize("part", ["claims", "tests", "mended"])
+def test_a_part_that_crashes_is_a_failure_and_not_absent(project, monkeypatch, part):
+    monkeypatch.setitem(matrix.PARTS, part, ("-c", "import sys; sys.exit('no such thing')"))
+    assert matrix.matrix(project, ["2.6.0"]) == 1
+    if part != "tests":  # which makes the folder that the last part writes to
+        assert rows(project)["2.6.0"][part] == {"error": "no such thing"}
+
+
+@pytest.mark.parametrize(
+    ("part", "figure"), [("tests", {"failed": ["a"]}), ("mended", {"broken": 1}), ("mended", {"crashed": ["mm"]}),
+                         ("mended", {"other_bits": 1})],
+)  # fmt: skip
+def test_what_a_part_must_not_find_is_a_failure(project, part, figure):
+    good = {"torch": "2.6.0", "claims": {"held": 1, "of": 1}, "tests": {"failed": []}, "mended": {"broken": 0}}
+    assert matrix._good(good)
+    assert not matrix._good({**good, part: {**good[part], **figure}})
+    assert not matrix._good({key: value for key, value in good.items() if key != part})
+
+
+@pytest.mark.parametrize("version", ["2.9", "latest", "torch==2.9.1", "2.9.1+cpu", "../2.9.1"])
+def test_what_is_no_version_is_refused_before_any_work(project, version):
+    with pytest.raises(Problem, match="not a version of PyTorch"):
+        matrix.matrix(project, ["2.6.0", version])
+    assert not project.build.exists()
+
+
+def test_without_room_on_the_disk_nothing_is_begun(project, monkeypatch):
+    monkeypatch.setattr(matrix, "DISK", 2**60)
+    with pytest.raises(Problem, match="GiB free; one environment takes up to"):
+        matrix.matrix(project, ["2.6.0"])
+    assert started(project) == []
+
+
+def test_without_names_every_minor_release_is_run(project, monkeypatch):
+    seen = []
+    monkeypatch.setattr(Run, "perform", lambda run: seen.append(run.version) or KeyboardInterrupt)
+    monkeypatch.setattr(Run, "row", lambda run: {"torch": run.version, "error": "x"})
+    matrix.matrix(project, [])
+    assert sorted(seen) == sorted(RELEASES)
+    minors = [int(version.split(".")[1]) for version in RELEASES]
+    assert minors == list(range(6, minors[-1] + 1)) and "2.13.0" in RELEASES
+
+
+def test_the_pins_leave_out_torch_and_what_only_torch_wants(project, tmp_path):
+    path = write_pins(project, tmp_path / "pins.txt")
+    assert path.read_text(encoding="utf-8") == "filelock==1.0\nnumpy==2.0\n"
+
+
+def test_the_pins_of_this_book_leave_out_little(tmp_path):
+    text = (ROOT / "requirements.txt").read_text(encoding="utf-8")
+    kept = write_pins(Project(ROOT), tmp_path / "pins.txt").read_text(encoding="utf-8").split()
+    wanted = {line for line in text.splitlines() if line and not line.startswith((" ", "#", "-"))}
+    left = {line.partition("==")[0] for line in wanted - set(kept)}
+    assert {"torch", "sympy", "networkx", "setuptools"} >= left >= {"torch", "sympy"}
+
+
+DRIVER = """
+import sys
+sys.path.insert(0, {root!r})
+import os
+from pathlib import Path
+from tools.project import Project
+from tools.versions import matrix
+
+def installed(run, python):
+    python.parent.mkdir(parents=True)
+    os.symlink(sys.executable, python)
+    return ""
+
+matrix.Run._install = installed
+matrix._COPIED = ("_config.yml",)
+matrix.PARTS = {{"claims": ("-c", "import pathlib, time; pathlib.Path('../../../running').touch(); time.sleep(60)")}}
+try:
+    matrix.matrix(Project(Path({folder!r})), ["2.6.0", "2.7.0"])
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_interrupted_it_leaves_nothing_and_goes_on_afterwards(project, how, capsys):
+    program = DRIVER.format(root=str(ROOT), folder=str(project.root))
+    run = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], cwd=project.root, start_new_session=True)
+    try:
+        assert wait_for(lambda: (project.build / "running").exists(), 60)
+        os.kill(run.pid, how)
+        assert run.wait(30) == (130 if how != signal.SIGKILL else -signal.SIGKILL)
+        if how != signal.SIGKILL:
+            assert not list((project.build / "matrix").glob("torch-*"))
+    finally:
+        run.kill()
+    assert matrix.matrix(project, ["2.6.0"]) == 0
+    assert not (project.build / "matrix").exists()

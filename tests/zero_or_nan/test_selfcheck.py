@@ -1,0 +1,352 @@
+"""The reader's own check: each kind of difference is found, the rest goes on, and the output can be relied on."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.entries import Entries, outcome
+from helpers.verdict import JUDGEMENTS, judge
+from zero_or_nan import ignoring
+from zero_or_nan.selfcheck import __main__ as command
+from zero_or_nan.selfcheck import cases, checking, operators, poisoned, records, report, words
+
+CPU = torch.device("cpu")
+EXP, SLICED, ROUNDED = "where over exp", "rows sliced after a linear layer", "1 / x, rounded as plain PyTorch rounds"
+CASES = {case.name: case for case in cases.CASES}
+RECORDED = records.recorded()
+PLAIN = torch.autograd.grad
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Three cases and two operators, in the place of all."""
+    monkeypatch.setattr(checking, "CASES", [CASES[EXP], CASES[SLICED], CASES[ROUNDED]])
+    monkeypatch.setattr(operators, "OPERATORS", ["exp", "mm"])
+
+
+@pytest.fixture
+def checked(few, capsys):
+    """Run the command on the CPU as JSON: its exit status, and what it finds."""
+
+    def run():
+        status = command.main(["--device", "cpu", "--json"])
+        content = json.loads(capsys.readouterr().out)
+        return status, [(each["kind"], each["name"], each["way"]) for each in content["differences"]], content
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def done():
+    """The whole command, as a reader runs it."""
+    module = [sys.executable, "-W", "error", "-m", "zero_or_nan.selfcheck", "--device", "cpu", "--json"]
+    return subprocess.run(module, capture_output=True, text=True, timeout=300)
+
+
+def unmasked(op, *args, **kwargs):
+    """A rule that forgets what was ignored."""
+    return op(*ignoring.plain(args), **kwargs)
+
+
+def test_all_is_as_recorded(done):
+    content = json.loads(done.stdout)
+    assert content["differences"] == [] and done.returncode == 0, done.stdout
+    assert [row["name"] for row in content["cases"]] == list(CASES)
+    assert [row["name"] for row in content["operators"]] == operators.OPERATORS
+    for row in content["operators"]:
+        assert row["samples"] >= row["contaminated"] == row["mended"] > 0 == row["broken"] == row["other_bits"]
+
+
+def test_two_runs_print_the_same_bytes(done):
+    torch.manual_seed(5)
+    again = report.Report(CPU, RECORDED)
+    again.rows, again.left_out = checking.ask_all(CPU, lambda row: None)
+    assert again.json() + "\n" == done.stdout
+
+
+def test_the_json_says_what_ran_and_nothing_of_whose_machine_it_is(done):
+    content = json.loads(done.stdout)
+    assert list(content) == ("versions device recorded_with cases operators operators_left_out differences".split())
+    assert content["versions"]["torch"] == torch.__version__
+    assert list(content["versions"]) == ["zero_or_nan", "torch", "python", "platform"]
+    assert content["device"]["type"] == "cpu" and content["device"]["name"]
+    assert {tuple(row) for row in content["cases"]} == {("name", "thread", "ulps", "plain", "ignoring", "recorded")}
+    assert {tuple(row) for row in content["operators"]} == {("name", "plain", "ignoring", "recorded", *report.COUNTS)}
+    assert os.uname().nodename not in done.stdout and str(Path.home()) not in done.stdout
+    assert sys.prefix not in done.stdout
+
+
+def test_importing_the_library_does_not_import_it():
+    code = "import sys, zero_or_nan; print(any(name.startswith('zero_or_nan.selfcheck') for name in sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+
+
+def test_a_rule_that_forgets_is_broken_here(checked, monkeypatch):
+    monkeypatch.setitem(ignoring.RULES, torch.ops.aten.mul, unmasked)
+    monkeypatch.setitem(ignoring.RULES, torch.ops.aten.mm, unmasked)
+    status, found, content = checked()
+    names = {name for kind, name, way in found if (kind, way) == ("broken here", "ignoring")}
+    assert status == 1 and {EXP, SLICED, "exp", "mm"} == names and len(found) == len(names)
+    assert {each["observed"] for each in content["differences"]} == {"contaminated"}
+
+
+def test_a_missing_rule_is_broken_here_too(checked, monkeypatch):
+    monkeypatch.delitem(ignoring.RULES, torch.ops.aten.mm)
+    status, found, content = checked()
+    assert (status, found) == (1, [("broken here", name, "ignoring") for name in (SLICED, "mm")])
+    assert {each["observed"] for each in content["differences"]} == {"not followed"}
+
+
+def test_a_gradient_of_ours_that_is_wrong_is_broken_here(checked, monkeypatch):
+    monkeypatch.setattr(ignoring, "grad", lambda *args, **kwargs: [2 * g for g in PLAIN(*args, **kwargs)])
+    status, found, content = checked()
+    assert status == 1 and ("broken here", ROUNDED, "ignoring") in found
+    assert {each["observed"] for each in content["differences"]} == {"wrong", "contaminated"}
+
+
+def test_other_bits_than_plain_pytorchs_are_broken_here(checked, monkeypatch):
+    def an_ulp_off(*args, **kwargs):
+        return [torch.nextafter(g, torch.zeros_like(g)) for g in real(*args, **kwargs)]
+
+    real = ignoring.grad
+    monkeypatch.setattr(ignoring, "grad", an_ulp_off)
+    status, found, content = checked()
+    assert status == 1 and {("broken here", name, "ignoring") for name in (ROUNDED, "exp", "mm")} <= set(found)
+    assert "other bits" in {each["observed"] for each in content["differences"]}
+
+
+def test_bits_that_plain_pytorch_does_not_keep_itself_are_not_asked_for(monkeypatch):
+    def unsteady(*args, **kwargs):
+        count.append(1)
+        return [g * (1 + 2e-7 * len(count)) for g in PLAIN(*args, **kwargs)]
+
+    count = []
+    monkeypatch.setattr(checking.torch.autograd, "grad", unsteady)
+    assert checking.ask_case(CASES["gather of square roots"], CPU).ignoring != "other bits"
+    assert checking.ask_case(CASES["gradient argument of backward"], CPU).ignoring != "other bits"
+
+
+def test_plain_pytorch_that_is_right_now_is_fixed_upstream(checked, monkeypatch):
+    def double_where(device):
+        before = CASES[EXP].set_up(device)
+        x = before.leaves["x"]
+        safe = torch.where(x < 0, x, 0 * x)
+        return replace(before, outputs=torch.where(x < 0, safe.exp(), torch.ones_like(x)).sum())
+
+    def run(method, *args):
+        return real(ignoring.grad if method is PLAIN else method, *args)
+
+    real = poisoned.run
+    monkeypatch.setattr(checking, "CASES", [replace(CASES[EXP], set_up=double_where), CASES[SLICED]])
+    monkeypatch.setattr(poisoned, "run", run)
+    status, found, _ = checked()
+    assert (status, found) == (1, [("fixed upstream", name, "plain") for name in (EXP, "exp", "mm")])
+
+
+def test_a_crash_is_a_difference_and_the_rest_goes_on(checked, monkeypatch):
+    def crash(*args):
+        raise MemoryError
+
+    ask = operators.tally
+    monkeypatch.setattr(checking, "CASES", [replace(CASES[EXP], set_up=crash), CASES[SLICED]])
+    monkeypatch.setattr(operators, "tally", lambda op, device: (crash if op.name == "exp" else ask)(op, device))
+    status, found, content = checked()
+    # Plain PyTorch can't do it either, so ours is not called broken.
+    assert (status, found) == (1, [("changed upstream", name, "plain") for name in (EXP, "exp")])
+    assert {each["observed"] for each in content["differences"]} == {"raises MemoryError"}
+    assert content["cases"][1]["ignoring"] == content["operators"][1]["ignoring"] == "right"
+
+
+def test_a_crash_of_ours_alone_is_broken_here(checked, monkeypatch):
+    def crash(*args, **kwargs):
+        raise RuntimeError
+
+    monkeypatch.setattr(ignoring, "grad", crash)
+    status, found, _ = checked()
+    assert status == 1 and {kind for kind, _, _ in found} == {"broken here"} and len(found) == 5
+
+
+def test_an_operator_that_is_gone_is_changed_upstream(checked, monkeypatch):
+    monkeypatch.setattr(operators, "database", lambda: [op for op in poisoned.database() if op.name != "exp"])
+    status, found, _ = checked()
+    assert (status, found) == (1, [("changed upstream", "exp", "plain")])
+
+
+@pytest.mark.parametrize(
+    "error, told",
+    [
+        (ModuleNotFoundError("No module named 'numpy'", name="numpy"), "needs numpy, which is not installed"),
+        (ImportError("cannot import name 'x' from /home/me/y.py"), "can't be imported (ImportError)"),
+    ],
+)
+def test_without_the_database_the_cases_still_run(few, monkeypatch, capsys, error, told):
+    def fail():
+        raise error
+
+    monkeypatch.setattr(operators, "database", fail)
+    assert command.main(["--device", "cpu"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "All 3 as recorded. The operators were left out: " in printed and told in printed
+    assert command.main(["--device", "cpu", "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert told in content["operators_left_out"] and content["operators"] == [] and len(content["cases"]) == 3
+
+
+def test_what_it_prints_fits_into_80_columns_and_says_what_to_do(few, monkeypatch, capsys):
+    assert command.main(["--device", "cpu"]) == 0
+    good = capsys.readouterr().out
+    assert good.endswith("\nAll 5 as recorded.\n")
+    monkeypatch.setitem(ignoring.RULES, torch.ops.aten.mm, unmasked)
+    assert command.main(["--device", "cpu"]) == 1
+    bad = capsys.readouterr().out
+    assert "\n  broken here: ignoring is contaminated, recorded is right\n" in bad
+    assert "\nNot as recorded: 2 broken here. Please report it at\nhttps://" in bad and "/issues/new, with" in bad
+    assert max(map(len, (good + bad).splitlines())) <= 80
+    assert all(len(each) <= 40 for each in (*CASES, *operators.OPERATORS))
+
+
+def test_what_a_library_prints_stays_out_of_the_json(few, monkeypatch, capfd):
+    def loud(device):
+        os.write(1, b"Intel oneMKL ERROR\n")
+        return CASES[EXP].set_up(device)
+
+    monkeypatch.setattr(checking, "CASES", [replace(CASES[EXP], set_up=loud)])
+    assert command.main(["--device", "cpu", "--json"]) == 0
+    printed = capfd.readouterr()
+    assert json.loads(printed.out)["differences"] == [] and "oneMKL" in printed.err
+
+
+@pytest.mark.parametrize("name", ["meta", "nonsense", "cuda:77", ""])
+def test_a_device_that_is_not_here_is_wrong_use(name, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        command.main(["--device", name or "''"])
+    told = capsys.readouterr()
+    assert stopped.value.code == 2 and told.out == ""
+    assert f"no device {name or chr(39) * 2!r} here" in told.err and "use --device " in told.err
+
+
+def test_the_default_is_an_accelerator_where_there_is_one(monkeypatch):
+    for kind in ("cuda", "mps", "xpu"):
+        monkeypatch.setattr(getattr(torch, kind), "is_available", lambda: False)
+    assert command.accelerator() is None
+    monkeypatch.setattr(torch.mps, "is_available", lambda: True)
+    assert command.accelerator() == "mps"
+
+
+def test_an_interrupt_ends_without_a_traceback(few, monkeypatch, capsys):
+    def interrupted(device):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checking, "CASES", [replace(CASES[EXP], set_up=interrupted)])
+    for arguments in ([], ["--json"]):
+        assert command.main(["--device", "cpu", *arguments]) == 130
+        assert capsys.readouterr().err == "\ninterrupted\n"
+
+
+@pytest.mark.parametrize(
+    "version, nearest",
+    [
+        ("2.6.0+cu124", "2.6"),
+        ("2.13.1", "2.13"),
+        ("2.99.0.dev20301231+cpu", "2.15"),
+        ("3.0.0a0+git1234567", "2.15"),
+        ("2.5.1", "2.6"),
+    ],
+)
+def test_a_version_is_compared_with_the_nearest_record_and_told_so(version, nearest):
+    made = report.Report(CPU, RECORDED, version)
+    assert made.recorded_with == nearest
+    told = " ".join(made.head().split())
+    assert f"recorded with torch {nearest} on a CPU" in told
+    own = version.startswith(f"{nearest}.")
+    assert (f"the nearest to {version.split('+')[0]} of which there is a record" in told) is not own
+
+
+def test_on_another_device_it_says_that_nothing_was_recorded_there():
+    assert "nothing was recorded on mps" in " ".join(report.Report(torch.device("mps"), RECORDED).head().split())
+    assert "nothing was recorded" not in report.Report(CPU, RECORDED).head()
+
+
+def test_what_only_the_cpu_must_have_is_a_difference_there_alone():
+    absent = checking.Row("exp", checking.NO_SAMPLE, checking.NO_SAMPLE)
+    lost = checking.Row("exp", "contaminated", checking.NOT_FOLLOWED)
+    for row, kind in ((absent, "changed upstream"), (lost, "broken here")):
+        (found,) = records.differences(row, ("contaminated", "right"), "cpu")
+        assert found.kind == kind
+        assert list(records.differences(row, ("contaminated", "right"), "cuda")) == []
+    broken = checking.Row("exp", "contaminated", "wrong")
+    assert [each.kind for each in records.differences(broken, ("contaminated", "right"), "cuda")] == ["broken here"]
+
+
+@pytest.mark.parametrize("error, elsewhere", [(TypeError, "no sample"), (RuntimeError, "raises RuntimeError")])
+def test_what_another_device_lacks_could_not_be_asked(monkeypatch, error, elsewhere):
+    def fail(op, device):
+        raise error
+
+    monkeypatch.setattr(operators, "tally", fail)
+    words = [checking.ask_operator("exp", object(), torch.device(name)).plain for name in ("mps", "cpu")]
+    assert words == [elsewhere, f"raises {error.__name__}"]
+
+
+def test_what_was_never_recorded_has_to_be_right():
+    assert list(records.differences(checking.Row("new", "contaminated", "right"), None, "cpu")) == []
+    (found,) = records.differences(checking.Row("new", "contaminated", "contaminated"), None, "cpu")
+    assert (found.kind, found.recorded) == ("broken here", "right")
+
+
+def test_everything_is_recorded_with_each_supported_release():
+    assert RECORDED.releases == [f"2.{minor}" for minor in range(6, 16)]
+    for table in RECORDED.tables.values():
+        assert set(table) >= {*CASES, *operators.OPERATORS}
+        assert {ours for name, (_, ours) in table.items() if name != ROUNDED} == {"right"}
+        assert table[ROUNDED] == ("rounded", "rounded")
+        assert table[EXP] == table["exp"] == ("contaminated", "right")
+
+
+def test_records_are_read_as_they_were_written():
+    tables = {
+        "2.10": {"a": ("right", "right"), "c": ("right", "right")},
+        "2.6": {"a": ("contaminated", "right"), "b": ("right", "right")},
+        "2.9": {"a": ("contaminated", "right"), "b": ("right", "right")},
+    }
+    written = records.Records(tables).json()
+    assert records.Records.from_json(written).tables == tables
+    assert json.loads(written)["words"]["a"] == {"2.6": ["contaminated", "right"], "2.10": ["right", "right"]}
+    assert json.loads(written)["words"]["b"]["2.10"] is None
+
+
+def test_a_gradient_is_called_by_the_words_of_the_book():
+    nan, inf = torch.nan, torch.inf
+    one = 1.0
+    for got in (0.0, one, one + 1e-6, one + 3e-6, 1.5, nan, inf, -inf):
+        for want in (0.0, one, nan, inf):
+            for used in (True, False):
+                wanted = torch.tensor([want], dtype=torch.float64)
+                gradient = torch.tensor([got])
+                ours = words.word(gradient, words.Reference(wanted, torch.tensor([used])))
+                (theirs,) = judge(Entries(wanted, torch.tensor([used])), outcome(gradient), words.ULPS)
+                assert ours == theirs, (got, want, used)
+    assert words.word(None, words.Reference(torch.ones(1), torch.ones(1) > 0)) == "missing"
+    assert set(words.WORDS) == set(JUDGEMENTS)
+
+
+def test_the_sample_meets_rules_of_every_kind(monkeypatch):
+    def watched(name, rule):
+        def call(*args, **kwargs):
+            met.add(name.rpartition(".")[2])
+            return rule(*args, **kwargs)
+
+        return call
+
+    met = set()
+    for op, rule in ignoring.RULES.items():
+        monkeypatch.setitem(ignoring.RULES, op, watched(rule.__module__, rule))
+    checking.ask_all(CPU, lambda row: None)
+    files = {path.stem for path in Path(ignoring.__file__).with_name("rules").glob("[a-z]*.py")}
+    assert met >= files - {"stepwise"}  # which has derivatives

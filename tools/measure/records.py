@@ -1,0 +1,61 @@
+"""Take reports of `python -m zero_or_nan.selfcheck --json` as what is recorded with their releases of PyTorch.
+
+    python -m tools.measure.records REPORT.json …
+
+Run the check under each release, look at what differs, and give the reports to this: it writes the `recorded.json` that
+the library carries. A report replaces all that was recorded with its release.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from zero_or_nan.selfcheck.records import Records, Words, release_of
+
+from ..project import Problem, Project, write
+
+
+def record(project: Project, reports: list[Path]) -> None:
+    """Put the words of each report in the place of those of its release.
+
+    Raises:
+        Problem: for a file that is no such report, or one that is not to be recorded: from a nightly, from another
+            device than a CPU, or without operators.
+    """
+    path = project.source / "zero_or_nan" / "selfcheck" / "recorded.json"
+    tables = dict(Records.from_json(path.read_text(encoding="utf-8")).tables)
+    for report in reports:
+        release, words = _read(report)
+        tables[release] = words
+    write(path, Records(tables).json())
+    print(f"written: {path.relative_to(project.root)}, with torch {', '.join(Records(tables).releases)}")
+
+
+def _read(report: Path) -> tuple[str, dict[str, Words]]:
+    try:
+        content: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+        version, device, left_out = (
+            content["versions"]["torch"],
+            content["device"]["type"],
+            content["operators_left_out"],
+        )
+        words = {row["name"]: (row["plain"], row["ignoring"]) for row in content["cases"] + content["operators"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Problem(f"{report} is not what python -m zero_or_nan.selfcheck --json prints: {error}") from error
+    if "dev" in version:
+        raise Problem(f"{report} is of torch {version}: record a release, a nightly changes from day to day")
+    if device != "cpu":
+        raise Problem(f"{report} is of a {device} device: records are made on CPUs, with --device cpu")
+    if left_out:
+        raise Problem(f"{report} has no operators, {left_out}: install what is missing, and run it again")
+    return release_of(version), words
+
+
+if __name__ == "__main__":
+    try:
+        record(Project(Path.cwd()), list(map(Path, sys.argv[1:])))
+    except Problem as problem:
+        sys.exit(f"error: {problem}")
