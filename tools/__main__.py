@@ -19,9 +19,12 @@ def main() -> int:
     """Run one command; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools", description=__doc__)
     parser.add_argument("command", choices=("book", "check", "record", "notebooks", "serve", *MEASURES))
+    parser.add_argument("chapters", nargs="*", metavar="CHAPTER", help="check: the chapters to run (default: all)")
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the checkout (default: this folder)")
     parser.add_argument("--timeout", type=int, default=120, help="seconds that one cell may take (default: 120)")
     options = parser.parse_args()
+    if options.chapters and options.command != "check":
+        parser.error(f"only check takes chapters, {options.command} is for all of them")
     from .project import Problem, Project
 
     try:
@@ -47,7 +50,7 @@ def _run(options: argparse.Namespace, project: Project) -> int:
         return 0
     from .steps.build import Build
 
-    return int(getattr(Build(project, options.timeout), name)())
+    return int(getattr(Build(project, options.timeout), name)(*options.chapters))
 
 
 if __name__ == "__main__":

@@ -5,37 +5,55 @@ A plain `jupyter-book build .` thereby shares the cache with `make book`, and is
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import nbformat
 from sphinx.application import Sphinx
 from sphinx.config import Config
 from sphinx.environment import BuildEnvironment
 
-from ..project import Project, write
 from ..steps import session
 from ..steps.environment import cache_folder
 from ..steps.execute import cached
+from ..steps.made import digest
+from . import checkout
+
+
+def _at_once() -> str:
+    return "go"
+
+
+ready: Callable[[], str] = _at_once
+"""Called before the first page is read; nothing is read after an empty answer. `make book` makes it wait its turn."""
 
 
 def _use_cache(app: Sphinx, config: Config) -> None:
     # A new path is a changed setting: Sphinx then reads every page anew, as it must when a helper has changed.
-    project = Project(Path(app.confdir))
+    project = checkout(app)
     config["nb_execution_cache_path"] = str(cache_folder(project))
+    # So it must when what draws pages has.
+    tools = sorted((Path(__file__).parents[1]).rglob("*.py"))
+    config["zero_or_nan_tools"] = digest(*(path.read_bytes() for path in tools))
     session.begin(project)
 
 
-def _write_executed(app: Sphinx, env: BuildEnvironment) -> list[str]:
-    # MyST-NB offers the executed notebooks for download, but forgets the outputs of those that come from a cache.
-    project = Project(Path(app.confdir))
-    for chapter, notebook in cached(project).items():
-        write(project.executed / f"{project.name(chapter)}.ipynb", nbformat.writes(notebook) + "\n")
+def _wait(app: Sphinx, env: BuildEnvironment, docnames: list[str]) -> None:
+    if not ready():
+        sys.exit("told to go away")
+
+
+def _hand_on(app: Sphinx, env: BuildEnvironment) -> list[str]:
+    # For pages that are drawn from outputs, and for download: MyST-NB's own copy forgets what came from a cache.
+    cached(checkout(app))
     return []
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect to Sphinx."""
+    app.add_config_value("zero_or_nan_tools", "", "env", [str])
     app.connect("config-inited", _use_cache)
-    app.connect("env-updated", _write_executed)
+    app.connect("env-before-read-docs", _wait)
+    app.connect("env-updated", _hand_on)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

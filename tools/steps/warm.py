@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from importlib.metadata import EntryPoint
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from typing import Any, ClassVar, cast
 
@@ -27,7 +28,13 @@ class Warmth:
     """While open, every kernel that this process starts is a fork of one warm server. On exit all of them end.
 
     Elsewhere than on Linux, where a fork of a process with PyTorch in it can't be relied on, kernels start as usual.
+
+    Args:
+        several: whether there will be more than one kernel. A single one imports what it needs by itself, which is less.
     """
+
+    def __init__(self, several: bool) -> None:
+        self._modules = [f"{__package__}.kernel", *([f"{__package__}.imported"] if several else [])]
 
     def __enter__(self) -> Warmth:
         self._before = os.environ.get(_CHOICE)
@@ -38,7 +45,8 @@ class Warmth:
                 _NAME, f"{__name__}:WarmProvisioner", KernelProvisionerFactory.GROUP_NAME
             )
             KernelProvisionerFactory.clear_instance()
-            _server().set_forkserver_preload([f"{__package__}.kernel"])
+            _server().set_forkserver_preload(self._modules)
+            forkserver.ensure_running()  # it imports all that while the build gets ready itself
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,0 +1,70 @@
+"""Whether the site is as its sources have it, and the digest that tells two sites apart."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ..project import Project
+from .made import Made, digest
+from .origin import origin
+
+COVERED = "paths and bytes of all its files but .buildinfo"
+"""What the site's digest covers. `.buildinfo` is Sphinx's note to itself, of settings and not of what is shown."""
+
+_ELSEWHERE = {"_build", "__pycache__", "node_modules", "notebooks"}
+
+
+class Site:
+    """The built site, and what it was built from.
+
+    Args:
+        project: the checkout, as it is when the build begins.
+    """
+
+    def __init__(self, project: Project) -> None:
+        self._project = project
+        self._made = Made(project)
+        self._name = project.site.relative_to(project.root).as_posix()
+        self._source = _source(project)
+
+    def is_current(self) -> bool:
+        """Whether the site is what a build would make of it."""
+        return self._made.is_current(self._name, self._source, self.digest())
+
+    def remember(self) -> None:
+        """Note that the site was just made from these sources."""
+        self._made.remember(self._name, self._source, self.digest())
+        self._made.save()
+
+    def digest(self) -> str:
+        """SHA-256 over the site, in hexadecimal; of what it is `COVERED` says. Of no site where there is none."""
+        site = self._project.site
+        return _digest(site, (path for path in site.rglob("*") if path.is_file() and path.name != ".buildinfo"))
+
+
+def _source(project: Project) -> str:
+    """Of every file of the checkout that a page could show, of where it comes from, and of what is installed."""
+    tools = sorted(path.name for place in map(Path, sys.path) for path in place.glob("*.dist-info"))
+    checkout = _digest(project.root, _files(project.root))
+    return digest(platform.python_version(), repr(tools), repr(origin(project)), checkout)
+
+
+def _digest(root: Path, files: Iterable[Path]) -> str:
+    """Of the paths from `root` of some files, and of their bytes."""
+    paths = {path.relative_to(root).as_posix(): path for path in files}
+    return digest(*(part for name in sorted(paths) for part in (name, paths[name].read_bytes())))
+
+
+def _files(root: Path) -> Iterator[Path]:
+    """The files below a folder: without those that tools keep there for themselves, and without environments."""
+    for folder, folders, names in os.walk(root):
+        place = Path(folder)
+        folders[:] = [
+            name for name in folders if name not in _ELSEWHERE and name[0] != "." and not name.endswith(".egg-info")
+            and not (place / name / "pyvenv.cfg").exists()
+        ]  # fmt: skip
+        yield from (place / name for name in names if (place / name).is_file())
