@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from ..project import Project, write
 from .environment import fingerprint
-from .made import Made, digest
+from .made import READER, Made, digest
 
 TIMEOUT = 120
 """Seconds that one cell may take."""
@@ -99,8 +98,7 @@ class Executed:
     def __init__(self, project: Project) -> None:
         self._project = project
         self._made = Made(project)
-        readers = (*map(version, ("myst-nb", "nbformat")), Path(__file__).with_name("read.py").read_bytes())
-        self._environment = digest(fingerprint(project), *readers)
+        self._environment = digest(fingerprint(project), READER)
 
     def known(self, chapters: Sequence[Path]) -> Iterator[tuple[Path, Notebook]]:
         """Those chapters, with outputs, whose file is of their text and of this environment."""

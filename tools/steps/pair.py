@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..project import Project, write
-from .made import Made, digest
+from .made import READER, Made, digest
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -35,7 +34,6 @@ except ImportError:
         del sys.modules[name]  # another of that name
     sys.path.insert(0, str(book / "src"))\
 """
-_MAKERS = (Path(__file__), Path(__file__).with_name("read.py"))
 _PAGE_LINK = re.compile(r"\]\((?!https?:|#)([\w-]+)\.md(#[\w-]*)?\)")
 
 
@@ -106,9 +104,8 @@ def _changes(project: Project) -> dict[Path, str | None]:
 
 def _source(project: Project, chapter: Path) -> str:
     """A digest of all that a chapter's notebook is made from."""
-    tools = (*map(version, ("myst-nb", "nbformat")), *(path.read_bytes() for path in _MAKERS))
     places = (project.repository, project.branch, project.site_url, project.name(chapter), project.names[0])
-    return digest(*tools, *places, chapter.read_bytes())
+    return digest(READER, Path(__file__).read_bytes(), *places, chapter.read_bytes())
 
 
 def _absolute_links(project: Project, chapter: Path, text: str) -> str:

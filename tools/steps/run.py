@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from pathlib import Path
 
 from jupyter_cache import get_cache
@@ -65,10 +66,8 @@ def _cache(project: Project) -> JupyterCacheBase:
 def _found(cache: JupyterCacheBase, notebooks: dict[Path, NotebookNode]) -> list[tuple[Path, NotebookNode]]:
     found = []
     for chapter, notebook in notebooks.items():
-        try:
+        with suppress(KeyError, ValueError):  # not there, or only half there after an interruption
             found.append((chapter, cache.merge_match_into_notebook(notebook)[1]))
-        except (KeyError, ValueError):  # not there, or only half there after an interruption
-            pass
     return found
 
 
