@@ -26,7 +26,8 @@ def _at_once() -> str:
 
 
 ready: Callable[[], str] = _at_once
-"""Called before the first page is read; nothing is read after an empty answer. `make book` makes it wait its turn."""
+"""Called before the first page is read. `make book` has it wait for its turn, and answer `go`; `all`, when every page is
+to be written; nothing, when none is."""
 
 
 def _use_cache(app: Sphinx, config: Config) -> None:
@@ -40,14 +41,16 @@ def _use_cache(app: Sphinx, config: Config) -> None:
 
 
 def _wait(app: Sphinx, env: BuildEnvironment, docnames: list[str]) -> None:
-    if not ready():
+    answer = ready().strip()
+    if not answer:
         sys.exit("told to go away")
+    env.zero_or_nan_everything = answer == "all"  # type: ignore[attr-defined]
 
 
 def _hand_on(app: Sphinx, env: BuildEnvironment) -> list[str]:
     # For pages that are drawn from outputs, and for download: MyST-NB's own copy forgets what came from a cache.
     cached(checkout(app))
-    return []
+    return sorted(env.found_docs) if env.zero_or_nan_everything else []  # type: ignore[attr-defined]
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class Build:
             begun = time.monotonic()
             if renderer is not None:
                 try:
-                    renderer.render()
+                    renderer.render(everything=not site.is_intact())
                 except RenderFailed as error:
                     print(f"\n{error}\n\nThe results reproduce, but the site could not be rendered.", file=sys.stderr)
                     return 1

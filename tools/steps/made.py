@@ -43,6 +43,10 @@ class Made:
         """Whether the result of that digest was made from what has the digest `source`."""
         return self._entries.get(name) == [source, result]
 
+    def is_intact(self, name: str, result: str) -> bool:
+        """Whether the result has the digest that it had when it was made, from whatever."""
+        return self._entries.get(name, [])[1:] == [result]
+
     def remember(self, name: str, source: str, result: str) -> None:
         """Note what was made, and from what; `save` writes it down."""
         self._entries[name] = self._new[name] = [source, result]
@@ -56,5 +60,5 @@ class Made:
     def _read(self) -> dict[str, list[str]]:
         try:
             return dict(json.loads(self._path.read_bytes()))
-        except (OSError, ValueError):  # not there, or not ours
+        except (OSError, ValueError, TypeError):  # not there, or not ours
             return {}

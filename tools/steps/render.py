@@ -50,12 +50,15 @@ class Renderer:
             self._process.kill()
         self._process.communicate()
 
-    def render(self) -> None:
-        """Render every page into `_build/html`. Every notebook is in the cache by now, so nothing is executed.
+    def render(self, everything: bool = False) -> None:
+        """Render the site into `_build/html`. Every notebook is in the cache by now, so nothing is executed.
+
+        Args:
+            everything: write every page, also those whose file is newer than its sources.
 
         Raises:
             RenderFailed: on a warning or an error, with the renderer's own words.
         """
-        output, _ = self._process.communicate("go\n")
+        output, _ = self._process.communicate("all\n" if everything else "go\n")
         if self._process.returncode:
             raise RenderFailed(output.strip())

@@ -35,6 +35,10 @@ class Site:
         """Whether the site is what a build would make of it."""
         return self._made.is_current(self._name, self._source, self.digest())
 
+    def is_intact(self) -> bool:
+        """Whether the site is as the last build left it: nobody changed it since, and no build was interrupted."""
+        return self._made.is_intact(self._name, self.digest())
+
     def remember(self) -> None:
         """Note that the site was just made from these sources."""
         self._made.remember(self._name, self._source, self.digest())
