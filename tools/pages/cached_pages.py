@@ -26,18 +26,27 @@ def _at_once() -> str:
 
 
 ready: Callable[[], str] = _at_once
-"""Called before the first page is read. `make book` has it wait for its turn, and answer `go`; `all`, when every page is
-to be written; nothing, when none is."""
+"""Called before the first page is read. `make book` has it wait for its turn, and answer `go`; or `all`, when every
+page is to be written; or nothing, when none is."""
 
 
 def _use_cache(app: Sphinx, config: Config) -> None:
     # A new path is a changed setting: Sphinx then reads every page anew, as it must when a helper has changed.
     project = checkout(app)
     config["nb_execution_cache_path"] = str(cache_folder(project))
-    # So it must when what draws pages has.
-    tools = sorted((Path(__file__).parents[1]).rglob("*.py"))
-    config["zero_or_nan_tools"] = digest(*(path.read_bytes() for path in tools))
+    # So it must when what draws pages, or what is drawn from measurements, has.
+    drawn = [*Path(__file__).parents[1].rglob("*.py"), *(project.results / "measured").glob("*.json")]
+    config["zero_or_nan_drawn_from"] = digest(*(path.read_bytes() for path in sorted(drawn)))
     session.begin(project)
+
+
+def _edited(app: Sphinx, env: BuildEnvironment, added: set[str], changed: set[str], removed: set[str]) -> list[str]:
+    """The pages with another text than the one that was read, whatever the times of their files say."""
+    project = checkout(app)
+    before: dict[str, str] = getattr(env, "zero_or_nan_texts", {})
+    now = {project.name(page): digest(page.read_bytes()) for page in project.pages}
+    env.zero_or_nan_texts = now  # type: ignore[attr-defined]
+    return [name for name, text in now.items() if before.get(name) != text]
 
 
 def _wait(app: Sphinx, env: BuildEnvironment, docnames: list[str]) -> None:
@@ -55,8 +64,9 @@ def _hand_on(app: Sphinx, env: BuildEnvironment) -> list[str]:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect to Sphinx."""
-    app.add_config_value("zero_or_nan_tools", "", "env", [str])
+    app.add_config_value("zero_or_nan_drawn_from", "", "env", [str])
     app.connect("config-inited", _use_cache)
+    app.connect("env-get-outdated", _edited)
     app.connect("env-before-read-docs", _wait)
     app.connect("env-updated", _hand_on)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

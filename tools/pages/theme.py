@@ -213,7 +213,8 @@ def _settings(app: Sphinx, config: Config) -> None:
     project = checkout(app)
     at = origin(project)
     config["zero_or_nan_origin"] = list(at) if at else []
-    config["zero_or_nan_results"] = digest(*(path.read_bytes() for path in sorted(project.results.glob("*.json"))))
+    shown = [*project.results.glob("*.json"), *filter(Path.is_file, (project.root / "theme").rglob("*"))]
+    config["zero_or_nan_shown_with"] = digest(*(path.read_bytes() for path in sorted(shown)))
 
 
 def _assets(app: Sphinx, failure: Exception | None) -> None:
@@ -255,7 +256,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_html_theme(NAME, str(Path(app.confdir) / "theme"))
     app.add_builder(FrontDoor, override=True)
     app.add_config_value("zero_or_nan_origin", [], "html", [list])
-    app.add_config_value("zero_or_nan_results", "", "html", [str])
+    app.add_config_value("zero_or_nan_shown_with", "", "html", [str])
     app.connect("config-inited", _settings)
     app.connect("html-page-context", _show)
     app.connect("html-collect-pages", _not_found)

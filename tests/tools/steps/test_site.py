@@ -1,5 +1,6 @@
 """A site is left as it is when nothing that it is made from has changed; and it says which commit that is."""
 
+import os
 import subprocess
 
 import pytest
@@ -120,6 +121,20 @@ def test_a_new_commit_writes_the_pages_again_and_neither_runs_nor_reads_a_chapte
     assert book.run("book").returncode == 0
     for name in ("one", "two"):
         assert f"{second[:10]}</code></a>, with changes since; torch" in book.page(name)
+
+
+def test_an_edit_with_an_old_time_is_seen(tmp_path):
+    book = Book(tmp_path / "book", {"one": ["print(1)"], "two": ["print(2)"]})
+    assert book.run("book").returncode == 0
+    for path, old, new in (
+        (book.chapter("two"), "Words of two", "New"),
+        (book.root / "theme/layout.html", "MIT", "An"),
+    ):
+        times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+        edit(path, old, new)
+        os.utime(path, ns=times)
+    assert book.run("book").returncode == 0
+    assert "<p>New.</p>" in book.page("two") and "An licence" in book.page("two")
 
 
 def test_a_build_of_what_is_built_renders_nothing_and_any_change_renders(tmp_path):
