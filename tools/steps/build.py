@@ -53,7 +53,7 @@ class Build:
         count, seconds = len(self.project.pages), time.monotonic() - begun
         print(f"{count} pages are as they should be" if current else f"rendered {count} pages in {seconds:.1f} s")
         self._summary(runs, f"site: {self.project.site / 'index.html'}")
-        print(f"digest of the site, of {COVERED}: {site.digest()[:16]}")
+        print(f"digest of {COVERED}: {site.digest()[:16]}")
         return 0
 
     def notebooks(self) -> int:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..project import Project
 from .made import Made, digest
 from .origin import origin
 
-COVERED = "paths and bytes of all its files but .buildinfo"
+COVERED = "all files of _build/html but .buildinfo"
 """What the site's digest covers. `.buildinfo` is Sphinx's note to itself, of settings and not of what is shown."""
 
 _ELSEWHERE = {"_build", "__pycache__", "node_modules", "notebooks"}
@@ -45,22 +46,20 @@ class Site:
         self._made.save()
 
     def digest(self) -> str:
-        """SHA-256 over the site, in hexadecimal; of what it is `COVERED` says. Of no site where there is none."""
+        """SHA-256 over what `sha256sum` says of every file that is `COVERED`, in the order of their paths' bytes."""
         site = self._project.site
-        return _digest(site, (path for path in site.rglob("*") if path.is_file() and path.name != ".buildinfo"))
+        files = {f"./{path.relative_to(site).as_posix()}": path for path in site.rglob("*") if path.is_file()}
+        files.pop("./.buildinfo", None)
+        lines = (f"{hashlib.sha256(files[name].read_bytes()).hexdigest()}  {name}\n" for name in sorted(files))
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _source(project: Project) -> str:
     """Of every file of the checkout that a page could show, of where it comes from, and of what is installed."""
     tools = sorted(path.name for place in map(Path, sys.path) for path in place.glob("*.dist-info"))
-    checkout = _digest(project.root, _files(project.root))
-    return digest(platform.python_version(), repr(tools), repr(origin(project)), checkout)
-
-
-def _digest(root: Path, files: Iterable[Path]) -> str:
-    """Of the paths from `root` of some files, and of their bytes."""
-    paths = {path.relative_to(root).as_posix(): path for path in files}
-    return digest(*(part for name in sorted(paths) for part in (name, paths[name].read_bytes())))
+    files = {path.relative_to(project.root).as_posix(): path for path in _files(project.root)}
+    parts = (part for name in sorted(files) for part in (name, files[name].read_bytes()))
+    return digest(platform.python_version(), repr(tools), repr(origin(project)), *parts)
 
 
 def _files(root: Path) -> Iterator[Path]:

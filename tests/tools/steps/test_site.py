@@ -1,10 +1,11 @@
 """A site is left as it is when nothing that it is made from has changed; and it says which commit that is."""
 
 import os
+import re
 import subprocess
 
 import pytest
-from scratch import Book, edit
+from scratch import ROOT, Book, edit
 
 from tools.project import Project
 from tools.steps.origin import origin
@@ -60,6 +61,14 @@ def test_the_digest_is_of_names_and_bytes(book):
     renamed = site.digest()
     path.with_name("two.html").write_text("two", encoding="utf-8")
     assert len({first, renamed, site.digest()}) == 3
+
+
+def test_the_digest_is_what_the_readme_says_it_is(book):
+    for name in (".buildinfo", "chapters/Ä b.html", "chapters-2.html", "chapters/.x"):
+        (book.site / name).write_text(name, encoding="utf-8")
+    (command,) = re.findall(r"^\$ (find .*)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    done = subprocess.run(["sh", "-c", command], cwd=book.site, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[0] == Site(Project(book.root)).digest()
 
 
 def git(book: Book, *arguments: str) -> str:
