@@ -11,6 +11,7 @@ _THREADS = {"OMP_NUM_THREADS": "1"}
 os.environ.update(_THREADS)
 # Ctrl-C while all this is imported ends the server without a traceback.
 signal.signal(signal.SIGINT, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"  # the kernel's debugger warns of a setting that forks can't have
 
 import ipykernel.debugger  # noqa: F401

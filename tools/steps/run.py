@@ -40,6 +40,8 @@ def run_all(project: Project, chapters: Sequence[Path], timeout: int, jobs: int 
     first = sorted(todo, key=lambda each: -sum(len(c.source) for c in todo[each].cells if c.cell_type == "code"))
     pool = ThreadPoolExecutor(jobs or (os.cpu_count() or 1) + 1)
     with Warmth(several=len(todo) > 1):
+        import nbclient  # noqa: F401  # here, while the warm server starts; before the threads that need it
+
         try:
             futures = [pool.submit(_run, chapter, todo[chapter], timeout) for chapter in first]
             for future in as_completed(futures):
@@ -79,7 +81,7 @@ def _into_cache(cache: JupyterCacheBase, run: Run) -> None:
 
 
 def _run(chapter: Path, notebook: NotebookNode, timeout: int) -> Run:
-    from jupyter_cache.executors.utils import single_nb_execution  # here: the warm server starts meanwhile
+    from jupyter_cache.executors.utils import single_nb_execution
     from nbclient.exceptions import CellTimeoutError, DeadKernelError
 
     started = time.monotonic()

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from importlib.metadata import EntryPoint
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any, ClassVar, cast
 
@@ -46,11 +46,19 @@ class Warmth:
             )
             KernelProvisionerFactory.clear_instance()
             _server().set_forkserver_preload(self._modules)
-            forkserver.ensure_running()  # it imports all that while the build gets ready itself
+            resource_tracker.ensure_running()  # now, for it would let Ctrl-C through
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                # It imports all that while the build gets ready itself. Ctrl-C waits until it knows how to end quietly.
+                forkserver.ensure_running()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         _ForkedKernel.end_all()
+        if kind is not None:
+            return  # a thread may be about to start a kernel: a warm one is refused now, a usual one would run
         os.environ.pop(_CHOICE, None)
         if self._before is not None:
             os.environ[_CHOICE] = self._before
