@@ -107,7 +107,8 @@ class Project:
 
     def address(self, name: str) -> str:
         """The one address of a page on the web."""
-        return f"{self.site_url}/{self.path(name).removesuffix('index.html')}"
+        path = self.path(name)
+        return f"{self.site_url}/{'' if path == 'index.html' else path}"
 
     @cached_property
     def chapters(self) -> list[Path]:
