@@ -12,14 +12,14 @@ help:  ## list the targets
 book: $(BIN)/.ready  ## build the site into _build/html; fails when a result no longer reproduces
 	$(RUN) book
 
-check: $(BIN)/.ready  ## run every chapter and check every claim, without building the site
-	$(RUN) check
+check: $(BIN)/.ready  ## run every chapter, or CHAPTER=name alone, and check every claim, without building the site
+	$(RUN) check $(CHAPTER)
 
 test: $(BIN)/.ready  ## run all tests
 	$(BIN)/python -m pytest
 
 browser: $(BIN)/.ready tests/site/node_modules/.ready  ## install what the tests in a browser need: Chromium, axe-core, Lighthouse
-	@$(BIN)/python -c 'from tools.browser import executable as e; exit(not e())' || { apt-get update && apt-get install -y chromium; }
+	@$(BIN)/python -c 'from tools.measure.browser import executable as e; exit(not e())' || { apt-get update && apt-get install -y chromium; }
 
 tests/site/node_modules/.ready: tests/site/package-lock.json
 	@command -v npm || { apt-get update && apt-get install -y nodejs npm; }

@@ -51,6 +51,6 @@ def pages(site: Path) -> dict[str, BeautifulSoup]:
     """Every HTML page that the book makes, by its path in the site."""
     from tools.project import Project
 
-    named = [page.relative_to(ROOT).with_suffix(".html").as_posix() for page in Project(ROOT).pages]
-    paths = [*named, "index.html", "genindex.html", "search.html"]
+    project = Project(ROOT)
+    paths = [*map(project.path, project.names), "genindex.html", "search.html"]
     return {path: BeautifulSoup((site / path).read_text(encoding="utf-8"), "html.parser") for path in paths}

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from tools.project import Project
+
 ROOT = Path(__file__).resolve().parents[1]
 
 FRONT = """\
@@ -76,7 +78,7 @@ class Book:
 
     def page(self, name: str) -> str:
         """A page of the site, as HTML."""
-        return (self.site / "chapters" / f"{name}.html").read_text(encoding="utf-8")
+        return (self.site / Project(self.root).path(f"chapters/{name}")).read_text(encoding="utf-8")
 
     def run(self, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         """Run `python -m tools` to its end."""

@@ -11,24 +11,40 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .project import Project
 
-VERSIONS = ("library-tests", "matrix", "mended-sample")
-"""Commands that follow PyTorch's releases, each a function in a module of the same name in `tools/versions/`."""
-MEASURES = ("bench", "costs", "honesty", "mended", "setups", "site-report")
-"""Commands that are one function of the project, in a module of the same name in `tools/measure/`."""
-
-WATCHES = {"audit": "audit", "outdated": "pins", "pins": "pins", "tell": "tell", "watch": "watch"}
-"""Commands that are one function of the project, with its module in `tools/versions/`; it may return an exit status."""
+STEPS = ("book", "check", "record", "notebooks")
+"""Commands that are a method of `steps.build.Build`."""
+MEASURES = ("bench", "costs", "coverage", "honesty", "mended", "mutants", "setups", "site-report")
+VERSIONS = ("audit", "library-tests", "matrix", "mended-sample", "pins", "tell", "watch")
+COMMANDS = {
+    "serve": ".serve",
+    "outdated": ".versions.pins",
+    **{name: f".measure.{name}".replace("-", "_") for name in MEASURES},
+    **{name: f".versions.{name}".replace("-", "_") for name in VERSIONS},
+}
+"""The others, each a function of the project, with its module."""
+OF_SOME = {
+    "check": "chapters",
+    "coverage": "parts of the code",
+    "matrix": "versions of PyTorch",
+    "mutants": "parts of the code, folders or files",
+}
+"""Commands that may be told what to look at; without names they look at all."""
 
 
 def main() -> int:
     """Run one command; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools", description=__doc__)
-    steps = ("book", "check", "record", "notebooks", "serve")
-    parser.add_argument("command", choices=(*steps, *MEASURES, *VERSIONS, *WATCHES))
-    parser.add_argument("names", nargs="*", help="of the versions that matrix runs (default: all)")
+    parser.add_argument("command", choices=(*STEPS, *COMMANDS))
+    about = "; ".join(f"{command}: {names}" for command, names in OF_SOME.items())
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{about} (default: all)")
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the checkout (default: this folder)")
     parser.add_argument("--timeout", type=int, default=120, help="seconds that one cell may take (default: 120)")
+    parser.add_argument("--sample", type=int, help="for mutants: how many of each part (default: all)")
     options = parser.parse_args()
+    if options.names and options.command not in OF_SOME:
+        parser.error(f"{options.command} takes no names; {', '.join(OF_SOME)} do")
+    if options.sample is not None and (options.command != "mutants" or options.sample < 1):
+        parser.error("--sample is for mutants, and at least 1")
     from .project import Problem, Project
 
     try:
@@ -44,22 +60,13 @@ def main() -> int:
 def _run(options: argparse.Namespace, project: Project) -> int:
     """Import what the command needs, and nothing else."""
     name = options.command.replace("-", "_")
-    if options.command in MEASURES:
-        getattr(importlib.import_module(f".measure.{name}", __package__), name)(project)
-        return 0
-    if options.command in VERSIONS:
-        return int(getattr(importlib.import_module(f".versions.{name}", __package__), name)(project, options.names))
-    if options.command in WATCHES:
-        module = importlib.import_module(f".versions.{WATCHES[options.command]}", __package__)
-        return int(getattr(module, name)(project) or 0)
-    if options.command == "serve":
-        from .serve import serve
+    if options.command in STEPS:
+        from .steps.build import Build
 
-        serve(project)
-        return 0
-    from .steps.build import Build
-
-    return int(getattr(Build(project, options.timeout), name)())
+        return int(getattr(Build(project, options.timeout), name)(*options.names))
+    module = importlib.import_module(COMMANDS[options.command], __package__)
+    extra = {} if options.sample is None else {"sample": options.sample}
+    return int(getattr(module, name)(project, *options.names, **extra) or 0)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,8 @@ import yaml
 
 MAIN = ("vanilla", "masked", "ignoring")
 """The ways that every case has, in the order in which they are shown; others come after them."""
+
+_LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is several times as quick
 
 
 class Problem(Exception):
@@ -60,8 +63,8 @@ class Project:
 
     @property
     def executed(self) -> Path:
-        """Where the renderer keeps the executed notebooks."""
-        return self.build / "jupyter_execute"
+        """The folder of the executed notebooks: what the build hands on to whatever reads outputs."""
+        return self.build / "executed"
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -93,15 +96,38 @@ class Project:
         """A page's path from the top, without its ending: what its address and its outputs are called by."""
         return page.relative_to(self.root).with_suffix("").as_posix()
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """The name of every page, in the order of the table of contents."""
         return [self.name(page) for page in self.pages]
 
-    @property
+    def path(self, name: str) -> str:
+        """Where a page lies on the site; the first one is the site's front door."""
+        return "index.html" if name == self.names[0] else f"{name}.html"
+
+    def address(self, name: str) -> str:
+        """The one address of a page on the web."""
+        path = self.path(name)
+        return f"{self.site_url}/{'' if path == 'index.html' else path}"
+
+    @cached_property
     def chapters(self) -> list[Path]:
         """The pages that are notebooks: those whose front matter names a kernel."""
         return [page for page in self.pages if is_notebook(page)]
+
+    def chapters_called(self, *names: str) -> list[Path]:
+        """Chapters by their file's name, `where-over-exp` say; all of them when none is named.
+
+        Raises:
+            Problem: when there is no such chapter.
+        """
+        known = {chapter.stem: chapter for chapter in self.chapters}
+        for name in names:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+                raise Problem(f"no chapter with code is called {name}; {hint}")
+        return [known[name] for name in names] or self.chapters
 
     def notebook(self, chapter: Path) -> Path:
         """The generated `.ipynb` of a chapter."""
@@ -114,13 +140,42 @@ class Project:
         return f"https://colab.research.google.com/github/{slug}/blob/{self.branch}/{path}"
 
 
+def page_text(page: Path) -> str:
+    """The text of a page.
+
+    Raises:
+        Problem: when it is empty, or no UTF-8.
+    """
+    try:
+        text = page.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise Problem(f"{page}: not UTF-8: {error.reason} at byte {error.start}; save it as UTF-8") from error
+    if text.startswith("\ufeff"):
+        raise Problem(f"{page}: begins with a byte order mark, which hides its front matter; save it without")
+    if not text.strip():
+        raise Problem(f"{page}: is empty; write the page, or take it out of _toc.yml")
+    return text
+
+
 def is_notebook(page: Path) -> bool:
-    """Whether a page has code to run: its front matter names a kernel."""
-    text = page.read_text(encoding="utf-8")
+    """Whether a page has code to run: its front matter names a kernel.
+
+    Raises:
+        Problem: when the page, or its front matter, can't be read.
+    """
+    text = page_text(page)
     if not text.startswith("---\n"):
         return False
     front, closed, _ = text[3:].partition("\n---")
-    return bool(closed) and "kernelspec" in _parsed(front, page)
+    if not closed:
+        raise Problem(f"{page}: its front matter begins with --- and never ends; close it with a line of ---")
+    settings = _parsed(front, page)
+    if "kernelspec" not in settings:
+        return False
+    kernel = settings["kernelspec"]
+    if not (isinstance(kernel, dict) and {"name", "display_name"} <= kernel.keys()):
+        raise Problem(f"{page}: kernelspec has to have a name and a display_name; copy those of another chapter")
+    return True
 
 
 def _settings(path: Path) -> dict[str, Any]:
@@ -134,9 +189,9 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
         Problem: when it is none, with the parser's own words.
     """
     try:
-        return dict(yaml.safe_load(text) or {})
+        return dict(yaml.load(text, Loader=_LOADER) or {})
     except (yaml.YAMLError, TypeError, ValueError) as error:
-        raise Problem(f"{path}: {error}") from error
+        raise Problem(f"{path}: {' '.join(str(error).split())}") from error
 
 
 def write(path: Path, content: str | bytes) -> None:

@@ -23,7 +23,7 @@ def meta(soup, **attributes):
 def test_titles_and_descriptions_are_there_and_no_two_are_alike(pages):
     titles, descriptions = set(), set()
     for name in NAMES:
-        soup = pages[f"chapters/{name}.html"]
+        soup = pages[PROJECT.path(f"chapters/{name}")]
         title, description = soup.title.get_text(), meta(soup, name="description")
         assert 10 < len(title) <= 100 and "Zero or NaN?" in title, name
         assert 50 <= len(description) <= 200, name
@@ -36,17 +36,17 @@ def test_titles_and_descriptions_are_there_and_no_two_are_alike(pages):
 def test_a_case_is_titled_in_the_words_that_people_search_with(pages):
     for thread in THREADS.values():
         if thread.number:
-            titles = [pages[f"chapters/{name}.html"].title.get_text() for name in NAMES]
+            titles = [pages[PROJECT.path(f"chapters/{name}")].title.get_text() for name in NAMES]
             (title,) = [title for title in titles if str(thread.number) in title]
             assert "NaN" in title and "PyTorch" in title
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_shared_link_shows_a_card(pages, site, name):
-    soup = pages[f"chapters/{name}.html"]
+    soup = pages[PROJECT.path(f"chapters/{name}")]
     assert meta(soup, property="og:title") == soup.h1.get_text().removesuffix("#").strip()
     assert meta(soup, property="og:description") == meta(soup, name="description")
-    assert meta(soup, property="og:url") == f"{PROJECT.site_url}/chapters/{name}.html"
+    assert meta(soup, property="og:url") == PROJECT.address(f"chapters/{name}")
     assert meta(soup, property="og:image:alt").strip()
     address = meta(soup, property="og:image")
     content = (site / address.removeprefix(f"{PROJECT.site_url}/")).read_bytes()
@@ -61,13 +61,13 @@ def test_a_page_has_one_card(site):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_canonical_address_is_the_pages_own(pages, name):
-    (link,) = pages[f"chapters/{name}.html"].find_all("link", rel="canonical")
-    assert link["href"] == f"{PROJECT.site_url}/chapters/{name}.html"
+    (link,) = pages[PROJECT.path(f"chapters/{name}")].find_all("link", rel="canonical")
+    assert link["href"] == PROJECT.address(f"chapters/{name}")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_structured_data_describe_a_technical_article(pages, name):
-    soup = pages[f"chapters/{name}.html"]
+    soup = pages[PROJECT.path(f"chapters/{name}")]
     (script,) = soup.find_all("script", type="application/ld+json")
     data = json.loads(script.get_text())
     assert data["@context"] == "https://schema.org" and data["@type"] == "TechArticle"
@@ -80,7 +80,7 @@ def test_structured_data_describe_a_technical_article(pages, name):
 def test_the_article_of_a_case_is_based_on_its_thread(pages):
     based = set()
     for name in NAMES:
-        data = json.loads(pages[f"chapters/{name}.html"].find("script", type="application/ld+json").get_text())
+        data = json.loads(pages[PROJECT.path(f"chapters/{name}")].find("script", type="application/ld+json").get_text())
         based |= set(data.get("isBasedOn", []))
     assert {thread.url for thread in THREADS.values()} <= based
 
@@ -88,7 +88,7 @@ def test_the_article_of_a_case_is_based_on_its_thread(pages):
 def test_the_sitemap_has_every_page_and_no_other(site):
     tree = ElementTree.parse(site / "sitemap.xml")
     found = [tag.text for tag in tree.iter("{http://www.sitemaps.org/schemas/sitemap/0.9}loc")]
-    assert found == [f"{PROJECT.site_url}/chapters/{name}.html" for name in NAMES]
+    assert found == [f"{PROJECT.site_url}/", *(f"{PROJECT.site_url}/chapters/{name}.html" for name in NAMES[1:])]
 
 
 def test_pages_that_are_no_text_are_not_to_be_found(pages, site):
@@ -102,7 +102,7 @@ def test_what_is_searched_leads_to_anchors_that_exist(pages, site):
         parts = urlsplit(record["address"])
         assert not parts.fragment or pages[parts.path].find(id=parts.fragment), record["address"]
         assert record["heading"]
-    assert [record["address"] for record in records if "keywords" in record] == [f"chapters/{n}.html" for n in NAMES]
+    assert [record["address"] for record in records if "keywords" in record] == [*map(PROJECT.path, PROJECT.names)]
     assert len({record["address"] for record in records}) == len(records)
 
 

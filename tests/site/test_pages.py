@@ -1,7 +1,11 @@
 """What readers find on the pages of this book."""
 
 import json
+import os
+import platform
 import re
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from bs4 import BeautifulSoup, Tag
@@ -10,7 +14,8 @@ from scratch import ROOT
 from helpers import JUDGEMENTS, THREADS
 from tools.project import Project
 from tools.steps.collect import MIME, checked
-from tools.steps.execute import read
+from tools.steps.origin import origin
+from tools.steps.read import read
 
 PROJECT = Project(ROOT)
 CHAPTERS = [chapter.stem for chapter in PROJECT.chapters]
@@ -20,7 +25,7 @@ notebooks = pytest.mark.parametrize("name", CHAPTERS)
 
 
 def page(pages: dict[str, BeautifulSoup], name: str) -> BeautifulSoup:
-    return pages[f"chapters/{name}.html"]
+    return pages[PROJECT.path(f"chapters/{name}")]
 
 
 def attribute(tag: Tag, name: str) -> str:
@@ -47,20 +52,30 @@ def test_every_part_of_the_book_is_there(pages, name, title):
     assert title.lower() in page(pages, name).find("h1").get_text().lower()
 
 
-def test_the_front_door_leads_to_the_welcome_page(pages):
-    assert "url=chapters/welcome.html" in attribute(pages["index.html"].find("meta"), "content")
+def test_the_front_door_is_the_welcome_page_and_its_own_name_leads_there(site):
+    assert "What do you see?" in (site / "index.html").read_text(encoding="utf-8")
+    moved = BeautifulSoup((site / "chapters" / "welcome.html").read_text(encoding="utf-8"), "html.parser")
+    assert attribute(moved.find("meta", attrs={"http-equiv": "refresh"}), "content") == "0; url=../index.html"
+    assert attribute(moved.find("link", rel="canonical"), "href") == f"{PROJECT.site_url}/"
+    assert attribute(moved.find("meta", attrs={"name": "robots"}), "content") == "noindex"
+    assert attribute(moved.find("a"), "href") == "../index.html"
+
+
+def test_no_link_of_the_site_leads_over_the_page_that_has_moved(pages):
+    for path, soup in pages.items():
+        assert [link for link in soup.find_all(href=True) if "welcome.html" in attribute(link, "href")] == [], path
 
 
 @pytest.mark.parametrize("name", [path.stem for path in PROJECT.pages])
 def test_every_page_is_in_the_navigation_of_every_page(pages, name):
     for path, soup in pages.items():
-        if path.startswith("chapters/"):
+        if path in map(PROJECT.path, PROJECT.names):
             links = {attribute(link, "href"): link.get("aria-current") for link in soup.select("nav#contents a")}
-            here = path == f"chapters/{name}.html"
-            address = "#" if here and name != "welcome" else f"{name}.html"
-            assert address in links or (here and "#" in links), path
+            here = path == PROJECT.path(f"chapters/{name}")
+            address = "#" if here else os.path.relpath(PROJECT.path(f"chapters/{name}"), Path(path).parent)
+            assert address in links, path
             assert list(links.values()).count("page") == 1, path
-            assert (links.get("#") or links.get(f"{name}.html")) == "page" if here else True, path
+            assert not here or links["#"] == "page", path
 
 
 @notebooks
@@ -89,7 +104,8 @@ def test_the_badge_in_the_notebook_opens_that_notebook(name):
 @notebooks
 def test_the_executed_notebook_can_be_downloaded_with_its_claims(pages, site, facts, name):
     button = page(pages, name).select_one(".actions a.notebook")
-    content = json.loads((site / "chapters" / attribute(button, "href")).resolve().read_text(encoding="utf-8"))
+    folder = (site / PROJECT.path(f"chapters/{name}")).parent
+    content = json.loads((folder / attribute(button, "href")).resolve().read_text(encoding="utf-8"))
     code = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
     assert any(cell["outputs"] for cell in code)
     assert all(cell["execution_count"] for cell in code)
@@ -133,7 +149,7 @@ def test_the_overview_has_every_case_that_has_a_verdict(pages, facts):
     for row, verdict in zip(rows, verdicts, strict=True):
         link = row.find("a")
         assert link.get_text() == THREADS[verdict["case"]].label
-        assert attribute(link, "href") == f"{verdict['page']}.html"
+        assert attribute(link, "href") == f"chapters/{verdict['page']}.html"
         assert verdict["quantity"] in row.find("th").get_text()
         words = [word.get_text() for word in row.select(".zn-word")]
         expected = [f"{JUDGEMENTS.get(word, '!')} {word}" for word in verdict["observed"].values()]
@@ -187,7 +203,7 @@ def test_every_table_of_ours_has_a_caption_and_scoped_headers(pages):
 
 def test_every_page_has_a_language_a_title_and_one_main_heading(pages):
     for path, soup in pages.items():
-        if path.startswith("chapters/"):
+        if path in map(PROJECT.path, PROJECT.names):
             assert soup.html.get("lang") == "en"
             assert soup.title.get_text().strip()
             assert len(soup.select("article h1")) == 1, path
@@ -208,3 +224,19 @@ def test_code_that_is_shown_needs_no_sideways_scrolling(name):
 
 def test_no_page_has_a_formula_that_would_need_a_script(pages):
     assert [path for path, soup in pages.items() if soup.select(".math")] == []
+
+
+@pytest.mark.parametrize("name", [path.stem for path in PROJECT.pages])
+def test_the_foot_of_a_page_says_from_which_commit_and_with_what_it_was_made(pages, name):
+    foot = page(pages, name).select_one("main > p.made")
+    found = origin(PROJECT)
+    text = foot.get_text() if foot else ""
+    if found is not None:
+        link = foot.find("a")
+        assert attribute(link, "href") == f"{PROJECT.repository}/tree/{found.commit}"
+        assert link.get_text() == found.commit[:10]
+        assert ("with changes since" in text) is found.changed
+    versions = (
+        f"torch {version('torch')}, Python {platform.python_version()}. Run this page alone: make check CHAPTER={name}"
+    )
+    assert text.endswith(versions) is (name in CHAPTERS), text

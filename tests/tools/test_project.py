@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from scratch import ROOT, Book
+from scratch import FRONT, ROOT, Book
 
 from tools.project import Project, is_notebook, write
 
@@ -30,7 +30,7 @@ def test_chapters_named_in_the_contents_that_do_not_exist_are_all_named(book):
     assert done.stderr == "error: _toc.yml names files that do not exist: chapters/lost.md, chapters/gone.md\n"
 
 
-@pytest.mark.parametrize("arguments", [["bake"], [], ["check", "--timeout", "soon"]])
+@pytest.mark.parametrize("arguments", [["bake"], [], ["check", "--timeout", "soon"], ["book", "one"]])
 def test_a_wrong_command_is_refused_with_the_usage(book, arguments):
     done = book.run(*arguments)
     assert done.returncode == 2
@@ -61,18 +61,74 @@ def test_pages_come_in_the_order_of_the_contents_through_parts_and_sections(book
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("---\nkernelspec:\n  name: python3\n---\n# Words\n", True),
+        ("---\nkernelspec:\n  name: python3\n  display_name: Python 3\n---\n# Words\n", True),
         ("---\nmyst: {}\n---\nkernelspec\n", False),
         ("---\n---\n# Words\n", False),
-        ("---\nkernelspec: a line, not front matter\n", False),
         ("# Words\n\n---\nkernelspec: x\n---\n", False),
-        ("", False),
     ],
 )
 def test_a_page_is_a_notebook_when_its_front_matter_names_a_kernel(tmp_path, text, expected):
     page = tmp_path / "page.md"
     page.write_text(text, encoding="utf-8")
     assert is_notebook(page) is expected
+
+
+BROKEN = {
+    "empty": (b" \n", "is empty"),
+    "in another encoding": ("# Wörter\n".encode("latin-1"), "not UTF-8: invalid start byte at byte 3"),
+    "with a mark before it": (b"\xef\xbb\xbf# Words\n", "byte order mark"),
+    "with front matter that is no YAML": (b"---\na: [1\nb: }\n---\n# Words\n", "expected"),
+    "with front matter that is a list": (b"---\n- 1\n---\n# Words\n", "sequence"),
+    "with front matter that never ends": (b"---\nkernelspec: x\n# Words\n", "never ends"),
+    "with a kernel that is a word": (b"---\nkernelspec: python3\n---\n# Words\n", "a name and a display_name"),
+    "with a kernel without a name": (b"---\nkernelspec: {name: x}\n---\n# Words\n", "a name and a display_name"),
+    "with options of a cell that are no YAML": (
+        f"{FRONT}\n# Words\n\n```{{code-cell}} ipython3\n---\na: [1\n---\n1\n```\n".encode(),
+        "Code cell",
+    ),
+    "with a cell from another file": (
+        f"{FRONT}\n# Words\n\n```{{code-cell}} ipython3\n:load: one.md\n```\n".encode(),
+        "loads its code from another file",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_chapter_that_cannot_be_read_is_named_in_one_line_before_anything_runs(book, kind):
+    content, told = BROKEN[kind]
+    book.chapter("two").write_bytes(content)
+    book.append("one", 'open("../ran", "w")')
+    for command in ("book", "check"):
+        done = book.run(command)
+        assert done.returncode == 1
+        assert done.stderr.startswith("error: ") and "two.md" in done.stderr and told in done.stderr, done.stderr
+        assert done.stderr.count("\n") == 1
+    assert not (book.root / "ran").exists()
+
+
+def test_a_bug_of_ours_keeps_its_traceback(book):
+    book.edit("tools/steps/pair.py", "    changes = _changes(project)\n", '    raise ValueError("ours")\n')
+    done = book.run("book")
+    assert done.returncode not in (0, None)
+    assert done.stderr.startswith("Traceback") and done.stderr.endswith("ValueError: ours\n")
+    assert "pair.py" in done.stderr
+
+
+def test_a_chapter_is_checked_alone(book):
+    done = book.run("check", "two")
+    assert done.returncode == 0, done.stderr
+    assert "executing 1 chapter\n" in done.stdout and "one" not in done.stdout.split()
+    assert done.stdout.splitlines()[-1].startswith("1 chapter, ")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("tow", "no chapter with code is called tow; did you mean two?"), ("x", "called x; there are one, two")],
+)
+def test_an_unknown_chapter_is_told_with_those_that_there_are(book, name, told):
+    done = book.run("check", name)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: ") and done.stderr.endswith(f"{told}\n")
 
 
 def test_every_chapter_of_the_book_is_in_its_contents():

@@ -31,7 +31,7 @@ _FLOOR = """
 import sys
 import torch, matplotlib.pyplot
 from IPython.terminal.interactiveshell import TerminalInteractiveShell
-from tools.steps.execute import read
+from tools.steps.read import read
 from pathlib import Path
 
 shell = TerminalInteractiveShell.instance()

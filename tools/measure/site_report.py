@@ -24,7 +24,7 @@ def site_report(project: Project) -> None:
     site = built(project)
     if lacking := missing(project.root):
         raise Problem(lacking)
-    pages = [f"{name}.html" for name in project.names]
+    pages = [*map(project.path, project.names)]
     with served(site) as address:
         with chromium() as browser:
             _pictured(browser, address, project.results / "verdict.png")

@@ -27,7 +27,8 @@ def card(project: Project, name: str, title: str, description: str, facts: list[
     verdicts = [fact for fact in facts if fact["type"] == "verdict"]
     observed = verdicts[-1]["observed"] if verdicts else {}
     words = {way: observed[way] for way in dict.fromkeys((*filter(observed.__contains__, MAIN), *observed))}
-    shown = repr((Path(__file__).read_bytes(), title, description, words)).encode()
+    marked = {way: _marked(word) for way, word in words.items()}
+    shown = repr((Path(__file__).read_bytes(), title, description, marked)).encode()
     path = f"_static/cards/{Path(name).name}-{hashlib.sha256(shown).hexdigest()[:8]}.png"
     target = project.site / path
     if not target.is_file():
@@ -42,8 +43,6 @@ def draw(title: str, description: str, words: dict[str, str]) -> bytes:
     from matplotlib import get_data_path
     from PIL import Image, ImageDraw, ImageFont
 
-    from helpers.verdict import marked  # here, for it imports PyTorch, and most builds draw nothing
-
     def font(size: int, bold: bool = False) -> Any:
         file = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
         return ImageFont.truetype(f"{get_data_path()}/fonts/ttf/{file}", size)
@@ -51,11 +50,7 @@ def draw(title: str, description: str, words: dict[str, str]) -> bytes:
     image = Image.new("RGB", SIZE, _PAPER)
     pen = ImageDraw.Draw(image)
     pen.rectangle((0, 0, SIZE[0], 12), fill=_ACCENT)
-    pen.rounded_rectangle((72, 66, 128, 122), 12, fill=_ACCENT)
-    pen.ellipse((89, 73, 111, 103), outline="#ffffff", width=6)
-    for number in range(4):
-        start = 82 + 9 * number
-        pen.arc((start, 106, start + 10, 116), *((180, 360) if number % 2 == 0 else (0, 180)), fill="#ffffff", width=3)
+    image.paste(_mark(56), (72, 66))
     pen.text((148, 94), "Zero or NaN?", font=font(34, bold=True), fill=_INK, anchor="lm")
     size = 62 if len(title) <= 28 else 50
     lines = textwrap.wrap(title, 27 if size == 62 else 31)[:3]
@@ -66,7 +61,40 @@ def draw(title: str, description: str, words: dict[str, str]) -> bytes:
     for number, (way, word) in enumerate(list(words.items())[:5]):
         top = below + 14 + number * 58
         pen.text((72, top), way, font=font(34), fill=_MUTED)
-        pen.text((470, top), marked(word), font=font(34, bold=True), fill=_COLOURS.get(word, _BAD))
+        pen.text((470, top), _marked(word), font=font(34, bold=True), fill=_COLOURS.get(word, _BAD))
     file = io.BytesIO()
     image.save(file, "PNG", optimize=True)
     return file.getvalue()
+
+
+def icon() -> bytes:
+    """The book's mark as `favicon.ico`, for whatever does not know the SVG."""
+    file = io.BytesIO()
+    _mark(48).save(file, "ICO", sizes=[(16, 16), (32, 32), (48, 48)])
+    return file.getvalue()
+
+
+def _mark(size: int) -> Any:
+    """A zero over a wave, white on blue: drawn large, for PIL smooths nothing by itself."""
+    from PIL import Image, ImageDraw
+
+    unit = 8
+    image = Image.new("RGB", (56 * unit, 56 * unit), _PAPER)
+    pen = ImageDraw.Draw(image)
+
+    def box(*corners: int) -> tuple[int, ...]:
+        return tuple(corner * unit for corner in corners)
+
+    pen.rounded_rectangle(box(0, 0, 56, 56), 12 * unit, fill=_ACCENT)
+    pen.ellipse(box(17, 7, 39, 37), outline="#ffffff", width=6 * unit)
+    for number in range(4):
+        start = 10 + 9 * number
+        angles = (180, 360) if number % 2 == 0 else (0, 180)
+        pen.arc(box(start, 40, start + 10, 50), *angles, fill="#ffffff", width=3 * unit)
+    return image.resize((size, size), Image.Resampling.LANCZOS)
+
+
+def _marked(word: str) -> str:
+    from helpers.verdict import marked  # here, for it imports PyTorch, and a page without a verdict needs no mark
+
+    return marked(word)

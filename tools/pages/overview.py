@@ -33,9 +33,6 @@ class ClaimsOverview(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """Leave a place for the table, and remember the page."""
         _pages(self.env).add(self.env.docname)
-        results = Project(Path(self.env.app.confdir)).results
-        for path in (results, *results.glob("*.json"), results / "measured" / "matrix.json"):
-            self.env.note_dependency(str(path))
         return [Pending(make=self.make)]
 
 

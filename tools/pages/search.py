@@ -17,21 +17,22 @@ from sphinx.builders.html import StandaloneHTMLBuilder
 from sphinx.environment import BuildEnvironment
 
 from ..project import Project, write
+from . import checkout
 from .theme import metadata
 
 _OUTPUT = "cell_output"
 
 
-def records(env: BuildEnvironment, pages: list[str]) -> list[dict[str, str]]:
-    """The sections of the pages, in order: address, page, heading, text; the first of a page has its keywords too."""
+def records(env: BuildEnvironment, project: Project) -> list[dict[str, str]]:
+    """The sections of all pages, in order: address, page, heading, text; the first of a page has its keywords too."""
     found = []
-    for page in pages:
+    for page in project.names:
         doctree = env.get_doctree(page)
         title = env.titles[page].astext()
         meta = metadata(doctree)
         for number, section in enumerate(doctree.findall(nodes.section)):
             record = {
-                "address": f"{page}.html" + (f"#{section['ids'][0]}" if number else ""),
+                "address": project.path(page) + (f"#{section['ids'][0]}" if number else ""),
                 "page": title,
                 "heading": section[section.first_child_matching_class(nodes.title)].astext(),
                 "text": " ".join(" ".join(_texts(section)).split()),
@@ -59,7 +60,7 @@ def _page(app: Sphinx) -> list[tuple[str, dict[str, Any], str]]:
 
 def _write(app: Sphinx, failure: Exception | None) -> None:
     if failure is None and app.builder.name == "html":
-        found = records(app.env, Project(Path(app.confdir)).names)
+        found = records(app.env, checkout(app))
         write(Path(app.outdir) / "search.json", json.dumps(found, ensure_ascii=False, indent=0) + "\n")
 
 

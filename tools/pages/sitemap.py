@@ -9,11 +9,12 @@ from typing import Any
 from sphinx.application import Sphinx
 
 from ..project import Project, write
+from . import checkout
 
 
 def sitemap(project: Project) -> str:
     """The pages in the order of the table of contents."""
-    entries = "".join(f"<url><loc>{escape(f'{project.site_url}/{name}.html')}</loc></url>\n" for name in project.names)
+    entries = "".join(f"<url><loc>{escape(project.address(name))}</loc></url>\n" for name in project.names)
     return (
         '<?xml version="1.0" encoding="utf-8"?>\n'
         f'<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">\n{entries}</urlset>\n'
@@ -22,7 +23,7 @@ def sitemap(project: Project) -> str:
 
 def _write(app: Sphinx, failure: Exception | None) -> None:
     if failure is None and app.builder.name == "html":
-        write(Path(app.outdir) / "sitemap.xml", sitemap(Project(Path(app.confdir))))
+        write(Path(app.outdir) / "sitemap.xml", sitemap(checkout(app)))
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

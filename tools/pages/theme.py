@@ -8,19 +8,43 @@ from __future__ import annotations
 import hashlib
 import html
 import json
+import platform
 import re
 import shutil
+from collections.abc import Iterator
+from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.builders.html import StandaloneHTMLBuilder
 from sphinx.config import Config
 
-from ..project import Project, is_notebook, write
-from .cards import card
+from ..project import Project, write
+from ..steps.collect import statements
+from ..steps.made import digest
+from ..steps.origin import Origin, origin
+from . import checkout
+from .cards import card, icon
 
 NAME = "zero_or_nan"
+
+
+class FrontDoor(StandaloneHTMLBuilder):
+    """Sphinx's own builder, except that the first page is the site's `index.html`, not a page that leads to it."""
+
+    def get_target_uri(self, docname: str, typ: str | None = None) -> str:
+        """The address of a page from the top of the site."""
+        return super().get_target_uri(self._place(docname), typ)
+
+    def get_outfilename(self, pagename: str) -> str:
+        """The file that a page is written to."""
+        return super().get_outfilename(self._place(pagename))
+
+    def _place(self, name: str) -> str:
+        return "index" if name == self.config.root_doc else name
+
 
 # Outlines on a 24 by 24 grid.
 ICONS = {
@@ -41,7 +65,7 @@ _STYLE = re.compile(r'(<div class="zn">)<style>.*?</style>', re.DOTALL)
 
 def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.document | None) -> dict[str, Any]:
     """What the template shows of a page beyond Sphinx's own context."""
-    project = Project(Path(app.confdir))
+    project = checkout(app)
     book = str(app.config.html_title)
     meta = metadata(doctree)
     heading = html.unescape(_plain(context.get("title", "")))
@@ -49,7 +73,7 @@ def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.documen
     description = meta.get("description", f"{heading}: a page of {book}")
     shown: dict[str, Any] = {
         "actions": _actions(app, project, name) if doctree is not None else [],
-        "address": f"{project.site_url}/{name}.html" if name != "404" else "",
+        "address": project.address(name),
         "body": body,
         "contents": _contents(context),
         "description": description,
@@ -59,13 +83,14 @@ def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.documen
         "home": project.site_url,
         "icons": ICONS,
         "keywords": meta.get("keywords", ""),
+        "made": _made(app, project, name) if doctree is not None else {},
         "repository": project.repository,
         "sections": _sections(context),
         "title": _title(meta.get("title", heading), book),
         "version": version(project),
     }
     if doctree is not None:
-        facts = _facts(project, name)
+        facts = list(_facts(project, name))
         shown["card"] = f"{project.site_url}/{card(project, name, heading, description, facts)}"
         shown["card_alt"] = f"{book} {heading}"
         shown["data"] = _structured(shown, book, str(app.config.author), facts)
@@ -115,9 +140,9 @@ def _sections(context: dict[str, Any]) -> str:
 def _actions(app: Sphinx, project: Project, name: str) -> list[dict[str, Any]]:
     """Links at the top of a page: its notebook in Colab, its outputs to download, its source."""
     path = project.root / f"{name}.md"
-    up = "../" * name.count("/")
+    up = "../" * project.path(name).count("/")
     actions: list[dict[str, Any]] = []
-    if is_notebook(path):
+    if path in project.chapters:
         executed = Path(app.outdir) / "_sources" / f"{name}.ipynb"
         executed.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(project.executed / f"{name}.ipynb", executed)
@@ -135,16 +160,26 @@ def _actions(app: Sphinx, project: Project, name: str) -> list[dict[str, Any]]:
     return [*actions, {"name": "source", "address": source, "icon": "code", "text": "Source"}]
 
 
-def _facts(project: Project, name: str) -> list[dict[str, Any]]:
+def _made(app: Sphinx, project: Project, name: str) -> dict[str, Any]:
+    """From which commit a page is made; of one that has code, with what, and the command that runs it alone."""
+    made: dict[str, Any] = {}
+    if at := app.config.zero_or_nan_origin:
+        found = Origin(*at)
+        made["commit"] = found.commit[:10]
+        made["tree"] = f"{project.repository}/tree/{found.commit}"
+        made["changed"] = found.changed
+    chapter = project.root / f"{name}.md"
+    if chapter in project.chapters:
+        made["versions"] = f"torch {installed('torch')}, Python {platform.python_version()}"
+        made["command"] = f"make check CHAPTER={chapter.stem}"
+    return made
+
+
+def _facts(project: Project, name: str) -> Iterator[dict[str, Any]]:
     """What an executed page states: its thread, its claims and verdicts."""
-    import nbformat
-
-    from ..steps.collect import statements
-
-    if not is_notebook(project.root / f"{name}.md"):
-        return []
-    path = project.executed / f"{name}.ipynb"
-    return list(statements(nbformat.read(path, as_version=4), path.stem))
+    if project.root / f"{name}.md" in project.chapters:
+        path = project.executed / f"{name}.ipynb"
+        yield from statements(json.loads(path.read_bytes()), path.stem)
 
 
 def _structured(shown: dict[str, Any], book: str, author: str, facts: list[dict[str, Any]]) -> str:
@@ -172,23 +207,43 @@ def _show(app: Sphinx, pagename: str, templatename: str, context: dict[str, Any]
     context["site"] = page(app, pagename, context, doctree)
 
 
-def _own_options(app: Sphinx, config: Config) -> None:
-    """Jupyter Book hands on options of the theme that it would have chosen."""
-    config.html_theme_options = {}
+def _settings(app: Sphinx, config: Config) -> None:
+    config.html_theme_options = {}  # Jupyter Book hands on those of the theme that it would have chosen
+    # When one of these changes, every page is written again, and none is read again.
+    project = checkout(app)
+    at = origin(project)
+    config["zero_or_nan_origin"] = list(at) if at else []
+    shown = [*project.results.glob("*.json"), *filter(Path.is_file, (project.root / "theme").rglob("*"))]
+    config["zero_or_nan_shown_with"] = digest(*(path.read_bytes() for path in sorted(shown)))
 
 
 def _assets(app: Sphinx, failure: Exception | None) -> None:
     """One style sheet: the theme's, and that of the outputs."""
     if failure is None and app.builder.name == "html":
-        project = Project(Path(app.confdir))
+        project = checkout(app)
         parts = (project.root / "theme" / "static" / "site.css", project.helpers / "style.css")
         css = "\n".join(path.read_text(encoding="utf-8") for path in parts)
         write(Path(app.outdir) / "_static" / "site.css", _smaller(css))
+        write(Path(app.outdir) / "favicon.ico", icon())  # asked for where no page names another
+        _back_door(app, project)
 
 
 def _smaller(css: str) -> str:
     css = re.sub(r"/\*.*?\*/", "", css, flags=re.DOTALL)
     return re.sub(r"\s+", " ", css).replace("; ", ";").replace(" {", "{").replace("{ ", "{").replace("} ", "}\n")
+
+
+def _back_door(app: Sphinx, project: Project) -> None:
+    """Leads from where the first page would lie by its name to where it is."""
+    name, builder = project.names[0], app.builder
+    if isinstance(builder, FrontDoor) and name != "index":
+        shown = {
+            "address": project.address(name),
+            "front": "../" * name.count("/") + project.path(name),
+            "language": app.config.language,
+            "title": app.config.html_title,
+        }
+        write(Path(app.outdir) / f"{name}.html", builder.templates.render("moved.html", shown) + "\n")
 
 
 def _not_found(app: Sphinx) -> list[tuple[str, dict[str, Any], str]]:
@@ -199,7 +254,10 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Connect to Sphinx."""
     app.add_config_value("comments_config", {}, "")  # Jupyter Book sets it, for an extension that is not loaded
     app.add_html_theme(NAME, str(Path(app.confdir) / "theme"))
-    app.connect("config-inited", _own_options)
+    app.add_builder(FrontDoor, override=True)
+    app.add_config_value("zero_or_nan_origin", [], "html", [list])
+    app.add_config_value("zero_or_nan_shown_with", "", "html", [str])
+    app.connect("config-inited", _settings)
     app.connect("html-page-context", _show)
     app.connect("html-collect-pages", _not_found)
     app.connect("build-finished", _assets)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
 
 from ..project import Project
 from .collect import checked, collect, failed
-from .execute import Run, cached, execute
+from .execute import Run, execute
 from .pair import pair
 from .record import record
 from .render import Renderer, RenderFailed
+from .site import COVERED, Site
 
 
 class Build:
@@ -29,22 +32,28 @@ class Build:
 
     def book(self) -> int:
         """Pair, execute, collect, render. Return the exit status."""
-        changed = pair(self.project)
-        if changed:
-            print(f"notebooks in step again: {', '.join(path.name for path in changed)}")
-        anew = len(cached(self.project)) < len(self.project.chapters)
-        with Renderer(self.project, anew) as renderer:
-            runs = self._execute()
+        site = Site(self.project)
+        current = site.is_current()
+        # Started before anything else: it takes longest to get ready.
+        with nullcontext() if current else Renderer(self.project) as renderer:
+            changed = pair(self.project)
+            if changed:
+                print(f"notebooks in step again: {', '.join(path.name for path in changed)}")
+            runs = self._execute(self.project.chapters)
             if not self._report(runs):
                 return 1
             begun = time.monotonic()
-            try:
-                renderer.render()
-            except RenderFailed as error:
-                print(f"\n{error}\n\nThe results reproduce, but the site could not be rendered.", file=sys.stderr)
-                return 1
-        print(f"rendered {len(self.project.pages)} pages in {time.monotonic() - begun:.1f} s")
+            if renderer is not None:
+                try:
+                    renderer.render(everything=not site.is_intact())
+                except RenderFailed as error:
+                    print(f"\n{error}\n\nThe results reproduce, but the site could not be rendered.", file=sys.stderr)
+                    return 1
+                site.remember()
+        count, seconds = len(self.project.pages), time.monotonic() - begun
+        print(f"{count} pages are as they should be" if current else f"rendered {count} pages in {seconds:.1f} s")
         self._summary(runs, f"site: {self.project.site / 'index.html'}")
+        print(f"digest of {COVERED}: {site.digest()[:16]}")
         return 0
 
     def notebooks(self) -> int:
@@ -53,9 +62,9 @@ class Build:
         print(f"{len(changed)} of {len(self.project.chapters)} notebooks rewritten")
         return 0
 
-    def check(self) -> int:
-        """Execute and collect: do the results still reproduce?"""
-        runs = self._execute()
+    def check(self, *names: str) -> int:
+        """Execute and collect, all chapters or those of these names: do the results still reproduce?"""
+        runs = self._execute(self.project.chapters_called(*names))
         if not self._report(runs):
             return 1
         self._summary(runs, "all results reproduce")
@@ -63,14 +72,13 @@ class Build:
 
     def record(self) -> int:
         """Execute, collect, and write the outcomes to `results/`."""
-        runs = self._execute()
+        runs = self._execute(self.project.chapters)
         good = self._report(runs)
         path = record(self.project, collect(runs))
         self._summary(runs, f"recorded: {path.relative_to(self.project.root)}")
         return 0 if good else 1
 
-    def _execute(self) -> list[Run]:
-        chapters = self.project.chapters
+    def _execute(self, chapters: list[Path]) -> list[Run]:
         width = max(len(chapter.stem) for chapter in chapters)
 
         def report(run: Run) -> None:
@@ -81,7 +89,7 @@ class Build:
             count = Counter(fact["type"] for fact in checked(facts))
             print(f"  {run.chapter.stem:{width}}  {state:>8}  {_claims(count):>22}  {tail}", flush=True)
 
-        print(f"executing {len(chapters)} chapters", flush=True)
+        print(f"executing {len(chapters)} chapter{'s' * (len(chapters) != 1)}", flush=True)
         return execute(self.project, chapters, report, self.timeout)
 
     def _report(self, runs: list[Run]) -> bool:
@@ -106,7 +114,9 @@ class Build:
         facts = checked(collect(runs))
         held = len(facts) - len(failed(facts))
         seconds = time.monotonic() - self.started
-        print(f"{len(runs)} chapters, {held} of {len(facts)} claims held, {seconds:.1f} s; {last}")
+        print(
+            f"{len(runs)} chapter{'s' * (len(runs) != 1)}, {held} of {len(facts)} claims held, {seconds:.1f} s; {last}"
+        )
 
 
 def _claims(count: Counter[str]) -> str:

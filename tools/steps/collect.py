@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from nbformat import NotebookNode
-
 if TYPE_CHECKING:
-    from .execute import Run
+    from .execute import Notebook, Run
 
 # What helpers.show.MIME says; importing it here would import PyTorch into every build, for one constant.
 MIME = "application/vnd.zero-or-nan+json"
 
 
-def statements(notebook: NotebookNode, page: str) -> Iterator[dict[str, Any]]:
+def statements(notebook: Notebook, page: str) -> Iterator[dict[str, Any]]:
     """Every claim, verdict and case that a notebook's outputs carry, with the page that made it.
 
     An output says what it is in JSON beside the HTML that readers see; no text is parsed.
     """
-    for cell in notebook.cells:
+    for cell in notebook["cells"]:
         for output in cell.get("outputs", []):
             facts = output.get("data", {}).get(MIME)
             if facts is not None:

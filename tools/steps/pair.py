@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import jupytext
-import nbformat
-from nbformat.v4 import new_code_cell, new_markdown_cell
+from ..project import Project, write
+from .made import READER, Made, digest
 
-from ..project import Problem, Project, write
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
 
 # A clone on the path, and no pip: torch can't be replaced, and no package named helpers stays where others find it.
 SETUP = """\
@@ -40,15 +41,18 @@ def notebook(project: Project, chapter: Path) -> str:
     """The text of a chapter's `.ipynb`: no outputs, ids that depend on the cells alone.
 
     Raises:
-        Problem: when the chapter has no code cell.
+        Problem: when the chapter can't be read as a notebook.
     """
-    book = jupytext.read(chapter)
+    import nbformat  # here, for most builds write no notebook
+    from nbformat.v4 import new_code_cell, new_markdown_cell
+
+    from .read import read
+
+    book = read(chapter)
     for cell in book.cells:
         if cell.cell_type == "markdown":
             cell.source = _absolute_links(project, chapter, cell.source)
-    first_code = next((i for i, cell in enumerate(book.cells) if cell.cell_type == "code"), None)
-    if first_code is None:
-        raise Problem(f"{chapter.name} names a kernel but has no code cell")
+    first_code = next(i for i, cell in enumerate(book.cells) if cell.cell_type == "code")
     setup = SETUP.format(repository=project.repository, branch=project.branch)
     book.cells.insert(first_code, new_code_cell(setup, metadata={"tags": ["remove-cell"]}))
     badge = (
@@ -66,33 +70,53 @@ def notebook(project: Project, chapter: Path) -> str:
 
 def out_of_step(project: Project) -> list[Path]:
     """The notebooks that are missing, that differ from what their chapter gives, or that have no chapter."""
-    wanted = {project.notebook(chapter): notebook(project, chapter) for chapter in project.chapters}
-    stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
-    orphans = [path for path in sorted(project.notebooks.glob("*.ipynb")) if path not in wanted]
-    return stale + orphans
+    return list(_changes(project))
 
 
 def pair(project: Project) -> list[Path]:
     """Bring `notebooks/` in step with `chapters/`; return what changed. Unchanged files are not touched."""
-    changed = out_of_step(project)
-    wanted = {project.notebook(chapter): chapter for chapter in project.chapters}
-    for path in changed:
-        if path in wanted:
-            write(path, notebook(project, wanted[path]))
-        else:
+    changes = _changes(project)
+    for path, text in changes.items():
+        if text is None:
             path.unlink()
-    return changed
+        else:
+            write(path, text)
+    return list(changes)
+
+
+def _changes(project: Project) -> dict[Path, str | None]:
+    """What the notebooks that are out of step have to say; None for those that have no chapter."""
+    made = Made(project)
+    changes: dict[Path, str | None] = {}
+    for chapter in project.chapters:
+        path = project.notebook(chapter)
+        name, source = path.relative_to(project.root).as_posix(), _source(project, chapter)
+        there = path.read_bytes() if path.is_file() else b""
+        if not made.is_current(name, source, digest(there)):
+            text = notebook(project, chapter)
+            made.remember(name, source, digest(text))
+            if there != text.encode():
+                changes[path] = text
+    made.save()
+    orphans = set(project.notebooks.glob("*.ipynb")) - {project.notebook(chapter) for chapter in project.chapters}
+    return changes | dict.fromkeys(sorted(orphans))
+
+
+def _source(project: Project, chapter: Path) -> str:
+    """A digest of all that a chapter's notebook is made from."""
+    places = (project.repository, project.branch, project.site_url, project.name(chapter), project.names[0])
+    return digest(READER, Path(__file__).read_bytes(), *places, chapter.read_bytes())
 
 
 def _absolute_links(project: Project, chapter: Path, text: str) -> str:
     folder = chapter.parent.relative_to(project.root).as_posix()
-    return _PAGE_LINK.sub(lambda link: f"]({project.site_url}/{folder}/{link[1]}.html{link[2] or ''})", text)
+    return _PAGE_LINK.sub(lambda link: f"]({project.address(f'{folder}/{link[1]}')}{link[2] or ''})", text)
 
 
-def _name_cells(book: nbformat.NotebookNode) -> None:
+def _name_cells(book: NotebookNode) -> None:
     """Ids from what a cell says, so that an edit changes one id; the second of two equal cells counts on."""
     seen: dict[str, int] = {}
     for cell in book.cells:
-        digest = hashlib.sha256(f"{cell.cell_type}\n{cell.source}".encode()).hexdigest()[:12]
-        seen[digest] = seen.get(digest, 0) + 1
-        cell.id = digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"
+        name = hashlib.sha256(f"{cell.cell_type}\n{cell.source}".encode()).hexdigest()[:12]
+        seen[name] = seen.get(name, 0) + 1
+        cell.id = name if seen[name] == 1 else f"{name}-{seen[name]}"

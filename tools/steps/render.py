@@ -8,13 +8,16 @@ from types import TracebackType
 
 from ..project import Project
 
-# Importing the renderer takes seconds, in which the first kernels start: it imports, then waits for its turn.
-_WAIT_THEN_BUILD = """
+# Importing the renderer, and what draws tables, takes seconds, in which the first kernels start. It then finds out what
+# is to be done, and waits before it reads the first page.
+_RENDER = """
 import sys
 import jupyter_book.cli.main, jupyter_book.sphinx, myst_nb.sphinx_ext
-{more}
-if sys.stdin.readline():
-    jupyter_book.cli.main.main(sys.argv[1:])
+import helpers
+from tools.pages import cached_pages
+
+cached_pages.ready = sys.stdin.readline
+jupyter_book.cli.main.main(sys.argv[1:])
 """
 
 
@@ -26,15 +29,10 @@ class Renderer:
     """The command that people know, `jupyter-book build`, made strict and started ahead of its turn.
 
     Use it as a context: on leaving, a renderer that was not needed goes away.
-
-    Args:
-        project: the checkout.
-        anew: whether pages have to be made anew; the API page then needs the helpers, and with them PyTorch.
     """
 
-    def __init__(self, project: Project, anew: bool) -> None:
-        program = _WAIT_THEN_BUILD.format(more="import helpers" if anew else "")
-        command = [sys.executable, "-c", program, "build", str(project.root), "-q", "-W", "-n", "--keep-going"]
+    def __init__(self, project: Project) -> None:
+        command = [sys.executable, "-c", _RENDER, "build", str(project.root), "-q", "-W", "-n", "--keep-going"]
         self._process = subprocess.Popen(
             command,
             cwd=project.root,
@@ -52,12 +50,15 @@ class Renderer:
             self._process.kill()
         self._process.communicate()
 
-    def render(self) -> None:
-        """Render every page into `_build/html`. Every notebook is in the cache by now, so nothing is executed.
+    def render(self, everything: bool = False) -> None:
+        """Render the site into `_build/html`. Every notebook is in the cache by now, so nothing is executed.
+
+        Args:
+            everything: write every page, also those whose file is newer than its sources.
 
         Raises:
             RenderFailed: on a warning or an error, with the renderer's own words.
         """
-        output, _ = self._process.communicate("go\n")
+        output, _ = self._process.communicate("all\n" if everything else "go\n")
         if self._process.returncode:
             raise RenderFailed(output.strip())

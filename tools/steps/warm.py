@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from importlib.metadata import EntryPoint
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any, ClassVar, cast
 
@@ -27,7 +28,13 @@ class Warmth:
     """While open, every kernel that this process starts is a fork of one warm server. On exit all of them end.
 
     Elsewhere than on Linux, where a fork of a process with PyTorch in it can't be relied on, kernels start as usual.
+
+    Args:
+        several: whether there will be more than one kernel. A single one imports what it needs alone.
     """
+
+    def __init__(self, several: bool) -> None:
+        self._modules = [f"{__package__}.kernel", *([f"{__package__}.imported"] if several else [])]
 
     def __enter__(self) -> Warmth:
         self._before = os.environ.get(_CHOICE)
@@ -38,11 +45,20 @@ class Warmth:
                 _NAME, f"{__name__}:WarmProvisioner", KernelProvisionerFactory.GROUP_NAME
             )
             KernelProvisionerFactory.clear_instance()
-            _server().set_forkserver_preload([f"{__package__}.kernel"])
+            _server().set_forkserver_preload(self._modules)
+            resource_tracker.ensure_running()  # now, for it would let Ctrl-C through
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                # It imports all that while the build gets ready itself. Ctrl-C waits until it knows how to end quietly.
+                forkserver.ensure_running()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         _ForkedKernel.end_all()
+        if kind is not None:
+            return  # a thread may be about to start a kernel: a warm one is refused now, a usual one would run
         os.environ.pop(_CHOICE, None)
         if self._before is not None:
             os.environ[_CHOICE] = self._before

@@ -36,7 +36,7 @@ class Outcomes:
             self.failed.append(report.nodeid)
 
 
-def library_tests(project: Project, names: list[str]) -> int:
+def library_tests(project: Project) -> int:
     """Run them, and write what became of them, and of the training setups, to `_build/library-tests.json`."""
     outcomes, rows = Outcomes(), Rows(project.root)
     places = [str(project.root / place) for place in PLACES]

@@ -39,17 +39,17 @@ _COPIED = ("_config.yml", "_toc.yml", "pyproject.toml", "chapters", "notebooks",
 _LEFT = shutil.ignore_patterns("__pycache__", "*.egg-info", "node_modules")
 
 
-def matrix(project: Project, versions: list[str]) -> int:
+def matrix(project: Project, *names: str) -> int:
     """Run the matrix, with a line for each step; write `results/`; return the exit status.
 
     Args:
         project: the checkout.
-        versions: releases of PyTorch, such as `2.9.1`; all of `RELEASES` when empty.
+        names: releases of PyTorch, such as `2.9.1`; all of `RELEASES` without any.
 
     Raises:
         Problem: before any work, for what is no version, or when the disk has no room for one environment.
     """
-    versions = list(dict.fromkeys(versions or RELEASES))
+    versions = list(dict.fromkeys(names or RELEASES))
     if strange := [version for version in versions if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", version)]:
         raise Problem(f"not a version of PyTorch: {', '.join(strange)}; write them like 2.9.1 2.15.0")
     room = project.build / "matrix"

@@ -12,7 +12,7 @@ SAMPLES = 2
 COUNTS = ("samples", "contaminated", "mended", "broken", "other_bits")
 
 
-def mended_sample(project: Project, names: list[str]) -> int:
+def mended_sample(project: Project) -> int:
     """Measure, and write the sums over all operators to `_build/mended.json`."""
     tallies = measure_all(operators(), SAMPLES)
     ended = ("no end in ", "the process died")

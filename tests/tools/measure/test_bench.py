@@ -5,7 +5,7 @@ from scratch import ROOT
 
 from tools.measure.bench import Scratch, _report
 from tools.project import Project
-from tools.steps.execute import read
+from tools.steps.read import read
 
 
 def test_multiplied_chapters_are_all_in_the_contents_and_all_different(tmp_path):

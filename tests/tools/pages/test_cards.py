@@ -4,7 +4,8 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 
-from tools.pages.cards import SIZE, card, draw
+from helpers import JUDGEMENTS
+from tools.pages.cards import SIZE, card, draw, icon
 
 
 def picture(*arguments):
@@ -52,3 +53,20 @@ def test_the_ways_that_every_case_has_come_first(tmp_path, monkeypatch):
     monkeypatch.setattr("tools.pages.cards.draw", lambda title, description, words: drawn.append(words) or b"")
     card(SimpleNamespace(site=tmp_path), "a", "A", "B", facts("wrong"))
     assert list(drawn[0]) == ["vanilla", "double where"]
+
+
+@pytest.mark.parametrize(("word", "redrawn"), [("wrong", True), ("right", True), ("missing", False)])
+def test_a_card_is_drawn_again_when_a_mark_on_it_has_changed(tmp_path, monkeypatch, word, redrawn):
+    project = SimpleNamespace(site=tmp_path)
+    first = card(project, "chapters/a", "A", "B", facts("wrong"))
+    monkeypatch.setitem(JUDGEMENTS, word, "#")
+    second = card(project, "chapters/a", "A", "B", facts("wrong"))
+    assert (first != second) is redrawn
+    assert (tmp_path / first).is_file() is not redrawn and (tmp_path / second).is_file()
+
+
+def test_the_icon_has_the_sizes_that_browsers_ask_for_and_is_no_empty_picture():
+    image = Image.open(io.BytesIO(icon()), formats=["ICO"])
+    assert image.info["sizes"] == {(16, 16), (32, 32), (48, 48)}
+    colours = {colour for _, colour in image.convert("RGB").getcolors(5000)}
+    assert (255, 255, 255) in colours and len(colours) > 10

@@ -16,6 +16,7 @@ from scratch import Book, copied, edit, end, processes, wait_for
 from tools.project import Project
 from tools.steps.build import Build
 from tools.steps.execute import Run, Trouble
+from tools.steps.site import Site
 
 CASE = 'from helpers import Case\n\ncase = Case("10729")'
 HOLDS = 'case.claim("vanilla", "x.grad", [1.0, 2.0], [1.0, 2.0])'
@@ -77,7 +78,9 @@ def book(built, tmp_path: Path) -> Book:
 def test_a_book_whose_claims_hold_becomes_a_site(built):
     book, done = built
     assert states(done.stdout) == {"claims": "ran", "words": "ran", "plain": "ran"}
-    assert "3 chapters, 1 of 1 claims held" in done.stdout.splitlines()[-1]
+    *_, summary, last = done.stdout.splitlines()
+    assert "3 chapters, 1 of 1 claims held" in summary
+    assert last.endswith(f".buildinfo: {Site(Project(book.root)).digest()[:16]}")
     assert "42" in book.page("plain")
     assert "x.grad" in book.page("claims")
     assert (book.site / "index.html").is_file()

@@ -34,7 +34,7 @@ def test_every_broken_reference_is_named_and_stops_the_build(book):
 
 
 def test_a_renderer_that_is_not_needed_goes_away(book):
-    with Renderer(Project(book.root), anew=False) as renderer:
+    with Renderer(Project(book.root)) as renderer:
         process = psutil.Process(renderer._process.pid)
         assert process.is_running()
     assert wait_for(lambda: not process.is_running(), 5)
@@ -43,6 +43,6 @@ def test_a_renderer_that_is_not_needed_goes_away(book):
 
 def test_what_the_renderer_said_is_in_the_error(book):
     (book.root / "_toc.yml").write_text("format: jb-book\n", encoding="utf-8")
-    renderer = Renderer(Project(book.root), anew=False)
+    renderer = Renderer(Project(book.root))
     with renderer, pytest.raises(RenderFailed, match="root"):
         renderer.render()

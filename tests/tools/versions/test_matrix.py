@@ -89,7 +89,7 @@ def started(project):
 
 
 def test_every_version_is_run_recorded_and_cleaned_up(project, capsys):
-    assert matrix.matrix(project, ["2.15.0", "2.6.0"]) == 0
+    assert matrix.matrix(project, "2.15.0", "2.6.0") == 0
     assert list(rows(project)) == ["2.6.0", "2.15.0"]
     assert rows(project)["2.6.0"] == {
         "torch": "2.6.0",
@@ -106,7 +106,7 @@ def test_every_version_is_run_recorded_and_cleaned_up(project, capsys):
 
 
 def test_what_is_not_as_it_should_be_is_told_and_the_rest_is_done(project, capsys):
-    assert matrix.matrix(project, ["2.6.0", "2.7.0", "2.99.0"]) == 1
+    assert matrix.matrix(project, "2.6.0", "2.7.0", "2.99.0") == 1
     found = rows(project)
     assert found["2.7.0"]["claims"] == {"held": 0, "of": 1, "error": "the last words"}
     assert found["2.99.0"] == {"torch": "2.99.0", "error": "ERROR: No matching distribution found for torch==2.99.0"}
@@ -120,20 +120,20 @@ def test_what_is_not_as_it_should_be_is_told_and_the_rest_is_done(project, capsy
     # The same command does those again, and no other.
     for path in (project.build / "matrix").glob("started-*"):
         path.unlink()
-    assert matrix.matrix(project, ["2.6.0", "2.7.0", "2.99.0"]) == 1
+    assert matrix.matrix(project, "2.6.0", "2.7.0", "2.99.0") == 1
     assert started(project) == ["2.7.0"]
     assert "2 of 3 versions to do" in capsys.readouterr().out
 
     # After an edit all are done again.
     (project.root / "src" / "a.py").write_text("1", encoding="utf-8")
-    assert matrix.matrix(project, ["2.6.0", "2.7.0"]) == 1
+    assert matrix.matrix(project, "2.6.0", "2.7.0") == 1
     assert started(project) == ["2.6.0", "2.7.0"]
 
 
 @pytest.mark.parametrize("part", ["claims", "tests", "mended"])
 def test_a_part_that_crashes_is_a_failure_and_not_absent(project, monkeypatch, part):
     monkeypatch.setitem(matrix.PARTS, part, ("-c", "import sys; sys.exit('no such thing')"))
-    assert matrix.matrix(project, ["2.6.0"]) == 1
+    assert matrix.matrix(project, "2.6.0") == 1
     if part != "tests":  # which makes the folder that the last part writes to
         assert rows(project)["2.6.0"][part] == {"error": "no such thing"}
 
@@ -152,14 +152,14 @@ def test_what_a_part_must_not_find_is_a_failure(project, part, figure):
 @pytest.mark.parametrize("version", ["2.9", "latest", "torch==2.9.1", "2.9.1+cpu", "../2.9.1"])
 def test_what_is_no_version_is_refused_before_any_work(project, version):
     with pytest.raises(Problem, match="not a version of PyTorch"):
-        matrix.matrix(project, ["2.6.0", version])
+        matrix.matrix(project, "2.6.0", version)
     assert not project.build.exists()
 
 
 def test_without_room_on_the_disk_nothing_is_begun(project, monkeypatch):
     monkeypatch.setattr(matrix, "DISK", 2**60)
     with pytest.raises(Problem, match="GiB free; one environment takes up to"):
-        matrix.matrix(project, ["2.6.0"])
+        matrix.matrix(project, "2.6.0")
     assert started(project) == []
 
 
@@ -167,7 +167,7 @@ def test_without_names_every_minor_release_is_run(project, monkeypatch):
     seen = []
     monkeypatch.setattr(Run, "perform", lambda run: seen.append(run.version) or KeyboardInterrupt)
     monkeypatch.setattr(Run, "row", lambda run: {"torch": run.version, "error": "x"})
-    matrix.matrix(project, [])
+    matrix.matrix(project)
     assert sorted(seen) == sorted(RELEASES)
     minors = [int(version.split(".")[1]) for version in RELEASES]
     assert minors == list(range(6, minors[-1] + 1)) and "2.13.0" in RELEASES
@@ -203,7 +203,7 @@ matrix.Run._install = installed
 matrix._COPIED = ("_config.yml",)
 matrix.PARTS = {{"claims": ("-c", "import pathlib, time; pathlib.Path('../../../running').touch(); time.sleep(60)")}}
 try:
-    matrix.matrix(Project(Path({folder!r})), ["2.6.0", "2.7.0"])
+    matrix.matrix(Project(Path({folder!r})), "2.6.0", "2.7.0")
 except KeyboardInterrupt:
     sys.exit(130)
 """
@@ -221,5 +221,5 @@ def test_interrupted_it_leaves_nothing_and_goes_on_afterwards(project, how, caps
             assert not list((project.build / "matrix").glob("torch-*"))
     finally:
         run.kill()
-    assert matrix.matrix(project, ["2.6.0"]) == 0
+    assert matrix.matrix(project, "2.6.0") == 0
     assert not (project.build / "matrix").exists()

@@ -3,11 +3,11 @@
 import math
 from pathlib import Path
 
-import jupytext
 import pytest
 import torch
 
 from helpers.counting import what_counts
+from tools.steps.read import read
 from zero_or_nan import ignoring
 from zero_or_nan.ignoring import FUNCTIONS
 from zero_or_nan.ignoring.graph import function_of, graph_from
@@ -19,7 +19,7 @@ def rows_of_the_page():
     """What its cells hand to `check`."""
     rows = []
     names = {"__name__": "page"}
-    for cell in jupytext.read(PAGE).cells:
+    for cell in read(PAGE).cells:
         if cell.cell_type == "code":
             exec(cell.source, names)
             names["check"] = rows.extend

@@ -1,0 +1,159 @@
+"""A site is left as it is when nothing that it is made from has changed; and it says which commit that is."""
+
+import os
+import re
+import subprocess
+
+import pytest
+from scratch import ROOT, Book, edit
+
+from tools.project import Project
+from tools.steps.origin import origin
+from tools.steps.site import Site
+
+CHANGES = {
+    "a chapter": ("chapters/one.md", True),
+    "a helper": ("src/helpers/show.py", True),
+    "the style": ("theme/static/site.css", True),
+    "a tool": ("tools/pages/search.py", True),
+    "the configuration": ("_config.yml", True),
+    "a file that a page might include": ("README.md", True),
+    "a page of the site": ("_build/html/chapters/one.html", True),
+    "a generated notebook": ("notebooks/one.ipynb", False),
+    "what Sphinx notes for itself": ("_build/html/.buildinfo", False),
+    "what was built": ("_build/other", False),
+    "an environment": (".venv/x.py", False),
+}
+
+
+@pytest.fixture
+def book(tmp_path):
+    book = Book(tmp_path / "book", {"one": ["print(1)"], "two": ["print(2)"]})
+    (book.site / "chapters").mkdir(parents=True)
+    (book.site / "chapters" / "one.html").write_text("one", encoding="utf-8")
+    return book
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_what_a_site_is_made_from(book, what):
+    name, matters = CHANGES[what]
+    Site(Project(book.root)).remember()
+    assert Site(Project(book.root)).is_current()
+    path = book.root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write("\n")
+    assert Site(Project(book.root)).is_current() is not matters
+
+
+def test_another_commit_is_another_site(book):
+    project = Project(book.root)
+    Site(project).remember()
+    commit(book)
+    assert not Site(project).is_current()
+
+
+def test_the_digest_is_of_names_and_bytes(book):
+    site = Site(Project(book.root))
+    first = site.digest()
+    path = book.site / "chapters" / "one.html"
+    path.rename(path.with_name("two.html"))
+    renamed = site.digest()
+    path.with_name("two.html").write_text("two", encoding="utf-8")
+    assert len({first, renamed, site.digest()}) == 3
+
+
+def test_the_digest_is_what_the_readme_says_it_is(book):
+    for name in (".buildinfo", "chapters/Ä b.html", "chapters-2.html", "chapters/.x"):
+        (book.site / name).write_text(name, encoding="utf-8")
+    (command,) = re.findall(r"^\$ (find .*)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    done = subprocess.run(["sh", "-c", command], cwd=book.site, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[0] == Site(Project(book.root)).digest()
+
+
+def git(book: Book, *arguments: str) -> str:
+    identity = ("-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
+    command = ["git", *identity, *arguments]
+    return subprocess.run(command, cwd=book.root, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def commit(book: Book) -> str:
+    """Everything but what was built, in a new commit."""
+    (book.root / ".gitignore").write_text("/_build/\n__pycache__/\n", encoding="utf-8")
+    git(book, "init", "--quiet")
+    git(book, "add", ".")
+    git(book, "commit", "--quiet", "--allow-empty", "-m", "x")
+    return git(book, "rev-parse", "HEAD")
+
+
+def test_the_origin_is_the_commit_and_whether_a_source_was_changed_since(book):
+    project = Project(book.root)
+    assert origin(project) is None
+    at = commit(book)
+    assert origin(project) == (at, False)
+    (book.root / "notebooks").mkdir()
+    (book.root / "notebooks" / "one.ipynb").touch()
+    (book.root / "README.md").touch()
+    assert origin(project) == (at, False)
+    (book.root / "chapters" / "new.md").touch()
+    assert origin(project) == (at, True)
+    assert commit(book) != at
+    edit(book.chapter("one"), "print(1)", "print(2)")
+    assert origin(project).changed
+
+
+def test_a_folder_in_the_checkout_of_something_else_has_no_origin(book):
+    commit(book)
+    inner = Book(book.root / "inner", {"one": ["print(1)"]})
+    assert origin(Project(inner.root)) is None
+
+
+def test_without_git_there_is_no_origin(book, monkeypatch):
+    commit(book)
+    monkeypatch.setenv("PATH", "")
+    assert origin(Project(book.root)) is None
+
+
+def test_a_new_commit_writes_the_pages_again_and_neither_runs_nor_reads_a_chapter(tmp_path):
+    book = Book(tmp_path / "book", {"one": ["print(1)"], "two": ["print(2)"]})
+    first = commit(book)
+    assert book.run("book").returncode == 0
+    assert f"{first[:10]}</code></a>; torch" in book.page("two")
+    read = {path: path.stat().st_mtime_ns for path in (book.root / "_build" / ".doctrees").rglob("*.doctree")}
+    assert len(read) == 2
+    second = commit(book)
+    done = book.run("book")
+    assert done.returncode == 0 and done.stdout.count(" cached ") == 2 and "rendered 2 pages" in done.stdout
+    assert f"{second[:10]}</code></a>; torch" in book.page("two") and first[:10] not in book.page("two")
+    assert {path: path.stat().st_mtime_ns for path in read} == read
+    edit(book.chapter("one"), "Words of one.", "Other words.")
+    assert book.run("book").returncode == 0
+    for name in ("one", "two"):
+        assert f"{second[:10]}</code></a>, with changes since; torch" in book.page(name)
+
+
+def test_an_edit_with_an_old_time_is_seen(tmp_path):
+    book = Book(tmp_path / "book", {"one": ["print(1)"], "two": ["print(2)"]})
+    assert book.run("book").returncode == 0
+    for path, old, new in (
+        (book.chapter("two"), "Words of two", "New"),
+        (book.root / "theme/layout.html", "MIT", "An"),
+    ):
+        times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+        edit(path, old, new)
+        os.utime(path, ns=times)
+    assert book.run("book").returncode == 0
+    assert "<p>New.</p>" in book.page("two") and "An licence" in book.page("two")
+
+
+def test_a_build_of_what_is_built_renders_nothing_and_any_change_renders(tmp_path):
+    book = Book(tmp_path / "book", {"one": ["print(1)"], "two": ["print(2)"]})
+    first = book.run("book").stdout.splitlines()[-1]
+    before = {path: path.stat().st_mtime_ns for path in book.site.rglob("*")}
+    again = book.run("book")
+    assert "2 pages are as they should be" in again.stdout and again.stdout.splitlines()[-1] == first
+    assert {path: path.stat().st_mtime_ns for path in book.site.rglob("*")} == before
+    for spoilt in ("index.html", "chapters/two.html", "search.json"):
+        (book.site / spoilt).write_text("not ours", encoding="utf-8")
+    repaired = book.run("book")
+    assert "rendered 2 pages" in repaired.stdout and repaired.stdout.splitlines()[-1] == first
