@@ -44,3 +44,18 @@ def test_a_product_with_what_is_not_finite_counts_where_the_cotangent_does():
     product = cotangent() * torch.tensor([[float("nan"), float("inf")], [1.0, float("inf")]])
     assert product.value.tolist() == [[0.0, float("inf")], [3.0, 0.0]]
     assert product.mask.tolist() == MASK.tolist()
+
+
+def test_a_sum_of_all_entries_may_keep_its_dimensions():
+    total = cotangent().sum([], keepdim=True)
+    assert total.value.shape == total.mask.shape == (1, 1)
+    assert cotangent().sum([]).mask.shape == ()
+
+
+def test_a_zero_in_place_of_an_ignored_entry_leaves_it_ignored_and_a_number_counts():
+    ignored = Cotangent(torch.tensor([0.0, 0.0, 0.0, 3.0]), torch.tensor([False, False, False, True]))
+    written, there = torch.tensor([0.0, 5.0, 7.0, 0.0]), torch.tensor([True, True, False, True])
+    for result in (torch.where(there, written, ignored), torch.where(~there, ignored, written)):
+        assert result.value.tolist() == [0.0, 5.0, 0.0, 0.0]
+        assert result.mask.tolist() == [False, True, False, True]
+    assert torch.where(there, 5.0, ignored).mask.tolist() == [True, True, False, True]

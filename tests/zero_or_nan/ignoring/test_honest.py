@@ -374,3 +374,19 @@ def test_with_an_infinite_cotangent_an_ignored_entry_is_zero_both_ways():
         (told,) = ignoring.grad(loss, x, ignored="masked")
         assert bits(zero) == bits(told.get_data())
         assert all(value == 0 for value, counts in zip(zero, told.get_mask(), strict=True) if not counts)
+
+
+def test_a_hook_of_a_node_gets_plain_tensors_and_what_it_gives_counts():
+    """Beside ours, which come first, and whose cotangents know their masks."""
+    seen = []
+
+    def hook(results, cotangents):
+        seen.extend(type(thing) for thing in (*results, *cotangents))
+        return tuple(result * nan for result in results)
+
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    y = x.exp()
+    y.grad_fn.register_hook(hook)
+    ignoring.backward(y[:1].sum() + torch.where(x < 0, (x - x).sqrt(), 0.0).sum())
+    assert set(seen) == {torch.Tensor}
+    assert x.grad.isnan().all()
