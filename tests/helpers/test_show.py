@@ -271,6 +271,10 @@ def test_a_table_knows_the_longest_line_of_its_cells_for_its_stacks():
     assert '<tfoot role="rowgroup" style="--widest: 7ch">' in text
 
 
+def test_a_table_of_headers_alone_has_no_line():
+    assert '<tbody role="rowgroup" style="--widest: 0ch">' in table("c", ["a"], [["r"]])
+
+
 def test_a_table_can_carry_data():
     assert ' data-verdict="a: &quot;right&quot;"' in table("c", ["a"], [["r"]], data={"verdict": 'a: "right"'})
 

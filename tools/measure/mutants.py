@@ -14,11 +14,12 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,12 @@ from .trial import Copy, Found
 
 WARM = ("torch", "numpy", "matplotlib.pyplot", "hypothesis.strategies", "jupytext", "myst_nb", "bs4", "playwright")
 """What most trials import; their forks have it already."""
-EXPLAINED = "tests/equivalent.toml"
-"""Mutants that no test can tell from the code, by file and text, and why."""
-KILLED, SURVIVED, TIMED_OUT, EQUIVALENT, INVALID = "killed", "survived", "timed out", "equivalent", "invalid"
-"""What becomes of a mutant. It is timed out when its tests take far longer than those of the code: noticed, too."""
+BY_HAND = "tests/mutants.toml"
+"""Survivors that a person has looked at, by file and text, and why no test is to notice them."""
+_STRICT = re.compile(r",?\s*strict=\w+")
+KILLED, SURVIVED, TIMED_OUT, EXPLAINED, INVALID = "killed", "survived", "timed out", "explained", "invalid"
+"""What becomes of a mutant. It is timed out when its tests take far longer than those of the code: noticed, too.
+Explained are survivors that need no test, with a reason: by a rule of `_reason`, or by hand in `tests/mutants.toml`."""
 PATIENCE = 8.0
 """How many times as long as on the code the tests of a mutant may take; and 60 seconds more."""
 
@@ -146,7 +149,7 @@ class Trials:
 
     def outcomes(self, paths: list[str], sample: int | None) -> list[Outcome]:
         """What becomes of the chosen ones; those that were tried before are not tried again."""
-        known = {(o.file, o.number): o for o in self._kept() if self._holds(o)}
+        known = {(o.file, o.number): o for o in self._kept() if o.file in paths and self._holds(o)}
         chosen = self.chosen(paths, sample)
         seconds = self._seconds()
         done = [known[key] for key in chosen if key in known]
@@ -190,7 +193,10 @@ class Trials:
         return outcome
 
     def _holds(self, outcome: Outcome) -> bool:
-        return outcome.of == self.state(outcome.file, outcome.by)
+        if outcome.of != self.state(outcome.file, outcome.by) or outcome.number >= len(self.mutants(outcome.file)):
+            return False
+        mutant = self.mutants(outcome.file).mutant(outcome.number)  # another mutmut may count them in another way
+        return (outcome.before, outcome.after) == (mutant.before, mutant.after)
 
     def state(self, path: str, by: str) -> str:
         """What tells whether an outcome still holds: the source file, and the test that noticed the mutant, or all."""
@@ -278,25 +284,49 @@ def _tried(path: str, number: int) -> Outcome:
     return outcome(TIMED_OUT if found.startswith("no end") else KILLED, found)
 
 
+def _reason(before: str, after: str) -> str:
+    """Why a survivor of this kind needs no test; empty when there is no such reason.
+
+    >>> _reason("zip(a, b, strict=True)", "zip(a, b, strict=None)")
+    'strict= guards against a bug of ours: the lengths are the same by what stands before'
+    >>> _reason("raise ValueError('No such page')", "raise ValueError('XXNo such pageXX')")
+    'the wording of a text'
+    >>> _reason("rule('add')", "rule('XXaddXX')")
+    ''
+    """
+    if _STRICT.sub("", before) == _STRICT.sub("", after):
+        return "strict= guards against a bug of ours: the lengths are the same by what stands before"
+    marked = re.search(r"XX(.*)XX", after, re.DOTALL)
+    if marked and before == after[: marked.start()] + marked[1] + after[marked.end() :]:
+        changed = marked[1]
+    elif before.casefold() == after.casefold():
+        where = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
+        changed = before[where[0] : where[-1] + 1]
+    else:
+        return ""
+    return "the wording of a text" if " " in changed.strip() else ""
+
+
 class Explained:
-    """The mutants that were looked at, and found to be the same program in other words."""
+    """The survivors that need no test."""
 
     def __init__(self, project: Project) -> None:
-        self.rows = tomllib.loads((project.root / EXPLAINED).read_text(encoding="utf-8")).get("mutant", [])
+        self.rows = tomllib.loads((project.root / BY_HAND).read_text(encoding="utf-8")).get("mutant", [])
         for row in self.rows:
             path = project.root / row["file"]
             if not path.is_file() or _squeezed(row["before"]) not in _squeezed(path.read_text(encoding="utf-8")):
-                raise Problem(f"{EXPLAINED}: {row['file']} does not hold {row['before']!r} any more; take it out")
+                raise Problem(f"{BY_HAND}: {row['file']} does not hold {row['before']!r} any more; take it out")
 
     def judged(self, outcome: Outcome) -> Outcome:
-        """The outcome, of a survivor that is explained as `EQUIVALENT`, with the reason."""
+        """The outcome; of a survivor that is explained, with the reason."""
         if outcome.result != SURVIVED:
             return outcome
+        why = _reason(outcome.before, outcome.after)
         for row in self.rows:
             same = (outcome.file, _squeezed(outcome.before)) == (row["file"], _squeezed(row["before"]))
             if same and _squeezed(outcome.after) in map(_squeezed, row["after"]):
-                return Outcome(**{**asdict(outcome), "result": EQUIVALENT, "by": row["why"]})
-        return outcome
+                why = row["why"]
+        return replace(outcome, result=EXPLAINED, by=why) if why else outcome
 
 
 def _squeezed(text: str) -> str:
@@ -308,7 +338,7 @@ def _summary(outcomes: list[Outcome], total: int) -> dict[str, Any]:
     valid = [outcome for outcome in outcomes if outcome.result != INVALID]
     counts = Counter(outcome.result for outcome in valid)
     noticed = counts[KILLED] + counts[TIMED_OUT]
-    judged = len(valid) - counts[EQUIVALENT]
+    judged = len(valid) - counts[EXPLAINED]
     rows = sorted(outcomes, key=lambda o: (o.file, o.line, o.number))
     return {
         "mutants": total,
@@ -316,10 +346,10 @@ def _summary(outcomes: list[Outcome], total: int) -> dict[str, Any]:
         "killed": counts[KILLED],
         "timed_out": counts[TIMED_OUT],
         "survived": counts[SURVIVED],
-        "equivalent": counts[EQUIVALENT],
+        "explained": counts[EXPLAINED],
         "noticed": round(100 * noticed / judged, 1) if judged else 100.0,
         "survivors": [_listed(row) for row in rows if row.result == SURVIVED],
-        "explained": [{**_listed(row), "why": row.by} for row in rows if row.result == EQUIVALENT],
+        "reasons": [{**_listed(row), "why": row.by} for row in rows if row.result == EXPLAINED],
     }
 
 
@@ -330,6 +360,6 @@ def _listed(outcome: Outcome) -> dict[str, Any]:
 def _told(summary: dict[str, Any]) -> str:
     counts = ", ".join(f"{summary[name]} {name.replace('_', ' ')}" for name in ("killed", "timed_out", "survived"))
     return (
-        f"{summary['run']} of {summary['mutants']} mutants were run: {counts}, {summary['equivalent']} equivalent; "
+        f"{summary['run']} of {summary['mutants']} mutants were run: {counts}, {summary['explained']} explained; "
         f"{summary['noticed']} % noticed"
     )

@@ -21,8 +21,8 @@ from coverage import Coverage, CoverageData
 
 from ..project import Project, write
 
-DATA, FIXTURES, FILES = "data", "fixtures.json", "files.json"
-"""Beside each other: what coverage.py found, the tests of each fixture, and the digest of each file at that time."""
+DATA, TESTS, FILES = "data", "tests.json", "files.json"
+"""Beside each other: what coverage.py found, what each fixture's tests are and which fail, and the files' digests."""
 
 _OF_A_FIXTURE = "fixture "
 
@@ -41,6 +41,8 @@ class Contexts:
         self.coverage = coverage
         self.folder = folder
         self._name = ""
+        self._users: dict[str, list[str]] = {}
+        self._failed: list[str] = []
 
     @contextmanager
     def _named(self, name: str) -> Iterator[None]:
@@ -70,11 +72,16 @@ class Contexts:
             return (yield)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        users: dict[str, list[str]] = {}
         for item in session.items:
             for name in getattr(item, "fixturenames", ()):
-                users.setdefault(name, []).append(item.nodeid)
-        write(self.folder / FIXTURES, json.dumps(users))
+                self._users.setdefault(name, []).append(item.nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and report.nodeid not in self._failed:
+            self._failed.append(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        write(self.folder / TESTS, json.dumps({"users": self._users, "failed": self._failed}))
 
 
 def digest(path: Path) -> str:
@@ -92,10 +99,14 @@ class Reached:
 
     def __init__(self, project: Project, folder: Path) -> None:
         self.project = project
-        self.known = all((folder / name).is_file() for name in (DATA, FIXTURES, FILES))
+        self.known = all((folder / name).is_file() for name in (DATA, TESTS, FILES))
         self._files: dict[str, str] = json.loads((folder / FILES).read_text()) if self.known else {}
-        self._users: dict[str, list[str]] = json.loads((folder / FIXTURES).read_text()) if self.known else {}
+        tests = json.loads((folder / TESTS).read_text()) if self.known else {"users": {}, "failed": []}
+        self.failed: list[str] = tests["failed"]
+        """Tests that failed then: what they would have reached after that is not known."""
+        self._users: dict[str, list[str]] = tests["users"]
         self._folder = folder
+        self._by_file: dict[str, dict[int, list[str]]] = {}
 
     def is_as_it_was(self, path: str) -> bool:
         """Whether a file has not changed since."""
@@ -135,10 +146,6 @@ class Reached:
         if path not in self._by_file:
             self._by_file[path] = self._data.contexts_by_lineno(path)
         return self._by_file[path]
-
-    @cached_property
-    def _by_file(self) -> dict[str, dict[int, list[str]]]:
-        return {}
 
 
 def _statement(text: str, first: int, last: int) -> range:
