@@ -4,7 +4,7 @@ BIN := .venv/bin
 RUN := $(BIN)/python -m tools
 
 .DEFAULT_GOAL := help
-.PHONY: help book check test browser notebooks record serve site-report bench costs mended honesty setups lint requirements clean
+.PHONY: help book check test browser notebooks record serve site-report bench costs mended honesty setups coverage mutants lint requirements clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -52,6 +52,12 @@ honesty: $(BIN)/.ready  ## look for what ignoring hides on PyTorch's own samples
 
 setups: $(BIN)/.ready  ## run ignoring in all training setups, and write the table of them into results/measured/
 	$(RUN) setups
+
+coverage: $(BIN)/.ready  ## run the tests under coverage.py: which statements and branches they reach, into results/measured/
+	$(RUN) coverage
+
+mutants: $(BIN)/.ready  ## change the code and see whether its tests notice, into results/measured/; SAMPLE=200 of each part
+	$(RUN) mutants $(if $(SAMPLE),--sample $(SAMPLE))
 
 lint: $(BIN)/.ready  ## style and types
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -128,6 +128,8 @@ class Trials:
         self.reached = Reached(project, folder_of(project, part))
         self.left_out: list[str] = []
         """Tests that fail on a copy that is not mutated."""
+        digests = [digest(project.root / path) for path in files(project, *part.tests)]
+        self._all_tests = hashlib.sha256(" ".join(digests).encode()).hexdigest()[:16]
         self._mutants: dict[str, Mutants] = {}
 
     def mutants(self, path: str) -> Mutants:
@@ -203,11 +205,6 @@ class Trials:
         test = by.partition("::")[0]
         seen = digest(self.project.root / test) if test and (self.project.root / test).is_file() else self._all_tests
         return f"{digest(self.project.root / path)} {seen}"
-
-    @cached_property
-    def _all_tests(self) -> str:
-        digests = [digest(self.project.root / path) for path in files(self.project, *self.part.tests)]
-        return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:16]
 
     # The tests.
 

@@ -249,6 +249,10 @@ MENDED = {
             [0.0, 0.0, 16.0], [0.0, 0.0, 0.125])
         for mode in ("sum", "mean", "max")
     },
+    "weights of an embedding_bag": (
+        lambda x: F.embedding_bag(
+            torch.tensor([[0], [1]]), torch.tensor([[2.0], [nan]]), per_sample_weights=x[:, None], mode="sum")[0].sum(),
+        [1.0, 1.0], [2.0, 0.0]),
     **{
         f"embedding_bag, {mode}, with padding": (
             lambda x, mode=mode: F.embedding_bag(

@@ -105,6 +105,8 @@ FAMILIES = {
     "cdist": (torch.cdist, [numbers(4, 3), numbers(5, 3)], 0, 2, first),
     "cdist of a set with itself": (lambda x: torch.cdist(x, x), [numbers(4, 3)], 0, 3, corner),
     "cdist, p=1": (lambda a, b: torch.cdist(a, b, p=1.0), [numbers(4, 3), numbers(5, 3)], 1, 4, (..., first)),
+    "cdist, p=3": (lambda a, b: torch.cdist(a, b, p=3.0), [numbers(4, 3), numbers(5, 3)], 0, 2, first),
+    "cdist, p=inf": (lambda a, b: torch.cdist(a, b, p=inf), [numbers(4, 3), numbers(5, 3)], 1, 4, (..., first)),
     "pdist": (torch.nn.functional.pdist, [numbers(4, 3)], 0, 3, first),
     "prod": (lambda x: x.prod(1), [numbers(4, 3)], 0, 2, first),
     "cumprod": (lambda x: x.cumprod(0), [numbers(5)], 0, 4, slice(None, 4)),
