@@ -260,6 +260,8 @@ def test_a_wide_table_can_be_stacked_with_labels_and_stays_a_table():
     narrow, wide = (table("c", list("abcde")[:count], [list("vwxyz")[:count]]) for count in (3, 4))
     assert "zn-stack" not in narrow and '<table role="table" class="zn-stack">' in wide
     assert '<td role="cell" data-head="d">y</td>' in wide
+    assert "zn-stack" in table("c", ["a"], [["v"]], stack=True)
+    assert "zn-stack" not in table("c", list("abcd"), [list("vwxy")], stack=False)
     labelled = table("c", ["a", "<code>x &amp; y</code>"], [["r", "s"]])
     assert 'data-head="x &amp; y"' in labelled
 

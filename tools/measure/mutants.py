@@ -8,6 +8,7 @@ its file has changed, or the test that noticed it, or, when none did, any test o
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib
 import json
@@ -123,7 +124,7 @@ class Trials:
     def __init__(self, project: Project, part: Part) -> None:
         self.project = project
         self.part = part
-        self.folder = project.build / "mutants"
+        self.folder = project.build / "mutants" / part.name
         self.sources = _sources(project, part)
         self.reached = Reached(project, folder_of(project, part))
         self.left_out: list[str] = []
@@ -151,6 +152,15 @@ class Trials:
 
     def outcomes(self, paths: list[str], sample: int | None) -> list[Outcome]:
         """What becomes of the chosen ones; those that were tried before are not tried again."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise Problem(f"another command tries mutants of {self.part.name} already: wait for its end") from error
+            return self._outcomes(paths, sample)
+
+    def _outcomes(self, paths: list[str], sample: int | None) -> list[Outcome]:
         known = {(o.file, o.number): o for o in self._kept() if o.file in paths and self._holds(o)}
         chosen = self.chosen(paths, sample)
         seconds = self._seconds()
@@ -180,7 +190,7 @@ class Trials:
 
     @property
     def _log(self) -> Path:
-        return self.folder / f"{self.part.name}.jsonl"
+        return self.folder / "outcomes.jsonl"
 
     def _kept(self) -> list[Outcome]:
         if not self._log.is_file():
@@ -189,7 +199,6 @@ class Trials:
         return [Outcome(**json.loads(line)) for line in lines if line.endswith("}")]  # the last may be half a line
 
     def _keep(self, outcome: Outcome) -> Outcome:
-        self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("a", encoding="utf-8") as log:
             log.write(json.dumps(asdict(outcome)) + "\n")
         return outcome
@@ -210,7 +219,7 @@ class Trials:
 
     def _seconds(self) -> dict[str, float]:
         """How long each test takes on a copy that is not mutated; without those that fail there."""
-        log = self.folder / f"{self.part.name}-unchanged.json"
+        log = self.folder / "unchanged.json"
         kept: dict[str, Any] = json.loads(log.read_text(encoding="utf-8")) if log.is_file() else {}
         known = {path: found for path, found in kept.items() if found["of"] == self._unchanged.get(path)}
         new = sorted(self._unchanged.keys() - known.keys())
