@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import random
 import re
+import signal
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -68,6 +69,7 @@ def mutants(project: Project, *names: str, sample: int | None = None) -> None:
     Raises:
         Problem: when a name names nothing, or an explanation is of no mutant.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no trial outlives the command
     for module in WARM:
         importlib.import_module(module)
     explained = Explained(project)

@@ -3,6 +3,7 @@
 import torch
 
 from zero_or_nan.ignoring import Cotangent
+from zero_or_nan.ignoring.cotangent import CHUNK
 
 VALUE = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
 MASK = torch.tensor([[False, True], [True, False]])
@@ -59,3 +60,12 @@ def test_a_zero_in_place_of_an_ignored_entry_leaves_it_ignored_and_a_number_coun
         assert result.value.tolist() == [0.0, 5.0, 0.0, 0.0]
         assert result.mask.tolist() == [False, True, False, True]
     assert torch.where(there, 5.0, ignored).mask.tolist() == [True, True, False, True]
+
+
+def test_a_large_cotangent_is_mended_in_all_its_parts():
+    used = torch.arange(2 * CHUNK + 3) % 2 == 0
+    factor = torch.where(used, 3.0, float("nan"))
+    factor[-1] = float("nan")
+    product = Cotangent(used.float(), used) * factor
+    assert product.value[-1].isnan()
+    assert torch.equal(product.value[:-1], torch.where(used, 3.0, 0.0)[:-1])
