@@ -25,9 +25,9 @@ def folder_of(project: Project, part: Part) -> Path:
 
 
 def coverage(project: Project, *names: str) -> None:
-    """Run the tests of some parts, or of all; then record all parts that were ever run.
+    """Run the tests of some parts, or of all; then print and record each part by its last run.
 
-    Prints a table, and writes `results/measured/coverage.json` once each part was run.
+    Writes `results/measured/coverage.json`.
 
     Tests that fail are recorded beside what they reached: under coverage.py some are too slow for their own limits.
 
@@ -44,8 +44,7 @@ def coverage(project: Project, *names: str) -> None:
         )
     missing = [part.name for part in PARTS if part.name not in content["totals"]]
     if missing:
-        print(f"not recorded: {', '.join(missing)} not run yet")
-        return
+        print(f"not run yet, and not recorded: {', '.join(missing)}")
     path = project.results / "measured" / "coverage.json"
     write(path, json.dumps(content, indent=1) + "\n")
     print(f"written: {path.relative_to(project.root)}")

@@ -116,7 +116,8 @@ def small(tmp_path_factory):
     small = Small(tmp_path_factory.mktemp("small"))
     done = small.run("coverage", "helpers")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "not recorded: library, tools not run yet" in done.stdout
+    assert "not run yet, and not recorded: library, tools" in done.stdout
+    assert json.loads((small.root / "results/measured/coverage.json").read_text()) == report(Project(small.root))
     return small
 
 
