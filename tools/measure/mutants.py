@@ -1,7 +1,7 @@
 """Whether the tests notice when the code is changed: each mutant of a source file should make one of them fail.
 
 Nothing is changed in the checkout: the tests run on copies, in forks, two mutants at a time. A mutant's tests are those
-that reach its statement by the last `coverage`, the quickest first; all tests of its part where that is not known.
+that reach its statement by the last `coverage`, the quickest files first; all of its part where that is not known.
 What was found is kept in `_build/mutants`: the same command goes on from there, and a mutant is tried again only when
 its file has changed, or the test that noticed it, or, when none did, any test of its part.
 """
@@ -250,12 +250,18 @@ class Trials:
         return {path: hashlib.sha256(f"{digests[path]} {shared}".encode()).hexdigest()[:16] for path in sorted(tests)}
 
     def tests(self, path: str, first: int, last: int, seconds: dict[str, float]) -> dict[str, float]:
-        """The tests that try a mutant of these lines, with the seconds that each takes."""
+        """The tests that try a mutant of these lines, with the seconds that each takes.
+
+        The quickest files come first: a quick test of a slow one may have to wait for what that one sets up.
+        """
         reaching = self.reached.tests(path, first, last)
-        if reaching is None:
-            return seconds
-        new = {test for test in seconds if not self.reached.is_as_it_was(test.partition("::")[0])}
-        return {test: took for test, took in seconds.items() if test in reaching or test in new}
+        files: dict[str, float] = {}
+        for test, took in seconds.items():
+            file = test.partition("::")[0]
+            files[file] = files.get(file, 0.0) + took
+        new = {file for file in files if not self.reached.is_as_it_was(file)}
+        order = sorted(seconds, key=lambda test: (files[test.partition("::")[0]], seconds[test]))
+        return {t: seconds[t] for t in order if reaching is None or t in reaching or t.partition("::")[0] in new}
 
 
 _here: tuple[Trials, dict[str, float], Copy]
@@ -284,7 +290,7 @@ def _tried(path: str, number: int) -> Outcome:
     copy.mutated(path, mutant.code, number)
     try:
         limit = 60 + PATIENCE * sum(tests.values())
-        found = copy.run({test.partition("::")[0] for test in tests}, limit, tests)
+        found = copy.run({test.partition("::")[0] for test in tests}, limit, list(tests))
     finally:
         copy.mended(path)
     if isinstance(found, Found):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -44,14 +44,14 @@ class Copy:
             shutil.copy2(project.root / path, folder / path)
 
     def run(
-        self, tests: Collection[str], seconds: float, only: Mapping[str, float] | None = None, first: bool = True
+        self, tests: Collection[str], seconds: float, only: Sequence[str] | None = None, first: bool = True
     ) -> Found | str:
         """Run tests on the copy as it is.
 
         Args:
             tests: files and folders of the checkout.
             seconds: how long they may take together.
-            only: the ids of those that are wanted, the lowest number first; None for all.
+            only: the ids of those that are wanted, in their order; None for all.
             first: stop at the first that fails.
 
         Returns:
@@ -72,9 +72,7 @@ class Copy:
         shutil.copy2(self.project.root / path, self.folder / path)
 
 
-def _run(
-    folder: Path, tests: list[str], only: Mapping[str, float] | None, first: bool
-) -> tuple[list[str], dict[str, float]]:
+def _run(folder: Path, tests: list[str], only: Sequence[str] | None, first: bool) -> tuple[list[str], dict[str, float]]:
     """What makes a `Found`, which this process would take for the copy's."""
     import torch
 
@@ -97,15 +95,15 @@ def _run(
 class _Watch:
     """A plugin of pytest that picks the tests, puts them in order, and notes what becomes of them."""
 
-    def __init__(self, only: Mapping[str, float] | None) -> None:
+    def __init__(self, only: Sequence[str] | None) -> None:
         self.only = only
         self.found = Found()
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         if self.only is not None:
-            only = self.only
-            items[:] = sorted((item for item in items if item.nodeid in only), key=lambda item: only[item.nodeid])
+            place = {test: number for number, test in enumerate(self.only)}
+            items[:] = sorted((i for i in items if i.nodeid in place), key=lambda item: place[item.nodeid])
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:

@@ -80,6 +80,18 @@ FAMILIES = {
         lambda b, a: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b), [numbers(4, 3), positive(4, 4)], 0, (..., 2),
         columns,
     ),
+    "lu_solve, adjoint": (
+        lambda b, a: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b, adjoint=True), [numbers(4, 3), numbers(4, 4)],
+        0, (..., 2), columns,
+    ),
+    "lu_solve, from the right": (
+        lambda b, a: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b, left=False), [numbers(3, 4), numbers(4, 4)],
+        0, 2, first,
+    ),
+    "lu_solve, adjoint, from the right": (
+        lambda b, a: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b, left=False, adjoint=True),
+        [numbers(3, 4), numbers(4, 4)], 0, 2, first,
+    ),
     "cholesky": (lambda a: torch.linalg.cholesky_ex(a)[0], [positive(4, 4)], 0, (rest, rest), columns),
     "cholesky, last entry": (lambda a: torch.linalg.cholesky_ex(a)[0].tril(), [positive(4, 4)], 0, (3, 3), (3, first)),
     "lu": (lambda a: torch.linalg.lu(a)[2], [positive(4, 4)], 0, (..., 3), (slice(None), slice(None, 3))),
