@@ -37,7 +37,7 @@ WARM = ("torch", "numpy", "matplotlib.pyplot", "hypothesis.strategies", "jupytex
 """What most trials import; their forks have it already."""
 BY_HAND = "tests/mutants.toml"
 """Survivors that a person has looked at, by file and text, and why no test is to notice them."""
-_STRICT = re.compile(r",?\s*strict=\w+")
+_STRICT = re.compile(r",?\s*strict=\w+|,\s*(?=\))")
 KILLED, SURVIVED, TIMED_OUT, EXPLAINED, INVALID = "killed", "survived", "timed out", "explained", "invalid"
 """What becomes of a mutant. It is timed out when its tests take far longer than those of the code: noticed, too.
 Explained are survivors that need no test, with a reason: by a rule of `_reason`, or by hand in `tests/mutants.toml`."""

@@ -220,6 +220,7 @@ def test_names_and_samples_are_refused_where_they_mean_nothing(small):
     "before, after, reason",
     [
         ("zip(a, b, strict=True)", "zip(a, b)", "strict"),
+        ("zip(a, b, strict=True)", "zip(a, b, )", "strict"),
         ("zip(a, b, strict=True)", "zip(a, strict=True)", ""),
         ('print("one two")', 'print("ONE TWO")', "wording"),
         ('print("one two")', 'print("XXone twoXX")', "wording"),

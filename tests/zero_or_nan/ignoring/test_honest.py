@@ -234,6 +234,7 @@ MENDED = {
     "softplus": (
         lambda x: torch.where(x < 50, F.softplus(x, threshold=1000), 0.0).sum(), [0.0, 500.0], [0.5, 0.0]),
     "nll_loss": (lambda x: F.nll_loss(x.log()[None], torch.tensor([0])), [1.0, 0.0], [-1.0, 0.0]),
+    "nll_loss of one class": (lambda x: F.nll_loss(x.log()[:, None], torch.tensor([0, -100])), [1.0, 0.0], [-1.0, 0.0]),
     "nll_loss of an image": (
         lambda x: F.nll_loss(x.log().view(1, 2, 1, 1), torch.zeros(1, 1, 1, dtype=torch.int64)),
         [1.0, 0.0], [-1.0, 0.0]),

@@ -59,6 +59,15 @@ def test_what_an_operator_gives_and_what_of_it_counts(name):
     )
 
 
+@pytest.mark.parametrize("name", RESULTS)
+def test_of_a_cotangent_all_of_which_counts_all_counts(name):
+    operator = RESULTS[name][0]
+    everything = Cotangent(cotangent().value)
+    result = operator(everything)
+    assert torch.equal(result.value.nan_to_num(99), operator(everything.value).nan_to_num(99))
+    assert result.mask is None or result.mask.all()
+
+
 @pytest.mark.parametrize("operator", [
     lambda c: c.to(torch.int64), lambda c: torch.zeros_like(c, dtype=torch.bool),
     lambda c: c.new_zeros(2, dtype=torch.int64), lambda c: torch.ones_like(c, dtype=torch.int64),
