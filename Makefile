@@ -4,7 +4,7 @@ BIN := .venv/bin
 RUN := $(BIN)/python -m tools
 
 .DEFAULT_GOAL := help
-.PHONY: help book check test browser notebooks record serve site-report bench costs mended honesty setups matrix lint pins outdated audit watch clean
+.PHONY: help book check test browser notebooks record serve site-report bench costs mended honesty setups coverage mutants matrix lint pins outdated audit watch clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -55,6 +55,12 @@ setups: $(BIN)/.ready  ## run ignoring in all training setups, and write the tab
 
 matrix: $(BIN)/.ready  ## run claims, library tests and a sample of operators on many PyTorch versions (TORCH="2.9.1 2.15.0")
 	$(RUN) matrix $(TORCH)
+
+coverage: $(BIN)/.ready  ## run the tests under coverage.py: which statements and branches they reach, into results/measured/
+	$(RUN) coverage
+
+mutants: $(BIN)/.ready  ## change the code and see whether its tests notice, into results/measured/; SAMPLE=200 of each part
+	$(RUN) mutants $(if $(SAMPLE),--sample $(SAMPLE))
 
 lint: $(BIN)/.ready  ## style and types
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -218,6 +218,11 @@ def test_the_sign_of_zero_counts_only_when_asked():
             assert not agree([-0.0], of(dtype, 0.0), signed_zero=True, **tolerance)
 
 
+def test_numbers_differ_also_where_the_sign_of_zero_counts():
+    assert differing(outcome([1.0, 2.0]), outcome([1.0, 3.0]), Tolerance(signed_zero=True)) == [1]
+    assert differing(outcome([1.0, 2.0]), outcome([1.0, 3.0]), Tolerance(ulps=1, signed_zero=True)) == [1]
+
+
 def test_the_sign_of_zero_does_not_disturb_a_tolerance_elsewhere():
     least = from_bits(torch.float32, 1)
     assert agree(least, torch.tensor([-0.0]), signed_zero=True, ulps=1)

@@ -32,6 +32,11 @@ def test_the_table_shows_every_sample_with_its_kind():
     assert '<span class="zn-nan">NaN</span>' in html and '<span class="zn-inf">inf</span>' in html
 
 
+def test_numbers_are_shown_with_seven_digits():
+    third = Control("try", "a third", {"x": torch.tensor([1 / 3], dtype=torch.float64)})
+    assert ">0.3333333<" in third.html() and third.text().splitlines()[-1] == "0.3333333"
+
+
 def test_text_has_a_line_for_each_sample():
     assert made().text().splitlines()[3] == "float32  100  inf  NaN"
 

@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -32,6 +33,11 @@ def test_importing_the_helpers_imports_only_torch_numpy_and_the_standard_library
     assert added == ["helpers", "zero_or_nan"]
     for name in ("IPython", "matplotlib", "ipykernel", "yaml", "bs4"):
         assert name not in everything
+
+
+def test_all_that_is_imported_for_chapters_is_named():
+    imported = {name for name, thing in vars(helpers).items() if name[0] != "_" and not isinstance(thing, ModuleType)}
+    assert sorted(helpers.__all__) == sorted(imported - {"annotations"})
 
 
 @pytest.mark.parametrize("name", ["helpers", "zero_or_nan"])

@@ -262,6 +262,8 @@ def test_a_wide_table_can_be_stacked_with_labels_and_stays_a_table():
     narrow, wide = (table("c", list("abcde")[:count], [list("vwxyz")[:count]]) for count in (3, 4))
     assert "zn-stack" not in narrow and '<table role="table" class="zn-stack">' in wide
     assert '<td role="cell" data-head="d">y</td>' in wide
+    assert "zn-stack" in table("c", ["a"], [["v"]], stack=True)
+    assert "zn-stack" not in table("c", list("abcd"), [list("vwxy")], stack=False)
     labelled = table("c", ["a", "<code>x &amp; y</code>"], [["r", "s"]])
     assert 'data-head="x &amp; y"' in labelled
 
@@ -271,6 +273,10 @@ def test_a_table_knows_the_longest_line_of_its_cells_for_its_stacks():
     text = table("c", ["a", "a long header", "c"], rows, foot=["a long header", "seven 7", "y"])
     assert '<tbody role="rowgroup" style="--widest: 5ch">' in text
     assert '<tfoot role="rowgroup" style="--widest: 7ch">' in text
+
+
+def test_a_table_of_headers_alone_has_no_line():
+    assert '<tbody role="rowgroup" style="--widest: 0ch">' in table("c", ["a"], [["r"]])
 
 
 def test_a_table_can_carry_data():

@@ -1,6 +1,7 @@
 import datetime
 
 import pytest
+from scratch import ROOT
 
 from helpers.threads import LOOKED_UP, THREADS, Thread, thread
 
@@ -47,6 +48,11 @@ def test_html_of_a_thread_escapes_every_part():
     evil = '<script>"&'
     html = Thread(evil, evil, evil, evil, evil).html()
     assert "<script" not in html and html.count("&lt;script&gt;") == 4 and 'href="&lt;script&gt;&quot;&amp;"' in html
+
+
+def test_every_thread_has_its_page():
+    pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "chapters").glob("*.md"))
+    assert [key for key in THREADS if f'("{key}")' not in pages] == []
 
 
 def test_no_thread_stands_twice():

@@ -302,6 +302,12 @@ def test_html_is_a_table_of_ways_beside_the_reference():
     assert "<pre>" not in made.html()
 
 
+def test_html_of_a_verdict_says_what_the_reference_is_and_what_is_right():
+    html = verdict([1.0], {"vanilla": [1.0]}, {"vanilla": "right"}).html()
+    assert html.startswith("<div") and "<pre>" not in html
+    assert "Reference: float64, on the used entries alone" in html and " Right: within " in html
+
+
 def test_html_of_a_verdict_that_does_not_hold_has_its_text():
     html = verdict([1.0], {"vanilla": [nan]}, {"vanilla": "right"}).html()
     assert "<pre>✗ verdict on 4132" in html and "expected right, observed contaminated  &lt;-- differs" in html

@@ -1,4 +1,5 @@
 import gzip
+import socket
 import urllib.error
 import urllib.request
 
@@ -48,6 +49,12 @@ def test_nothing_outside_of_the_folder_is_served(site):
         get(f"{site}/%2e%2e/%2e%2e/etc/passwd")
     caught.value.close()
     assert caught.value.code == 404
+
+
+def test_no_other_machine_is_served(site):
+    port = int(site.rpartition(":")[2])
+    with pytest.raises(OSError), socket.create_connection(("127.0.0.2", port), timeout=5):
+        pass  # what listens on all interfaces listens here too
 
 
 def test_a_site_that_is_not_built_is_not_served(tmp_path):

@@ -23,7 +23,7 @@ def digest(*parts: str | bytes) -> str:
     return found.hexdigest()
 
 
-READER = digest(version("myst-nb"), version("nbformat"), Path(__file__).with_name("read.py").read_bytes())
+READER = digest(version("jupytext"), version("nbformat"), Path(__file__).with_name("read.py").read_bytes())
 """Of what turns the text of a chapter into a notebook."""
 
 

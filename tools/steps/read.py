@@ -6,14 +6,17 @@ import copy
 import functools
 from pathlib import Path
 
-from myst_nb.core.read import MystMetadataParsingError, read_myst_markdown_notebook
+import jupytext
+from jupytext.myst import MystMetadataParsingError
 from nbformat import NotebookNode
 
 from ..project import Problem, page_text
 
 
 def read(chapter: Path) -> NotebookNode:
-    """A chapter as the site's renderer reads it, so that both find the same entry in the cache; yours to change.
+    """A chapter as Jupytext reads it; yours to change.
+
+    The site's renderer reads the same cells, and so finds what a kernel gave under the same key of the cache.
 
     Raises:
         Problem: when the options of a cell can't be read, when a cell loads its code from another file, or when there
@@ -25,7 +28,7 @@ def read(chapter: Path) -> NotebookNode:
 @functools.cache
 def _read(chapter: Path, text: str) -> NotebookNode:
     try:
-        notebook = read_myst_markdown_notebook(text, path=chapter)
+        notebook = jupytext.reads(text, fmt="md:myst")
     except MystMetadataParsingError as error:
         raise Problem(f"{chapter.name}: {' '.join(str(error).split())}") from error
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]

@@ -3,6 +3,7 @@
 import torch
 
 from zero_or_nan.ignoring import Cotangent
+from zero_or_nan.ignoring.cotangent import CHUNK
 
 VALUE = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
 MASK = torch.tensor([[False, True], [True, False]])
@@ -44,3 +45,27 @@ def test_a_product_with_what_is_not_finite_counts_where_the_cotangent_does():
     product = cotangent() * torch.tensor([[float("nan"), float("inf")], [1.0, float("inf")]])
     assert product.value.tolist() == [[0.0, float("inf")], [3.0, 0.0]]
     assert product.mask.tolist() == MASK.tolist()
+
+
+def test_a_sum_of_all_entries_may_keep_its_dimensions():
+    total = cotangent().sum([], keepdim=True)
+    assert total.value.shape == total.mask.shape == (1, 1)
+    assert cotangent().sum([]).mask.shape == ()
+
+
+def test_a_zero_in_place_of_an_ignored_entry_leaves_it_ignored_and_a_number_counts():
+    ignored = Cotangent(torch.tensor([0.0, 0.0, 0.0, 3.0]), torch.tensor([False, False, False, True]))
+    written, there = torch.tensor([0.0, 5.0, 7.0, 0.0]), torch.tensor([True, True, False, True])
+    for result in (torch.where(there, written, ignored), torch.where(~there, ignored, written)):
+        assert result.value.tolist() == [0.0, 5.0, 0.0, 0.0]
+        assert result.mask.tolist() == [False, True, False, True]
+    assert torch.where(there, 5.0, ignored).mask.tolist() == [True, True, False, True]
+
+
+def test_a_large_cotangent_is_mended_in_all_its_parts():
+    used = torch.arange(2 * CHUNK + 3) % 2 == 0
+    factor = torch.where(used, 3.0, float("nan"))
+    factor[-1] = float("nan")
+    product = Cotangent(used.float(), used) * factor
+    assert product.value[-1].isnan()
+    assert torch.equal(product.value[:-1], torch.where(used, 3.0, 0.0)[:-1])

@@ -234,6 +234,7 @@ MENDED = {
     "softplus": (
         lambda x: torch.where(x < 50, F.softplus(x, threshold=1000), 0.0).sum(), [0.0, 500.0], [0.5, 0.0]),
     "nll_loss": (lambda x: F.nll_loss(x.log()[None], torch.tensor([0])), [1.0, 0.0], [-1.0, 0.0]),
+    "nll_loss of one class": (lambda x: F.nll_loss(x.log()[:, None], torch.tensor([0, -100])), [1.0, 0.0], [-1.0, 0.0]),
     "nll_loss of an image": (
         lambda x: F.nll_loss(x.log().view(1, 2, 1, 1), torch.zeros(1, 1, 1, dtype=torch.int64)),
         [1.0, 0.0], [-1.0, 0.0]),
@@ -249,6 +250,10 @@ MENDED = {
             [0.0, 0.0, 16.0], [0.0, 0.0, 0.125])
         for mode in ("sum", "mean", "max")
     },
+    "weights of an embedding_bag": (
+        lambda x: F.embedding_bag(
+            torch.tensor([[0], [1]]), torch.tensor([[2.0], [nan]]), per_sample_weights=x[:, None], mode="sum")[0].sum(),
+        [1.0, 1.0], [2.0, 0.0]),
     **{
         f"embedding_bag, {mode}, with padding": (
             lambda x, mode=mode: F.embedding_bag(
@@ -374,3 +379,19 @@ def test_with_an_infinite_cotangent_an_ignored_entry_is_zero_both_ways():
         (told,) = ignoring.grad(loss, x, ignored="masked")
         assert bits(zero) == bits(told.get_data())
         assert all(value == 0 for value, counts in zip(zero, told.get_mask(), strict=True) if not counts)
+
+
+def test_a_hook_of_a_node_gets_plain_tensors_and_what_it_gives_counts():
+    """Beside ours, which come first, and whose cotangents know their masks."""
+    seen = []
+
+    def hook(results, cotangents):
+        seen.extend(type(thing) for thing in (*results, *cotangents))
+        return tuple(result * nan for result in results)
+
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    y = x.exp()
+    y.grad_fn.register_hook(hook)
+    ignoring.backward(y[:1].sum() + torch.where(x < 0, (x - x).sqrt(), 0.0).sum())
+    assert set(seen) == {torch.Tensor}
+    assert x.grad.isnan().all()

@@ -258,7 +258,7 @@ LOOKING = {
     "topk": (lambda x: x.exp().topk(1, largest=False).values, [100.0, 1.0], [0.0, math.e]),
     "kthvalue": (lambda x: x.exp().kthvalue(1).values, [100.0, 1.0], [0.0, math.e]),
     "median": (lambda x: x.exp().median(), [100.0, 1.0], [0.0, math.e]),
-    "nanmedian": (lambda x: x.log().nanmedian(), [-1.0, 2.0], [0.0, 0.5]),
+    "nanmedian": (lambda x: x.log().nanmedian(), [-1.0, 2.0, 0.0, 3.0], [0.0, 0.5, 0.0, 0.0]),
     "mode": (lambda x: x.exp().mode().values, [1.0, 1.0, 100.0], None),
     "cummax": (lambda x: x.log().cummax(0).values[1:], [2.0, 0.0], [0.5, 0.0]),
     "cummin": (lambda x: x.exp().cummin(0).values[1:], [1.0, 100.0], [math.e, 0.0]),
@@ -448,6 +448,16 @@ def test_ignored_only_if_all_that_went_in_is():
     (result,) = ignoring.grad(total + x[1] * 0, x, ignored="masked")
     assert result.get_mask().tolist() == [True, True, False]
     assert result.get_data().tolist() == pytest.approx([math.e, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("function", [torch.softmax, torch.log_softmax])
+def test_of_a_softmax_those_count_that_share_an_entrys_sum(function, dim):
+    x = torch.arange(6.0).reshape(2, 3).requires_grad_()
+    (result,) = ignoring.grad(function(x, dim)[0, 1], x, ignored="masked")
+    fibre = torch.zeros(2, 3, dtype=torch.bool)
+    fibre.select(1 - dim % 2, 1 if dim == 0 else 0).fill_(True)
+    assert result.get_mask().tolist() == fibre.tolist()
 
 
 @pytest.mark.parametrize("form", [

@@ -80,6 +80,18 @@ FAMILIES = {
         lambda b, a: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b), [numbers(4, 3), positive(4, 4)], 0, (..., 2),
         columns,
     ),
+    "lu_solve, adjoint": (
+        lambda b, a: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b, adjoint=True), [numbers(4, 3), numbers(4, 4)],
+        0, (..., 2), columns,
+    ),
+    "lu_solve, from the right": (
+        lambda b, a: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b, left=False), [numbers(3, 4), numbers(4, 4)],
+        0, 2, first,
+    ),
+    "lu_solve, adjoint, from the right": (
+        lambda b, a: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b, left=False, adjoint=True),
+        [numbers(3, 4), numbers(4, 4)], 0, 2, first,
+    ),
     "cholesky": (lambda a: torch.linalg.cholesky_ex(a)[0], [positive(4, 4)], 0, (rest, rest), columns),
     "cholesky, last entry": (lambda a: torch.linalg.cholesky_ex(a)[0].tril(), [positive(4, 4)], 0, (3, 3), (3, first)),
     "lu": (lambda a: torch.linalg.lu(a)[2], [positive(4, 4)], 0, (..., 3), (slice(None), slice(None, 3))),
@@ -105,6 +117,8 @@ FAMILIES = {
     "cdist": (torch.cdist, [numbers(4, 3), numbers(5, 3)], 0, 2, first),
     "cdist of a set with itself": (lambda x: torch.cdist(x, x), [numbers(4, 3)], 0, 3, corner),
     "cdist, p=1": (lambda a, b: torch.cdist(a, b, p=1.0), [numbers(4, 3), numbers(5, 3)], 1, 4, (..., first)),
+    "cdist, p=3": (lambda a, b: torch.cdist(a, b, p=3.0), [numbers(4, 3), numbers(5, 3)], 0, 2, first),
+    "cdist, p=inf": (lambda a, b: torch.cdist(a, b, p=inf), [numbers(4, 3), numbers(5, 3)], 1, 4, (..., first)),
     "pdist": (torch.nn.functional.pdist, [numbers(4, 3)], 0, 3, first),
     "prod": (lambda x: x.prod(1), [numbers(4, 3)], 0, 2, first),
     "cumprod": (lambda x: x.cumprod(0), [numbers(5)], 0, 4, slice(None, 4)),

@@ -1,0 +1,52 @@
+"""What of a function's input counts: shown for readers, and told by two witnesses."""
+
+import math
+from html import unescape
+
+import torch
+
+from helpers import counting, what_counts
+
+relu = ("relu(y)", torch.relu, "below <0>", [2.0, 3.0, -1.0], [-5.0, -math.inf])
+exp = ("exp(y)", torch.exp, "anything", [2.0, 3.0, 1.0], [0.5])
+zero = ("y * 0", lambda y: y * 0, "times 0", [2.0, 3.0, 1.0], [math.nan])
+
+
+def test_both_witnesses_tell_of_the_last_entry():
+    used, counts = what_counts([relu, exp, zero])
+    assert used.tolist() == counts.tolist() == [False, True, True]
+
+
+def test_an_entry_that_no_other_value_tells_of_is_used_by_its_cotangent():
+    same = ("2 y", lambda y: 2 * y, "the same number", [2.0, 1.0], [1.0])
+    used, _ = what_counts([same])
+    assert used.tolist() == [True]
+
+
+def test_a_line_says_what_counts_and_the_last_entrys_cotangent(capsys):
+    what_counts([relu, exp, zero])
+    assert capsys.readouterr().out.splitlines() == [
+        "relu(y), below <0>: ignored, cotangent 0",
+        "exp(y), anything: used, cotangent 2.71828",
+        "y * 0, times 0: used, cotangent 0",
+    ]
+
+
+def test_the_table_shows_the_other_values_and_both_cotangents():
+    shown = unescape(counting._Table([counting._judge(row) for row in (relu, exp)]).html())
+    assert "What counts, row by row" in shown and "below <0>" in shown
+    assert '-5, -inf<br>same bits<br><span class="zn-zero">0</span>, <span class="zn-masked">--</span> ignored' in shown
+    assert (
+        '0.5<br>changes<br><span class="zn-finite">2.7183</span>, <span class="zn-finite">2.7183</span> used' in shown
+    )
+
+
+def test_results_of_another_shape_are_other_results():
+    picked = ("y[y > 0]", lambda y: y[y > 0], "chosen by its value", [2.0, 1.0], [-1.0])
+    assert what_counts([picked])[0].tolist() == [True]
+
+
+def test_nan_is_the_same_as_nan():
+    assert what_counts([("log(y)", lambda y: (0 * y).log() * math.nan, "NaN", [2.0, 1.0], [3.0])])[0].tolist() == [True]
+    assert not counting._same_bits(torch.tensor([math.nan]), torch.tensor([1.0]))
+    assert counting._same_bits(torch.tensor([math.nan, 1.0]), torch.tensor([math.nan, 1.0]))
