@@ -12,7 +12,7 @@ from scratch import ROOT, Book, copied, edit
 
 from tools.project import Project
 from tools.steps.environment import cache_folder
-from tools.steps.execute import read
+from tools.steps.read import read
 
 NAME, QUERY = "log-under-a-mask", "loss is nan after log of zero in where"
 
