@@ -27,13 +27,6 @@ class Column(NamedTuple):
     record: dict[str, Any]
 
 
-class State(NamedTuple):
-    """What a release gave for one way of a case: a word, and what each of its claims observed, by quantity."""
-
-    word: str
-    observed: dict[str, dict[str, Any]]
-
-
 class Place(NamedTuple):
     """A claim's place: the page that makes it, its case, way and quantity."""
 
@@ -41,6 +34,13 @@ class Place(NamedTuple):
     case: str
     way: str
     quantity: str
+
+
+class State(NamedTuple):
+    """What a release gave for one way of a case: a word, and what each of its claims observed."""
+
+    word: str
+    observed: dict[Place, dict[str, Any]]
 
 
 class Change(NamedTuple):
@@ -97,15 +97,13 @@ def releases(folder: Path, link: Link) -> str:
 def changed(folder: Path, link: Link) -> str:
     """A table of the claims whose result a release changed: the entries that differ, and the pull request, if known."""
     from helpers import THREADS, WAYS, show
-    from helpers.claims import anchor
 
     rows = []
     for change in changes(columns(folder)):
         place = change.place
         case, way = html.escape(THREADS[place.case].label), html.escape(WAYS[place.way].title)
-        address = link(place.page)
-        target = f"{address}#{anchor(place.case, place.way, place.quantity)}" if address else ""
-        name = f"{case}, {way}: {_linked(target, f'<code>{html.escape(place.quantity)}</code>')}"
+        quantity = _linked(_address(place, link), f"<code>{html.escape(place.quantity)}</code>")
+        name = f"{case}, {way}: {quantity}"
         url = f"https://github.com/pytorch/pytorch/pull/{change.pull}"
         by = f'<a href="{url}">pytorch#{change.pull}</a>' if change.pull else "see the page"
         before, since = _differing_entries(change.before, change.since)
@@ -172,9 +170,9 @@ def _claims(table: list[Column], case: str | None = None) -> list[dict[str, Any]
 def _cells(table: list[Column], case: str, way: str, link: Link) -> Iterator[str]:
     """A cell for each span of releases of one device that gave the same."""
     for _, of_device in groupby(table, lambda column: column.device):
-        spans: list[tuple[list[Column], State, list[str]]] = []
+        spans: list[tuple[list[Column], State, list[Place]]] = []
         for column in of_device:
-            state = _state(column.record, case, way)
+            state = _state(column, case, way)
             changed = _differing(spans[-1][1], state) if spans else []
             if spans and not changed and spans[-1][1].word == state.word:
                 spans[-1][0].append(column)
@@ -182,26 +180,26 @@ def _cells(table: list[Column], case: str, way: str, link: Link) -> Iterator[str
                 spans.append(([column], state, changed))
         for number, (span, state, changed) in enumerate(spans):
             kind = " ".join(["zn-changed"] * bool(number) + ["zn-short"] * (len(span) < LEAST))
-            delta = _delta(span[0], changed, case, way, link) if changed else ""
+            delta = _delta(span[0], changed, link) if changed else ""
             yield f'<td colspan="{len(span)}" class="{kind}">{_word(state.word)}{delta}</td>'
 
 
-def _state(record: dict[str, Any], case: str, way: str) -> State:
+def _state(run: Column, case: str, way: str) -> State:
     from helpers import JUDGEMENTS
 
-    facts = [fact for fact in record["outcomes"] if fact["case"] == case]
-    claims = [fact for fact in facts if fact["type"] == "claim" and fact["way"] == way]
+    facts = [fact for fact in run.record["outcomes"] if fact["case"] == case]
+    claims = {place: fact for place, fact in _by_place(run).items() if (place.case, place.way) == (case, way)}
     words = [fact["observed"][way] for fact in facts if fact["type"] == "verdict" and way in fact["observed"]]
     order = [*JUDGEMENTS, *words]  # an exception is worse than any judgement
     word = max(words, key=order.index) if words else "as claimed" if claims else "not run"
-    held = all(fact["holds"] for fact in claims)
-    return State(word if held else "does not hold", {fact["quantity"]: fact["observed"] for fact in claims})
+    held = all(fact["holds"] for fact in claims.values())
+    return State(word if held else "does not hold", {place: fact["observed"] for place, fact in claims.items()})
 
 
-def _differing(before: State, after: State) -> list[str]:
-    """The quantities of which two releases saw different things; how something is rounded is no difference."""
-    quantities = before.observed.keys() & after.observed.keys()
-    return sorted(name for name in quantities if not _alike(before.observed[name], after.observed[name]))
+def _differing(before: State, after: State) -> list[Place]:
+    """The claims of which two releases saw different things; how something is rounded is no difference."""
+    both = [place for place in after.observed if place in before.observed]
+    return [place for place in both if not _alike(before.observed[place], after.observed[place])]
 
 
 def _alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -219,15 +217,18 @@ def _close(one: str, other: str) -> bool:
         return False
 
 
-def _delta(first: Column, quantities: list[str], case: str, way: str, link: Link) -> str:
+def _delta(first: Column, places: list[Place], link: Link) -> str:
     """How many claims changed with a release, as a link to the first of them."""
+    said = f"{len(places)} claim{'s' * (len(places) != 1)} changed with {_minor(first.version)}"
+    delta = _linked(_address(places[0], link), f"Δ{len(places)}")
+    return f' <span class="zn-delta" title="{said}">{delta}</span>'
+
+
+def _address(place: Place, link: Link) -> str:
     from helpers.claims import anchor
 
-    page = next(fact["page"] for fact in first.record["outcomes"] if (fact["case"], fact.get("way")) == (case, way))
-    address = link(page)
-    said = f"{len(quantities)} claim{'s' * (len(quantities) != 1)} changed with {_minor(first.version)}"
-    target = f"{address}#{anchor(case, way, quantities[0])}" if address else ""
-    return f' <span class="zn-delta" title="{said}">{_linked(target, f"Δ{len(quantities)}", said)}</span>'
+    page = link(place.page)
+    return f"{page}#{anchor(place.case, place.way, place.quantity)}" if page else ""
 
 
 def _word(word: str) -> str:
@@ -243,9 +244,8 @@ def _brief(observed: dict[str, Any]) -> str:
     return "None" if "absent" in observed else f"[{', '.join(observed['entries'])}]"
 
 
-def _linked(address: str, text: str, label: str = "") -> str:
-    said = f' aria-label="{html.escape(label, quote=True)}"' if label else ""
-    return f'<a href="{html.escape(address, quote=True)}"{said}>{text}</a>' if address else text
+def _linked(address: str, text: str) -> str:
+    return f'<a href="{html.escape(address, quote=True)}">{text}</a>' if address else text
 
 
 def _wrong(row: dict[str, Any], part: dict[str, Any]) -> str:

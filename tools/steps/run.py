@@ -82,6 +82,7 @@ def _into_cache(cache: JupyterCacheBase, run: Run) -> None:
 
 def _run(chapter: Path, notebook: NotebookNode, timeout: int) -> Run:
     from jupyter_cache.executors.utils import single_nb_execution
+    from myst_nb.core.utils import coalesce_streams
     from nbclient.exceptions import CellTimeoutError, DeadKernelError
 
     started = time.monotonic()
@@ -105,6 +106,9 @@ def _run(chapter: Path, notebook: NotebookNode, timeout: int) -> Run:
             fatal = f"hangs: still running after {timeout} s"
     except DeadKernelError:
         fatal = "kills its kernel"
+    for cell in notebook.cells:  # in how many pieces a kernel sends what was printed is left to chance
+        if "outputs" in cell:
+            cell.outputs = coalesce_streams(cell.outputs)
     troubles = [
         _trouble(notebook, index, f"raises {output.ename}: {output.evalue}")
         for index, cell in enumerate(notebook.cells)

@@ -77,8 +77,8 @@ def test_a_missing_rule_is_named(monkeypatch):
 
 
 def test_a_crash_is_told_and_the_rest_goes_on(monkeypatch, capsys):
-    def crash(op):
-        return os.kill(os.getpid(), signal.SIGKILL) if op.name == "mm" else real(op)
+    def crash(op, **options):
+        return os.kill(os.getpid(), signal.SIGKILL) if op.name == "mm" else real(op, **options)
 
     real = mended.measure
     monkeypatch.setattr(mended, "measure", crash)
