@@ -144,14 +144,14 @@ def test_an_edited_helper_is_never_served_stale(book):
     assert "42" in book.page("plain")
     assert "x.grad" in book.page("claims")
 
-    # ... fails where a cell does, ...
-    book.append("plain", "1 / 0")
+    # ... fails where a claim does, which in a reader's notebook would only be shown, ...
+    book.append("plain", 'from helpers import Case\n\nCase("10729").claim("vanilla", "x.grad", [1.0], [2.0])')
     done = book.jupyter_book()
     assert done.returncode != 0
-    assert "ZeroDivisionError" in done.stdout + done.stderr
+    assert "ClaimFailed" in done.stdout + done.stderr
 
     # ... and leaves its outputs to the next build, which goes back to what it knows.
-    edit(book.chapter("plain"), "1 / 0", "1 / 1")
+    edit(book.chapter("plain"), "[2.0]", "[1.0]")
     assert states(book.run("check").stdout) == {"claims": "cached", "words": "cached", "plain": "ran"}
 
 
