@@ -73,7 +73,7 @@ def can_be_read_again(node: Any, unknown: bool) -> bool:
 
     Args:
         node: the node that saved them.
-        unknown: the answer where PyTorch does not tell, as 2.6 and 2.7.
+        unknown: the answer where PyTorch does not tell, as some before 2.13.
     """
     saved = [getattr(node, name) for name in _saved_by(node.__class__)]
     packed = [part for part in saved for part in (part if isinstance(part, (tuple, list)) else (part,))]

@@ -145,7 +145,7 @@ def harmless(nodes: Iterable[Any]) -> bool:
 
 
 def _is_there(packed: Any) -> bool:
-    """Whether a saved tensor is to be had as it is. Unpacking could recompute (checkpoint); up to 2.7 none can tell."""
+    """Whether a saved tensor is to be had as it is. Unpacking could recompute (checkpoint); older ones can't tell."""
     parts = packed if type(packed) is tuple else (packed,)
     return all(getattr(part, "unpack_hook", _UNKNOWN) is None for part in parts)
 

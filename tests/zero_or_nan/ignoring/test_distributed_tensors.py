@@ -235,7 +235,10 @@ def followed(text):
         if any(refuses):
             with no_quick_look():
                 ours = run(ignoring, X)
-            problems.check(on_all(type(ours).__name__) == refuses, *where, "raises", ours, "in place of", plain)
+            # What a release can't do at all, ours may do; a gradient that it gives is right.
+            raises = on_all(isinstance(ours, Exception))
+            right = all(raises) or (not any(raises) and all(map(close, clean, map(full, ours))))
+            problems.check(right, *where, "gives", ours, "where plain PyTorch raises", plain)
             continue
         if not all(close(a, full(b)) for a, b in zip(clean, plain, strict=True)):
             continue  # PyTorch's own mistake; 2.6 squares the parts of a sum
@@ -476,7 +479,7 @@ def followed_recipe(name):
         return None
     alone = trained(torch.autograd, name, False, X)
     wrong = not all(close(a, full(b)) for a, b in zip(alone, plain, strict=True))
-    if torch.__version__.startswith("2.7.") and any(on_all(wrong)):
+    if torch.__version__.startswith(("2.7.", "2.8.")) and any(on_all(wrong)):
         return None  # PyTorch's own mistake: over two data-parallel processes of a mesh it gives twice the gradient
     problems.close(alone, plain, "plain PyTorch")
     for look in (contextlib.nullcontext(), no_quick_look()):
