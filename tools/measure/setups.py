@@ -110,6 +110,7 @@ def add(project: Project, version: str, found: list[dict[str, Any]]) -> None:
     for row in rows:
         if (name := (row["setup"], row["code"])) in holds_on:
             row["holds_on"] = _with(row["holds_on"], version, holds_on[name])
+            row["not_run"] = "" if row["holds_on"] else row["not_run"]
     _write(project, rows)
 
 

@@ -192,9 +192,10 @@ def setups(content: dict[str, Any]) -> str:
 
 
 def _right_on(row: dict[str, Any]) -> str:
-    releases = [version.rpartition(".")[0] for version in row["holds_on"]]
-    tested = f'<span class="zn-word">{", ".join(releases)}</span>' if releases else ""
-    return (tested if row["mends"] else "<strong>no</strong>") if tested else html.escape(row["not_run"])
+    from helpers.recorded import spans
+
+    tested = f'<span class="zn-word">{spans(row["holds_on"])}</span>'
+    return (tested if row["mends"] else "<strong>no</strong>") if row["holds_on"] else html.escape(row["not_run"])
 
 
 def _code(text: str) -> str:

@@ -62,7 +62,7 @@ def project(tmp_path, monkeypatch):
     (tmp_path / "requirements.txt").write_text(PINS, encoding="utf-8")
     setups = tmp_path / "results" / "measured" / "setups.json"
     setups.parent.mkdir(parents=True)
-    rows = [{"setup": "AMP", "code": "x", "holds_on": ["2.13.0", "2.5.0"]}]
+    rows = [{"setup": "AMP", "code": "x", "holds_on": ["2.13.0", "2.5.0"], "not_run": ""}]
     setups.write_text(json.dumps({"rows": rows}), encoding="utf-8")
     monkeypatch.setattr(matrix, "_COPIED", ("_config.yml", "pyproject.toml", "chapters", "src", "tests"))
     parts = {"claims": ("-c", CLAIMS), "tests": ("-c", TESTS), "mended": ("-c", MENDED)}
