@@ -277,6 +277,8 @@ LOOKING = {
 
 @pytest.mark.parametrize("name", LOOKING)
 def test_a_selection_that_looks_at_the_values(name):
+    if name == "fmax" and torch.__version__.startswith("2.14."):
+        pytest.skip("this release hands a cotangent to the NaN that fmax drops (pytorch#193035)")
     loss, values, expected = LOOKING[name]
     result = gradient(lambda x: loss(x).sum(), *values)
     if expected is None:
