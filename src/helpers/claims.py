@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -54,12 +54,7 @@ class Claim:
         A notebook goes on: its reader brings another PyTorch, and wants the rest of the page. A build does not miss it,
         for it reads every claim from the executed notebook.
         """
-        show.show(self)
-        if not self.holds:
-            if show.raises():
-                raise ClaimFailed(self.text())
-            names = (self.case, self.way, self.quantity)
-            show.show(Difference(" · ".join(names), self.observed.json(), recorded.observed(*names)))
+        told(self, self.way, self.observed.json())
         return self
 
     def text(self) -> str:
@@ -136,6 +131,44 @@ class Claim:
             lines.append(f"  … {len(cells) - limit} entries not shown")
         lines.append(f"\n{len(wrong)} of {len(cells)} entries differ.")
         return lines
+
+
+class Statement(Protocol):
+    """A claim or a verdict."""
+
+    @property
+    def case(self) -> str: ...
+
+    @property
+    def quantity(self) -> str: ...
+
+    @property
+    def holds(self) -> bool: ...
+
+    def text(self) -> str: ...
+
+    def html(self) -> str: ...
+
+    def json(self) -> dict[str, Any]: ...
+
+
+def told(statement: Statement, way: str | None, observed: Any) -> None:
+    """Show a statement; where it does not hold, raise, or in a notebook show what was recorded beside it.
+
+    Args:
+        statement: a claim, or a verdict.
+        way: that of the claim; None for a verdict, which is about many.
+        observed: what was seen, in the form that records have.
+
+    Raises:
+        ClaimFailed: when it does not hold, unless a reader wants to read on.
+    """
+    show.show(statement)
+    if not statement.holds:
+        if show.raises():
+            raise ClaimFailed(statement.text())
+        name = f"{statement.case} · {way or 'verdict'} · {statement.quantity}"
+        show.show(Difference(name, observed, recorded.observed(statement.case, way, statement.quantity)))
 
 
 def anchor(case: str, way: str, quantity: str) -> str:

@@ -9,7 +9,9 @@ from urllib.parse import urlencode
 
 import torch
 
-from .recorded import REPOSITORY, device
+from zero_or_nan.ignoring.careful import REPORT
+
+from .recorded import device
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Difference:
         """The address of a new issue that has both sides in it already."""
         body = "\n".join(["```", self.name, *self._sides(), "```"])
         title = f"{self.name} differs on torch {torch.__version__}"
-        return f"{REPOSITORY}/issues/new?{urlencode({'title': title, 'body': body[:4000]})}"
+        return f"{REPORT}/new?{urlencode({'title': title, 'body': body[:4000]})}"
 
     def _sides(self) -> list[str]:
         version, value = self.recorded or ("", None)

@@ -12,7 +12,6 @@ import torch
 from .releases import number
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
-REPOSITORY = "https://github.com/zero-or-nan/zero-or-nan"
 
 
 @cache
@@ -45,8 +44,8 @@ def verified(case: str) -> list[tuple[str, list[str]]]:
     wanted = _claims(nearest(), case)
     found: dict[str, list[str]] = {}
     for record in records():
-        held = {key for key, holds in _claims(record, case).items() if holds}
-        if wanted and held >= wanted.keys() and all(_claims(record, case).values()):
+        claims = _claims(record, case)
+        if wanted and claims.keys() >= wanted.keys() and all(claims.values()):
             found.setdefault(record["device"], []).append(record["torch"])
     return list(found.items())
 

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from . import recorded, show
-from .claims import Claim, ClaimFailed
+from .claims import Claim, told
 from .compare import ulp_distance
-from .differences import Difference
 from .entries import Absent, Entries, Raised, describe
 from .releases import Since
 from .ways import way
@@ -118,12 +117,7 @@ class Verdict:
 
     def check(self) -> Verdict:
         """Show the table. When a way earned another word, raise `ClaimFailed`; a notebook goes on, as after a claim."""
-        show.show(self)
-        if not self.holds:
-            if show.raises():
-                raise ClaimFailed(self.text())
-            name = f"{self.case} · verdict · {self.quantity}"
-            show.show(Difference(name, self.words(), recorded.observed(self.case, None, self.quantity)))
+        told(self, None, self.words())
         return self
 
     def text(self) -> str:

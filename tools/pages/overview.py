@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -15,9 +14,10 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective
 
-from ..project import MAIN, Project
+from ..project import MAIN
 from ..steps.collect import checked, statements
 from ..steps.execute import cached
+from . import checkout
 from .releases import changed, releases, tested
 
 
@@ -94,7 +94,7 @@ def _word(word: str) -> str:
 
 
 def _fill(app: Sphinx, doctree: nodes.document, docname: str) -> None:
-    project = Project(Path(app.confdir))
+    project = checkout(app)
 
     def link(page: str) -> str:
         name = f"chapters/{page}"

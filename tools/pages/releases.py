@@ -138,10 +138,10 @@ def tested(folder: Path) -> str:
 def changes(table: list[Column]) -> Iterator[Change]:
     """What neighbouring releases of one device saw differently, claim by claim in the order of the pages."""
     for _, of_device in groupby(table, lambda column: column.device):
-        runs = list(of_device)
-        for place, newest in _by_place(runs[-1]).items():
+        runs = [(run.version, _by_place(run)) for run in of_device]
+        for place, newest in runs[-1][1].items():
             pulls = {epoch["since"]: epoch.get("pull") for epoch in newest.get("history", [])}
-            seen = [(run.version, _by_place(run)[place]["observed"]) for run in runs if place in _by_place(run)]
+            seen = [(version, facts[place]["observed"]) for version, facts in runs if place in facts]
             for (_, before), (version, since) in pairwise(seen):
                 if not _alike(before, since):
                     yield Change(place, version, before, since, pulls.get(_minor(version)))

@@ -89,9 +89,7 @@ def of_selfcheck(said: dict[str, Any]) -> list[Difference]:
 
 def _rank(word: str) -> int:
     """How far a word of a verdict is from right. An exception is worth what a missing entry is: it hides nothing."""
-    from helpers.verdict import (
-        JUDGEMENTS,
-    )  # brings torch, which is not needed to read differences that were written down
+    from helpers.verdict import JUDGEMENTS  # brings torch, which reading what was written down can do without
 
     order = list(JUDGEMENTS)
     return order.index(word if word in order else "missing")

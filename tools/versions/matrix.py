@@ -6,7 +6,6 @@ version gave is kept in `_build/matrix` until all are through: interrupted, the 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -20,7 +19,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+from ..measure.parts import files
 from ..project import Problem, Project, write
+from ..steps.made import digest
 
 RELEASES = tuple(f"2.{minor}.0" for minor in range(6, 16))
 """The first of every minor release that the library promises to work on."""
@@ -36,7 +37,6 @@ WRONG = ("error", "failed", "broken", "other_bits", "crashed")
 """What a part must not have found."""
 
 _COPIED = ("_config.yml", "_toc.yml", "pyproject.toml", "chapters", "notebooks", "src", "tests", "theme", "tools")
-_LEFT = shutil.ignore_patterns("__pycache__", "*.egg-info", "node_modules")
 
 
 def matrix(project: Project, *names: str) -> int:
@@ -167,13 +167,9 @@ class Run:
         return ""
 
     def _copy(self, book: Path) -> None:
-        for name in _COPIED:
-            source = self.project.root / name
-            if source.is_dir():
-                shutil.copytree(source, book / name, ignore=_LEFT)
-            else:
-                book.mkdir(exist_ok=True)
-                shutil.copy2(source, book / name)
+        for name in files(self.project, *_COPIED):
+            (book / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(self.project.root / name, book / name)
 
     def _claims(self, book: Path, status: int) -> dict[str, Any]:
         """How many hold; the file of outcomes goes to `results/`."""
@@ -238,14 +234,8 @@ def write_pins(project: Project, path: Path) -> Path:
 
 def _digest(project: Project) -> str:
     """Of everything that is copied, and of the pins."""
-    digest = hashlib.sha256()
-    places = [project.root / name for name in (*_COPIED, "requirements.txt")]
-    files = [path for place in places for path in ([place] if place.is_file() else sorted(place.rglob("*")))]
-    for path in files:
-        hidden = any(part == "__pycache__" or part.endswith(".egg-info") for part in path.parts)
-        if path.is_file() and not hidden and "node_modules" not in path.parts:
-            digest.update(path.relative_to(project.root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
+    names = files(project, *_COPIED, "requirements.txt")
+    return digest(*(part for name in names for part in (name, (project.root / name).read_bytes())))
 
 
 def _record(project: Project, rows: list[dict[str, Any]]) -> None:

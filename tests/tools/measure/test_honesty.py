@@ -15,12 +15,7 @@ from zero_or_nan.ignoring import FUNCTIONS, Function, careful, looks
 OPERATORS = {honesty.name_of(op): op for op in honesty.operators()}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

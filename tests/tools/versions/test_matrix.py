@@ -60,6 +60,7 @@ def project(tmp_path, monkeypatch):
         path.parent.mkdir(exist_ok=True)
         path.write_text("{}", encoding="utf-8")
     (tmp_path / "requirements.txt").write_text(PINS, encoding="utf-8")
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     setups = tmp_path / "results" / "measured" / "setups.json"
     setups.parent.mkdir(parents=True)
     rows = [{"setup": "AMP", "code": "x", "holds_on": ["2.13.0", "2.5.0"], "not_run": ""}]

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tools.measure.records import record
 from tools.project import Problem
+from tools.versions.records import record
 from zero_or_nan.selfcheck.records import Records
 
 

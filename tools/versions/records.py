@@ -1,6 +1,6 @@
 """Take reports of `python -m zero_or_nan.selfcheck --json` as what is recorded with their releases of PyTorch.
 
-    python -m tools.measure.records REPORT.json …
+    python -m tools.versions.records REPORT.json …
 
 Run the check under each release, look at what differs, and give the reports to this: it writes the `recorded.json` that
 the library carries. A report replaces all that was recorded with its release.
