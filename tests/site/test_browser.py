@@ -200,60 +200,6 @@ def test_the_contents_open_over_a_narrow_page(browser, address, scripts):
         assert not contents.is_visible()
 
 
-QUERIES = {
-    "RuntimeError … returned nan values": "where-over-exp",
-    "RuntimeError: Function 'AddmmBackward0' returned nan values in its 2th output.": "slicing-nan",
-    "gradient nan where": "where-over-exp",
-    "nansum grad nan": "nansum-nanmean",
-    "52248": "where-over-division",
-    "divide by zero mask": "division-under-a-mask",
-    "weight gradient nan linear layer sliced rows": "slicing-nan",
-    "grad can be implicitly created only for scalar outputs": "backward-gradient-argument",
-    "5.9605e-08": "float-round-off",
-    "fix nan gradient without changing forward code": "ignoring-what-the-loss-ignored",
-    "gradient of relu at 0, of clamp at its bound": "what-counts-as-ignored",
-    "amax nan gradient tie": "what-counts-as-ignored",
-    "what is a cotangent": "glossary",
-    "how slow is ignoring": "what-it-costs",
-    "pip install": "use-it-in-your-project",
-    "Lightning manual_backward nan": "use-it-in-your-project",
-    "GradScaler mixed precision": "use-it-in-your-project",
-    "FSDP": "use-it-in-your-project",
-    "ignoring could not follow": "operators-of-your-own",
-    "torch.library custom operator": "operators-of-your-own",
-    "nanmeen": "nansum-nanmean",
-}
-
-
-@pytest.mark.parametrize("query", QUERIES)
-def test_the_search_leads_to_the_right_chapter_first(visit, query):
-    visit.open("chapters/references.html")
-    box = visit.page.locator("header input[name=q]")
-    box.fill(query)
-    box.press("Enter")
-    first = visit.page.locator("#results a").first
-    first.wait_for()
-    assert visit.page.url.startswith(f"{visit.address}/search.html?q=")
-    assert first.get_attribute("href").partition("#")[0] == f"chapters/{QUERIES[query]}.html"
-    assert query in visit.page.locator("#found").inner_text()
-    assert visit.troubles == [] and visit.elsewhere == []
-    first.click()
-    assert f"/{QUERIES[query]}.html" in visit.page.url
-
-
-def test_a_search_that_finds_nothing_says_so(visit):
-    visit.open("search.html?q=zzzzqqq")
-    assert "Nothing found for “zzzzqqq”" in visit.page.locator("#found").inner_text()
-    assert visit.page.locator("#results li").count() == 0
-
-
-def test_a_query_is_text_and_never_a_part_of_the_page(visit):
-    visit.open("search.html?q=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E%20nan%20(%5B")
-    assert visit.page.locator("main img").count() == 0
-    assert "<img src=x" in visit.page.locator("#found").inner_text()
-    assert visit.troubles == []
-
-
 def test_ways_can_be_switched_off_and_differing_entries_are_marked(visit):
     visit.open("chapters/where-over-exp.html")
     table = visit.page.locator("table[data-verdict]")

@@ -1,67 +1,88 @@
-// The search page: every section that has words of the query, the best page first.
+// The search page: what find.js finds, which words of the query no page has, and what to do when no page is about it.
 "use strict";
 
-const FIELDS = { keywords: 3, page: 3, heading: 4, text: 1 };
-// Words that error messages and questions are full of, and that tell no page from another.
-const COMMON = new Set("a an and are at be by do does for from get how i in is it its my not of on or that the to was why with".split(" "));
-
-const form = document.querySelector("form.search-page");
 const found = document.getElementById("found");
 const results = document.getElementById("results");
-const query = new URLSearchParams(location.search).get("q") ?? "";
+const query = (new URLSearchParams(location.search).get("q") ?? "").trim();
 for (const field of document.querySelectorAll('input[name="q"]')) field.value = query;
 
-function words(text) {
-  return text.match(/[\p{L}\p{N}_]+/gu) ?? [];
+function element(name, ...content) {
+  const made = document.createElement(name);
+  made.append(...content);
+  return made;
 }
 
-function term(word) {
-  const lower = word.toLowerCase();
-  // A name such as torch.nanmean or ExpBackward0 stands whole; plurals and the like are cut short.
-  return COMMON.has(lower) ? null : lower.replace(/(?<=[a-z]{4})(s|ed|ing)$/, "");
+function link(section, text) {
+  const made = element("a", text);
+  made.href = section.address;
+  return made;
 }
 
-function snippet(text, terms) {
-  const at = terms.map((each) => text.toLowerCase().indexOf(each)).filter((place) => place >= 0);
-  const from = Math.max(0, Math.min(...(at.length ? at : [0])) - 60);
-  const piece = text.slice(from, from + 180);
-  const paragraph = document.createElement("p");
-  const parts = terms.length ? piece.split(new RegExp(`(${terms.map((each) => each.replace(/\W/g, "\\$&")).join("|")})`, "i")) : [piece];
-  if (from) paragraph.append("… ");
-  parts.forEach((part, number) => {
-    if (number % 2) {
-      const mark = document.createElement("mark");
-      mark.textContent = part;
-      paragraph.append(mark);
-    } else paragraph.append(part);
-  });
-  if (from + 180 < text.length) paragraph.append(" …");
+function listed(words) {
+  const quoted = words.map((word) => `“${word}”`);
+  return quoted.length > 1 ? `${quoted.slice(0, -1).join(", ")} or ${quoted.at(-1)}` : quoted[0];
+}
+
+// Where a text has what was found in its section, and from where on it has most of that.
+function places(section) {
+  const text = section.own || section.text || section.rows;
+  const terms = [...section.terms.keys()].sort((one, other) => other.length - one.length);
+  const pattern = terms.map((term) => `(?<![\\p{L}\\p{N}])${term.replace(/[.+]/g, "\\$&").replace("/", "\\s*/\\s*")}[\\p{L}\\p{N}]*`).join("|");
+  const marks = [...text.matchAll(new RegExp(pattern, "giu"))]
+    .map((match) => ({ from: match.index, to: match.index + match[0].length, term: stem(match[0].replace(/\s/g, "")) }))
+    .filter((mark) => section.terms.has(mark.term));
+  const after = (mark) => new Set(marks.filter((other) => other.from >= mark.from && other.to <= mark.from + 150).map((other) => other.term));
+  let [best, most] = [0, 0];
+  for (const mark of marks) {
+    const weight = sum([...after(mark)].map((term) => section.terms.get(term)));
+    if (weight > most) [best, most] = [mark.from, weight];
+  }
+  return { text, marks, best, most };
+}
+
+function snippet({ text, marks, best }) {
+  const from = best < 60 ? 0 : text.lastIndexOf(" ", best - 30) + 1;
+  const end = text.indexOf(" ", from + 190);
+  const to = end < 0 ? text.length : end;
+  const paragraph = element("p", from ? "… " : "");
+  let at = from;
+  for (const mark of marks.filter((mark) => mark.from >= from && mark.to <= to)) {
+    paragraph.append(text.slice(at, mark.from), element("mark", text.slice(mark.from, mark.to)));
+    at = mark.to;
+  }
+  paragraph.append(text.slice(at, to), to < text.length ? " …" : "");
   return paragraph;
 }
 
-function show(hits) {
-  const pages = new Map();
-  for (const hit of hits) pages.set(hit.page, [...(pages.get(hit.page) ?? []), hit]);
-  found.textContent = pages.size
-    ? `${pages.size} ${pages.size === 1 ? "page" : "pages"} for “${query}”`
-    : `Nothing found for “${query}”. Fewer words may find more.`;
-  for (const [page, sections] of pages) {
-    const item = document.createElement("li");
-    for (const [number, hit] of sections.slice(0, 3).entries()) {
-      const link = document.createElement("a");
-      // The best section opens the page at its top where that is the page's own title.
-      link.href = number ? hit.address : sections[0].address;
-      link.textContent = hit.heading === page ? page : number ? hit.heading : `${page}: ${hit.heading}`;
-      if (number) {
-        const line = document.createElement("p");
-        line.append(link);
-        item.append(line);
-      } else {
-        link.className = "hit";
-        item.append(link, snippet(hit.text, hit.terms));
-      }
-    }
-    results.append(item);
+function item({ page, sections, lacks }) {
+  const [best, ...others] = sections;
+  const head = link(best, page);
+  head.className = "hit";
+  if (best.heading !== page) head.append(element("span", best.heading));
+  // A page that was found by its title or its keywords shows where it says so.
+  const shown = (best.heading === page ? sections : [best]).map(places);
+  const made = element("li", head, snippet(shown.reduce((one, other) => (other.most > one.most ? other : one))));
+  const also = others.filter((section) => section.share > best.share / 2 && section.heading !== page).slice(0, 2);
+  if (also.length) made.append(element("p", "Also: ", ...also.flatMap((section, number) => [number ? ", " : "", link(section, section.heading)])));
+  if (lacks.length) made.append(element("p", `Without ${listed(lacks)}.`));
+  return made;
+}
+
+function show(book, { words, pages, about }) {
+  const said = [about ? `${pages.length} ${pages.length === 1 ? "page" : "pages"} for “${query}”.` : `No page of this book is about “${query}”.`];
+  const unknown = words.filter((word) => !word.terms.length).map((word) => word.unit);
+  if (unknown.length && words.length > 1) said.push(`No page has ${listed(unknown)}.`);
+  for (const word of words) if (pages.length && word.instead) said.push(`“${word.unit}” is on no page, ${listed(book.shown(word))} is.`);
+  if (!about && pages.length) said.push("What comes closest:");
+  found.textContent = said.join(" ");
+  results.append(...pages.map(item));
+  if (!about) {
+    const report = document.querySelector("#none a.report");
+    const address = new URL(report.href);
+    address.searchParams.set("title", `No page about ${query.slice(0, 200)}`);
+    address.searchParams.set("body", `I searched the book for this:\n\n> ${query.slice(0, 1000)}\n\nThe shortest code that shows it:\n\n\`\`\`python\n\n\`\`\`\n`);
+    report.href = address;
+    document.getElementById("none").hidden = false;
   }
 }
 
@@ -72,23 +93,9 @@ async function search() {
     found.textContent = `The index could not be loaded (${answer.status}). Reload the page to try again.`;
     return;
   }
-  const index = new MiniSearch({
-    fields: Object.keys(FIELDS),
-    storeFields: ["address", "page", "heading", "text"],
-    idField: "address",
-    tokenize: words,
-    processTerm: term,
-    searchOptions: {
-      boost: FIELDS,
-      prefix: (each) => each.length > 3,
-      fuzzy: (each) => (each.length > 5 ? 0.15 : 0),
-      // A section whose heading is the word defines it.
-      boostDocument: (_, each, stored) => (stored.heading.toLowerCase() === each ? 4 : 1),
-    },
-  });
-  index.addAll(await answer.json());
-  show(index.search(query));
+  const book = new Book(await answer.json());
+  show(book, book.find(query));
 }
 
-if (query.trim()) search();
-else form.querySelector("input").focus();
+if (query) search();
+else document.querySelector("form.search-page input").focus();

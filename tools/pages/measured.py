@@ -188,7 +188,7 @@ def setups(content: dict[str, Any]) -> str:
     ]
     caption = "<code>ignoring</code> in training code, and the releases of PyTorch on which that was tested"
     table = show.table(caption, ["setup", "what you write", "right on"], rows, stack=True)
-    return show.page(f'<div class="zn-prose zn-setups">{table}</div>')
+    return show.page(f'<div class="zn-prose zn-setups zn-searched">{table}</div>')
 
 
 def _right_on(row: dict[str, Any]) -> str:

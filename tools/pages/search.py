@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -20,38 +21,138 @@ from ..project import Project, write
 from . import checkout
 from .theme import metadata
 
-_OUTPUT = "cell_output"
+MARK = "zn-searched"
+"""The class of an element in HTML that is searched: as a record of its own where it has an `id`, with its section else."""
+
+_PASSED_OVER = (nodes.section, nodes.title, nodes.comment, nodes.Invisible)
+_APART = ("desc_name", "desc_parameter", "desc_parameterlist", "desc_returns", "desc_signature")
+"""Parts of the signature of a function: between them the page has signs that are nowhere in its text."""
 
 
 def records(env: BuildEnvironment, project: Project) -> list[dict[str, str]]:
-    """The sections of all pages, in order: address, page, heading, text; the first of a page has its keywords too."""
+    """The sections of all pages, in order: address, page, heading, text, the rows of what is drawn.
+
+    The first of a page has its keywords too. What is marked in an output follows its section with `own` words, under its
+    `data-heading` or else its first line.
+    """
     found = []
-    for page in project.names:
-        doctree = env.get_doctree(page)
-        title = env.titles[page].astext()
+    for name in project.names:
+        doctree = env.get_doctree(name)
+        page, path = env.titles[name].astext(), project.path(name)
         meta = metadata(doctree)
         for number, section in enumerate(doctree.findall(nodes.section)):
+            words, drawn = Words(), Drawn()
+            words.read(section, drawn)
             record = {
-                "address": project.path(page) + (f"#{section['ids'][0]}" if number else ""),
-                "page": title,
+                "address": path + (f"#{section['ids'][0]}" if number else ""),
+                "page": page,
                 "heading": section[section.first_child_matching_class(nodes.title)].astext(),
-                "text": " ".join(" ".join(_texts(section)).split()),
+                "text": " ".join("".join(words.found).split()),
+                "rows": " ".join("".join(drawn.words).split()),
             }
             if number == 0:
                 record["keywords"] = " ".join(meta.get(key, "") for key in ("title", "description", "keywords"))
             found.append(record)
+            for anchor, heading, lines in drawn.marked():
+                marked = {"address": f"{path}#{anchor}", "page": page, "heading": heading, "own": " ".join(lines)}
+                found.append({**marked, "text": "", "rows": ""})
     return found
 
 
-def _texts(section: nodes.Element) -> Iterator[str]:
-    """The words of a section itself: not its title, the sections in it, nor the outputs of its cells."""
-    for child in section.children:
-        if isinstance(child, nodes.Text):
-            yield child.astext()
-        elif isinstance(child, (nodes.section, nodes.title, nodes.raw, nodes.comment, nodes.Invisible)):
-            continue
-        elif isinstance(child, nodes.Element) and _OUTPUT not in child.get("classes", []):
-            yield from _texts(child) if child.children else ()
+class Words:
+    """The words of a section itself: not its title, nor the sections in it, nor code that is folded.
+
+    A solution is folded too, but written for readers.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def read(self, node: nodes.Element, drawn: Drawn) -> None:
+        """Take the text below a node; what is drawn in HTML goes to `drawn`."""
+        tags = {name.removeprefix("tag_") for name in node.get("classes", []) if name.startswith("tag_")}
+        if "hide-cell" in tags and "solution" not in tags:
+            return
+        for child in node.children:
+            if isinstance(child, nodes.Text):
+                self.found.append(child.astext())
+            elif isinstance(child, nodes.raw):
+                drawn.read(child)
+            elif isinstance(child, nodes.Element) and not isinstance(child, _PASSED_OVER):
+                classes = child.get("classes", [])
+                if "cell_output" in classes:
+                    for raw in child.findall(nodes.raw):
+                        drawn.read(raw, output=True)
+                elif not ("cell_input" in classes and "hide-input" in tags):
+                    self.read(child, drawn)
+                if not isinstance(child, nodes.Inline) or child.tagname in _APART:
+                    self.found.append(" ")
+
+
+class Drawn(HTMLParser):
+    """What of HTML is searched: all of an element that is marked.
+
+    Of a cell's output also captions and the heads of rows, which are words where the rest is numbers.
+    """
+
+    _EMPTY = frozenset({"br", "col", "hr", "img", "input", "link", "meta", "source", "wbr"})
+    _INLINE = frozenset({"a", "abbr", "b", "code", "em", "i", "kbd", "mark", "small", "span", "strong", "sub", "sup"})
+    _UNSEEN = frozenset({"script", "style", "svg"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self._marked: list[tuple[str, str, list[str]]] = []
+        self._open: list[tuple[str, list[str] | None]] = []
+        self._output = False
+
+    def read(self, raw: nodes.raw, output: bool = False) -> None:
+        """Take what is searched of one piece of HTML, a cell's output or a drawing of our own."""
+        if raw.get("format") == "html":
+            self._open.clear()
+            self._output = output
+            self.feed(raw.astext())
+
+    def marked(self) -> Iterator[tuple[str, str, list[str]]]:
+        """Of each marked element its `id`, its heading, and its lines."""
+        for anchor, heading, parts in self._marked:
+            lines = [" ".join(line.split()) for line in "".join(parts).split("\n")]
+            lines = [line for line in lines if line]
+            yield anchor, heading or lines[0], lines
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Decide where the text of an element goes: where that of the one around it does, unless it is special."""
+        if tag in self._EMPTY:
+            if tag == "br":
+                self.handle_data(" ")
+            return
+        given = {name: value or "" for name, value in attrs}
+        into = self._open[-1][1] if self._open else None
+        if tag in self._UNSEEN:
+            into = None
+        elif MARK in given.get("class", "").split():
+            into = self.words
+            if "id" in given:
+                self._marked.append((given["id"], given.get("data-heading", ""), into := []))
+        elif into is None and self._output and (tag in ("caption", "figcaption") or given.get("scope") == "row"):
+            into = self.words
+        self._open.append((tag, into))
+
+    def handle_data(self, data: str) -> None:
+        """Keep the text where it belongs."""
+        if self._open and (into := self._open[-1][1]) is not None:
+            into.append(data.replace("\n", " "))
+
+    def handle_endtag(self, tag: str) -> None:
+        """Close an element, with those in it that have no end of their own."""
+        if not any(name == tag for name, _ in self._open):
+            return
+        while True:
+            name, into = self._open.pop()
+            if into is not None and name not in self._INLINE:
+                into.append("\n")
+            if name == tag:
+                return
 
 
 def _page(app: Sphinx) -> list[tuple[str, dict[str, Any], str]]:

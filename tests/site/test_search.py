@@ -1,0 +1,240 @@
+"""What the search of the built site finds: the page that a query asks for first, and only pages that have to do with it."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from scratch import ROOT
+
+from tools.measure.browser import VIEWS, Visit
+from tools.project import Project
+
+PROJECT = Project(ROOT)
+
+# Each query with the page that it leads to first, and the number of pages at most.
+QUERIES = {
+    # The symptoms of the welcome page, and messages pasted whole or in part.
+    "RuntimeError: Function 'ExpBackward0' returned nan values in its 0th output.": ("where-over-exp", 2),
+    "RuntimeError: Function 'MulBackward0' returned nan values in its 1th output.": ("nansum-nanmean", 2),
+    "RuntimeError: Function 'AddmmBackward0' returned nan values in its 2th output.": ("slicing-nan", 2),
+    "AddmmBackward0": ("slicing-nan", 2),
+    "torch.where picks the safe branch, but the gradient is NaN": ("where-over-exp", 2),
+    "A division by zero is masked out, and its gradient is NaN": ("division-under-a-mask", 4),
+    "nansum or nanmean is finite, its gradient is NaN": ("nansum-nanmean", 2),
+    "The weight gradient is all NaN, the bias gradient is fine": ("slicing-nan", 2),
+    "The gradient differs from my formula by 5.9605e-08": ("float-round-off", 2),
+    "RuntimeError: grad can be implicitly created only for scalar outputs": ("backward-gradient-argument", 2),
+    "TypeError from a MaskedTensor in backward, or an optimizer that refuses .grad": ("division-under-a-mask", 3),
+    "RuntimeError … returned nan values": ("where-over-exp", 6),
+    # Threads.
+    "10729": ("where-over-exp", 2),
+    "#10729": ("where-over-exp", 2),
+    "52248": ("where-over-division", 2),
+    "pytorch#67180": ("nansum-nanmean", 2),
+    "https://github.com/pytorch/pytorch/issues/67180": ("nansum-nanmean", 2),
+    "#4132": ("division-under-a-mask", 2),
+    # Names, numbers and signs.
+    "5.9605e-08": ("float-round-off", 2),
+    "1/x": ("float-round-off", 3),
+    "1 / x": ("float-round-off", 3),
+    "x/0": ("division-under-a-mask", 3),
+    "torch.compile": ("use-it-in-your-project", 3),
+    "F.relu": ("what-counts-as-ignored", 3),
+    "double backward create_graph": ("use-it-in-your-project", 3),
+    "hardtanh gradient": ("what-counts-as-ignored", 2),
+    "Lightning manual_backward nan": ("use-it-in-your-project", 2),
+    "GradScaler mixed precision": ("use-it-in-your-project", 2),
+    "torch.library custom operator": ("operators-of-your-own", 2),
+    "FSDP": ("use-it-in-your-project", 2),
+    "MPS": ("use-it-in-your-project", 2),
+    # Questions.
+    "gradient nan where": ("where-over-exp", 6),
+    "nansum grad nan": ("nansum-nanmean", 2),
+    "divide by zero mask": ("division-under-a-mask", 4),
+    "masked mean ignore nan": ("nansum-nanmean", 4),
+    "cuda mixed precision": ("use-it-in-your-project", 2),
+    "weight gradient nan linear layer sliced rows": ("slicing-nan", 2),
+    "fix nan gradient without changing forward code": ("ignoring-what-the-loss-ignored", 3),
+    "gradient of relu at 0, of clamp at its bound": ("what-counts-as-ignored", 2),
+    "amax nan gradient tie": ("what-counts-as-ignored", 2),
+    "what is a cotangent": ("glossary", 2),
+    "how slow is ignoring": ("what-it-costs", 2),
+    "pip install": ("use-it-in-your-project", 2),
+    "ignoring could not follow": ("operators-of-your-own", 3),
+    # A letter wrong, missing, or too many.
+    "nanmeen": ("nansum-nanmean", 2),
+    "slising": ("slicing-nan", 3),
+    "cotangnt": ("glossary", 2),
+    "clampp": ("what-counts-as-ignored", 3),
+    # A word that no page has does not hide the page of the others.
+    "nansum foobarbaz": ("nansum-nanmean", 2),
+}
+# Queries that no page is about, and how many pages are shown as the closest.
+NO_PAGE = {
+    "zzzzqqq": 0,
+    "how to bake sourdough bread": 0,
+    "torch.foo gradient nan": 0,
+    "softmax -inf nan": 3,
+    "log of zero gradient nan": 3,
+    "attention mask softmax": 3,
+    "SqrtBackward0": 3,
+    "RuntimeError: Function 'SqrtBackward0' returned nan values in its 0th output.": 3,
+}
+TWO_PAGES = "RuntimeError: Function 'DivBackward0' returned nan values in its 0th output."
+
+
+@pytest.fixture(scope="module")
+def searched(browser: Any, address: str) -> Iterator[Any]:
+    """The search page, with the book that its script makes of the index."""
+    with Visit(browser, address, **VIEWS["wide, light"]) as tab:
+        tab.open("search.html")
+        tab.page.evaluate("async () => { window.book = new Book(await (await fetch('search.json')).json()); }")
+        yield tab.page
+
+
+def find(searched: Any, query: str, book: str = "window.book") -> dict[str, Any]:
+    """What is found, and of each page the name and its best section's address."""
+    return dict(
+        searched.evaluate(
+            f"""(query) => {{
+                const {{ words, pages, about }} = {book}.find(query);
+                return {{
+                    about,
+                    pages: pages.map((page) => page.sections[0].address.split("#")[0]),
+                    best: pages.map((page) => page.sections[0].address),
+                    lacks: pages.map((page) => page.lacks),
+                    unknown: words.filter((word) => !word.terms.length).map((word) => word.unit),
+                    instead: Object.fromEntries(words.filter((word) => word.instead).map((word) => [word.unit, word.terms])),
+                }};
+            }}""",
+            query,
+        )
+    )
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_the_page_that_a_query_asks_for_comes_first_and_few_others_come(searched, query):
+    page, most = QUERIES[query]
+    found = find(searched, query)
+    assert found["about"], found
+    assert found["pages"][0] == PROJECT.path(f"chapters/{page}"), found
+    assert len(found["pages"]) <= most, found
+
+
+@pytest.mark.parametrize("query", NO_PAGE)
+def test_what_no_page_is_about_is_said_to_be_so(searched, query):
+    found = find(searched, query)
+    assert not found["about"], found
+    assert len(found["pages"]) <= NO_PAGE[query], found
+
+
+def test_a_message_of_two_cases_leads_to_both_before_all_others(searched):
+    found = find(searched, TWO_PAGES)
+    cases = {PROJECT.path(f"chapters/{name}") for name in ("where-over-division", "division-under-a-mask")}
+    assert set(found["pages"][:2]) == cases and len(found["pages"]) <= 3
+    assert found["lacks"][:2] == [[], []] and found["lacks"][2:] in ([], [["DivBackward0"]])
+
+
+def test_no_query_of_common_words_finds_every_page(searched):
+    for query in ("gradient", "nan", "gradient nan", "pytorch gradient nan"):
+        assert 1 <= len(find(searched, query)["pages"]) <= 8 < len(PROJECT.pages)
+
+
+def test_words_that_no_page_has_are_named_and_a_name_of_code_is_never_misspelt(searched):
+    assert find(searched, "nansum foobarbaz")["unknown"] == ["foobarbaz"]
+    assert find(searched, "nanmeen")["instead"] == {"nanmeen": ["nanmean"]}
+    # One letter from ExpBackward0 and from nan_to_num: another operator, and not a slip.
+    assert find(searched, "ErpBackward0")["unknown"] == ["ErpBackward0"]
+    assert "nan_to_num" not in str(find(searched, "nan_to_nun")["instead"])
+    assert find(searched, "10728")["unknown"] == ["10728"]
+
+
+def test_the_sign_and_the_case_of_a_word_make_no_difference(searched):
+    for one, other in (
+        ("-inf", "inf"),
+        ("−INF", "inf"),
+        ("NaN gradient", "nan gradient"),
+        ("expbackward0", "ExpBackward0"),
+    ):
+        assert find(searched, one)["best"] == find(searched, other)["best"] != []
+
+
+def test_a_row_of_its_own_is_found_before_its_page(searched):
+    rows = [
+        {"address": "chapters/x.html", "page": "Undefined gradients", "heading": "Undefined gradients", "text": "sqrt log", "rows": "",
+         "own": "", "keywords": "SqrtBackward0 LogBackward0 undefined"},
+        {"address": "chapters/x.html#sqrt", "page": "Undefined gradients", "heading": "sqrt at 0", "text": "",
+         "own": "sqrt at 0 SqrtBackward0 returned nan values in its 0th output"},
+        {"address": "chapters/x.html#log_softmax", "page": "Undefined gradients", "heading": "log_softmax of -inf", "text": "",
+         "own": "log_softmax of -inf LogSoftmaxBackward0 a row of the mask that is empty"},
+    ]  # fmt: skip
+    searched.evaluate(
+        "async (rows) => { window.more = new Book([...(await (await fetch('search.json')).json()), ...rows]); }", rows
+    )
+    for query, row in {
+        "sqrt gradient nan": "sqrt",
+        "SqrtBackward0": "sqrt",
+        "RuntimeError: Function 'SqrtBackward0' returned nan values in its 0th output.": "sqrt",
+        "log_softmax -inf": "log_softmax",
+        "LogSoftmaxBackward0": "log_softmax",
+        "softmax -inf nan": "log_softmax",
+    }.items():
+        found = find(searched, query, "window.more")
+        assert found["best"][0] == f"chapters/x.html#{row}" and found["about"], (query, found)
+
+
+def test_a_search_from_any_page_leads_to_the_page_that_it_shows_first(visit):
+    visit.open("chapters/references.html")
+    box = visit.page.locator("header input[name=q]")
+    box.fill("nansum grad nan")
+    box.press("Enter")
+    first = visit.page.locator("#results a").first
+    first.wait_for()
+    assert visit.page.url.startswith(f"{visit.address}/search.html?q=")
+    assert "nansum grad nan" in visit.page.locator("#found").inner_text()
+    assert visit.page.locator("#results mark", has_text="nansum").count() >= 1
+    assert not visit.page.locator("#none").is_visible()
+    assert visit.troubles == [] and visit.elsewhere == []
+    first.click()
+    assert "/chapters/nansum-nanmean.html" in visit.page.url
+
+
+def test_where_the_symptom_stands_on_a_page_it_is_shown(visit):
+    visit.open("search.html?q=RuntimeError: Function 'ExpBackward0' returned nan values in its 0th output.")
+    shown = visit.page.locator("#results li").first
+    assert shown.locator("a").first.get_attribute("href") == "chapters/where-over-exp.html"
+    marks = shown.locator("mark").all_inner_texts()
+    assert {"ExpBackward0", "0th", "output"} <= set(marks)
+
+
+@pytest.mark.parametrize("query", ["zzzzqqq", "SqrtBackward0"])
+def test_a_search_that_finds_no_page_says_so_and_what_to_do(visit, query):
+    visit.open(f"search.html?q={query}")
+    said = visit.page.locator("#found").inner_text()
+    assert said.startswith(f"No page of this book is about “{query}”.")
+    assert ("“sqrt” is" in said) is (query == "SqrtBackward0")
+    assert (visit.page.locator("#results li").count() > 0) is (query == "SqrtBackward0")
+    none = visit.page.locator("#none")
+    assert none.is_visible() and "detect_anomaly" in none.inner_text()
+    report = visit.page.evaluate(
+        "() => { const { origin, pathname, searchParams } = new URL(document.querySelector('#none a.report').href);"
+        "return [origin + pathname, searchParams.get('title'), searchParams.get('body')]; }"
+    )
+    assert report[:2] == [f"{PROJECT.repository}/issues/new", f"No page about {query}"] and f"> {query}\n" in report[2]
+    none.locator("a").first.click()
+    assert visit.page.url.partition("#")[2] == "what-do-you-see"
+
+
+def test_a_query_is_text_and_never_a_part_of_the_page(visit):
+    visit.open("search.html?q=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E%20nan%20(%5B%20%2B*%3F%20\\p")
+    assert visit.page.locator("main img").count() == 0
+    assert "<img src=x" in visit.page.locator("#found").inner_text()
+    assert visit.troubles == []
+
+
+def test_folded_code_and_numbers_of_tables_are_not_searched(site):
+    records = json.loads((site / "search.json").read_text(encoding="utf-8"))
+    everything = " ".join(record["text"] + record.get("rows", "") for record in records)
+    assert "axes.set_xticks" not in everything and "labelled[" not in everything
+    assert "hardtanh(y) saturated" in everything

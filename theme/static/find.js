@@ -1,0 +1,179 @@
+// Which pages have to do with a query, the one that has most to do with it first. Nothing on the page is touched here.
+"use strict";
+
+const FIELDS = { own: 4, keywords: 5, page: 3, title: 4, rows: 2, text: 1, parts: 1 };
+// A page is shown when it says this much of what the best one says, and the best one when it says this much of the query.
+const SHOWN = 0.6;
+const WORTH = 0.25;
+// It is about the query when it names this much of it; of pages that only mention it, a few are shown.
+const ABOUT = 0.5;
+// Where no page has some words of a query, the others have to tell this much: gradient and nan alone tell nothing.
+const TELLING = 1;
+const MOST = { about: 8, mention: 3 };
+// Words that error messages and questions are full of, and that tell no page from another.
+const COMMON = new Set(
+  "a all an and are at be but by can do does for from get how i if in is it its my not of on only or out that the there this to was what when why with".split(" "),
+);
+
+// A short division, a number, a name with the names that it lies in, or a word.
+const UNIT = /(?<![\w./])(?:[a-z]|\d+)\s*\/\s*(?:[a-z]|\d+)(?![\w./])|\d+(?:\.\d+)*(?:e[+-]?\d+)?(?!\w)|[\p{L}\p{N}_]+(?:\.[\p{L}_][\p{L}\p{N}_]*)*/giu;
+const HUMP = /\p{Lu}+(?!\p{Ll})|\p{Lu}?\p{Ll}+/gu;
+
+function units(text) {
+  const found = text.replace(/https?:\/\/[^\s/]+/g, " ").match(UNIT) ?? [];
+  return found.map((unit) => unit.replace(/\s/g, ""));
+}
+
+// A name of code is right or wrong as it stands; a word has an ending, and may be misspelt.
+function isName(unit) {
+  return /[\d_./]|\p{Ll}\p{Lu}/u.test(unit);
+}
+
+function stem(unit) {
+  const lower = unit.toLowerCase();
+  if (isName(unit)) return lower;
+  return lower.replace(/ision$/, "id").replace(/(?<=[a-z]{2}[^s])s$/, "").replace(/(?<=[a-z]{3})(ing|ed|e)$/, "");
+}
+
+function last(name) {
+  return name.slice(name.lastIndexOf(".") + 1);
+}
+
+// Of torch.nan_to_num these are nan_to_num, nan and num; of ExpBackward0 they are Exp and Backward.
+function parts(name) {
+  const pieces = name.split(/[._]/).flatMap((piece) => [piece, ...(isName(piece) ? (piece.match(HUMP) ?? []) : [])]);
+  return [last(name), ...pieces].filter((piece) => piece.length > 2 && piece !== name);
+}
+
+// What may stand for a name that is nowhere: the operator of a node in the graph, log_softmax for LogSoftmaxBackward0; or
+// a part of it, the longest first.
+function inside(name) {
+  const operator = last(name).replace(/Backward\d+$/, "");
+  const all = [operator.match(HUMP)?.join("_") ?? "", ...parts(operator).sort((one, other) => other.length - one.length)];
+  return operator === name ? all.slice(1) : [...all, operator];
+}
+
+// Whether a section names what was found in it, and does not just have it in passing.
+function names(hit) {
+  const fields = Object.values(hit.match).flat();
+  return hit.address.endsWith("#at-a-glance") || fields.some((field) => field !== "text" && field !== "parts");
+}
+
+function sum(numbers) {
+  return numbers.reduce((one, other) => one + other, 0);
+}
+
+class Book {
+  constructor(records) {
+    this.terms = new Map(); // each with a word that it stands for
+    this.index = new MiniSearch({
+      fields: Object.keys(FIELDS),
+      storeFields: ["address", "page", "heading", "own", "rows", "text"],
+      idField: "address",
+      tokenize: (text, field) => this.indexed(text, field),
+      processTerm: (term) => term,
+      searchOptions: {
+        boost: FIELDS,
+        bm25: { k: 0.4, b: 0.5, d: 0.5 }, // how often a section repeats a word says little
+        tokenize: (term) => [term],
+        // A section whose heading is the word defines it; a row of its own is about its words more than the page is.
+        boostDocument: (_, term, { heading, own }) => (own || stem(heading) === term ? 4 : 1),
+      },
+    });
+    // A heading that every chapter has tells no page from another.
+    const often = new Map();
+    for (const { heading } of records) often.set(heading, (often.get(heading) ?? 0) + 1);
+    const fields = (record) => ({
+      ...record,
+      title: often.get(record.heading) > 2 ? "" : record.heading,
+      parts: [record.own, record.keywords, record.heading, record.rows, record.text].join(" "),
+    });
+    this.index.addAll(records.map(fields));
+    this.size = new Set(records.map((record) => record.page)).size;
+  }
+
+  // Names as they are, and without those that they lie in; what else they are put together from is a field of its own.
+  indexed(text, field) {
+    const all = units(text).flatMap((unit) => (field === "parts" ? (isName(unit) ? parts(unit) : []) : [unit, ...(unit.includes(".") ? [last(unit)] : [])]));
+    for (const unit of all) if (!this.terms.has(stem(unit))) this.terms.set(stem(unit), unit);
+    return all.map(stem);
+  }
+
+  /**
+   * Look for a query.
+   *
+   * words: those of the query, each with the terms that it was taken for; none where no page has anything like it, and
+   *   instead where they are others than itself.
+   * pages: those that have to do with it, the best first, each with its sections, the best first, and the words it lacks.
+   * about: whether one of them is about the query, and does not just mention it.
+   */
+  find(query) {
+    const asked = new Map(units(query).map((unit) => [stem(unit), unit]));
+    const words = [...asked.values()].filter((unit) => unit.length > 1 && !COMMON.has(unit.toLowerCase())).map((unit) => this.word(unit));
+    const known = words.filter((word) => word.hits.length);
+    const total = sum(known.map((word) => word.weight));
+    const pages = new Map();
+    for (const word of known) {
+      for (const hit of word.hits) {
+        if (!pages.has(hit.page)) pages.set(hit.page, { page: hit.page, sections: new Map(), says: new Map(), named: new Set() });
+        const page = pages.get(hit.page);
+        const share = hit.score / word.most;
+        const section = page.sections.get(hit.address) ?? { ...hit, share: 0, terms: new Map() };
+        section.share += word.weight * share;
+        for (const term of hit.terms) section.terms.set(term, word.weight);
+        page.sections.set(hit.address, section);
+        page.says.set(word, Math.max(page.says.get(word) ?? 0, share));
+        if (names(hit) && !word.loose) page.named.add(word);
+      }
+    }
+    const found = [...pages.values()].map(({ page, sections, says, named }) => {
+      const about = sum([...named].map((word) => word.weight)) / total;
+      const said = sum([...says].map(([word, share]) => word.weight * Math.sqrt(share))) / total;
+      const lacks = known.filter((word) => !says.has(word)).map((word) => word.unit);
+      const best = [...sections.values()].sort((one, other) => other.share - one.share);
+      return { page, share: (said * (1 + about)) / 2, about, lacks, sections: best };
+    });
+    found.sort((one, other) => other.share - one.share);
+    const best = found[0]?.share ?? 0;
+    const told = known.length === words.length || total >= TELLING;
+    const shown = best < WORTH || !told ? [] : found.filter((page) => page.share >= SHOWN * best);
+    const about = shown.some((page) => page.about >= ABOUT);
+    return { words, pages: shown.slice(0, about ? MOST.about : MOST.mention), about };
+  }
+
+  word(unit) {
+    const { terms, instead = false, loose = false } = this.meant(unit);
+    const sections = new Map();
+    for (const hit of terms.flatMap((term) => this.index.search(term))) {
+      if (hit.score > (sections.get(hit.address)?.score ?? 0)) sections.set(hit.address, hit);
+    }
+    const hits = [...sections.values()];
+    const having = new Set(hits.map((hit) => hit.page)).size + new Set(hits.filter(names).map((hit) => hit.page)).size;
+    // The fewer pages have or name a word the more it tells; most tells one that none has.
+    const weight = (0.1 + Math.log((2 * this.size) / (loose ? 2 : having || 2))) ** 2;
+    return { unit, terms, instead, loose, hits, weight, most: Math.max(...hits.map((hit) => hit.score)) };
+  }
+
+  // The words that a word was taken for, as pages have them.
+  shown(word) {
+    return word.terms.slice(0, 3).map((term) => this.terms.get(term));
+  }
+
+  // The terms that a word of a query stands for: its own, or else those that begin like it, are parts of it, or nearly it.
+  meant(unit) {
+    const whole = stem(unit);
+    const those = (wanted) => [...this.terms.keys()].filter(wanted);
+    const near = (wrong) => [...new Set(this.index.search(whole, { fuzzy: wrong }).flatMap((hit) => hit.terms))].filter((term) => !/\d/.test(term));
+    const ways = [() => ({ terms: those((term) => term === whole) })];
+    if (unit.includes(".")) ways.push(() => ({ terms: those((term) => term === stem(last(unit))) }));
+    if (unit.includes("/")) ways.push(() => ({ terms: those((term) => term.endsWith(whole.slice(whole.indexOf("/")))), instead: true }));
+    if (whole.length > 3) ways.push(() => ({ terms: those((term) => term.startsWith(whole)) }));
+    if (isName(unit)) ways.push(...inside(unit).map((part) => () => ({ terms: those((term) => term === stem(part)), instead: true, loose: true })));
+    else if (unit.length > 5) ways.push(...(unit.length > 7 ? [1, 2] : [1]).map((wrong) => () => ({ terms: near(wrong), instead: true })));
+    for (const way of ways) {
+      const found = way();
+      if (found.terms.length) return found;
+    }
+    return { terms: [] };
+  }
+}
