@@ -1,4 +1,4 @@
-"""What the search of the built site finds: the page that a query asks for first, and only pages that have to do with it."""
+"""What the search of the built site finds: first the page that a query asks for, and few others."""
 
 import json
 from collections.abc import Iterator
@@ -105,7 +105,8 @@ def find(searched: Any, query: str, book: str = "window.book") -> dict[str, Any]
                     best: pages.map((page) => page.sections[0].address),
                     lacks: pages.map((page) => page.lacks),
                     unknown: words.filter((word) => !word.terms.length).map((word) => word.unit),
-                    instead: Object.fromEntries(words.filter((word) => word.instead).map((word) => [word.unit, word.terms])),
+                    instead: Object.fromEntries(
+                        words.filter((word) => word.instead).map((word) => [word.unit, word.terms])),
                 }};
             }}""",
             query,
@@ -161,14 +162,16 @@ def test_the_sign_and_the_case_of_a_word_make_no_difference(searched):
 
 
 def test_a_row_of_its_own_is_found_before_its_page(searched):
+    page = {"page": "Undefined gradients", "heading": "Undefined gradients", "text": "", "rows": ""}
+    keywords = "SqrtBackward0 LogBackward0 undefined"
+    own = {
+        "sqrt at 0": "sqrt at 0 SqrtBackward0 returned nan values in its 0th output",
+        "log_softmax of -inf": "log_softmax of -inf LogSoftmaxBackward0 a row of the mask that is empty",
+    }
     rows = [
-        {"address": "chapters/x.html", "page": "Undefined gradients", "heading": "Undefined gradients", "text": "sqrt log", "rows": "",
-         "own": "", "keywords": "SqrtBackward0 LogBackward0 undefined"},
-        {"address": "chapters/x.html#sqrt", "page": "Undefined gradients", "heading": "sqrt at 0", "text": "",
-         "own": "sqrt at 0 SqrtBackward0 returned nan values in its 0th output"},
-        {"address": "chapters/x.html#log_softmax", "page": "Undefined gradients", "heading": "log_softmax of -inf", "text": "",
-         "own": "log_softmax of -inf LogSoftmaxBackward0 a row of the mask that is empty"},
-    ]  # fmt: skip
+        {**page, "address": "chapters/x.html", "text": "sqrt log", "keywords": keywords},
+        *({**page, "address": f"chapters/x.html#{head.split()[0]}", "heading": head, "own": own[head]} for head in own),
+    ]
     searched.evaluate(
         "async (rows) => { window.more = new Book([...(await (await fetch('search.json')).json()), ...rows]); }", rows
     )

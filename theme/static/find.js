@@ -56,7 +56,7 @@ function inside(name) {
 // Whether a section names what was found in it, and does not just have it in passing.
 function names(hit) {
   const fields = Object.values(hit.match).flat();
-  return hit.address.endsWith("#at-a-glance") || fields.some((field) => field !== "text" && field !== "parts");
+  return Boolean(hit.own) || hit.address.endsWith("#at-a-glance") || fields.some((field) => field !== "text" && field !== "parts");
 }
 
 function sum(numbers) {

@@ -22,7 +22,7 @@ from . import checkout
 from .theme import metadata
 
 MARK = "zn-searched"
-"""The class of an element in HTML that is searched: as a record of its own where it has an `id`, with its section else."""
+"""The class of what is searched of HTML: a record of its own where it has an `id`, a part of its section else."""
 
 _PASSED_OVER = (nodes.section, nodes.title, nodes.comment, nodes.Invisible)
 _APART = ("desc_name", "desc_parameter", "desc_parameterlist", "desc_returns", "desc_signature")
@@ -32,8 +32,8 @@ _APART = ("desc_name", "desc_parameter", "desc_parameterlist", "desc_returns", "
 def records(env: BuildEnvironment, project: Project) -> list[dict[str, str]]:
     """The sections of all pages, in order: address, page, heading, text, the rows of what is drawn.
 
-    The first of a page has its keywords too. What is marked in an output follows its section with `own` words, under its
-    `data-heading` or else its first line.
+    The first of a page has its keywords too. What is marked in an output follows its section, with words of its `own`,
+    under its `data-heading` or else its first line.
     """
     found = []
     for name in project.names:
@@ -111,14 +111,15 @@ class Drawn(HTMLParser):
         if raw.get("format") == "html":
             self._open.clear()
             self._output = output
+            self.words.append("\n")
             self.feed(raw.astext())
 
     def marked(self) -> Iterator[tuple[str, str, list[str]]]:
         """Of each marked element its `id`, its heading, and its lines."""
         for anchor, heading, parts in self._marked:
             lines = [" ".join(line.split()) for line in "".join(parts).split("\n")]
-            lines = [line for line in lines if line]
-            yield anchor, heading or lines[0], lines
+            if lines := [line for line in lines if line]:
+                yield anchor, heading or lines[0], lines
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Decide where the text of an element goes: where that of the one around it does, unless it is special."""

@@ -1,0 +1,117 @@
+"""What becomes a record of the search, and what does not."""
+
+from types import SimpleNamespace
+
+import pytest
+from docutils import nodes
+
+from tools.pages.search import Drawn, Words, records
+
+
+def cell(tags, source, html=""):
+    """A cell as the renderer reads it: tags as classes, code and output in containers."""
+    code = nodes.container("", nodes.literal_block(source, source), classes=["cell_input"])
+    raw = nodes.raw("", html, format="html")
+    output = nodes.container("", nodes.container("", raw, mime_type="text/html"), classes=["cell_output"])
+    return nodes.container("", code, output, classes=["cell", *(f"tag_{tag}" for tag in tags)])
+
+
+def section(name, *children):
+    return nodes.section("", nodes.title(name, name), *children, ids=[name.lower().replace(" ", "-")])
+
+
+def found(*children):
+    """The records of a book with one page, which has one section besides its own."""
+    page = nodes.document(None, None)
+    page += section("Page", nodes.paragraph("", "first"), section("Why", *children))
+    env = SimpleNamespace(get_doctree=lambda name: page, titles={"page": nodes.title("Page", "Page")})
+    project = SimpleNamespace(names=["page"], path=lambda name: f"{name}.html")
+    return records(env, project)
+
+
+def test_a_section_is_a_record_and_the_first_has_the_keywords():
+    first, second = found(nodes.paragraph("", "because"))
+    assert first == {
+        "address": "page.html", "page": "Page", "heading": "Page", "text": "first", "rows": "", "keywords": "  "
+    }  # fmt: skip
+    assert second == {"address": "page.html#why", "page": "Page", "heading": "Why", "text": "because", "rows": ""}
+
+
+@pytest.mark.parametrize(
+    ("tags", "searched"),
+    [
+        ([], True),
+        (["hide-cell", "solution"], True),
+        (["hide-input"], False),
+        (["hide-cell"], False),
+    ],
+)
+def test_code_is_searched_where_it_is_written_for_readers(tags, searched):
+    _, record = found(nodes.paragraph("", "before"), cell(tags, "case.claim(x)"), nodes.paragraph("", "after"))
+    assert record["text"] == ("before case.claim(x) after" if searched else "before after")
+
+
+def test_words_in_a_line_are_not_torn_apart_and_blocks_are():
+    line = nodes.paragraph(
+        "", "", nodes.literal("", "exp"), nodes.Text(", "), nodes.emphasis("", "twice"), nodes.Text(".")
+    )
+    _, record = found(line, nodes.paragraph("", "Next"))
+    assert record["text"] == "exp, twice. Next"
+
+
+TABLE = (
+    "<style>.zn {}</style><table><caption>What counts</caption><thead><tr><th scope=col>row</th></tr></thead>"
+    "<tbody><tr><th scope=row><code>relu(y)</code><br>below 0</th><td>3.5</td></tr></tbody></table>"
+    "<svg><text>9</text></svg>"
+)
+
+
+def test_of_the_output_of_a_cell_captions_and_heads_of_rows_are_searched():
+    for tags in ([], ["hide-input"]):
+        _, record = found(cell(tags, "table()", TABLE))
+        assert record["rows"] == "What counts relu(y) below 0"
+    assert found(cell(["hide-cell"], "table()", TABLE))[1]["rows"] == ""
+
+
+def test_of_what_the_book_draws_itself_only_what_is_marked_is_searched():
+    assert found(nodes.raw("", TABLE, format="html"))[1]["rows"] == ""
+    marked = f'<div class="zn zn-searched">{TABLE}</div>'
+    assert found(nodes.raw("", marked, format="html"))[1]["rows"] == "What counts row relu(y) below 0 3.5"
+    assert found(nodes.raw("", marked, format="latex"))[1]["rows"] == ""
+
+
+def test_what_is_marked_and_has_an_id_is_a_record_of_its_own():
+    html = (
+        "<div><table><tr class='zn-searched row' id=sqrt data-heading='sqrt at 0'>"
+        "<th scope=row>x.sqrt()</th><td>inf</td></tr>"
+        "<tr class=zn-searched id=norm><th scope=row><code>x.norm()</code> at 0</th>"
+        "<td>NaN<br>or 0</td></tr></table></div>"
+    )
+    *_, section, sqrt, norm = found(cell(["hide-input"], "atlas()", html), nodes.paragraph("", "after"))
+    assert section["text"] == "after" and section["rows"] == ""
+    assert (sqrt["address"], sqrt["heading"], sqrt["own"]) == ("page.html#sqrt", "sqrt at 0", "x.sqrt() inf")
+    assert sqrt["page"] == "Page" and sqrt["text"] == sqrt["rows"] == ""
+    assert (norm["address"], norm["heading"], norm["own"]) == (
+        "page.html#norm",
+        "x.norm() at 0",
+        "x.norm() at 0 NaN or 0",
+    )
+
+
+def test_an_end_that_nothing_began_and_a_beginning_without_end_do_no_harm():
+    drawn = Drawn()
+    for html in ("</p><p>a<table><caption>one", "<caption>two</caption></table>"):
+        drawn.read(nodes.raw("", html, format="html"), output=True)
+    assert "".join(drawn.words).split() == ["one", "two"]
+
+
+def test_a_marked_element_without_a_word_is_no_record():
+    drawn = Drawn()
+    drawn.read(nodes.raw("", "<p class=zn-searched id=a> </p>", format="html"))
+    assert list(drawn.marked()) == []
+
+
+def test_comments_are_not_searched():
+    words = Words()
+    words.read(nodes.container("", nodes.comment("", "secret"), nodes.paragraph("", "seen")), Drawn())
+    assert "".join(words.found).split() == ["seen"]
