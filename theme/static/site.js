@@ -1,4 +1,4 @@
-// What every page can do beyond reading: another colour scheme, copying code, leaving the contents with Escape.
+// What every page can do beyond reading: another colour scheme, copying code, a key for the search, a report that says where.
 "use strict";
 
 const root = document.documentElement;
@@ -7,16 +7,28 @@ function isDark() {
   return root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 }
 
+function remembered(name) {
+  try {
+    return localStorage.getItem(name);
+  } catch {
+    return null;
+  }
+}
+
+function remember(name, value) {
+  try {
+    localStorage.setItem(name, value);
+  } catch {
+    // Without storage the choice holds for this page.
+  }
+}
+
 const toggle = document.querySelector("button.theme");
 toggle.setAttribute("aria-pressed", isDark());
 toggle.addEventListener("click", () => {
   root.dataset.theme = isDark() ? "light" : "dark";
   toggle.setAttribute("aria-pressed", isDark());
-  try {
-    localStorage.setItem("theme", root.dataset.theme);
-  } catch {
-    // Without storage the choice holds for this page.
-  }
+  remember("theme", root.dataset.theme);
 });
 
 document.addEventListener("keydown", (event) => {
@@ -25,6 +37,67 @@ document.addEventListener("keydown", (event) => {
     document.querySelector("a.menu").focus();
   }
 });
+
+// "/" leads to the search, Escape back to where one was. A key without Ctrl must have a switch: it is on the search page.
+const box = document.querySelector("form.search-page input") ?? document.querySelector("form.search input");
+const choice = document.querySelector("#slash input");
+let slash = remembered("slash") !== "off";
+let before = null;
+
+function offer() {
+  root.classList.toggle("slash", slash);
+  if (slash) box.setAttribute("aria-keyshortcuts", "/");
+  else box.removeAttribute("aria-keyshortcuts");
+}
+
+offer();
+if (choice) {
+  document.getElementById("slash").hidden = false;
+  choice.checked = slash;
+  choice.addEventListener("change", () => {
+    slash = choice.checked;
+    remember("slash", slash ? "on" : "off");
+    offer();
+  });
+}
+
+function isTyping(place) {
+  return place.matches("input:not([type=checkbox], [type=range]), textarea, select") || place.isContentEditable;
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.key === "/" && slash && !event.ctrlKey && !event.metaKey && !event.altKey && !isTyping(event.target)) {
+    event.preventDefault();
+    if (box.checkVisibility()) {
+      before = document.activeElement;
+      box.select();
+    } else box.form.requestSubmit(); // where there is no room for the box: the search page has one
+  } else if (event.key === "Escape" && event.target === box) {
+    event.preventDefault(); // it would empty the box
+    box.blur();
+    before?.focus();
+    before = null;
+  }
+});
+
+// A report says which place of the page the address names, as soon as somebody is about to follow it.
+const report = document.querySelector("a.report[data-page]");
+const whole = report?.href;
+
+function place() {
+  const target = document.querySelector("article :target");
+  const address = new URL(whole);
+  if (target) {
+    const named = target.querySelector(":scope > :is(h1, h2, h3, h4, p)") ?? target;
+    const words = (target.dataset.heading ?? named.textContent.replace(/#\s*$/, "")).trim().split(/\s+/).join(" ");
+    const { page } = report.dataset;
+    const there = `\n${page}${location.hash}\n> ${words.slice(0, 160)}\n\n`;
+    address.searchParams.set("body", address.searchParams.get("body").replace(`\n${page}\n`, () => there));
+  }
+  report.href = address;
+}
+
+for (const kind of ["pointerenter", "focus"]) report?.addEventListener(kind, place);
 
 for (const block of document.querySelectorAll("article .highlight")) {
   const button = document.createElement("button");

@@ -8,11 +8,8 @@ from __future__ import annotations
 import hashlib
 import html
 import json
-import platform
 import re
-import shutil
 from collections.abc import Iterator
-from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +22,10 @@ from ..project import Project, write
 from ..steps.collect import statements
 from ..steps.made import digest
 from ..steps.origin import Origin, origin
+from ..steps.pair import with_outputs
 from . import checkout
 from .cards import card, icon
+from .mend import edit, report, versions
 
 NAME = "zero_or_nan"
 
@@ -52,8 +51,10 @@ ICONS = {
     "code": "M8.7 7.3 4 12l4.7 4.7 1.4-1.4L6.8 12l3.3-3.3zM15.3 7.3l-1.4 1.4 3.3 3.3-3.3 3.3 1.4 1.4L20 12z",
     "contrast": "M12 3a9 9 0 1 0 0 18 9 9 0 0 0 0-18zm0 2v14a7 7 0 0 1 0-14z",
     "download": "M11 4h2v8l3-3 1.4 1.4L12 15.8l-5.4-5.4L8 9l3 3zM5 18h14v2H5z",
+    "edit": "M4 16.5V20h3.5L18 9.5 14.5 6zM15.9 4.6 19.4 8.1 20.8 6.7a1 1 0 0 0 0-1.4L18.7 3.2a1 1 0 0 0-1.4 0z",
     "menu": "M3 6h18v2H3zM3 11h18v2H3zM3 16h18v2H3z",
     "play": "M7 4v16l13-8z",
+    "report": "M5 3h2v1h11l-2.5 4L18 12H7v9H5z",
     "repository": "M6 3a3 3 0 0 0-1 5.8v6.4a3 3 0 1 0 2 0V13h8a3 3 0 0 0 3-3V8.8a3 3 0 1 0-2 0V10a1 1 0 0 1-1 1H7V8.8"
     "A3 3 0 0 0 6 3z",
     "search": "M10 3a7 7 0 1 0 4.2 12.6l5.1 5.1 1.4-1.4-5.1-5.1A7 7 0 0 0 10 3zm0 2a5 5 0 1 1 0 10 5 5 0 0 1 0-10z",
@@ -84,6 +85,7 @@ def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.documen
         "icons": ICONS,
         "keywords": meta.get("keywords", ""),
         "made": _made(app, project, name) if doctree is not None else {},
+        "mend": _mend(app, project, name, heading) if doctree is not None else {},
         "repository": project.repository,
         "sections": _sections(context),
         "title": _title(meta.get("title", heading), book),
@@ -143,9 +145,8 @@ def _actions(app: Sphinx, project: Project, name: str) -> list[dict[str, Any]]:
     up = "../" * project.path(name).count("/")
     actions: list[dict[str, Any]] = []
     if path in project.chapters:
-        executed = Path(app.outdir) / "_sources" / f"{name}.ipynb"
-        executed.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(project.executed / f"{name}.ipynb", executed)
+        executed = (project.executed / f"{name}.ipynb").read_text(encoding="utf-8")
+        write(Path(app.outdir) / "_sources" / f"{name}.ipynb", with_outputs(project, path, executed))
         actions += [
             {"name": "colab", "address": project.colab_url(path), "icon": "play", "text": "Open in Colab"},
             {
@@ -170,9 +171,15 @@ def _made(app: Sphinx, project: Project, name: str) -> dict[str, Any]:
         made["changed"] = found.changed
     chapter = project.root / f"{name}.md"
     if chapter in project.chapters:
-        made["versions"] = f"torch {installed('torch')}, Python {platform.python_version()}"
+        made["versions"] = versions()
         made["command"] = f"make check CHAPTER={chapter.stem}"
     return made
+
+
+def _mend(app: Sphinx, project: Project, name: str, heading: str) -> dict[str, str]:
+    """Where to mend a page, and where to say what is wrong with it."""
+    at = app.config.zero_or_nan_origin
+    return {"edit": edit(project, name), "report": report(project, name, heading, Origin(*at) if at else None)}
 
 
 def _facts(project: Project, name: str) -> Iterator[dict[str, Any]]:

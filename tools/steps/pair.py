@@ -1,7 +1,8 @@
 """Step 1: chapters/*.md to notebooks/*.ipynb, what Colab opens.
 
 A notebook is its chapter with three changes that only make sense away from the site: a badge that opens it in Colab,
-a first cell that brings library and helpers where they are missing, and links to other pages made absolute.
+a first cell that brings library and helpers where they are missing, and links to other pages made absolute. What a page
+has for download is the same, with outputs.
 """
 
 from __future__ import annotations
@@ -43,12 +44,29 @@ def notebook(project: Project, chapter: Path) -> str:
     Raises:
         Problem: when the chapter can't be read as a notebook.
     """
-    import nbformat  # here, for most builds write no notebook
+    from .read import read  # here, for most builds write no notebook
+
+    return anywhere(project, chapter, read(chapter))
+
+
+def with_outputs(project: Project, chapter: Path, executed: str) -> str:
+    """The text of the notebook that a page has for download: as `notebook`, but with the outputs of the build.
+
+    Args:
+        project: the checkout.
+        chapter: the source of the page.
+        executed: the text of the executed notebook.
+    """
+    import nbformat
+
+    return anywhere(project, chapter, nbformat.reads(executed, as_version=4))
+
+
+def anywhere(project: Project, chapter: Path, book: NotebookNode) -> str:
+    """The text of a notebook with the three changes that let it run wherever torch is. The set-up cell has no outputs."""
+    import nbformat
     from nbformat.v4 import new_code_cell, new_markdown_cell
 
-    from .read import read
-
-    book = read(chapter)
     for cell in book.cells:
         if cell.cell_type == "markdown":
             cell.source = _absolute_links(project, chapter, cell.source)

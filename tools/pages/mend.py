@@ -1,0 +1,30 @@
+"""Where a reader mends a page, or says what is wrong with it: addresses in the repository, with all that is known."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+from urllib.parse import urlencode
+
+from ..project import Project
+from ..steps.origin import Origin
+
+
+def edit(project: Project, name: str) -> str:
+    """The address that opens the source of a page in the repository's editor."""
+    return f"{project.repository}/edit/{project.branch}/{name}.md"
+
+
+def report(project: Project, name: str, heading: str, made: Origin | None) -> str:
+    """The address of a new issue that says already which page is meant, and of what it was built.
+
+    site.js puts in the place on the page, where the address names one: it looks for the line that is the page's address.
+    """
+    commit = f", commit {made.commit}{' with changes since' * made.changed}" if made else ""
+    body = f"What is wrong, and what should stand there:\n\n\n\n---\n{project.address(name)}\nBuilt with {versions()}{commit}\n"
+    return f"{project.repository}/issues/new?{urlencode({'title': f'{heading}: ', 'body': body})}"
+
+
+def versions() -> str:
+    """What the pages are built with."""
+    return f"torch {version('torch')}, Python {platform.python_version()}"
