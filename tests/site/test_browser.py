@@ -200,6 +200,89 @@ def test_the_contents_open_over_a_narrow_page(browser, address, scripts):
         assert not contents.is_visible()
 
 
+def focused(tab: Visit) -> str:
+    return str(tab.page.evaluate("document.activeElement.name || document.activeElement.className"))
+
+
+def test_a_key_leads_to_the_search_box_and_escape_back(visit):
+    visit.open("chapters/where-over-exp.html")
+    page, box = visit.page, visit.page.locator("header input[name=q]")
+    page.locator(".actions a.source").first.focus()
+    page.keyboard.press("/")
+    assert focused(visit) == "q" and box.input_value() == ""
+    page.keyboard.type("x/0")
+    assert box.input_value() == "x/0"
+    page.keyboard.press("Escape")
+    assert focused(visit) == "source" and box.input_value() == "x/0"
+    page.keyboard.press("Control+/")
+    assert focused(visit) == "source"
+    page.locator(".zn-try input[type=range]").focus()
+    page.keyboard.press("/")
+    assert focused(visit) == "q"
+
+
+def test_the_key_can_be_switched_off(visit):
+    visit.open("search.html")
+    visit.page.keyboard.press("Escape")
+    visit.page.keyboard.press("/")
+    assert visit.page.evaluate("document.activeElement === document.querySelector('form.search-page input')")
+    visit.page.get_by_label("The key / leads to the search from every page").uncheck()
+    visit.open(PAGES[0])
+    visit.page.keyboard.press("/")
+    assert focused(visit) != "q"
+    assert not visit.page.locator("form.search kbd").is_visible()
+    assert visit.page.locator("header input[name=q]").get_attribute("aria-keyshortcuts") is None
+
+
+def test_the_key_is_told_in_the_box_where_there_are_keys_and_room(browser, address, visit):
+    visit.open(PAGES[0])
+    hint, box = visit.page.locator("form.search kbd"), visit.page.locator("header input[name=q]")
+    assert hint.is_visible() and box.get_attribute("aria-keyshortcuts") == "/"
+    # The placeholder ends before it.
+    assert visit.page.evaluate(
+        """() => { const box = document.querySelector("header input[name=q]"), style = getComputedStyle(box);
+            return box.getBoundingClientRect().right - parseFloat(style.paddingRight)
+                <= document.querySelector("form.search kbd").getBoundingClientRect().left + 1; }"""
+    )
+    box.focus()
+    assert not hint.is_visible()
+    views = ({"java_script_enabled": False}, {"has_touch": True, "is_mobile": True}, VIEWS["narrow, light"])
+    for view in views:
+        with Visit(browser, address, **view) as tab:
+            tab.open(PAGES[0])
+            assert not tab.page.locator("form.search kbd").is_visible(), view
+
+
+def test_where_there_is_no_room_for_the_box_the_key_leads_to_the_search_page(phone):
+    phone.open("chapters/where-over-exp.html")
+    phone.page.keyboard.press("/")
+    phone.page.wait_for_url("**/search.html*")
+    assert focused(phone) == "q"
+
+
+def reported(tab: Visit) -> str:
+    """What a report has in it, when its reader is about to follow the link."""
+    tab.page.locator("a.report").focus()
+    body = "() => new URL(document.querySelector('a.report').href).searchParams.get('body')"
+    return str(tab.page.evaluate(body))
+
+
+def test_a_report_says_at_which_place_of_the_page(visit):
+    path = "chapters/where-over-exp.html"
+    address = f"{PROJECT.site_url}/{path}"
+    visit.open(path)
+    before = reported(visit)
+    assert f"\n{address}\n" in before
+    visit.open(f"{path}#claim-10729-vanilla-y")
+    assert f"\n{address}#claim-10729-vanilla-y\n> ✓ vanilla · y = " in reported(visit)
+    visit.page.locator(".sections a[href='#why']").click()
+    there = reported(visit)
+    assert f"\n{address}#why\n> Why\n" in there and "claim-10729" not in there
+    for nowhere in ("#no-such-place", "#%", "#main"):
+        visit.open(f"{path}{nowhere}")
+        assert reported(visit) == before and visit.troubles == []
+
+
 def test_ways_can_be_switched_off_and_differing_entries_are_marked(visit):
     visit.open("chapters/where-over-exp.html")
     table = visit.page.locator("table[data-verdict]")

@@ -6,7 +6,9 @@ import platform
 import re
 from importlib.metadata import version
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
+import nbformat
 import pytest
 from bs4 import BeautifulSoup, Tag
 from scratch import ROOT
@@ -15,6 +17,7 @@ from helpers import JUDGEMENTS, THREADS
 from tools.project import Project
 from tools.steps.collect import MIME, checked
 from tools.steps.origin import origin
+from tools.steps.pair import SETUP
 from tools.steps.read import read
 
 PROJECT = Project(ROOT)
@@ -108,7 +111,8 @@ def test_the_executed_notebook_can_be_downloaded_with_its_claims(pages, site, fa
     content = json.loads((folder / attribute(button, "href")).resolve().read_text(encoding="utf-8"))
     code = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
     assert any(cell["outputs"] for cell in code)
-    assert all(cell["execution_count"] for cell in code)
+    # The build runs every cell but the first, which brings what a reader's machine lacks.
+    assert [cell["execution_count"] for cell in code] == [None, *range(1, len(code))]
     bundles = [output.get("data", {}) for cell in code for output in cell["outputs"]]
     stated = [bundle[MIME] for bundle in bundles if MIME in bundle]
     assert [{**fact, "page": name} for fact in stated] == [fact for fact in facts if fact["page"] == name]
@@ -120,9 +124,20 @@ def test_the_page_links_to_its_source(pages, name):
     assert attribute(link, "href") == f"{PROJECT.repository}/blob/{PROJECT.branch}/chapters/{name}.md"
 
 
-def test_the_set_up_cell_is_for_colab_alone(pages, site):
-    for path in [*site.rglob("*.html"), *site.rglob("*.ipynb")]:
-        assert "%pip" not in path.read_text(encoding="utf-8"), path
+@notebooks
+def test_the_downloaded_notebook_is_that_of_colab_with_outputs(site, name):
+    books = (site / "_sources" / "chapters" / f"{name}.ipynb", ROOT / "notebooks" / f"{name}.ipynb")
+    downloaded, colab = (nbformat.read(path, as_version=4) for path in books)
+    nbformat.validate(downloaded)
+    shown = [[(cell.id, cell.cell_type, cell.source) for cell in book.cells] for book in (downloaded, colab)]
+    assert shown[0] == shown[1] and downloaded.metadata == colab.metadata
+    first = next(cell for cell in downloaded.cells if cell.cell_type == "code")
+    assert PROJECT.repository in first.source and first.outputs == []
+
+
+def test_the_set_up_cell_is_for_notebooks_alone(pages):
+    start = SETUP.splitlines()[0]
+    assert [path for path, soup in pages.items() if start in soup.get_text()] == []
 
 
 def test_every_claim_and_verdict_is_on_its_page(pages, facts):
@@ -226,6 +241,26 @@ def test_code_that_is_shown_needs_no_sideways_scrolling(name):
 
 def test_no_page_has_a_formula_that_would_need_a_script(pages):
     assert [path for path, soup in pages.items() if soup.select(".math")] == []
+
+
+@pytest.mark.parametrize("name", [path.stem for path in PROJECT.pages])
+def test_the_foot_of_a_page_leads_to_its_editor_and_to_a_report_that_names_it(pages, name):
+    main = page(pages, name).select_one("main")
+    edit, report = (main.select_one(f".mend a.{kind}") for kind in ("edit", "report"))
+    assert attribute(edit, "href") == f"{PROJECT.repository}/edit/{PROJECT.branch}/chapters/{name}.md"
+    assert (ROOT / "chapters" / f"{name}.md").is_file()
+    address = urlsplit(attribute(report, "href"))
+    asked = parse_qs(address.query)
+    heading = main.h1.get_text().removesuffix("#").strip()
+    assert f"{address.scheme}://{address.netloc}{address.path}" == f"{PROJECT.repository}/issues/new"
+    assert asked["title"] == [f"{heading}: "]
+    assert f"\n{attribute(report, 'data-page')}\n" in asked["body"][0]  # where site.js puts in the place on the page
+    assert attribute(report, "data-page") == PROJECT.address(f"chapters/{name}")
+    assert f"torch {version('torch')}, Python {platform.python_version()}" in asked["body"][0]
+    found = origin(PROJECT)
+    assert found is None or f"commit {found.commit}" in asked["body"][0]
+    # Not before the text: the first screen is for the answer.
+    assert main.find("article").find_next(class_="mend") is not None
 
 
 @pytest.mark.parametrize("name", [path.stem for path in PROJECT.pages])

@@ -97,7 +97,10 @@ function place() {
   report.href = address;
 }
 
-for (const kind of ["pointerenter", "focus"]) report?.addEventListener(kind, place);
+if (report) {
+  for (const kind of ["pointerenter", "focus"]) report.addEventListener(kind, place);
+  addEventListener("hashchange", place);
+}
 
 for (const block of document.querySelectorAll("article .highlight")) {
   const button = document.createElement("button");

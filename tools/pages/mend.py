@@ -18,10 +18,11 @@ def edit(project: Project, name: str) -> str:
 def report(project: Project, name: str, heading: str, made: Origin | None) -> str:
     """The address of a new issue that says already which page is meant, and of what it was built.
 
-    site.js puts in the place on the page, where the address names one: it looks for the line that is the page's address.
+    site.js puts in the place on the page, where the address names one: after the line that is the page's address.
     """
     commit = f", commit {made.commit}{' with changes since' * made.changed}" if made else ""
-    body = f"What is wrong, and what should stand there:\n\n\n\n---\n{project.address(name)}\nBuilt with {versions()}{commit}\n"
+    made_of = f"{project.address(name)}\nBuilt with {versions()}{commit}\n"
+    body = f"What is wrong, and what should stand there:\n\n\n\n---\n{made_of}"
     return f"{project.repository}/issues/new?{urlencode({'title': f'{heading}: ', 'body': body})}"
 
 

@@ -63,7 +63,7 @@ def with_outputs(project: Project, chapter: Path, executed: str) -> str:
 
 
 def anywhere(project: Project, chapter: Path, book: NotebookNode) -> str:
-    """The text of a notebook with the three changes that let it run wherever torch is. The set-up cell has no outputs."""
+    """The text of a notebook with those three changes; where it has outputs, the set-up cell has none."""
     import nbformat
     from nbformat.v4 import new_code_cell, new_markdown_cell
 

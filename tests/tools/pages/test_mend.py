@@ -1,0 +1,41 @@
+"""The addresses at the foot of a page."""
+
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from scratch import ROOT
+
+from tools.pages.mend import edit, report, versions
+from tools.project import Project
+from tools.steps.origin import Origin
+from zero_or_nan.ignoring.careful import REPORT
+
+PROJECT = Project(ROOT)
+NAME = "chapters/where-over-exp"
+
+
+def body(made):
+    return parse_qs(urlsplit(report(PROJECT, NAME, "a & b", made)).query)["body"][0]
+
+
+def test_the_source_is_edited_on_the_branch_of_the_book():
+    assert edit(PROJECT, NAME) == f"{PROJECT.repository}/edit/{PROJECT.branch}/{NAME}.md"
+
+
+def test_a_report_goes_where_those_of_the_library_go_and_has_the_page_in_it():
+    address = report(PROJECT, NAME, "a & b", None)
+    assert address.startswith(f"{REPORT}/new?")
+    assert parse_qs(urlsplit(address).query)["title"] == ["a & b: "]
+    assert f"\n{PROJECT.address(NAME)}\n" in body(None)
+
+
+@pytest.mark.parametrize(
+    ("made", "end"),
+    [
+        (None, ""),
+        (Origin("0a1b", False), ", commit 0a1b"),
+        (Origin("0a1b", True), ", commit 0a1b with changes since"),
+    ],
+)
+def test_a_report_says_what_the_page_was_built_of(made, end):
+    assert body(made).endswith(f"\nBuilt with {versions()}{end}\n")
