@@ -92,9 +92,14 @@ class Book {
     this.size = new Set(records.map((record) => record.page)).size;
   }
 
-  // Names as they are, and without those that they lie in; what else they are put together from is a field of its own.
+  // Names as they are, and without those that they lie in, x/0 in words too; what else names are put together from is a field
+  // of its own.
   indexed(text, field) {
-    const all = units(text).flatMap((unit) => (field === "parts" ? (isName(unit) ? parts(unit) : []) : [unit, ...(unit.includes(".") ? [last(unit)] : [])]));
+    const all = units(text).flatMap((unit) => {
+      if (field === "parts") return isName(unit) ? parts(unit) : [];
+      if (unit.includes(".")) return [unit, last(unit)];
+      return unit.endsWith("/0") ? [unit, "division", "zero"] : [unit];
+    });
     for (const unit of all) if (!this.terms.has(stem(unit))) this.terms.set(stem(unit), unit);
     return all.map(stem);
   }

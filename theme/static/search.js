@@ -12,6 +12,12 @@ function element(name, ...content) {
   return made;
 }
 
+function marked(name, kind, text) {
+  const made = element(name, text);
+  made.className = kind;
+  return made;
+}
+
 function link(section, text) {
   const made = element("a", text);
   made.href = section.address;
@@ -56,9 +62,11 @@ function snippet({ text, marks, best }) {
 
 function item({ page, sections, lacks }) {
   const [best, ...others] = sections;
-  const head = link(best, page);
+  const [title, thread] = page.split(/ (?=· [^·]+$)/);
+  const head = link(best, title);
   head.className = "hit";
-  if (best.heading !== page) head.append(element("span", best.heading));
+  if (thread) head.append(" ", marked("span", "thread", thread));
+  if (best.heading !== page) head.append(marked("span", "place", best.heading));
   // A page that was found by its title or its keywords shows where it says so.
   const shown = (best.heading === page ? sections : [best]).map(places);
   const made = element("li", head, snippet(shown.reduce((one, other) => (other.most > one.most ? other : one))));

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from ..project import MAIN, Project, write
 SIZE = (1200, 630)
 """Pixels, the size that Open Graph recommends."""
 
+_RIGHT = 1128
 _PAPER, _INK, _MUTED, _ACCENT = "#14181d", "#e8edf2", "#9aa6b2", "#2f81d6"
 _COLOURS = {"right": "#56c28a", "rounded": "#79b8ff", "missing": "#9aa6b2", "wrong": "#ff9d5c"}
 _BAD = "#ff7a59"
@@ -39,7 +41,10 @@ def card(project: Project, name: str, title: str, description: str, facts: list[
 
 
 def draw(title: str, description: str, words: dict[str, str]) -> bytes:
-    """A PNG of `SIZE`: the book's mark and name, the title, and each way with its word, or else the description."""
+    """A PNG of `SIZE`: the book's mark and name, the thread's number, the symptom, and each way with its word.
+
+    A page without a verdict shows its description.
+    """
     from matplotlib import get_data_path
     from PIL import Image, ImageDraw, ImageFont
 
@@ -52,19 +57,37 @@ def draw(title: str, description: str, words: dict[str, str]) -> bytes:
     pen.rectangle((0, 0, SIZE[0], 12), fill=_ACCENT)
     image.paste(_mark(56), (72, 66))
     pen.text((148, 94), "Zero or NaN?", font=font(34, bold=True), fill=_INK, anchor="lm")
-    size = 62 if len(title) <= 28 else 50
-    lines = textwrap.wrap(title, 27 if size == 62 else 31)[:3]
-    pen.multiline_text((72, 170), "\n".join(lines), font=font(size, bold=True), fill=_INK, spacing=14)
-    below = 190 + len(lines) * (size + 20)
+    symptom, _, thread = title.rpartition(" · ") if " · " in title else (title, "", "")
+    pen.text((_RIGHT, 94), thread, font=font(30), fill=_MUTED, anchor="rm")
+    for size in (62, 54, 46):
+        face = font(size, bold=True)
+        lines = _lines(symptom, lambda text, face=face: face.getlength(text) <= _RIGHT - 72)
+        if len(lines) < 3:
+            break
+    pen.multiline_text((72, 170), "\n".join(lines[:3]), font=face, fill=_INK, spacing=14)
+    below = 190 + len(lines[:3]) * (size + 20)
     if not words:
         pen.multiline_text((72, below), textwrap.fill(description, 58), font=font(30), fill=_MUTED, spacing=14)
+    step = min(58, (SIZE[1] - 30 - below) // max(1, min(len(words), 5)))
     for number, (way, word) in enumerate(list(words.items())[:5]):
-        top = below + 14 + number * 58
+        top = below + 14 + number * step
         pen.text((72, top), way, font=font(34), fill=_MUTED)
         pen.text((470, top), _marked(word), font=font(34, bold=True), fill=_COLOURS.get(word, _BAD))
     file = io.BytesIO()
     image.save(file, "PNG", optimize=True)
     return file.getvalue()
+
+
+def _lines(text: str, fits: Callable[[str], bool]) -> list[str]:
+    """A text broken between words, so that every line fits, if its first word does."""
+    lines: list[str] = []
+    for word in text.split():
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and fits(longer):
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines
 
 
 def icon() -> bytes:

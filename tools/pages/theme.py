@@ -64,6 +64,10 @@ _STYLE = re.compile(r'(<div class="zn">)<style>.*?</style>', re.DOTALL)
 """The rules that every output carries for Colab; here they are in the style sheet."""
 
 
+_THREAD = re.compile(r' · ([^<>·]+)(?=</a>|<a class="headerlink"|\Z)')
+_HEADING = re.compile("<h1>.*?</h1>", re.DOTALL)
+
+
 def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.document | None) -> dict[str, Any]:
     """What the template shows of a page beyond Sphinx's own context."""
     project = checkout(app)
@@ -89,6 +93,7 @@ def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.documen
         "repository": project.repository,
         "sections": _sections(context),
         "title": _title(meta.get("title", heading), book),
+        "titled": titled,
         "version": version(project),
     }
     if doctree is not None:
@@ -116,12 +121,22 @@ def _title(title: str, book: str) -> str:
     return html.escape(title if title == book else f"{title} — {book}")
 
 
+def titled(fragment: str) -> str:
+    """A title as HTML: what comes after its last dot, a thread's number, is the lesser part, and no line breaks in it.
+
+    >>> titled("NaN from exp · pytorch#1</a>")
+    'NaN from exp <span class="thread"><span>· </span>pytorch#1</span></a>'
+    """
+    return _THREAD.sub(r' <span class="thread"><span>· </span>\1</span>', str(fragment))  # a template's own text escapes
+
+
 def _plain(fragment: Any) -> str:
     return re.sub(r"<[^>]*>", "", str(fragment))
 
 
 def _outputs(body: str) -> str:
     """The text of a page. The name that MyST-NB gives to folded code hides the one that can be read."""
+    body = _HEADING.sub(lambda heading: titled(heading[0]), body, count=1)
     return _STYLE.sub(r"\1", body).replace(' aria-label="Toggle hidden content"', "")
 
 
@@ -129,7 +144,7 @@ def _contents(context: dict[str, Any]) -> str:
     """The table of contents; the page that is shown is marked for those who can't see it too."""
     tree = str(context["toctree"](maxdepth=1, collapse=False, includehidden=True, titles_only=True) or "")
     tree = tree.replace(' role="heading"', "")  # Sphinx gives it no level, which makes it no heading
-    return re.sub(r'(<a class="current[^"]*")', r'\1 aria-current="page"', tree)
+    return titled(re.sub(r'(<a class="current[^"]*")', r'\1 aria-current="page"', tree))
 
 
 def _sections(context: dict[str, Any]) -> str:

@@ -24,12 +24,30 @@ def test_a_card_shows_the_title_the_description_and_the_words():
     assert judged not in (plain, picture("A title", "A description", {"vanilla": "right"}).tobytes())
 
 
-@pytest.mark.parametrize("title", ["x", "A title that is long enough to be broken into lines " * 3])
+LONG = "A title that is long enough to be broken into lines " * 3
+
+
+@pytest.mark.parametrize("title", ["x", LONG, f"{LONG} · discuss.pytorch.org 135053"])
 def test_nothing_is_drawn_over_the_edge(title):
     words = {f"way {number}": "raises NotImplementedError" for number in range(7)}
     image = picture(title, "word " * 60, words)
-    right = image.crop((SIZE[0] - 24, 20, *SIZE))
-    assert right.getcolors() == [(right.width * right.height, image.getpixel((0, 300)))]
+    for edge in ((SIZE[0] - 24, 20, *SIZE), (0, SIZE[1] - 16, *SIZE)):
+        strip = image.crop(edge)
+        assert strip.getcolors() == [(strip.width * strip.height, image.getpixel((0, 300)))], edge
+
+
+def test_the_number_of_a_thread_stands_above_the_title_and_takes_no_room_of_it():
+    titles = ("NaN gradient from torch.where over exp", "NaN gradient from torch.where over exp · pytorch#10729")
+    plain, numbered = (picture(title, "", {"vanilla": "contaminated"}) for title in titles)
+    head, rest = (600, 14, SIZE[0], 150), (0, 150, *SIZE)
+    assert plain.crop(rest).tobytes() == numbered.crop(rest).tobytes()
+    assert len(plain.crop(head).getcolors()) == 1 < len(numbered.crop(head).getcolors(10_000))
+
+
+def test_a_long_title_is_drawn_smaller_before_it_is_cut():
+    # Each of the words is on it: without the last one it is another picture.
+    words = "NaN gradient from nansum and nanmean, though both of them skip NaN".split()
+    assert picture(" ".join(words), "", {}).tobytes() != picture(" ".join(words[:-1]), "", {}).tobytes()
 
 
 def facts(word):
