@@ -191,7 +191,8 @@ def page(root: Path) -> str:
     shape = re.search(r"Keep the shape: (.*?)\.", STEPS, re.DOTALL)
     headings = re.findall(r"\*([^*]+)\*", " ".join(shape[1].split()))
     parts = [f"## {heading}\n\n{PAGE[heading]}" for heading in headings]
-    return "\n".join([front_matter(root), "# NaN gradient from the logarithm of 0 under torch.where · forum 1\n", *parts])
+    title = "# NaN gradient from the logarithm of 0 under torch.where · forum 1\n"
+    return "\n".join([front_matter(root), title, *parts])
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """What the line over a folded cell says."""
 
 import pytest
+
 from tools.pages.folded import prompts
 
 
