@@ -106,8 +106,8 @@ _ALL = (
         "Stack Overflow, 2018",
         "PyTorch gradient differs from manually calculated gradient",
         "https://stackoverflow.com/questions/53274587/pytorch-gradient-differs-from-manually-calculated-gradient",
-        "Answered: both are rounded, each in its own way. pytorch#13886 asked the same, and was closed with a pointer to "
-        "the forum.",
+        "Answered: both are rounded, each in its own way. pytorch#13886 asks the same, and was closed with a pointer "
+        "to the forum.",
     ),
 )
 THREADS: dict[str, Thread] = {entry.key: entry for entry in _ALL}
