@@ -37,12 +37,10 @@ class _Judged:
         name, _, special, values, others = self.row
         shown = ", ".join(outcome(torch.tensor(value)).texts(3)[0] for value in others)  # type: ignore[union-attr]
         return [
-            f"<code>{html.escape(name)}</code>",
-            html.escape(special),
-            html.escape(shown),
-            "changes" if self.changes else "same bits",
-            f"{show.cells(outcome(self.plain))[0]}, {show.cells(outcome(self.ours))[0]}",  # type: ignore[arg-type]
-            "used" if self.counts else "ignored",
+            f"<code>{html.escape(name)}</code><br>{html.escape(special)}",
+            f"{html.escape(shown)}<br>{'changes' if self.changes else 'same bits'}",
+            f"{show.cells(outcome(self.plain))[0]}, {show.cells(outcome(self.ours))[0]}"  # type: ignore[arg-type]
+            f"<br>{'used' if self.counts else 'ignored'}",
         ]
 
 
@@ -57,7 +55,7 @@ class _Table:
         )
 
     def html(self) -> str:
-        head = ["Function", "The entry", "Put in its place", "Result", "Cotangent", "So it is"]
+        head = ["Function;<br>the entry", "Put in its place;<br>the result", "Cotangent;<br>so it is"]
         table = show.table("What counts, row by row", head, [j.cells() for j in self.judged])
         return f'<div class="zn-prose">{table}</div>'
 
