@@ -6,6 +6,7 @@
 - `reference`: the gradient in float64 on the used entries alone.
 - `ulp_distance`: how many representable numbers lie between two tensors' entries.
 - `drawing`: a figure in the page's own colours.
+- `backward_figure`: the graph of a computation, and the cotangents that flow back through it, step by step.
 - `what_counts`: which entries a function uses, by the definition and by `ignoring`.
 - `control`: samples of a small computation, which a reader of the site can play with.
 - `ClaimFailed`: what a claim that does not hold raises.
@@ -13,6 +14,7 @@
 Needs `zero_or_nan`, torch (2.6 or newer), numpy and matplotlib, and nothing else.
 """
 
+from .backward_figures import backward_figure
 from .cases import Case
 from .claims import Claim, ClaimFailed
 from .compare import Tolerance, ulp_distance
@@ -41,6 +43,7 @@ __all__ = [
     "Verdict",
     "WAYS",
     "Way",
+    "backward_figure",
     "control",
     "drawing",
     "reference",

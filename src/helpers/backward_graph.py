@@ -1,0 +1,250 @@
+"""A backward pass, recorded: the nodes of the graph, what each of them saved, what arrives and what it passes on."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from zero_or_nan import ignoring
+
+MOST = 40
+"""The nodes of the largest graph that is recorded: nobody can read more in one figure."""
+
+Way = str
+WAYS: tuple[Way, ...] = ("vanilla", "ignoring")
+"""The two backward passes that are recorded."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sent:
+    """What a node passes on along one edge.
+
+    Attributes:
+        slot: which input of the node's function it is for, in the order of `node.next_functions`.
+        to: the number of the node that gets it; `output`: which output of that node's function it belongs to.
+        value: by way, a tensor or masked tensor; None where the pass gives none, or where only the sum of several
+            edges into one place is known.
+    """
+
+    slot: int
+    to: int
+    output: int
+    value: Mapping[Way, Tensor | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One node of the graph: a step of the backward pass.
+
+    Attributes:
+        node: as PyTorch names it in its messages, `ExpBackward0`; of a leaf `AccumulateGrad`.
+        name: the reader's name for the tensor whose gradient arrives here, or the empty text.
+        saved: what the node saved in the forward pass, under PyTorch's names.
+        arrives: by output of the node's function and by way, the cotangent that arrives.
+        sends: what it passes on. A leaf passes nothing on.
+    """
+
+    node: str
+    name: str
+    saved: Mapping[str, Any]
+    arrives: Mapping[int, Mapping[Way, Tensor | None]]
+    sends: Sequence[Sent] = ()
+
+    @property
+    def leaf(self) -> bool:
+        return self.node == LEAF
+
+    @property
+    def function(self) -> str:
+        """The function whose derivative this is: `where` of `WhereBackward0`, `addmm` of `AddmmBackward0`."""
+        stem = re.sub(r"Backward\d*$", "", self.node)
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", stem).lower()
+
+
+LEAF = "AccumulateGrad"
+
+
+@dataclass
+class _Heard:
+    """What the hooks of a node were told."""
+
+    passed: Sequence[Tensor | None] = field(default_factory=tuple)
+
+
+def record(loss: Tensor, inputs: Mapping[str, Tensor], gradient: Tensor | None = None) -> list[Step]:
+    """Run the vanilla and the ignoring backward pass, and keep what every node gets, saved and passes on.
+
+    The graph is kept, and no `.grad` of the inputs is written. The steps are in an order in which backward can take
+    them, the loss first. Of the graph only what leads to the inputs is recorded.
+
+    Args:
+        loss: what to differentiate, of any shape.
+        inputs: the leaves or intermediate results to which the passes go, under the names that the reader knows.
+        gradient: the cotangent to start from, in the shape of the loss; may be left out when it has one entry.
+
+    Raises:
+        ValueError: when the loss has no graph or does not depend on an input, when there are no inputs, when the
+            gradient is missing or of another shape, and when the graph has more than `MOST` nodes.
+        RuntimeError: when the graph was freed.
+    """
+    start = _start(loss, inputs, gradient)
+    named = {_place(get_gradient_edge(tensor)): name for name, tensor in inputs.items()}
+    root = _place(get_gradient_edge(loss))
+    order = _leading_to(root[0], [node for node, _ in named], list(inputs))
+    number = {node: at for at, node in enumerate(order)}
+    places = dict.fromkeys(
+        [root, *((to, output) for node in order for to, output in node.next_functions if to in number), *named]
+    )
+    edges = [GradientEdge(node, output) for node, output in places]
+    saved = [_saved(node) for node in order]
+    before = {name: tensor.grad for name, tensor in inputs.items() if tensor.is_leaf or tensor.retains_grad}
+    try:
+        heard, vanilla = _vanilla(order, loss, edges, start)
+        ignored = _ignoring(loss, edges, start)
+    finally:
+        for name, grad in before.items():
+            inputs[name].grad = grad
+    arrives = {place: {"vanilla": v, "ignoring": i} for place, v, i in zip(places, vanilla, ignored, strict=True)}
+    into = [(to, output) for node in order for to, output in node.next_functions]
+    steps = []
+    for node, kept in zip(order, saved, strict=True):
+        sends = []
+        for slot, (to, output) in enumerate(node.next_functions):
+            if to in number and heard[node].passed:
+                alone = into.count((to, output)) == 1
+                value = {
+                    "vanilla": heard[node].passed[slot],
+                    "ignoring": arrives[to, output]["ignoring"] if alone else None,
+                }
+                sends.append(Sent(slot, number[to], output, value))
+        own = {output: by_way for (at, output), by_way in arrives.items() if at is node}
+        name = " and ".join(name for (at, _), name in named.items() if at is node)
+        steps.append(Step(_name(node), name, kept, own, sends))
+    return steps
+
+
+def _start(loss: Tensor, inputs: Mapping[str, Tensor], gradient: Tensor | None) -> Tensor:
+    if not inputs:
+        raise ValueError('inputs are empty: give the tensors that the gradient goes to, by name, as in {"x": x}')
+    if loss.grad_fn is None:
+        raise ValueError("the loss has no graph: no input of its computation has requires_grad=True")
+    for name, tensor in inputs.items():
+        if not tensor.requires_grad:
+            raise ValueError(f"{name!r} gets no gradient: it has requires_grad=False")
+    if gradient is None:
+        if loss.numel() != 1:
+            raise ValueError(f"the loss has shape {list(loss.shape)}: give gradient=, a tensor of that shape")
+        return torch.ones_like(loss)
+    if gradient.shape != loss.shape:
+        raise ValueError(f"gradient has shape {list(gradient.shape)}, and the loss {list(loss.shape)}")
+    return gradient
+
+
+def _place(edge: GradientEdge) -> tuple[Any, int]:
+    return edge.node, edge.output_nr
+
+
+def _leading_to(root: Any, ends: Sequence[Any], names: Sequence[str]) -> list[Any]:
+    """The nodes between the root and the ends, each after all that send to it."""
+    below: dict[Any, list[Any]] = {}
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if node not in below:
+            below[node] = [to for to, _ in node.next_functions if to is not None]
+            stack += below[node]
+    if missing := [name for name, end in zip(names, ends, strict=True) if end not in below]:
+        raise ValueError(f"the loss does not depend on {', '.join(map(repr, missing))}")
+    finished = list(_finished(root, below))  # each after all that it sends to
+    kept: set[Any] = set(ends)
+    for node in finished:
+        if kept.intersection(below[node]):
+            kept.add(node)
+    order = [node for node in reversed(finished) if node in kept]
+    if len(order) > MOST:
+        raise ValueError(f"a figure of {len(order)} nodes can't be read: give a smaller computation (at most {MOST})")
+    return order
+
+
+def _finished(root: Any, below: Mapping[Any, Sequence[Any]]) -> Iterator[Any]:
+    seen = {root}
+    stack = [(root, iter(below[root]))]
+    while stack:
+        node, rest = stack[-1]
+        for to in rest:
+            if to not in seen:
+                seen.add(to)
+                stack.append((to, iter(below[to])))
+                break
+        else:
+            stack.pop()
+            yield node
+
+
+def _name(node: Any) -> str:
+    return str(node.name()).rpartition("::")[2]
+
+
+_SIZES = re.compile(r"_sym_|sizes|strides|options")
+
+
+def _saved(node: Any) -> dict[str, Any]:
+    """What the node saved: tensors, and the numbers among its arguments."""
+    saved: dict[str, Any] = {}
+    try:
+        for attribute in dir(node):
+            if attribute.startswith("_saved_") and not _SIZES.search(attribute):
+                value = getattr(node, attribute)
+                if isinstance(value, tuple):
+                    value = next((each for each in value if isinstance(each, Tensor)), None)
+                if isinstance(value, (Tensor, bool, int, float)):
+                    saved[attribute.removeprefix("_saved_")] = value.detach() if isinstance(value, Tensor) else value
+        for at, value in enumerate(getattr(node, "saved_tensors", ())):
+            if value is not None:
+                saved[f"saved_tensors[{at}]"] = value.detach()
+    except RuntimeError as error:
+        raise _freed(error) from error
+    return saved
+
+
+def _vanilla(
+    order: Sequence[Any], loss: Tensor, edges: Sequence[GradientEdge], start: Tensor
+) -> tuple[dict[Any, _Heard], Sequence[Tensor | None]]:
+    heard = {node: _Heard() for node in order}
+
+    def listen(node: Any) -> Any:
+        def hook(passed: Sequence[Tensor | None], _: Any) -> None:
+            heard[node].passed = [None if each is None else each.detach().clone() for each in passed]
+
+        return node.register_hook(hook)
+
+    handles = [listen(node) for node in order if _name(node) != LEAF]
+    try:
+        arrived = torch.autograd.grad(loss, edges, start, retain_graph=True, allow_unused=True)
+    except RuntimeError as error:
+        raise _freed(error) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    return heard, [None if each is None else each.detach().clone() for each in arrived]
+
+
+def _ignoring(loss: Tensor, edges: Sequence[GradientEdge], start: Tensor) -> Sequence[Tensor | None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*MaskedTensors is in prototype stage")
+        return tuple(
+            ignoring.grad(loss, edges, start, retain_graph=True, allow_unused=True, ignored="masked")  # type: ignore[arg-type]
+        )
+
+
+def _freed(error: RuntimeError) -> RuntimeError:
+    if "freed" not in str(error) and "second time" not in str(error):
+        return error
+    return RuntimeError("the graph was freed: draw it before backward, or call backward with retain_graph=True")
