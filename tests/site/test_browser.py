@@ -192,7 +192,7 @@ def test_the_contents_open_over_a_narrow_page(browser, address, scripts):
         assert not contents.is_visible()
         tab.page.locator("a.menu").click()
         assert contents.is_visible()
-        assert contents.locator("a[aria-current=page]").inner_text() == "Slicing NaN away"
+        assert contents.locator("a[aria-current=page]").inner_text().startswith("NaN weight gradient after slicing")
         if scripts:
             tab.page.keyboard.press("Escape")
         else:
