@@ -1,7 +1,7 @@
 """Sphinx extension: the line that stands for a folded cell says what is in it.
 
-A chapter shows a reader's code; what the page asserts about it is a cell of its own, tagged `hide-cell`. The line counts
-the results that are asserted, and says that they are as stated, not that they are right: an asserted NaN is one of them.
+A chapter shows a reader's code; what the page asserts about it is a cell of its own, tagged `hide-cell`. Its line
+counts the results, and says that they are as stated, not that they are right: an asserted NaN is one of them.
 """
 
 from __future__ import annotations
