@@ -64,6 +64,11 @@ class Arithmetic:
     def formula(self) -> str:
         return self.words or self.pattern.format(*self.operands)
 
+    @property
+    def entrywise(self) -> bool:
+        """Whether each entry of the result is made of the entries at the same place."""
+        return self.terms is None and self.operands["grad"].shape == self.value.shape
+
     def births(self) -> Iterator[tuple[int, str]]:
         """The entries that are NaN though no NaN arrived for them: the place, and the numbers that were combined."""
         terms = self.value if self.terms is None else self.terms
@@ -83,7 +88,8 @@ class Arithmetic:
         flat = [_flat(operand, terms.shape) for operand in self.operands.values()]
         left_out = terms.flatten().isnan() & ~_flat(self.arranged(mask), terms.shape) & (place == at)
         for term in left_out.nonzero().flatten().tolist():
-            return self.pattern.format("--", *(_number(operand[term]) for operand in flat[1:]))
+            others = (_number(operand[term]) for operand in flat[1:])
+            return self.pattern.format("--", *others).removeprefix("−")  # what is ignored has no sign
         return ""
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .backward_graph import WAYS, Step
-from .backward_told import Told
+from .backward_told import Told, short
 from .entries import Entries, Kind, Outcome, describe, outcome
 
 MOST = 12
@@ -20,8 +20,8 @@ WIDEST = 412
 SHORT = 26
 """The characters of the longest formula that is written inside of a node."""
 
-CHARACTER, CELL, GAP = 6.4, 20, 14
-"""The width of a character, the height of an entry's cell, the distance between things side by side."""
+CHARACTER, CELL, GAP, SPACE, EDGE = 6.7, 20, 14, 18, 14
+"""Of a character the width, of a cell the height; the room between things side by side, below each other, around."""
 
 
 @dataclass(eq=False)
@@ -50,7 +50,7 @@ class Strip:
 
     def texts(self) -> list[str]:
         """The longest text of each cell."""
-        each = [value.texts(3) for value in self.ways.values() if isinstance(value, Entries)]
+        each = [short(value) for value in self.ways.values() if isinstance(value, Entries)]
         return [max(texts, key=len) for texts in zip(*each, strict=True)]
 
     def words(self, value: Outcome) -> str:
@@ -67,18 +67,26 @@ class Strip:
 
 @dataclass(eq=False)
 class Box:
-    """A thing with a place: a node, a cotangent on its way, or a bend of a long line."""
+    """A thing with a place: a node, a cotangent on its way, or a bend of a long line.
+
+    Attributes:
+        step: the node, or where the cotangent comes from; `to`: where it goes.
+        born: the entries that are NaN first here; `meets`: those that make NaN of what arrives, in the node ahead.
+    """
 
     strips: Sequence[Strip] = ()
     title: str = ""
     formula: str = ""
     step: int = -1
+    to: int = -1
     kind: str = "bend"
+    born: Mapping[int, str] = field(default_factory=dict)
+    meets: Sequence[int] = ()
     width: float = 0
     height: float = 0
     x: float = 0
     y: float = 0
-    marks: Mapping[int, str] = field(default_factory=dict)
+    calls: bool = False
 
 
 def draw(steps: Sequence[Step], told: Sequence[Told], salt: str) -> str:
@@ -91,19 +99,21 @@ def draw(steps: Sequence[Step], told: Sequence[Told], salt: str) -> str:
     """
     for most in (MOST, 6, 4, 3, 2):
         graph = _graph(steps, told)
-        width, height = _lay_out(graph, _measure(graph, most))
+        columns = _measure(graph, most)
+        width, height = _lay_out(graph)
+        _call(graph)
         if width <= WIDEST:
             break
-    columns = _measure(graph, most)
     lines = [
         f'<g data-from="{graph.nodes[box]["box"].step}"><path class="zn-line" d="{_line(graph, box, to)}"'
         + (f' marker-end="url(#{salt}-arrow)"' if graph.nodes[to]["box"].kind != "bend" else "")
         + "/></g>"
         for box, to in graph.edges
     ]
+    width = max([width, *(_called(data["box"]) + 4 for _, data in graph.nodes(data=True) if data["box"].calls)])
     boxes = [_drawn(data["box"], columns, most) for _, data in graph.nodes(data=True)]
     head = (
-        f'<marker id="{salt}-arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        f'<marker id="{salt}-arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" markerUnits="userSpaceOnUse" orient="auto">'
         '<path d="M0 0 8 4 0 8z" fill="currentColor"/></marker>'
     )
     return (
@@ -118,17 +128,25 @@ def _graph(steps: Sequence[Step], told: Sequence[Told]) -> Any:
 
     graph: Any = networkx.DiGraph()
     graph.add_node("loss", box=Box(title="loss", kind="end"))
-    graph.add_node("start", box=Box([Strip(_ways(next(iter(steps[0].arrives.values()))))], kind="cotangent"))
+    strip = Strip(_ways(next(iter(steps[0].arrives.values()))))
+    graph.add_node("start", box=Box([strip], to=0, kind="cotangent", meets=told[0].meets))
     for number, (step, about) in enumerate(zip(steps, told, strict=True)):
         strips = [Strip({"": outcome(value)}, name) for name, value in about.tensors.items()]
         formula = about.formula if len(about.formula) <= SHORT else ""
-        graph.add_node(number, box=Box(strips, about.title, formula, number, "end" if step.leaf else "node"))
+        kind = "end" if step.leaf else "node"
+        graph.add_node(number, box=Box(strips, about.title, formula, number, kind=kind, meets=about.meets))
     graph.add_edge("loss", "start")
     graph.add_edge("start", 0)
     for number, step in enumerate(steps):
         for sent in step.sends:
-            marks = dict.fromkeys(told[number].born.get(sent.slot, ()), "zn-born")
-            box = Box([Strip(_ways(sent.value))], step=number, kind="cotangent", marks=marks)
+            box = Box(
+                [Strip(_ways(sent.value))],
+                step=number,
+                to=sent.to,
+                kind="cotangent",
+                born=told[number].born.get(sent.slot, {}),
+                meets=told[sent.to].meets,
+            )
             graph.add_node((number, sent.slot), box=box)
             graph.add_edge(number, (number, sent.slot))
             graph.add_edge((number, sent.slot), sent.to)
@@ -192,7 +210,7 @@ def _size(strip: Strip, widths: Mapping[tuple[int, int], float], most: int) -> t
     return sum(widths[count, at] for at in range(count)), CELL * rows
 
 
-def _lay_out(graph: Any, _: Any) -> tuple[float, float]:
+def _lay_out(graph: Any) -> tuple[float, float]:
     """Give every box its place; the width and height of all."""
     layers: dict[int, list[Any]] = {}
     for name, data in graph.nodes(data=True):
@@ -211,13 +229,30 @@ def _lay_out(graph: Any, _: Any) -> tuple[float, float]:
     for names in rows:
         tallest = max(box[name].height for name in names)
         for name in names:
-            box[name].y = y if box[name].kind != "bend" else y + tallest / 2
-        y += tallest + (16 if box[names[0]].kind == "end" and y == 0 else 18)
-    left = min(each.x - each.width / 2 for each in box.values()) - 3
+            box[name].y = y
+            if box[name].kind == "bend":
+                box[name].height = tallest
+        bent = any(abs(box[name].x - box[to].x) > GAP for name in names for to in graph.successors(name))
+        y += tallest + SPACE * (2 if bent else 1)
+    left = min(each.x - each.width / 2 for each in box.values()) - EDGE
     for each in box.values():
         each.x -= left
         each.y += 3
-    return max(each.x + each.width / 2 for each in box.values()) + 3, y - 18 + 6
+    return max(each.x + each.width / 2 for each in box.values()) + EDGE, y - SPACE + 6
+
+
+def _call(graph: Any) -> None:
+    """Write the arithmetic beside the first NaN that is born, where there is room."""
+    boxes = [data["box"] for _, data in graph.nodes(data=True)]
+    for box in boxes:
+        others = [other for other in boxes if other.y < box.y + box.height and box.y < other.y + other.height]
+        free = not any(other.x > box.x and other.x - other.width / 2 < _called(box) for other in others)
+        box.calls = bool(box.born) and free and _called(box) < WIDEST
+
+
+def _called(box: Box) -> float:
+    """Where the arithmetic beside a box ends."""
+    return box.x + box.width / 2 + 8 + CHARACTER * max(map(len, box.born.values()), default=0)
 
 
 def _mean(values: Sequence[float], other: float) -> float:
@@ -237,11 +272,12 @@ def _settle(boxes: Sequence[Box], wanted: Sequence[float]) -> None:
 
 def _line(graph: Any, above: Any, below: Any) -> str:
     a, b = graph.nodes[above]["box"], graph.nodes[below]["box"]
-    top, end = a.y + a.height, b.y - (1 if b.kind != "bend" else 0)
-    bend = (end - top) / 2
+    top, end = a.y + a.height, b.y
+    start = f"M{a.x:.1f} {a.y if a.kind == 'bend' else top:.1f}V{top:.1f}"  # a bend is passed straight through
     if abs(a.x - b.x) < 0.5:
-        return f"M{a.x:.1f} {top:.1f}V{end:.1f}"
-    return f"M{a.x:.1f} {top:.1f}C{a.x:.1f} {top + bend:.1f} {b.x:.1f} {end - bend:.1f} {b.x:.1f} {end:.1f}"
+        return f"{start}V{end:.1f}"
+    middle = (top + end) / 2
+    return f"{start}C{a.x:.1f} {middle:.1f} {b.x:.1f} {middle:.1f} {b.x:.1f} {end:.1f}"
 
 
 def _drawn(box: Box, widths: Mapping[tuple[int, int], float], most: int) -> str:
@@ -251,6 +287,7 @@ def _drawn(box: Box, widths: Mapping[tuple[int, int], float], most: int) -> str:
     if box.kind in ("node", "end"):
         radius = 13 if box.kind == "end" else 5
         parts.append(
+            f'<text class="zn-here" x="{box.x - box.width / 2 - 7:.1f}" y="{box.y + 17:.1f}">▶</text>'
             f'<rect class="zn-box" x="{box.x - box.width / 2:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" '
             f'height="{box.height:.1f}" rx="{radius}"/>'
             f'<text x="{box.x:.1f}" y="{box.y + 17:.1f}"><tspan class="zn-title">{html.escape(box.title)}</tspan>'
@@ -265,8 +302,17 @@ def _drawn(box: Box, widths: Mapping[tuple[int, int], float], most: int) -> str:
             cells = _cells(strip, value, box, y, widths, most)
             parts.append(f'<g data-way="{way}">{cells}</g>' if way else cells)
         y += _size(strip, widths, most)[1]
-    at = f'data-step="{box.step}"' if box.kind in ("node", "end") and box.step >= 0 else f'data-from="{box.step}"'
-    return f'<g class="zn-{box.kind}" {at}>{"".join(parts)}</g>'
+    if box.calls:
+        at = next(iter(box.born))
+        row = at // max(box.strips[0].columns(most), 1)
+        parts.append(
+            f'<text class="zn-call" data-way="vanilla" x="{box.x + box.width / 2 + 7:.1f}" '
+            f'y="{box.y + 14 + CELL * row:.1f}">{html.escape(box.born[at])}</text>'
+        )
+    place = f'data-from="{box.step}"' + (f' data-to="{box.to}"' if box.kind == "cotangent" else "")
+    if box.kind != "cotangent" and box.step >= 0:
+        place = f'data-step="{box.step}"'
+    return f'<g class="zn-{box.kind}" {place}>{"".join(parts)}</g>'
 
 
 def _cells(strip: Strip, value: Outcome, box: Box, y: float, widths: Mapping[tuple[int, int], float], most: int) -> str:
@@ -278,9 +324,9 @@ def _cells(strip: Strip, value: Outcome, box: Box, y: float, widths: Mapping[tup
         return f'{frame}<text x="{box.x:.1f}" y="{y + 14:.1f}">{html.escape(strip.words(value))}</text>'
     starts = [left + sum(widths[count, before] for before in range(at)) for at in range(count)]
     cells = []
-    for at, (text, kind) in enumerate(zip(value.texts(3), value.kinds(), strict=True)):
+    for at, (text, kind) in enumerate(zip(short(value), value.kinds(), strict=True)):
         x, top, wide = starts[at % count], y + CELL * (at // count), widths[count, at % count]
-        marked = f" {box.marks[at]}" if at in box.marks and kind is Kind.NAN else ""
+        marked = " zn-born" * (at in box.born and kind is Kind.NAN) + " zn-meets" * (at in box.meets)
         cells.append(
             f'<g class="zn-entry-{kind.value.lower()}{marked}"><rect class="zn-cell" x="{x:.1f}" y="{top:.1f}" '
             f'width="{wide:.1f}" height="{CELL}"/><text x="{x + wide / 2:.1f}" y="{top + 14:.1f}">'
@@ -291,4 +337,4 @@ def _cells(strip: Strip, value: Outcome, box: Box, y: float, widths: Mapping[tup
 
 def _last(cells: Iterable[str]) -> list[str]:
     """Those that are marked are drawn over the others."""
-    return sorted(cells, key=lambda cell: "zn-entry-nan" in cell)
+    return sorted(cells, key=lambda cell: "zn-entry-nan" in cell or "zn-entry-inf" in cell)

@@ -14,14 +14,15 @@ from torch import Tensor
 from . import show
 from .backward_drawing import draw
 from .backward_graph import WAYS, Step, record
-from .backward_told import Told, tell
+from .backward_told import Told, short, tell
+from .derivatives import formulas
 from .entries import Entries, Outcome, describe, nested, outcome
 
 LINE = 40
 """The characters of a line on a phone: a tensor that needs more is not shown in columns."""
 
-MOST = 8
-"""The entries of the largest tensor that is shown in columns."""
+MOST, LONGEST = 8, 12
+"""The entries of the largest tensor that is shown in columns, and of one that is not cut."""
 
 Row = tuple[str, str, Outcome]
 """A label, the way that it is of or the empty text, and the tensor."""
@@ -58,7 +59,7 @@ class BackwardFigure:
         lines = [self.caption] if self.caption else []
         for number, (step, told) in enumerate(zip(self.steps, self.told, strict=True), 1):
             lines.append(f"{number}. {told.title}" + (f": {told.formula}" if told.formula else ""))
-            lines += [f"   {_named(label, way)}: {describe(value, 3)}" for label, way, value in self._rows(step, told)]
+            lines += [f"   {_named(label, way)}: {_line(value)}" for label, way, value in self._rows(step, told)]
             lines += [f"   {way}: {told.said[way]}" for way in WAYS if told.said[way]]
         return "\n".join(lines)
 
@@ -83,9 +84,12 @@ class BackwardFigure:
             arrives = "arrives" if len(step.arrives) == 1 else f"arrives at output {output}"
             yield from _by_way(step.name + ".grad" if step.leaf and step.name else arrives, value)
         yield from ((name, "", outcome(value)) for name, value in {**told.tensors, **told.numbers}.items())
+        arguments = list(formulas(step.node))
+        ahead = [sent.to for sent in step.sends]
         for sent in step.sends:
             to = self.told[sent.to].title if self.steps[sent.to].leaf else self.steps[sent.to].function
-            yield from _by_way(f"to {to}", sent.value)
+            twice = ahead.count(sent.to) > 1 and sent.slot < len(arguments)
+            yield from _by_way(f"to {to}, of {arguments[sent.slot]}" if twice else f"to {to}", sent.value)
 
     def _step(self, number: int) -> str:
         step, told = self.steps[number], self.told[number]
@@ -95,7 +99,7 @@ class BackwardFigure:
         top = f"<thead><tr><td></td>{head}</tr></thead>" if head else ""
         body = "".join(_row(*row, columns) for row in rows)
         node = "" if step.leaf else f" <code>{html.escape(step.node)}</code>"
-        words = f'<p class="zn-formula">passes on {html.escape(told.formula)}</p>' if told.formula else ""
+        words = f'<span class="zn-formula">passes on <b>{html.escape(told.formula)}</b></span>' if told.formula else ""
         source = "".join(f"<code>{html.escape(line)}</code>" for line in told.official)
         official = f'<p class="zn-official">PyTorch’s own formula: {source}</p>' if source else ""
         said = "".join(
@@ -103,13 +107,18 @@ class BackwardFigure:
             for way in WAYS
             if told.said[way]
         )
-        facts = "".join(f' data-{way}="{html.escape(told.said[way], quote=True)}"' for way in WAYS)
-        title = f"{number + 1}. {html.escape(told.title)}"
+        plain = f"It passes on {told.formula}." if told.formula else ""
+        facts = "".join(f' data-{way}="{html.escape(told.said[way] or plain, quote=True)}"' for way in WAYS)
+        title = f'<span class="zn-name">{number + 1}. {html.escape(told.title)}</span>'
         return (
             f'<section class="zn-step" data-step="{number}" data-title="{html.escape(told.title, quote=True)}"{facts}>'
-            f'<table style="--columns: {columns}"><caption>{title}{node}</caption>{top}<tbody>{body}</tbody></table>'
-            f"{words}{said}{official}</section>"
+            f"<table><caption>{title}{node}{words}</caption>{top}<tbody>{body}</tbody></table>"
+            f"{said}{official}</section>"
         )
+
+
+def _line(value: Outcome) -> str:
+    return nested(short(value), value.shape, LONGEST) if isinstance(value, Entries) else describe(value)
 
 
 def _named(label: str, way: str) -> str:
@@ -132,15 +141,19 @@ def _columns(values: Sequence[Outcome]) -> tuple[int, list[str]]:
 
 
 def _fits(value: Entries) -> bool:
-    return 0 < len(value) <= MOST and len(value) * (2 + max(map(len, value.texts(3)))) <= LINE
+    return 0 < len(value) <= MOST and len(value) * (2 + max(map(len, short(value)))) <= LINE
+
+
+def _entries(value: Entries) -> list[str]:
+    return [show.entry(text, kind) for text, kind in zip(short(value), value.kinds(), strict=True)]
 
 
 def _row(label: str, way: str, value: Outcome, columns: int) -> str:
     shown = f'<span class="zn-way">, {way}</span>' if way else ""
     if isinstance(value, Entries) and len(value) == columns and _fits(value):
-        cells = "".join(f"<td>{cell}</td>" for cell in show.cells(value, 3))
+        cells = "".join(f"<td>{cell}</td>" for cell in _entries(value))
     else:
-        line = nested(show.cells(value, 3), value.shape, 8) if isinstance(value, Entries) else show.result(value)
+        line = nested(_entries(value), value.shape, LONGEST) if isinstance(value, Entries) else show.result(value)
         cells = f'<td colspan="{columns}"><span class="zn-entries">{line}</span></td>'
     at = f' data-way="{way}"' if way else ""
     return f'<tr{at}><th scope="row">{html.escape(label)}{shown}</th>{cells}</tr>'
@@ -186,8 +199,8 @@ def backward_figure(
        result: [2.72, inf]
        to x.grad, vanilla: [2.72, NaN]
        to x.grad, ignoring: [2.72, --]
-       vanilla: NaN is born: 0 × inf = NaN, at [1].
-       ignoring: -- × inf = --: ignored, at [1].
+       vanilla: NaN is born: 0 × inf = NaN at [1].
+       ignoring: Ignored: -- × inf = -- at [1].
     4. x.grad
        x.grad, vanilla: [2.72, NaN]
        x.grad, ignoring: [2.72, --]

@@ -23,7 +23,8 @@ class Told:
         formula: what the node does to the cotangent, where that was checked for all that it passes on.
         official: PyTorch's own words for it, a line for each input, or none.
         tensors: what it saved and can be shown entry by entry; `numbers`: other arguments that the formula may use.
-        born: by slot, the entries that are NaN though no NaN arrived for them.
+        born: by slot, the entries that are NaN though no NaN arrived for them, with their arithmetic.
+        meets: the entries whose cotangent makes these NaN, where each entry goes its own way.
         said: by way, what happens here to NaN and to what is ignored; may be the empty text.
     """
 
@@ -32,7 +33,8 @@ class Told:
     official: Sequence[str]
     tensors: Mapping[str, Tensor]
     numbers: Mapping[str, float]
-    born: Mapping[int, Sequence[int]]
+    born: Mapping[int, Mapping[int, str]]
+    meets: Sequence[int]
     said: Mapping[str, str]
 
 
@@ -69,7 +71,8 @@ def _told(number: int, steps: Sequence[Step]) -> Told:
         official=official,
         tensors=tensors,
         numbers=numbers,
-        born={slot: list(found) for slot, found in births.items() if found},
+        born={slot: found for slot, found in births.items() if found},
+        meets=sorted({at for sent, made in how if made and made.entrywise for at in births[sent.slot]}),
         said={"vanilla": _vanilla(number, steps, how, births), "ignoring": _ignoring(step, how, births)},
     )
 
@@ -92,27 +95,22 @@ Births = Mapping[int, Mapping[int, str]]
 
 def _vanilla(number: int, steps: Sequence[Step], how: How, births: Births) -> str:
     step = steps[number]
-    told = []
+    found = []
     for sent, made in how:
-        found = births.get(sent.slot, {})
-        summed = "" if made is None or made.terms is None else ", a term of the sum"
-        for text in dict.fromkeys(found.values()):
-            places = [_label(sent.value["vanilla"], at) for at, other in found.items() if other == text]
-            told.append(f"{text}{summed}{_at(places)}")
-    told = list(dict.fromkeys(told))
-    if told:
-        return f"NaN is born: {'; '.join(told)}."
+        summed = " in a sum" if made is not None and made.terms is not None else ""
+        labels = _labels(sent.value["vanilla"])
+        found += [(text + summed, labels[at]) for at, text in births.get(sent.slot, {}).items()]
+    if found:
+        return f"NaN is born: {_placed(found)}."
     if added := _added(number, steps):
-        return f"NaN is born where cotangents are added: {added}."
-    arrives = [value["vanilla"] for value in step.arrives.values()]
-    passed = [sent.value["vanilla"] for sent in step.sends]
+        return f"NaN is born where cotangents are added: {_placed(added)}."
+    arrives = any(_has_nan(value["vanilla"]) for value in step.arrives.values())
+    passed = any(_has_nan(sent.value["vanilla"]) for sent in step.sends)
     if step.leaf:
-        return _counted(arrives[0])
-    if any(map(_has_nan, arrives)):
-        return "NaN arrives, and is passed on." if any(map(_has_nan, passed)) else "NaN arrives, and is not passed on."
-    if any(map(_has_nan, passed)):
-        return "NaN is born here."
-    return ""
+        return _counted(step.arrives[0]["vanilla"])
+    if arrives:
+        return "NaN arrives, and is passed on." if passed else "NaN arrives, and is not passed on."
+    return "NaN is born here." if passed else ""
 
 
 def _ignoring(step: Step, how: How, births: Births) -> str:
@@ -120,35 +118,35 @@ def _ignoring(step: Step, how: How, births: Births) -> str:
     if step.leaf:
         ignored = "Ignored entries are written as 0. " if any(map(_masked, arrives)) else ""
         return ignored + _counted(arrives[0])
-    told = []
+    ignored, left_out, used = [], [], []
     for sent, made in how:
-        value = sent.value["ignoring"]
-        if made is None or not isinstance(value, Entries) or not isinstance(arrives[0], Entries):
+        value, here = sent.value["ignoring"], arrives[0]
+        if made is None or not isinstance(value, Entries) or not isinstance(here, Entries):
             continue
         for at in births.get(sent.slot, {}):
-            kind = value.kinds()[at]
-            text = made.ignored(at, arrives[0].mask)
+            kind, label, text = value.kinds()[at], _labels(value)[at], made.ignored(at, here.mask)
             if kind is Kind.NAN:
-                told.append(f"the loss uses {_label(value, at) or 'this entry'}, and its NaN stays")
-            elif kind is Kind.MASKED and text:
-                told.append(f"{text} = --: ignored{_at([_label(value, at)])}")
+                used.append(("NaN stays, for the loss uses the entry", label))
+            elif text and kind is Kind.MASKED:
+                ignored.append((f"{text} = --", label))
             elif text:
-                told.append(f"{text} is left out of the sum{_at([_label(value, at)])}")
-    if told:
-        return _sentence("; ".join(dict.fromkeys(told)))
-    if not any(map(_masked, arrives)):
+                left_out.append((text, label))
+    told = [f"Ignored: {_placed(ignored)}."] if ignored else []
+    told += [f"Left out of the sum: {_placed(left_out)}."] if left_out else []
+    told += [f"{_placed(used)}."] if used else []
+    if not told and not any(map(_masked, arrives)):
         counts = [
-            f"{_masked(sent.value['ignoring'])} of {len(sent.value['ignoring'])} entries"  # type: ignore[arg-type]
-            for sent in step.sends
-            if _masked(sent.value["ignoring"])
+            f"{_masked(value)} of {len(value)} entries"
+            for value in (sent.value["ignoring"] for sent in step.sends)
+            if isinstance(value, Entries) and _masked(value)
         ]
-        if counts:
-            return f"From here on the loss ignores {' and '.join(counts)} (--)."
-    return ""
+        told += [f"From here on the loss ignores {', and '.join(counts)} (--)."] if counts else []
+    return " ".join(told)
 
 
-def _added(number: int, steps: Sequence[Step]) -> str:
-    """The first sum of cotangents here that is NaN though none of its parts is."""
+def _added(number: int, steps: Sequence[Step]) -> list[tuple[str, str]]:
+    """The sums of cotangents here that are NaN though none of their parts is, each with its place."""
+    found = []
     for output, value in steps[number].arrives.items():
         total = value["vanilla"]
         parts = [
@@ -159,22 +157,30 @@ def _added(number: int, steps: Sequence[Step]) -> str:
         ]
         if len(parts) < 2 or not isinstance(total, Entries):
             continue
-        rows = list(zip(*(part.texts(3) for part in parts if isinstance(part, Entries)), strict=True))
+        rows = list(zip(*(short(part) for part in parts if isinstance(part, Entries)), strict=True))
         for at, texts in enumerate(rows):
             if total.kinds()[at] is Kind.NAN and "NaN" not in texts:
-                return f"{' + '.join(texts)} = NaN{_at([_label(total, at)])}"
-    return ""
+                found.append((f"{' + '.join(texts)} = NaN", total.labels()[at]))
+    return found
 
 
-def _label(value: Outcome, at: int) -> str:
-    return value.labels()[at] if isinstance(value, Entries) else ""
+def short(value: Entries) -> list[str]:
+    """Every entry in about three digits."""
+    return [min(texts, key=len) for texts in zip(*(value.texts(digits) for digits in (3, 4, 5)), strict=True)]
 
 
-def _at(places: Sequence[str]) -> str:
-    places = [place for place in places if place]
-    if len(places) > 3:
-        return f", at {', '.join(places[:2])} and {len(places) - 2} more entries"
-    return f", at {' and '.join(places)}" if places else ""
+def _labels(value: Outcome) -> list[str]:
+    return value.labels() if isinstance(value, Entries) else []
+
+
+def _placed(found: Sequence[tuple[str, str]]) -> str:
+    """What happens, each with the places where it does."""
+    told = []
+    for text in dict.fromkeys(text for text, _ in found):
+        places = list(dict.fromkeys(place for other, place in found if other == text and place))
+        shown = places if len(places) < 4 else [", ".join(places[:2]), f"{len(places) - 2} more entries"]
+        told.append(f"{text} at {' and '.join(shown)}" if places else text)
+    return "; ".join(told)
 
 
 def _has_nan(value: Outcome) -> bool:
@@ -188,7 +194,3 @@ def _masked(value: Outcome) -> int:
 def _counted(value: Outcome) -> str:
     count = value.kinds().count(Kind.NAN) if isinstance(value, Entries) else 0
     return f"NaN in {count} of {len(value)} entries." if count else "No NaN."  # type: ignore[arg-type]
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."

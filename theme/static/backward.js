@@ -27,9 +27,8 @@ for (const figure of document.querySelectorAll("[data-backward]")) {
   const previous = button("← Previous", () => go(-1));
   const next = button("Next →", () => go(1));
   const ways = document.createElement("fieldset");
-  const legend = document.createElement("legend");
-  legend.textContent = "Backward pass";
-  ways.append(legend);
+  ways.className = "zn-ways";
+  ways.setAttribute("aria-label", "Backward pass");
   for (const each of WAYS) {
     const label = document.createElement("label");
     const radio = document.createElement("input");
@@ -64,6 +63,7 @@ for (const figure of document.querySelectorAll("[data-backward]")) {
     for (const part of figure.querySelectorAll(".zn-graph [data-from]")) {
       part.classList.toggle("zn-ahead", Number(part.dataset.from) > at);
       part.classList.toggle("zn-now", Number(part.dataset.from) === at);
+      part.classList.toggle("zn-into", Number(part.dataset.to) === at);
     }
     for (const node of figure.querySelectorAll(".zn-graph [data-step]")) {
       node.classList.toggle("zn-ahead", Number(node.dataset.step) > at);
@@ -74,6 +74,8 @@ for (const figure of document.querySelectorAll("[data-backward]")) {
     previous.setAttribute("aria-disabled", at === 0);
     next.setAttribute("aria-disabled", at === steps.length - 1);
     const step = steps[at];
-    said.textContent = `Step ${at + 1} of ${steps.length}, ${step.dataset.title}, ${way}. ${step.dataset[way]}`;
+    const head = document.createElement("b");
+    head.textContent = `Step ${at + 1} of ${steps.length}: ${step.dataset.title}, ${way}`;
+    said.replaceChildren(head, " ", step.dataset[way]);
   }
 }
