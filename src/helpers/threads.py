@@ -90,8 +90,8 @@ _ALL = (
     _issue(
         4132,
         "x.grad should be 0 but get NaN after x/0",
-        "Open. The advice in the thread: let no inf arise in the forward pass. PyTorch's autograd notes now explain "
-        "the case, and name masking before the division, or MaskedTensor.",
+        "Open. The asker's advice in the thread: let no inf arise in the forward pass; the newest, of 2025: a backward "
+        "hook. PyTorch's autograd notes now explain the case, and name masking before the division, or MaskedTensor.",
     ),
     Thread(
         "slicing-nan",
