@@ -133,7 +133,7 @@ def _start(loss: Tensor, inputs: Mapping[str, Tensor], gradient: Tensor | None) 
     if not inputs:
         raise ValueError('inputs are empty: give the tensors that the gradient goes to, by name, as in {"x": x}')
     if loss.grad_fn is None:
-        raise ValueError("the loss has no graph: no input of its computation has requires_grad=True")
+        raise ValueError("the loss has no graph: it is not computed from a tensor that has requires_grad=True")
     for name, tensor in inputs.items():
         if not tensor.requires_grad:
             raise ValueError(f"{name!r} gets no gradient: it has requires_grad=False")
@@ -207,7 +207,7 @@ def _saved(node: Any) -> dict[str, Any]:
 
 def _copied(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.detach().clone()  # with its strides: the order of a matrix product's sums depends on them
+        return value.detach().cpu().clone()  # with its strides: the order of a matrix product's sums depends on them
     return tuple(map(_copied, value)) if isinstance(value, (tuple, list)) else value
 
 
