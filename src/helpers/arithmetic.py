@@ -203,13 +203,13 @@ def _(node: Node) -> Iterator[Arithmetic]:
 @rule("sigmoid")
 def _(node: Node) -> Iterator[Arithmetic]:
     result = node.saved["result"]
-    yield _made(node, "{0} × (1 − {1}) × {1}", node.grad * (1 - result) * result, result=result)
+    yield _made(node, "{0} × (1 − {1}) × {1}", torch.ops.aten.sigmoid_backward(node.grad, result), result=result)
 
 
 @rule("tanh")
 def _(node: Node) -> Iterator[Arithmetic]:
     result = node.saved["result"]
-    yield _made(node, "{0} × (1 − {1} × {1})", node.grad * (1 - result * result), result=result)
+    yield _made(node, "{0} × (1 − {1} × {1})", torch.ops.aten.tanh_backward(node.grad, result), result=result)
 
 
 @rule("pow")
