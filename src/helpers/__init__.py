@@ -8,6 +8,7 @@
 - `drawing`: a figure in the page's own colours.
 - `backward_figure`: the graph of a computation, and the cotangents that flow back through it, step by step.
 - `what_counts`: which entries a function uses, by the definition and by `ignoring`.
+- `atlas`: points where a gradient is undefined, or a convention, each measured when it is shown.
 - `control`: samples of a small computation, which a reader of the site can play with.
 - `ClaimFailed`: what a claim that does not hold raises.
 
@@ -15,6 +16,7 @@ Needs `zero_or_nan`, torch (2.6 or newer), numpy and matplotlib, and nothing els
 """
 
 from .backward_figures import backward_figure
+from .atlas import atlas, decisions
 from .cases import Case
 from .claims import Claim, ClaimFailed
 from .compare import Tolerance, ulp_distance
@@ -44,7 +46,9 @@ __all__ = [
     "WAYS",
     "Way",
     "backward_figure",
+    "atlas",
     "control",
+    "decisions",
     "drawing",
     "reference",
     "ulp_distance",

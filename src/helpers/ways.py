@@ -63,6 +63,7 @@ register(
 )
 register("clamp first", "clamp first", "Plain PyTorch with the input clamped to where the function is finite.")
 register("select first", "select first", "Plain PyTorch with the selection moved before the dangerous function.")
+register("idiom", "idiom", "Plain PyTorch with the expression to write instead, from the atlas of undefined points.")
 register("scrub", "scrub", "Plain PyTorch, then NaN replaced by 0 in the finished gradient.")
 register("float64", "float64", "The vanilla code in float64.")
 register("jacobian", "Jᵀv", "The Jacobian built in full by `torch.func.jacrev`, then multiplied by the cotangent.")
