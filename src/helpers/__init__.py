@@ -15,8 +15,8 @@
 Needs `zero_or_nan`, torch (2.6 or newer), numpy and matplotlib, and nothing else.
 """
 
-from .backward_figures import backward_figure
 from .atlas import atlas, decisions
+from .backward_figures import backward_figure
 from .cases import Case
 from .claims import Claim, ClaimFailed
 from .compare import Tolerance, ulp_distance
@@ -45,8 +45,8 @@ __all__ = [
     "Verdict",
     "WAYS",
     "Way",
-    "backward_figure",
     "atlas",
+    "backward_figure",
     "control",
     "decisions",
     "drawing",

@@ -93,7 +93,8 @@ class Measured:
     value: Tensor
     gradient: Tensor
     nodes: tuple[str, ...]
-    """The first node whose result is not finite; where there is none, every node that computes."""
+    """The first node that returned infinity or NaN, and the first that returned NaN, which is the one that anomaly mode
+    names; where all were finite, every node that computes."""
 
     @property
     def kind(self) -> str:
@@ -115,13 +116,14 @@ def measure(code: str, at: Any, given: str = "", backward: Any = None) -> Measur
     with _quiet():
         value = _evaluate(code, given, x)
         nodes = _nodes(value)
-        first: list[str] = []
+        seen: list[tuple[str, bool]] = []
         for node in nodes:
-            node.register_hook(_watch(node.name(), first))
+            node.register_hook(_watch(node.name(), seen))
         (backward or torch.autograd.backward)(value.sum())
     assert x.grad is not None
+    culprits = [name for name, _ in seen][:1] + [name for name, is_nan in seen if is_nan][:1]
     computing = [node.name() for node in nodes if not re.match(_STRUCTURE, node.name())]
-    return Measured(value.detach(), x.grad, tuple(first[:1] or dict.fromkeys(computing)))
+    return Measured(value.detach(), x.grad, tuple(dict.fromkeys(culprits or computing)))
 
 
 def slopes(code: str, at: Any, given: str = "") -> list[tuple[float | str, float | str]]:
@@ -294,10 +296,11 @@ def _nodes(value: Tensor) -> list[Any]:
     return list(found)
 
 
-def _watch(name: str, first: list[str]) -> Any:
+def _watch(name: str, seen: list[tuple[str, bool]]) -> Any:
     def hook(results: Any, _: Any) -> None:
-        if any(result is not None and not result.isfinite().all() for result in results):
-            first.append(name)
+        given = [result for result in results if result is not None]
+        if not all(result.isfinite().all() for result in given):
+            seen.append((name, any(bool(result.isnan().any()) for result in given)))
 
     return hook
 

@@ -30,7 +30,7 @@ _ALL = (
         "PyTorch's autograd notes",
         "Gradients for non-differentiable functions",
         "https://docs.pytorch.org/docs/main/notes/autograd.html",
-        "Closed list, applied in this order: the derivative where there is one; for a convex function the subgradient "
+        "Answered by a list, whose first line that fits counts: the derivative where there is one; for a convex function the subgradient "
         "of least norm; for a concave one the supergradient of least norm; the limit, which may be infinite, as for "
         "sqrt(0); anything, mostly NaN, where the function is not defined.",
         looked_up=LOOKED_UP,
@@ -67,13 +67,15 @@ _ALL = (
         "torch.symeig() get NAN gradient when loss backpropagation",
         "Closed by a maintainer as not a bug; others objected.",
     ),
-    _thread(29372, "torch.std() returns nan for single item tensors.", "Open. The correction divides by 0; NaN is expected."),
+    _thread(
+        29372, "torch.std() returns nan for single item tensors.", "Open. It divides by n − 1 = 0; NaN is expected."
+    ),
     _thread(
         31829,
         "Improve gradient stability of logsumexp, softmax, log_softmax, logsigmoid at -inf (replace nan by zero)",
         "Closed. A maintainer: autograd can't tell an unused 0 from a computed one.",
     ),
-    _thread(37154, "torch.cdist produces nan gradients in Pytorch 1.5, but not Pytorch 1.4", "Closed, by pytorch#37337."),
+    _thread(37154, "torch.cdist produces nan gradients in Pytorch 1.5, but not Pytorch 1.4", "Closed: 0 by now."),
     _thread(
         41508,
         "nn.MultiheadAttention causes gradients to become NaN under some use cases",
@@ -85,7 +87,9 @@ _ALL = (
         "Closed, landed in 2020: the subgradient of least norm.",
     ),
     _thread(49724, "cure unnecessary NaN values that arise from ±∞ arguments", "Open."),
-    _thread(56734, "Element-wise max of two Tensors computes the wrong gradient in case of equality", "Closed: halves."),
+    _thread(
+        56734, "Element-wise max of two Tensors computes the wrong gradient in case of equality", "Closed: half each."
+    ),
     _thread(56760, "Derivative of sinc(x) at x=0 returns NaN, should be 0", "Closed: it is 0 by now."),
     _thread(
         70348,
@@ -94,7 +98,7 @@ _ALL = (
     ),
     _pull(82713, "Fix and improve the efficiency of the backward of xlog* functions.", "Closed, landed in 2022."),
     _thread(89558, "KLDivLoss backward computation error", "Closed. A maintainer: x log x has no derivative at 0."),
-    _thread(94184, "torch.var's backward may have a bug？", "Closed: NaN where the number of entries is the correction."),
+    _thread(94184, "torch.var's backward may have a bug？", "Closed: NaN, in the shape of the input."),
     _pull(
         133882,
         "Update fused kernels and call _safe_softmax from SDPA",
@@ -275,7 +279,7 @@ POINTS: dict[str, tuple[Point, ...]] = {
             "F.normalize(x, dim=0).sum()",
             [0.0, 0.0],
             [1e12, 1e12],
-            "x / |x| has another limit from every direction. As it is written, x / max(|x|, eps), its slope is 1 / eps.",
+            "x / |x| has another limit from every direction. As written, x / max(|x|, eps), it has slope 1 / eps.",
             "An answer in the thread calls it intended; the thread was closed.",
             ("184575",),
             "torch.where(x.any(), F.normalize(torch.where(x.any(), x, 1.0), dim=0), 0.0).sum()",
@@ -351,14 +355,14 @@ POINTS: dict[str, tuple[Point, ...]] = {
             "F.cosine_similarity(x, u, dim=0).acos()",
             [1.0, 0.0],
             [nan, nan],
-            "Across the vector the angle has slope −1 on one side and 1 on the other; along it, 0. The difference quotient "
-            "of this expression does not settle even in float64: acos loses half of the digits next to 1.",
+            "Across the vector the angle has slope −1 on one side and 1 on the other; along it, 0. In this "
+            "expression the quotient does not settle even in float64: acos loses half of the digits next to 1.",
             "The parts differ from the whole: the infinite slope of acos meets the 0 of the cosine at its top.",
             (),
             "2 * torch.atan2(torch.linalg.vector_norm(F.normalize(x, dim=0) - u), "
             "torch.linalg.vector_norm(F.normalize(x, dim=0) + u))",
             [0.0, 0.0],
-            "Chooses 0, the shortest subgradient. For unit vectors u, and exact to the last digits next to the point too.",
+            "Chooses 0, the shortest subgradient. For unit vectors u. Next to the point it keeps its digits too.",
             given="u = torch.tensor([1.0, 0.0])",
         ),
         Point(
