@@ -63,6 +63,11 @@ register(
 )
 register("clamp first", "clamp first", "Plain PyTorch with the input clamped to where the function is finite.")
 register("select first", "select first", "Plain PyTorch with the selection moved before the dangerous function.")
+register(
+    "gradients selected",
+    "gradients selected",
+    "Both branches of a `where` differentiated in full, then a `where` between the finished gradients.",
+)
 register("idiom", "idiom", "Plain PyTorch with the expression to write instead, from the atlas of undefined points.")
 register("scrub", "scrub", "Plain PyTorch, then NaN replaced by 0 in the finished gradient.")
 register("float64", "float64", "The vanilla code in float64.")

@@ -1,7 +1,8 @@
 """Step 1: chapters/*.md to notebooks/*.ipynb, what Colab opens.
 
-A notebook is its chapter with three changes that only make sense away from the site: a badge that opens it in Colab,
-a first cell that brings library and helpers where they are missing, and links to other pages made absolute.
+A notebook is its chapter with four changes that only make sense away from the site: a badge that opens it in Colab,
+a first cell that brings library and helpers where they are missing, links to other pages made absolute, and the code
+that the site folds folded in Jupyter's and Colab's own way.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ def notebook(project: Project, chapter: Path) -> str:
     for cell in book.cells:
         if cell.cell_type == "markdown":
             cell.source = _absolute_links(project, chapter, cell.source)
+        elif {"hide-cell", "hide-input"} & set(cell.metadata.get("tags", [])):
+            cell.metadata.update({"jupyter": {"source_hidden": True}, "cellView": "form"})
     first_code = next(i for i, cell in enumerate(book.cells) if cell.cell_type == "code")
     setup = SETUP.format(repository=project.repository, branch=project.branch)
     book.cells.insert(first_code, new_code_cell(setup, metadata={"tags": ["remove-cell"]}))
