@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.masked import masked_tensor
 
 from zero_or_nan import ignoring
+from zero_or_nan.ignoring.careful import Pass
+from zero_or_nan.ignoring.graph import graph_from
+from zero_or_nan.ignoring.masks import full
+
+from .entries import Outcome, outcome
 
 MOST = 40
 """The nodes of the largest graph that is recorded: nobody can read more in one figure."""
 
-Way = str
-WAYS: tuple[Way, ...] = ("vanilla", "ignoring")
+WAYS = ("vanilla", "ignoring")
 """The two backward passes that are recorded."""
 
 
@@ -28,15 +34,14 @@ class Sent:
 
     Attributes:
         slot: which input of the node's function it is for, in the order of `node.next_functions`.
-        to: the number of the node that gets it; `output`: which output of that node's function it belongs to.
-        value: by way, a tensor or masked tensor; None where the pass gives none, or where only the sum of several
-            edges into one place is known.
+        to: the number of the step that gets it; `output`: which output of that step's function it belongs to.
+        value: by way, the cotangent, as it is before others that arrive at the same place are added.
     """
 
     slot: int
     to: int
     output: int
-    value: Mapping[Way, Tensor | None]
+    value: Mapping[str, Outcome]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +51,7 @@ class Step:
     Attributes:
         node: as PyTorch names it in its messages, `ExpBackward0`; of a leaf `AccumulateGrad`.
         name: the reader's name for the tensor whose gradient arrives here, or the empty text.
-        saved: what the node saved in the forward pass, under PyTorch's names.
+        saved: all that the node saved in the forward pass, under PyTorch's names.
         arrives: by output of the node's function and by way, the cotangent that arrives.
         sends: what it passes on. A leaf passes nothing on.
     """
@@ -54,7 +59,7 @@ class Step:
     node: str
     name: str
     saved: Mapping[str, Any]
-    arrives: Mapping[int, Mapping[Way, Tensor | None]]
+    arrives: Mapping[int, Mapping[str, Outcome]]
     sends: Sequence[Sent] = ()
 
     @property
@@ -63,19 +68,12 @@ class Step:
 
     @property
     def function(self) -> str:
-        """The function whose derivative this is: `where` of `WhereBackward0`, `addmm` of `AddmmBackward0`."""
+        """The function whose derivative this is: `where` of `WhereBackward0`, `index_put` of `IndexPutBackward0`."""
         stem = re.sub(r"Backward\d*$", "", self.node)
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", stem).lower()
 
 
 LEAF = "AccumulateGrad"
-
-
-@dataclass
-class _Heard:
-    """What the hooks of a node were told."""
-
-    passed: Sequence[Tensor | None] = field(default_factory=tuple)
 
 
 def record(loss: Tensor, inputs: Mapping[str, Tensor], gradient: Tensor | None = None) -> list[Step]:
@@ -106,28 +104,29 @@ def record(loss: Tensor, inputs: Mapping[str, Tensor], gradient: Tensor | None =
     saved = [_saved(node) for node in order]
     before = {name: tensor.grad for name, tensor in inputs.items() if tensor.is_leaf or tensor.retains_grad}
     try:
-        heard, vanilla = _vanilla(order, loss, edges, start)
-        ignored = _ignoring(loss, edges, start)
+        passes = _vanilla(order, loss, edges, start), _ignoring(order, loss, edges, start)
     finally:
         for name, grad in before.items():
             inputs[name].grad = grad
-    arrives = {place: {"vanilla": v, "ignoring": i} for place, v, i in zip(places, vanilla, ignored, strict=True)}
-    into = [(to, output) for node in order for to, output in node.next_functions]
-    steps = []
-    for node, kept in zip(order, saved, strict=True):
-        sends = []
-        for slot, (to, output) in enumerate(node.next_functions):
-            if to in number and heard[node].passed:
-                alone = into.count((to, output)) == 1
-                value = {
-                    "vanilla": heard[node].passed[slot],
-                    "ignoring": arrives[to, output]["ignoring"] if alone else None,
-                }
-                sends.append(Sent(slot, number[to], output, value))
-        own = {output: by_way for (at, output), by_way in arrives.items() if at is node}
-        name = " and ".join(name for (at, _), name in named.items() if at is node)
-        steps.append(Step(_name(node), name, kept, own, sends))
-    return steps
+
+    def by_way(values: Iterable[Any]) -> dict[str, Outcome]:
+        return dict(zip(WAYS, map(outcome, values), strict=True))
+
+    arrives = {place: by_way(arrived[at] for arrived, _ in passes) for at, place in enumerate(places)}
+    return [
+        Step(
+            node=_name(node),
+            name=" and ".join(name for (at, _), name in named.items() if at is node),
+            saved=kept,
+            arrives={output: values for (at, output), values in arrives.items() if at is node},
+            sends=[
+                Sent(slot, number[to], output, by_way(sent.get((node, slot)) for _, sent in passes))
+                for slot, (to, output) in enumerate(node.next_functions)
+                if to in number and (node, slot) in passes[0][1]
+            ],
+        )
+        for node, kept in zip(order, saved, strict=True)
+    ]
 
 
 def _start(loss: Tensor, inputs: Mapping[str, Tensor], gradient: Tensor | None) -> Tensor:
@@ -192,56 +191,89 @@ def _name(node: Any) -> str:
     return str(node.name()).rpartition("::")[2]
 
 
-_SIZES = re.compile(r"_sym_|sizes|strides|options")
-
-
 def _saved(node: Any) -> dict[str, Any]:
-    """What the node saved: tensors, and the numbers among its arguments."""
+    """All that the node saved. Tensors are copied, for code may change them in place later."""
     saved: dict[str, Any] = {}
     try:
         for attribute in dir(node):
-            if attribute.startswith("_saved_") and not _SIZES.search(attribute):
-                value = getattr(node, attribute)
-                if isinstance(value, tuple):
-                    value = next((each for each in value if isinstance(each, Tensor)), None)
-                if isinstance(value, (Tensor, bool, int, float)):
-                    saved[attribute.removeprefix("_saved_")] = value.detach() if isinstance(value, Tensor) else value
+            if attribute.startswith("_saved_"):
+                saved[attribute.removeprefix("_saved_")] = _copied(getattr(node, attribute))
         for at, value in enumerate(getattr(node, "saved_tensors", ())):
-            if value is not None:
-                saved[f"saved_tensors[{at}]"] = value.detach()
+            saved[f"saved_tensors[{at}]"] = _copied(value)
     except RuntimeError as error:
         raise _freed(error) from error
     return saved
 
 
-def _vanilla(
-    order: Sequence[Any], loss: Tensor, edges: Sequence[GradientEdge], start: Tensor
-) -> tuple[dict[Any, _Heard], Sequence[Tensor | None]]:
-    heard = {node: _Heard() for node in order}
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()  # with its strides: the order of a matrix product's sums depends on them
+    return tuple(map(_copied, value)) if isinstance(value, (tuple, list)) else value
+
+
+_Passed = tuple[Sequence[Tensor | None], Mapping[tuple[Any, int], Tensor]]
+"""What arrives at the edges in one pass, and what each node sends, by its slot."""
+
+
+def _vanilla(order: Sequence[Any], loss: Tensor, edges: Sequence[GradientEdge], start: Tensor) -> _Passed:
+    sent: dict[tuple[Any, int], Tensor] = {}
 
     def listen(node: Any) -> Any:
-        def hook(passed: Sequence[Tensor | None], _: Any) -> None:
-            heard[node].passed = [None if each is None else each.detach().clone() for each in passed]
+        def hook(values: Sequence[Tensor | None], _: Any) -> None:
+            sent.update(
+                {(node, slot): value.detach().clone() for slot, value in enumerate(values) if value is not None}
+            )
 
         return node.register_hook(hook)
 
     handles = [listen(node) for node in order if _name(node) != LEAF]
     try:
-        arrived = torch.autograd.grad(loss, edges, start, retain_graph=True, allow_unused=True)
+        return torch.autograd.grad(loss, edges, start, retain_graph=True, allow_unused=True), sent
     except RuntimeError as error:
         raise _freed(error) from error
     finally:
         for handle in handles:
             handle.remove()
-    return heard, [None if each is None else each.detach().clone() for each in arrived]
 
 
-def _ignoring(loss: Tensor, edges: Sequence[GradientEdge], start: Tensor) -> Sequence[Tensor | None]:
+def _ignoring(order: Sequence[Any], loss: Tensor, edges: Sequence[GradientEdge], start: Tensor) -> _Passed:
+    listening = Listening([loss], graph_from([loss]))
+    with _masked_tensors(), listening:
+        torch.autograd.grad(loss, edges, start, retain_graph=True, allow_unused=True)
+    with _masked_tensors():
+        arrived = ignoring.grad(loss, edges, start, retain_graph=True, allow_unused=True, ignored="masked")
+        sent = {key: masked_tensor(value, mask) for key, (value, mask) in listening.sent.items()}
+    return arrived, sent
+
+
+class Listening(Pass):
+    """A pass of `ignoring` that keeps what each node sends, with its mask.
+
+    `ignoring.grad` tells what arrives at an edge: of a tensor that is used twice, the sum.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.sent: dict[tuple[Any, int], tuple[Tensor, Tensor]] = {}
+        self._sender: tuple[Any, Sequence[Any]] = None, ()
+
+    def _leave(self, node: Any, edges: Sequence[Any], results: Any, arriving: Any) -> Any:
+        self._sender = node, [id(edge) for edge, _ in edges]
+        return super()._leave(node, edges, results, arriving)
+
+    def _send(self, edge: Any, last: bool, value: Any, mask: Any) -> None:
+        node, ahead = self._sender
+        value = value.detach().clone()
+        self.sent[node, ahead.index(id(edge))] = value, full(mask, value).clone() | (value != 0)
+        super()._send(edge, last, value, mask)
+
+
+@contextmanager
+def _masked_tensors() -> Iterator[None]:
+    """They are a prototype, as PyTorch says each time."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*MaskedTensors is in prototype stage")
-        return tuple(
-            ignoring.grad(loss, edges, start, retain_graph=True, allow_unused=True, ignored="masked")  # type: ignore[arg-type]
-        )
+        yield
 
 
 def _freed(error: RuntimeError) -> RuntimeError:
