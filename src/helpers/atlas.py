@@ -227,32 +227,36 @@ class _Card:
 
     def html(self) -> str:
         point = self.point
-        given = f" with <code>{html.escape(point.given)}</code>" if point.given else ""
-        lines = [
-            f"<code>{html.escape(point.code)}</code> at <code>x = {html.escape(_number(point.at))}</code>{given}: "
-            f"value {_entries(self.plain.value)}, gradient {_entries(self.plain.gradient)}, "
-            f"<strong>{self.kind}</strong>. Slope from below {self._side(0)}, from above {self._side(1)}.",
-            html.escape(point.mathematics),
-        ]
-        if point.decided:
-            links = ", ".join(map(_link, self.sources))
-            lines.append(html.escape(point.decided) + (f" ({links})" if links else ""))
+        given = f" with {_code(point.given)}" if point.given else ""
+        lines = {
+            "Code": f"{_code(point.code)} at {_code(f'x = {describe(outcome(point.at))}')}{given}",
+            "PyTorch": f"value {_entries(self.plain.value)}, gradient {_entries(self.plain.gradient)}: "
+            f"<strong>{self.kind}</strong>",
+            "Slopes": f"from below {self._side(0)}; from above {self._side(1)}",
+            "Mathematics": html.escape(point.mathematics),
+            "Decided": html.escape(point.decided),
+        }
+        if self.sources:
+            lines["Decided"] += f" ({', '.join(map(_link, self.sources))})"
         if self.other is not None:
-            lines.append(
-                f"Write <code>{html.escape(point.instead)}</code>: value {_entries(self.other.value)}, "
+            lines["Write"] = (
+                f"{_code(point.instead)}: value {_entries(self.other.value)}, "
                 f"gradient {_entries(self.other.gradient)}. {html.escape(point.effect)}"
             )
-        nodes = " ".join(f"<code>{html.escape(name)}</code>" for name in self.plain.nodes)
-        body = "".join(f"<p>{line}</p>" for line in lines)
+        body = "".join(f"<div><dt>{name}</dt> <dd>{line}</dd></div>" for name, line in lines.items() if line)
+        nodes = " ".join(map(_code, self.plain.nodes))
         return (
             f'<div class="zn-point zn-searched" id="{point.anchor}"><p><strong>{html.escape(point.name)}</strong> '
-            f"{nodes}</p>{body}</div>"
+            f"{nodes}</p><dl>{body}</dl></div>"
         )
 
     def _side(self, side: int) -> str:
         told = [_slope(pair[side]) for pair in self.sides]
-        same = told[:1] if len(set(told)) == 1 else told
-        return f'<span class="zn-entries">{", ".join(same)}</span>'
+        return ", ".join(told[:1] if len(set(told)) == 1 else told)
+
+
+def _code(text: str) -> str:
+    return f"<code>{html.escape(text)}</code>"
 
 
 def _link(thread: Thread) -> str:
@@ -270,10 +274,6 @@ def _entries(value: Tensor) -> str:
     form = outcome(value)
     assert isinstance(form, Entries)
     return f'<span class="zn-entries">{show.result(form)}</span>'
-
-
-def _number(at: Any) -> str:
-    return describe(outcome(at))
 
 
 def _evaluate(code: str, given: str, x: Tensor) -> Tensor:

@@ -30,9 +30,9 @@ _ALL = (
         "PyTorch's autograd notes",
         "Gradients for non-differentiable functions",
         "https://docs.pytorch.org/docs/main/notes/autograd.html",
-        "Answered by a list, whose first line that fits counts: the derivative where there is one; for a convex function the subgradient "
-        "of least norm; for a concave one the supergradient of least norm; the limit, which may be infinite, as for "
-        "sqrt(0); anything, mostly NaN, where the function is not defined.",
+        "Answered by a list, whose first line that fits counts: the derivative where there is one; for a convex function "
+        "the subgradient of least norm; for a concave one the supergradient of least norm; the limit, which may be "
+        "infinite, as for sqrt(0); anything, mostly NaN, where the function is not defined.",
         looked_up=LOOKED_UP,
     ),
     Thread(
@@ -58,7 +58,11 @@ _ALL = (
     ),
     _thread(4605, "Warning on infinite acos gradients?", "Closed: checks in the operators would cost too much."),
     _pull(7049, "clamp now has subgradient 1 at min and max", "Closed, merged in 2018; undone by pytorch#191142."),
-    _thread(8069, "[feature request] About Nan error using acos() function", "Open. Advice: detect_anomaly, and eps."),
+    _thread(
+        8069,
+        "[feature request] About Nan error using acos() function",
+        "Open. Advised there: anomaly mode, and an eps.",
+    ),
     _thread(8940, "Issue in a particular case in backpropagation", "Closed, by pytorch#8945: x ** 0 has gradient 0."),
     _thread(25110, "Pass a tensor of `-inf` to `nn.Softmax` and return a tensor of `nan`", "Closed: 0 / 0, not a bug."),
     _thread(27134, "Gradient for d/db a**b should be 0 at a=0 instead of NaN", "Closed; it is 0 by now."),
@@ -88,7 +92,9 @@ _ALL = (
     ),
     _thread(49724, "cure unnecessary NaN values that arise from ±∞ arguments", "Open."),
     _thread(
-        56734, "Element-wise max of two Tensors computes the wrong gradient in case of equality", "Closed: half each."
+        56734,
+        "Element-wise max of two Tensors computes the wrong gradient in case of equality",
+        "Closed: half each; of max(dim) all to one is expected.",
     ),
     _thread(56760, "Derivative of sinc(x) at x=0 returns NaN, should be 0", "Closed: it is 0 by now."),
     _thread(
@@ -104,7 +110,6 @@ _ALL = (
         "Update fused kernels and call _safe_softmax from SDPA",
         "Closed, landed in 2024: scaled_dot_product_attention gives 0 for a row that is masked throughout.",
     ),
-    _thread(155048, "In the docs for torch.amax/amin the note about min/max gradient behavior is outdated", "Closed."),
     _pull(166787, "Fix NaN gradients in atan2_backward when both inputs are zero", "Closed: 0 in place of NaN."),
     _thread(
         184572,
@@ -126,11 +131,6 @@ _ALL = (
 )
 SOURCES: dict[str, Thread] = {entry.key: entry for entry in _ALL}
 """Every thread and page that a point names, by its key."""
-
-_CONE = (
-    "A cone: along each axis the slope is −1 on one side and 1 on the other. Every vector of length 1 or less is a "
-    "subgradient, and 0 is the shortest."
-)
 
 POINTS: dict[str, tuple[Point, ...]] = {
     "Roots and powers": (
@@ -214,7 +214,8 @@ POINTS: dict[str, tuple[Point, ...]] = {
             "x.norm()",
             [0.0, 0.0],
             [0.0, 0.0],
-            _CONE,
+            "A cone: along each axis the slope is −1 on one side and 1 on the other. Every vector of length 1 or less is "
+            "a subgradient, and 0 is the shortest.",
             "By design since 2017: the subgradient 0.",
             ("2421", "2775"),
         ),
@@ -223,7 +224,7 @@ POINTS: dict[str, tuple[Point, ...]] = {
             "x.square().sum().sqrt()",
             [0.0, 0.0],
             [nan, nan],
-            _CONE,
+            "The cone of a norm: slope −1 on one side and 1 on the other.",
             "The parts differ from the whole: 0 times the infinite slope of the root. Known since 2017, and left so.",
             ("2775",),
             "torch.linalg.vector_norm(x)",
@@ -235,7 +236,7 @@ POINTS: dict[str, tuple[Point, ...]] = {
             "torch.hypot(*x)",
             [0.0, 0.0],
             [nan, nan],
-            _CONE + " That is what the norm of the same two numbers gives.",
+            "The cone of a norm, and the norm of the same two numbers gives 0.",
             "",
             (),
             "torch.linalg.vector_norm(x)",
@@ -247,7 +248,7 @@ POINTS: dict[str, tuple[Point, ...]] = {
             "torch.cdist(x, torch.ones(1, 2))",
             [[1.0, 1.0]],
             [[0.0, 0.0]],
-            _CONE,
+            "The cone of a norm: slope −1 on one side and 1 on the other.",
             "By design: the subgradient 0. PyTorch 1.5 gave NaN for some shapes.",
             ("37154",),
         ),
@@ -256,7 +257,7 @@ POINTS: dict[str, tuple[Point, ...]] = {
             "F.pdist(x)",
             [[1.0, 2.0], [1.0, 2.0]],
             [[0.0, 0.0], [0.0, 0.0]],
-            _CONE,
+            "The cone of a norm: slope −1 on one side and 1 on the other.",
             "The subgradient 0.",
             ("notes",),
         ),
@@ -324,7 +325,7 @@ POINTS: dict[str, tuple[Point, ...]] = {
             ("8069", "4605"),
             "x.clamp(-1 + 1e-6, 1 - 1e-6).acos()",
             0.0,
-            "Chooses 0, and moves the value a little, see there.",
+            "Chooses 0, and moves the value a little.",
         ),
         Point(
             "asin at 1",
@@ -336,7 +337,7 @@ POINTS: dict[str, tuple[Point, ...]] = {
             ("notes",),
             "x.clamp(-1 + 1e-6, 1 - 1e-6).asin()",
             0.0,
-            "Chooses 0, and moves the value a little, see there.",
+            "Chooses 0, and moves the value a little.",
         ),
         Point(
             "acosh at 1",
@@ -348,7 +349,7 @@ POINTS: dict[str, tuple[Point, ...]] = {
             ("notes",),
             "x.clamp(min=1 + 1e-6).acosh()",
             0.0,
-            "Chooses 0, and moves the value a little, see there.",
+            "Chooses 0, and moves the value a little.",
         ),
         Point(
             "angle between equal vectors, acos of a cosine",
@@ -784,8 +785,8 @@ POINTS: dict[str, tuple[Point, ...]] = {
             [1.0, 1.0],
             [1.0, 0.0],
             "The same function as max().",
-            "The entry at the index that is returned gets all.",
-            ("155048",),
+            "By design: a maintainer expects it. The entry at the index that is returned gets all.",
+            ("56734",),
         ),
         Point(
             "sign at 0",

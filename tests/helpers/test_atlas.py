@@ -208,25 +208,29 @@ def test_a_card_is_searched_and_has_an_anchor_and_says_what_was_measured(monkeyp
     assert shown.text() == "sqrt at 0: inf, infinite" and shown.json() is None
     (soup,) = BeautifulSoup(shown.html(), "html.parser").select("div.zn-searched")
     assert soup["id"] == point.anchor == "point-sqrt-at-0"
-    head, first, *rest = [line.get_text() for line in soup.find_all("p")]
-    assert head == "sqrt at 0 SqrtBackward0"
-    assert first == (
-        "x.sqrt() at x = 0: value 0, gradient inf, infinite. Slope from below none, from above inf."
-    )
-    assert rest[0] == point.mathematics and rest[1] == f"{point.decided} (PyTorch's autograd notes)"
-    assert rest[2] == f"Write {point.instead}: value 0, gradient 0. {point.effect}"
+    assert soup.p.get_text() == "sqrt at 0 SqrtBackward0"
+    lines = {line.dt.get_text(): line.dd.get_text() for line in soup.select("dl > div")}
+    assert lines == {
+        "Code": "x.sqrt() at x = 0",
+        "PyTorch": "value 0, gradient inf: infinite",
+        "Slopes": "from below none; from above inf",
+        "Mathematics": point.mathematics,
+        "Decided": f"{point.decided} (PyTorch's autograd notes)",
+        "Write": f"{point.instead}: value 0, gradient 0. {point.effect}",
+    }
     assert soup.a["href"] == SOURCES["notes"].url
 
 
 def test_a_card_tells_a_slope_from_a_convention_and_the_sides_of_each_entry(monkeypatch):
-    def line(code, at, **more):
+    def text(code, at, **more):
         shown = card(monkeypatch, Point("p", code, at, None, "m", **more))
-        return BeautifulSoup(shown.html(), "html.parser").find_all("p")[1].get_text()
+        return BeautifulSoup(shown.html(), "html.parser").dl.get_text(" ", strip=True)
 
-    assert "the slope. Slope from below 2, from above 2." in line("x ** 2", 1.0)
-    assert "finite by convention. Slope from below −1, from above 1." in line("x.abs()", [0.0, 0.0])
-    assert "Slope from below 0, from above a jump, 0." in line("x.ceil()", [1.0, 0.5])
-    assert "with c = torch.ones(()): value 1" in line("x * c", 1.0, given="c = torch.ones(())")
+    assert "the slope Slopes from below 2; from above 2 Mathematics" in text("x ** 2", 1.0)
+    assert "finite by convention Slopes from below −1; from above 1 " in text("x.abs()", [0.0, 0.0])
+    assert "from below 0; from above a jump, 0 " in text("x.ceil()", [1.0, 0.5])
+    assert "with c = torch.ones(()) " in text("x * c", 1.0, given="c = torch.ones(())")
+    assert "Decided" not in text("x", 1.0) and "Write" not in text("x", 1.0)
 
 
 def test_a_card_escapes_what_it_shows(monkeypatch):
