@@ -30,9 +30,9 @@ _ALL = (
         "PyTorch's autograd notes",
         "Gradients for non-differentiable functions",
         "https://docs.pytorch.org/docs/main/notes/autograd.html",
-        "Answered by a list, whose first line that fits counts: the derivative where there is one; for a convex function "
-        "the subgradient of least norm; for a concave one the supergradient of least norm; the limit, which may be "
-        "infinite, as for sqrt(0); anything, mostly NaN, where the function is not defined.",
+        "Answered by a list, whose first line that fits counts: the derivative where there is one; for a convex "
+        "function the subgradient of least norm; for a concave one the supergradient of least norm; the limit, which may "
+        "be infinite, as for sqrt(0); anything, mostly NaN, where the function is not defined.",
         looked_up=LOOKED_UP,
     ),
     Thread(
@@ -214,8 +214,8 @@ POINTS: dict[str, tuple[Point, ...]] = {
             "x.norm()",
             [0.0, 0.0],
             [0.0, 0.0],
-            "A cone: along each axis the slope is −1 on one side and 1 on the other. Every vector of length 1 or less is "
-            "a subgradient, and 0 is the shortest.",
+            "A cone: along each axis the slope is −1 on one side and 1 on the other. Every vector of length 1 or less "
+            "is a subgradient, and 0 is the shortest.",
             "By design since 2017: the subgradient 0.",
             ("2421", "2775"),
         ),
