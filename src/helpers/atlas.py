@@ -230,14 +230,14 @@ class _Card:
         given = f" with {_code(point.given)}" if point.given else ""
         lines = {
             "Code": f"{_code(point.code)} at {_code(f'x = {describe(outcome(point.at))}')}{given}",
-            "PyTorch": f"value {_entries(self.plain.value)}, gradient {_entries(self.plain.gradient)}: "
+            "Gives": f"value {_entries(self.plain.value)}, gradient {_entries(self.plain.gradient)}: "
             f"<strong>{self.kind}</strong>",
             "Slopes": f"from below {self._side(0)}; from above {self._side(1)}",
             "Mathematics": html.escape(point.mathematics),
-            "Decided": html.escape(point.decided),
+            "PyTorch": html.escape(point.decided),
         }
         if self.sources:
-            lines["Decided"] += f" ({', '.join(map(_link, self.sources))})"
+            lines["PyTorch"] += f" ({', '.join(map(_link, self.sources))})"
         if self.other is not None:
             lines["Write"] = (
                 f"{_code(point.instead)}: value {_entries(self.other.value)}, "

@@ -31,8 +31,8 @@ _ALL = (
         "Gradients for non-differentiable functions",
         "https://docs.pytorch.org/docs/main/notes/autograd.html",
         "Answered by a list, whose first line that fits counts: the derivative where there is one; for a convex "
-        "function the subgradient of least norm; for a concave one the supergradient of least norm; the limit, which may "
-        "be infinite, as for sqrt(0); anything, mostly NaN, where the function is not defined.",
+        "function the subgradient of least norm; for a concave one the supergradient of least norm; the limit, which "
+        "may be infinite, as for sqrt(0); anything, mostly NaN, where the function is not defined.",
         looked_up=LOOKED_UP,
     ),
     Thread(
@@ -104,7 +104,7 @@ _ALL = (
     ),
     _pull(82713, "Fix and improve the efficiency of the backward of xlog* functions.", "Closed, landed in 2022."),
     _thread(89558, "KLDivLoss backward computation error", "Closed. A maintainer: x log x has no derivative at 0."),
-    _thread(94184, "torch.var's backward may have a bug？", "Closed: NaN, in the shape of the input."),
+    _thread(94184, "torch.var's backward may have a bug?", "Closed: NaN, in the shape of the input."),
     _pull(
         133882,
         "Update fused kernels and call _safe_softmax from SDPA",

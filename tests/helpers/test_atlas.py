@@ -212,10 +212,10 @@ def test_a_card_is_searched_and_has_an_anchor_and_says_what_was_measured(monkeyp
     lines = {line.dt.get_text(): line.dd.get_text() for line in soup.select("dl > div")}
     assert lines == {
         "Code": "x.sqrt() at x = 0",
-        "PyTorch": "value 0, gradient inf: infinite",
+        "Gives": "value 0, gradient inf: infinite",
         "Slopes": "from below none; from above inf",
         "Mathematics": point.mathematics,
-        "Decided": f"{point.decided} (PyTorch's autograd notes)",
+        "PyTorch": f"{point.decided} (PyTorch's autograd notes)",
         "Write": f"{point.instead}: value 0, gradient 0. {point.effect}",
     }
     assert soup.a["href"] == SOURCES["notes"].url
@@ -230,7 +230,7 @@ def test_a_card_tells_a_slope_from_a_convention_and_the_sides_of_each_entry(monk
     assert "finite by convention Slopes from below −1; from above 1 " in text("x.abs()", [0.0, 0.0])
     assert "from below 0; from above a jump, 0 " in text("x.ceil()", [1.0, 0.5])
     assert "with c = torch.ones(()) " in text("x * c", 1.0, given="c = torch.ones(())")
-    assert "Decided" not in text("x", 1.0) and "Write" not in text("x", 1.0)
+    assert "PyTorch" not in text("x", 1.0) and "Write" not in text("x", 1.0)
 
 
 def test_a_card_escapes_what_it_shows(monkeypatch):
