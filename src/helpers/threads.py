@@ -101,6 +101,16 @@ _ALL = (
         "Answered: expected. Autograd no longer knows that the zeros it multiplies stand for “ignored”.",
     ),
     Thread(
+        "6394",
+        "pytorch#6394",
+        "chain rule will lead to Nan, sqrt() example",
+        "https://github.com/pytorch/pytorch/issues/6394",
+        "Closed. A maintainer: sqrt has the derivative inf at 0, and where an expression is put together by hand not "
+        "much can be done; the norm was given a subgradient of its own.",
+        6394,
+        "2026-11-22",
+    ),
+    Thread(
         "round-off",
         "Stack Overflow, 2018",
         "PyTorch gradient differs from manually calculated gradient",

@@ -68,6 +68,7 @@ register(
     "gradients selected",
     "Both branches of a `where` differentiated in full, then a `where` between the finished gradients.",
 )
+register("idiom", "idiom", "Plain PyTorch with the expression to write instead, from the atlas of undefined points.")
 register("scrub", "scrub", "Plain PyTorch, then NaN replaced by 0 in the finished gradient.")
 register("hook", "hook", "Plain PyTorch, with a backward hook on an input that replaces its gradient's NaN by 0.")
 register("float64", "float64", "The vanilla code in float64.")

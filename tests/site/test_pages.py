@@ -43,6 +43,7 @@ def attribute(tag: Tag, name: str) -> str:
         ("nansum-nanmean", "67180"),
         ("division-under-a-mask", "4132"),
         ("slicing-nan", "Slicing"),
+        ("undefined", "6394"),
         ("float-round-off", "rounded"),
         ("glossary", "Glossary"),
         ("references", "References"),
