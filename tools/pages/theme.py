@@ -62,6 +62,9 @@ ICONS = {
 _STYLE = re.compile(r'(<div class="zn">)<style>.*?</style>', re.DOTALL)
 """The rules that every output carries for Colab; here they are in the style sheet."""
 
+_NUMBER = re.compile(r" · ((?:pytorch#|forum |Stack Overflow )\d+)(?=</a>|<a class=\"headerlink)")
+"""The thread's number, which comes after the symptom in a title: less loud than it, and never broken."""
+
 
 def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.document | None) -> dict[str, Any]:
     """What the template shows of a page beyond Sphinx's own context."""
@@ -121,14 +124,18 @@ def _plain(fragment: Any) -> str:
 
 def _outputs(body: str) -> str:
     """The text of a page. The name that MyST-NB gives to folded code hides the one that can be read."""
-    return _STYLE.sub(r"\1", body).replace(' aria-label="Toggle hidden content"', "")
+    return _quiet_number(_STYLE.sub(r"\1", body).replace(' aria-label="Toggle hidden content"', ""))
+
+
+def _quiet_number(fragment: str) -> str:
+    return _NUMBER.sub(r'<span class="number"> · \1</span>', fragment)
 
 
 def _contents(context: dict[str, Any]) -> str:
     """The table of contents; the page that is shown is marked for those who can't see it too."""
     tree = str(context["toctree"](maxdepth=1, collapse=False, includehidden=True, titles_only=True) or "")
     tree = tree.replace(' role="heading"', "")  # Sphinx gives it no level, which makes it no heading
-    return re.sub(r'(<a class="current[^"]*")', r'\1 aria-current="page"', tree)
+    return _quiet_number(re.sub(r'(<a class="current[^"]*")', r'\1 aria-current="page"', tree))
 
 
 def _sections(context: dict[str, Any]) -> str:
