@@ -4,15 +4,19 @@
 - `MASKED`: the entry that `torch.masked` prints as `--`, for what a claim expects.
 - `Since`: an expectation that a release of PyTorch changed.
 - `reference`: the gradient in float64 on the used entries alone.
-- `ulp_distance`: how many representable numbers lie between two tensors' entries.
+- `ulp_distance`: how many ulps lead from each entry of a tensor to that of another.
 - `drawing`: a figure in the page's own colours.
+- `backward_figure`: the graph of a computation, and the cotangents that flow back through it, step by step.
 - `what_counts`: which entries a function uses, by the definition and by `ignoring`.
+- `atlas`: points where a gradient is undefined, or a convention, each measured when it is shown.
 - `control`: samples of a small computation, which a reader of the site can play with.
 - `ClaimFailed`: what a claim that does not hold raises.
 
 Needs `zero_or_nan`, torch (2.6 or newer), numpy and matplotlib, and nothing else.
 """
 
+from .atlas import atlas, decisions
+from .backward_figures import backward_figure
 from .cases import Case
 from .claims import Claim, ClaimFailed
 from .compare import Tolerance, ulp_distance
@@ -41,7 +45,10 @@ __all__ = [
     "Verdict",
     "WAYS",
     "Way",
+    "atlas",
+    "backward_figure",
     "control",
+    "decisions",
     "drawing",
     "reference",
     "ulp_distance",

@@ -71,7 +71,8 @@ class Claim:
         if not self.holds:
             sides = html.escape(self.text())
             return f'<div class="zn-claim zn-fails"><p>✗ {name} does not hold</p><pre>{sides}</pre></div>'
-        note = "" if self.tolerance == Tolerance() else f' <span class="zn-note">({self.tolerance})</span>'
+        within = "" if self.tolerance == Tolerance() else f", {self.tolerance}"
+        note = f' <span class="zn-note">(as stated{within})</span>'
         said = [f"warned: {line}" for line in self.warned]
         if isinstance(self.observed, Raised) and self.observed.message:
             said.append(f"message: {self.observed.message}")
@@ -80,7 +81,7 @@ class Claim:
         joint = " " if isinstance(self.observed, Raised) else " = "
         place = anchor(self.case, self.way, self.quantity)
         entries = f'<span class="zn-entries">{show.result(self.observed)}</span>'
-        return f'<div class="zn-claim" id="{place}"><p>✓ {name}{joint}{entries}{note}</p>{message}</div>'
+        return f'<div class="zn-claim zn-stated" id="{place}"><p>{name}{joint}{entries}{note}</p>{message}</div>'
 
     def json(self) -> dict[str, Any]:
         return {

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any, Protocol
 
-from .entries import Absent, Entries, Kind, Outcome, Raised
+from .entries import Absent, Entries, Kind, Outcome, Raised, nested
 
 MIME = "application/vnd.zero-or-nan+json"
 """The MIME type under which claims and verdicts stand in an executed notebook's outputs."""
@@ -125,8 +125,6 @@ def result(value: Outcome, limit: int = 24) -> str:
     if isinstance(value, Raised):
         return f'<span class="zn-nan">raises {html.escape(value.type)}</span>'
     if isinstance(value, Entries):
-        from .entries import nested
-
         return nested(cells(value), value.shape, limit)
     raise TypeError(f"not an outcome: {value!r}")
 

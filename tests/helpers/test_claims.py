@@ -243,16 +243,21 @@ def test_json_gives_every_value_back_in_its_dtype(data):
 
 def test_html_of_a_claim_that_holds_names_way_quantity_and_entries():
     html = claim([nan, 0.0], [nan, 0.0]).html()
-    assert '<div class="zn-claim" id="claim-4132-vanilla-x-grad">' in html and "✓" in html and "zn-fails" not in html
+    assert '<div class="zn-claim zn-stated" id="claim-4132-vanilla-x-grad">' in html and "zn-fails" not in html
     assert "<strong>vanilla</strong>" in html and "<code>x.grad</code>" in html
     assert '<span class="zn-nan">NaN</span>' in html and '<span class="zn-zero">0</span>' in html
     assert " = " in html
 
 
+def test_an_asserted_nan_has_no_mark_that_could_be_read_as_a_right_gradient():
+    html = claim([nan], [nan]).html()
+    assert "(as stated)" in html and not set(html) & set("✓✔☑≈") and "right" not in html
+
+
 def test_html_mentions_the_tolerance_only_where_one_was_stated():
     assert "exactly" not in claim([1.0], [1.0]).html()
-    assert "(within 2 ulps)" in claim([1.0], [1.0], Tolerance(ulps=2)).html()
-    assert "(sign of zero counts)" in claim([1.0], [1.0], Tolerance(signed_zero=True)).html()
+    assert "(as stated, within 2 ulps)" in claim([1.0], [1.0], Tolerance(ulps=2)).html()
+    assert "(as stated, sign of zero counts)" in claim([1.0], [1.0], Tolerance(signed_zero=True)).html()
 
 
 def test_html_of_a_claim_that_does_not_hold_has_the_whole_message():

@@ -14,6 +14,7 @@ from bs4 import BeautifulSoup, Tag
 from scratch import ROOT
 
 from helpers import JUDGEMENTS, THREADS
+from tools.pages.folded import prompts
 from tools.project import Project
 from tools.steps.collect import MIME, checked
 from tools.steps.origin import origin
@@ -45,6 +46,7 @@ def attribute(tag: Tag, name: str) -> str:
         ("nansum-nanmean", "67180"),
         ("division-under-a-mask", "4132"),
         ("slicing-nan", "Slicing"),
+        ("undefined", "6394"),
         ("float-round-off", "rounded"),
         ("glossary", "Glossary"),
         ("references", "References"),
@@ -144,10 +146,21 @@ def test_every_claim_and_verdict_is_on_its_page(pages, facts):
     for name in CHAPTERS:
         here = [fact for fact in checked(facts) if fact["page"] == name]
         soup = page(pages, name)
-        claims = [mark for mark in soup.select("article .zn-claim > p:first-child") if mark.get_text()[0] in "✓✗"]
+        claims = soup.select("article .zn-stated")
         captions = [caption for caption in soup.select("article caption") if "Verdict on" in caption.get_text()]
         assert len(claims) == sum(fact["type"] == "claim" for fact in here), name
         assert len(captions) == sum(fact["type"] == "verdict" for fact in here), name
+
+
+@notebooks
+def test_what_a_page_asserts_is_folded_behind_a_line_that_counts_it(pages, name):
+    soup = page(pages, name)
+    for cell in soup.select("article .cell.tag_hide-cell"):
+        (line,) = cell.select(":scope > details > summary .collapsed")
+        stated = len(cell.select(".zn-stated"))
+        assert line.get_text() == prompts(set(cell["class"]) & {"tag_solution"} and {"solution"}, stated)[0]
+        assert stated or "tag_solution" in cell["class"], "a cell that asserts nothing is folded for no reason"
+    assert [claim for claim in soup.select("article .zn-stated") if not claim.find_parent("details")] == []
 
 
 def test_the_overview_counts_what_was_collected(pages, facts):

@@ -41,13 +41,17 @@ PAGE = {
 - **Fix.** Select first.
 
 ```{code-cell} ipython3
+import torch
+
+x = torch.tensor([1.0, 0.0], requires_grad=True)
+x[x > 0].log().sum().backward()
+print(x.grad)
+```
+
+```{code-cell} ipython3
 :tags: [hide-input]
 
-import torch
-from torch.masked import masked_tensor
-
-from helpers import MASKED, Case, reference
-from zero_or_nan import ignoring
+from helpers import MASKED, Case, backward_figure, reference
 
 nan = float("nan")
 case = Case("log-of-zero")
@@ -57,31 +61,58 @@ case
     "What happens": """\
 ```{code-cell} ipython3
 x = torch.tensor([1.0, 0.0], requires_grad=True)
-torch.where(x > 0, x.log(), torch.zeros(2)).sum().backward()
+loss = torch.where(x > 0, x.log(), torch.zeros(2)).sum()
+loss.backward(retain_graph=True)
+print(x.grad)
+```
+
+```{code-cell} ipython3
+:tags: [hide-cell]
+
 case.claim("vanilla", "x.grad", x.grad, [1.0, nan])
 ```
 """,
     "Why": """\
 ```{code-cell} ipython3
-case.claim("vanilla", "0 * (1 / 0)", 0 * (1 / torch.zeros(1)), [nan])
+:tags: [hide-input]
+
+backward_figure(loss, {"x": x}, caption="Backward through where over log, at 1 and 0.")
 ```
 """,
     "Masked": """\
 ```{code-cell} ipython3
+from torch.masked import masked_tensor
+
 mx = masked_tensor(x.detach(), x.detach() > 0, requires_grad=True)
 mx.log().sum().backward()
+print(mx.grad)
+```
+
+```{code-cell} ipython3
+:tags: [hide-cell]
+
 case.claim("masked", "x.grad", mx.grad, [1.0, MASKED])
 ```
 """,
     "Ignoring": """\
 ```{code-cell} ipython3
+from zero_or_nan import ignoring
+
 x = torch.tensor([1.0, 0.0], requires_grad=True)
 ignoring.backward(torch.where(x > 0, x.log(), torch.zeros(2)).sum())
+print(x.grad)
+```
+
+```{code-cell} ipython3
+:tags: [hide-cell]
+
 case.claim("ignoring", "x.grad", x.grad, [1.0, 0.0])
 ```
 """,
     "Verdict": """\
 ```{code-cell} ipython3
+:tags: [hide-input]
+
 used = x.detach() > 0
 wanted = reference(lambda x: x.log().sum(), x.detach(), used=used)
 words = {"vanilla": "contaminated", "masked": "right", "ignoring": "right"}
@@ -89,6 +120,27 @@ case.verdict("x.grad", wanted, words)
 ```
 """,
     "What to do": "Select the positive entries before the logarithm.\n",
+    "Exercises": """\
+**1.** What is the slope of the logarithm at 1?
+
+```{code-cell} ipython3
+:tags: [hide-cell, solution]
+
+x = torch.tensor(1.0, requires_grad=True)
+x.log().backward()
+print(x.grad)
+```
+
+**2.** And at 2?
+
+```{code-cell} ipython3
+:tags: [hide-cell, solution]
+
+x = torch.tensor(2.0, requires_grad=True)
+x.log().backward()
+print(x.grad)
+```
+""",
 }
 
 SUBJECT = """
@@ -106,7 +158,7 @@ class Subject:
         assert any(QUERY in item.name for item in kept)
         items[:] = kept
 
-where = ["tests/helpers/test_threads.py", "tests/site", "tests/tools"]
+where = ["tests/helpers/test_threads.py", "tests/chapters", "tests/site", "tests/tools"]
 sys.exit(pytest.main([*where, "-q", "-p", "no:cacheprovider"], plugins=[Subject()]))
 """
 """The tests that a chapter is subject to; of those in a browser, the one of its query."""
@@ -139,7 +191,8 @@ def page(root: Path) -> str:
     shape = re.search(r"Keep the shape: (.*?)\.", STEPS, re.DOTALL)
     headings = re.findall(r"\*([^*]+)\*", " ".join(shape[1].split()))
     parts = [f"## {heading}\n\n{PAGE[heading]}" for heading in headings]
-    return "\n".join([front_matter(root), "# The logarithm of 0 under a mask\n", *parts])
+    title = "# NaN gradient from the logarithm of 0 under torch.where · forum 1\n"
+    return "\n".join([front_matter(root), title, *parts])
 
 
 @pytest.fixture

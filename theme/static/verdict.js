@@ -32,20 +32,23 @@ for (const table of document.querySelectorAll("table[data-verdict]")) {
 
   function update() {
     const shown = boxes.map((box) => box.checked);
-    let differing = 0;
     for (const line of [table.tHead.rows[0], ...rows, foot]) {
       shown.forEach((show, way) => (line.cells[way + 2].hidden = !show));
     }
-    for (const row of rows) {
-      const differs = shown.some((show, way) => {
+    const differing = rows.filter((row) =>
+      shown.some((show, way) => {
         const judged = row.cells[way + 2].querySelector("[data-judged]");
         return show && judged && judged.dataset.judged !== "right";
-      });
-      differing += differs;
+      }),
+    );
+    // Where none differs there is nothing to leave out: a table without rows would say less than the full one.
+    only.disabled = differing.length === 0;
+    for (const row of rows) {
+      const differs = differing.includes(row);
       row.classList.toggle("zn-differs", differs);
-      row.hidden = only.checked && !differs;
+      row.hidden = only.checked && !only.disabled && !differs;
     }
-    status.textContent = `Entries that differ from the reference in the ways shown: ${differing} of ${rows.length}.`;
+    status.textContent = `Entries that differ from the reference in the ways shown: ${differing.length} of ${rows.length}.`;
   }
 
   const box = table.closest(".zn-scroll");

@@ -69,7 +69,7 @@ def overview(facts: list[dict[str, Any]], link: Callable[[str], str]) -> str:
     rows = []
     for verdict in verdicts:
         case, words = verdict["case"], verdict["observed"]
-        count = sum(claim["case"] == case for claim in claims)
+        count = sum((claim["case"], claim["page"]) == (case, verdict["page"]) for claim in claims)
         name = f'<a href="{link(verdict["page"])}">{html.escape(THREADS[case].label)}</a>'
         what = f"<code>{html.escape(verdict['quantity'])}</code>"
         others = [f"{html.escape(WAYS[way].title)} {_word(word)}" for way, word in words.items() if way not in used]

@@ -63,8 +63,8 @@ ICONS = {
 _STYLE = re.compile(r'(<div class="zn">)<style>.*?</style>', re.DOTALL)
 """The rules that every output carries for Colab; here they are in the style sheet."""
 
-
 _THREAD = re.compile(r' · ([^<>·]+)(?=</a>|<a class="headerlink"|\Z)')
+"""What comes after the symptom in a title: the number of its thread."""
 _HEADING = re.compile("<h1>.*?</h1>", re.DOTALL)
 
 
@@ -82,6 +82,7 @@ def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.documen
         "body": body,
         "contents": _contents(context),
         "description": description,
+        "has_backward": "data-backward" in body,
         "has_control": "data-control=" in body,
         "has_verdict": "data-verdict" in body,
         "heading": heading,

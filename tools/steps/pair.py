@@ -1,8 +1,8 @@
 """Step 1: chapters/*.md to notebooks/*.ipynb, what Colab opens.
 
-A notebook is its chapter with three changes that only make sense away from the site: a badge that opens it in Colab,
-a first cell that brings library and helpers where they are missing, and links to other pages made absolute. What a page
-has for download is the same, with outputs.
+A notebook is its chapter with four changes that only make sense away from the site: a badge that opens it in Colab,
+a first cell that brings library and helpers where they are missing, links to other pages made absolute, and the code
+that the site folds folded in Jupyter's and Colab's own way. What a page has for download is the same, with outputs.
 """
 
 from __future__ import annotations
@@ -63,13 +63,15 @@ def with_outputs(project: Project, chapter: Path, executed: str) -> str:
 
 
 def anywhere(project: Project, chapter: Path, book: NotebookNode) -> str:
-    """The text of a notebook with those three changes; where it has outputs, the set-up cell has none."""
+    """The text of a notebook with those four changes; where it has outputs, the set-up cell has none."""
     import nbformat
     from nbformat.v4 import new_code_cell, new_markdown_cell
 
     for cell in book.cells:
         if cell.cell_type == "markdown":
             cell.source = _absolute_links(project, chapter, cell.source)
+        elif {"hide-cell", "hide-input"} & set(cell.metadata.get("tags", [])):
+            cell.metadata.update({"jupyter": {"source_hidden": True}, "cellView": "form"})
     first_code = next(i for i, cell in enumerate(book.cells) if cell.cell_type == "code")
     setup = SETUP.format(repository=project.repository, branch=project.branch)
     book.cells.insert(first_code, new_code_cell(setup, metadata={"tags": ["remove-cell"]}))

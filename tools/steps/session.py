@@ -13,16 +13,18 @@ from ..project import Project, write
 
 
 def quiet() -> None:
-    """Ignore the prototype warning of `torch.masked`, and no other; show the others as their category and text.
+    """Ignore three warnings, and no other: the prototype's of `torch.masked`, and both of anomaly mode.
 
-    The warning comes at every construction; the book says so once, in prose. The usual form of a warning begins with a
-    path on the machine that ran the cell, and with the kernel's process number: of no use to a reader, and different in
-    every build.
+    The first comes at every construction; the book says so once, in prose. Those of anomaly mode say that it is on, and
+    where the forward call stood: of a cell, that is thirty frames of the kernel. All other warnings are shown as their
+    category and text: the usual form begins with a path on the machine that ran the cell, and with the kernel's process
+    number, of no use to a reader, and different in every build.
     """
     import warnings
 
     prototype = "The PyTorch API of MaskedTensors is in prototype stage"
-    warnings.filterwarnings("ignore", message=prototype, category=UserWarning)
+    for message in (prototype, "Anomaly Detection has been enabled", "Error detected in "):
+        warnings.filterwarnings("ignore", message=message, category=UserWarning)
     warnings.formatwarning = lambda message, category, *_, **__: f"{category.__name__}: {message}\n"
 
 

@@ -47,6 +47,12 @@ def test_the_row_leads_to_the_page():
     assert BeautifulSoup(text, "html.parser").a["href"] == "../somewhere/where-over-exp.html"
 
 
+def test_a_row_counts_the_claims_of_its_own_page():
+    elsewhere = [{**fact, "page": "another"} for fact in facts() if fact["type"] == "claim"]
+    _, (_, row) = rows(overview([*facts(), *elsewhere], str))
+    assert "3 claims on the page" in row[0]
+
+
 def test_what_does_not_hold_is_not_counted_as_held():
     broken = facts()
     broken[0]["holds"] = False

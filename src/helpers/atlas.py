@@ -1,0 +1,348 @@
+"""The atlas of points without a derivative: what PyTorch gives there, what the slopes say, what to write instead.
+
+The points themselves stand in `helpers.points`. Nothing about them is believed: the gradient, the node that gives it
+and the slopes are measured each time a group is shown.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+import warnings
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import show
+from .entries import Entries, describe, outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .threads import Thread
+
+STEPS = (1e-3, 1e-5, 1e-7)
+"""How far from a point its slopes are measured, in float64: near enough to settle, far enough from round-off."""
+
+JUMP = "jump"
+"""In place of a slope, where the value itself does not come near."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """An expression at a point where its gradient is not a matter of course.
+
+    Args:
+        name: what people call it.
+        code: an expression in `x`, and in `torch`, `F` and `inf`.
+        at: the value of `x`, a number or nested lists of numbers.
+        gradient: what plain PyTorch gives there; a `Since` where a release changed it.
+        mathematics: what there is to say without PyTorch.
+        decided: what upstream says, or does.
+        sources: the keys in `helpers.points.SOURCES` that say so.
+        instead: the expression to write, or "" where this one is fine.
+        instead_gradient: what that gives.
+        effect: what it does about the point. Begins with one of `EFFECTS`.
+        given: a statement that both expressions need.
+        ulps, atol: how exactly the two gradients are fixed; see `helpers.Tolerance`.
+    """
+
+    name: str
+    code: str
+    at: Any
+    gradient: Any
+    mathematics: str
+    decided: str = ""
+    sources: tuple[str, ...] = ()
+    instead: str = ""
+    instead_gradient: Any = None
+    effect: str = ""
+    given: str = ""
+    ulps: int = 0
+    atol: float = 0.0
+
+    @property
+    def anchor(self) -> str:
+        """The name under which a link finds the point on its page.
+
+        >>> Point("sqrt at 0", "x.sqrt()", 0.0, None, "").anchor
+        'point-sqrt-at-0'
+        """
+        return "-".join(["point", *re.findall("[a-z0-9]+", self.name.lower())])
+
+
+EFFECTS = {
+    "Exact": "the slope that this expression has on both sides",
+    "Chooses": "a value, where mathematics leaves the choice, or leaves nothing",
+    "Bounds": "another function next to the point, with a slope that is large but finite",
+    "Removes": "the entry takes no part any more",
+}
+"""What an expression does about a point, in the first word that is said of it."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """An expression at a point, run: its value, its gradient, and the nodes of the graph that give it."""
+
+    value: Tensor
+    gradient: Tensor
+    nodes: tuple[str, ...]
+    """The first node that returned infinity or NaN, and the first that returned NaN, which is the one that anomaly mode
+    names; where all were finite, every node that computes."""
+
+    @property
+    def kind(self) -> str:
+        """`"NaN"`, `"infinite"` or `"finite"`, by the worst entry."""
+        return "NaN" if self.gradient.isnan().any() else "infinite" if self.gradient.isinf().any() else "finite"
+
+
+def measure(code: str, at: Any, given: str = "", backward: Any = None) -> Measured:
+    """Run an expression at a point, forward and backward, in float32.
+
+    Args:
+        code, at, given: as in `Point`.
+        backward: in place of `torch.autograd.backward`; gets the sum of the result.
+
+    >>> measure("x.sqrt()", 0.0)
+    Measured(value=tensor(0.), gradient=tensor(inf), nodes=('SqrtBackward0',))
+    """
+    x = torch.tensor(at, requires_grad=True)
+    with _quiet():
+        value = _evaluate(code, given, x)
+        nodes = _nodes(value)
+        seen: list[tuple[str, bool]] = []
+        for node in nodes:
+            node.register_hook(_watch(node.name(), seen))
+        (backward or torch.autograd.backward)(value.sum())
+    assert x.grad is not None
+    culprits = [name for name, _ in seen][:1] + [name for name, is_nan in seen if is_nan][:1]
+    computing = [node.name() for node in nodes if not re.match(_STRUCTURE, node.name())]
+    return Measured(value.detach(), x.grad, tuple(dict.fromkeys(culprits or computing)))
+
+
+def slopes(code: str, at: Any, given: str = "") -> list[tuple[float | str, float | str]]:
+    """The slopes of an expression below and above a point, for each entry of `x`; by differences, in float64.
+
+    Returns:
+        For each entry two numbers: infinite where the quotient grows as the step shrinks, NaN where it does not settle
+        or the function is not defined, `JUMP` where the value itself does not come near.
+
+    >>> slopes("x.abs()", 0.0), slopes("x.sqrt()", 0.0), slopes("x.sign()", 0.0)
+    ([(-1.0, 1.0)], [(nan, inf)], [('jump', 'jump')])
+    """
+    x = torch.tensor(at, dtype=torch.float64)
+    with _quiet(), torch.no_grad(), _default(torch.float64):
+        middle = _evaluate(code, given, x).sum().item()
+        found = []
+        for entry in range(x.numel()):
+            sides = []
+            for sign in (-1, 1):
+                changes = []
+                for step in STEPS:
+                    moved = x.clone()
+                    moved.view(-1)[entry] += sign * step
+                    changes.append(sign * (_evaluate(code, given, moved).sum().item() - middle))
+                sides.append(_limit(changes))
+            found.append((sides[0], sides[1]))
+    return found
+
+
+def differentiable(gradient: Tensor, sides: Sequence[tuple[float | str, float | str]]) -> bool:
+    """Whether a gradient is the slope on both sides, in every entry."""
+    pairs = zip(gradient.flatten().tolist(), sides, strict=True)
+    return all(isinstance(side, float) and _near(value, side) for value, both in pairs for side in both)
+
+
+def atlas(points: Sequence[Point], sources: dict[str, Thread]) -> None:
+    """Show points, each measured now.
+
+    Args:
+        points: of one group.
+        sources: where their `sources` are looked up.
+    """
+    show.show(_Atlas([_Card(point, [sources[key] for key in point.sources]) for point in points]))
+
+
+def decisions(sources: dict[str, Thread]) -> None:
+    """Show a table of threads: what each is called, and what came of it."""
+    show.show(_Decisions(list(sources.values())))
+
+
+@dataclass(frozen=True)
+class _Atlas:
+    cards: Sequence[_Card]
+
+    def text(self) -> str:
+        return "\n".join(card.text() for card in self.cards)
+
+    def html(self) -> str:
+        return "".join(card.html() for card in self.cards)
+
+    def json(self) -> dict[str, Any] | None:
+        return None
+
+
+@dataclass(frozen=True)
+class _Decisions:
+    threads: Sequence[Thread]
+
+    def text(self) -> str:
+        return "\n".join(thread.text() for thread in self.threads)
+
+    def html(self) -> str:
+        rows = [
+            [_link(thread), f"{html.escape(thread.title)}<br>{html.escape(thread.state)}"] for thread in self.threads
+        ]
+        days = ", ".join(sorted({thread.looked_up for thread in self.threads}))
+        caption = f"What was decided, looked up {days}"
+        return f'<div class="zn-prose">{show.table(caption, ["Thread", "Title; how it stands"], rows)}</div>'
+
+    def json(self) -> dict[str, Any] | None:
+        return None
+
+
+class _Card:
+    """One point, run."""
+
+    def __init__(self, point: Point, sources: Sequence[Thread]) -> None:
+        self.point, self.sources = point, sources
+        self.plain = measure(point.code, point.at, point.given)
+        self.sides = slopes(point.code, point.at, point.given)
+        self.other = measure(point.instead, point.at, point.given) if point.instead else None
+
+    @property
+    def kind(self) -> str:
+        if self.plain.kind != "finite":
+            return self.plain.kind
+        return "the slope" if differentiable(self.plain.gradient, self.sides) else "finite by convention"
+
+    def text(self) -> str:
+        return f"{self.point.name}: {describe(outcome(self.plain.gradient))}, {self.kind}"
+
+    def html(self) -> str:
+        point = self.point
+        given = f" with {_code(point.given)}" if point.given else ""
+        lines = {
+            "Code": f"{_code(point.code)} at {_code(f'x = {describe(outcome(point.at))}')}{given}",
+            "Gives": f"value {_entries(self.plain.value)}, gradient {_entries(self.plain.gradient)}: "
+            f"<strong>{self.kind}</strong>",
+            "Slopes": f"from below {self._side(0)}; from above {self._side(1)}",
+            "Mathematics": html.escape(point.mathematics),
+            "PyTorch": html.escape(point.decided),
+        }
+        if self.sources:
+            lines["PyTorch"] += f" ({', '.join(map(_link, self.sources))})"
+        if self.other is not None:
+            lines["Write"] = (
+                f"{_code(point.instead)}: value {_entries(self.other.value)}, "
+                f"gradient {_entries(self.other.gradient)}. {html.escape(point.effect)}"
+            )
+        body = "".join(f"<div><dt>{name}</dt> <dd>{line}</dd></div>" for name, line in lines.items() if line)
+        nodes = " ".join(map(_code, self.plain.nodes))
+        return (
+            f'<div class="zn-point zn-searched" id="{point.anchor}"><p><strong>{html.escape(point.name)}</strong> '
+            f"{nodes}</p><dl>{body}</dl></div>"
+        )
+
+    def _side(self, side: int) -> str:
+        told = [_slope(pair[side]) for pair in self.sides]
+        return ", ".join(told[:1] if len(set(told)) == 1 else told)
+
+
+def _code(text: str) -> str:
+    return f"<code>{html.escape(text)}</code>"
+
+
+def _link(thread: Thread) -> str:
+    return f'<a href="{html.escape(thread.url, quote=True)}">{html.escape(thread.label)}</a>'
+
+
+def _slope(value: float | str) -> str:
+    if value == JUMP:
+        return "a jump"
+    assert isinstance(value, float)
+    return "none" if math.isnan(value) else f"{value:.3g}".replace("-", "−")
+
+
+def _entries(value: Tensor) -> str:
+    form = outcome(value)
+    assert isinstance(form, Entries)
+    return f'<span class="zn-entries">{show.result(form)}</span>'
+
+
+def _evaluate(code: str, given: str, x: Tensor) -> Tensor:
+    names: dict[str, Any] = {"torch": torch, "F": F, "inf": math.inf, "x": x}
+    exec(given, names)
+    result = eval(code, names)
+    assert isinstance(result, Tensor)
+    return result
+
+
+def _nodes(value: Tensor) -> list[Any]:
+    """The nodes of a graph that lead to a leaf, but not the leaves' own."""
+    found: dict[Any, None] = {}
+    waiting = [value.grad_fn]
+    while waiting:
+        node = waiting.pop(0)
+        if node is not None and node not in found and not hasattr(node, "variable"):
+            found[node] = None
+            waiting += [following for following, _ in node.next_functions]
+    return list(found)
+
+
+def _watch(name: str, seen: list[tuple[str, bool]]) -> Any:
+    def hook(results: Any, _: Any) -> None:
+        given = [result for result in results if result is not None]
+        if not all(result.isfinite().all() for result in given):
+            seen.append((name, any(bool(result.isnan().any()) for result in given)))
+
+    return hook
+
+
+# What only moves entries about, which is in the graph of almost everything.
+_STRUCTURE = "Select|Slice|Sum|Expand|View|Unsqueeze|Squeeze|Transpose|T|Permute|Unbind|Index|Clone|Alias|Diag|Trace"
+_STRUCTURE = f"({_STRUCTURE})Backward|(Unsafe|Reshape)"
+
+
+def _limit(changes: Sequence[float]) -> float | str:
+    """What the quotients of changes and steps tend to."""
+    quotients = [change / step for change, step in zip(changes, STEPS, strict=True)]
+    coarse, fine, finest = quotients
+    if math.isnan(sum(map(abs, quotients))):
+        return math.nan
+    if math.isinf(finest):
+        return finest if coarse == fine == finest else math.nan
+    if _near(fine, finest):
+        return float(f"{finest:.6g}") if abs(finest) > 1e-6 else 0.0
+    if abs(changes[2]) > abs(changes[0]) / 2:
+        return JUMP
+    return math.copysign(math.inf, finest) if abs(finest) > abs(fine) > abs(coarse) else math.nan
+
+
+def _near(value: float, other: float) -> bool:
+    return math.isfinite(other) and abs(value - other) <= 1e-3 * max(1.0, abs(other))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without warnings: `std` of one element gives one, and the points are about what follows it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def _default(dtype: torch.dtype) -> Iterator[None]:
+    """With another dtype for the numbers that an expression writes."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

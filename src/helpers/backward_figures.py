@@ -1,0 +1,221 @@
+"""The mechanism drawn: the graph of a computation, and the cotangents that flow back through it, step by step."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from . import show
+from .backward_drawing import draw
+from .backward_graph import WAYS, Sent, Step, record
+from .backward_told import Told, short, tell
+from .derivatives import formulas
+from .entries import Entries, Outcome, describe, nested, outcome
+
+LINE = 40
+"""The characters of a line on a phone: a tensor that needs more is not shown in columns."""
+
+MOST, LONGEST = 8, 12
+"""The entries of the largest tensor that is shown in columns, and of one that is not cut."""
+
+Row = tuple[str, str, Outcome]
+"""A label, the way that it is of or the empty text, and the tensor."""
+
+
+@dataclass(frozen=True, eq=False)
+class BackwardFigure:
+    """A recorded backward pass with its caption."""
+
+    steps: Sequence[Step]
+    caption: str
+
+    @cached_property
+    def told(self) -> Sequence[Told]:
+        return tell(self.steps)
+
+    @property
+    def first(self) -> int:
+        """The step to look at first: where NaN is born, or the last one."""
+        born = (number for number, told in enumerate(self.told) if "NaN is born" in told.said["vanilla"])
+        return next(born, len(self.steps) - 1)
+
+    def alt(self) -> str:
+        """What a reader who can't see the drawing must know; the steps beside it are text."""
+        lines = [
+            f"{told.title} passes on to {' and '.join(self.told[sent.to].title for sent in step.sends)}"
+            for step, told in zip(self.steps, self.told, strict=True)
+            if step.sends
+        ]
+        said = self.told[self.first].said["vanilla"]
+        return f"Graph of the backward pass: from the loss to {'; '.join([self.told[0].title, *lines])}. {said}".strip()
+
+    def text(self) -> str:
+        lines = [self.caption] if self.caption else []
+        for number, (step, told) in enumerate(zip(self.steps, self.told, strict=True), 1):
+            lines.append(": ".join([f"{number}. {told.title}", *filter(None, ["; ".join(self._formulas(step, told))])]))
+            lines += [f"   {_named(label, way)}: {_line(value)}" for label, way, value in self._rows(step, told)]
+            lines += [f"   {way}: {told.said[way]}" for way in WAYS if told.said[way]]
+        return "\n".join(lines)
+
+    def html(self) -> str:
+        salt = "b" + hashlib.sha256(self.text().encode()).hexdigest()[:8]
+        alt = html.escape(self.alt(), quote=True)
+        svg = draw(self.steps, self.told, salt)
+        steps = "".join(self._step(number) for number in range(len(self.steps)))
+        caption = f"<figcaption>{html.escape(self.caption)}</figcaption>" if self.caption else ""
+        return (
+            f'<figure class="zn-backward" data-backward data-first="{self.first}">'
+            f'<div class="zn-graph" role="img" aria-label="{alt}">{svg}</div>'
+            f'<div class="zn-steps">{steps}</div>{caption}</figure>'
+        )
+
+    def json(self) -> dict[str, Any] | None:
+        return None
+
+    def _rows(self, step: Step, told: Told) -> Iterator[Row]:
+        """What arrives, what the node saved, what it passes on."""
+        for output, value in step.arrives.items():
+            arrives = "arrives" if len(step.arrives) == 1 else f"arrives at output {output}"
+            yield from _by_way(told.title if step.leaf else arrives, value)
+        yield from ((name, "", outcome(value)) for name, value in {**told.tensors, **told.numbers}.items())
+        for sent in step.sends:
+            yield from _by_way(self._target(step, sent), sent.value)
+
+    def _target(self, step: Step, sent: Sent) -> str:
+        """Where it goes; with the argument that it is the gradient of, where two go to the same place."""
+        to = self.told[sent.to].title if self.steps[sent.to].leaf else self.steps[sent.to].function
+        arguments = list(formulas(step.node))
+        twice = [other.to for other in step.sends].count(sent.to) > 1 and sent.slot < len(arguments)
+        return f"to {to}, of {arguments[sent.slot]}" if twice else f"to {to}"
+
+    def _formulas(self, step: Step, told: Told) -> list[str]:
+        """What the node does: in a line, or in a line for each input."""
+        if told.formula:
+            return [told.formula]
+        known = [sent for sent in step.sends if sent.slot in told.formulas]
+        return [f"{told.formulas[sent.slot]} {self._target(step, sent)}" for sent in known]
+
+    def _step(self, number: int) -> str:
+        step, told = self.steps[number], self.told[number]
+        rows = list(self._rows(step, told))
+        columns, labels = _columns([value for _, _, value in rows])
+        head = "".join(f'<th scope="col">{label}</th>' for label in labels)
+        top = f"<thead><tr><td></td>{head}</tr></thead>" if head else ""
+        body = "".join(_row(*row, columns) for row in rows)
+        node = "" if step.leaf else f"<code>{html.escape(step.node)}</code>"
+        lines = self._formulas(step, told)
+        words = "".join(f'<p class="zn-formula">passes on <b>{html.escape(line)}</b></p>' for line in lines)
+        source = "".join(f"<code>{html.escape(line)}</code>" for line in told.official)
+        official = f'<p class="zn-official">In PyTorch’s derivatives.yaml: {source}</p>' if source else ""
+        said = "".join(
+            f'<p class="zn-said" data-way="{way}"><b>{way}:</b> {html.escape(told.said[way])}</p>'
+            for way in WAYS
+            if told.said[way]
+        )
+        plain = f"It passes on {'; '.join(lines)}." if lines else ""
+        facts = "".join(f' data-{way}="{html.escape(told.said[way] or plain, quote=True)}"' for way in WAYS)
+        title = html.escape(told.title, quote=True)
+        return (
+            f'<section class="zn-step" data-step="{number}" data-title="{title}"{facts}>'
+            f'<p><b class="zn-name">{number + 1}. {title}</b> {node}</p>{words}'
+            f'<table aria-label="{number + 1}. {title}">{top}<tbody>{body}</tbody></table>{said}{official}</section>'
+        )
+
+
+def _line(value: Outcome) -> str:
+    return nested(short(value), value.shape, LONGEST) if isinstance(value, Entries) else describe(value)
+
+
+def _named(label: str, way: str) -> str:
+    return f"{label}, {way}" if way else label
+
+
+def _by_way(label: str, value: Mapping[str, Outcome]) -> list[Row]:
+    """One row where both ways agree."""
+    texts = {describe(value[way]) for way in WAYS}
+    return [(label, "", value[WAYS[0]])] if len(texts) == 1 else [(label, way, value[way]) for way in WAYS]
+
+
+def _columns(values: Sequence[Outcome]) -> tuple[int, list[str]]:
+    """How many columns show the entries of a step, and their labels: those of its largest tensor that fits."""
+    fitting = [value for value in values if isinstance(value, Entries) and _fits(value)]
+    if not fitting:
+        return 1, []
+    largest = max(fitting, key=len)
+    return len(largest), largest.labels() if len(largest) > 1 else []
+
+
+def _fits(value: Entries) -> bool:
+    return 0 < len(value) <= MOST and len(value) * (2 + max(map(len, short(value)))) <= LINE
+
+
+def _entries(value: Entries) -> list[str]:
+    return [show.entry(text, kind) for text, kind in zip(short(value), value.kinds(), strict=True)]
+
+
+def _row(label: str, way: str, value: Outcome, columns: int) -> str:
+    shown = f'<span class="zn-way">, {way}</span>' if way else ""
+    if isinstance(value, Entries) and len(value) == columns and _fits(value):
+        cells = "".join(f"<td>{cell}</td>" for cell in _entries(value))
+    else:
+        line = nested(_entries(value), value.shape, LONGEST) if isinstance(value, Entries) else show.result(value)
+        cells = f'<td colspan="{columns}"><span class="zn-entries">{line}</span></td>'
+    at = f' data-way="{way}"' if way else ""
+    return f'<tr{at}><th scope="row">{html.escape(label)}{shown}</th>{cells}</tr>'
+
+
+def backward_figure(
+    loss: Tensor, inputs: Mapping[str, Tensor], *, caption: str = "", gradient: Tensor | None = None
+) -> None:
+    """Draw the graph of a computation, and the cotangents that flow back through it, step by step.
+
+    Both passes are run, vanilla and ignoring, and what every node gets, saved and passes on is shown entry by entry.
+    Where an entry turns NaN its arithmetic is shown: recomputed, and only if it gives the very bits of the pass. The
+    graph is kept, and no `.grad` of the inputs is written: the figure can stand before the call of backward. Hooks on
+    tensors run, as in `torch.autograd.grad`.
+
+    Args:
+        loss: what to differentiate, of any shape.
+        inputs: the tensors that the gradient goes to, by the names that the reader knows: leaves, or intermediate
+            results, of any shape. What does not lead to them is not drawn.
+        caption: the sentence under the figure.
+        gradient: the cotangent to start from, in the shape of the loss; may be left out when that has one entry.
+
+    Raises:
+        ValueError: when the loss has no graph or does not depend on an input, when there are no inputs, when the
+            gradient is missing or of another shape, and when the graph has more than 40 nodes.
+        RuntimeError: when the graph was freed.
+
+    >>> import torch
+    >>> x = torch.tensor([1.0, 100.0], requires_grad=True)
+    >>> backward_figure(torch.where(x < 50, x.exp(), 0).sum(), {"x": x})
+    1. sum: grad, for every entry
+       arrives: 1
+       to where: [1, 1]
+    2. where: grad if condition else 0
+       arrives: [1, 1]
+       condition: [True, False]
+       to exp, vanilla: [1, 0]
+       to exp, ignoring: [1, --]
+       ignoring: From here on the loss ignores 1 of 2 entries (--).
+    3. exp: grad × result
+       arrives, vanilla: [1, 0]
+       arrives, ignoring: [1, --]
+       result: [2.72, inf]
+       to x.grad, vanilla: [2.72, NaN]
+       to x.grad, ignoring: [2.72, --]
+       vanilla: NaN is born: 0 × inf = NaN at [1].
+       ignoring: Ignored: -- × inf = -- at [1].
+    4. x.grad
+       x.grad, vanilla: [2.72, NaN]
+       x.grad, ignoring: [2.72, --]
+       vanilla: NaN in 1 of 2 entries.
+       ignoring: Ignored entries are written as 0. No NaN.
+    """
+    show.show(BackwardFigure(record(loss, inputs, gradient), caption))

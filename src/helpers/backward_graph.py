@@ -1,0 +1,284 @@
+"""A backward pass, recorded: the nodes of the graph, what each of them saved, what arrives and what it passes on."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.masked import masked_tensor
+
+from zero_or_nan import ignoring
+from zero_or_nan.ignoring.careful import Pass
+from zero_or_nan.ignoring.graph import graph_from
+from zero_or_nan.ignoring.masks import full
+
+from .entries import Outcome, outcome
+
+MOST = 40
+"""The nodes of the largest graph that is recorded: nobody can read more in one figure."""
+
+WAYS = ("vanilla", "ignoring")
+"""The two backward passes that are recorded."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sent:
+    """What a node passes on along one edge.
+
+    Attributes:
+        slot: which input of the node's function it is for, in the order of `node.next_functions`.
+        to: the number of the step that gets it; `output`: which output of that step's function it belongs to.
+        value: by way, the cotangent, as it is before others that arrive at the same place are added.
+    """
+
+    slot: int
+    to: int
+    output: int
+    value: Mapping[str, Outcome]
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One node of the graph: a step of the backward pass.
+
+    Attributes:
+        node: as PyTorch names it in its messages, `ExpBackward0`; of a leaf `AccumulateGrad`.
+        name: the reader's name for the tensor whose gradient arrives here, or the empty text.
+        saved: all that the node saved in the forward pass, under PyTorch's names.
+        arrives: by output of the node's function and by way, the cotangent that arrives.
+        sends: what it passes on. A leaf passes nothing on.
+    """
+
+    node: str
+    name: str
+    saved: Mapping[str, Any]
+    arrives: Mapping[int, Mapping[str, Outcome]]
+    sends: Sequence[Sent] = ()
+
+    @property
+    def leaf(self) -> bool:
+        return self.node == LEAF
+
+    @property
+    def function(self) -> str:
+        """The function whose derivative this is: `where` of `WhereBackward0`, `index_put` of `IndexPutBackward0`."""
+        stem = re.sub(r"Backward\d*$", "", self.node)
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", stem).lower()
+
+
+LEAF = "AccumulateGrad"
+
+
+def record(loss: Tensor, inputs: Mapping[str, Tensor], gradient: Tensor | None = None) -> list[Step]:
+    """Run the vanilla and the ignoring backward pass, and keep what every node gets, saved and passes on.
+
+    The graph is kept, and no `.grad` of the inputs is written. The steps are in an order in which backward can take
+    them, the loss first. Of the graph only what leads to the inputs is recorded.
+
+    Args:
+        loss: what to differentiate, of any shape.
+        inputs: the leaves or intermediate results to which the passes go, under the names that the reader knows.
+        gradient: the cotangent to start from, in the shape of the loss; may be left out when it has one entry.
+
+    Raises:
+        ValueError: when the loss has no graph or does not depend on an input, when there are no inputs, when the
+            gradient is missing or of another shape, and when the graph has more than `MOST` nodes.
+        RuntimeError: when the graph was freed.
+    """
+    start = _start(loss, inputs, gradient)
+    named: dict[tuple[Any, int], list[str]] = {}
+    for name, tensor in inputs.items():
+        named.setdefault(_place(get_gradient_edge(tensor)), []).append(name)
+    root = _place(get_gradient_edge(loss))
+    order = _leading_to(root[0], {node: " and ".join(names) for (node, _), names in named.items()})
+    number = {node: at for at, node in enumerate(order)}
+    places = dict.fromkeys(
+        [root, *((to, output) for node in order for to, output in node.next_functions if to in number), *named]
+    )
+    edges = [GradientEdge(node, output) for node, output in places]
+    saved = [_saved(node) for node in order]
+    before = {name: tensor.grad for name, tensor in inputs.items() if tensor.is_leaf or tensor.retains_grad}
+    try:
+        passes = _vanilla(order, loss, edges, start), _ignoring(order, loss, edges, start)
+    finally:
+        for name, grad in before.items():
+            inputs[name].grad = grad
+
+    def by_way(values: Iterable[Any]) -> dict[str, Outcome]:
+        return dict(zip(WAYS, map(outcome, values), strict=True))
+
+    arrives = {place: by_way(arrived[at] for arrived, _ in passes) for at, place in enumerate(places)}
+    return [
+        Step(
+            node=_name(node),
+            name=" and ".join(name for (at, _), names in named.items() if at is node for name in names),
+            saved=kept,
+            arrives={output: values for (at, output), values in arrives.items() if at is node},
+            sends=[
+                Sent(slot, number[to], output, by_way(sent.get((node, slot)) for _, sent in passes))
+                for slot, (to, output) in enumerate(node.next_functions)
+                if to in number and (node, slot) in passes[0][1]
+            ],
+        )
+        for node, kept in zip(order, saved, strict=True)
+    ]
+
+
+def _start(loss: Tensor, inputs: Mapping[str, Tensor], gradient: Tensor | None) -> Tensor:
+    if not inputs:
+        raise ValueError('inputs are empty: give the tensors that the gradient goes to, by name, as in {"x": x}')
+    if loss.grad_fn is None:
+        raise ValueError("the loss has no graph: it is not computed from a tensor that has requires_grad=True")
+    for name, tensor in inputs.items():
+        if not tensor.requires_grad:
+            raise ValueError(f"{name!r} gets no gradient: it has requires_grad=False")
+    if gradient is None:
+        if loss.numel() != 1:
+            raise ValueError(f"the loss has shape {list(loss.shape)}: give gradient=, a tensor of that shape")
+        return torch.ones_like(loss)
+    if gradient.shape != loss.shape:
+        raise ValueError(f"gradient has shape {list(gradient.shape)}, and the loss {list(loss.shape)}")
+    return gradient
+
+
+def _place(edge: GradientEdge) -> tuple[Any, int]:
+    return edge.node, edge.output_nr
+
+
+def _leading_to(root: Any, ends: Mapping[Any, str]) -> list[Any]:
+    """The nodes between the root and the ends, each after all that send to it."""
+    below: dict[Any, list[Any]] = {}
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if node not in below:
+            below[node] = [to for to, _ in node.next_functions if to is not None]
+            stack += below[node]
+    if missing := [name for end, name in ends.items() if end not in below]:
+        raise ValueError(f"the loss does not depend on {', '.join(missing)}")
+    finished = list(_finished(root, below))  # each after all that it sends to
+    kept: set[Any] = set(ends)
+    for node in finished:
+        if kept.intersection(below[node]):
+            kept.add(node)
+    order = [node for node in reversed(finished) if node in kept]
+    if len(order) > MOST:
+        raise ValueError(f"a figure of {len(order)} nodes can't be read: give a smaller computation (at most {MOST})")
+    return order
+
+
+def _finished(root: Any, below: Mapping[Any, Sequence[Any]]) -> Iterator[Any]:
+    seen = {root}
+    stack = [(root, iter(below[root]))]
+    while stack:
+        node, rest = stack[-1]
+        for to in rest:
+            if to not in seen:
+                seen.add(to)
+                stack.append((to, iter(below[to])))
+                break
+        else:
+            stack.pop()
+            yield node
+
+
+def _name(node: Any) -> str:
+    return str(node.name()).rpartition("::")[2]
+
+
+def _saved(node: Any) -> dict[str, Any]:
+    """All that the node saved. Tensors are copied, for code may change them in place later."""
+    saved: dict[str, Any] = {}
+    try:
+        for attribute in dir(node):
+            if attribute.startswith("_saved_"):
+                saved[attribute.removeprefix("_saved_")] = _copied(getattr(node, attribute))
+        for at, value in enumerate(getattr(node, "saved_tensors", ())):
+            saved[f"saved_tensors[{at}]"] = _copied(value)
+    except RuntimeError as error:
+        raise _freed(error) from error
+    return saved
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().cpu().clone()  # with its strides: the order of a matrix product's sums depends on them
+    return tuple(map(_copied, value)) if isinstance(value, (tuple, list)) else value
+
+
+_Passed = tuple[Sequence[Tensor | None], Mapping[tuple[Any, int], Tensor]]
+"""What arrives at the edges in one pass, and what each node sends, by its slot."""
+
+
+def _vanilla(order: Sequence[Any], loss: Tensor, edges: Sequence[GradientEdge], start: Tensor) -> _Passed:
+    sent: dict[tuple[Any, int], Tensor] = {}
+
+    def listen(node: Any) -> Any:
+        def hook(values: Sequence[Tensor | None], _: Any) -> None:
+            sent.update(
+                {(node, slot): value.detach().clone() for slot, value in enumerate(values) if value is not None}
+            )
+
+        return node.register_hook(hook)
+
+    handles = [listen(node) for node in order if _name(node) != LEAF]
+    try:
+        return torch.autograd.grad(loss, edges, start, retain_graph=True, allow_unused=True), sent
+    except RuntimeError as error:
+        raise _freed(error) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _ignoring(order: Sequence[Any], loss: Tensor, edges: Sequence[GradientEdge], start: Tensor) -> _Passed:
+    listening = Listening([loss], graph_from([loss]))
+    with _masked_tensors(), listening:
+        torch.autograd.grad(loss, edges, start, retain_graph=True, allow_unused=True)
+    with _masked_tensors():
+        arrived = ignoring.grad(loss, edges, start, retain_graph=True, allow_unused=True, ignored="masked")
+        sent = {key: masked_tensor(value, mask) for key, (value, mask) in listening.sent.items()}
+    return arrived, sent
+
+
+class Listening(Pass):
+    """A pass of `ignoring` that keeps what each node sends, with its mask.
+
+    `ignoring.grad` tells what arrives at an edge: of a tensor that is used twice, the sum.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.sent: dict[tuple[Any, int], tuple[Tensor, Tensor]] = {}
+        self._sender: tuple[Any, Sequence[Any]] = None, ()
+
+    def _leave(self, node: Any, edges: Sequence[Any], results: Any, arriving: Any) -> Any:
+        self._sender = node, [id(edge) for edge, _ in edges]
+        return super()._leave(node, edges, results, arriving)
+
+    def _send(self, edge: Any, last: bool, value: Any, mask: Any) -> None:
+        node, ahead = self._sender
+        value = value.detach().clone()
+        self.sent[node, ahead.index(id(edge))] = value, full(mask, value).clone() | (value != 0)
+        super()._send(edge, last, value, mask)
+
+
+@contextmanager
+def _masked_tensors() -> Iterator[None]:
+    """They are a prototype, as PyTorch says each time."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*MaskedTensors is in prototype stage")
+        yield
+
+
+def _freed(error: RuntimeError) -> RuntimeError:
+    if "freed" not in str(error) and "second time" not in str(error):
+        return error
+    return RuntimeError("the graph was freed: draw it before backward, or call backward with retain_graph=True")

@@ -1,0 +1,134 @@
+"""What a reader sees is a reader's code: it runs as it stands, without the helpers of this book."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from scratch import ROOT
+
+from tools.project import Project
+from tools.steps.read import read
+
+PROJECT = Project(ROOT)
+NAMES = [chapter.stem for chapter in PROJECT.chapters]
+FOLDED = {"hide-cell", "hide-input", "remove-cell", "remove-input"}
+ALLOWED = {"torch", "zero_or_nan", *sys.stdlib_module_names}
+OURS = re.compile(r"\b(case|helpers|MASKED|reference|drawing|show)\b")
+
+
+def sections(name):
+    """The code cells of a chapter with their section, in order: (heading, cell)."""
+    heading, found = "", []
+    for cell in read(ROOT / "chapters" / f"{name}.md").cells:
+        if cell.cell_type == "markdown":
+            heading = ([heading, *re.findall(r"^## (.+)$", cell.source, re.MULTILINE)])[-1]
+        elif cell.cell_type == "code":
+            found.append((heading, cell))
+    return found
+
+
+def tags(cell):
+    return set(cell.metadata.get("tags", []))
+
+
+def visible(name):
+    return [cell.source for _, cell in sections(name) if not FOLDED & tags(cell)]
+
+
+def pasted(name):
+    """The cells to copy: the first of *At a glance*, and those of *What to do* that begin with an import."""
+    open_cells = [(heading, cell.source) for heading, cell in sections(name) if not FOLDED & tags(cell)]
+    first = [source for heading, source in open_cells if heading == "At a glance"][:1]
+    return first + [
+        source for heading, source in open_cells if heading == "What to do" and source.startswith(("import", "from"))
+    ]
+
+
+def read_and_solve(name):
+    """The visible cells and the solutions: who works through the exercises runs them too."""
+    return [cell.source for _, cell in sections(name) if not FOLDED & tags(cell) or "solution" in tags(cell)]
+
+
+@pytest.fixture(scope="module")
+def ran():
+    """What each page printed: read through, with the solutions, then each cell to copy on its own."""
+    sessions = {name: [visible(name), read_and_solve(name), *([cell] for cell in pasted(name))] for name in NAMES}
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("plain.py"))],
+        input=json.dumps(sessions),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={"PYTHONPATH": str(ROOT / "src"), "PATH": ""},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_visible_cells_run_in_order_without_the_helpers(ran, name):
+    assert ran[name][0]["error"] == ""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_solutions_run_after_the_page(ran, name):
+    assert ran[name][1]["error"] == ""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_to_be_copied_runs_when_it_is_pasted_alone(ran, name):
+    assert [run["error"] for run in ran[name][2:] if run["error"]] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_visible_cells_import_what_a_reader_has(name):
+    for cell in visible(name):
+        for node in ast.walk(ast.parse(cell)):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert {module.partition(".")[0] for module in modules} <= ALLOWED, cell
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_at_most_one_visible_line_in_ten_is_ours(name):
+    lines = [line for cell in visible(name) for line in cell.splitlines() if line.strip()]
+    ours = [line for line in lines if OURS.search(line.partition("#")[0])]
+    assert 10 * len(ours) <= len(lines), ours
+
+
+CASES = [name for name in NAMES if any("Case(" in cell.source for _, cell in sections(name))]
+
+
+LONGER = {"operators-of-your-own": 9}
+"""Pages whose fix needs a class of the reader's own, with its lines to copy."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_begins_with_the_lines_to_copy(ran, name):
+    first, *_ = [cell for heading, cell in sections(name) if heading == "At a glance"]
+    assert not FOLDED & tags(first), "the first cell of At a glance is what a reader copies"
+    assert len([line for line in first.source.splitlines() if line.strip()]) <= LONGER.get(name, 6)
+    assert "import torch" in first.source
+    printed = ran[name][2]["printed"]
+    assert printed.strip() and "nan" not in printed and "inf" not in printed.replace("finite", "")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_claim_stands_in_the_open(name):
+    for _, cell in sections(name):
+        if re.search(r"\bcase\.(claim|raises)\(", cell.source):
+            assert "hide-cell" in tags(cell), cell.source
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_ends_in_exercises_with_folded_solutions(name):
+    found = sections(name)
+    exercises = [cell for heading, cell in found if heading == "Exercises"]
+    solutions = [cell for cell in exercises if "solution" in tags(cell)]
+    assert 2 <= len(solutions) <= 3 and found[-1][0] == "Exercises"
+    assert all("hide-cell" in tags(cell) for cell in exercises)
+    assert all("print(" in cell.source for cell in solutions), "a solution shows its answer"

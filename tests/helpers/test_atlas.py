@@ -1,0 +1,253 @@
+import math
+
+import pytest
+import torch
+from bs4 import BeautifulSoup
+
+from helpers import atlas, decisions
+from helpers.atlas import EFFECTS, JUMP, Point, differentiable, measure, slopes
+from helpers.compare import Tolerance, differing
+from helpers.entries import outcome
+from helpers.points import LOOKED_UP, POINTS, SOURCES
+from helpers.releases import Since
+from zero_or_nan import ignoring
+
+ALL = [point for group in POINTS.values() for point in group]
+every = pytest.mark.parametrize("point", ALL, ids=[point.anchor for point in ALL])
+changed = pytest.mark.parametrize("point", [p for p in ALL if p.instead], ids=[p.anchor for p in ALL if p.instead])
+
+
+def agree(observed, expected, point):
+    expected = expected.at(torch.__version__) if isinstance(expected, Since) else expected
+    return differing(outcome(expected), outcome(observed), Tolerance(ulps=point.ulps, atol=point.atol)) == []
+
+
+def same(a, b):
+    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(0.0), b.nan_to_num(0.0))
+
+
+@pytest.mark.parametrize(
+    ("code", "at", "expected"),
+    [
+        ("x ** 2", 3.0, [(6, 6)]),
+        ("x.abs()", 0.0, [(-1, 1)]),
+        ("x.abs()", [0.0, -2.0], [(-1, 1), (-1, -1)]),
+        ("x * torch.ones(2)", 1.0, [(2, 2)]),
+        ("x.sqrt()", 0.0, [(math.nan, math.inf)]),
+        ("-x.sqrt()", 0.0, [(math.nan, -math.inf)]),
+        ("x.sign() * x.abs() ** 0.5", 0.0, [(math.inf, math.inf)]),
+        ("torch.xlogy(x, x)", 0.0, [(math.nan, -math.inf)]),
+        ("x.log()", 0.0, [(math.nan, math.inf)]),
+        ("1 / x", 0.0, [(math.inf, -math.inf)]),
+        ("x.sign()", 0.0, [(JUMP, JUMP)]),
+        ("x.ceil()", 1.0, [(0, JUMP)]),
+        ("x / x", 0.0, [(math.nan, math.nan)]),
+        ("x * (1 / x).sin()", 0.0, [(math.nan, math.nan)]),
+        ("torch.where(x == 0, x, x * (1 / x).sin())", 0.0, [(math.nan, math.nan)]),
+        ("x * 1e-9", 1.0, [(0, 0)]),
+    ],
+)
+def test_slopes_are_those_of_the_function(code, at, expected):
+    found = slopes(code, at)
+    assert len(found) == len(expected)
+    for side, want in zip([s for pair in found for s in pair], [w for pair in expected for w in pair], strict=True):
+        if isinstance(want, str) or isinstance(side, str):
+            assert side == want
+        else:
+            assert side == pytest.approx(want, rel=1e-3, nan_ok=True)
+
+
+def test_slopes_are_measured_in_float64_and_leave_the_default_as_it_was():
+    assert slopes("(x + 1e-9) / 1e-9 * torch.ones(())", 1.0) == [(pytest.approx(1e9), pytest.approx(1e9))]
+    with pytest.raises(ZeroDivisionError):
+        slopes("x * (1 / 0)", 1.0)
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_a_gradient_is_a_slope_only_where_both_sides_have_it():
+    one = torch.ones(1)
+    assert differentiable(one, [(1.0, 1.0)]) and differentiable(one, [(1.0005, 0.9995)])
+    for sides in ((1.0, -1.0), (1.0, math.inf), (math.nan, 1.0), (JUMP, 1.0), (1.01, 1.0)):
+        assert not differentiable(one, [sides]), sides
+    assert not differentiable(torch.tensor([math.inf]), [(math.inf, math.inf)])
+    assert not differentiable(torch.ones(2), [(1.0, 1.0), (0.0, 0.0)])
+
+
+@pytest.mark.parametrize(
+    ("code", "at", "nodes"),
+    [
+        ("x.square().sqrt()", 0.0, ("SqrtBackward0", "PowBackward0")),
+        ("x.sqrt() * 2", 0.0, ("SqrtBackward0",)),
+        ("(x * 2).exp().log() + x", 200.0, ("ExpBackward0",)),
+        ("x.abs() * 2", 0.0, ("MulBackward0", "AbsBackward0")),
+        ("x[:1].sum().abs().exp()", [0.0], ("ExpBackward0", "AbsBackward0")),
+        ("x.abs() + x.abs()", 0.0, ("AddBackward0", "AbsBackward0")),
+    ],
+)
+def test_the_nodes_are_the_first_that_is_not_finite_or_else_all_that_compute(code, at, nodes):
+    assert measure(code, at).nodes == nodes
+
+
+@every
+def test_the_last_node_of_a_nan_is_the_one_that_anomaly_mode_names(point):
+    result = measure(point.code, point.at, point.given)
+    if result.kind == "NaN":
+
+        def backward(loss):
+            with torch.autograd.detect_anomaly(), pytest.raises(RuntimeError, match="returned nan values") as caught:
+                loss.backward(retain_graph=True)
+            assert str(caught.value).split("'")[1] == result.nodes[-1]
+            loss.backward()
+
+        measure(point.code, point.at, point.given, backward)
+
+
+def test_kinds():
+    assert [measure(*what).kind for what in (("x.sqrt()", 0.0), ("x / x", 0.0), ("x.abs()", 0.0))] == [
+        "infinite",
+        "NaN",
+        "finite",
+    ]
+    assert measure("x.sqrt() * torch.tensor([0.0, 1.0])", [0.0, 0.0]).kind == "NaN"
+
+
+@every
+def test_a_point_gives_what_is_stated(point):
+    assert agree(measure(point.code, point.at, point.given).gradient, point.gradient, point)
+
+
+@changed
+def test_the_other_expression_gives_what_is_stated_and_that_is_finite(point):
+    other = measure(point.instead, point.at, point.given)
+    assert agree(other.gradient, point.instead_gradient, point)
+    assert other.kind == "finite" and other.value.isfinite().all()
+
+
+@changed
+def test_what_the_other_expression_does_is_what_the_slopes_say(point):
+    word = point.effect.split()[0].rstrip(":.")
+    other = measure(point.instead, point.at, point.given)
+    sides = slopes(point.instead, point.at, point.given)
+    if word == "Exact":
+        assert differentiable(other.gradient, sides)
+    if word in ("Chooses", "Removes"):
+        # What is chosen or removed is 0, in every entry that is not its own slope.
+        pairs = zip(other.gradient.flatten().tolist(), sides, strict=True)
+        assert all(value == 0 or differentiable(torch.tensor([value]), [both]) for value, both in pairs)
+    if word == "Bounds":
+        assert other.gradient.abs().max() > 1
+
+
+@every
+def test_where_mathematics_has_a_slope_it_is_what_is_given_or_what_is_advised(point):
+    sides = slopes(point.code, point.at, point.given)
+    result = measure(point.instead or point.code, point.at, point.given)
+    for value, (below, above) in zip(result.gradient.flatten().tolist(), sides, strict=True):
+        if isinstance(below, float) and isinstance(above, float) and math.isfinite(below + above):
+            assert min(below, above) - 1e-3 <= value <= max(below, above) + 1e-3
+
+
+@every
+def test_an_infinite_gradient_has_the_sign_of_the_slope_beside_it(point):
+    result = measure(point.code, point.at, point.given)
+    for value, both in zip(result.gradient.flatten().tolist(), slopes(point.code, point.at, point.given), strict=True):
+        if math.isinf(value):
+            assert value in both
+
+
+@every
+def test_ignoring_leaves_what_is_used_as_it_is(point):
+    plain = measure(point.code, point.at, point.given)
+    assert same(measure(point.code, point.at, point.given, ignoring.backward).gradient, plain.gradient)
+
+
+@every
+def test_ignoring_gives_zero_where_the_result_is_not_used(point):
+    unused = f"torch.where(torch.zeros((), dtype=torch.bool), {point.code}, 0.0)"
+    assert not measure(unused, point.at, point.given, ignoring.backward).gradient.count_nonzero()
+
+
+def test_most_points_leave_nan_in_plain_pytorch_where_the_result_is_not_used():
+    unused = "torch.where(torch.zeros((), dtype=torch.bool), {}, 0.0)"
+    bad = [p for p in ALL if measure(unused.format(p.code), p.at, p.given).kind != "finite"]
+    assert len(bad) > len(ALL) / 2
+
+
+@every
+def test_a_point_says_what_a_card_shows(point):
+    assert point.mathematics or point.decided
+    for text in (point.mathematics, point.decided, point.effect):
+        assert not text or text.endswith("."), text
+    assert bool(point.instead) == bool(point.effect) == (point.instead_gradient is not None)
+    assert not point.effect or point.effect.split()[0].rstrip(":.") in EFFECTS
+    assert set(point.sources) <= set(SOURCES)
+
+
+def test_points_and_sources_are_there_once_and_every_source_is_named():
+    anchors = [point.anchor for point in ALL]
+    assert len(set(anchors)) == len(anchors) == len({(p.code, str(p.at)) for p in ALL}) > 50
+    assert {key for point in ALL for key in point.sources} == set(SOURCES)
+    assert len({source.url for source in SOURCES.values()}) == len(SOURCES)
+    for key, source in SOURCES.items():
+        assert source.key == key and source.looked_up == LOOKED_UP
+        assert source.state.startswith(("Open", "Closed", "Answered")) and source.state.endswith(".")
+        if source.number:
+            assert source.label == f"pytorch#{key}" and source.url.endswith(f"/{key}")
+
+
+def card(monkeypatch, *points, sources=SOURCES):
+    shown = []
+    monkeypatch.setattr("helpers.show.show", shown.append)
+    atlas(points, sources)
+    return shown[0]
+
+
+def test_a_card_is_searched_and_has_an_anchor_and_says_what_was_measured(monkeypatch):
+    point = POINTS["Roots and powers"][0]
+    shown = card(monkeypatch, point)
+    assert shown.text() == "sqrt at 0: inf, infinite" and shown.json() is None
+    (soup,) = BeautifulSoup(shown.html(), "html.parser").select("div.zn-searched")
+    assert soup["id"] == point.anchor == "point-sqrt-at-0"
+    assert soup.p.get_text() == "sqrt at 0 SqrtBackward0"
+    lines = {line.dt.get_text(): line.dd.get_text() for line in soup.select("dl > div")}
+    assert lines == {
+        "Code": "x.sqrt() at x = 0",
+        "Gives": "value 0, gradient inf: infinite",
+        "Slopes": "from below none; from above inf",
+        "Mathematics": point.mathematics,
+        "PyTorch": f"{point.decided} (PyTorch's autograd notes)",
+        "Write": f"{point.instead}: value 0, gradient 0. {point.effect}",
+    }
+    assert soup.a["href"] == SOURCES["notes"].url
+
+
+def test_a_card_tells_a_slope_from_a_convention_and_the_sides_of_each_entry(monkeypatch):
+    def text(code, at, **more):
+        shown = card(monkeypatch, Point("p", code, at, None, "m", **more))
+        return BeautifulSoup(shown.html(), "html.parser").dl.get_text(" ", strip=True)
+
+    assert "the slope Slopes from below 2; from above 2 Mathematics" in text("x ** 2", 1.0)
+    assert "finite by convention Slopes from below −1; from above 1 " in text("x.abs()", [0.0, 0.0])
+    assert "from below 0; from above a jump, 0 " in text("x.ceil()", [1.0, 0.5])
+    assert "with c = torch.ones(()) " in text("x * c", 1.0, given="c = torch.ones(())")
+    assert "PyTorch" not in text("x", 1.0) and "Write" not in text("x", 1.0)
+
+
+def test_a_card_escapes_what_it_shows(monkeypatch):
+    point = Point("<b>", "x * (2 if 1 < 2 else 3)", 1.0, None, "<i>&", "<u>", (), "x * (2 if 1 < 2 else 3)", 2.0, "<s>")
+    text = card(monkeypatch, point).html()
+    for tag in ("<b>", "<i>", "<u>", "<s>", "1 < 2"):
+        assert tag not in text
+
+
+def test_decisions_are_a_table_of_links(monkeypatch):
+    shown = []
+    monkeypatch.setattr("helpers.show.show", shown.append)
+    decisions(SOURCES)
+    soup = BeautifulSoup(shown[0].html(), "html.parser")
+    assert soup.caption.get_text() == f"What was decided, looked up {LOOKED_UP}"
+    rows = soup.select("tbody tr")
+    assert [row.a["href"] for row in rows] == [source.url for source in SOURCES.values()]
+    for row, source in zip(rows, SOURCES.values(), strict=True):
+        assert source.title in row.get_text() and source.state in row.get_text()
+    assert shown[0].json() is None and SOURCES["4320"].title in shown[0].text()

@@ -1,0 +1,18 @@
+"""What the line over a folded cell says."""
+
+import pytest
+
+from tools.pages.folded import prompts
+
+
+@pytest.mark.parametrize(
+    ("tags", "stated", "line"),
+    [
+        ({"hide-cell"}, 1, "Checked: 1 result is as stated"),
+        ({"hide-cell"}, 3, "Checked: 3 results are as stated"),
+        ({"hide-cell", "solution"}, 0, "A solution"),
+        ({"hide-cell"}, 0, "Show the code"),
+    ],
+)
+def test_the_line_says_what_is_folded(tags, stated, line):
+    assert prompts(tags, stated)[0] == line

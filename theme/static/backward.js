@@ -1,0 +1,81 @@
+// Figures of a backward pass: one step at a time. What each step shows was computed when the page was made.
+"use strict";
+
+const WAYS = ["vanilla", "ignoring"];
+const KEYS = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity };
+
+function button(text, act) {
+  const made = document.createElement("button");
+  made.type = "button";
+  made.textContent = text;
+  made.addEventListener("click", act);
+  return made;
+}
+
+let figures = 0;
+
+for (const figure of document.querySelectorAll("[data-backward]")) {
+  const steps = [...figure.querySelectorAll(".zn-step")];
+  const name = `backward-${++figures}`;
+  let at = Number(figure.dataset.first);
+  let way = WAYS[0];
+
+  const controls = document.createElement("div");
+  controls.className = "zn-walk";
+  controls.setAttribute("role", "group");
+  controls.setAttribute("aria-label", "Step through the backward pass");
+  const previous = button("← Previous", () => go(-1));
+  const next = button("Next →", () => go(1));
+  const ways = document.createElement("fieldset");
+  ways.className = "zn-ways";
+  ways.setAttribute("aria-label", "Backward pass");
+  for (const each of WAYS) {
+    const label = document.createElement("label");
+    const radio = document.createElement("input");
+    Object.assign(radio, { type: "radio", name, value: each, checked: each === way });
+    radio.addEventListener("change", () => { way = each; show(); });
+    label.append(radio, each);
+    ways.append(label);
+  }
+  const said = document.createElement("p");
+  said.setAttribute("role", "status");
+  controls.append(previous, next, ways, said);
+  figure.querySelector(".zn-graph").after(controls);
+
+  controls.addEventListener("keydown", (event) => {
+    if (!(event.key in KEYS) || event.target.type === "radio" || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    go(KEYS[event.key]);
+  });
+  for (const node of figure.querySelectorAll(".zn-graph [data-step]")) {
+    node.addEventListener("click", () => { at = Number(node.dataset.step); show(); });
+  }
+  figure.classList.add("zn-stepping");
+  show();
+
+  function go(by) {
+    at = Math.min(Math.max(at + by, 0), steps.length - 1);
+    show();
+  }
+
+  function show() {
+    for (const step of steps) step.classList.toggle("zn-off", Number(step.dataset.step) !== at);
+    for (const part of figure.querySelectorAll(".zn-graph [data-from]")) {
+      part.classList.toggle("zn-ahead", Number(part.dataset.from) > at);
+      part.classList.toggle("zn-now", Number(part.dataset.from) === at);
+      part.classList.toggle("zn-into", Number(part.dataset.to) === at);
+    }
+    for (const node of figure.querySelectorAll(".zn-graph [data-step]")) {
+      node.classList.toggle("zn-ahead", Number(node.dataset.step) > at);
+      node.classList.toggle("zn-now", Number(node.dataset.step) === at);
+    }
+    figure.dataset.way = way;
+    // Not disabled: a button that loses the focus under the finger is no help.
+    previous.setAttribute("aria-disabled", at === 0);
+    next.setAttribute("aria-disabled", at === steps.length - 1);
+    const step = steps[at];
+    const head = document.createElement("b");
+    head.textContent = `Step ${at + 1} of ${steps.length}: ${step.dataset.title}, ${way}`;
+    said.replaceChildren(head, " ", step.dataset[way]);
+  }
+}

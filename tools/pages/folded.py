@@ -1,0 +1,36 @@
+"""Sphinx extension: the line that stands for a folded cell says what is in it.
+
+A chapter shows a reader's code; what the page asserts about it is a cell of its own, tagged `hide-cell`. Its line
+counts the results, and says that they are as stated, not that they are right: an asserted NaN is one of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+
+
+def prompts(tags: set[str], stated: int) -> tuple[str, str]:
+    """The line over a folded cell, closed and open, from the cell's tags and the number of its claims."""
+    if "solution" in tags:
+        return "A solution", "A solution"
+    if not stated:
+        return "Show the code", "Hide the code"
+    line = "Checked: 1 result is as stated" if stated == 1 else f"Checked: {stated} results are as stated"
+    return line, line
+
+
+def _name(app: Sphinx, doctree: nodes.document) -> None:
+    for cell in doctree.findall(nodes.container):
+        if cell.get("hide_mode") == "all":
+            tags = {name.removeprefix("tag_") for name in cell["classes"]}
+            stated = sum(raw.astext().count('id="claim-') for raw in cell.findall(nodes.raw))
+            cell["prompt_show"], cell["prompt_hide"] = prompts(tags, stated)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Connect to Sphinx."""
+    app.connect("doctree-read", _name)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
