@@ -1,7 +1,7 @@
 // Which pages have to do with a query, the one that has most to do with it first. Nothing on the page is touched here.
 "use strict";
 
-const FIELDS = { own: 4, keywords: 5, page: 3, title: 4, rows: 2, text: 1, parts: 1 };
+const FIELDS = { keywords: 5, page: 3, title: 4, rows: 2, text: 1, parts: 1 };
 // A page is shown when it says this much of what the best one says, and the best one when it says this much of the query.
 const SHOWN = 0.6;
 const WORTH = 0.25;
@@ -9,6 +9,8 @@ const WORTH = 0.25;
 const ABOUT = 0.5;
 // Where no page has some words of a query, the others have to tell this much: gradient and nan alone tell nothing.
 const TELLING = 1;
+// Of a page, a row is shown before the page itself when it says nearly as much.
+const ROW = 1.5;
 const MOST = { about: 8, mention: 3 };
 // Words that error messages and questions are full of, and that tell no page from another.
 const COMMON = new Set(
@@ -76,8 +78,8 @@ class Book {
         boost: FIELDS,
         bm25: { k: 0.4, b: 0.5, d: 0.5 }, // how often a section repeats a word says little
         tokenize: (term) => [term],
-        // A section whose heading is the word defines it; a row of its own is about its words more than the page is.
-        boostDocument: (_, term, { heading, own }) => (own || stem(heading) === term ? 4 : 1),
+        // A section whose heading is the word defines it.
+        boostDocument: (_, term, { heading }) => (stem(heading) === term ? 4 : 1),
       },
     });
     // A heading that every chapter has tells no page from another.
@@ -86,7 +88,7 @@ class Book {
     const fields = (record) => ({
       ...record,
       title: often.get(record.heading) > 2 ? "" : record.heading,
-      parts: [record.own, record.keywords, record.heading, record.rows, record.text].join(" "),
+      parts: [record.keywords, record.heading, record.rows, record.text].join(" "),
     });
     this.index.addAll(records.map(fields));
     this.size = new Set(records.map((record) => record.page)).size;
@@ -109,7 +111,7 @@ class Book {
    *
    * words: those of the query, each with the terms that it was taken for; none where no page has anything like it, and
    *   instead where they are others than itself.
-   * pages: those that have to do with it, the best first, each with its sections, the best first, and the words it lacks.
+   * pages: those that have to do with it, the best first, each with its sections, the best first, and the words that it lacks.
    * about: whether one of them is about the query, and does not just mention it.
    */
   find(query) {
@@ -117,32 +119,43 @@ class Book {
     const words = [...asked.values()].filter((unit) => unit.length > 1 && !COMMON.has(unit.toLowerCase())).map((unit) => this.word(unit));
     const known = words.filter((word) => word.hits.length);
     const total = sum(known.map((word) => word.weight));
-    const pages = new Map();
+    // What stands or falls together: a row of its own, or else all of a page but such rows.
+    const wholes = new Map();
     for (const word of known) {
       for (const hit of word.hits) {
-        if (!pages.has(hit.page)) pages.set(hit.page, { page: hit.page, sections: new Map(), says: new Map(), named: new Set() });
-        const page = pages.get(hit.page);
+        const key = hit.own ? hit.address : hit.page;
+        if (!wholes.has(key)) wholes.set(key, { page: hit.page, sections: new Map(), says: new Map(), named: new Set() });
+        const whole = wholes.get(key);
         const share = hit.score / word.most;
-        const section = page.sections.get(hit.address) ?? { ...hit, share: 0, terms: new Map() };
+        const section = whole.sections.get(hit.address) ?? { ...hit, share: 0, terms: new Map() };
         section.share += word.weight * share;
         for (const term of hit.terms) section.terms.set(term, word.weight);
-        page.sections.set(hit.address, section);
-        page.says.set(word, Math.max(page.says.get(word) ?? 0, share));
-        if (names(hit) && !word.loose) page.named.add(word);
+        whole.sections.set(hit.address, section);
+        whole.says.set(word, Math.max(whole.says.get(word) ?? 0, share));
+        if (names(hit) && !word.loose) whole.named.add(word);
       }
     }
-    const found = [...pages.values()].map(({ page, sections, says, named }) => {
+    const pages = new Map();
+    for (const { page, sections, says, named } of wholes.values()) {
       const about = sum([...named].map((word) => word.weight)) / total;
       const said = sum([...says].map(([word, share]) => word.weight * Math.sqrt(share))) / total;
-      const lacks = known.filter((word) => !says.has(word)).map((word) => word.unit);
       const best = [...sections.values()].sort((one, other) => other.share - one.share);
-      return { page, share: (said * (1 + about)) / 2, about, lacks, sections: best };
+      const whole = { share: (said * (1 + about)) / 2, about, says, sections: best };
+      pages.set(page, [...(pages.get(page) ?? []), whole]);
+    }
+    const found = [...pages].map(([page, parts]) => {
+      const { share, about } = parts.reduce((one, other) => (other.share > one.share ? other : one));
+      // A row says itself what its page leads to.
+      const lead = (part) => part.share * (part.sections[0].own ? ROW : 1);
+      parts.sort((one, other) => lead(other) - lead(one));
+      const lacks = known.filter((word) => !parts.some((part) => part.says.has(word)));
+      return { page, share, about, lacks, sections: parts.flatMap((part) => part.sections) };
     });
     found.sort((one, other) => other.share - one.share);
     const best = found[0]?.share ?? 0;
     const told = known.length === words.length || total >= TELLING;
     const shown = best < WORTH || !told ? [] : found.filter((page) => page.share >= SHOWN * best);
-    const about = shown.some((page) => page.about >= ABOUT);
+    const about = 2 * known.length >= words.length && shown.some((page) => page.about >= ABOUT);
     return { words, pages: shown.slice(0, about ? MOST.about : MOST.mention), about };
   }
 
@@ -174,7 +187,7 @@ class Book {
     if (unit.includes("/")) ways.push(() => ({ terms: those((term) => term.endsWith(whole.slice(whole.indexOf("/")))), instead: true }));
     if (whole.length > 3) ways.push(() => ({ terms: those((term) => term.startsWith(whole)) }));
     if (isName(unit)) ways.push(...inside(unit).map((part) => () => ({ terms: those((term) => term === stem(part)), instead: true, loose: true })));
-    else if (unit.length > 5) ways.push(...(unit.length > 7 ? [1, 2] : [1]).map((wrong) => () => ({ terms: near(wrong), instead: true })));
+    else if (unit.length > 5) ways.push(...(whole.length > 8 ? [1, 2] : [1]).map((wrong) => () => ({ terms: near(wrong), instead: true })));
     for (const way of ways) {
       const found = way();
       if (found.terms.length) return found;

@@ -31,7 +31,7 @@ function listed(words) {
 
 // Where a text has what was found in its section, and from where on it has most of that.
 function places(section) {
-  const text = section.own || section.text || section.rows;
+  const text = section.text || section.rows;
   const terms = [...section.terms.keys()].sort((one, other) => other.length - one.length);
   const pattern = terms.map((term) => `(?<![\\p{L}\\p{N}])${term.replace(/[.+]/g, "\\$&").replace("/", "\\s*/\\s*")}[\\p{L}\\p{N}]*`).join("|");
   const marks = [...text.matchAll(new RegExp(pattern, "giu"))]
@@ -72,7 +72,7 @@ function item({ page, sections, lacks }) {
   const made = element("li", head, snippet(shown.reduce((one, other) => (other.most > one.most ? other : one))));
   const also = others.filter((section) => section.share > best.share / 2 && section.heading !== page).slice(0, 2);
   if (also.length) made.append(element("p", "Also: ", ...also.flatMap((section, number) => [number ? ", " : "", link(section, section.heading)])));
-  if (lacks.length) made.append(element("p", `Without ${listed(lacks)}.`));
+  if (lacks.length) made.append(element("p", `Without ${listed(lacks.map((word) => word.unit))}.`));
   return made;
 }
 

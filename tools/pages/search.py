@@ -32,8 +32,8 @@ _APART = ("desc_name", "desc_parameter", "desc_parameterlist", "desc_returns", "
 def records(env: BuildEnvironment, project: Project) -> list[dict[str, str]]:
     """The sections of all pages, in order: address, page, heading, text, the rows of what is drawn.
 
-    The first of a page has its keywords too. What is marked in an output follows its section, with words of its `own`,
-    under its `data-heading` or else its first line.
+    The first of a page has its keywords too. What is marked in an output follows its section, under its `data-heading`
+    or else its first line, which is what it has of its `own`.
     """
     found = []
     for name in project.names:
@@ -54,8 +54,8 @@ def records(env: BuildEnvironment, project: Project) -> list[dict[str, str]]:
                 record["keywords"] = " ".join(meta.get(key, "") for key in ("title", "description", "keywords"))
             found.append(record)
             for anchor, heading, lines in drawn.marked():
-                marked = {"address": f"{path}#{anchor}", "page": page, "heading": heading, "own": " ".join(lines)}
-                found.append({**marked, "text": "", "rows": ""})
+                marked = {"address": f"{path}#{anchor}", "page": page, "heading": heading, "own": lines[0]}
+                found.append({**marked, "text": " ".join(lines[1:]), "rows": ""})
     return found
 
 

@@ -128,7 +128,9 @@ def titled(fragment: str) -> str:
     >>> titled("NaN from exp · pytorch#1</a>")
     'NaN from exp <span class="thread"><span>· </span>pytorch#1</span></a>'
     """
-    return _THREAD.sub(r' <span class="thread"><span>· </span>\1</span>', str(fragment))  # a template's own text escapes
+    return _THREAD.sub(
+        r' <span class="thread"><span>· </span>\1</span>', str(fragment)
+    )  # a template's own text escapes
 
 
 def _plain(fragment: Any) -> str:
