@@ -17,7 +17,7 @@ let figures = 0;
 for (const figure of document.querySelectorAll("[data-backward]")) {
   const steps = [...figure.querySelectorAll(".zn-step")];
   const name = `backward-${++figures}`;
-  let at = Number(figure.dataset.first);
+  let at = Number(figure.dataset.backward);
   let way = WAYS[0];
 
   const controls = document.createElement("div");
@@ -40,7 +40,10 @@ for (const figure of document.querySelectorAll("[data-backward]")) {
   const said = document.createElement("p");
   said.setAttribute("role", "status");
   controls.append(previous, next, ways, said);
-  figure.querySelector(".zn-graph").after(controls);
+  const side = document.createElement("div");
+  side.className = "zn-side";
+  figure.querySelector(".zn-graph").after(side);
+  side.append(controls, figure.querySelector(".zn-steps"));
 
   controls.addEventListener("keydown", (event) => {
     if (!(event.key in KEYS) || event.target.type === "radio" || event.ctrlKey || event.metaKey || event.altKey) return;
