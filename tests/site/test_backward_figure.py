@@ -19,7 +19,8 @@ def seen(figure, selector):
     """The texts of what can be seen, of a selector."""
     return figure.evaluate(
         """(figure, selector) => [...figure.querySelectorAll(selector)]
-            .filter((each) => each.checkVisibility({ visibilityProperty: true })).map((each) => each.textContent)""",
+            .filter((each) => each.getClientRects().length && each.checkVisibility({ visibilityProperty: true }))
+            .map((each) => each.textContent)""",
         selector,
     )
 
