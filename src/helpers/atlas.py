@@ -314,8 +314,6 @@ def _limit(changes: Sequence[float]) -> float | str:
     """What the quotients of changes and steps tend to."""
     quotients = [change / step for change, step in zip(changes, STEPS, strict=True)]
     coarse, fine, finest = quotients
-    if math.isnan(sum(map(abs, quotients))):
-        return math.nan
     if math.isinf(finest):
         return finest if coarse == fine == finest else math.nan
     if _near(fine, finest):
