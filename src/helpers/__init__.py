@@ -4,7 +4,7 @@
 - `MASKED`: the entry that `torch.masked` prints as `--`, for what a claim expects.
 - `Since`: an expectation that a release of PyTorch changed.
 - `reference`: the gradient in float64 on the used entries alone.
-- `ulp_distance`: how many representable numbers lie between two tensors' entries.
+- `ulp_distance`: how many ulps lead from each entry of a tensor to that of another.
 - `drawing`: a figure in the page's own colours.
 - `backward_figure`: the graph of a computation, and the cotangents that flow back through it, step by step.
 - `what_counts`: which entries a function uses, by the definition and by `ignoring`.

@@ -16,6 +16,9 @@ from torch import Tensor
 from .backward_graph import Sent, Step
 from .entries import Entries, outcome
 
+GRAD = "grad"
+"""The cotangent that arrives, in PyTorch's formulas."""
+
 
 @dataclass(frozen=True, eq=False)
 class Node:
@@ -67,7 +70,7 @@ class Arithmetic:
     @property
     def entrywise(self) -> bool:
         """Whether each entry of the result is made of the entries at the same place."""
-        return self.terms is None and self.operands["grad"].shape == self.value.shape
+        return self.terms is None and self.operands[GRAD].shape == self.value.shape
 
     def births(self) -> Iterator[tuple[int, str]]:
         """The entries that are NaN though no NaN arrived for them: the place, and the numbers that were combined."""
@@ -143,8 +146,8 @@ def _number(value: Tensor) -> str:
 def _made(node: Node, pattern: str, terms: Tensor, **operands: Any) -> Arithmetic:
     """Entry by entry; what was broadcast in the forward pass is summed."""
     if terms.shape == node.shape:
-        return Arithmetic(pattern, {"grad": node.grad, **operands}, terms)
-    return Arithmetic(pattern, {"grad": node.grad, **operands}, terms.sum_to_size(node.shape), terms)
+        return Arithmetic(pattern, {GRAD: node.grad, **operands}, terms)
+    return Arithmetic(pattern, {GRAD: node.grad, **operands}, terms.sum_to_size(node.shape), terms)
 
 
 # Entry by entry.
@@ -200,13 +203,13 @@ def _(node: Node) -> Iterator[Arithmetic]:
 @rule("sigmoid")
 def _(node: Node) -> Iterator[Arithmetic]:
     result = node.saved["result"]
-    yield _made(node, "{0} × (1 − {1}) × {1}", node.grad * (1 - result) * result, result=result)
+    yield _made(node, "{0} × (1 − {1}) × {1}", torch.ops.aten.sigmoid_backward(node.grad, result), result=result)
 
 
 @rule("tanh")
 def _(node: Node) -> Iterator[Arithmetic]:
     result = node.saved["result"]
-    yield _made(node, "{0} × (1 − {1} × {1})", node.grad * (1 - result * result), result=result)
+    yield _made(node, "{0} × (1 − {1} × {1})", torch.ops.aten.tanh_backward(node.grad, result), result=result)
 
 
 @rule("pow")
@@ -303,19 +306,19 @@ def _signed(dims: Any) -> list[int]:
 
 @rule("sum")
 def _(node: Node) -> Iterator[Arithmetic]:
-    yield Arithmetic("{}", {"grad": _spread(node)}, _spread(node), words="grad, for every entry")
+    yield Arithmetic("{}", {GRAD: _spread(node)}, _spread(node), words="grad, for every entry")
 
 
 @rule("mean")
 def _(node: Node) -> Iterator[Arithmetic]:
     count = node.passed.numel() // max(node.grad.numel(), 1)
-    yield Arithmetic(f"{{}} ÷ {count}", {"grad": _spread(node)}, _spread(node) / count)
+    yield Arithmetic(f"{{}} ÷ {count}", {GRAD: _spread(node)}, _spread(node) / count)
 
 
 @rule("nansum")
 def _(node: Node) -> Iterator[Arithmetic]:
     number = node.saved["self"].isnan().logical_not()
-    operands = {"grad": _spread(node), "not isnan(self)": number}
+    operands = {GRAD: _spread(node), "not isnan(self)": number}
     yield Arithmetic("{} if {} else 0", operands, _spread(node) * number)
 
 
@@ -326,7 +329,7 @@ def _(node: Node) -> Iterator[Arithmetic]:
 def _(node: Node) -> Iterator[Arithmetic]:
     zeros = node.grad.new_zeros(node.shape)
     value = torch.ops.aten.index_put(zeros, list(node.saved["indices"]), node.grad, True)
-    yield Arithmetic("{}", {"grad": value}, value, words="grad where the index picked, 0 elsewhere")
+    yield Arithmetic("{}", {GRAD: value}, value, words="grad where picked, else 0")
 
 
 @rule("index_put")
@@ -334,7 +337,7 @@ def _(node: Node) -> Iterator[Arithmetic]:
     indices = list(node.saved["indices"])
     if node.slot == 0 and not node.saved["accumulate"]:
         value = torch.ops.aten.index_put(node.grad, indices, node.grad.new_zeros(()))
-        yield Arithmetic("{}", {"grad": node.grad}, value, words="grad, but 0 where it was overwritten")
+        yield Arithmetic("{}", {GRAD: node.grad}, value, words="grad, 0 where overwritten")
 
 
 @rule("copy_slices")
@@ -342,7 +345,7 @@ def _(node: Node) -> Iterator[Arithmetic]:
     # The node does not tell which entries were written to; those that it does not pass on were.
     if node.shape == node.grad.shape:
         value = torch.where(node.passed == 0, 0, node.grad)
-        yield Arithmetic("{}", {"grad": node.grad}, value, words="grad, but 0 where it was overwritten")
+        yield Arithmetic("{}", {GRAD: node.grad}, value, words="grad, 0 where overwritten")
 
 
 @rule("slice")
@@ -350,7 +353,7 @@ def _(node: Node) -> Iterator[Arithmetic]:
     saved = node.saved
     ends = saved["dim"], saved["start"] or 0, _end(saved["end"]), saved["step"]
     value = torch.ops.aten.slice_backward(node.grad, list(node.shape), *ends)
-    yield Arithmetic("{}", {"grad": value}, value, words="grad in the slice, 0 elsewhere")
+    yield Arithmetic("{}", {GRAD: value}, value, words="grad in the slice, else 0")
 
 
 def _end(end: int | None) -> int:
@@ -361,25 +364,25 @@ def _end(end: int | None) -> int:
 def _(node: Node) -> Iterator[Arithmetic]:
     (dim,), index = _signed([node.saved["dim"]]), _signed([node.saved["index"]])[0]
     value = torch.ops.aten.select_backward(node.grad, list(node.shape), dim, index)
-    yield Arithmetic("{}", {"grad": value}, value, words=f"grad at index {index}, 0 elsewhere")
+    yield Arithmetic("{}", {GRAD: value}, value, words=f"grad at index {index}, else 0")
 
 
 @rule("t", "transpose")
 def _(node: Node) -> Iterator[Arithmetic]:
     if node.grad.dim() == 2:
-        yield Arithmetic("{}", {"grad": node.grad.t()}, node.grad.t(), words="grad, transposed")
+        yield Arithmetic("{}", {GRAD: node.grad.t()}, node.grad.t(), words="grad, transposed")
 
 
 @rule("view", "unsafe_view", "reshape_alias", "squeeze", "unsqueeze", "clone", "alias")
 def _(node: Node) -> Iterator[Arithmetic]:
     value = node.grad.reshape(node.shape)
-    yield Arithmetic("{}", {"grad": value}, value, words="grad, in the input's shape")
+    yield Arithmetic("{}", {GRAD: value}, value, words="grad, in the input's shape")
 
 
 @rule("expand")
 def _(node: Node) -> Iterator[Arithmetic]:
     value = node.grad.sum_to_size(node.shape)
-    yield Arithmetic("{}", {"grad": node.grad}, value, node.grad, words="grad, summed over the copies")
+    yield Arithmetic("{}", {GRAD: node.grad}, value, node.grad, words="grad, summed over the copies")
 
 
 # Matrix products: each entry is a sum of products.
@@ -395,8 +398,8 @@ def _product(left: Tensor, right: Tensor, names: tuple[str, str], value: Tensor)
         return tensor.unsqueeze(1)
 
     operands = {names[0]: of_left(left), names[1]: of_right(right)}
-    arranged = of_left if names[0] == "grad" else of_right
-    operands = {"grad": operands["grad"], **operands}  # it comes first
+    arranged = of_left if names[0] == GRAD else of_right
+    operands = {GRAD: operands[GRAD], **operands}  # it comes first
     return Arithmetic("{} × {}", operands, value, of_left(left) * of_right(right), " @ ".join(names), arranged)
 
 
@@ -427,7 +430,7 @@ def _(node: Node) -> Iterator[Arithmetic]:
         yield _product(node.grad.unsqueeze(1), node.saved["vec"].unsqueeze(0), ("grad", "vec"), value)
     else:
         matrix = node.saved["self"].t()
-        operands = {"grad": node.grad.unsqueeze(1), "self.T": node.saved["self"]}
+        operands = {GRAD: node.grad.unsqueeze(1), "self.T": node.saved["self"]}
         terms = node.saved["self"] * node.grad.unsqueeze(1)
         value = matrix.mv(node.grad)
         yield Arithmetic("{} × {}", operands, value, terms, "self.T @ grad", lambda tensor: tensor.unsqueeze(1))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .arithmetic import GRAD
 from .backward_graph import WAYS, Step
 from .backward_told import Told, short
 from .entries import Entries, Kind, Outcome, describe, outcome
@@ -17,11 +18,14 @@ MOST = 12
 WIDEST = 412
 """Wider drawings would be scaled on a phone until their text can't be read: their rows of entries are broken."""
 
-SHORT = 26
+ROOMY = 340
+"""No drawing gets wider for what is written beside it."""
+
+SHORT = 32
 """The characters of the longest formula that is written inside of a node."""
 
-CHARACTER, CELL, GAP, SPACE, EDGE = 6.7, 20, 14, 18, 14
-"""Of a character the width, of a cell the height; the room between things side by side, below each other, around."""
+CHARACTER, CELL, LABEL, GAP, SPACE, EDGE = 6.7, 20, 17, 14, 18, 14
+"""Of a character the width; of a cell and a label the height; the room beside, below and around things."""
 
 
 @dataclass(eq=False)
@@ -31,10 +35,12 @@ class Strip:
     Attributes:
         ways: by way the tensor, or one for both under the empty name.
         label: written above it, where it is not a cotangent.
+        meets: the entries that make NaN, together with others, in the node that gets or has it.
     """
 
     ways: Mapping[str, Outcome]
     label: str = ""
+    meets: Sequence[int] = ()
 
     @property
     def shown(self) -> Outcome:
@@ -71,7 +77,8 @@ class Box:
 
     Attributes:
         step: the node, or where the cotangent comes from; `to`: where it goes.
-        born: the entries that are NaN first here; `meets`: those that make NaN of what arrives, in the node ahead.
+        born: the entries that are NaN first here, with their arithmetic; `spared`: those that are ignored instead.
+        calls: on which side of the box that is written.
     """
 
     strips: Sequence[Strip] = ()
@@ -81,12 +88,12 @@ class Box:
     to: int = -1
     kind: str = "bend"
     born: Mapping[int, str] = field(default_factory=dict)
-    meets: Sequence[int] = ()
+    spared: Mapping[int, str] = field(default_factory=dict)
     width: float = 0
     height: float = 0
     x: float = 0
     y: float = 0
-    calls: bool = False
+    calls: str = ""
 
 
 def draw(steps: Sequence[Step], told: Sequence[Told], salt: str) -> str:
@@ -101,19 +108,19 @@ def draw(steps: Sequence[Step], told: Sequence[Told], salt: str) -> str:
         graph = _graph(steps, told)
         columns = _measure(graph, most)
         width, height = _lay_out(graph)
-        _call(graph)
         if width <= WIDEST:
             break
+    width = _call(graph, width)
     lines = [
         f'<g data-from="{graph.nodes[box]["box"].step}"><path class="zn-line" d="{_line(graph, box, to)}"'
         + (f' marker-end="url(#{salt}-arrow)"' if graph.nodes[to]["box"].kind != "bend" else "")
         + "/></g>"
         for box, to in graph.edges
     ]
-    width = max([width, *(_called(data["box"]) + 4 for _, data in graph.nodes(data=True) if data["box"].calls)])
     boxes = [_drawn(data["box"], columns, most) for _, data in graph.nodes(data=True)]
     head = (
-        f'<marker id="{salt}-arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" markerUnits="userSpaceOnUse" orient="auto">'
+        f'<marker id="{salt}-arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" '
+        'markerUnits="userSpaceOnUse" orient="auto">'
         '<path d="M0 0 8 4 0 8z" fill="currentColor"/></marker>'
     )
     return (
@@ -128,24 +135,24 @@ def _graph(steps: Sequence[Step], told: Sequence[Told]) -> Any:
 
     graph: Any = networkx.DiGraph()
     graph.add_node("loss", box=Box(title="loss", kind="end"))
-    strip = Strip(_ways(next(iter(steps[0].arrives.values()))))
-    graph.add_node("start", box=Box([strip], to=0, kind="cotangent", meets=told[0].meets))
+    strip = Strip(_ways(next(iter(steps[0].arrives.values()))), meets=told[0].meets.get(GRAD, ()))
+    graph.add_node("start", box=Box([strip], to=0, kind="cotangent"))
     for number, (step, about) in enumerate(zip(steps, told, strict=True)):
-        strips = [Strip({"": outcome(value)}, name) for name, value in about.tensors.items()]
+        strips = [Strip({"": outcome(value)}, name, about.meets.get(name, ())) for name, value in about.tensors.items()]
         formula = about.formula if len(about.formula) <= SHORT else ""
         kind = "end" if step.leaf else "node"
-        graph.add_node(number, box=Box(strips, about.title, formula, number, kind=kind, meets=about.meets))
+        graph.add_node(number, box=Box(strips, about.title, formula, number, kind=kind))
     graph.add_edge("loss", "start")
     graph.add_edge("start", 0)
     for number, step in enumerate(steps):
         for sent in step.sends:
             box = Box(
-                [Strip(_ways(sent.value))],
+                [Strip(_ways(sent.value), meets=told[sent.to].meets.get(GRAD, ()))],
                 step=number,
                 to=sent.to,
                 kind="cotangent",
                 born=told[number].born.get(sent.slot, {}),
-                meets=told[sent.to].meets,
+                spared=told[number].spared.get(sent.slot, {}),
             )
             graph.add_node((number, sent.slot), box=box)
             graph.add_edge(number, (number, sent.slot))
@@ -198,7 +205,7 @@ def _measure(graph: Any, most: int) -> dict[tuple[int, int], float]:
         if box.kind in ("node", "end"):
             labels = [CHARACTER * len(strip.label) for strip in box.strips]
             box.width = max([box.width, 7.2 * len(box.title) + CHARACTER * (len(box.formula) + 2), *labels]) + 20
-            box.height += 26 + sum(15 for _ in box.strips) + (4 if box.strips else 0)
+            box.height += 26 + LABEL * len(box.strips) + (6 if box.strips else 0)
     return widths
 
 
@@ -241,18 +248,22 @@ def _lay_out(graph: Any) -> tuple[float, float]:
     return max(each.x + each.width / 2 for each in box.values()) + EDGE, y - SPACE + 6
 
 
-def _call(graph: Any) -> None:
-    """Write the arithmetic beside the first NaN that is born, where there is room."""
+def _call(graph: Any, width: float) -> float:
+    """Write the arithmetic of the first NaN that is born beside it, where there is room; the width with it."""
     boxes = [data["box"] for _, data in graph.nodes(data=True)]
     for box in boxes:
-        others = [other for other in boxes if other.y < box.y + box.height and box.y < other.y + other.height]
-        free = not any(other.x > box.x and other.x - other.width / 2 < _called(box) for other in others)
-        box.calls = bool(box.born) and free and _called(box) < WIDEST
-
-
-def _called(box: Box) -> float:
-    """Where the arithmetic beside a box ends."""
-    return box.x + box.width / 2 + 8 + CHARACTER * max(map(len, box.born.values()), default=0)
+        if not box.born or len(box.born) > 1 and len(set(box.born.values())) > 1:
+            continue
+        beside = [other for other in boxes if other.y < box.y + box.height and box.y < other.y + other.height]
+        beside.remove(box)
+        need = CHARACTER * len(next(iter(box.born.values()))) + 10
+        left, right = box.x - box.width / 2, box.x + box.width / 2
+        if right + need <= max(width, ROOMY) and not any(other.x > box.x for other in beside):
+            box.calls = "right"
+            width = max(width, right + need)
+        elif left > need and not any(other.x < box.x for other in beside):
+            box.calls = "left"
+    return width
 
 
 def _mean(values: Sequence[float], other: float) -> float:
@@ -296,19 +307,20 @@ def _drawn(box: Box, widths: Mapping[tuple[int, int], float], most: int) -> str:
         y += 26
     for strip in box.strips:
         if strip.label:
-            parts.append(f'<text class="zn-label" x="{box.x:.1f}" y="{y + 9:.1f}">{html.escape(strip.label)}</text>')
-            y += 15
+            parts.append(f'<text class="zn-label" x="{box.x:.1f}" y="{y + 12:.1f}">{html.escape(strip.label)}</text>')
+            y += LABEL
         for way, value in strip.ways.items():
             cells = _cells(strip, value, box, y, widths, most)
             parts.append(f'<g data-way="{way}">{cells}</g>' if way else cells)
         y += _size(strip, widths, most)[1]
-    if box.calls:
-        at = next(iter(box.born))
-        row = at // max(box.strips[0].columns(most), 1)
-        parts.append(
-            f'<text class="zn-call" data-way="vanilla" x="{box.x + box.width / 2 + 7:.1f}" '
-            f'y="{box.y + 14 + CELL * row:.1f}">{html.escape(box.born[at])}</text>'
-        )
+    for way, texts in zip(WAYS, (box.born, box.spared), strict=True):
+        for at, text in [*texts.items()][: 1 if box.calls else 0]:
+            x = box.x + (box.width / 2 + 7) * (1 if box.calls == "right" else -1)
+            row = at // max(box.strips[0].columns(most), 1)
+            parts.append(
+                f'<text class="zn-call zn-{box.calls}" data-way="{way}" x="{x:.1f}" '
+                f'y="{box.y + 14 + CELL * row:.1f}">{html.escape(text)}</text>'
+            )
     place = f'data-from="{box.step}"' + (f' data-to="{box.to}"' if box.kind == "cotangent" else "")
     if box.kind != "cotangent" and box.step >= 0:
         place = f'data-step="{box.step}"'
@@ -326,7 +338,7 @@ def _cells(strip: Strip, value: Outcome, box: Box, y: float, widths: Mapping[tup
     cells = []
     for at, (text, kind) in enumerate(zip(short(value), value.kinds(), strict=True)):
         x, top, wide = starts[at % count], y + CELL * (at // count), widths[count, at % count]
-        marked = " zn-born" * (at in box.born and kind is Kind.NAN) + " zn-meets" * (at in box.meets)
+        marked = " zn-born" * (at in box.born and kind is Kind.NAN) + " zn-meets" * (at in strip.meets)
         cells.append(
             f'<g class="zn-entry-{kind.value.lower()}{marked}"><rect class="zn-cell" x="{x:.1f}" y="{top:.1f}" '
             f'width="{wide:.1f}" height="{CELL}"/><text x="{x + wide / 2:.1f}" y="{top + 14:.1f}">'

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import show
 from .backward_drawing import draw
-from .backward_graph import WAYS, Step, record
+from .backward_graph import WAYS, Sent, Step, record
 from .backward_told import Told, short, tell
 from .derivatives import formulas
 from .entries import Entries, Outcome, describe, nested, outcome
@@ -58,7 +58,7 @@ class BackwardFigure:
     def text(self) -> str:
         lines = [self.caption] if self.caption else []
         for number, (step, told) in enumerate(zip(self.steps, self.told, strict=True), 1):
-            lines.append(f"{number}. {told.title}" + (f": {told.formula}" if told.formula else ""))
+            lines.append(": ".join([f"{number}. {told.title}", *filter(None, ["; ".join(self._formulas(step, told))])]))
             lines += [f"   {_named(label, way)}: {_line(value)}" for label, way, value in self._rows(step, told)]
             lines += [f"   {way}: {told.said[way]}" for way in WAYS if told.said[way]]
         return "\n".join(lines)
@@ -82,14 +82,24 @@ class BackwardFigure:
         """What arrives, what the node saved, what it passes on."""
         for output, value in step.arrives.items():
             arrives = "arrives" if len(step.arrives) == 1 else f"arrives at output {output}"
-            yield from _by_way(step.name + ".grad" if step.leaf and step.name else arrives, value)
+            yield from _by_way(told.title if step.leaf else arrives, value)
         yield from ((name, "", outcome(value)) for name, value in {**told.tensors, **told.numbers}.items())
-        arguments = list(formulas(step.node))
-        ahead = [sent.to for sent in step.sends]
         for sent in step.sends:
-            to = self.told[sent.to].title if self.steps[sent.to].leaf else self.steps[sent.to].function
-            twice = ahead.count(sent.to) > 1 and sent.slot < len(arguments)
-            yield from _by_way(f"to {to}, of {arguments[sent.slot]}" if twice else f"to {to}", sent.value)
+            yield from _by_way(self._target(step, sent), sent.value)
+
+    def _target(self, step: Step, sent: Sent) -> str:
+        """Where it goes; with the argument that it is the gradient of, where two go to the same place."""
+        to = self.told[sent.to].title if self.steps[sent.to].leaf else self.steps[sent.to].function
+        arguments = list(formulas(step.node))
+        twice = [other.to for other in step.sends].count(sent.to) > 1 and sent.slot < len(arguments)
+        return f"to {to}, of {arguments[sent.slot]}" if twice else f"to {to}"
+
+    def _formulas(self, step: Step, told: Told) -> list[str]:
+        """What the node does: in a line, or in a line for each input."""
+        if told.formula:
+            return [told.formula]
+        known = [sent for sent in step.sends if sent.slot in told.formulas]
+        return [f"{told.formulas[sent.slot]} {self._target(step, sent)}" for sent in known]
 
     def _step(self, number: int) -> str:
         step, told = self.steps[number], self.told[number]
@@ -98,22 +108,23 @@ class BackwardFigure:
         head = "".join(f'<th scope="col">{label}</th>' for label in labels)
         top = f"<thead><tr><td></td>{head}</tr></thead>" if head else ""
         body = "".join(_row(*row, columns) for row in rows)
-        node = "" if step.leaf else f" <code>{html.escape(step.node)}</code>"
-        words = f'<span class="zn-formula">passes on <b>{html.escape(told.formula)}</b></span>' if told.formula else ""
+        node = "" if step.leaf else f"<code>{html.escape(step.node)}</code>"
+        lines = self._formulas(step, told)
+        words = "".join(f'<p class="zn-formula">passes on <b>{html.escape(line)}</b></p>' for line in lines)
         source = "".join(f"<code>{html.escape(line)}</code>" for line in told.official)
-        official = f'<p class="zn-official">PyTorch’s own formula: {source}</p>' if source else ""
+        official = f'<p class="zn-official">In PyTorch’s derivatives.yaml: {source}</p>' if source else ""
         said = "".join(
             f'<p class="zn-said" data-way="{way}"><b>{way}:</b> {html.escape(told.said[way])}</p>'
             for way in WAYS
             if told.said[way]
         )
-        plain = f"It passes on {told.formula}." if told.formula else ""
+        plain = f"It passes on {'; '.join(lines)}." if lines else ""
         facts = "".join(f' data-{way}="{html.escape(told.said[way] or plain, quote=True)}"' for way in WAYS)
-        title = f'<span class="zn-name">{number + 1}. {html.escape(told.title)}</span>'
+        title = html.escape(told.title, quote=True)
         return (
-            f'<section class="zn-step" data-step="{number}" data-title="{html.escape(told.title, quote=True)}"{facts}>'
-            f"<table><caption>{title}{node}{words}</caption>{top}<tbody>{body}</tbody></table>"
-            f"{said}{official}</section>"
+            f'<section class="zn-step" data-step="{number}" data-title="{title}"{facts}>'
+            f'<p><b class="zn-name">{number + 1}. {title}</b> {node}</p>{words}'
+            f'<table aria-label="{number + 1}. {title}">{top}<tbody>{body}</tbody></table>{said}{official}</section>'
         )
 
 

@@ -93,9 +93,11 @@ def record(loss: Tensor, inputs: Mapping[str, Tensor], gradient: Tensor | None =
         RuntimeError: when the graph was freed.
     """
     start = _start(loss, inputs, gradient)
-    named = {_place(get_gradient_edge(tensor)): name for name, tensor in inputs.items()}
+    named: dict[tuple[Any, int], list[str]] = {}
+    for name, tensor in inputs.items():
+        named.setdefault(_place(get_gradient_edge(tensor)), []).append(name)
     root = _place(get_gradient_edge(loss))
-    order = _leading_to(root[0], [node for node, _ in named], list(inputs))
+    order = _leading_to(root[0], {node: " and ".join(names) for (node, _), names in named.items()})
     number = {node: at for at, node in enumerate(order)}
     places = dict.fromkeys(
         [root, *((to, output) for node in order for to, output in node.next_functions if to in number), *named]
@@ -116,7 +118,7 @@ def record(loss: Tensor, inputs: Mapping[str, Tensor], gradient: Tensor | None =
     return [
         Step(
             node=_name(node),
-            name=" and ".join(name for (at, _), name in named.items() if at is node),
+            name=" and ".join(name for (at, _), names in named.items() if at is node for name in names),
             saved=kept,
             arrives={output: values for (at, output), values in arrives.items() if at is node},
             sends=[
@@ -133,7 +135,7 @@ def _start(loss: Tensor, inputs: Mapping[str, Tensor], gradient: Tensor | None) 
     if not inputs:
         raise ValueError('inputs are empty: give the tensors that the gradient goes to, by name, as in {"x": x}')
     if loss.grad_fn is None:
-        raise ValueError("the loss has no graph: no input of its computation has requires_grad=True")
+        raise ValueError("the loss has no graph: it is not computed from a tensor that has requires_grad=True")
     for name, tensor in inputs.items():
         if not tensor.requires_grad:
             raise ValueError(f"{name!r} gets no gradient: it has requires_grad=False")
@@ -150,7 +152,7 @@ def _place(edge: GradientEdge) -> tuple[Any, int]:
     return edge.node, edge.output_nr
 
 
-def _leading_to(root: Any, ends: Sequence[Any], names: Sequence[str]) -> list[Any]:
+def _leading_to(root: Any, ends: Mapping[Any, str]) -> list[Any]:
     """The nodes between the root and the ends, each after all that send to it."""
     below: dict[Any, list[Any]] = {}
     stack = [root]
@@ -159,8 +161,8 @@ def _leading_to(root: Any, ends: Sequence[Any], names: Sequence[str]) -> list[An
         if node not in below:
             below[node] = [to for to, _ in node.next_functions if to is not None]
             stack += below[node]
-    if missing := [name for name, end in zip(names, ends, strict=True) if end not in below]:
-        raise ValueError(f"the loss does not depend on {', '.join(map(repr, missing))}")
+    if missing := [name for end, name in ends.items() if end not in below]:
+        raise ValueError(f"the loss does not depend on {', '.join(missing)}")
     finished = list(_finished(root, below))  # each after all that it sends to
     kept: set[Any] = set(ends)
     for node in finished:
@@ -207,7 +209,7 @@ def _saved(node: Any) -> dict[str, Any]:
 
 def _copied(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.detach().clone()  # with its strides: the order of a matrix product's sums depends on them
+        return value.detach().cpu().clone()  # with its strides: the order of a matrix product's sums depends on them
     return tuple(map(_copied, value)) if isinstance(value, (tuple, list)) else value
 
 

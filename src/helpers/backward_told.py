@@ -20,22 +20,30 @@ class Told:
 
     Attributes:
         title: the function, `exp`, with the reader's name for its result, `y = exp`; of a leaf `x.grad`.
-        formula: what the node does to the cotangent, where that was checked for all that it passes on.
+        formulas: by slot, what the node does to the cotangent, where that was checked.
         official: PyTorch's own words for it, a line for each input, or none.
         tensors: what it saved and can be shown entry by entry; `numbers`: other arguments that the formula may use.
         born: by slot, the entries that are NaN though no NaN arrived for them, with their arithmetic.
-        meets: the entries whose cotangent makes these NaN, where each entry goes its own way.
+        spared: the same for the ignoring pass: entries that would be NaN there if they were not ignored.
+        meets: by operand, the entries that make these NaN, where each entry goes its own way.
         said: by way, what happens here to NaN and to what is ignored; may be the empty text.
     """
 
     title: str
-    formula: str
+    formulas: Mapping[int, str]
     official: Sequence[str]
     tensors: Mapping[str, Tensor]
     numbers: Mapping[str, float]
     born: Mapping[int, Mapping[int, str]]
-    meets: Sequence[int]
+    spared: Mapping[int, Mapping[int, str]]
+    meets: Mapping[str, Sequence[int]]
     said: Mapping[str, str]
+
+    @property
+    def formula(self) -> str:
+        """What it does, where it does the same for all inputs or the text is short; otherwise the empty text."""
+        each = list(dict.fromkeys(self.formulas.values()))
+        return each[0] if len(each) == 1 else ""
 
 
 def tell(steps: Sequence[Step]) -> list[Told]:
@@ -50,8 +58,6 @@ _QUIET = ("alpha", "beta", "dim", "keepdim", "step", "accumulate", "start", "end
 def _told(number: int, steps: Sequence[Step]) -> Told:
     step = steps[number]
     how = [(sent, arithmetic(step, sent)) for sent in step.sends]
-    written = list(dict.fromkeys(made.formula for _, made in how if made is not None))
-    known = len(how) > 0 and all(made is not None for _, made in how)
     official = [
         f"{name}: {formula}"
         for slot, (name, formula) in enumerate(formulas(step.node).items())
@@ -65,15 +71,17 @@ def _told(number: int, steps: Sequence[Step]) -> Told:
         if isinstance(value, (int, float)) and not isinstance(value, bool) and name not in _QUIET
     }
     births = {sent.slot: dict(made.births()) for sent, made in how if made is not None}
+    spared = _spared(step, how, births)
     return Told(
         title=_title(step),
-        formula=" and ".join(written) if known else "",
+        formulas={sent.slot: made.formula for sent, made in how if made is not None},
         official=official,
         tensors=tensors,
         numbers=numbers,
         born={slot: found for slot, found in births.items() if found},
-        meets=sorted({at for sent, made in how if made and made.entrywise for at in births[sent.slot]}),
-        said={"vanilla": _vanilla(number, steps, how, births), "ignoring": _ignoring(step, how, births)},
+        spared=spared,
+        meets=_meets(how, births),
+        said={"vanilla": _vanilla(number, steps, how, births), "ignoring": _ignoring(step, spared, births)},
     )
 
 
@@ -91,6 +99,16 @@ def _first(value: Any) -> Any:
 
 How = Sequence[tuple[Sent, Arithmetic | None]]
 Births = Mapping[int, Mapping[int, str]]
+
+
+def _meets(how: How, births: Births) -> Mapping[str, Sequence[int]]:
+    meets: dict[str, list[int]] = {}
+    for sent, made in how:
+        if made is not None and made.entrywise:
+            for name, operand in made.operands.items():
+                same = isinstance(operand, Tensor) and operand.shape == made.value.shape
+                meets.setdefault(name, []).extend(births[sent.slot] if same else ())
+    return meets
 
 
 def _vanilla(number: int, steps: Sequence[Step], how: How, births: Births) -> str:
@@ -113,35 +131,42 @@ def _vanilla(number: int, steps: Sequence[Step], how: How, births: Births) -> st
     return "NaN is born here." if passed else ""
 
 
-def _ignoring(step: Step, how: How, births: Births) -> str:
+def _spared(step: Step, how: How, births: Births) -> dict[int, dict[int, str]]:
+    """By slot and entry, the first product that would be NaN and is ignored: `-- × inf`."""
+    spared: dict[int, dict[int, str]] = {}
+    (here, *_) = (value["ignoring"] for value in step.arrives.values())
+    for sent, made in how:
+        value = sent.value["ignoring"]
+        if made is not None and isinstance(value, Entries) and isinstance(here, Entries):
+            found = {at: made.ignored(at, here.mask) for at in births[sent.slot] if value.kinds()[at] is not Kind.NAN}
+            spared[sent.slot] = {
+                at: f"{text} = --" if value.kinds()[at] is Kind.MASKED else text for at, text in found.items() if text
+            }
+    return {slot: texts for slot, texts in spared.items() if texts}
+
+
+def _ignoring(step: Step, spared: Births, births: Births) -> str:
     arrives = [value["ignoring"] for value in step.arrives.values()]
     if step.leaf:
-        ignored = "Ignored entries are written as 0. " if any(map(_masked, arrives)) else ""
-        return ignored + _counted(arrives[0])
-    ignored, left_out, used = [], [], []
-    for sent, made in how:
-        value, here = sent.value["ignoring"], arrives[0]
-        if made is None or not isinstance(value, Entries) or not isinstance(here, Entries):
-            continue
+        return ("Ignored entries are written as 0. " if any(map(_masked, arrives)) else "") + _counted(arrives[0])
+    told: dict[str, list[tuple[str, str]]] = {"Ignored: ": [], "Left out of the sum: ": [], "": []}
+    for sent in step.sends:
+        value = sent.value["ignoring"]
+        labels = _labels(value)
+        for at, text in spared.get(sent.slot, {}).items():
+            told["Ignored: " if text.endswith("= --") else "Left out of the sum: "].append((text, labels[at]))
         for at in births.get(sent.slot, {}):
-            kind, label, text = value.kinds()[at], _labels(value)[at], made.ignored(at, here.mask)
-            if kind is Kind.NAN:
-                used.append(("NaN stays, for the loss uses the entry", label))
-            elif text and kind is Kind.MASKED:
-                ignored.append((f"{text} = --", label))
-            elif text:
-                left_out.append((text, label))
-    told = [f"Ignored: {_placed(ignored)}."] if ignored else []
-    told += [f"Left out of the sum: {_placed(left_out)}."] if left_out else []
-    told += [f"{_placed(used)}."] if used else []
-    if not told and not any(map(_masked, arrives)):
+            if isinstance(value, Entries) and value.kinds()[at] is Kind.NAN:
+                told[""].append(("NaN stays, for the loss uses the entry", labels[at]))
+    sentences = [f"{word}{_placed(found)}." for word, found in told.items() if found]
+    if not sentences and not any(map(_masked, arrives)):
         counts = [
             f"{_masked(value)} of {len(value)} entries"
             for value in (sent.value["ignoring"] for sent in step.sends)
             if isinstance(value, Entries) and _masked(value)
         ]
-        told += [f"From here on the loss ignores {', and '.join(counts)} (--)."] if counts else []
-    return " ".join(told)
+        sentences = [f"From here on the loss ignores {', and '.join(counts)} (--)."] if counts else []
+    return " ".join(sentences)
 
 
 def _added(number: int, steps: Sequence[Step]) -> list[tuple[str, str]]:

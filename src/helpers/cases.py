@@ -62,7 +62,10 @@ class Case:
             observed: a tensor, `MaskedTensor`, number, or None (for a `.grad` that is None).
             expected: the same, or a nested list of numbers with `nan`, `inf` and `MASKED` in it. Plain numbers are
                 rounded to the observed dtype. A `Since` of such, where a release of PyTorch changed it.
-            ulps, rtol, atol, signed_zero: see `Tolerance`; exact without them.
+            ulps: how many units in the last place of the observed dtype an entry may be off.
+            rtol: how far it may be off, as a part of what is expected; counted together with `atol`.
+            atol: how far it may be off, whatever is expected.
+            signed_zero: whether -0.0 is told from 0.0.
 
         Raises:
             ClaimFailed: when the claim does not hold, with both sides and the first difference.

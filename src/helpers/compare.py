@@ -44,7 +44,7 @@ class Tolerance:
 
 
 def ulp_distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """How many representable numbers lie between `a` and `b`, entry by entry.
+    """How many steps from one representable number to the next lead from `a` to `b`, entry by entry.
 
     Args:
         a, b: tensors of the same shape and the same dtype (float16, bfloat16, float32 or float64), finite entries.

@@ -38,9 +38,9 @@ class _Judged:
         shown = ", ".join(outcome(torch.tensor(value)).texts(3)[0] for value in others)  # type: ignore[union-attr]
         return [
             f"<code>{html.escape(name)}</code><br>{html.escape(special)}",
-            f"{html.escape(shown)}<br>{'changes' if self.changes else 'same bits'}"
-            f"<br>{show.cells(outcome(self.plain))[0]}, {show.cells(outcome(self.ours))[0]}"  # type: ignore[arg-type]
-            f" {'used' if self.counts else 'ignored'}",
+            f"{html.escape(shown)}<br>{'changes' if self.changes else 'same bits'}",
+            f"{show.cells(outcome(self.plain))[0]}, {show.cells(outcome(self.ours))[0]}"  # type: ignore[arg-type]
+            f"<br>{'used' if self.counts else 'ignored'}",
         ]
 
 
@@ -55,8 +55,9 @@ class _Table:
         )
 
     def html(self) -> str:
-        head = ["Function, entry", "Other values; cotangent"]
-        return show.table("What counts, row by row", head, [j.cells() for j in self.judged])
+        head = ["Function;<br>the entry", "Put in its place;<br>the result", "Cotangent;<br>so it is"]
+        table = show.table("What counts, row by row", head, [j.cells() for j in self.judged])
+        return f'<div class="zn-prose">{table}</div>'
 
     def json(self) -> dict[str, Any] | None:
         return None

@@ -68,7 +68,7 @@ _ALL = (
         "Stack Overflow, 2017",
         "Pytorch, what are the gradient arguments",
         "https://stackoverflow.com/questions/43451125/pytorch-what-are-the-gradient-arguments",
-        "Answered: the argument holds the weights of a weighted sum of gradients, one for each entry of the output.",
+        "Answered: a weight for each entry of the output, the derivative of the final loss with respect to it.",
     ),
     _issue(
         10729,
@@ -90,8 +90,8 @@ _ALL = (
     _issue(
         4132,
         "x.grad should be 0 but get NaN after x/0",
-        "Open. The advice in the thread: let no inf arise in the forward pass. PyTorch's autograd notes now explain "
-        "the case, and name masking before the division, or MaskedTensor.",
+        "Open. The asker's advice in the thread: let no inf arise in the forward pass; the newest, of 2025: a backward "
+        "hook. PyTorch's autograd notes now explain the case, and name masking before the division, or MaskedTensor.",
     ),
     Thread(
         "slicing-nan",
@@ -114,8 +114,9 @@ _ALL = (
         "round-off",
         "Stack Overflow, 2018",
         "PyTorch gradient differs from manually calculated gradient",
-        "https://exchangetuts.com/pytorch-gradient-differs-from-manually-calculated-gradient-1641296524575475",
-        "Answered: both are rounded, each in its own way. (The link is to a copy of the thread.)",
+        "https://stackoverflow.com/questions/53274587/pytorch-gradient-differs-from-manually-calculated-gradient",
+        "Answered: both are rounded, each in its own way. pytorch#13886 asks the same, and was closed with a pointer "
+        "to the forum.",
     ),
 )
 THREADS: dict[str, Thread] = {entry.key: entry for entry in _ALL}

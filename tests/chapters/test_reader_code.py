@@ -103,11 +103,15 @@ def test_at_most_one_visible_line_in_ten_is_ours(name):
 CASES = [name for name in NAMES if any("Case(" in cell.source for _, cell in sections(name))]
 
 
+LONGER = {"operators-of-your-own": 9}
+"""Pages whose fix needs a class of the reader's own, with its lines to copy."""
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_case_begins_with_the_lines_to_copy(ran, name):
     first, *_ = [cell for heading, cell in sections(name) if heading == "At a glance"]
     assert not FOLDED & tags(first), "the first cell of At a glance is what a reader copies"
-    assert len([line for line in first.source.splitlines() if line.strip()]) <= 6
+    assert len([line for line in first.source.splitlines() if line.strip()]) <= LONGER.get(name, 6)
     assert "import torch" in first.source
     printed = ran[name][2]["printed"]
     assert printed.strip() and "nan" not in printed and "inf" not in printed.replace("finite", "")

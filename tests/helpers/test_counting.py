@@ -33,12 +33,18 @@ def test_a_line_says_what_counts_and_the_last_entrys_cotangent(capsys):
 
 
 def test_the_table_shows_the_other_values_and_both_cotangents():
-    shown = unescape(counting._Table([counting._judge(row) for row in (relu, exp)]).html())
-    assert "What counts, row by row" in shown and "below <0>" in shown
-    assert '-5, -inf<br>same bits<br><span class="zn-zero">0</span>, <span class="zn-masked">--</span> ignored' in shown
-    assert (
-        '0.5<br>changes<br><span class="zn-finite">2.7183</span>, <span class="zn-finite">2.7183</span> used' in shown
-    )
+    judged = [counting._judge(row) for row in (relu, exp)]
+    shown = unescape(counting._Table(judged).html())
+    assert "What counts, row by row" in shown and shown.count("<tr") == 3
+    assert [unescape(cell) for cell in judged[0].cells()] == [
+        "<code>relu(y)</code><br>below <0>",
+        "-5, -inf<br>same bits",
+        '<span class="zn-zero">0</span>, <span class="zn-masked">--</span><br>ignored',
+    ]
+    assert judged[1].cells()[1:] == [
+        "0.5<br>changes",
+        '<span class="zn-finite">2.7183</span>, <span class="zn-finite">2.7183</span><br>used',
+    ]
 
 
 def test_results_of_another_shape_are_other_results():

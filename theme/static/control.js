@@ -4,7 +4,7 @@
 
 const single = Math.fround;
 
-/** How many numbers of the precision lie between two of one sign. */
+/** How many steps from number to number of the precision lead from one to another of its sign. */
 function ulps(a, b, precision) {
   if (precision === "float32") {
     const [i, j] = new Int32Array(new Float32Array([a, b]).buffer);
@@ -34,7 +34,7 @@ const CONTROLS = {
   "round-off": {
     inputs: [
       { name: "precision", options: ["float32", "float64"], value: "float32" },
-      { name: "a", min: 0.1, max: 3, step: 0.0001, value: 0.9074 },
+      { name: "a", min: 0.1, max: 3, step: 0.0001, value: 1.0498 },
     ],
     compute({ precision, a }) {
       const round = precision === "float32" ? single : (number) => number;

@@ -77,6 +77,7 @@ def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.documen
         "body": body,
         "contents": _contents(context),
         "description": description,
+        "has_backward": "data-backward" in body,
         "has_control": "data-control=" in body,
         "has_verdict": "data-verdict" in body,
         "heading": heading,

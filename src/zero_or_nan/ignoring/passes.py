@@ -43,8 +43,8 @@ def backward(
         grad_tensors: the vector of the vector-Jacobian product, one tensor for each, in its shape and dtype; may be
             left out for scalars. Its own zeros are numbers like any other.
         retain_graph: keep the graph for another pass. PyTorch's default: it is freed.
-        create_graph: must be False: ignoring does not differentiate a gradient again, since a graph of the gradient
-            would not know what was ignored.
+        create_graph: only False is taken. True would have PyTorch record a graph of the gradient, to differentiate it
+            once more, and that graph could not say which entries the loss ignored.
         grad_variables: PyTorch's deprecated name for `grad_tensors`.
         inputs: accumulate into these alone.
 
@@ -95,7 +95,8 @@ def grad(
         grad_outputs: the vectors of the vector-Jacobian product, one for each output in its shape and dtype; may be
             left out for scalars.
         retain_graph: keep the graph for another pass. PyTorch's default: it is freed.
-        create_graph: must be False, as in `backward`.
+        create_graph: only False is taken. True would have PyTorch record a graph of the gradient, to differentiate it
+            once more, and that graph could not say which entries the loss ignored.
         only_inputs: deprecated by PyTorch, and without effect.
         allow_unused: give None for an input that the outputs don't depend on, in place of an error.
         is_grads_batched: take the first dimension of `grad_outputs` for a batch of vectors: one pass for each.
@@ -113,7 +114,8 @@ def grad(
         NotImplementedError: for `create_graph=True`, before anything is computed.
 
     Warns:
-        UserWarning: as `backward` does. For "masked" PyTorch says besides that masked tensors are a prototype.
+        UserWarning: once a pass, when ignored entries met what could not be followed. For "masked" PyTorch says
+            besides that masked tensors are a prototype.
 
     >>> x = torch.tensor([1.0, 100.0], requires_grad=True)
     >>> loss = torch.where(x < 50, x.exp(), torch.zeros(2)).sum()

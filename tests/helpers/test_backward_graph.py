@@ -1,0 +1,262 @@
+import warnings
+
+import pytest
+import torch
+from torch.masked import MaskedTensor
+
+from helpers import backward_graph
+from helpers.backward_graph import MOST, WAYS, record
+from helpers.entries import Absent, describe, outcome
+from zero_or_nan import ignoring
+
+nan, inf = float("nan"), float("inf")
+
+
+def leaf(*values):
+    return torch.tensor(values, requires_grad=True)
+
+
+def where_over_exp():
+    x = leaf(-1.0, 2.0, 100.0)
+    return x, torch.where(x < 0, torch.exp(x), torch.ones_like(x)).sum()
+
+
+def used_twice():
+    x = leaf(-1.0, 2.0, 100.0)
+    return x, torch.where(x < 0, torch.exp(x), x).sum()
+
+
+def texts(values):
+    return {way: describe(value, 3) for way, value in values.items()}
+
+
+def test_every_node_gets_sends_and_saves_what_pytorch_says():
+    x, loss = where_over_exp()
+    steps = record(loss, {"x": x})
+    assert [(step.node, step.function, step.name, step.leaf) for step in steps] == [
+        ("SumBackward0", "sum", "", False),
+        ("WhereBackward0", "where", "", False),
+        ("ExpBackward0", "exp", "", False),
+        ("AccumulateGrad", "accumulate_grad", "x", True),
+    ]
+    assert [texts(step.arrives[0]) for step in steps] == [
+        {"vanilla": "1", "ignoring": "1"},
+        {"vanilla": "[1, 1, 1]", "ignoring": "[1, 1, 1]"},
+        {"vanilla": "[1, 0, 0]", "ignoring": "[1, --, --]"},
+        {"vanilla": "[0.368, 0, NaN]", "ignoring": "[0.368, --, --]"},
+    ]
+    assert [[(sent.slot, sent.to, sent.output) for sent in step.sends] for step in steps] == [
+        [(0, 1, 0)],
+        [(0, 2, 0)],
+        [(0, 3, 0)],
+        [],
+    ]
+    for before, after in zip(steps, steps[1:], strict=False):
+        assert texts(before.sends[0].value) == texts(after.arrives[0])
+    assert torch.equal(steps[1].saved["condition"], x < 0) and torch.equal(steps[2].saved["result"], x.exp())
+    assert steps[0].saved["self_sym_sizes"] == (3,)
+
+
+def test_of_a_tensor_that_is_used_twice_both_parts_are_told_each_with_its_mask():
+    x, loss = used_twice()
+    _, where, exp, end = record(loss, {"x": x})
+    assert [texts(sent.value) for sent in where.sends] == [
+        {"vanilla": "[1, 0, 0]", "ignoring": "[1, --, --]"},
+        {"vanilla": "[0, 1, 1]", "ignoring": "[--, 1, 1]"},
+    ]
+    assert texts(exp.sends[0].value) == {"vanilla": "[0.368, 0, NaN]", "ignoring": "[0.368, --, --]"}
+    assert texts(end.arrives[0]) == {"vanilla": "[0.368, 1, NaN]", "ignoring": "[0.368, 1, 1]"}
+
+
+def test_the_two_edges_of_a_square_are_told_apart():
+    x = leaf(3.0)
+    mul, end = record(x * x, {"x": x})
+    assert [(sent.slot, sent.to, texts(sent.value)["ignoring"]) for sent in mul.sends] == [(0, 1, "[3]"), (1, 1, "[3]")]
+    assert texts(end.arrives[0])["vanilla"] == "[6]"
+
+
+def graphs():
+    a, b = leaf(1.0, 0.0), leaf(2.0, 0.0)
+    weight, rows = leaf([0.5, 1.0]), torch.tensor([[1.0, 2.0], [nan, 3.0]])
+    return {
+        "where over exp": where_over_exp(),
+        "used twice": used_twice(),
+        "division": (b, torch.where(b > 0, a / b, 0).sum()),
+        "matrix": (weight, (rows @ weight.t())[:1].sum()),
+        "norm by hand": (a, (a * a).sum().sqrt()),
+    }
+
+
+@pytest.mark.parametrize("name", graphs())
+def test_what_arrives_is_the_sum_of_what_was_sent_and_what_the_public_functions_give(name):
+    x, loss = graphs()[name]
+    steps = record(loss, {"x": x})
+    for number, step in enumerate(steps[1:], 1):
+        for output, arrived in step.arrives.items():
+            for way in WAYS:
+                parts = [
+                    sent.value[way]
+                    for each in steps
+                    for sent in each.sends
+                    if (sent.to, sent.output) == (number, output)
+                ]
+                total = outcome(sum(part.data for part in parts))
+                mask = torch.stack([part.mask for part in parts]).any(0)
+                assert torch.equal(mask, arrived[way].mask)
+                assert total.texts(None) == outcome(arrived[way].data).texts(None)
+        for sent in step.sends:
+            assert sent.to > number
+    vanilla = torch.autograd.grad(loss, x, retain_graph=True)
+    careful = ignoring.grad(loss, x, ignored="masked")
+    assert describe(steps[-1].arrives[0]["vanilla"]) == describe(outcome(vanilla[0]))
+    assert isinstance(careful[0], MaskedTensor)
+    assert describe(steps[-1].arrives[0]["ignoring"]) == describe(outcome(careful[0]))
+
+
+def test_nothing_is_changed():
+    x = leaf(-1.0, 2.0)
+    y = x.exp()
+    y.retain_grad()
+    loss = y.sum()
+    x.grad, kept = torch.tensor([7.0, 7.0]), torch.tensor([5.0, 5.0])
+    y.grad = kept
+    record(loss, {"x": x, "y": y})
+    assert torch.equal(x.grad, torch.tensor([7.0, 7.0])) and y.grad is kept
+    for node in (loss.grad_fn, y.grad_fn):
+        handle = node.register_hook(lambda *_: None)
+        assert len(handle.hooks_dict_ref()) == 1, "a hook was left"
+        handle.remove()
+    x.grad = None
+    loss.backward()
+    assert torch.equal(x.grad, x.detach().exp())
+
+
+def test_what_was_saved_is_what_it_was_even_when_it_is_changed_later():
+    x = leaf(1.0)
+    factor = torch.tensor([2.0])
+    mul, _ = record(x * factor, {"x": x})
+    factor.fill_(3)
+    assert mul.saved["other"].item() == 2
+
+
+def test_intermediate_results_have_names_and_what_leads_nowhere_is_left_out():
+    x, other = leaf(1.0, 2.0), leaf(1.0, 1.0)
+    y = x * other
+    assert [step.name for step in record(y.sum(), {"x": x, "y": y})] == ["", "y", "x"]
+    assert [step.node for step in record(y.sum(), {"y": y})] == ["SumBackward0", "MulBackward0"]
+    assert record(y.sum(), {"y": y})[-1].sends == []
+    assert [step.name for step in record(y.sum(), {"a": x, "b": x})][-1] == "a and b"
+    assert {step.name for step in record(y.sum(), {"x": x, "o": other})} == {"", "x", "o"}
+
+
+def test_only_the_outputs_that_are_used_arrive():
+    x = leaf(1.0, 3.0)
+    values, _ = x.reshape(1, 2).topk(1)
+    step = record(values.sum(), {"x": x})[1]
+    assert step.node == "TopkBackward0" and list(step.arrives) == [0]
+    low, high = leaf(1.0, 2.0).aminmax()
+    (step,) = record(high, {"high": high})
+    assert list(step.arrives) == [1] and low.item() == 1
+
+
+def test_a_loss_with_more_entries_needs_a_gradient():
+    x = leaf(1.0, 2.0)
+    step = record(x * 3, {"x": x}, torch.tensor([1.0, -1.0]))[0]
+    assert texts(step.arrives[0])["vanilla"] == "[1, -1]" and texts(step.sends[0].value)["ignoring"] == "[3, -3]"
+    assert texts(record((x * 3)[:1], {"x": x})[0].arrives[0])["vanilla"] == "[1]"
+
+
+def test_where_pytorch_gives_nothing_nothing_is_told():
+    class Stop(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return None
+
+    x = leaf(1.0)
+    stop, end = record(Stop.apply(x), {"x": x})
+    assert torch.equal(stop.saved["saved_tensors[0]"], x) and stop.sends == []
+    assert end.arrives[0] == dict.fromkeys(WAYS, Absent())
+
+
+def errors():
+    x = leaf(1.0, 2.0)
+    freed = x.exp().sum()
+    freed.backward()
+    deep = x
+    for _ in range(MOST):
+        deep = deep + 1
+    return {
+        "inputs are empty": (ValueError, x.sum(), {}, None),
+        "the loss has no graph": (ValueError, torch.ones(1), {"x": x}, None),
+        "'y' gets no gradient: it has requires_grad=False": (ValueError, x.sum(), {"y": torch.ones(1)}, None),
+        r"the loss has shape \[2\]: give gradient=": (ValueError, x * 1, {"x": x}, None),
+        r"gradient has shape \[1\], and the loss \[2\]": (ValueError, x * 1, {"x": x}, torch.ones(1)),
+        "the loss does not depend on y, z": (ValueError, x.sum(), {"y": leaf(1.0), "x": x, "z": leaf(1.0)}, None),
+        f"a figure of {MOST + 1} nodes can't be read": (ValueError, deep, {"x": x}, torch.ones(2)),
+        "the graph was freed: draw it before backward": (RuntimeError, freed, {"x": x}, None),
+    }
+
+
+@pytest.mark.parametrize("message", errors())
+def test_what_can_not_be_drawn_is_told_in_clear_words(message):
+    kind, loss, inputs, gradient = errors()[message]
+    with pytest.raises(kind, match=message):
+        record(loss, inputs, gradient)
+
+
+def test_a_graph_of_the_largest_size_is_recorded():
+    x = deep = leaf(1.0)
+    for _ in range(MOST - 1):
+        deep = deep + 1
+    assert len(record(deep, {"x": x})) == MOST
+
+
+def test_an_error_of_the_computation_is_handed_on_and_no_hook_stays():
+    x = leaf(1.0)
+    y = x.exp()
+    y.register_hook(lambda grad: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        record(y, {"x": x})
+    handle = y.grad_fn.register_hook(lambda *_: None)
+    assert len(handle.hooks_dict_ref()) == 1
+
+
+def test_a_value_that_was_changed_in_place_is_told_in_pytorchs_words():
+    x = leaf(1.0)
+    y = x.exp()
+    z = y * 1
+    y.detach().add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        record(z, {"x": x})
+
+
+def test_the_prototype_says_nothing():
+    x, loss = where_over_exp()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        record(loss, {"x": x})
+    assert [str(each.message) for each in caught] == []
+
+
+def test_what_ignoring_warns_of_is_still_said(monkeypatch):
+    grad = ignoring.grad
+
+    def warning(*arguments, **options):
+        warnings.warn("ignoring could not follow something", stacklevel=2)
+        return grad(*arguments, **options)
+
+    monkeypatch.setattr(ignoring, "grad", warning)
+    x = leaf(1.0, 2.0)
+    with pytest.warns(UserWarning, match="could not follow"):
+        record(x.exp().sum(), {"x": x})
+
+
+def test_the_ways_are_those_of_the_pages():
+    from helpers.ways import WAYS as all_ways
+
+    assert set(backward_graph.WAYS) <= {getattr(way, "name", way) for way in all_ways}
