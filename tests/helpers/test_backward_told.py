@@ -78,7 +78,7 @@ def test_a_nan_that_the_loss_uses_stays():
     x = leaf(0.0, 0.0)
     both = said((x * x).sum().sqrt(), {"x": x}, "mul")
     assert both["vanilla"] == "NaN is born: inf × 0 = NaN at [0] and [1]."
-    assert both["ignoring"] == "NaN stays, for the loss uses the entry at [0] and [1]."
+    assert both["ignoring"] == "Not ignored, so NaN stays at [0] and [1]."
 
 
 def test_a_nan_that_arrives_is_passed_on_or_not():
