@@ -12,7 +12,7 @@ from tools.project import Project
 
 PROJECT = Project(ROOT)
 PAGES = [*map(PROJECT.path, PROJECT.names)]
-ALL = [*PAGES, "search.html", "search.html?q=nan", "genindex.html", "404.html"]
+ALL = [*PAGES, "search.html", "search.html?q=nan", "search.html?q=zzzzqqq", "genindex.html", "404.html"]
 KIB = 1024
 
 
