@@ -14,7 +14,7 @@ from ..project import MAIN, Project, write
 SIZE = (1200, 630)
 """Pixels, the size that Open Graph recommends."""
 
-_RIGHT = 1128
+_LEFT, _RIGHT = 72, 1128
 _PAPER, _INK, _MUTED, _ACCENT = "#14181d", "#e8edf2", "#9aa6b2", "#2f81d6"
 _COLOURS = {"right": "#56c28a", "rounded": "#79b8ff", "missing": "#9aa6b2", "wrong": "#ff9d5c"}
 _BAD = "#ff7a59"
@@ -55,35 +55,35 @@ def draw(title: str, description: str, words: dict[str, str]) -> bytes:
     image = Image.new("RGB", SIZE, _PAPER)
     pen = ImageDraw.Draw(image)
     pen.rectangle((0, 0, SIZE[0], 12), fill=_ACCENT)
-    image.paste(_mark(56), (72, 66))
+    image.paste(_mark(56), (_LEFT, 66))
     pen.text((148, 94), "Zero or NaN?", font=font(34, bold=True), fill=_INK, anchor="lm")
     symptom, _, thread = title.rpartition(" · ") if " · " in title else (title, "", "")
     pen.text((_RIGHT, 94), thread, font=font(30), fill=_MUTED, anchor="rm")
     for size in (62, 54, 46):
         face = font(size, bold=True)
-        lines = _lines(symptom, lambda text, face=face: face.getlength(text) <= _RIGHT - 72)
+        lines = _lines(symptom, face.getlength)
         if len(lines) < 3:
             break
-    pen.multiline_text((72, 170), "\n".join(lines[:3]), font=face, fill=_INK, spacing=14)
+    pen.multiline_text((_LEFT, 170), "\n".join(lines[:3]), font=face, fill=_INK, spacing=14)
     below = 190 + len(lines[:3]) * (size + 20)
     if not words:
-        pen.multiline_text((72, below), textwrap.fill(description, 58), font=font(30), fill=_MUTED, spacing=14)
+        pen.multiline_text((_LEFT, below), textwrap.fill(description, 58), font=font(30), fill=_MUTED, spacing=14)
     step = min(58, (SIZE[1] - 30 - below) // max(1, min(len(words), 5)))
     for number, (way, word) in enumerate(list(words.items())[:5]):
         top = below + 14 + number * step
-        pen.text((72, top), way, font=font(34), fill=_MUTED)
+        pen.text((_LEFT, top), way, font=font(34), fill=_MUTED)
         pen.text((470, top), _marked(word), font=font(34, bold=True), fill=_COLOURS.get(word, _BAD))
     file = io.BytesIO()
     image.save(file, "PNG", optimize=True)
     return file.getvalue()
 
 
-def _lines(text: str, fits: Callable[[str], bool]) -> list[str]:
+def _lines(text: str, length: Callable[[str], float]) -> list[str]:
     """A text broken between words, so that every line fits, if its first word does."""
     lines: list[str] = []
     for word in text.split():
         longer = f"{lines[-1]} {word}" if lines else word
-        if lines and fits(longer):
+        if lines and length(longer) <= _RIGHT - _LEFT:
             lines[-1] = longer
         else:
             lines.append(word)

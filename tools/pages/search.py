@@ -55,7 +55,7 @@ def records(env: BuildEnvironment, project: Project) -> list[dict[str, str]]:
             found.append(record)
             for anchor, heading, lines in drawn.marked():
                 marked = {"address": f"{path}#{anchor}", "page": page, "heading": heading, "own": lines[0]}
-                found.append({**marked, "text": " ".join(lines[1:]), "rows": ""})
+                found.append({**marked, "text": " · ".join(lines[1:]), "rows": ""})
     return found
 
 
@@ -96,7 +96,9 @@ class Drawn(HTMLParser):
     """
 
     _EMPTY = frozenset({"br", "col", "hr", "img", "input", "link", "meta", "source", "wbr"})
-    _INLINE = frozenset({"a", "abbr", "b", "code", "em", "i", "kbd", "mark", "small", "span", "strong", "sub", "sup"})
+    _INLINE = frozenset(
+        {"a", "abbr", "b", "code", "dt", "em", "i", "kbd", "mark", "small", "span", "strong", "sub", "sup"}
+    )
     _UNSEEN = frozenset({"script", "style", "svg"})
 
     def __init__(self) -> None:
