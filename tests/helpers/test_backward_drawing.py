@@ -167,6 +167,10 @@ def test_a_matrix_keeps_its_rows_and_a_large_tensor_is_told_in_words():
     assert "[13]: 1 NaN" in words(drawn((x * torch.tensor([nan, *torch.ones(12)])).sum(), {"x": x}))
 
 
+def test_a_cell_has_room_for_the_longer_text_of_both_ways():
+    assert Strip({"vanilla": outcome([0.125, nan]), "ignoring": outcome([1.0, 2.0])}).texts() == ["0.125", "NaN"]
+
+
 def test_a_line_that_passes_a_layer_by_has_a_place_there():
     graph, *_ = boxes(*six_entries())
     bends = [data["box"] for name, data in graph.nodes(data=True) if data["box"].kind == "bend"]
