@@ -167,6 +167,10 @@ def test_a_matrix_keeps_its_rows_and_a_large_tensor_is_told_in_words():
     assert "[13]: 1 NaN" in words(drawn((x * torch.tensor([nan, *torch.ones(12)])).sum(), {"x": x}))
 
 
+def test_a_cell_has_room_for_the_longer_text_of_both_ways():
+    assert Strip({"vanilla": outcome([0.125, nan]), "ignoring": outcome([1.0, 2.0])}).texts() == ["0.125", "NaN"]
+
+
 def test_a_line_that_passes_a_layer_by_has_a_place_there():
     graph, *_ = boxes(*six_entries())
     bends = [data["box"] for name, data in graph.nodes(data=True) if data["box"].kind == "bend"]
@@ -201,3 +205,77 @@ def test_what_is_long_is_not_written_into_the_graph():
     assert "powgrad × (2 × self)" in words(drawn((x**2).sum(), {"x": x}))
     a, b = division()
     assert "div" in words(drawn(a, b))
+
+
+def number(element, *names):
+    return [float(element.get(name)) for name in names]
+
+
+def extent(text):
+    """From where to where a text reaches, and its baseline."""
+    x, y = number(text, "x", "y")
+    width = module.CHARACTER * len("".join(text.itertext()))
+    kinds = text.get("class", "")
+    left = x if "zn-right" in kinds else x - width if "zn-left" in kinds else x - width / 2
+    return left, left + width, y
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_every_text_has_room(name):
+    svg = drawn(*GRAPHS[name]())
+    width, height = map(float, svg.get("viewBox").split()[2:])
+    rects = [number(rect, "x", "y", "width", "height") for rect in svg.iter(f"{SVG}rect")]
+    for group in svg.iter(f"{SVG}g"):
+        if "zn-entry" in group.get("class", ""):
+            x, y, wide, high = number(group.find(f"{SVG}rect"), "x", "y", "width", "height")
+            left, right, base = extent(group.find(f"{SVG}text"))
+            assert x < left and right < x + wide + 0.1 and y + 10 < base < y + high - 3
+    for node in [each for each in svg if each.get("class") in ("zn-node", "zn-end")]:
+        x, y, wide, high = number(node.find(f"{SVG}rect"), "x", "y", "width", "height")
+        cells = [number(rect, "x", "y", "width", "height") for rect in node.iter(f"{SVG}rect")][1:]
+        for text in node.iter(f"{SVG}text"):
+            if "zn-here" not in text.get("class", ""):
+                left, right, base = extent(text)
+                assert x < left and right < x + wide and y + 10 < base < y + high - 3
+            if text.get("class") == "zn-label":
+                base = extent(text)[2]
+                assert not any(top < base + 2 and base - 9 < top + tall for _, top, _, tall in cells)
+                assert any(base < top < base + 8 for _, top, _, _ in cells), "a label stands right above its entries"
+        for left, top, span, tall in cells:
+            assert x < left and left + span < x + wide and top + tall < y + high
+    for text in svg.iter(f"{SVG}text"):
+        if "zn-call" in text.get("class", ""):
+            left, right, base = extent(text)
+            assert left > 0 and right < width and base < height
+            for x, y, wide, high in rects:
+                assert right < x or x + wide < left or base < y or y + high < base - 9
+
+
+def test_where_there_is_no_room_on_the_right_the_arithmetic_stands_on_the_left():
+    a, b = leaf(1.0, 0.0), leaf(2.0, 0.0)
+    c = torch.where(b > 0, a / b, 0)
+    svg = drawn((c * 2).sum(), {"a": a, "b": b})
+    calls = [each for each in svg.iter(f"{SVG}text") if "zn-call" in each.get("class", "")]
+    sides = {each.get("class") for each in calls}
+    assert sides <= {"zn-call zn-left"}, "the way to the right is another cotangent's, or too far"
+
+
+def test_leaves_and_the_loss_are_rounder_than_nodes():
+    svg = drawn(*where_over_exp())
+    radius = {each.get("class"): each.find(f"{SVG}rect").get("rx") for each in svg if each.get("class") in KINDS}
+    assert float(radius["zn-end"]) > float(radius["zn-node"])
+
+
+KINDS = ("zn-node", "zn-end")
+
+
+def test_a_bent_line_has_twice_the_room_of_a_straight_one():
+    graph, *_ = boxes(*division())
+    room = {
+        round(graph.nodes[b]["box"].y - graph.nodes[a]["box"].y - graph.nodes[a]["box"].height): abs(
+            graph.nodes[a]["box"].x - graph.nodes[b]["box"].x
+        )
+        > module.GAP
+        for a, b in graph.edges
+    }
+    assert room == {module.SPACE: False, 2 * module.SPACE: True}

@@ -121,6 +121,14 @@ def test_each_input_has_a_formula_of_its_own_where_they_differ():
     assert "\n3. div: grad ÷ other to a.grad; −grad × ((self ÷ other) ÷ other) to b.grad\n" in figure.text()
     lines = ["".join(each.itertext()) for each in steps(figure)[2].findall("p[@class='zn-formula']")]
     assert lines == ["passes on grad ÷ other to a.grad", "passes on −grad × ((self ÷ other) ÷ other) to b.grad"]
+    html = figure.html()
+    assert "grad ÷ other to a.grad</b></p><p class" in html
+    a = leaf(1.0)
+    twice = steps(BackwardFigure(record(a * leaf(2.0), {"a": a}), ""))[0]
+    assert twice.get("data-vanilla") == "It passes on grad × other."
+    b = leaf(2.0)
+    both = steps(BackwardFigure(record(a * b, {"a": a, "b": b}), ""))[0]
+    assert both.get("data-vanilla") == "It passes on grad × other to a.grad; grad × self to b.grad."
     x = leaf(3.0)
     square = BackwardFigure(record(x * x, {"x": x}), "")
     assert "grad × other to x.grad, of self; grad × self to x.grad, of other" in square.text()
