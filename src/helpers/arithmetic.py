@@ -406,19 +406,15 @@ def _product(left: Tensor, right: Tensor, names: tuple[str, str], value: Tensor)
 @rule("mm", "addmm", "linear")
 def _(node: Node) -> Iterator[Arithmetic]:
     saved, slot = node.saved, node.slot - ("mat1" in node.saved)
-    if saved.get("alpha", 1) != 1 or saved.get("beta", 1) != 1:
+    if saved.get("beta" if slot == -1 else "alpha", 1) != 1:
         return
     if slot == 0:
         other = saved["mat2"].t()
-        yield _product(node.grad, other, ("grad", "mat2.T"), node.grad.mm(other))
+        yield _product(node.grad, other, (GRAD, "mat2.T"), node.grad.mm(other))
     elif slot == 1:
         name = "mat1" if "mat1" in saved else "self"
         other = saved[name].t()
-        value = other.mm(node.grad)
-        yield _product(other, node.grad, (f"{name}.T", "grad"), value)
-        # PyTorch computes the transpose where the matrix lies in memory by columns.
-        value = node.grad.t().mm(saved[name]).t()
-        yield _product(other, node.grad, (f"{name}.T", "grad"), value)
+        yield _product(other, node.grad, (f"{name}.T", GRAD), other.mm(node.grad))
     elif slot == -1:
         yield _made(node, "{}", node.grad)
 
@@ -427,7 +423,7 @@ def _(node: Node) -> Iterator[Arithmetic]:
 def _(node: Node) -> Iterator[Arithmetic]:
     if node.slot == 0:
         value = node.grad.ger(node.saved["vec"])
-        yield _product(node.grad.unsqueeze(1), node.saved["vec"].unsqueeze(0), ("grad", "vec"), value)
+        yield _product(node.grad.unsqueeze(1), node.saved["vec"].unsqueeze(0), (GRAD, "vec"), value)
     else:
         matrix = node.saved["self"].t()
         operands = {GRAD: node.grad.unsqueeze(1), "self.T": node.saved["self"]}

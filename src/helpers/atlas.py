@@ -228,31 +228,42 @@ class _Card:
     def html(self) -> str:
         point = self.point
         given = f" with {_code(point.given)}" if point.given else ""
-        lines = {
+        run = {
             "Code": f"{_code(point.code)} at {_code(f'x = {describe(outcome(point.at))}')}{given}",
             "Gives": f"value {_entries(self.plain.value)}, gradient {_entries(self.plain.gradient)}: "
             f"<strong>{self.kind}</strong>",
+        }
+        said = {
             "Slopes": f"from below {self._side(0)}; from above {self._side(1)}",
             "Mathematics": html.escape(point.mathematics),
             "PyTorch": html.escape(point.decided),
         }
         if self.sources:
-            lines["PyTorch"] += f" ({', '.join(map(_link, self.sources))})"
+            said["PyTorch"] += f" ({', '.join(map(_link, self.sources))})"
         if self.other is not None:
-            lines["Write"] = (
+            said["Write"] = (
                 f"{_code(point.instead)}: value {_entries(self.other.value)}, "
                 f"gradient {_entries(self.other.gradient)}. {html.escape(point.effect)}"
             )
-        body = "".join(f"<div><dt>{name}</dt> <dd>{line}</dd></div>" for name, line in lines.items() if line)
-        nodes = " ".join(map(_code, self.plain.nodes))
+        title, nodes = f"<strong>{html.escape(point.name)}</strong>", " ".join(map(_code, self.plain.nodes))
+        # A node that gives a NaN or an infinity is what people search for, and stands in the title.
+        if self.plain.kind == "finite":
+            run["Nodes"] = nodes
+        else:
+            title += f" {nodes}"
+        # The search has what was run; what is said of it is in words that every page has.
         return (
-            f'<div class="zn-point zn-searched" id="{point.anchor}"><p><strong>{html.escape(point.name)}</strong> '
-            f"{nodes}</p><dl>{body}</dl></div>"
+            f'<div class="zn-point"><div class="zn-searched" id="{point.anchor}"><p>{title}</p>{_list(run)}</div>'
+            f"{_list(said)}</div>"
         )
 
     def _side(self, side: int) -> str:
         told = [_slope(pair[side]) for pair in self.sides]
         return ", ".join(told[:1] if len(set(told)) == 1 else told)
+
+
+def _list(lines: dict[str, str]) -> str:
+    return f"<dl>{''.join(f'<div><dt>{name}</dt> <dd>{line}</dd></div>' for name, line in lines.items() if line)}</dl>"
 
 
 def _code(text: str) -> str:
@@ -314,8 +325,6 @@ def _limit(changes: Sequence[float]) -> float | str:
     """What the quotients of changes and steps tend to."""
     quotients = [change / step for change, step in zip(changes, STEPS, strict=True)]
     coarse, fine, finest = quotients
-    if math.isnan(sum(map(abs, quotients))):
-        return math.nan
     if math.isinf(finest):
         return finest if coarse == fine == finest else math.nan
     if _near(fine, finest):

@@ -70,7 +70,7 @@ class BackwardFigure:
         steps = "".join(self._step(number) for number in range(len(self.steps)))
         caption = f"<figcaption>{html.escape(self.caption)}</figcaption>" if self.caption else ""
         return (
-            f'<figure class="zn-backward" data-backward data-first="{self.first}">'
+            f'<figure class="zn-backward" data-backward="{self.first}">'
             f'<div class="zn-graph" role="img" aria-label="{alt}">{svg}</div>'
             f'<div class="zn-steps">{steps}</div>{caption}</figure>'
         )

@@ -60,7 +60,7 @@ class Step:
     name: str
     saved: Mapping[str, Any]
     arrives: Mapping[int, Mapping[str, Outcome]]
-    sends: Sequence[Sent] = ()
+    sends: Sequence[Sent]
 
     @property
     def leaf(self) -> bool:

@@ -157,7 +157,7 @@ def _ignoring(step: Step, spared: Births, births: Births) -> str:
             told["Ignored: " if text.endswith("= --") else "Left out of the sum: "].append((text, labels[at]))
         for at in births.get(sent.slot, {}):
             if isinstance(value, Entries) and value.kinds()[at] is Kind.NAN:
-                told[""].append(("NaN stays, for the loss uses the entry", labels[at]))
+                told[""].append(("Not ignored, so NaN stays", labels[at]))
     sentences = [f"{word}{_placed(found)}." for word, found in told.items() if found]
     if not sentences and not any(map(_masked, arrives)):
         counts = [

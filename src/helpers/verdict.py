@@ -31,7 +31,7 @@ JUDGEMENTS = {
   entry, zero or masked.
 - *rounded*: further off than that, but only by an accumulation of roundings: at most `ROUNDED` ulps.
 - *missing*: masked, or absent, although the loss uses the entry.
-- *wrong*: finite, but not the gradient.
+- *wrong*: finite, but not the gradient; or not finite in another way than the reference.
 - *contaminated*: non-finite although the reference is finite or the loss does not use the entry.
 """
 

@@ -187,6 +187,31 @@ def test_reductions_along_dimensions(function, dim, keepdim):
         assert made.formula == f"grad ÷ {6 // y.numel()}"
 
 
+@pytest.mark.parametrize("options", [{"alpha": 2}, {"beta": 2}])
+def test_a_factor_of_a_matrix_product_is_no_secret_even_where_it_changes_no_bit(options):
+    x = torch.ones(2, 2, requires_grad=True)
+    step = record(torch.addmm(x, x, x, **options), {"x": x}, torch.zeros(2, 2))[0]
+    known = [arithmetic(step, sent) is not None for sent in step.sends]
+    assert known == ([True, False, False] if "alpha" in options else [False, True, True])
+
+
+@pytest.mark.parametrize(("exponent", "formula"), [(2, "grad × (2 × self)"), (0.5, "grad × (0.5 × self^-0.5)")])
+def test_a_power_is_told_with_its_exponent(exponent, formula):
+    x = leaf(1.0, 2.0)
+    assert arithmetic(*first((x**exponent).sum(), {"x": x}, "pow")).formula == formula
+
+
+def test_a_dimension_that_is_counted_from_the_end():
+    x = torch.ones(2, 3, 2, requires_grad=True)
+    y = x.sum(dim=-2)
+    step, sent = first(y, {"x": x}, gradient=torch.arange(4.0).reshape(2, 2))
+    assert arithmetic(step, sent) is not None
+    z = torch.ones(3, 2, 3, requires_grad=True)
+    y = z.select(-1, -1)
+    step, sent = first(y, {"z": z}, gradient=torch.arange(6.0).reshape(3, 2))
+    assert arithmetic(step, sent) is not None
+
+
 @pytest.mark.parametrize("now", [True, False])
 def test_either_slope_of_clamp_at_its_bound_is_known(now):
     x = leaf(0.0, 1.0, 2.0)

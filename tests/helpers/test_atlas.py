@@ -45,6 +45,7 @@ def same(a, b):
         ("x * (1 / x).sin()", 0.0, [(math.nan, math.nan)]),
         ("torch.where(x == 0, x, x * (1 / x).sin())", 0.0, [(math.nan, math.nan)]),
         ("x * 1e-9", 1.0, [(0, 0)]),
+        ("torch.where(x.abs() > 1e-4, inf - inf, 2 * x)", 0.0, [(2, 2)]),
     ],
 )
 def test_slopes_are_those_of_the_function(code, at, expected):
@@ -180,7 +181,7 @@ def test_a_point_says_what_a_card_shows(point):
         assert not text or text.endswith("."), text
     assert bool(point.instead) == bool(point.effect) == (point.instead_gradient is not None)
     assert not point.effect or point.effect.split()[0].rstrip(":.") in EFFECTS
-    assert set(point.sources) <= set(SOURCES)
+    assert set(point.sources) <= set(SOURCES) and bool(point.decided) >= bool(point.sources)
 
 
 def test_points_and_sources_are_there_once_and_every_source_is_named():
@@ -206,8 +207,12 @@ def test_a_card_is_searched_and_has_an_anchor_and_says_what_was_measured(monkeyp
     point = POINTS["Roots and powers"][0]
     shown = card(monkeypatch, point)
     assert shown.text() == "sqrt at 0: inf, infinite" and shown.json() is None
-    (soup,) = BeautifulSoup(shown.html(), "html.parser").select("div.zn-searched")
-    assert soup["id"] == point.anchor == "point-sqrt-at-0"
+    (soup,) = BeautifulSoup(shown.html(), "html.parser").select("div.zn-point")
+    (searched,) = soup.select("div.zn-searched")
+    assert searched["id"] == point.anchor == "point-sqrt-at-0"
+    assert searched.get_text(" ", strip=True) == (
+        "sqrt at 0 SqrtBackward0 Code x.sqrt() at x = 0 Gives value 0 , gradient inf : infinite"
+    )
     assert soup.p.get_text() == "sqrt at 0 SqrtBackward0"
     lines = {line.dt.get_text(): line.dd.get_text() for line in soup.select("dl > div")}
     assert lines == {
@@ -224,12 +229,15 @@ def test_a_card_is_searched_and_has_an_anchor_and_says_what_was_measured(monkeyp
 def test_a_card_tells_a_slope_from_a_convention_and_the_sides_of_each_entry(monkeypatch):
     def text(code, at, **more):
         shown = card(monkeypatch, Point("p", code, at, None, "m", **more))
-        return BeautifulSoup(shown.html(), "html.parser").dl.get_text(" ", strip=True)
+        lists = BeautifulSoup(shown.html(), "html.parser").find_all("dl")
+        return " ".join(part.get_text(" ", strip=True) for part in lists)
 
-    assert "the slope Slopes from below 2; from above 2 Mathematics" in text("x ** 2", 1.0)
-    assert "finite by convention Slopes from below −1; from above 1 " in text("x.abs()", [0.0, 0.0])
+    assert "the slope Nodes PowBackward0 Slopes from below 2; from above 2 Mathematics" in text("x ** 2", 1.0)
+    assert "Slopes from below −1; from above 1 " in text("x.abs()", [0.0, 0.0])
     assert "from below 0; from above a jump, 0 " in text("x.ceil()", [1.0, 0.5])
     assert "with c = torch.ones(()) " in text("x * c", 1.0, given="c = torch.ones(())")
+    assert "finite by convention Nodes AbsBackward0 Slopes" in text("x.abs()", 0.0)
+    assert "Nodes" not in text("x.log()", 0.0)
     assert "PyTorch" not in text("x", 1.0) and "Write" not in text("x", 1.0)
 
 

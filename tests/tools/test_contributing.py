@@ -30,7 +30,7 @@ EDITS = {
     "src/helpers/threads.py": (")\nTHREADS", THREAD),
     "_toc.yml": ("chapters/slicing-nan\n", f"chapters/slicing-nan\n      - file: chapters/{NAME}\n"),
     "chapters/welcome.md": ("|---|---|\n", f"|---|---|\n| The loss is NaN after `log` | [Log of zero]({NAME}.md) |\n"),
-    "tests/site/test_search.py": ("\nQUERIES = {\n", f'\nQUERIES = {{\n    "{QUERY}": ("{NAME}", 4),\n'),
+    "tests/site/test_search.py": ("\nQUERIES = {\n", f'\nQUERIES = {{\n    "{QUERY}": ("{NAME}", 8),\n'),
 }
 """What is changed besides the new page, in every file that the text names: a place in it and what follows."""
 

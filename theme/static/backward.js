@@ -12,12 +12,9 @@ function button(text, act) {
   return made;
 }
 
-let figures = 0;
-
 for (const figure of document.querySelectorAll("[data-backward]")) {
   const steps = [...figure.querySelectorAll(".zn-step")];
-  const name = `backward-${++figures}`;
-  let at = Number(figure.dataset.first);
+  let at = Number(figure.dataset.backward);
   let way = WAYS[0];
 
   const controls = document.createElement("div");
@@ -26,24 +23,22 @@ for (const figure of document.querySelectorAll("[data-backward]")) {
   controls.setAttribute("aria-label", "Step through the backward pass");
   const previous = button("← Previous", () => go(-1));
   const next = button("Next →", () => go(1));
-  const ways = document.createElement("fieldset");
-  ways.className = "zn-ways";
+  previous.setAttribute("aria-keyshortcuts", "ArrowLeft");
+  next.setAttribute("aria-keyshortcuts", "ArrowRight");
+  const ways = document.createElement("div");
+  ways.setAttribute("role", "group");
   ways.setAttribute("aria-label", "Backward pass");
-  for (const each of WAYS) {
-    const label = document.createElement("label");
-    const radio = document.createElement("input");
-    Object.assign(radio, { type: "radio", name, value: each, checked: each === way });
-    radio.addEventListener("change", () => { way = each; show(); });
-    label.append(radio, each);
-    ways.append(label);
-  }
+  ways.append(...WAYS.map((each) => button(each, () => { way = each; show(); })));
   const said = document.createElement("p");
   said.setAttribute("role", "status");
   controls.append(previous, next, ways, said);
-  figure.querySelector(".zn-graph").after(controls);
+  const side = document.createElement("div");
+  side.className = "zn-side";
+  figure.querySelector(".zn-graph").after(side);
+  side.append(controls, figure.querySelector(".zn-steps"));
 
   controls.addEventListener("keydown", (event) => {
-    if (!(event.key in KEYS) || event.target.type === "radio" || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (!(event.key in KEYS) || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     go(KEYS[event.key]);
   });
@@ -70,6 +65,7 @@ for (const figure of document.querySelectorAll("[data-backward]")) {
       node.classList.toggle("zn-now", Number(node.dataset.step) === at);
     }
     figure.dataset.way = way;
+    for (const each of ways.children) each.setAttribute("aria-pressed", each.textContent === way);
     // Not disabled: a button that loses the focus under the finger is no help.
     previous.setAttribute("aria-disabled", at === 0);
     next.setAttribute("aria-disabled", at === steps.length - 1);

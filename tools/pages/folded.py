@@ -17,7 +17,7 @@ def prompts(tags: set[str], stated: int) -> tuple[str, str]:
     if "solution" in tags:
         return "A solution", "A solution"
     if not stated:
-        return "Show the code", "Hide the code"
+        return "Checked by the page", "Checked by the page"
     line = "Checked: 1 result is as stated" if stated == 1 else f"Checked: {stated} results are as stated"
     return line, line
 

@@ -11,7 +11,7 @@ from tools.pages.folded import prompts
         ({"hide-cell"}, 1, "Checked: 1 result is as stated"),
         ({"hide-cell"}, 3, "Checked: 3 results are as stated"),
         ({"hide-cell", "solution"}, 0, "A solution"),
-        ({"hide-cell"}, 0, "Show the code"),
+        ({"hide-cell"}, 0, "Checked by the page"),
     ],
 )
 def test_the_line_says_what_is_folded(tags, stated, line):

@@ -1,0 +1,203 @@
+import itertools
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+import torch
+
+from helpers import backward_drawing as module
+from helpers.backward_drawing import WIDEST, Box, Strip, draw
+from helpers.backward_graph import record
+from helpers.backward_told import tell
+from helpers.entries import Absent, outcome
+
+nan, inf = float("nan"), float("inf")
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def leaf(*values):
+    return torch.tensor(values, requires_grad=True)
+
+
+def drawn(loss, inputs, salt="s", **options):
+    steps = record(loss, inputs, **options)
+    return ET.fromstring(draw(steps, tell(steps), salt))
+
+
+def where_over_exp():
+    x = leaf(-1.0, 2.0, 100.0)
+    return torch.where(x < 0, torch.exp(x), torch.ones_like(x)).sum(), {"x": x}
+
+
+def division():
+    a, b = leaf(1.0, 0.0), leaf(2.0, 0.0)
+    return torch.where(b > 0, a / b, 0).sum(), {"a": a, "b": b}
+
+
+def six_entries():
+    x = leaf(-10.0, -5.0, 0.0, 5.0, 50.0, 100.0)
+    return torch.where(x < 0, x.exp(), x).sum(), {"x": x}
+
+
+def matrix():
+    weight = leaf([0.5, 1.0])
+    rows = torch.tensor([[1.0, 2.0], [3.0, 4.0], [nan, nan]])
+    return torch.nn.functional.linear(rows, weight)[:2].sum(), {"weight": weight}
+
+
+GRAPHS = {made.__name__: made for made in (where_over_exp, division, six_entries, matrix)}
+
+
+def words(element):
+    return [("".join(text.itertext())) for text in element.iter(f"{SVG}text")]
+
+
+def part(svg, **data):
+    keys = {name.replace("_", "-"): str(value) for name, value in data.items()}
+    return [each for each in svg.iter(f"{SVG}g") if all(each.get(key) == value for key, value in keys.items())]
+
+
+def test_the_nodes_and_all_that_flows_between_them_are_there():
+    svg = drawn(*where_over_exp())
+    assert words(part(svg, data_step=0)[0]) == ["▶", "sumgrad, for every entry"]
+    assert words(part(svg, data_step=1)[0]) == [
+        "▶",
+        "wheregrad if condition else 0",
+        "condition",
+        "True",
+        "False",
+        "False",
+    ]
+    assert words(part(svg, data_step=2)[0]) == ["▶", "expgrad × result", "result", "0.368", "7.39", "inf"]
+    assert words(part(svg, data_step=3)[0]) == ["▶", "x.grad"]
+    start, first, second, third = (part(svg, data_to=to)[0] for to in range(4))
+    assert (words(start), words(first)) == (["1"], ["1", "1", "1"])
+    assert [each.get("data-from") for each in (start, first, second, third)] == ["-1", "0", "1", "2"]
+    assert words(part(second, data_way="vanilla")[0]) == ["1", "0", "0"]
+    assert words(part(second, data_way="ignoring")[0]) == ["1", "--", "--"]
+    assert not part(first, data_way="vanilla"), "where both ways agree there is one"
+    assert "loss" in words(svg)
+
+
+def test_every_kind_of_entry_has_a_class_of_its_own():
+    svg = drawn(*where_over_exp())
+    kinds = {each.get("class").split()[0] for each in svg.iter(f"{SVG}g") if "zn-entry" in each.get("class", "")}
+    assert kinds == {"zn-entry-finite", "zn-entry-zero", "zn-entry-nan", "zn-entry-inf", "zn-entry-masked"}
+
+
+def marked(svg, name):
+    return [words(each) for each in svg.iter(f"{SVG}g") if name in each.get("class", "").split()]
+
+
+def test_what_makes_nan_is_marked_with_the_nan():
+    svg = drawn(*where_over_exp())
+    assert marked(svg, "zn-born") == [["NaN"]]
+    assert sorted(marked(svg, "zn-meets")) == [["--"], ["0"], ["inf"]]
+
+
+def test_the_arithmetic_stands_beside_the_nan_and_its_counterpart_in_the_same_place():
+    calls = [each for each in drawn(*where_over_exp()).iter(f"{SVG}text") if "zn-call" in each.get("class", "")]
+    assert [(each.text, each.get("data-way")) for each in calls] == [
+        ("0 × inf = NaN", "vanilla"),
+        ("-- × inf = --", "ignoring"),
+    ]
+    assert len({(each.get("x"), each.get("y")) for each in calls}) == 1
+
+
+def boxes(loss, inputs):
+    steps = record(loss, inputs)
+    graph = module._graph(steps, tell(steps))
+    for most in (module.MOST, 6, 4, 3, 2):
+        module._measure(graph, most)
+        width, height = module._lay_out(graph)
+        if width <= WIDEST:
+            break
+    return graph, width, height
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_nothing_lies_on_another_thing_or_outside(name):
+    graph, width, height = boxes(*GRAPHS[name]())
+    placed = [data["box"] for _, data in graph.nodes(data=True)]
+    assert width <= WIDEST
+    for box in placed:
+        assert box.x - box.width / 2 > 0 and box.x + box.width / 2 < width
+        assert box.y > 0 and box.y + box.height < height
+    for a, b in itertools.combinations(placed, 2):
+        beside = abs(a.x - b.x) >= (a.width + b.width) / 2 + module.GAP - 0.01
+        below = a.y + a.height + module.SPACE <= b.y + 0.01 or b.y + b.height + module.SPACE <= a.y + 0.01
+        assert beside or below, (a, b)
+    for above, under in graph.edges:
+        a, b = graph.nodes[above]["box"], graph.nodes[under]["box"]
+        assert a.y + a.height < b.y, "cotangents flow down"
+
+
+def test_entries_stand_below_each_other_in_a_chain():
+    svg = drawn(*where_over_exp())
+    columns = {}
+    for group in svg.iter(f"{SVG}g"):
+        if "zn-entry" in group.get("class", ""):
+            columns.setdefault(group.find(f"{SVG}rect").get("x"), []).append(words(group)[0])
+    assert sum("inf" in texts and "NaN" in texts and "--" in texts for texts in columns.values()) == 1
+
+
+def test_rows_that_are_too_wide_for_a_phone_are_broken():
+    steps = record(*six_entries())
+    strip = Strip({"": outcome(steps[0].sends[0].value["vanilla"])})
+    assert (strip.columns(12), strip.columns(4)) == (6, 4)
+    width = float(drawn(*six_entries()).get("viewBox").split()[2])
+    assert width <= WIDEST
+    tops = {cell.get("y") for cell in part(drawn(*six_entries()), data_to=1)[0].iter(f"{SVG}rect")}
+    assert len(tops) > 1
+
+
+def test_a_matrix_keeps_its_rows_and_a_large_tensor_is_told_in_words():
+    matrix = Strip({"": outcome(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))})
+    assert (matrix.columns(12), matrix.columns(1)) == (2, 2)
+    assert Strip({"": outcome(torch.tensor(1.0))}).columns(12) == 1
+    for large in (torch.zeros(13), torch.zeros(1, 1, 1), torch.zeros(0)):
+        assert Strip({"": outcome(large)}).columns(12) == 0
+    assert Strip({"": outcome(torch.zeros(12))}).columns(12) == 12
+    many = outcome(torch.tensor([nan, inf, 1.0, nan, *torch.zeros(9)]))
+    assert Strip({"": many}).words(many) == "[13]: 2 NaN, 1 inf"
+    assert Strip({"": many}).words(outcome(torch.zeros(13))) == "[13]"
+    assert Strip({"": Absent()}).words(Absent()) == "None" and Strip({"": Absent()}).columns(12) == 0
+    x = torch.ones(13, requires_grad=True)
+    assert "[13]" in words(drawn((x * torch.tensor([nan, *torch.ones(12)])).sum(), {"x": x}))
+    assert "[13]: 1 NaN" in words(drawn((x * torch.tensor([nan, *torch.ones(12)])).sum(), {"x": x}))
+
+
+def test_a_line_that_passes_a_layer_by_has_a_place_there():
+    graph, *_ = boxes(*six_entries())
+    bends = [data["box"] for name, data in graph.nodes(data=True) if data["box"].kind == "bend"]
+    assert len(bends) == 2 and all(box.height > 0 and box.step == 1 for box in bends)
+    svg = drawn(*six_entries())
+    lines = [each for each in svg.iter(f"{SVG}path") if each.get("class") == "zn-line"]
+    assert len(lines) == len(graph.edges)
+    assert sum("marker-end" in line.attrib for line in lines) == len(lines) - len(bends)
+
+
+def test_the_ids_are_the_drawings_own():
+    svg = ET.tostring(drawn(*where_over_exp(), salt="mine"), encoding="unicode")
+    assert re.findall(r'\bid="([^"]+)"', svg) == ["mine-arrow"]
+    assert set(re.findall(r"url\(#([^)]+)\)", svg)) == {"mine-arrow"}
+
+
+def test_texts_are_escaped():
+    x = leaf(1.0)
+    assert "a<b.grad" in words(drawn(x * 1, {"a<b": x}))
+
+
+def test_boxes_keep_their_order_and_distance():
+    left, right = Box(width=10), Box(width=30)
+    module._settle([left, right], [0, 0])
+    assert right.x - left.x == 20 + module.GAP and left.x + right.x == pytest.approx(0)
+    module._settle([left, right], [-100, 100])
+    assert (left.x, right.x) == (-100, 100)
+
+
+def test_what_is_long_is_not_written_into_the_graph():
+    x = leaf(1.0, 2.0)
+    assert "powgrad × (2 × self)" in words(drawn((x**2).sum(), {"x": x}))
+    a, b = division()
+    assert "div" in words(drawn(a, b))

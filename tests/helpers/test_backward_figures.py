@@ -1,0 +1,191 @@
+import re
+import xml.etree.ElementTree as ET
+from html import unescape
+
+import pytest
+import torch
+
+from helpers import backward_figure, show
+from helpers.backward_figures import BackwardFigure
+from helpers.backward_graph import record
+
+nan = float("nan")
+
+
+def leaf(*values):
+    return torch.tensor(values, requires_grad=True)
+
+
+def made(caption="where & exp"):
+    x = leaf(-1.0, 2.0, 100.0)
+    return BackwardFigure(record(torch.where(x < 0, torch.exp(x), torch.ones_like(x)).sum(), {"x": x}), caption)
+
+
+def parsed(figure):
+    return ET.fromstring(figure.html())
+
+
+def steps(figure):
+    return parsed(figure).findall(".//section")
+
+
+def rows(section):
+    return [
+        (["".join(cell.itertext()) for cell in row], row.get("data-way"))
+        for row in section.find("table/tbody").findall("tr")
+    ]
+
+
+def test_the_text_tells_every_step():
+    text = made().text()
+    assert text.startswith(
+        "where & exp\n1. sum: grad, for every entry\n   arrives: 1\n   to where: [1, 1, 1]\n2. where: "
+    )
+    assert "\n   vanilla: NaN is born: 0 × inf = NaN at [2].\n   ignoring: Ignored: -- × inf = -- at [2].\n" in text
+    assert text.endswith(
+        "4. x.grad\n   x.grad, vanilla: [0.368, 0, NaN]\n   x.grad, ignoring: [0.368, --, --]\n"
+        "   vanilla: NaN in 1 of 3 entries.\n   ignoring: Ignored entries are written as 0. No NaN."
+    )
+    assert made("").text().startswith("1. sum")
+
+
+def test_without_a_script_every_step_is_a_table_of_both_ways():
+    sum_, where, exp, end = steps(made())
+    assert [each.get("data-step") for each in (sum_, where, exp, end)] == ["0", "1", "2", "3"]
+    assert rows(exp) == [
+        (["arrives, vanilla", "1", "0", "0"], "vanilla"),
+        (["arrives, ignoring", "1", "--", "--"], "ignoring"),
+        (["result", "0.368", "7.39", "inf"], None),
+        (["to x.grad, vanilla", "0.368", "0", "NaN"], "vanilla"),
+        (["to x.grad, ignoring", "0.368", "--", "--"], "ignoring"),
+    ]
+    assert ["".join(cell.itertext()) for cell in exp.find("table/thead/tr")] == ["", "[0]", "[1]", "[2]"]
+    assert rows(sum_) == [(["arrives", "1"], None), (["to where", "1", "1", "1"], None)]
+    assert sum_.find("table/tbody/tr/td").get("colspan") == "3"
+    assert rows(end)[0] == (["x.grad, vanilla", "0.368", "0", "NaN"], "vanilla")
+    said = [("".join(each.itertext()), each.get("data-way")) for each in exp.findall("p[@class='zn-said']")]
+    assert said == [
+        ("vanilla: NaN is born: 0 × inf = NaN at [2].", "vanilla"),
+        ("ignoring: Ignored: -- × inf = -- at [2].", "ignoring"),
+    ]
+    told = "".join(exp.itertext())
+    assert "3. exp ExpBackward0" in told and "passes on grad × result" in told
+    assert "self: grad * result.conj()" in told
+    assert '<span class="zn-nan">NaN</span>' in made().html() and '<span class="zn-masked">--</span>' in made().html()
+
+
+def test_the_script_finds_what_to_say_and_where_to_begin():
+    figure = parsed(made())
+    assert figure.get("data-backward") == "2"
+    sum_, where, exp, _ = steps(made())
+    assert [each.get("data-title") for each in (sum_, where, exp)] == ["sum", "where", "exp"]
+    assert sum_.get("data-vanilla") == sum_.get("data-ignoring") == "It passes on grad, for every entry."
+    assert where.get("data-vanilla") == "It passes on grad if condition else 0."
+    assert where.get("data-ignoring") == "From here on the loss ignores 2 of 3 entries (--)."
+    assert exp.get("data-vanilla") == "NaN is born: 0 × inf = NaN at [2]."
+    # Both ways are drawn, and each can be hidden.
+    ways = {each.get("data-way") for each in figure.iter() if each.get("data-way")}
+    assert ways == {"vanilla", "ignoring"}
+
+
+def test_without_nan_the_last_step_is_the_first_to_see():
+    x = leaf(1.0, 2.0)
+    figure = BackwardFigure(record(x.exp().sum(), {"x": x}), "")
+    assert figure.first == 2 and "NaN is born" not in figure.text()
+    assert not figure.html().count("figcaption")
+
+
+def test_who_can_not_see_it_is_told_the_graph_and_what_happens():
+    assert made().alt() == (
+        "Graph of the backward pass: from the loss to sum; sum passes on to where; where passes on to exp; "
+        "exp passes on to x.grad. NaN is born: 0 × inf = NaN at [2]."
+    )
+    graph = parsed(made()).find("div[@class='zn-graph']")
+    assert graph.get("role") == "img" and graph.get("aria-label") == made().alt()
+    assert [each.find("table").get("aria-label") for each in steps(made())] == [
+        "1. sum",
+        "2. where",
+        "3. exp",
+        "4. x.grad",
+    ]
+
+
+def test_a_caption_is_escaped_and_stands_below():
+    figure = parsed(made("a < b & c"))
+    assert figure[-1].tag == "figcaption" and figure[-1].text == "a < b & c"
+
+
+def test_each_input_has_a_formula_of_its_own_where_they_differ():
+    a, b = leaf(1.0, 0.0), leaf(2.0, 0.0)
+    figure = BackwardFigure(record(torch.where(b > 0, a / b, 0).sum(), {"a": a, "b": b}), "")
+    assert "\n3. div: grad ÷ other to a.grad; −grad × ((self ÷ other) ÷ other) to b.grad\n" in figure.text()
+    lines = ["".join(each.itertext()) for each in steps(figure)[2].findall("p[@class='zn-formula']")]
+    assert lines == ["passes on grad ÷ other to a.grad", "passes on −grad × ((self ÷ other) ÷ other) to b.grad"]
+    x = leaf(3.0)
+    square = BackwardFigure(record(x * x, {"x": x}), "")
+    assert "grad × other to x.grad, of self; grad × self to x.grad, of other" in square.text()
+
+
+def test_a_node_without_a_rule_shows_what_arrives_and_what_leaves():
+    x = leaf(1.0, 2.0)
+    figure = BackwardFigure(record(x.cumprod(0).sum(), {"x": x}), "")
+    section = steps(figure)[1]
+    assert section.find("p[@class='zn-formula']") is None and section.get("data-vanilla") == ""
+    assert rows(section)[-1][0] == ["to x.grad", "3", "1"]
+    assert "cumprod_backward" in "".join(section.itertext())
+
+
+def test_several_outputs_are_told_apart():
+    x = leaf(1.0, 2.0)
+    low, high = x.aminmax()
+    text = BackwardFigure(record(low + high * 2, {"x": x}), "").text()
+    assert "arrives at output 0: 1" in text and "arrives at output 1: 2" in text
+
+
+def test_what_is_too_long_for_columns_is_a_line_and_cut_when_it_is_longer():
+    x = torch.arange(1.0, 10.0, requires_grad=True)
+    section = steps(BackwardFigure(record((x * 2).sum(), {"x": x}), ""))[0]
+    assert section.find("table/thead") is None
+    assert rows(section)[1][0] == ["to mul", "[1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    y = torch.arange(1.0, 21.0, requires_grad=True)
+    section = steps(BackwardFigure(record((y * 2).sum(), {"x": y}), ""))[0]
+    assert "… 8 more …" in rows(section)[1][0][1]
+    wide = leaf(1.23e-10, 4.56e-10, 7.89e-10, 1.11e-10, 2.22e-10)
+    section = steps(BackwardFigure(record((wide * wide).sum(), {"x": wide}), ""))[1]
+    assert rows(section)[1][0][1].startswith("[1.23e-10, ")
+    matrix = torch.ones(2, 2, requires_grad=True)
+    section = steps(BackwardFigure(record(matrix.exp().sum(), {"x": matrix}), ""))[0]
+    assert ["".join(cell.itertext()) for cell in section.find("table/thead/tr")][1:] == [
+        "[0, 0]",
+        "[0, 1]",
+        "[1, 0]",
+        "[1, 1]",
+    ]
+
+
+def test_the_page_is_the_same_every_time_and_two_figures_have_their_own_ids():
+    assert made().html() == made().html()
+    one, two = (re.findall(r'\bid="([^"]+)"', made(caption).html()) for caption in ("a", "b"))
+    assert one and not set(one) & set(two)
+
+
+def test_it_states_no_facts_for_machines():
+    assert made().json() is None
+
+
+def test_it_is_shown(monkeypatch):
+    shown = []
+    monkeypatch.setattr(show, "show", shown.append)
+    x = leaf(1.0, 2.0)
+    backward_figure(x.exp(), {"x": x}, caption="c", gradient=torch.tensor([1.0, 0.0]))
+    (figure,) = shown
+    assert figure.caption == "c" and "arrives: [1, 0]" in figure.text()
+    with pytest.raises(ValueError, match="give gradient="):
+        backward_figure(x.exp(), {"x": x})
+    assert len(shown) == 1
+
+
+def test_texts_of_the_reader_are_escaped():
+    x = leaf(1.0)
+    figure = BackwardFigure(record(x * 1, {'<i a="b">': x}), "")
+    assert "<i " not in figure.html() and '<i a="b">.grad' in unescape(figure.html())
