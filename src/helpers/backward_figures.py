@@ -152,7 +152,7 @@ def _columns(values: Sequence[Outcome]) -> tuple[int, list[str]]:
 
 
 def _fits(value: Entries) -> bool:
-    return 0 < len(value) <= MOST and len(value) * (2 + max(map(len, short(value)))) <= LINE
+    return 0 < len(value) <= MOST and len(value) * (2 + max(map(len, [*short(value), *value.labels()]))) <= LINE
 
 
 def _entries(value: Entries) -> list[str]:

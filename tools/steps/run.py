@@ -106,9 +106,9 @@ def _run(chapter: Path, notebook: NotebookNode, timeout: int) -> Run:
             fatal = f"hangs: still running after {timeout} s"
     except DeadKernelError:
         fatal = "kills its kernel"
-    for cell in notebook.cells:  # in how many pieces a kernel sends what was printed is left to chance
+    for cell in notebook.cells:
         if "outputs" in cell:
-            cell.outputs = coalesce_streams(cell.outputs)
+            cell.outputs = coalesce_streams(whole(cell.outputs))
     troubles = [
         _trouble(notebook, index, f"raises {output.ename}: {output.evalue}")
         for index, cell in enumerate(notebook.cells)
@@ -118,6 +118,21 @@ def _run(chapter: Path, notebook: NotebookNode, timeout: int) -> Run:
     if fatal is not None:
         troubles.append(_trouble(notebook, at[0], fatal))
     return Run(chapter, notebook, time.monotonic() - started, cached=False, troubles=tuple(troubles))
+
+
+def whole(outputs: list[NotebookNode]) -> list[NotebookNode]:
+    """The outputs of a cell with what was printed in one piece: in how many a kernel sends it is left to chance.
+
+    MyST-NB's own way takes each piece for a line of its own, and would break a line that came in two.
+    """
+    found: list[NotebookNode] = []
+    for output in outputs:
+        last = found[-1] if found else None
+        if last and output.output_type == last.output_type == "stream" and output.name == last.name:
+            last.text += output.text
+        else:
+            found.append(output)
+    return found
 
 
 def _trouble(notebook: NotebookNode, index: int, what: str) -> Trouble:
