@@ -12,11 +12,11 @@
 - `control`: samples of a small computation, which a reader of the site can play with.
 - `ClaimFailed`: what a claim that does not hold raises.
 
-Needs `zero_or_nan`, torch (2.6 or newer), numpy and matplotlib, and nothing else.
+Needs `zero_or_nan`, torch (2.6 or newer) with the networkx that it brings, numpy and matplotlib, and nothing else.
 """
 
 from .atlas import atlas, decisions
-from .backward_figures import backward_figure
+from .backward import backward_figure
 from .cases import Case
 from .claims import Claim, ClaimFailed
 from .compare import Tolerance, ulp_distance

@@ -70,6 +70,19 @@ def test_no_page_is_wider_than_its_window_and_no_table_scrolls_there(browser, ad
             assert wide == [], path
 
 
+def test_the_lines_to_copy_and_what_they_print_are_in_the_first_screen(browser, address):
+    seen = 0
+    with Visit(browser, address, viewport={"width": 1280, "height": 900}) as tab:
+        for path in PAGES:
+            tab.open(path)
+            fix = tab.page.locator("#at-a-glance .cell .cell_output").first
+            if fix.count():
+                box = fix.bounding_box()
+                assert box and box["y"] + box["height"] <= 900, path
+                seen += 1
+    assert seen >= 8
+
+
 def test_on_a_phone_no_number_is_broken_and_the_text_of_figures_can_be_read(phone):
     seen = {"entries": 0, "figures": 0}
     for path in PAGES:

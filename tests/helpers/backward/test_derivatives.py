@@ -3,8 +3,8 @@ from importlib import resources
 import pytest
 import torch
 
-from helpers import derivatives
-from helpers.derivatives import formulas
+from helpers.backward import derivatives
+from helpers.backward.derivatives import formulas
 
 pytestmark = pytest.mark.skipif(
     not resources.files("torchgen").joinpath("packaged/autograd/derivatives.yaml").is_file(),

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.masked import MaskedTensor
 
-from helpers import backward_graph
-from helpers.backward_graph import MOST, WAYS, record
+from helpers.backward import graph
+from helpers.backward.graph import MOST, WAYS, record
 from helpers.entries import Absent, describe, outcome
 from zero_or_nan import ignoring
 
@@ -259,4 +259,4 @@ def test_what_ignoring_warns_of_is_still_said(monkeypatch):
 def test_the_ways_are_those_of_the_pages():
     from helpers.ways import WAYS as all_ways
 
-    assert set(backward_graph.WAYS) <= {getattr(way, "name", way) for way in all_ways}
+    assert set(graph.WAYS) <= {getattr(way, "name", way) for way in all_ways}

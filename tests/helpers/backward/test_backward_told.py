@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from helpers.backward_graph import record
-from helpers.backward_told import short, tell
+from helpers.backward.graph import record
+from helpers.backward.told import short, tell
 from helpers.entries import outcome
 
 nan, inf = float("nan"), float("inf")

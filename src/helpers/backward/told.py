@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
+from ..entries import Entries, Kind, Outcome
 from .arithmetic import Arithmetic, arithmetic
-from .backward_graph import Sent, Step
 from .derivatives import formulas
-from .entries import Entries, Kind, Outcome
+from .graph import Sent, Step
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,12 +11,12 @@ from typing import Any
 
 from torch import Tensor
 
-from . import show
-from .backward_drawing import draw
-from .backward_graph import WAYS, Sent, Step, record
-from .backward_told import Told, short, tell
+from .. import show
+from ..entries import Entries, Outcome, describe, nested, outcome
 from .derivatives import formulas
-from .entries import Entries, Outcome, describe, nested, outcome
+from .drawing import draw
+from .graph import WAYS, Sent, Step, record
+from .told import Told, short, tell
 
 LINE = 40
 """The characters of a line on a phone: a tensor that needs more is not shown in columns."""

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .backward_graph import Sent, Step
-from .entries import Entries, outcome
+from ..entries import Entries, outcome
+from .graph import Sent, Step
 
 GRAD = "grad"
 """The cotangent that arrives, in PyTorch's formulas."""

@@ -5,10 +5,10 @@ import xml.etree.ElementTree as ET
 import pytest
 import torch
 
-from helpers import backward_drawing as module
-from helpers.backward_drawing import WIDEST, Box, Strip, draw
-from helpers.backward_graph import record
-from helpers.backward_told import tell
+from helpers.backward import drawing as module
+from helpers.backward.drawing import WIDEST, Box, Strip, draw
+from helpers.backward.graph import record
+from helpers.backward.told import tell
 from helpers.entries import Absent, outcome
 
 nan, inf = float("nan"), float("inf")

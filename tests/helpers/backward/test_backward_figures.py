@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from helpers import backward_figure, show
-from helpers.backward_figures import BackwardFigure
-from helpers.backward_graph import record
+from helpers.backward.figure import BackwardFigure
+from helpers.backward.graph import record
 
 nan = float("nan")
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from helpers import arithmetic as module
-from helpers.arithmetic import RULES, Arithmetic, arithmetic
-from helpers.backward_graph import record
+from helpers.backward import arithmetic as module
+from helpers.backward.arithmetic import RULES, Arithmetic, arithmetic
+from helpers.backward.graph import record
 from helpers.entries import outcome
 
 nan, inf = float("nan"), float("inf")

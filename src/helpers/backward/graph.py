@@ -19,7 +19,7 @@ from zero_or_nan.ignoring.careful import Pass
 from zero_or_nan.ignoring.graph import graph_from
 from zero_or_nan.ignoring.masks import full
 
-from .entries import Outcome, outcome
+from ..entries import Outcome, outcome
 
 MOST = 40
 """The nodes of the largest graph that is recorded: nobody can read more in one figure."""

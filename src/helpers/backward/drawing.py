@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..entries import Entries, Kind, Outcome, describe, outcome
 from .arithmetic import GRAD
-from .backward_graph import WAYS, Step
-from .backward_told import Told, short
-from .entries import Entries, Kind, Outcome, describe, outcome
+from .graph import WAYS, Step
+from .told import Told, short
 
 MOST = 12
 """The entries of the largest tensor that is drawn entry by entry."""
