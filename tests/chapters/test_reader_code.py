@@ -124,6 +124,15 @@ def test_no_claim_stands_in_the_open(name):
             assert "hide-cell" in tags(cell), cell.source
 
 
+VERDICTS = [name for name in CASES if any("case.verdict(" in cell.source for _, cell in sections(name))]
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_a_case_draws_its_computation_where_it_says_why(name):
+    drawn = [heading for heading, cell in sections(name) if "backward_figure(\n" in cell.source]
+    assert "Why" in drawn
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_case_ends_in_exercises_with_folded_solutions(name):
     found = sections(name)

@@ -77,16 +77,16 @@ function field(input, changed) {
 for (const place of document.querySelectorAll("[data-control]")) {
   const made = CONTROLS[place.dataset.control];
   if (!made) continue;
-  const box = document.createElement("div");
+  const box = document.createElement("fieldset");
   box.className = "zn-try";
-  box.setAttribute("role", "group");
-  box.setAttribute("aria-label", "Try it");
+  const legend = document.createElement("legend");
+  legend.textContent = "Try it: your browser computes the same";
   const inputs = document.createElement("div");
   const results = document.createElement("dl");
   const shown = document.createElement("output");
   for (const input of made.inputs) inputs.append(...field(input, update));
   inputs.append(shown);
-  box.append(inputs, results);
+  box.append(legend, inputs, results);
   place.prepend(box);
 
   function update() {
