@@ -51,10 +51,10 @@ def rows(text):
 
 
 def test_releases_that_gave_the_same_share_a_cell(tmp_path):
-    for version in ("2.9.0", "2.10.0", "2.6.0", "2.11.0"):
+    for version in ("2.9.0", "2.10.0", "2.6.0", "2.12.0", "2.11.0"):
         put(tmp_path, version, claim(entries("1", "NaN")), verdict(vanilla="contaminated"))
-    assert [column.version for column in columns(tmp_path)] == ["2.6.0", "2.9.0", "2.10.0", "2.11.0"]
-    assert rows(releases(tmp_path, link)) == {"vanilla": [(4, "✗ contaminated", set(), [])]}
+    assert [column.version for column in columns(tmp_path)] == ["2.6.0", "2.9.0", "2.10.0", "2.11.0", "2.12.0"]
+    assert rows(releases(tmp_path, link)) == {"vanilla": [(5, "✗ contaminated", set(), [])]}
     assert list(changes(columns(tmp_path))) == []
 
 
@@ -137,8 +137,10 @@ def test_what_counts_as_the_same(one, other, alike):
     assert _alike(one, other) is alike and _alike(other, one) is alike
 
 
-def test_what_ran_is_told_with_what_failed(tmp_path):
-    row = {"torch": "2.6.0", "claims": {"held": 2, "of": 3}, "tests": {"passed": 5, "skipped": 0, "failed": ["a"]},
+def test_what_ran_is_told_with_what_failed_and_with_the_claims_that_are_recorded_now(tmp_path):
+    record = {"torch": "2.6.0", "device": "cpu", "outcomes": [{"holds": True}, {"holds": False}, {"holds": True}]}
+    (tmp_path / "torch-2.6.0-cpu.json").write_text(json.dumps(record), encoding="utf-8")
+    row = {"torch": "2.6.0", "claims": {"held": 1, "of": 1}, "tests": {"passed": 5, "skipped": 0, "failed": ["a"]},
            "mended": {"error": "<it died>"}}  # fmt: skip
     (tmp_path / "measured").mkdir()
     found = {"rows": [row, {"torch": "2.7.0", "error": "no such version"}]}
