@@ -143,6 +143,18 @@ def test_no_link_in_a_real_notebook_is_relative_to_the_chapters():
                 assert [link for link in links if not link.startswith(("https://", "#"))] == [], path.name
 
 
+def test_what_the_site_folds_is_folded_in_jupyter_and_in_colab():
+    folded, open_cells = 0, 0
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            tags, metadata = set(cell["metadata"].get("tags", [])), cell["metadata"]
+            hidden = bool(tags & {"hide-cell", "hide-input"})
+            assert (metadata.get("jupyter") == {"source_hidden": True}) is hidden, path.name
+            assert (metadata.get("cellView") == "form") is hidden, path.name
+            folded, open_cells = folded + hidden, open_cells + (cell["cell_type"] == "code" and not hidden)
+    assert folded > 100 and open_cells > 100
+
+
 def test_a_link_inside_code_stays_as_it_is(book):
     book.append("one", 'print("[x](two.md)")')
     pair(Project(book.root))
