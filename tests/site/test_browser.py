@@ -413,6 +413,17 @@ def test_every_control_on_a_page_is_one_that_the_script_knows(pages):
     assert all(f'"{name}": {{' in script for name in names)
 
 
+def test_a_link_to_a_folded_claim_leads_to_it_unfolded(visit):
+    place = "claim-10729-vanilla-x-grad"
+    visit.open(f"chapters/where-over-exp.html#{place}")
+    claim = visit.page.locator(f"#{place}")
+    assert claim.is_visible()
+    visit.page.wait_for_function(
+        "(id) => { const { top } = document.getElementById(id).getBoundingClientRect(); return 0 <= top && top < 900; }",
+        arg=place,
+    )
+
+
 def test_code_can_be_copied(visit):
     visit.context.grant_permissions(["clipboard-read", "clipboard-write"])
     visit.open("chapters/where-over-exp.html")

@@ -38,6 +38,18 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
+// A link may lead to what is folded, such as a claim: not every browser unfolds it by itself.
+function unfold() {
+  const place = document.querySelector(":target");
+  const folded = place?.closest("details:not([open])");
+  if (!folded) return;
+  folded.open = true;
+  place.scrollIntoView();
+}
+
+unfold();
+addEventListener("hashchange", unfold);
+
 // "/" leads to the search, Escape back to where one was. A key without Ctrl must have a switch: it is on the search page.
 const box = document.querySelector("form.search-page input") ?? document.querySelector("form.search input");
 const choice = document.querySelector("#slash input");
