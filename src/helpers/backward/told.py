@@ -217,5 +217,9 @@ def _masked(value: Outcome) -> int:
 
 
 def _counted(value: Outcome) -> str:
-    count = value.kinds().count(Kind.NAN) if isinstance(value, Entries) else 0
-    return f"NaN in {count} of {len(value)} entries." if count else "No NaN."  # type: ignore[arg-type]
+    """What of a gradient is not finite."""
+    if not isinstance(value, Entries):
+        return "No NaN."
+    nan, infinite = (value.kinds().count(kind) for kind in (Kind.NAN, Kind.INF))
+    found = [f"{name} in {count}" for name, count in (("NaN", nan), ("inf", infinite)) if count]
+    return f"{', '.join(found)} of {len(value)} entries." if found else "No NaN."

@@ -55,6 +55,14 @@ def test_where_nan_is_born_and_what_ignoring_does_instead():
     assert (where.born, where.spared) == ({}, {}) and not any(where.meets.values())
 
 
+def test_the_end_tells_what_is_infinite_too():
+    x = leaf(0.0, 4.0)
+    assert said(x.sqrt().sum(), {"x": x}, "x.grad") == dict.fromkeys(("vanilla", "ignoring"), "inf in 1 of 2 entries.")
+    end = said((x.sqrt() * torch.tensor([1.0, nan])).sum(), {"x": x}, "x.grad")
+    assert end["vanilla"] == "NaN in 1, inf in 1 of 2 entries."
+    assert said((x * 2).sum(), {"x": x}, "x.grad")["vanilla"] == "No NaN."
+
+
 def test_only_the_numbers_that_were_combined_meet():
     x = leaf(1.0, 100.0)
     mul = told(x * x.exp(), {"x": x}, gradient=torch.tensor([1.0, 0.0]))[0]
