@@ -419,7 +419,10 @@ def test_a_link_to_a_folded_claim_leads_to_it_unfolded(visit):
     claim = visit.page.locator(f"#{place}")
     assert claim.is_visible()
     visit.page.wait_for_function(
-        "(id) => { const at = document.getElementById(id).getBoundingClientRect(); return 0 <= at.top && at.top < 900; }",
+        """(id) => {
+            const { top } = document.getElementById(id).getBoundingClientRect();
+            return 0 <= top && top < 900;
+        }""",
         arg=place,
     )
 
