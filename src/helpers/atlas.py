@@ -74,7 +74,7 @@ class Point:
         >>> Point("sqrt at 0", "x.sqrt()", 0.0, None, "").anchor
         'point-sqrt-at-0'
         """
-        return "-".join(["point", *re.findall("[a-z0-9]+", self.name.lower())])
+        return show.anchor("point", self.name)
 
 
 EFFECTS = {
@@ -197,7 +197,7 @@ class _Decisions:
 
     def html(self) -> str:
         rows = [
-            [_link(thread), f"{html.escape(thread.title)}<br>{html.escape(thread.state)}"] for thread in self.threads
+            [thread.link(), f"{html.escape(thread.title)}<br>{html.escape(thread.state)}"] for thread in self.threads
         ]
         days = ", ".join(sorted({thread.looked_up for thread in self.threads}))
         caption = f"What was decided, looked up {days}"
@@ -239,7 +239,7 @@ class _Card:
             "PyTorch": html.escape(point.decided),
         }
         if self.sources:
-            said["PyTorch"] += f" ({', '.join(map(_link, self.sources))})"
+            said["PyTorch"] += f" ({', '.join(source.link() for source in self.sources)})"
         if self.other is not None:
             said["Write"] = (
                 f"{_code(point.instead)}: value {_entries(self.other.value)}, "
@@ -268,10 +268,6 @@ def _list(lines: dict[str, str]) -> str:
 
 def _code(text: str) -> str:
     return f"<code>{html.escape(text)}</code>"
-
-
-def _link(thread: Thread) -> str:
-    return f'<a href="{html.escape(thread.url, quote=True)}">{html.escape(thread.label)}</a>'
 
 
 def _slope(value: float | str) -> str:

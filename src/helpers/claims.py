@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import re
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -178,7 +177,7 @@ def anchor(case: str, way: str, quantity: str) -> str:
     >>> anchor("10729", "vanilla", "x.grad, result clamped")
     'claim-10729-vanilla-x-grad-result-clamped'
     """
-    return "-".join(["claim", *re.findall("[a-z0-9]+", f"{case} {way} {quantity}".lower())])
+    return show.anchor("claim", case, way, quantity)
 
 
 _TITLES = ("entry", "expected", "observed")

@@ -5,24 +5,14 @@ What can be measured is not believed: `helpers.atlas` runs every expression, and
 
 from __future__ import annotations
 
+from functools import partial
 from math import inf, nan
 
 from .atlas import Point
 from .releases import Since
-from .threads import Thread
+from .threads import Thread, upstream
 
-LOOKED_UP = "2026-11-22"
-"""The day on which the threads below were read, in stored copies."""
-
-
-def _thread(number: int, title: str, state: str, kind: str = "issues") -> Thread:
-    url = f"https://github.com/pytorch/pytorch/{kind}/{number}"
-    return Thread(str(number), f"pytorch#{number}", title, url, state, number, LOOKED_UP)
-
-
-def _pull(number: int, title: str, state: str) -> Thread:
-    return _thread(number, title, state, "pull")
-
+_pull = partial(upstream, kind="pull")
 
 _ALL = (
     Thread(
@@ -33,7 +23,6 @@ _ALL = (
         "Answered by a list, whose first line that fits counts: the derivative where there is one; for a convex "
         "function the subgradient of least norm; for a concave one the supergradient of least norm; the limit, which "
         "may be infinite, as for sqrt(0); anything, mostly NaN, where the function is not defined.",
-        looked_up=LOOKED_UP,
     ),
     Thread(
         "eigh",
@@ -42,45 +31,46 @@ _ALL = (
         "https://docs.pytorch.org/docs/stable/generated/torch.linalg.eigh.html",
         "Answered by a warning: the gradient is finite only where the eigenvalues are distinct, and the loss must not "
         "depend on the choice of eigenvectors.",
-        looked_up=LOOKED_UP,
     ),
-    _thread(773, "Gradient formula for prod can't handle 0 inputs", "Closed: fixed."),
-    _thread(2421, "Gradient of zero norm is nan", "Closed, by pytorch#2775."),
+    upstream(773, "Gradient formula for prod can't handle 0 inputs", "Closed: fixed."),
+    upstream(2421, "Gradient of zero norm is nan", "Closed, by pytorch#2775."),
     _pull(
         2775,
         "Norm subgradient at 0",
         "Closed, merged: the norm gives the subgradient 0 at 0; the sqrt of a sum of squares goes on giving NaN.",
     ),
-    _thread(
+    upstream(
         4320,
         "torch.std NaN gradient",
         "Closed. A maintainer: the same as for the norm, 0 is a valid subgradient, and should be returned.",
     ),
-    _thread(4605, "Warning on infinite acos gradients?", "Closed: checks in the operators would cost too much."),
+    upstream(4605, "Warning on infinite acos gradients?", "Closed: checks in the operators would cost too much."),
     _pull(7049, "clamp now has subgradient 1 at min and max", "Closed, merged in 2018; undone by pytorch#191142."),
-    _thread(
+    upstream(
         8069,
         "[feature request] About Nan error using acos() function",
         "Open. Advised there: anomaly mode, and an eps.",
     ),
-    _thread(8940, "Issue in a particular case in backpropagation", "Closed, by pytorch#8945: x ** 0 has gradient 0."),
-    _thread(25110, "Pass a tensor of `-inf` to `nn.Softmax` and return a tensor of `nan`", "Closed: 0 / 0, not a bug."),
-    _thread(27134, "Gradient for d/db a**b should be 0 at a=0 instead of NaN", "Closed; it is 0 by now."),
-    _thread(
+    upstream(8940, "Issue in a particular case in backpropagation", "Closed, by pytorch#8945: x ** 0 has gradient 0."),
+    upstream(
+        25110, "Pass a tensor of `-inf` to `nn.Softmax` and return a tensor of `nan`", "Closed: 0 / 0, not a bug."
+    ),
+    upstream(27134, "Gradient for d/db a**b should be 0 at a=0 instead of NaN", "Closed; it is 0 by now."),
+    upstream(
         23133,
         "torch.symeig() get NAN gradient when loss backpropagation",
         "Closed by a maintainer as not a bug; others objected.",
     ),
-    _thread(
+    upstream(
         29372, "torch.std() returns nan for single item tensors.", "Open. It divides by n − 1 = 0; NaN is expected."
     ),
-    _thread(
+    upstream(
         31829,
         "Improve gradient stability of logsumexp, softmax, log_softmax, logsigmoid at -inf (replace nan by zero)",
         "Closed. A maintainer: autograd can't tell an unused 0 from a computed one.",
     ),
-    _thread(37154, "torch.cdist produces nan gradients in Pytorch 1.5, but not Pytorch 1.4", "Closed: 0 by now."),
-    _thread(
+    upstream(37154, "torch.cdist produces nan gradients in Pytorch 1.5, but not Pytorch 1.4", "Closed: 0 by now."),
+    upstream(
         41508,
         "nn.MultiheadAttention causes gradients to become NaN under some use cases",
         "Open: a row that is masked throughout still makes NaN where need_weights is True.",
@@ -90,34 +80,34 @@ _ALL = (
         "Evenly distribute output grad into all matching inputs for min/max/median",
         "Closed, landed in 2020: the subgradient of least norm.",
     ),
-    _thread(49724, "cure unnecessary NaN values that arise from ±∞ arguments", "Open."),
-    _thread(
+    upstream(49724, "cure unnecessary NaN values that arise from ±∞ arguments", "Open."),
+    upstream(
         56734,
         "Element-wise max of two Tensors computes the wrong gradient in case of equality",
         "Closed: half each; of max(dim) all to one is expected.",
     ),
-    _thread(56760, "Derivative of sinc(x) at x=0 returns NaN, should be 0", "Closed: it is 0 by now."),
-    _thread(
+    upstream(56760, "Derivative of sinc(x) at x=0 returns NaN, should be 0", "Closed: it is 0 by now."),
+    upstream(
         70348,
         "nan return by nn.CrossEntropyLoss when all the labels are ignore_index in torch 1.11",
         "Open. Done on purpose in pytorch#64572: the mean of nothing is NaN.",
     ),
     _pull(82713, "Fix and improve the efficiency of the backward of xlog* functions.", "Closed, landed in 2022."),
-    _thread(89558, "KLDivLoss backward computation error", "Closed. A maintainer: x log x has no derivative at 0."),
-    _thread(94184, "torch.var's backward may have a bug?", "Closed: NaN, in the shape of the input."),
+    upstream(89558, "KLDivLoss backward computation error", "Closed. A maintainer: x log x has no derivative at 0."),
+    upstream(94184, "torch.var's backward may have a bug?", "Closed: NaN, in the shape of the input."),
     _pull(
         133882,
         "Update fused kernels and call _safe_softmax from SDPA",
         "Closed, landed in 2024: scaled_dot_product_attention gives 0 for a row that is masked throughout.",
     ),
     _pull(166787, "Fix NaN gradients in atan2_backward when both inputs are zero", "Closed: 0 in place of NaN."),
-    _thread(
+    upstream(
         184572,
         "`torch.maximum` / `torch.clamp_min` gradients at tie point violate PyTorch's documented subgradient "
         "convention and are inconsistent with `F.relu`",
         "Closed, by pytorch#191142.",
     ),
-    _thread(
+    upstream(
         184575,
         "`F.normalize` returns ~1e12 gradient at zero-vector input instead of NaN, while the forward pass already "
         "returns NaN",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -129,9 +130,16 @@ def result(value: Outcome, limit: int = 24) -> str:
     raise TypeError(f"not an outcome: {value!r}")
 
 
-def _plain(fragment: str) -> str:
-    import re
+def anchor(*words: str) -> str:
+    """The name under which a link finds a place on a page.
 
+    >>> anchor("claim", "10729", "vanilla", "x.grad, result clamped")
+    'claim-10729-vanilla-x-grad-result-clamped'
+    """
+    return "-".join(re.findall("[a-z0-9]+", " ".join(words).lower()))
+
+
+def _plain(fragment: str) -> str:
     return html.unescape(re.sub(r"<[^>]*>", "", fragment))
 
 

@@ -31,11 +31,14 @@ class Thread:
 
     def html(self, more: str = "") -> str:
         """A card: what the thread is called, where it is, how it stands; `more` is HTML for a last line."""
-        link = f'<a href="{html.escape(self.url, quote=True)}">{html.escape(self.label)}</a>'
         return (
-            f'<div class="zn-claim"><p>{link}: {html.escape(self.title)}</p>'
+            f'<div class="zn-claim"><p>{self.link()}: {html.escape(self.title)}</p>'
             f"<p>{html.escape(self.state)} <span class='zn-note'>(looked up {self.looked_up})</span></p>{more}</div>"
         )
+
+    def link(self) -> str:
+        """Its label, as HTML, which leads to it."""
+        return f'<a href="{html.escape(self.url, quote=True)}">{html.escape(self.label)}</a>'
 
     def json(self) -> dict[str, Any]:
         return {"type": "thread", "case": self.key, "title": self.title, "url": self.url}
@@ -57,8 +60,9 @@ def thread(key: str) -> Thread:
     return THREADS[key]
 
 
-def _issue(number: int, title: str, state: str) -> Thread:
-    url = f"https://github.com/pytorch/pytorch/issues/{number}"
+def upstream(number: int, title: str, state: str, kind: str = "issues") -> Thread:
+    """An issue of PyTorch's, or of another `kind`: `"pull"`."""
+    url = f"https://github.com/pytorch/pytorch/{kind}/{number}"
     return Thread(str(number), f"pytorch#{number}", title, url, state, number)
 
 
@@ -70,24 +74,24 @@ _ALL = (
         "https://stackoverflow.com/questions/43451125/pytorch-what-are-the-gradient-arguments",
         "Answered: a weight for each entry of the output, the derivative of the final loss with respect to it.",
     ),
-    _issue(
+    upstream(
         10729,
         "Gradient of clamp is nan for inf inputs",
         "Closed. Asked for a zero gradient wherever clamp cuts off, for inf too; the decision behind the closing was "
         "not found.",
     ),
-    _issue(
+    upstream(
         52248,
         "torch.where leads to unexpected gradients",
         "Closed, labelled “has workaround” and “needs design”. A maintainer saw nothing to be done until PyTorch "
         "can tell a zero gradient from no gradient.",
     ),
-    _issue(
+    upstream(
         67180,
         "Gradient of nansum and nanmean wrongly produces `nan`",
         "Closed. The thread points to MaskedTensor; the decision behind the closing was not found.",
     ),
-    _issue(
+    upstream(
         4132,
         "x.grad should be 0 but get NaN after x/0",
         "Open. The asker's advice in the thread: let no inf arise in the forward pass; the newest, of 2025: a backward "
@@ -100,14 +104,11 @@ _ALL = (
         "https://discuss.pytorch.org/t/gradients-contaminated-by-unused-inputs/135053",
         "Answered: expected. Autograd no longer knows that the zeros it multiplies stand for “ignored”.",
     ),
-    Thread(
-        "6394",
-        "pytorch#6394",
+    upstream(
+        6394,
         "chain rule will lead to Nan, sqrt() example",
-        "https://github.com/pytorch/pytorch/issues/6394",
         "Closed. A maintainer: sqrt has the derivative inf at 0, and where an expression is put together by hand not "
         "much can be done; the norm was given a subgradient of its own.",
-        6394,
     ),
     Thread(
         "round-off",

@@ -94,6 +94,11 @@ def test_the_visible_cells_import_what_a_reader_has(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_code_that_is_shown_needs_no_sideways_scrolling(name):
+    assert [line for cell in visible(name) for line in cell.splitlines() if len(line) > 78] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_at_most_one_visible_line_in_ten_is_ours(name):
     lines = [line for cell in visible(name) for line in cell.splitlines() if line.strip()]
     ours = [line for line in lines if OURS.search(line.partition("#")[0])]

@@ -8,8 +8,9 @@ from helpers import atlas, decisions
 from helpers.atlas import EFFECTS, JUMP, Point, differentiable, measure, slopes
 from helpers.compare import Tolerance, differing
 from helpers.entries import outcome
-from helpers.points import LOOKED_UP, POINTS, SOURCES
+from helpers.points import POINTS, SOURCES
 from helpers.releases import Since
+from helpers.threads import LOOKED_UP
 from zero_or_nan import ignoring
 
 ALL = [point for group in POINTS.values() for point in group]

@@ -14,12 +14,11 @@ from bs4 import BeautifulSoup, Tag
 from scratch import ROOT
 
 from helpers import JUDGEMENTS, THREADS
-from tools.pages.folded import prompts
+from tools.pages.folded import prompt
 from tools.project import Project
 from tools.steps.collect import MIME, checked
 from tools.steps.origin import origin
 from tools.steps.pair import SETUP
-from tools.steps.read import read
 
 PROJECT = Project(ROOT)
 CHAPTERS = [chapter.stem for chapter in PROJECT.chapters]
@@ -158,7 +157,7 @@ def test_what_a_page_asserts_is_folded_behind_a_line_that_counts_it(pages, name)
     for cell in soup.select("article .cell.tag_hide-cell"):
         (line,) = cell.select(":scope > details > summary .collapsed")
         stated = len(cell.select(".zn-stated"))
-        assert line.get_text() == prompts(set(cell["class"]) & {"tag_solution"} and {"solution"}, stated)[0]
+        assert line.get_text() == prompt({name.removeprefix("tag_") for name in cell["class"]}, stated)
         says = "tag_solution" in cell["class"] or "assert " in cell.get_text()
         assert stated or says, "a cell that asserts nothing is folded for no reason"
     assert [claim for claim in soup.select("article .zn-stated") if not claim.find_parent("details")] == []
@@ -239,19 +238,6 @@ def test_every_page_has_a_language_a_title_and_one_main_heading(pages):
             assert soup.html.get("lang") == "en"
             assert soup.title.get_text().strip()
             assert len(soup.select("article h1")) == 1, path
-
-
-@notebooks
-def test_code_that_is_shown_needs_no_sideways_scrolling(name):
-    hiding = {"hide-input", "remove-input", "hide-cell", "remove-cell"}
-    long = [
-        line
-        for cell in read(ROOT / "chapters" / f"{name}.md").cells
-        if cell.cell_type == "code" and not hiding & set(cell.metadata.get("tags", []))
-        for line in cell.source.splitlines()
-        if len(line) > 78
-    ]
-    assert long == []
 
 
 def test_no_page_has_a_formula_that_would_need_a_script(pages):

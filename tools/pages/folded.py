@@ -12,14 +12,13 @@ from docutils import nodes
 from sphinx.application import Sphinx
 
 
-def prompts(tags: set[str], stated: int) -> tuple[str, str]:
-    """The line over a folded cell, closed and open, from the cell's tags and the number of its claims."""
+def prompt(tags: set[str], stated: int) -> str:
+    """The line over a folded cell, from the cell's tags and the number of its claims."""
     if "solution" in tags:
-        return "A solution", "A solution"
+        return "A solution"
     if not stated:
-        return "Checked by the page", "Checked by the page"
-    line = "Checked: 1 result is as stated" if stated == 1 else f"Checked: {stated} results are as stated"
-    return line, line
+        return "Checked by the page"
+    return "Checked: 1 result is as stated" if stated == 1 else f"Checked: {stated} results are as stated"
 
 
 def _name(app: Sphinx, doctree: nodes.document) -> None:
@@ -27,7 +26,7 @@ def _name(app: Sphinx, doctree: nodes.document) -> None:
         if cell.get("hide_mode") == "all":
             tags = {name.removeprefix("tag_") for name in cell["classes"]}
             stated = sum(raw.astext().count('id="claim-') for raw in cell.findall(nodes.raw))
-            cell["prompt_show"], cell["prompt_hide"] = prompts(tags, stated)
+            cell["prompt_show"] = cell["prompt_hide"] = prompt(tags, stated)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -74,9 +74,7 @@ class Arithmetic:
 
     def births(self) -> Iterator[tuple[int, str]]:
         """The entries that are NaN though no NaN arrived for them: the place, and the numbers that were combined."""
-        terms = self.value if self.terms is None else self.terms
-        place = torch.arange(self.value.numel()).reshape(self.value.shape).broadcast_to(terms.shape).flatten()
-        flat = [_flat(operand, terms.shape) for operand in self.operands.values()]
+        terms, place, flat = self._laid_out()
         born = terms.flatten().isnan() & ~flat[0].isnan()
         done = set()
         for term in born.nonzero().flatten().tolist():
@@ -86,14 +84,18 @@ class Arithmetic:
 
     def ignored(self, at: int, mask: Tensor) -> str:
         """The same for the first term of an entry whose cotangent is ignored and whose product would be NaN."""
-        terms = self.value if self.terms is None else self.terms
-        place = torch.arange(self.value.numel()).reshape(self.value.shape).broadcast_to(terms.shape).flatten()
-        flat = [_flat(operand, terms.shape) for operand in self.operands.values()]
+        terms, place, flat = self._laid_out()
         left_out = terms.flatten().isnan() & ~_flat(self.arranged(mask), terms.shape) & (place == at)
         for term in left_out.nonzero().flatten().tolist():
             others = (_number(operand[term]) for operand in flat[1:])
             return self.pattern.format("--", *others).removeprefix("−")  # what is ignored has no sign
         return ""
+
+    def _laid_out(self) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """All terms; and flat, beside each: the entry that it goes to, and the operands that it is made of."""
+        terms = self.value if self.terms is None else self.terms
+        place = torch.arange(self.value.numel()).reshape(self.value.shape).broadcast_to(terms.shape).flatten()
+        return terms, place, [_flat(operand, terms.shape) for operand in self.operands.values()]
 
 
 Rule = Callable[[Node], Iterator[Arithmetic]]
@@ -113,10 +115,10 @@ def rule(*functions: str) -> Callable[[Rule], Rule]:
 
 def arithmetic(step: Step, sent: Sent) -> Arithmetic | None:
     """How the vanilla pass computed what a node sent; None where no rule gives the very bits."""
-    (*_, arrived), passed = ({}, *step.arrives.values()), sent.value["vanilla"]
     if len(step.arrives) != 1 or step.function not in RULES:
         return None
-    grad = arrived["vanilla"]
+    (arrived,) = step.arrives.values()
+    grad, passed = arrived["vanilla"], sent.value["vanilla"]
     if not isinstance(grad, Entries) or not isinstance(passed, Entries):
         return None
     try:

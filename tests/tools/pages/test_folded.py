@@ -2,7 +2,7 @@
 
 import pytest
 
-from tools.pages.folded import prompts
+from tools.pages.folded import prompt
 
 
 @pytest.mark.parametrize(
@@ -15,4 +15,4 @@ from tools.pages.folded import prompts
     ],
 )
 def test_the_line_says_what_is_folded(tags, stated, line):
-    assert prompts(tags, stated)[0] == line
+    assert prompt(tags, stated) == line
