@@ -80,7 +80,7 @@ for (const place of document.querySelectorAll("[data-control]")) {
   const box = document.createElement("fieldset");
   box.className = "zn-try";
   const legend = document.createElement("legend");
-  legend.textContent = "Try it: your browser computes the same";
+  legend.textContent = "Try it in your browser";
   const inputs = document.createElement("div");
   const results = document.createElement("dl");
   const shown = document.createElement("output");
