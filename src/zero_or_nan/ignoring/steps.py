@@ -85,7 +85,7 @@ class Step:
 
     def _mask_of(self, result: Any) -> Mask:
         """That of a cotangent. Zeros that a derivative makes up without one, as that of x**0, are ignored with it."""
-        if type(result) is Cotangent or not can_carry(result) or bool(result.any()):
+        if type(result) is not Tensor or not result._is_zerotensor() and (not can_carry(result) or bool(result.any())):
             return mask_of(result)
         if is_recorded(self.node):  # of what a derivative did not depend on
             return everywhere(False, result)
