@@ -15,69 +15,103 @@ inf, nan = math.inf, math.nan
 SIZE = 4
 NUMBERS = [0.0, -0.0, 1.0, -1.0, 0.5, 2.0, -3.0, 100.0, -800.0, 800.0, 3e38, 1e200, inf, -inf, nan]
 PLAIN = [1.0, -1.0, 0.5, 2.0, -3.0, 0.25]
+WEIGHTS = [1.0, -2.0, 0.5, 3.0, -0.25, 1.5, 0.75, -1.25]
 
 
 @dataclass(eq=False)
 class Number:
-    """A float64 and the ways back from it."""
+    """A float64 and the ways back from it, which are made of numbers again: a gradient has a gradient.
+
+    `size` is what the value would be if all terms had one sign: that times the precision of a float is its error.
+    """
 
     value: float
     back: list = field(default_factory=list)  # pairs: a number it was computed from, and what it gets of a derivative
+    size: float | None = None
 
     def __post_init__(self):
         self.value = np.float64(self.value)
+        if self.size is None:
+            self.size = abs(self.value)
+
+    def __add__(self, other):
+        return plus(self, other)
+
+    def __neg__(self):
+        return Number(-self.value, [(self, lambda g: -g)], self.size)
+
+    def __sub__(self, other):
+        return plus(self, -other)
+
+    def __mul__(self, other):
+        return times(self, other)
+
+    def __truediv__(self, other):
+        return over(self, other)
 
 
 def gradient(loss, leaves):
-    """What each leaf gets of the loss; None where nothing leads back."""
-    order, seen = [], set()
-
-    def visit(number):
-        if id(number) not in seen:
-            seen.add(id(number))
-            for source, _ in number.back:
-                visit(source)
-            order.append(number)
-
-    visit(loss)
-    got = {id(loss): np.float64(1)}
+    """What each leaf gets of the loss, as a number; None where nothing leads back."""
+    got = {id(loss): Number(1)}
     with np.errstate(all="ignore"):
-        for number in reversed(order):
+        for number in reversed(in_order(loss)):
             for source, pull in number.back:
                 part = pull(got[id(number)])
                 got[id(source)] = got[id(source)] + part if id(source) in got else part
     return [got.get(id(leaf)) for leaf in leaves]
 
 
-def unary(value, pull):
-    def run(xs, _):
-        return [Number(value(x.value), [(x, lambda g, x=x: pull(g, x.value, value(x.value)))]) for x in xs]
+def in_order(loss):
+    """All that it was computed from, each after its own sources."""
+    order, seen, stack = [], set(), [(loss, False)]
+    while stack:
+        number, done = stack.pop()
+        if done:
+            order.append(number)
+        elif id(number) not in seen:
+            seen.add(id(number))
+            stack.append((number, True))
+            stack.extend((source, False) for source, _ in number.back)
+    return order
 
-    return run
+
+def one(x, value, pull):
+    """A function of one number; `pull` gets what the result gets, the number, and the result."""
+    result = Number(value(x.value))
+    result.back.append((x, lambda g: pull(g, x, result)))
+    return result
+
+
+def unary(value, pull):
+    return lambda xs, _: [one(x, value, pull) for x in xs]
+
+
+def cosine(x):
+    return one(x, np.cos, lambda g, x, y: -g * one(x, np.sin, lambda g, x, y: g * cosine(x)))
 
 
 def times(x, y):
-    return Number(x.value * y.value, [(x, lambda g: g * y.value), (y, lambda g: g * x.value)])
+    return Number(x.value * y.value, [(x, lambda g: g * y), (y, lambda g: g * x)], x.size * y.size)
 
 
 def over(x, y):
-    return Number(x.value / y.value, [(x, lambda g: g / y.value), (y, lambda g: -g * ((x.value / y.value) / y.value))])
+    return Number(x.value / y.value, [(x, lambda g: g / y), (y, lambda g: -g * ((x / y) / y))], x.size / abs(y.value))
 
 
 def plus(x, y):
-    return Number(x.value + y.value, [(x, lambda g: g), (y, lambda g: g)])
+    return Number(x.value + y.value, [(x, lambda g: g), (y, lambda g: g)], x.size + y.size)
 
 
 def larger(x, y):
     value = np.maximum(x.value, y.value)
     if x.value == y.value:
-        return Number(value, [(x, lambda g: g / 2), (y, lambda g: g / 2)])
+        return Number(value, [(x, lambda g: g / Number(2)), (y, lambda g: g / Number(2))])
     back = [(n, lambda g: g) for n, other in ((x, y), (y, x)) if not n.value < other.value]
     return Number(value, back)
 
 
 def total(xs):
-    return Number(sum(x.value for x in xs), [(x, lambda g: g) for x in xs])
+    return Number(sum(x.value for x in xs), [(x, lambda g: g) for x in xs], sum(x.size for x in xs))
 
 
 def matrix(xs, ws):
@@ -109,13 +143,13 @@ nothing = st.none()
 ONE = {
     "exp": (lambda x, _: x.exp(), unary(np.exp, lambda g, x, y: g * y), nothing),
     "log": (lambda x, _: x.log(), unary(np.log, lambda g, x, y: g / x), nothing),
-    "sqrt": (lambda x, _: x.sqrt(), unary(np.sqrt, lambda g, x, y: g / (2 * y)), nothing),
-    "tanh": (lambda x, _: x.tanh(), unary(np.tanh, lambda g, x, y: g * (1 - y * y)), nothing),
-    "sin": (lambda x, _: x.sin(), unary(np.sin, lambda g, x, y: g * np.cos(x)), nothing),
-    "square": (lambda x, _: x**2, unary(np.square, lambda g, x, y: g * (2 * x)), nothing),
+    "sqrt": (lambda x, _: x.sqrt(), unary(np.sqrt, lambda g, x, y: g / (Number(2) * y)), nothing),
+    "tanh": (lambda x, _: x.tanh(), unary(np.tanh, lambda g, x, y: g * (Number(1) - y * y)), nothing),
+    "sin": (lambda x, _: x.sin(), unary(np.sin, lambda g, x, y: g * cosine(x)), nothing),
+    "square": (lambda x, _: x**2, unary(np.square, lambda g, x, y: g * (Number(2) * x)), nothing),
     "reciprocal": (lambda x, _: x.reciprocal(), unary(lambda x: 1 / x, lambda g, x, y: -g * (y * y)), nothing),
     "neg": (lambda x, _: -x, unary(np.negative, lambda g, x, y: -g), nothing),
-    "floor": (lambda x, _: x.floor(), unary(np.floor, lambda g, x, y: np.float64(0)), nothing),
+    "floor": (lambda x, _: x.floor(), unary(np.floor, lambda g, x, y: Number(0)), nothing),
     "times constants": (
         lambda x, c: x * tensor(c, x), lambda xs, c: [times(*p) for p in zip(xs, constants(c), strict=True)], values),
     "over constants": (
@@ -131,7 +165,7 @@ ONE = {
         lambda x, m: x * torch.tensor(m), lambda xs, m: [times(*p) for p in zip(xs, constants(m), strict=True)], masks),
     "mean": (
         lambda x, _: x.mean().expand(SIZE) + 0 * tensor([0.0] * SIZE, x),
-        lambda xs, _: [Number(t.value / SIZE, [(t, lambda g: g / SIZE)]) for t in [total(xs)]] * SIZE, nothing),
+        lambda xs, _: [Number(t.value / SIZE, [(t, lambda g: g / Number(SIZE))]) for t in [total(xs)]] * SIZE, nothing),
     "cumsum": (lambda x, _: x.cumsum(0), lambda xs, _: [total(xs[: i + 1]) for i in range(SIZE)], nothing),
     # Selections.
     "relu": (lambda x, _: x.relu(), lambda xs, _: [Number(0) if x.value <= 0 else x for x in xs], nothing),
@@ -179,7 +213,7 @@ ONE = {
 def clamped(x):
     """NaN is handed on, by a derivative that is 0."""
     if np.isnan(x.value):
-        return Number(x.value, [(x, lambda g: g * 0)])
+        return Number(x.value, [(x, lambda g: Number(0))])
     return x if -2 <= x.value <= 50 else Number(np.clip(x.value, -2, 50))
 
 
@@ -187,7 +221,7 @@ def evenly(xs):
     """The largest entry, or NaN; several that are it share its derivative."""
     value = np.max([x.value for x in xs])
     those = [x for x in xs if x.value == value or (np.isnan(value) and np.isnan(x.value))]
-    return Number(value, [(x, lambda g: g / len(those)) for x in those])
+    return Number(value, [(x, lambda g: g / Number(len(those))) for x in those])
 
 
 def scattered(xs, source, mask):
@@ -254,6 +288,13 @@ class Program:
 
     def by_numbers(self):
         """The gradient of each entry of the leaves, None where it is ignored."""
+        return [[None if number is None else number.value for number in leaf] for leaf in self.numbers(1)]
+
+    def numbers(self, order):
+        """The same as numbers.
+
+        Of a higher order: that of the weighted sum of the gradient before, in which what is ignored has no part.
+        """
         leaves = [constants(values) for values in self.leaves]
         results = list(leaves)
         with np.errstate(all="ignore"):
@@ -262,7 +303,13 @@ class Program:
                 results.append(function(*(results[k] for k in operands), parameter))
             name, parameter = self.last
             loss = LAST[name][1](results[-1], parameter)
-        return [gradient(loss, numbers) for numbers in leaves]
+        every = leaves[0] + leaves[1]
+        with np.errstate(all="ignore"):
+            for _ in range(order - 1):
+                parts = zip(WEIGHTS, gradient(loss, every), strict=True)
+                loss = total([Number(w) * g for w, g in parts if g is not None] or [Number(0)])
+            found = gradient(loss, every)
+        return [found[:SIZE], found[SIZE:]]
 
 
 @st.composite
