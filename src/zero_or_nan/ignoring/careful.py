@@ -23,14 +23,14 @@ from torch.autograd.graph import GradientEdge
 
 from .checkpoints import CHECKPOINT, Recomputed
 from .compiling import compiled_autograd_aside
-from .cotangent import can_carry, is_finite
-from .distributed import is_border, is_distributed, not_zero
+from .cotangent import can_carry, is_finite, without_nan
+from .distributed import is_border, is_distributed, is_spread, not_zero
 from .graph import NODES, AccumulateGrad, Edge, Graph, edge_of, function_of, graph_from
 from .hooks import Ours, put_first
 from .lifetimes import DEEP_GRAPHS
-from .looks import harmless
+from .looks import dangerous, harmless
 from .masks import Mask, either
-from .registry import UNKNOWN, Function, NotFollowed, RuleFailed, record_of
+from .registry import MASKS, UNKNOWN, Function, Masks, NotFollowed, RuleFailed, record_of
 from .steps import Border, Followed, Foreign, Moved, Replaced, Sliced, Step
 from .threads import current, set_current
 
@@ -100,9 +100,11 @@ class Pass:
             for root in self.roots:
                 if isinstance(root, Tensor) and root._backward_hooks:  # these run before anything else
                     self._handles += put_first(root.register_hook(Ours(self._begun)))  # type: ignore[no-untyped-call]
+            dangers = self._dangers()
+            idle = self._idle(dangers)
             for node, edges in self.graph.items():
-                if type(node) is not AccumulateGrad:  # has no derivative
-                    self._follow(node, edges)
+                if node not in idle:
+                    self._follow(node, edges, dangers is not None and node not in dangers, idle)
         except BaseException:
             self._let_go()
             raise
@@ -203,6 +205,39 @@ class Pass:
         # PyTorch looks at what a hook returns, and can't at nested tensors.
         return None if all(map(operator.is_, values, results)) else tuple(values)
 
+    def _pass_on(
+        self,
+        node: Any,
+        edges: Sequence[tuple[Edge, bool]],
+        function: Function,
+        masks: Masks,
+        mends: bool,
+        results: tuple[Any, ...],
+        arriving: tuple[Any, ...],
+    ) -> None:
+        """Plain PyTorch's derivative has run on plain tensors, and only its mask follows."""
+        if not self._is_mine():
+            return
+        grad = arriving[0]
+        mask, carries = self._arriving(node, 0, grad)
+        if not carries:
+            self._pass_by(grad)
+        found: Sequence[Mask] | None = None
+        if carries and grad is not None and (mask is not None or function.selects is not False):
+            if mends:
+                without_nan(results[0], mask)
+            kept = self.keep
+            wanted = [
+                None if last and edge not in kept else result
+                for (edge, last), result in zip(edges, results, strict=False)
+            ]
+            if any(result is not None for result in wanted):
+                found = masks.follow(node, grad, mask, wanted)
+        for number, (edge, last) in enumerate(edges):
+            value = results[number]
+            if value is not None:
+                self._send(edge, last, value, None if found is None else found[number])
+
     def _send(self, edge: Edge, last: bool, value: Any, mask: Mask) -> None:
         """A cotangent and its mask are on their way to the next node, unless that is the last one."""
         if last or edge in self.asked_for:
@@ -264,14 +299,40 @@ class Pass:
             self._engine_pass = running
         return running == self._engine_pass
 
-    def _follow(self, node: Any, edges: Sequence[Edge]) -> None:
+    def _dangers(self) -> set[Any] | None:
+        """The nodes at which ignored entries may become other numbers than 0; None where that is not known."""
+        if is_spread(self.roots, self.graph):  # all processes have to do the same
+            return None
+        return set(dangerous(self.graph)) or None
+
+    def _idle(self, dangers: set[Any] | None) -> set[Any]:
+        """The nodes that plain PyTorch can be trusted with, and all that are ahead of them; leaves, to begin with."""
+        idle = set()
+        for node, edges in reversed(self.graph.items()):
+            if type(node) is not AccumulateGrad:  # has no derivative
+                if dangers is None or node in dangers:
+                    continue
+                if not all(ahead is None or (ahead in idle and (ahead, nr) not in self.keep) for ahead, nr in edges):
+                    continue
+                function = record_of(node)
+                if function.selects is not False and not function.moves and function_of(node.name()) not in MASKS:
+                    continue
+            idle.add(node)
+        return idle
+
+    def _follow(self, node: Any, edges: Sequence[Edge], harmless: bool, idle: set[Any]) -> None:
         kind, function = _kind_of(node)
+        ahead = [(edge, edge[0] is None or edge[0] in idle) for edge in edges]
+        masks = _masks_alone(node, harmless)
+        if masks is not None:
+            leave = Ours(self._pass_on, node, ahead, function, masks, not harmless)
+            self._handles += put_first(node.register_hook(leave))
+            return
         only_if = function.derivative_if if kind is Replaced else function.moves if kind is Moved else None
         if callable(only_if) and not only_if(node):
             kind = Step
         enter = Ours(self._enter, node, kind, function)
         self._handles.append(node.register_prehook(enter))  # after the others
-        ahead = [(edge, edge[0] is None or type(edge[0]) is AccumulateGrad) for edge in edges]
         self._handles += put_first(node.register_hook(Ours(self._leave, node, ahead)))
         if kind is Recomputed:
             self._handles.append(Recomputed.prepare(node, self))
@@ -308,6 +369,23 @@ def _kind_of(node: Any) -> tuple[type[Step], Function]:
     if name not in NODES:
         return Foreign, function
     return (Sliced if name == "CopySlices" else Step), function
+
+
+def _masks_alone(node: Any, harmless: bool) -> Masks | None:
+    """How a mask goes through a node that can be left to plain PyTorch."""
+    masks = MASKS.get(function_of(node.name()))
+    if masks is None or getattr(node, "_forward_cls", None) is not None:
+        return None
+    if not harmless and not (masks.entry_by_entry and len(node.next_functions) == 1):
+        return None
+    kind = node._input_metadata[0].dtype
+    if not kind.is_floating_point:
+        return None
+    if masks.reads and getattr(getattr(node, "_raw_saved_" + masks.reads), "unpack_hook", node) is not None:
+        return None
+    if masks.only_if is not None and not masks.only_if(node):
+        return None
+    return masks
 
 
 def _users_line() -> int:

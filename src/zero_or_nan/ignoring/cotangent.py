@@ -196,10 +196,15 @@ def settle(value: Tensor, mask: Mask) -> Cotangent:
         raise TypeError("settle needs a plain tensor, computed from plain(cotangent), and got a Cotangent")
     if mask is not None:
         mask = mask if mask.shape == value.shape else mask.expand(value.shape)
-        for part, counts in _in_cache(value, mask):
-            if part.device.type != "cpu" or has_nan(part):
-                torch.where(counts, part, part.nan_to_num(0.0, torch.inf, -torch.inf), out=part)
+        without_nan(value, mask)
     return Cotangent(value, mask)
+
+
+def without_nan(value: Tensor, mask: Tensor) -> None:
+    """Write 0 over NaN where the entry does not count."""
+    for part, counts in _in_cache(value, mask):
+        if not part.is_cpu or has_nan(part):
+            torch.where(counts, part, part.nan_to_num(0.0, torch.inf, -torch.inf), out=part)
 
 
 def _in_cache(value: Tensor, mask: Tensor) -> Iterable[tuple[Tensor, Tensor]]:

@@ -220,6 +220,11 @@ def on_any_process(here: bool, roots: Iterable[Any], nodes: Iterable[Any]) -> bo
     return here
 
 
+def is_spread(roots: Iterable[Any], nodes: Iterable[Any]) -> bool:
+    """Whether several processes share a graph."""
+    return sys.modules.get("torch.distributed.tensor") is not None and bool(_meshes(roots, nodes))
+
+
 def _meshes(roots: Iterable[Any], nodes: Iterable[Any]) -> list[Any]:
     """The processes that hold what a graph is about; in the order of the graph, which is the same on all."""
     from torch.distributed.device_mesh import DeviceMesh

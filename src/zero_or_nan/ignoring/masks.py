@@ -1,4 +1,8 @@
-"""Masks of cotangents: True where the entry counts, None where all do."""
+"""Masks of cotangents: True where the entry counts, None where all do.
+
+Most are whole rows or columns. A mask has the shape of its value, but a dimension along which it is constant may be
+expanded: of stride 0, one bool in memory. Whatever is computed of it is computed of its *core*, that bool alone.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +15,87 @@ from torch import Tensor
 Mask = Tensor | None
 
 
+def core(mask: Tensor) -> Tensor:
+    """The mask with one entry in place of every dimension that is expanded."""
+    steps = mask.stride()
+    if 0 not in steps:
+        return mask
+    return mask.as_strided([1 if step == 0 else size for size, step in zip(mask.shape, steps, strict=True)], steps)
+
+
 def both(a: Mask, b: Mask) -> Mask:
     """A product counts where all its factors do."""
     if a is None or b is None:
         return b if a is None else a
-    return a & b
+    return _joined(torch.logical_and, a, b)
 
 
 def either(a: Mask, b: Mask) -> Mask:
     """A sum counts where one of its terms does."""
-    return None if a is None or b is None else a | b
+    return None if a is None or b is None else _joined(torch.logical_or, a, b)
+
+
+def _joined(join: Any, a: Tensor, b: Tensor) -> Tensor:
+    if a is b:
+        return a
+    if 0 not in a.stride() or 0 not in b.stride():
+        result: Tensor = join(a, b)
+        return result
+    return join(core(a), core(b)).expand(a.shape if a.shape == b.shape else torch.broadcast_shapes(a.shape, b.shape))
 
 
 def anywhere(mask: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
     """Whether an entry along the dimensions counts; along all of them when none is named."""
     if dim is None or (isinstance(dim, (list, tuple)) and not dim):
-        return mask.any().reshape((1,) * mask.dim()) if keepdim else mask.any()
-    return torch.any(mask, (dim,) if isinstance(dim, int) else tuple(dim), keepdim)
+        found = core(mask).any()
+        return found.reshape((1,) * mask.dim()) if keepdim else found
+    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    if 0 not in mask.stride() or not mask.numel():
+        return torch.any(mask, dims, keepdim)
+    small, shape = core(mask), list(mask.shape)
+    for d in dims:
+        shape[d] = 1
+    dense = tuple(d for d in dims if small.shape[d] > 1)
+    result = (torch.any(small, dense, True) if dense else small).expand(shape)
+    if not keepdim:
+        for d in sorted((d % mask.dim() for d in dims), reverse=True):
+            result = result.squeeze(d)
+    return result
+
+
+def all_count(mask: Mask) -> bool:
+    """Whether no entry is ignored."""
+    return mask is None or bool(core(mask).all())
+
+
+def reshaped(mask: Tensor, shape: Sequence[int]) -> Tensor:
+    """The mask in another shape of as many entries; the last dimensions stay expanded where they are."""
+    shape = tuple(shape)
+    if -1 in shape:
+        others = 1
+        for size in shape:
+            others *= size if size != -1 else 1
+        shape = tuple(mask.numel() // max(others, 1) if size == -1 else size for size in shape)
+    if mask.shape == shape:
+        return mask
+    steps = mask.stride()
+    if 0 not in steps or not mask.numel():
+        return mask.reshape(shape)
+    kept, entries, inner = mask.dim(), 1, {1: len(shape)}
+    for d in range(len(shape) - 1, -1, -1):
+        entries *= shape[d]
+        inner[entries] = d
+    entries, split = 1, (mask.dim(), len(shape))
+    while kept and (steps[kept - 1] == 0 or mask.shape[kept - 1] == 1):
+        kept -= 1
+        entries *= mask.shape[kept]
+        if entries in inner:
+            split = kept, inner[entries]
+    old, new = split
+    if old == mask.dim():
+        return mask.reshape(shape)
+    outer = mask.as_strided(mask.shape[:old], steps[:old])
+    return outer.reshape(*shape[:new], *(1,) * (len(shape) - new)).expand(shape)
 
 
 def full(mask: Mask, like: Tensor) -> Tensor:
@@ -52,7 +120,11 @@ def reduced(counts: Tensor, shape: Sequence[int]) -> Tensor:
         return mask
     extra = mask.dim() - len(shape)
     broadcast = [d for d in range(mask.dim()) if d < extra or mask.shape[d] != shape[d - extra]]
-    return torch.any(mask, broadcast, keepdim=True).reshape(tuple(shape))
+    if broadcast:
+        mask = anywhere(mask, broadcast, keepdim=True)
+    for _ in range(extra):
+        mask = mask.squeeze(0)
+    return reshaped(mask, shape)
 
 
 def laid_out(mask: Tensor, value: Tensor) -> Tensor:

@@ -7,11 +7,12 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from .graph import NODES, function_of
+from .masks import Mask
 
 if TYPE_CHECKING:
     from .looks import Look
@@ -78,6 +79,38 @@ FUNCTIONS: dict[str | type, Function] = {}
 
 RULES: dict[Any, Rule] = {}
 """What each operator does to a cotangent, by the operator (`torch.ops.aten.mul`), for all its overloads."""
+
+
+class Masks(NamedTuple):
+    """How a mask goes through the derivative of a function that runs as plain PyTorch's.
+
+    Attributes:
+        follow: called as `follow(node, grad, mask, results)`, with the cotangent and its mask, and what the derivative
+            gave for each edge, None for an edge whose mask nobody needs. It gives a mask, or None, for each.
+        entry_by_entry: whether the derivative has one result, in which each entry is a multiple of one of the
+            cotangent's. Then what it saved need not be harmless.
+        reads: the saved tensor that is read for that.
+        only_if: what else must hold of a node.
+    """
+
+    follow: Callable[[Any, torch.Tensor, Mask, Sequence[Any]], Sequence[Mask]]
+    entry_by_entry: bool = False
+    reads: str = ""
+    only_if: Callable[[Any], bool] | None = None
+
+
+MASKS: dict[str, Masks] = {}
+"""By the name of a function: how a mask goes through its derivative where what it saved is harmless."""
+
+
+def masks(names: str, **facts: Any) -> Callable[[Any], Any]:
+    """Record how a mask goes through the derivatives of some functions; `facts` are the fields of `Masks`."""
+
+    def register(follow: Any) -> Any:
+        MASKS.update((name, Masks(follow, **facts)) for name in names.split() if name in NODES)
+        return follow
+
+    return register
 
 
 def function(names: str | type[torch.autograd.Function], *, since: str = "2.6", **facts: Any) -> Any:

@@ -1,0 +1,130 @@
+"""Where all that a derivative multiplies by is harmless, it runs as plain PyTorch's, and only its mask is told here.
+
+Each says for one function what its operators' rules say together: on a small graph, that is most of the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..masks import Mask, anywhere, both, core, expanded, reduced, reshaped
+from ..registry import masks
+
+Results = Sequence[Any]
+
+
+@masks(
+    """
+    Abs Acos Acosh Asin Asinh Atan Atanh Cos Cosh Elu Erf Erfc Exp Exp2 Expm1 Gelu Hardswish LeakyRelu Log Log10 Log1P
+    Log2 LogSigmoid Mish Reciprocal Rsqrt Sigmoid Silu Sin Sinh Softplus Sqrt Tan Tanh
+    """,
+    entry_by_entry=True,
+)
+def _same(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
+    return (mask,)
+
+
+@masks("Neg NativeDropout")
+def _kept(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
+    return (mask,)
+
+
+@masks("Mul Div Sub Rsub Add")
+def _broadcast(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
+    """To each of two that were broadcast."""
+    return [mask if mask is None or result is None else reduced(mask, result.shape) for result in results]
+
+
+@masks("Mm Bmm")
+def _product(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
+    """To each factor what it met: the rows, and the columns."""
+    if mask is None:
+        return None, None
+    rows, columns = results
+    return (
+        None if rows is None else anywhere(mask, -1, keepdim=True).expand(rows.shape),
+        None if columns is None else anywhere(mask, -2, keepdim=True).expand(columns.shape),
+    )
+
+
+@masks("Addmm Baddbmm")
+def _added_product(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
+    base, *factors = results
+    added = mask if mask is None or base is None else reduced(mask, base.shape)
+    return (added, *_product(node, grad, mask, factors))
+
+
+@masks("View UnsafeView ReshapeAlias")
+def _reshaped(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
+    return (mask if mask is None or results[0] is None else reshaped(mask, results[0].shape),)
+
+
+@masks("T")
+def _transposed(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
+    return (mask if mask is None else mask.t(),)
+
+
+@masks("Slice")
+def _slice(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
+    """What was sliced away is ignored, in a mask of the one dimension that was sliced, where nothing else arrives."""
+    if results[0] is None:
+        return (None,)
+    shape, dim = results[0].shape, node._saved_dim % grad.dim()
+    inner = core(mask) if mask is not None else None
+    sizes = [1] * len(shape) if inner is None else list(inner.shape)
+    sizes[dim] = shape[dim]
+    around = torch.zeros(sizes, dtype=torch.bool, device=grad.device)
+    where = (slice(None),) * dim + (slice(node._saved_start, node._saved_end, node._saved_step),)
+    around[where] = True if inner is None else inner
+    return (around.expand(shape),)
+
+
+@masks("Relu", reads="result")
+def _relu(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
+    """Open above 0, and at NaN, which it has handed on."""
+    return (both((node._saved_result <= 0).logical_not_(), mask),)
+
+
+@masks("Where", reads="condition")
+def _where(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
+    taken, other = node._saved_condition, None
+    if results[1] is not None:
+        other = expanded(both(taken.logical_not(), mask), grad.shape)
+    if results[0] is not None:
+        taken = expanded(both(taken, mask), grad.shape)
+    return [
+        mask if mask is None or result is None else reduced(mask, result.shape)
+        for mask, result in zip((taken, other), results, strict=True)
+    ]
+
+
+def _fills_with_a_number(node: Any) -> bool:
+    return all(ahead is None for ahead, _ in node.next_functions[1:])
+
+
+@masks("MaskedFill", reads="mask", only_if=_fills_with_a_number)
+def _masked_fill(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
+    return (expanded(both(node._saved_mask.logical_not(), mask), grad.shape), *[None] * (len(results) - 1))
+
+
+@masks("Softmax LogSoftmax")
+def _softmax(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
+    """It mixes what lies along one dimension."""
+    if mask is None or not grad.dim():
+        return (mask,)
+    return (anywhere(mask, node._saved_dim % grad.dim(), keepdim=True).expand(grad.shape),)
+
+
+@masks("NativeLayerNorm")
+def _layer_norm(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
+    """It mixes each row; weight and bias get a sum over rows."""
+    if mask is None:
+        return [None] * len(results)
+    row = len(node._saved_normalized_shape)
+    rows = anywhere(mask, list(range(-row, 0)), keepdim=True)
+    found: list[Mask] = [None if results[0] is None else rows.expand(grad.shape)]
+    return found + [None if result is None else reduced(mask, result.shape) for result in results[1:]]
