@@ -23,14 +23,14 @@ from torch.autograd.graph import GradientEdge
 
 from .checkpoints import CHECKPOINT, Recomputed
 from .compiling import compiled_autograd_aside
-from .cotangent import can_carry, is_finite, without_nan
+from .cotangent import can_carry, is_finite
 from .distributed import is_border, is_distributed, is_spread, not_zero
-from .graph import NODES, AccumulateGrad, Edge, Graph, edge_of, function_of, graph_from
+from .graph import KINDS, NODES, AccumulateGrad, Edge, Graph, edge_of, function_of, graph_from
 from .hooks import Ours, put_first
 from .lifetimes import DEEP_GRAPHS
-from .looks import dangerous, harmless
+from .looks import harmless
 from .masks import Mask, either
-from .registry import MASKS, UNKNOWN, Function, Masks, NotFollowed, RuleFailed, record_of
+from .registry import FUNCTIONS, MASKS, UNKNOWN, Function, Masks, NotFollowed, RuleFailed, record_of
 from .steps import Border, Followed, Foreign, Moved, Replaced, Sliced, Step
 from .threads import current, set_current
 
@@ -61,6 +61,8 @@ class Pass:
         keep: edges whose masks are asked for at the end, in `masks`.
         outer: the pass that this one is a part of; what can't be followed is told there.
         asked_for: tensors inside of the graph whose gradients the user gets.
+        dangers: the nodes out of which ignored entries may come as other numbers than 0; all of them when none is
+            named.
 
     Attributes:
         masks: the masks at the edges that are kept, None where all entries count. An edge that no cotangent has
@@ -77,11 +79,13 @@ class Pass:
         keep: Iterable[Edge] = (),
         outer: Pass | None = None,
         asked_for: Iterable[Any] = (),
+        dangers: Iterable[Any] = (),
     ) -> None:
         self.roots = roots
         self.graph = graph
         self.outer = outer
         self.asked_for = set(map(edge_of, asked_for))
+        self.dangers = set(dangers)
         self.keep = set(keep)
         self.masks: dict[Edge, Mask] = {}
         self._arrived: dict[Edge, _Arrived] = {}
@@ -100,11 +104,10 @@ class Pass:
             for root in self.roots:
                 if isinstance(root, Tensor) and root._backward_hooks:  # these run before anything else
                     self._handles += put_first(root.register_hook(Ours(self._begun)))  # type: ignore[no-untyped-call]
-            dangers = self._dangers()
-            idle = self._idle(dangers)
+            idle = self._idle()
             for node, edges in self.graph.items():
                 if node not in idle:
-                    self._follow(node, edges, dangers is not None and node not in dangers, idle)
+                    self._follow(node, edges, idle)
         except BaseException:
             self._let_go()
             raise
@@ -211,7 +214,7 @@ class Pass:
         edges: Sequence[tuple[Edge, bool]],
         function: Function,
         masks: Masks,
-        mends: bool,
+        mend: Any,
         results: tuple[Any, ...],
         arriving: tuple[Any, ...],
     ) -> None:
@@ -224,8 +227,11 @@ class Pass:
             self._pass_by(grad)
         found: Sequence[Mask] | None = None
         if carries and grad is not None and (mask is not None or function.selects is not False):
-            if mends:
-                without_nan(results[0], mask)
+            if mend is not None and mask is not None:
+                try:
+                    mend(node, grad, mask, results)
+                except Exception as error:
+                    self.failed(function_of(node.name()), error)
             kept = self.keep
             wanted = [
                 None if last and edge not in kept else result
@@ -299,35 +305,38 @@ class Pass:
             self._engine_pass = running
         return running == self._engine_pass
 
-    def _dangers(self) -> set[Any] | None:
-        """The nodes at which ignored entries may become other numbers than 0; None where that is not known."""
+    def _idle(self) -> set[Any]:
+        """The leaves, and the nodes from which on plain PyTorch can be trusted."""
         if is_spread(self.roots, self.graph):  # all processes have to do the same
-            return None
-        return set(dangerous(self.graph)) or None
-
-    def _idle(self, dangers: set[Any] | None) -> set[Any]:
-        """The nodes that plain PyTorch can be trusted with, and all that are ahead of them; leaves, to begin with."""
+            self.dangers = set()
         idle = set()
+        keep, dangers = self.keep, self.dangers
         for node, edges in reversed(self.graph.items()):
             if type(node) is not AccumulateGrad:  # has no derivative
-                if dangers is None or node in dangers:
+                if not dangers or node in dangers:
                     continue
-                if not all(ahead is None or (ahead in idle and (ahead, nr) not in self.keep) for ahead, nr in edges):
-                    continue
-                function = record_of(node)
-                if function.selects is not False and not function.moves and function_of(node.name()) not in MASKS:
-                    continue
+                for edge in edges:
+                    if edge[0] is not None and (edge[0] not in idle or edge in keep):
+                        break
+                else:
+                    facts = _facts(node)
+                    if facts.function.selects is False or facts.function.moves or facts.masks is not None:
+                        idle.add(node)
+                continue
             idle.add(node)
         return idle
 
-    def _follow(self, node: Any, edges: Sequence[Edge], harmless: bool, idle: set[Any]) -> None:
-        kind, function = _kind_of(node)
+    def _follow(self, node: Any, edges: Sequence[Edge], idle: set[Any]) -> None:
+        facts = _facts(node)
+        kind, function = facts.kind, facts.function
         ahead = [(edge, edge[0] is None or edge[0] in idle) for edge in edges]
-        masks = _masks_alone(node, harmless)
+        masks = facts.masks
         if masks is not None:
-            leave = Ours(self._pass_on, node, ahead, function, masks, not harmless)
-            self._handles += put_first(node.register_hook(leave))
-            return
+            trusted = bool(self.dangers) and node not in self.dangers
+            if masks.may_follow(node, trusted):
+                leave = Ours(self._pass_on, node, ahead, function, masks, None if trusted else masks.mend)
+                self._handles += put_first(node.register_hook(leave))
+                return
         only_if = function.derivative_if if kind is Replaced else function.moves if kind is Moved else None
         if callable(only_if) and not only_if(node):
             kind = Step
@@ -357,35 +366,40 @@ class Pass:
         self.graph = {}
 
 
-def _kind_of(node: Any) -> tuple[type[Step], Function]:
-    """How the derivative of a node is run, and the record of its function."""
-    name, function = function_of(node.name()), record_of(node)
+class _Facts(NamedTuple):
+    """What a pass wants to know of a kind of nodes: how their derivatives are run, and their function's records."""
+
+    name: str
+    kind: type[Step]
+    function: Function
+    masks: Masks | None
+
+
+_FACTS: dict[type, _Facts] = {}
+
+
+def _facts(node: Any) -> _Facts:
+    found = _FACTS.get(type(node))
+    if found is None or FUNCTIONS.get(found.name, UNKNOWN) is not found.function:
+        name, function = function_of(node.name()), record_of(node)
+        own = type(node) in KINDS
+        found = _Facts(name, _kind_of(node, name, function), function, MASKS.get(name) if own else None)
+        if own:  # others go by several names
+            _FACTS[type(node)] = found
+    return found
+
+
+def _kind_of(node: Any, name: str, function: Function) -> type[Step]:
+    """How the derivative of a node is run."""
     if function.moves:
-        return (Border if is_border(node) else Moved), function
+        return Border if is_border(node) else Moved
     if function.derivative is not None:
-        return Replaced, function
+        return Replaced
     if isinstance(node, BackwardCFunction):
-        return (Recomputed if name == CHECKPOINT else Foreign if function is UNKNOWN else Followed), function
+        return Recomputed if name == CHECKPOINT else Foreign if function is UNKNOWN else Followed
     if name not in NODES:
-        return Foreign, function
-    return (Sliced if name == "CopySlices" else Step), function
-
-
-def _masks_alone(node: Any, harmless: bool) -> Masks | None:
-    """How a mask goes through a node that can be left to plain PyTorch."""
-    masks = MASKS.get(function_of(node.name()))
-    if masks is None or getattr(node, "_forward_cls", None) is not None:
-        return None
-    if not harmless and not (masks.entry_by_entry and len(node.next_functions) == 1):
-        return None
-    kind = node._input_metadata[0].dtype
-    if not kind.is_floating_point:
-        return None
-    if masks.reads and getattr(getattr(node, "_raw_saved_" + masks.reads), "unpack_hook", node) is not None:
-        return None
-    if masks.only_if is not None and not masks.only_if(node):
-        return None
-    return masks
+        return Foreign
+    return Sliced if name == "CopySlices" else Step
 
 
 def _users_line() -> int:

@@ -193,14 +193,14 @@ class _Looking:
         ]
 
 
-def harmless(nodes: Iterable[Any]) -> bool:
-    """Whether ignored entries can't contaminate what comes out of these nodes."""
-    return not dangerous(nodes, one_is_enough=True)
+def harmless(nodes: Iterable[Any], dangers: list[Any] | None = None) -> bool:
+    """Whether ignored entries can't contaminate what comes out of these nodes.
 
-
-def dangerous(nodes: Iterable[Any], one_is_enough: bool = False) -> list[Any]:
-    """The nodes, or one of them, out of which ignored entries may come as other numbers than 0."""
-    found: list[Any] = []
+    Args:
+        nodes: where to look.
+        dangers: gets all nodes out of which ignored entries may come as other numbers than 0. Without it, the look ends
+            at the first.
+    """
     looking = _Looking()
     recording = torch.is_grad_enabled()
     torch._C._set_grad_enabled(False)
@@ -211,12 +211,16 @@ def dangerous(nodes: Iterable[Any], one_is_enough: bool = False) -> list[Any]:
             if known is None or FUNCTIONS.get(known.name, UNKNOWN) is not known.function:
                 known = _known(node)
             if known.needs_look and not looking.accepts(node, known.plan):
-                found.append(node)
-                if one_is_enough:
-                    return found
-        return found + looking.refused_elsewhere()
+                if dangers is None:
+                    return False
+                dangers.append(node)
+        refused = looking.refused_elsewhere()
     finally:
         torch._C._set_grad_enabled(recording)
+    if dangers is None:
+        return not refused
+    dangers += refused
+    return not dangers
 
 
 class _Known(NamedTuple):

@@ -129,7 +129,12 @@ def reduced(counts: Tensor, shape: Sequence[int]) -> Tensor:
 
 def laid_out(mask: Tensor, value: Tensor) -> Tensor:
     """A copy of the mask that lies in memory as the value does, so that every view of one is a view of the other."""
-    steps = zip(value.size(), value.stride(), strict=True)
-    extent = value.storage_offset() + 1 + sum((size - 1) * step for size, step in steps) if value.numel() else 0
-    memory = torch.zeros(extent, dtype=torch.bool, device=value.device)
+    memory = torch.zeros(value.storage_offset() + extent(value), dtype=torch.bool, device=value.device)
     return memory.as_strided(value.size(), value.stride(), value.storage_offset()).copy_(mask)
+
+
+def extent(value: Tensor) -> int:
+    """How many entries there are in memory from the first to the last of a tensor's."""
+    if not value.numel():
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(value.size(), value.stride(), strict=True))

@@ -160,13 +160,16 @@ def _pass(roots: Sequence[Any], edges: Any = None, asked_for: Any = None) -> Any
     """What PyTorch's engine is to run in: nothing, where plain backward will do and no masks are asked for."""
     DEEP_GRAPHS.sweep()
     graph = graph_from(roots)
+    dangers: list[Any] = []
+    harmless = _is_harmless(graph, dangers)
     if edges is None or not edges:
-        if not on_any_process(not _is_harmless(graph), roots, graph):
+        if not on_any_process(not harmless, roots, graph):
             DEEP_GRAPHS.hold(graph)
             return contextlib.nullcontext()
-        return Pass(roots, graph, asked_for=_inside(asked_for))
+        return Pass(roots, graph, asked_for=_inside(asked_for), dangers=dangers)
     kept = edges.values() if isinstance(edges, dict) else edges
-    return Pass(roots, graph, [edge for edge in kept if edge is not None], asked_for=_inside(asked_for))
+    keep = [edge for edge in kept if edge is not None]
+    return Pass(roots, graph, keep, asked_for=_inside(asked_for), dangers=dangers)
 
 
 def _refuse(create_graph: bool) -> None:

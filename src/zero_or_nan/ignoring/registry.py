@@ -87,16 +87,31 @@ class Masks(NamedTuple):
     Attributes:
         follow: called as `follow(node, grad, mask, results)`, with the cotangent and its mask, and what the derivative
             gave for each edge, None for an edge whose mask nobody needs. It gives a mask, or None, for each.
-        entry_by_entry: whether the derivative has one result, in which each entry is a multiple of one of the
-            cotangent's. Then what it saved need not be harmless.
-        reads: the saved tensor that is read for that.
+        reads: the saved tensors that are read for that.
         only_if: what else must hold of a node.
+        mend: called as `mend(node, grad, mask, results)` where what was saved is not harmless: it writes into the
+            results. Where there is none, the derivative has to be followed operator by operator.
+        mend_if: for which nodes; for all when None.
+        mend_reads: the saved tensors that are read for it.
     """
 
     follow: Callable[[Any, torch.Tensor, Mask, Sequence[Any]], Sequence[Mask]]
-    entry_by_entry: bool = False
-    reads: str = ""
+    reads: tuple[str, ...] = ()
     only_if: Callable[[Any], bool] | None = None
+    mend: Callable[[Any, torch.Tensor, torch.Tensor, Sequence[Any]], None] | None = None
+    mend_if: Callable[[Any], bool] | None = None
+    mend_reads: tuple[str, ...] = ()
+
+    def may_follow(self, node: Any, trusted: bool) -> bool:
+        """Whether a node can be left to plain PyTorch; `trusted` where it makes nothing but 0 of ignored entries."""
+        if not trusted and (self.mend is None or self.mend_if is not None and not self.mend_if(node)):
+            return False
+        if not node._input_metadata[0].dtype.is_floating_point:
+            return False
+        for name in self.reads if trusted else self.reads + self.mend_reads:
+            if getattr(getattr(node, f"_raw_saved_{name}", None), "unpack_hook", node) is not None:
+                return False  # what unpacks it would compute it once more, or fetch it from elsewhere
+        return self.only_if is None or self.only_if(node)
 
 
 MASKS: dict[str, Masks] = {}

@@ -79,7 +79,7 @@ def matrix():
 def quick(request, monkeypatch):
     """With the quick look, and with it switched off."""
     if request.param == "careful":
-        monkeypatch.setattr(passes, "_is_harmless", lambda nodes: False)
+        monkeypatch.setattr(passes, "_is_harmless", lambda *_: False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.filterwarnings("error", message="ignoring")
@@ -830,7 +830,7 @@ from zero_or_nan.ignoring import passes
 
 torch.set_num_threads(1)
 if sys.argv[1] == "careful":
-    passes._is_harmless = lambda nodes: False
+    passes._is_harmless = lambda *_: False
 
 
 def deep(length):

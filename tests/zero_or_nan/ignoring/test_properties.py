@@ -68,7 +68,7 @@ def test_the_mask_says_what_the_loss_leads_back_to(program):
 @given(program=programs())
 def test_the_bits_are_plain_pytorchs_where_it_is_finite(dtype, program):
     theirs = gradients(torch.autograd, program, dtype)
-    with mock.patch.object(passes, "_is_harmless", lambda roots: False):
+    with mock.patch.object(passes, "_is_harmless", lambda *_: False):
         ours = gradients(ignoring, program, dtype)
     for a, b in zip(ours, theirs, strict=True):
         assert (a is None) == (b is None)

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..cotangent import without_nan
 from ..masks import Mask, anywhere, both, core, expanded, reduced, reshaped
 from ..registry import masks
+from .products import is_cheap, mend_products
 
 Results = Sequence[Any]
 
@@ -22,7 +24,8 @@ Results = Sequence[Any]
     Abs Acos Acosh Asin Asinh Atan Atanh Cos Cosh Elu Erf Erfc Exp Exp2 Expm1 Gelu Hardswish LeakyRelu Log Log10 Log1P
     Log2 LogSigmoid Mish Reciprocal Rsqrt Sigmoid Silu Sin Sinh Softplus Sqrt Tan Tanh
     """,
-    entry_by_entry=True,
+    mend=lambda node, grad, mask, results: without_nan(results[0], mask),
+    mend_if=lambda node: len(node.next_functions) == 1,
 )
 def _same(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     return (mask,)
@@ -39,7 +42,8 @@ def _broadcast(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequenc
     return [mask if mask is None or result is None else reduced(mask, result.shape) for result in results]
 
 
-@masks("Mm Bmm")
+@masks("Mm", mend=mend_products, mend_if=is_cheap, mend_reads=("self", "mat2"))
+@masks("Bmm")
 def _product(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     """To each factor what it met: the rows, and the columns."""
     if mask is None:
@@ -51,7 +55,8 @@ def _product(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[
     )
 
 
-@masks("Addmm Baddbmm")
+@masks("Addmm", mend=mend_products, mend_if=is_cheap, mend_reads=("mat1", "mat2"))
+@masks("Baddbmm")
 def _added_product(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     base, *factors = results
     added = mask if mask is None or base is None else reduced(mask, base.shape)
@@ -73,23 +78,32 @@ def _slice(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Ma
     """What was sliced away is ignored, in a mask of the one dimension that was sliced, where nothing else arrives."""
     if results[0] is None:
         return (None,)
-    shape, dim = results[0].shape, node._saved_dim % grad.dim()
+    shape, dim = results[0].shape, _signed(node._saved_dim)
     inner = core(mask) if mask is not None else None
     sizes = [1] * len(shape) if inner is None else list(inner.shape)
     sizes[dim] = shape[dim]
     around = torch.zeros(sizes, dtype=torch.bool, device=grad.device)
-    where = (slice(None),) * dim + (slice(node._saved_start, node._saved_end, node._saved_step),)
-    around[where] = True if inner is None else inner
+    start, end = _signed(node._saved_start), _signed(node._saved_end)
+    sliced = torch.ops.aten.slice(around, dim, start, end, node._saved_step)
+    if inner is None:
+        sliced.fill_(True)
+    else:
+        sliced.copy_(inner)
     return (around.expand(shape),)
 
 
-@masks("Relu", reads="result")
+def _signed(number: Any) -> Any:
+    """A number that PyTorch keeps with a sign, and shows without."""
+    return number - (1 << 64) if number is not None and number >= 1 << 63 else number
+
+
+@masks("Relu", reads=("result",))
 def _relu(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     """Open above 0, and at NaN, which it has handed on."""
-    return (both((node._saved_result <= 0).logical_not_(), mask),)
+    return (both(node._saved_result != 0, mask),)
 
 
-@masks("Where", reads="condition")
+@masks("Where", reads=("condition",))
 def _where(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     taken, other = node._saved_condition, None
     if results[1] is not None:
@@ -106,7 +120,7 @@ def _fills_with_a_number(node: Any) -> bool:
     return all(ahead is None for ahead, _ in node.next_functions[1:])
 
 
-@masks("MaskedFill", reads="mask", only_if=_fills_with_a_number)
+@masks("MaskedFill", reads=("mask",), only_if=_fills_with_a_number)
 def _masked_fill(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     return (expanded(both(node._saved_mask.logical_not(), mask), grad.shape), *[None] * (len(results) - 1))
 
@@ -116,7 +130,7 @@ def _softmax(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[
     """It mixes what lies along one dimension."""
     if mask is None or not grad.dim():
         return (mask,)
-    return (anywhere(mask, node._saved_dim % grad.dim(), keepdim=True).expand(grad.shape),)
+    return (anywhere(mask, _signed(node._saved_dim), keepdim=True).expand(grad.shape),)
 
 
 @masks("NativeLayerNorm")
