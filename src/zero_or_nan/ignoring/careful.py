@@ -29,7 +29,7 @@ from .graph import KINDS, NODES, AccumulateGrad, Edge, Graph, edge_of, function_
 from .hooks import Ours, put_first
 from .lifetimes import DEEP_GRAPHS
 from .looks import harmless
-from .masks import Mask, either
+from .masks import Mask, all_count, either
 from .registry import FUNCTIONS, MASKS, UNKNOWN, Function, Masks, NotFollowed, RuleFailed, record_of
 from .steps import Border, Followed, Foreign, Moved, Replaced, Sliced, Step
 from .threads import current, set_current
@@ -105,8 +105,9 @@ class Pass:
                 if isinstance(root, Tensor) and root._backward_hooks:  # these run before anything else
                     self._handles += put_first(root.register_hook(Ours(self._begun)))  # type: ignore[no-untyped-call]
             idle = self._idle()
+            quiet = self._quiet()
             for node, edges in self.graph.items():
-                if node not in idle:
+                if node not in idle and node not in quiet:
                     self._follow(node, edges, idle)
         except BaseException:
             self._let_go()
@@ -250,7 +251,7 @@ class Pass:
             self.is_told_of(value)
         if last and edge not in self.keep:
             return
-        if mask is not None and value.is_complex() and bool(mask.all()):
+        if mask is not None and value.is_complex() and all_count(mask):
             mask = None  # a part of each entry was selected: what is ahead can be plain PyTorch's
         before = self._arrived.get(edge)
         if before is not None:
@@ -325,6 +326,20 @@ class Pass:
                 continue
             idle.add(node)
         return idle
+
+    def _quiet(self) -> list[Any]:
+        """The nodes that nothing ignored can reach: from the root on, as long as there is one way and no selection."""
+        quiet: list[Any] = []
+        if self.keep or self.outer is not None or len(self.roots) != 1:
+            return quiet
+        node = getattr(self.roots[0], "grad_fn", None) or getattr(self.roots[0], "node", None)
+        while node is not None and type(node) in KINDS and type(node) is not AccumulateGrad:
+            facts, edges = _facts(node), self.graph[node]
+            if facts.function.selects is not False or facts.kind is Replaced or len(edges) != 1:
+                break
+            quiet.append(node)
+            node = edges[0][0]
+        return quiet
 
     def _follow(self, node: Any, edges: Sequence[Edge], idle: set[Any]) -> None:
         facts = _facts(node)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .masks import Mask
+from .masks import Mask, all_count
 
 if TYPE_CHECKING:
     from .steps import Step
@@ -233,8 +233,7 @@ def ignores(thing: Any) -> bool:
     """Whether an entry of these cotangents does not count."""
     if isinstance(thing, (tuple, list)):
         return any(map(ignores, thing))
-    mask = mask_of(thing)
-    return mask is not None and not bool(mask.all())
+    return not all_count(mask_of(thing))
 
 
 def merge(exact: Any, careful: Any) -> Any:

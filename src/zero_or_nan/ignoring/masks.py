@@ -27,45 +27,63 @@ def both(a: Mask, b: Mask) -> Mask:
     """A product counts where all its factors do."""
     if a is None or b is None:
         return b if a is None else a
-    return _joined(torch.logical_and, a, b)
+    return _joined(torch.bitwise_and, a, b)
 
 
 def either(a: Mask, b: Mask) -> Mask:
     """A sum counts where one of its terms does."""
-    return None if a is None or b is None else _joined(torch.logical_or, a, b)
+    return None if a is None or b is None else _joined(torch.bitwise_or, a, b)
 
 
 def _joined(join: Any, a: Tensor, b: Tensor) -> Tensor:
     if a is b:
         return a
-    if 0 not in a.stride() or 0 not in b.stride():
+    if 0 not in a.stride() and 0 not in b.stride():
         result: Tensor = join(a, b)
         return result
-    return join(core(a), core(b)).expand(a.shape if a.shape == b.shape else torch.broadcast_shapes(a.shape, b.shape))
+    shape = a.shape if a.shape == b.shape else torch.broadcast_shapes(a.shape, b.shape)
+    # As bytes they are joined many times faster where one of them is broadcast.
+    joined: Tensor = join(core(a).view(torch.uint8), core(b).view(torch.uint8))
+    return joined.view(torch.bool).expand(shape)
 
 
 def anywhere(mask: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
     """Whether an entry along the dimensions counts; along all of them when none is named."""
     if dim is None or (isinstance(dim, (list, tuple)) and not dim):
-        found = core(mask).any()
+        found = _any(core(mask))
         return found.reshape((1,) * mask.dim()) if keepdim else found
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
     if 0 not in mask.stride() or not mask.numel():
-        return torch.any(mask, dims, keepdim)
+        return _any(mask, dims, keepdim)
     small, shape = core(mask), list(mask.shape)
     for d in dims:
         shape[d] = 1
     dense = tuple(d for d in dims if small.shape[d] > 1)
-    result = (torch.any(small, dense, True) if dense else small).expand(shape)
+    result = (_any(small, dense, True) if dense else small).expand(shape)
     if not keepdim:
         for d in sorted((d % mask.dim() for d in dims), reverse=True):
             result = result.squeeze(d)
     return result
 
 
+MANY = 2048
+"""Entries from which on it pays to look at a mask as bytes: `amax` of bytes is many times faster than `any`."""
+
+
+def _any(mask: Tensor, dims: tuple[int, ...] = (), keepdim: bool = False) -> Tensor:
+    if mask.numel() >= MANY and mask.is_cpu:
+        return mask.view(torch.uint8).amax(dims, keepdim).view(torch.bool)
+    return torch.any(mask, dims, keepdim) if dims else mask.any()
+
+
 def all_count(mask: Mask) -> bool:
     """Whether no entry is ignored."""
-    return mask is None or bool(core(mask).all())
+    if mask is None:
+        return True
+    small = core(mask)
+    if small.numel() >= MANY and small.is_cpu:
+        return small.view(torch.uint8).amin().item() != 0
+    return bool(small.all())
 
 
 def reshaped(mask: Tensor, shape: Sequence[int]) -> Tensor:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ..cotangent import without_nan
 from ..masks import Mask, anywhere, both, core, expanded, reduced, reshaped
-from ..registry import masks
+from ..graph import run
+from ..registry import masks, record_of
 from .products import is_cheap, mend_products
 
 Results = Sequence[Any]
@@ -31,7 +32,7 @@ def _same(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mas
     return (mask,)
 
 
-@masks("Neg NativeDropout")
+@masks("Alias Clone Neg NativeDropout")
 def _kept(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     return (mask,)
 
@@ -73,23 +74,60 @@ def _transposed(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequen
     return (mask if mask is None else mask.t(),)
 
 
+def _moves(node: Any) -> bool:
+    moves = record_of(node).moves
+    return len(node._input_metadata) == 1 and (moves(node) if callable(moves) else moves)
+
+
+@masks(
+    "Cat Expand Flip Permute PixelShuffle PixelUnshuffle Repeat Roll Squeeze Stack Sum Transpose Unsqueeze",
+    only_if=_moves,
+)
+def _moved(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
+    """It moves entries about, or adds them up: it does the same to their mask."""
+    if mask is None:
+        return [None] * len(results)
+    return [
+        None if result is None or moved is None else reduced(moved, result.shape)
+        for moved, result in zip(run(node, mask), results, strict=True)
+    ]
+
+
+@masks("Select")
+def _select(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
+    """As a slice, which has one entry along the dimension."""
+    if results[0] is None:
+        return (None,)
+    dim, index = _signed(node._saved_dim), _signed(node._saved_index)
+    around, inner = _around(results[0].shape, dim, mask if mask is None else mask.unsqueeze(dim), grad)
+    _written(around.narrow(dim, index % around.shape[dim], 1), inner)
+    return (around.expand(results[0].shape),)
+
+
 @masks("Slice")
 def _slice(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     """What was sliced away is ignored, in a mask of the one dimension that was sliced, where nothing else arrives."""
     if results[0] is None:
         return (None,)
-    shape, dim = results[0].shape, _signed(node._saved_dim)
-    inner = core(mask) if mask is not None else None
+    dim, start, end = (_signed(number) for number in (node._saved_dim, node._saved_start, node._saved_end))
+    around, inner = _around(results[0].shape, dim, mask, grad)
+    _written(torch.ops.aten.slice(around, dim, start, end, node._saved_step), inner)
+    return (around.expand(results[0].shape),)
+
+
+def _around(shape: torch.Size, dim: int, mask: Mask, grad: Tensor) -> tuple[Tensor, Mask]:
+    """A mask of nothing, as large as it has to be, and that of what is to be written into it along a dimension."""
+    inner = None if mask is None else core(mask)
     sizes = [1] * len(shape) if inner is None else list(inner.shape)
     sizes[dim] = shape[dim]
-    around = torch.zeros(sizes, dtype=torch.bool, device=grad.device)
-    start, end = _signed(node._saved_start), _signed(node._saved_end)
-    sliced = torch.ops.aten.slice(around, dim, start, end, node._saved_step)
+    return torch.zeros(sizes, dtype=torch.bool, device=grad.device), inner
+
+
+def _written(place: Tensor, inner: Mask) -> None:
     if inner is None:
-        sliced.fill_(True)
+        place.fill_(True)
     else:
-        sliced.copy_(inner)
-    return (around.expand(shape),)
+        place.copy_(inner)
 
 
 def _signed(number: Any) -> Any:
@@ -100,12 +138,12 @@ def _signed(number: Any) -> Any:
 @masks("Relu", reads=("result",))
 def _relu(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     """Open above 0, and at NaN, which it has handed on."""
-    return (both(node._saved_result != 0, mask),)
+    return (both(node._saved_result.bool(), mask),)
 
 
 @masks("Where", reads=("condition",))
 def _where(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
-    taken, other = node._saved_condition, None
+    taken, other = node._saved_condition.bool(), None
     if results[1] is not None:
         other = expanded(both(taken.logical_not(), mask), grad.shape)
     if results[0] is not None:
