@@ -26,6 +26,12 @@ from .registry import FUNCTIONS, UNKNOWN, Function, record_of
 LARGE = 10_000
 """Entries from which on it pays to remember what was looked at."""
 
+TOGETHER = 500
+"""Small tensors that are looked at together, at most."""
+
+MANY = 4
+"""Small tensors of one shape from which on it pays to look at them together."""
+
 _DENSE = (Tensor, Parameter)
 _UNKNOWN = object()
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
@@ -106,11 +112,14 @@ class _Looking:
     Attributes:
         seen: what was found of large tensors: a relu's result is the next layer's input.
         elsewhere: what was measured on another device, with the node that it is for; not fetched yet.
+        small: tensors that are to be finite, and those that are to be moderate, with the nodes that they are for; not
+            looked at yet.
     """
 
     def __init__(self) -> None:
         self.seen: dict[tuple[Any, ...], bool | _Measured] = {}
         self.elsewhere: list[tuple[Any, _Measured]] = []
+        self.small: list[list[tuple[Any, Tensor]]] = [[], []]
 
     def accepts(self, node: Any, plan: _Plan | None) -> bool:
         if plan is None:
@@ -168,6 +177,9 @@ class _Looking:
                 return True
         if dtype is not torch.float32:
             tensor = _as_factor(tensor, look)
+        elif key is None and (look is FINITE or look is MODERATE) and tensor.is_cpu:
+            self.small[look is MODERATE].append((node, tensor))
+            return True
         if tensor.is_cpu:
             accepted = _accepted_here(tensor, look)
             if key is not None:
@@ -180,10 +192,26 @@ class _Looking:
         self.elsewhere.append((node, measured))
         return True
 
+    def refused_small(self) -> list[Any]:
+        """All small tensors are looked at together: most of the time goes into calling PyTorch."""
+        refused = []
+        for look, small in zip((FINITE, MODERATE), self.small, strict=True):
+            if len(small) >= MANY:
+                alike: dict[tuple[int, ...], list[tuple[Any, Tensor]]] = {}
+                for pair in small:
+                    alike.setdefault(pair[1].shape, []).append(pair)
+                small[:] = []
+                for shape, pairs in alike.items():
+                    if len(pairs) < MANY or not shape or not _accepted_here(torch.cat([t for _, t in pairs]), look):
+                        small += pairs
+            for node, tensor in small:
+                if not _accepted_here(tensor, look):
+                    refused.append(node)
+            small.clear()
+        return refused
+
     def refused_elsewhere(self) -> list[Any]:
         """All measures on other devices are fetched at once: one wait in place of hundreds."""
-        if not self.elsewhere:
-            return []
         all_measures = [measure.double() for _, (measures, _, _) in self.elsewhere for measure in measures]
         numbers = iter(torch.stack(all_measures).tolist())
         return [
@@ -202,6 +230,7 @@ def harmless(nodes: Iterable[Any], dangers: list[Any] | None = None) -> bool:
             at the first.
     """
     looking = _Looking()
+    small, refused = looking.small[0], []
     recording = torch.is_grad_enabled()
     torch._C._set_grad_enabled(False)
     try:
@@ -211,16 +240,20 @@ def harmless(nodes: Iterable[Any], dangers: list[Any] | None = None) -> bool:
             if known is None or FUNCTIONS.get(known.name, UNKNOWN) is not known.function:
                 known = _known(node)
             if known.needs_look and not looking.accepts(node, known.plan):
-                if dangers is None:
-                    return False
-                dangers.append(node)
-        refused = looking.refused_elsewhere()
+                refused.append(node)
+            if len(small) > TOGETHER:
+                refused += looking.refused_small()
+            if refused and dangers is None:
+                return False
+        if small or looking.small[1]:
+            refused += looking.refused_small()
+        if looking.elsewhere:
+            refused += looking.refused_elsewhere()
     finally:
         torch._C._set_grad_enabled(recording)
-    if dangers is None:
-        return not refused
-    dangers += refused
-    return not dangers
+    if dangers is not None:
+        dangers += refused
+    return not refused
 
 
 class _Known(NamedTuple):
@@ -284,6 +317,8 @@ def _in_memory(tensor: Tensor) -> bool:
     if tensor.is_nested or tensor.is_meta or tensor._is_zerotensor() or _is_wrapped(tensor):
         return False
     if tensor.is_contiguous():
+        if not tensor.storage_offset():
+            return tensor.untyped_storage().nbytes() >= tensor.nbytes
         extent = tensor.numel()
     else:
         extent = 1
