@@ -224,22 +224,21 @@ class Pass:
             return
         grad = arriving[0]
         mask, carries = self._arriving(node, 0, grad)
+        found: Sequence[Mask] | None = None
         if not carries:
             self._pass_by(grad)
-        found: Sequence[Mask] | None = None
-        if carries and grad is not None and (mask is not None or function.selects is not False):
+        elif grad is not None and (mask is not None or function.selects is not False):
             if mend is not None and mask is not None:
                 try:
                     mend(node, grad, mask, results)
                 except Exception as error:
                     self.failed(function_of(node.name()), error)
-            kept = self.keep
+            keep = self.keep
             wanted = [
-                None if last and edge not in kept else result
+                result if not last or edge in keep else None
                 for (edge, last), result in zip(edges, results, strict=False)
             ]
-            if any(result is not None for result in wanted):
-                found = masks.follow(node, grad, mask, wanted)
+            found = masks.follow(node, grad, mask, wanted)
         for number, (edge, last) in enumerate(edges):
             value = results[number]
             if value is not None:

@@ -87,12 +87,12 @@ class Masks(NamedTuple):
     Attributes:
         follow: called as `follow(node, grad, mask, results)`, with the cotangent and its mask, and what the derivative
             gave for each edge, None for an edge whose mask nobody needs. It gives a mask, or None, for each.
-        reads: the saved tensors that are read for that.
+        reads: the attributes of the saved tensors that are read for that.
         only_if: what else must hold of a node.
         mend: called as `mend(node, grad, mask, results)` where what was saved is not harmless: it writes into the
             results. Where there is none, the derivative has to be followed operator by operator.
         mend_if: for which nodes; for all when None.
-        mend_reads: the saved tensors that are read for it.
+        mend_reads: the attributes of those that are read for it.
     """
 
     follow: Callable[[Any, torch.Tensor, Mask, Sequence[Any]], Sequence[Mask]]
@@ -109,7 +109,7 @@ class Masks(NamedTuple):
         if not node._input_metadata[0].dtype.is_floating_point:
             return False
         for name in self.reads if trusted else self.reads + self.mend_reads:
-            if getattr(getattr(node, f"_raw_saved_{name}", None), "unpack_hook", node) is not None:
+            if getattr(getattr(node, name, None), "unpack_hook", node) is not None:
                 return False  # what unpacks it would compute it once more, or fetch it from elsewhere
         return self.only_if is None or self.only_if(node)
 

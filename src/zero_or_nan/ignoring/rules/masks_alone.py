@@ -43,7 +43,7 @@ def _broadcast(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequenc
     return [mask if mask is None or result is None else reduced(mask, result.shape) for result in results]
 
 
-@masks("Mm", mend=mend_products, mend_if=is_cheap, mend_reads=("self", "mat2"))
+@masks("Mm", mend=mend_products, mend_if=is_cheap, mend_reads=("_raw_saved_self", "_raw_saved_mat2"))
 @masks("Bmm")
 def _product(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     """To each factor what it met: the rows, and the columns."""
@@ -56,7 +56,7 @@ def _product(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[
     )
 
 
-@masks("Addmm", mend=mend_products, mend_if=is_cheap, mend_reads=("mat1", "mat2"))
+@masks("Addmm", mend=mend_products, mend_if=is_cheap, mend_reads=("_raw_saved_mat1", "_raw_saved_mat2"))
 @masks("Baddbmm")
 def _added_product(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     base, *factors = results
@@ -135,13 +135,13 @@ def _signed(number: Any) -> Any:
     return number - (1 << 64) if number is not None and number >= 1 << 63 else number
 
 
-@masks("Relu", reads=("result",))
+@masks("Relu", reads=("_raw_saved_result",))
 def _relu(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     """Open above 0, and at NaN, which it has handed on."""
     return (both(node._saved_result.bool(), mask),)
 
 
-@masks("Where", reads=("condition",))
+@masks("Where", reads=("_raw_saved_condition",))
 def _where(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     taken, other = node._saved_condition.bool(), None
     if results[1] is not None:
@@ -158,7 +158,7 @@ def _fills_with_a_number(node: Any) -> bool:
     return all(ahead is None for ahead, _ in node.next_functions[1:])
 
 
-@masks("MaskedFill", reads=("mask",), only_if=_fills_with_a_number)
+@masks("MaskedFill", reads=("_raw_saved_mask",), only_if=_fills_with_a_number)
 def _masked_fill(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     return (expanded(both(node._saved_mask.logical_not(), mask), grad.shape), *[None] * (len(results) - 1))
 

@@ -148,11 +148,11 @@ def mend_products(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any])
     """Both products of `Mm` and `Addmm` once more where plain PyTorch's have NaN; NaN and inf are set aside."""
     to_first, to_second = results[-2:]
     if to_first is not None and has_nan(to_first):
-        first = bilinear(torch.mm, Cotangent(grad, mask), node._saved_mat2.t(), rows_never_meet)
+        first = bilinear(torch.mm, Cotangent(grad, mask), node._saved_mat2.t(), rows_never_meet, finite=False)
         torch.where(to_first == to_first, to_first, first, out=to_first)
     if to_second is not None and has_nan(to_second):
         saved = node._saved_mat1 if len(results) == 3 else node._saved_self
-        second = bilinear(torch.mm, Cotangent(grad.t(), mask.t()), saved, rows_never_meet)
+        second = bilinear(torch.mm, Cotangent(grad.t(), mask.t()), saved, rows_never_meet, finite=False)
         torch.where(to_second == to_second, to_second, second.t(), out=to_second)
 
 
