@@ -33,7 +33,9 @@ def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
 
 def _is_at_work() -> bool:
     """Whether Dynamo looks at the code that runs: stepping aside costs it more than a small backward pass."""
-    return "torch._dynamo" in sys.modules and (_callback is None or _callback() is not None)
+    if "torch._dynamo" not in sys.modules:
+        return False
+    return torch.compiler.is_compiling() or _callback is None or _callback() is not None  # it can't trace the last
 
 
 _callback: Callable[[], Any] | None = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)

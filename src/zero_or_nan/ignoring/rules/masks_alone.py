@@ -111,7 +111,7 @@ def _slice(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Ma
         return (None,)
     dim, start, end = (_signed(number) for number in (node._saved_dim, node._saved_start, node._saved_end))
     around, inner = _around(results[0].shape, dim, mask, grad)
-    _written(torch.ops.aten.slice(around, dim, start, end, node._saved_step), inner)
+    _written(torch.ops.aten.slice.Tensor(around, dim, start, end, node._saved_step), inner)
     return (around.expand(results[0].shape),)
 
 

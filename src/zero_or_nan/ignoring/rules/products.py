@@ -52,7 +52,7 @@ def _without_nan_and_inf(saved: Tensor) -> Tensor:
     finite = small.nan_to_num(0.0, 0.0, 0.0) if not saved.is_complex() else small.where(small.isfinite(), 0)
     if finite.stride() != small.stride() and extent(small) >= small.numel():
         finite = small.new_empty_strided(small.size(), small.stride()).copy_(finite)
-    return finite.expand(saved.shape)
+    return finite if small is saved else finite.expand(saved.shape)
 
 
 def _put_back(apply: Apply, value: Tensor, used: Tensor, saved: Tensor, counting: torch.dtype) -> Tensor:
