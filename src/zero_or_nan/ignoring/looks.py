@@ -269,7 +269,8 @@ _KNOWN: dict[type, _Known] = {}
 
 
 def _known(node: Any) -> _Known:
-    kind, function = type(node), record_of(node)
+    function = record_of(node)
+    kind: Any = type(node)
     plan = _plan(kind, function)
     needs_look = plan is None or bool(plan.tensors or plan.scalars or function.only_if)
     known = _Known(function_of(node.name()), function, plan, needs_look)

@@ -44,7 +44,7 @@ def _joined(join: Any, a: Tensor, b: Tensor) -> Tensor:
     if a.numel() < MANY or (0 not in a.stride() and 0 not in b.stride()):
         result: Tensor = join(a, b)
         return result
-    shape = a.shape if a.shape == b.shape else torch.broadcast_shapes(a.shape, b.shape)
+    shape = a.shape if a.shape == b.shape else torch.broadcast_shapes(a.shape, b.shape)  # type: ignore[no-untyped-call]
     # As bytes they are joined many times faster where one of them is broadcast.
     joined: Tensor = join(core(a).view(torch.uint8), core(b).view(torch.uint8))
     return joined.view(torch.bool).expand(shape)

@@ -16,7 +16,13 @@ from zero_or_nan.ignoring.careful import Pass
 from zero_or_nan.ignoring.graph import AccumulateGrad
 from zero_or_nan.ignoring.registry import Masks
 
-properties = settings(deadline=None, derandomize=True, database=None, max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+properties = settings(
+    deadline=None,
+    derandomize=True,
+    database=None,
+    max_examples=400,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 
 
 def bits(number):

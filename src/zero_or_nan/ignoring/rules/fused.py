@@ -16,6 +16,7 @@ from torch import Tensor
 from ..cotangent import Cotangent, has_nan, mask_of, merge, plain, settle, wrapped
 from ..masks import anywhere, full
 from ..registry import rule
+from .products import without_lost_samples
 
 aten = torch.ops.aten
 
@@ -104,9 +105,9 @@ def _layer_norm(mask: Tensor, saved: Tensor, shape: Any, *args: Any) -> tuple[Te
 def _group_norm(
     mask: Tensor, saved: Tensor, mean: Any, rstd: Any, weight: Any, n: int, c: int, hxw: int, groups: int, *args: Any
 ) -> tuple[Tensor, ...]:
-    group = mask.reshape(n, groups, -1).any(-1)
+    group = anywhere(mask.reshape(n, groups, -1), -1)
     members = group.repeat_interleave(c // groups, 1).reshape(n, c, *(1,) * (saved.dim() - 2))
-    channel = mask.reshape(n, c, hxw).any(2).any(0)
+    channel = anywhere(mask.reshape(n, c, hxw), (0, 2))
     return members, channel, channel
 
 
@@ -166,10 +167,17 @@ def _without_lost_fibres(mask: Tensor, args: tuple[Any, ...]) -> tuple[Any, ...]
     return (grad, _only(kept, output), dim, *rest)
 
 
+def _without_lost_samples(mask: Tensor, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same for a batch norm that is frozen; otherwise each sample is in the statistics of all."""
+    train = args[7]
+    return args if train else (args[0], without_lost_samples(mask, args[1]), *args[2:])
+
+
 SETTING_ASIDE: dict[str, Callable[..., tuple[Any, ...]]] = {
     "_fused_rms_norm_backward": lambda mask, args: _without_lost_rows(mask, args, (3,)),
     "_log_softmax_backward_data": _without_lost_fibres,
     "_softmax_backward_data": _without_lost_fibres,
+    "native_batch_norm_backward": _without_lost_samples,
     "native_layer_norm_backward": lambda mask, args: _without_lost_rows(mask, args, (3, 4)),
 }
 """What the loss ignored altogether, replaced by harmless numbers before the fused kernel runs."""

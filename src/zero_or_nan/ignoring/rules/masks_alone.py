@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..cotangent import without_nan
-from ..masks import Mask, anywhere, both, core, expanded, reduced, reshaped
 from ..graph import run
+from ..masks import Mask, anywhere, both, core, expanded, reduced, reshaped
 from ..registry import masks, record_of
 from .products import is_cheap, mend_products
 

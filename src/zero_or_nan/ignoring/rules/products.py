@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..cotangent import Cotangent, has_nan, mask_of, merge, plain, wrapped
-from ..masks import anywhere, core, extent, full
+from ..masks import Mask, anywhere, core, extent, full
 from ..registry import NotFollowed, rule
 
 Apply = Callable[[Tensor, Tensor], Tensor]
@@ -31,9 +31,9 @@ def bilinear(
     """
     if grad.mask is None or (all_finite(saved) if finite is None else finite):
         return apply(grad.value, saved)
-    finite_part = _without_nan_and_inf(saved)
-    value = apply(grad.value, finite_part)
-    if finite_part.stride() != saved.stride():  # another layout may take another kernel, and round differently
+    cleaned = finite_part(saved)
+    value = apply(grad.value, cleaned)
+    if cleaned.stride() != saved.stride():  # another layout may take another kernel, and round differently
         exact = apply(grad.value, saved)
         value = torch.where(exact.isfinite(), exact, value)
     if never_meet is not None and never_meet(grad.mask, saved):
@@ -46,7 +46,7 @@ def bilinear(
     return torch.where(back == 0, value, value + back)  # -0.0 + 0.0 is 0.0
 
 
-def _without_nan_and_inf(saved: Tensor) -> Tensor:
+def finite_part(saved: Tensor) -> Tensor:
     """A tensor's finite entries, and 0; in memory as it was, where that is possible."""
     small = core(saved)
     finite = small.nan_to_num(0.0, 0.0, 0.0) if not saved.is_complex() else small.where(small.isfinite(), 0)
@@ -104,6 +104,16 @@ def columns_never_meet(used: Tensor, saved: Tensor) -> bool:
     """Whether no used entry of the right factor meets NaN or inf in a column of the left one."""
     rows = anywhere(used, -1) if used.dim() > 1 else used
     return _is_finite(torch.where(rows, saved if saved.dim() == 1 else _sum(saved, -2), 0).sum())
+
+
+def without_lost_samples(mask: Mask, saved: Tensor) -> Tensor:
+    """What was saved of a batch, harmless where only samples that are ignored altogether are not finite."""
+    if mask is None or all_finite(saved):
+        return saved
+    used = anywhere(mask, list(range(1, mask.dim())))
+    lost_alone = _is_finite(torch.where(used, _sum(saved, *range(1, saved.dim())), 0).sum())
+    cleaned = finite_part(saved) if lost_alone else saved
+    return cleaned if cleaned.stride() == saved.stride() else saved
 
 
 @rule("mm", "bmm", "mv", "dot", "vdot")
@@ -180,7 +190,8 @@ def convolution_backward(op: Any, grad: Any, saved: Tensor, weight: Tensor, *arg
     """Two bilinear operators and a sum: the gradients of input, weight and bias."""
     if type(grad) is not Cotangent:  # a derivative of a derivative
         return wrapped(op(plain(grad), plain(saved), plain(weight), *args, **kwargs))
-    exact = op(grad.value, plain(saved), plain(weight), *args, **kwargs)
+    saved = without_lost_samples(grad.mask, plain(saved))
+    exact = op(grad.value, saved, plain(weight), *args, **kwargs)
     sizes, stride, padding, dilation, transposed, output_padding, groups, wanted = _convolution(args)
     geometry = (stride, padding, dilation, transposed, output_padding)
 
@@ -201,7 +212,7 @@ def convolution_backward(op: Any, grad: Any, saved: Tensor, weight: Tensor, *arg
     if wanted[0]:
         # One channel a group, and a kernel of ones: does any entry that counts reach there? Halves would underflow.
         n, channels, *space = mask.shape
-        reach = mask.reshape(n, groups, channels // groups, *space).any(2).float()
+        reach = anywhere(mask.reshape(n, groups, channels // groups, *space), 2).float()
         ones = torch.ones((groups, 1, *weight.shape[2:]), device=reach.device)
         reached = (to_input(reach, ones) > 0.5).repeat_interleave(saved.shape[1] // groups, 1)
         value = exact[0] if not has_nan(exact[0]) else _mended(exact[0], bilinear(to_input, grad, weight))
@@ -209,7 +220,7 @@ def convolution_backward(op: Any, grad: Any, saved: Tensor, weight: Tensor, *arg
     if grad.mask is None:
         return tuple(results)
     if wanted[1]:
-        channel = mask.any(0).flatten(1).any(1)
+        channel = anywhere(mask, [0, *range(2, mask.dim())])
         shape = weight.shape
         if transposed:
             channel = channel.reshape(groups, 1, -1).expand(groups, shape[0] // groups, shape[1]).reshape(shape[:2])
