@@ -15,7 +15,7 @@ from torch import Tensor
 Mask = Tensor | None
 
 MANY = 2048
-"""Entries from which on it pays to look at a mask as bytes, and at its core: `amax` of bytes is far faster than `any`."""
+"""Entries from which on it pays to look at a mask as bytes, and at its core: `amax` of bytes is faster than `any`."""
 
 
 def core(mask: Tensor) -> Tensor:
