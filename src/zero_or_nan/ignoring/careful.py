@@ -65,6 +65,7 @@ class Pass:
             named.
 
     Attributes:
+        by_rules_alone: whether each derivative is followed operator by operator, and none left to plain PyTorch.
         masks: the masks at the edges that are kept, None where all entries count. An edge that no cotangent has
             reached is missing.
     """
@@ -86,6 +87,7 @@ class Pass:
         self.outer = outer
         self.asked_for = set(map(edge_of, asked_for))
         self.dangers = set(dangers)
+        self.by_rules_alone = False
         self.keep = set(keep)
         self.masks: dict[Edge, Mask] = {}
         self._arrived: dict[Edge, _Arrived] = {}
@@ -307,7 +309,8 @@ class Pass:
 
     def _idle(self) -> set[Any]:
         """The leaves, and the nodes from which on plain PyTorch can be trusted."""
-        if is_spread(self.roots, self.graph):  # all processes have to do the same
+        self.by_rules_alone = is_spread(self.roots, self.graph)  # all processes have to do the same
+        if self.by_rules_alone:
             self.dangers = set()
         idle = set()
         keep, dangers = self.keep, self.dangers
@@ -345,7 +348,7 @@ class Pass:
         kind, function = facts.kind, facts.function
         ahead = [(edge, edge[0] is None or edge[0] in idle) for edge in edges]
         masks = facts.masks
-        if masks is not None:
+        if masks is not None and not self.by_rules_alone:
             trusted = bool(self.dangers) and node not in self.dangers
             if masks.may_follow(node, trusted):
                 leave = Ours(self._pass_on, node, ahead, function, masks, None if trusted else masks.mend)
