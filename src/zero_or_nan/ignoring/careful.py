@@ -309,7 +309,8 @@ class Pass:
 
     def _idle(self) -> set[Any]:
         """The leaves, and the nodes from which on plain PyTorch can be trusted."""
-        self.by_rules_alone = is_spread(self.roots, self.graph)  # all processes have to do the same
+        if is_spread(self.roots, self.graph):  # all processes have to do the same
+            self.by_rules_alone = True
         if self.by_rules_alone:
             self.dangers = set()
         idle = set()
@@ -332,7 +333,7 @@ class Pass:
     def _quiet(self) -> list[Any]:
         """The nodes that nothing ignored can reach: from the root on, as long as there is one way and no selection."""
         quiet: list[Any] = []
-        if self.keep or self.outer is not None or len(self.roots) != 1:
+        if self.by_rules_alone or self.keep or self.outer is not None or len(self.roots) != 1:
             return quiet
         node = getattr(self.roots[0], "grad_fn", None) or getattr(self.roots[0], "node", None)
         while node is not None and type(node) in KINDS and type(node) is not AccumulateGrad:
