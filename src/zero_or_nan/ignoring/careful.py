@@ -108,6 +108,8 @@ class Pass:
                     self._handles += put_first(root.register_hook(Ours(self._begun)))  # type: ignore[no-untyped-call]
             idle = self._idle()
             quiet = self._quiet()
+            if quiet:  # which run of the engine is ours, before anybody's hook starts another
+                self._handles.append(quiet[0].register_prehook(Ours(self._begun)))
             for node, edges in self.graph.items():
                 if node not in idle and node not in quiet:
                     self._follow(node, edges, idle)
@@ -230,17 +232,17 @@ class Pass:
         if not carries:
             self._pass_by(grad)
         elif grad is not None and (mask is not None or function.selects is not False):
-            if mend is not None and mask is not None:
-                try:
-                    mend(node, grad, mask, results)
-                except Exception as error:
-                    self.failed(function_of(node.name()), error)
             keep = self.keep
             wanted = [
                 result if not last or edge in keep else None
                 for (edge, last), result in zip(edges, results, strict=False)
             ]
-            found = masks.follow(node, grad, mask, wanted)
+            try:
+                if mend is not None and mask is not None:
+                    mend(node, grad, mask, results)
+                found = masks.follow(node, grad, mask, wanted)
+            except Exception as error:
+                self.failed(function_of(node.name()), error)
         for number, (edge, last) in enumerate(edges):
             value = results[number]
             if value is not None:

@@ -25,7 +25,7 @@ Results = Sequence[Any]
     Abs Acos Acosh Asin Asinh Atan Atanh Cos Cosh Elu Erf Erfc Exp Exp2 Expm1 Gelu Hardswish LeakyRelu Log Log10 Log1P
     Log2 LogSigmoid Mish Reciprocal Rsqrt Sigmoid Silu Sin Sinh Softplus Sqrt Tan Tanh
     """,
-    mend=lambda node, grad, mask, results: without_nan(results[0], mask),
+    mend=lambda node, grad, mask, results: results[0] is None or without_nan(results[0], mask),
     mend_if=lambda node: len(node.next_functions) == 1,
 )
 def _same(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
