@@ -19,6 +19,7 @@ from .lifetimes import DEEP_GRAPHS
 from .looks import harmless as _is_harmless
 from .masks import everywhere, full
 
+_PLAIN = contextlib.nullcontext()
 TensorOrEdge = Tensor | GradientEdge
 Vectors = Tensor | Sequence[Tensor | None]
 
@@ -165,7 +166,7 @@ def _pass(roots: Sequence[Any], edges: Any = None, asked_for: Any = None) -> Any
     if edges is None or not edges:
         if not on_any_process(not harmless, roots, graph):
             DEEP_GRAPHS.hold(graph)
-            return contextlib.nullcontext()
+            return _PLAIN
         return Pass(roots, graph, asked_for=_inside(asked_for), dangers=dangers)
     kept = edges.values() if isinstance(edges, dict) else edges
     keep = [edge for edge in kept if edge is not None]

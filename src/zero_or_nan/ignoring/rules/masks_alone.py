@@ -20,12 +20,17 @@ from .products import is_cheap, mend_products
 Results = Sequence[Any]
 
 
+def _mend_entries(node: Any, grad: Tensor, mask: Tensor, results: Results) -> None:
+    if results[0] is not None:
+        without_nan(results[0], mask)
+
+
 @masks(
     """
     Abs Acos Acosh Asin Asinh Atan Atanh Cos Cosh Elu Erf Erfc Exp Exp2 Expm1 Gelu Hardswish LeakyRelu Log Log10 Log1P
     Log2 LogSigmoid Mish Reciprocal Rsqrt Sigmoid Silu Sin Sinh Softplus Sqrt Tan Tanh
     """,
-    mend=lambda node, grad, mask, results: results[0] is None or without_nan(results[0], mask),
+    mend=_mend_entries,
     mend_if=lambda node: len(node.next_functions) == 1,
 )
 def _same(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
