@@ -23,13 +23,14 @@ from torch.autograd.graph import GradientEdge
 
 from .checkpoints import CHECKPOINT, Recomputed
 from .compiling import compiled_autograd_aside
-from .cotangent import can_carry, is_finite
+from .cotangent import Cotangent, can_carry, is_finite
 from .distributed import is_border, is_distributed, is_spread, not_zero
 from .graph import KINDS, NODES, AccumulateGrad, Edge, Graph, edge_of, function_of, graph_from
+from .higher import any_recorded, constants, is_recorded, without
 from .hooks import Ours, put_first
 from .lifetimes import DEEP_GRAPHS
 from .looks import harmless
-from .masks import Mask, all_count, either
+from .masks import Mask, all_count, both, either
 from .registry import FUNCTIONS, MASKS, UNKNOWN, Function, Masks, NotFollowed, RuleFailed, record_of
 from .steps import Border, Followed, Foreign, Moved, Replaced, Sliced, Step
 from .threads import current, set_current
@@ -63,11 +64,13 @@ class Pass:
         asked_for: tensors inside of the graph whose gradients the user gets.
         dangers: the nodes out of which ignored entries may come as other numbers than 0; all of them when none is
             named.
+        by_rules_alone: whether each derivative is followed operator by operator, and none left to plain PyTorch, as it
+            has to be where it is recorded.
 
     Attributes:
-        by_rules_alone: whether each derivative is followed operator by operator, and none left to plain PyTorch.
         masks: the masks at the edges that are kept, None where all entries count. An edge that no cotangent has
             reached is missing.
+        entered: where the pass is recorded, each tensor between the nodes beside the cotangent that it became.
     """
 
     raises_bugs = False
@@ -81,17 +84,19 @@ class Pass:
         outer: Pass | None = None,
         asked_for: Iterable[Any] = (),
         dangers: Iterable[Any] = (),
+        by_rules_alone: bool = False,
     ) -> None:
         self.roots = roots
         self.graph = graph
         self.outer = outer
         self.asked_for = set(map(edge_of, asked_for))
         self.dangers = set(dangers)
-        self.by_rules_alone = False
+        self.by_rules_alone: bool = by_rules_alone or outer is not None and outer.by_rules_alone
         self.keep = set(keep)
         self.masks: dict[Edge, Mask] = {}
         self._arrived: dict[Edge, _Arrived] = {}
         self._running: dict[Any, Step] = {}
+        self.entered: dict[int, tuple[Tensor, Cotangent]] = {}
         self._engine_pass: int | None = None
         self._handles: list[Any] = []
         self._suspected: dict[str, str] = {}
@@ -167,6 +172,10 @@ class Pass:
         steps = [step for node, step in self._running.items() if getattr(node, "run_function", None) is function]
         return steps[0] if steps and isinstance(steps[0], Recomputed) and current() is self else None
 
+    def step_at(self, node: Any) -> Step | None:
+        """The run of a node's derivative, while it lasts."""
+        return self._running.get(node)
+
     def is_harmless_ahead(self, node: Any) -> bool:
         """Whether plain PyTorch's backward can be trusted from this node on."""
         return harmless(graph_from([GradientEdge(ahead, 0) for ahead, _ in node.next_functions if ahead is not None]))
@@ -178,7 +187,10 @@ class Pass:
     ) -> tuple[Any, ...] | None:
         if not self._is_mine():
             return None
-        masks, masked, strange = [], False, None
+        recorded = is_recorded(node)
+        if recorded:
+            arriving = tuple(self._at_constants(node, number, value) for number, value in enumerate(arriving))
+        masks, masked, strange = [], recorded, None
         for number, value in enumerate(arriving):
             mask, carries = self._arriving(node, number, value)
             masks.append(mask)
@@ -195,6 +207,17 @@ class Pass:
         self._running[node] = step
         return tuple(step.begin(arriving))
 
+    def _at_constants(self, node: Any, number: int, value: Any) -> Any:
+        """What arrives at a node that an earlier pass recorded: 0, and ignored, where it reaches a constant."""
+        counts = constants(node, number)
+        if value is None or counts is None or not can_carry(value):
+            return value
+        kept = without(value, counts)
+        arrived = self._arrived.get((node, number))
+        mask = both(None if arrived is None else arrived.mask, counts)
+        self._arrived[node, number] = _Arrived(mask, weakref.ref(kept), kept._version)
+        return kept
+
     def _leave(
         self, node: Any, edges: Sequence[tuple[Edge, bool]], results: tuple[Any, ...], arriving: tuple[Any, ...]
     ) -> tuple[Any, ...] | None:
@@ -207,6 +230,8 @@ class Pass:
                     self._send(edge, last, value, None)
             return None
         values, masks = step.end(results, arriving)
+        if torch.is_grad_enabled():
+            step.over()
         for (edge, last), value, mask in zip(edges, values, masks, strict=False):
             if value is not None:
                 self._send(edge, last, value, mask)
@@ -311,7 +336,7 @@ class Pass:
 
     def _idle(self) -> set[Any]:
         """The leaves, and the nodes from which on plain PyTorch can be trusted."""
-        if is_spread(self.roots, self.graph):  # all processes have to do the same
+        if any_recorded(self.graph) or is_spread(self.roots, self.graph):  # all processes have to do the same
             self.by_rules_alone = True
         if self.by_rules_alone:
             self.dangers = set()
@@ -382,8 +407,18 @@ class Pass:
         self._handles.clear()
         self._arrived.clear()
         self._running.clear()
+        self.entered.clear()
         DEEP_GRAPHS.hold(self.graph)
         self.graph = {}
+
+
+def nothing_ignored(nodes: Iterable[Any]) -> bool:
+    """Whether no entry can be ignored on the way through these nodes: none of them selects, or does who knows what."""
+    facts = ((node, _facts(node)) for node in nodes if type(node) is not AccumulateGrad)
+    return all(
+        known.function.selects is False and known.kind in (Step, Moved) and not is_recorded(node)
+        for node, known in facts
+    )
 
 
 class _Facts(NamedTuple):

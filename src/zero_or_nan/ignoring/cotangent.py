@@ -144,9 +144,14 @@ def step_of(things: Iterable[Any]) -> Step | None:
     for thing in things:
         kind = type(thing)
         found = thing.step if kind is Cotangent else step_of(thing) if kind is tuple or kind is list else None
-        if found is not None:
+        if found is not None and not found.is_over:
             return found
     return None
+
+
+def is_saved(cotangent: Cotangent) -> bool:
+    """Whether the run that made a cotangent is over: a graph of that gradient has saved it."""
+    return cotangent.step is not None and cotangent.step.is_over
 
 
 def selecting(*things: Any) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .cotangent import Cotangent, ignores, is_finite, plain, step_of, wrapped
+from .higher import all_saved, remember_all, step_here
 from .in_place import in_place, remember_view
 from .registry import RULES, NotFollowed
 from .steps import Step
@@ -20,6 +21,12 @@ from .steps import Step
 def dispatch(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What the operator gives, with masks, as a part of the same step."""
     step = step_of(args) or step_of(kwargs.values())
+    if step is None and all_saved(*args, *kwargs.values()):
+        step = step_here()
+        if step is None:
+            return op(*plain(args), **plain(kwargs))
+    if step is not None and torch.is_grad_enabled():
+        remember_all((*args, *kwargs.values()))
     mutable, view, _ = _kind(op)
     if mutable:
         return in_place(op, args, kwargs, step, follow)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.masked import MaskedTensor, masked_tensor
 
-from .careful import Pass
+from .careful import Pass, nothing_ignored
 from .compiling import not_compiled
 from .distributed import is_distributed, on_any_process
 from .graph import Edge, edge_of, graph_from
@@ -67,9 +67,8 @@ def backward(
     >>> x.grad
     tensor([2.7183, 0.0000])
     """
-    _refuse(create_graph)
     roots, into = _sequence(tensors), _kept(inputs)
-    with _pass(roots, asked_for=into):
+    with _pass(roots, asked_for=into, recorded=create_graph):
         torch.autograd.backward(roots, grad_tensors, retain_graph, create_graph, grad_variables, into)
 
 
@@ -129,7 +128,6 @@ def grad(
     """
     if ignored not in ("zero", "masked"):
         raise ValueError(f'ignored={ignored!r} is not known; use "zero" for plain tensors or "masked" for masked ones')
-    _refuse(create_graph)
     rest: dict[str, Any] = dict(
         create_graph=create_graph,
         only_inputs=only_inputs,
@@ -150,36 +148,33 @@ def grad(
 
 def _grad(roots: Any, inputs: Any, given: Any, retain_graph: bool | None, ignored: str, rest: dict[str, Any]) -> Any:
     edges = _each(edge_of, _as_results(inputs)) if ignored == "masked" else {}
-    with _pass(roots, edges, inputs) as careful:
+    with _pass(roots, edges, inputs, rest["create_graph"]) as careful:
         result = torch.autograd.grad(roots, inputs, given, retain_graph, **rest)
     if ignored == "zero":
         return result
     return _each(lambda gradient, edge: _masked(gradient, edge, careful), result, edges)
 
 
-def _pass(roots: Sequence[Any], edges: Any = None, asked_for: Any = None) -> Any:
-    """What PyTorch's engine is to run in: nothing, where plain backward will do and no masks are asked for."""
+def _pass(roots: Sequence[Any], edges: Any = None, asked_for: Any = None, recorded: bool = False) -> Any:
+    """What PyTorch's engine is to run in: nothing, where plain backward will do and no masks are asked for.
+
+    A gradient that is differentiated again is harmless only where nothing can be ignored: its numbers, and those of the
+    gradient's gradient, are not there yet.
+    """
     DEEP_GRAPHS.sweep()
     graph = graph_from(roots)
     dangers: list[Any] = []
     harmless = _is_harmless(graph, dangers)
     if edges is None or not edges:
+        if recorded:
+            harmless = nothing_ignored(graph)
         if not on_any_process(not harmless, roots, graph):
             DEEP_GRAPHS.hold(graph)
             return _PLAIN
-        return Pass(roots, graph, asked_for=_inside(asked_for), dangers=dangers)
+        return Pass(roots, graph, asked_for=_inside(asked_for), dangers=dangers, by_rules_alone=recorded)
     kept = edges.values() if isinstance(edges, dict) else edges
     keep = [edge for edge in kept if edge is not None]
-    return Pass(roots, graph, keep, asked_for=_inside(asked_for), dangers=dangers)
-
-
-def _refuse(create_graph: bool) -> None:
-    if create_graph:
-        raise NotImplementedError(
-            "ignoring does not differentiate a gradient again: which entries the loss ignored is not a part of the "
-            "graph that create_graph=True would make. Call torch.autograd with create_graph=True, and keep the "
-            "dangerous entries out of the forward code (a second where, or a selection before the function)."
-        )
+    return Pass(roots, graph, keep, asked_for=_inside(asked_for), dangers=dangers, by_rules_alone=recorded)
 
 
 def _sequence(tensors: Any) -> tuple[Any, ...]:

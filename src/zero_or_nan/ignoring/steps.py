@@ -16,7 +16,8 @@ from . import distributed
 from .cotangent import Cotangent, can_carry, is_finite, mask_of, merge, plain
 from .distributed import Gathered, Gathering, is_distributed
 from .graph import can_be_read_again, for_each_edge, function_of, run
-from .masks import Mask, full, reduced
+from .higher import entered, is_recorded, left, remember
+from .masks import Mask, everywhere, full, reduced
 from .registry import FUNCTIONS, GENERATED, UNKNOWN, Function, NotFollowed
 from .watching import Watching
 
@@ -34,6 +35,9 @@ class Step:
 
     is_anothers = False
     """Whether the derivative is code that was not written for PyTorch itself: what it makes zeros for is not known."""
+
+    is_over = False
+    """Whether the run has ended. A graph of the gradient may have saved some of its cotangents."""
 
     def __init__(self, owner: Pass, node: Any, function: Function, masks: Sequence[Mask]) -> None:
         self.owner = owner
@@ -76,12 +80,26 @@ class Step:
             self._gathering.stop()
         if self._comparisons is not None:
             self._comparisons.stop()
-        return [_given_back(result) for result in results], [mask_of(result) for result in results]
+        values = left(results, [_given_back(result) for result in results], self.owner)
+        return values, [self._mask_of(result) for result in results]
+
+    def _mask_of(self, result: Any) -> Mask:
+        """That of a cotangent. Zeros that a derivative makes up without one, as that of x**0, are ignored with it."""
+        if type(result) is not Tensor or not result._is_zerotensor() and (not can_carry(result) or bool(result.any())):
+            return mask_of(result)
+        if is_recorded(self.node):  # of what a derivative did not depend on
+            return everywhere(False, result)
+        return next((mask for mask in self.masks if mask is not None and mask.shape == result.shape), None)
+
+    def over(self) -> None:
+        """What the run refers to is let go."""
+        self.is_over = True
+        del self.owner, self.node, self.masks
 
     def cotangent(self, value: Any, mask: Mask) -> Cotangent:
         """What the derivative gets in place of a plain tensor."""
         if not is_distributed(value):
-            return Cotangent(value, mask, self)
+            return entered(value, mask, self)
         cotangent = Cotangent(distributed.whole(value), mask, self)
         cotangent.parts = value
         return cotangent
@@ -210,7 +228,8 @@ class Replaced(Step):
             node = Gathered(self.node) if any(map(is_distributed, arriving)) else self.node
             careful = derivative(node, given)
             ended = [
-                _mended(exact, ours) for exact, ours in zip(results, for_each_edge(self.node, careful), strict=True)
+                _mended(exact, ours, self.owner)
+                for exact, ours in zip(results, for_each_edge(self.node, careful), strict=True)
             ]
         except Exception as error:
             self.failed(name, error)
@@ -218,13 +237,18 @@ class Replaced(Step):
         return [value for value, _ in ended], [mask for _, mask in ended]
 
 
-def _mended(exact: Any, careful: Any) -> tuple[Any, Mask]:
+def _mended(exact: Any, careful: Any, owner: Pass) -> tuple[Any, Mask]:
     """Plain PyTorch's result where it is finite, elsewhere ours; what it gives as another number than 0 counts."""
     if not isinstance(exact, Tensor):
         return exact, None
     mask = mask_of(careful)
-    value = distributed.merge(exact, careful) if is_distributed(exact) else plain(merge(exact, careful))
-    return value, mask if mask is None else mask | distributed.not_zero(value)
+    value = distributed.merge(exact, careful) if is_distributed(exact) else plain(merge(exact.detach(), careful))
+    if mask is not None:
+        mask = mask | distributed.not_zero(value)
+    if exact.requires_grad and is_finite(exact):  # so is the record of how PyTorch got it
+        remember(exact, mask)
+        return exact, mask
+    return left([careful], [value], owner)[0], mask
 
 
 class Sliced(Step):

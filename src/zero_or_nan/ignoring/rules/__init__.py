@@ -3,6 +3,7 @@
 from . import (
     attention,
     bags,
+    convolutions,
     distances,
     fused,
     linear_algebra,
@@ -21,6 +22,7 @@ from . import (
 __all__ = [
     "attention",
     "bags",
+    "convolutions",
     "distances",
     "fused",
     "linear_algebra",

@@ -91,6 +91,18 @@ def lu_solve(op: Any, lu: Any, pivots: Tensor, b: Any, *, left: bool = True, adj
     return merge(exact, solution if left else solution.mH)
 
 
+@rule("_linalg_solve_ex")
+def solve_ex(op: Any, a: Any, b: Any, *, left: bool = True, check_errors: bool = False) -> Any:
+    """With the factors that it gives besides."""
+    exact, *factors, info = op(plain(a), plain(b), left=left, check_errors=check_errors)
+    if mask_of(b) is None:
+        return Cotangent(exact), *factors, info
+    vector = plain(b).dim() == plain(a).dim() - 1
+    columns = b.unsqueeze(-1) if vector else b
+    careful = torch.linalg.lu_solve(*factors, columns, left=left)
+    return merge(exact, careful.squeeze(-1) if vector else careful), *factors, info
+
+
 @rule("ormqr")
 def multiplied_by_reflections(op: Any, reflectors: Any, scales: Any, other: Any, left: bool = True, *args: Any) -> Any:
     """Columns (or rows) don't meet; what else to skip, `stepwise` tells."""

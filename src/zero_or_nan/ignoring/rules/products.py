@@ -15,6 +15,7 @@ from torch import Tensor
 from ..cotangent import Cotangent, has_nan, mask_of, merge, plain, wrapped
 from ..masks import Mask, anywhere, core, extent, full
 from ..registry import NotFollowed, rule
+from .two_cotangents import product_of_two
 
 Apply = Callable[[Tensor, Tensor], Tensor]
 Meeting = Callable[[Tensor, Tensor], bool]
@@ -29,6 +30,8 @@ def bilinear(
     from what is used and what was saved that no used entry is multiplied with NaN or inf. `finite`, where it is known,
     tells whether all that was saved is.
     """
+    if type(saved) is Cotangent:
+        return product_of_two(apply, grad, saved).value
     if grad.mask is None or (all_finite(saved) if finite is None else finite):
         return apply(grad.value, saved)
     cleaned = finite_part(saved)
@@ -119,6 +122,8 @@ def without_lost_samples(mask: Mask, saved: Tensor) -> Tensor:
 @rule("mm", "bmm", "mv", "dot", "vdot")
 def matrix_product(op: Any, a: Any, b: Any) -> Any:
     """One factor is the cotangent; the mask is its own, reduced over what is summed."""
+    if type(a) is Cotangent and type(b) is Cotangent:
+        return product_of_two(op, a, b)
     left, right = plain(a), plain(b)
     vector = right.dim() == 1
     shape = (*left.shape[:-1], right.shape[-1]) if not vector else tuple(left.shape[:-1])
@@ -190,8 +195,9 @@ def convolution_backward(op: Any, grad: Any, saved: Tensor, weight: Tensor, *arg
     """Two bilinear operators and a sum: the gradients of input, weight and bias."""
     if type(grad) is not Cotangent:  # a derivative of a derivative
         return wrapped(op(plain(grad), plain(saved), plain(weight), *args, **kwargs))
-    saved = without_lost_samples(grad.mask, plain(saved))
-    exact = op(grad.value, saved, plain(weight), *args, **kwargs)
+    if type(saved) is not Cotangent:
+        saved = without_lost_samples(grad.mask, saved)
+    exact = op(grad.value, plain(saved), plain(weight), *args, **kwargs)
     sizes, stride, padding, dilation, transposed, output_padding, groups, wanted = _convolution(args)
     geometry = (stride, padding, dilation, transposed, output_padding)
 
@@ -203,17 +209,19 @@ def convolution_backward(op: Any, grad: Any, saved: Tensor, weight: Tensor, *arg
         return result
 
     def to_weight(cotangent: Tensor, image: Tensor) -> Tensor:
-        kernel = weight.to(cotangent.dtype)
+        kernel = plain(weight).to(cotangent.dtype)
         result: Tensor = op(cotangent, image, kernel, None, *geometry, groups, [False, True, False])[1]
         return result
 
+    if type(saved) is Cotangent or type(weight) is Cotangent:  # a derivative of a derivative
+        return _convolution_of_two(exact, grad, saved, weight, to_input, to_weight, wanted)
     mask = full(grad.mask, grad.value)
     results: list[Any] = list(wrapped(exact))
     if wanted[0]:
         # One channel a group, and a kernel of ones: does any entry that counts reach there? Halves would underflow.
         n, channels, *space = mask.shape
         reach = anywhere(mask.reshape(n, groups, channels // groups, *space), 2).float()
-        ones = torch.ones((groups, 1, *weight.shape[2:]), device=reach.device)
+        ones = torch.ones((groups, 1, *weight.shape[2:]), dtype=reach.dtype, device=reach.device)
         reached = (to_input(reach, ones) > 0.5).repeat_interleave(saved.shape[1] // groups, 1)
         value = exact[0] if not has_nan(exact[0]) else _mended(exact[0], bilinear(to_input, grad, weight))
         results[0] = Cotangent(value, reached)
@@ -230,6 +238,18 @@ def convolution_backward(op: Any, grad: Any, saved: Tensor, weight: Tensor, *arg
     if wanted[2]:
         results[2] = Cotangent(exact[2], anywhere(mask, [0, *range(2, mask.dim())]))
     return tuple(results)
+
+
+def _convolution_of_two(
+    exact: Any, grad: Cotangent, saved: Any, weight: Any, to_input: Apply, to_weight: Apply, wanted: Any
+) -> Any:
+    """The same of a cotangent that was saved."""
+    careful = [
+        product_of_two(to_input, grad, weight) if wanted[0] else None,
+        product_of_two(to_weight, grad, saved) if wanted[1] else None,
+        grad.sum([0, *range(2, grad.dim())]) if wanted[2] else None,
+    ]
+    return tuple(e if c is None else merge(e, c) for e, c in zip(exact, careful, strict=True))
 
 
 def _convolution(args: Any) -> Any:
