@@ -1,5 +1,8 @@
 """The tensor itself: masks are shared between cotangents, and a write reaches just those that see the memory."""
 
+import math
+
+import pytest
 import torch
 
 from zero_or_nan.ignoring import Cotangent
@@ -74,7 +77,7 @@ def test_a_large_cotangent_is_mended_in_all_its_parts():
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_used_entry_that_meets_what_is_not_finite_in_the_other_factor(bad):
     saved = torch.tensor([[1.0, bad], [2.0, 3.0]])
-    used = ignoring.Cotangent(torch.tensor([[1.0, 0.0], [5.0, 0.0]]), torch.tensor([[True, False]]).expand(2, 2))
+    used = Cotangent(torch.tensor([[1.0, 0.0], [5.0, 0.0]]), torch.tensor([[True, False]]).expand(2, 2))
     product = torch.mm(saved, used)
     torch.testing.assert_close(product.value, torch.tensor([[bad, 0.0], [17.0, 0.0]]), equal_nan=True)
     transposed = torch.mm(used.t(), saved.t())
