@@ -216,8 +216,11 @@ def measure(case: Case, contaminated: bool) -> dict[str, dict[str, float]]:
 
 def peak(case: Case, contaminated: bool, way: str) -> int:
     """Bytes that one gradient takes at its peak, beyond what the process held before; run in a fresh process."""
-    small = _where_over_exp(10)(contaminated)[way]  # what is imported and set up at the first gradient is not counted
-    small[1](small[0]())
+    small = [_where_over_exp(10)(contaminated), _layers(lambda: _transformer(16, 2), (4, 8, 16))(contaminated)]
+    for ways in small:  # what is imported and set up at the first gradient is not counted
+        if way in ways:
+            forward, backward = ways[way]
+            backward(forward())
     before = _status("VmRSS")
     forward, backward = case.ways(contaminated)[way]
     backward(forward())

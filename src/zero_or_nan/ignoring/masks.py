@@ -139,8 +139,6 @@ def reduced(counts: Tensor, shape: Sequence[int]) -> Tensor:
     broadcast = [d for d in range(mask.dim()) if d < extra or mask.shape[d] != shape[d - extra]]
     if broadcast:
         mask = anywhere(mask, broadcast, keepdim=True)
-    for _ in range(extra):
-        mask = mask.squeeze(0)
     return reshaped(mask, shape)
 
 
