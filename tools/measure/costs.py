@@ -7,6 +7,7 @@ rounds: whatever disturbs a measurement makes it longer. Peak memory is that of 
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import platform
@@ -78,6 +79,68 @@ def _transformer(width: int, heads: int) -> nn.Module:
     return nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True)
 
 
+class _Block(nn.Module):
+    """Two convolutions, and the input added to what they give."""
+
+    def __init__(self, channels: int, out: int) -> None:
+        super().__init__()
+        stride = 1 if channels == out else 2
+        self.path = nn.Sequential(
+            nn.Conv2d(channels, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU(),
+            nn.Conv2d(out, out, 3, 1, 1, bias=False), nn.BatchNorm2d(out),
+        )  # fmt: skip
+        shorter = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+        self.past = nn.Identity() if channels == out else shorter
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.path(x) + self.past(x))
+
+
+def _resnet() -> nn.Module:
+    """ResNet-18; its norms are frozen, for a batch's own statistics would use the rows that are NaN."""
+    widths = [64, 64, 64, 128, 128, 256, 256, 512, 512]
+    blocks = [_Block(before, after) for before, after in itertools.pairwise(widths)]
+    first = (nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
+    return nn.Sequential(*first, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000)).eval()
+
+
+class _Recurrent(nn.Module):
+    """An LSTM of which the last step is used."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.steps = nn.LSTM(width, width, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.steps(x)[0][:, -1]
+        return result
+
+
+class _Chain(nn.Module):
+    """Many nodes, one after the other."""
+
+    def __init__(self, nodes: int) -> None:
+        super().__init__()
+        self.nodes = nodes
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * self.weight
+        for _ in range(self.nodes):
+            x = x.sin()
+        return x
+
+
+class _Bush(_Chain):
+    """Many nodes that all lead to the same one: three for each turn."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = x
+        for _ in range(self.nodes // 3):
+            total = total + (self.weight * x).sin()
+        return total
+
+
 def _where_over_exp(entries: int) -> Callable[[bool], dict[str, Any]]:
     """`where(x < 80, exp(x), 0)`; contaminated, two thirds of the exponentials overflow."""
 
@@ -116,9 +179,12 @@ CASES = {
         Case("4-layer MLP, width 1024, batch 256", _layers(lambda: _perceptron(1024), (256, 1024))),
         Case("4-layer MLP, width 8, batch 4", _layers(lambda: _perceptron(8), (4, 8)), False),
         Case("transformer layer, width 512, 8 × 64 tokens", _layers(lambda: _transformer(512, 8), (8, 64, 512))),
-        Case(
-            "transformer layer, width 16, 4 × 8 tokens", _layers(lambda: _transformer(16, 2), (4, 8, 16)), memory=False
-        ),
+        Case("transformer layer, width 256, 8 × 64 tokens", _layers(lambda: _transformer(256, 8), (8, 64, 256))),
+        Case("transformer layer, width 16, 4 × 8 tokens", _layers(lambda: _transformer(16, 2), (4, 8, 16)), False),
+        Case("ResNet-18, 4 images of 64 × 64", _layers(_resnet, (4, 3, 64, 64))),
+        Case("LSTM, width 128, 16 × 32 tokens", _layers(lambda: _Recurrent(128), (16, 32, 128))),
+        Case("a chain of 50,000 nodes", _layers(lambda: _Chain(50_000), (4, 4)), False),
+        Case("a graph of 100,000 nodes", _layers(lambda: _Bush(100_000), (4, 4)), False),
         *(Case(f"where over exp, {n} entries", _where_over_exp(n), n == SIZES[-1], n) for n in SIZES),
     )
 }
@@ -150,8 +216,11 @@ def measure(case: Case, contaminated: bool) -> dict[str, dict[str, float]]:
 
 def peak(case: Case, contaminated: bool, way: str) -> int:
     """Bytes that one gradient takes at its peak, beyond what the process held before; run in a fresh process."""
-    small = _where_over_exp(10)(contaminated)[way]  # what is imported and set up at the first gradient is not counted
-    small[1](small[0]())
+    small = [_where_over_exp(10)(contaminated), _layers(lambda: _transformer(16, 2), (4, 8, 16))(contaminated)]
+    for ways in small:  # what is imported and set up at the first gradient is not counted
+        if way in ways:
+            forward, backward = ways[way]
+            backward(forward())
     before = _status("VmRSS")
     forward, backward = case.ways(contaminated)[way]
     backward(forward())

@@ -39,29 +39,49 @@ class Measured(SphinxDirective):
 
 
 def costs(content: dict[str, Any]) -> str:
-    """A figure of the time that a gradient takes, and two tables: ratios of time, ratios of memory."""
+    """A figure of the time that a gradient takes, and tables. Each number is a multiple of plain PyTorch's."""
     from helpers import show
 
     rows = content["rows"]
     where = [row for row in rows if row["entries"]]
     models = [row for row in rows if not row["entries"]]
-    caption = f"Time of backward, as a multiple of plain PyTorch's (torch {content['torch']}, {content['machine']})"
-    times = show.table(caption, ["model", "nothing contaminated", "contaminated"], _pairs(models, _backward))
-    caption = "where over exp, forward and backward: time as a multiple of <em>ignoring</em>"
-    ways = ("plain", "double where", "masked")
-    faster = [
-        [
-            f"{row['entries']:,} {'contaminated' if row['contaminated'] else 'clean'}".replace(",", " "),
-            *(f"{_against(row, way):.2g}" for way in ways),
-        ]
-        for row in where
-    ]
-    compared = show.table(caption, ["entries", *ways], faster)
     weighed = [row for row in rows if "peak" in row]
-    caption = "Peak memory, as a multiple of plain PyTorch's"
-    memory = show.table(caption, ["case", "nothing contaminated", "contaminated"], _pairs(weighed, _memory))
-    prose = "".join(f'<div class="zn-prose">{table}</div>' for table in (times, compared, memory))
+    states = ["nothing contaminated", "contaminated"]
+    caption = f"Time of backward, times plain PyTorch (torch {content['torch']}, {content['machine']})"
+    tables = [show.table(caption, ["model", *states], _pairs(models, _backward))]
+    for parts, name in ((("backward",), "backward"), (_BOTH, "forward and backward")):
+        cells = [
+            [
+                f"{row['entries']:,} {'contaminated' if row['contaminated'] else 'clean'}".replace(",", " "),
+                *(f"{_times_plain(row, way, parts):.2g}" for way in _WAYS),
+            ]
+            for row in where
+        ]
+        tables.append(show.table(f"where over exp, {name}: time, times plain PyTorch", ["entries", *_WAYS], cells))
+    tables.append(show.table("Peak memory, times plain PyTorch", ["case", *states], _pairs(weighed, _memory)))
+    prose = "".join(f'<div class="zn-prose">{part}</div>' for part in (_in_short(models, where, weighed), *tables))
     return show.page(_curves(where).html() + prose)
+
+
+_WAYS = ("ignoring", "double where", "masked")
+
+
+def _in_short(models: list[dict[str, Any]], where: list[dict[str, Any]], weighed: list[dict[str, Any]]) -> str:
+    """What the tables say, in three sentences."""
+
+    def range_of(contaminated: bool) -> str:
+        chosen = [row for row in models if row["contaminated"] is contaminated]
+        least, most = (pick(chosen, key=lambda row: _times_plain(row, "ignoring")) for pick in (min, max))
+        return " to ".join(f"{_times_plain(row, 'ignoring'):.2f} ({html.escape(row['case'])})" for row in (least, most))
+
+    quicker = [_times_plain(row, "masked", _BOTH) / _times_plain(row, "ignoring", _BOTH) for row in where]
+    most = max(row["peak"]["ignoring"] / row["peak"]["plain"] for row in weighed)
+    return (
+        f"<p>The models' backward takes {range_of(False)} times plain PyTorch's where nothing is contaminated, and "
+        f"{range_of(True)} times where something is. Peak memory is at most {most:.2f} times plain PyTorch's. For "
+        f"<code>where</code> over <code>exp</code>, forward and backward, <code>torch.masked</code> takes "
+        f"{min(quicker):.1f} to {max(quicker):.1f} times as long as <code>ignoring</code>.</p>"
+    )
 
 
 def _curves(rows: list[dict[str, Any]]) -> Any:
@@ -74,12 +94,14 @@ def _curves(rows: list[dict[str, Any]]) -> Any:
         "masked": (figures.ORANGE, "D", ":"),
     }
     spans = []
-    for way in styles.keys() - {"ignoring"}:
-        clean, bad = ([_against(row, way) for row in rows if row["contaminated"] is state] for state in (False, True))
+    for way in _WAYS:
+        clean, bad = (
+            [_times_plain(row, way, _BOTH) for row in rows if row["contaminated"] is state] for state in (False, True)
+        )
         spans.append(f"{way} {min(clean):.2g} to {max(clean):.2g}, {min(bad):.2g} to {max(bad):.2g}")
     alt = (
         "Time of forward and backward against the number of entries, both axes logarithmic, in two panels: nothing "
-        f"contaminated, and contaminated. In each, as a multiple of ignoring: {'; '.join(sorted(spans))}."
+        f"contaminated, and contaminated. In each, times plain PyTorch: {'; '.join(spans)}."
     )
     caption = "where over exp: seconds for forward and backward"
     with figures.sketch(alt, caption, size=(3.2, 2.7), panels=2) as sketch:
@@ -99,13 +121,14 @@ def _time(row: dict[str, Any], way: str) -> float:
     return sum(float(row["seconds"][way][part]) for part in _BOTH)
 
 
-def _against(row: dict[str, Any], way: str) -> float:
-    """The time that a way takes, as a multiple of that of `ignoring`."""
-    return _time(row, way) / _time(row, "ignoring")
+def _times_plain(row: dict[str, Any], way: str, parts: tuple[str, ...] = ("backward",)) -> float:
+    """The time that a way takes, as a multiple of plain PyTorch's."""
+    seconds = row["seconds"]
+    return float(sum(seconds[way][part] for part in parts) / sum(seconds["plain"][part] for part in parts))
 
 
 def _backward(row: dict[str, Any]) -> str:
-    return f"{row['seconds']['ignoring']['backward'] / row['seconds']['plain']['backward']:.2f}"
+    return f"{_times_plain(row, 'ignoring'):.2f}"
 
 
 def _memory(row: dict[str, Any]) -> str:

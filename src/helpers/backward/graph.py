@@ -256,6 +256,7 @@ class Listening(Pass):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        self.by_rules_alone = True  # every node tells of what it sends
         self.sent: dict[tuple[Any, int], tuple[Tensor, Tensor]] = {}
         self._sender: tuple[Any, Sequence[Any]] = None, ()
 

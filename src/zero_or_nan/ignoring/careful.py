@@ -24,14 +24,14 @@ from torch.autograd.graph import GradientEdge
 from .checkpoints import CHECKPOINT, Recomputed
 from .compiling import compiled_autograd_aside
 from .cotangent import Cotangent, can_carry, is_finite
-from .distributed import is_border, is_distributed, not_zero
-from .graph import NODES, AccumulateGrad, Edge, Graph, edge_of, function_of, graph_from
-from .higher import constants, is_recorded, without
+from .distributed import is_border, is_distributed, is_spread, not_zero
+from .graph import KINDS, NODES, AccumulateGrad, Edge, Graph, edge_of, function_of, graph_from
+from .higher import any_recorded, constants, is_recorded, without
 from .hooks import Ours, put_first
 from .lifetimes import DEEP_GRAPHS
 from .looks import harmless
-from .masks import Mask, both, either
-from .registry import UNKNOWN, Function, NotFollowed, RuleFailed, record_of
+from .masks import Mask, all_count, both, either
+from .registry import FUNCTIONS, MASKS, UNKNOWN, Function, Masks, NotFollowed, RuleFailed, record_of
 from .steps import Border, Followed, Foreign, Moved, Replaced, Sliced, Step
 from .threads import current, set_current
 
@@ -62,6 +62,10 @@ class Pass:
         keep: edges whose masks are asked for at the end, in `masks`.
         outer: the pass that this one is a part of; what can't be followed is told there.
         asked_for: tensors inside of the graph whose gradients the user gets.
+        dangers: the nodes out of which ignored entries may come as other numbers than 0; all of them when none is
+            named.
+        by_rules_alone: whether each derivative is followed operator by operator, and none left to plain PyTorch, as it
+            has to be where it is recorded.
 
     Attributes:
         masks: the masks at the edges that are kept, None where all entries count. An edge that no cotangent has
@@ -79,11 +83,15 @@ class Pass:
         keep: Iterable[Edge] = (),
         outer: Pass | None = None,
         asked_for: Iterable[Any] = (),
+        dangers: Iterable[Any] = (),
+        by_rules_alone: bool = False,
     ) -> None:
         self.roots = roots
         self.graph = graph
         self.outer = outer
         self.asked_for = set(map(edge_of, asked_for))
+        self.dangers = set(dangers)
+        self.by_rules_alone: bool = by_rules_alone or outer is not None and outer.by_rules_alone
         self.keep = set(keep)
         self.masks: dict[Edge, Mask] = {}
         self._arrived: dict[Edge, _Arrived] = {}
@@ -103,9 +111,13 @@ class Pass:
             for root in self.roots:
                 if isinstance(root, Tensor) and root._backward_hooks:  # these run before anything else
                     self._handles += put_first(root.register_hook(Ours(self._begun)))  # type: ignore[no-untyped-call]
+            idle = self._idle()
+            quiet = self._quiet()
+            if quiet:  # which run of the engine is ours, before anybody's hook starts another
+                self._handles.append(quiet[0].register_prehook(Ours(self._begun)))
             for node, edges in self.graph.items():
-                if type(node) is not AccumulateGrad:  # has no derivative
-                    self._follow(node, edges)
+                if node not in idle and node not in quiet:
+                    self._follow(node, edges, idle)
         except BaseException:
             self._let_go()
             raise
@@ -226,13 +238,48 @@ class Pass:
         # PyTorch looks at what a hook returns, and can't at nested tensors.
         return None if all(map(operator.is_, values, results)) else tuple(values)
 
+    def _pass_on(
+        self,
+        node: Any,
+        edges: Sequence[tuple[Edge, bool]],
+        function: Function,
+        masks: Masks,
+        mend: Any,
+        results: tuple[Any, ...],
+        arriving: tuple[Any, ...],
+    ) -> None:
+        """Plain PyTorch's derivative has run on plain tensors, and only its mask follows."""
+        if not self._is_mine():
+            return
+        grad = arriving[0]
+        mask, carries = self._arriving(node, 0, grad)
+        found: Sequence[Mask] | None = None
+        if not carries:
+            self._pass_by(grad)
+        elif grad is not None and (mask is not None or function.selects is not False):
+            keep = self.keep
+            wanted = [
+                result if not last or edge in keep else None
+                for (edge, last), result in zip(edges, results, strict=False)
+            ]
+            try:
+                if mend is not None and mask is not None:
+                    mend(node, grad, mask, results)
+                found = masks.follow(node, grad, mask, wanted)
+            except Exception as error:
+                self.failed(function_of(node.name()), error)
+        for number, (edge, last) in enumerate(edges):
+            value = results[number]
+            if value is not None:
+                self._send(edge, last, value, None if found is None else found[number])
+
     def _send(self, edge: Edge, last: bool, value: Any, mask: Mask) -> None:
         """A cotangent and its mask are on their way to the next node, unless that is the last one."""
         if last or edge in self.asked_for:
             self.is_told_of(value)
         if last and edge not in self.keep:
             return
-        if mask is not None and value.is_complex() and bool(mask.all()):
+        if mask is not None and value.is_complex() and all_count(mask):
             mask = None  # a part of each entry was selected: what is ahead can be plain PyTorch's
         before = self._arrived.get(edge)
         if before is not None:
@@ -287,14 +334,59 @@ class Pass:
             self._engine_pass = running
         return running == self._engine_pass
 
-    def _follow(self, node: Any, edges: Sequence[Edge]) -> None:
-        kind, function = _kind_of(node)
+    def _idle(self) -> set[Any]:
+        """The leaves, and the nodes from which on plain PyTorch can be trusted."""
+        if any_recorded(self.graph) or is_spread(self.roots, self.graph):  # all processes have to do the same
+            self.by_rules_alone = True
+        if self.by_rules_alone:
+            self.dangers = set()
+        idle = set()
+        keep, dangers = self.keep, self.dangers
+        for node, edges in reversed(self.graph.items()):
+            if type(node) is not AccumulateGrad:  # has no derivative
+                if not dangers or node in dangers:
+                    continue
+                for edge in edges:
+                    if edge[0] is not None and (edge[0] not in idle or edge in keep):
+                        break
+                else:
+                    facts = _facts(node)
+                    if facts.function.selects is False or facts.function.moves or facts.masks is not None:
+                        idle.add(node)
+                continue
+            idle.add(node)
+        return idle
+
+    def _quiet(self) -> list[Any]:
+        """The nodes that nothing ignored can reach: from the root on, as long as there is one way and no selection."""
+        quiet: list[Any] = []
+        if self.by_rules_alone or self.keep or self.outer is not None or len(self.roots) != 1:
+            return quiet
+        node = getattr(self.roots[0], "grad_fn", None) or getattr(self.roots[0], "node", None)
+        while node is not None and type(node) in KINDS and type(node) is not AccumulateGrad:
+            facts, edges = _facts(node), self.graph[node]
+            if facts.function.selects is not False or facts.kind is Replaced or len(edges) != 1:
+                break
+            quiet.append(node)
+            node = edges[0][0]
+        return quiet
+
+    def _follow(self, node: Any, edges: Sequence[Edge], idle: set[Any]) -> None:
+        facts = _facts(node)
+        kind, function = facts.kind, facts.function
+        ahead = [(edge, edge[0] is None or edge[0] in idle) for edge in edges]
+        masks = facts.masks
+        if masks is not None and not self.by_rules_alone:
+            trusted = bool(self.dangers) and node not in self.dangers
+            if masks.may_follow(node, trusted):
+                leave = Ours(self._pass_on, node, ahead, function, masks, None if trusted else masks.mend)
+                self._handles += put_first(node.register_hook(leave))
+                return
         only_if = function.derivative_if if kind is Replaced else function.moves if kind is Moved else None
         if callable(only_if) and not only_if(node):
             kind = Step
         enter = Ours(self._enter, node, kind, function)
         self._handles.append(node.register_prehook(enter))  # after the others
-        ahead = [(edge, edge[0] is None or type(edge[0]) is AccumulateGrad) for edge in edges]
         self._handles += put_first(node.register_hook(Ours(self._leave, node, ahead)))
         if kind is Recomputed:
             self._handles.append(Recomputed.prepare(node, self))
@@ -322,24 +414,47 @@ class Pass:
 
 def nothing_ignored(nodes: Iterable[Any]) -> bool:
     """Whether no entry can be ignored on the way through these nodes: none of them selects, or does who knows what."""
-    kinds = ((node, *_kind_of(node)) for node in nodes if type(node) is not AccumulateGrad)
+    facts = ((node, _facts(node)) for node in nodes if type(node) is not AccumulateGrad)
     return all(
-        function.selects is False and kind in (Step, Moved) and not is_recorded(node) for node, kind, function in kinds
+        known.function.selects is False and known.kind in (Step, Moved) and not is_recorded(node)
+        for node, known in facts
     )
 
 
-def _kind_of(node: Any) -> tuple[type[Step], Function]:
-    """How the derivative of a node is run, and the record of its function."""
-    name, function = function_of(node.name()), record_of(node)
+class _Facts(NamedTuple):
+    """What a pass wants to know of a kind of nodes: how their derivatives are run, and their function's records."""
+
+    name: str
+    kind: type[Step]
+    function: Function
+    masks: Masks | None
+
+
+_FACTS: dict[type, _Facts] = {}
+
+
+def _facts(node: Any) -> _Facts:
+    found = _FACTS.get(type(node))
+    if found is None or FUNCTIONS.get(found.name, UNKNOWN) is not found.function:
+        name, function = function_of(node.name()), record_of(node)
+        own = type(node) in KINDS
+        found = _Facts(name, _kind_of(node, name, function), function, MASKS.get(name) if own else None)
+        if own:  # others go by several names
+            _FACTS[type(node)] = found
+    return found
+
+
+def _kind_of(node: Any, name: str, function: Function) -> type[Step]:
+    """How the derivative of a node is run."""
     if function.moves:
-        return (Border if is_border(node) else Moved), function
+        return Border if is_border(node) else Moved
     if function.derivative is not None:
-        return Replaced, function
+        return Replaced
     if isinstance(node, BackwardCFunction):
-        return (Recomputed if name == CHECKPOINT else Foreign if function is UNKNOWN else Followed), function
+        return Recomputed if name == CHECKPOINT else Foreign if function is UNKNOWN else Followed
     if name not in NODES:
-        return Foreign, function
-    return (Sliced if name == "CopySlices" else Step), function
+        return Foreign
+    return Sliced if name == "CopySlices" else Step
 
 
 def _users_line() -> int:

@@ -7,8 +7,10 @@ import functools
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
+import torch
+import torch._C._dynamo.eval_frame
 import torch._compile
 
 P = ParamSpec("P")
@@ -23,10 +25,20 @@ def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        return (aside if "torch._dynamo" in sys.modules else function)(*args, **kwargs)
+        return (aside if _is_at_work() else function)(*args, **kwargs)
 
     run._torchdynamo_disable = True  # type: ignore[attr-defined]
     return run
+
+
+def _is_at_work() -> bool:
+    """Whether Dynamo looks at the code that runs: stepping aside costs it more than a small backward pass."""
+    if "torch._dynamo" not in sys.modules:
+        return False
+    return torch.compiler.is_compiling() or _callback is None or _callback() is not None  # it can't trace the last
+
+
+_callback: Callable[[], Any] | None = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
 
 
 def compiled_autograd_aside() -> AbstractContextManager[None]:

@@ -212,12 +212,22 @@ def _anywhere(flags: Tensor, mesh: Any) -> Tensor:
 
 def on_any_process(here: bool, roots: Iterable[Any], nodes: Iterable[Any]) -> bool:
     """Whether something holds on one of the processes that share a graph; told by them all at once."""
-    if sys.modules.get("torch.distributed.tensor") is None:
+    if not _is_shared():
         return here
     for mesh in _meshes(roots, nodes):
         if mesh.get_coordinate() is not None:
             here = bool(_anywhere(torch.tensor(here, device=mesh.device_type), mesh))
     return here
+
+
+def is_spread(roots: Iterable[Any], nodes: Iterable[Any]) -> bool:
+    """Whether several processes share a graph."""
+    return _is_shared() and bool(_meshes(roots, nodes))
+
+
+def _is_shared() -> bool:
+    """Whether there are other processes to share a graph with."""
+    return "torch.distributed.tensor" in sys.modules and torch.distributed.is_initialized()
 
 
 def _meshes(roots: Iterable[Any], nodes: Iterable[Any]) -> list[Any]:

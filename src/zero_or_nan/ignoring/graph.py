@@ -37,7 +37,9 @@ def graph_from(roots: Sequence[Any]) -> Graph:
         if node is None or node in graph:
             continue
         graph[node] = edges = node.next_functions
-        stack.extend([edge[0] for edge in edges])
+        for ahead, _ in edges:
+            if ahead is not None:
+                stack.append(ahead)
     return graph
 
 
@@ -87,3 +89,10 @@ def _saved_by(kind: type) -> list[str]:
 
 NODES = frozenset(function_of(name) for name in dir(torch._C._functions))
 """The forward functions whose nodes are PyTorch's own. Others run code that nobody can look into from here."""
+
+KINDS = frozenset(
+    kind
+    for name, kind in vars(torch._C._functions).items()
+    if name == "AccumulateGrad" or re.fullmatch(r"\w+Backward\d+(_copy)?", name)
+)
+"""The types of nodes that go by one name each."""

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from .steps import Step
 
 _KEY = "zero_or_nan: which results of this node were ignored"
+_EVER = False
+"""Whether any node was made so: most programs never differentiate a gradient."""
+
 _NOT_RECORDED: Mapping[int, Mask] = {}
 
 _running_node = torch._C._current_autograd_node
@@ -105,7 +108,9 @@ def _same(a: Mask, b: Mask) -> bool:
 
 def remember(tensor: Tensor, mask: Mask) -> None:
     """Have the node that made a tensor remember which of its entries were ignored."""
+    global _EVER
     if tensor.grad_fn is not None:
+        _EVER = True
         ignored = tensor.grad_fn.metadata.setdefault(_KEY, {})
         ignored.setdefault(tensor.output_nr, mask)
 
@@ -115,6 +120,11 @@ def remember_all(things: Iterable[Any]) -> None:
     for thing in _flat(things):
         if type(thing) is Cotangent:
             remember(thing, thing.mask)
+
+
+def any_recorded(nodes: Iterable[Any]) -> bool:
+    """Whether one of the nodes was made while a pass of ours was recorded."""
+    return _EVER and any(map(is_recorded, nodes))
 
 
 def is_recorded(node: Any) -> bool:

@@ -11,7 +11,7 @@ import functools
 import gc
 import sys
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -27,18 +27,17 @@ class _DeepGraphs:
         self._held: list[deque[Any]] = []
         self._sweeping = False
 
-    def hold(self, graph: Iterable[Any]) -> None:
+    def hold(self, graph: Collection[Any]) -> None:
         """Keep the nodes of a graph until nothing else does. The order is from the roots on."""
-        nodes = tuple(graph)
-        if len(nodes) < DEEP or not _keeps_its_object():
+        if len(graph) < DEEP or not _keeps_its_object():
             return
         if not self._held:
             gc.callbacks.append(self._collected)
-        self._held.append(deque(nodes))
+        self._held.append(deque(graph))
 
     def sweep(self) -> None:
         """Let go of what nothing else holds."""
-        if self._sweeping:
+        if self._sweeping or not self._held:
             return
         self._sweeping = True
         try:

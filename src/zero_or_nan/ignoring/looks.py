@@ -20,10 +20,17 @@ from torch.autograd.function import BackwardCFunction
 from torch.nn import Parameter
 
 from .distributed import is_distributed, part_here
-from .registry import Function, record_of
+from .graph import KINDS, function_of
+from .registry import FUNCTIONS, UNKNOWN, Function, record_of
 
 LARGE = 10_000
 """Entries from which on it pays to remember what was looked at."""
+
+TOGETHER = 500
+"""Small tensors that are looked at together, at most."""
+
+MANY = 4
+"""Small tensors of one shape from which on it pays to look at them together."""
 
 _DENSE = (Tensor, Parameter)
 _UNKNOWN = object()
@@ -96,71 +103,210 @@ def _plan(kind: type, function: Function) -> _Plan | None:
     return _Plan(function, tensors, tuple(f"_saved_{scalar}" for scalar in function.scalars))
 
 
-@torch.no_grad()
-def harmless(nodes: Iterable[Any]) -> bool:
-    """Whether ignored entries can't contaminate what comes out of these nodes."""
-    seen: set[tuple[Any, ...]] = set()
-    elsewhere: list[tuple[tuple[Tensor, ...], Look, torch.dtype]] = []
-    for node in nodes:
-        kind: Any = type(node)
-        plan = _plan(kind, record_of(node))
+_Measured = tuple[tuple[Tensor, ...], Look, torch.dtype]
+
+
+class _Looking:
+    """One look at the nodes of a graph.
+
+    Attributes:
+        seen: what was found of large tensors: a relu's result is the next layer's input.
+        elsewhere: what was measured on another device, with the node that it is for; not fetched yet.
+        small: tensors that are to be finite, and those that are to be moderate, with the nodes that they are for; not
+            looked at yet.
+    """
+
+    def __init__(self) -> None:
+        self.seen: dict[tuple[Any, ...], bool | _Measured] = {}
+        self.elsewhere: list[tuple[Any, _Measured]] = []
+        self.small: list[list[tuple[Any, Tensor]]] = [[], []]
+
+    def accepts(self, node: Any, plan: _Plan | None) -> bool:
         if plan is None:
             return False
-        if plan.function.only_if is not None and not plan.function.only_if(node):
+        function, tensors, scalars = plan
+        if function.only_if is not None and not function.only_if(node):
             return False
-        if plan.scalars and not _scalars_moderate(node, plan.scalars):
+        if scalars and not _scalars_moderate(node, scalars):
             return False
-        for raw, attribute, look in plan.tensors:
+        for raw, attribute, look in tensors:
             try:
-                if not _is_there(getattr(node, raw)):
+                packed = getattr(node, raw)
+                if type(packed) is tuple:
+                    if not all(map(_is_there, packed)):
+                        return False
+                elif not _is_there(packed):
                     return False
                 saved = getattr(node, attribute)
             except RuntimeError:  # freed, or changed in place: backward will say so, if it gets there
                 return False
-            for tensor in saved if type(saved) is tuple else (saved,):
-                if is_distributed(tensor):
-                    tensor = part_here(tensor)
-                    if tensor is None:
+            if type(saved) is tuple:
+                for tensor in saved:
+                    if tensor is not None and not self._accepts(node, tensor, look):
                         return False
-                if tensor is None or not tensor.numel():
-                    continue
-                if type(tensor) not in _DENSE or tensor.layout is not torch.strided or tensor.is_complex():
-                    return False
-                if not _in_memory(tensor):
-                    return False
-                if tensor.dtype is torch.bool and look is not AWAY_FROM_ZERO:
-                    continue
-                if tensor.numel() > LARGE:  # a relu's result is the next layer's input; a small one costs less
-                    key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), look)
-                    if key in seen:
-                        continue
-                    seen.add(key)
-                tensor = _as_factor(tensor, look)
-                measures = look.measure(_in_memory_order(tensor))
-                if tensor.device.type != "cpu":
-                    elsewhere.append((measures, look, tensor.dtype))
-                elif not look.accepts(tensor.dtype, *[measure.item() for measure in measures]):
-                    return False
-    return not elsewhere or _all_accepted(elsewhere)
+            elif saved is not None and not self._accepts(node, saved, look):
+                return False
+        return True
+
+    def _accepts(self, node: Any, tensor: Any, look: Look) -> bool:
+        """Whether a saved tensor is as it has to be, as far as it is known yet."""
+        if type(tensor) not in _DENSE:
+            part = part_here(tensor) if is_distributed(tensor) else None
+            if part is None or type(part) not in _DENSE:
+                return False
+            tensor = part
+        entries = tensor.numel()
+        if not entries:
+            return True
+        if tensor.layout is not torch.strided or not _in_memory(tensor):
+            return False
+        dtype = tensor.dtype
+        if not dtype.is_floating_point:
+            if dtype.is_complex:
+                return False
+            if dtype is torch.bool and look is not AWAY_FROM_ZERO:
+                return True
+        key = None
+        if entries > LARGE:  # a small one is measured sooner than remembered
+            key = (tensor.data_ptr(), dtype, tensor.shape, tensor.stride(), look)
+            found = self.seen.get(key)
+            if found is not None:
+                if type(found) is bool:
+                    return found
+                self.elsewhere.append((node, found))
+                return True
+        if dtype is not torch.float32:
+            tensor = _as_factor(tensor, look)
+        elif key is None and (look is FINITE or look is MODERATE) and tensor.is_cpu:
+            self.small[look is MODERATE].append((node, tensor))
+            return True
+        if tensor.is_cpu:
+            accepted = _accepted_here(tensor, look)
+            if key is not None:
+                self.seen[key] = accepted
+            return accepted
+        tensor = _in_memory_order(tensor)
+        measured = look.measure(tensor), look, tensor.dtype
+        if key is not None:
+            self.seen[key] = measured
+        self.elsewhere.append((node, measured))
+        return True
+
+    def refused_small(self) -> list[Any]:
+        """All small tensors are looked at together: most of the time goes into calling PyTorch."""
+        refused = []
+        for look, small in zip((FINITE, MODERATE), self.small, strict=True):
+            if len(small) >= MANY:
+                alike: dict[tuple[int, ...], list[tuple[Any, Tensor]]] = {}
+                for pair in small:
+                    alike.setdefault(pair[1].shape, []).append(pair)
+                small[:] = []
+                for shape, pairs in alike.items():
+                    if len(pairs) < MANY or not shape or not _accepted_here(torch.cat([t for _, t in pairs]), look):
+                        small += pairs
+            for node, tensor in small:
+                if not _accepted_here(tensor, look):
+                    refused.append(node)
+            small.clear()
+        return refused
+
+    def refused_elsewhere(self) -> list[Any]:
+        """All measures on other devices are fetched at once: one wait in place of hundreds."""
+        all_measures = [measure.double() for _, (measures, _, _) in self.elsewhere for measure in measures]
+        numbers = iter(torch.stack(all_measures).tolist())
+        return [
+            node
+            for node, (measures, look, dtype) in self.elsewhere
+            if not look.accepts(dtype, *itertools.islice(numbers, len(measures)))
+        ]
+
+
+def harmless(nodes: Iterable[Any], dangers: list[Any] | None = None) -> bool:
+    """Whether ignored entries can't contaminate what comes out of these nodes.
+
+    Args:
+        nodes: where to look.
+        dangers: gets all nodes out of which ignored entries may come as other numbers than 0. Without it, the look ends
+            at the first.
+    """
+    looking = _Looking()
+    small, refused = looking.small[0], []
+    recording = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(False)
+    try:
+        for node in nodes:
+            kind = type(node)
+            known = _KNOWN.get(kind)
+            if known is None or FUNCTIONS.get(known.name, UNKNOWN) is not known.function:
+                known = _known(node)
+            if known.needs_look and not looking.accepts(node, known.plan):
+                refused.append(node)
+            if len(small) > TOGETHER:
+                refused += looking.refused_small()
+            if refused and dangers is None:
+                return False
+        if small or looking.small[1]:
+            refused += looking.refused_small()
+        if looking.elsewhere:
+            refused += looking.refused_elsewhere()
+    finally:
+        torch._C._set_grad_enabled(recording)
+    if dangers is not None:
+        dangers += refused
+    return not refused
+
+
+class _Known(NamedTuple):
+    """What is remembered of a kind of nodes."""
+
+    name: str
+    function: Function
+    plan: _Plan | None
+    needs_look: bool
+
+
+_KNOWN: dict[type, _Known] = {}
+
+
+def _known(node: Any) -> _Known:
+    function = record_of(node)
+    kind: Any = type(node)
+    plan = _plan(kind, function)
+    needs_look = plan is None or bool(plan.tensors or plan.scalars or function.only_if)
+    known = _Known(function_of(node.name()), function, plan, needs_look)
+    if kind in KINDS:  # others go by several names
+        _KNOWN[kind] = known
+    return known
+
+
+def _accepted_here(tensor: Tensor, look: Look) -> bool:
+    if look is FINITE and tensor.dtype is torch.float32:
+        total = tensor.sum().item()
+        return total - total == 0
+    tensor = _in_memory_order(tensor)
+    if look is MODERATE and _has_moderate_squares(tensor):
+        return True
+    return look.accepts(tensor.dtype, *[measure.item() for measure in look.measure(tensor)])
+
+
+def _has_moderate_squares(tensor: Tensor) -> bool:
+    """Whether their sum tells that all entries are moderate: it is had in half the time of the extremes."""
+    if not tensor.is_contiguous() or tensor.dtype not in (torch.float32, torch.float64):
+        return False
+    entries = tensor.view(-1)
+    return bool(torch.dot(entries, entries).item() <= _bound(tensor.dtype) ** 2)
 
 
 def _is_there(packed: Any) -> bool:
     """Whether a saved tensor is to be had as it is. Unpacking could recompute (checkpoint); older ones can't tell."""
-    parts = packed if type(packed) is tuple else (packed,)
-    return all(getattr(part, "unpack_hook", _UNKNOWN) is None for part in parts)
-
-
-def _all_accepted(elsewhere: list[tuple[tuple[Tensor, ...], Look, torch.dtype]]) -> bool:
-    """On another device all measures are fetched at once: one wait in place of hundreds."""
-    numbers = iter(torch.stack([measure.double() for measures, _, _ in elsewhere for measure in measures]).tolist())
-    return all(look.accepts(dtype, *itertools.islice(numbers, len(measures))) for measures, look, dtype in elsewhere)
+    return getattr(packed, "unpack_hook", _UNKNOWN) is None
 
 
 def _scalars_moderate(node: Any, scalars: tuple[str, ...]) -> bool:
     """Whether the numbers that a derivative multiplies by neither are infinite nor become so in its dtype."""
     for scalar in scalars:
         number = getattr(node, scalar, 1)
-        if number is not None and number != 1:
+        if number != 1 and number is not None:
             dtype = node._input_metadata[0].dtype
             if not dtype.is_floating_point or not abs(number) <= _bound(dtype):
                 return False
@@ -171,9 +317,14 @@ def _in_memory(tensor: Tensor) -> bool:
     """Whether the numbers are there: a sharded parameter's memory is given back until a hook brings it again."""
     if tensor.is_nested or tensor.is_meta or tensor._is_zerotensor() or _is_wrapped(tensor):
         return False
-    extent = tensor.numel()
-    if not tensor.is_contiguous():
-        extent = 1 + sum((size - 1) * step for size, step in zip(tensor.size(), tensor.stride(), strict=True))
+    if tensor.is_contiguous():
+        if not tensor.storage_offset():
+            return tensor.untyped_storage().nbytes() >= tensor.nbytes
+        extent = tensor.numel()
+    else:
+        extent = 1
+        for size, step in zip(tensor.size(), tensor.stride(), strict=True):
+            extent += (size - 1) * step
     return tensor.untyped_storage().nbytes() >= (tensor.storage_offset() + extent) * tensor.element_size()
 
 

@@ -1,4 +1,8 @@
-"""Masks of cotangents: True where the entry counts, None where all do."""
+"""Masks of cotangents: True where the entry counts, None where all do.
+
+Most are whole rows or columns. A mask has the shape of its value, but a dimension along which it is constant may be
+expanded: of stride 0, one bool in memory. Whatever is computed of it is computed of its *core*, that bool alone.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +14,105 @@ from torch import Tensor
 
 Mask = Tensor | None
 
+MANY = 2048
+"""Entries from which on it pays to look at a mask as bytes, and at its core: `amax` of bytes is faster than `any`."""
+
+
+def core(mask: Tensor) -> Tensor:
+    """The mask with one entry in place of every dimension that is expanded."""
+    steps = mask.stride()
+    if 0 not in steps:
+        return mask
+    return mask.as_strided([1 if step == 0 else size for size, step in zip(mask.shape, steps, strict=True)], steps)
+
 
 def both(a: Mask, b: Mask) -> Mask:
     """A product counts where all its factors do."""
     if a is None or b is None:
         return b if a is None else a
-    return a & b
+    return _joined(torch.bitwise_and, a, b)
 
 
 def either(a: Mask, b: Mask) -> Mask:
     """A sum counts where one of its terms does."""
-    return None if a is None or b is None else a | b
+    return None if a is None or b is None else _joined(torch.bitwise_or, a, b)
+
+
+def _joined(join: Any, a: Tensor, b: Tensor) -> Tensor:
+    if a is b:
+        return a
+    if a.numel() < MANY or (0 not in a.stride() and 0 not in b.stride()):
+        result: Tensor = join(a, b)
+        return result
+    shape = a.shape if a.shape == b.shape else torch.broadcast_shapes(a.shape, b.shape)  # type: ignore[no-untyped-call]
+    # As bytes they are joined many times faster where one of them is broadcast.
+    joined: Tensor = join(core(a).view(torch.uint8), core(b).view(torch.uint8))
+    return joined.view(torch.bool).expand(shape)
 
 
 def anywhere(mask: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
     """Whether an entry along the dimensions counts; along all of them when none is named."""
     if dim is None or (isinstance(dim, (list, tuple)) and not dim):
-        return mask.any().reshape((1,) * mask.dim()) if keepdim else mask.any()
-    return torch.any(mask, (dim,) if isinstance(dim, int) else tuple(dim), keepdim)
+        found = _any(core(mask))
+        return found.reshape((1,) * mask.dim()) if keepdim else found
+    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    if mask.numel() < MANY or 0 not in mask.stride():
+        return _any(mask, dims, keepdim)
+    small, shape = core(mask), list(mask.shape)
+    for d in dims:
+        shape[d] = 1
+    dense = tuple(d for d in dims if small.shape[d] > 1)
+    result = (_any(small, dense, True) if dense else small).expand(shape)
+    if not keepdim:
+        for d in sorted((d % mask.dim() for d in dims), reverse=True):
+            result = result.squeeze(d)
+    return result
+
+
+def _any(mask: Tensor, dims: tuple[int, ...] = (), keepdim: bool = False) -> Tensor:
+    if mask.numel() >= MANY and mask.is_cpu:
+        return mask.view(torch.uint8).amax(dims, keepdim).view(torch.bool)
+    return torch.any(mask, dims, keepdim) if dims else mask.any()
+
+
+def all_count(mask: Mask) -> bool:
+    """Whether no entry is ignored."""
+    if mask is None:
+        return True
+    small = core(mask)
+    if small.numel() >= MANY and small.is_cpu:
+        return small.view(torch.uint8).amin().item() != 0
+    return bool(small.all())
+
+
+def reshaped(mask: Tensor, shape: Sequence[int]) -> Tensor:
+    """The mask in another shape of as many entries; the last dimensions stay expanded where they are."""
+    shape = tuple(shape)
+    if -1 in shape:
+        others = 1
+        for size in shape:
+            others *= size if size != -1 else 1
+        shape = tuple(mask.numel() // max(others, 1) if size == -1 else size for size in shape)
+    if mask.shape == shape:
+        return mask
+    steps = mask.stride()
+    if 0 not in steps or not mask.numel():
+        return mask.reshape(shape)
+    kept, entries, inner = mask.dim(), 1, {1: len(shape)}
+    for d in range(len(shape) - 1, -1, -1):
+        entries *= shape[d]
+        inner[entries] = d
+    entries, split = 1, (mask.dim(), len(shape))
+    while kept and (steps[kept - 1] == 0 or mask.shape[kept - 1] == 1):
+        kept -= 1
+        entries *= mask.shape[kept]
+        if entries in inner:
+            split = kept, inner[entries]
+    old, new = split
+    if old == mask.dim():
+        return mask.reshape(shape)
+    outer = mask.as_strided(mask.shape[:old], steps[:old])
+    return outer.reshape(*shape[:new], *(1,) * (len(shape) - new)).expand(shape)
 
 
 def full(mask: Mask, like: Tensor) -> Tensor:
@@ -52,12 +137,19 @@ def reduced(counts: Tensor, shape: Sequence[int]) -> Tensor:
         return mask
     extra = mask.dim() - len(shape)
     broadcast = [d for d in range(mask.dim()) if d < extra or mask.shape[d] != shape[d - extra]]
-    return torch.any(mask, broadcast, keepdim=True).reshape(tuple(shape))
+    if broadcast:
+        mask = anywhere(mask, broadcast, keepdim=True)
+    return reshaped(mask, shape)
 
 
 def laid_out(mask: Tensor, value: Tensor) -> Tensor:
     """A copy of the mask that lies in memory as the value does, so that every view of one is a view of the other."""
-    steps = zip(value.size(), value.stride(), strict=True)
-    extent = value.storage_offset() + 1 + sum((size - 1) * step for size, step in steps) if value.numel() else 0
-    memory = torch.zeros(extent, dtype=torch.bool, device=value.device)
+    memory = torch.zeros(value.storage_offset() + extent(value), dtype=torch.bool, device=value.device)
     return memory.as_strided(value.size(), value.stride(), value.storage_offset()).copy_(mask)
+
+
+def extent(value: Tensor) -> int:
+    """How many entries there are in memory from the first to the last of a tensor's."""
+    if not value.numel():
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(value.size(), value.stride(), strict=True))

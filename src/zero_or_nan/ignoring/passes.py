@@ -19,6 +19,7 @@ from .lifetimes import DEEP_GRAPHS
 from .looks import harmless as _is_harmless
 from .masks import everywhere, full
 
+_PLAIN = contextlib.nullcontext()
 TensorOrEdge = Tensor | GradientEdge
 Vectors = Tensor | Sequence[Tensor | None]
 
@@ -162,14 +163,18 @@ def _pass(roots: Sequence[Any], edges: Any = None, asked_for: Any = None, record
     """
     DEEP_GRAPHS.sweep()
     graph = graph_from(roots)
+    dangers: list[Any] = []
+    harmless = _is_harmless(graph, dangers)
     if edges is None or not edges:
-        harmless = nothing_ignored if recorded else _is_harmless
-        if not on_any_process(not harmless(graph), roots, graph):
+        if recorded:
+            harmless = nothing_ignored(graph)
+        if not on_any_process(not harmless, roots, graph):
             DEEP_GRAPHS.hold(graph)
-            return contextlib.nullcontext()
-        return Pass(roots, graph, asked_for=_inside(asked_for))
+            return _PLAIN
+        return Pass(roots, graph, asked_for=_inside(asked_for), dangers=dangers, by_rules_alone=recorded)
     kept = edges.values() if isinstance(edges, dict) else edges
-    return Pass(roots, graph, [edge for edge in kept if edge is not None], asked_for=_inside(asked_for))
+    keep = [edge for edge in kept if edge is not None]
+    return Pass(roots, graph, keep, asked_for=_inside(asked_for), dangers=dangers, by_rules_alone=recorded)
 
 
 def _sequence(tensors: Any) -> tuple[Any, ...]:

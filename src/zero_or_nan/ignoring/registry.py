@@ -7,11 +7,12 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from .graph import NODES, function_of
+from .masks import Mask
 
 if TYPE_CHECKING:
     from .looks import Look
@@ -78,6 +79,53 @@ FUNCTIONS: dict[str | type, Function] = {}
 
 RULES: dict[Any, Rule] = {}
 """What each operator does to a cotangent, by the operator (`torch.ops.aten.mul`), for all its overloads."""
+
+
+class Masks(NamedTuple):
+    """How a mask goes through the derivative of a function that runs as plain PyTorch's.
+
+    Attributes:
+        follow: called as `follow(node, grad, mask, results)`, with the cotangent and its mask, and what the derivative
+            gave for each edge, None for an edge whose mask nobody needs. It gives a mask, or None, for each.
+        reads: the attributes of the saved tensors that are read for that.
+        only_if: what else must hold of a node.
+        mend: called as `mend(node, grad, mask, results)` where what was saved is not harmless: it writes into the
+            results. Where there is none, the derivative has to be followed operator by operator.
+        mend_if: for which nodes; for all when None.
+        mend_reads: the attributes of those that are read for it.
+    """
+
+    follow: Callable[[Any, torch.Tensor, Mask, Sequence[Any]], Sequence[Mask]]
+    reads: tuple[str, ...] = ()
+    only_if: Callable[[Any], bool] | None = None
+    mend: Callable[[Any, torch.Tensor, torch.Tensor, Sequence[Any]], None] | None = None
+    mend_if: Callable[[Any], bool] | None = None
+    mend_reads: tuple[str, ...] = ()
+
+    def may_follow(self, node: Any, trusted: bool) -> bool:
+        """Whether a node can be left to plain PyTorch; `trusted` where it makes nothing but 0 of ignored entries."""
+        if not trusted and (self.mend is None or self.mend_if is not None and not self.mend_if(node)):
+            return False
+        if not node._input_metadata[0].dtype.is_floating_point:
+            return False
+        for name in self.reads if trusted else self.reads + self.mend_reads:
+            if getattr(getattr(node, name, None), "unpack_hook", node) is not None:
+                return False  # what unpacks it would compute it once more, or fetch it from elsewhere
+        return self.only_if is None or self.only_if(node)
+
+
+MASKS: dict[str, Masks] = {}
+"""By the name of a function: how a mask goes through its derivative where what it saved is harmless."""
+
+
+def masks(names: str, **facts: Any) -> Callable[[Any], Any]:
+    """Record how a mask goes through the derivatives of some functions; `facts` are the fields of `Masks`."""
+
+    def register(follow: Any) -> Any:
+        MASKS.update((name, Masks(follow, **facts)) for name in names.split() if name in NODES)
+        return follow
+
+    return register
 
 
 def function(names: str | type[torch.autograd.Function], *, since: str = "2.6", **facts: Any) -> Any:

@@ -18,7 +18,8 @@ ROWS = [
     for c in (False, True)
 ] + [
     {"case": f"where over exp, {n} entries", "entries": n, "contaminated": c,
-     "seconds": {w: {"forward": n, "backward": n} for w in ("plain", "ignoring", "double where", "masked")}}
+     "seconds": {w: {"forward": n, "backward": b * n}
+                 for w, b in (("plain", 1), ("ignoring", 2), ("double where", 1), ("masked", 3))}}
     for n in (10, 100) for c in (False, True)
 ]  # fmt: skip
 
@@ -31,7 +32,11 @@ def test_costs_are_shown_as_ratios():
     html = measured.costs({"torch": "2", "machine": "m", "rows": ROWS})
     found = cells(html)
     assert found[found.index("a model") :][:3] == ["a model", "1.50", "1.50"]  # backward, 3 against 2
-    assert found[found.index("10 clean") :][:4] == ["10 clean", "1", "1", "1"]
+    assert found[found.index("10 clean") :][:4] == ["10 clean", "2", "1", "3"]  # backward
+    both = len(found) - found[::-1].index("10 clean") - 1
+    assert found[both : both + 4] == ["10 clean", "1.5", "1", "2"]  # forward and backward
+    assert "1.50 (a model) to 1.50 (a model) times plain" in html and "at most 1.20 times" in html
+    assert "takes 1.3 to 1.3 times as long as" in html  # masked 4, ignoring 3
     last = len(found) - found[::-1].index("a model") - 1
     assert found[last : last + 3] == ["a model", "1.20", "1.20"]  # memory, 12 against 10
     assert 'role="img"' in html and "contaminated" in html

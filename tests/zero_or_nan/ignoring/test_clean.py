@@ -23,6 +23,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import zero_or_nan
 from zero_or_nan import ignoring
 from zero_or_nan.ignoring import passes, threads
+from zero_or_nan.ignoring.careful import Pass
+from zero_or_nan.ignoring.graph import AccumulateGrad
+from zero_or_nan.ignoring.registry import Masks
 
 CLEAN = {}
 """Programs by name: each takes torch.autograd or ignoring, and returns all that can be seen of its pass."""
@@ -75,11 +78,27 @@ def matrix():
     return (torch.randn(3, 3) * 0.1 + 2 * torch.eye(3)).requires_grad_()
 
 
-@pytest.fixture(params=["quick look", "careful"])
+def not_harmless(nodes, dangers=None):
+    """A look by which a graph is not harmless, though each of its nodes is."""
+    if dangers is not None:
+        dangers.append("another node")
+    return False
+
+
+def leaves(running):
+    return {node for node in running.graph if type(node) is AccumulateGrad}
+
+
+@pytest.fixture(params=["quick look", "careful", "by rules alone", "masks alone"])
 def quick(request, monkeypatch):
-    """With the quick look, and with it switched off."""
-    if request.param == "careful":
-        monkeypatch.setattr(passes, "_is_harmless", lambda nodes: False)
+    """With the quick look, with it switched off, and with only one way to follow a node."""
+    if request.param in ("careful", "by rules alone"):
+        monkeypatch.setattr(passes, "_is_harmless", lambda *_: False)
+    if request.param == "by rules alone":
+        monkeypatch.setattr(Masks, "may_follow", lambda *_: False)
+    if request.param == "masks alone":
+        monkeypatch.setattr(passes, "_is_harmless", not_harmless)
+        monkeypatch.setattr(Pass, "_idle", leaves)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.filterwarnings("error", message="ignoring")
@@ -830,7 +849,7 @@ from zero_or_nan.ignoring import passes
 
 torch.set_num_threads(1)
 if sys.argv[1] == "careful":
-    passes._is_harmless = lambda nodes: False
+    passes._is_harmless = lambda *_: False
 
 
 def deep(length):

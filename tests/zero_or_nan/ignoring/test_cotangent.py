@@ -1,5 +1,8 @@
 """The tensor itself: masks are shared between cotangents, and a write reaches just those that see the memory."""
 
+import math
+
+import pytest
 import torch
 
 from zero_or_nan.ignoring import Cotangent
@@ -69,3 +72,14 @@ def test_a_large_cotangent_is_mended_in_all_its_parts():
     product = Cotangent(used.float(), used) * factor
     assert product.value[-1].isnan()
     assert torch.equal(product.value[:-1], torch.where(used, 3.0, 0.0)[:-1])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_used_entry_that_meets_what_is_not_finite_in_the_other_factor(bad):
+    saved = torch.tensor([[1.0, bad], [2.0, 3.0]])
+    used = Cotangent(torch.tensor([[1.0, 0.0], [5.0, 0.0]]), torch.tensor([[True, False]]).expand(2, 2))
+    product = torch.mm(saved, used)
+    torch.testing.assert_close(product.value, torch.tensor([[bad, 0.0], [17.0, 0.0]]), equal_nan=True)
+    transposed = torch.mm(used.t(), saved.t())
+    torch.testing.assert_close(transposed.value, torch.tensor([[bad, 17.0], [0.0, 0.0]]), equal_nan=True)
+    assert product.mask.tolist() == [[True, False]] * 2 and transposed.mask.tolist() == [[True] * 2, [False] * 2]

@@ -120,7 +120,7 @@ here = slice(3 * rank, 3 * rank + 3)
 
 @contextlib.contextmanager
 def no_quick_look():
-    kept, passes._is_harmless = passes._is_harmless, lambda nodes: False
+    kept, passes._is_harmless = passes._is_harmless, lambda *_: False
     try:
         yield
     finally:

@@ -116,7 +116,7 @@ for name in shardings:
         continue
     results = {"quick": compared(make, good, plain, torch.equal)}
     results["bad"] = compared(make, bad if replicated or rank else good, plain, close)
-    passes._is_harmless = lambda nodes: False
+    passes._is_harmless = lambda *_: False
     results["careful"] = compared(make, good, plain, torch.equal)
     passes._is_harmless = quick
     print("result " + json.dumps([name, results]), flush=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..cotangent import Cotangent, has_nan, mask_of, merge, plain, settle, wrapped
 from ..masks import anywhere, full
 from ..registry import rule
+from .products import without_lost_samples
 
 aten = torch.ops.aten
 
@@ -49,18 +50,25 @@ def _decompositions() -> Any:
 @rule(*FUSED)
 def decomposed(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Plain PyTorch's result, and the decomposition's where plain PyTorch's is not finite."""
-    exact = op(*plain(args), **plain(kwargs))
     if all(mask_of(arg) is None for arg in args):
-        return wrapped(exact)
-    fibres = FIBRES.get(op._schema.name.removeprefix("aten::"))
+        return wrapped(op(*plain(args), **plain(kwargs)))
+    name = op._schema.name.removeprefix("aten::")
+    fibres, setting_aside = FIBRES.get(name), SETTING_ASIDE.get(name)
+    mask = mask_of(args[0])
+    usual = given = plain(args)
+    if mask is not None and setting_aside is not None:
+        given = setting_aside(mask, usual)
+    exact = op(*given, **plain(kwargs))
     results = exact if isinstance(exact, tuple) else (exact,)
     if fibres is not None and not any(isinstance(result, Tensor) and has_nan(result) for result in results):
-        masks = fibres(full(mask_of(args[0]), args[0]), *args[1:])
+        masks = fibres(full(mask, given[0]), *args[1:])
         mixed = tuple(
             result if result is None else Cotangent(result, mask.expand(result.shape))
             for result, mask in zip(results, masks, strict=False)
         )
         return mixed if isinstance(exact, tuple) else mixed[0]
+    if given is not usual:
+        exact = op(*usual, **plain(kwargs))
     return merge(exact, _decompositions()[op](*args, **kwargs))
 
 
@@ -97,9 +105,9 @@ def _layer_norm(mask: Tensor, saved: Tensor, shape: Any, *args: Any) -> tuple[Te
 def _group_norm(
     mask: Tensor, saved: Tensor, mean: Any, rstd: Any, weight: Any, n: int, c: int, hxw: int, groups: int, *args: Any
 ) -> tuple[Tensor, ...]:
-    group = mask.reshape(n, groups, -1).any(-1)
+    group = anywhere(mask.reshape(n, groups, -1), -1)
     members = group.repeat_interleave(c // groups, 1).reshape(n, c, *(1,) * (saved.dim() - 2))
-    channel = mask.reshape(n, c, hxw).any(2).any(0)
+    channel = anywhere(mask.reshape(n, c, hxw), (0, 2))
     return members, channel, channel
 
 
@@ -123,3 +131,53 @@ FIBRES: dict[str, Callable[..., tuple[Tensor, ...]]] = {
     "native_layer_norm_backward": _layer_norm,
 }
 """The masks of a fused derivative's results, from the cotangent's."""
+
+
+def _without_lost_rows(mask: Tensor, args: tuple[Any, ...], statistics: tuple[int, ...]) -> tuple[Any, ...]:
+    """Layer norm's arguments, harmless in each row that is ignored as a whole, and whose statistics are not finite.
+
+    Plain PyTorch makes NaN of such a row, so no number of its result is another for it.
+    """
+    kept = anywhere(mask, list(range(-len(args[2]), 0)), keepdim=True)
+    finite: Any = 0
+    for place in statistics:
+        finite = args[place] - args[place] + finite
+    kept = kept | (finite == 0).reshape(kept.shape)
+    if bool(kept.all()):
+        return args
+    given = list(args)
+    given[1] = _only(kept, args[1])
+    for place in statistics:
+        given[place] = _only(kept.reshape(args[place].shape), args[place])
+    return tuple(given)
+
+
+def _only(kept: Tensor, values: Tensor) -> Tensor:
+    """The values that are kept, and zeros, in memory as they were: kernels don't ask."""
+    return torch.where(kept, values, values.new_zeros(()), out=torch.empty_like(values))
+
+
+def _without_lost_fibres(mask: Tensor, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same for softmax: what is not finite along its dimension."""
+    grad, output, dim, *rest = args
+    fibre = output.sum(dim, keepdim=True, dtype=torch.promote_types(output.dtype, torch.float32))
+    kept = anywhere(mask, dim, keepdim=True) | (fibre - fibre == 0)
+    if bool(kept.all()):
+        return args
+    return (grad, _only(kept, output), dim, *rest)
+
+
+def _without_lost_samples(mask: Tensor, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same for a batch norm that is frozen; otherwise each sample is in the statistics of all."""
+    train = args[7]
+    return args if train else (args[0], without_lost_samples(mask, args[1]), *args[2:])
+
+
+SETTING_ASIDE: dict[str, Callable[..., tuple[Any, ...]]] = {
+    "_fused_rms_norm_backward": lambda mask, args: _without_lost_rows(mask, args, (3,)),
+    "_log_softmax_backward_data": _without_lost_fibres,
+    "_softmax_backward_data": _without_lost_fibres,
+    "native_batch_norm_backward": _without_lost_samples,
+    "native_layer_norm_backward": lambda mask, args: _without_lost_rows(mask, args, (3, 4)),
+}
+"""What the loss ignored altogether, replaced by harmless numbers before the fused kernel runs."""

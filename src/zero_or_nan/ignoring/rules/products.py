@@ -6,14 +6,14 @@ met among those set aside is put back as plain PyTorch would give it: inf, -inf 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..cotangent import Cotangent, has_nan, mask_of, merge, plain, wrapped
-from ..masks import anywhere, full
+from ..masks import Mask, anywhere, core, extent, full
 from ..registry import NotFollowed, rule
 from .two_cotangents import product_of_two
 
@@ -21,29 +21,41 @@ Apply = Callable[[Tensor, Tensor], Tensor]
 Meeting = Callable[[Tensor, Tensor], bool]
 
 
-def bilinear(apply: Apply, grad: Cotangent, saved: Tensor, never_meet: Meeting | None = None) -> Tensor:
+def bilinear(
+    apply: Apply, grad: Cotangent, saved: Tensor, never_meet: Meeting | None = None, finite: bool | None = None
+) -> Tensor:
     """The value of `apply(grad, saved)`, ignored entries skipped.
 
     Where `apply(grad.value, saved)` is finite the bits are the same. `never_meet`, where there is a cheap one, tells
-    from what is used and what was set aside that no used entry is multiplied with anything set aside.
+    from what is used and what was saved that no used entry is multiplied with NaN or inf. `finite`, where it is known,
+    tells whether all that was saved is.
     """
     if type(saved) is Cotangent:
         return product_of_two(apply, grad, saved).value
-    if grad.mask is None or all_finite(saved):
+    if grad.mask is None or (all_finite(saved) if finite is None else finite):
         return apply(grad.value, saved)
-    aside = saved.isfinite().logical_not_()
-    finite = saved.clone().masked_fill_(aside, 0)
-    value = apply(grad.value, finite)
-    if finite.stride() != saved.stride():  # another layout may take another kernel, and round differently
+    cleaned = finite_part(saved)
+    value = apply(grad.value, cleaned)
+    if cleaned.stride() != saved.stride():  # another layout may take another kernel, and round differently
         exact = apply(grad.value, saved)
         value = torch.where(exact.isfinite(), exact, value)
-    if never_meet is not None and never_meet(grad.mask, aside):
+    if never_meet is not None and never_meet(grad.mask, saved):
         return value
+    aside = saved.isfinite().logical_not_()
     counting = torch.float32 if value.dtype in (torch.float16, torch.bfloat16) else value.dtype  # halves underflow
     if not apply(grad.mask.to(counting), aside.to(counting)).any():
         return value
     back = _put_back(apply, grad.value, grad.mask, saved, counting)
     return torch.where(back == 0, value, value + back)  # -0.0 + 0.0 is 0.0
+
+
+def finite_part(saved: Tensor) -> Tensor:
+    """A tensor's finite entries, and 0; in memory as it was, where that is possible."""
+    small = core(saved)
+    finite = small.nan_to_num(0.0, 0.0, 0.0) if not saved.is_complex() else small.where(small.isfinite(), 0)
+    if finite.stride() != small.stride() and extent(small) >= small.numel():
+        finite = small.new_empty_strided(small.size(), small.stride()).copy_(finite)
+    return finite if small is saved else finite.expand(saved.shape)
 
 
 def _put_back(apply: Apply, value: Tensor, used: Tensor, saved: Tensor, counting: torch.dtype) -> Tensor:
@@ -67,15 +79,44 @@ def _put_back(apply: Apply, value: Tensor, used: Tensor, saved: Tensor, counting
 
 
 def all_finite(saved: Tensor) -> bool:
-    """Whether all entries are finite; `aminmax` passes over the memory once."""
+    """Whether all entries are finite, and so is their sum: NaN and inf get into it."""
     if saved.layout is not torch.strided:
         if all_finite(saved.coalesce().values() if saved.layout is torch.sparse_coo else saved.values()):
             return True
         raise NotFollowed("has a sparse factor that is not finite")
-    if saved.numel() == 0:
-        return True
-    low, high = torch.aminmax(torch.view_as_real(saved.resolve_conj()) if saved.is_complex() else saved)
-    return bool((low > -torch.inf) & (high < torch.inf))
+    return _is_finite(_sum(saved))
+
+
+def _sum(saved: Tensor, *dim: int) -> Tensor:
+    wide = torch.float32 if saved.dtype in (torch.float16, torch.bfloat16) else None  # halves overflow
+    return saved.sum(dim, dtype=wide) if dim else saved.sum(dtype=wide)
+
+
+def _is_finite(number: Tensor) -> bool:
+    difference = number.item() - number.item()
+    return difference == 0
+
+
+def rows_never_meet(used: Tensor, saved: Tensor) -> bool:
+    """Whether no used entry of the left factor meets NaN or inf in a row of the right one."""
+    columns = anywhere(used, -2) if used.dim() > 1 else used
+    return _is_finite(torch.where(columns, saved if saved.dim() == 1 else _sum(saved, -1), 0).sum())
+
+
+def columns_never_meet(used: Tensor, saved: Tensor) -> bool:
+    """Whether no used entry of the right factor meets NaN or inf in a column of the left one."""
+    rows = anywhere(used, -1) if used.dim() > 1 else used
+    return _is_finite(torch.where(rows, saved if saved.dim() == 1 else _sum(saved, -2), 0).sum())
+
+
+def without_lost_samples(mask: Mask, saved: Tensor) -> Tensor:
+    """What was saved of a batch, harmless where only samples that are ignored altogether are not finite."""
+    if mask is None or all_finite(saved):
+        return saved
+    used = anywhere(mask, list(range(1, mask.dim())))
+    lost_alone = _is_finite(torch.where(used, _sum(saved, *range(1, saved.dim())), 0).sum())
+    cleaned = finite_part(saved) if lost_alone else saved
+    return cleaned if cleaned.stride() == saved.stride() else saved
 
 
 @rule("mm", "bmm", "mv", "dot", "vdot")
@@ -83,32 +124,18 @@ def matrix_product(op: Any, a: Any, b: Any) -> Any:
     """One factor is the cotangent; the mask is its own, reduced over what is summed."""
     if type(a) is Cotangent and type(b) is Cotangent:
         return product_of_two(op, a, b)
-    shape = _shape(plain(a), plain(b))
-    vector = plain(b).dim() == 1
+    left, right = plain(a), plain(b)
+    vector = right.dim() == 1
+    shape = (*left.shape[:-1], right.shape[-1]) if not vector else tuple(left.shape[:-1])
     if type(a) is Cotangent:
-
-        def row_meets_none(used: Tensor, aside: Tensor) -> bool:
-            summed = aside if vector else aside.any(-1)
-            return not bool((used.any(-2) if used.dim() > 1 else used).logical_and(summed).any())
-
         mask = a.mask
         if mask is not None:
-            row = mask.any(-1)
-            mask = (row if vector else row.unsqueeze(-1)).expand(shape)
-        return Cotangent(bilinear(op, a, plain(b), row_meets_none), mask)
-
-    def column_meets_none(used: Tensor, aside: Tensor) -> bool:
-        summed = used if vector else used.any(-1)
-        return not bool((aside.any(-2) if aside.dim() > 1 else aside).logical_and(summed).any())
-
+            mask = anywhere(mask, -1, keepdim=not vector).expand(shape)
+        return Cotangent(bilinear(op, a, right, rows_never_meet), mask)
     mask = b.mask
     if mask is not None:
-        mask = (mask.any(-1) if vector else mask.any(-2).unsqueeze(-2)).expand(shape)
-    return Cotangent(bilinear(lambda grad, saved: op(saved, grad), b, a, column_meets_none), mask)
-
-
-def _shape(a: Tensor, b: Tensor) -> tuple[int, ...]:
-    return (*a.shape[:-1], b.shape[-1]) if b.dim() > 1 else tuple(a.shape[:-1])
+        mask = (anywhere(mask, -1) if vector else anywhere(mask, -2, keepdim=True)).expand(shape)
+    return Cotangent(bilinear(lambda grad, saved: op(saved, grad), b, left, columns_never_meet), mask)
 
 
 @rule("addmm", "baddbmm", "addbmm", "addmv", "addr")
@@ -132,6 +159,31 @@ def trilinear(
     return merge(exact, (_expanded(a, expand1) * _expanded(b, expand2) * _expanded(c, expand3)).sum(summed))
 
 
+def mend_products(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
+    """Both products of `Mm` and `Addmm` once more where plain PyTorch's have NaN; NaN and inf are set aside."""
+    to_first, to_second = results[-2:]
+    if to_first is not None and has_nan(to_first):
+        first = bilinear(torch.mm, Cotangent(grad, mask), node._saved_mat2.t(), rows_never_meet, finite=False)
+        torch.where(to_first == to_first, to_first, first, out=to_first)
+    if to_second is not None and has_nan(to_second):
+        saved = node._saved_mat1 if len(results) == 3 else node._saved_self
+        second = bilinear(torch.mm, Cotangent(grad.t(), mask.t()), saved, rows_never_meet, finite=False)
+        torch.where(to_second == to_second, to_second, second.t(), out=to_second)
+
+
+CHEAP = 1 << 20
+"""Products of entries, up to which a matrix product costs less than that Python finds it."""
+
+
+def is_cheap(node: Any) -> bool:
+    """Whether a second product costs next to nothing."""
+    if getattr(node, "_saved_alpha", 1) != 1 or getattr(node, "_saved_beta", 1) != 1:
+        return False
+    shape = node._input_metadata[0].shape
+    others = getattr(node, "_saved_mat1_sym_sizes", None) or node._saved_self_sym_sizes
+    return bool(shape[0] * shape[1] * others[1] <= CHEAP)
+
+
 def _expanded(factor: Any, dims: Any) -> Any:
     for dim in sorted(dims):
         factor = factor.unsqueeze(dim)
@@ -143,6 +195,8 @@ def convolution_backward(op: Any, grad: Any, saved: Tensor, weight: Tensor, *arg
     """Two bilinear operators and a sum: the gradients of input, weight and bias."""
     if type(grad) is not Cotangent:  # a derivative of a derivative
         return wrapped(op(plain(grad), plain(saved), plain(weight), *args, **kwargs))
+    if type(saved) is not Cotangent:
+        saved = without_lost_samples(grad.mask, saved)
     exact = op(grad.value, plain(saved), plain(weight), *args, **kwargs)
     sizes, stride, padding, dilation, transposed, output_padding, groups, wanted = _convolution(args)
     geometry = (stride, padding, dilation, transposed, output_padding)
@@ -166,7 +220,7 @@ def convolution_backward(op: Any, grad: Any, saved: Tensor, weight: Tensor, *arg
     if wanted[0]:
         # One channel a group, and a kernel of ones: does any entry that counts reach there? Halves would underflow.
         n, channels, *space = mask.shape
-        reach = mask.reshape(n, groups, channels // groups, *space).any(2).float()
+        reach = anywhere(mask.reshape(n, groups, channels // groups, *space), 2).float()
         ones = torch.ones((groups, 1, *weight.shape[2:]), dtype=reach.dtype, device=reach.device)
         reached = (to_input(reach, ones) > 0.5).repeat_interleave(saved.shape[1] // groups, 1)
         value = exact[0] if not has_nan(exact[0]) else _mended(exact[0], bilinear(to_input, grad, weight))
@@ -174,7 +228,7 @@ def convolution_backward(op: Any, grad: Any, saved: Tensor, weight: Tensor, *arg
     if grad.mask is None:
         return tuple(results)
     if wanted[1]:
-        channel = mask.any(0).flatten(1).any(1)
+        channel = anywhere(mask, [0, *range(2, mask.dim())])
         shape = weight.shape
         if transposed:
             channel = channel.reshape(groups, 1, -1).expand(groups, shape[0] // groups, shape[1]).reshape(shape[:2])

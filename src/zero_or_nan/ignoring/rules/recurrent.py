@@ -1,13 +1,18 @@
-"""A recurrent layer that runs as one kernel: where its derivative gives NaN, back through time step by step."""
+"""A recurrent layer that runs as one kernel: where its derivative gives NaN, it runs again without what was lost.
+
+Where that does not help, it is taken back through time step by step.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, mask_of, merge, plain, wrapped
+from ..cotangent import Cotangent, has_nan, mask_of, merge, plain, wrapped
+from ..masks import anywhere
 from ..registry import NotFollowed, rule
 
 _LSTM = 2
@@ -23,20 +28,48 @@ def lstm_layer_backward(op: Any, *args: Any, **kwargs: Any) -> Any:
     masks = [mask_of(grad) for grad in grads if grad is not None]
     if all(mask is None for mask in masks):
         return wrapped(exact)
-    if not any(isinstance(value, Tensor) and bool(value.isnan().any()) for value in exact):
-        batch = named["input"].shape[1]
-        used = [torch.ones(batch, dtype=torch.bool) if mask is None else _sequences(mask, batch) for mask in masks]
-        counts = torch.stack(used).any(0)
+    batch = named["input"].shape[1]
+    used = [torch.ones(batch, dtype=torch.bool) if mask is None else _sequences(mask, batch) for mask in masks]
+    counts = torch.stack(used).any(0)
+    if not _has_nan(exact):
         return tuple(_with_mask(value, i, counts) for i, value in enumerate(exact))
     if named["mode"] != _LSTM:
         raise NotFollowed("is followed for the LSTM alone")
-    careful = _through_time(named, *grads)
+    again = _without_lost_sequences(op, named, counts)
+    if not _has_nan(again):
+        careful = tuple(_with_mask(value, i, counts) for i, value in enumerate(again))
+    else:
+        careful = _through_time(named, *grads)
     return tuple(value if value is None else merge(value, c.reshape(value.shape)) for value, c in zip(exact, careful))  # noqa: B905
+
+
+_SAVED = ("output", "hy_", "cy_", "workspace")
+
+
+def _has_nan(values: Sequence[Any]) -> bool:
+    return any(isinstance(value, Tensor) and has_nan(value) for value in values)
+
+
+def _without_lost_sequences(op: Any, named: dict[str, Any], counts: Tensor) -> tuple[Any, ...]:
+    """Forward and backward once more, with zeros for the sequences that are ignored altogether."""
+    given = plain(named)
+    for name in ("input", "hx_", "cx_tmp"):
+        given[name] = torch.where(counts.unsqueeze(-1), given[name], 0).contiguous()
+    options = ("reverse", "batch_sizes", "mode", "hidden_size", "num_layers", "has_biases", "bidirectional",
+               "batch_first", "train")  # fmt: skip
+    tensors = ("input", "weight1", "weight2", "weight3", "weight4", "hx_", "cx_tmp")
+    with torch.enable_grad():  # otherwise the kernel keeps nothing for its derivative
+        given["input"].requires_grad_()
+        results = torch.ops.aten.mkldnn_rnn_layer(*(given[name] for name in (*tensors, *options)))
+    given["input"] = given["input"].detach()
+    given |= {name: result.detach() for name, result in zip(_SAVED, results, strict=True)}
+    again: tuple[Any, ...] = op(**given)
+    return again
 
 
 def _sequences(mask: Tensor, batch: int) -> Tensor:
     """Whether any entry of a sequence counts; the batch is the last dimension but one."""
-    return mask.movedim(-2, 0).reshape(batch, -1).any(1)
+    return anywhere(mask.movedim(-2, 0).reshape(batch, -1), 1)
 
 
 def _with_mask(value: Any, number: int, counts: Tensor) -> Any:
