@@ -3,6 +3,7 @@
 from . import (
     attention,
     bags,
+    chunked,
     distances,
     fused,
     linear_algebra,
@@ -10,6 +11,7 @@ from . import (
     products,
     recurrent,
     reductions,
+    sampling,
     selections,
     shapes,
     spreading,
@@ -20,6 +22,7 @@ from . import (
 __all__ = [
     "attention",
     "bags",
+    "chunked",
     "distances",
     "fused",
     "linear_algebra",
@@ -27,6 +30,7 @@ __all__ = [
     "products",
     "recurrent",
     "reductions",
+    "sampling",
     "selections",
     "shapes",
     "spreading",
