@@ -33,7 +33,7 @@ def grid_sampler_backward(
     exact = op(value, image, _within_memory(grid, used, *how), *how, wanted)
     places = torch.where(used.flatten(0, 1).unsqueeze(-1), grid.repeat_interleave(image.shape[1], 0), 0)
 
-    def alone(cotangent: Tensor, pixels: Tensor, wanted: Any) -> tuple[Tensor, Tensor]:
+    def alone(cotangent: Tensor, pixels: Tensor, wanted: Any) -> tuple[Any, Tensor]:
         each = [tensor.flatten(0, 1).unsqueeze(1) for tensor in (cotangent, pixels)]
         to_image, to_grid = op(*each, places, *how, wanted)
         return to_image if to_image is None else to_image.view(image.shape), to_grid.view(*used.shape, -1)
