@@ -58,8 +58,8 @@ def measure(op: Any, gradients: Gradients = ignoring.grad, samples: int = SAMPLE
                 tally.add(_judged_alone(case, gradients))
             else:
                 judge(case, gradients, tally)
-    except Exception as error:  # a sample that this machine can't make
-        tally.notes.append(f"{type(error).__name__}: {str(error)[:200]}")
+    except Exception as error:
+        tally.lose("a sample that can't be made", f"{type(error).__name__}: {str(error)[:200]}")
     return tally
 
 

@@ -38,17 +38,16 @@ def grid_sampler_backward(
         to_image, to_grid = op(*each, places, *how, wanted)
         return to_image if to_image is None else to_image.view(image.shape), to_grid.view(*used.shape, -1)
 
-    results: list[Any] = list(exact)
-    if results[0] is not None:
+    careful = exact if is_finite(exact) else alone(value, image, wanted)
+    results: list[Any] = [None, None]
+    if wanted[0]:
         read = alone(probe(used, value), torch.zeros_like(image), [True, False])[0].isnan()
-        results[0] = Cotangent(results[0], read)
-    if results[1] is not None:
-        results[1] = Cotangent(results[1], used.any(1).unsqueeze(-1).expand(grid.shape))
-    if is_finite(results):
-        return tuple(results)
-    to_image, to_grid = alone(value, image, wanted)
-    careful = Cotangent(to_image, mask_of(results[0])), settle(to_grid, used.unsqueeze(-1)).sum(1)
-    return tuple(r if r is None else merge(plain(r), c) for r, c in zip(results, careful, strict=True))
+        results[0] = merge(exact[0], Cotangent(careful[0], read))
+    if careful is exact:
+        results[1] = Cotangent(exact[1], used.any(1).unsqueeze(-1).expand(grid.shape))
+    else:
+        results[1] = merge(exact[1], settle(careful[1], used.unsqueeze(-1)).sum(1))
+    return tuple(results)
 
 
 def _within_memory(grid: Tensor, used: Tensor, mode: int, padding: int, corners: bool) -> Tensor:
