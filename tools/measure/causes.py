@@ -30,13 +30,13 @@ class Cause:
 CAUSES = (
     Cause(
         "no end",
-        "PyTorch's kernel ends the process, or comes to no end, so that there is no gradient to compare.",
+        "The process dies in one of PyTorch's kernels, or comes to no end, with plain backward and with ours.",
         lambda operator, sample: sample.failure.startswith(ENDS),
     ),
     Cause(
-        "finite",
-        "Beside 3e38 plain PyTorch's arithmetic loses every digit, or overflows to a quotient of 0: its gradient is "
-        "finite, and not that of the clean input. What is finite keeps its bits here.",
+        "finite in PyTorch",
+        "In PyTorch's formula terms as large as 3e38 cancel, and leave what is not their sum, or swallow the digits of "
+        "others. Its gradient is finite, and not that of the clean input. What is finite keeps its bits here.",
         lambda operator, sample: sample.finite,
     ),
     Cause(

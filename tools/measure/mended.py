@@ -122,13 +122,13 @@ def measure_all(chosen: list[Any], samples: int = SAMPLES) -> list[Tally]:
     total = Tally("\rall operators")
     for tally in tallies:
         total.add(tally)
-    print(_line(total))
+    print(_line(total, *tallies))
     return tallies
 
 
-def _line(tally: Tally) -> str:
+def _line(tally: Tally, *parts: Tally) -> str:
     counts = ", ".join(f"{getattr(tally, count)} {count.replace('_', ' ')}" for count in COUNTS)
-    unexplained = sum(cause_of(tally.operator, sample) == UNEXPLAINED for sample in tally.unmended)
+    unexplained = sum(row(part)["unmended"].get(UNEXPLAINED, 0) for part in parts or (tally,))
     return f"{tally.operator}: {counts}, {unexplained} unexplained"
 
 
