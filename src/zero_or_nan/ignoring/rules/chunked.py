@@ -1,8 +1,6 @@
 """A linear layer and its cross entropy, chunk by chunk: PyTorch's own operators in Python, with backwards of their own.
 
-The sum or mean of the losses keeps its gradients from the forward pass, and multiplies them. Without a reduction the
-logits are computed again, into memory of the operator's own, which no mask can follow; here they are by operators that
-have rules.
+Both write into memory of their own, where no mask can follow. So each has a derivative here that stands beside it.
 """
 
 from __future__ import annotations
@@ -11,15 +9,35 @@ from typing import Any
 
 import torch
 
-from ..registry import GENERATED, derivative, function
+from ..cotangent import Cotangent, mask_of
+from ..masks import everywhere
+from ..registry import GENERATED, derivative
 
 OPERATOR = f"{GENERATED}torch_nn__linear_cross_entropy_batch_chunked"
 
-function(f"{OPERATOR}_default")
+
+@derivative(f"{OPERATOR}_default")
+def of_all_rows(node: Any, grads: Any) -> tuple[Any, ...]:
+    """The mean or the sum, whose gradients the forward pass has computed: all of them count, as they are, or nothing.
+
+    Backward may hand them out once only. Those that are not finite are NaN here.
+    """
+    mask = mask_of(grads[0])
+    counts = mask is None or bool(mask)
+
+    def gradient(place: int) -> Cotangent:
+        ahead, number = node.next_functions[place]
+        kind = ahead._input_metadata[number]
+        value = torch.full(tuple(kind.shape), torch.nan if counts else 0.0, dtype=kind.dtype, device=kind.device)
+        return Cotangent(value, everywhere(counts, value))
+
+    places = (0, 1, 3)  # rows, layer, bias
+    wanted = [place in places and needed for place, needed in enumerate(node.needs_input_grad)]
+    return tuple(gradient(place) if each else None for place, each in enumerate(wanted))
 
 
 @derivative(f"{OPERATOR}_no_reduction_default")
-def linear_cross_entropy(node: Any, grads: Any) -> tuple[Any, ...]:
+def of_each_row(node: Any, grads: Any) -> tuple[Any, ...]:
     """The softmax less 1 at the target, times the target's weight, which is 0 where the target is to be ignored."""
     rows, layer, target, bias, weight = node.saved_tensors
     wide = torch.promote_types(rows.dtype, torch.float32)
