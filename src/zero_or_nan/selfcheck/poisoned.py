@@ -252,7 +252,9 @@ def judge(case: Case, gradients: Gradients, tally: Tally, crash: str = "") -> No
         precise = wanted
     for other in case.others:
         elsewhere = run(torch.autograd.grad, case, other, precise[0].dtype)
-        if is_finite(elsewhere) and not _independent(elsewhere, wanted, precise):
+        if isinstance(elsewhere, Exception) or not is_finite(elsewhere):
+            continue
+        if not _independent(elsewhere, wanted, precise):
             return
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
