@@ -70,7 +70,7 @@ def test_rows_whose_losses_are_ignored_don_t_matter(form, ignore_index, with_bia
             *tensors, None if weight is None else weight.to(dtype), target, form, "none", ignore_index
         )
         loss = torch.where(used, losses, 0) if selected == "where" else losses[used]
-        return method(loss.square().sum(), leaves)
+        return method(loss.exp().sum(), leaves)
 
     ours, plain = gradients(ignoring.grad, poisoned), gradients(torch.autograd.grad, poisoned)
     compare(
@@ -112,6 +112,27 @@ def test_a_sum_of_losses_that_is_ignored_as_a_whole(reduction, form):
     ours, plain = gradients(ignoring.grad, bad), gradients(torch.autograd.grad, bad)
     compare(ours, plain, gradients(torch.autograd.grad, torch.zeros(4, 3), torch.float64))
     assert plain[2].isnan().all()
+
+
+@since_2_13
+@pytest.mark.parametrize("form", ["chunks", "chunks, graph kept"])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_sum_of_losses_that_is_used_stays_undefined(form, with_bias):
+    rows, layer, target = numbers(4, 3), numbers(5, 3), torch.tensor([0, 4, 2, 1])
+    rows[1] = nan
+    ignored = torch.full((), nan)
+
+    def gradients(method):
+        leaves = [x.clone().requires_grad_() for x in (rows, layer, *([numbers(5)] if with_bias else []), ignored)]
+        tensors = leaves[:3] if with_bias else [*leaves[:2], None]
+        losses = torch.stack([loss_of_rows(*tensors, None, target, form, "sum"), leaves[-1].exp()])
+        return method(torch.where(torch.tensor([True, False]), losses, 0).sum(), leaves)
+
+    ours, plain = gradients(ignoring.grad), gradients(torch.autograd.grad)
+    assert ours[-1] == 0 and plain[-1].isnan()
+    for mine, exact in zip(ours[:-1], plain[:-1], strict=True):
+        assert torch.equal(mine.isfinite(), exact.isfinite()) and not exact.isfinite().all()
+        assert torch.equal(mine[exact.isfinite()], exact[exact.isfinite()])
 
 
 @since_2_13
