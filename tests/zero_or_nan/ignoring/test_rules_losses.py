@@ -200,14 +200,14 @@ def test_a_class_that_is_neither_in_the_target_nor_the_blank_is_not_read(padded,
     """PyTorch's gradient by it is its probability: it stays where it is a number."""
     log_probs = numbers(8, 3, 5).log_softmax(2)
     poisoned = log_probs.clone()
-    poisoned[3, 1, 2] = poison  # of the second target 0 is beyond its length, 2 is not in it
+    poisoned[3, 1, 0] = poison  # in the padding of the second target, and not in it
     poisoned[3, 2, 1] = poison
     used = torch.ones(3, dtype=torch.bool)
     options = {"zero_infinity": zero_infinity, "reduction": "none", "blank": 4}
     (ours,) = ctc_gradients(ignoring.grad, poisoned, used, padded, listed, **options)
     (plain,) = ctc_gradients(torch.autograd.grad, poisoned, used, padded, listed, **options)
     assert torch.equal(ctc(poisoned, padded, listed, **options), ctc(log_probs, padded, listed, **options))
-    assert (~plain.isfinite()).nonzero().tolist() == [[3, 1, 2], [3, 2, 1]]
+    assert (~plain.isfinite()).nonzero().tolist() == [[3, 1, 0], [3, 2, 1]]
     assert torch.equal(ours, plain.nan_to_num(0, 0, 0))
 
 
@@ -221,6 +221,15 @@ def test_a_class_that_is_read_stays_undefined(padded, listed, zero_infinity, ent
     options = {"zero_infinity": zero_infinity, "reduction": "none", "blank": 4}
     (ours,) = ctc_gradients(ignoring.grad, log_probs, used, padded, listed, **options)
     assert ours[entry].isnan() and not ours[:, 0].any()
+
+
+def test_of_a_frame_after_the_end_nothing_counts():
+    leaf = numbers(8, 3, 5).log_softmax(2)
+    leaf[:, 0] = nan
+    leaf.requires_grad_()
+    (masked,) = ignoring.grad(ctc(leaf, True, True, blank=4, reduction="none")[1:].sum(), leaf, ignored="masked")
+    frames = torch.arange(8).unsqueeze(1) < torch.tensor([0, *FRAMES[1:]])
+    assert torch.equal(masked.get_mask(), frames.unsqueeze(2).expand(8, 3, 5))
 
 
 def test_a_target_that_does_not_fit_is_zero_and_its_sequence_ignored():

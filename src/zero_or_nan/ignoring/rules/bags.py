@@ -92,7 +92,6 @@ def ctc_loss_backward(
     number = torch.arange(sequences, device=value.device)
     if targets.dim() == 1:  # one after the other
         number = number.repeat_interleave(sizes)
-        targets = targets[: len(number)]
     else:  # padded to one length
         within = torch.arange(targets.shape[1], device=value.device) < sizes.unsqueeze(1)
         number, targets = number.unsqueeze(1).expand(targets.shape)[within], targets[within]
