@@ -49,17 +49,19 @@ def measure(op: Any, gradients: Gradients = ignoring.grad, samples: int = SAMPLE
     torch.manual_seed(0)
     tally = Tally(name_of(op))
     end = time.monotonic() + SECONDS
-    try:
-        for case in poisoned(op, samples, tally):
-            if time.monotonic() > end:
-                tally.lose(case.name, f"no end in {SECONDS} s")
-                break
-            if alone:
-                tally.add(_judged_alone(case, gradients))
-            else:
-                judge(case, gradients, tally)
-    except Exception as error:
-        tally.lose("a sample that can't be made", f"{type(error).__name__}: {str(error)[:200]}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for case in poisoned(op, samples, tally):
+                if time.monotonic() > end:
+                    tally.lose(case.name, f"no end in {SECONDS} s")
+                    break
+                if alone:
+                    tally.add(_judged_alone(case, gradients))
+                else:
+                    judge(case, gradients, tally)
+        except Exception as error:
+            tally.lose("a sample that can't be made", f"{type(error).__name__}: {str(error)[:200]}")
     return tally
 
 
@@ -109,7 +111,6 @@ def row(tally: Tally) -> dict[str, Any]:
 
 def measure_all(chosen: list[Any], samples: int = SAMPLES) -> list[Tally]:
     """Each operator in a process of its own: a poisoned sample can crash a library below PyTorch."""
-    warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     tallies = []
     with ThreadPoolExecutor(2) as pool:
