@@ -42,6 +42,9 @@ def grid_sampler_backward(
     results: list[Any] = [None, None]
     if wanted[0]:
         read = alone(probe(used, value), torch.zeros_like(image), [True, False])[0].isnan()
+        # PyTorch clips NaN and inf to a pixel, in the forward pass to another one than in backward.
+        astray = (used & _is_moderate(grid).logical_not().unsqueeze(1)).flatten(2).any(2)
+        read |= astray.view(*astray.shape, *[1] * (image.dim() - 2))
         results[0] = merge(exact[0], Cotangent(careful[0], read))
     if careful is exact:
         results[1] = Cotangent(exact[1], used.any(1).unsqueeze(-1).expand(grid.shape))
@@ -58,8 +61,12 @@ def _within_memory(grid: Tensor, used: Tensor, mode: int, padding: int, corners:
     """
     if grid.device.type != "cpu" or grid.shape[-1] != 2 or mode != BILINEAR or padding == ZEROS:
         return grid
-    safe = grid.abs() < torch.finfo(grid.dtype).max ** 0.5
-    return torch.where(safe | used.any(1).unsqueeze(-1), grid, 0)
+    return torch.where((_is_moderate(grid) | used.any(1)).unsqueeze(-1), grid, 0)
+
+
+def _is_moderate(grid: Tensor) -> Tensor:
+    """Which places are numbers that stay finite in pixels."""
+    return torch.all(grid.abs() < torch.finfo(grid.dtype).max ** 0.5, -1)
 
 
 @rule("cudnn_grid_sampler_backward")
