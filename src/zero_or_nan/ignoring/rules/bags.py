@@ -82,9 +82,8 @@ def ctc_loss_backward(
 
     PyTorch's gradient by another class is its probability, as of a log_softmax. It stays, where it is a number.
     """
-    value = op(
-        plain(grad), log_probs, targets, input_lengths, target_lengths, likelihood, log_alpha, blank, *args, **kwargs
-    )
+    saved = plain((log_probs, targets, input_lengths, target_lengths, likelihood, log_alpha))
+    value = op(plain(grad), *saved, blank, *args, **kwargs)
     frames, sequences, _ = value.shape
     lengths = torch.as_tensor(input_lengths, device=value.device).reshape(1, -1, 1)
     inside = torch.arange(frames, device=value.device).reshape(-1, 1, 1) < lengths
