@@ -79,7 +79,9 @@ def test_two_runs_print_the_same_bytes_and_meet_rules_of_every_kind(done, monkey
     again.rows, again.left_out = checking.ask_all(CPU, lambda row: None)
     assert again.json() + "\n" == done.stdout
     files = {path.stem for path in Path(ignoring.__file__).with_name("rules").glob("[a-z]*.py")}
-    assert met >= files - {"stepwise"}  # which has derivatives
+    assert met >= files - {"chunked", "stepwise"} - {
+        "sampling"
+    }  # derivatives; a kernel that a poisoned number can crash
 
 
 def test_the_json_says_what_ran_and_nothing_of_whose_machine_it_is(done):

@@ -1,15 +1,18 @@
 """How much `ignoring` mends, measured on PyTorch's own operator database: cases that this project did not choose.
 
-How a sample is poisoned and judged stands in `zero_or_nan.selfcheck.poisoned`.
+How a sample is poisoned and judged stands in `zero_or_nan.selfcheck.poisoned`. Each operator has a process of its own.
+Where that dies, or comes to no end, each sample has: then one crash costs one sample.
 """
 
 from __future__ import annotations
 
 import json
 import platform
+import random
 import sys
 import time
 import warnings
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from itertools import repeat
@@ -18,15 +21,18 @@ from typing import Any
 import torch
 
 from zero_or_nan import ignoring
-from zero_or_nan.selfcheck.poisoned import Gradients, Tally, database, judge, name_of, poisoned
+from zero_or_nan.selfcheck.poisoned import COUNTS, Case, Gradients, Tally, database, judge, name_of, poisoned
 
 from ..project import Project, write
 from .apart import apart
+from .causes import CAUSES, UNEXPLAINED, cause_of
 
 SAMPLES = 40
 """Samples of each operator that are looked at; the database has hundreds for a few."""
-SECONDS = 180
+SECONDS = 600
 """How long one operator may take."""
+SECONDS_ALONE = 30
+"""How long one poisoned sample may take."""
 
 
 def operators() -> list[Any]:
@@ -34,15 +40,49 @@ def operators() -> list[Any]:
     return [op for op in database() if op.supports_autograd and torch.float32 in op.supported_backward_dtypes("cpu")]
 
 
-def measure(op: Any, gradients: Gradients = ignoring.grad, samples: int = SAMPLES) -> Tally:
-    """Tally the samples of one operator, with `gradients` in the place of `torch.autograd.grad`."""
+def measure(op: Any, gradients: Gradients = ignoring.grad, samples: int = SAMPLES, alone: bool = False) -> Tally:
+    """Tally the samples of one operator, with `gradients` in the place of `torch.autograd.grad`.
+
+    `alone`: each poisoned sample in a process of its own.
+    """
+    random.seed(0)
+    torch.manual_seed(0)
     tally = Tally(name_of(op))
-    try:
-        for case in poisoned(op, samples):
-            judge(case, gradients, tally)
-    except Exception as error:  # a sample that this machine can't make
-        tally.notes.append(f"{type(error).__name__}: {str(error)[:200]}")
+    end = time.monotonic() + SECONDS
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for case in poisoned(op, samples, tally):
+                if time.monotonic() > end:
+                    tally.lose(case.name, f"no end in {SECONDS} s")
+                    break
+                if alone:
+                    tally.add(_judged_alone(case, gradients))
+                else:
+                    judge(case, gradients, tally)
+        except Exception as error:
+            tally.lose("a sample that can't be made", f"{type(error).__name__}: {str(error)[:200]}")
     return tally
+
+
+def _judged_alone(case: Case, gradients: Gradients) -> Tally:
+    """The tally of one sample. Where plain PyTorch dies of it, ours may not."""
+
+    def judged(crash: str = "") -> Tally:
+        tally = Tally("")
+        judge(case, gradients, tally, crash)
+        return tally
+
+    found: Tally | str = apart(judged, SECONDS_ALONE)
+    if not isinstance(found, str):
+        return found
+    crash = found
+    ours: Tally | str = apart(lambda: judged(crash), SECONDS_ALONE)
+    if not isinstance(ours, str):
+        return ours
+    lost = Tally("", crashed=1)
+    lost.lose(case.name, crash)
+    return lost
 
 
 def mended(project: Project) -> None:
@@ -53,7 +93,8 @@ def mended(project: Project) -> None:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "samples_of_an_operator": SAMPLES,
-        "rows": [asdict(tally) for tally in tallies],
+        "causes": {cause.name: cause.sentence for cause in CAUSES},
+        "rows": [row(tally) for tally in tallies],
     }
     suffix = "" if torch.__version__.startswith("2.13") else f"-torch-{torch.__version__.split('+')[0]}"
     path = project.results / "measured" / f"mended{suffix}.json"
@@ -62,9 +103,14 @@ def mended(project: Project) -> None:
     print(f"written: {path.relative_to(project.root)}, after {time.monotonic() - started:.0f} s")
 
 
+def row(tally: Tally) -> dict[str, Any]:
+    """A tally as it is recorded: the unmended samples counted by their cause."""
+    causes = Counter(cause_of(tally.operator, sample) for sample in tally.unmended)
+    return {**asdict(tally), "unmended": dict(sorted(causes.items()))}
+
+
 def measure_all(chosen: list[Any], samples: int = SAMPLES) -> list[Tally]:
     """Each operator in a process of its own: a poisoned sample can crash a library below PyTorch."""
-    warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     tallies = []
     with ThreadPoolExecutor(2) as pool:
@@ -75,22 +121,26 @@ def measure_all(chosen: list[Any], samples: int = SAMPLES) -> list[Tally]:
             if sys.stdout.isatty():
                 print(f"\r{len(tallies)} of {len(chosen)} operators", end="", flush=True)
     total = Tally("\rall operators")
-    for count in ("samples", "contaminated", "mended", "broken", "other_bits"):
-        setattr(total, count, sum(getattr(tally, count) for tally in tallies))
-    print(_line(total))
+    for tally in tallies:
+        total.add(tally)
+    print(_line(total, *tallies))
     return tallies
 
 
-def _line(tally: Tally) -> str:
-    return (
-        f"{tally.operator}: {tally.samples} samples, {tally.contaminated} contaminated, {tally.mended} mended, "
-        f"{tally.broken} broken, {tally.other_bits} with other bits"
-    )
+def _line(tally: Tally, *parts: Tally) -> str:
+    counts = ", ".join(f"{getattr(tally, count)} {count.replace('_', ' ')}" for count in COUNTS)
+    unexplained = sum(row(part)["unmended"].get(UNEXPLAINED, 0) for part in parts or (tally,))
+    return f"{tally.operator}: {counts}, {unexplained} unexplained"
 
 
 def _in_a_process(op: Any, samples: int) -> Tally:
-    found: Tally | str = apart(lambda: measure(op, samples=samples), SECONDS)
-    return Tally(name_of(op), notes=[found]) if isinstance(found, str) else found
+    found: Tally | str = apart(lambda: measure(op, samples=samples), SECONDS + SECONDS_ALONE)
+    if isinstance(found, str):
+        found = apart(lambda: measure(op, samples=samples, alone=True), SECONDS + 2 * SECONDS_ALONE)
+    if isinstance(found, str):
+        failure, found = found, Tally(name_of(op))
+        found.lose("all samples", failure)
+    return found
 
 
 if __name__ == "__main__":  # some operators by name, for whoever adds a rule

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -144,40 +146,69 @@ def _pairs(rows: list[dict[str, Any]], figure: Callable[[dict[str, Any]], str]) 
 
 
 def mended(content: dict[str, Any]) -> str:
-    """Two tables: operators with unmended samples, the totals in its foot; and, folded, the others."""
+    """Three tables: operators with unmended samples, the totals in the foot; why they are left; folded, the others."""
     from helpers import show
 
     columns = ("samples", "contaminated", "mended", "broken")
-    total = {column: sum(row[column] for row in content["rows"]) for column in columns}
+    total = {column: sum(row[column] for row in content["rows"]) for column in (*columns, "left_out")}
     rows = [row for row in content["rows"] if row["contaminated"]]
     left = sorted((row for row in rows if row["mended"] < row["contaminated"]), key=_mended_share)
     whole = [row for row in rows if row["mended"] == row["contaminated"]]
 
-    def cells(row: dict[str, Any]) -> list[str]:
-        return [f"<code>{html.escape(row['operator'])}</code>", *(str(row[column]) for column in columns)]
+    def lines(rows: list[dict[str, Any]]) -> list[list[str]]:
+        return [[_with_notes(row), *(str(row[column]) for column in columns)] for row in rows]
 
     caption = (
         f"{total['mended']} of {total['contaminated']} contaminated samples mended "
-        f"({total['mended'] / total['contaminated']:.1%}), {total['broken']} broken; "
+        f"({_share(total['mended'], total['contaminated'])}), {total['broken']} broken; "
         f"{len(content['rows'])} operators, torch {html.escape(content['torch'])}"
     )
     foot = ["all operators", *(str(total[column]) for column in columns)]
     head = ["operator", *columns]
-    first = show.table(caption, head, [_with_note(row, cells(row)) for row in left], foot)
-    second = show.table("Operators of which every contaminated sample is mended", head, [cells(row) for row in whole])
-    folded = f"<details><summary>{len(whole)} operators are mended on every sample</summary>{second}</details>"
-    return show.page(f'<div class="zn-prose">{first}{folded}</div>')
+    parts = [show.table(caption, head, lines(left), foot)]
+    if left:
+        parts.append(_causes(content["causes"], left))
+    if total["left_out"]:
+        parts.append(f"<p>{total['left_out']} samples of the database are too large, and left out.</p>")
+    every = show.table("Operators of which every contaminated sample is mended", head, lines(whole))
+    parts.append(f"<details><summary>{len(whole)} operators are mended on every sample</summary>{every}</details>")
+    return show.page(f'<div class="zn-prose">{"".join(parts)}</div>')
+
+
+def _causes(sentences: dict[str, str], rows: list[dict[str, Any]]) -> str:
+    """A table of the causes, the most frequent first; what no cause explains is called unexplained."""
+    from helpers import show
+
+    counts: Counter[str] = Counter()
+    for row in rows:
+        counts.update(row["unmended"])
+    lines = [
+        [html.escape(name), str(count), html.escape(sentences.get(name, "Not known yet."))]
+        for name, count in counts.most_common()
+    ]
+    caption = f"Why {sum(counts.values())} samples are not mended"
+    return show.table(caption, ["cause", "samples", "what happens"], lines, stack=True)
+
+
+def _share(part: int, whole: int) -> str:
+    """In percent, rounded down: what is not whole is never called 100 %."""
+    return f"{math.floor(1000 * part / whole) / 10:.1f}%"
 
 
 def _mended_share(row: dict[str, Any]) -> tuple[float, str]:
     return row["mended"] / row["contaminated"], row["operator"]
 
 
-def _with_note(row: dict[str, Any], cells: list[str]) -> list[str]:
-    """Beside the operator those met in its backward that have no rule."""
+def _with_notes(row: dict[str, Any]) -> str:
+    """Below the operator: why samples are not mended, where plain PyTorch died, and operators without a rule."""
+    notes = [f"{count} × {html.escape(cause)}" for cause, count in row["unmended"].items()]
+    if row["crashed"]:
+        notes.append(f"plain PyTorch crashes on {row['crashed']}")
     names = ", ".join(f"<code>{html.escape(each.removeprefix('aten::'))}</code>" for each in row["without_rule"])
-    note = f'<br><span class="zn-note">without a rule: {names}</span>' if names else ""
-    return [cells[0] + note, *cells[1:]]
+    if names:
+        notes.append(f"without a rule: {names}")
+    note = f'<br><span class="zn-note">{"; ".join(notes)}</span>' if notes else ""
+    return f"<code>{html.escape(row['operator'])}</code>{note}"
 
 
 def honesty(content: dict[str, Any]) -> str:

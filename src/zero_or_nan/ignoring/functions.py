@@ -66,8 +66,8 @@ function(
 )
 function(
     """
-    Cauchy Chunk Complex DiagonalScatter EmbeddingBag Exponential FftR2C Geometric GridSampler2D GridSampler3D
-    Im2Col IndexPutImpl LogNormal LuUnpack Normal Polar Put Random Uniform UnsafeIndex UnsafeIndexPut UnsafeMaskedIndex
+    Cauchy Chunk Complex DiagonalScatter EmbeddingBag Exponential FftR2C Geometric Im2Col
+    IndexPutImpl LogNormal LuUnpack Normal Polar Put Random Uniform UnsafeIndex UnsafeIndexPut UnsafeMaskedIndex
     UpsampleBicubic2D UpsampleBicubic2DAa UpsampleBilinear2DAa UpsampleLinear1D UpsampleNearestExact1D
     UpsampleNearestExact2D UpsampleNearestExact3D UpsampleTrilinear3D ViewAsReal
     """,
@@ -99,7 +99,7 @@ function(
     """,
     selects=True,
 )
-function("Hardsigmoid", selects=True, look=MODERATE)
+function("CudnnGridSampler GridSampler2D GridSampler3D Hardsigmoid", selects=True, look=MODERATE)
 function("CtcLoss", selects=True)
 function(
     "NllLoss NllLoss2D", selects=True, look=MODERATE, looks={"self": None, "total_weight": AWAY_FROM_ZERO}

@@ -192,7 +192,7 @@ def _keys(names: str | type, since: str) -> Iterator[str | type]:
             if packet is None:
                 raise ValueError(f"there is no operator {name}; define it before its record")
             yield from (f"{GENERATED}{namespace}_{operator}_{overload}" for overload in packet.overloads())
-        elif name in NODES or "." in name:  # the latter is a Function of PyTorch's own, in Python
+        elif name in NODES or "." in name or name.startswith(GENERATED):  # the latter are PyTorch's own, in Python
             yield name
         else:
             _refuse_unless_other_release(f"no node is called {name}Backward0", since)

@@ -42,7 +42,7 @@ def tally(op: Any, device: torch.device) -> Tally:
     counts = Tally(name_of(op))
     random.seed(0)
     torch.manual_seed(0)
-    for case in poisoned(op, SAMPLES, str(device)):
+    for case in poisoned(op, SAMPLES, counts, str(device)):
         judge(case, ignoring.grad, counts)
         if counts.contaminated == ENOUGH:
             break

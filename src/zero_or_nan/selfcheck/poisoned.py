@@ -1,7 +1,8 @@
 """The gradient of a poisoned sample beside the clean one's: a test of `ignoring` that needs no known answer.
 
 The test is metamorphic. A part of an input is poisoned with NaN, inf or 3e38; the outputs that don't depend on that
-part are selected, and the loss is a weighted sum of them. The gradient must be that of the input before the poison.
+part are selected, by indexing and by `where`, and the loss is a weighted sum of them. The gradient must be that of the
+input before the poison.
 A sample counts only if harmless numbers in the poison's place leave both those outputs and that gradient as they were:
 a product with a zero in it does not change with its other factors, but its gradient does.
 """
@@ -24,26 +25,66 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 OTHERS = (0.37, -2.5)
 """Harmless numbers in the poison's place."""
 POISONS = {"nan": float("nan"), "inf": float("inf"), "3e38": 3e38}
+WAYS = ("indexed", "where")
+"""How the loss selects outputs: `output[used]`, or `torch.where(used, output, 0)`."""
+LARGE = 100_000
+"""Entries of a sample above which it is left out: it would take minutes, and shows what a small one shows."""
 
 Gradients = Callable[..., Any]
+
+
+@dataclass
+class Unmended:
+    """A contaminated sample whose gradient `ignoring` does not get right.
+
+    `finite`: it differs from the right one only where plain PyTorch's is finite, and so is kept. `failure`: why there
+    is no gradient at all, or an empty text.
+    """
+
+    case: str
+    finite: bool = False
+    failure: str = ""
 
 
 @dataclass
 class Tally:
     """The poisoned samples of one operator, and what became of them.
 
-    `contaminated`: plain PyTorch's gradient is not that of the clean input. `mended`: ours is, among those. `broken`:
-    plain PyTorch's is and ours is not. `other_bits`: ours differs from plain PyTorch's where that is finite.
+    `contaminated`: plain PyTorch's gradient is not that of the clean input. `crashed`: those of them at which its
+    process died. `mended`: our gradient is right, among the contaminated. `broken`: plain PyTorch's is and ours is not.
+    `other_bits`: ours differs from plain PyTorch's where that is finite. `left_out`: samples of the database that are
+    too large.
     """
 
     operator: str
     samples: int = 0
     contaminated: int = 0
+    crashed: int = 0
     mended: int = 0
     broken: int = 0
     other_bits: int = 0
+    left_out: int = 0
     without_rule: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    unmended: list[Unmended] = field(default_factory=list)
+
+    def add(self, other: Tally) -> None:
+        """Count the samples of another tally too."""
+        for count in COUNTS:
+            setattr(self, count, getattr(self, count) + getattr(other, count))
+        self.without_rule = sorted({*self.without_rule, *other.without_rule})
+        self.notes += other.notes
+        self.unmended += other.unmended
+
+    def lose(self, case: str, failure: str) -> None:
+        """Count a sample of which nothing is known but that it failed: as contaminated, and not mended."""
+        self.samples += 1
+        self.contaminated += 1
+        self.unmended.append(Unmended(case, failure=failure))
+        self.notes.append(f"not mended: {case} {failure}")
+
+
+COUNTS = ("samples", "contaminated", "crashed", "mended", "broken", "other_bits", "left_out")
 
 
 @dataclass
@@ -56,6 +97,7 @@ class Case:
     poisoned: list[Tensor]
     others: list[list[Tensor]]
     selected: list[Tensor]
+    way: str = WAYS[0]
 
     def loss(self, tensors: list[Tensor]) -> Tensor:
         """A sum of the selected outputs, each with a weight of its own."""
@@ -63,7 +105,11 @@ class Case:
         total = torch.zeros((), device=tensors[0].device)
         for output, used in zip(self.function(tensors), self.selected, strict=True):
             if used.any():
-                chosen, weights = output[used], torch.rand(used.shape).to(used.device)[used]
+                weights = torch.rand(used.shape).to(used.device)
+                if self.way == "where":
+                    chosen = torch.where(used, output, 0)
+                else:
+                    chosen, weights = output[used], weights[used]
                 chosen = chosen.real + 0.5 * chosen.imag if chosen.is_complex() else chosen
                 total = total + (chosen * weights).sum()
         return total
@@ -90,10 +136,14 @@ def name_of(op: Any) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
 
 
-def poisoned(op: Any, samples: int, device: str = "cpu") -> Iterator[Case]:
+def poisoned(op: Any, samples: int, tally: Tally, device: str = "cpu") -> Iterator[Case]:
     """The poisoned samples that come of an operator's first samples."""
     for number, sample in zip(range(samples), op.sample_inputs(device, torch.float32, requires_grad=True)):  # noqa: B905
-        yield from cases(op, sample, f"sample {number}")
+        leaves = tree_flatten((sample.input, sample.args, sample.kwargs))[0]
+        if sum(leaf.numel() for leaf in leaves if isinstance(leaf, Tensor)) > LARGE:
+            tally.left_out += 1
+        else:
+            yield from cases(op, sample, f"sample {number}")
 
 
 def cases(op: Any, sample: Any, name: str) -> Iterator[Case]:
@@ -108,7 +158,7 @@ def cases(op: Any, sample: Any, name: str) -> Iterator[Case]:
         floating = [isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in leaves]
         filled = [leaf.to(tensors[0].dtype) if f else leaf for leaf, f in zip(leaves, floating, strict=True)]
         for i, tensor in zip(where, tensors, strict=True):
-            filled[i] = tensor
+            filled[i] = _viewed_as(leaves[i], tensor)
         first, args, kwargs = tree_unflatten(filled, spec)
         result = sample.output_process_fn_grad(op(first, *args, **kwargs))
         return [r for r in tree_flatten(result)[0] if isinstance(r, Tensor) and r.requires_grad]
@@ -116,7 +166,7 @@ def cases(op: Any, sample: Any, name: str) -> Iterator[Case]:
     def outputs(tensors: list[Tensor]) -> list[Tensor]:
         return function([tensor.clone().requires_grad_() for tensor in tensors])
 
-    clean = [leaves[i].detach() for i in where]
+    clean = [_whole(leaves[i].detach()) for i in where]
     before = outputs(clean)
     if not before or any(output.layout is not torch.strided for output in before):
         return
@@ -134,7 +184,23 @@ def cases(op: Any, sample: Any, name: str) -> Iterator[Case]:
                 selected = unchanged(varying, lambda value: outputs(replaced(value)), (poison, *OTHERS))  # noqa: B023
                 if any(used.any() for used in selected):
                     full_name = f"{name}, input {number}, {part_name} {poison_name}"
-                    yield Case(full_name, function, clean, replaced(poison), list(map(replaced, OTHERS)), selected)
+                    others = list(map(replaced, OTHERS))
+                    for way in WAYS:
+                        name_here = f"{full_name}, {way}"
+                        yield Case(name_here, function, clean, replaced(poison), others, selected, way)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """What a tensor is a view of, where it views a part of its memory: `as_strided` reads the rest too."""
+    memory = tensor.untyped_storage().nbytes() // tensor.element_size()
+    return tensor if memory == tensor.numel() else tensor.as_strided((memory,), (1,), 0)
+
+
+def _viewed_as(leaf: Tensor, whole: Tensor) -> Tensor:
+    """The view of a tensor's memory that a leaf is."""
+    if whole.shape == leaf.shape:
+        return whole
+    return whole.as_strided(leaf.shape, leaf.stride(), leaf.storage_offset())
 
 
 def unchanged(
@@ -168,9 +234,17 @@ def parts(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     yield "last entry", part
 
 
-def judge(case: Case, gradients: Gradients, tally: Tally) -> None:
-    """Compare the poisoned sample's gradient with the clean one's, by plain PyTorch and by `gradients`."""
-    wanted, plain = run(torch.autograd.grad, case, case.clean), run(torch.autograd.grad, case, case.poisoned)
+def judge(case: Case, gradients: Gradients, tally: Tally, crash: str = "") -> None:
+    """Compare the poisoned sample's gradient with the clean one's, by plain PyTorch and by `gradients`.
+
+    Args:
+        case: the sample.
+        gradients: what is asked, called as `torch.autograd.grad` is.
+        tally: where it is counted.
+        crash: how plain PyTorch's process died of this sample; then only `gradients` is asked.
+    """
+    wanted = run(torch.autograd.grad, case, case.clean)
+    plain = [] if crash else run(torch.autograd.grad, case, case.poisoned)
     if isinstance(wanted, Exception) or isinstance(plain, Exception) or not is_finite(wanted):
         return
     precise = run(torch.autograd.grad, case, case.clean, torch.float64)
@@ -178,29 +252,38 @@ def judge(case: Case, gradients: Gradients, tally: Tally) -> None:
         precise = wanted
     for other in case.others:
         elsewhere = run(torch.autograd.grad, case, other, precise[0].dtype)
-        if is_finite(elsewhere) and not same(elsewhere, wanted, precise):
+        if isinstance(elsewhere, Exception) or not is_finite(elsewhere):
+            continue
+        if not _independent(elsewhere, wanted, precise):
             return
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ours = run(gradients, case, case.poisoned)
     without_rule = {name for w in caught for name in re.findall(r"(\S+) \(.*?\)", str(w.message).partition(": ")[0])}
-    contaminated, right = not same(plain, wanted, precise), same(ours, wanted, precise)
+    contaminated, right = bool(crash) or not same(plain, wanted, precise), same(ours, wanted, precise)
     # Where plain PyTorch adds in another order each time, as some kernels of GPUs do, there are no bits to keep.
-    bits = same_bits(ours, plain) or not same_bits(run(torch.autograd.grad, case, case.poisoned), plain)
+    bits = crash or same_bits(ours, plain) or not same_bits(run(torch.autograd.grad, case, case.poisoned), plain)
     tally.samples += 1
     tally.contaminated += contaminated
+    tally.crashed += bool(crash)
     tally.mended += contaminated and right
     tally.broken += not contaminated and not right
     tally.other_bits += not bits
-    if not right or not bits:
-        tally.without_rule = sorted({*tally.without_rule, *without_rule})
-        what = "not mended" if contaminated and not right else "broken" if not right else "other bits"
-        why = f"{type(ours).__name__}: {str(ours)[:200]}" if isinstance(ours, Exception) else " ".join(without_rule)
-        if not isinstance(ours, Exception) and same(
-            [torch.where(p.isfinite(), w, o) for p, w, o in zip(plain, wanted, ours, strict=True)], wanted, precise
-        ):
-            why += "(only where plain PyTorch's gradient is finite, and so is kept)"
-        tally.notes.append(f"{what}: {case.name} {why}")
+    if right and bits:
+        return
+    tally.without_rule = sorted({*tally.without_rule, *without_rule})
+    what = "not mended" if contaminated and not right else "broken" if not right else "other bits"
+    failed = f"{type(ours).__name__}: {str(ours)[:200]}" if isinstance(ours, Exception) else ""
+    finite = not failed and not crash and same(_where_finite(plain, wanted, ours), wanted, precise)
+    remark = " (only where plain PyTorch's gradient is finite, and so is kept)" if finite else ""
+    tally.notes.append(f"{what}: {case.name} {failed or ' '.join(without_rule)}{remark}")
+    if contaminated and not right:
+        tally.unmended.append(Unmended(case.name, finite, failed))
+
+
+def _where_finite(plain: list[Tensor], wanted: list[Tensor], ours: Any) -> list[Tensor]:
+    """Ours, but the wanted numbers where plain PyTorch has finite ones."""
+    return [torch.where(p.isfinite(), w, o) for p, w, o in zip(plain, wanted, ours, strict=True)]
 
 
 def run(
@@ -234,6 +317,19 @@ def same(a: list[Tensor] | Exception, *wanted: list[Tensor]) -> bool:
         bool(torch.stack([torch.isclose(_wide(x), _wide(y), rtol=1e-3, atol=1e-5) for y in ys]).any(0).all())
         for x, *ys in zip(a, *wanted, strict=True)
     )
+
+
+def _independent(elsewhere: list[Tensor], wanted: list[Tensor], precise: list[Tensor]) -> bool:
+    """Whether another number in the poison's place left the gradient as it was, but for round-off.
+
+    A product of many small numbers can have a gradient that is small too, and grows with the poison all the same. In
+    float64 it is told from round-off, which has the size of the largest entry's last digits.
+    """
+    if precise is wanted:
+        return same(elsewhere, wanted)
+    pairs = [(_wide(x), _wide(y)) for x, y in zip(elsewhere, precise, strict=True)]
+    largest = max((float(y.abs().max()) for _, y in pairs if y.numel()), default=0.0)
+    return all(torch.allclose(x, y, rtol=1e-6, atol=1e-12 * largest) for x, y in pairs)
 
 
 def _wide(x: Tensor) -> Tensor:

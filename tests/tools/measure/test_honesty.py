@@ -134,3 +134,14 @@ def test_a_crash_is_a_row_and_the_rest_goes_on(monkeypatch, capsys):
 def test_numbers_are_compared_by_their_bits():
     a, b = torch.tensor([0.0, math.nan, 1.0, math.inf]), torch.tensor([-0.0, math.nan, 1.0, -math.inf])
     assert honesty.same_bits(a, b).tolist() == [False, True, True, False]
+
+
+@pytest.mark.parametrize("distance", [0.5, 0.005])
+def test_how_a_loss_grows_is_told_between_two_kinks(distance):
+    """The size of a number, at some distance from the kink at 0: there the longer step is too long."""
+    form = honesty.Form("size", lambda xs: [xs[0].abs()], [torch.tensor([distance])])
+    case = honesty.Case("size", form, form.start, [torch.tensor([True])], chooses=False)
+    slope = honesty.weighted([torch.ones(1)]).item()
+    assert case.grows_by(0, 0, slope)
+    assert not case.grows_by(0, 0, 1.5 * slope)
+    assert not case.grows_by(0, 0, 0.0)

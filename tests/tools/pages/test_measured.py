@@ -42,20 +42,43 @@ def test_costs_are_shown_as_ratios():
     assert 'role="img"' in html and "contaminated" in html
 
 
+def row(operator, samples, contaminated, mended, **others):
+    counts = {"samples": samples, "contaminated": contaminated, "mended": mended, "broken": 0, "crashed": 0}
+    return {"operator": operator, **counts, "left_out": 0, "without_rule": [], "unmended": {}, **others}
+
+
 def test_mended_lists_contaminated_operators_and_counts_all():
     rows = [
-        {"operator": "exp", "samples": 4, "contaminated": 2, "mended": 1, "broken": 0, "without_rule": ["aten::foo"]},
-        {"operator": "neg", "samples": 6, "contaminated": 0, "mended": 0, "broken": 0, "without_rule": []},
-        {"operator": "log", "samples": 2, "contaminated": 2, "mended": 2, "broken": 0, "without_rule": []},
+        row("exp", 4, 2, 1, without_rule=["aten::foo"], unmended={"overflow": 1}),
+        row("neg", 6, 0, 0, left_out=3),
+        row("log", 2, 2, 2, crashed=1),
     ]
-    html = measured.mended({"torch": "2", "rows": rows})
+    html = measured.mended({"torch": "2", "rows": rows, "causes": {"overflow": "It is <too> large."}})
     assert "3 of 4 contaminated samples mended (75.0%), 0 broken; 3 operators" in html
+    assert "3 samples of the database are too large" in html
     found = cells(html)
     assert "neg" not in found
-    assert found[found.index("expwithout a rule: foo") :][1:5] == ["4", "2", "1", "0"]
+    assert found[found.index("exp1 × overflow; without a rule: foo") :][1:5] == ["4", "2", "1", "0"]
     assert found[found.index("all operators") :][:5] == ["all operators", "12", "4", "3", "0"]
     folded = cells(html[html.index("<details>") :])
-    assert "exp" not in folded and folded[-5:] == ["log", "2", "2", "2", "0"]
+    assert folded[-5:] == ["logplain PyTorch crashes on 1", "2", "2", "2", "0"]
+
+
+def test_the_causes_are_counted_and_what_none_explains_is_said_to_be_so():
+    rows = [row("exp", 4, 4, 1, unmended={"overflow": 1, "unexplained": 2})]
+    rows += [row("mm", 4, 3, 1, unmended={"overflow": 2})]
+    html = measured.mended({"torch": "2", "rows": rows, "causes": {"overflow": "It is <too> large.", "other": "No."}})
+    found = cells(html[html.index("<caption>Why 5 samples") :])
+    assert found[:9] == [
+        "cause", "samples", "what happens", "overflow", "3", "It is &lt;too&gt; large.",
+        "unexplained", "2", "Not known yet.",
+    ]  # fmt: skip
+    assert "No." not in html
+
+
+def test_a_share_is_never_rounded_up_to_all():
+    rows = [row("exp", 9999, 9999, 9998, unmended={"overflow": 1})]
+    assert "(99.9%)" in measured.mended({"torch": "2", "rows": rows, "causes": {}})
 
 
 @pytest.mark.parametrize("contaminated", [False, True])

@@ -70,7 +70,7 @@ def test_the_same_in_half_and_double_precision(row):
 KIN = frozenset(
     """
     AdaptiveAvgPool2D AdaptiveAvgPool3D AdaptiveMaxPool2D AdaptiveMaxPool3D Aminmax AsStrided AvgPool3D Bernoulli
-    Cauchy Chunk ClampMax ClampMin Complex CopyBackwards DiagonalScatter Exponential
+    Cauchy Chunk ClampMax ClampMin Complex CopyBackwards CudnnGridSampler DiagonalScatter Exponential
     FakeQuantizePerChannelAffineCachemask FakeQuantizePerTensorAffineCachemaskTensorQparams FftR2C Fill
     FractionalMaxPool2D FractionalMaxPool3D Geometric GridSampler2D GridSampler3D Im2Col IndexPutImpl LogNormal
     LuUnpack MaxPool2D MaxPool3DWithIndices MaxUnpool2D MaxUnpool3D NarrowCopy NllLoss2D Normal Polar Put Random

@@ -3,6 +3,7 @@
 from . import (
     attention,
     bags,
+    chunked,
     convolutions,
     distances,
     fused,
@@ -12,16 +13,19 @@ from . import (
     products,
     recurrent,
     reductions,
+    sampling,
     selections,
     shapes,
     spreading,
     stepwise,
     transforms,
+    two_cotangents,
 )
 
 __all__ = [
     "attention",
     "bags",
+    "chunked",
     "convolutions",
     "distances",
     "fused",
@@ -31,9 +35,11 @@ __all__ = [
     "products",
     "recurrent",
     "reductions",
+    "sampling",
     "selections",
     "shapes",
     "spreading",
     "stepwise",
     "transforms",
+    "two_cotangents",
 ]

@@ -66,15 +66,41 @@ def embedding_bag_weights_backward(op: Any, grad: Any, table: Tensor, indices: T
 
 @rule("_ctc_loss_backward")
 def ctc_loss_backward(
-    op: Any, grad: Any, log_probs: Tensor, targets: Tensor, input_lengths: Any, *args: Any, **kwargs: Any
+    op: Any,
+    grad: Any,
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    likelihood: Tensor,
+    log_alpha: Tensor,
+    blank: int,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
-    """Each sequence of the batch has a loss of its own, and frames past its length are not in it."""
-    value = op(plain(grad), log_probs, targets, input_lengths, *args, **kwargs)
+    """Each sequence has a loss of its own, of the frames up to its length, and of its target's classes and the blank.
+
+    PyTorch's gradient by another class is its probability, as of a log_softmax. It stays, where it is a number.
+    """
+    saved = plain((log_probs, targets, input_lengths, target_lengths, likelihood, log_alpha))
+    value = op(plain(grad), *saved, blank, *args, **kwargs)
+    frames, sequences, _ = value.shape
     lengths = torch.as_tensor(input_lengths, device=value.device).reshape(1, -1, 1)
-    inside = torch.arange(value.shape[0], device=value.device).reshape(-1, 1, 1) < lengths
+    inside = torch.arange(frames, device=value.device).reshape(-1, 1, 1) < lengths
+    sizes = torch.as_tensor(target_lengths, device=value.device)
+    number = torch.arange(sequences, device=value.device)
+    if targets.dim() == 1:  # one after the other
+        number = number.repeat_interleave(sizes)
+    else:  # padded to one length
+        within = torch.arange(targets.shape[1], device=value.device) < sizes.unsqueeze(1)
+        number, targets = number.unsqueeze(1).expand(targets.shape)[within], targets[within]
+    read = torch.zeros(value.shape[1:], dtype=torch.bool, device=value.device)
+    read[number, targets] = True
+    read[:, blank] = True
     arriving = mask_of(grad)
     mask = both(inside, None if arriving is None else arriving.reshape(1, -1, 1))
-    return settle(value, expanded(mask, value.shape))
+    counts = read | value.isfinite()
+    return settle(value.masked_fill_(counts.logical_not(), 0), mask & counts)
 
 
 @rule("multi_margin_loss_backward", "multilabel_margin_loss_backward")

@@ -1,0 +1,52 @@
+"""A linear layer and its cross entropy, chunk by chunk: PyTorch's own operators in Python, with backwards of their own.
+
+Both write into memory of their own, where no mask can follow. So each has a derivative here that stands beside it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..cotangent import Cotangent, mask_of
+from ..masks import everywhere
+from ..registry import GENERATED, derivative
+
+OPERATOR = f"{GENERATED}torch_nn__linear_cross_entropy_batch_chunked"
+
+
+@derivative(f"{OPERATOR}_default")
+def of_all_rows(node: Any, grads: Any) -> tuple[Any, ...]:
+    """The mean or the sum, whose gradients the forward pass has computed: all of them count, as they are, or nothing.
+
+    Backward may hand them out once only. Those that are not finite are NaN here.
+    """
+    mask = mask_of(grads[0])
+    counts = mask is None or bool(mask)
+
+    def gradient(place: int) -> Cotangent:
+        ahead, number = node.next_functions[place]
+        kind = ahead._input_metadata[number]
+        value = torch.full(tuple(kind.shape), torch.nan if counts else 0.0, dtype=kind.dtype, device=kind.device)
+        return Cotangent(value, everywhere(counts, value))
+
+    places = (0, 1, 3)  # rows, layer, bias
+    wanted = [place in places and needed for place, needed in enumerate(node.needs_input_grad)]
+    return tuple(gradient(place) if each else None for place, each in enumerate(wanted))
+
+
+@derivative(f"{OPERATOR}_no_reduction_default")
+def of_each_row(node: Any, grads: Any) -> tuple[Any, ...]:
+    """The softmax less 1 at the target, times the target's weight, which is 0 where the target is to be ignored."""
+    rows, layer, target, bias, weight = node.saved_tensors
+    wide = torch.promote_types(rows.dtype, torch.float32)
+    rows, layer = rows.to(wide), layer.to(wide)
+    kept = target != node._ignore_index
+    picked = target.where(kept, 0)
+    logits = rows @ layer.mT if bias is None else rows @ layer.mT + bias.to(wide)
+    difference = logits.softmax(1) - torch.nn.functional.one_hot(picked, len(layer))
+    weights = kept.to(wide) if weight is None else kept * weight.to(wide)[picked]
+    to_logits = (grads[0].to(wide) * weights).unsqueeze(1) * difference
+    to_bias = None if bias is None else to_logits.sum(0)
+    return to_logits @ layer, to_logits.mT @ rows, None, to_bias, None, None, None, None, None

@@ -1,0 +1,262 @@
+"""Losses that PyTorch computes in one operator: linear_cross_entropy in chunks, CTC; and logcumsumexp's precision."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from zero_or_nan import ignoring
+
+nan, inf = math.nan, math.inf
+POISONS = [nan, inf, -inf, 3e38]
+
+linear_cross_entropy = getattr(functional, "linear_cross_entropy", None)
+since_2_13 = pytest.mark.skipif(linear_cross_entropy is None, reason="PyTorch has none before 2.13")
+FORMS = {  # what is passed beside the tensors, and whether PyTorch computes it in chunks
+    "in one": (lambda: {}, False),
+    "label smoothing": (lambda: {"label_smoothing": 0.1}, False),
+    "chunks": (lambda: {"options": _options()}, True),
+    "chunks of two": (lambda: {"options": _options(batch_chunk_size=2)}, True),
+    "chunks in float32": (lambda: {"options": _options(batch_chunk_size=3, acc_dtype=torch.float32)}, True),
+    "chunks, graph kept": (lambda: {"options": _options(batch_chunk_size=2, allow_retain_graph=True)}, True),
+}
+
+
+def _options(**chosen):
+    from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions
+
+    return LinearCrossEntropyOptions(**chosen)
+
+
+def numbers(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+def loss_of_rows(rows, layer, bias, weight, target, form, reduction="none", ignore_index=-100):
+    more = FORMS[form][0]()
+    if ignore_index != -100:
+        more["ignore_index"] = ignore_index
+    return linear_cross_entropy(
+        rows, layer, target, linear_bias=bias, weight=weight, reduction=reduction, **more
+    )  # fmt: skip
+
+
+def compare(ours, plain, right, tolerance=1e-4):
+    for mine, exact, expected in zip(ours, plain, right, strict=True):
+        kept = exact.isfinite()
+        assert torch.equal(mine[kept], exact[kept])
+        torch.testing.assert_close(mine.double(), expected.double(), rtol=tolerance, atol=tolerance)
+
+
+@since_2_13
+@pytest.mark.parametrize("poison", POISONS)
+@pytest.mark.parametrize("selected", ["where", "indexed"])
+@pytest.mark.parametrize(("with_bias", "with_weight"), [*itertools.product([False, True], repeat=2)])
+@pytest.mark.parametrize("ignore_index", [-100, 2])
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_whose_losses_are_ignored_don_t_matter(form, ignore_index, with_bias, with_weight, selected, poison):
+    rows, layer, target = numbers(6, 3), numbers(5, 3), torch.tensor([0, 4, 2, 1, 3, 2])
+    bias, weight = numbers(5) if with_bias else None, numbers(5).abs() if with_weight else None
+    used = torch.tensor([True, True, True, False, True, False])
+    poisoned = rows.clone()
+    poisoned[3], poisoned[5, 1] = poison, poison
+
+    def gradients(method, rows, dtype=torch.float32, form=form):
+        leaves = [x.to(dtype, copy=True).requires_grad_() for x in (rows, layer, bias) if x is not None]
+        tensors = leaves if bias is not None else [*leaves, None]
+        losses = loss_of_rows(
+            *tensors, None if weight is None else weight.to(dtype), target, form, "none", ignore_index
+        )
+        loss = torch.where(used, losses, 0) if selected == "where" else losses[used]
+        return method(loss.exp().sum(), leaves)
+
+    ours, plain = gradients(ignoring.grad, poisoned), gradients(torch.autograd.grad, poisoned)
+    compare(
+        ours,
+        plain,
+        gradients(torch.autograd.grad, rows, torch.float64, "in one" if FORMS[form][1] else form),
+    )
+    assert poison == 3e38 or not plain[1].isfinite().all()
+
+
+@since_2_13
+@pytest.mark.parametrize("form", [form for form in FORMS if FORMS[form][1]])
+def test_a_row_that_is_used_contaminates_what_it_met(form):
+    rows, layer, target = numbers(6, 3), numbers(5, 3), torch.tensor([0, 4, 2, 1, 3, 2])
+    rows[1], rows[3] = nan, nan
+    leaves = [x.requires_grad_() for x in (rows, layer)]
+
+    def gradients(method):
+        losses = loss_of_rows(*leaves, None, None, target, form)
+        return method(losses[:3].sum(), leaves)
+
+    ours, plain = gradients(ignoring.grad), gradients(torch.autograd.grad)
+    assert ours[1].isnan().all() and ours[0][1].isnan().all()
+    assert torch.equal(ours[0][0], plain[0][0]) and not ours[0][3].any()
+
+
+@since_2_13
+@pytest.mark.parametrize("form", ["chunks", "chunks, graph kept"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_sum_of_losses_that_is_ignored_as_a_whole(reduction, form):
+    """Two batches: of the second one the layer learns nothing."""
+    good, bad, layer, target = numbers(4, 3), torch.full((4, 3), nan), numbers(5, 3), torch.tensor([0, 4, 2, 1])
+
+    def gradients(method, bad, dtype=torch.float32):
+        leaves = [x.to(dtype, copy=True).requires_grad_() for x in (good, bad, layer)]
+        first, second = (loss_of_rows(x, leaves[2], None, None, target, form, reduction) for x in leaves[:2])
+        return method(torch.where(torch.tensor([True, False]), torch.stack([first, second]), 0).sum(), leaves)
+
+    ours, plain = gradients(ignoring.grad, bad), gradients(torch.autograd.grad, bad)
+    compare(ours, plain, gradients(torch.autograd.grad, torch.zeros(4, 3), torch.float64))
+    assert plain[2].isnan().all()
+
+
+@since_2_13
+@pytest.mark.parametrize("form", ["chunks", "chunks, graph kept"])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_sum_of_losses_that_is_used_stays_undefined(form, with_bias):
+    rows, layer, target = numbers(4, 3), numbers(5, 3), torch.tensor([0, 4, 2, 1])
+    rows[1] = nan
+    ignored = torch.full((), nan)
+
+    def gradients(method):
+        leaves = [x.clone().requires_grad_() for x in (rows, layer, *([numbers(5)] if with_bias else []), ignored)]
+        tensors = leaves[:3] if with_bias else [*leaves[:2], None]
+        losses = torch.stack([loss_of_rows(*tensors, None, target, form, "sum"), leaves[-1].exp()])
+        return method(torch.where(torch.tensor([True, False]), losses, 0).sum(), leaves)
+
+    ours, plain = gradients(ignoring.grad), gradients(torch.autograd.grad)
+    assert ours[-1] == 0 and plain[-1].isnan()
+    for mine, exact in zip(ours[:-1], plain[:-1], strict=True):
+        assert torch.equal(mine.isfinite(), exact.isfinite()) and not exact.isfinite().all()
+        assert torch.equal(mine[exact.isfinite()], exact[exact.isfinite()])
+
+
+@since_2_13
+def test_a_chunked_loss_is_told_of_by_no_warning(recwarn):
+    rows = numbers(6, 3)
+    rows[3] = nan
+    rows.requires_grad_()
+    losses = loss_of_rows(rows, numbers(5, 3), None, None, torch.tensor([0, 4, 2, 1, 3, 2]), "chunks")
+    ignoring.grad(losses[:3].sum(), rows)
+    assert not [warning for warning in recwarn if "could not follow" in str(warning.message)]
+
+
+TARGETS = [torch.tensor([1, 2, 3]), torch.tensor([3, 1, 0]), torch.tensor([2, 2, 0])]
+SIZES, FRAMES = [3, 2, 2], [8, 6, 7]
+
+
+def ctc(log_probs, padded, listed, **options):
+    targets = torch.stack(TARGETS) if padded else torch.cat([t[:size] for t, size in zip(TARGETS, SIZES, strict=True)])
+    lengths = (FRAMES, SIZES) if listed else (torch.tensor(FRAMES), torch.tensor(SIZES))
+    return functional.ctc_loss(log_probs, targets, *lengths, **options)
+
+
+def ctc_gradients(method, log_probs, used, padded, listed, dtype=torch.float32, **options):
+    leaf = log_probs.to(dtype, copy=True).requires_grad_()
+    losses = ctc(leaf, padded, listed, **options)
+    return method(losses if losses.dim() == 0 else torch.where(used, losses, 0).sum(), [leaf])
+
+
+CTC = [
+    pytest.param(padded, listed, zero_infinity, id=f"{padded=}, {listed=}, {zero_infinity=}")
+    for padded, listed, zero_infinity in itertools.product([True, False], repeat=3)
+]
+
+
+@pytest.mark.parametrize("poison", POISONS)
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize(("padded", "listed", "zero_infinity"), CTC)
+def test_frames_after_the_end_don_t_matter(padded, listed, zero_infinity, reduction, poison):
+    log_probs = numbers(8, 3, 5).log_softmax(2)
+    poisoned = log_probs.clone()
+    poisoned[6:, 1], poisoned[7:, 2] = poison, poison
+    options = {"zero_infinity": zero_infinity, "reduction": reduction, "blank": 4}
+    used = torch.ones(3, dtype=torch.bool)
+    ours = ctc_gradients(ignoring.grad, poisoned, used, padded, listed, **options)
+    plain = ctc_gradients(torch.autograd.grad, poisoned, used, padded, listed, **options)
+    compare(ours, plain, ctc_gradients(torch.autograd.grad, log_probs, used, padded, listed, torch.float64, **options))
+
+
+@pytest.mark.parametrize("poison", POISONS)
+@pytest.mark.parametrize(("padded", "listed", "zero_infinity"), CTC)
+def test_sequences_whose_losses_are_ignored_don_t_matter(padded, listed, zero_infinity, poison):
+    log_probs = numbers(8, 3, 5).log_softmax(2)
+    poisoned = log_probs.clone()
+    poisoned[:, 1] = poison
+    used = torch.tensor([True, False, True])
+    options = {"zero_infinity": zero_infinity, "reduction": "none", "blank": 4}
+    ours = ctc_gradients(ignoring.grad, poisoned, used, padded, listed, **options)
+    plain = ctc_gradients(torch.autograd.grad, poisoned, used, padded, listed, **options)
+    compare(ours, plain, ctc_gradients(torch.autograd.grad, log_probs, used, padded, listed, torch.float64, **options))
+
+
+@pytest.mark.parametrize("poison", [nan, inf])
+@pytest.mark.parametrize(("padded", "listed", "zero_infinity"), CTC)
+def test_a_class_that_is_neither_in_the_target_nor_the_blank_is_not_read(padded, listed, zero_infinity, poison):
+    """PyTorch's gradient by it is its probability: it stays where it is a number."""
+    log_probs = numbers(8, 3, 5).log_softmax(2)
+    poisoned = log_probs.clone()
+    poisoned[3, 1, 0] = poison  # in the padding of the second target, and not in it
+    poisoned[3, 2, 1] = poison
+    used = torch.ones(3, dtype=torch.bool)
+    options = {"zero_infinity": zero_infinity, "reduction": "none", "blank": 4}
+    (ours,) = ctc_gradients(ignoring.grad, poisoned, used, padded, listed, **options)
+    (plain,) = ctc_gradients(torch.autograd.grad, poisoned, used, padded, listed, **options)
+    assert torch.equal(ctc(poisoned, padded, listed, **options), ctc(log_probs, padded, listed, **options))
+    assert (~plain.isfinite()).nonzero().tolist() == [[3, 1, 0], [3, 2, 1]]
+    assert torch.equal(ours, plain.nan_to_num(0, 0, 0))
+
+
+@pytest.mark.parametrize("entry", [(3, 1, 3), (3, 1, 4), (3, 2, 2)])
+@pytest.mark.parametrize(("padded", "listed", "zero_infinity"), CTC)
+def test_a_class_that_is_read_stays_undefined(padded, listed, zero_infinity, entry):
+    log_probs = numbers(8, 3, 5).log_softmax(2)
+    log_probs[entry] = nan
+    log_probs[:, 0] = nan
+    used = torch.tensor([False, True, True])
+    options = {"zero_infinity": zero_infinity, "reduction": "none", "blank": 4}
+    (ours,) = ctc_gradients(ignoring.grad, log_probs, used, padded, listed, **options)
+    assert ours[entry].isnan() and not ours[:, 0].any()
+
+
+def test_of_a_frame_after_the_end_nothing_counts():
+    leaf = numbers(8, 3, 5).log_softmax(2)
+    leaf[:, 0] = nan
+    leaf.requires_grad_()
+    (masked,) = ignoring.grad(ctc(leaf, True, True, blank=4, reduction="none")[1:].sum(), leaf, ignored="masked")
+    frames = torch.arange(8).unsqueeze(1) < torch.tensor([0, *FRAMES[1:]])
+    assert torch.equal(masked.get_mask(), frames.unsqueeze(2).expand(8, 3, 5))
+
+
+def test_a_target_that_does_not_fit_is_zero_and_its_sequence_ignored():
+    """Its loss is infinite; `zero_infinity` selects 0 in its place."""
+    log_probs = numbers(8, 3, 5).log_softmax(2)
+    log_probs[:, 2] = nan
+
+    def gradient(method):
+        leaf = log_probs.clone().requires_grad_()
+        losses = functional.ctc_loss(
+            leaf, torch.stack(TARGETS), [8, 1, 7], SIZES, blank=4, reduction="none", zero_infinity=True
+        )
+        return method(losses[:2].sum(), [leaf])[0]
+
+    ours, plain = gradient(ignoring.grad), gradient(torch.autograd.grad)
+    assert not ours[:, 1:].any() and torch.equal(ours[:, 0], plain[:, 0])
+
+
+def test_a_sum_of_exponentials_has_the_precision_of_its_formula():
+    """Where a part is ignored. PyTorch's own formula adds logarithms, and loses digits of large numbers."""
+    x = numbers(6, 3) * 3000
+    poisoned = x.clone()
+    poisoned[4:] = nan
+
+    def gradient(method, x, dtype=torch.float32):
+        leaf = x.to(dtype, copy=True).requires_grad_()
+        return method(torch.where(torch.arange(6).unsqueeze(1) < 4, leaf.logcumsumexp(0), 0).sum(), leaf)[0]
+
+    right = gradient(torch.autograd.grad, x, torch.float64)
+    torch.testing.assert_close(gradient(ignoring.grad, poisoned).double(), right, rtol=1e-6, atol=1e-6)

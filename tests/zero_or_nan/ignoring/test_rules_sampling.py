@@ -1,0 +1,271 @@
+"""Images sampled on a grid: what is ignored reaches neither the image nor the grid; what is used stays."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import affine_grid, grid_sample
+
+from zero_or_nan import ignoring
+from zero_or_nan.ignoring import Cotangent
+from zero_or_nan.ignoring.rules import sampling
+
+nan, inf = math.nan, math.inf
+aten = torch.ops.aten
+
+WAYS = [
+    (dims, mode, padding, corners)
+    for dims in (2, 3)
+    for mode in ("bilinear", "nearest", "bicubic")
+    if (dims, mode) != (3, "bicubic")
+    for padding in ("zeros", "border", "reflection")
+    for corners in (False, True)
+]
+
+
+def samples(dims, seed=0):
+    """Two images of three channels, and places in them, some of them outside.
+
+    Of an even width: of an odd one the address that NaN becomes overflows back into memory.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    image = torch.randn((2, 3, *(5,) * (dims - 1), 6), generator=generator)
+    return image, torch.rand((2, *(3,) * dims, dims), generator=generator) * 2.4 - 1.2
+
+
+def gradients(method, image, grid, used, way, selected, dtype=torch.float32):
+    _, mode, padding, corners = way
+    image, grid = (x.to(dtype, copy=True).requires_grad_() for x in (image, grid))
+    output = grid_sample(image, grid, mode, padding, corners)
+    weights = torch.linspace(0.5, 1.5, output.numel(), dtype=dtype).reshape(output.shape)
+    if selected == "where":
+        return method((torch.where(used, output, 0) * weights).sum(), (image, grid))
+    return method((output[used] * weights[used]).sum(), (image, grid))
+
+
+def leads_out_of_memory(way, poison):
+    """Whether PyTorch's kernel crashes on such a place, so that plain backward can't be asked (pytorch#24823)."""
+    dims, mode, padding, _ = way
+    return dims == 2 and mode == "bilinear" and (padding == "reflection" or padding == "border" and poison != poison)
+
+
+def compare(ours, plain, expected):
+    for mine, exact, right in zip(ours, plain, expected, strict=True):
+        kept = exact.isfinite()
+        assert torch.equal(mine[kept], exact[kept])
+        assert torch.equal(mine[kept].signbit(), exact[kept].signbit())
+        torch.testing.assert_close(mine, right.float(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("selected", ["where", "indexed"])
+@pytest.mark.parametrize("poison", [nan, inf, -inf, 3e38])
+@pytest.mark.parametrize("way", WAYS)
+def test_pixels_that_no_used_output_reads_don_t_matter(way, poison, selected):
+    image, grid = samples(way[0])
+    pixels = torch.zeros(image.shape, dtype=torch.bool)
+    pixels[:, 1, 2, 2] = True  # one pixel, or row of pixels, in one channel
+    pixels[1, 2] = True
+
+    def sampled(number):
+        return grid_sample(image.masked_fill(pixels, number), grid, *way[1:])
+
+    used = (sampled(0.7) == sampled(-2.7)) & (sampled(0.7) == sampled(poison))
+    assert used.any() and not used.all(1).all()
+    poisoned = image.masked_fill(pixels, poison)
+    ours = gradients(ignoring.grad, poisoned, grid, used, way, selected)
+    plain = gradients(torch.autograd.grad, poisoned, grid, used, way, selected)
+    right = gradients(torch.autograd.grad, image.masked_fill(pixels, 0.3), grid, used, way, selected, torch.float64)
+    compare(ours, plain, right)
+    if poison != 3e38 and way[1] != "nearest":  # whose gradient of the grid is 0
+        assert not plain[1].isfinite().all()
+
+
+@pytest.mark.parametrize("selected", ["where", "indexed"])
+@pytest.mark.parametrize("poison", [nan, inf, -inf, 3e38])
+@pytest.mark.parametrize("way", WAYS)
+def test_places_whose_outputs_are_all_ignored_don_t_matter(way, poison, selected):
+    """Where plain PyTorch's process would die of it, ours does not."""
+    image, grid = samples(way[0])
+    poisoned, used = grid.clone(), torch.ones((2, 3, *grid.shape[1:-1]), dtype=torch.bool)
+    poisoned[0, 1], used[0, :, 1] = poison, False
+    ours = gradients(ignoring.grad, image, poisoned, used, way, selected)
+    right = gradients(torch.autograd.grad, image, grid, used, way, selected, torch.float64)
+    plain = (
+        ours
+        if leads_out_of_memory(way, poison)
+        else gradients(torch.autograd.grad, image, poisoned, used, way, selected)
+    )
+    compare(ours, plain, right)
+
+
+@pytest.mark.parametrize(("way", "poison"), [
+    (way, poison) for way in WAYS for poison in (nan, inf, -inf, 3e38) if not leads_out_of_memory(way, poison)
+])  # fmt: skip
+def test_a_place_that_one_channel_uses_keeps_its_gradient_and_is_nothing_to_the_others(way, poison):
+    image, grid = samples(way[0])
+    poisoned, used = grid.clone(), torch.ones((2, 3, *grid.shape[1:-1]), dtype=torch.bool)
+    poisoned[0, 1], used[0, :2, 1] = poison, False
+    ours = gradients(ignoring.grad, image, poisoned, used, way, "where")
+    plain = gradients(torch.autograd.grad, image, poisoned, used, way, "where")
+    right = gradients(torch.autograd.grad, image, grid, used, way, "where", torch.float64)
+    torch.testing.assert_close(ours[0][0, :2], right[0][0, :2].float(), rtol=1e-3, atol=1e-4)
+    used[0, :, 1] = True
+    all_used = gradients(torch.autograd.grad, image, poisoned, used, way, "where")
+    assert torch.equal(ours[0][0, 2].isfinite(), all_used[0][0, 2].isfinite())
+    assert torch.equal(ours[0][0, 2].nan_to_num(), all_used[0][0, 2].nan_to_num())
+    assert torch.equal(ours[1].isfinite(), plain[1].isfinite())
+
+
+def test_a_place_counts_where_a_channel_uses_it():
+    """Though its gradient is 0, in an image of one colour."""
+    image = torch.ones(2, 3, 5, 6)
+    image[0, 0, 0] = nan
+    grid = torch.full((2, 1, 2, 2), 0.1).requires_grad_()  # away from that row
+    output = grid_sample(image, grid, align_corners=False)
+    (masked,) = ignoring.grad(output[0, 1, 0, 0], grid, ignored="masked")
+    assert masked.get_mask().tolist() == [[[[True, True], [False, False]]], [[[False, False], [False, False]]]]
+
+
+@pytest.mark.parametrize("poison", [nan, inf, 3e38])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_an_image_counts_that_is_used_at_a_place_that_is_no_number(mode, poison):
+    """In three dimensions PyTorch's forward clips NaN to the last pixel, and its backward forgets that it was read."""
+    image, grid = samples(3)
+    grid[0, 0, 0, 0] = poison
+    z = torch.zeros_like(image).requires_grad_()
+    output = grid_sample(image + z.sqrt(), grid, mode, "border", False)
+    (ours,) = ignoring.grad(output[0, 1, 0, 0, 0] + output[1, 2].sum(), z)
+    assert not ours[0, 1].isfinite().any()
+    assert not ours[0, [0, 2]].any() and not ours[1, :2].any()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_pixel_that_is_used_contaminates_what_it_met(way):
+    image, grid = samples(way[0])
+    image[0, 1, 2] = nan
+    used = torch.ones((2, 3, *grid.shape[1:-1]), dtype=torch.bool)
+    used[1, 0] = False
+    ours = gradients(ignoring.grad, image, grid, used, way, "where")
+    plain = gradients(torch.autograd.grad, image, grid, used, way, "where")
+    for mine, exact in zip(ours, plain, strict=True):
+        assert torch.equal(mine.isfinite(), exact.isfinite())
+        assert torch.equal(mine[exact.isfinite()], exact[exact.isfinite()])
+
+
+@pytest.mark.parametrize(("dims", "mode"), [(2, "bilinear"), (2, "nearest"), (2, "bicubic"), (3, "bilinear")])
+def test_a_pixel_counts_where_a_used_output_reads_it(dims, mode):
+    """Neighbours outside of an image with zeros around it are not read, and wrap around to no other pixel."""
+    image, grid = torch.zeros((1, 2, *(4,) * dims)).requires_grad_(), torch.full((1, *(1,) * dims, dims), -1.0)
+    output = grid_sample(image, grid, mode, "zeros", False)  # the corner of the first pixel
+    (masked,) = ignoring.grad(output[0, 0].sum(), image, ignored="masked")
+    read = torch.zeros(image.shape, dtype=torch.bool)
+    reach = 2 if mode == "bicubic" else 1
+    read[(0, 0, *[slice(reach)] * dims)] = True
+    if mode != "nearest":
+        assert torch.equal(masked.get_mask(), read)
+    assert not masked.get_mask()[0, 1].any()
+
+
+@pytest.mark.parametrize("poison", [nan, inf, 3e38])
+@pytest.mark.parametrize("wanted", ["image", "grid"])
+def test_one_gradient_alone(wanted, poison):
+    image, grid = samples(2)
+    image[:, 1] = poison
+    image.requires_grad_(wanted == "image")
+    grid.requires_grad_(wanted == "grid")
+    leaf = image if wanted == "image" else grid
+    loss = grid_sample(image, grid, align_corners=False)[:, ::2].sum()
+    (ours,) = ignoring.grad(loss, leaf, retain_graph=True)
+    assert ours.isfinite().all()
+    ours.zero_()
+    clean = image.detach().clone()
+    clean[:, 1] = 0
+    clean, places = clean.double().requires_grad_(), grid.detach().double().requires_grad_()
+    right = torch.autograd.grad(
+        grid_sample(clean, places, align_corners=False)[:, ::2].sum(), clean if wanted == "image" else places
+    )[0]
+    torch.testing.assert_close(ignoring.grad(loss, leaf)[0].double(), right, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("corners", [False, True])
+@pytest.mark.parametrize("dims", [2, 3])
+def test_a_transformer_of_images_with_a_missing_channel(dims, corners):
+    """The transformation learns by the channels that are there."""
+    image, _ = samples(dims)
+    theta = torch.eye(dims, dims + 1).repeat(2, 1, 1) * 0.8 + 0.05
+
+    def learned(method, image, theta):
+        theta = theta.clone().requires_grad_()
+        output = grid_sample(image, affine_grid(theta, list(image.shape), corners), align_corners=corners)
+        return method(torch.where(image.isfinite().all(2, True), output.square(), 0).sum(), theta)[0]
+
+    image[0, 1] = nan
+    missing = torch.zeros_like(image)
+    missing[0, 1] = 1
+    plain, ours = learned(torch.autograd.grad, image, theta), learned(ignoring.grad, image, theta)
+    clean = torch.where(missing == 1, 0, image).double()
+    kept = clean.clone()
+
+    def alone(theta):
+        theta = theta.double().requires_grad_()
+        output = grid_sample(kept, affine_grid(theta, list(kept.shape), corners), align_corners=corners)
+        return torch.autograd.grad((output.square() * (1 - missing)).sum(), theta)[0]
+
+    assert plain[0].isnan().all() and plain[1].isfinite().all()
+    assert torch.equal(ours[1], plain[1])
+    torch.testing.assert_close(ours.double(), alone(theta), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("corners", [False, True])
+@pytest.mark.parametrize("dims", [2, 3])
+def test_a_transformation_that_is_ignored(dims, corners):
+    theta = torch.randn(2, dims, dims + 1)
+    theta[1] = 0
+    theta.requires_grad_()
+    size = [2, 1, *range(3, 3 + dims)]
+
+    def loss(theta):
+        grid = affine_grid(theta, size, corners)
+        return torch.where(
+            torch.tensor([True, False]).view(2, *[1] * (dims + 1)), grid / grid.norm(dim=-1, keepdim=True), 0
+        ).sum()
+
+    (plain,), (ours,) = torch.autograd.grad(loss(theta), theta), ignoring.grad(loss(theta), theta)
+    assert plain[1].isnan().all() and not ours[1].any()
+    assert torch.equal(ours[0], plain[0])
+
+
+def test_the_other_library_is_mended_by_pytorchs_own_kernel():
+    """On a processor there is no cuDNN; something in its place gives what it would."""
+    image, grid = samples(2)
+    image[0, 1] = nan
+    mask = torch.ones((2, 3, 3, 3), dtype=torch.bool)
+    mask[0, 1] = False
+    cotangent = Cotangent(torch.ones(mask.shape).masked_fill(~mask, 0), mask)
+    asked = []
+
+    def cudnn(image, grid, grad):
+        asked.append(type(grad))
+        return tuple(1.001 * x for x in aten.grid_sampler_2d_backward(grad, image, grid, 0, 0, True, [True, True]))
+
+    ours = sampling.cudnn_grid_sampler_backward(cudnn, image, grid, cotangent)
+    clean = torch.where(image.isnan(), 0.5, image)
+    right = aten.grid_sampler_2d_backward(cotangent.value, clean, grid, 0, 0, True, [True, True])
+    assert asked == [torch.Tensor]
+    exact = cudnn(image, grid, cotangent.value)
+    for mine, plain, expected in zip(ours, exact, right, strict=True):
+        kept = plain.isfinite()
+        assert torch.equal(mine.value[kept], plain[kept])
+        torch.testing.assert_close(mine.value[~kept], expected[~kept])
+    assert not exact[1].isfinite().all()
+    assert not ours[0].mask[0, 1].any() and ours[1].mask.all()
+
+
+def test_a_clean_graph_is_left_to_plain_backward(monkeypatch):
+    image, grid = (x.requires_grad_() for x in samples(2))
+    monkeypatch.delitem(ignoring.RULES, aten.grid_sampler_2d_backward)
+    loss = grid_sample(image, grid, align_corners=False)[:, 1:].sum()
+    for ours, plain in zip(
+        ignoring.grad(loss, (image, grid), retain_graph=True), torch.autograd.grad(loss, (image, grid)), strict=True
+    ):
+        assert torch.equal(ours, plain)

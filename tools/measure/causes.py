@@ -1,0 +1,53 @@
+"""Why a poisoned sample is left unmended: each cause in a sentence that can be checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from zero_or_nan.selfcheck.poisoned import Unmended
+
+ENDS = ("the process died", "no end in ")
+"""So begins what is said of work that came to no end."""
+UNEXPLAINED = "unexplained"
+ATTENTION = frozenset(
+    """
+    nn.functional.multi_head_attention_forward nn.functional.scaled_dot_product_attention
+    torch.ops.aten._efficient_attention_forward torch.ops.aten._flash_attention_forward
+    """.split()
+)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A name for the table's rows, a sentence, and which samples it explains."""
+
+    name: str
+    sentence: str
+    explains: Callable[[str, Unmended], bool]
+
+
+CAUSES = (
+    Cause(
+        "no end",
+        "The process dies in one of PyTorch's kernels, or comes to no end, with plain backward and with ours.",
+        lambda operator, sample: sample.failure.startswith(ENDS),
+    ),
+    Cause(
+        "finite in PyTorch",
+        "In PyTorch's formula terms as large as 3e38 cancel, and leave what is not their sum, or swallow the digits of "
+        "others. Its gradient is finite, and not that of the clean input. What is finite keeps its bits here.",
+        lambda operator, sample: sample.finite,
+    ),
+    Cause(
+        "computed zero",
+        "A softmax gives the poisoned key the weight 0. That zero was computed, from the key, and is no selection: "
+        "0 times infinity is NaN, and 0 times a product that overflowed too.",
+        lambda operator, sample: operator in ATTENTION and not sample.failure and "nan" not in sample.case,
+    ),
+)
+
+
+def cause_of(operator: str, sample: Unmended) -> str:
+    """The name of the first cause that explains the sample."""
+    return next((cause.name for cause in CAUSES if cause.explains(operator, sample)), UNEXPLAINED)
