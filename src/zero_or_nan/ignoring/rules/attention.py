@@ -113,9 +113,9 @@ def attention_backward(op: Any, *args: Any, **kwargs: Any) -> Any:
 def _of_used_elements(call: Call, mask: Mask) -> list[Any]:
     """The gradients, from those elements of the batch alone that the loss uses."""
     rows = _short(full(mask, call["grad"])).any(-1, keepdim=True)
-    used = rows.flatten(1).any(1)
+    used = rows.flatten(1).any(1).expand(len(call["query"]))
     # What dropout drops depends on the size of the batch, and the gradient of a bias may be a sum over it.
-    if mask is None or len(used) == 1 or call["dropout_p"] or call.wants_bias or bool(used.all()):
+    if mask is None or call["dropout_p"] or call.wants_bias or bool(used.all()):
         return _of_used_tokens(call, mask, rows)
     places = used.nonzero()[:, 0]
     if not len(places):
