@@ -7,8 +7,9 @@ numbers in their place. Only where that leaves a NaN is the kernel's work done s
 
 from __future__ import annotations
 
+import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,10 +19,18 @@ from ..cotangent import Cotangent, has_nan, mask_of, merge, plain, settle, wrapp
 from ..masks import Mask, both, everywhere, full, reduced
 from ..registry import NotFollowed, rule
 
+FLASH = "aten::_flash_attention_backward"
 COMMON_NAMES = {"grad_out": "grad", "grad_out_": "grad", "attn_mask": "bias", "attn_bias": "bias"}
 PER_HEAD = ("grad", "query", "key", "value", "out")
-TOKENS_FIRST = ("_efficient_attention_backward", "_flash_attention_backward")
+TOKENS_FIRST = ("aten::_efficient_attention_backward", FLASH)
 """These have the tokens before the heads, and may have sequences of several lengths one behind the other."""
+
+
+@functools.cache
+def _names(op: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Of an operator's arguments: its own, and the common ones."""
+    own = tuple(argument.name for argument in op._schema.arguments)
+    return own, tuple(COMMON_NAMES.get(name, name) for name in own)
 
 
 @dataclass(frozen=True)
@@ -37,49 +46,47 @@ class Call:
 
     @classmethod
     def of(cls, op: Any, args: Any, kwargs: Any) -> Call:
-        names = [COMMON_NAMES.get(argument.name, argument.name) for argument in op._schema.arguments]
-        given = {COMMON_NAMES.get(name, name): value for name, value in plain(kwargs).items()}
-        call = cls(op, dict(zip(names, plain(args), strict=False)) | given)
-        return call.with_(**{name: call.turned(call[name]) for name in PER_HEAD})
+        own, common = _names(op)
+        given = dict(zip(own, plain(args), strict=False)) | plain(kwargs)
+        call = cls(op, {name: given[own] for own, name in zip(own, common, strict=True) if own in given})
+        return call if call.has_heads_first else call.with_(**{name: call.turned(call[name]) for name in PER_HEAD})
 
     def __getitem__(self, name: str) -> Any:
         return self.named.get(name)
 
     def __call__(self) -> list[Any]:
         """The gradients of query, key and value, and of the bias if the operator gives one."""
-        given = {}
-        for argument in self.op._schema.arguments:
-            name = COMMON_NAMES.get(argument.name, argument.name)
-            if name in self.named:
-                given[argument.name] = self.turned_back(self[name]) if name in PER_HEAD else self[name]
-        results = self.op(**given)
+        named = self.named
+        if not self.has_heads_first:
+            named = named | {name: self.turned_back(named[name]) for name in PER_HEAD}
+        results = self.op(**{own: named[name] for own, name in zip(*_names(self.op), strict=True) if name in named})
         return [*map(self.turned, results[:3]), *results[3:]]
 
     def with_(self, **others: Any) -> Call:
-        return replace(self, named=self.named | others)
+        return Call(self.op, self.named | others)
 
     def turned(self, tensor: Tensor) -> Tensor:
         """One of the operator's tensors as batch × heads × tokens × features."""
-        if self.name not in TOKENS_FIRST:
+        if self.has_heads_first:
             return tensor
         return (tensor.unsqueeze(0) if tensor.dim() == 3 else tensor).transpose(1, 2)
 
     def turned_back(self, tensor: Tensor) -> Tensor:
-        if self.name not in TOKENS_FIRST:
+        if self.has_heads_first:
             return tensor
         tensor = tensor.transpose(1, 2)
-        return tensor.squeeze(0) if self.starts and self.name == "_flash_attention_backward" else tensor
+        return tensor.squeeze(0) if self.starts and self.op._schema.name == FLASH else tensor
 
     @property
-    def name(self) -> str:
-        return str(self.op._schema.name.removeprefix("aten::"))
+    def has_heads_first(self) -> bool:
+        return self.op._schema.name not in TOKENS_FIRST
 
     @property
     def starts(self) -> tuple[Tensor, Tensor] | None:
         """Where each sequence starts, in the queries and in the keys, if they stand one behind the other."""
         short = "cu_seqlens_" if "cu_seqlens_q" in self.named else "cum_seq_"
         queries, keys = self[f"{short}q"], self[f"{short}k"]
-        return None if self.name not in TOKENS_FIRST or queries is None or not queries.numel() else (queries, keys)
+        return None if self.has_heads_first or queries is None or not queries.numel() else (queries, keys)
 
     @property
     def wants_bias(self) -> bool:
@@ -120,12 +127,12 @@ def _of_used_elements(call: Call, mask: Mask) -> list[Any]:
     places = used.nonzero()[:, 0]
     if not len(places):
         return [Cotangent(torch.zeros_like(t), everywhere(False, t)) for t in map(call.__getitem__, PER_HEAD[1:4])]
-    elementwise = [name for name in (*PER_HEAD, "logsumexp", "bias") if _has_elements(call[name], len(used))]
-    part = call.with_(**{name: _taken(call[name], places) for name in elementwise})
-    results = _of_used_tokens(part, mask[places], rows[places])
+    per_element = [name for name in (*PER_HEAD, "logsumexp", "bias") if _has_elements(call[name], len(used))]
+    part = call.with_(**{name: _taken(call[name], places) for name in per_element})
+    results = _of_used_tokens(part, _taken(_short(mask), places).expand(part["grad"].shape), rows[places])
+    origin = (used.cumsum(0) - 1).masked_fill(~used, len(places))
     for number, result in enumerate(results[:3]):
-        found = _put(_short(full(result.mask, result.value)), places, len(used))
-        value = _put(result.value, places, len(used))
+        value, found = _put(result.value, origin), _put(_short(full(result.mask, result.value)), origin)
         results[number] = Cotangent(value, found.expand(value.shape))
     return results
 
@@ -141,12 +148,9 @@ def _taken(tensor: Tensor, places: Tensor) -> Tensor:
     return tensor.permute(order).index_select(order.index(0), places).permute(back)
 
 
-def _put(part: Tensor, places: Tensor, size: int) -> Tensor:
-    """Those elements in their places, zeros in the others."""
-    order = sorted(range(part.dim()), key=part.stride, reverse=True)
-    back = sorted(range(part.dim()), key=order.__getitem__)
-    shape = [size if dim == 0 else part.shape[dim] for dim in order]
-    return part.new_zeros(shape).index_copy_(order.index(0), places, part.permute(order)).permute(back)
+def _put(part: Tensor, origin: Tensor) -> Tensor:
+    """Those elements in their places: where each comes from is given, and zeros are behind the last."""
+    return _taken(torch.cat((part, torch.zeros_like(part[:1]))), origin)
 
 
 def _short(mask: Tensor) -> Tensor:
@@ -179,15 +183,15 @@ def _of_used_tokens(call: Call, mask: Mask, rows: Tensor) -> list[Any]:
 
 
 def _is_finite(call: Call) -> bool:
-    """Whether no NaN nor inf was saved."""
+    """Whether no NaN nor inf was given."""
     wide = torch.promote_types(call["query"].dtype, torch.float32)
-    return math.isfinite(sum(call[name].sum(dtype=wide) for name in ("query", "key", "value", "out", "logsumexp")))
+    return math.isfinite(sum(call[name].sum(dtype=wide) for name in ("query", "key", "value")))
 
 
 def _without(call: Call, queries: Tensor, keys: Tensor) -> Call:
     """The call with nothing of the queries and keys that don't count; exp(score - inf) is a weight of 0."""
-    changed = {name: call[name].masked_fill(~queries, 0) for name in ("grad", "query", "out")}
-    changed |= {name: call[name].masked_fill(~keys, 0) for name in ("key", "value")}
+    changed = {name: _zeroed(call[name], ~queries) for name in ("grad", "query", "out")}
+    changed |= {name: _zeroed(call[name], ~keys) for name in ("key", "value")}
     logsumexp, tokens = call["logsumexp"], call["query"].shape[-2]
     if logsumexp.dim() == 4:  # cuDNN's
         changed["logsumexp"] = logsumexp.masked_fill(~queries, torch.inf)
@@ -197,17 +201,26 @@ def _without(call: Call, queries: Tensor, keys: Tensor) -> Call:
     return call.with_(**changed)
 
 
+def _zeroed(tensor: Tensor, where: Tensor) -> Tensor:
+    """The tensor with zeros there. `masked_fill` takes several times as long as an `and` with the bits."""
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return (tensor.view(bits) & (where.to(bits) - 1)).view(tensor.dtype)
+
+
 def _settled(call: Call, values: list[Any], masks: list[Tensor], pairs: Tensor) -> list[Any] | None:
     """The gradients with their masks, unless an entry that counts is NaN."""
     bias = call["bias"] if call.wants_bias else None
     if bias is not None:
         shape = torch.broadcast_shapes(pairs.shape, (*call["query"].shape[:3], call["key"].shape[-2]))
         masks = [*masks, reduced(pairs.expand(shape), bias.shape)]
-    results: list[Any] = list(wrapped(values))
+    results: list[Any] = [*values[:3], *wrapped(values[3:])]
     for number, mask in enumerate(masks):
         value = values[number]
         if call.starts:  # what belongs to no sequence is memory that nobody wrote to
             value = value.masked_fill(~mask, 0)
+        if not has_nan(value):
+            results[number] = Cotangent(value, mask.expand(value.shape))
+            continue
         results[number] = settle(value, mask)
         if has_nan(value):
             return None
@@ -220,7 +233,7 @@ def _cut_off(call: Call, mask: Mask) -> Tensor | None:
     tokens, others = call["query"].shape[-2], key.shape[-2]
     cut = None
     if call["is_causal"] or call["custom_mask_type"]:
-        ends_together = call["custom_mask_type"] == 2 or call.name == "_flash_attention_backward"
+        ends_together = call["custom_mask_type"] == 2 or call.op._schema.name == FLASH
         place = torch.arange(tokens, device=key.device) + (others - tokens if ends_together else 0)
         cut = torch.arange(others, device=key.device) > place.unsqueeze(1)
     of_others = None
@@ -232,18 +245,16 @@ def _cut_off(call: Call, mask: Mask) -> Tensor | None:
         if bool(infinite.any()):
             cut = infinite if cut is None else cut | infinite
     if cut is not None:
-        came_through = _came_through(call["out"], mask)
-        cut = cut if came_through is None else cut & ~came_through
+        cut = cut & ~_came_through(call["out"], mask)
     if of_others is not None:
         cut = of_others if cut is None else of_others | cut
     return cut
 
 
-def _came_through(out: Tensor, mask: Mask) -> Tensor | None:
-    """The queries that count whose result is not finite; None where there are none."""
-    if math.isfinite(out.sum(dtype=torch.promote_types(out.dtype, torch.float32))):
-        return None
-    return (~out.isfinite() if mask is None else mask & ~out.isfinite()).any(-1, keepdim=True)
+def _came_through(out: Tensor, mask: Mask) -> Tensor:
+    """The queries with an entry that counts and is not finite."""
+    used = out if mask is None else _zeroed(out, ~_short(mask))
+    return (used * 0).sum(-1, keepdim=True) != 0
 
 
 def _packed(call: Call, *starts: Tensor) -> tuple[Tensor, Tensor | None]:
