@@ -245,7 +245,8 @@ def _cut_off(call: Call, mask: Mask) -> Tensor | None:
         if bool(infinite.any()):
             cut = infinite if cut is None else cut | infinite
     if cut is not None:
-        cut = cut & ~_came_through(call["out"], mask)
+        came_through = _came_through(call["out"], mask)
+        cut = cut & ~came_through if bool(came_through.any()) else cut
     if of_others is not None:
         cut = of_others if cut is None else of_others | cut
     return cut
