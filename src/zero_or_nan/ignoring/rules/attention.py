@@ -119,7 +119,7 @@ def attention_backward(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _of_used_elements(call: Call, mask: Mask) -> list[Any]:
     """The gradients, from those elements of the batch alone that the loss uses."""
-    rows = _short(full(mask, call["grad"])).any(-1, keepdim=True)
+    rows = short(full(mask, call["grad"])).any(-1, keepdim=True)
     used = rows.flatten(1).any(1).expand(len(call["query"]))
     # What dropout drops depends on the size of the batch, and the gradient of a bias may be a sum over it.
     if mask is None or call["dropout_p"] or call.wants_bias or bool(used.all()):
@@ -129,10 +129,10 @@ def _of_used_elements(call: Call, mask: Mask) -> list[Any]:
         return [Cotangent(torch.zeros_like(t), everywhere(False, t)) for t in map(call.__getitem__, PER_HEAD[1:4])]
     per_element = [name for name in (*PER_HEAD, "logsumexp", "bias") if _has_elements(call[name], len(used))]
     part = call.with_(**{name: _taken(call[name], places) for name in per_element})
-    results = _of_used_tokens(part, _taken(_short(mask), places).expand(part["grad"].shape), rows[places])
+    results = _of_used_tokens(part, _taken(short(mask), places).expand(part["grad"].shape), rows[places])
     origin = (used.cumsum(0) - 1).masked_fill(~used, len(places))
     for number, result in enumerate(results[:3]):
-        value, found = _put(result.value, origin), _put(_short(full(result.mask, result.value)), origin)
+        value, found = _put(result.value, origin), _put(short(full(result.mask, result.value)), origin)
         results[number] = Cotangent(value, found.expand(value.shape))
     return results
 
@@ -153,7 +153,7 @@ def _put(part: Tensor, origin: Tensor) -> Tensor:
     return _taken(torch.cat((part, torch.zeros_like(part[:1]))), origin)
 
 
-def _short(mask: Tensor) -> Tensor:
+def short(mask: Tensor) -> Tensor:
     """The mask with one entry in each dimension that it is expanded in."""
     sizes = [size if step else min(size, 1) for size, step in zip(mask.shape, mask.stride(), strict=True)]
     return mask.as_strided(sizes, mask.stride())
@@ -169,7 +169,7 @@ def _of_used_tokens(call: Call, mask: Mask, rows: Tensor) -> list[Any]:
         return list(wrapped(call()))
     pairs = rows if cut is None else rows & ~cut
     queries = rows if cut is None else pairs.any(-1, keepdim=True)
-    keys = _summed_to(call["key"].shape[1], pairs.any(-2).unsqueeze(-1), Tensor.any)
+    keys = summed_to(call["key"].shape[1], pairs.any(-2).unsqueeze(-1), Tensor.any)
     masks = [queries, keys, keys]
     exact = call() if _is_finite(call) else None
     results = None if exact is None else _settled(call, exact, masks, pairs)
@@ -190,8 +190,8 @@ def _is_finite(call: Call) -> bool:
 
 def _without(call: Call, queries: Tensor, keys: Tensor) -> Call:
     """The call with nothing of the queries and keys that don't count; exp(score - inf) is a weight of 0."""
-    changed = {name: _zeroed(call[name], ~queries) for name in ("grad", "query", "out")}
-    changed |= {name: _zeroed(call[name], ~keys) for name in ("key", "value")}
+    changed = {name: zeroed(call[name], ~queries) for name in ("grad", "query", "out")}
+    changed |= {name: zeroed(call[name], ~keys) for name in ("key", "value")}
     logsumexp, tokens = call["logsumexp"], call["query"].shape[-2]
     if logsumexp.dim() == 4:  # cuDNN's
         changed["logsumexp"] = logsumexp.masked_fill(~queries, torch.inf)
@@ -201,7 +201,7 @@ def _without(call: Call, queries: Tensor, keys: Tensor) -> Call:
     return call.with_(**changed)
 
 
-def _zeroed(tensor: Tensor, where: Tensor) -> Tensor:
+def zeroed(tensor: Tensor, where: Tensor) -> Tensor:
     """The tensor with zeros there. `masked_fill` takes several times as long as an `and` with the bits."""
     bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     return (tensor.view(bits) & (where.to(bits) - 1)).view(tensor.dtype)
@@ -211,8 +211,8 @@ def _settled(call: Call, values: list[Any], masks: list[Tensor], pairs: Tensor) 
     """The gradients with their masks, unless an entry that counts is NaN."""
     bias = call["bias"] if call.wants_bias else None
     if bias is not None:
-        shape = torch.broadcast_shapes(pairs.shape, (*call["query"].shape[:3], call["key"].shape[-2]))
-        masks = [*masks, reduced(pairs.expand(shape), bias.shape)]
+        every = pairs.expand(*call["query"].shape[:3], call["key"].shape[-2])
+        masks = [*masks, reduced(every, bias.shape)]
     results: list[Any] = [*values[:3], *wrapped(values[3:])]
     for number, mask in enumerate(masks):
         value = values[number]
@@ -254,7 +254,7 @@ def _cut_off(call: Call, mask: Mask) -> Tensor | None:
 
 def _came_through(out: Tensor, mask: Mask) -> Tensor:
     """The queries with an entry that counts and is not finite."""
-    used = out if mask is None else _zeroed(out, ~_short(mask))
+    used = out if mask is None else zeroed(out, ~short(mask))
     return (used * 0).sum(-1, keepdim=True) != 0
 
 
@@ -309,7 +309,7 @@ def _step_by_step(call: Call, mask: Mask, cut: Tensor | None) -> list[Any]:
     to_query = torch.matmul(to_scores, key) * scale
     to_key = torch.matmul(to_scores.transpose(-2, -1), query) * scale
     to_value = torch.matmul(thinned.mT, given)
-    return [to_query, *(_summed_to(shared, part, torch.sum) for part in (to_key, to_value)), to_scores]
+    return [to_query, *(summed_to(shared, part, torch.sum) for part in (to_key, to_value)), to_scores]
 
 
 def _selected(cotangent: Any, kept: Tensor) -> Cotangent:
@@ -357,7 +357,7 @@ def _repeated(shared: Tensor, heads: int) -> Tensor:
     return shared if shared.shape[1] == heads else shared.repeat_interleave(heads // shared.shape[1], 1)
 
 
-def _summed_to(heads: int, entries: Any, reduce: Any) -> Any:
+def summed_to(heads: int, entries: Any, reduce: Any) -> Any:
     """From the queries' heads back to the shared ones."""
     if entries.shape[1] in (1, heads):
         return entries
