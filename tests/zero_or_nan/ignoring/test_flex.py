@@ -29,6 +29,10 @@ def capped(score, b, h, i, j):
     return 5 * torch.tanh(score / 5)
 
 
+def raised(score, b, h, i, j):
+    return score + 200  # whose exponential overflows
+
+
 LENGTHS = torch.tensor([24, 20, 7])
 
 
@@ -62,7 +66,7 @@ def written_out(tensors, mask, score):
 @pytest.mark.parametrize("poison", [nan, inf, 3e38])
 @pytest.mark.parametrize(
     ("mask", "score", "shared"),
-    [(causal, None, 4), (causal, sloped, 2), (everywhere, capped, 4), (padded, sloped, 2)],
+    [(causal, None, 4), (causal, sloped, 2), (everywhere, capped, 4), (everywhere, raised, 4), (padded, sloped, 2)],
 )
 def test_what_the_loss_ignored_has_no_part(mask, score, shared, poison):
     torch.manual_seed(0)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, has_nan, mask_of, plain, settle
+from ..cotangent import Cotangent, has_nan, mask_of, plain, wrapped
 from ..masks import full
 from ..registry import NotFollowed, derivative
 from .attention import short, summed_to, zeroed
@@ -38,11 +38,10 @@ def flex_attention(node: Any, grads: Any) -> tuple[Any, ...]:
     )
     given = zeroed(plain(to_out), ~queries), plain(to_logsumexp).masked_fill(~queries[..., 0], 0), None
     results = list(node._forward_cls.backward(_Cleaned(node, (*cleaned, *rest)), *given))
-    for number, mask in enumerate((queries, keys, keys)):
-        results[number] = settle(results[number], mask)
-    if any(isinstance(result, Tensor) and has_nan(plain(result)) for result in results):
+    if any(isinstance(result, Tensor) and has_nan(result) for result in results):
         raise NotFollowed("a query that counts met NaN or inf")
-    return tuple(Cotangent(r) if isinstance(r, Tensor) and type(r) is not Cotangent else r for r in results)
+    masks = [mask.expand(result.shape) for mask, result in zip((queries, keys, keys), results, strict=False)]
+    return (*map(Cotangent, results, masks), *wrapped(results[3:]))
 
 
 class _Cleaned:
