@@ -95,13 +95,16 @@ class Call:
 
 
 @rule(
+    "_scaled_dot_product_cudnn_attention_backward",
+    "_scaled_dot_product_fused_attention_overrideable_backward",
+    since="2.13",
+)
+@rule(
     "_efficient_attention_backward",
     "_flash_attention_backward",
-    "_scaled_dot_product_cudnn_attention_backward",
     "_scaled_dot_product_efficient_attention_backward",
     "_scaled_dot_product_flash_attention_backward",
     "_scaled_dot_product_flash_attention_for_cpu_backward",
-    "_scaled_dot_product_fused_attention_overrideable_backward",
 )
 def attention_backward(op: Any, *args: Any, **kwargs: Any) -> Any:
     """The gradients of query, key, value and bias; what a causal mask or -inf cuts off is not selected."""
