@@ -193,14 +193,15 @@ def _is_finite(call: Call) -> bool:
 
 def _without(call: Call, queries: Tensor, keys: Tensor) -> Call:
     """The call with nothing of the queries and keys that don't count; exp(score - inf) is a weight of 0."""
-    changed = {name: zeroed(call[name], ~queries) for name in ("grad", "query", "out")}
+    changed = {name: zeroed(call[name], ~queries) for name in ("query", "out")}
     changed |= {name: zeroed(call[name], ~keys) for name in ("key", "value")}
-    logsumexp, tokens = call["logsumexp"], call["query"].shape[-2]
-    if logsumexp.dim() == 4:  # cuDNN's
-        changed["logsumexp"] = logsumexp.masked_fill(~queries, torch.inf)
-    elif logsumexp.dim() == 3 and logsumexp.shape[2] >= tokens:  # the kernel may have rounded the length up
-        changed["logsumexp"] = logsumexp.clone()
-        changed["logsumexp"][..., :tokens].masked_fill_(~queries[..., 0], torch.inf)
+    # One number for each query, whatever dimensions the kernel gives it; some round the count up.
+    given, tokens = call["logsumexp"], call["query"].shape[-2]
+    each = given.unsqueeze(0) if given.dim() == 2 else given.squeeze(-1) if given.dim() == 4 else given
+    if each.shape[2] >= tokens:
+        each = each.clone()
+        each[..., :tokens].masked_fill_(~queries[..., 0], torch.inf)
+        changed["logsumexp"] = each.view(given.shape)
     return call.with_(**changed)
 
 
