@@ -285,9 +285,8 @@ def _packed(call: Call, *starts: Tensor) -> tuple[Tensor, Tensor | None]:
 
 def _step_by_step(call: Call, mask: Mask, cut: Tensor | None) -> list[Any]:
     """From the weights, which are computed again in at least float32."""
-    if any((call[name] if call[name] is not None else -1) >= 0 for name in ("window_size_left", "window_size_right")):
-        raise NotFollowed("attends within a window")
-    if call["window_size"]:
+    windows = call["window_size_left"], call["window_size_right"], call["window_size"]
+    if any(window is not None and window > 0 for window in windows) or windows[0] == 0:
         raise NotFollowed("attends within a window")
     query, key, value, out, grad = (call[name] for name in ("query", "key", "value", "out", "grad"))
     wide = torch.promote_types(query.dtype, torch.float32)

@@ -58,15 +58,15 @@ class _Cleaned:
 def _met(node: Any, query: Tensor, key: Tensor) -> Tensor:
     """Which pairs of query and key the block mask lets meet."""
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
-    from torch._higher_order_ops.utils import saved_values
+    from torch._higher_order_ops import utils
     from torch.nn.attention.flex_attention import _vmap_for_bhqkv
 
     # Behind the mask's own integers stand the tensors that the functions captured, the score's before the mask's.
-    values = saved_values(node)
-    sizes = [number for number, value in enumerate(values) if isinstance(value, int)]
-    captured = values[sizes[-1] + 1 :][node._score_mod_other_buffers_len :]
+    saved: tuple[Any, ...] = utils.saved_values(node)  # type: ignore[no-untyped-call]
+    last = max(number for number, value in enumerate(saved) if isinstance(value, int))
+    captured = saved[last + 1 :][node._score_mod_other_buffers_len :]
     mask = _vmap_for_bhqkv(node._mask_graph, prefix=(), suffix=(None,) * len(captured))
-    sizes = (*query.shape[:3], key.shape[-2])
+    places = [torch.arange(size, device=query.device) for size in (*query.shape[:3], key.shape[-2])]
     with TransformGetItemToIndex():
-        met: Tensor = mask(*(torch.arange(size, device=query.device) for size in sizes), *captured)
+        met: Tensor = mask(*places, *captured)
     return met
