@@ -9,6 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from zero_or_nan import ignoring
 from zero_or_nan.ignoring import Cotangent
+from zero_or_nan.ignoring.rules import attention
 from zero_or_nan.ignoring.rules.attention import attention_backward
 
 inf, nan = math.inf, math.nan
@@ -36,6 +37,12 @@ def agree(ours, reference, plain):
     for mine, right, theirs in zip(ours, reference, plain, strict=True):
         torch.testing.assert_close(mine.double(), right, rtol=1e-3, atol=1e-5)
         assert torch.equal(mine[theirs.isfinite()], theirs[theirs.isfinite()])
+
+
+@pytest.fixture(params=[0, 10**9], ids=["taken out", "zeroed"], autouse=True)
+def elements_of_the_batch(request, monkeypatch):
+    """What becomes of those that are not used."""
+    monkeypatch.setattr(attention, "LARGE", request.param)
 
 
 # The CPU's kernel, as users call it.
@@ -86,10 +93,10 @@ def sample(seed):
     return clean, poisoned, mask, kind == "causal", used
 
 
-@pytest.mark.parametrize("first", range(0, 240, 24))
+@pytest.mark.parametrize("first", range(0, 160, 16))
 def test_the_cpus_kernel(first):
     contaminated = 0
-    for seed in range(first, first + 24):
+    for seed in range(first, first + 16):
         clean, poisoned, mask, causal, used = sample(seed)
         options = dict(attn_mask=mask, is_causal=causal, enable_gqa=clean[0].shape[1] != clean[1].shape[1])
 
@@ -112,7 +119,7 @@ def test_the_cpus_kernel(first):
             bias = None if mask.dtype is torch.bool else mask.masked_fill(cut, 0)
         agree(ours, wanted(clean, grad * used, bias, cut)[:3], plain)
         contaminated += not all(bool(t.isfinite().all()) for t in plain)
-    assert contaminated >= 4
+    assert contaminated >= 3
 
 
 # Kernels of other devices, by their formula.
@@ -351,4 +358,4 @@ def test_a_batch_of_which_the_loss_uses_nothing():
     ignored = torch.zeros(1, dtype=torch.bool).expand(args[0].shape)
     ours = attention_backward(kernel, Cotangent(args[0], ignored), *args[1:], **rest)
     assert not any(part.value.any() or part.mask.any() for part in ours)
-    assert kernel.runs == 0
+    assert kernel.runs == int(attention.LARGE > 0)

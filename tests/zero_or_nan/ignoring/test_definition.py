@@ -81,7 +81,7 @@ KIN = frozenset(
     UpsampleNearestExact1D UpsampleNearestExact2D UpsampleNearestExact3D UpsampleTrilinear3D ViewAsReal Zero
     """.split()
 )
-"""Of one kind with a function that has a row: in another dimension, in place, in groups, at random, on another kernel."""
+"""Of one kind with a function that has a row: in another dimension, in place, grouped, at random, on another kernel."""
 
 
 def test_every_function_that_selects_has_a_row():

@@ -19,6 +19,9 @@ from ..cotangent import Cotangent, has_nan, mask_of, merge, plain, settle, wrapp
 from ..masks import Mask, both, everywhere, full, reduced
 from ..registry import NotFollowed, rule
 
+LARGE = 10_000
+"""Entries from which on it pays to take elements of the batch out, rather than have zeros in their place."""
+
 FLASH = "aten::_flash_attention_backward"
 COMMON_NAMES = {"grad_out": "grad", "grad_out_": "grad", "attn_mask": "bias", "attn_bias": "bias"}
 PER_HEAD = ("grad", "query", "key", "value", "out")
@@ -125,7 +128,7 @@ def _of_used_elements(call: Call, mask: Mask) -> list[Any]:
     rows = short(full(mask, call["grad"])).any(-1, keepdim=True)
     used = rows.flatten(1).any(1).expand(len(call["query"]))
     # What dropout drops depends on the size of the batch, and the gradient of a bias may be a sum over it.
-    if mask is None or call["dropout_p"] or call.wants_bias or bool(used.all()):
+    if mask is None or call["dropout_p"] or call.wants_bias or mask.numel() < LARGE or bool(used.all()):
         return _of_used_tokens(call, mask, rows)
     places = used.nonzero()[:, 0]
     if not len(places):
