@@ -352,10 +352,10 @@ def _kept(call: Call) -> Tensor:
 def _merged_bias(exact: list[Any], to_scores: Cotangent) -> list[Any]:
     if not exact or exact[0] is None or not exact[0].numel():
         return exact
-    extra = [d for d in range(4 - exact[0].dim())]
-    wide = [d for d in range(4) if d in extra or exact[0].shape[d - 4] != to_scores.shape[d]]
-    summed = to_scores.sum(wide, keepdim=True) if wide else to_scores
-    return [merge(exact[0], summed.reshape(exact[0].shape)), *wrapped(exact[1:])]
+    extra = 4 - exact[0].dim()
+    summed = [d for d in range(4) if d < extra or exact[0].shape[d - extra] != to_scores.shape[d]]
+    total = to_scores.sum(summed, keepdim=True) if summed else to_scores
+    return [merge(exact[0], total.reshape(exact[0].shape)), *wrapped(exact[1:])]
 
 
 def _repeated(shared: Tensor, heads: int) -> Tensor:
