@@ -122,6 +122,28 @@ def test_the_cpus_kernel(first):
     assert contaminated >= 3
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
+@pytest.mark.parametrize("heads", [(2, 1), (4, 4)])
+@pytest.mark.parametrize("used", [[1], [0, 2]])
+def test_several_threads_keep_the_bits(heads, used):
+    torch.manual_seed(0)
+    shapes = [(3, n, 200, 80) for n in (heads[0], heads[1], heads[1])]
+    leaves = [torch.randn(shape).requires_grad_() for shape in shapes]
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            out = F.scaled_dot_product_attention(*leaves, enable_gqa=True)
+        loss = out[used].square().sum()
+        plain = torch.autograd.grad(loss, leaves, retain_graph=True)
+        gradients = ignoring.grad(loss, leaves, ignored="masked")
+    finally:
+        torch.set_num_threads(before)
+    for mine, theirs in zip(gradients, plain, strict=True):
+        assert torch.equal(mine.get_data(), theirs)
+        assert mine.get_mask()[used].all() and int(mine.get_mask().flatten(1).any(1).sum()) == len(used)
+
+
 # Kernels of other devices, by their formula.
 
 HEADS_FIRST = [

@@ -133,6 +133,9 @@ def _of_used_elements(call: Call, mask: Mask) -> list[Any]:
     places = used.nonzero()[:, 0]
     if not len(places):
         return [Cotangent(torch.zeros_like(t), everywhere(False, t)) for t in map(call.__getitem__, PER_HEAD[1:4])]
+    if len(places) * call["key"].shape[1] == 1:
+        # PyTorch's threads take a head each; a single one they would share, and round otherwise.
+        return _of_used_tokens(call, mask, rows)
     per_element = [name for name in (*PER_HEAD, "logsumexp", "bias") if _has_elements(call[name], len(used))]
     part = call.with_(**{name: _taken(call[name], places) for name in per_element})
     results = _of_used_tokens(part, _taken(short(mask), places).expand(part["grad"].shape), rows[places])
@@ -156,7 +159,11 @@ def _taken(tensor: Tensor, places: Tensor) -> Tensor:
 
 def _put(part: Tensor, origin: Tensor) -> Tensor:
     """Those elements in their places: where each comes from is given, and zeros are behind the last."""
-    return _taken(torch.cat((part, torch.zeros_like(part[:1]))), origin)
+    order = sorted(range(part.dim()), key=part.stride, reverse=True)
+    back = sorted(range(part.dim()), key=order.__getitem__)
+    batch, laid_out = order.index(0), part.permute(order)
+    extended = torch.cat((laid_out, torch.zeros_like(laid_out.narrow(batch, 0, 1))), batch)
+    return extended.index_select(batch, origin).permute(back)
 
 
 def short(mask: Tensor) -> Tensor:
