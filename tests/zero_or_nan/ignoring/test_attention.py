@@ -48,6 +48,19 @@ def elements_of_the_batch(request, monkeypatch):
 # The CPU's kernel, as users call it.
 
 
+def heads_can_be_shared():
+    """Whether this release's kernel has fewer heads of keys and values."""
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        try:
+            F.scaled_dot_product_attention(*(torch.ones(1, n, 2, 2) for n in (2, 1, 1)), enable_gqa=True)
+        except RuntimeError:
+            return False
+    return True
+
+
+HEADS = [(1, 1), (4, 4), *([(4, 2), (6, 1)] if heads_can_be_shared() else [])]
+
+
 def sample(seed):
     """Query, key and value with and without poison, a mask or none, and the rows of the result that are used."""
     torch.manual_seed(seed)
@@ -56,7 +69,7 @@ def sample(seed):
     def one_of(*choices):
         return choices[torch.randint(len(choices), (), generator=pick)]
 
-    heads, shared = one_of((1, 1), (4, 4), (4, 2), (6, 1))
+    heads, shared = one_of(*HEADS)
     batch, tokens, others, features = one_of(2, 5), one_of(1, 7, 70), one_of(7, 70), one_of(4, 16, 33)
     if seed % 2:  # as a layer makes them, heads after the tokens in memory
         shapes = [(batch, tokens, heads, features), *2 * [(batch, others, shared, features)]]
@@ -123,17 +136,17 @@ def test_the_cpus_kernel(first):
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
-@pytest.mark.parametrize("heads", [(2, 1), (4, 4)])
+@pytest.mark.parametrize("heads", [(1, 1), (4, 4)])
 @pytest.mark.parametrize("used", [[1], [0, 2]])
 def test_several_threads_keep_the_bits(heads, used):
     torch.manual_seed(0)
-    shapes = [(3, n, 200, 80) for n in (heads[0], heads[1], heads[1])]
+    shapes = [(3, heads[0], 65, 80), *2 * [(3, heads[1], 700, 80)]]
     leaves = [torch.randn(shape).requires_grad_() for shape in shapes]
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            out = F.scaled_dot_product_attention(*leaves, enable_gqa=True)
+            out = F.scaled_dot_product_attention(*leaves)
         loss = out[used].square().sum()
         plain = torch.autograd.grad(loss, leaves, retain_graph=True)
         gradients = ignoring.grad(loss, leaves, ignored="masked")
