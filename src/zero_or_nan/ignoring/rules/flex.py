@@ -62,7 +62,10 @@ def _met(node: Any, query: Tensor, key: Tensor) -> Tensor:
     from torch.nn.attention.flex_attention import _vmap_for_bhqkv
 
     # Behind the mask's own integers stand the tensors that the functions captured, the score's before the mask's.
-    saved: tuple[Any, ...] = utils.saved_values(node)  # type: ignore[no-untyped-call]
+    read = getattr(utils, "saved_values", None) or getattr(utils, "saved_tensors_and_symints", None)
+    if read is None:
+        raise NotFollowed("its mask can't be had in this release")
+    saved: tuple[Any, ...] = read(node)
     last = max(number for number, value in enumerate(saved) if isinstance(value, int))
     captured = saved[last + 1 :][node._score_mod_other_buffers_len :]
     mask = _vmap_for_bhqkv(node._mask_graph, prefix=(), suffix=(None,) * len(captured))
