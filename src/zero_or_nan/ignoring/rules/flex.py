@@ -36,8 +36,9 @@ def flex_attention(node: Any, grads: Any) -> tuple[Any, ...]:
         zeroed(out, ~queries),
         logsumexp.masked_fill(~queries[..., 0], torch.inf),  # exp(score - inf) is a weight of 0
     )
-    given = zeroed(plain(to_out), ~queries), plain(to_logsumexp).masked_fill(~queries[..., 0], 0), None
-    results = list(node._forward_cls.backward(_Cleaned(node, (*cleaned, *rest)), *given))
+    given = zeroed(plain(to_out), ~queries), plain(to_logsumexp).masked_fill(~queries[..., 0], 0)
+    unused = [None] * (len(grads) - 2)  # the largest scores, which newer releases give besides
+    results = list(node._forward_cls.backward(_Cleaned(node, (*cleaned, *rest)), *given, *unused))
     if any(isinstance(result, Tensor) and has_nan(result) for result in results):
         raise NotFollowed("a query that counts met NaN or inf")
     masks = [mask.expand(result.shape) for mask, result in zip((queries, keys, keys), results, strict=False)]
