@@ -395,7 +395,9 @@ class Pass:
         """A tensor that can't carry a mask: its node is plain PyTorch's."""
         if type(strange) is Tensor and strange._is_zerotensor():  # zeros without memory: nothing can be lost
             return
-        kind = type(strange).__name__ if type(strange) is not Tensor else str(strange.layout)
+        kind = "a nested tensor" if strange.is_nested else type(strange).__name__
+        if kind == "Tensor":
+            kind = str(strange.layout)
         self.failed(kind, NotFollowed("a tensor that can't carry a mask"), suspected=True)
 
     def _let_go(self) -> None:

@@ -151,8 +151,15 @@ function(
 )  # fmt: skip
 function("ScaledDotProductFlashAttention", selects=True, look=MODERATE, scalars=("scale",))
 function(
+    "ScaledDotProductCudnnAttention ScaledDotProductFusedAttentionOverrideable",
+    since="2.13", selects=True, look=MODERATE, looks={"attn_bias": None}, scalars=("scale",),
+)  # fmt: skip
+function(
     "ScaledDotProductFlashAttentionForCpu", selects=True, look=MODERATE, looks={"attn_mask": None}, scalars=("scale",)
 )  # fmt: skip
+
+# These may have sequences one behind the other, and memory behind the last that nobody writes to.
+function("EfficientAttention FlashAttention", selects=True)
 
 # Quotients: what was saved is divided by.
 

@@ -1,0 +1,76 @@
+"""Flex attention as it runs uncompiled: PyTorch's own derivative again, without what the loss ignored.
+
+The derivative is a function in Python that multiplies whole matrices of scores, those of ignored queries as well. It
+runs a second time with zeros in place of the queries that don't count, and of the keys that only such queries meet or
+that the block mask cuts off. What was compiled with it is a region of its own, and is named in a warning.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..cotangent import Cotangent, has_nan, mask_of, plain, wrapped
+from ..masks import full
+from ..registry import NotFollowed, derivative
+from .attention import short, summed_to, zeroed
+
+
+@derivative("torch._higher_order_ops.flex_attention.FlexAttentionAutogradOp")
+def flex_attention(node: Any, grads: Any) -> tuple[Any, ...]:
+    """The gradients of query, key and value, and of tensors that the score's function captured."""
+    (query, key, value, out, logsumexp), rest = node.saved_tensors[:5], node.saved_tensors[5:]
+    to_out, to_logsumexp = grads[:2]
+    rows = short(full(mask_of(to_out), plain(to_out))).any(-1, keepdim=True)
+    rows = rows | short(full(mask_of(to_logsumexp), plain(to_logsumexp))).unsqueeze(-1)
+    pairs = rows & _met(node, query, key)
+    queries, keys = pairs.any(-1, keepdim=True), pairs.any(-2).unsqueeze(-1)
+    keys = summed_to(key.shape[1], keys, Tensor.any)
+    keys = keys.any(0, keepdim=True) if len(key) == 1 else keys
+    cleaned = (
+        zeroed(query, ~queries),
+        zeroed(key, ~keys),
+        zeroed(value, ~keys),
+        zeroed(out, ~queries),
+        logsumexp.masked_fill(~queries[..., 0], torch.inf),  # exp(score - inf) is a weight of 0
+    )
+    given = zeroed(plain(to_out), ~queries), plain(to_logsumexp).masked_fill(~queries[..., 0], 0)
+    unused = [None] * (len(grads) - 2)  # the largest scores, which newer releases give besides
+    results = list(node._forward_cls.backward(_Cleaned(node, (*cleaned, *rest)), *given, *unused))
+    if any(isinstance(result, Tensor) and has_nan(result) for result in results):
+        raise NotFollowed("a query that counts met NaN or inf")
+    masks = [mask.expand(result.shape) for mask, result in zip((queries, keys, keys), results, strict=False)]
+    return (*map(Cotangent, results, masks), *wrapped(results[3:]))
+
+
+class _Cleaned:
+    """A node with other saved tensors."""
+
+    def __init__(self, node: Any, saved_tensors: tuple[Tensor, ...]) -> None:
+        self._node = node
+        self.saved_tensors = saved_tensors
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._node, name)
+
+
+def _met(node: Any, query: Tensor, key: Tensor) -> Tensor:
+    """Which pairs of query and key the block mask lets meet."""
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+    from torch._higher_order_ops import utils
+    from torch.nn.attention.flex_attention import _vmap_for_bhqkv
+
+    # Behind the mask's own integers stand the tensors that the functions captured, the score's before the mask's.
+    read = getattr(utils, "saved_values", None) or getattr(utils, "saved_tensors_and_symints", None)
+    if read is None:
+        raise NotFollowed("its mask can't be had in this release")
+    saved: tuple[Any, ...] = read(node)
+    last = max(number for number, value in enumerate(saved) if isinstance(value, int))
+    captured = saved[last + 1 :][node._score_mod_other_buffers_len :]
+    mask = _vmap_for_bhqkv(node._mask_graph, prefix=(), suffix=(None,) * len(captured))
+    places = [torch.arange(size, device=query.device) for size in (*query.shape[:3], key.shape[-2])]
+    with TransformGetItemToIndex():
+        met: Tensor = mask(*places, *captured)
+    return met

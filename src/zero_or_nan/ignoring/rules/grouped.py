@@ -1,0 +1,89 @@
+"""The grouped matrix product of mixture-of-experts models: each expert's rows by that expert's matrix.
+
+The buffer is longer than what the experts get, and the kernel writes nothing behind the last one's rows: neither in the
+result nor in its derivative. What the memory held there is no gradient, so it is 0 here and does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..cotangent import Cotangent, mask_of, plain
+from ..masks import full
+from ..registry import NotFollowed, function, rule
+from .products import bilinear
+
+function("GroupedMm", since="2.10", selects=True)
+
+
+@rule("_grouped_mm", since="2.10")
+def grouped_product(op: Any, a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+    """One factor is the cotangent; from the right it is that of the transposed product."""
+    if type(a) is Cotangent and type(b) is Cotangent:
+        raise NotFollowed("multiplies two cotangents")
+    if type(a) is Cotangent:
+        return _from_left(lambda grad, saved: op(grad, saved, offs, bias, out_dtype), a, plain(b), offs)
+    product = _from_left(
+        lambda grad, saved: op(saved.mT, grad.mT, offs, bias, out_dtype).mT, _transposed(b), a.mT, offs
+    )
+    return _transposed(product)
+
+
+def _transposed(cotangent: Cotangent) -> Cotangent:
+    mask = mask_of(cotangent)
+    return Cotangent(plain(cotangent).mT, None if mask is None else mask.mT)
+
+
+def _from_left(apply: Callable[[Tensor, Tensor], Tensor], grad: Cotangent, saved: Tensor, offs: Any) -> Cotangent:
+    """The product of a cotangent and a saved matrix, of which either may have a matrix for each expert."""
+    used = full(grad.mask, grad.value)
+    experts = _Experts(offs, used.device)
+    if grad.value.dim() == 3 and saved.dim() == 3:
+        counts = used.any(-1, keepdim=True)
+        pairs = used.any(-2), lambda aside: aside.any(-1)
+    elif grad.value.dim() == 3:
+        counts = experts.each(used.any(-1), saved.shape[-1]).mT
+        pairs = used.any(-2), lambda aside: experts.anywhere(aside.mT)
+    elif saved.dim() == 3:
+        counts = (used.any(-1) & experts.has(len(used))).unsqueeze(-1)
+        pairs = experts.anywhere(used), lambda aside: aside.any(-1)
+    else:
+        counts = experts.anywhere(used.mT).unsqueeze(-1)
+        pairs = used.any(0) & experts.has(len(saved)), lambda aside: aside.any(-1)
+
+    def written(left: Tensor, right: Tensor) -> Tensor:
+        value = apply(left, right)
+        return value if bool(counts.all()) else value.masked_fill_(~counts, 0)
+
+    def never_meet(mask: Tensor, aside: Tensor) -> bool:
+        return not bool((pairs[0] & pairs[1](aside)).any())
+
+    value = bilinear(written, Cotangent(grad.value, used), saved, never_meet)
+    return Cotangent(value, counts.expand(value.shape))
+
+
+class _Experts:
+    """Which rows belong to which expert: those up to each one's end; behind the last end are nobody's."""
+
+    def __init__(self, ends: Tensor | None, device: torch.device) -> None:
+        self.ends = torch.zeros(0, dtype=torch.int32, device=device) if ends is None else ends
+
+    def of(self, rows: int) -> Tensor:
+        places = torch.arange(rows, dtype=self.ends.dtype, device=self.ends.device)
+        return torch.searchsorted(self.ends, places, right=True)
+
+    def has(self, rows: int) -> Tensor:
+        return self.of(rows) < len(self.ends)
+
+    def each(self, of_expert: Tensor, rows: int) -> Tensor:
+        """What is said of each expert, for each of their rows."""
+        return torch.cat((of_expert, torch.zeros_like(of_expert[:1])))[self.of(rows)]
+
+    def anywhere(self, of_row: Tensor) -> Tensor:
+        """Whether it is so in any of an expert's rows."""
+        count = torch.zeros((len(self.ends) + 1, *of_row.shape[1:]), device=of_row.device)
+        return count.index_add_(0, self.of(len(of_row)), of_row.float())[:-1] > 0

@@ -1,0 +1,396 @@
+"""Attention of each kernel, next to the same computation in float64 without the poison."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from zero_or_nan import ignoring
+from zero_or_nan.ignoring import Cotangent
+from zero_or_nan.ignoring.rules import attention
+from zero_or_nan.ignoring.rules.attention import attention_backward
+
+inf, nan = math.inf, math.nan
+
+
+def weights(query, key, bias, cut, scale=None, kept=None, dropout=0.0):
+    """Of tensors batch × heads × tokens × features; a row that is cut off altogether has none."""
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = (scores if bias is None else scores + bias).masked_fill(cut, -inf)
+    found = scores.masked_fill(cut.all(-1, keepdim=True), 0).softmax(-1).masked_fill(cut, 0)
+    return found if kept is None else found * kept / (1 - dropout)
+
+
+def wanted(tensors, grad, bias, cut, **rest):
+    """The gradients of query, key, value and bias, in float64."""
+    query, key, value, *more = [t.double().requires_grad_() for t in (*tensors, *([] if bias is None else [bias]))]
+    found = weights(query, key, more[0] if more else None, cut, **rest)
+    out = found @ value.repeat_interleave(query.shape[1] // value.shape[1], 1)
+    return torch.autograd.grad((out * grad.double()).sum(), [query, key, value, *more])
+
+
+def agree(ours, reference, plain):
+    """Right, and with the bits of plain PyTorch wherever that is finite."""
+    for mine, right, theirs in zip(ours, reference, plain, strict=True):
+        torch.testing.assert_close(mine.double(), right, rtol=1e-3, atol=1e-5)
+        assert torch.equal(mine[theirs.isfinite()], theirs[theirs.isfinite()])
+
+
+@pytest.fixture(params=[0, 10**9], ids=["taken out", "zeroed"], autouse=True)
+def elements_of_the_batch(request, monkeypatch):
+    """What becomes of those that are not used."""
+    monkeypatch.setattr(attention, "LARGE", request.param)
+
+
+# The CPU's kernel, as users call it.
+
+
+def heads_can_be_shared():
+    """Whether this release's kernel has fewer heads of keys and values."""
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        try:
+            F.scaled_dot_product_attention(*(torch.ones(1, n, 2, 2) for n in (2, 1, 1)), enable_gqa=True)
+        except RuntimeError:
+            return False
+    return True
+
+
+HEADS = [(1, 1), (4, 4), *([(4, 2), (6, 1)] if heads_can_be_shared() else [])]
+
+
+def sample(seed):
+    """Query, key and value with and without poison, a mask or none, and the rows of the result that are used."""
+    torch.manual_seed(seed)
+    pick = torch.Generator().manual_seed(seed)
+
+    def one_of(*choices):
+        return choices[torch.randint(len(choices), (), generator=pick)]
+
+    heads, shared = one_of(*HEADS)
+    batch, tokens, others, features = one_of(2, 5), one_of(1, 7, 70), one_of(7, 70), one_of(4, 16, 33)
+    if seed % 2:  # as a layer makes them, heads after the tokens in memory
+        shapes = [(batch, tokens, heads, features), *2 * [(batch, others, shared, features)]]
+        clean = [torch.randn(shape).transpose(1, 2) for shape in shapes]
+    else:
+        shapes = [(batch, heads, tokens, features), *2 * [(batch, shared, others, features)]]
+        clean = [torch.randn(shape) for shape in shapes]
+    kind = one_of("none", "causal", "bool", "bool", "-inf", "per head")
+    mask = None
+    if kind == "bool":
+        mask = (torch.arange(others) < torch.randint(1, others + 1, (batch, 1))).view(batch, 1, 1, others)
+        mask = mask.expand(batch, 1, tokens, others).clone()
+        mask[0, 0, tokens // 2] = False
+    elif kind != "none" and kind != "causal":
+        mask = torch.randn(batch, heads if kind == "per head" else 1, tokens, others)
+        mask = mask.masked_fill(torch.rand(mask.shape) < 0.3, -inf).masked_fill(
+            torch.arange(others) == others - 1, -inf
+        )
+    poisoned = [t.clone() for t in clean]
+    used = torch.ones(batch, heads, tokens, 1, dtype=torch.bool)
+    poison = one_of(nan, inf, 3e38)
+    what = one_of("elements", "queries", "keys", "values", "keys and values", "all")
+    if what in ("elements", "all"):
+        for t in poisoned:
+            t[batch // 2 :] = poison
+        used[batch // 2 :] = False
+    if what in ("queries", "all"):
+        poisoned[0][:, 0, -1] = poison
+        used[:, 0, -1] = False
+    if "keys" in what or what == "all":
+        poisoned[1][:, :, -1] = poison
+    if "values" in what or what == "all":
+        poisoned[2][:, :, -1] = poison
+    return clean, poisoned, mask, kind == "causal", used
+
+
+@pytest.mark.parametrize("first", range(0, 160, 16))
+def test_the_cpus_kernel(first):
+    contaminated = 0
+    for seed in range(first, first + 16):
+        clean, poisoned, mask, causal, used = sample(seed)
+        options = dict(attn_mask=mask, is_causal=causal, enable_gqa=clean[0].shape[1] != clean[1].shape[1])
+
+        def attend(tensors, options=options):
+            with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+                return F.scaled_dot_product_attention(*tensors, **options)
+
+        # A row whose result shows the poison uses it.
+        used = used & (attend(clean) == attend(poisoned)).all(-1, keepdim=True)
+        grad = torch.randn(clean[0].shape)
+        leaves = [t.detach().requires_grad_() for t in poisoned]
+        loss = (attend(leaves) * grad).masked_fill(~used, 0).sum()
+        plain = torch.autograd.grad(loss, leaves, retain_graph=True)
+        ours = ignoring.grad(loss, leaves)
+        cut = torch.zeros(clean[0].shape[-2], clean[1].shape[-2], dtype=torch.bool)
+        cut = torch.ones_like(cut).triu(1) if causal else cut
+        bias = None
+        if mask is not None:
+            cut = ~mask if mask.dtype is torch.bool else mask == -inf
+            bias = None if mask.dtype is torch.bool else mask.masked_fill(cut, 0)
+        agree(ours, wanted(clean, grad * used, bias, cut)[:3], plain)
+        contaminated += not all(bool(t.isfinite().all()) for t in plain)
+    assert contaminated >= 3
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
+@pytest.mark.parametrize("heads", [(1, 1), (4, 4)])
+@pytest.mark.parametrize("used", [[1], [0, 2]])
+def test_several_threads_keep_the_bits(heads, used):
+    torch.manual_seed(0)
+    shapes = [(3, heads[0], 65, 80), *2 * [(3, heads[1], 700, 80)]]
+    leaves = [torch.randn(shape).requires_grad_() for shape in shapes]
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            out = F.scaled_dot_product_attention(*leaves)
+        loss = out[used].square().sum()
+        plain = torch.autograd.grad(loss, leaves, retain_graph=True)
+        gradients = ignoring.grad(loss, leaves, ignored="masked")
+    finally:
+        torch.set_num_threads(before)
+    for mine, theirs in zip(gradients, plain, strict=True):
+        assert torch.equal(mine.get_data(), theirs)
+        assert mine.get_mask()[used].all() and int(mine.get_mask().flatten(1).any(1).sum()) == len(used)
+
+
+# Kernels of other devices, by their formula.
+
+HEADS_FIRST = [
+    "_scaled_dot_product_cudnn_attention_backward",
+    "_scaled_dot_product_efficient_attention_backward",
+    "_scaled_dot_product_flash_attention_backward",
+    "_scaled_dot_product_fused_attention_overrideable_backward",
+]
+TOKENS_FIRST = ["_efficient_attention_backward", "_flash_attention_backward"]
+
+
+class Kernel:
+    """A fused derivative as its device computes it, in float32: with weights from logsumexp, and all multiplied.
+
+    Dropout draws anew from the seed. Tokens of no sequence get what the memory held.
+    """
+
+    def __init__(self, name):
+        self._schema = getattr(torch.ops.aten, name).default._schema
+        self.name = name
+        self.runs = 0
+
+    def arguments(self, tensors, grad, out, logsumexp, bias, causal, seed, dropout, starts):
+        """By the names of the schema."""
+        query, key, value = tensors
+        seed = torch.tensor(seed)
+        known = dict(
+            grad_out=grad, grad_out_=grad, query=query, key=key, value=value, out=out, logsumexp=logsumexp,
+            attn_bias=bias, bias=bias, is_causal=causal, custom_mask_type=2 * int(causal), dropout_p=dropout,
+            philox_seed=seed, rng_state=seed, philox_offset=seed, unused=seed, grad_input_mask=[True] * 4,
+            bias_requires_grad=bias is not None, max_q=query.shape[-2], max_k=key.shape[-2], cum_seq_q=starts,
+            cum_seq_k=starts, cu_seqlens_q=starts, cu_seqlens_k=starts, max_seqlen_q=query.shape[-2],
+            max_seqlen_k=key.shape[-2], scale=0.3,
+        )  # fmt: skip
+        names = [a.name for a in self._schema.arguments]
+        positional = [a.name for a in self._schema.arguments if not a.kwarg_only]
+        return [known[name] for name in positional], {n: known[n] for n in names if n in known and n not in positional}
+
+    def __call__(self, *args, **given):
+        self.runs += 1
+        given = dict(zip([a.name for a in self._schema.arguments], args, strict=False)) | given
+        grad = given.get("grad_out", given.get("grad_out_"))
+        query, key, value, out, logsumexp = (given[n] for n in ("query", "key", "value", "out", "logsumexp"))
+        flat = query.dim() == 3
+        shaped = [t.unsqueeze(0) if flat else t for t in (grad, query, key, value, out)]
+        if self.name in TOKENS_FIRST:
+            shaped = [t.transpose(1, 2) for t in shaped]
+        grad, query, key, value, out = shaped
+        heads, shared = query.shape[1], key.shape[1]
+        key, value = (t.repeat_interleave(heads // shared, 1) for t in (key, value))
+        bias = given.get("attn_bias", given.get("bias"))
+        scores = query @ key.mT * given["scale"] + (0 if bias is None else bias)
+        cut = cut_of(query, key, given.get("is_causal") or given.get("custom_mask_type"), starts_of(given))
+        scores = scores.masked_fill(cut, -inf)
+        logsumexp = logsumexp.reshape(*query.shape[:2], -1)[..., : query.shape[-2], None]
+        p = (scores - logsumexp).exp().masked_fill(logsumexp == inf, 0)
+        kept = kept_of(p.shape, given, given["dropout_p"]) / (1 - given["dropout_p"])
+        to_value = (p * kept).mT @ grad
+        to_scores = p * ((grad @ value.mT) * kept - (grad * out).sum(-1, keepdim=True))
+        results = [to_scores @ key * given["scale"], to_scores.mT @ query * given["scale"], to_value]
+        results[1:] = [t.unflatten(1, (shared, heads // shared)).sum(2) for t in results[1:]]
+        if starts_of(given) is not None:
+            for t in results:
+                t[..., starts_of(given)[-1] :, :] = 7.0
+        if self.name in TOKENS_FIRST:
+            results = [t.transpose(1, 2) for t in results]
+        results = [t.squeeze(0) for t in results] if flat else results
+        return (*results, to_scores) if len(self._schema.returns) == 4 else tuple(results)
+
+
+def starts_of(given):
+    return given.get("cu_seqlens_q", given.get("cum_seq_q"))
+
+
+def kept_of(shape, given, dropout):
+    generator = torch.Generator().manual_seed(int(given.get("philox_seed", given.get("rng_state"))))
+    return (torch.rand(shape, generator=generator) >= dropout).float()
+
+
+def cut_of(query, key, causal, starts):
+    tokens, others = query.shape[-2], key.shape[-2]
+    cut = torch.zeros(tokens, others, dtype=torch.bool)
+    if causal:
+        cut |= torch.ones_like(cut).triu(1)
+    if starts is not None:
+        owner = torch.bucketize(torch.arange(tokens), starts, right=True)
+        cut |= (owner[:, None] != owner) | (owner == len(starts))
+    return cut
+
+
+WITHOUT_BIAS = ["_scaled_dot_product_flash_attention_backward", "_flash_attention_backward"]
+CASES = [
+    (name, case)
+    for name in (*HEADS_FIRST, *TOKENS_FIRST)
+    for case in ("plain", "causal", "shared heads", "-inf", "packed", "packed, causal")
+    if not (name in HEADS_FIRST and "packed" in case or name in WITHOUT_BIAS and case == "-inf")
+]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4], ids=["", "dropout"])
+@pytest.mark.parametrize("poison", [nan, inf, 3e38])
+@pytest.mark.parametrize(("name", "case"), CASES)
+def test_another_devices_kernel(name, case, poison, dropout):
+    packed = case.startswith("packed")
+    takes_bias = name not in WITHOUT_BIAS
+    torch.manual_seed(0)
+    kernel = Kernel(name)
+    batch, tokens, features = 1 if packed else 3, 12, 5
+    heads, shared = (4, 2) if case == "shared heads" else (2, 2)
+    clean = [torch.randn(batch, n, tokens, features) for n in (heads, shared, shared)]
+    grad = torch.randn(batch, heads, tokens, features)
+    bias = torch.randn(batch, heads, tokens, tokens) if takes_bias else None
+    starts = torch.tensor([0, 4, 9], dtype=torch.int32) if packed else None
+    causal = "causal" in case
+    cut = cut_of(clean[0], clean[1], causal, starts).expand(batch, heads, -1, -1)
+    used = torch.ones(batch, heads, tokens, 1, dtype=torch.bool)
+    poisoned = [t.clone() for t in clean]
+    if case == "-inf":
+        cut = cut.clone()
+        cut[:, 0, 3] = True
+        cut[:, :, :, 5] = True
+        bias = bias.masked_fill(cut, -inf)
+        poisoned[1][:, :, 5] = poisoned[2][:, :, 5] = poison
+    if packed:  # what is behind the last sequence has a gradient of whatever the memory held
+        used[:, :, 4:9] = False
+        for t in poisoned:
+            t[:, :, 4:9] = t[:, :, 9:] = poison
+    elif causal:
+        used[:, :, 8:] = False
+        for t in poisoned:
+            t[:, :, 8:] = poison
+    else:
+        used[0] = False
+        used[1, 0, 2] = False
+        poisoned[0][1, 0, 2] = poison
+        for t in poisoned:
+            t[0] = poison
+        if takes_bias:
+            bias[1, 0, 2] += 200  # whose exponential overflows
+    grad = grad * used
+    given = {"philox_seed": 5}
+    kept = kept_of((batch, heads, tokens, tokens), given, dropout)
+    fine = torch.zeros_like(cut) if bias is None else bias.masked_fill(cut, 0)
+
+    def saved(query, key, value):
+        """What the forward kernel saves: inf for the logsumexp of a row without keys."""
+        all_keys, all_values = (t.repeat_interleave(heads // shared, 1) for t in (key, value))
+        scores = (query @ all_keys.mT * 0.3 + fine).masked_fill(cut, -inf)
+        total = scores.logsumexp(-1)
+        found = weights(query, key, fine, cut, 0.3, kept, dropout)
+        out = found @ all_values.masked_fill(cut.all(-2)[..., None], 0)
+        return out, total.masked_fill(cut.all(-1), inf)
+
+    # What is used was computed from what is clean: such a kernel passes over what is cut off.
+    (out, logsumexp), (spoilt, total) = saved(*clean), saved(*poisoned)
+    out, logsumexp = out.where(used, spoilt), logsumexp.where(used[..., 0], total)
+    if "cudnn" in name:
+        logsumexp = logsumexp.unsqueeze(-1)
+    elif packed and name == "_flash_attention_backward":
+        logsumexp = logsumexp.squeeze(0)
+    elif "efficient" in name:  # the kernel rounds the count of queries up
+        logsumexp = torch.nn.functional.pad(logsumexp, (0, 4), value=nan)
+    wants_bias = bias is not None and len(kernel._schema.returns) == 4
+    reference = wanted(clean, grad, fine, cut, scale=0.3, kept=kept.double(), dropout=dropout)
+
+    def turned(t):
+        t = t.transpose(1, 2) if name in TOKENS_FIRST else t
+        return t.squeeze(0) if packed and name == "_flash_attention_backward" else t
+
+    args, rest = kernel.arguments(
+        list(map(turned, poisoned)), turned(grad), turned(out), logsumexp, bias, causal, 5, dropout, starts
+    )
+    exact = kernel(*args, **rest)
+    kernel.runs = 0
+    mask = turned(used.expand(grad.shape))
+    ours = attention_backward(kernel, Cotangent(args[0], mask), *args[1:], **rest)
+    count = 4 if wants_bias else 3
+    for number, (mine, right, theirs) in enumerate(zip(ours[:count], reference, exact, strict=False)):
+        right = turned(right) if number < 3 else right
+        torch.testing.assert_close(mine.value.double(), right, rtol=1e-3, atol=1e-5)
+        kept_bits = theirs.isfinite() & (theirs != 7.0)
+        assert torch.equal(mine.value[kept_bits], theirs[kept_bits])
+        assert mine.mask is None or (mine.value[~mine.mask] == 0).all()
+    assert kernel.runs <= (2 if poison == 3e38 else 1)
+    met = (used & ~cut).any(-1, keepdim=True).expand(grad.shape)
+    assert torch.equal(ours[0].mask, turned(met))
+    assert not wants_bias or torch.equal(ours[3].mask, used & ~cut)
+    assert not all(bool(t.isfinite().all()) for t in exact[:count]) or poison == 3e38
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4], ids=["", "dropout"])
+@pytest.mark.parametrize("poison", [nan, inf])
+def test_a_value_that_one_query_uses_and_others_are_cut_off_from(poison, dropout):
+    """What the one query met is NaN and stays so. The kernel itself tells which weights dropout kept."""
+    torch.manual_seed(0)
+    kernel = Kernel("_scaled_dot_product_efficient_attention_backward")
+    clean = [torch.randn(2, 2, 12, 5) for _ in range(3)]
+    cut = torch.zeros(2, 2, 12, 12, dtype=torch.bool)
+    cut[:, :, 1:, 5] = cut[:, :, 0, 7] = cut[:, :, 3] = True
+    used = torch.ones(2, 2, 12, 1, dtype=torch.bool)
+    used[:, :, 8] = False
+    grad = torch.randn(2, 2, 12, 5) * used
+    kept = kept_of(cut.shape, {"philox_seed": 5}, dropout)
+    query, key, value = (t.clone() for t in clean)
+    query[0, :, 8] = value[0, :, 5] = poison
+    out = weights(clean[0], key, None, cut, 0.3, kept, dropout) @ clean[2]
+    out[0, :, 0] = out[0, :, 8] = nan
+    logsumexp = (query @ key.mT * 0.3).masked_fill(cut, -inf).logsumexp(-1).masked_fill(cut.all(-1), inf)
+    bias = torch.zeros(cut.shape).masked_fill(cut, -inf)
+    args, rest = kernel.arguments([query, key, value], grad, out, logsumexp, bias, False, 5, dropout, None)
+    exact = kernel(*args, **rest)
+    ours = attention_backward(kernel, Cotangent(args[0], used.expand(grad.shape)), *args[1:], **rest)
+    reference = wanted(clean, grad, bias.masked_fill(cut, 0), cut, scale=0.3, kept=kept.double(), dropout=dropout)
+    for number in (0, 2, 3):
+        mine, right = ours[number].value, reference[number]
+        first = 0 if number == 2 else 1
+        torch.testing.assert_close(mine[:, :, first:].double(), right[:, :, first:], rtol=1e-3, atol=1e-5)
+        assert exact[number][0].isnan().any()
+        assert exact[number][1].isfinite().all()
+        finite = exact[number].isfinite()
+        assert torch.equal(mine[finite], exact[number][finite])
+    assert ours[0].value[0, :, 0].isnan().all()
+    assert ours[1].value[0].isnan().any()
+    cut[0, :, 0] = False  # what NaN came through was not cut off
+    assert torch.equal(ours[3].mask, used & ~cut)
+
+
+def test_a_batch_of_which_the_loss_uses_nothing():
+    kernel = Kernel("_scaled_dot_product_flash_attention_backward")
+    tensors = [torch.full((2, 1, 3, 4), nan)] * 3
+    args, rest = kernel.arguments(
+        tensors, torch.zeros(2, 1, 3, 4), tensors[0], tensors[0][..., 0], None, False, 5, 0.0, None
+    )
+    ignored = torch.zeros(1, dtype=torch.bool).expand(args[0].shape)
+    ours = attention_backward(kernel, Cotangent(args[0], ignored), *args[1:], **rest)
+    assert not any(part.value.any() or part.mask.any() for part in ours)
+    assert kernel.runs == int(attention.LARGE > 0)

@@ -1,0 +1,130 @@
+"""Flex attention, uncompiled, next to the same attention written out in float64 without the poison."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch.nn.attention import flex_attention as flex
+
+from zero_or_nan import ignoring
+
+inf, nan = math.inf, math.nan
+BATCH, HEADS, TOKENS, FEATURES = 3, 4, 24, 8
+
+
+def causal(b, h, i, j):
+    return i >= j
+
+
+def everywhere(b, h, i, j):
+    return i >= 0
+
+
+def sloped(score, b, h, i, j):
+    return score + 0.1 * (j - i)
+
+
+def capped(score, b, h, i, j):
+    return 5 * torch.tanh(score / 5)
+
+
+def raised(score, b, h, i, j):
+    return score + 200  # whose exponential overflows
+
+
+LENGTHS = torch.tensor([24, 20, 7])
+
+
+def padded(b, h, i, j):
+    return j < LENGTHS[b]
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch):
+    """PyTorch refuses gradients there, where nothing is gained by it; its dense formula runs all the same."""
+    monkeypatch.setattr(flex, "_validate_device", lambda *tensors: None, raising=False)
+    monkeypatch.setattr(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True, raising=False)
+
+
+def attend(tensors, mask, score):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        blocks = flex.create_block_mask(mask, BATCH, HEADS, TOKENS, TOKENS, device="cpu")
+        return flex.flex_attention(*tensors, block_mask=blocks, score_mod=score, enable_gqa=True)
+
+
+def written_out(tensors, mask, score):
+    query, key, value = tensors
+    key, value = (t.repeat_interleave(HEADS // t.shape[1], 1) for t in (key, value))
+    b, h, i, j = torch.meshgrid(*map(torch.arange, (BATCH, HEADS, TOKENS, TOKENS)), indexing="ij")
+    scores = query @ key.mT / math.sqrt(FEATURES)
+    scores = scores if score is None else score(scores, b, h, i, j)
+    return scores.masked_fill(~mask(b, h, i, j), -inf).softmax(-1) @ value
+
+
+@pytest.mark.parametrize("poison", [nan, inf, 3e38])
+@pytest.mark.parametrize(
+    ("mask", "score", "shared"),
+    [(causal, None, 4), (causal, sloped, 2), (everywhere, capped, 4), (everywhere, raised, 4), (padded, sloped, 2)],
+)
+def test_what_the_loss_ignored_has_no_part(mask, score, shared, poison):
+    torch.manual_seed(0)
+    clean = [torch.randn(BATCH, heads, TOKENS, FEATURES) for heads in (HEADS, shared, shared)]
+    poisoned = [t.clone() for t in clean]
+    used = torch.ones(BATCH, HEADS, TOKENS, 1, dtype=torch.bool)
+    poisoned[0][:, 1, 3] = poison
+    used[:, 1, 3] = False
+    for t in poisoned:
+        t[1] = poison
+    used[1] = False
+    if mask is causal:
+        used[:, :, 20:] = False
+        for t in poisoned[:2]:
+            t[:, :, 20:] = poison
+    if mask is padded:
+        poisoned[1][2, :, 7:] = poison
+    # The dense formula multiplies values by weights of 0: forward gets that right only of finite ones.
+    out = attend(poisoned, mask, score)
+    used = used & (out == attend(clean, mask, score)).all(-1, keepdim=True)
+    weights = torch.randn(out.shape) * used
+    leaves = [t.requires_grad_() for t in poisoned]
+    loss = (attend(leaves, mask, score) * weights).where(used, 0.0).sum()
+    right = [t.double().requires_grad_() for t in clean]
+    wanted = torch.autograd.grad((written_out(right, mask, score) * weights).sum(), right)
+    plain = torch.autograd.grad(loss, leaves, retain_graph=True)
+    assert used.any()
+    assert poison == 3e38 or not all(bool(t.isfinite().all()) for t in plain)
+    for mine, exact, theirs in zip(ignoring.grad(loss, leaves), wanted, plain, strict=True):
+        torch.testing.assert_close(mine.double(), exact, rtol=1e-3, atol=1e-5)
+        assert torch.equal(mine[theirs.isfinite()], theirs[theirs.isfinite()])
+
+
+def test_a_used_query_that_met_nan_is_named():
+    torch.manual_seed(0)
+    tensors = [torch.randn(BATCH, HEADS, TOKENS, FEATURES) for _ in range(3)]
+    tensors[1][0, 0, 0] = nan
+    loss = attend([t.requires_grad_() for t in tensors], everywhere, None)[:, :, :5].sum()
+    with pytest.warns(UserWarning, match="FlexAttentionAutogradOp"):
+        ours = ignoring.grad(loss, tensors)
+    assert ours[0][0, 0, :5].isnan().all()
+
+
+def test_a_captured_tensor_has_its_gradient(monkeypatch):
+    monkeypatch.setattr(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", False, raising=False)  # captures by Dynamo
+    torch.manual_seed(0)
+    clean = [torch.randn(BATCH, HEADS, TOKENS, FEATURES) for _ in range(3)]
+    poisoned = [t.clone() for t in clean]
+    for t in poisoned:
+        t[1] = nan
+    bias = torch.randn(HEADS).requires_grad_()
+
+    def biased(score, b, h, i, j):
+        return score * bias[h]
+
+    loss = attend(poisoned, everywhere, biased)[0].square().sum()
+    right = bias.detach().double().requires_grad_()
+    exact = written_out([t.double() for t in clean], everywhere, lambda score, b, h, i, j: score * right[h])
+    (wanted,) = torch.autograd.grad(exact[0].square().sum(), right)
+    (ours,) = ignoring.grad(loss, bias)
+    torch.testing.assert_close(ours.double(), wanted, rtol=1e-3, atol=1e-5)
