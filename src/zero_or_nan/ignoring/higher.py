@@ -44,7 +44,7 @@ class _Entered(torch.autograd.Function):
         return Cotangent(value.detach(), mask, step)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Any) -> Any:
         return gradient, None, None
 
 
@@ -57,7 +57,7 @@ class _Left(torch.autograd.Function):
         return value.detach()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Any) -> Any:
         return gradient if gradient.dtype is torch.bool else gradient.to(ctx.dtype), None
 
 
@@ -85,11 +85,11 @@ def entered(value: Tensor, mask: Mask, step: Step) -> Cotangent:
 
 def left(results: Sequence[Any], values: Sequence[Any], owner: Pass) -> list[Any]:
     """The plain tensors that go on to the next nodes in place of cotangents: their values, or what those became."""
-    gone: dict[int, Any] = {}
-    return [
-        gone.setdefault(id(result), _left(result, value, owner)) if id(result) not in gone else gone[id(result)]
-        for result, value in zip(results, values, strict=True)
-    ]
+    gone: dict[int, Any] = {}  # one that goes to several nodes leaves once
+    for result, value in zip(results, values, strict=True):
+        if id(result) not in gone:
+            gone[id(result)] = _left(result, value, owner)
+    return [gone[id(result)] for result in results]
 
 
 def _left(cotangent: Any, value: Any, owner: Pass) -> Any:
@@ -111,8 +111,8 @@ def remember(tensor: Tensor, mask: Mask) -> None:
     global _EVER
     if tensor.grad_fn is not None:
         _EVER = True
-        ignored = tensor.grad_fn.metadata.setdefault(_KEY, {})
-        ignored.setdefault(tensor.output_nr, mask)
+        metadata: Any = tensor.grad_fn.metadata
+        metadata.setdefault(_KEY, {}).setdefault(tensor.output_nr, mask)
 
 
 def remember_all(things: Iterable[Any]) -> None:

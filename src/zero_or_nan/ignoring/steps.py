@@ -54,6 +54,11 @@ class Step:
         return selects if isinstance(selects, bool) else selects(self.node)
 
     @property
+    def makes_up_zeros(self) -> bool:
+        """Whether zeros like a cotangent are for what a derivative did not depend on: one that is differentiated."""
+        return is_recorded(self.node)
+
+    @property
     def is_needed(self) -> bool:
         """Whether anything can be ignored here though no masks arrive."""
         return self.selects
@@ -87,7 +92,7 @@ class Step:
         """That of a cotangent. Zeros that a derivative makes up without one, as that of x**0, are ignored with it."""
         if type(result) is not Tensor or not result._is_zerotensor() and (not can_carry(result) or bool(result.any())):
             return mask_of(result)
-        if is_recorded(self.node):  # of what a derivative did not depend on
+        if self.makes_up_zeros:
             return everywhere(False, result)
         return next((mask for mask in self.masks if mask is not None and mask.shape == result.shape), None)
 

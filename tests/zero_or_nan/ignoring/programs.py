@@ -90,6 +90,11 @@ def cosine(x):
     return one(x, np.cos, lambda g, x, y: -g * one(x, np.sin, lambda g, x, y: g * cosine(x)))
 
 
+def power(x, n):
+    """As PyTorch has it, the derivative of x**0 is a computed 0."""
+    return one(x, lambda v: v**n, lambda g, x, y: g * (Number(n) * power(x, n - 1)) if n else Number(0))
+
+
 def times(x, y):
     return Number(x.value * y.value, [(x, lambda g: g * y), (y, lambda g: g * x)], x.size * y.size)
 
@@ -146,7 +151,7 @@ ONE = {
     "sqrt": (lambda x, _: x.sqrt(), unary(np.sqrt, lambda g, x, y: g / (Number(2) * y)), nothing),
     "tanh": (lambda x, _: x.tanh(), unary(np.tanh, lambda g, x, y: g * (Number(1) - y * y)), nothing),
     "sin": (lambda x, _: x.sin(), unary(np.sin, lambda g, x, y: g * cosine(x)), nothing),
-    "square": (lambda x, _: x**2, unary(np.square, lambda g, x, y: g * (Number(2) * x)), nothing),
+    "square": (lambda x, _: x**2, lambda xs, _: [power(x, 2) for x in xs], nothing),
     "reciprocal": (lambda x, _: x.reciprocal(), unary(lambda x: 1 / x, lambda g, x, y: -g * (y * y)), nothing),
     "neg": (lambda x, _: -x, unary(np.negative, lambda g, x, y: -g), nothing),
     "floor": (lambda x, _: x.floor(), unary(np.floor, lambda g, x, y: Number(0)), nothing),

@@ -88,9 +88,9 @@ def zeros_like(op: Any, grad: Any, **kwargs: Any) -> Any:
     value = op(plain(grad), **kwargs)
     if not (value.is_floating_point() or value.is_complex()):
         return value
-    if selecting(grad):
-        return Cotangent(value, everywhere(False, value))
     step = step_of((grad,))
+    if selecting(grad) or step is not None and step.makes_up_zeros:
+        return Cotangent(value, everywhere(False, value))
     return Cotangent(value, None if step is not None and step.is_anothers else mask_of(grad))
 
 
