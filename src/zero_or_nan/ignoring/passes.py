@@ -44,14 +44,14 @@ def backward(
         grad_tensors: the vector of the vector-Jacobian product, one tensor for each, in its shape and dtype; may be
             left out for scalars. Its own zeros are numbers like any other.
         retain_graph: keep the graph for another pass. PyTorch's default: it is freed.
-        create_graph: only False is taken. True would have PyTorch record a graph of the gradient, to differentiate it
-            once more, and that graph could not say which entries the loss ignored.
+        create_graph: record a graph of the gradient, to differentiate it once more. What this pass ignored is a
+            constant for an `ignoring` pass over that graph; plain backward over it is plain PyTorch's. Such a pass is
+            slower: it follows every operator, also where plain backward would do.
         grad_variables: PyTorch's deprecated name for `grad_tensors`.
         inputs: accumulate into these alone.
 
     Raises:
         RuntimeError: whatever `torch.autograd.backward` raises, in its words.
-        NotImplementedError: for `create_graph=True`, before anything is computed.
 
     Warns:
         UserWarning: once a pass, when ignored entries met what could not be followed: an operator without a rule, a
@@ -95,8 +95,9 @@ def grad(
         grad_outputs: the vectors of the vector-Jacobian product, one for each output in its shape and dtype; may be
             left out for scalars.
         retain_graph: keep the graph for another pass. PyTorch's default: it is freed.
-        create_graph: only False is taken. True would have PyTorch record a graph of the gradient, to differentiate it
-            once more, and that graph could not say which entries the loss ignored.
+        create_graph: record a graph of the gradient, to differentiate it once more. What this pass ignored is a
+            constant for an `ignoring` pass over that graph; plain backward over it is plain PyTorch's. Such a pass is
+            slower: it follows every operator, also where plain backward would do.
         only_inputs: deprecated by PyTorch, and without effect.
         allow_unused: give None for an input that the outputs don't depend on, in place of an error.
         is_grads_batched: take the first dimension of `grad_outputs` for a batch of vectors: one pass for each.
@@ -111,7 +112,6 @@ def grad(
     Raises:
         RuntimeError, ValueError, TypeError: whatever `torch.autograd.grad` raises, in its words.
         ValueError: when `ignored` is neither of the two words; for "masked", when a gradient is sparse or a DTensor.
-        NotImplementedError: for `create_graph=True`, before anything is computed.
 
     Warns:
         UserWarning: once a pass, when ignored entries met what could not be followed. For "masked" PyTorch says
@@ -121,10 +121,16 @@ def grad(
     >>> loss = torch.where(x < 50, x.exp(), torch.zeros(2)).sum()
     >>> grad(loss, [x], retain_graph=True)
     (tensor([2.7183, 0.0000]),)
-    >>> grad(loss, [x], ignored="masked")
+    >>> grad(loss, [x], retain_graph=True, ignored="masked")
     (MaskedTensor(
       [  2.7183,       --]
     ),)
+
+    The gradient of its gradient:
+
+    >>> (slope,) = grad(loss, [x], create_graph=True)
+    >>> grad(slope.sum(), [x])
+    (tensor([2.7183, 0.0000]),)
     """
     if ignored not in ("zero", "masked"):
         raise ValueError(f'ignored={ignored!r} is not known; use "zero" for plain tensors or "masked" for masked ones')
@@ -158,8 +164,8 @@ def _grad(roots: Any, inputs: Any, given: Any, retain_graph: bool | None, ignore
 def _pass(roots: Sequence[Any], edges: Any = None, asked_for: Any = None, recorded: bool = False) -> Any:
     """What PyTorch's engine is to run in: nothing, where plain backward will do and no masks are asked for.
 
-    A gradient that is differentiated again is harmless only where nothing can be ignored: its numbers, and those of the
-    gradient's gradient, are not there yet.
+    A gradient that is differentiated again is harmless only where nothing can be ignored: the numbers that the next
+    pass multiplies by are not there yet.
     """
     DEEP_GRAPHS.sweep()
     graph = graph_from(roots)

@@ -1,12 +1,17 @@
 """Gradients of gradients: what the first pass ignored is a constant for the second, and for the third."""
 
+import gc
 import math
+import warnings
+import weakref
 from math import isfinite
 
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from programs import WEIGHTS, Number, programs
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from zero_or_nan import ignoring
 
@@ -21,7 +26,7 @@ def gradients(auto, program, order, dtype=torch.float64):
         assume(loss.requires_grad)
         found = auto.grad(loss, leaves, create_graph=True, allow_unused=True)
         loss = sum((w * g).sum() for w, g in zip(weights, found, strict=True) if g is not None)
-    assume(isinstance(loss, torch.Tensor) and loss.requires_grad)
+    assume(isinstance(loss, Tensor) and loss.requires_grad)
     return auto.grad(loss, leaves, allow_unused=True)
 
 
@@ -34,3 +39,189 @@ def test_every_entry_is_what_floats_give_entry_by_entry(order, program):
         for o, e in zip(numbers, [Number(0) if e is None else e for e in expected], strict=True):
             assert isfinite(o) == isfinite(e.value)
             assert not isfinite(o) or math.isclose(o, e.value, rel_tol=1e-9, abs_tol=1e-9 * e.size)
+
+
+@properties
+@given(program=programs())
+def test_the_bits_of_the_second_order_are_plain_pytorchs_where_it_is_finite(program):
+    ours, theirs = gradients(ignoring, program, 2), gradients(torch.autograd, program, 2)
+    for a, b in zip(ours, theirs, strict=True):
+        for o, t in zip(a.tolist(), b.tolist(), strict=True) if a is not None and b is not None else ():
+            assert not isfinite(t) or o == t
+
+
+# Layers, on a batch half of which is NaN: as on the other half alone.
+
+LAYERS = {
+    "linear, tanh": lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)),
+    "relu, softplus": lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.Softplus()),
+    "smooth": lambda: nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.SiLU(), nn.Mish(), nn.ELU(), nn.Sigmoid()),
+    "kinked": lambda: nn.Sequential(nn.Linear(3, 4), nn.PReLU(4), nn.Hardtanh(), nn.Hardswish(), nn.Softshrink(0.01)),
+    "others": lambda: nn.Sequential(nn.Linear(3, 4), nn.SELU(), nn.LogSigmoid(), nn.Tanhshrink(), nn.Softsign()),
+    "softmax": lambda: nn.Sequential(nn.Linear(3, 4), nn.LogSoftmax(-1), nn.Softmin(-1), nn.GLU()),
+    "layer norm": lambda: nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Tanh()),
+    "RMS norm": lambda: nn.Sequential(nn.Linear(3, 4), nn.RMSNorm(4), nn.Tanh()),
+    "frozen batch norm": lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4).eval(), nn.Tanh()),
+}
+IMAGES = {
+    "convolution": lambda: nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 2, 2, stride=2)),
+    "transposed": lambda: nn.Sequential(nn.ConvTranspose2d(2, 3, 3, stride=2), nn.Tanh()),
+    "in groups": lambda: nn.Sequential(nn.Conv2d(2, 4, 3, groups=2, dilation=2), nn.Softsign()),
+    "pools": lambda: nn.Sequential(nn.MaxPool2d(2), nn.LeakyReLU(), nn.AvgPool2d(2), nn.Softmax(1)),
+    "reflected, upsampled": lambda: nn.Sequential(
+        nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"), nn.Upsample(scale_factor=2, mode="bilinear")
+    ),
+    "response norm": lambda: nn.Sequential(nn.LocalResponseNorm(2), nn.LPPool2d(2, 2)),
+    "group norm": lambda: nn.Sequential(nn.Conv2d(2, 4, 2), nn.GroupNorm(2, 4), nn.Tanh()),
+    "instance norm": lambda: nn.Sequential(nn.Conv2d(2, 4, 2), nn.InstanceNorm2d(4, affine=True), nn.Tanh()),
+}
+SEQUENCES = {
+    "LSTM": lambda: nn.LSTM(3, 4, batch_first=True),
+    "GRU": lambda: nn.GRU(3, 4, batch_first=True),
+    "transformer": lambda: nn.TransformerEncoderLayer(3, 1, 8, dropout=0.0, batch_first=True),
+}
+CASES = [
+    pytest.param(make, shape, id=name)
+    for layers, shape in ((LAYERS, (4, 3)), (IMAGES, (4, 2, 6, 6)), (SEQUENCES, (4, 5, 3)))
+    for name, make in layers.items()
+]
+
+
+def penalties(auto, layer, rows):
+    """The slope at the first two rows, how a penalty on it changes with everything, and that once more."""
+    rows = rows.clone().requires_grad_()
+    everything = [rows, *layer.parameters()]
+    with sdpa_kernel(SDPBackend.MATH):  # PyTorch has no second derivative of the other kernels
+        output = layer(rows)
+    used = (output[0] if isinstance(output, tuple) else output)[:2]
+    (slope,) = auto.grad(used.square().sum(), [rows], create_graph=True)
+    loss = slope[:2].tanh().sum() + used.sum()
+    second = auto.grad(loss, everything, create_graph=True, allow_unused=True)
+    loss = sum(g.square().sum() for g in second if g is not None and g.requires_grad)
+    third = auto.grad(loss, everything, allow_unused=True)
+    return [None if g is None else g.detach() for g in (slope, *second, *third)]
+
+
+@pytest.mark.parametrize("make, shape", CASES)
+def test_a_layer_to_third_order(make, shape):
+    torch.manual_seed(0)
+    layer, rows = make().double(), torch.randn(shape, dtype=torch.float64)
+    bad = rows.clone()
+    bad[2:] = math.nan
+    was = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)  # its LSTM has no second derivative
+    try:
+        alone, ours = penalties(torch.autograd, layer, rows[:2]), penalties(ignoring, layer, bad)
+        plain = penalties(torch.autograd, layer, bad)
+    finally:
+        torch._C._set_mkldnn_enabled(was)
+    assert any(g is not None and bool(g.isnan().any()) for g in plain)
+    for o, a in zip(ours, alone, strict=True):
+        assert (o is None) == (a is None)
+        if o is not None:
+            assert type(o) is Tensor
+            if o.shape != a.shape:  # of the rows: the bad ones get 0
+                assert not o[2:].any()
+            torch.testing.assert_close(o[: len(a)], a, rtol=1e-9, atol=1e-9)
+
+
+def guard(x):
+    return torch.where(x < 50, x.exp(), torch.zeros_like(x))
+
+
+def recorded(x):
+    return ignoring.grad(guard(x).sum(), [x], create_graph=True)[0]
+
+
+def test_plain_backward_over_the_record_is_plain_pytorchs():
+    x = torch.tensor([1.0, 100.0], requires_grad=True)
+    slope = recorded(x)
+    assert type(slope) is Tensor and slope.grad_fn is not None
+    slope.sum().backward()
+    theirs = torch.tensor([1.0, 100.0], requires_grad=True)
+    torch.autograd.grad(guard(theirs).sum(), [theirs], create_graph=True)[0].sum().backward()
+    assert type(x.grad) is Tensor
+    torch.testing.assert_close(x.grad, theirs.grad, rtol=0, atol=0, equal_nan=True)
+    assert x.grad.isnan().tolist() == [False, True]
+
+
+def test_backward_records_too():
+    x = torch.tensor([1.0, 100.0], requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch warns of the cycle
+        ignoring.backward(guard(x).sum(), create_graph=True)
+    slope, x.grad = x.grad, None
+    ignoring.backward(slope.square().sum())
+    assert x.grad.tolist() == pytest.approx([2 * math.e**2, 0.0])
+
+
+def test_an_undefined_second_derivative_stays_undefined():
+    x = torch.tensor([0.0, 4.0], requires_grad=True)
+    (slope,) = ignoring.grad(x.pow(1.5).sum(), [x], create_graph=True)
+    (second,) = ignoring.grad(slope.sum(), [x])
+    assert second.tolist() == [math.inf, 0.375]
+
+
+def test_the_mask_of_a_second_derivative():
+    x = torch.tensor([1.0, 100.0], requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (second,) = ignoring.grad(recorded(x).sum(), [x], ignored="masked")
+    assert second.get_mask().tolist() == [True, False]
+
+
+def test_a_hook_gets_a_plain_tensor_and_may_change_it():
+    x = torch.tensor([1.0, 100.0], requires_grad=True)
+    seen = []
+    middle = x * 1
+    middle.register_hook(lambda g: (seen.append(type(g)), 2 * g)[1])
+    (slope,) = ignoring.grad(guard(middle).sum(), [x], create_graph=True)
+    (second,) = ignoring.grad(slope.sum(), [x])
+    assert set(seen) == {Tensor}
+    assert slope.tolist() == pytest.approx([2 * math.e, 0.0]) and second.tolist() == pytest.approx([4 * math.e, 0.0])
+
+
+def test_a_product_with_the_hessian():
+    x = torch.tensor([0.5, 2.0, 0.0], dtype=torch.float64, requires_grad=True)
+    vector = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
+    loss = (torch.where(x > 0, x.log(), 0).sum()) ** 2
+    (slope,) = ignoring.grad(loss, [x], create_graph=True)
+    (product,) = ignoring.grad(slope, [x], vector)
+    used, total = x.detach()[:2], x.detach()[:2].log().sum()
+    expected = 2 * (vector[:2] / used).sum() / used - 2 * total * vector[:2] / used**2
+    torch.testing.assert_close(product, torch.cat([expected, torch.zeros(1, dtype=torch.float64)]))
+
+
+def test_the_inner_step_of_maml():
+    def adapted(auto, rows):
+        weight = torch.tensor([[0.3, -0.2]], dtype=torch.float64, requires_grad=True)
+        (inner,) = auto.grad((rows @ weight.T)[:2].square().sum(), [weight], create_graph=True)
+        stepped = weight - 0.1 * inner
+        return auto.grad((rows @ stepped.T)[:2].exp().sum(), [weight])[0]
+
+    rows = torch.tensor([[1.0, 2.0], [0.5, -1.0], [math.nan, 0.0]], dtype=torch.float64)
+    torch.testing.assert_close(adapted(ignoring, rows), adapted(torch.autograd, rows[:2]))
+
+
+def test_a_graph_in_which_nothing_can_be_ignored_is_plain_pytorchs():
+    x = torch.ones(2, requires_grad=True)
+    (slope,) = ignoring.grad(x.exp().sum(), [x], create_graph=True)
+    assert type(slope.grad_fn).__name__ == "MulBackward0"
+
+
+def test_zeros_that_a_derivative_makes_up_are_ignored_with_it():
+    x = torch.tensor([1.0, 0.0], requires_grad=True)
+    ignoring.backward(torch.where(x > 0, x.log() ** 0, torch.zeros(2)).sum())
+    assert x.grad.tolist() == [0.0, 0.0]
+
+
+def test_the_record_is_let_go_with_its_result():
+    def one():
+        x = torch.tensor([1.0, 100.0], requires_grad=True)
+        slope = recorded(x)
+        ignoring.grad(slope.sum(), [x])
+        return weakref.ref(slope)
+
+    gone = one()
+    gc.collect()
+    assert gone() is None

@@ -345,16 +345,6 @@ def test_inside_a_functorch_transform_it_is_refused_as_by_pytorch():
     assert outcome(lambda: inner(ignoring)) == expected
 
 
-@pytest.mark.parametrize("value", [1.0, 100.0], ids=["clean", "contaminated"])
-def test_create_graph_is_refused(value):
-    x = leaf(value)
-    with pytest.raises(NotImplementedError, match="create_graph"):
-        ignoring.backward(guard(x).sum(), create_graph=True)
-    with pytest.raises(NotImplementedError, match="create_graph"):
-        ignoring.grad(guard(x).sum(), x, create_graph=True)
-    assert x.grad is None
-
-
 def test_an_unknown_word_for_ignored_is_refused():
     x = leaf(1.0)
     with pytest.raises(ValueError, match='\'nan\'.*"zero".*"masked"'):

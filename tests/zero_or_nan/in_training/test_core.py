@@ -240,7 +240,7 @@ def test_several_losses_at_once():
 @pytest.mark.setup(
     "`torch.autograd.grad`",
     "gradients = ignoring.grad(loss, params)",
-    "Takes the arguments of `torch.autograd.grad`, but not `create_graph=True`.",
+    "Takes the arguments of `torch.autograd.grad`.",
 )
 def test_gradients_that_are_returned():
     def train(ignoring, rows):
@@ -255,8 +255,27 @@ def test_gradients_that_are_returned():
         return [*gradients, *state(model, loss)]
 
     compare(train)
-    with pytest.raises(NotImplementedError, match="create_graph"):
-        ignoring.grad(loss_of(network(), BAD), [torch.ones(1)], create_graph=True)
+
+
+@pytest.mark.setup(
+    "A gradient penalty, `create_graph=True`",
+    "(slope,) = ignoring.grad(loss, [points], create_graph=True)",
+    "The penalty's own gradient by `ignoring` too.",
+)
+def test_a_gradient_penalty():
+    def train(ignoring, rows):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            points = rows.clone().requires_grad_()
+            loss = loss_of(model, points)
+            (slope,) = ignoring.grad(loss, [points], create_graph=True)
+            ignoring.backward(loss + slope.square().sum())
+            optimizer.step()
+        return state(model, loss)
+
+    compare(train)
 
 
 @pytest.mark.setup(
