@@ -24,7 +24,6 @@ from .registry import function
 from .threads import current
 
 if TYPE_CHECKING:
-    from .careful import Pass
     from .steps import Step
 
 _KEY = "zero_or_nan: which results of this node were ignored"
@@ -79,25 +78,21 @@ def entered(value: Tensor, mask: Mask, step: Step) -> Cotangent:
     else:
         cotangent = _Entered.apply(value, mask, step)  # type: ignore[no-untyped-call]
         step.owner.entered[id(value)] = value, cotangent
-        step.owner.entered[id(cotangent)] = value, cotangent
     return cotangent
 
 
-def left(results: Sequence[Any], values: Sequence[Any], owner: Pass) -> list[Any]:
+def left(results: Sequence[Any], values: Sequence[Any]) -> list[Any]:
     """The plain tensors that go on to the next nodes in place of cotangents: their values, or what those became."""
     gone: dict[int, Any] = {}  # one that goes to several nodes leaves once
     for result, value in zip(results, values, strict=True):
         if id(result) not in gone:
-            gone[id(result)] = _left(result, value, owner)
+            gone[id(result)] = _left(result, value)
     return [gone[id(result)] for result in results]
 
 
-def _left(cotangent: Any, value: Any, owner: Pass) -> Any:
+def _left(cotangent: Any, value: Any) -> Any:
     if type(cotangent) is not Cotangent or not cotangent.requires_grad:
         return value
-    handed_on = owner.entered.get(id(cotangent))
-    if handed_on is not None and handed_on[1] is cotangent:
-        return handed_on[0]
     remember(cotangent, cotangent.mask)
     return _Left.apply(cotangent, value)  # type: ignore[no-untyped-call]
 

@@ -17,7 +17,7 @@ from .cotangent import Cotangent, can_carry, is_finite, mask_of, merge, plain
 from .distributed import Gathered, Gathering, is_distributed
 from .graph import can_be_read_again, for_each_edge, function_of, run
 from .higher import entered, is_recorded, left, remember
-from .masks import Mask, everywhere, full, reduced
+from .masks import Mask, full, reduced
 from .registry import FUNCTIONS, GENERATED, UNKNOWN, Function, NotFollowed
 from .watching import Watching
 
@@ -85,15 +85,13 @@ class Step:
             self._gathering.stop()
         if self._comparisons is not None:
             self._comparisons.stop()
-        values = left(results, [_given_back(result) for result in results], self.owner)
+        values = left(results, [_given_back(result) for result in results])
         return values, [self._mask_of(result) for result in results]
 
     def _mask_of(self, result: Any) -> Mask:
         """That of a cotangent. Zeros that a derivative makes up without one, as that of x**0, are ignored with it."""
         if type(result) is not Tensor or not result._is_zerotensor() and (not can_carry(result) or bool(result.any())):
             return mask_of(result)
-        if self.makes_up_zeros:
-            return everywhere(False, result)
         return next((mask for mask in self.masks if mask is not None and mask.shape == result.shape), None)
 
     def over(self) -> None:
@@ -233,8 +231,7 @@ class Replaced(Step):
             node = Gathered(self.node) if any(map(is_distributed, arriving)) else self.node
             careful = derivative(node, given)
             ended = [
-                _mended(exact, ours, self.owner)
-                for exact, ours in zip(results, for_each_edge(self.node, careful), strict=True)
+                _mended(exact, ours) for exact, ours in zip(results, for_each_edge(self.node, careful), strict=True)
             ]
         except Exception as error:
             self.failed(name, error)
@@ -242,7 +239,7 @@ class Replaced(Step):
         return [value for value, _ in ended], [mask for _, mask in ended]
 
 
-def _mended(exact: Any, careful: Any, owner: Pass) -> tuple[Any, Mask]:
+def _mended(exact: Any, careful: Any) -> tuple[Any, Mask]:
     """Plain PyTorch's result where it is finite, elsewhere ours; what it gives as another number than 0 counts."""
     if not isinstance(exact, Tensor):
         return exact, None
@@ -253,7 +250,7 @@ def _mended(exact: Any, careful: Any, owner: Pass) -> tuple[Any, Mask]:
     if exact.requires_grad and is_finite(exact):  # so is the record of how PyTorch got it
         remember(exact, mask)
         return exact, mask
-    return left([careful], [value], owner)[0], mask
+    return left([careful], [value])[0], mask
 
 
 class Sliced(Step):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from zero_or_nan import ignoring
+from zero_or_nan.ignoring.higher import without
 
 properties = settings(deadline=None, derandomize=True, database=None, max_examples=1000)
 
@@ -179,6 +180,52 @@ def test_a_hook_gets_a_plain_tensor_and_may_change_it():
     (second,) = ignoring.grad(slope.sum(), [x])
     assert set(seen) == {Tensor}
     assert slope.tolist() == pytest.approx([2 * math.e, 0.0]) and second.tolist() == pytest.approx([4 * math.e, 0.0])
+
+
+class ScaledLogs(torch.autograd.Function):
+    """The sum of the logarithms of positive numbers, times a factor."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.save_for_backward(x, factor)
+        return factor * torch.where(x > 0, x.log(), 0).sum()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, factor = ctx.saved_tensors
+        selected = gradient.expand(x.shape) * (x > 0)
+        return factor * selected / x, (selected * x.log()).sum()
+
+
+def test_inside_of_a_derivative_too_what_was_ignored_is_a_constant(monkeypatch):
+    monkeypatch.setattr(ignoring.registry, "FUNCTIONS", dict(ignoring.FUNCTIONS))
+    ignoring.function(ScaledLogs, selects=True)
+    x = torch.tensor([2.0, 0.0], dtype=torch.float64, requires_grad=True)
+    factor, outer = (torch.tensor(n, dtype=torch.float64, requires_grad=True) for n in (3.0, 5.0))
+    (slope,) = ignoring.grad(outer * ScaledLogs.apply(x, factor), [factor], create_graph=True)
+    second = ignoring.grad(slope, [x, outer])
+    assert slope.item() == pytest.approx(5 * math.log(2))
+    assert second[0].tolist() == [2.5, 0.0] and second[1].item() == pytest.approx(math.log(2))
+
+
+def test_what_reaches_a_constant_is_0():
+    mask = torch.tensor([True, False, False])
+    arriving = torch.tensor([1.0, 2.0, math.nan])
+    assert without(arriving, mask).tolist() == [1.0, 0.0, 0.0]
+    zero_there = torch.tensor([math.nan, 0.0, -0.0])
+    assert without(zero_there, mask) is zero_there
+
+
+def test_what_comes_back_to_a_tensor_is_added_up_in_pytorchs_order():
+    def second(auto):
+        torch.manual_seed(0)
+        x, w = (torch.rand(1000).add(0.1).requires_grad_() for _ in range(2))
+        y = x.tanh()
+        loss = (torch.where(y > 0.2, y / w + w / y, 0).square() * x).sum()
+        slopes = auto.grad(loss, [x, w], create_graph=True)
+        return auto.grad(sum((s * s.detach()).sum() for s in slopes), [x, w])
+
+    assert all(map(torch.equal, second(ignoring), second(torch.autograd)))
 
 
 def test_a_product_with_the_hessian():
