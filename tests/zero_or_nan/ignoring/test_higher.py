@@ -2,6 +2,7 @@
 
 import gc
 import math
+import re
 import warnings
 import weakref
 from math import isfinite
@@ -103,19 +104,29 @@ def penalties(auto, layer, rows):
     return [None if g is None else g.detach() for g in (slope, *second, *third)]
 
 
+@pytest.fixture
+def without_mkldnn():
+    """Its LSTM has no second derivative."""
+    was = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    yield
+    torch._C._set_mkldnn_enabled(was)
+
+
 @pytest.mark.parametrize("make, shape", CASES)
+@pytest.mark.usefixtures("without_mkldnn")
 def test_a_layer_to_third_order(make, shape):
     torch.manual_seed(0)
     layer, rows = make().double(), torch.randn(shape, dtype=torch.float64)
     bad = rows.clone()
     bad[2:] = math.nan
-    was = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)  # its LSTM has no second derivative
     try:
-        alone, ours = penalties(torch.autograd, layer, rows[:2]), penalties(ignoring, layer, bad)
-        plain = penalties(torch.autograd, layer, bad)
-    finally:
-        torch._C._set_mkldnn_enabled(was)
+        alone = penalties(torch.autograd, layer, rows[:2])
+    except RuntimeError as refusal:  # newer releases have no third derivative of batch normalisation
+        with pytest.raises(RuntimeError, match=re.escape(str(refusal))):
+            penalties(ignoring, layer, bad)
+        return
+    ours, plain = penalties(ignoring, layer, bad), penalties(torch.autograd, layer, bad)
     assert any(g is not None and bool(g.isnan().any()) for g in plain)
     for o, a in zip(ours, alone, strict=True):
         assert (o is None) == (a is None)
