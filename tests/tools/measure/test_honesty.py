@@ -65,6 +65,7 @@ def test_a_comparison_with_nan_that_is_forgotten_is_found(plant):
     assert honesty.measure(OPERATORS["clamp_min"], samples=2).hidden > 0
 
 
+@pytest.mark.usefixtures("by_rules_alone")
 def test_a_rule_that_ignores_too_much_is_found(monkeypatch):
     def nothing_counts(op, grad, *args, **kwargs):
         value = op(grad.value, *args, **kwargs)
@@ -109,6 +110,7 @@ def test_plain_pytorch_is_honest(monkeypatch):
     assert honesty.measure(OPERATORS["mm"]).is_honest
 
 
+@pytest.mark.usefixtures("by_rules_alone")
 def test_an_error_of_ours_is_told(monkeypatch):
     def broken(*args, **kwargs):
         raise ZeroDivisionError("a planted one")

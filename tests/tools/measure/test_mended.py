@@ -66,6 +66,7 @@ def test_a_gradient_that_plain_pytorch_has_right_can_be_broken():
     assert tally.notes[0].startswith("broken: sample ")
 
 
+@pytest.mark.usefixtures("by_rules_alone")
 def test_a_missing_rule_is_named(monkeypatch):
     monkeypatch.delitem(ignoring.RULES, torch.ops.aten.mm)
     tally = mended.measure(OPERATORS["mm"])
