@@ -23,7 +23,9 @@ def core(mask: Tensor) -> Tensor:
     steps = mask.stride()
     if 0 not in steps:
         return mask
-    return mask.as_strided([1 if step == 0 else size for size, step in zip(mask.shape, steps, strict=True)], steps)
+    return mask.as_strided(
+        [size if step else min(size, 1) for size, step in zip(mask.shape, steps, strict=True)], steps
+    )
 
 
 def both(a: Mask, b: Mask) -> Mask:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..cotangent import Cotangent, has_nan, mask_of, merge, plain, settle, wrapped
-from ..masks import Mask, both, everywhere, full, reduced
+from ..masks import Mask, both, core, everywhere, full, reduced
 from ..registry import NotFollowed, rule
 
 LARGE = 10_000
@@ -125,7 +125,7 @@ def attention_backward(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _of_used_elements(call: Call, mask: Mask) -> list[Any]:
     """The gradients, from those elements of the batch alone that the loss uses."""
-    rows = short(full(mask, call["grad"])).any(-1, keepdim=True)
+    rows = core(full(mask, call["grad"])).any(-1, keepdim=True)
     used = rows.flatten(1).any(1).expand(len(call["query"]))
     # What dropout drops depends on the size of the batch, and the gradient of a bias may be a sum over it.
     if mask is None or call["dropout_p"] or call.wants_bias or mask.numel() < LARGE or bool(used.all()):
@@ -138,10 +138,10 @@ def _of_used_elements(call: Call, mask: Mask) -> list[Any]:
         return _of_used_tokens(call, mask, rows)
     per_element = [name for name in (*PER_HEAD, "logsumexp", "bias") if _has_elements(call[name], len(used))]
     part = call.with_(**{name: _taken(call[name], places) for name in per_element})
-    results = _of_used_tokens(part, _taken(short(mask), places).expand(part["grad"].shape), rows[places])
+    results = _of_used_tokens(part, _taken(core(mask), places).expand(part["grad"].shape), rows[places])
     origin = (used.cumsum(0) - 1).masked_fill(~used, len(places))
     for number, result in enumerate(results[:3]):
-        value, found = _put(result.value, origin), _put(short(full(result.mask, result.value)), origin)
+        value, found = _put(result.value, origin), _put(core(full(result.mask, result.value)), origin)
         results[number] = Cotangent(value, found.expand(value.shape))
     return results
 
@@ -164,12 +164,6 @@ def _put(part: Tensor, origin: Tensor) -> Tensor:
     batch, laid_out = order.index(0), part.permute(order)
     extended = torch.cat((laid_out, torch.zeros_like(laid_out.narrow(batch, 0, 1))), batch)
     return extended.index_select(batch, origin).permute(back)
-
-
-def short(mask: Tensor) -> Tensor:
-    """The mask with one entry in each dimension that it is expanded in."""
-    sizes = [size if step else min(size, 1) for size, step in zip(mask.shape, mask.stride(), strict=True)]
-    return mask.as_strided(sizes, mask.stride())
 
 
 # Queries and keys.
@@ -268,7 +262,7 @@ def _cut_off(call: Call, mask: Mask) -> Tensor | None:
 
 def _came_through(out: Tensor, mask: Mask) -> Tensor:
     """The queries with an entry that counts and is not finite."""
-    used = out if mask is None else zeroed(out, ~short(mask))
+    used = out if mask is None else zeroed(out, ~core(mask))
     return (used * 0).sum(-1, keepdim=True) != 0
 
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ..cotangent import Cotangent, has_nan, mask_of, plain, wrapped
-from ..masks import full
+from ..masks import core, full
 from ..registry import NotFollowed, derivative
-from .attention import short, summed_to, zeroed
+from .attention import summed_to, zeroed
 
 
 @derivative("torch._higher_order_ops.flex_attention.FlexAttentionAutogradOp")
@@ -23,8 +23,8 @@ def flex_attention(node: Any, grads: Any) -> tuple[Any, ...]:
     """The gradients of query, key and value, and of tensors that the score's function captured."""
     (query, key, value, out, logsumexp), rest = node.saved_tensors[:5], node.saved_tensors[5:]
     to_out, to_logsumexp = grads[:2]
-    rows = short(full(mask_of(to_out), plain(to_out))).any(-1, keepdim=True)
-    rows = rows | short(full(mask_of(to_logsumexp), plain(to_logsumexp))).unsqueeze(-1)
+    rows = core(full(mask_of(to_out), plain(to_out))).any(-1, keepdim=True)
+    rows = rows | core(full(mask_of(to_logsumexp), plain(to_logsumexp))).unsqueeze(-1)
     pairs = rows & _met(node, query, key)
     queries, keys = pairs.any(-1, keepdim=True), pairs.any(-2).unsqueeze(-1)
     keys = summed_to(key.shape[1], keys, Tensor.any)
