@@ -1,6 +1,7 @@
 """Is a PyTorch gradient zero, undefined, or only rounded?
 
 - `ignoring`: `backward` and `grad` that skip what the loss ignored, with the forward code as it is.
+- `explain`: where a NaN was born that reached the loss or a gradient, and what to do about it.
 
 Needs torch, 2.6 or newer, and nothing else. Importing it changes nothing: no warning filters, no patches.
 
@@ -14,7 +15,8 @@ tensor([2.7183, 0.0000])
 """
 
 from . import ignoring
+from .explain import explain
 
-__all__ = ["ignoring"]
+__all__ = ["explain", "ignoring"]
 
 __version__ = "0.1.0"

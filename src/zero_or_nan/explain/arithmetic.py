@@ -1,0 +1,379 @@
+"""What a number that is not finite was made of, as text that can be checked by hand: `0 × inf`, `exp(100) > 3.4e38`.
+
+A function is run again on copies, and each of PyTorch's operators in it is looked at: which was the first to give such
+a number, and what stood at that entry of its operands. How an operator is written down is registered, one line each.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .traces import looked_at, tensors_in
+
+WRITTEN: dict[str, str] = {
+    "add": "{} + {}",
+    "sub": "{} − {}",
+    "rsub": "{1} − {0}",
+    "mul": "{} × {}",
+    "div": "{} / {}",
+    "pow": "{} ** {}",
+    "reciprocal": "1 / {}",
+    "square": "{0} × {0}",
+    "rsqrt": "1 / sqrt({})",
+    "_to_copy": "{}",
+    "copy": "{}",
+    "addcmul": "{} + {} × {}",
+    "addcdiv": "{} + {} / {}",
+}
+"""Operators that are written with signs. Others are written `name(a, b)`."""
+
+POLES: dict[str, Callable[..., bool]] = {
+    "div": lambda a, b, *_: b == 0,
+    "reciprocal": lambda a: a == 0,
+    "pow": lambda a, b: a == 0,
+    "rsqrt": lambda a: a == 0,
+    "addcdiv": lambda a, b, c, *_: c == 0,
+}
+"""Operators that are infinite at a point, and grow too large elsewhere."""
+
+GROWING = frozenset(
+    """
+exp exp2 expm1 sinh cosh prod cumprod mm addmm bmm baddbmm mv dot sum cumsum mean mul add sub rsub addcmul square
+_to_copy copy linear convolution mkldnn_convolution linalg_vector_norm norm tan special_i0 i0 gamma mvlgamma
+""".split()
+)
+"""Operators that are infinite only where the result is too large; all others are so at a point, such as log at 0."""
+
+
+class Born(NamedTuple):
+    """An entry that one of PyTorch's operators made.
+
+    Attributes:
+        name: the operator's.
+        values: what stood there in each operand, where entries belong to entries; else none.
+        text: the whole as text.
+        result: what came out.
+        of_large: whether it was made of numbers so large that their squares overflow, or of what had overflowed.
+    """
+
+    name: str
+    values: tuple[float, ...]
+    text: str
+    result: float
+    of_large: bool = False
+
+    @property
+    def is_pole(self) -> bool:
+        """Whether the value is infinite there, or does not exist, and is not only too large."""
+        if self.name in GROWING:
+            return math.isnan(self.result)
+        known = POLES.get(self.name)
+        if known is not None and self.values:
+            return math.isnan(self.result) or bool(known(*self.values))
+        return not self.of_large
+
+
+class _Looking(TorchDispatchMode):
+    """Looks at each operator for the first that gives what is not finite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nan: Born | None = None
+        self.infinite: Born | None = None
+        self.passed_on: Born | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        operands = _copied(args) if func._schema.is_mutable else args
+        result = func(*args, **kwargs)
+        if self.nan is None:
+            for out in tensors_in(result):
+                out_here = looked_at(out)
+                if out_here is not None:
+                    self._look(func, operands, out_here)
+        return result
+
+    def _look(self, func: Any, operands: Any, out: Tensor) -> None:
+        bad = ~torch.isfinite(out)
+        if not bad.any():
+            return
+        inputs = [tensor for tensor in map(looked_at, tensors_in(operands)) if tensor is not None]
+        infinite = any(bool(tensor.isinf().any()) for tensor in inputs)
+        nan = any(bool(tensor.isnan().any()) for tensor in inputs)
+        nans = out.isnan()
+        name = func._schema.name.partition("::")[2].rstrip("_")
+        if nans.any() and not nan:
+            self.nan = _born(name, operands, out, nans)
+        elif nans.any() and nan and _entrywise(operands, out):
+            made = nans.clone()
+            for tensor in inputs:
+                made &= ~tensor.isnan()
+            if made.any():
+                self.nan = _born(name, operands, out, made)
+            elif self.passed_on is None:
+                self.passed_on = _born(name, operands, out, nans)
+        elif self.infinite is None and not infinite and not nan:
+            self.infinite = _born(name, operands, out, bad)
+        elif self.passed_on is None:
+            self.passed_on = _born(name, operands, out, bad)
+
+
+def first_born(function: Callable[[], Any]) -> Born | None:
+    """What a computation makes that is not finite: a NaN of numbers that were none, or an infinity of finite numbers.
+
+    Args:
+        function: the computation; run once, with nothing recorded, and random numbers as they are now.
+    """
+    with again() as _, _Looking() as looking:
+        function()
+    if looking.nan is not None and looking.infinite is not None and not looking.infinite.is_pole:
+        return looking.infinite
+    return looking.nan or looking.infinite or looking.passed_on
+
+
+@contextmanager
+def again() -> Iterator[None]:
+    """A second run that nobody notices: no graph, and the random numbers of before."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with (
+        torch.random.fork_rng(devices=list(devices)),
+        torch.no_grad(),
+        torch._C.DisableTorchFunction(),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def on_copies(things: Any, change: Callable[[Tensor], Tensor] | None = None) -> Any:
+    """The arguments with a copy in place of each tensor, so that running again changes nothing."""
+    if isinstance(things, Tensor):
+        copy = things.detach()
+        copy = copy.clone() if looked_at(things) is not None or not things.is_sparse else copy
+        return change(copy) if change is not None and looked_at(things) is not None else copy
+    if isinstance(things, (tuple, list)):
+        parts = [on_copies(thing, change) for thing in things]
+        return type(things)(*parts) if hasattr(things, "_fields") else type(things)(parts)
+    if isinstance(things, dict):
+        return {key: on_copies(value, change) for key, value in things.items()}
+    return things
+
+
+def number(value: float) -> str:
+    """A number as short as it can be checked.
+
+    >>> number(100.0), number(-0.0), number(3.4028234663852886e38), number(float("-inf"))
+    ('100', '-0', '3.40282e38', '-inf')
+    """
+    if isinstance(value, complex):
+        return f"({value:.6g})"
+    if isinstance(value, bool) or not isinstance(value, float):
+        return str(value)
+    return f"{value:.6g}".replace("e+", "e").replace("e-0", "e-")
+
+
+def limit(dtype: torch.dtype) -> str:
+    """The largest number of a dtype.
+
+    >>> limit(torch.float32), limit(torch.float16)
+    ('3.4e38', '65504')
+    """
+    largest = torch.finfo(dtype).max
+    return number(largest) if largest < 1e6 else f"{largest:.2g}".replace("e+", "e")
+
+
+def _copied(things: Any) -> Any:
+    if isinstance(things, Tensor):
+        return things.clone()
+    return type(things)(_copied(thing) for thing in things) if isinstance(things, (tuple, list)) else things
+
+
+def _entrywise(operands: Any, out: Tensor) -> bool:
+    """Whether entries of the operands belong to entries of the result, as far as shapes tell."""
+    tensors = [operand for operand in operands if isinstance(operand, Tensor)]
+    if not tensors or any(isinstance(operand, (tuple, list)) for operand in operands):
+        return False
+    try:
+        shapes = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
+    except RuntimeError:
+        return False
+    return shapes == out.shape
+
+
+_TOGETHER = ("softmax", "norm", "cum", "mm", "bmm", "mv", "dot", "conv", "attention", "sort", "linear", "fft", "linalg")
+
+
+def _born(name: str, operands: Any, out: Tensor, entries: Tensor) -> Born:
+    large = any(
+        bool(((here.abs() > torch.finfo(here.dtype).max ** 0.5) & torch.isfinite(here)).any())
+        for here in map(looked_at, tensors_in(operands))
+        if here is not None
+    )
+    return _written(name, operands, out, entries)._replace(of_large=large)
+
+
+def _written(name: str, operands: Any, out: Tensor, entries: Tensor) -> Born:
+    index = tuple(entries.nonzero()[0].tolist()) if entries.dim() else ()
+    result = out[index].item()
+    if name in SAID:
+        text = SAID[name](operands, out, index)
+        if text:
+            return Born(name, (), text + _ends(result, out.dtype, "=" not in text and ">" not in text), result)
+    if _entrywise(operands, out) and not any(part in name for part in _TOGETHER):
+        values = tuple(_at(operand, index, out) for operand in operands if _is_operand(operand))
+        pattern = WRITTEN.get(name)
+        texts = [number(value) for value in values]
+        try:
+            text = pattern.format(*texts) if pattern else f"{name.lstrip('_')}({', '.join(texts)})"
+        except IndexError:
+            text = f"{name}({', '.join(texts)})"
+        born = Born(name, values, text, result)
+        return born._replace(text=text + ("" if math.isnan(result) else _ends(result, out.dtype, not born.is_pole)))
+    return Born(name, (), f"{name.lstrip('_')} of {_ranges(operands)}" + _ends(result, out.dtype, False), result)
+
+
+def _ends(result: float, dtype: torch.dtype, too_large: bool) -> str:
+    if isinstance(result, complex) or math.isnan(result):
+        return " = nan" if not isinstance(result, complex) else f" = {result}"
+    if too_large:
+        return f" > {limit(dtype)}" if result > 0 else f" < -{limit(dtype)}"
+    return f" = {number(result)}"
+
+
+def _is_operand(operand: Any) -> bool:
+    return isinstance(operand, (Tensor, float, int)) and not isinstance(operand, bool)
+
+
+def _at(operand: Any, index: tuple[int, ...], out: Tensor) -> Any:
+    if not isinstance(operand, Tensor):
+        return float(operand) if isinstance(operand, float) else operand
+    return operand.broadcast_to(out.shape)[index].item()
+
+
+def _ranges(operands: Any) -> str:
+    """What numbers there are, where one entry says little."""
+    texts = []
+    for tensor in tensors_in(operands):
+        here = looked_at(tensor)
+        if here is None:
+            continue
+        kinds = []
+        finite = here[torch.isfinite(here)]
+        if finite.numel() and not here.is_complex():
+            low, high = float(finite.min()), float(finite.max())
+            kinds.append(f"all {number(low)}" if low == high else f"{number(low)} to {number(high)}")
+        for name, has in (("nan", here.isnan()), ("inf", here == math.inf), ("-inf", here == -math.inf)):
+            if has.any():
+                kinds.append(name)
+        texts.append(f"{'×'.join(map(str, here.shape)) or 'one'} entries ({', '.join(kinds)})")
+    return ", ".join(texts[:3]) or "no tensors"
+
+
+# Operators that put many entries together, each with a sentence of its own.
+
+SAID: dict[str, Callable[[Sequence[Any], Tensor, tuple[int, ...]], str]] = {}
+"""What to write of an operator, from its operands, its result and the index of an entry; empty for the usual."""
+
+
+def _said(names: str) -> Callable[[Any], Any]:
+    def keep(function: Any) -> Any:
+        SAID.update(dict.fromkeys(names.split(), function))
+        return function
+
+    return keep
+
+
+def _terms(left: Tensor, right: Tensor) -> str:
+    """Which products a sum is of, by the first that is not finite."""
+    products = left * right
+    bad = ~torch.isfinite(products)
+    if bad.any():
+        at = int(bad.nonzero()[0])
+        return f"{number(left[at].item())} × {number(right[at].item())}, one of {len(left)} products that are added"
+    return f"the sum of {len(left)} products"
+
+
+@_said("mm")
+def _mm(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
+    left, right = operands[:2]
+    return _terms(left[index[0]], right[:, index[1]])
+
+
+@_said("addmm")
+def _addmm(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
+    return _mm(operands[1:], out, index)
+
+
+@_said("bmm")
+def _bmm(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
+    return _mm([operand[index[0]] for operand in operands[:2]], out, index[1:])
+
+
+@_said("mv dot vdot")
+def _mv(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
+    left, right = operands[:2]
+    return _terms(left[index[0]] if left.dim() == 2 else left, right)
+
+
+@_said("sum mean nansum")
+def _sum(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
+    row = _reduced(operands, index)
+    if row is None:
+        return ""
+    if not row.numel():
+        return "0 / 0, the mean of no entries"
+    if (row == math.inf).any() and (row == -math.inf).any():
+        return "inf − inf in a sum"
+    if row.isnan().any():
+        return f"a sum with nan among {row.numel()} entries"
+    return f"the sum of {row.numel()} entries of up to {number(float(row.abs().max()))}"
+
+
+@_said("var std var_mean std_mean")
+def _var(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
+    row = _reduced(operands, index)
+    if row is None or row.numel() > 1:
+        return ""
+    return "0 / 0, the spread of one entry"
+
+
+@_said("_softmax _log_softmax _safe_softmax logsumexp")
+def _softmax(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
+    tensor, dim = operands[:2]
+    dim = dim[0] if isinstance(dim, (tuple, list)) else dim
+    if out.shape != tensor.shape:
+        return ""
+    row = tensor.select(-1, 0) if not tensor.dim() else tensor.transpose(dim, -1)[_without(index, dim, tensor.dim())]
+    if (row == -math.inf).all():
+        return f"inf − inf: all {row.numel()} entries of the row are -inf"
+    return "inf − inf: an entry of the row is inf" if (row == math.inf).any() else ""
+
+
+def _without(index: tuple[int, ...], dim: int, dims: int) -> tuple[int, ...]:
+    places = list(index)
+    places[dim % dims], places[-1] = places[-1], places[dim % dims]
+    return tuple(places[:-1])
+
+
+def _reduced(operands: Sequence[Any], index: tuple[int, ...]) -> Tensor | None:
+    """The entries that were put together for one entry of the result."""
+    tensor: Tensor = operands[0]
+    dims = operands[1] if len(operands) > 1 else None
+    if dims is None or dims == []:
+        return tensor.reshape(-1)
+    if not isinstance(dims, (int, tuple, list)) or isinstance(dims, bool):
+        return None
+    gone = {dim % tensor.dim() for dim in ([dims] if isinstance(dims, int) else dims)}
+    kept = [dim for dim in range(tensor.dim()) if dim not in gone]
+    moved = tensor.permute(*kept, *sorted(gone))
+    if len(index) == tensor.dim():  # keepdim
+        index = tuple(index[dim] for dim in kept)
+    return moved[index].reshape(-1) if len(index) == len(kept) else None

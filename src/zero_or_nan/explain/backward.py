@@ -1,0 +1,425 @@
+"""A backward pass, watched: what each node passes on is looked at, and what is not finite is followed to where it goes.
+
+Before the pass, where the graph holds a number that could contaminate, a shadow of it is run by `ignoring`, which
+changes no `.grad`: it tells which entries the loss ignored, and whether the gradient exists.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from ..ignoring.careful import nothing_ignored
+from ..ignoring.graph import KINDS, AccumulateGrad, Edge, can_be_read_again, edge_of, function_of, graph_from, run
+from ..ignoring.looks import harmless
+from .arithmetic import again, first_born, number
+from .forward import CALLED, CARRIES, PASSES, finite_ones, note_call
+from .places import Place, place_here, users_frame
+from .shadow import Shadow, leaves_of, shadow_of
+from .traces import Found, Trace, first_entries, is_finite, joined, looked_at, tensors_in
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+_unwatched = torch._C.DisableTorchFunction
+_STRIDED = torch.strided
+
+
+class Reached(NamedTuple):
+    """Where something that is not finite came to: a leaf, what was asked for, or the loss."""
+
+    target: Tensor | str
+    edge: Edge | None
+    trace: Trace
+
+
+class Watched:
+    """One run of PyTorch's engine.
+
+    Args:
+        recorder: the watch that it is a part of.
+        roots, vectors: what is differentiated, and the vectors of the vector-Jacobian product.
+        inputs: with respect to what; empty for all leaves.
+        accumulates: whether gradients go into `.grad`.
+        outer: the run that this one is a part of, as in a reentrant checkpoint.
+
+    Attributes:
+        arrived: by edge, what has been passed on there that is not finite.
+        carried: by node and output, what in the forward pass was not finite, with its entries.
+        born: at which node something was born in this pass.
+        reached: where something has come to, in passes inside of this one too.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        roots: Sequence[Any],
+        vectors: Sequence[Any],
+        inputs: Sequence[Any],
+        accumulates: bool,
+        outer: Watched | None,
+    ) -> None:
+        self.recorder, self.outer = recorder, outer
+        self.roots, self.vectors, self.inputs, self.accumulates = roots, vectors, inputs, accumulates
+        self.graph = graph_from(roots)
+        self.arrived: dict[Edge, Trace] = {}
+        self.carried: dict[Any, dict[int, list[tuple[Found, Tensor]]]] = {}
+        self.born: dict[Any, tuple[Found, Tensor]] = {} if outer is None else outer.born
+        self.reached: list[Reached] = [] if outer is None else outer.reached
+        self.root_edges = {edge_of(root) for root in roots}
+        self.loss_trace: Trace | None = None
+        self.shadow: Shadow | None = None
+        self._handles: list[Any] = []
+
+    # Before.
+
+    def begin(self) -> None:
+        recorder = self.recorder
+        if recorder.traces:
+            for root in self.roots:
+                trace = self._trace_of(root)
+                if trace is not None:
+                    if self.outer is None:
+                        self.reached.append(Reached("the loss", None, trace))
+                        self.loss_trace = trace
+                    edge = edge_of(root)
+                    if edge is not None:
+                        self.arrived[edge] = trace
+        if recorder.carries:
+            for node in self.graph:
+                carried = node.metadata.get(CARRIES)
+                if carried:
+                    self.carried[node] = carried
+        if self.outer is None:
+            dangers: list[Any] = []
+            if (not harmless(self.graph, dangers) or self.carried) and not nothing_ignored(self.graph):
+                self._cast_shadow(dangers)
+        for node in self.graph:
+            if type(node) is not AccumulateGrad:
+                self._handles.append(node.register_hook(self._hook(node)))
+
+    def _trace_of(self, value: Any) -> Trace | None:
+        """What a tensor that is not finite has it from, where that is known."""
+        here = looked_at(value)
+        return None if here is None or is_finite(here) else self.recorder.traces.of(value)
+
+    def _cast_shadow(self, dangers: Sequence[Any]) -> None:
+        keep = [(node, 0) for node in dangers if type(node) is not AccumulateGrad]
+        keep += [(node, output) for node, carried in self.carried.items() for output in carried]
+        with self.recorder.aside() as nested:
+            self.shadow = shadow_of(self.roots, self.vectors, self.inputs, self.graph, keep, dangers, nested)
+
+    def _hook(self, node: Any) -> Callable[..., None]:
+        recorder = self.recorder
+
+        def look(results: Sequence[Tensor | None], arriving: Sequence[Tensor | None]) -> None:
+            with _unwatched():
+                for result in results:
+                    if type(result) is not Tensor or result.dtype is not torch.float32 or result.layout is not _STRIDED:
+                        here = looked_at(result)
+                        if here is None or is_finite(here):
+                            continue
+                    else:  # the usual, in as few steps as possible
+                        total = result.sum().item()
+                        if total - total == 0 or is_finite(result):
+                            continue
+                    try:
+                        self._not_finite(node, results, arriving)
+                    except Exception as error:
+                        recorder.failed(str(node.name()), error)
+                    break
+                if torch.is_grad_enabled():
+                    self._recorded(node, results)
+
+        return look
+
+    # During.
+
+    def _recorded(self, node: Any, results: Sequence[Any]) -> None:
+        """A gradient that can be differentiated comes from the same call."""
+        for result in results:
+            if result is not None and result.grad_fn is not None and CALLED not in result.grad_fn.metadata:
+                note_call(result.grad_fn, *self._called(node)[1])
+
+    def _not_finite(self, node: Any, results: Sequence[Any], arriving: Sequence[Any]) -> None:
+        """A node passes something on that is not finite."""
+        traces = []
+        for at, value in enumerate(arriving):
+            here = looked_at(value)
+            if here is not None and not is_finite(here):
+                trace = self.arrived.get((node, at)) or self.recorder.traces.of(value)
+                if trace is not None:
+                    traces.append(trace)
+        caller, called = self._called(node)
+        name = called[0]
+        explained: bool | None = None
+        for at, ((ahead, slot), result) in enumerate(zip(node.next_functions, results, strict=False)):
+            here = looked_at(result)
+            if here is None or ahead is None or is_finite(here):
+                continue
+            if explained is None:
+                explained = self._is_explained(node, arriving, traces)
+            found = list(joined(traces))
+            if not explained:
+                found += self._births(node, caller, called, arriving, results, at, here)
+            path = max((trace.then(name) for trace in traces), key=len, default=(name,))
+            before = self.arrived.get((ahead, slot))
+            trace = Trace(tuple(dict.fromkeys((*(before.found if before is not None else ()), *found))), path)
+            self.arrived[ahead, slot] = trace
+            self.recorder.traces.keep(result, trace)
+
+    def _is_explained(self, node: Any, arriving: Sequence[Any], traces: Sequence[Trace]) -> bool:
+        """Whether what a node passes on is not finite only because what arrived was not."""
+        if not traces:
+            return False
+        if not can_run_again(node):
+            return True
+        changed = [value if looked_at(value) is None else finite_ones(value.detach()) for value in arriving]
+        try:
+            with again():
+                results = run(node, *changed)
+            return all(is_finite(here) for here in map(looked_at, results) if here is not None)
+        except Exception:
+            return True
+
+    def _births(
+        self,
+        node: Any,
+        caller: Any,
+        called: tuple[str, Place],
+        arriving: Sequence[Any],
+        results: Sequence[Any],
+        at: int,
+        here: Tensor,
+    ) -> list[Found]:
+        """What of a result was born at this node: in the forward pass already, or only now."""
+        inside = self.recorder.traces.of(results[at])
+        bad = ~torch.isfinite(here)
+        text = self._multiplied(node, arriving, at, bad) or (inside.found[0].operands if inside is not None else "")
+        earlier = self._from_forward(node, caller)
+        if inside is not None and type(node).__name__ == "CheckpointFunctionBackward":
+            return list(inside.found)
+        if earlier:
+            for each in earlier:
+                each.in_backward = each.in_backward or text
+            return earlier
+        known = self.born.get(node)
+        if known is None:
+            shape = tuple(here.shape)
+            where, count = first_entries(bad), int(bad.sum())
+            found = Found("made", "backward", *called, where, count, shape, here.dtype, here.device, text)
+            found.too_large = self._only_too_large(node, arriving, at, bad)
+            self.born[node] = known = found, bad
+        return [known[0]]
+
+    def _from_forward(self, node: Any, caller: Any) -> list[Found]:
+        """What in the forward pass made a factor of this node not finite."""
+        carried = self.carried.get(node) or self.carried.get(caller)
+        if carried:
+            return list(dict.fromkeys(found for pairs in carried.values() for found, _ in pairs))
+        traces = [trace for trace in map(self._trace_of, saved_tensors(node)) if trace is not None]
+        return list(joined(traces) or caller.metadata.get(PASSES, ()))
+
+    def _multiplied(self, node: Any, arriving: Sequence[Any], at: int, bad: Tensor) -> str:
+        """What stood at the first entry: the cotangent, times the derivative."""
+        with contextlib.suppress(Exception):
+            cotangent = looked_at(arriving[0])
+            if cotangent is not None and len(arriving) == 1 and cotangent.shape == bad.shape and _is_entrywise(node):
+                index = tuple(bad.nonzero()[0].tolist())
+                slope = math.inf
+                if can_run_again(node):
+                    with again():
+                        slope = run(node, torch.ones_like(cotangent))[at][index].item()
+                return f"{number(cotangent[index].item())} × {number(slope)}{_point(node, index, bad)}"
+        if can_run_again(node):
+            with contextlib.suppress(Exception):
+                finite = [value if looked_at(value) is None else finite_ones(value.detach()) for value in arriving]
+                born = first_born(lambda: run(node, *finite))
+                if born is not None:
+                    return born.text
+        return ""
+
+    def _only_too_large(self, node: Any, arriving: Sequence[Any], at: int, bad: Tensor) -> bool:
+        """Whether the true value is a number that the dtype has no room for."""
+        if not can_run_again(node):
+            return False
+        with contextlib.suppress(Exception), again():
+            small = [None if value is None else torch.sign(value) * 1e-3 for value in arriving]
+            if bool(torch.isfinite(run(node, *small)[at][bad]).all()):
+                return True
+        return _is_entrywise(node) and not is_at_pole(node, tuple(bad.nonzero()[0].tolist()), bad)
+
+    def _called(self, node: Any) -> tuple[Any, tuple[str, Place]]:
+        """Which call of the user's a node is of, and the node that knows: its own, or the nearest that it works for."""
+        called = node.metadata.get(CALLED)
+        if called is not None:
+            return node, called
+        consumers: dict[Any, list[Any]] = {}
+        for other, edges in self.graph.items():
+            for ahead, _ in edges:
+                consumers.setdefault(ahead, []).append(other)
+        waiting, seen = [node], {node}
+        while waiting:
+            at = waiting.pop(0)
+            called = at.metadata.get(CALLED)
+            if called is not None:
+                return at, called
+            for consumer in consumers.get(at, ()):
+                if consumer not in seen:
+                    seen.add(consumer)
+                    waiting.append(consumer)
+        return node, (function_of(node.name()), self.recorder.compiled_at or place_here(users_frame()))
+
+    # After.
+
+    def let_go(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def ended(self, results: Any) -> None:
+        """The pass is over: who was reached by what is told."""
+        for target, edge, gradient in self._targets(results):
+            trace = self.arrived.get(edge)
+            here = looked_at(gradient)
+            if trace is None or here is None or is_finite(here):
+                if self.loss_trace is not None:
+                    self.recorder.suspects.keep(gradient, self.loss_trace)
+                continue
+            if self.outer is None or isinstance(target, Parameter):  # others are a checkpoint's own
+                self.reached.append(Reached(target, edge, trace))
+            self.recorder.traces.keep(gradient, trace)
+        if self.reached and self.outer is None:
+            self.recorder.has_reached(self, users_frame())
+
+    def _targets(self, results: Any) -> Iterator[tuple[Tensor, Edge, Tensor]]:
+        """The leaves, or what was asked for, with their gradients."""
+        if self.inputs and not self.accumulates:
+            for tensor, gradient in zip(self.inputs, results or (), strict=False):
+                edge = edge_of(tensor)
+                if edge is not None and isinstance(gradient, Tensor):
+                    yield tensor, edge, gradient
+            return
+        for node, leaf in leaves_of(self.graph):
+            if leaf.grad is not None:
+                yield leaf, (node, 0), leaf.grad
+
+    def kind(self, found: Found, targets: Sequence[Reached]) -> tuple[str, bool | None]:
+        """What an origin is, and whether `ignoring` mended what it reached; None where that was not tried."""
+        leaves = [target for target in targets if target.edge is not None]
+        mended = None
+        if self.shadow is not None and leaves:
+            mended = all(self.shadow.mended(target.target, target.edge) for target in leaves if target.edge)
+        used = self._used(found)
+        in_loss = len(leaves) < len(targets)
+        if used is False or (used is None and mended and not in_loss):
+            return "contaminated", mended
+        if found.nature != "made":
+            return "bad input", mended
+        return ("overflow" if found.too_large else "undefined"), mended
+
+    def _used(self, found: Found) -> bool | None:
+        """Whether the loss uses the entries; None where that can't be told."""
+        if self.shadow is None:
+            return True
+        if found.phase == "backward":
+            verdicts = [self._used_at(node, entries) for node, (known, entries) in self.born.items() if known is found]
+            return None if None in verdicts or not verdicts else any(verdicts)
+        answers = [
+            self._counts((node, output), entries)
+            for node, carried in self.carried.items()
+            for output, pairs in carried.items()
+            for other, entries in pairs
+            if other is found
+        ]
+        return any(answers) if answers else None
+
+    def _used_at(self, node: Any, entries: Tensor) -> bool | None:
+        """Whether entries that were born at a node are used, where it was followed."""
+        assert self.shadow is not None
+        if type(node) not in KINDS and (node, 0) in self.shadow.masks:  # nobody can look into it
+            return self._counts((node, 0), entries)
+        finite = self.shadow.finite.get(node)
+        return None if finite is None else not finite
+
+    def _counts(self, edge: Edge, entries: Tensor) -> bool:
+        """Whether one of the entries counts in what arrives at an edge."""
+        assert self.shadow is not None
+        if edge in self.root_edges:
+            return True
+        if edge not in self.shadow.masks:
+            return False
+        mask = self.shadow.masks[edge]
+        return bool((mask & entries).any()) if mask is not None and mask.shape == entries.shape else True
+
+
+def can_run_again(node: Any) -> bool:
+    """Whether a node's derivative may be run once more: PyTorch's own can, others' may do anything."""
+    return type(node) in KINDS and can_be_read_again(node, False)
+
+
+def saved_tensors(node: Any) -> Iterator[Tensor]:
+    """What a node saved, as far as it can be had without running anybody's hook."""
+    for name in dir(node):
+        if name.startswith("_raw_saved_"):
+            with contextlib.suppress(Exception):
+                raw = getattr(node, name)
+                if all(getattr(part, "unpack_hook", 0) is None for part in (raw if isinstance(raw, tuple) else (raw,))):
+                    yield from tensors_in(getattr(node, name.removeprefix("_raw")))
+    if type(node) not in KINDS and type(node).__name__ != "CheckpointFunctionBackward":
+        with contextlib.suppress(Exception):
+            yield from tensors_in(node.saved_tensors)
+
+
+_ENDS = frozenset({"Acos", "Asin", "Atanh", "Acosh", "Erfinv", "Logit"})
+"""Functions whose derivative is infinite at 1 and -1; that of others is so at 0."""
+
+
+def is_at_pole(node: Any, index: tuple[int, ...], bad: Tensor) -> bool:
+    """Whether a derivative is infinite, or does not exist, at what stood at an entry."""
+    for saved in saved_tensors(node):
+        with contextlib.suppress(Exception):
+            value = saved.broadcast_to(bad.shape)[index].item()
+            if value == 0 or value - value != 0 or function_of(node.name()) in _ENDS and abs(value) in (0, 1):
+                return True
+    return False
+
+
+_FROM_RESULT: dict[str, Callable[[float], float]] = {
+    "Sqrt": lambda result: result * result,
+    "Rsqrt": lambda result: 1 / (result * result),
+    "Exp": math.log,
+    "Reciprocal": lambda result: 1 / result,
+    "Tanh": math.atanh,
+}
+"""Functions that save their result alone, and what they were given by it."""
+
+
+def _point(node: Any, index: tuple[int, ...], bad: Tensor) -> str:
+    """At which number a derivative was taken, as far as the node knows."""
+    name = function_of(node.name())
+    with contextlib.suppress(Exception):
+        saved = getattr(node, "_saved_self", None)
+        if isinstance(saved, Tensor):
+            value = saved.broadcast_to(bad.shape)[index].item()
+        else:
+            value = _FROM_RESULT[name](node._saved_result[index].item())
+        return f", the derivative of {name.lower()} at {number(value)}" if math.isfinite(value) else ""
+    return ""
+
+
+_ENTRYWISE = frozenset("""
+Exp Exp2 Log Log2 Log10 Log1P Sqrt Rsqrt Pow Mul Div Reciprocal Sin Cos Tan Asin Acos Atan Atanh Acosh Asinh Sinh Cosh
+Tanh Sigmoid LogSigmoid Softplus Abs Expm1 Erf Erfc Erfinv Logit Lgamma Digamma Relu Xlogy Square Sinc Atan2 Clamp
+MaskedFill Neg
+""".split())  # fmt: skip
+
+
+def _is_entrywise(node: Any) -> bool:
+    return function_of(node.name()) in _ENTRYWISE

@@ -1,0 +1,204 @@
+"""A training step that is explained when it fails: until then it costs a look at the loss and the gradients."""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec, TypeVar, overload
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from ..ignoring.graph import graph_from
+from .report import NotFiniteError
+from .shadow import leaves_of
+from .traces import is_finite, looked_at, tensors_in
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _Failed(BaseException):
+    """Ends a step whose gradient is not finite, before its optimizer can use it."""
+
+
+@overload
+def on_failure(step: Callable[P, R], *, model: nn.Module | None = None) -> Callable[P, R]: ...
+@overload
+def on_failure(step: None = None, *, model: nn.Module | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
+    """Run a training step, and on the first that is not finite run that step again, watched.
+
+    While all is well, a step costs one look at what it returns and at each gradient, before an optimizer uses it. When
+    one of them is not finite, the step is stopped there: its parameters are what they were. It runs again inside of
+    `explain`, with the random numbers and the `.grad` of before, and the error that is raised has the report.
+
+    Args:
+        step: a function that runs forward and backward, and may call an optimizer. What it returns is looked at.
+        model: whose buffers to put back before the second run: the running statistics of a batch norm.
+
+    Raises:
+        NotFiniteError: when a result or a gradient is not finite, with the report in `.report`. A gradient that
+            `torch.amp.GradScaler` scaled is left to it, which skips such a step.
+
+    Example:
+        >>> import torch
+        >>> from zero_or_nan import explain
+        >>> w = torch.tensor([0.0], requires_grad=True)
+        >>> @explain.on_failure
+        ... def step(x):
+        ...     loss = (w * x).sqrt().sum()
+        ...     loss.backward()
+        ...     return loss
+        >>> try:
+        ...     step(torch.ones(1))
+        ... except FloatingPointError as error:
+        ...     error.report.origins[0].operator
+        'sqrt'
+    """
+    if step is None:
+        return functools.partial(on_failure, model=model)
+
+    @functools.wraps(step)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        before = _Before(model)
+        watch = _Watch(before)
+        try:
+            with watch:
+                result = step(*args, **kwargs)
+            if watch.is_fine(result):
+                return result
+        except _Failed:
+            pass
+        before.put_back()
+        from .block import explain
+
+        with explain() as report:
+            try:
+                with _Watch(before):
+                    step(*args, **kwargs)
+            except _Failed:
+                pass
+        before.put_back()
+        if report.ok:
+            report.notes.append("the step was not finite, and was so when it ran again: it does not repeat itself")
+        raise NotFiniteError(report)
+
+    return run
+
+
+class _Before:
+    """What a step changes, as it was before."""
+
+    def __init__(self, model: nn.Module | None) -> None:
+        self.torch = torch.get_rng_state()
+        self.cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        self.python = random.getstate()
+        numpy = sys.modules.get("numpy")
+        self.numpy = numpy.random.get_state() if numpy is not None else None
+        self.buffers = [] if model is None else [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+        self.grads: dict[int, tuple[Tensor, Tensor | None, Tensor | None]] = {}
+
+    def note(self, leaf: Tensor) -> None:
+        """The `.grad` of a leaf, before the first pass adds to it."""
+        if id(leaf) not in self.grads:
+            grad = leaf.grad
+            self.grads[id(leaf)] = leaf, grad, None if grad is None else grad.detach().clone()
+
+    def put_back(self) -> None:
+        torch.set_rng_state(self.torch)
+        if self.cuda:
+            torch.cuda.set_rng_state_all(self.cuda)
+        random.setstate(self.python)
+        if self.numpy is not None:
+            sys.modules["numpy"].random.set_state(self.numpy)
+        with torch.no_grad():
+            for buffer, value in self.buffers:
+                buffer.copy_(value)
+            for leaf, grad, kept in self.grads.values():
+                if grad is not None and kept is not None:
+                    grad.copy_(kept)
+                leaf.grad = grad
+
+
+class _Watch:
+    """While entered, an optimizer is stopped that would use a gradient that is not finite."""
+
+    def __init__(self, before: _Before) -> None:
+        self.before = before
+        self.thread = threading.get_ident()
+        self.leaves: dict[int, Tensor] = {}
+        self.has_stepped = False
+        self.is_scaled = False
+
+    def __enter__(self) -> None:
+        self.handle = register_optimizer_step_pre_hook(self._steps)
+        engine = torch.autograd.graph._engine_run_backward
+        scale = torch.amp.GradScaler.scale
+        watch = self
+
+        def run_engine(roots: Any, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == watch.thread and kwargs.get("accumulate_grad", True):
+                watch._begins(roots)
+            return engine(roots, *args, **kwargs)
+
+        def scaled(scaler: Any, outputs: Any) -> Any:
+            watch.is_scaled = watch.is_scaled or scaler.is_enabled()
+            return scale(scaler, outputs)
+
+        self.kept = engine, scale
+        torch.autograd._engine_run_backward = torch.autograd.graph._engine_run_backward = run_engine  # type: ignore[attr-defined, assignment]
+        torch.amp.GradScaler.scale = scaled  # type: ignore[method-assign, assignment]
+
+    def __exit__(self, *details: object) -> None:
+        engine, scale = self.kept
+        torch.autograd._engine_run_backward = torch.autograd.graph._engine_run_backward = engine  # type: ignore[attr-defined]
+        torch.amp.GradScaler.scale = scale  # type: ignore[method-assign]
+        self.handle.remove()
+
+    def _begins(self, roots: Any) -> None:
+        for _, leaf in leaves_of(graph_from(roots)):
+            if id(leaf) not in self.leaves:
+                self.leaves[id(leaf)] = leaf
+                self.before.note(leaf)
+
+    def _steps(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if threading.get_ident() != self.thread:
+            return
+        self.has_stepped = True
+        if not all_finite(p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
+            raise _Failed
+
+    def is_fine(self, result: Any) -> bool:
+        """Whether what a step returned is finite, and what it left in `.grad`, where no optimizer looked at it."""
+        if not all_finite(tensors_in(result)):
+            return False
+        if isinstance(result, float) and result - result != 0:
+            return False
+        if self.has_stepped or self.is_scaled:
+            return True
+        return all_finite(leaf.grad for leaf in self.leaves.values() if leaf.grad is not None)
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether all entries of all tensors are; fetched from their device at once."""
+    looked = [here for here in map(looked_at, tensors) if here is not None]
+    if not looked:
+        return True
+    with torch.no_grad():
+        here = looked[0].device
+        totals = [
+            tensor.sum(dtype=_wide(tensor)).to(here, torch.float64) for tensor in looked if not tensor.is_complex()
+        ]
+        total = torch.stack(totals).sum().item() if totals else 0.0
+    return total - total == 0 or all(map(is_finite, looked))
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype

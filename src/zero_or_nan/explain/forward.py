@@ -1,0 +1,243 @@
+"""The forward pass, watched: each public function of PyTorch that the user's code calls is looked at as it returns.
+
+All is well as long as every result is finite, which one sum tells. Otherwise the result's entries are told apart: those
+that came with an operand, and those that were born here.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+
+from .arithmetic import Born, again, first_born, number, on_copies
+from .places import Place
+from .traces import Found, first_entries, looked_at, tensors_in
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+CALLED = "zero_or_nan.called"
+"""Under this name a node's metadata have the function and the place of its forward call."""
+
+CARRIES = "zero_or_nan.carries"
+"""And under this one, by output, the entries that are not finite, with what they have it from."""
+
+PASSES = "zero_or_nan.passes"
+"""And what the call had from its operands."""
+
+_PUBLIC = {
+    "__truediv__": "div", "__rtruediv__": "div", "__itruediv__": "div", "true_divide": "div", "divide": "div",
+    "__rdiv__": "div", "__idiv__": "div", "__div__": "div",
+    "__mul__": "mul", "__rmul__": "mul", "__imul__": "mul", "multiply": "mul",
+    "__add__": "add", "__radd__": "add", "__iadd__": "add", "__sub__": "sub", "__rsub__": "sub", "__isub__": "sub",
+    "rsub": "sub", "subtract": "sub", "__pow__": "pow", "__rpow__": "pow", "__ipow__": "pow", "__matmul__": "matmul",
+    "__rmatmul__": "matmul", "__mod__": "remainder", "__rmod__": "remainder", "__neg__": "neg", "__abs__": "abs",
+    "__getitem__": "getitem", "__setitem__": "setitem", "__floordiv__": "floor_divide",
+}  # fmt: skip
+
+_ALIASES = frozenset(
+    """
+__get__ __set__ __len__ __bool__ __iter__ __hash__ __repr__ __format__ __contains__ dim size numel stride is_contiguous
+is_floating_point data_ptr storage untyped_storage element_size type item tolist numpy requires_grad_ register_hook
+retain_grad detach detach_ view view_as transpose t permute unsqueeze squeeze expand expand_as narrow select chunk split
+unbind flatten unflatten movedim swapaxes mT is_complex get_device register_post_accumulate_grad_hook is_nonzero size_
+has_names is_same_size storage_offset nelement ndimension isfinite isnan isinf is_leaf allclose equal cpu_ share_memory_
+is_shared is_pinned is_tensor is_storage is_grad_enabled set_grad_enabled backward grad
+""".split()
+)
+"""Functions that make no numbers: what comes out shares memory with what went in, or is no tensor of floats."""
+
+WRITES_BUFFERS = {"batch_norm": (1, 2), "instance_norm": (1, 2)}
+"""Functions that write to some of their arguments, as buffers do."""
+
+MEANT = frozenset(
+    """
+softmax log_softmax logsumexp scaled_dot_product_attention multi_head_attention_forward cross_entropy gumbel_softmax
+transformer_encoder_layer_forward _transformer_encoder_layer_fwd _native_multi_head_attention
+""".split()
+)
+"""Functions for which an infinity is a way to leave an entry out, wherever it came from."""
+
+
+WEIGHS_ALL = frozenset("logsumexp cross_entropy nll_loss".split())
+"""Those that are infinite only where all was left out, or what counts."""
+
+
+class Plan(NamedTuple):
+    """What is known of a function before it is called.
+
+    Attributes:
+        name: its public name.
+        looks: whether its result has to be looked at.
+        in_place: whether it changes its first argument.
+        is_selection: whether it may leave something out that stays as it is.
+    """
+
+    name: str
+    looks: bool
+    in_place: bool
+    is_selection: bool = False
+
+
+@functools.cache
+def _plan(function: Any) -> Plan:
+    name = getattr(function, "__name__", type(function).__name__)
+    changes = name in ("__setitem__",) or name.startswith("__i") and name.endswith("__") and name in _PUBLIC
+    in_place = changes or (name.endswith("_") and not name.endswith("__"))
+    public = _PUBLIC.get(name) or (name.rstrip("_") if in_place else name.removesuffix("_"))
+    return Plan(public, name not in _ALIASES, in_place)
+
+
+class Forward(TorchFunctionMode):
+    """While entered, watches what is called in this thread."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def is_on(self) -> bool:
+        """Whether the next call is seen here."""
+        return self in _get_current_function_mode_stack()
+
+    def is_innermost(self) -> bool:
+        return self.is_on() and _get_current_function_mode_stack()[-1] is self
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        plan = _plan(func)
+        recorder = self.recorder
+        if not plan.looks:
+            if func is Tensor.register_hook:
+                args, kwargs = recorder.quietened(*args, **kwargs)
+            return func(*args, **kwargs)
+        before = recorder.before(plan, args) if plan.in_place else None
+        result = func(*args, **kwargs)
+        try:
+            recorder.after(func, plan, args, kwargs, result, before)
+        except Exception as error:  # our own mistake must not become the user's
+            recorder.failed(plan.name, error)
+        return result
+
+
+def metadata(node: Any) -> dict[str, Any]:
+    """What is known of a node; it lives as long as the node."""
+    known: dict[str, Any] = node.metadata
+    return known
+
+
+def note_call(node: Any, name: str, place: Place) -> None:
+    """Have a node know where it comes from."""
+    known = node.metadata
+    if CALLED not in known:
+        known[CALLED] = name, place
+
+
+class Call(NamedTuple):
+    """A call whose result is not finite."""
+
+    func: Callable[..., Any]
+    name: str
+    args: Any
+    kwargs: Any
+    place: Place
+
+    def results(self, change: Callable[[Tensor], Tensor] | None = None) -> list[Tensor | None]:
+        """What it gives when it is run again on copies, changed first."""
+        with again():
+            result = self.func(*on_copies(self.args, change), **on_copies(self.kwargs, change))
+        return [looked_at(tensor) for tensor in tensors_in(result)]
+
+    def first_born(self) -> Born | None:
+        args, kwargs = on_copies(self.args), on_copies(self.kwargs)
+        return first_born(lambda: self.func(*args, **kwargs))
+
+
+def finite_ones(tensor: Tensor) -> Tensor:
+    """The tensor, with 1 where it is not finite."""
+    return torch.where(torch.isfinite(tensor), tensor, torch.ones_like(tensor))
+
+
+def in_double(tensor: Tensor) -> Tensor:
+    """The tensor in the widest dtype."""
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def infinite_number(things: Any) -> float | None:
+    """A number among the arguments, not in a tensor, that is not finite."""
+    if isinstance(things, float):
+        return things if not math.isfinite(things) else None
+    if isinstance(things, (tuple, list)):
+        return next((found for found in map(infinite_number, things) if found is not None), None)
+    if isinstance(things, dict):
+        return infinite_number(list(things.values()))
+    return None
+
+
+def describe(
+    nature: Any, call: Call, whole: Tensor, entries: Tensor, operands: str, phase: Any = "forward", **more: Any
+) -> Found:
+    """What was found, in the words of a tensor and its entries."""
+    return Found(
+        nature,
+        phase,
+        call.name,
+        call.place,
+        first_entries(entries),
+        int(entries.sum()),
+        tuple(whole.shape),
+        whole.dtype,
+        whole.device,
+        operands,
+        **more,
+    )
+
+
+def come_in(tensor: Tensor, here: Tensor, call: Call) -> Found:
+    """A tensor from elsewhere that is not finite."""
+    bad = ~torch.isfinite(here)
+    text = number(here[tuple(bad.nonzero()[0].tolist())].item())
+    infinite = not bool(here.isnan().any())
+    return describe("given", call, here, bad, text, infinite=infinite, tensor=weakref.ref(tensor))
+
+
+def born_at(call: Call, result: Tensor, entries: Tensor, at: int) -> Found:
+    """What an operator made of finite numbers."""
+    born = call.first_born()
+    too_large = _only_too_large(call, entries, at, born, result)
+    text = born.text if born is not None else ""
+    return describe("made", call, result, entries, text, too_large=too_large)
+
+
+def _only_too_large(call: Call, entries: Tensor, at: int, born: Born | None, result: Tensor) -> bool:
+    """Whether the true value is a number that the dtype has no room for."""
+    if born is not None and math.isnan(born.result) and not born.of_large:
+        return False
+    try:
+        wider = call.results(in_double)[at]
+    except Exception:
+        wider = None
+    if wider is not None and wider.shape == entries.shape and wider.dtype != result.dtype:
+        has_room = bool(torch.isfinite(wider)[entries].any())
+        if has_room:
+            return True
+    return born is not None and not born.is_pole
+
+
+def apart(call: Call, result: Tensor, bad: Tensor, inputs: Sequence[Tensor], at: int) -> Tensor:
+    """Those of the entries that are not finite that an operator made, and did not get from an operand."""
+    if not inputs:
+        return bad
+    try:
+        alone = call.results(finite_ones)[at]
+    except Exception:
+        return torch.zeros_like(bad)
+    if alone is None or alone.shape != bad.shape:
+        return torch.zeros_like(bad)
+    return bad & ~torch.isfinite(alone)

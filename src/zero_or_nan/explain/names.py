@@ -1,0 +1,74 @@
+"""What the user calls a module, a parameter, an input. Looked up only when there is something to tell."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Mapping, Sequence
+from types import FrameType
+
+from torch import Tensor, nn
+
+WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")
+"""Names that DistributedDataParallel, the compiler and FSDP put before those of the user."""
+
+
+class Names:
+    """The names of what can be found just now.
+
+    Args:
+        frame: the user's frame, whose variables have names.
+    """
+
+    def __init__(self, frame: FrameType | None = None) -> None:
+        self.frame = frame
+        modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+        self._inside: dict[int, list[tuple[nn.Module, str]]] = {}
+        self._holds: dict[int, list[tuple[nn.Module, str]]] = {}
+        for module in modules:
+            for name, child in module.__dict__.get("_modules", {}).items():
+                if child is not None:
+                    self._inside.setdefault(id(child), []).append((module, name))
+            for name, tensor in (
+                *module.__dict__.get("_parameters", {}).items(),
+                *module.__dict__.get("_buffers", {}).items(),
+            ):
+                if tensor is not None:
+                    self._holds.setdefault(id(tensor), []).append((module, name))
+
+    def of_module(self, module: nn.Module | None, around: Mapping[nn.Module, Sequence[nn.Module]] | None = None) -> str:
+        """Its path from the outermost module that holds it; empty for none, and for an outermost one.
+
+        Args:
+            module: the module.
+            around: by module, those whose calls led to its own: they hold it, though they may be gone by now.
+        """
+        parts: list[str] = []
+        seen = set()
+        outer = next(iter((around or {}).get(module, ())), None) if module is not None else None
+        if outer is not None and outer is not module:
+            parts = [name for name, inner in outer.named_modules() if inner is module][:1]
+            module = outer
+        while module is not None and id(module) in self._inside and id(module) not in seen:
+            seen.add(id(module))
+            module, name = self._inside[id(module)][0]
+            parts.append(name)
+        names = [name for part in reversed(parts) for name in part.split(".")]
+        return ".".join(name for name in names if name not in WRAPPERS)
+
+    def of_tensor(self, tensor: Tensor) -> str:
+        """Its name as a parameter or buffer, or that of a variable that holds it; empty when there is none."""
+        if id(tensor) in self._holds:
+            module, name = self._holds[id(tensor)][0]
+            path = self.of_module(module)
+            return f"{path}.{name}" if path else name
+        frame = self.frame
+        while frame is not None:
+            found = _variable(tensor, frame.f_locals.items())
+            if found:
+                return found
+            frame = frame.f_back
+        return ""
+
+
+def _variable(tensor: Tensor, variables: Iterable[tuple[str, object]]) -> str:
+    return next((name for name, value in list(variables) if value is tensor and not name.startswith("_")), "")

@@ -1,0 +1,110 @@
+"""Where in the user's code an operator was called: the deepest Python frame outside of PyTorch, and its module."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import sys
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+import torch
+import torch.utils.checkpoint
+from torch import nn
+
+_INSIDE = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, os.path.dirname(__file__)))
+_CALL = nn.Module._call_impl.__code__
+_CHECKPOINT = torch.utils.checkpoint.__file__
+_AROUND = 40
+"""Frames in which a module is looked for."""
+
+
+class Place(NamedTuple):
+    """A call, as cheap as it can be noted: which line it is on is found out when somebody asks."""
+
+    code: CodeType
+    instruction: int
+    module: nn.Module | None
+
+    @property
+    def filename(self) -> str:
+        return self.code.co_filename
+
+    @property
+    def line(self) -> int:
+        return _line(self.code, self.instruction)
+
+    @property
+    def function(self) -> str:
+        return self.code.co_qualname
+
+    @property
+    def source(self) -> str:
+        return linecache.getline(self.filename, self.line).strip()
+
+
+@functools.cache
+def _is_inside(filename: str) -> bool:
+    """Whether code is PyTorch's or ours."""
+    return filename.startswith(_INSIDE) or filename.startswith("<frozen")
+
+
+def place_here(frame: FrameType | None = None) -> Place:
+    """The call that led here.
+
+    Args:
+        frame: where to begin; the caller's when left out.
+    """
+    at: FrameType | None = sys._getframe(1) if frame is None else frame
+    start = at
+    module = None
+    while at is not None and _is_inside(at.f_code.co_filename):
+        if module is None and at.f_code is _CALL:
+            module = at.f_locals.get("self")
+        start, at = at, at.f_back
+    found = at if at is not None else start
+    assert found is not None
+    for _ in range(_AROUND):
+        if module is not None or at is None:
+            break
+        if at.f_code is _CALL:
+            module = at.f_locals.get("self")
+        at = at.f_back
+    return Place(found.f_code, found.f_lasti, module)
+
+
+def modules_around() -> list[nn.Module]:
+    """The modules whose calls led here, the outermost first."""
+    at: FrameType | None = sys._getframe(1)
+    found = []
+    while at is not None:
+        if at.f_code is _CALL:
+            found.append(at.f_locals["self"])
+        at = at.f_back
+    return found[::-1]
+
+
+def users_frame() -> FrameType | None:
+    """The deepest frame outside of PyTorch and of this library."""
+    at: FrameType | None = sys._getframe(1)
+    while at is not None and _is_inside(at.f_code.co_filename):
+        at = at.f_back
+    return at
+
+
+def is_recomputed() -> bool:
+    """Whether a checkpoint runs this code again."""
+    at: FrameType | None = sys._getframe(1)
+    while at is not None:
+        if at.f_code.co_filename == _CHECKPOINT:
+            return True
+        at = at.f_back
+    return False
+
+
+def _line(code: CodeType, instruction: int) -> int:
+    for start, end, line in code.co_lines():
+        if start <= instruction < end and line is not None:
+            return line
+    return code.co_firstlineno

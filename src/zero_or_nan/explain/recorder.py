@@ -1,0 +1,490 @@
+"""One watch over a block of code: what was found not to be finite, what it has it from, and what it reached."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from ..ignoring.careful import REPORT
+from .backward import Reached, Watched
+from .forward import (
+    CARRIES,
+    MEANT,
+    PASSES,
+    WEIGHS_ALL,
+    WRITES_BUFFERS,
+    Call,
+    Forward,
+    Plan,
+    apart,
+    born_at,
+    come_in,
+    describe,
+    infinite_number,
+    metadata,
+    note_call,
+)
+from .names import Names
+from .patches import Patches
+from .places import Place, is_recomputed, modules_around, place_here, users_frame
+from .remedies import remedy
+from .report import NotFiniteError, Origin, Report
+from .traces import Found, Trace, Traces, is_finite, joined, looked_at, tensors_in
+
+_MAKES_DATA = frozenset(
+    """
+tensor as_tensor from_numpy frombuffer asarray scalar_tensor load empty empty_like empty_strided new_empty new_tensor
+new_empty_strided empty_permuted from_dlpack
+""".split()
+)
+"""Functions that only bring data in; it is told of where it is first computed with."""
+
+
+class Recorder:
+    """All that a watch knows.
+
+    Attributes:
+        thread: in which the block runs; others are not looked at.
+        traces: of the tensors that are not finite.
+        suspects: traces of what is finite, but was computed from the gradient of a loss that was not.
+        loose: tensors that are not finite, and that no function has taken in yet.
+        reached: in order of time, what was found to have reached a loss or a gradient, with where it went.
+        mistakes: our own.
+    """
+
+    raises_mistakes = False
+    """Whether a mistake of ours is raised, as tests want it, in place of a warning."""
+
+    def __init__(self, report: Report, raises: bool = False) -> None:
+        self.report = report
+        self.raises = raises
+        self.forward = Forward(self)
+        self.patches = Patches(self)
+        self.thread = threading.get_ident()
+        self.traces = Traces()
+        self.suspects = Traces()
+        self.loose: dict[int, Trace] = {}
+        self.around: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
+        self.mistakes: list[tuple[str, Exception]] = []
+        self.carries = False
+        self._aside: list[Callable[[Any], None]] | None = None
+        self.running: Watched | None = None
+        self.compiled_at: Place | None = None
+        self._stepped_aside = False
+        self.functions: list[list[Found]] = []
+        self._called_at: WeakValueDictionary[tuple[Any, ...], Found] = WeakValueDictionary()
+        self._kinds: WeakKeyDictionary[Found, Any] = WeakKeyDictionary()
+        self._told: dict[tuple[Any, ...], Origin] = {}
+        self._last: dict[tuple[Any, ...], Found] = {}
+
+    def failed(self, name: str, error: Exception) -> None:
+        if self.raises_mistakes:
+            raise error
+        if len(self.mistakes) < 10:
+            self.mistakes.append((name, error))
+
+    # The forward pass.
+
+    def before(self, plan: Plan, args: Any) -> Tensor | None:
+        """What a function is about to overwrite, where it could be asked for."""
+        if not torch.is_grad_enabled() or not args:
+            return None
+        target = looked_at(args[0])
+        return None if target is None else target.detach().clone()
+
+    def after(self, func: Any, plan: Plan, args: Any, kwargs: Any, result: Any, before: Tensor | None) -> None:
+        """A function has returned."""
+        recording = torch.is_grad_enabled()
+        if recording:
+            torch._C._set_grad_enabled(False)
+        try:
+            if self.traces:
+                self._taken_in(args, kwargs)
+            if self.suspects and plan.in_place:
+                self._suspected(args)
+            if type(result) is Tensor:
+                node = result.grad_fn
+                if node is not None:
+                    place = self._place()
+                    note_call(node, plan.name, place)
+                    if plan.in_place and result._base is not None and result._base.grad_fn is not None:
+                        note_call(result._base.grad_fn, plan.name, place)
+                here = looked_at(result)
+                if here is None or is_finite(here):
+                    if self.traces and here is not None and not plan.is_selection:
+                        self._overwritten(plan, here)
+                    return
+            elif result is None and not plan.in_place:
+                return
+            self._look(func, plan, args, kwargs, result, before)
+        finally:
+            if recording:
+                torch._C._set_grad_enabled(True)
+
+    def quietened(self, tensor: Tensor, hook: Callable[[Tensor], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """A hook that does not run in a shadow of a pass."""
+
+        @functools.wraps(hook)
+        def run(gradient: Tensor) -> Any:
+            return None if self._aside is not None else hook(gradient)
+
+        return (tensor, run), {}
+
+    def applied(self, kind: type, args: Any, result: Any, inside: list[Found]) -> None:
+        """An `autograd.Function` of the user's has returned: what was born inside of it is its own."""
+        if threading.get_ident() != self.thread or not self.forward.is_on():
+            return
+        try:
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                if self.traces:
+                    self._taken_in(args, {})
+                place = self._place()
+                for found in () if kind.__module__.startswith("torch.") else inside:
+                    found.operator, found.place = kind.__name__, place
+                for tensor in tensors_in(result):
+                    if tensor.grad_fn is None:
+                        continue
+                    note_call(tensor.grad_fn, kind.__name__, place)
+                    here = looked_at(tensor)
+                    if here is None or is_finite(here):
+                        continue
+                    trace = self.traces.of(tensor)
+                    if trace is None:
+                        call = Call(kind, kind.__name__, args, {}, place)
+                        trace = Trace((describe("made", call, here, ~torch.isfinite(here), ""),), (kind.__name__,))
+                        self.traces.keep(tensor, trace)
+                    self.loose[tensor.untyped_storage()._cdata] = trace
+                    self._carry(tensor, [(found, ~torch.isfinite(here)) for found in trace.found])
+        except Exception as error:
+            self.failed(kind.__name__, error)
+
+    def compiled_region(self, begins: bool) -> None:
+        """The compiler takes over, or has done its work."""
+        is_on = self.forward.is_on()
+        if begins and is_on and self.forward.is_innermost():
+            self.compiled_at = self._place()
+            self.forward.__exit__(None, None, None)
+            self._stepped_aside = True
+        elif not begins and self._stepped_aside:
+            self._stepped_aside = False
+            self.forward.__enter__()
+
+    def _carry(self, tensor: Tensor, carried: list[tuple[Found, Tensor]]) -> None:
+        """Have the node of a result know what of it is not finite."""
+        self.carries = True
+        node: Any = tensor.grad_fn
+        metadata(node).setdefault(CARRIES, {}).setdefault(tensor.output_nr, []).extend(carried)
+
+    def _place(self) -> Place:
+        """Where the user's code is; the modules around a module are noted when it is first seen."""
+        place = place_here()
+        module = place.module
+        if module is not None and module not in self.around:
+            self.around[module] = modules_around()
+        return place
+
+    def _taken_in(self, args: Any, kwargs: Any) -> None:
+        if self.loose:
+            for tensor in tensors_in((args, kwargs)):
+                self.loose.pop(tensor.untyped_storage()._cdata if _has_memory(tensor) else 0, None)
+
+    def _suspected(self, args: Any) -> None:
+        """A parameter is changed by what is suspected."""
+        traces = [trace for trace in map(self.suspects.of, tensors_in(args)) if trace is not None]
+        if traces:
+            for tensor in tensors_in(args[0]):
+                self.suspects.keep(tensor, traces[0])
+
+    def _overwritten(self, plan: Plan, here: Tensor) -> None:
+        if plan.in_place and self.traces.of(here) is not None:
+            whole = here.untyped_storage().nbytes() == here.nbytes
+            if whole:
+                self.traces.forget(here)
+
+    def _look(self, func: Any, plan: Plan, args: Any, kwargs: Any, result: Any, before: Tensor | None) -> None:
+        """Some result may not be finite."""
+        results = list(tensors_in(args[0] if plan.in_place and args else result))
+        place: Place | None = None
+        bad: list[tuple[int, Tensor, Tensor]] = []
+        for at, tensor in enumerate(results):
+            if tensor.grad_fn is not None and not plan.in_place:
+                place = place or self._place()
+                note_call(tensor.grad_fn, plan.name, place)
+            here = looked_at(tensor)
+            if here is not None and not is_finite(here):
+                bad.append((at, tensor, here))
+        if bad:
+            place = place or self._place()
+            now = args if before is None else (before, *args[1:])
+            call = Call(func, plan.name, now, kwargs, place)
+            self._not_finite(call, plan, args, bad, before)
+
+    def _not_finite(
+        self, call: Call, plan: Plan, args: Any, bad: list[tuple[int, Tensor, Tensor]], before: Tensor | None
+    ) -> None:
+        written = WRITES_BUFFERS.get(plan.name, ())
+        buffers = [call.args[number] for number in written if number < len(call.args)]
+        skipped = {id(tensor) for tensor in buffers if isinstance(tensor, Tensor)}
+        if plan.in_place and before is None and args and isinstance(args[0], (Tensor, list, tuple)):
+            skipped.update(map(id, tensors_in(args[0])))
+        traces: list[Trace] = []
+        inputs: list[Tensor] = []
+        enters: list[Found] = []
+        for tensor in tensors_in((call.args, call.kwargs)):
+            here = looked_at(tensor)
+            if here is None or id(tensor) in skipped or bool(torch.isfinite(here).all()):
+                continue
+            original = args[0] if tensor is before else tensor
+            trace = self.traces.of(original)
+            if trace is None:
+                trace = Trace((self._came_in(original, here, call),))
+                self.traces.keep(original, trace)
+            inputs.append(here)
+            traces.append(trace)
+            if tensor.grad_fn is None and tensor is not before:
+                enters += trace.found
+        if plan.in_place and before is None:
+            traces += [trace for trace in map(self.traces.of, tensors_in(args[0])) if trace is not None]
+        for at, tensor, here in bad:
+            trace = self._of_result(call, plan, at, tensor, here, inputs, traces, enters)
+            if trace is not None:
+                self.traces.keep(tensor, trace)
+                self.loose[tensor.untyped_storage()._cdata] = trace
+                if len(self.loose) > 1000:
+                    self.loose.pop(next(iter(self.loose)))
+        for tensor in buffers:
+            here = looked_at(tensor)
+            if here is not None and self.traces.of(tensor) is None and not is_finite(here):
+                self.traces.keep(tensor, Trace(joined(traces)) if traces else trace or Trace(()))
+
+    def _of_result(
+        self,
+        call: Call,
+        plan: Plan,
+        at: int,
+        tensor: Tensor,
+        here: Tensor,
+        inputs: list[Tensor],
+        traces: list[Trace],
+        enters: list[Found],
+    ) -> Trace | None:
+        """What a result that is not finite has it from."""
+        entries = ~torch.isfinite(here)
+        carried: list[tuple[Found, Tensor]] = []
+        mine: list[Found] = []
+        if not traces and plan.name in _MAKES_DATA:
+            return None
+        meant = bool(traces) and all(_is_meant(found, call.name) for trace in traces for found in trace.found)
+        nans = entries if call.name in WEIGHS_ALL else here.isnan()
+        if meant and bool(nans.any()) and not any(bool(value.isnan().any()) for value in inputs):
+            births, traces = nans, []
+        elif plan.in_place and traces and not inputs:
+            births = torch.zeros_like(entries)
+        else:
+            births = apart(call, here, entries, inputs, at)
+        if bool(births.any()) and self.suspects and (suspects := self._suspects_in(call)):
+            births, traces = torch.zeros_like(births), [*traces, *suspects]
+        if bool(births.any()):
+            found = self._known(self._newborn(call, here, births, at))
+            mine.append(found)
+            carried.append((found, births))
+        rest = entries & ~births
+        if bool(rest.any()) or not mine:
+            carried += [(found, rest) for found in dict.fromkeys(enters)]
+        else:
+            traces = []
+        if tensor.grad_fn is not None and carried:
+            self._carry(tensor, carried)
+            base = tensor._base
+            if plan.in_place and base is not None and base.grad_fn is not None:  # its node is a new one too
+                note_call(base.grad_fn, call.name, call.place)
+                self._carry(base, [(found, ~torch.isfinite(base)) for found, _ in carried])
+        elif tensor.grad_fn is not None and traces:
+            metadata(tensor.grad_fn).setdefault(PASSES, joined(traces))
+        path = max((trace.then(call.name) for trace in traces), key=len, default=(call.name,))
+        return Trace(tuple(dict.fromkeys((*joined(traces), *mine))), path)
+
+    def _came_in(self, tensor: Tensor, here: Tensor, call: Call) -> Found:
+        """A tensor that nobody here has made."""
+        node = tensor.grad_fn
+        if node is not None and "Compiled" in node.name() and self.compiled_at is not None:
+            compiled = call._replace(name="torch.compile", place=self.compiled_at)
+            found = describe("made", compiled, here, ~torch.isfinite(here), "inside of a compiled region")
+            note_call(node, "torch.compile", self.compiled_at)
+            found = self._known(found)
+            metadata(node).setdefault(PASSES, (found,))
+            return found
+        return self._known(come_in(tensor, here, call))
+
+    def _known(self, found: Found) -> Found:
+        """In backward, code runs again where it is a checkpoint's, and what it gives is known already."""
+        place = found.place
+        key = found.operator, place.code, place.instruction, place.module
+        if self.running is not None:
+            if is_recomputed():
+                return self._called_at.get(key, found)
+            found.phase = "backward"
+        self._called_at[key] = found
+        for function in self.functions:
+            function.append(found)
+        return found
+
+    def _suspects_in(self, call: Call) -> list[Trace]:
+        return [trace for trace in map(self.suspects.of, tensors_in((call.args, call.kwargs))) if trace is not None]
+
+    def _newborn(self, call: Call, here: Tensor, births: Tensor, at: int) -> Found:
+        written = infinite_number((call.args, call.kwargs))
+        written = infinite_number((call.args, call.kwargs))
+        if written is not None and (written != written or not bool((here.isnan() & births).any())):
+            return describe("meant" if written == written else "given", call, here, births, str(written))
+        return born_at(call, here, births, at)
+
+    # The backward pass.
+
+    def begin(self) -> None:
+        self.patches.put_on()
+        self.forward.__enter__()
+
+    def end(self) -> None:
+        self.forward.__exit__(None, None, None)
+        self.patches.take_off()
+
+    @contextmanager
+    def aside(self) -> Iterator[Callable[[Any], None]]:
+        """While entered, passes run unwatched; a function can be told of the roots of each."""
+        before = self._aside
+        told: list[Any] = []
+        self._aside = told
+        try:
+            yield told.append
+        finally:
+            self._aside = before
+
+    def engine(self, run: Callable[..., Any], roots: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run PyTorch's engine, watched."""
+        if threading.get_ident() != self.thread or self._stepped_aside:
+            return run(roots, *args, **kwargs)
+        if self._aside is not None:
+            for tell in self._aside:
+                tell(roots)
+            return run(roots, *args, **kwargs)
+        self.report.passes += 1
+        watched = Watched(self, roots, args[0], args[3] or (), kwargs.get("accumulate_grad", True), self.running)
+        try:
+            watched.begin()
+        except Exception as error:
+            self.failed("backward", error)
+        self.running = watched
+        try:
+            with self.forward if not self.forward.is_on() else nullcontext():  # hooks and checkpoints call functions
+                results = run(roots, *args, **kwargs)
+        finally:
+            self.running = watched.outer
+            watched.let_go()
+        try:
+            watched.ended(results)
+        except Exception as error:
+            self.failed("backward", error)
+        if self.raises and not self.report.ok and watched.outer is None:
+            raise NotFiniteError(self.report)
+        return results
+
+    # What is told.
+
+    def has_reached(self, watched: Watched, frame: Any) -> None:
+        """A pass has found what reached the loss or a gradient."""
+        names = Names(frame)
+        by_found: dict[Found, list[Reached]] = {}
+        for reached in watched.reached:
+            for found in reached.trace.found:
+                by_found.setdefault(found, []).append(reached)
+        for found, targets in sorted(by_found.items(), key=lambda pair: pair[0].number):
+            kind, mended = self._kinds.get(found) or watched.kind(found, targets)
+            if watched.loss_trace is not None and found.phase == "backward" and kind == "overflow":
+                continue  # the gradient of a loss that was too large is too large
+            self._kinds[found] = kind, mended
+            path = max((reached.trace.path for reached in targets), key=len)
+            labels = [t if isinstance(t, str) else names.of_tensor(t) or "a tensor" for t, _, _ in targets]
+            self._tell(found, kind, mended, list(dict.fromkeys(labels)), list(path), names)
+
+    def _tell(
+        self, found: Found, kind: Any, mended: bool | None, labels: list[str], path: list[str], names: Names
+    ) -> None:
+        place = found.place
+        key = (found.phase, found.operator, place.filename, place.line, kind)
+        known = self._told.get(key)
+        if known is not None:
+            known.reached += [label for label in labels if label not in known.reached]
+            if self._last.get(key) is not found:
+                known.times += 1
+            self._last[key] = found
+            return
+        operands = found.operands
+        if found.in_backward and kind == "contaminated":
+            operands = f"{operands}; in backward {found.in_backward}" if operands else found.in_backward
+        origin = Origin(
+            phase=found.phase,
+            operator=found.operator,
+            filename=place.filename,
+            line=place.line,
+            source=place.source,
+            module=names.of_module(place.module, self.around),
+            entries=found.where,
+            count=found.count,
+            shape=found.shape,
+            dtype=str(found.dtype).removeprefix("torch."),
+            device=str(found.device),
+            operands=operands,
+            kind=kind,
+            reached=labels,
+            path=path,
+            mended=mended,
+            rank=_rank(),
+        )
+        origin.remedy, origin.chapter = remedy(kind, found.operator, origin.dtype, mended)
+        self._told[key] = origin
+        self._last[key] = found
+        self.report.origins.append(origin)
+
+    def close(self) -> None:
+        """The block has ended."""
+        for name, error in self.mistakes[:1]:
+            warnings.warn(
+                f"explain failed at {name} ({type(error).__name__}: {error}), which is a mistake of its own; please "
+                f"report it at {REPORT}. What it tells may be incomplete",
+                stacklevel=3,
+            )
+        if self.compiled_at is not None:
+            self.report.notes.append("a compiled region was watched from outside: what is in it can't be told apart")
+        if not self.report.passes and self.loose:
+            names = Names(users_frame())
+            seen: dict[Found, list[str]] = {}
+            for trace in self.loose.values():
+                for found in trace.found:
+                    if found.nature != "meant":
+                        seen.setdefault(found, list(trace.path))
+            for found, path in seen.items():
+                kind = "bad input" if found.nature != "made" else "overflow" if found.too_large else "undefined"
+                self._tell(found, kind, None, ["a result"], path, names)
+
+
+def _is_meant(found: Found, function: str) -> bool:
+    return found.nature == "meant" or (found.nature == "given" and found.infinite and function in MEANT)
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    return looked_at(tensor) is not None
+
+
+def _rank() -> int | None:
+    """Which of several processes this is."""
+    distributed = torch.distributed
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else None

@@ -1,0 +1,144 @@
+"""The same backward pass, run by `ignoring` beforehand: what the loss ignored, and whether that mends it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from ..ignoring.careful import Pass
+from ..ignoring.checkpoints import CHECKPOINT
+from ..ignoring.graph import AccumulateGrad, Edge, Graph, edge_of, graph_from
+from .traces import is_finite, looked_at, tensors_in
+
+
+class Shadow(Pass):
+    """A pass of `ignoring` that only tells.
+
+    Attributes:
+        finite: of a node, whether what `ignoring` makes of it is finite.
+    """
+
+    def __init__(self, roots: Sequence[Any], graph: Graph, keep: Sequence[Edge], dangers: Sequence[Any]) -> None:
+        super().__init__(roots, graph, keep, dangers=dangers)
+        self.finite: dict[Any, bool] = {}
+        self._edges: dict[Edge, bool] = {}
+        self._leaves: dict[int, bool] = {}
+
+    def mended(self, target: Any, edge: Edge) -> bool:
+        """Whether the gradient of a leaf, or of what was asked for, is finite."""
+        return self._edges.get(edge, self._leaves.get(id(target), False))
+
+    def _leave(self, node: Any, edges: Any, results: Any, arriving: Any) -> Any:
+        changed = super()._leave(node, edges, results, arriving)
+        self.finite[node] = _all_finite(results if changed is None else changed)
+        return changed
+
+    def _pass_on(self, node: Any, edges: Any, function: Any, masks: Any, mend: Any, results: Any, arriving: Any) -> Any:
+        super()._pass_on(node, edges, function, masks, mend, results, arriving)
+        self.finite[node] = _all_finite(results)
+
+
+def shadow_of(
+    roots: Sequence[Any],
+    vectors: Sequence[Any],
+    inputs: Sequence[Any],
+    graph: Graph,
+    keep: Sequence[Edge],
+    dangers: Sequence[Any],
+    nested: Callable[[Callable[[Any], None]], None],
+) -> Shadow | None:
+    """What `ignoring` makes of a graph. `.grad`, random numbers and the graph stay as they are.
+
+    Args:
+        roots, vectors, inputs: of the pass.
+        keep: the edges whose masks are asked for.
+        dangers: the nodes out of which ignored entries may come as other numbers than 0.
+        nested: has a function called with the roots of each pass inside of this one.
+
+    Returns:
+        None where it could not be run.
+    """
+    if _would_disturb_others(graph):
+        return None
+    edges: list[Edge] = [(node, 0) for node, _ in leaves_of(graph)]
+    edges += [edge for edge in map(edge_of, inputs) if edge is not None and type(edge[0]) is not AccumulateGrad]
+    if not edges:
+        return None
+    shadow = Shadow(roots, graph, [*keep, *edges], dangers)
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    try:
+        with (
+            torch.random.fork_rng(devices=list(devices)),
+            torch._C.DisableTorchFunction(),
+            warnings.catch_warnings(),
+            _Leaves(graph) as leaves,
+            shadow,
+        ):
+            warnings.simplefilter("ignore")
+            if any(node.name() == CHECKPOINT for node in graph):  # refuses to work for `grad`
+                nested(lambda more: leaves.set_aside(graph_from(more)))
+                torch.autograd.backward(roots, vectors, retain_graph=True)
+                shadow._leaves = leaves.are_finite()
+            else:
+                asked = [GradientEdge(node, output) for node, output in edges]
+                gradients = torch.autograd.grad(roots, asked, vectors, retain_graph=True, allow_unused=True)
+                shadow._edges = dict(zip(edges, map(_all_finite, gradients), strict=True))
+    except Exception:
+        return None
+    return shadow
+
+
+class _Leaves:
+    """While entered, leaves have no `.grad`, and none of their hooks; afterwards both are back."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.kept: dict[int, tuple[Tensor, Tensor | None]] = {}
+        self.hooks: list[tuple[Any, list[tuple[Any, Any]]]] = []
+
+    def __enter__(self) -> _Leaves:
+        self.set_aside(self.graph)
+        return self
+
+    def set_aside(self, graph: Graph) -> None:
+        for _, leaf in leaves_of(graph):
+            if id(leaf) not in self.kept:
+                self.kept[id(leaf)] = leaf, leaf.grad
+                leaf.grad = None
+                for hooks in (leaf._backward_hooks, leaf._post_accumulate_grad_hooks):
+                    if hooks:
+                        self.hooks.append((hooks, list(hooks.items())))
+                        hooks.clear()
+
+    def are_finite(self) -> dict[int, bool]:
+        return {at: leaf.grad is None or _all_finite(leaf.grad) for at, (leaf, _) in self.kept.items()}
+
+    def __exit__(self, *details: Any) -> None:
+        for leaf, grad in self.kept.values():
+            leaf.grad = grad
+        for hooks, items in self.hooks:
+            hooks.update(items)
+
+
+def leaves_of(graph: Graph) -> Iterator[tuple[Any, Tensor]]:
+    """The nodes that add to the `.grad` of a leaf, with the leaf."""
+    for node in graph:
+        if type(node) is AccumulateGrad:
+            leaf: Any = node
+            yield node, leaf.variable
+
+
+def _would_disturb_others(graph: Graph) -> bool:
+    """Whether a node may talk to other processes, which don't run a shadow."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return False
+    return any(isinstance(node, torch.autograd.function.BackwardCFunction) for node in graph)
+
+
+def _all_finite(values: Any) -> bool:
+    return all(is_finite(here) for here in map(looked_at, tensors_in(values)) if here is not None)

@@ -1,0 +1,158 @@
+"""Which tensors are not finite, and what they have it from.
+
+A tensor is known by its memory, so that a view, a saved tensor and a detached one are the same thing. Memory that is
+given back is forgotten.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import Parameter
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ..ignoring.distributed import is_distributed, part_here
+from .places import Place
+
+MOST_STEPS = 40
+"""The steps of a path that are kept."""
+
+_DENSE = (Tensor, Parameter)
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+
+Nature = Literal["made", "given", "meant"]
+"""An operator made it of finite numbers; it came in with data; or it is an infinity that the code wrote down."""
+
+
+@dataclass(eq=False)
+class Found:
+    """Where a number that is not finite was born or came in; an origin, once it is known to have reached something.
+
+    Attributes:
+        nature: whether an operator made it.
+        phase: whether that was in backward.
+        operator, place: the forward function, and the call of it.
+        where: the indices of the first entries, in the tensor.
+        count, shape, dtype, device: how many entries, and of what tensor.
+        operands: what it was made of, as text.
+        too_large: whether the numbers were only too large for the dtype.
+        infinite: of what came in, whether there was no NaN in it.
+        tensor: what came in.
+        in_backward: what backward multiplied there, where that made a gradient that is not finite.
+        times: how often it happened on this line.
+        number: in order of time.
+    """
+
+    nature: Nature
+    phase: Literal["forward", "backward"]
+    operator: str
+    place: Place
+    where: list[tuple[int, ...]]
+    count: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    operands: str
+    too_large: bool = False
+    infinite: bool = False
+    tensor: weakref.ref[Tensor] | None = None
+    in_backward: str = ""
+    times: int = 1
+    number: int = field(default_factory=itertools.count().__next__)
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """What a tensor that is not finite has it from, and the way that it took."""
+
+    found: tuple[Found, ...]
+    path: tuple[str, ...] = ()
+
+    def then(self, step: str) -> tuple[str, ...]:
+        return (*self.path, step) if len(self.path) < MOST_STEPS and self.path[-1:] != (step,) else self.path
+
+
+@dataclass
+class Traces:
+    """The traces of the tensors that are there."""
+
+    _by_memory: dict[int, tuple[StorageWeakRef, Trace]] = field(default_factory=dict)
+    _swept: int = 64
+
+    def __bool__(self) -> bool:
+        return bool(self._by_memory)
+
+    def of(self, tensor: Tensor) -> Trace | None:
+        if not self._by_memory:
+            return None
+        known = self._by_memory.get(tensor.untyped_storage()._cdata)
+        return known[1] if known is not None else None
+
+    def keep(self, tensor: Tensor, trace: Trace) -> None:
+        storage = tensor.untyped_storage()
+        self._by_memory[storage._cdata] = StorageWeakRef(storage), trace
+        if len(self._by_memory) > 2 * self._swept:
+            for key in [key for key, (memory, _) in self._by_memory.items() if memory.expired()]:
+                del self._by_memory[key]
+            self._swept = max(64, len(self._by_memory))
+
+    def forget(self, tensor: Tensor) -> None:
+        self._by_memory.pop(tensor.untyped_storage()._cdata, None)
+
+
+def tensors_in(things: Any) -> Iterator[Tensor]:
+    """The tensors of arguments or results, however they are nested."""
+    if isinstance(things, Tensor):
+        yield things
+    elif isinstance(things, (tuple, list)):
+        for thing in things:
+            yield from tensors_in(thing)
+    elif isinstance(things, dict):
+        for thing in things.values():
+            yield from tensors_in(thing)
+
+
+def looked_at(tensor: Any) -> Tensor | None:
+    """The numbers of a tensor, where they can be had: of a distributed one its part here; None for all others."""
+    if type(tensor) not in _DENSE:
+        if not isinstance(tensor, Tensor):
+            return None
+        part = part_here(tensor) if is_distributed(tensor) else tensor
+        if part is None or is_traceable_wrapper_subclass(part) or isinstance(part, FakeTensor):
+            return None
+        tensor = part.as_subclass(Tensor)
+    dtype = tensor.dtype
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return None
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested or _is_wrapped(tensor):
+        return None
+    if not tensor.untyped_storage().nbytes() or not tensor.numel():
+        return None
+    return tensor
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all entries are: NaN and inf get into every sum; one that is too large is looked at again."""
+    total = (tensor.sum(dtype=torch.float32) if tensor.dtype in _WIDER else tensor.sum()).item()
+    return bool(total - total == 0) or bool(torch.isfinite(tensor).all())
+
+
+_WIDER = frozenset({torch.float16, torch.bfloat16})
+
+
+def first_entries(mask: Tensor, most: int = 5) -> list[tuple[int, ...]]:
+    """The indices of the first entries of a mask that are True."""
+    return [tuple(entry) for entry in mask.nonzero()[:most].tolist()]
+
+
+def joined(traces: Sequence[Trace]) -> tuple[Found, ...]:
+    """All that traces have it from, each once."""
+    return tuple(dict.fromkeys(found for trace in traces for found in trace.found))
