@@ -34,6 +34,13 @@ _CONTAMINATED_PAGES = {
     "nanmean": "nansum-nanmean",
     "log": "where-over-exp",
     "sqrt": "undefined",
+    "pow": "undefined",
+    "norm": "undefined",
+    "acos": "undefined",
+    "softmax": "undefined",
+    "scaled_dot_product_attention": "undefined",
+    "multi_head_attention_forward": "undefined",
+    "sub": "slicing-nan",
 }
 
 REMEDIES: dict[tuple[str, str], Remedy] = {
@@ -73,7 +80,7 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
     ("overflow", "exp"): Remedy(
         "# torch.logsumexp, F.log_softmax, F.softplus and F.logsigmoid are sums of exp that do not overflow\n"
         "y = torch.exp(x - x.max(-1, keepdim=True).values)",
-        "where-over-exp",
+        FIND,
     ),
     ("bad input", ""): Remedy(
         "# look for it where the data come from; to leave such rows out of the loss:\n"
