@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .report import Origin, Report
 
-COLOURS = {"contaminated": "#0b7285", "undefined": "#c2255c", "overflow": "#b35c00", "bad input": "#6741d9"}
-"""Of the bar beside a card, and of the box around its word; the word itself has the colour of the page's text."""
+COLOURS = {"contaminated": "#0c8599", "undefined": "#e64980", "overflow": "#d9690b", "bad input": "#845ef7"}
+"""Of the bar beside a card, and of the box around its word: seen on white and on black. The word has the page's ink."""
 
 _CARD = "border-left:4px solid {colour};padding:.1em 0 .2em .9em;margin:.9em 0;font-size:.95em;overflow-wrap:anywhere"
 _HEAD = "display:flex;flex-wrap:wrap;gap:.3em .8em;align-items:baseline;margin:0 0 .4em"
 _KIND = "border:2px solid {colour};border-radius:.3em;padding:0 .45em;white-space:nowrap"
 _PLAIN = "background:none;padding:0;border:0;color:inherit;overflow-wrap:anywhere"
 _CODE = f"{_PLAIN};white-space:pre-wrap;margin:0;overflow:visible;font-size:.9em;line-height:1.45"
-_ROW = "display:flex;flex-wrap:wrap;gap:0 .8em;margin:.35em 0"
+_ROW = "display:flex;flex-wrap:wrap;gap:0 .8em;align-items:baseline;margin:.35em 0"
 _LABEL = "flex:0 0 5.5em;font-weight:400;opacity:.85;font-size:.9em"
 _VALUE = "flex:1 1 15em;min-width:0;margin:0"
 _STEP = "display:inline-block;border:1px solid #8888;border-radius:.3em;padding:0 .4em;margin:.1em 0"
@@ -93,7 +93,8 @@ def _code(text: str) -> str:
 
 
 def _page(address: str) -> str:
-    return f"<a style='{_LINK}' href='{escape(address)}'>The page about it</a>" if address else ""
+    name = address.rpartition("/")[2].removesuffix(".html").replace("-", " ")
+    return f"<a style='{_LINK}' href='{escape(address)}'>Read on: {escape(name)}</a>" if address else ""
 
 
 def _meaning(origin: Origin) -> str:
