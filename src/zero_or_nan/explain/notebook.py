@@ -43,7 +43,7 @@ def place(filename: str, line: int) -> str:
     >>> place("<ipython-input-7-0e1f2a>", 3)
     'Cell In[7], line 3'
     """
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     named = getattr(getattr(shell, "compile", None), "format_code_name", lambda name: None)(filename)
     older = re.match(r"<ipython-input-(\d+)-", filename)
     if named is None and older is not None:
