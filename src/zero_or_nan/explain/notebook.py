@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 COLOURS = {"contaminated": "#0c8599", "undefined": "#e64980", "overflow": "#d9690b", "bad input": "#845ef7"}
 """Of the bar beside a card, and of the box around its word: seen on white and on black. The word has the page's ink."""
 
-_CARD = "border-left:4px solid {colour};padding:.1em 0 .2em .9em;margin:.9em 0;font-size:.95em;overflow-wrap:anywhere"
-_HEAD = "display:flex;flex-wrap:wrap;gap:.3em .8em;align-items:baseline;margin:0 0 .4em"
+_CARD = "border-left:4px solid {colour};padding:.1em 0 .2em .9em;margin:.5em 0;font-size:.95em;overflow-wrap:anywhere"
+_HEAD = "display:flex;flex-wrap:wrap;gap:.3em .8em;align-items:baseline;margin:0 0 .3em"
 _KIND = "border:2px solid {colour};border-radius:.3em;padding:0 .45em;white-space:nowrap"
 _PLAIN = "background:none;padding:0;border:0;color:inherit;overflow-wrap:anywhere"
 _CODE = f"{_PLAIN};white-space:pre-wrap;margin:0;overflow:visible;font-size:.9em;line-height:1.45"
-_ROW = "display:flex;flex-wrap:wrap;gap:0 .8em;align-items:baseline;margin:.35em 0"
+_ROW = "display:flex;flex-wrap:wrap;gap:0 .8em;align-items:baseline;margin:.15em 0"
 _LABEL = "flex:0 0 5.5em;font-weight:400;opacity:.85;font-size:.9em"
 _VALUE = "flex:1 1 15em;min-width:0;margin:0"
 _STEP = "display:inline-block;border:1px solid #8888;border-radius:.3em;padding:0 .4em;margin:.1em 0"
@@ -32,9 +32,9 @@ def as_html(report: Report) -> str:
     if report.ok:
         text = str(report).partition("\n")[0]
         return f"<div><p style='margin:0'>✓ {escape(text[0].upper() + text[1:])}.</p>{notes}</div>"
-    head = f"{len(report.origins)} origins, in order of time:" if len(report.origins) > 1 else "One origin:"
-    cards = "".join(map(_card, report.origins))
-    return f"<div><p style='margin:0'>{head}</p>{cards}{notes}</div>"
+    several = len(report.origins) > 1
+    head = f"<p style='margin:0'>{len(report.origins)} origins, in order of time:</p>" if several else ""
+    return f"<div>{head}{''.join(map(_card, report.origins))}{notes}</div>"
 
 
 def place(filename: str, line: int) -> str:
