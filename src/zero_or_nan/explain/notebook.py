@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 COLOURS = {"contaminated": "#0c8599", "undefined": "#e64980", "overflow": "#d9690b", "bad input": "#845ef7"}
 """Of the bar beside a card, and of the box around its word: seen on white and on black. The word has the page's ink."""
 
-_CARD = "border-left:4px solid {colour};padding:.1em 0 .2em .9em;margin:.5em 0;font-size:.95em;overflow-wrap:anywhere"
+_CARD = "border-left:4px solid {colour};padding:.1em 0 .2em .9em;font-size:.95em;overflow-wrap:anywhere"
+_CARDS = "display:grid;grid-template-columns:minmax(0,1fr);gap:1em"
 _HEAD = "display:flex;flex-wrap:wrap;gap:.3em .8em;align-items:baseline;margin:0 0 .3em"
 _KIND = "border:2px solid {colour};border-radius:.3em;padding:0 .45em;white-space:nowrap"
 _PLAIN = "background:none;padding:0;border:0;color:inherit;overflow-wrap:anywhere"
@@ -28,13 +29,13 @@ _LINK = "color:inherit;text-decoration:underline"
 
 def as_html(report: Report) -> str:
     """The report as HTML that stands alone."""
-    notes = "".join(f"<p style='margin:.4em 0'>Note: {escape(note)}.</p>" for note in report.notes)
+    notes = "".join(f"<p style='margin:0'>Note: {escape(note)}.</p>" for note in report.notes)
     if report.ok:
         text = str(report).partition("\n")[0]
-        return f"<div><p style='margin:0'>✓ {escape(text[0].upper() + text[1:])}.</p>{notes}</div>"
+        return f"<div style='{_CARDS}'><p style='margin:0'>✓ {escape(text[0].upper() + text[1:])}.</p>{notes}</div>"
     several = len(report.origins) > 1
     head = f"<p style='margin:0'>{len(report.origins)} origins, in order of time:</p>" if several else ""
-    return f"<div>{head}{''.join(map(_card, report.origins))}{notes}</div>"
+    return f"<div style='{_CARDS}'>{head}{''.join(map(_card, report.origins))}{notes}</div>"
 
 
 def place(filename: str, line: int) -> str:
