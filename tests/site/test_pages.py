@@ -151,6 +151,21 @@ def test_every_claim_and_verdict_is_on_its_page(pages, facts):
         assert len(captions) == sum(fact["type"] == "verdict" for fact in here), name
 
 
+def test_every_case_with_a_nan_shows_what_explain_says_of_it(pages, facts):
+    finite = {"backward-gradient-argument", "float-round-off"}
+    cases = {fact["page"] for fact in facts if fact["type"] == "verdict"} - finite | {"ignoring-what-the-loss-ignored"}
+    reports = {name: page(pages, name).select("article .cell.tag_explain") for name in CHAPTERS}
+    assert {name for name in CHAPTERS if reports[name]} == cases
+    for cells in reports.values():
+        assert {cell.select_one("summary .collapsed").get_text() for cell in cells} <= {"What explain says"}
+        assert all("Cell In[" in cell.select_one(".cell_output").get_text() for cell in cells)
+
+
+def test_no_page_shows_where_on_this_machine_it_was_made(site):
+    texts = {path: path.read_text(encoding="utf-8") for path in site.rglob("*") if path.suffix in (".html", ".ipynb")}
+    assert texts and [path for path, text in texts.items() if re.search(r"ipykernel_\d|/tmp/", text)] == []
+
+
 @notebooks
 def test_what_a_page_asserts_is_folded_behind_a_line_that_counts_it(pages, name):
     soup = page(pages, name)
@@ -159,6 +174,7 @@ def test_what_a_page_asserts_is_folded_behind_a_line_that_counts_it(pages, name)
         stated = len(cell.select(".zn-stated"))
         assert line.get_text() == prompt({name.removeprefix("tag_") for name in cell["class"]}, stated)
         says = "tag_solution" in cell["class"] or "assert " in cell.get_text()
+        says |= "tag_explain" in cell["class"] and "born in" in cell.select_one(".cell_output").get_text()
         assert stated or says, "a cell that asserts nothing is folded for no reason"
     assert [claim for claim in soup.select("article .zn-stated") if not claim.find_parent("details")] == []
 

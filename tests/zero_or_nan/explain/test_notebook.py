@@ -80,6 +80,8 @@ def test_a_long_way_loses_its_middle():
     html = report._repr_html_()
     assert ">f3<" in html and ">…<" in html and ">f16<" in html and ">f4<" not in html and ">f15<" not in html
     assert "w0, w1, w2, w3 and 2 more" in html
+    report.origins[0].reached = ["w0", "w1", "w2", "w3"]
+    assert "<strong>w0, w1, w2, w3</strong>" in report._repr_html_()
 
 
 def test_nothing_to_tell_is_one_line():
