@@ -200,9 +200,9 @@ def weight_that_was_loaded_as_inf():
 
     torch.manual_seed(0)
     net = Net()
-    state = {name: value.tolist() for name, value in net.state_dict().items()}
-    state["stem.0.weight"][1][0][2][0] = inf
-    net.load_state_dict({name: torch.tensor(value) for name, value in state.items()})
+    loaded = net.stem[0].weight.tolist()
+    loaded[1][0][2][0] = inf
+    net.stem[0].weight = nn.Parameter(torch.tensor(loaded))
     net(torch.rand(2, 1, 6, 6)).square().mean().backward()
 
 
@@ -211,7 +211,7 @@ def embedding_row_that_is_nan():
     """The row of one token is NaN in the table that was loaded, and the sentence has that token."""
 
     class Bag(nn.Module):
-        def __init__(self, table):
+        def __init__(self, table: Tensor):
             super().__init__()
             self.tokens = nn.Embedding.from_pretrained(table, freeze=False)
             self.head = nn.Linear(2, 2)
@@ -325,7 +325,7 @@ def variational_autoencoder():
             super().__init__()
             self.encode, self.decode = nn.Linear(4, 4), nn.Linear(2, 4)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             mean, log_variance = self.encode(x).chunk(2, dim=1)
             divergence = -0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum(1)  # born
             return self.decode(mean), divergence
