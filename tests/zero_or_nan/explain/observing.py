@@ -56,8 +56,8 @@ class Event:
 class Seen:
     """What a program did.
 
-    `forward` and `backward` are in order of time; `names` and `modules` say by line what was called, and in which
-    module. `finite` is whether every loss, gradient and result was finite.
+    `forward` and `backward` are in order of time; `names`, `modules` and `numbers` say by line what was called, in which
+    module, and what went in. `finite` is whether every loss, gradient and result was finite.
     """
 
     finite: bool = True
@@ -65,6 +65,7 @@ class Seen:
     backward: list[Event] = field(default_factory=list)
     names: dict[int | None, set[str]] = field(default_factory=lambda: defaultdict(set))
     modules: dict[int | None, set[str]] = field(default_factory=lambda: defaultdict(set))
+    numbers: dict[int | None, set[float]] = field(default_factory=lambda: defaultdict(set))
 
 
 def observe(program: Program) -> Seen:
@@ -229,6 +230,9 @@ class _Values(TorchDispatchMode):
             return func(*args, **kwargs)
         name = func.overloadpacket.__name__
         taken = _floats((args, {key: value for key, value in kwargs.items() if key != "out"}))
+        for line in lines[:1]:
+            self.seen.numbers[line].update(number for tensor in taken for number in _numbers(tensor))
+            self.seen.numbers[line].update(leaf for leaf in tree_leaves(args) if isinstance(leaf, int | float))
         wrong = [tensor for tensor in taken if not finite(tensor)]
         undefined = any(bool(tensor.isnan().any()) for tensor in wrong)
         spread = any(self._key(tensor) in self.computed for tensor in wrong)
@@ -309,6 +313,10 @@ def _hooked(register: Callable[[Any], Any], hook: Any) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+def _numbers(tensor: Tensor) -> list[float]:
+    return [] if tensor.is_complex() else tensor.detach().flatten().unique().tolist()
 
 
 def _floats(value: Any) -> list[Tensor]:

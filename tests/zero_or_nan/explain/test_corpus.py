@@ -3,6 +3,7 @@
 import inspect
 import linecache
 from collections import Counter
+from math import isclose
 
 import pytest
 import torch
@@ -66,6 +67,9 @@ def is_born(seen: Seen, expected: Expected, line: int) -> None:
         assert expected.module in seen.modules[line]
     if expected.entries is not None:
         assert events[0].entries == set(expected.entries)
+    if expected.operands is not None:
+        number = float(expected.operands)
+        assert any(isclose(number, seen, rel_tol=0.01) or str(number) == str(seen) for seen in seen.numbers[line])
     ways = {event.how for event in events}
     if expected.kind == "bad input":
         assert ways & {"took nan", "took inf"} and "took" in events[0].how

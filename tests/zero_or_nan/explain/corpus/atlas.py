@@ -217,3 +217,49 @@ def softmax_of_a_masked_row_left_out():
     weights = scores.softmax(-1)  # born
     attended: Tensor = weights @ x
     attended[allowed.any(1)].sum().backward()
+
+
+@program("contaminated", "backward", "hypot", entries=[(1,)])
+def hypot_at_the_origin_left_out():
+    """The slope at the origin is 0 / 0, and the mask leaves the origin out."""
+    x = torch.tensor([3.0, 0.0, 5.0], requires_grad=True)
+    y = torch.tensor([4.0, 0.0, 12.0], requires_grad=True)
+    radius = torch.hypot(x, y)  # born
+    radius.masked_select(radius > 0).sum().backward()
+
+
+@program("contaminated", "backward", "sqrt")
+def deviation_of_rows_that_vary():
+    """A row of equal entries has no slope of its deviation; its place is filled with 1."""
+    rows = torch.tensor([[1.0, 2.0, 4.0], [3.0, 3.0, 3.0]], requires_grad=True)
+    deviation = rows.var(dim=1).sqrt()  # born
+    constant = deviation == 0
+    deviation.masked_fill(constant, 1.0).log().sum().backward()
+
+
+@program("contaminated", "backward", "sqrt")
+def distances_off_the_diagonal():
+    """The loss takes the pairs above the diagonal; the diagonal's roots at 0 are differentiated too."""
+    torch.manual_seed(0)
+    embed = nn.Linear(4, 2)
+    z = embed(torch.randn(5, 4))
+    distance = (z[:, None] - z[None]).square().sum(-1).sqrt()  # born
+    pairs = distance[torch.triu(torch.ones(5, 5), 1).bool()]
+    nn.functional.relu(1 - pairs).mean().backward()
+
+
+@program("contaminated", "backward", "linalg_eigh")
+def one_degenerate_matrix_of_a_batch():
+    """The eigenvectors of the identity have no derivative; the loss takes those of the other matrix."""
+    batch = torch.stack([torch.eye(2), torch.tensor([[2.0, 1.0], [1.0, 3.0]])]).requires_grad_()
+    values, vectors = torch.linalg.eigh(batch)  # born
+    (vectors[1, :, 0].square() * values[1]).sum().backward()
+
+
+@program("contaminated", "backward", "pow", entries=[(0,), (3,)])
+def power_mean_of_the_positive():
+    """Shares of 0 are not selected; their root is differentiated."""
+    shares = torch.tensor([0.0, 0.3, 0.7, 0.0], requires_grad=True)
+    roots = shares**0.5  # born
+    kept = roots.index_select(0, torch.tensor([1, 2]))
+    kept.sum().square().backward()

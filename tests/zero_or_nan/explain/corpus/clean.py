@@ -265,3 +265,73 @@ def zero_where_the_slope_is_finite():
     torch.manual_seed(0)
     h = nn.Linear(3, 2)(torch.randn(2, 3))
     (h * torch.zeros(2, 2)).square().sum().backward()
+
+
+@program()
+def softmax_layer_on_masked_scores():
+    """A softmax that is a module gets the mask's −inf as its input."""
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.key, self.softmax = nn.Linear(4, 4), nn.Linear(4, 4), nn.Softmax(dim=-1)
+
+        def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+            scores = self.query(x) @ self.key(x).mT
+            return self.softmax(scores.masked_fill(padding[:, None], -inf)) @ x
+
+    torch.manual_seed(0)
+    padding = torch.tensor([[False, False, True], [False, True, True]])
+    Attention()(torch.randn(2, 3, 4), padding).square().mean().backward()
+
+
+@program()
+def saturated_by_infinity():
+    """tanh of an infinite reading is 1, and nothing before it is learned."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Tanh(), nn.Linear(3, 1))
+    net(torch.tensor([[0.2, inf, -0.4], [-inf, 0.1, 0.3]])).square().mean().backward()
+
+
+@program()
+def root_behind_a_relu():
+    """√relu(x): the root's slope at 0 is infinite, and relu lets nothing of it through."""
+    x = torch.tensor([-1.0, 4.0, -3.0], requires_grad=True)
+    x.relu().sqrt().sum().backward()
+
+
+@program()
+def log_under_where_behind_a_relu():
+    """0 · inf is NaN on its way back, and stops at the relu: what was learned gets a 0."""
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 4)
+    rate = layer(torch.randn(5, 3)).relu()
+    torch.where(rate > 0, rate.log(), 0.0).sum().backward()
+
+
+@program()
+def norm_by_hand_that_a_hook_mends():
+    """√ of a sum of squares at 0 gives NaN to an inner tensor, whose hook replaces it."""
+    offset = torch.zeros(2, 3, requires_grad=True)
+    moved = offset * 2
+    moved.register_hook(lambda g: torch.where(g.isnan(), 0.0, g))
+    moved.square().sum(1).sqrt().sum().backward()
+
+
+@program()
+def rows_of_nan_through_a_layer_without_weights():
+    """A module normalises rows, some of them NaN, that the loss leaves out; data has no gradient."""
+    torch.manual_seed(0)
+    norm, head = nn.LayerNorm(3, elementwise_affine=False), nn.Linear(3, 1)
+    rows = torch.tensor([[0.1, 0.5, 0.2], [nan, nan, nan], [0.3, 0.1, 0.9]])
+    normal = norm(rows)
+    head(normal[[0, 2]]).square().mean().backward()
+
+
+@program()
+def evaluation():
+    """No backward: a score that is finite, after a mask of −inf."""
+    torch.manual_seed(0)
+    logits = nn.Linear(3, 5)(torch.randn(2, 3))
+    legal = torch.tensor([[True, False, True, True, False], [False, False, True, False, True]])
+    return logits.masked_fill(~legal, -inf).softmax(-1).amax(-1)

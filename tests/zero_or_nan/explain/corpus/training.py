@@ -337,3 +337,35 @@ def variational_autoencoder():
     x[1] = 45.0
     reconstruction, divergence = model(x)
     (F.mse_loss(reconstruction, x) + divergence.mean()).backward()
+
+
+@program("overflow", "backward", "exp", entries=[(1,)])
+def likelihood_ratio_squared():
+    """exp(44.2)² is 2.4e38 and fits; its slope is twice that, and does not."""
+    log_ratio = torch.tensor([1.0, 44.2], requires_grad=True)
+    ratio = log_ratio.exp()  # born
+    chi_squared = (ratio**2).sum()
+    chi_squared.backward()
+
+
+@program("overflow", "backward", "log", entries=[(2,)])
+def log_of_a_tiny_probability():
+    """log(1e-40) is −92; its slope 1e40 is more than float32 holds."""
+    p = torch.tensor([0.3, 0.7, 1e-40], requires_grad=True)
+    surprise = -p.log()  # born
+    surprise.mean().backward()
+
+
+@program("overflow", "backward", "div")
+def inverse_distance():
+    """1 / 1e-25 fits, and its slope −1e50 does not."""
+    distance = torch.tensor([0.5, 1e-25], requires_grad=True)
+    potential = 1 / distance  # born
+    potential.sum().backward()
+
+
+@program("overflow", "backward", "log", entries=[(1,)])
+def log_in_half_precision():
+    """float16 holds 1e-7 and its log, but not 1e7, its slope."""
+    p = torch.tensor([0.5, 1e-7]).half().requires_grad_()
+    (-p.log()).sum().backward()  # born
