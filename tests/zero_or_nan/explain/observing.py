@@ -21,10 +21,11 @@ from zero_or_nan import ignoring
 
 # What puts values down as they are, or only hands them on: an infinity that is written is nobody's mistake yet.
 WRITES = set(
-    """lift_fresh lift_fresh_copy fill fill_ masked_fill masked_fill_ full full_like new_full scalar_tensor detach detach_
-    alias view _unsafe_view _reshape_alias as_strided select slice copy_ clone expand unsqueeze squeeze t transpose
-    permute unbind split index_put index_put_ scatter scatter_ empty empty_like empty_strided new_empty
-    new_empty_strided resize_ zero_ set_ uniform_ normal_ random_ bernoulli_ exponential_ _local_scalar_dense isnan isinf isfinite ne eq gt lt ge le""".split()
+    """lift_fresh lift_fresh_copy full full_like new_full scalar_tensor fill fill_ masked_fill masked_fill_ index_put
+    index_put_ scatter scatter_ copy_ zero_ uniform_ normal_ random_ bernoulli_ exponential_ empty empty_like
+    empty_strided new_empty new_empty_strided resize_ set_ detach detach_ alias clone view _unsafe_view _reshape_alias
+    as_strided select slice expand unsqueeze squeeze t transpose permute unbind split _local_scalar_dense isnan isinf
+    isfinite ne eq gt lt ge le""".split()
 )
 DUNDERS = {
     "add": "add radd iadd",
@@ -43,8 +44,8 @@ class Event:
     """A place where a value was not finite any more.
 
     `lines` are the lines of the program that were running, the innermost first. `how` is "made" where what went in was
-    finite, or infinite and NaN came out; "took nan" and "took inf" where data came in that was not finite. `entries` are
-    the indices of the entries that came out so.
+    finite, or infinite and NaN came out; "took nan" and "took inf" where data came in that was not finite. `entries`
+    are the indices of the entries that came out so.
     """
 
     lines: tuple[int, ...]
@@ -56,8 +57,8 @@ class Event:
 class Seen:
     """What a program did.
 
-    `forward` and `backward` are in order of time; `names`, `modules` and `numbers` say by line what was called, in which
-    module, and what went in. `finite` is whether every loss, gradient and result was finite.
+    `forward` and `backward` are in order of time; `names`, `modules` and `numbers` say by line what was called, in
+    which module, and what went in. `finite` is whether every loss, gradient and result was finite.
     """
 
     finite: bool = True
@@ -322,4 +323,3 @@ def _numbers(tensor: Tensor) -> list[float]:
 def _floats(value: Any) -> list[Tensor]:
     tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
     return [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
-

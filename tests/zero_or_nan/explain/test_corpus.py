@@ -70,13 +70,14 @@ def is_born(seen: Seen, expected: Expected, line: int) -> None:
     if expected.operands is not None:
         number = float(expected.operands)
         assert any(isclose(number, seen, rel_tol=0.01) or str(number) == str(seen) for seen in seen.numbers[line])
-    ways = {event.how for event in events}
+    made = any(event.how == "made" for event in events)
     if expected.kind == "bad input":
-        assert ways & {"took nan", "took inf"} and "took" in events[0].how
+        assert not made
     if expected.kind == "overflow":
-        assert "made" in ways
-    if expected.kind == "undefined":
-        assert ways & {"made", "took inf"}
+        assert made
+    if expected.kind == "undefined":  # log of a sum of nothing is −inf as its operands are, and has the slope 0 / 0
+        slope = any(event.how == "made" and event.lines[0] == line for event in seen.backward)
+        assert made or (events[0].how == "took inf" and slope)
 
 
 def is_first(seen: Seen, expected: Expected, line: int, harmless: set[int]) -> None:
@@ -117,6 +118,7 @@ def test_a_clean_program_is_clean_by_ignoring(program):
 def test_a_wider_dtype_mends_what_overflows_alone(program):
     """0 / 0 is NaN in float64 too, but where the 0 itself was rounded in float32."""
     kinds = {expected.kind for expected in program.expected}
+    assert kinds == {"undefined"} or program.name not in ROUNDED
     if kinds == {"overflow"} or program.name in ROUNDED:
         assert ends_finite_in_float64(program)
     elif kinds & {"undefined", "bad input"}:
