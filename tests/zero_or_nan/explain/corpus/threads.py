@@ -217,13 +217,13 @@ def triplets_that_are_all_easy():
     loss.backward()
 
 
-@program("overflow", "forward", "triplet_margin_loss", thread="pytorch#187178")
-def triplet_loss_with_a_small_p():
-    """A p-norm with p = 0.01 raises a sum to the power 100: inf − inf, inside of one function."""
+@program("overflow", "forward", "triplet_margin_loss", thread="pytorch#184036")
+def triplet_loss_with_a_large_p():
+    """A p-norm with p = 100 raises 3 to the power 100 on its way: inf − inf, inside of one function."""
     torch.manual_seed(0)
-    anchor, positive, negative = torch.randn(3, 4, 8).unbind()
+    anchor, positive, negative = torch.randn(3, 4, 8).mul(3).unbind()
     anchor.requires_grad_()
-    loss = F.triplet_margin_loss(anchor, positive, negative, p=0.01)  # born
+    loss = F.triplet_margin_loss(anchor, positive, negative, p=100)  # born
     loss.backward()
 
 
@@ -376,3 +376,89 @@ def normalize_in_half_precision():
     x = torch.tensor([[0.0, 0.0], [0.6, 0.8]]).half().requires_grad_()
     unit = F.normalize(x, dim=1)  # born
     unit.float().sum().backward()
+
+
+@program("contaminated", "forward", "mse_loss", thread="pytorch#121416", operands="nan")
+def loss_of_each_entry_masked():
+    """MSELoss without a reduction, and the entries without a target indexed away."""
+    x = torch.zeros(3, requires_grad=True)
+    target = torch.tensor([0.5, nan, -0.2])
+    losses = nn.MSELoss(reduction="none")(x, target)  # born
+    losses[~target.isnan()].sum().backward()
+
+
+@program("contaminated", "forward", "mul", thread="pytorch#15131")
+def log_probability_of_some_observations():
+    """A covariate is NaN; its log-probability, computed by torch.distributions, is sliced away."""
+    k = nn.Parameter(torch.tensor([0.01]))
+    x, y = torch.tensor([1.0, 2.0, 3.0, nan]), torch.tensor([1.0, 2.0, 3.0, 4.0])
+    mean = k * x  # born
+    normal = torch.distributions.Normal(mean, 1.0, validate_args=False)
+    loss = -normal.log_prob(y)[:-1].mean()
+    loss.backward()
+
+
+@program("contaminated", "forward", "log", thread="pytorch#15506", entries=[(0,)], operands="0")
+def last_of_some_logarithms():
+    """log 0 is computed beside the logarithm that is asked for."""
+    a = torch.arange(4.0, requires_grad=True)
+    logs = a.log()  # born
+    logs[-1].backward()
+
+
+@program("contaminated", "forward", "div", thread="pytorch#79262", operands="0")
+def smooth_l1_by_hand_with_a_beta_of_zero():
+    """n² / beta with beta = 0 stands in the branch that is never taken."""
+    prediction = torch.tensor([[-0.6, 0.2], [-0.9, 0.4]], requires_grad=True)
+    target = torch.tensor([[-0.6, 0.2], [-0.9, 0.5]])
+    beta = 0
+    n = torch.abs(prediction - target)
+    quadratic = 0.5 * n**2 / beta  # born
+    torch.where(n < beta, quadratic, n - 0.5 * beta).sum().backward()
+
+
+@program("contaminated", "forward", "exp", thread="pytorch#17455", entries=[(1,)])
+def result_assigned_over():
+    """A softplus by hand overflows in an entry that is assigned over."""
+    x = torch.tensor([0.0, 100.0], requires_grad=True)
+    power = torch.exp(x)  # born
+    f = torch.log(power + 1)
+    f[1] = 0.0
+    f.sum().backward()
+
+
+@program("contaminated", "forward", "linear", thread="pytorch#70342", module="fc")
+def loss_of_the_valid_example():
+    """Two examples, one of them NaN, and backward from the loss of the other."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            scores = self.fc(x)  # born
+            return scores.flatten(1).sum(1)
+
+    torch.manual_seed(0)
+    data = torch.tensor([torch.rand(3, 4).tolist(), [[nan] * 4] * 3])
+    losses = Net()(data)
+    losses[0].backward()
+
+
+@program("contaminated", "backward", "sqrt", thread="pytorch#23395", entries=[(1,)])
+def root_where_it_is_not_zero():
+    """√x + 1 is taken where x is not 0, and differentiated where it is."""
+    x = torch.tensor([16.0, 0.0], requires_grad=True)
+    root = x.sqrt()  # born
+    torch.where(x == 0, x / 2, root + 1).sum().backward()
+
+
+@program("contaminated", "forward", "linear", thread="pytorch#23156")
+def losses_filled_over():
+    """One row of the data is NaN, and its loss is filled over."""
+    torch.manual_seed(0)
+    x = torch.tensor([[1.0] * 4, [1.0] * 4, [nan] * 4])
+    linear = nn.Linear(4, 2)
+    losses = linear(x)  # born
+    losses.masked_fill(losses.isnan(), 0.0).sum().backward()
