@@ -77,8 +77,9 @@ def observe(program: Program) -> Seen:
         # Nodes know the line that made them in anomaly mode alone; it need not look for NaN itself.
         stack.enter_context(torch.autograd.set_detect_anomaly(True, check_nan=False))
         stack.enter_context(passes.patched())
-        passes.within = lambda: _Names(seen, ExitStack(), program.filename)
-        stack.enter_context(_Names(seen, stack, program.filename))
+        running = stack.enter_context(modules_running())
+        passes.within = lambda: _Names(seen, running, program.filename)
+        stack.enter_context(_Names(seen, running, program.filename))
         values = stack.enter_context(_Values(seen, passes, program.filename))
         passes.remember = values.remember
         passes.judge(tree_leaves(program.run()))
@@ -190,6 +191,29 @@ def finite(tensor: Tensor) -> bool:
     return bool(tensor.isfinite().all())
 
 
+@contextmanager
+def modules_running() -> Iterator[list[tuple[nn.Module, str]]]:
+    """The modules whose forward is running, the outermost first, each with the name that it has there."""
+    running: list[tuple[nn.Module, str]] = []
+
+    def enter(module: nn.Module, args: Any) -> None:
+        root = running[0][0] if running else module
+        running.append((module, next((name for name, one in root.named_modules() if one is module), "")))
+
+    def leave(module: nn.Module, args: Any, result: Any) -> None:
+        running.pop()
+
+    hooks = (
+        nn.modules.module.register_module_forward_pre_hook(enter),
+        nn.modules.module.register_module_forward_hook(leave),
+    )
+    try:
+        yield running
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def lines_now(filename: str) -> tuple[int, ...]:
     """The lines of a file that are running, the innermost first."""
     found, frame = [], sys._getframe(1)
@@ -266,26 +290,15 @@ class _Values(TorchDispatchMode):
 class _Names(TorchFunctionMode):
     """What is called from each line, under its public name, and in which module."""
 
-    def __init__(self, seen: Seen, stack: ExitStack, filename: str) -> None:
+    def __init__(self, seen: Seen, running: list[tuple[nn.Module, str]], filename: str) -> None:
         super().__init__()
-        self.seen, self.filename = seen, filename
-        self.calls: list[tuple[nn.Module, str]] = []
-        stack.enter_context(_hooked(nn.modules.module.register_module_forward_pre_hook, self._enter))
-        stack.enter_context(_hooked(nn.modules.module.register_module_forward_hook, self._leave))
-
-    def _enter(self, module: nn.Module, args: Any) -> None:
-        root = self.calls[0][0] if self.calls else module
-        name = next((name for name, one in root.named_modules() if one is module), "")
-        self.calls.append((module, name))
-
-    def _leave(self, module: nn.Module, args: Any, result: Any) -> None:
-        self.calls.pop()
+        self.seen, self.running, self.filename = seen, running, filename
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         line = (*lines_now(self.filename), None)[0]
         name = getattr(func, "__name__", "")
         self.seen.names[line].add(PUBLIC.get(name) or (name if name.startswith("__") else name.rstrip("_")))
-        self.seen.modules[line].update(name for _, name in self.calls[-1:])
+        self.seen.modules[line].update(name for _, name in self.running[-1:])
         return func(*args, **(kwargs or {}))
 
 
@@ -305,15 +318,6 @@ class _Double(TorchFunctionMode):
             for key, value in (kwargs or {}).items()
         }
         return func(*wide, **named)
-
-
-@contextmanager
-def _hooked(register: Callable[[Any], Any], hook: Any) -> Iterator[None]:
-    handle = register(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def _numbers(tensor: Tensor) -> list[float]:

@@ -52,8 +52,15 @@ def test_what_is_seen(program, capsys):
         is_born(seen, expected, line)
         if len(program.expected) == 1:
             is_first(seen, expected, line, harmless(program))
+    times = [seen.forward.index(at(seen, expected, line)[0]) for expected, line in forward(program)]
+    assert times == sorted(times)
     printed = capsys.readouterr()
     assert not printed.out and not printed.err
+
+
+def forward(program: Program) -> list[tuple[Expected, int]]:
+    both = zip(program.expected, program.lines, strict=True)
+    return [(expected, line) for expected, line in both if expected.phase == "forward"]
 
 
 def is_born(seen: Seen, expected: Expected, line: int) -> None:
@@ -141,6 +148,15 @@ def source(program: Program) -> list[str]:
     """A program's lines, from its decorator on."""
     lines, _ = inspect.getsourcelines(program.run)
     return lines
+
+
+def test_nothing_of_the_observer_stays():
+    program = next(program for program in PROGRAMS if program.name == "modules.norm_without_eps")
+    backward = torch.autograd.backward
+    assert observe(program).finite is False
+    assert torch.autograd.backward is backward and not torch.is_anomaly_enabled()
+    assert not torch.nn.modules.module._global_forward_hooks
+    assert not torch.nn.modules.module._global_forward_pre_hooks
 
 
 def test_marks_are_counted():

@@ -10,6 +10,20 @@ from .program import program
 nan = float("nan")
 
 
+@ignoring.function
+class Expm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        y = x.exp()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, g: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return g * y
+
+
 @program("contaminated", "forward", "exp", thread="pytorch#10729", entries=[(9,), (10,)], operands="90")
 def where_over_exp():
     """exp overflows in the branch that `where` drops, and 0 * inf comes back."""
@@ -117,20 +131,6 @@ def weight_of_zero_in_the_gradient_argument():
 @program("contaminated", "forward", "Expm", thread="pytorch#10729")
 def function_of_ones_own_under_where():
     """An autograd.Function overflows like the function that it copies, in entries that `where` drops."""
-
-    @ignoring.function
-    class Expm(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x: Tensor) -> Tensor:
-            y = x.exp()
-            ctx.save_for_backward(y)
-            return y
-
-        @staticmethod
-        def backward(ctx, g: Tensor) -> Tensor:
-            (y,) = ctx.saved_tensors
-            return g * y
-
     x = torch.tensor([1.0, 2.0, 200.0], requires_grad=True)
     y = Expm.apply(x)  # born
     torch.where(x < 50, y, x).sum().backward()

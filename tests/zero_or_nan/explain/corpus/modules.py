@@ -114,7 +114,7 @@ def decoder_without_a_memory():
 
 @program("contaminated", "forward", "scaled_dot_product_attention")
 def query_of_nan_in_fused_attention():
-    """The padded queries are NaN, the padded keys are masked, and the padded rows sliced away."""
+    """The query of a padded word is NaN, no key is, and the row that comes of it is sliced away."""
     torch.manual_seed(0)
     words = torch.tensor([torch.randn(5, 8).tolist() + [[nan] * 8]])
     keys = torch.randn(1, 5, 8, requires_grad=True)

@@ -30,9 +30,10 @@ PHASES = ("forward", "backward")
 class Expected:
     """An origin that a report has to name.
 
-    `operator` is the public name of the function or method that was called. `module` is the qualified name of the
-    module in whose forward the line runs, or that the line calls. `entries` are the indices, in that operator's result,
-    of the entries that were born; `operands` is text that stands among what made them. None: not looked at.
+    `operator` is the public name of the function or method that was called; of an `autograd.Function`, the name of its
+    class. `module` is the qualified name of the innermost module that was running, from the outermost on. `entries`
+    are the indices of the entries that were born: of the result going forward, of the gradient coming back. `operands`
+    is a number that stands among what made them. None: not looked at.
     """
 
     kind: str

@@ -322,9 +322,10 @@ def steep_but_finite():
 
 @program("undefined", "forward", "matmul")
 def infinity_times_zero():
-    """A cost of infinity forbids an edge, and a plan gives it the weight 0: 0 · inf is NaN."""
+    """An edge is forbidden by a cost of infinity, and a plan gives it the weight 0: 0 · inf is NaN."""
     torch.manual_seed(0)
-    cost = torch.tensor([[1.0, float("inf")], [2.0, 0.5]])
+    distance, forbidden = torch.rand(2, 2), torch.tensor([[False, True], [False, False]])
     plan = torch.eye(2, requires_grad=True)
+    cost = distance.masked_fill(forbidden, float("inf"))
     spent = torch.trace(cost.T @ plan)  # born
     spent.backward()
