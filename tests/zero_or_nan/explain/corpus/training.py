@@ -26,7 +26,7 @@ def seventh_batch_is_empty():
 
 @program("overflow", "forward", "mse_loss")
 def learning_rate_too_large():
-    """Each step multiplies the error by 10⁸; the sixth loss is more than float32 holds."""
+    """Each step multiplies the loss by some 10¹⁷; the fourth is more than float32 holds, and the weights follow."""
     torch.manual_seed(0)
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e8)
@@ -67,7 +67,7 @@ def square_in_half_precision():
 
 @program("overflow", "forward", "linear", module="2")
 def autocast_overflows():
-    """Under autocast the layer's product is a float16, and 3e5 is infinite there."""
+    """Under autocast the layer's product is a float16, and 7e5 is infinite there."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 64), nn.ReLU(), nn.Linear(64, 1))
     nn.init.constant_(model[2].weight, 100.0)
@@ -306,7 +306,7 @@ def gradient_scaled_by_its_own_norm():
 
 @program("undefined", "forward", "log", operands="0")
 def temperature_that_is_annealed_to_zero():
-    """log of a temperature that reaches 0 in the fifth epoch."""
+    """log of a temperature that reaches 0 in the sixth epoch."""
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     for epoch in range(6):
