@@ -178,17 +178,6 @@ def foreach_in_an_optimizer():
             torch._foreach_add_(parameters, gradients, alpha=-0.1)
 
 
-@program("bad input", "forward", "linear")
-def batch_that_was_written_into():
-    """The third row is set to NaN by an assignment, and the layer is the first to compute with it."""
-    torch.manual_seed(0)
-    model = nn.Linear(2, 1)
-    batch = torch.randn(4, 2)
-    batch[2] = nan
-    output = model(batch)  # born
-    output.abs().mean().backward()
-
-
 @program("undefined", "forward", "log", operands="0")
 def forward_alone():
     """No backward at all: a score that nothing uses any further is NaN."""
