@@ -111,7 +111,10 @@ def _plan(kind: type, function: Function) -> _Plan | None:
     saved_in = "saved_{}" if issubclass(kind, BackwardCFunction) else "_saved_{}"
     places = tuple(
         _Place(
-            attrgetter(f"_raw_saved_{a}"), attrgetter(f"_raw_saved_{a}.unpack_hook"), attrgetter(saved_in.format(a)), look
+            attrgetter(f"_raw_saved_{a}"),
+            attrgetter(f"_raw_saved_{a}.unpack_hook"),
+            attrgetter(saved_in.format(a)),
+            look,
         )
         for a, look in looks.items()
         if look is not None and look is not NOTHING
