@@ -209,7 +209,7 @@ def _where_over_exp(entries: int) -> Callable[[bool], dict[str, Any]]:
 
 
 SIZES = [10**power for power in range(1, 8)]
-CHAINS = [5_000, 50_000, 500_000]
+CHAINS = [5_000, 50_000, 200_000]
 CASES = {
     case.name: case
     for case in (

@@ -418,8 +418,8 @@ def nothing_ignored(nodes: Iterable[Any]) -> bool:
     """Whether no entry can be ignored on the way through these nodes: none of them selects, or does who knows what."""
     for node in nodes:
         if type(node) is not AccumulateGrad:
-            facts = _facts(node)
-            if facts.function.selects is not False or facts.kind not in (Step, Moved) or is_recorded(node):
+            _, kind, function, _ = _facts(node)
+            if function is UNKNOWN or function.selects is not False or kind not in (Step, Moved) or is_recorded(node):
                 return False
     return True
 
