@@ -43,11 +43,12 @@ def test_costs_are_shown_as_ratios():
 
 
 def test_the_time_of_a_node_is_measured_by_that_of_plain_pytorch_in_the_shortest_chain():
-    chains = [
-        {**ROWS[0], "case": f"{n} nodes", "nodes": n, "contaminated": c, "seconds": {w: {"backward": s * n, "forward": 1.0}
-         for w, s in (("plain", 2.0 * turn), ("ignoring", (5.0 if c else 3.0) * turn))}}
-        for turn, n in ((1, 1_000), (2, 2_000)) for c in (False, True)
-    ]  # fmt: skip
+    def chain(length, contaminated, plain, ignoring):
+        seconds = {way: {"forward": 1.0, "backward": of_a_node * length}
+                   for way, of_a_node in (("plain", plain), ("ignoring", ignoring))}  # fmt: skip
+        return {**ROWS[0], "case": f"{length} nodes", "nodes": length, "contaminated": contaminated, "seconds": seconds}
+
+    chains = [chain(1_000, False, 2, 3), chain(1_000, True, 2, 5), chain(2_000, False, 4, 6), chain(2_000, True, 4, 10)]
     found = cells(measured.costs({"torch": "2", "machine": "m", "rows": ROWS + chains}))
     assert found[found.index("1 000") :][:4] == ["1 000", "1.00", "1.50", "2.50"]
     assert found[found.index("2 000") :][:4] == ["2 000", "2.00", "3.00", "5.00"]
