@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,14 @@ class Case:
     """A computation, with or without entries that contaminate plain PyTorch's gradient.
 
     `ways` makes the ways from `contaminated`: each a function that runs forward, and one that runs backward from there.
+    `entries` and `nodes` tell how many, where cases differ by that alone.
     """
 
     name: str
     ways: Callable[[bool], dict[str, tuple[Loss, Callable[[Tensor], None]]]]
     memory: bool = True
     entries: int | None = None
+    nodes: int | None = None
 
 
 def _plain(loss: Tensor) -> None:
@@ -54,12 +57,7 @@ def _layers(model: Callable[[], nn.Module], shape: tuple[int, ...]) -> Callable[
     """A model on a batch of rows; contaminated, half of the rows are NaN and the loss slices them away."""
 
     def ways(contaminated: bool) -> dict[str, Any]:
-        torch.manual_seed(0)
-        layers, rows = model(), torch.randn(shape)
-        used = shape[0]
-        if contaminated:
-            used //= 2
-            rows[used:] = torch.nan
+        layers, rows, used = _model_and_rows(model, shape, contaminated)
 
         def forward() -> Tensor:
             layers.zero_grad()
@@ -67,6 +65,44 @@ def _layers(model: Callable[[], nn.Module], shape: tuple[int, ...]) -> Callable[
             return loss
 
         return {"plain": (forward, _plain), "ignoring": (forward, ignoring.backward)}
+
+    return ways
+
+
+def _model_and_rows(
+    model: Callable[[], nn.Module], shape: tuple[int, ...], contaminated: bool
+) -> tuple[nn.Module, Tensor, int]:
+    """A model, a batch, and how many of its rows the loss uses."""
+    torch.manual_seed(0)
+    layers, rows, used = model(), torch.randn(shape), shape[0]
+    if contaminated:
+        used //= 2
+        rows[used:] = torch.nan
+    return layers, rows, used
+
+
+def _penalised(model: Callable[[], nn.Module], shape: tuple[int, ...]) -> Callable[[bool], dict[str, Any]]:
+    """A critic with a gradient penalty: backward is the gradient of its inputs, and that of the penalty on it."""
+
+    def ways(contaminated: bool) -> dict[str, Any]:
+        layers, rows, used = _model_and_rows(model, shape, contaminated)
+        rows.requires_grad_()
+
+        def forward() -> Tensor:
+            layers.zero_grad()
+            rows.grad = None
+            loss: Tensor = layers(rows)[:used].sum()
+            return loss
+
+        def step(grad: Callable[..., Any], backward: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+            def run(loss: Tensor) -> None:
+                (slope,) = grad(loss, [rows], create_graph=True)
+                backward(loss + (slope[:used].norm(dim=1) - 1).square().sum())
+
+            return run
+
+        plain = step(torch.autograd.grad, _plain)
+        return {"plain": (forward, plain), "ignoring": (forward, step(ignoring.grad, ignoring.backward))}
 
     return ways
 
@@ -173,6 +209,7 @@ def _where_over_exp(entries: int) -> Callable[[bool], dict[str, Any]]:
 
 
 SIZES = [10**power for power in range(1, 8)]
+CHAINS = [5_000, 50_000, 200_000]
 CASES = {
     case.name: case
     for case in (
@@ -183,7 +220,8 @@ CASES = {
         Case("transformer layer, width 16, 4 × 8 tokens", _layers(lambda: _transformer(16, 2), (4, 8, 16)), False),
         Case("ResNet-18, 4 images of 64 × 64", _layers(_resnet, (4, 3, 64, 64))),
         Case("LSTM, width 128, 16 × 32 tokens", _layers(lambda: _Recurrent(128), (16, 32, 128))),
-        Case("a chain of 50,000 nodes", _layers(lambda: _Chain(50_000), (4, 4)), False),
+        Case("gradient penalty, 4-layer MLP, width 256, batch 64", _penalised(lambda: _perceptron(256), (64, 256))),
+        *(Case(f"a chain of {n:,} nodes", _layers(partial(_Chain, n), (4, 4)), False, nodes=n) for n in CHAINS),
         Case("a graph of 100,000 nodes", _layers(lambda: _Bush(100_000), (4, 4)), False),
         *(Case(f"where over exp, {n} entries", _where_over_exp(n), n == SIZES[-1], n) for n in SIZES),
     )
@@ -191,7 +229,7 @@ CASES = {
 
 
 def measure(case: Case, contaminated: bool) -> dict[str, dict[str, float]]:
-    """Seconds of forward and of backward, way by way."""
+    """Seconds of forward, and of backward until the graph is freed, way by way."""
     ways = case.ways(contaminated)
     least = {way: {"forward": float("inf"), "backward": float("inf")} for way in ways}
     started, rounds = time.monotonic(), 0
@@ -205,8 +243,8 @@ def measure(case: Case, contaminated: bool) -> dict[str, dict[str, float]]:
                 loss = forward()
                 middle = time.perf_counter()
                 backward(loss)
-                end = time.perf_counter()
                 del loss
+                end = time.perf_counter()
                 least[way]["forward"] = min(least[way]["forward"], middle - start)
                 least[way]["backward"] = min(least[way]["backward"], end - middle)
     finally:
@@ -251,7 +289,12 @@ def costs(project: Project) -> None:
     rows = []
     for case in CASES.values():
         for contaminated in (False, True):
-            row: dict[str, Any] = {"case": case.name, "entries": case.entries, "contaminated": contaminated}
+            row: dict[str, Any] = {
+                "case": case.name,
+                "entries": case.entries,
+                "nodes": case.nodes,
+                "contaminated": contaminated,
+            }
             row["seconds"] = measure(case, contaminated)
             if case.memory:
                 row["peak"] = _peaks(case, contaminated)

@@ -49,8 +49,14 @@ def costs(content: dict[str, Any]) -> str:
     models = [row for row in rows if not row["entries"]]
     weighed = [row for row in rows if "peak" in row]
     states = ["nothing contaminated", "contaminated"]
-    caption = f"Time of backward, times plain PyTorch (torch {content['torch']}, {content['machine']})"
+    caption = (
+        "Time of backward, until its graph is freed, times plain PyTorch "
+        f"(torch {content['torch']}, {content['machine']})"
+    )
     tables = [show.table(caption, ["model", *states], _pairs(models, _backward))]
+    chains = [row for row in rows if row.get("nodes")]
+    if chains:
+        tables.append(_by_nodes(chains))
     for parts, name in ((("backward",), "backward"), (_BOTH, "forward and backward")):
         cells = [
             [
@@ -135,6 +141,25 @@ def _backward(row: dict[str, Any]) -> str:
 
 def _memory(row: dict[str, Any]) -> str:
     return f"{row['peak']['ignoring'] / row['peak']['plain']:.2f}"
+
+
+def _by_nodes(rows: list[dict[str, Any]]) -> str:
+    """Whether the time of a node depends on how many there are."""
+    from helpers import show
+
+    def of_a_node(row: dict[str, Any], way: str) -> float:
+        return float(row["seconds"][way]["backward"]) / int(row["nodes"])
+
+    unit = of_a_node(next(row for row in rows if not row["contaminated"]), "plain")
+    by_length: dict[int, list[str]] = {}
+    for row in rows:
+        ways = ("ignoring",) if row["contaminated"] else ("plain", "ignoring")
+        by_length.setdefault(row["nodes"], []).extend(f"{of_a_node(row, way) / unit:.2f}" for way in ways)
+    return show.table(
+        "Time of one node of a chain, times that of plain PyTorch in the shortest",
+        ["nodes", "plain", "ignoring, nothing contaminated", "ignoring, contaminated"],
+        [[f"{length:,}".replace(",", " "), *figures] for length, figures in by_length.items()],
+    )
 
 
 def _pairs(rows: list[dict[str, Any]], figure: Callable[[dict[str, Any]], str]) -> list[list[str]]:

@@ -416,11 +416,12 @@ class Pass:
 
 def nothing_ignored(nodes: Iterable[Any]) -> bool:
     """Whether no entry can be ignored on the way through these nodes: none of them selects, or does who knows what."""
-    facts = ((node, _facts(node)) for node in nodes if type(node) is not AccumulateGrad)
-    return all(
-        known.function.selects is False and known.kind in (Step, Moved) and not is_recorded(node)
-        for node, known in facts
-    )
+    for node in nodes:
+        if type(node) is not AccumulateGrad:
+            _, kind, function, _ = _facts(node)
+            if function is UNKNOWN or function.selects is not False or kind not in (Step, Moved) or is_recorded(node):
+                return False
+    return True
 
 
 class _Facts(NamedTuple):

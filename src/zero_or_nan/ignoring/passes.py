@@ -170,10 +170,8 @@ def _pass(roots: Sequence[Any], edges: Any = None, asked_for: Any = None, record
     DEEP_GRAPHS.sweep()
     graph = graph_from(roots)
     dangers: list[Any] = []
-    harmless = _is_harmless(graph, dangers)
+    harmless = nothing_ignored(graph) or not recorded and _is_harmless(graph, dangers)
     if edges is None or not edges:
-        if recorded:
-            harmless = nothing_ignored(graph)
         if not on_any_process(not harmless, roots, graph):
             DEEP_GRAPHS.hold(graph)
             return _PLAIN
