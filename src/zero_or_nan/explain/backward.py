@@ -16,13 +16,23 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..ignoring.careful import nothing_ignored
-from ..ignoring.graph import KINDS, AccumulateGrad, Edge, can_be_read_again, edge_of, function_of, graph_from, run
+from ..ignoring.graph import (
+    KINDS,
+    AccumulateGrad,
+    Edge,
+    can_be_read_again,
+    edge_of,
+    function_of,
+    graph_from,
+    run,
+    saved_tensors,
+)
 from ..ignoring.looks import harmless
 from .arithmetic import again, first_born, number
 from .forward import CALLED, CARRIES, PASSES, finite_ones, note_call
 from .places import Place, place_here, users_frame
 from .shadow import Shadow, leaves_of, shadow_of
-from .traces import Found, Trace, first_entries, is_finite, joined, looked_at, tensors_in
+from .traces import Found, Trace, first_entries, is_finite, joined, looked_at
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -365,19 +375,6 @@ class Watched:
 def can_run_again(node: Any) -> bool:
     """Whether a node's derivative may be run once more: PyTorch's own can, others' may do anything."""
     return type(node) in KINDS and can_be_read_again(node, False)
-
-
-def saved_tensors(node: Any) -> Iterator[Tensor]:
-    """What a node saved, as far as it can be had without running anybody's hook."""
-    for name in dir(node):
-        if name.startswith("_raw_saved_"):
-            with contextlib.suppress(Exception):
-                raw = getattr(node, name)
-                if all(getattr(part, "unpack_hook", 0) is None for part in (raw if isinstance(raw, tuple) else (raw,))):
-                    yield from tensors_in(getattr(node, name.removeprefix("_raw")))
-    if type(node) not in KINDS and type(node).__name__ != "CheckpointFunctionBackward":
-        with contextlib.suppress(Exception):
-            yield from tensors_in(node.saved_tensors)
 
 
 _ENDS = frozenset({"Acos", "Asin", "Atanh", "Acosh", "Erfinv", "Logit"})
