@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from zero_or_nan import ignoring
 from zero_or_nan.ignoring.higher import without
 
-properties = settings(deadline=None, derandomize=True, database=None, max_examples=400)
+properties = settings(deadline=None, derandomize=True, database=None, max_examples=1000)
 
 
 def gradients(auto, program, order, dtype=torch.float64):
