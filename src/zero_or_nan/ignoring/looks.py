@@ -334,8 +334,6 @@ def _known(node: Any) -> _Known:
 
 def _accepts_alike(nodes: list[Any], place: _Place) -> bool:
     """Whether many small tensors are as they have to be; False also where they are not all alike."""
-    if place.look is AWAY_FROM_ZERO:
-        return False
     try:
         if list(map(place.unpack_hook, nodes)).count(None) != len(nodes):
             return False

@@ -53,6 +53,7 @@ DANGEROUS = {
     "the number 0.0": (lambda x: torch.where(x > -1, x, x / 0.0), [2.0, 0.0]),
     "the number inf": (lambda x: torch.where(x > -1, x, x * inf), [2.0, 0.0]),
     "a number beyond float32": (lambda x: torch.where(x > -1, x, x * 1e300), [2.0, 0.0]),
+    "an infinite alpha": (lambda x: torch.where(x > -1, x, torch.add(x, x, alpha=inf)), [2.0, 0.0]),
     "a number that is 0 in float32": (lambda x: torch.where(x > -1, x, x / 1e-300), [2.0, 0.0]),
     "a root of a negative number": (lambda x: torch.where(x > 0, x**1.5, 0.0), [1.0, -1.0]),
     "a fractional power of 0": (lambda x: torch.where(x > 0, x**0.5, 0.0), [1.0, 0.0]),
@@ -227,6 +228,22 @@ def test_among_many_alike_one_that_is_not_moderate_is_found(value, moderate):
     assert len(spoilt) == looks.MANY and len(dangers) == (not moderate)
 
 
+@tells
+@pytest.mark.parametrize("divisors, is_safe", [((2.0, 3.0), True), ((2.0, -3.0), True), ((2.0, 1e-30), False)])
+def test_many_divisors_are_told_from_those_that_are_near_0(divisors, is_safe):
+    x = leaf(1.0, 1.0)
+    total = sum(x / torch.full((2,), divisors[turn % 2]) for turn in range(looks.MANY))
+    assert is_harmless(total[:1].sum()) is is_safe
+
+
+@tells
+@pytest.mark.parametrize("number, is_safe", [(3, True), (70_000, False)])
+def test_many_integers_that_are_infinite_in_half_precision_are_found(number, is_safe):
+    x = leaf(1.0, 1.0, dtype=torch.float16)
+    total = sum(x * torch.tensor([1, number]) for _ in range(looks.MANY))
+    assert is_harmless(total[:1].sum()) is is_safe
+
+
 def test_looking_at_many_does_not_unpack_what_a_hook_would_compute():
     unpacked = []
     x = leaf(1.0, 2.0)
@@ -257,8 +274,9 @@ def test_nothing_is_looked_at_where_no_function_selects(monkeypatch):
     x = leaf(1.0, nan)
     ignoring.backward(x.exp().sum())
     assert not looked and bits(x.grad)[1] == "nan"
-    for selecting in (x.exp()[:1], F.relu(x), torch.where(x > 0, x, 0.0), x.unbind()[0], torch.special.i0(x)):
-        ignoring.backward(selecting.sum())
+    unused = torch.linalg.qr(x.unsqueeze(1))[0]  # nothing is selected, but half of what it gives is not used
+    for result in (x.exp()[:1], F.relu(x), torch.where(x > 0, x, 0.0), torch.special.i0(x), unused):
+        ignoring.backward(result.sum())
     assert len(looked) == 5
 
 
