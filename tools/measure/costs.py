@@ -1,4 +1,4 @@
-"""What `ignoring` costs: time and peak memory, next to plain PyTorch, the double where and `torch.masked`.
+"""What `ignoring` and `explain` cost: time and peak memory, next to plain PyTorch, and to what people use today.
 
 All ways of a case are timed in turn in one run, and the ratios are what counts. Each figure is the least of many
 rounds: whatever disturbs a measurement makes it longer. Peak memory is that of a process of its own.
@@ -16,6 +16,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.masked import masked_tensor
 
-from zero_or_nan import ignoring
+from zero_or_nan import explain, ignoring
 
 from ..project import Problem, Project, write
 
@@ -252,6 +253,42 @@ def measure(case: Case, contaminated: bool) -> dict[str, dict[str, float]]:
     return least
 
 
+WATCHED = [name for name, case in CASES.items() if case.entries is None and case.nodes is None][:7]
+"""The models whose steps are timed while they are watched."""
+
+
+def watched(case: Case) -> dict[str, float]:
+    """Seconds of a step, forward and backward, that nobody watches, or one of the tools that look for a NaN."""
+    forward, backward = case.ways(False)["plain"]
+
+    def step() -> Tensor:
+        loss = forward()
+        backward(loss)
+        return loss
+
+    ways: dict[str, tuple[Callable[[], AbstractContextManager[Any]], Loss]] = {
+        "plain": (nullcontext, step),
+        "detect_anomaly": (torch.autograd.detect_anomaly, step),
+        "explain": (explain, step),
+        "on_failure": (nullcontext, explain.on_failure(step)),
+    }
+    least = dict.fromkeys(ways, float("inf"))
+    started, rounds = time.monotonic(), 0
+    gc.disable()
+    try:
+        while rounds < 5 or time.monotonic() - started < 2 * SECONDS:
+            rounds += 1
+            for way, (watch, run) in list(ways.items()) if rounds % 2 else list(ways.items())[::-1]:
+                with watch():
+                    run()  # what a first step finds out is not counted
+                    start = time.perf_counter()
+                    run()
+                    least[way] = min(least[way], time.perf_counter() - start)
+    finally:
+        gc.enable()
+    return least
+
+
 def peak(case: Case, contaminated: bool, way: str) -> int:
     """Bytes that one gradient takes at its peak, beyond what the process held before; run in a fresh process."""
     small = [_where_over_exp(10)(contaminated), _layers(lambda: _transformer(16, 2), (4, 8, 16))(contaminated)]
@@ -300,11 +337,18 @@ def costs(project: Project) -> None:
                 row["peak"] = _peaks(case, contaminated)
             rows.append(row)
             print(_line(row), flush=True)
+    watches = []
+    for name in WATCHED:
+        seconds = watched(CASES[name])
+        watches.append({"case": name, "seconds": seconds})
+        times = {way: round(took / seconds["plain"], 2) for way, took in seconds.items() if way != "plain"}
+        print(f"{name}, a step that is watched: {times} of plain", flush=True)
     content = {
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
         "rows": rows,
+        "watched": watches,
     }
     path = project.results / "measured" / "costs.json"
     path.parent.mkdir(exist_ok=True)

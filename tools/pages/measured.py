@@ -143,6 +143,23 @@ def _memory(row: dict[str, Any]) -> str:
     return f"{row['peak']['ignoring'] / row['peak']['plain']:.2f}"
 
 
+def watching(content: dict[str, Any]) -> str:
+    """A table of what it costs to be watched, in times plain PyTorch's step."""
+    from helpers import show
+
+    ways = {"detect_anomaly": "detect_anomaly", "explain": "explain", "on_failure": "explain.on_failure"}
+    rows = [
+        [html.escape(row["case"]), *(f"{row['seconds'][way] / row['seconds']['plain']:.2f}" for way in ways)]
+        for row in content["watched"]
+    ]
+    caption = (
+        "Time of a step, forward and backward, in which all is well, times plain PyTorch "
+        f"(torch {content['torch']}, {content['machine']})"
+    )
+    head = ["model", *(f"<code>{name}</code>" for name in ways.values())]
+    return show.page(f'<div class="zn-prose">{show.table(caption, head, rows)}</div>')
+
+
 def _by_nodes(rows: list[dict[str, Any]]) -> str:
     """Whether the time of a node depends on how many there are."""
     from helpers import show
@@ -320,6 +337,12 @@ class MeasuredCosts(Measured):
     source, draw = "costs", costs
 
 
+class MeasuredWatching(Measured):
+    """`make costs`, of steps that are watched."""
+
+    source, draw = "costs", watching
+
+
 class MeasuredMended(Measured):
     """`make mended`."""
 
@@ -347,6 +370,7 @@ class MeasuredSetups(Measured):
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect to Sphinx."""
     app.add_directive("measured-costs", MeasuredCosts)
+    app.add_directive("measured-watching", MeasuredWatching)
     app.add_directive("measured-mended", MeasuredMended)
     app.add_directive("measured-honesty", MeasuredHonesty)
     app.add_directive("measured-explained", MeasuredExplained)
