@@ -22,6 +22,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+_SMALL = 10_000
+"""Entries up to which tensors are looked at together."""
+
+
 class _Failed(BaseException):
     """Ends a step whose gradient is not finite, before its optimizer can use it."""
 
@@ -192,11 +196,16 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
     if not looked:
         return True
     with torch.no_grad():
-        here = looked[0].device
-        totals = [
-            tensor.sum(dtype=_wide(tensor)).to(here, torch.float64) for tensor in looked if not tensor.is_complex()
-        ]
-        total = torch.stack(totals).sum().item() if totals else 0.0
+        first = looked[0]
+        if all(tensor.dtype is torch.float32 and tensor.device == first.device for tensor in looked):
+            small = [tensor for tensor in looked if tensor.numel() <= _SMALL]
+            totals = [tensor.sum() for tensor in looked if tensor.numel() > _SMALL]
+            if small:  # most of their time goes into calling PyTorch
+                totals.append(torch._C._nn.flatten_dense_tensors(small).sum())
+        else:
+            real = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in looked]
+            totals = [tensor.sum(dtype=_wide(tensor)).to(first.device, torch.float64) for tensor in real]
+        total = torch.stack(totals).sum().item()
     return total - total == 0 or all(map(is_finite, looked))
 
 
