@@ -11,7 +11,8 @@ import torch
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 
-from .forward import HOOKS, TELLS_OF_HOOKS
+from ..ignoring.graph import TELLS_OF_HOOKS
+from .forward import HOOKS
 
 if TYPE_CHECKING:
     from .recorder import Recorder

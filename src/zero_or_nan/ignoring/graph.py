@@ -71,6 +71,10 @@ def function_of(name: str) -> str:
     return found[1] if found else name
 
 
+TELLS_OF_HOOKS = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
+"""Whether PyTorch tells which saved tensors have hooks; it does from 2.13 on."""
+
+
 def can_be_read_again(node: Any, unknown: bool) -> bool:
     """Whether saved tensors can be had without a hook that would compute them again, or fetch them from elsewhere.
 
