@@ -4,7 +4,7 @@ BIN := .venv/bin
 RUN := $(BIN)/python -m tools
 
 .DEFAULT_GOAL := help
-.PHONY: help book check test browser notebooks record serve site-report bench costs mended honesty setups coverage mutants matrix lint pins outdated audit watch clean
+.PHONY: help book check test browser notebooks record serve site-report bench costs mended honesty explained setups coverage mutants matrix lint pins outdated audit watch clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -49,6 +49,9 @@ mended: $(BIN)/.ready  ## measure how many of PyTorch's own samples ignoring men
 
 honesty: $(BIN)/.ready  ## look for what ignoring hides on PyTorch's own samples into results/measured/
 	$(RUN) honesty
+
+explained: $(BIN)/.ready  ## count the programs whose origin explain names, beside other tools, into results/measured/
+	$(RUN) explained
 
 setups: $(BIN)/.ready  ## run ignoring in all training setups, and write the table of them into results/measured/
 	$(RUN) setups

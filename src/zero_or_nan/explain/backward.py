@@ -222,9 +222,12 @@ class Watched:
         """What in the forward pass made a factor of this node not finite."""
         carried = self.carried.get(node) or self.carried.get(caller)
         if carried:
-            return list(dict.fromkeys(found for pairs in carried.values() for found, _ in pairs))
-        traces = [trace for trace in map(self._trace_of, saved_tensors(node)) if trace is not None]
-        return list(joined(traces) or caller.metadata.get(PASSES, ()))
+            found = [found for pairs in carried.values() for found, _ in pairs]
+        else:
+            traces = [trace for trace in map(self._trace_of, saved_tensors(node)) if trace is not None]
+            found = list(joined(traces) or caller.metadata.get(PASSES, ()))
+        # An infinity that the code wrote down is no mistake; what multiplies it by 0 is.
+        return [each for each in dict.fromkeys(found) if each.nature != "meant"]
 
     def _multiplied(self, node: Any, arriving: Sequence[Any], at: int, bad: Tensor) -> str:
         """What stood at the first entry: the cotangent, times the derivative."""
