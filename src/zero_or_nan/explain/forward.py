@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from .arithmetic import Born, again, first_born, number, on_copies
+from .arithmetic import Born, again, first_born, is_nan, number, on_copies
 from .places import Place
 from .traces import Found, first_entries, looked_at, tensors_in
 
@@ -217,7 +217,7 @@ def born_at(call: Call, result: Tensor, entries: Tensor, at: int) -> Found:
 
 def _only_too_large(call: Call, entries: Tensor, at: int, born: Born | None, result: Tensor) -> bool:
     """Whether the true value is a number that the dtype has no room for."""
-    if born is not None and math.isnan(born.result) and not born.of_large:
+    if born is not None and is_nan(born.result) and not born.of_large:
         return False
     try:
         wider = call.results(in_double)[at]
