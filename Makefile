@@ -1,5 +1,6 @@
 # Every target is one step of the pipeline in tools/; `make book` and `make test` set up .venv by themselves.
 PYTHON ?= python3
+JOBS ?= 2
 BIN := .venv/bin
 RUN := $(BIN)/python -m tools
 
@@ -15,8 +16,8 @@ book: $(BIN)/.ready  ## build the site into _build/html; fails when a result no 
 check: $(BIN)/.ready  ## run every chapter, or CHAPTER=name alone, and check every claim, without building the site
 	$(RUN) check $(CHAPTER)
 
-test: $(BIN)/.ready  ## run all tests
-	$(BIN)/python -m pytest
+test: $(BIN)/.ready  ## run all tests, JOBS=2 at a time
+	$(BIN)/python -m pytest -n $(JOBS)
 
 browser: $(BIN)/.ready tests/site/node_modules/.ready  ## install what the tests in a browser need: Chromium, axe-core, Lighthouse
 	@$(BIN)/python -c 'from tools.measure.browser import executable as e; exit(not e())' || { apt-get update && apt-get install -y chromium; }

@@ -16,13 +16,23 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..ignoring.careful import nothing_ignored
-from ..ignoring.graph import KINDS, AccumulateGrad, Edge, can_be_read_again, edge_of, function_of, graph_from, run
+from ..ignoring.graph import (
+    KINDS,
+    AccumulateGrad,
+    Edge,
+    can_be_read_again,
+    edge_of,
+    function_of,
+    graph_from,
+    run,
+    saved_tensors,
+)
 from ..ignoring.looks import harmless
 from .arithmetic import again, first_born, number
-from .forward import CALLED, CARRIES, PASSES, finite_ones, note_call
+from .forward import CALLED, CARRIES, PASSES, READABLE, Call, come_in, finite_ones, note_call
 from .places import Place, place_here, users_frame
 from .shadow import Shadow, leaves_of, shadow_of
-from .traces import Found, Trace, first_entries, is_finite, joined, looked_at, tensors_in
+from .traces import Found, Trace, first_entries, is_finite, joined, looked_at
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -157,6 +167,7 @@ class Watched:
                 if trace is not None:
                     traces.append(trace)
         caller, called = self._called(node)
+        node.metadata.setdefault(READABLE, caller.metadata.get(READABLE, False))
         name = called[0]
         explained: bool | None = None
         for at, ((ahead, slot), result) in enumerate(zip(node.next_functions, results, strict=False)):
@@ -209,7 +220,7 @@ class Watched:
                 if not_finite.shape != bad.shape:
                     return None
                 entries &= ~not_finite
-        for saved in saved_tensors(node):
+        for saved in saved_by(node):
             try:
                 entries &= torch.isfinite(saved)
             except RuntimeError:  # broadcast along the way
@@ -239,7 +250,7 @@ class Watched:
             return list(inside.found)
         born: list[Found] = []
         if new is None or bool((bad & ~new).any()):
-            born = self._from_forward(node, caller)
+            born = self._from_forward(node, caller, called)
             text = self._multiplied(node, arriving, at, bad if new is None else bad & ~new)
             for each in born:
                 each.in_backward = each.in_backward or text
@@ -255,16 +266,24 @@ class Watched:
             self.born[node] = known = found, entries
         return [*born, known[0]]
 
-    def _from_forward(self, node: Any, caller: Any) -> list[Found]:
+    def _from_forward(self, node: Any, caller: Any, called: tuple[str, Place]) -> list[Found]:
         """What in the forward pass made a factor of this node not finite."""
         carried = self.carried.get(node) or self.carried.get(caller)
         if carried:
             found = [found for pairs in carried.values() for found, _ in pairs]
         else:
-            traces = [trace for trace in map(self._trace_of, saved_tensors(node)) if trace is not None]
-            found = list(joined(traces) or caller.metadata.get(PASSES, ()))
+            traces = [trace for trace in map(self._trace_of, saved_by(node)) if trace is not None]
+            found = list(joined(traces) or caller.metadata.get(PASSES, ()) or self._came_in(node, called))
         # An infinity that the code wrote down is no mistake; what multiplies it by 0 is.
         return [each for each in dict.fromkeys(found) if each.nature != "meant"]
+
+    def _came_in(self, node: Any, called: tuple[str, Place]) -> list[Found]:
+        """Data that is not finite, where the result did not show it: fused attention may give 0 for a row of NaN."""
+        for saved in saved_by(node):
+            here = looked_at(saved)
+            if here is not None and saved.grad_fn is None and bool(here.isnan().any()):
+                return [come_in(saved, here, Call(None, *called))]
+        return []
 
     def _multiplied(self, node: Any, arriving: Sequence[Any], at: int, bad: Tensor) -> str:
         """What stood at the first entry: the cotangent, times the derivative."""
@@ -371,7 +390,9 @@ class Watched:
             return True
         if found.phase == "backward":
             verdicts = [self._used_at(node, entries) for node, (known, entries) in self.born.items() if known is found]
-            return None if None in verdicts or not verdicts else any(verdicts)
+            if not verdicts:  # made by a hook, which does not run in a shadow
+                return True
+            return None if None in verdicts else any(verdicts)
         answers = [
             self._counts((node, output), entries)
             for node, carried in self.carried.items()
@@ -402,20 +423,12 @@ class Watched:
 
 def can_run_again(node: Any) -> bool:
     """Whether a node's derivative may be run once more: PyTorch's own can, others' may do anything."""
-    return type(node) in KINDS and can_be_read_again(node, False)
+    return type(node) in KINDS and can_be_read_again(node, node.metadata.get(READABLE, False))
 
 
-def saved_tensors(node: Any) -> Iterator[Tensor]:
+def saved_by(node: Any) -> Iterator[Tensor]:
     """What a node saved, as far as it can be had without running anybody's hook."""
-    for name in dir(node):
-        if name.startswith("_raw_saved_"):
-            with contextlib.suppress(Exception):
-                raw = getattr(node, name)
-                if all(getattr(part, "unpack_hook", 0) is None for part in (raw if isinstance(raw, tuple) else (raw,))):
-                    yield from tensors_in(getattr(node, name.removeprefix("_raw")))
-    if type(node) not in KINDS and type(node).__name__ != "CheckpointFunctionBackward":
-        with contextlib.suppress(Exception):
-            yield from tensors_in(node.saved_tensors)
+    return saved_tensors(node, node.metadata.get(READABLE, False))
 
 
 _ENDS = frozenset({"Acos", "Asin", "Atanh", "Acosh", "Erfinv", "Logit"})
@@ -424,7 +437,7 @@ _ENDS = frozenset({"Acos", "Asin", "Atanh", "Acosh", "Erfinv", "Logit"})
 
 def is_at_pole(node: Any, index: tuple[int, ...], bad: Tensor) -> bool:
     """Whether a derivative is infinite, or does not exist, at what stood at an entry."""
-    for saved in saved_tensors(node):
+    for saved in saved_by(node):
         with contextlib.suppress(Exception):
             value = saved.broadcast_to(bad.shape)[index].item()
             if value == 0 or value - value != 0 or function_of(node.name()) in _ENDS and abs(value) in (0, 1):

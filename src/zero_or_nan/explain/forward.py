@@ -10,6 +10,7 @@ import functools
 import math
 import weakref
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -31,6 +32,13 @@ CARRIES = "zero_or_nan.carries"
 
 PASSES = "zero_or_nan.passes"
 """And what the call had from its operands."""
+
+READABLE = "zero_or_nan.readable"
+"""And, where PyTorch does not tell, whether what it saved is to be had without running a hook."""
+
+TELLS_OF_HOOKS = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
+HOOKS: list[Any] = []
+"""The hooks on saved tensors that are on just now, where PyTorch does not tell."""
 
 _PUBLIC = {
     "__truediv__": "div", "__rtruediv__": "div", "__itruediv__": "div", "true_divide": "div", "divide": "div",
@@ -137,16 +145,18 @@ def note_call(node: Any, name: str, place: Place) -> None:
     known = node.metadata
     if CALLED not in known:
         known[CALLED] = name, place
+        if not TELLS_OF_HOOKS:
+            known[READABLE] = not HOOKS
 
 
 class Call(NamedTuple):
     """A call whose result is not finite."""
 
-    func: Callable[..., Any]
+    func: Any
     name: str
-    args: Any
-    kwargs: Any
     place: Place
+    args: Any = ()
+    kwargs: Any = MappingProxyType({})
 
     def results(self, change: Callable[[Tensor], Tensor] | None = None) -> list[Tensor | None]:
         """What it gives when it is run again on copies, changed first."""

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import Function
+from torch.autograd.graph import saved_tensors_hooks
+
+from .forward import HOOKS, TELLS_OF_HOOKS
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -23,6 +26,7 @@ class Patches:
 
     - PyTorch's engine starts through the watch.
     - `autograd.Function.apply` tells of its results: PyTorch has no other sign of it.
+    - Hooks on saved tensors are counted, on releases that don't tell of them.
     - A compiled region is left alone: what the compiler sees is the user's code, and not ours.
     """
 
@@ -40,19 +44,32 @@ class Patches:
 
         for module in (torch.autograd, torch.autograd.graph):
             self._replace(module, "_engine_run_backward", run_engine)
-        apply = Function.__dict__["apply"].__func__
+        apply = Function.__dict__["apply"]
 
         def applied(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
             inside: list[Any] = []
             recorder.functions.append(inside)
             try:
-                result = apply(cls, *args, **kwargs)
+                result = apply.__get__(None, cls)(*args, **kwargs)
             finally:
                 recorder.functions.remove(inside)
             recorder.applied(cls, args, result, inside)
             return result
 
         self._replace(Function, "apply", classmethod(applied))
+        if not TELLS_OF_HOOKS:
+            enter, leave = saved_tensors_hooks.__enter__, saved_tensors_hooks.__exit__
+
+            def entered(hooks: Any) -> Any:
+                HOOKS.append(hooks)
+                return enter(hooks)
+
+            def left(hooks: Any, *details: Any) -> Any:
+                HOOKS[:] = [each for each in HOOKS if each is not hooks]
+                return leave(hooks, *details)
+
+            self._replace(saved_tensors_hooks, "__enter__", entered)
+            self._replace(saved_tensors_hooks, "__exit__", left)
         compile = torch.compile
 
         def compiled(*args: Any, **kwargs: Any) -> Any:

@@ -158,7 +158,7 @@ class Recorder:
                         continue
                     trace = self.traces.of(tensor)
                     if trace is None:
-                        call = Call(kind, kind.__name__, args, {}, place)
+                        call = Call(kind, kind.__name__, place, args)
                         trace = Trace((describe("made", call, here, ~torch.isfinite(here), ""),), (kind.__name__,))
                         self.traces.keep(tensor, trace)
                     self.loose[tensor.untyped_storage()._cdata] = trace
@@ -224,7 +224,7 @@ class Recorder:
         if bad:
             place = place or self._place()
             now = args if before is None else (before, *args[1:])
-            call = Call(func, plan.name, now, kwargs, place)
+            call = Call(func, plan.name, place, now, kwargs)
             self._not_finite(call, plan, args, bad, before)
 
     def _not_finite(
