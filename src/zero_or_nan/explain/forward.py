@@ -95,7 +95,8 @@ class Plan(NamedTuple):
 
 
 @functools.cache
-def _plan(function: Any) -> Plan:
+def plan_of(function: Any) -> Plan:
+    """What is known of it by its name."""
     name = getattr(function, "__name__", type(function).__name__)
     changes = name in ("__setitem__",) or name.startswith("__i") and name.endswith("__") and name in _PUBLIC
     in_place = changes or (name.endswith("_") and not name.endswith("__"))
@@ -119,11 +120,13 @@ class Forward(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        plan = _plan(func)
+        plan = plan_of(func)
         recorder = self.recorder
         if not plan.looks:
             if func is Tensor.register_hook:
                 args, kwargs = recorder.quietened(*args, **kwargs)
+            elif func is Tensor.retain_grad:
+                recorder.retains(*args)
             return func(*args, **kwargs)
         before = recorder.before(plan, args) if plan.in_place else None
         result = func(*args, **kwargs)

