@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from .arithmetic import Born, again, first_born, is_nan, number, on_copies
 from .places import Place
@@ -118,11 +118,22 @@ class Forward(TorchFunctionMode):
     def is_innermost(self) -> bool:
         return self.is_on() and _get_current_function_mode_stack()[-1] is self
 
+    def leave(self) -> None:
+        """Go, from wherever it stands: blocks in generators end in any order, and in any thread."""
+        above = []
+        while self.is_on():
+            mode = _pop_mode()
+            if mode is self:
+                break
+            above.append(mode)
+        for mode in reversed(above):
+            _push_mode(mode)
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         plan = plan_of(func)
         recorder = self.recorder
-        if not plan.looks:
+        if not plan.looks or recorder.thread < 0:
             if func is Tensor.register_hook:
                 args, kwargs = recorder.quietened(*args, **kwargs)
             elif func is Tensor.retain_grad:

@@ -53,6 +53,8 @@ new_empty_strided empty_permuted from_dlpack
 
 NOT_IN_TRANSFORMS = "a function transform (torch.func) was not looked into"
 
+_NO_THREAD = -1
+
 _OURS = frozenset({Watched.__module__})
 
 
@@ -60,7 +62,7 @@ class Recorder:
     """All that a watch knows.
 
     Attributes:
-        thread: in which the block runs; others are not looked at.
+        thread: in which the block runs; others are not looked at. None of them when it has ended.
         traces: of the tensors that are not finite.
         suspects: traces of what is finite, but was computed from the gradient of a loss that was not.
         loose: tensors that are not finite, and that no function has taken in yet.
@@ -94,6 +96,10 @@ class Recorder:
         self._kinds: WeakKeyDictionary[Found, Any] = WeakKeyDictionary()
         self._told: dict[tuple[Any, ...], Origin] = {}
         self._last: dict[tuple[Any, ...], Found] = {}
+
+    @property
+    def is_over(self) -> bool:
+        return self.thread == _NO_THREAD
 
     def failed(self, name: str, error: Exception) -> None:
         if self.raises_mistakes:
@@ -150,7 +156,8 @@ class Recorder:
 
     def quiet(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """A hook that does not run in a shadow of a pass; those of this library do."""
-        if self._aside is not None or getattr(hook, "__module__", None) in _OURS:
+        here = threading.get_ident() == self.thread
+        if not here or self._aside is not None or getattr(hook, "__module__", None) in _OURS:
             return hook
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -193,7 +200,7 @@ class Recorder:
         is_on = self.forward.is_on()
         if begins and is_on and self.forward.is_innermost():
             self.compiled_at = self._place()
-            self.forward.__exit__(None, None, None)
+            self.forward.leave()
             self._stepped_aside = True
         elif not begins and self._stepped_aside:
             self._stepped_aside = False
@@ -376,8 +383,9 @@ class Recorder:
         self.forward.__enter__()
 
     def end(self) -> None:
-        self.forward.__exit__(None, None, None)
         self.patches.take_off()
+        self.forward.leave()
+        self.thread = _NO_THREAD
 
     @contextmanager
     def aside(self) -> Iterator[Callable[[Any], None]]:
