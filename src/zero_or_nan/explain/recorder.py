@@ -55,6 +55,9 @@ NOT_IN_TRANSFORMS = "a function transform (torch.func) was not looked into"
 
 _NO_THREAD = -1
 
+_MOST_LOOKS = 20
+"""Passes in which names are looked for, of what one origin reached; a NaN in the parameters reaches all, each time."""
+
 _OURS = frozenset({Watched.__module__})
 
 
@@ -94,6 +97,7 @@ class Recorder:
         self.functions: list[list[Found]] = []
         self._called_at: WeakValueDictionary[tuple[Any, ...], Found] = WeakValueDictionary()
         self._kinds: WeakKeyDictionary[Found, Any] = WeakKeyDictionary()
+        self._seen: dict[tuple[Any, ...], int] = {}
         self._told: dict[tuple[Any, ...], Origin] = {}
         self._last: dict[tuple[Any, ...], Found] = {}
 
@@ -450,8 +454,16 @@ class Recorder:
                 continue  # the gradient of a loss that was too large is too large
             self._kinds[found] = kind, mended
             path = max((reached.trace.path for reached in targets), key=len)
-            labels = [t if isinstance(t, str) else names.of_tensor(t) or "a tensor" for t, _, _ in targets]
+            labels = [] if self._is_well_known(found, kind) else [names.of_target(target.target) for target in targets]
             self._tell(found, kind, mended, list(dict.fromkeys(labels)), list(path), names)
+
+    def _is_well_known(self, found: Found, kind: Any) -> bool:
+        """Whether it has been told of so often that its targets need no names any more."""
+        key = (found.phase, found.operator, found.place.filename, found.place.line, kind)
+        if key not in self._told:
+            return False
+        self._seen[key] = self._seen.get(key, 0) + 1
+        return self._seen[key] > _MOST_LOOKS
 
     def _tell(
         self, found: Found, kind: Any, mended: bool | None, labels: list[str], path: list[str], names: Names

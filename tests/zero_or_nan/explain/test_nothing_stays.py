@@ -214,7 +214,7 @@ def test_no_tensor_is_kept():
             self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 1)
 
         def forward(self, x):
-            return self.last(torch.where(x.sum() > 1e9, self.first(x).abs().log(), self.first(x * 0).relu().sqrt()))
+            return self.last((self.first(x) * 0).sqrt())
 
     gc.collect()
     with explain() as report:
@@ -240,17 +240,21 @@ def test_tensors_are_let_go_inside_of_a_block():
         assert [ref() for ref in refs] == [None] * 9
 
 
-@pytest.mark.parametrize("spoils_at", [None, 7])
-def test_a_long_loop(spoils_at):
-    """10,000 steps, with NaN in every parameter from step 7 on where it is spoiled: memory and time stay as they are."""
-    import tracemalloc
+def test_the_users_locals_are_left_alone():
+    x, loss = spoiled()
+    kept = locals()
+    with explain() as report:
+        loss.backward()
+    assert kept["x"] is x and kept["loss"] is loss and report.passes
 
-    steps = 10_000 if spoils_at is None else 2_000
+
+@pytest.mark.parametrize(("spoils_at", "steps"), [(None, 10_000), (7, 1_000)])
+def test_a_long_loop(spoils_at, steps):
+    """With NaN in every parameter from step 7 on where it is spoiled: memory and time stay as they are."""
     torch.manual_seed(0)
     weight = torch.randn(2, requires_grad=True)
     times, sizes = [], []
     with explain() as report:
-        tracemalloc.start(1)
         began = time.perf_counter()
         for step in range(steps):
             scale = float("inf") if step == spoils_at else 1.0
@@ -262,9 +266,9 @@ def test_a_long_loop(spoils_at):
             if (step + 1) % (steps // 10) == 0:
                 now = time.perf_counter()
                 times.append(now - began)
-                sizes.append(tracemalloc.get_traced_memory()[0])
+                gc.collect()
+                sizes.append(len(gc.get_objects()))
                 began = time.perf_counter()
-        tracemalloc.stop()
     assert len(report) == (0 if spoils_at is None else 1)
-    assert sizes[-1] < sizes[2] + 50_000, sizes
+    assert sizes[-1] < sizes[2] + 500, sizes
     assert sorted(times[5:])[2] < 2 * sorted(times[:5])[2], times
