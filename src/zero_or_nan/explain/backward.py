@@ -174,11 +174,17 @@ class Watched:
             here = looked_at(result)
             if here is None or ahead is None or is_finite(here):
                 continue
-            if explained is None:
-                explained = self._is_explained(node, arriving, traces)
             found = list(joined(traces))
-            if not explained:
-                found += self._births(node, caller, called, arriving, results, at, here)
+            bad = ~torch.isfinite(here)
+            finite = self._of_finite(node, arriving, bad)
+            if finite is None:
+                if explained is None:
+                    explained = self._is_explained(node, arriving, traces)
+                births = None if explained else (bad, self._at_finite(node, bad))
+            else:
+                births = (finite, self._at_finite(node, finite)) if not traces or bool(finite.any()) else None
+            if births is not None:
+                found += self._births(node, caller, called, arriving, results, at, *births)
             path = max((trace.then(name) for trace in traces), key=len, default=(name,))
             before = self.arrived.get((ahead, slot))
             trace = Trace(tuple(dict.fromkeys((*(before.found if before is not None else ()), *found))), path)
@@ -199,6 +205,28 @@ class Watched:
         except Exception:
             return True
 
+    def _of_finite(self, node: Any, arriving: Sequence[Any], bad: Tensor) -> Tensor | None:
+        """Of the entries that are not finite, those for which what arrived is; None where that can't be told apart."""
+        cotangent = looked_at(arriving[0]) if len(arriving) == 1 and _is_entrywise(node) else None
+        return None if cotangent is None or cotangent.shape != bad.shape else bad & torch.isfinite(cotangent)
+
+    def _at_finite(self, node: Any, bad: Tensor) -> Tensor | None:
+        """Of those, the ones at which the forward pass was finite too; None where that can't be told apart."""
+        if not _is_entrywise(node):
+            return None
+        entries = bad.clone()
+        for pairs in self.carried.get(node, {}).values():
+            for _, not_finite in pairs:
+                if not_finite.shape != bad.shape:
+                    return None
+                entries &= ~not_finite
+        for saved in saved_by(node):
+            try:
+                entries &= torch.isfinite(saved)
+            except RuntimeError:  # broadcast along the way
+                return None
+        return entries
+
     def _births(
         self,
         node: Any,
@@ -207,27 +235,36 @@ class Watched:
         arriving: Sequence[Any],
         results: Sequence[Any],
         at: int,
-        here: Tensor,
+        bad: Tensor,
+        new: Tensor | None,
     ) -> list[Found]:
-        """What of a result was born at this node: in the forward pass already, or only now."""
-        inside = self.recorder.traces.of(results[at])
-        bad = ~torch.isfinite(here)
-        text = self._multiplied(node, arriving, at, bad) or (inside.found[0].operands if inside is not None else "")
-        earlier = self._from_forward(node, caller, called)
+        """What of a result was born at this node: in the forward pass already, or only now.
+
+        Args:
+            bad: the entries.
+            new: those that the forward pass has no part in; None where that is not known.
+        """
+        result = results[at]
+        inside = self.recorder.traces.of(result)
         if inside is not None and type(node).__name__ == "CheckpointFunctionBackward":
             return list(inside.found)
-        if earlier:
-            for each in earlier:
+        born: list[Found] = []
+        if new is None or bool((bad & ~new).any()):
+            born = self._from_forward(node, caller, called)
+            text = self._multiplied(node, arriving, at, bad if new is None else bad & ~new)
+            for each in born:
                 each.in_backward = each.in_backward or text
-            return earlier
+            if born and (new is None or not bool(new.any())):
+                return born
+        entries = new if born and new is not None else bad
         known = self.born.get(node)
         if known is None:
-            shape = tuple(here.shape)
-            where, count = first_entries(bad), int(bad.sum())
-            found = Found("made", "backward", *called, where, count, shape, here.dtype, here.device, text)
-            found.too_large = self._only_too_large(node, arriving, at, bad)
-            self.born[node] = known = found, bad
-        return [known[0]]
+            text = self._multiplied(node, arriving, at, entries) or (inside.found[0].operands if inside else "")
+            where, count, shape = first_entries(entries), int(entries.sum()), tuple(entries.shape)
+            found = Found("made", "backward", *called, where, count, shape, result.dtype, result.device, text)
+            found.too_large = self._only_too_large(node, arriving, at, entries)
+            self.born[node] = known = found, entries
+        return [*born, known[0]]
 
     def _from_forward(self, node: Any, caller: Any, called: tuple[str, Place]) -> list[Found]:
         """What in the forward pass made a factor of this node not finite."""
@@ -340,7 +377,8 @@ class Watched:
             mended = all(self.shadow.mended(target.target, target.edge) for target in leaves if target.edge)
         used = self._used(found)
         in_loss = len(leaves) < len(targets)
-        if used is False or (used is None and mended and not in_loss):
+        in_hook = found.phase == "backward" and all(known is not found for known, _ in self.born.values())
+        if used is False or (mended and not in_loss and not in_hook):
             return "contaminated", mended
         if found.nature != "made":
             return "bad input", mended

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from ..ignoring.graph import graph_from
+from .replacing import put_back, replace
 from .report import NotFiniteError
 from .shadow import leaves_of
 from .traces import is_finite, looked_at, tensors_in
@@ -143,28 +144,29 @@ class _Watch:
 
     def __enter__(self) -> None:
         self.handle = register_optimizer_step_pre_hook(self._steps)
-        engine = torch.autograd.graph._engine_run_backward
-        scale = torch.amp.GradScaler.scale
-        watch = self
-
-        def run_engine(roots: Any, *args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() == watch.thread and kwargs.get("accumulate_grad", True):
-                watch._begins(roots)
-            return engine(roots, *args, **kwargs)
-
-        def scaled(scaler: Any, outputs: Any) -> Any:
-            watch.is_scaled = watch.is_scaled or scaler.is_enabled()
-            return scale(scaler, outputs)
-
-        self.kept = engine, scale
-        torch.autograd._engine_run_backward = torch.autograd.graph._engine_run_backward = run_engine  # type: ignore[attr-defined, assignment]
-        torch.amp.GradScaler.scale = scaled  # type: ignore[method-assign, assignment]
+        for module in (torch.autograd, torch.autograd.graph):
+            replace(self, module, "_engine_run_backward", self._engine)
+        replace(self, torch.amp.GradScaler, "scale", self._scale)
 
     def __exit__(self, *details: object) -> None:
-        engine, scale = self.kept
-        torch.autograd._engine_run_backward = torch.autograd.graph._engine_run_backward = engine  # type: ignore[attr-defined]
-        torch.amp.GradScaler.scale = scale  # type: ignore[method-assign]
+        put_back(self)
         self.handle.remove()
+
+    def _engine(self, run: Any) -> Any:
+        def run_engine(roots: Any, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == self.thread and kwargs.get("accumulate_grad", True):
+                self._begins(roots)
+            return run(roots, *args, **kwargs)
+
+        return run_engine
+
+    def _scale(self, scale: Any) -> Any:
+        def scaled(scaler: Any, outputs: Any) -> Any:
+            if threading.get_ident() == self.thread:
+                self.is_scaled = self.is_scaled or scaler.is_enabled()
+            return scale(scaler, outputs)
+
+        return scaled
 
     def _begins(self, roots: Any) -> None:
         for _, leaf in leaves_of(graph_from(roots)):
