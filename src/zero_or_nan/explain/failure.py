@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
+from torch._C._nn import flatten_dense_tensors
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from ..ignoring.graph import graph_from
@@ -194,21 +195,33 @@ class _Watch:
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether all entries of all tensors are; fetched from their device at once."""
-    looked = [here for here in map(looked_at, tensors) if here is not None]
-    if not looked:
+    usual: list[Tensor] = []
+    others: list[Tensor] = []
+    for tensor in tensors:
+        if (
+            type(tensor) is Tensor
+            and tensor.dtype is torch.float32
+            and tensor.is_cpu
+            and tensor.layout is torch.strided
+        ):
+            usual.append(tensor)
+        else:
+            here = looked_at(tensor)
+            if here is not None:
+                others.append(torch.view_as_real(here) if here.is_complex() else here)
+    if not usual and not others:
         return True
     with torch.no_grad():
-        first = looked[0]
-        if all(tensor.dtype is torch.float32 and tensor.device == first.device for tensor in looked):
-            small = [tensor for tensor in looked if tensor.numel() <= _SMALL]
-            totals = [tensor.sum() for tensor in looked if tensor.numel() > _SMALL]
-            if small:  # most of their time goes into calling PyTorch
-                totals.append(torch._C._nn.flatten_dense_tensors(small).sum())
-        else:
-            real = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in looked]
-            totals = [tensor.sum(dtype=_wide(tensor)).to(first.device, torch.float64) for tensor in real]
-        total = torch.stack(totals).sum().item()
-    return total - total == 0 or all(map(is_finite, looked))
+        totals = [tensor.sum() for tensor in usual if tensor.numel() > _SMALL]
+        small = [tensor for tensor in usual if tensor.numel() <= _SMALL]
+        if small:  # most of their time goes into calling PyTorch
+            totals.append(flatten_dense_tensors(small).sum())
+        if others:
+            first = others[0].device
+            wide = [tensor.sum(dtype=_wide(tensor)).to(first, torch.float64) for tensor in others]
+            totals.append(torch.stack(wide).sum())
+        bad = [total for total in totals if (number := total.item()) - number != 0]
+    return not bad or all(is_finite(tensor) for tensor in (*usual, *others))
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
