@@ -47,10 +47,14 @@ class Counted:
         if not self.kept_clean:
             return f"nothing that is not finite was ignored, in {self.passes} backward passes"
         most, _ = self.functions.most_common(1)[0]
+        since = (
+            f"from the {_th(self.first)} to the {_th(self.last)}"
+            if self.first < self.last
+            else f"the {_th(self.first)}"
+        )
         return (
             f"{self.entries} entries that are not finite were ignored, in {self.rows} of {self.of_rows} rows; in "
-            f"{self.kept_clean} of {self.passes} backward passes, from the {_th(self.first)} to the {_th(self.last)}, "
-            f"most at {most}"
+            f"{self.kept_clean} of {self.passes} backward passes, {since}, most at {most}"
         )
 
 
