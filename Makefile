@@ -1,10 +1,11 @@
 # Every target is one step of the pipeline in tools/; `make book` and `make test` set up .venv by themselves.
 PYTHON ?= python3
+JOBS ?= 2
 BIN := .venv/bin
 RUN := $(BIN)/python -m tools
 
 .DEFAULT_GOAL := help
-.PHONY: help book check test browser notebooks record serve site-report bench costs mended honesty setups coverage mutants matrix lint pins outdated audit watch clean
+.PHONY: help book check test browser notebooks record serve site-report bench costs mended honesty explained setups coverage mutants matrix lint pins outdated audit watch clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -15,8 +16,8 @@ book: $(BIN)/.ready  ## build the site into _build/html; fails when a result no 
 check: $(BIN)/.ready  ## run every chapter, or CHAPTER=name alone, and check every claim, without building the site
 	$(RUN) check $(CHAPTER)
 
-test: $(BIN)/.ready  ## run all tests
-	$(BIN)/python -m pytest
+test: $(BIN)/.ready  ## run all tests, JOBS=2 at a time
+	$(BIN)/python -m pytest -n $(JOBS)
 
 browser: $(BIN)/.ready tests/site/node_modules/.ready  ## install what the tests in a browser need: Chromium, axe-core, Lighthouse
 	@$(BIN)/python -c 'from tools.measure.browser import executable as e; exit(not e())' || { apt-get update && apt-get install -y chromium; }
@@ -49,6 +50,9 @@ mended: $(BIN)/.ready  ## measure how many of PyTorch's own samples ignoring men
 
 honesty: $(BIN)/.ready  ## look for what ignoring hides on PyTorch's own samples into results/measured/
 	$(RUN) honesty
+
+explained: $(BIN)/.ready  ## count the programs whose origin explain names, beside other tools, into results/measured/
+	$(RUN) explained
 
 setups: $(BIN)/.ready  ## run ignoring in all training setups, and write the table of them into results/measured/
 	$(RUN) setups

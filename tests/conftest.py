@@ -1,13 +1,59 @@
-"""What the tests of the tools and of the site share: this checkout's book, built once."""
+"""What all tests share: one thread for PyTorch, and this checkout's book, built once.
 
+With `pytest -n 2`, as in `make test`, two processes share the tests.
+"""
+
+import fcntl
+import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from bs4 import BeautifulSoup
 from scratch import ROOT, Book, copied
+
+# The tensors of tests are small: a second thread has nothing to win, and where processors are busy the first waits for
+# it, many times as long as both compute. In the environment for the processes that tests start.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file at a time, in their order; together what needs one installation of torch, and what needs the pages."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            folder = file.rpartition("/")[0]
+            return folder if folder in ("tests/installed", "tests/site") else file
+
+    config.option.loadscopereorder = False  # by the number of tests: the slowest files have few, and would come last
+    return Scheduling(config, log)
+
+
+@pytest.fixture(scope="session")
+def once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """Calls a function, whose result is JSON, in one of the processes that share the tests; the others wait for it."""
+    if not hasattr(request.config, "workerinput"):
+        return lambda name, function: function()
+    shared = tmp_path_factory.getbasetemp().parent
+
+    def called(name: str, function: Callable[[], Any]) -> Any:
+        path = shared / f"{name}.json"
+        with (shared / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.is_file():
+                path.write_text(json.dumps(function()), encoding="utf-8")
+        return json.loads(path.read_text(encoding="utf-8"))
+
+    return called
 
 
 @pytest.fixture
@@ -20,21 +66,26 @@ def by_rules_alone(monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def behind() -> list[str]:
+def behind(once: Callable[..., Any]) -> list[str]:
     """The notebooks of this checkout that were out of step before any test could bring them in step."""
     from tools.project import Project
     from tools.steps.pair import out_of_step
 
-    return [path.name for path in out_of_step(Project(ROOT))]
+    return once("behind", lambda: [path.name for path in out_of_step(Project(ROOT))])
 
 
 @pytest.fixture(scope="session")
-def site(behind: list[str]) -> Path:
+def site(behind: list[str], once: Callable[..., Any]) -> Path:
     """The site of this checkout, built as `make book` builds it."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tools", "book"], cwd=ROOT, text=True, capture_output=True, timeout=500
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+
+    def build() -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "tools", "book"], cwd=ROOT, text=True, capture_output=True, timeout=500
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    status, said = once("site", build)
+    assert status == 0, said
     return ROOT / "_build" / "html"
 
 

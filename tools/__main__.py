@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 STEPS = ("book", "check", "record", "notebooks")
 """Commands that are a method of `steps.build.Build`."""
-MEASURES = ("bench", "costs", "coverage", "honesty", "mended", "mutants", "setups", "site-report")
+MEASURES = ("bench", "costs", "coverage", "explained", "honesty", "mended", "mutants", "setups", "site-report")
 VERSIONS = ("audit", "library-tests", "matrix", "mended-sample", "pins", "tell", "watch")
 COMMANDS = {
     "serve": ".serve",

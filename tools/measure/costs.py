@@ -1,4 +1,4 @@
-"""What `ignoring` costs: time and peak memory, next to plain PyTorch, the double where and `torch.masked`.
+"""What `ignoring` and `explain` cost: time and peak memory, next to plain PyTorch, and to what people use today.
 
 All ways of a case are timed in turn in one run, and the ratios are what counts. Each figure is the least of many
 rounds: whatever disturbs a measurement makes it longer. Peak memory is that of a process of its own.
@@ -16,7 +16,9 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.masked import masked_tensor
 
-from zero_or_nan import ignoring
+from zero_or_nan import explain, ignoring
 
 from ..project import Problem, Project, write
 
@@ -38,12 +40,14 @@ class Case:
     """A computation, with or without entries that contaminate plain PyTorch's gradient.
 
     `ways` makes the ways from `contaminated`: each a function that runs forward, and one that runs backward from there.
+    `entries` and `nodes` tell how many, where cases differ by that alone.
     """
 
     name: str
     ways: Callable[[bool], dict[str, tuple[Loss, Callable[[Tensor], None]]]]
     memory: bool = True
     entries: int | None = None
+    nodes: int | None = None
 
 
 def _plain(loss: Tensor) -> None:
@@ -54,12 +58,7 @@ def _layers(model: Callable[[], nn.Module], shape: tuple[int, ...]) -> Callable[
     """A model on a batch of rows; contaminated, half of the rows are NaN and the loss slices them away."""
 
     def ways(contaminated: bool) -> dict[str, Any]:
-        torch.manual_seed(0)
-        layers, rows = model(), torch.randn(shape)
-        used = shape[0]
-        if contaminated:
-            used //= 2
-            rows[used:] = torch.nan
+        layers, rows, used = _model_and_rows(model, shape, contaminated)
 
         def forward() -> Tensor:
             layers.zero_grad()
@@ -67,6 +66,44 @@ def _layers(model: Callable[[], nn.Module], shape: tuple[int, ...]) -> Callable[
             return loss
 
         return {"plain": (forward, _plain), "ignoring": (forward, ignoring.backward)}
+
+    return ways
+
+
+def _model_and_rows(
+    model: Callable[[], nn.Module], shape: tuple[int, ...], contaminated: bool
+) -> tuple[nn.Module, Tensor, int]:
+    """A model, a batch, and how many of its rows the loss uses."""
+    torch.manual_seed(0)
+    layers, rows, used = model(), torch.randn(shape), shape[0]
+    if contaminated:
+        used //= 2
+        rows[used:] = torch.nan
+    return layers, rows, used
+
+
+def _penalised(model: Callable[[], nn.Module], shape: tuple[int, ...]) -> Callable[[bool], dict[str, Any]]:
+    """A critic with a gradient penalty: backward is the gradient of its inputs, and that of the penalty on it."""
+
+    def ways(contaminated: bool) -> dict[str, Any]:
+        layers, rows, used = _model_and_rows(model, shape, contaminated)
+        rows.requires_grad_()
+
+        def forward() -> Tensor:
+            layers.zero_grad()
+            rows.grad = None
+            loss: Tensor = layers(rows)[:used].sum()
+            return loss
+
+        def step(grad: Callable[..., Any], backward: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+            def run(loss: Tensor) -> None:
+                (slope,) = grad(loss, [rows], create_graph=True)
+                backward(loss + (slope[:used].norm(dim=1) - 1).square().sum())
+
+            return run
+
+        plain = step(torch.autograd.grad, _plain)
+        return {"plain": (forward, plain), "ignoring": (forward, step(ignoring.grad, ignoring.backward))}
 
     return ways
 
@@ -173,6 +210,7 @@ def _where_over_exp(entries: int) -> Callable[[bool], dict[str, Any]]:
 
 
 SIZES = [10**power for power in range(1, 8)]
+CHAINS = [5_000, 50_000, 200_000]
 CASES = {
     case.name: case
     for case in (
@@ -183,7 +221,8 @@ CASES = {
         Case("transformer layer, width 16, 4 × 8 tokens", _layers(lambda: _transformer(16, 2), (4, 8, 16)), False),
         Case("ResNet-18, 4 images of 64 × 64", _layers(_resnet, (4, 3, 64, 64))),
         Case("LSTM, width 128, 16 × 32 tokens", _layers(lambda: _Recurrent(128), (16, 32, 128))),
-        Case("a chain of 50,000 nodes", _layers(lambda: _Chain(50_000), (4, 4)), False),
+        Case("gradient penalty, 4-layer MLP, width 256, batch 64", _penalised(lambda: _perceptron(256), (64, 256))),
+        *(Case(f"a chain of {n:,} nodes", _layers(partial(_Chain, n), (4, 4)), False, nodes=n) for n in CHAINS),
         Case("a graph of 100,000 nodes", _layers(lambda: _Bush(100_000), (4, 4)), False),
         *(Case(f"where over exp, {n} entries", _where_over_exp(n), n == SIZES[-1], n) for n in SIZES),
     )
@@ -191,7 +230,7 @@ CASES = {
 
 
 def measure(case: Case, contaminated: bool) -> dict[str, dict[str, float]]:
-    """Seconds of forward and of backward, way by way."""
+    """Seconds of forward, and of backward until the graph is freed, way by way."""
     ways = case.ways(contaminated)
     least = {way: {"forward": float("inf"), "backward": float("inf")} for way in ways}
     started, rounds = time.monotonic(), 0
@@ -205,10 +244,46 @@ def measure(case: Case, contaminated: bool) -> dict[str, dict[str, float]]:
                 loss = forward()
                 middle = time.perf_counter()
                 backward(loss)
-                end = time.perf_counter()
                 del loss
+                end = time.perf_counter()
                 least[way]["forward"] = min(least[way]["forward"], middle - start)
                 least[way]["backward"] = min(least[way]["backward"], end - middle)
+    finally:
+        gc.enable()
+    return least
+
+
+WATCHED = [name for name, case in CASES.items() if case.entries is None and case.nodes is None][:7]
+"""The models whose steps are timed while they are watched."""
+
+
+def watched(case: Case) -> dict[str, float]:
+    """Seconds of a step, forward and backward, that nobody watches, or one of the tools that look for a NaN."""
+    forward, backward = case.ways(False)["plain"]
+
+    def step() -> Tensor:
+        loss = forward()
+        backward(loss)
+        return loss
+
+    ways: dict[str, tuple[Callable[[], AbstractContextManager[Any]], Loss]] = {
+        "plain": (nullcontext, step),
+        "detect_anomaly": (partial(torch.autograd.set_detect_anomaly, True), step),
+        "explain": (explain, step),
+        "on_failure": (nullcontext, explain.on_failure(step)),
+    }
+    least = dict.fromkeys(ways, float("inf"))
+    started, rounds = time.monotonic(), 0
+    gc.disable()
+    try:
+        while rounds < 5 or time.monotonic() - started < 2 * SECONDS:
+            rounds += 1
+            for way, (watch, run) in list(ways.items()) if rounds % 2 else list(ways.items())[::-1]:
+                with watch():
+                    run()  # what a first step finds out is not counted
+                    start = time.perf_counter()
+                    run()
+                    least[way] = min(least[way], time.perf_counter() - start)
     finally:
         gc.enable()
     return least
@@ -251,17 +326,29 @@ def costs(project: Project) -> None:
     rows = []
     for case in CASES.values():
         for contaminated in (False, True):
-            row: dict[str, Any] = {"case": case.name, "entries": case.entries, "contaminated": contaminated}
+            row: dict[str, Any] = {
+                "case": case.name,
+                "entries": case.entries,
+                "nodes": case.nodes,
+                "contaminated": contaminated,
+            }
             row["seconds"] = measure(case, contaminated)
             if case.memory:
                 row["peak"] = _peaks(case, contaminated)
             rows.append(row)
             print(_line(row), flush=True)
+    watches = []
+    for name in WATCHED:
+        seconds = watched(CASES[name])
+        watches.append({"case": name, "seconds": seconds})
+        times = {way: round(took / seconds["plain"], 2) for way, took in seconds.items() if way != "plain"}
+        print(f"{name}, a step that is watched: {times} of plain", flush=True)
     content = {
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
         "rows": rows,
+        "watched": watches,
     }
     path = project.results / "measured" / "costs.json"
     path.parent.mkdir(exist_ok=True)

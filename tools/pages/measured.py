@@ -49,8 +49,14 @@ def costs(content: dict[str, Any]) -> str:
     models = [row for row in rows if not row["entries"]]
     weighed = [row for row in rows if "peak" in row]
     states = ["nothing contaminated", "contaminated"]
-    caption = f"Time of backward, times plain PyTorch (torch {content['torch']}, {content['machine']})"
+    caption = (
+        "Time of backward, until its graph is freed, times plain PyTorch "
+        f"(torch {content['torch']}, {content['machine']})"
+    )
     tables = [show.table(caption, ["model", *states], _pairs(models, _backward))]
+    chains = [row for row in rows if row.get("nodes")]
+    if chains:
+        tables.append(_by_nodes(chains))
     for parts, name in ((("backward",), "backward"), (_BOTH, "forward and backward")):
         cells = [
             [
@@ -135,6 +141,42 @@ def _backward(row: dict[str, Any]) -> str:
 
 def _memory(row: dict[str, Any]) -> str:
     return f"{row['peak']['ignoring'] / row['peak']['plain']:.2f}"
+
+
+def watching(content: dict[str, Any]) -> str:
+    """A table of what it costs to be watched, in times plain PyTorch's step."""
+    from helpers import show
+
+    ways = {"detect_anomaly": "detect_anomaly", "explain": "explain", "on_failure": "explain.on_failure"}
+    rows = [
+        [html.escape(row["case"]), *(f"{row['seconds'][way] / row['seconds']['plain']:.2f}" for way in ways)]
+        for row in content["watched"]
+    ]
+    caption = (
+        "Time of a step, forward and backward, in which all is well, times plain PyTorch "
+        f"(torch {content['torch']}, {content['machine']})"
+    )
+    head = ["model", *(f"<code>{name}</code>" for name in ways.values())]
+    return show.page(f'<div class="zn-prose">{show.table(caption, head, rows)}</div>')
+
+
+def _by_nodes(rows: list[dict[str, Any]]) -> str:
+    """Whether the time of a node depends on how many there are."""
+    from helpers import show
+
+    def of_a_node(row: dict[str, Any], way: str) -> float:
+        return float(row["seconds"][way]["backward"]) / int(row["nodes"])
+
+    unit = of_a_node(next(row for row in rows if not row["contaminated"]), "plain")
+    by_length: dict[int, list[str]] = {}
+    for row in rows:
+        ways = ("ignoring",) if row["contaminated"] else ("plain", "ignoring")
+        by_length.setdefault(row["nodes"], []).extend(f"{of_a_node(row, way) / unit:.2f}" for way in ways)
+    return show.table(
+        "Time of one node of a chain, times that of plain PyTorch in the shortest",
+        ["nodes", "plain", "ignoring, nothing contaminated", "ignoring, contaminated"],
+        [[f"{length:,}".replace(",", " "), *figures] for length, figures in by_length.items()],
+    )
 
 
 def _pairs(rows: list[dict[str, Any]], figure: Callable[[dict[str, Any]], str]) -> list[list[str]]:
@@ -228,6 +270,38 @@ def honesty(content: dict[str, Any]) -> str:
     return show.page(f'<div class="zn-prose">{show.table(caption, head, rows, foot)}</div>')
 
 
+_TOOLS = {
+    "explain": "<code>explain</code>",
+    "anomaly mode": "<code>detect_anomaly</code>",
+    "forward hooks": "forward hooks",
+    "loss and parameters": "a look at loss and parameters",
+}
+
+
+def explained(content: dict[str, Any]) -> str:
+    """A table of how many programs each tool names the right line of, and how often it cries for nothing."""
+    from helpers import show
+
+    wrong = [row for row in content["rows"] if row["kind"] != "clean"]
+    clean = [row for row in content["rows"] if row["kind"] == "clean"]
+    tools = content["tools"]
+    total = sum(row["programs"] for row in wrong)
+    told = sum(row["explain"]["all"] for row in wrong)
+    caption = (
+        f"The right line named, of {total} programs with a known origin (torch {html.escape(content['torch'])}); "
+        f"<code>explain</code> also tells phase, operator and kind, and no other origin, in {told} of them"
+    )
+    head = ["kind", "programs", *(_TOOLS[tool] for tool in tools)]
+    rows = [[row["kind"], str(row["programs"]), *(str(row[tool]["line"]) for tool in tools)] for row in wrong]
+    rows += [
+        ["false alarms on clean programs", str(row["programs"]), *(str(row[tool]["said"]) for tool in tools)]
+        for row in clean
+    ]
+    sums = [str(sum(row[tool]["line"] for row in wrong)) for tool in tools]
+    table = show.table(caption, head, rows, ["right lines in all", str(total), *sums], stack=True)
+    return show.page(f'<div class="zn-prose">{table}</div>')
+
+
 def setups(content: dict[str, Any]) -> str:
     """A table of the setups: what is written there, what happens, and on which releases that was tested."""
     from helpers import show
@@ -263,6 +337,12 @@ class MeasuredCosts(Measured):
     source, draw = "costs", costs
 
 
+class MeasuredWatching(Measured):
+    """`make costs`, of steps that are watched."""
+
+    source, draw = "costs", watching
+
+
 class MeasuredMended(Measured):
     """`make mended`."""
 
@@ -275,6 +355,12 @@ class MeasuredHonesty(Measured):
     source, draw = "honesty", honesty
 
 
+class MeasuredExplained(Measured):
+    """`make explained`."""
+
+    source, draw = "explained", explained
+
+
 class MeasuredSetups(Measured):
     """`make setups`."""
 
@@ -284,7 +370,9 @@ class MeasuredSetups(Measured):
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect to Sphinx."""
     app.add_directive("measured-costs", MeasuredCosts)
+    app.add_directive("measured-watching", MeasuredWatching)
     app.add_directive("measured-mended", MeasuredMended)
     app.add_directive("measured-honesty", MeasuredHonesty)
+    app.add_directive("measured-explained", MeasuredExplained)
     app.add_directive("measured-setups", MeasuredSetups)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

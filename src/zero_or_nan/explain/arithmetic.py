@@ -74,10 +74,10 @@ class Born(NamedTuple):
     def is_pole(self) -> bool:
         """Whether the value is infinite there, or does not exist, and is not only too large."""
         if self.name in GROWING:
-            return math.isnan(self.result)
+            return is_nan(self.result)
         known = POLES.get(self.name)
         if known is not None and self.values:
-            return math.isnan(self.result) or bool(known(*self.values))
+            return is_nan(self.result) or bool(known(*self.values))
         return not self.of_large
 
 
@@ -167,6 +167,11 @@ def on_copies(things: Any, change: Callable[[Tensor], Tensor] | None = None) -> 
     return things
 
 
+def is_nan(value: complex) -> bool:
+    """Whether a number, complex ones too, is NaN, or has a NaN in it."""
+    return value != value
+
+
 def number(value: float) -> str:
     """A number as short as it can be checked.
 
@@ -236,12 +241,12 @@ def _written(name: str, operands: Any, out: Tensor, entries: Tensor) -> Born:
         except IndexError:
             text = f"{name}({', '.join(texts)})"
         born = Born(name, values, text, result)
-        return born._replace(text=text + ("" if math.isnan(result) else _ends(result, out.dtype, not born.is_pole)))
+        return born._replace(text=text + ("" if is_nan(result) else _ends(result, out.dtype, not born.is_pole)))
     return Born(name, (), f"{name.lstrip('_')} of {_ranges(operands)}" + _ends(result, out.dtype, False), result)
 
 
 def _ends(result: float, dtype: torch.dtype, too_large: bool) -> str:
-    if isinstance(result, complex) or math.isnan(result):
+    if isinstance(result, complex) or is_nan(result):
         return " = nan" if not isinstance(result, complex) else f" = {result}"
     if too_large:
         return f" > {limit(dtype)}" if result > 0 else f" < -{limit(dtype)}"

@@ -16,13 +16,23 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..ignoring.careful import nothing_ignored
-from ..ignoring.graph import KINDS, AccumulateGrad, Edge, can_be_read_again, edge_of, function_of, graph_from, run
+from ..ignoring.graph import (
+    KINDS,
+    AccumulateGrad,
+    Edge,
+    can_be_read_again,
+    edge_of,
+    function_of,
+    graph_from,
+    run,
+    saved_tensors,
+)
 from ..ignoring.looks import harmless
 from .arithmetic import again, first_born, number
-from .forward import CALLED, CARRIES, PASSES, finite_ones, note_call
+from .forward import CALLED, CARRIES, PASSES, READABLE, Call, come_in, finite_ones, note_call
 from .places import Place, place_here, users_frame
 from .shadow import Shadow, leaves_of, shadow_of
-from .traces import Found, Trace, first_entries, is_finite, joined, looked_at, tensors_in
+from .traces import Found, Trace, first_entries, is_finite, joined, looked_at
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -157,17 +167,24 @@ class Watched:
                 if trace is not None:
                     traces.append(trace)
         caller, called = self._called(node)
+        node.metadata.setdefault(READABLE, caller.metadata.get(READABLE, False))
         name = called[0]
         explained: bool | None = None
         for at, ((ahead, slot), result) in enumerate(zip(node.next_functions, results, strict=False)):
             here = looked_at(result)
             if here is None or ahead is None or is_finite(here):
                 continue
-            if explained is None:
-                explained = self._is_explained(node, arriving, traces)
             found = list(joined(traces))
-            if not explained:
-                found += self._births(node, caller, called, arriving, results, at, here)
+            bad = ~torch.isfinite(here)
+            finite = self._of_finite(node, arriving, bad)
+            if finite is None:
+                if explained is None:
+                    explained = self._is_explained(node, arriving, traces)
+                births = None if explained else (bad, self._at_finite(node, bad))
+            else:
+                births = (finite, self._at_finite(node, finite)) if not traces or bool(finite.any()) else None
+            if births is not None:
+                found += self._births(node, caller, called, arriving, results, at, *births)
             path = max((trace.then(name) for trace in traces), key=len, default=(name,))
             before = self.arrived.get((ahead, slot))
             trace = Trace(tuple(dict.fromkeys((*(before.found if before is not None else ()), *found))), path)
@@ -188,6 +205,28 @@ class Watched:
         except Exception:
             return True
 
+    def _of_finite(self, node: Any, arriving: Sequence[Any], bad: Tensor) -> Tensor | None:
+        """Of the entries that are not finite, those for which what arrived is; None where that can't be told apart."""
+        cotangent = looked_at(arriving[0]) if len(arriving) == 1 and _is_entrywise(node) else None
+        return None if cotangent is None or cotangent.shape != bad.shape else bad & torch.isfinite(cotangent)
+
+    def _at_finite(self, node: Any, bad: Tensor) -> Tensor | None:
+        """Of those, the ones at which the forward pass was finite too; None where that can't be told apart."""
+        if not _is_entrywise(node):
+            return None
+        entries = bad.clone()
+        for pairs in self.carried.get(node, {}).values():
+            for _, not_finite in pairs:
+                if not_finite.shape != bad.shape:
+                    return None
+                entries &= ~not_finite
+        for saved in saved_by(node):
+            try:
+                entries &= torch.isfinite(saved)
+            except RuntimeError:  # broadcast along the way
+                return None
+        return entries
+
     def _births(
         self,
         node: Any,
@@ -196,35 +235,55 @@ class Watched:
         arriving: Sequence[Any],
         results: Sequence[Any],
         at: int,
-        here: Tensor,
+        bad: Tensor,
+        new: Tensor | None,
     ) -> list[Found]:
-        """What of a result was born at this node: in the forward pass already, or only now."""
-        inside = self.recorder.traces.of(results[at])
-        bad = ~torch.isfinite(here)
-        text = self._multiplied(node, arriving, at, bad) or (inside.found[0].operands if inside is not None else "")
-        earlier = self._from_forward(node, caller)
+        """What of a result was born at this node: in the forward pass already, or only now.
+
+        Args:
+            bad: the entries.
+            new: those that the forward pass has no part in; None where that is not known.
+        """
+        result = results[at]
+        inside = self.recorder.traces.of(result)
         if inside is not None and type(node).__name__ == "CheckpointFunctionBackward":
             return list(inside.found)
-        if earlier:
-            for each in earlier:
+        born: list[Found] = []
+        if new is None or bool((bad & ~new).any()):
+            born = self._from_forward(node, caller, called)
+            text = self._multiplied(node, arriving, at, bad if new is None else bad & ~new)
+            for each in born:
                 each.in_backward = each.in_backward or text
-            return earlier
+            if born and (new is None or not bool(new.any())):
+                return born
+        entries = new if born and new is not None else bad
         known = self.born.get(node)
         if known is None:
-            shape = tuple(here.shape)
-            where, count = first_entries(bad), int(bad.sum())
-            found = Found("made", "backward", *called, where, count, shape, here.dtype, here.device, text)
-            found.too_large = self._only_too_large(node, arriving, at, bad)
-            self.born[node] = known = found, bad
-        return [known[0]]
+            text = self._multiplied(node, arriving, at, entries) or (inside.found[0].operands if inside else "")
+            where, count, shape = first_entries(entries), int(entries.sum()), tuple(entries.shape)
+            found = Found("made", "backward", *called, where, count, shape, result.dtype, result.device, text)
+            found.too_large = self._only_too_large(node, arriving, at, entries)
+            self.born[node] = known = found, entries
+        return [*born, known[0]]
 
-    def _from_forward(self, node: Any, caller: Any) -> list[Found]:
+    def _from_forward(self, node: Any, caller: Any, called: tuple[str, Place]) -> list[Found]:
         """What in the forward pass made a factor of this node not finite."""
         carried = self.carried.get(node) or self.carried.get(caller)
         if carried:
-            return list(dict.fromkeys(found for pairs in carried.values() for found, _ in pairs))
-        traces = [trace for trace in map(self._trace_of, saved_tensors(node)) if trace is not None]
-        return list(joined(traces) or caller.metadata.get(PASSES, ()))
+            found = [found for pairs in carried.values() for found, _ in pairs]
+        else:
+            traces = [trace for trace in map(self._trace_of, saved_by(node)) if trace is not None]
+            found = list(joined(traces) or caller.metadata.get(PASSES, ()) or self._came_in(node, called))
+        # An infinity that the code wrote down is no mistake; what multiplies it by 0 is.
+        return [each for each in dict.fromkeys(found) if each.nature != "meant"]
+
+    def _came_in(self, node: Any, called: tuple[str, Place]) -> list[Found]:
+        """Data that is not finite, where the result did not show it: fused attention may give 0 for a row of NaN."""
+        for saved in saved_by(node):
+            here = looked_at(saved)
+            if here is not None and saved.grad_fn is None and bool(here.isnan().any()):
+                return [come_in(saved, here, Call(None, *called))]
+        return []
 
     def _multiplied(self, node: Any, arriving: Sequence[Any], at: int, bad: Tensor) -> str:
         """What stood at the first entry: the cotangent, times the derivative."""
@@ -318,7 +377,8 @@ class Watched:
             mended = all(self.shadow.mended(target.target, target.edge) for target in leaves if target.edge)
         used = self._used(found)
         in_loss = len(leaves) < len(targets)
-        if used is False or (used is None and mended and not in_loss):
+        in_hook = found.phase == "backward" and all(known is not found for known, _ in self.born.values())
+        if used is False or (mended and not in_loss and not in_hook):
             return "contaminated", mended
         if found.nature != "made":
             return "bad input", mended
@@ -330,7 +390,9 @@ class Watched:
             return True
         if found.phase == "backward":
             verdicts = [self._used_at(node, entries) for node, (known, entries) in self.born.items() if known is found]
-            return None if None in verdicts or not verdicts else any(verdicts)
+            if not verdicts:  # made by a hook, which does not run in a shadow
+                return True
+            return None if None in verdicts else any(verdicts)
         answers = [
             self._counts((node, output), entries)
             for node, carried in self.carried.items()
@@ -361,20 +423,12 @@ class Watched:
 
 def can_run_again(node: Any) -> bool:
     """Whether a node's derivative may be run once more: PyTorch's own can, others' may do anything."""
-    return type(node) in KINDS and can_be_read_again(node, False)
+    return type(node) in KINDS and can_be_read_again(node, node.metadata.get(READABLE, False))
 
 
-def saved_tensors(node: Any) -> Iterator[Tensor]:
+def saved_by(node: Any) -> Iterator[Tensor]:
     """What a node saved, as far as it can be had without running anybody's hook."""
-    for name in dir(node):
-        if name.startswith("_raw_saved_"):
-            with contextlib.suppress(Exception):
-                raw = getattr(node, name)
-                if all(getattr(part, "unpack_hook", 0) is None for part in (raw if isinstance(raw, tuple) else (raw,))):
-                    yield from tensors_in(getattr(node, name.removeprefix("_raw")))
-    if type(node) not in KINDS and type(node).__name__ != "CheckpointFunctionBackward":
-        with contextlib.suppress(Exception):
-            yield from tensors_in(node.saved_tensors)
+    return saved_tensors(node, node.metadata.get(READABLE, False))
 
 
 _ENDS = frozenset({"Acos", "Asin", "Atanh", "Acosh", "Erfinv", "Logit"})
@@ -383,7 +437,7 @@ _ENDS = frozenset({"Acos", "Asin", "Atanh", "Acosh", "Erfinv", "Logit"})
 
 def is_at_pole(node: Any, index: tuple[int, ...], bad: Tensor) -> bool:
     """Whether a derivative is infinite, or does not exist, at what stood at an entry."""
-    for saved in saved_tensors(node):
+    for saved in saved_by(node):
         with contextlib.suppress(Exception):
             value = saved.broadcast_to(bad.shape)[index].item()
             if value == 0 or value - value != 0 or function_of(node.name()) in _ENDS and abs(value) in (0, 1):

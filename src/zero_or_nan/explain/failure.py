@@ -11,15 +11,21 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
+from torch._C._nn import flatten_dense_tensors
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from ..ignoring.graph import graph_from
+from .replacing import put_back, replace
 from .report import NotFiniteError
 from .shadow import leaves_of
 from .traces import is_finite, looked_at, tensors_in
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+_SMALL = 10_000
+"""Entries up to which tensors are looked at together."""
 
 
 class _Failed(BaseException):
@@ -139,28 +145,29 @@ class _Watch:
 
     def __enter__(self) -> None:
         self.handle = register_optimizer_step_pre_hook(self._steps)
-        engine = torch.autograd.graph._engine_run_backward
-        scale = torch.amp.GradScaler.scale
-        watch = self
-
-        def run_engine(roots: Any, *args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() == watch.thread and kwargs.get("accumulate_grad", True):
-                watch._begins(roots)
-            return engine(roots, *args, **kwargs)
-
-        def scaled(scaler: Any, outputs: Any) -> Any:
-            watch.is_scaled = watch.is_scaled or scaler.is_enabled()
-            return scale(scaler, outputs)
-
-        self.kept = engine, scale
-        torch.autograd._engine_run_backward = torch.autograd.graph._engine_run_backward = run_engine  # type: ignore[attr-defined, assignment]
-        torch.amp.GradScaler.scale = scaled  # type: ignore[method-assign, assignment]
+        for module in (torch.autograd, torch.autograd.graph):
+            replace(self, module, "_engine_run_backward", self._engine)
+        replace(self, torch.amp.GradScaler, "scale", self._scale)
 
     def __exit__(self, *details: object) -> None:
-        engine, scale = self.kept
-        torch.autograd._engine_run_backward = torch.autograd.graph._engine_run_backward = engine  # type: ignore[attr-defined]
-        torch.amp.GradScaler.scale = scale  # type: ignore[method-assign]
+        put_back(self)
         self.handle.remove()
+
+    def _engine(self, run: Any) -> Any:
+        def run_engine(roots: Any, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == self.thread and kwargs.get("accumulate_grad", True):
+                self._begins(roots)
+            return run(roots, *args, **kwargs)
+
+        return run_engine
+
+    def _scale(self, scale: Any) -> Any:
+        def scaled(scaler: Any, outputs: Any) -> Any:
+            if threading.get_ident() == self.thread:
+                self.is_scaled = self.is_scaled or scaler.is_enabled()
+            return scale(scaler, outputs)
+
+        return scaled
 
     def _begins(self, roots: Any) -> None:
         for _, leaf in leaves_of(graph_from(roots)):
@@ -188,16 +195,33 @@ class _Watch:
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether all entries of all tensors are; fetched from their device at once."""
-    looked = [here for here in map(looked_at, tensors) if here is not None]
-    if not looked:
+    usual: list[Tensor] = []
+    others: list[Tensor] = []
+    for tensor in tensors:
+        if (
+            type(tensor) is Tensor
+            and tensor.dtype is torch.float32
+            and tensor.is_cpu
+            and tensor.layout is torch.strided
+        ):
+            usual.append(tensor)
+        else:
+            here = looked_at(tensor)
+            if here is not None:
+                others.append(torch.view_as_real(here) if here.is_complex() else here)
+    if not usual and not others:
         return True
     with torch.no_grad():
-        here = looked[0].device
-        totals = [
-            tensor.sum(dtype=_wide(tensor)).to(here, torch.float64) for tensor in looked if not tensor.is_complex()
-        ]
-        total = torch.stack(totals).sum().item() if totals else 0.0
-    return total - total == 0 or all(map(is_finite, looked))
+        totals = [tensor.sum() for tensor in usual if tensor.numel() > _SMALL]
+        small = [tensor for tensor in usual if tensor.numel() <= _SMALL]
+        if small:  # most of their time goes into calling PyTorch
+            totals.append(flatten_dense_tensors(small).sum())
+        if others:
+            first = others[0].device
+            wide = [tensor.sum(dtype=_wide(tensor)).to(first, torch.float64) for tensor in others]
+            totals.append(torch.stack(wide).sum())
+        bad = [total for total in totals if (number := total.item()) - number != 0]
+    return not bad or all(is_finite(tensor) for tensor in (*usual, *others))
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

@@ -10,13 +10,15 @@ import functools
 import math
 import weakref
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
-from .arithmetic import Born, again, first_born, number, on_copies
+from ..ignoring.graph import TELLS_OF_HOOKS
+from .arithmetic import Born, again, first_born, is_nan, number, on_copies
 from .places import Place
 from .traces import Found, first_entries, looked_at, tensors_in
 
@@ -31,6 +33,12 @@ CARRIES = "zero_or_nan.carries"
 
 PASSES = "zero_or_nan.passes"
 """And what the call had from its operands."""
+
+READABLE = "zero_or_nan.readable"
+"""And, where PyTorch does not tell, whether what it saved is to be had without running a hook."""
+
+HOOKS: list[Any] = []
+"""The hooks on saved tensors that are on just now, where PyTorch does not tell."""
 
 _PUBLIC = {
     "__truediv__": "div", "__rtruediv__": "div", "__itruediv__": "div", "true_divide": "div", "divide": "div",
@@ -86,8 +94,9 @@ class Plan(NamedTuple):
     is_selection: bool = False
 
 
-@functools.cache
-def _plan(function: Any) -> Plan:
+@functools.lru_cache(4096)
+def plan_of(function: Any) -> Plan:
+    """What is known of it by its name."""
     name = getattr(function, "__name__", type(function).__name__)
     changes = name in ("__setitem__",) or name.startswith("__i") and name.endswith("__") and name in _PUBLIC
     in_place = changes or (name.endswith("_") and not name.endswith("__"))
@@ -109,13 +118,26 @@ class Forward(TorchFunctionMode):
     def is_innermost(self) -> bool:
         return self.is_on() and _get_current_function_mode_stack()[-1] is self
 
+    def leave(self) -> None:
+        """Go, from wherever it stands: blocks in generators end in any order, and in any thread."""
+        above = []
+        while self.is_on():
+            mode = _pop_mode()
+            if mode is self:
+                break
+            above.append(mode)
+        for mode in reversed(above):
+            _push_mode(mode)
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        plan = _plan(func)
+        plan = plan_of(func)
         recorder = self.recorder
-        if not plan.looks:
+        if not plan.looks or recorder.thread < 0:
             if func is Tensor.register_hook:
                 args, kwargs = recorder.quietened(*args, **kwargs)
+            elif func is Tensor.retain_grad:
+                recorder.retains(*args)
             return func(*args, **kwargs)
         before = recorder.before(plan, args) if plan.in_place else None
         result = func(*args, **kwargs)
@@ -137,16 +159,18 @@ def note_call(node: Any, name: str, place: Place) -> None:
     known = node.metadata
     if CALLED not in known:
         known[CALLED] = name, place
+        if not TELLS_OF_HOOKS:
+            known[READABLE] = not HOOKS
 
 
 class Call(NamedTuple):
     """A call whose result is not finite."""
 
-    func: Callable[..., Any]
+    func: Any
     name: str
-    args: Any
-    kwargs: Any
     place: Place
+    args: Any = ()
+    kwargs: Any = MappingProxyType({})
 
     def results(self, change: Callable[[Tensor], Tensor] | None = None) -> list[Tensor | None]:
         """What it gives when it is run again on copies, changed first."""
@@ -217,7 +241,7 @@ def born_at(call: Call, result: Tensor, entries: Tensor, at: int) -> Found:
 
 def _only_too_large(call: Call, entries: Tensor, at: int, born: Born | None, result: Tensor) -> bool:
     """Whether the true value is a number that the dtype has no room for."""
-    if born is not None and math.isnan(born.result) and not born.of_large:
+    if born is not None and is_nan(born.result) and not born.of_large:
         return False
     try:
         wider = call.results(in_double)[at]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
 from types import FrameType
 
 from torch import Tensor, nn
@@ -21,10 +23,16 @@ class Names:
 
     def __init__(self, frame: FrameType | None = None) -> None:
         self.frame = frame
-        modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
         self._inside: dict[int, list[tuple[nn.Module, str]]] = {}
         self._holds: dict[int, list[tuple[nn.Module, str]]] = {}
-        for module in modules:
+        self._looked = False
+
+    def _look(self) -> None:
+        """Find all modules: it takes as long as a pass of a small model."""
+        if self._looked:
+            return
+        self._looked = True
+        for module in [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]:
             for name, child in module.__dict__.get("_modules", {}).items():
                 if child is not None:
                     self._inside.setdefault(id(child), []).append((module, name))
@@ -42,33 +50,49 @@ class Names:
             module: the module.
             around: by module, those whose calls led to its own: they hold it, though they may be gone by now.
         """
+        if module is None:
+            return ""
+        self._look()
         parts: list[str] = []
         seen = set()
-        outer = next(iter((around or {}).get(module, ())), None) if module is not None else None
+        outer = next(iter((around or {}).get(module, ())), None)
         if outer is not None and outer is not module:
             parts = [name for name, inner in outer.named_modules() if inner is module][:1]
             module = outer
-        while module is not None and id(module) in self._inside and id(module) not in seen:
+        while id(module) in self._inside and id(module) not in seen:
             seen.add(id(module))
             module, name = self._inside[id(module)][0]
             parts.append(name)
         names = [name for part in reversed(parts) for name in part.split(".")]
         return ".".join(name for name in names if name not in WRAPPERS)
 
+    def of_target(self, target: Tensor | str) -> str:
+        """What was reached, in a word."""
+        return target if isinstance(target, str) else self.of_tensor(target) or "a tensor"
+
     def of_tensor(self, tensor: Tensor) -> str:
         """Its name as a parameter or buffer, or that of a variable that holds it; empty when there is none."""
+        self._look()
         if id(tensor) in self._holds:
             module, name = self._holds[id(tensor)][0]
             path = self.of_module(module)
             return f"{path}.{name}" if path else name
         frame = self.frame
         while frame is not None:
-            found = _variable(tensor, frame.f_locals.items())
+            found = _variable(tensor, frame)
             if found:
                 return found
             frame = frame.f_back
         return ""
 
 
-def _variable(tensor: Tensor, variables: Iterable[tuple[str, object]]) -> str:
-    return next((name for name, value in list(variables) if value is tensor and not name.startswith("_")), "")
+def _variable(tensor: Tensor, frame: FrameType) -> str:
+    variables = frame.f_locals
+    names = (name for name, value in list(variables.items()) if value is tensor and not name.startswith("_"))
+    found = next(names, "")
+    # Up to Python 3.12 a function's frame keeps the copy, and with it all tensors, until the function returns. Where
+    # `locals()` gave it to the user, somebody else holds it too: it is only the frame, this function and the call here.
+    is_copy = type(variables) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED
+    if is_copy and sys.getrefcount(variables) == 3:
+        variables.clear()
+    return found

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -37,7 +39,8 @@ from .patches import Patches
 from .places import Place, is_recomputed, modules_around, place_here, users_frame
 from .remedies import remedy
 from .report import NotFiniteError, Origin, Report
-from .traces import Found, Trace, Traces, is_finite, joined, looked_at, tensors_in
+from .traces import Found, Trace, Traces, is_finite, is_transformed, joined, looked_at, tensors_in
+from .undoing import Undoing
 
 _MAKES_DATA = frozenset(
     """
@@ -48,11 +51,21 @@ new_empty_strided empty_permuted from_dlpack
 """Functions that only bring data in; it is told of where it is first computed with."""
 
 
+NOT_IN_TRANSFORMS = "a function transform (torch.func) was not looked into"
+
+_NO_THREAD = -1
+
+_MOST_LOOKS = 20
+"""Passes in which names are looked for, of what one origin reached; a NaN in the parameters reaches all, each time."""
+
+_OURS = frozenset({Watched.__module__})
+
+
 class Recorder:
     """All that a watch knows.
 
     Attributes:
-        thread: in which the block runs; others are not looked at.
+        thread: in which the block runs; others are not looked at. None of them when it has ended.
         traces: of the tensors that are not finite.
         suspects: traces of what is finite, but was computed from the gradient of a loss that was not.
         loose: tensors that are not finite, and that no function has taken in yet.
@@ -75,15 +88,22 @@ class Recorder:
         self.around: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
         self.mistakes: list[tuple[str, Exception]] = []
         self.carries = False
+        self.retaining: dict[int, weakref.ref[Tensor]] = {}
         self._aside: list[Callable[[Any], None]] | None = None
+        self._undoing: Undoing | None = None
         self.running: Watched | None = None
         self.compiled_at: Place | None = None
         self._stepped_aside = False
         self.functions: list[list[Found]] = []
         self._called_at: WeakValueDictionary[tuple[Any, ...], Found] = WeakValueDictionary()
         self._kinds: WeakKeyDictionary[Found, Any] = WeakKeyDictionary()
+        self._seen: dict[tuple[Any, ...], int] = {}
         self._told: dict[tuple[Any, ...], Origin] = {}
         self._last: dict[tuple[Any, ...], Found] = {}
+
+    @property
+    def is_over(self) -> bool:
+        return self.thread == _NO_THREAD
 
     def failed(self, name: str, error: Exception) -> None:
         if self.raises_mistakes:
@@ -130,13 +150,26 @@ class Recorder:
                 torch._C._set_grad_enabled(True)
 
     def quietened(self, tensor: Tensor, hook: Callable[[Tensor], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A hook that does not run in a shadow of a pass."""
+        """The arguments with which a hook is registered that does not run in a shadow of a pass."""
+        return (tensor, self.quiet(hook)), {}
 
-        @functools.wraps(hook)
-        def run(gradient: Tensor) -> Any:
-            return None if self._aside is not None else hook(gradient)
+    def retains(self, tensor: Tensor) -> None:
+        """A tensor inside of a graph is to keep its gradient."""
+        at = id(tensor)
+        self.retaining[at] = weakref.ref(tensor, lambda _: self.retaining.pop(at, None))
 
-        return (tensor, run), {}
+    def quiet(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """A hook that does not run in a shadow of a pass; those of this library do."""
+        here = threading.get_ident() == self.thread
+        if not here or self._aside is not None or getattr(hook, "__module__", None) in _OURS:
+            return hook
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return None if self._aside is not None else hook(*args, **kwargs)
+
+        with contextlib.suppress(AttributeError, TypeError):  # a callable of any kind
+            functools.update_wrapper(run, hook)
+        return run
 
     def applied(self, kind: type, args: Any, result: Any, inside: list[Found]) -> None:
         """An `autograd.Function` of the user's has returned: what was born inside of it is its own."""
@@ -158,7 +191,7 @@ class Recorder:
                         continue
                     trace = self.traces.of(tensor)
                     if trace is None:
-                        call = Call(kind, kind.__name__, args, {}, place)
+                        call = Call(kind, kind.__name__, place, args)
                         trace = Trace((describe("made", call, here, ~torch.isfinite(here), ""),), (kind.__name__,))
                         self.traces.keep(tensor, trace)
                     self.loose[tensor.untyped_storage()._cdata] = trace
@@ -171,7 +204,7 @@ class Recorder:
         is_on = self.forward.is_on()
         if begins and is_on and self.forward.is_innermost():
             self.compiled_at = self._place()
-            self.forward.__exit__(None, None, None)
+            self.forward.leave()
             self._stepped_aside = True
         elif not begins and self._stepped_aside:
             self._stepped_aside = False
@@ -224,7 +257,7 @@ class Recorder:
         if bad:
             place = place or self._place()
             now = args if before is None else (before, *args[1:])
-            call = Call(func, plan.name, now, kwargs, place)
+            call = Call(func, plan.name, place, now, kwargs)
             self._not_finite(call, plan, args, bad, before)
 
     def _not_finite(
@@ -354,28 +387,37 @@ class Recorder:
         self.forward.__enter__()
 
     def end(self) -> None:
-        self.forward.__exit__(None, None, None)
         self.patches.take_off()
+        self.forward.leave()
+        self.thread = _NO_THREAD
 
     @contextmanager
     def aside(self) -> Iterator[Callable[[Any], None]]:
         """While entered, passes run unwatched; a function can be told of the roots of each."""
-        before = self._aside
+        before = self._aside, self._undoing
         told: list[Any] = []
-        self._aside = told
+        retaining = [tensor for tensor in (known() for known in self.retaining.values()) if tensor is not None]
+        undoing = Undoing(retaining)
+        self._aside, self._undoing = told, undoing
         try:
             yield told.append
         finally:
-            self._aside = before
+            self._aside, self._undoing = before
+            undoing.undo()
 
     def engine(self, run: Callable[..., Any], roots: Any, *args: Any, **kwargs: Any) -> Any:
         """Run PyTorch's engine, watched."""
         if threading.get_ident() != self.thread or self._stepped_aside:
             return run(roots, *args, **kwargs)
+        if any(map(is_transformed, tensors_in(roots))):
+            self.report.note(NOT_IN_TRANSFORMS)
+            return run(roots, *args, **kwargs)
         if self._aside is not None:
             for tell in self._aside:
                 tell(roots)
-            return run(roots, *args, **kwargs)
+            assert self._undoing is not None
+            with torch._C._EnableTorchFunction(), self._undoing.on():
+                return run(roots, *args, **kwargs)
         self.report.passes += 1
         watched = Watched(self, roots, args[0], args[3] or (), kwargs.get("accumulate_grad", True), self.running)
         try:
@@ -412,8 +454,16 @@ class Recorder:
                 continue  # the gradient of a loss that was too large is too large
             self._kinds[found] = kind, mended
             path = max((reached.trace.path for reached in targets), key=len)
-            labels = [t if isinstance(t, str) else names.of_tensor(t) or "a tensor" for t, _, _ in targets]
+            labels = [] if self._is_well_known(found, kind) else [names.of_target(target.target) for target in targets]
             self._tell(found, kind, mended, list(dict.fromkeys(labels)), list(path), names)
+
+    def _is_well_known(self, found: Found, kind: Any) -> bool:
+        """Whether it has been told of so often that its targets need no names any more."""
+        key = (found.phase, found.operator, found.place.filename, found.place.line, kind)
+        if key not in self._told:
+            return False
+        self._seen[key] = self._seen.get(key, 0) + 1
+        return self._seen[key] > _MOST_LOOKS
 
     def _tell(
         self, found: Found, kind: Any, mended: bool | None, labels: list[str], path: list[str], names: Names
@@ -463,7 +513,7 @@ class Recorder:
                 stacklevel=3,
             )
         if self.compiled_at is not None:
-            self.report.notes.append("a compiled region was watched from outside: what is in it can't be told apart")
+            self.report.note("a compiled region was watched from outside: what is in it can't be told apart")
         if not self.report.passes and self.loose:
             names = Names(users_frame())
             seen: dict[Found, list[str]] = {}

@@ -128,6 +128,11 @@ class Report:
         """Whether nothing that is not finite reached the loss or a gradient."""
         return not self.origins
 
+    def note(self, text: str) -> None:
+        """Say once what could not be looked into."""
+        if text not in self.notes:
+            self.notes.append(text)
+
     def __iter__(self) -> Iterator[Origin]:
         return iter(self.origins)
 

@@ -26,7 +26,7 @@ MOST_STEPS = 40
 """The steps of a path that are kept."""
 
 _DENSE = (Tensor, Parameter)
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
 
 Nature = Literal["made", "given", "meant"]
 """An operator made it of finite numbers; it came in with data; or it is an infinity that the code wrote down."""
@@ -132,7 +132,7 @@ def looked_at(tensor: Any) -> Tensor | None:
     dtype = tensor.dtype
     if not (dtype.is_floating_point or dtype.is_complex):
         return None
-    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested or _is_wrapped(tensor):
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested or is_transformed(tensor):
         return None
     if not tensor.untyped_storage().nbytes() or not tensor.numel():
         return None

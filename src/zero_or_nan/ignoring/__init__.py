@@ -7,6 +7,7 @@ sum skips it, and a zero that was computed is still a number.
 What users of the library import:
 
 - `backward`, `grad`: in place of `torch.autograd.backward` and `torch.autograd.grad`.
+- `counting`: how much of what was ignored was not finite.
 - `function`, `rule`, `derivative`: say once what an operator or an `autograd.Function` of your own does to ignored
   entries. A rule is written with `Cotangent`, `plain`, `mask_of`, `settle`, `merge` and `NotFollowed`; `Function` and
   its looks (`NOTHING`, `FINITE`, `MODERATE`, `AWAY_FROM_ZERO`) are what can be said of a forward function.
@@ -25,6 +26,7 @@ How it works, in the order of the flow:
 
 from . import dispatch, functions, rules  # noqa: F401  (they register themselves)
 from .cotangent import Cotangent, mask_of, merge, plain, settle
+from .counts import Counted, counting
 from .looks import AWAY_FROM_ZERO, FINITE, MODERATE, NOTHING
 from .passes import backward, grad
 from .registry import FUNCTIONS, RULES, Function, NotFollowed, derivative, function, rule
@@ -37,9 +39,11 @@ __all__ = [
     "NOTHING",
     "RULES",
     "Cotangent",
+    "Counted",
     "Function",
     "NotFollowed",
     "backward",
+    "counting",
     "derivative",
     "function",
     "grad",

@@ -24,6 +24,7 @@ from torch.autograd.graph import GradientEdge
 from .checkpoints import CHECKPOINT, Recomputed
 from .compiling import compiled_autograd_aside
 from .cotangent import Cotangent, can_carry, is_finite
+from .counts import Count
 from .distributed import is_border, is_distributed, is_spread, not_zero
 from .graph import KINDS, NODES, AccumulateGrad, Edge, Graph, edge_of, function_of, graph_from
 from .higher import any_recorded, constants, is_recorded, without
@@ -103,6 +104,7 @@ class Pass:
         self._lost: dict[str, str] = {}
         self._bugs: list[tuple[str, Exception]] = []
         self._mistakes: dict[str, str] = {}
+        self.count: Count | None = None if outer is None else outer.count
 
     def __enter__(self) -> Pass:
         self._aside = compiled_autograd_aside()
@@ -130,6 +132,8 @@ class Pass:
         set_current(self._before)
         if failed is not None:
             return
+        if self.count is not None and self.outer is None:
+            self.count.end()
         if self._bugs and self.raises_bugs:
             raise self._bugs[0][1]
         for name, error in self._bugs[:1]:
@@ -201,6 +205,8 @@ class Pass:
             return None
         if not masked and function.selects is False and (kind is Step or kind is Moved):
             return None
+        if self.count is not None:
+            self.count.see(node, masks)
         step = kind(self, node, function, masks)
         if not masked and not step.is_needed:
             return None
@@ -263,6 +269,8 @@ class Pass:
                 for (edge, last), result in zip(edges, results, strict=False)
             ]
             try:
+                if self.count is not None and mend is not None:
+                    self.count.see(node, [mask])
                 if mend is not None and mask is not None:
                     mend(node, grad, mask, results)
                 found = masks.follow(node, grad, mask, wanted)
@@ -416,11 +424,12 @@ class Pass:
 
 def nothing_ignored(nodes: Iterable[Any]) -> bool:
     """Whether no entry can be ignored on the way through these nodes: none of them selects, or does who knows what."""
-    facts = ((node, _facts(node)) for node in nodes if type(node) is not AccumulateGrad)
-    return all(
-        known.function.selects is False and known.kind in (Step, Moved) and not is_recorded(node)
-        for node, known in facts
-    )
+    for node in nodes:
+        if type(node) is not AccumulateGrad:
+            _, kind, function, _ = _facts(node)
+            if function is UNKNOWN or function.selects is not False or kind not in (Step, Moved) or is_recorded(node):
+                return False
+    return True
 
 
 class _Facts(NamedTuple):

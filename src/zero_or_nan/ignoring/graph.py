@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -70,12 +71,16 @@ def function_of(name: str) -> str:
     return found[1] if found else name
 
 
+TELLS_OF_HOOKS = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
+"""Whether PyTorch tells which saved tensors have hooks; it does from 2.10 on."""
+
+
 def can_be_read_again(node: Any, unknown: bool) -> bool:
     """Whether saved tensors can be had without a hook that would compute them again, or fetch them from elsewhere.
 
     Args:
         node: the node that saved them.
-        unknown: the answer where PyTorch does not tell, as some before 2.13.
+        unknown: the answer where PyTorch does not tell, as before 2.10.
     """
     saved = [getattr(node, name) for name in _saved_by(node.__class__)]
     packed = [part for part in saved for part in (part if isinstance(part, (tuple, list)) else (part,))]
@@ -85,6 +90,24 @@ def can_be_read_again(node: Any, unknown: bool) -> bool:
 @functools.cache
 def _saved_by(kind: type) -> list[str]:
     return [name for name in dir(kind) if name.startswith("_raw_saved_")]
+
+
+def saved_tensors(node: Any, unknown: bool = False) -> Iterator[Tensor]:
+    """What a node saved, as far as it can be had without running anybody's hook.
+
+    Args:
+        node: the node that saved them.
+        unknown: whether to read what PyTorch, before 2.10, does not tell of.
+    """
+    no_hook = None if unknown else 0
+    is_python = isinstance(node, BackwardCFunction)
+    for name in _saved_by(node.__class__):
+        with contextlib.suppress(RuntimeError):  # freed, or changed in place
+            packed = getattr(node, name)
+            parts = packed if isinstance(packed, (tuple, list)) else (packed,)
+            if all(getattr(part, "unpack_hook", no_hook) is None for part in parts):
+                saved = node.saved_tensors if is_python else getattr(node, name.removeprefix("_raw"))
+                yield from (part for part in (saved if isinstance(saved, tuple) else (saved,)) if part is not None)
 
 
 NODES = frozenset(function_of(name) for name in dir(torch._C._functions))

@@ -119,12 +119,12 @@ def remember_all(things: Iterable[Any]) -> None:
 
 def any_recorded(nodes: Iterable[Any]) -> bool:
     """Whether one of the nodes was made while a pass of ours was recorded."""
-    return _EVER and any(map(is_recorded, nodes))
+    return _EVER and any(_KEY in node.metadata for node in nodes)
 
 
 def is_recorded(node: Any) -> bool:
     """Whether a node was made while a pass of ours was recorded."""
-    return _KEY in node.metadata
+    return _EVER and _KEY in node.metadata
 
 
 def constants(node: Any, number: int) -> Mask:

@@ -12,10 +12,12 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._nn import flatten_dense_tensors
 from torch.autograd.function import BackwardCFunction
 from torch.nn import Parameter
 
@@ -26,11 +28,14 @@ from .registry import FUNCTIONS, UNKNOWN, Function, record_of
 LARGE = 10_000
 """Entries from which on it pays to remember what was looked at."""
 
-TOGETHER = 500
-"""Small tensors that are looked at together, at most."""
+SMALL = 2000
+"""Entries up to which it pays to copy tensors, and look at them together."""
 
-MANY = 4
-"""Small tensors of one shape from which on it pays to look at them together."""
+TOGETHER = 500
+"""How many are looked at together, at most."""
+
+MANY = 16
+"""Nodes of one kind from which on it pays to find out whether they saved the same kind of tensor."""
 
 _DENSE = (Tensor, Parameter)
 _UNKNOWN = object()
@@ -78,12 +83,21 @@ AWAY_FROM_ZERO = Look(torch.aminmax, _away_from_zero)
 """For a function that divides by what it saved: all entries are moderate, of one sign, and so are their inverses."""
 
 
+class _Place(NamedTuple):
+    """Where nodes of a kind keep a saved tensor, or several: how to get them, and the look that they need."""
+
+    packed: Callable[[Any], Any]
+    unpack_hook: Callable[[Any], Any]
+    saved: Callable[[Any], Any]
+    look: Look
+
+
 class _Plan(NamedTuple):
-    """How to look at a node: the attributes that hold its saved tensors, each with a look, and those of scalars."""
+    """How to look at the nodes of a kind: where they keep tensors, and how to get the scalars among their arguments."""
 
     function: Function
-    tensors: tuple[tuple[str, str, Look], ...]
-    scalars: tuple[str, ...]
+    places: tuple[_Place, ...]
+    scalars: tuple[Callable[[Any], Any], ...]
 
 
 @functools.cache
@@ -95,12 +109,18 @@ def _plan(kind: type, function: Function) -> _Plan | None:
     saved = [attribute.removeprefix("_raw_saved_") for attribute in dir(kind) if attribute.startswith("_raw_saved_")]
     looks = {attribute: function.looks.get(attribute, usual) for attribute in saved}
     saved_in = "saved_{}" if issubclass(kind, BackwardCFunction) else "_saved_{}"
-    tensors = tuple(
-        (f"_raw_saved_{a}", saved_in.format(a), look)
+    places = tuple(
+        _Place(
+            attrgetter(f"_raw_saved_{a}"),
+            attrgetter(f"_raw_saved_{a}.unpack_hook"),
+            attrgetter(saved_in.format(a)),
+            look,
+        )
         for a, look in looks.items()
         if look is not None and look is not NOTHING
     )
-    return _Plan(function, tensors, tuple(f"_saved_{scalar}" for scalar in function.scalars))
+    scalars = [f"_saved_{scalar}" for scalar in function.scalars]
+    return _Plan(function, places, tuple(attrgetter(scalar) for scalar in scalars if hasattr(kind, scalar)))
 
 
 _Measured = tuple[tuple[Tensor, ...], Look, torch.dtype]
@@ -110,46 +130,80 @@ class _Looking:
     """One look at the nodes of a graph.
 
     Attributes:
+        refused: the nodes out of which ignored entries may come as other numbers than 0, as far as they are known yet.
         seen: what was found of large tensors: a relu's result is the next layer's input.
         elsewhere: what was measured on another device, with the node that it is for; not fetched yet.
-        small: tensors that are to be finite, and those that are to be moderate, with the nodes that they are for; not
-            looked at yet.
+        small: tensors that are to be finite, and those that are to be moderate, with the nodes that they are for; all
+            of them are looked at together.
     """
 
     def __init__(self) -> None:
+        self.refused: list[Any] = []
         self.seen: dict[tuple[Any, ...], bool | _Measured] = {}
         self.elsewhere: list[tuple[Any, _Measured]] = []
-        self.small: list[list[tuple[Any, Tensor]]] = [[], []]
+        self.small: tuple[list[tuple[Any, Tensor]], ...] = ([], [])
 
-    def accepts(self, node: Any, plan: _Plan | None) -> bool:
+    def look_at(self, nodes: list[Any], plan: _Plan | None) -> None:
+        """Look at nodes of one kind."""
         if plan is None:
-            return False
-        function, tensors, scalars = plan
-        if function.only_if is not None and not function.only_if(node):
-            return False
-        if scalars and not _scalars_moderate(node, scalars):
-            return False
-        for raw, attribute, look in tensors:
-            try:
-                packed = getattr(node, raw)
-                if type(packed) is tuple:
-                    if not all(map(_is_there, packed)):
-                        return False
-                elif not _is_there(packed):
-                    return False
-                saved = getattr(node, attribute)
-            except RuntimeError:  # freed, or changed in place: backward will say so, if it gets there
-                return False
-            if type(saved) is tuple:
-                for tensor in saved:
-                    if tensor is not None and not self._accepts(node, tensor, look):
-                        return False
-            elif saved is not None and not self._accepts(node, saved, look):
-                return False
-        return True
+            self.refused += nodes
+            return
+        function, places, scalars = plan
+        if function.only_if is not None:
+            self.refused += [node for node in nodes if not function.only_if(node)]
+        for scalar in scalars:
+            for node in nodes:
+                number = scalar(node)
+                if number != 1 and number is not None and not _is_moderate(number, node):
+                    self.refused.append(node)
+        for place in places:
+            if len(nodes) < MANY:
+                self._look_at_each(nodes, place)
+                continue
+            for start in range(0, len(nodes), TOGETHER):
+                some = nodes[start : start + TOGETHER]
+                if not _accepts_alike(some, place):
+                    self._look_at_each(some, place)
 
-    def _accepts(self, node: Any, tensor: Any, look: Look) -> bool:
-        """Whether a saved tensor is as it has to be, as far as it is known yet."""
+    def _look_at_each(self, nodes: list[Any], place: _Place) -> None:
+        _, unpack_hook, saved, look = place
+        small = None if look is AWAY_FROM_ZERO else self.small[look is MODERATE]
+        for node in nodes:
+            if small is not None:
+                try:
+                    if unpack_hook(node) is None:
+                        tensor = saved(node)
+                        if (
+                            _facts(tensor) in _USUAL
+                            and 0 < tensor.numel() <= SMALL
+                            and tensor.untyped_storage().data_ptr()
+                        ):
+                            small.append((node, tensor))
+                            continue
+                except (AttributeError, RuntimeError):  # several tensors, none, or one that is not there
+                    pass
+            if not self._accepts(node, place):
+                self.refused.append(node)
+        if small is not None and len(small) > TOGETHER:
+            self._look_at_small(look, small)
+
+    def _accepts(self, node: Any, place: _Place) -> bool:
+        """Whether the tensors that a node keeps in one place are as they have to be, as far as it is known yet."""
+        try:
+            packed = place.packed(node)
+            if type(packed) is tuple:
+                if not all(map(_is_there, packed)):
+                    return False
+            elif not _is_there(packed):
+                return False
+            saved = place.saved(node)
+        except RuntimeError:  # freed, or changed in place: backward will say so, if it gets there
+            return False
+        if type(saved) is tuple:
+            return all(tensor is None or self._accepts_tensor(node, tensor, place.look) for tensor in saved)
+        return saved is None or self._accepts_tensor(node, saved, place.look)
+
+    def _accepts_tensor(self, node: Any, tensor: Any, look: Look) -> bool:
         if type(tensor) not in _DENSE:
             part = part_here(tensor) if is_distributed(tensor) else None
             if part is None or type(part) not in _DENSE:
@@ -167,7 +221,7 @@ class _Looking:
             if dtype is torch.bool and look is not AWAY_FROM_ZERO:
                 return True
         key = None
-        if entries > LARGE:  # a small one is measured sooner than remembered
+        if entries > LARGE:  # others are measured sooner than remembered
             key = (tensor.data_ptr(), dtype, tensor.shape, tensor.stride(), look)
             found = self.seen.get(key)
             if found is not None:
@@ -177,9 +231,6 @@ class _Looking:
                 return True
         if dtype is not torch.float32:
             tensor = _as_factor(tensor, look)
-        elif key is None and (look is FINITE or look is MODERATE) and tensor.is_cpu:
-            self.small[look is MODERATE].append((node, tensor))
-            return True
         if tensor.is_cpu:
             accepted = _accepted_here(tensor, look)
             if key is not None:
@@ -192,29 +243,29 @@ class _Looking:
         self.elsewhere.append((node, measured))
         return True
 
-    def refused_small(self) -> list[Any]:
-        """All small tensors are looked at together: most of the time goes into calling PyTorch."""
-        refused = []
-        for look, small in zip((FINITE, MODERATE), self.small, strict=True):
-            if len(small) >= MANY:
-                alike: dict[tuple[int, ...], list[tuple[Any, Tensor]]] = {}
-                for pair in small:
-                    alike.setdefault(pair[1].shape, []).append(pair)
-                small[:] = []
-                for shape, pairs in alike.items():
-                    if len(pairs) < MANY or not shape or not _accepted_here(torch.cat([t for _, t in pairs]), look):
-                        small += pairs
+    def finish(self) -> None:
+        """Look at what was put off."""
+        finite, moderate = self.small
+        if finite:
+            self._look_at_small(FINITE, finite)
+        if moderate:
+            self._look_at_small(MODERATE, moderate)
+        if self.elsewhere:
+            self._look_elsewhere()
+
+    def _look_at_small(self, look: Look, small: list[tuple[Any, Tensor]]) -> None:
+        """All of them are looked at together: most of the time goes into calling PyTorch."""
+        if len(small) == 1 or not _accepted_here(flatten_dense_tensors([tensor for _, tensor in small]), look):
             for node, tensor in small:
                 if not _accepted_here(tensor, look):
-                    refused.append(node)
-            small.clear()
-        return refused
+                    self.refused.append(node)
+        small.clear()
 
-    def refused_elsewhere(self) -> list[Any]:
+    def _look_elsewhere(self) -> None:
         """All measures on other devices are fetched at once: one wait in place of hundreds."""
         all_measures = [measure.double() for _, (measures, _, _) in self.elsewhere for measure in measures]
         numbers = iter(torch.stack(all_measures).tolist())
-        return [
+        self.refused += [
             node
             for node, (measures, look, dtype) in self.elsewhere
             if not look.accepts(dtype, *itertools.islice(numbers, len(measures)))
@@ -227,33 +278,35 @@ def harmless(nodes: Iterable[Any], dangers: list[Any] | None = None) -> bool:
     Args:
         nodes: where to look.
         dangers: gets all nodes out of which ignored entries may come as other numbers than 0. Without it, the look ends
-            at the first.
+            at the first kind that has one.
     """
+    by_kind: dict[type, list[Any]] = {}
+    for node in nodes:
+        kind = type(node)
+        if kind in by_kind:
+            by_kind[kind].append(node)
+        else:
+            by_kind[kind] = [node]
     looking = _Looking()
-    small, refused = looking.small[0], []
     recording = torch.is_grad_enabled()
     torch._C._set_grad_enabled(False)
     try:
-        for node in nodes:
-            kind = type(node)
+        for kind, alike in by_kind.items():
             known = _KNOWN.get(kind)
-            if known is None or FUNCTIONS.get(known.name, UNKNOWN) is not known.function:
-                known = _known(node)
-            if known.needs_look and not looking.accepts(node, known.plan):
-                refused.append(node)
-            if len(small) > TOGETHER:
-                refused += looking.refused_small()
-            if refused and dangers is None:
+            if known is not None and FUNCTIONS.get(known.name, UNKNOWN) is known.function:
+                if known.needs_look:
+                    looking.look_at(alike, known.plan)
+            else:
+                for node in alike:
+                    looking.look_at([node], _known(node).plan)
+            if looking.refused and dangers is None:
                 return False
-        if small or looking.small[1]:
-            refused += looking.refused_small()
-        if looking.elsewhere:
-            refused += looking.refused_elsewhere()
+        looking.finish()
     finally:
         torch._C._set_grad_enabled(recording)
     if dangers is not None:
-        dangers += refused
-    return not refused
+        dangers += looking.refused
+    return not looking.refused
 
 
 class _Known(NamedTuple):
@@ -272,11 +325,33 @@ def _known(node: Any) -> _Known:
     function = record_of(node)
     kind: Any = type(node)
     plan = _plan(kind, function)
-    needs_look = plan is None or bool(plan.tensors or plan.scalars or function.only_if)
+    needs_look = plan is None or bool(plan.places or plan.scalars or function.only_if)
     known = _Known(function_of(node.name()), function, plan, needs_look)
     if kind in KINDS:  # others go by several names
         _KNOWN[kind] = known
     return known
+
+
+def _accepts_alike(nodes: list[Any], place: _Place) -> bool:
+    """Whether many small tensors are as they have to be; False also where they are not all alike."""
+    try:
+        if list(map(place.unpack_hook, nodes)).count(None) != len(nodes):
+            return False
+        tensors = list(map(place.saved, nodes))
+        return (
+            set(map(_facts, tensors)) <= _USUAL
+            and 0 < tensors[0].numel() <= SMALL
+            and all(map(Tensor.data_ptr, tensors))
+            and not any(map(Tensor.storage_offset, tensors))  # with one the address does not tell that memory is there
+            and _accepted_here(torch.stack(tensors), place.look)
+        )
+    except (AttributeError, RuntimeError):  # several tensors, none, one that is not there, or of another shape
+        return False
+
+
+_facts = attrgetter("__class__", "dtype", "is_cpu", "is_nested")
+_USUAL = {(kind, torch.float32, True, False) for kind in _DENSE}
+"""The facts of a tensor that can be looked at together with others."""
 
 
 def _accepted_here(tensor: Tensor, look: Look) -> bool:
@@ -302,15 +377,10 @@ def _is_there(packed: Any) -> bool:
     return getattr(packed, "unpack_hook", _UNKNOWN) is None
 
 
-def _scalars_moderate(node: Any, scalars: tuple[str, ...]) -> bool:
-    """Whether the numbers that a derivative multiplies by neither are infinite nor become so in its dtype."""
-    for scalar in scalars:
-        number = getattr(node, scalar, 1)
-        if number != 1 and number is not None:
-            dtype = node._input_metadata[0].dtype
-            if not dtype.is_floating_point or not abs(number) <= _bound(dtype):
-                return False
-    return True
+def _is_moderate(number: Any, node: Any) -> bool:
+    """Whether a number that a derivative multiplies by neither is infinite nor becomes so in its dtype."""
+    dtype = node._input_metadata[0].dtype
+    return dtype.is_floating_point and bool(abs(number) <= _bound(dtype))
 
 
 def _in_memory(tensor: Tensor) -> bool:

@@ -98,7 +98,7 @@ def reshaped(mask: Tensor, shape: Sequence[int]) -> Tensor:
     if mask.shape == shape:
         return mask
     steps = mask.stride()
-    if 0 not in steps or not mask.numel():
+    if 0 not in steps or mask.numel() < MANY:
         return mask.reshape(shape)
     kept, entries, inner = mask.dim(), 1, {1: len(shape)}
     for d in range(len(shape) - 1, -1, -1):

@@ -13,6 +13,7 @@ from torch.masked import MaskedTensor, masked_tensor
 
 from .careful import Pass, nothing_ignored
 from .compiling import not_compiled
+from .counts import Count, one_more_pass
 from .distributed import is_distributed, on_any_process
 from .graph import Edge, edge_of, graph_from
 from .lifetimes import DEEP_GRAPHS
@@ -168,19 +169,21 @@ def _pass(roots: Sequence[Any], edges: Any = None, asked_for: Any = None, record
     pass multiplies by are not there yet.
     """
     DEEP_GRAPHS.sweep()
+    is_counted = one_more_pass()
     graph = graph_from(roots)
     dangers: list[Any] = []
-    harmless = _is_harmless(graph, dangers)
+    harmless = nothing_ignored(graph) or not recorded and _is_harmless(graph, dangers)
     if edges is None or not edges:
-        if recorded:
-            harmless = nothing_ignored(graph)
         if not on_any_process(not harmless, roots, graph):
             DEEP_GRAPHS.hold(graph)
             return _PLAIN
-        return Pass(roots, graph, asked_for=_inside(asked_for), dangers=dangers, by_rules_alone=recorded)
-    kept = edges.values() if isinstance(edges, dict) else edges
+        kept: Any = ()
+    else:
+        kept = edges.values() if isinstance(edges, dict) else edges
     keep = [edge for edge in kept if edge is not None]
-    return Pass(roots, graph, keep, asked_for=_inside(asked_for), dangers=dangers, by_rules_alone=recorded)
+    careful = Pass(roots, graph, keep, asked_for=_inside(asked_for), dangers=dangers, by_rules_alone=recorded)
+    careful.count = Count() if is_counted else None
+    return careful
 
 
 def _sequence(tensors: Any) -> tuple[Any, ...]:

@@ -15,9 +15,6 @@ from zero_or_nan.ignoring import FUNCTIONS, Function, careful, looks
 OPERATORS = {honesty.name_of(op): op for op in honesty.operators()}
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 @pytest.fixture
 def plant(monkeypatch):
     """Another record of a function, for one test; what the library remembers of records is forgotten."""

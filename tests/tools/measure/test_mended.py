@@ -24,9 +24,6 @@ ROWS = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def test_what_is_recorded_as_mended_is_good_enough():
     total = {key: sum(row[key] for row in ROWS.values()) for key in ("contaminated", "mended", "broken", "other_bits")}
     assert total["contaminated"] > 9000

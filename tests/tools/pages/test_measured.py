@@ -42,9 +42,49 @@ def test_costs_are_shown_as_ratios():
     assert 'role="img"' in html and "contaminated" in html
 
 
+def test_the_time_of_a_node_is_measured_by_that_of_plain_pytorch_in_the_shortest_chain():
+    def chain(length, contaminated, plain, ignoring):
+        seconds = {way: {"forward": 1.0, "backward": of_a_node * length}
+                   for way, of_a_node in (("plain", plain), ("ignoring", ignoring))}  # fmt: skip
+        return {**ROWS[0], "case": f"{length} nodes", "nodes": length, "contaminated": contaminated, "seconds": seconds}
+
+    chains = [chain(1_000, False, 2, 3), chain(1_000, True, 2, 5), chain(2_000, False, 4, 6), chain(2_000, True, 4, 10)]
+    found = cells(measured.costs({"torch": "2", "machine": "m", "rows": ROWS + chains}))
+    assert found[found.index("1 000") :][:4] == ["1 000", "1.00", "1.50", "2.50"]
+    assert found[found.index("2 000") :][:4] == ["2 000", "2.00", "3.00", "5.00"]
+
+
 def row(operator, samples, contaminated, mended, **others):
     counts = {"samples": samples, "contaminated": contaminated, "mended": mended, "broken": 0, "crashed": 0}
     return {"operator": operator, **counts, "left_out": 0, "without_rule": [], "unmended": {}, **others}
+
+
+def test_a_watched_step_is_measured_by_one_that_nobody_watches():
+    seconds = {"plain": 2.0, "detect_anomaly": 5.0, "explain": 3.0, "on_failure": 2.1}
+    html = measured.watching({"torch": "2", "machine": "m", "watched": [{"case": "a <net>", "seconds": seconds}]})
+    assert cells(html)[-4:] == ["a &lt;net&gt;", "2.50", "1.50", "1.05"]
+
+
+def test_lines_that_tools_name_are_counted_and_so_are_false_alarms():
+    def score(said, line, everything=0):
+        return {"said": said, "line": line, "all": everything}
+
+    tools = {"explain": score(4, 4, 3), "anomaly mode": score(3, 2)}
+    rows = [{"kind": "undefined", "programs": 5, **tools}, {"kind": "overflow", "programs": 4, **tools}]
+    rows.append({"kind": "clean", "programs": 7, "explain": score(0, 0, 7), "anomaly mode": score(1, 0, 6)})
+    html = measured.explained({"torch": "2", "tools": ["explain", "anomaly mode"], "rows": rows})
+    assert "of 9 programs" in html and "in 6 of them" in html
+    found = cells(html)
+    assert found[found.index("undefined") :][:4] == ["undefined", "5", "4", "2"]
+    assert found[found.index("false alarms on clean programs") :][:4][1:] == ["7", "0", "1"]
+    assert found[found.index("right lines in all") :][1:4] == ["9", "8", "4"]
+
+
+def test_a_step_is_watched_by_every_tool(monkeypatch):
+    monkeypatch.setattr(costs, "SECONDS", 0)
+    found = costs.watched(costs.CASES["4-layer MLP, width 8, batch 4"])
+    assert list(found) == ["plain", "detect_anomaly", "explain", "on_failure"]
+    assert all(0 < seconds < 10 for seconds in found.values())
 
 
 def test_mended_lists_contaminated_operators_and_counts_all():
@@ -83,7 +123,8 @@ def test_a_share_is_never_rounded_up_to_all():
 
 @pytest.mark.parametrize("contaminated", [False, True])
 def test_every_way_of_a_case_runs(contaminated):
-    for name in ("4-layer MLP, width 8, batch 4", "where over exp, 10 entries"):
+    penalised = next(name for name in costs.CASES if name.startswith("gradient penalty"))
+    for name in ("4-layer MLP, width 8, batch 4", "where over exp, 10 entries", penalised):
         for forward, backward in costs.CASES[name].ways(contaminated).values():
             backward(forward())
 
@@ -105,3 +146,4 @@ def test_the_recorded_costs_are_of_todays_cases():
     assert [(row["case"], row["contaminated"]) for row in content["rows"]] == [
         (name, contaminated) for name in costs.CASES for contaminated in (False, True)
     ]
+    assert [row["case"] for row in content["watched"]] == costs.WATCHED

@@ -11,7 +11,7 @@ from programs import programs
 from torch import nn
 
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring import passes, registry
+from zero_or_nan.ignoring import looks, passes, registry
 from zero_or_nan.ignoring.careful import Pass
 from zero_or_nan.ignoring.graph import graph_from
 from zero_or_nan.ignoring.looks import harmless
@@ -53,6 +53,7 @@ DANGEROUS = {
     "the number 0.0": (lambda x: torch.where(x > -1, x, x / 0.0), [2.0, 0.0]),
     "the number inf": (lambda x: torch.where(x > -1, x, x * inf), [2.0, 0.0]),
     "a number beyond float32": (lambda x: torch.where(x > -1, x, x * 1e300), [2.0, 0.0]),
+    "an infinite alpha": (lambda x: torch.where(x > -1, x, torch.add(x, x, alpha=inf)), [2.0, 0.0]),
     "a number that is 0 in float32": (lambda x: torch.where(x > -1, x, x / 1e-300), [2.0, 0.0]),
     "a root of a negative number": (lambda x: torch.where(x > 0, x**1.5, 0.0), [1.0, -1.0]),
     "a fractional power of 0": (lambda x: torch.where(x > 0, x**0.5, 0.0), [1.0, 0.0]),
@@ -177,6 +178,112 @@ def test_a_contaminated_network_is_not_harmless(build, value):
     net, inputs = build()
     inputs[0] = value
     assert not is_harmless(net(inputs)[1:].sum())
+
+
+# Many nodes.
+
+
+def chain(lengths, spoilt=None, value=nan, columns=lambda turn: 3):
+    """Products with tensors of their own, one at a time spoilt where the loss does not look, and the nodes of those."""
+    x = torch.ones(2, 1, requires_grad=True)
+    nodes, total = [], 0.0
+    for turn in range(lengths):
+        factor = torch.ones(2, columns(turn))
+        if turn == spoilt:
+            factor[1, -1] = value
+        y = x * factor
+        nodes.append(y.grad_fn)
+        total = total + y[0].sum()
+    return x, total, nodes
+
+
+@tells
+@pytest.mark.parametrize("length", [3, looks.MANY - 1, looks.MANY, looks.TOGETHER, 2 * looks.TOGETHER + 1])
+@pytest.mark.parametrize(
+    "columns",
+    [lambda turn: 3, lambda turn: 1 + turn % 3, lambda turn: looks.SMALL * (turn == 2) + 1],
+    ids=["of one shape", "of several", "one of them large"],
+)
+def test_among_many_alike_the_dangerous_node_is_found(length, columns):
+    assert is_harmless(chain(length, columns=columns)[1])
+    for spoilt in {0, 1, length // 2, length - 1}:
+        for value in (nan, inf, -inf):
+            x, loss, nodes = chain(length, spoilt, value, columns)
+            dangers = []
+            assert not harmless(graph_from([loss]), dangers)
+            assert set(dangers) == {nodes[spoilt]}
+        assert ignoring.grad(loss, x)[0].isfinite().all()
+
+
+@tells
+@pytest.mark.parametrize("value, moderate", [(1e8, True), (1e20, False), (nan, False)])
+def test_among_many_alike_one_that_is_not_moderate_is_found(value, moderate):
+    x = torch.ones(looks.MANY, 2, requires_grad=True)
+    scale = torch.ones(looks.MANY, 2)
+    scale[3, 1] = value
+    loss = sum(F.silu(row)[0] for row in (x * scale).unbind())
+    spoilt = [node for node in graph_from([loss]) if type(node).__name__ == "SiluBackward0"]
+    dangers = []
+    harmless(spoilt, dangers)
+    assert len(spoilt) == looks.MANY and len(dangers) == (not moderate)
+
+
+@tells
+@pytest.mark.parametrize("divisors, is_safe", [((2.0, 3.0), True), ((2.0, -3.0), True), ((2.0, 1e-30), False)])
+def test_many_divisors_are_told_from_those_that_are_near_0(divisors, is_safe):
+    x = leaf(1.0, 1.0)
+    total = sum(x / torch.full((2,), divisors[turn % 2]) for turn in range(looks.MANY))
+    assert is_harmless(total[:1].sum()) is is_safe
+
+
+@tells
+@pytest.mark.parametrize("number, is_safe", [(3, True), (70_000, False)])
+def test_many_integers_that_are_infinite_in_half_precision_are_found(number, is_safe):
+    x = leaf(1.0, 1.0, dtype=torch.float16)
+    total = sum(x * torch.tensor([1, number]) for _ in range(looks.MANY))
+    assert is_harmless(total[:1].sum()) is is_safe
+
+
+def test_looking_at_many_does_not_unpack_what_a_hook_would_compute():
+    unpacked = []
+    x = leaf(1.0, 2.0)
+    total = torch.zeros(2)
+    for turn in range(looks.MANY + 2):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: unpacked.append(1) or t):
+            hooked = x.exp() if turn == 5 else 0.0
+        total = total + x.exp() + hooked
+    assert not is_harmless(total[:1].sum()) and not unpacked
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["at the beginning", "behind an offset"])
+@pytest.mark.parametrize("length", [1, looks.MANY + 1])
+def test_memory_that_was_given_back_is_not_looked_at(place, length):
+    memories = [torch.ones(2, 2) for _ in range(length)]
+    x = leaf(1.0, 2.0)
+    total = sum(x * memory[place] for memory in memories)
+    memories[-1].untyped_storage().resize_(0)
+    assert not is_harmless(total[:1].sum())
+
+
+# Nothing that could be ignored.
+
+
+def test_nothing_is_looked_at_where_no_function_selects(monkeypatch):
+    looked = []
+    monkeypatch.setattr(passes, "_is_harmless", lambda *_: looked.append(1))
+    x = leaf(1.0, nan)
+    ignoring.backward(x.exp().sum())
+    assert not looked and bits(x.grad)[1] == "nan"
+    unused = torch.linalg.qr(x.unsqueeze(1))[0]  # nothing is selected, but half of what it gives is not used
+    for result in (x.exp()[:1], F.relu(x), torch.where(x > 0, x, 0.0), torch.special.i0(x), unused):
+        ignoring.backward(result.sum())
+    assert len(looked) == 5
+
+
+def test_where_a_gradient_is_differentiated_its_constants_are_ignored_though_no_function_selects():
+    x = leaf(1.0, 0.0)
+    (slope,) = ignoring.grad(torch.where(x > 0, x.sqrt(), 0.0).sum(), x, create_graph=True)
+    assert ignoring.grad(slope.sum(), x)[0].isfinite().all()
 
 
 # What can't be known.

@@ -21,31 +21,33 @@ Apply = Callable[[Tensor, Tensor], Tensor]
 Meeting = Callable[[Tensor, Tensor], bool]
 
 
-def bilinear(
-    apply: Apply, grad: Cotangent, saved: Tensor, never_meet: Meeting | None = None, finite: bool | None = None
-) -> Tensor:
+def bilinear(apply: Apply, grad: Cotangent, saved: Tensor, never_meet: Meeting | None = None) -> Tensor:
     """The value of `apply(grad, saved)`, ignored entries skipped.
 
     Where `apply(grad.value, saved)` is finite the bits are the same. `never_meet`, where there is a cheap one, tells
-    from what is used and what was saved that no used entry is multiplied with NaN or inf. `finite`, where it is known,
-    tells whether all that was saved is.
+    from what is used and what was saved that no used entry is multiplied with NaN or inf.
     """
     if type(saved) is Cotangent:
         return product_of_two(apply, grad, saved).value
-    if grad.mask is None or (all_finite(saved) if finite is None else finite):
+    if grad.mask is None or all_finite(saved):
         return apply(grad.value, saved)
+    return _set_aside(apply, grad.value, grad.mask, saved, never_meet)
+
+
+def _set_aside(apply: Apply, grad: Tensor, mask: Tensor, saved: Tensor, never_meet: Meeting | None) -> Tensor:
+    """The same where what was saved is not finite."""
     cleaned = finite_part(saved)
-    value = apply(grad.value, cleaned)
+    value = apply(grad, cleaned)
     if cleaned.stride() != saved.stride():  # another layout may take another kernel, and round differently
-        exact = apply(grad.value, saved)
+        exact = apply(grad, saved)
         value = torch.where(exact.isfinite(), exact, value)
-    if never_meet is not None and never_meet(grad.mask, saved):
+    if never_meet is not None and never_meet(mask, saved):
         return value
     aside = saved.isfinite().logical_not_()
     counting = torch.float32 if value.dtype in (torch.float16, torch.bfloat16) else value.dtype  # halves underflow
-    if not apply(grad.mask.to(counting), aside.to(counting)).any():
+    if not apply(mask.to(counting), aside.to(counting)).any():
         return value
-    back = _put_back(apply, grad.value, grad.mask, saved, counting)
+    back = _put_back(apply, grad, mask, saved, counting)
     return torch.where(back == 0, value, value + back)  # -0.0 + 0.0 is 0.0
 
 
@@ -163,11 +165,11 @@ def mend_products(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any])
     """Both products of `Mm` and `Addmm` once more where plain PyTorch's have NaN; NaN and inf are set aside."""
     to_first, to_second = results[-2:]
     if to_first is not None and has_nan(to_first):
-        first = bilinear(torch.mm, Cotangent(grad, mask), node._saved_mat2.t(), rows_never_meet, finite=False)
+        first = _set_aside(torch.mm, grad, mask, node._saved_mat2.t(), rows_never_meet)
         torch.where(to_first == to_first, to_first, first, out=to_first)
     if to_second is not None and has_nan(to_second):
         saved = node._saved_mat1 if len(results) == 3 else node._saved_self
-        second = bilinear(torch.mm, Cotangent(grad.t(), mask.t()), saved, rows_never_meet, finite=False)
+        second = _set_aside(torch.mm, grad.t(), mask.t(), saved, rows_never_meet)
         torch.where(to_second == to_second, to_second, second.t(), out=to_second)
 
 

@@ -1,0 +1,187 @@
+"""How much of what was ignored was not finite, so that a rising share of bad data is seen and not hidden."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from .graph import KINDS, TELLS_OF_HOOKS, can_be_read_again, function_of, run, saved_tensors
+from .masks import Mask
+
+
+@dataclass
+class Counted:
+    """What `ignoring` kept out of the gradient, in the passes of a block.
+
+    An entry is counted where plain PyTorch would have multiplied its 0 by what is not finite: at the operator of the
+    pass at which most were, so that a row that goes through ten layers is one row.
+
+    Attributes:
+        passes: backward passes of `ignoring` that ran.
+        kept_clean: those in which something was counted.
+        entries: the entries that were counted.
+        rows: the rows of a batch, of dimension 0, that they stood in; `of_rows` says of how many, in those passes.
+        first, last: the numbers of the first and the last pass in which something was counted, from 1 on; 0 for none.
+        functions: by forward function, how many entries.
+    """
+
+    passes: int = 0
+    kept_clean: int = 0
+    entries: int = 0
+    rows: int = 0
+    of_rows: int = 0
+    first: int = 0
+    last: int = 0
+    functions: Counter[str] = field(default_factory=Counter)
+
+    def __str__(self) -> str:
+        if not self.kept_clean:
+            return f"nothing that is not finite was ignored, in {self.passes} backward passes"
+        most, _ = self.functions.most_common(1)[0]
+        since = (
+            f"from the {_th(self.first)} to the {_th(self.last)}"
+            if self.first < self.last
+            else f"the {_th(self.first)}"
+        )
+        return (
+            f"{self.entries} entries that are not finite were ignored, in {self.rows} of {self.of_rows} rows; in "
+            f"{self.kept_clean} of {self.passes} backward passes, {since}, most at {most}"
+        )
+
+
+_COUNTS: list[Counted] = []
+_HOOKS: set[str] = set()
+"""The hooks on saved tensors that were used while somebody counted, on releases that don't tell of them."""
+_LOCK = threading.Lock()
+
+
+@contextmanager
+def counting() -> Iterator[Counted]:
+    """Count what the passes of `ignoring` in a block ignore that is not finite.
+
+    Counting looks again at what each operator saved, in passes that had something to keep out; the gradients are the
+    same bits. What a hook on saved tensors would have to bring back, as in a checkpoint, is not counted.
+
+    Returns:
+        The counts, which go on while the block lasts: read them once an epoch, or print them at the end.
+
+    >>> import torch
+    >>> from zero_or_nan import ignoring
+    >>> x = torch.tensor([[1.0, 2.0], [float("nan"), 3.0], [4.0, 5.0]])
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> with ignoring.counting() as counted:
+    ...     ignoring.backward(layer(x)[[0, 2]].sum())
+    >>> counted.entries, counted.rows, counted.of_rows
+    (1, 1, 3)
+    """
+    counted = Counted()
+    with _LOCK:
+        _COUNTS.append(counted)
+    enter = saved_tensors_hooks.__enter__
+    if not TELLS_OF_HOOKS:
+        saved_tensors_hooks.__enter__ = _noting(enter)  # type: ignore[method-assign]
+    try:
+        yield counted
+    finally:
+        saved_tensors_hooks.__enter__ = enter  # type: ignore[method-assign]
+        with _LOCK:
+            _COUNTS[:] = [each for each in _COUNTS if each is not counted]
+
+
+def _noting(enter: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Have it known that there are hooks on saved tensors: what may run one is not read."""
+
+    def entered(hooks: Any) -> Any:
+        _HOOKS.add(type(hooks).__name__)
+        return enter(hooks)
+
+    return entered
+
+
+def one_more_pass() -> bool:
+    """A pass begins; whether anybody counts."""
+    if not _COUNTS:
+        return False
+    with _LOCK:
+        for counted in _COUNTS:
+            counted.passes += 1
+    return True
+
+
+class Count:
+    """What one pass ignores that is not finite: the most at one operator."""
+
+    def __init__(self) -> None:
+        self.entries = 0
+        self.rows = 0
+        self.of_rows = 0
+        self.function = ""
+
+    def see(self, node: Any, masks: Sequence[Mask]) -> None:
+        """A node's derivative is about to run on cotangents with these masks."""
+        mask = masks[0] if len(masks) == 1 else None
+        if mask is None:
+            return
+        with torch.no_grad(), contextlib.suppress(Exception):  # to count is never worth a failure
+            ignored = ~mask
+            met = [bad for bad in map(_not_finite, saved_tensors(node, not _HOOKS)) if bad is not None]
+            if not met and type(node) in KINDS and can_be_read_again(node, not _HOOKS):
+                results = run(node, torch.zeros(mask.shape, dtype=node._input_metadata[0].dtype, device=mask.device))
+                met = [bad for bad in map(_not_finite, results) if bad is not None and bad.shape == mask.shape]
+            for bad in met:
+                self._see(function_of(node.name()), ignored, bad)
+
+    def _see(self, function: str, ignored: Tensor, bad: Tensor) -> None:
+        if bad.shape == ignored.shape:
+            both = bad & ignored
+        elif bad.dim() and ignored.dim() and bad.size(0) == ignored.size(0):  # rows, as of a layer's input
+            rows = ignored.flatten(1).all(1) if ignored.dim() > 1 else ignored
+            both = bad & rows.view(-1, *[1] * (bad.dim() - 1))
+        else:
+            return
+        entries = int(both.sum())
+        if entries > self.entries:
+            rows = both.flatten(1).any(1) if both.dim() > 1 else both
+            self.entries, self.rows, self.function = entries, int(rows.sum()), function
+            self.of_rows = rows.numel()
+
+    def end(self) -> None:
+        """The pass is over."""
+        if not self.entries:
+            return
+        with _LOCK:
+            for counted in _COUNTS:
+                counted.kept_clean += 1
+                counted.entries += self.entries
+                counted.rows += self.rows
+                counted.of_rows += self.of_rows
+                counted.first = counted.first or counted.passes
+                counted.last = counted.passes
+                counted.functions[self.function] += self.entries
+
+
+def _not_finite(tensor: Any) -> Tensor | None:
+    """Which entries are not finite; None where all are, or there are none."""
+    if not isinstance(tensor, Tensor) or not (tensor.is_floating_point() or tensor.is_complex()):
+        return None
+    bad = ~torch.isfinite(tensor)
+    return bad if bool(bad.any()) else None
+
+
+def _th(number: int) -> str:
+    """A number in a row of them.
+
+    >>> _th(1), _th(12), _th(23)
+    ('1st', '12th', '23rd')
+    """
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"

@@ -1,0 +1,127 @@
+"""What a program of the corpus is: code that people write, and where its NaN or infinity is born.
+
+    @program("undefined", "forward", "log", operands="0")
+    def entropy_by_hand():
+        '''One sentence: what is wrong, and why it is of this kind.'''
+        ...
+        loss = -(p * p.log()).sum()  # born
+        loss.backward()
+
+The expected line is the one that ends with `# born`, read from the source; of several origins the first is `# born 1`,
+the second `# born 2`. `@program()` is a clean program: nothing non-finite reaches its loss or a gradient.
+
+A program takes no argument, prints nothing, warns of nothing, and gives the same bits each time. One without a backward
+pass returns its result.
+"""
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+KINDS = ("contaminated", "undefined", "overflow", "bad input")
+PHASES = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class Expected:
+    """An origin that a report has to name.
+
+    `operator` is the public name of the function or method that was called; of an `autograd.Function`, the name of its
+    class. `module` is the qualified name of the innermost module that was running, from the outermost on. `entries`
+    are the indices of the entries that were born: of the result going forward, of the gradient coming back. `operands`
+    is a number that stands among what made them. None: not looked at.
+    """
+
+    kind: str
+    phase: str
+    operator: str
+    module: str | None = None
+    entries: tuple[tuple[int, ...], ...] | None = None
+    operands: str | None = None
+
+    def __post_init__(self):
+        assert self.kind in KINDS and self.phase in PHASES, (self.kind, self.phase)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program, and what is to be said of it: nothing, where it is clean."""
+
+    run: Callable[[], Any]
+    expected: tuple[Expected, ...]
+    lines: tuple[int, ...]
+    thread: str | None = None
+    since: str | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.theme}.{self.run.__name__}"
+
+    @property
+    def theme(self) -> str:
+        return self.run.__module__.rpartition(".")[2]
+
+    @property
+    def filename(self) -> str:
+        return self.run.__code__.co_filename
+
+    @property
+    def runs_here(self) -> bool:
+        return self.since is None or _release(torch.__version__) >= _release(self.since)
+
+
+PROGRAMS: list[Program] = []
+"""Every program, in the order in which they stand."""
+
+
+def program(
+    *what: str | Expected,
+    module: str | None = None,
+    entries: list[tuple[int, ...]] | None = None,
+    operands: str | None = None,
+    thread: str | None = None,
+    since: str | None = None,
+) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    """Put a function among the programs.
+
+    Args:
+        what: kind, phase and operator of the one origin; or an `Expected` for each of several; or nothing.
+        module, entries, operands: as in `Expected`.
+        thread: the public thread that it is the essence of, as `repository#number`.
+        since: the first PyTorch that it is right for.
+    """
+    if what and isinstance(what[0], str):
+        kind, phase, operator = what
+        what = (Expected(kind, phase, operator, module, tuple(entries) if entries else None, operands),)
+
+    def register(run: Callable[[], Any]) -> Callable[[], Any]:
+        PROGRAMS.append(Program(run, what, marked(run, len(what)), thread, since))
+        return run
+
+    return register
+
+
+def marked(run: Callable[[], Any], count: int) -> tuple[int, ...]:
+    """The lines of a function's source that are marked, by the number of their mark.
+
+    Raises:
+        ValueError: when there are other marks than `# born` for one origin, `# born 1`, `# born 2` … for several.
+    """
+    source, first = inspect.getsourcelines(run)
+    found = [(match[1] or "1", first + at) for at, text in enumerate(source) if (match := _MARK.search(text))]
+    found.sort(key=lambda mark: int(mark[0]))
+    if [number for number, _ in found] != [str(number + 1) for number in range(count)]:
+        raise ValueError(f"{run.__name__} has {count} origins, and the marks {found}")
+    return tuple(line for _, line in found)
+
+
+_MARK = re.compile(r"# born(?: (\d+))?$")
+
+
+def _release(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)

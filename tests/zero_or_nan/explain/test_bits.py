@@ -1,0 +1,255 @@
+"""Results, gradients, random numbers, buffers and hooks are those of a run without the watch, to the bit."""
+
+import random
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.zero_or_nan.explain.test_clean import drawn
+from tests.zero_or_nan.ignoring.test_modules import LAYERS
+from zero_or_nan import explain
+
+WATCHES = ["block", "on_failure"]
+inf, nan = float("inf"), float("nan")
+
+
+def run(work, watch):
+    """What a piece of work gives, with the state of the random numbers before and after it."""
+    torch.manual_seed(7)
+    random.seed(7)
+    if watch == "block":
+        with explain():
+            results = work()
+    elif watch == "on_failure":
+        results = explain.on_failure(work)()
+    else:
+        results = work()
+    return [*results, torch.get_rng_state(), torch.rand(3), torch.tensor(random.random())]
+
+
+def same(left, right):
+    """The same bits: NaN is NaN, and 0 is not -0."""
+    assert len(left) == len(right)
+    for one, other in zip(left, right, strict=True):
+        if isinstance(one, Tensor) and one.is_floating_point():
+            assert one.dtype == other.dtype and one.shape == other.shape
+            whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[one.element_size()]
+            assert torch.equal(one.contiguous().view(whole), other.contiguous().view(whole))
+        else:
+            assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
+
+
+def check(work, *watches):
+    expected = run(work, None)
+    for watch in watches or WATCHES:
+        same(run(work, watch), expected)
+
+
+def test_random_programs():
+    for number in range(60):
+        program = drawn(number)
+
+        def work(program=program):
+            leaves, loss = program.by_pytorch(torch.float32)
+            loss.backward()
+            return [loss.detach(), *(leaf.grad for leaf in leaves)]
+
+        check(work, "block")
+
+
+@pytest.mark.parametrize("bad", [False, True])
+@pytest.mark.parametrize("name", sorted({*LAYERS} - {"AdaptiveLogSoftmaxWithLoss"}))
+def test_layers(name, bad):
+    make, shape, out, inputs = LAYERS[name]
+
+    def work():
+        module = make().train()
+        leaves = [torch.randn(shape) for _ in range(inputs)]
+        for leaf in leaves:
+            leaf[-1] = nan if bad else leaf[-1]
+            leaf.requires_grad_()
+        output = out(module(*leaves))
+        (output[: len(output) // 2] * torch.rand_like(output[: len(output) // 2])).sum().backward()
+        return [output.detach(), *(p.grad for p in (*module.parameters(), *leaves)), *module.buffers()]
+
+    check(work, "block", *([] if bad else ["on_failure"]))
+
+
+class Small(nn.Module):
+    """Dropout, a batch norm, and log 0 under `where` where it is spoiled."""
+
+    def __init__(self, spoiled=False):
+        super().__init__()
+        self.first, self.norm, self.drop, self.last = nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 2)
+        self.spoiled = spoiled
+
+    def forward(self, x):
+        h = self.drop(self.norm(self.first(x)))
+        if self.spoiled:
+            zero = h * torch.tensor([0.0, 1, 1, 1, 1, 1])
+            h = torch.where(zero != 0, zero.abs().log(), h)
+        return self.last(h)
+
+
+spoiled = pytest.mark.parametrize("spoiled", [False, True])
+
+
+@spoiled
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW], ids=lambda make: make.__name__)
+def test_training(make, spoiled):
+    def work():
+        model = Small(spoiled)
+        optimizer = make(model.parameters(), lr=0.01)
+        for _ in range(3):
+            loss = model(torch.randn(5, 3)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            if not spoiled:
+                optimizer.step()
+        states = [value for state in optimizer.state.values() for value in state.values()]
+        return [loss.detach(), *(p.detach() for p in model.parameters()), *(p.grad for p in model.parameters()),
+                *model.buffers(), *states]  # fmt: skip
+
+    check(work, "block", *([] if spoiled else ["on_failure"]))
+
+
+@spoiled
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints(reentrant, spoiled):
+    def work():
+        model, x = Small(spoiled), torch.randn(5, 3, requires_grad=True)
+        y = checkpoint(model, x * 2, use_reentrant=reentrant)
+        y.square().mean().backward()
+        return [y.detach(), x.grad, *(p.grad for p in model.parameters()), *model.buffers()]
+
+    check(work, "block", *([] if spoiled else ["on_failure"]))
+
+
+@spoiled
+@pytest.mark.parametrize("kind", ["retain_graph", "grad", "grad of some", "create_graph", "penalty", "vector"])
+def test_passes(kind, spoiled):
+    def work():
+        model, x = Small(spoiled), torch.randn(5, 3, requires_grad=True)
+        y = model(x)
+        loss = y.square().mean()
+        every = [x, *model.parameters()]
+        if kind == "retain_graph":
+            for _ in range(3):
+                loss.backward(retain_graph=True)
+        elif kind == "grad":
+            return torch.autograd.grad(loss, every)
+        elif kind == "grad of some":
+            return [*torch.autograd.grad(loss, [y, x], retain_graph=True), *torch.autograd.grad(loss, [x])]
+        elif kind == "create_graph":
+            with warnings.catch_warnings(action="ignore"):  # of a cycle
+                loss.backward(create_graph=True)
+            grads = [p.grad.detach() for p in every]
+            for p in every:
+                p.grad = None
+            return grads
+        elif kind == "penalty":
+            (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+            (slope.square().sum() + loss).backward()
+        else:
+            y.backward(torch.tensor([[1.0, 0.0]] * 5))
+        return [p.grad for p in every]
+
+    check(work, "block", *([] if spoiled else ["on_failure"]))
+
+
+@spoiled
+def test_autocast(spoiled):
+    def work():
+        model, x = Small(spoiled), torch.randn(5, 3, requires_grad=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = model(x)
+        y.float().square().mean().backward()
+        return [y.detach().float(), x.grad, *(p.grad for p in model.parameters())]
+
+    check(work, "block", *([] if spoiled else ["on_failure"]))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # forward-mode derivatives use it
+@pytest.mark.parametrize("transform", ["grad", "vmap of grad", "jacrev", "hessian", "jvp", "functional_call"])
+@pytest.mark.parametrize("start", [1.0, 0.0])
+def test_function_transforms(transform, start):
+    """With NaN where it starts at 0: nobody can look into a transform, and nothing changes for that."""
+
+    def energy(x):
+        return x.square().sum().sqrt() + x.exp().sum()
+
+    def work():
+        x = torch.full((2, 3), start)
+        model = nn.Linear(3, 1)
+        results = {
+            "grad": lambda: torch.func.grad(energy)(x),
+            "vmap of grad": lambda: torch.func.vmap(torch.func.grad(energy))(x),
+            "jacrev": lambda: torch.func.jacrev(energy)(x),
+            "hessian": lambda: torch.func.hessian(energy)(x),
+            "jvp": lambda: torch.func.jvp(energy, (x,), (x,))[1],
+            "functional_call": lambda: torch.func.functional_call(model, dict(model.named_parameters()), (x,)).detach(),
+        }
+        return [results[transform]()]
+
+    check(work, "block")
+
+
+@spoiled
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled(backend, spoiled):
+    def work():
+        torch.compiler.reset()
+        model, x = Small(spoiled), torch.randn(5, 3, requires_grad=True)
+        y = torch.compile(model, backend=backend)(x)
+        y.square().mean().backward()
+        return [y.detach(), x.grad, *(p.grad for p in model.parameters()), *model.buffers()]
+
+    check(work, "block", *([] if spoiled else ["on_failure"]))
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_hooks(spoiled):
+    """Every kind is called as often and in the order of a run without the watch, and with the same numbers."""
+
+    def work():
+        called = []
+
+        def told(name, value=None):
+            called.append((name, None if value is None else value.nan_to_num(7.5).sum().item()))
+
+        model, x = Small(spoiled), torch.randn(5, 3, requires_grad=True)
+        x.register_hook(lambda grad: told("leaf", grad))
+        model.first.weight.register_hook(lambda grad: told("parameter", grad))
+        model.last.weight.register_post_accumulate_grad_hook(lambda leaf: told("accumulated", leaf.grad))
+        model.first.register_forward_pre_hook(lambda module, args: told("before", args[0]))
+        model.norm.register_forward_hook(lambda module, args, result: told("after", result))
+        model.norm.register_full_backward_hook(lambda module, given, got: told("module", given[0]))
+        model.norm.register_full_backward_pre_hook(lambda module, got: told("module before", got[0]))
+        y = model(x)
+        y.register_hook(lambda grad: told("intermediate", grad))
+        y.retain_grad()
+        y.grad_fn.register_hook(lambda given, got: told("node", got[0]))
+        y.grad_fn.register_prehook(lambda got: told("node before", got[0]))
+        torch.autograd.graph.register_multi_grad_hook([x, model.first.weight], lambda grads: told("several", grads[0]))
+        loss = y.square().mean()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        return [called, y.grad, x.grad]
+
+    check(work, "block", *([] if spoiled else ["on_failure"]))
+
+
+def test_hooks_that_change_the_gradient():
+    def work():
+        model, x = Small(True), torch.randn(5, 3, requires_grad=True)
+        model.first.weight.register_hook(lambda grad: grad.nan_to_num(0) * 2)
+        y = model(x)
+        y.register_hook(lambda grad: grad / 3)
+        y.grad_fn.register_prehook(lambda grads: (grads[0] + 1,))
+        y.sum().backward()
+        return [x.grad, *(p.grad for p in model.parameters())]
+
+    check(work, "block")

@@ -1,0 +1,150 @@
+"""No false alarm: where nothing that is not finite reached the loss or a gradient, there is nothing to tell."""
+
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.zero_or_nan.ignoring import programs as random_programs
+from tests.zero_or_nan.ignoring.test_modules import LAYERS, LOSSES
+from zero_or_nan import explain
+from zero_or_nan.explain.traces import is_finite
+
+inf = float("inf")
+
+
+def drawn(number, values=random_programs.NUMBERS):
+    """A random program: what hypothesis would draw, from a seed."""
+    draw = random.Random(number)
+    size = random_programs.SIZE
+    masks = [draw.random() < 0.5 for _ in range(size)]
+    parameters = {
+        id(random_programs.nothing): lambda: None,
+        id(random_programs.masks): lambda: [draw.random() < 0.5 for _ in range(size)],
+        id(random_programs.values): lambda: [draw.choice(values) for _ in range(size)],
+        id(random_programs.indices): lambda: [draw.randrange(size) for _ in range(size)],
+    }
+
+    def parameter(strategy):
+        if id(strategy) in parameters:
+            return parameters[id(strategy)]()
+        return (masks, parameters[id(random_programs.values)]()) if strategy is not LAST_DOT else random_programs.PLAIN[:4]
+
+    steps = []
+    for at in range(draw.randint(1, 7)):
+        one = draw.random() < 0.75
+        table = random_programs.ONE if one else random_programs.TWO
+        name = draw.choice(sorted(table))
+        steps.append((name, [at + 1] if one else [at + 1, draw.randint(0, at + 1)], parameter(table[name][2])))
+    name = draw.choice(sorted(random_programs.LAST))
+    leaves = [[draw.choice(values) for _ in range(size)] for _ in range(2)]
+    return random_programs.Program(leaves, steps, (name, parameter(random_programs.LAST[name][2])))
+
+
+LAST_DOT = random_programs.LAST["dot"][2]
+
+
+def all_finite(tensors):
+    return all(tensor is None or is_finite(tensor) for tensor in tensors)
+
+
+def test_random_programs():
+    """On 1,000 programs that are clean nothing is told, and on each that is not something is."""
+    clean, number = 0, 0
+    while clean < 1000:
+        number += 1
+        program = drawn(number)
+        with explain() as report:
+            leaves, loss = program.by_pytorch(torch.float32)
+            loss.backward()
+        is_clean = all_finite([loss, *(leaf.grad for leaf in leaves)])
+        assert report.ok == is_clean, (program, report)
+        clean += is_clean
+    assert number > 1200
+
+
+@pytest.mark.parametrize("name", sorted({*LAYERS} - {"AdaptiveLogSoftmaxWithLoss"}))
+def test_layers(name):
+    make, shape, out, inputs = LAYERS[name]
+    torch.manual_seed(0)
+    module = make().train()
+    leaves = [torch.randn(shape, requires_grad=True) for _ in range(inputs)]
+    with explain() as report:
+        out(module(*leaves)).square().mean().backward()
+    assert report.ok and report.passes == 1, report
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses(name):
+    torch.manual_seed(0)
+    target = {
+        "same": torch.rand(4, 5),
+        "sign": torch.randint(0, 2, (4, 5)) * 2.0 - 1,
+        "unit": torch.rand(4, 5),
+        "class": torch.arange(4),
+        "classes": torch.tensor([[0, 2, -1, 0, 0]] * 4),
+    }[LOSSES[name]]
+    output = nn.Linear(3, 5)(torch.randn(4, 3))
+    with explain() as report:
+        loss = getattr(nn, name)()(output.sigmoid() if name == "BCELoss" else output, target)
+        loss.backward()
+    assert report.ok, report
+
+
+class Masked(nn.Module):
+    """Attention with a mask of -inf, dropout, batch norm, a minimum that drops an infinity."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.norm, self.drop, self.head = nn.Linear(4, 12), nn.BatchNorm1d(4), nn.Dropout(0.3), nn.Linear(4, 2)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        scores = q @ k.mT
+        scores = scores + torch.full(scores.shape[-2:], -inf).triu(1)
+        scores = scores.masked_fill(torch.eye(len(x[0]), dtype=torch.bool).roll(1, 0).tril(-2), torch.finfo(x.dtype).min)
+        attended = self.drop(scores.softmax(-1)) @ v
+        pooled = self.norm(attended.mean(1))
+        return self.head(torch.minimum(pooled, torch.tensor([3.0, inf, 3.0, inf])))
+
+
+@pytest.mark.parametrize("precision", [None, torch.bfloat16])
+def test_training(precision):
+    """A thousand steps by Adam, with all that has infinities for good reasons; and the scaler's own."""
+    torch.manual_seed(0)
+    model = Masked()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, enabled=precision is not None)
+    best = torch.tensor(inf)
+    steps = 1000 if precision is None else 30
+    with explain() as report:
+        for _ in range(steps):
+            x, y = torch.randn(8, 3, 4), torch.randint(0, 2, (8,))
+            with torch.autocast("cpu", dtype=precision, enabled=precision is not None):
+                loss = F.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            best = torch.minimum(best, loss.detach())
+    assert report.ok and report.passes == steps, report
+
+
+def test_without_a_backward_pass():
+    with explain() as report:
+        torch.full((3, 3), -inf).triu(1).softmax(-1).sum()
+    assert report.ok and report.passes == 0, report
+
+
+def test_inputs_that_are_not_finite_and_not_used():
+    """Buffers, data and parameters with NaN and inf lie about, and no function takes them in."""
+    bad = torch.full((4,), float("nan"), requires_grad=True)
+    with explain() as report:
+        kept = [bad, torch.empty(3).fill_(inf), bad.detach().clone()]
+        x = torch.ones(4, requires_grad=True)
+        (x * 2).sum().backward()
+    assert report.ok and kept, report

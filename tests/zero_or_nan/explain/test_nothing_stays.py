@@ -1,0 +1,274 @@
+"""After a block nothing of it is left: no patch, no mode, no hook, no tensor of the user's; and memory stays bounded."""
+
+import gc
+import threading
+import time
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import _global_optimizer_pre_hooks
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from zero_or_nan import explain
+from zero_or_nan.explain import NotFiniteError
+
+
+def of_pytorch():
+    """All that a watch might replace."""
+    return [
+        torch.autograd._engine_run_backward,
+        torch.autograd.graph._engine_run_backward,
+        torch.autograd.Function.__dict__["apply"],
+        torch.autograd.function._HookMixin.__dict__["_register_hook"],
+        torch.autograd.graph.saved_tensors_hooks.__enter__,
+        torch.compile,
+        torch.amp.GradScaler.scale,
+        torch.nn.Module.__call__,
+        torch.Tensor.backward,
+        list(torch.nn.modules.module._global_forward_hooks),
+        list(_global_optimizer_pre_hooks),
+        torch._dynamo.eval_frame.set_eval_frame,
+        _get_current_function_mode_stack(),
+        _get_current_dispatch_mode_stack(),
+        torch.is_grad_enabled(),
+        torch.is_anomaly_enabled(),
+    ]
+
+
+@pytest.fixture(autouse=True)
+def untouched():
+    import torch._dynamo.eval_frame  # noqa: F401
+
+    before = of_pytorch()
+    yield
+    for one, other in zip(of_pytorch(), before, strict=True):
+        assert one is other or one == other
+
+
+class Mine(Exception):
+    pass
+
+
+def spoiled():
+    x = torch.tensor([1.0, 0.0], requires_grad=True)
+    return x, torch.where(x > 0, x.log(), x * 0).sum()
+
+
+def raises(error):
+    def hook(*args):
+        raise error
+
+    return hook
+
+
+@pytest.mark.parametrize("error", [Mine, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("where", ["forward", "tensor hook", "leaf hook", "node hook", "function", "checkpoint", "after"])
+def test_whatever_ends_it(where, error):
+    class Ends(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise error
+
+    times = 0
+
+    def twice(x):
+        nonlocal times
+        times += 1
+        if times > 1:
+            raise error
+        return x.exp()
+
+    with pytest.raises(error), explain():  # noqa: PT012
+        x, loss = spoiled()
+        if where == "forward":
+            raise error
+        if where == "tensor hook":
+            loss.register_hook(raises(error))
+        elif where == "leaf hook":
+            x.register_hook(raises(error))
+        elif where == "node hook":
+            loss.grad_fn.register_hook(raises(error))
+        elif where == "function":
+            loss = loss + Ends.apply(x).sum()
+        elif where == "checkpoint":
+            loss = loss + torch.utils.checkpoint.checkpoint(twice, x, use_reentrant=False).sum()
+        loss.backward()
+        raise error
+    with explain() as report:
+        _, loss = spoiled()
+        loss.backward()
+    assert [origin.kind for origin in report] == ["contaminated"]
+
+
+def test_it_raises_at_the_first_bad_pass():
+    with pytest.raises(NotFiniteError) as caught, explain(on_nan="raise"):  # noqa: PT012
+        _, loss = spoiled()
+        loss.backward()
+        raise AssertionError("it goes on")
+    assert caught.value.report.origins
+
+
+def test_blocks_in_a_block():
+    """Each tells of what happened in it."""
+    with explain() as outer:
+        with explain() as inner:
+            _, loss = spoiled()
+            loss.backward()
+        torch.tensor([0.0], requires_grad=True).sqrt().sum().backward()
+    assert [origin.operator for origin in inner] == ["log"]
+    assert [origin.operator for origin in outer] == ["log", "sqrt"]
+
+
+def test_one_watch_is_entered_once():
+    watch = explain()
+    with watch, pytest.raises(RuntimeError, match="on already"):
+        watch.__enter__()
+
+
+def test_two_threads():
+    """Each thread is told of its own, in whatever order they begin and end."""
+    reports, steps = {}, threading.Barrier(2, timeout=20)
+
+    def work(name, wait):
+        with explain() as report:
+            steps.wait()
+            if name == "log":
+                _, loss = spoiled()
+            else:
+                loss = torch.tensor([0.0], requires_grad=True).sqrt().sum()
+            loss.backward()
+            steps.wait()
+            if wait:
+                time.sleep(0.05)
+        reports[name] = [origin.operator for origin in report]
+
+    for waits in ((True, False), (False, True)):
+        reports.clear()
+        threads = [threading.Thread(target=work, args=pair) for pair in zip(("log", "sqrt"), waits, strict=True)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert reports == {"log": ["log"], "sqrt": ["sqrt"]}
+
+
+def test_another_thread_is_left_alone():
+    done = []
+
+    def work():
+        _, loss = spoiled()
+        loss.backward()
+        done.append(True)
+
+    with explain() as report:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert done and report.ok and not report.passes
+
+
+def test_a_generator_that_suspends_inside():
+    def steps():
+        with explain() as report:
+            for _ in range(2):
+                _, loss = spoiled()
+                loss.backward()
+                yield report
+
+    generator = steps()
+    next(generator)
+    assert torch.ones(2).sum() == 2
+    (report,) = {id(report): report for report in generator}.values()
+    assert len(report) == 1
+    suspended = steps()
+    next(suspended)
+    suspended.close()
+
+
+def test_two_generators_end_in_the_wrong_order():
+    def steps():
+        with explain() as report:
+            yield report
+            _, loss = spoiled()
+            loss.backward()
+        yield report
+
+    first, second = steps(), steps()
+    next(first), next(second)
+    reports = [next(first), next(second)]
+    assert [len(report) for report in reports] == [1, 1]
+    first.close(), second.close()
+
+
+def test_no_tensor_is_kept():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 1)
+
+        def forward(self, x):
+            return self.last((self.first(x) * 0).sqrt())
+
+    gc.collect()
+    with explain() as report:
+        net, x = Net(), torch.randn(2, 3, requires_grad=True)
+        y = net(x)
+        y.register_hook(lambda gradient: None)
+        y.sum().backward()
+        kept = [weakref.ref(thing) for thing in (net, x, y, x.grad, net.first.weight, net.first.weight.grad)]
+    del net, x, y
+    gc.collect()
+    assert not report.ok and [ref() for ref in kept] == [None] * 6
+
+
+def test_tensors_are_let_go_inside_of_a_block():
+    with explain():
+        refs = []
+        for _ in range(3):
+            x, loss = spoiled()
+            loss.backward()
+            refs += [weakref.ref(x), weakref.ref(loss), weakref.ref(x.grad)]
+            del x, loss
+        gc.collect()
+        assert [ref() for ref in refs] == [None] * 9
+
+
+def test_the_users_locals_are_left_alone():
+    x, loss = spoiled()
+    kept = locals()
+    with explain() as report:
+        loss.backward()
+    assert kept["x"] is x and kept["loss"] is loss and report.passes
+
+
+@pytest.mark.parametrize(("spoils_at", "steps"), [(None, 10_000), (7, 1_000)])
+def test_a_long_loop(spoils_at, steps):
+    """With NaN in every parameter from step 7 on where it is spoiled: memory and time stay as they are."""
+    torch.manual_seed(0)
+    weight = torch.randn(2, requires_grad=True)
+    times, sizes = [], []
+    with explain() as report:
+        began = time.perf_counter()
+        for step in range(steps):
+            scale = float("inf") if step == spoils_at else 1.0
+            loss = (weight * torch.tensor([1.0, scale])).square().sum()
+            weight.grad = None
+            loss.backward()
+            with torch.no_grad():
+                weight -= 0.01 * weight.grad
+            if (step + 1) % (steps // 10) == 0:
+                now = time.perf_counter()
+                times.append(now - began)
+                gc.collect()
+                sizes.append(len(gc.get_objects()))
+                began = time.perf_counter()
+    assert len(report) == (0 if spoils_at is None else 1)
+    assert sizes[-1] < sizes[2] + 500, sizes
+    assert sorted(times[5:])[2] < 2 * sorted(times[:5])[2], times
