@@ -6,7 +6,7 @@ import functools
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ParamSpec, TypeVar, overload
 
 import torch
@@ -179,13 +179,21 @@ class _Watch:
 
     def is_fine(self, result: Any) -> bool:
         """Whether what a step returned is finite, and what it left in `.grad`, where no optimizer looked at it."""
-        if not all_finite(tensors_in(result)):
-            return False
-        if isinstance(result, float) and result - result != 0:
+        if not all_finite(tensors_in(result)) or not all(number - number == 0 for number in _floats_in(result)):
             return False
         if self.has_stepped or self.is_scaled:
             return True
         return all_finite(leaf.grad for leaf in self.leaves.values() if leaf.grad is not None)
+
+
+def _floats_in(things: Any) -> Iterator[float]:
+    if isinstance(things, float):
+        yield things
+    elif isinstance(things, (tuple, list)):
+        for thing in things:
+            yield from _floats_in(thing)
+    elif isinstance(things, dict):
+        yield from _floats_in(list(things.values()))
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
