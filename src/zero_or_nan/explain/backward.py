@@ -136,7 +136,10 @@ class Watched:
                         if here is None or is_finite(here):
                             continue
                     else:  # the usual, in as few steps as possible
-                        total = result.sum().item()
+                        try:
+                            total = result.sum().item()
+                        except RuntimeError:  # on the meta device, or nested
+                            continue
                         if total - total == 0 or is_finite(result):
                             continue
                     try:
@@ -180,9 +183,9 @@ class Watched:
             if finite is None:
                 if explained is None:
                     explained = self._is_explained(node, arriving, traces)
-                births = None if explained else (bad, self._at_finite(node, bad))
+                births = None if explained else (bad, self._at_finite(node, caller, bad))
             else:
-                births = (finite, self._at_finite(node, finite)) if not traces or bool(finite.any()) else None
+                births = (finite, self._at_finite(node, caller, finite)) if not traces or bool(finite.any()) else None
             if births is not None:
                 found += self._births(node, caller, called, arriving, results, at, *births)
             path = max((trace.then(name) for trace in traces), key=len, default=(name,))
@@ -210,12 +213,12 @@ class Watched:
         cotangent = looked_at(arriving[0]) if len(arriving) == 1 and _is_entrywise(node) else None
         return None if cotangent is None or cotangent.shape != bad.shape else bad & torch.isfinite(cotangent)
 
-    def _at_finite(self, node: Any, bad: Tensor) -> Tensor | None:
+    def _at_finite(self, node: Any, caller: Any, bad: Tensor) -> Tensor | None:
         """Of those, the ones at which the forward pass was finite too; None where that can't be told apart."""
         if not _is_entrywise(node):
             return None
         entries = bad.clone()
-        for pairs in self.carried.get(node, {}).values():
+        for pairs in (self.carried.get(node) or self.carried.get(caller) or {}).values():
             for _, not_finite in pairs:
                 if not_finite.shape != bad.shape:
                     return None
