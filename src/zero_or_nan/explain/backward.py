@@ -225,7 +225,8 @@ class Watched:
                 entries &= ~not_finite
         for saved in saved_by(node):
             try:
-                entries &= torch.isfinite(saved)
+                here = looked_at(saved)
+                entries &= torch.isfinite(saved if here is None else here)
             except RuntimeError:  # broadcast along the way
                 return None
         return entries
@@ -313,7 +314,8 @@ class Watched:
             return False
         with contextlib.suppress(Exception), again():
             small = [None if value is None else torch.sign(value) * 1e-3 for value in arriving]
-            if bool(torch.isfinite(run(node, *small)[at][bad]).all()):
+            slopes = looked_at(run(node, *small)[at])
+            if slopes is not None and bool(torch.isfinite(slopes[bad]).all()):
                 return True
         return _is_entrywise(node) and not is_at_pole(node, tuple(bad.nonzero()[0].tolist()), bad)
 
@@ -442,7 +444,8 @@ def is_at_pole(node: Any, index: tuple[int, ...], bad: Tensor) -> bool:
     """Whether a derivative is infinite, or does not exist, at what stood at an entry."""
     for saved in saved_by(node):
         with contextlib.suppress(Exception):
-            value = saved.broadcast_to(bad.shape)[index].item()
+            here = looked_at(saved)
+            value = (saved if here is None else here).broadcast_to(bad.shape)[index].item()
             if value == 0 or value - value != 0 or function_of(node.name()) in _ENDS and abs(value) in (0, 1):
                 return True
     return False
