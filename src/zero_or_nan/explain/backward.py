@@ -28,7 +28,7 @@ from ..ignoring.graph import (
     saved_tensors,
 )
 from ..ignoring.looks import harmless
-from .arithmetic import again, first_born, number
+from .arithmetic import again, first_born, limit, number
 from .forward import CALLED, CARRIES, PASSES, READABLE, Call, come_in, finite_ones, note_call
 from .places import Place, place_here, users_frame
 from .shadow import Shadow, leaves_of, shadow_of
@@ -101,6 +101,11 @@ class Watched:
                     edge = edge_of(root)
                     if edge is not None:
                         self.arrived[edge] = trace
+        for root, vector in zip(self.roots, self.vectors, strict=False):
+            here, edge = looked_at(vector), edge_of(root)
+            if here is not None and edge is not None and not is_finite(here):
+                call = Call(None, "backward", place_here(users_frame()))
+                self.arrived[edge] = Trace((recorder.given(vector, here, call),), ("backward",))
         if recorder.carries:
             for node in self.graph:
                 carried = node.metadata.get(CARRIES)
@@ -167,6 +172,7 @@ class Watched:
             here = looked_at(value)
             if here is not None and not is_finite(here):
                 trace = self.arrived.get((node, at)) or self.recorder.traces.of(value)
+                trace = trace or self._added_up((node, at), here)
                 if trace is not None:
                     traces.append(trace)
         caller, called = self._called(node)
@@ -180,6 +186,8 @@ class Watched:
             found = list(joined(traces))
             bad = ~torch.isfinite(here)
             finite = self._of_finite(node, arriving, bad)
+            if finite is not None and not traces and not bool(finite.any()):
+                finite = bad
             if finite is None:
                 if explained is None:
                     explained = self._is_explained(node, arriving, traces)
@@ -193,6 +201,18 @@ class Watched:
             trace = Trace(tuple(dict.fromkeys((*(before.found if before is not None else ()), *found))), path)
             self.arrived[ahead, slot] = trace
             self.recorder.traces.keep(result, trace)
+
+    def _added_up(self, edge: Edge, here: Tensor) -> Trace | None:
+        """Gradients that were finite, and whose sum is too large."""
+        senders = [node for node, edges in self.graph.items() for other in edges if other == edge]
+        if len(senders) < 2 or bool(here.isnan().any()):
+            return None
+        bad = ~torch.isfinite(here)
+        called = self._called(senders[0])[1]
+        where, count, shape = first_entries(bad), int(bad.sum()), tuple(here.shape)
+        text = f"the sum of {len(senders)} gradients > {limit(here.dtype)}"
+        found = Found("made", "backward", *called, where, count, shape, here.dtype, here.device, text, too_large=True)
+        return Trace((found,), (called[0],))
 
     def _is_explained(self, node: Any, arriving: Sequence[Any], traces: Sequence[Trace]) -> bool:
         """Whether what a node passes on is not finite only because what arrived was not."""
@@ -352,7 +372,13 @@ class Watched:
         for target, edge, gradient in self._targets(results):
             trace = self.arrived.get(edge)
             here = looked_at(gradient)
-            if trace is None or here is None or is_finite(here):
+            if here is not None and is_finite(here):
+                here = None
+            if trace is None and here is not None and self.loss_trace is None:
+                trace = self._added_up(edge, here)
+            if trace is None and here is not None and not self.reached:
+                self.recorder.not_made_here()
+            if trace is None or here is None:
                 if self.loss_trace is not None:
                     self.recorder.suspects.keep(gradient, self.loss_trace)
                 continue

@@ -357,6 +357,11 @@ class Recorder:
             return found
         return self._known(come_in(tensor, here, call))
 
+    def given(self, tensor: Tensor, here: Tensor, call: Call) -> Found:
+        """A vector to multiply the derivatives by."""
+        trace = self.traces.of(tensor)
+        return trace.found[0] if trace is not None and trace.found else come_in(tensor, here, call)
+
     def _known(self, found: Found) -> Found:
         """In backward, code runs again where it is a checkpoint's, and what it gives is known already."""
         place = found.place
@@ -505,6 +510,12 @@ class Recorder:
         self._told[key] = origin
         self._last[key] = found
         self.report.origins.append(origin)
+
+    def not_made_here(self) -> None:
+        """A gradient is not finite, and no operator in this process made it so."""
+        rank = _rank()
+        if rank is not None:
+            self.report.note(f"a gradient is not finite, and nothing of rank {rank} made it so: see the other ranks")
 
     def close(self) -> None:
         """The block has ended."""

@@ -32,7 +32,11 @@ SCRIPTS = {
     "raises": BAD + "raise ValueError('mine')",
     "interrupted": BAD + "raise KeyboardInterrupt",
     "main": "def main():\n    print('main', __name__, __file__[-7:])\nif __name__ == '__main__':\n    main()",
-    "uses_helpers": "import helpers\nprint(helpers.WHOSE)\nimport torch\nhelpers.loss(torch.zeros(1, requires_grad=True)).backward()",
+    "uses_helpers": """
+        import helpers, torch
+        print(helpers.WHOSE)
+        helpers.loss(torch.zeros(1, requires_grad=True)).backward()
+        """,
     "pickles": "import pickle\nclass Mine:\n    pass\nprint(type(pickle.loads(pickle.dumps(Mine()))).__name__)",
     "processes": """
         import multiprocessing

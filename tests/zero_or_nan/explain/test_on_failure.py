@@ -291,3 +291,44 @@ def test_inside_of_a_block():
         with pytest.raises(NotFiniteError):
             step(torch.zeros(1))
     assert {origin.operator for origin in report} == {"log"}
+
+
+class Adversaries:
+    """Two optimizers in one step, of which the first goes before the second fails."""
+
+    def __init__(self, fails_at):
+        torch.manual_seed(0)
+        self.critic, self.maker = nn.Linear(2, 1), nn.Linear(2, 2)
+        self.optimizers = [torch.optim.Adam(part.parameters(), lr=0.01) for part in (self.critic, self.maker)]
+        self.fails_at, self.number = fails_at, -1
+
+    def step(self):
+        x = torch.randn(3, 2)
+        for at, optimizer in enumerate(self.optimizers):
+            optimizer.zero_grad()
+            score = self.critic(self.maker(x)).sigmoid()
+            bad = at == 1 and self.number == self.fails_at
+            (score * float(not bad)).log().mean().backward()
+            optimizer.step()
+
+    def state(self):
+        values = [p.detach().clone() for part in (self.critic, self.maker) for p in part.parameters()]
+        return values, [copy.deepcopy(optimizer.state_dict()["state"]) for optimizer in self.optimizers]
+
+
+@pytest.mark.parametrize("fails_at", [0, 1, 3])
+def test_several_optimizers(fails_at):
+    training = Adversaries(fails_at)
+    step = explain.on_failure(training.step)
+    for training.number in range(fails_at):
+        step()
+    before, training.number = training.state(), fails_at
+    with pytest.raises(NotFiniteError) as caught:
+        step()
+    assert [origin.operator for origin in caught.value.report] == ["log"]
+    if fails_at == 0:
+        assert "took its step before" in str(caught.value)
+    else:
+        assert same(training.state(), before) and not caught.value.report.notes
+        training.number += 1
+        step()
