@@ -8,6 +8,7 @@ import os
 import runpy
 import sys
 import traceback
+from types import TracebackType
 
 from . import explain
 from .report import NotFiniteError
@@ -18,6 +19,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     Returns:
         1 when a NaN or an infinity reached the loss or a gradient, or the script failed; else the script's own.
+
+    Raises:
+        KeyboardInterrupt: what the user stopped, after the report.
     """
     parser = argparse.ArgumentParser(
         prog="python -m zero_or_nan.explain",
@@ -35,6 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     sys.argv = [options.script, *options.args]
     sys.path.insert(0, os.getcwd() if options.module else os.path.dirname(os.path.abspath(options.script)))
     status = 0
+    interrupted = None
     watch = explain(on_nan="raise" if options.stop else "report")
     report = watch.__enter__()
     try:
@@ -48,15 +53,26 @@ def main(arguments: list[str] | None = None) -> int:
             print(ended.code, file=sys.stderr)
     except NotFiniteError:
         pass
-    except Exception:
-        traceback.print_exc()
+    except KeyboardInterrupt as error:
+        interrupted = error
+    except Exception as error:
+        traceback.print_exception(error.with_traceback(_of_the_script(error.__traceback__)))
         status = 1
     finally:
         with contextlib.suppress(NotFiniteError):
             watch.__exit__(*sys.exc_info())
     sys.stdout.flush()
-    print(report.to_json() if options.json else report)
+    print(report.to_json() if options.json else report, flush=True)
+    if interrupted is not None:
+        raise interrupted.with_traceback(_of_the_script(interrupted.__traceback__))
     return status or int(not report.ok)
+
+
+def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames that led to the script."""
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+        trace = trace.tb_next
+    return trace
 
 
 if __name__ == "__main__":

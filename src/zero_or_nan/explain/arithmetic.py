@@ -98,10 +98,10 @@ class _Looking(TorchDispatchMode):
             for out in tensors_in(result):
                 out_here = looked_at(out)
                 if out_here is not None:
-                    self._look(func, operands, out_here)
+                    self._look(func, operands, out_here, out.dtype)
         return result
 
-    def _look(self, func: Any, operands: Any, out: Tensor) -> None:
+    def _look(self, func: Any, operands: Any, out: Tensor, dtype: torch.dtype) -> None:
         bad = ~torch.isfinite(out)
         if not bad.any():
             return
@@ -111,19 +111,19 @@ class _Looking(TorchDispatchMode):
         nans = out.isnan()
         name = func._schema.name.partition("::")[2].rstrip("_")
         if nans.any() and not nan:
-            self.nan = _born(name, operands, out, nans)
+            self.nan = _born(name, operands, out, nans, dtype)
         elif nans.any() and nan and _entrywise(operands, out):
             made = nans.clone()
             for tensor in inputs:
                 made &= ~tensor.isnan()
             if made.any():
-                self.nan = _born(name, operands, out, made)
+                self.nan = _born(name, operands, out, made, dtype)
             elif self.passed_on is None:
-                self.passed_on = _born(name, operands, out, nans)
+                self.passed_on = _born(name, operands, out, nans, dtype)
         elif self.infinite is None and not infinite and not nan:
-            self.infinite = _born(name, operands, out, bad)
+            self.infinite = _born(name, operands, out, bad, dtype)
         elif self.passed_on is None:
-            self.passed_on = _born(name, operands, out, bad)
+            self.passed_on = _born(name, operands, out, bad, dtype)
 
 
 def first_born(function: Callable[[], Any]) -> Born | None:
@@ -216,22 +216,22 @@ def _entrywise(operands: Any, out: Tensor) -> bool:
 _TOGETHER = ("softmax", "norm", "cum", "mm", "bmm", "mv", "dot", "conv", "attention", "sort", "linear", "fft", "linalg")
 
 
-def _born(name: str, operands: Any, out: Tensor, entries: Tensor) -> Born:
+def _born(name: str, operands: Any, out: Tensor, entries: Tensor, dtype: torch.dtype) -> Born:
     large = any(
         bool(((here.abs() > torch.finfo(here.dtype).max ** 0.5) & torch.isfinite(here)).any())
         for here in map(looked_at, tensors_in(operands))
         if here is not None
     )
-    return _written(name, operands, out, entries)._replace(of_large=large)
+    return _written(name, operands, out, entries, dtype)._replace(of_large=large)
 
 
-def _written(name: str, operands: Any, out: Tensor, entries: Tensor) -> Born:
+def _written(name: str, operands: Any, out: Tensor, entries: Tensor, dtype: torch.dtype) -> Born:
     index = tuple(entries.nonzero()[0].tolist()) if entries.dim() else ()
     result = out[index].item()
     if name in SAID:
         text = SAID[name](operands, out, index)
         if text:
-            return Born(name, (), text + _ends(result, out.dtype, "=" not in text and ">" not in text), result)
+            return Born(name, (), text + _ends(result, dtype, "=" not in text and ">" not in text), result)
     if _entrywise(operands, out) and not any(part in name for part in _TOGETHER):
         values = tuple(_at(operand, index, out) for operand in operands if _is_operand(operand))
         pattern = WRITTEN.get(name)
@@ -241,8 +241,8 @@ def _written(name: str, operands: Any, out: Tensor, entries: Tensor) -> Born:
         except IndexError:
             text = f"{name}({', '.join(texts)})"
         born = Born(name, values, text, result)
-        return born._replace(text=text + ("" if is_nan(result) else _ends(result, out.dtype, not born.is_pole)))
-    return Born(name, (), f"{name.lstrip('_')} of {_ranges(operands)}" + _ends(result, out.dtype, False), result)
+        return born._replace(text=text + ("" if is_nan(result) else _ends(result, dtype, not born.is_pole)))
+    return Born(name, (), f"{name.lstrip('_')} of {_ranges(operands)}" + _ends(result, dtype, False), result)
 
 
 def _ends(result: float, dtype: torch.dtype, too_large: bool) -> str:

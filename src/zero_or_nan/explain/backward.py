@@ -28,7 +28,7 @@ from ..ignoring.graph import (
     saved_tensors,
 )
 from ..ignoring.looks import harmless
-from .arithmetic import again, first_born, number
+from .arithmetic import again, first_born, limit, number
 from .forward import CALLED, CARRIES, PASSES, READABLE, Call, come_in, finite_ones, note_call
 from .places import Place, place_here, users_frame
 from .shadow import Shadow, leaves_of, shadow_of
@@ -101,6 +101,11 @@ class Watched:
                     edge = edge_of(root)
                     if edge is not None:
                         self.arrived[edge] = trace
+        for root, vector in zip(self.roots, self.vectors, strict=False):
+            here, edge = looked_at(vector), edge_of(root)
+            if here is not None and edge is not None and not is_finite(here):
+                call = Call(None, "backward", place_here(users_frame()))
+                self.arrived[edge] = Trace((recorder.given(vector, here, call),), ("backward",))
         if recorder.carries:
             for node in self.graph:
                 carried = node.metadata.get(CARRIES)
@@ -136,7 +141,10 @@ class Watched:
                         if here is None or is_finite(here):
                             continue
                     else:  # the usual, in as few steps as possible
-                        total = result.sum().item()
+                        try:
+                            total = result.sum().item()
+                        except RuntimeError:  # on the meta device, or nested
+                            continue
                         if total - total == 0 or is_finite(result):
                             continue
                     try:
@@ -164,6 +172,7 @@ class Watched:
             here = looked_at(value)
             if here is not None and not is_finite(here):
                 trace = self.arrived.get((node, at)) or self.recorder.traces.of(value)
+                trace = trace or self._added_up((node, at), here)
                 if trace is not None:
                     traces.append(trace)
         caller, called = self._called(node)
@@ -177,12 +186,14 @@ class Watched:
             found = list(joined(traces))
             bad = ~torch.isfinite(here)
             finite = self._of_finite(node, arriving, bad)
+            if finite is not None and not traces and not bool(finite.any()):
+                finite = bad
             if finite is None:
                 if explained is None:
                     explained = self._is_explained(node, arriving, traces)
-                births = None if explained else (bad, self._at_finite(node, bad))
+                births = None if explained else (bad, self._at_finite(node, caller, bad))
             else:
-                births = (finite, self._at_finite(node, finite)) if not traces or bool(finite.any()) else None
+                births = (finite, self._at_finite(node, caller, finite)) if not traces or bool(finite.any()) else None
             if births is not None:
                 found += self._births(node, caller, called, arriving, results, at, *births)
             path = max((trace.then(name) for trace in traces), key=len, default=(name,))
@@ -190,6 +201,18 @@ class Watched:
             trace = Trace(tuple(dict.fromkeys((*(before.found if before is not None else ()), *found))), path)
             self.arrived[ahead, slot] = trace
             self.recorder.traces.keep(result, trace)
+
+    def _added_up(self, edge: Edge, here: Tensor) -> Trace | None:
+        """Gradients that were finite, and whose sum is too large."""
+        senders = [node for node, edges in self.graph.items() for other in edges if other == edge]
+        if len(senders) < 2 or bool(here.isnan().any()):
+            return None
+        bad = ~torch.isfinite(here)
+        called = self._called(senders[0])[1]
+        where, count, shape = first_entries(bad), int(bad.sum()), tuple(here.shape)
+        text = f"the sum of {len(senders)} gradients > {limit(here.dtype)}"
+        found = Found("made", "backward", *called, where, count, shape, here.dtype, here.device, text, too_large=True)
+        return Trace((found,), (called[0],))
 
     def _is_explained(self, node: Any, arriving: Sequence[Any], traces: Sequence[Trace]) -> bool:
         """Whether what a node passes on is not finite only because what arrived was not."""
@@ -210,19 +233,20 @@ class Watched:
         cotangent = looked_at(arriving[0]) if len(arriving) == 1 and _is_entrywise(node) else None
         return None if cotangent is None or cotangent.shape != bad.shape else bad & torch.isfinite(cotangent)
 
-    def _at_finite(self, node: Any, bad: Tensor) -> Tensor | None:
+    def _at_finite(self, node: Any, caller: Any, bad: Tensor) -> Tensor | None:
         """Of those, the ones at which the forward pass was finite too; None where that can't be told apart."""
         if not _is_entrywise(node):
             return None
         entries = bad.clone()
-        for pairs in self.carried.get(node, {}).values():
+        for pairs in (self.carried.get(node) or self.carried.get(caller) or {}).values():
             for _, not_finite in pairs:
                 if not_finite.shape != bad.shape:
                     return None
                 entries &= ~not_finite
         for saved in saved_by(node):
             try:
-                entries &= torch.isfinite(saved)
+                here = looked_at(saved)
+                entries &= torch.isfinite(saved if here is None else here)
             except RuntimeError:  # broadcast along the way
                 return None
         return entries
@@ -310,7 +334,8 @@ class Watched:
             return False
         with contextlib.suppress(Exception), again():
             small = [None if value is None else torch.sign(value) * 1e-3 for value in arriving]
-            if bool(torch.isfinite(run(node, *small)[at][bad]).all()):
+            slopes = looked_at(run(node, *small)[at])
+            if slopes is not None and bool(torch.isfinite(slopes[bad]).all()):
                 return True
         return _is_entrywise(node) and not is_at_pole(node, tuple(bad.nonzero()[0].tolist()), bad)
 
@@ -347,7 +372,13 @@ class Watched:
         for target, edge, gradient in self._targets(results):
             trace = self.arrived.get(edge)
             here = looked_at(gradient)
-            if trace is None or here is None or is_finite(here):
+            if here is not None and is_finite(here):
+                here = None
+            if trace is None and here is not None and self.loss_trace is None:
+                trace = self._added_up(edge, here)
+            if trace is None and here is not None and not self.reached:
+                self.recorder.not_made_here()
+            if trace is None or here is None:
                 if self.loss_trace is not None:
                     self.recorder.suspects.keep(gradient, self.loss_trace)
                 continue
@@ -439,7 +470,8 @@ def is_at_pole(node: Any, index: tuple[int, ...], bad: Tensor) -> bool:
     """Whether a derivative is infinite, or does not exist, at what stood at an entry."""
     for saved in saved_by(node):
         with contextlib.suppress(Exception):
-            value = saved.broadcast_to(bad.shape)[index].item()
+            here = looked_at(saved)
+            value = (saved if here is None else here).broadcast_to(bad.shape)[index].item()
             if value == 0 or value - value != 0 or function_of(node.name()) in _ENDS and abs(value) in (0, 1):
                 return True
     return False

@@ -6,8 +6,9 @@ import functools
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ParamSpec, TypeVar, overload
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from torch._C._nn import flatten_dense_tensors
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from ..ignoring.graph import graph_from
+from .arithmetic import on_copies
 from .replacing import put_back, replace
 from .report import NotFiniteError
 from .shadow import leaves_of
@@ -43,7 +45,9 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
 
     While all is well, a step costs one look at what it returns and at each gradient, before an optimizer uses it. When
     one of them is not finite, the step is stopped there: its parameters are what they were. It runs again inside of
-    `explain`, with the random numbers and the `.grad` of before, and the error that is raised has the report.
+    `explain`, with the random numbers and the `.grad` of before, and the error that is raised has the report. Where a
+    step has several optimizers, the first call tells which of them go before others, and from the second call on their
+    parameters and states are kept until the step is through.
 
     Args:
         step: a function that runs forward and backward, and may call an optimizer. What it returns is looked at.
@@ -71,10 +75,12 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
     if step is None:
         return functools.partial(on_failure, model=model)
 
+    early: WeakSet[Optimizer] = WeakSet()
+
     @functools.wraps(step)
     def run(*args: Any, **kwargs: Any) -> Any:
         before = _Before(model)
-        watch = _Watch(before)
+        watch = _Watch(before, early)
         try:
             with watch:
                 result = step(*args, **kwargs)
@@ -82,18 +88,23 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
                 return result
         except _Failed:
             pass
+        too_early = any(optimizer not in before.optimizers for optimizer in watch.stepped)
         before.put_back()
         from .block import explain
 
         with explain() as report:
             try:
-                with _Watch(before):
+                with _Watch(before, early):
                     step(*args, **kwargs)
             except _Failed:
                 pass
         before.put_back()
+        if too_early:
+            report.note(
+                "an optimizer took its step before the failure was seen, and its parameters are as it left them"
+            )
         if report.ok:
-            report.notes.append("the step was not finite, and was so when it ran again: it does not repeat itself")
+            report.note("the step was not finite, and was so when it ran again: it does not repeat itself")
         raise NotFiniteError(report)
 
     return run
@@ -110,12 +121,20 @@ class _Before:
         self.numpy = numpy.random.get_state() if numpy is not None else None
         self.buffers = [] if model is None else [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
         self.grads: dict[int, tuple[Tensor, Tensor | None, Tensor | None]] = {}
+        self.optimizers: dict[Optimizer, tuple[list[tuple[Tensor, Tensor]], dict[Tensor, dict[str, Any]]]] = {}
 
     def note(self, leaf: Tensor) -> None:
         """The `.grad` of a leaf, before the first pass adds to it."""
         if id(leaf) not in self.grads:
             grad = leaf.grad
             self.grads[id(leaf)] = leaf, grad, None if grad is None else grad.detach().clone()
+
+    def note_optimizer(self, optimizer: Optimizer) -> None:
+        """The parameters of an optimizer and its state, before it takes a step that may turn out to be too early."""
+        if optimizer not in self.optimizers:
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            values = [(p, p.detach().clone()) for p in parameters]
+            self.optimizers[optimizer] = values, {p: on_copies(optimizer.state[p]) for p in list(optimizer.state)}
 
     def put_back(self) -> None:
         torch.set_rng_state(self.torch)
@@ -131,16 +150,22 @@ class _Before:
                 if grad is not None and kept is not None:
                     grad.copy_(kept)
                 leaf.grad = grad
+            for optimizer, (values, states) in self.optimizers.items():
+                for parameter, value in values:
+                    parameter.copy_(value)
+                optimizer.state.clear()
+                optimizer.state.update({parameter: on_copies(state) for parameter, state in states.items()})
 
 
 class _Watch:
     """While entered, an optimizer is stopped that would use a gradient that is not finite."""
 
-    def __init__(self, before: _Before) -> None:
+    def __init__(self, before: _Before, early: WeakSet[Optimizer]) -> None:
         self.before = before
+        self.early = early
+        self.stepped: list[Optimizer] = []
         self.thread = threading.get_ident()
         self.leaves: dict[int, Tensor] = {}
-        self.has_stepped = False
         self.is_scaled = False
 
     def __enter__(self) -> None:
@@ -170,6 +195,7 @@ class _Watch:
         return scaled
 
     def _begins(self, roots: Any) -> None:
+        self.early.update(self.stepped)
         for _, leaf in leaves_of(graph_from(roots)):
             if id(leaf) not in self.leaves:
                 self.leaves[id(leaf)] = leaf
@@ -178,19 +204,30 @@ class _Watch:
     def _steps(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if threading.get_ident() != self.thread:
             return
-        self.has_stepped = True
+        self.early.update(self.stepped)
         if not all_finite(p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
             raise _Failed
+        if optimizer in self.early:
+            self.before.note_optimizer(optimizer)
+        self.stepped.append(optimizer)
 
     def is_fine(self, result: Any) -> bool:
         """Whether what a step returned is finite, and what it left in `.grad`, where no optimizer looked at it."""
-        if not all_finite(tensors_in(result)):
+        if not all_finite(tensors_in(result)) or not all(number - number == 0 for number in _floats_in(result)):
             return False
-        if isinstance(result, float) and result - result != 0:
-            return False
-        if self.has_stepped or self.is_scaled:
+        if self.stepped or self.is_scaled:
             return True
         return all_finite(leaf.grad for leaf in self.leaves.values() if leaf.grad is not None)
+
+
+def _floats_in(things: Any) -> Iterator[float]:
+    if isinstance(things, float):
+        yield things
+    elif isinstance(things, (tuple, list)):
+        for thing in things:
+            yield from _floats_in(thing)
+    elif isinstance(things, dict):
+        yield from _floats_in(list(things.values()))
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:

@@ -52,6 +52,7 @@ _PUBLIC = {
 
 _ALIASES = frozenset(
     """
+__float__ __int__ __complex__ __index__ __array__
 __get__ __set__ __len__ __bool__ __iter__ __hash__ __repr__ __format__ __contains__ dim size numel stride is_contiguous
 is_floating_point data_ptr storage untyped_storage element_size type item tolist numpy requires_grad_ register_hook
 retain_grad detach detach_ view view_as transpose t permute unsqueeze squeeze expand expand_as narrow select chunk split

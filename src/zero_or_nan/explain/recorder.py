@@ -126,8 +126,9 @@ class Recorder:
         if recording:
             torch._C._set_grad_enabled(False)
         try:
-            if self.traces:
-                self._taken_in(args, kwargs)
+            if self.loose:
+                with torch._C.DisableTorchFunction():
+                    self._taken_in(args, kwargs)
             if self.suspects and plan.in_place:
                 self._suspected(args)
             if type(result) is Tensor:
@@ -144,7 +145,8 @@ class Recorder:
                     return
             elif result is None and not plan.in_place:
                 return
-            self._look(func, plan, args, kwargs, result, before)
+            with torch._C.DisableTorchFunction():  # a subclass sees nothing of it
+                self._look(func, plan, args, kwargs, result, before)
         finally:
             if recording:
                 torch._C._set_grad_enabled(True)
@@ -177,8 +179,7 @@ class Recorder:
             return
         try:
             with torch._C.DisableTorchFunction(), torch.no_grad():
-                if self.traces:
-                    self._taken_in(args, {})
+                self._taken_in(args, {})
                 place = self._place()
                 for found in () if kind.__module__.startswith("torch.") else inside:
                     found.operator, found.place = kind.__name__, place
@@ -225,9 +226,8 @@ class Recorder:
         return place
 
     def _taken_in(self, args: Any, kwargs: Any) -> None:
-        if self.loose:
-            for tensor in tensors_in((args, kwargs)):
-                self.loose.pop(tensor.untyped_storage()._cdata if _has_memory(tensor) else 0, None)
+        for tensor in tensors_in((args, kwargs)):
+            self.loose.pop(tensor.untyped_storage()._cdata if _has_memory(tensor) else 0, None)
 
     def _suspected(self, args: Any) -> None:
         """A parameter is changed by what is suspected."""
@@ -357,6 +357,11 @@ class Recorder:
             return found
         return self._known(come_in(tensor, here, call))
 
+    def given(self, tensor: Tensor, here: Tensor, call: Call) -> Found:
+        """A vector to multiply the derivatives by."""
+        trace = self.traces.of(tensor)
+        return trace.found[0] if trace is not None and trace.found else come_in(tensor, here, call)
+
     def _known(self, found: Found) -> Found:
         """In backward, code runs again where it is a checkpoint's, and what it gives is known already."""
         place = found.place
@@ -421,7 +426,8 @@ class Recorder:
         self.report.passes += 1
         watched = Watched(self, roots, args[0], args[3] or (), kwargs.get("accumulate_grad", True), self.running)
         try:
-            watched.begin()
+            with torch._C.DisableTorchFunction():
+                watched.begin()
         except Exception as error:
             self.failed("backward", error)
         self.running = watched
@@ -432,7 +438,8 @@ class Recorder:
             self.running = watched.outer
             watched.let_go()
         try:
-            watched.ended(results)
+            with torch._C.DisableTorchFunction():
+                watched.ended(results)
         except Exception as error:
             self.failed("backward", error)
         if self.raises and not self.report.ok and watched.outer is None:
@@ -503,6 +510,12 @@ class Recorder:
         self._told[key] = origin
         self._last[key] = found
         self.report.origins.append(origin)
+
+    def not_made_here(self) -> None:
+        """A gradient is not finite, and no operator in this process made it so."""
+        rank = _rank()
+        if rank is not None:
+            self.report.note(f"a gradient is not finite, and nothing of rank {rank} made it so: see the other ranks")
 
     def close(self) -> None:
         """The block has ended."""

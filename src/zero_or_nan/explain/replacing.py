@@ -1,4 +1,4 @@
-"""What of PyTorch is replaced by several watches at once, which end in any order: threads and generators have their own."""
+"""What several watches replace of PyTorch at once. They end in any order: threads and generators have their own."""
 
 from __future__ import annotations
 

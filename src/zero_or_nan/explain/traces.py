@@ -14,10 +14,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..ignoring.distributed import is_distributed, part_here
 from .places import Place
@@ -121,12 +119,15 @@ def tensors_in(things: Any) -> Iterator[Tensor]:
 
 
 def looked_at(tensor: Any) -> Tensor | None:
-    """The numbers of a tensor, where they can be had: of a distributed one its part here; None for all others."""
+    """The numbers of a tensor, where they can be had: of a distributed one its part here; None for all others.
+
+    Numbers of eight bits are widened.
+    """
     if type(tensor) not in _DENSE:
         if not isinstance(tensor, Tensor):
             return None
         part = part_here(tensor) if is_distributed(tensor) else tensor
-        if part is None or is_traceable_wrapper_subclass(part) or isinstance(part, FakeTensor):
+        if part is None or type(part).__torch_dispatch__ is not Tensor.__torch_dispatch__:
             return None
         tensor = part.as_subclass(Tensor)
     dtype = tensor.dtype
@@ -136,6 +137,8 @@ def looked_at(tensor: Any) -> Tensor | None:
         return None
     if not tensor.untyped_storage().nbytes() or not tensor.numel():
         return None
+    if dtype.itemsize == 1:  # of eight bits, or of two numbers in them: these can't be added up as they are
+        return None if "x2" in str(dtype) else tensor.detach().to(torch.float32)
     return tensor
 
 

@@ -1,4 +1,4 @@
-"""What a shadow of a pass writes to is put back: code that a checkpoint runs again counts batches, and keeps averages."""
+"""What a shadow of a pass writes to is put back: code that a checkpoint runs again counts batches, keeps averages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from .forward import WRITES_BUFFERS, plan_of
@@ -51,7 +52,7 @@ class Undoing(TorchFunctionMode):
         """Put everything back."""
         with torch.no_grad(), torch._C.DisableTorchFunction():
             for tensor, value in self.kept.values():
-                with torch.autograd._unsafe_preserve_version_counter(tensor):
+                with _unsafe_preserve_version_counter(tensor):
                     tensor.copy_(value)
             for tensor, grad in self.grads:
                 tensor.grad = grad

@@ -83,7 +83,8 @@ class Small(nn.Module):
 
     def __init__(self, spoiled=False):
         super().__init__()
-        self.first, self.norm, self.drop, self.last = nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 2)
+        self.first, self.norm = nn.Linear(3, 6), nn.BatchNorm1d(6)
+        self.drop, self.last = nn.Dropout(0.5), nn.Linear(6, 2)
         self.spoiled = spoiled
 
     def forward(self, x):

@@ -1,4 +1,4 @@
-"""After a block nothing of it is left: no patch, no mode, no hook, no tensor of the user's; and memory stays bounded."""
+"""After a block nothing of it is left: no patch, mode, or hook, no tensor of the user's; and memory stays bounded."""
 
 import gc
 import threading
@@ -65,7 +65,7 @@ def raises(error):
 
 
 @pytest.mark.parametrize("error", [Mine, KeyboardInterrupt, SystemExit])
-@pytest.mark.parametrize("where", ["forward", "tensor hook", "leaf hook", "node hook", "function", "checkpoint", "after"])
+@pytest.mark.parametrize("where", "forward|tensor hook|leaf hook|node hook|function|checkpoint|after".split("|"))
 def test_whatever_ends_it(where, error):
     class Ends(torch.autograd.Function):
         @staticmethod

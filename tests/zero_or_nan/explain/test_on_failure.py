@@ -1,0 +1,334 @@
+"""A step that fails is run again, watched; all that it changed is what it was before it."""
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from zero_or_nan import explain
+from zero_or_nan.explain import NotFiniteError
+
+inf, nan = float("inf"), float("nan")
+
+
+class Training:
+    """A small training, with everything that a step may change; `fails_at` says in which step log 0 is taken."""
+
+    def __init__(self, fails_at, make=torch.optim.Adam, accumulate=1, scaler=None, **options):
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        self.model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 1))
+        self.optimizer = make(self.model.parameters(), lr=0.01)
+        self.fails_at, self.accumulate, self.scaler, self.number, self.called = fails_at, accumulate, scaler, 0, 0
+        self.watched = explain.on_failure(self.step, **options)
+
+    def step(self, x):
+        self.called += 1
+        x = x + 0.01 * torch.randn_like(x) + 0.01 * random.random() + 0.01 * float(np.random.rand())
+        y = self.model(x).sigmoid()
+        loss = (y * float(self.number != self.fails_at)).log().mean().neg()
+        loss.backward()
+        if (self.number + 1) % self.accumulate == 0:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return loss.detach()
+
+    def run(self, steps):
+        losses = []
+        for number in range(self.number, self.number + steps):
+            self.number = number
+            losses.append(self.watched(torch.randn(5, 3)))
+        self.number += 1
+        return losses
+
+    def state(self):
+        model = {name: value.clone() for name, value in self.model.state_dict().items()}
+        return {
+            "model": model if self.with_buffers else {name: model[name] for name, _ in self.model.named_parameters()},
+            "optimizer": copy.deepcopy(self.optimizer.state_dict()["state"]),
+            "grads": [None if p.grad is None else p.grad.clone() for p in self.model.parameters()],
+            "random": (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()),
+        }
+
+    with_buffers = True
+
+
+def same(one, other):
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_as_it_was_before(make, accumulate):
+    training = Training(4, make, accumulate)
+    training.watched = explain.on_failure(training.step, model=training.model)
+    training.run(4)
+    x = torch.randn(5, 3)
+    before = training.state()
+    called = training.called
+    with pytest.raises(NotFiniteError) as caught:
+        training.watched(x)
+    assert training.called == called + 2
+    assert same(training.state(), before)
+    (origin,) = caught.value.report.origins
+    assert (origin.kind, origin.phase, origin.operator) == ("undefined", "forward", "log")
+    assert "self.number != self.fails_at" in origin.source
+    training.fails_at = None
+    assert torch.isfinite(training.watched(x))
+
+
+def test_buffers_are_put_back_with_the_model_alone():
+    training = Training(1)
+    training.with_buffers = False
+    training.run(1)
+    before, count = training.state(), training.model[1].num_batches_tracked.item()
+    training.number = 1
+    x = torch.randn(5, 3)
+    before["random"] = training.state()["random"]
+    with pytest.raises(NotFiniteError):
+        training.watched(x)
+    assert same(training.state(), before)
+    assert training.model[1].num_batches_tracked.item() > count
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])
+def test_all_is_well(make):
+    """The same bits as without it, and each step is run once."""
+    watched, plain = Training(None, make), Training(None, make)
+    losses = watched.run(6)
+    torch.manual_seed(0)
+    plain = Training(None, make)
+    plain.watched = plain.step
+    assert same(plain.run(6), losses)
+    assert same(plain.state(), watched.state()) and watched.called == 6
+
+
+@pytest.mark.parametrize("bad", [nan, inf])
+@pytest.mark.parametrize("form", ["tensor", "float", "tuple", "dict", "nested", "nothing"])
+def test_what_a_step_returns(form, bad):
+    """A result that is not finite is a failure, in whatever it is returned."""
+    w = torch.ones(2, requires_grad=True)
+
+    @explain.on_failure
+    def step(x):
+        loss = (w * x).sum()
+        if form != "nothing":
+            loss = loss.detach()
+        else:
+            loss.backward()
+        value = loss.item()
+        return {
+            "tensor": loss, "float": value, "tuple": (1, loss), "dict": {"loss": loss, "epoch": 3},
+            "nested": {"losses": [loss], "other": (None, "text")}, "nothing": None,
+        }[form]  # fmt: skip
+
+    assert step(torch.ones(2)) is not None or form == "nothing"
+    w.grad = None
+    with pytest.raises(NotFiniteError):
+        step(torch.tensor([1.0, bad]))
+    assert w.grad is None
+
+
+@pytest.mark.parametrize("form", ["float", "tuple of floats", "dict of floats"])
+def test_floats_that_a_step_returns(form):
+    @explain.on_failure
+    def step(x):
+        value = float(x.log().sum())
+        return {"float": value, "tuple of floats": (value, 2), "dict of floats": {"loss": value}}[form]
+
+    step(torch.ones(2))
+    with pytest.raises(NotFiniteError) as caught:
+        step(torch.zeros(2))
+    assert [origin.operator for origin in caught.value.report] == ["log"]
+
+
+def test_a_gradient_alone():
+    """The loss is finite, and the gradient is not: no optimizer takes a step with it."""
+    w = torch.zeros(2, requires_grad=True)
+    optimizer = torch.optim.SGD([w], lr=0.1)
+
+    @explain.on_failure
+    def step():
+        loss = w.square().sum().sqrt()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    with pytest.raises(NotFiniteError) as caught:
+        step()
+    assert w.tolist() == [0, 0] and w.grad is None
+    assert [origin.operator for origin in caught.value.report] == ["sqrt"]
+
+
+def test_a_scaler_that_skips_a_step():
+    """A gradient that overflowed by the scale is the scaler's business; it lowers the scale and goes on."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**18)
+    x = torch.randn(8, 4)
+
+    @explain.on_failure
+    def step():
+        with torch.autocast("cpu", dtype=torch.float16):
+            output = model(x)
+        loss = (output.float() - 3.0).square().sum()
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.detach()
+
+    for _ in range(12):
+        step()
+    assert scaler.get_scale() < 2.0**18 and torch.isfinite(model.weight).all()
+
+
+def test_accumulation_keeps_what_was_there():
+    """The gradient of the steps before is that of before, in the same tensor."""
+    w = torch.ones(2, requires_grad=True)
+
+    @explain.on_failure
+    def step(x):
+        loss = (w * x).log().sum()
+        loss.backward()
+        return loss.detach()
+
+    step(torch.ones(2))
+    grad, value = w.grad, w.grad.clone()
+    with pytest.raises(NotFiniteError):
+        step(torch.tensor([1.0, 0.0]))
+    assert w.grad is grad and torch.equal(grad, value)
+
+
+def test_generators_of_ones_own():
+    """A step that draws from its own generator gets other numbers, and the report says that it did not repeat."""
+    generator = torch.Generator().manual_seed(0)
+    w = torch.ones(1, requires_grad=True)
+    numbers = iter([nan, 1.0])
+
+    @explain.on_failure
+    def step():
+        return (w * next(numbers) * torch.rand(1, generator=generator)).sum()
+
+    with pytest.raises(NotFiniteError, match="does not repeat itself"):
+        step()
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, StopIteration])
+def test_errors_of_the_step_go_through(error):
+    calls = []
+
+    @explain.on_failure
+    def step():
+        calls.append(1)
+        torch.ones(1, requires_grad=True).sum().backward()
+        raise error
+
+    engine = torch.autograd._engine_run_backward
+    with pytest.raises(error):
+        step()
+    assert calls == [1] and torch.autograd._engine_run_backward is engine
+
+
+def test_an_error_in_the_second_run():
+    """A step that raises when it runs again: what it raises goes through, and everything is put back."""
+    w = torch.ones(1, requires_grad=True)
+    calls = []
+
+    @explain.on_failure
+    def step():
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        loss = (w * nan).sum()
+        loss.backward()
+        return loss.detach()
+
+    engine, state = torch.autograd._engine_run_backward, torch.get_rng_state()
+    with pytest.raises(KeyboardInterrupt):
+        step()
+    assert torch.autograd._engine_run_backward is engine
+    assert w.grad is None and torch.equal(state, torch.get_rng_state())
+
+
+def test_steps_that_are_methods_and_their_names():
+    class Trainer:
+        @explain.on_failure
+        def step(self, x, *, scale=1.0):
+            """One step."""
+            return (x * scale).sum()
+
+    assert Trainer.step.__name__ == "step" and Trainer.step.__doc__ == "One step."
+    assert Trainer().step(torch.ones(2), scale=2.0) == 4
+    with pytest.raises(NotFiniteError):
+        Trainer().step(torch.ones(2), scale=inf)
+
+
+def test_inside_of_a_block():
+    """A watched step in a block that is watched."""
+    w = torch.ones(1, requires_grad=True)
+
+    @explain.on_failure
+    def step(x):
+        loss = (w * x).log().sum()
+        loss.backward()
+        return loss.detach()
+
+    with explain() as report:
+        step(torch.ones(1))
+        with pytest.raises(NotFiniteError):
+            step(torch.zeros(1))
+    assert {origin.operator for origin in report} == {"log"}
+
+
+class Adversaries:
+    """Two optimizers in one step, of which the first goes before the second fails."""
+
+    def __init__(self, fails_at):
+        torch.manual_seed(0)
+        self.critic, self.maker = nn.Linear(2, 1), nn.Linear(2, 2)
+        self.optimizers = [torch.optim.Adam(part.parameters(), lr=0.01) for part in (self.critic, self.maker)]
+        self.fails_at, self.number = fails_at, -1
+
+    def step(self):
+        x = torch.randn(3, 2)
+        for at, optimizer in enumerate(self.optimizers):
+            optimizer.zero_grad()
+            score = self.critic(self.maker(x)).sigmoid()
+            bad = at == 1 and self.number == self.fails_at
+            (score * float(not bad)).log().mean().backward()
+            optimizer.step()
+
+    def state(self):
+        values = [p.detach().clone() for part in (self.critic, self.maker) for p in part.parameters()]
+        return values, [copy.deepcopy(optimizer.state_dict()["state"]) for optimizer in self.optimizers]
+
+
+@pytest.mark.parametrize("fails_at", [0, 1, 3])
+def test_several_optimizers(fails_at):
+    training = Adversaries(fails_at)
+    step = explain.on_failure(training.step)
+    for training.number in range(fails_at):
+        step()
+    before, training.number = training.state(), fails_at
+    with pytest.raises(NotFiniteError) as caught:
+        step()
+    assert [origin.operator for origin in caught.value.report] == ["log"]
+    if fails_at == 0:
+        assert "took its step before" in str(caught.value)
+    else:
+        assert same(training.state(), before) and not caught.value.report.notes
+        training.number += 1
+        step()
