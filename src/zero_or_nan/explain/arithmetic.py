@@ -32,6 +32,7 @@ WRITTEN: dict[str, str] = {
     "copy": "{}",
     "addcmul": "{} + {} × {}",
     "addcdiv": "{} + {} / {}",
+    "_softmax_backward_data": "{} × {}",
 }
 """Operators that are written with signs. Others are written `name(a, b)`."""
 
@@ -81,6 +82,15 @@ class Born(NamedTuple):
         return not self.of_large
 
 
+_MOVES = frozenset(
+    """
+detach alias clone view _unsafe_view reshape expand t transpose permute unsqueeze squeeze select slice as_strided
+lift_fresh split unbind contiguous detach_ copy_
+""".split()
+)
+"""Operators that make no number."""
+
+
 class _Looking(TorchDispatchMode):
     """Looks at each operator for the first that gives what is not finite."""
 
@@ -94,7 +104,7 @@ class _Looking(TorchDispatchMode):
         kwargs = kwargs or {}
         operands = _copied(args) if func._schema.is_mutable else args
         result = func(*args, **kwargs)
-        if self.nan is None:
+        if self.nan is None and func._schema.name.partition("::")[2] not in _MOVES:
             for out in tensors_in(result):
                 out_here = looked_at(out)
                 if out_here is not None:
@@ -232,7 +242,7 @@ def _written(name: str, operands: Any, out: Tensor, entries: Tensor, dtype: torc
         text = SAID[name](operands, out, index)
         if text:
             return Born(name, (), text + _ends(result, dtype, "=" not in text and ">" not in text), result)
-    if _entrywise(operands, out) and not any(part in name for part in _TOGETHER):
+    if _entrywise(operands, out) and (name in WRITTEN or not any(part in name for part in _TOGETHER)):
         values = tuple(_at(operand, index, out) for operand in operands if _is_operand(operand))
         pattern = WRITTEN.get(name)
         texts = [number(value) for value in values]

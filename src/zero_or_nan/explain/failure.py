@@ -104,7 +104,9 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
                 "an optimizer took its step before the failure was seen, and its parameters are as it left them"
             )
         if report.ok:
-            report.note("the step was not finite, and was so when it ran again: it does not repeat itself")
+            report.note(
+                "the step was not finite, and when it ran again, watched, it was: what happened does not repeat itself"
+            )
         raise NotFiniteError(report)
 
     return run

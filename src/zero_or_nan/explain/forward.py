@@ -179,8 +179,9 @@ class Call(NamedTuple):
             result = self.func(*on_copies(self.args, change), **on_copies(self.kwargs, change))
         return [looked_at(tensor) for tensor in tensors_in(result)]
 
-    def first_born(self) -> Born | None:
-        args, kwargs = on_copies(self.args), on_copies(self.kwargs)
+    def first_born(self, change: Callable[[Tensor], Tensor] | None = None) -> Born | None:
+        """The first number in it that is not finite, when it is run again on copies, changed first."""
+        args, kwargs = on_copies(self.args, change), on_copies(self.kwargs, change)
         return first_born(lambda: self.func(*args, **kwargs))
 
 
@@ -232,9 +233,17 @@ def come_in(tensor: Tensor, here: Tensor, call: Call) -> Found:
     return describe("given", call, here, bad, text, infinite=infinite, tensor=weakref.ref(tensor))
 
 
-def born_at(call: Call, result: Tensor, entries: Tensor, at: int) -> Found:
-    """What an operator made of finite numbers."""
-    born = call.first_born()
+def born_at(call: Call, result: Tensor, entries: Tensor, at: int, of_finite: bool) -> Found:
+    """What an operator made.
+
+    Args:
+        call: the call of it.
+        result: one of its results.
+        entries: those of the result that were born.
+        at: which of the results.
+        of_finite: whether they were made of finite numbers, though others stood beside them.
+    """
+    born = call.first_born(finite_ones if of_finite else None)
     too_large = _only_too_large(call, entries, at, born, result)
     text = born.text if born is not None else ""
     return describe("made", call, result, entries, text, too_large=too_large)

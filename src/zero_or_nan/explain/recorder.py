@@ -317,8 +317,9 @@ class Recorder:
             return None
         meant = bool(traces) and all(_is_meant(found, call.name) for trace in traces for found in trace.found)
         nans = entries if call.name in WEIGHS_ALL else here.isnan()
+        of_finite = True
         if meant and bool(nans.any()) and not any(bool(value.isnan().any()) for value in inputs):
-            births, traces = nans, []
+            births, traces, of_finite = nans, [], False
         elif plan.in_place and traces and not inputs:
             births = torch.zeros_like(entries)
         else:
@@ -326,7 +327,7 @@ class Recorder:
         if bool(births.any()) and self.suspects and (suspects := self._suspects_in(call)):
             births, traces = torch.zeros_like(births), [*traces, *suspects]
         if bool(births.any()):
-            found = self._known(self._newborn(call, here, births, at))
+            found = self._known(self._newborn(call, here, births, at, of_finite))
             mine.append(found)
             carried.append((found, births))
         rest = entries & ~births
@@ -378,12 +379,12 @@ class Recorder:
     def _suspects_in(self, call: Call) -> list[Trace]:
         return [trace for trace in map(self.suspects.of, tensors_in((call.args, call.kwargs))) if trace is not None]
 
-    def _newborn(self, call: Call, here: Tensor, births: Tensor, at: int) -> Found:
+    def _newborn(self, call: Call, here: Tensor, births: Tensor, at: int, of_finite: bool) -> Found:
         written = infinite_number((call.args, call.kwargs))
         written = infinite_number((call.args, call.kwargs))
         if written is not None and (written != written or not bool((here.isnan() & births).any())):
             return describe("meant" if written == written else "given", call, here, births, str(written))
-        return born_at(call, here, births, at)
+        return born_at(call, here, births, at, of_finite)
 
     # The backward pass.
 
@@ -487,6 +488,9 @@ class Recorder:
         operands = found.operands
         if found.in_backward and kind == "contaminated":
             operands = f"{operands}; in backward {found.in_backward}" if operands else found.in_backward
+        came_in = found.tensor() if found.tensor is not None else None
+        if came_in is not None and (name := names.of_tensor(came_in)):
+            operands = f"{operands} in {name}"
         origin = Origin(
             phase=found.phase,
             operator=found.operator,

@@ -72,7 +72,7 @@ def counting() -> Iterator[Counted]:
     same bits. What a hook on saved tensors would have to bring back, as in a checkpoint, is not counted.
 
     Returns:
-        The counts, which go on while the block lasts: read them once an epoch, or print them at the end.
+        The counts. They go on while the block lasts, and can be read once an epoch, or printed at the end.
 
     >>> import torch
     >>> from zero_or_nan import ignoring
