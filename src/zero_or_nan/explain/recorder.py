@@ -532,9 +532,9 @@ class Recorder:
             self._without_a_pass()
         except Exception as error:
             self.failed("the end", error)
-        for name, error in self.mistakes[:1]:
+        for name, mistake in self.mistakes[:1]:
             warnings.warn(
-                f"explain failed at {name} ({type(error).__name__}: {error}), which is a mistake of its own; please "
+                f"explain failed at {name} ({type(mistake).__name__}: {mistake}), which is a mistake of its own; please "
                 f"report it at {REPORT}. What it tells may be incomplete",
                 stacklevel=3,
             )
