@@ -534,8 +534,8 @@ class Recorder:
             self.failed("the end", error)
         for name, mistake in self.mistakes[:1]:
             warnings.warn(
-                f"explain failed at {name} ({type(mistake).__name__}: {mistake}), which is a mistake of its own; please "
-                f"report it at {REPORT}. What it tells may be incomplete",
+                f"explain failed at {name} ({type(mistake).__name__}: {mistake}), which is a mistake of its own; "
+                f"please report it at {REPORT}. What it tells may be incomplete",
                 stacklevel=3,
             )
         if self.compiled_at is not None:
