@@ -50,6 +50,9 @@ QUERIES = {
     "FSDP": ("use-it-in-your-project", 2),
     "MPS": ("use-it-in-your-project", 2),
     # Questions.
+    "where does my NaN come from": ("find-it-in-your-model", 3),
+    "loss becomes nan, which line": ("find-it-in-your-model", 4),
+    "NotFiniteError": ("find-it-in-your-model", 2),
     "gradient nan where": ("where-over-exp where-over-division", 8),
     "nansum grad nan": ("nansum-nanmean", 2),
     "divide by zero mask": ("division-under-a-mask", 4),

@@ -268,7 +268,7 @@ def watched(case: Case) -> dict[str, float]:
 
     ways: dict[str, tuple[Callable[[], AbstractContextManager[Any]], Loss]] = {
         "plain": (nullcontext, step),
-        "detect_anomaly": (torch.autograd.detect_anomaly, step),
+        "detect_anomaly": (partial(torch.autograd.set_detect_anomaly, True), step),
         "explain": (explain, step),
         "on_failure": (nullcontext, explain.on_failure(step)),
     }

@@ -16,6 +16,8 @@ def prompt(tags: set[str], stated: int) -> str:
     """The line over a folded cell, from the cell's tags and the number of its claims."""
     if "solution" in tags:
         return "A solution"
+    if "explain" in tags:
+        return "What explain says"
     if not stated:
         return "Checked by the page"
     return "Checked: 1 result is as stated" if stated == 1 else f"Checked: {stated} results are as stated"

@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch._C._nn import flatten_dense_tensors
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from ..ignoring.graph import graph_from
@@ -23,6 +24,10 @@ from .traces import is_finite, looked_at, tensors_in
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+_SMALL = 10_000
+"""Entries up to which tensors are looked at together."""
 
 
 class _Failed(BaseException):
@@ -227,16 +232,33 @@ def _floats_in(things: Any) -> Iterator[float]:
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether all entries of all tensors are; fetched from their device at once."""
-    looked = [here for here in map(looked_at, tensors) if here is not None]
-    if not looked:
+    usual: list[Tensor] = []
+    others: list[Tensor] = []
+    for tensor in tensors:
+        if (
+            type(tensor) is Tensor
+            and tensor.dtype is torch.float32
+            and tensor.is_cpu
+            and tensor.layout is torch.strided
+        ):
+            usual.append(tensor)
+        else:
+            here = looked_at(tensor)
+            if here is not None:
+                others.append(torch.view_as_real(here) if here.is_complex() else here)
+    if not usual and not others:
         return True
     with torch.no_grad():
-        here = looked[0].device
-        totals = [
-            tensor.sum(dtype=_wide(tensor)).to(here, torch.float64) for tensor in looked if not tensor.is_complex()
-        ]
-        total = torch.stack(totals).sum().item() if totals else 0.0
-    return total - total == 0 or all(map(is_finite, looked))
+        totals = [tensor.sum() for tensor in usual if tensor.numel() > _SMALL]
+        small = [tensor for tensor in usual if tensor.numel() <= _SMALL]
+        if small:  # most of their time goes into calling PyTorch
+            totals.append(flatten_dense_tensors(small).sum())
+        if others:
+            first = others[0].device
+            wide = [tensor.sum(dtype=_wide(tensor)).to(first, torch.float64) for tensor in others]
+            totals.append(torch.stack(wide).sum())
+        bad = [total for total in totals if (number := total.item()) - number != 0]
+    return not bad or all(is_finite(tensor) for tensor in (*usual, *others))
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
+from ..ignoring.graph import TELLS_OF_HOOKS
 from .arithmetic import Born, again, first_born, is_nan, number, on_copies
 from .places import Place
 from .traces import Found, first_entries, looked_at, tensors_in
@@ -36,7 +37,6 @@ PASSES = "zero_or_nan.passes"
 READABLE = "zero_or_nan.readable"
 """And, where PyTorch does not tell, whether what it saved is to be had without running a hook."""
 
-TELLS_OF_HOOKS = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
 HOOKS: list[Any] = []
 """The hooks on saved tensors that are on just now, where PyTorch does not tell."""
 
@@ -95,7 +95,7 @@ class Plan(NamedTuple):
     is_selection: bool = False
 
 
-@functools.cache
+@functools.lru_cache(4096)
 def plan_of(function: Any) -> Plan:
     """What is known of it by its name."""
     name = getattr(function, "__name__", type(function).__name__)

@@ -12,7 +12,8 @@ from torch.autograd import Function
 from torch.autograd.function import _HookMixin
 from torch.autograd.graph import saved_tensors_hooks
 
-from .forward import HOOKS, TELLS_OF_HOOKS
+from ..ignoring.graph import TELLS_OF_HOOKS
+from .forward import HOOKS
 from .replacing import is_replaced, put_back, replace
 
 if TYPE_CHECKING:

@@ -20,8 +20,9 @@ from zero_or_nan import ignoring
 ignoring.backward(loss)  # in place of loss.backward()"""
 
 _IGNORE_GRAD = """\
-# ignoring does not mend it here: keep the entry out of the function itself
-safe = torch.where(used, x, torch.ones_like(x))  # a harmless number where the loss does not look
+# ignoring does not mend it here: keep the entry out of the function itself,
+# with a harmless number where the loss does not look
+safe = torch.where(used, x, torch.ones_like(x))
 y = torch.where(used, f(safe), 0)"""
 
 _CONTAMINATED_PAGES = {
@@ -34,16 +35,24 @@ _CONTAMINATED_PAGES = {
     "nanmean": "nansum-nanmean",
     "log": "where-over-exp",
     "sqrt": "undefined",
+    "pow": "undefined",
+    "norm": "undefined",
+    "acos": "undefined",
+    "softmax": "undefined",
+    "scaled_dot_product_attention": "undefined",
+    "multi_head_attention_forward": "undefined",
+    "sub": "slicing-nan",
 }
 
 REMEDIES: dict[tuple[str, str], Remedy] = {
     ("undefined", ""): Remedy(
-        "# the loss asks for a number that does not exist: keep it away from this point, or leave the entry out\n"
+        "# the loss asks for a number that does not exist: keep away from this point,\n"
+        "# or leave the entry out\n"
         "keep = torch.isfinite(y)\nloss = y[keep].mean()  # with ignoring.backward(loss)",
         "undefined",
     ),
     ("undefined", "log"): Remedy(
-        "# of a probability: F.log_softmax(logits, dim=-1) or F.logsigmoid(logits) in place of the log of a result\n"
+        "# of a probability: F.log_softmax(logits, dim=-1) or F.logsigmoid(logits)\n"
         "y = x.clamp_min(1e-8).log()  # else say how small is small enough",
         "undefined",
     ),
@@ -51,40 +60,47 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
     ("undefined", "norm"): Remedy("y = (x.square().sum(-1) + 1e-12).sqrt()  # no slope at 0", "undefined"),
     ("undefined", "pow"): Remedy("y = x.clamp_min(1e-8) ** p  # at 0 a power below 1 has no slope", "undefined"),
     ("undefined", "div"): Remedy(
-        "y = a / torch.where(b == 0, 1, b)  # decide what a / 0 is to be; of a count: total / count.clamp_min(1)",
+        "y = a / torch.where(b == 0, 1, b)  # decide what a / 0 is to be\n"
+        "y = total / count.clamp_min(1)  # where b is a count",
         "division-under-a-mask",
     ),
     ("undefined", "std"): Remedy("y = x.std(correction=0)  # one entry has no spread with n − 1", "undefined"),
     ("undefined", "var"): Remedy("y = x.var(correction=0)  # one entry has no spread with n − 1", "undefined"),
     ("undefined", "softmax"): Remedy(
-        "# a row of which nothing is allowed has no softmax: let it look at something, and drop its result\n"
+        "# a row of which nothing is allowed has no softmax:\n"
+        "# let it look at something, and drop its result\n"
         "empty = ~allowed.any(-1, keepdim=True)\n"
-        'weights = scores.masked_fill(~allowed & ~empty, float("-inf")).softmax(-1).masked_fill(empty, 0)',
+        'scores = scores.masked_fill(~allowed & ~empty, float("-inf"))\n'
+        "weights = scores.softmax(-1).masked_fill(empty, 0)",
         "undefined",
     ),
     ("undefined", "acos"): Remedy(
         "y = torch.acos(x.clamp(-1 + 1e-7, 1 - 1e-7))  # the slope at 1 is infinite", "undefined"
     ),
     ("overflow", ""): Remedy(
-        "# the number exists and has no room in its dtype: scale it, or compute its logarithm\n"
+        "# the number exists and has no room in its dtype:\n"
+        "# scale it, or compute its logarithm\n"
         "y = f(x.double())  # to see what it is",
         FIND,
     ),
     ("overflow", "exp"): Remedy(
-        "# torch.logsumexp, F.log_softmax, F.softplus and F.logsigmoid are sums of exp that do not overflow\n"
+        "# torch.logsumexp, F.log_softmax, F.softplus and F.logsigmoid\n"
+        "# are sums of exp that do not overflow\n"
         "y = torch.exp(x - x.max(-1, keepdim=True).values)",
-        "where-over-exp",
+        FIND,
     ),
     ("bad input", ""): Remedy(
-        "# look for it where the data come from; to leave such rows out of the loss:\n"
-        "good = torch.isfinite(x).all(-1)\nloss = per_row[good].mean()  # with ignoring.backward(loss)",
+        "# look for it where the data come from; or leave such rows out:\n"
+        "good = torch.isfinite(x).all(-1)\n"
+        "loss = per_row[good].mean()  # with ignoring.backward(loss)",
         "slicing-nan",
     ),
 }
 """By kind and operator; the empty operator is for all others."""
 
 _HALF = Remedy(
-    "# float16 ends at 65504: a smaller scale, bfloat16, or float32 for this function alone\n"
+    "# float16 ends at 65504: a smaller scale, bfloat16,\n"
+    "# or float32 for this function alone\n"
     "with torch.autocast(device_type, enabled=False):\n    y = f(x.float())",
     FIND,
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from .notebook import as_html
+from .notebook import as_html, place
 
 Kind = Literal["contaminated", "undefined", "overflow", "bad input"]
 
@@ -68,7 +68,7 @@ class Origin:
     def __str__(self) -> str:
         lines = [
             f"{self.kind}: {self.operands or self.operator}",
-            f"  {self.filename}:{self.line}",
+            f"  {place(self.filename, self.line)}",
             f"    {self.source}" if self.source else "",
             f"  born in {self.phase}, by {self.operator}" + (f" in {self.module}" if self.module else ""),
             f"  {self.where}",
@@ -151,6 +151,9 @@ class Report:
         else:
             head = f"{len(self.origins)} origins, in order of time" if len(self.origins) > 1 else "one origin"
         return "\n\n".join([head, *map(str, self.origins), *(f"note: {note}" for note in self.notes)])
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def _repr_html_(self) -> str:
         return as_html(self)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
-from .graph import KINDS, can_be_read_again, function_of, run, saved_tensors
+from .graph import KINDS, TELLS_OF_HOOKS, can_be_read_again, function_of, run, saved_tensors
 from .masks import Mask
 
 
@@ -46,14 +47,20 @@ class Counted:
         if not self.kept_clean:
             return f"nothing that is not finite was ignored, in {self.passes} backward passes"
         most, _ = self.functions.most_common(1)[0]
+        since = (
+            f"from the {_th(self.first)} to the {_th(self.last)}"
+            if self.first < self.last
+            else f"the {_th(self.first)}"
+        )
         return (
             f"{self.entries} entries that are not finite were ignored, in {self.rows} of {self.of_rows} rows; in "
-            f"{self.kept_clean} of {self.passes} backward passes, from the {_th(self.first)} to the {_th(self.last)}, "
-            f"most at {most}"
+            f"{self.kept_clean} of {self.passes} backward passes, {since}, most at {most}"
         )
 
 
 _COUNTS: list[Counted] = []
+_HOOKS: set[str] = set()
+"""The hooks on saved tensors that were used while somebody counted, on releases that don't tell of them."""
 _LOCK = threading.Lock()
 
 
@@ -62,7 +69,7 @@ def counting() -> Iterator[Counted]:
     """Count what the passes of `ignoring` in a block ignore that is not finite.
 
     Counting looks again at what each operator saved, in passes that had something to keep out; the gradients are the
-    same bits.
+    same bits. What a hook on saved tensors would have to bring back, as in a checkpoint, is not counted.
 
     Returns:
         The counts, which go on while the block lasts: read them once an epoch, or print them at the end.
@@ -79,11 +86,25 @@ def counting() -> Iterator[Counted]:
     counted = Counted()
     with _LOCK:
         _COUNTS.append(counted)
+    enter = saved_tensors_hooks.__enter__
+    if not TELLS_OF_HOOKS:
+        saved_tensors_hooks.__enter__ = _noting(enter)  # type: ignore[method-assign]
     try:
         yield counted
     finally:
+        saved_tensors_hooks.__enter__ = enter  # type: ignore[method-assign]
         with _LOCK:
             _COUNTS[:] = [each for each in _COUNTS if each is not counted]
+
+
+def _noting(enter: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Have it known that there are hooks on saved tensors: what may run one is not read."""
+
+    def entered(hooks: Any) -> Any:
+        _HOOKS.add(type(hooks).__name__)
+        return enter(hooks)
+
+    return entered
 
 
 def one_more_pass() -> bool:
@@ -112,8 +133,8 @@ class Count:
             return
         with torch.no_grad(), contextlib.suppress(Exception):  # to count is never worth a failure
             ignored = ~mask
-            met = [bad for bad in map(_not_finite, saved_tensors(node)) if bad is not None]
-            if not met and type(node) in KINDS and can_be_read_again(node, False):
+            met = [bad for bad in map(_not_finite, saved_tensors(node, not _HOOKS)) if bad is not None]
+            if not met and type(node) in KINDS and can_be_read_again(node, not _HOOKS):
                 results = run(node, torch.zeros(mask.shape, dtype=node._input_metadata[0].dtype, device=mask.device))
                 met = [bad for bad in map(_not_finite, results) if bad is not None and bad.shape == mask.shape]
             for bad in met:

@@ -71,12 +71,16 @@ def function_of(name: str) -> str:
     return found[1] if found else name
 
 
+TELLS_OF_HOOKS = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
+"""Whether PyTorch tells which saved tensors have hooks; it does from 2.10 on."""
+
+
 def can_be_read_again(node: Any, unknown: bool) -> bool:
     """Whether saved tensors can be had without a hook that would compute them again, or fetch them from elsewhere.
 
     Args:
         node: the node that saved them.
-        unknown: the answer where PyTorch does not tell, as some before 2.13.
+        unknown: the answer where PyTorch does not tell, as before 2.10.
     """
     saved = [getattr(node, name) for name in _saved_by(node.__class__)]
     packed = [part for part in saved for part in (part if isinstance(part, (tuple, list)) else (part,))]
@@ -93,7 +97,7 @@ def saved_tensors(node: Any, unknown: bool = False) -> Iterator[Tensor]:
 
     Args:
         node: the node that saved them.
-        unknown: whether to read what PyTorch, before 2.13, does not tell of.
+        unknown: whether to read what PyTorch, before 2.10, does not tell of.
     """
     no_hook = None if unknown else 0
     is_python = isinstance(node, BackwardCFunction)

@@ -11,6 +11,7 @@ from tools.pages.folded import prompt
         ({"hide-cell"}, 1, "Checked: 1 result is as stated"),
         ({"hide-cell"}, 3, "Checked: 3 results are as stated"),
         ({"hide-cell", "solution"}, 0, "A solution"),
+        ({"hide-cell", "explain"}, 1, "What explain says"),
         ({"hide-cell"}, 0, "Checked by the page"),
     ],
 )

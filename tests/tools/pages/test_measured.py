@@ -59,6 +59,34 @@ def row(operator, samples, contaminated, mended, **others):
     return {"operator": operator, **counts, "left_out": 0, "without_rule": [], "unmended": {}, **others}
 
 
+def test_a_watched_step_is_measured_by_one_that_nobody_watches():
+    seconds = {"plain": 2.0, "detect_anomaly": 5.0, "explain": 3.0, "on_failure": 2.1}
+    html = measured.watching({"torch": "2", "machine": "m", "watched": [{"case": "a <net>", "seconds": seconds}]})
+    assert cells(html)[-4:] == ["a &lt;net&gt;", "2.50", "1.50", "1.05"]
+
+
+def test_lines_that_tools_name_are_counted_and_so_are_false_alarms():
+    def score(said, line, everything=0):
+        return {"said": said, "line": line, "all": everything}
+
+    tools = {"explain": score(4, 4, 3), "anomaly mode": score(3, 2)}
+    rows = [{"kind": "undefined", "programs": 5, **tools}, {"kind": "overflow", "programs": 4, **tools}]
+    rows.append({"kind": "clean", "programs": 7, "explain": score(0, 0, 7), "anomaly mode": score(1, 0, 6)})
+    html = measured.explained({"torch": "2", "tools": ["explain", "anomaly mode"], "rows": rows})
+    assert "of 9 programs" in html and "in 6 of them" in html
+    found = cells(html)
+    assert found[found.index("undefined") :][:4] == ["undefined", "5", "4", "2"]
+    assert found[found.index("false alarms on clean programs") :][:4][1:] == ["7", "0", "1"]
+    assert found[found.index("right lines in all") :][1:4] == ["9", "8", "4"]
+
+
+def test_a_step_is_watched_by_every_tool(monkeypatch):
+    monkeypatch.setattr(costs, "SECONDS", 0)
+    found = costs.watched(costs.CASES["4-layer MLP, width 8, batch 4"])
+    assert list(found) == ["plain", "detect_anomaly", "explain", "on_failure"]
+    assert all(0 < seconds < 10 for seconds in found.values())
+
+
 def test_mended_lists_contaminated_operators_and_counts_all():
     rows = [
         row("exp", 4, 2, 1, without_rule=["aten::foo"], unmended={"overflow": 1}),
@@ -118,3 +146,4 @@ def test_the_recorded_costs_are_of_todays_cases():
     assert [(row["case"], row["contaminated"]) for row in content["rows"]] == [
         (name, contaminated) for name in costs.CASES for contaminated in (False, True)
     ]
+    assert [row["case"] for row in content["watched"]] == costs.WATCHED
