@@ -13,8 +13,10 @@ class explain:  # noqa: N801
     """Watch a block of code, and tell where a NaN or an infinity was born that reached the loss or a gradient.
 
     Results, gradients and random numbers are the same bits as without it. Where the graph holds a number that could
-    contaminate, the pass is run once more by `ignoring` beforehand: the hooks of leaves don't see that, and code in
-    the user's own `autograd.Function` runs twice. A compiled region is watched from outside.
+    contaminate, the pass is run once more by `ignoring` beforehand. Hooks of leaves don't see that, nor do hooks that
+    were registered in the block; those that were registered on the inside of a graph before it run twice. So does code
+    in a checkpoint, whose writes to tensors are put back, and in the user's own `autograd.Function`. A compiled region
+    is watched from outside, and what `torch.func` transforms is not looked into.
 
     Args:
         on_nan: "report" has the block go on; "raise" raises `NotFiniteError` as the backward pass ends, before an

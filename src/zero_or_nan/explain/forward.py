@@ -135,12 +135,15 @@ class Forward(TorchFunctionMode):
         plan = plan_of(func)
         recorder = self.recorder
         if not plan.looks or recorder.thread < 0:
-            if func is Tensor.register_hook:
-                args, kwargs = recorder.quietened(*args, **kwargs)
-            elif func is Tensor.retain_grad:
-                recorder.retains(*args)
+            if func is Tensor.register_hook or func is Tensor.retain_grad:
+                args, kwargs = recorder.prepared(func, args, kwargs)
             return func(*args, **kwargs)
-        before = recorder.before(plan, args) if plan.in_place else None
+        before = None
+        if plan.in_place:
+            try:
+                before = recorder.before(plan, args)
+            except Exception as error:
+                recorder.failed(plan.name, error)
         result = func(*args, **kwargs)
         try:
             recorder.after(func, plan, args, kwargs, result, before)

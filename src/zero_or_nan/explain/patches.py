@@ -81,7 +81,11 @@ class Patches:
         recorder = self.recorder
 
         def registered(hooks: Any, hook: Callable[..., Any]) -> Any:
-            return register.__func__(hooks, recorder.quiet(hook))
+            try:
+                hook = recorder.quiet(hook)
+            except Exception as error:
+                recorder.failed("a hook", error)
+            return register.__func__(hooks, hook)
 
         return staticmethod(registered)
 

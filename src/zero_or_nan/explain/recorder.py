@@ -151,9 +151,18 @@ class Recorder:
             if recording:
                 torch._C._set_grad_enabled(True)
 
-    def quietened(self, tensor: Tensor, hook: Callable[[Tensor], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with which a hook is registered that does not run in a shadow of a pass."""
-        return (tensor, self.quiet(hook)), {}
+    def prepared(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments with which a tensor is to be told of its gradient, or to keep it."""
+        try:
+            if func is Tensor.retain_grad:
+                self.retains(*args)
+            elif len(args) == 2:
+                return (args[0], self.quiet(args[1])), kwargs
+            else:
+                return args, {name: self.quiet(hook) for name, hook in kwargs.items()}
+        except Exception as error:
+            self.failed("a hook", error)
+        return args, kwargs
 
     def retains(self, tensor: Tensor) -> None:
         """A tensor inside of a graph is to keep its gradient."""
@@ -523,14 +532,21 @@ class Recorder:
 
     def close(self) -> None:
         """The block has ended."""
-        for name, error in self.mistakes[:1]:
+        try:
+            self._without_a_pass()
+        except Exception as error:
+            self.failed("the end", error)
+        for name, mistake in self.mistakes[:1]:
             warnings.warn(
-                f"explain failed at {name} ({type(error).__name__}: {error}), which is a mistake of its own; please "
-                f"report it at {REPORT}. What it tells may be incomplete",
+                f"explain failed at {name} ({type(mistake).__name__}: {mistake}), which is a mistake of its own; "
+                f"please report it at {REPORT}. What it tells may be incomplete",
                 stacklevel=3,
             )
         if self.compiled_at is not None:
             self.report.note("a compiled region was watched from outside: what is in it can't be told apart")
+
+    def _without_a_pass(self) -> None:
+        """What no function has taken in is a result, where there was no loss."""
         if not self.report.passes and self.loose:
             names = Names(users_frame())
             seen: dict[Found, list[str]] = {}

@@ -1,0 +1,77 @@
+"""A mistake in the watch is not the user's: all goes on as without it, and one warning says so."""
+
+import pytest
+import torch
+
+from zero_or_nan import explain
+from zero_or_nan.explain import backward, forward, names, recorder, shadow
+
+
+class Wrong(Exception):
+    pass
+
+
+def wrong(*args, **kwargs):
+    raise Wrong("by us")
+
+
+def work():
+    x = torch.tensor([1.0, 0.0, 2.0], requires_grad=True)
+    y = x * 1
+    y.retain_grad()
+    y.register_hook(lambda gradient: gradient * 2)
+    y2 = y + 0
+    y2 += 1
+    torch.where(x > 0, (y2 - 1).log(), x * 0).sum().backward()
+    return x.grad
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        (recorder.Recorder, "before"),
+        (recorder.Recorder, "after"),
+        (recorder.Recorder, "retains"),
+        (recorder.Recorder, "quiet"),
+        (recorder, "place_here"),
+        (recorder, "is_finite"),
+        (recorder.Recorder, "_look"),
+        (recorder.Recorder, "has_reached"),
+        (forward, "come_in"),
+        (forward.Call, "results"),
+        (forward.Call, "first_born"),
+        (backward.Watched, "begin"),
+        (backward.Watched, "ended"),
+        (backward.Watched, "_cast_shadow"),
+        (backward.Watched, "_not_finite"),
+        (backward.Watched, "_births"),
+        (backward.Watched, "kind"),
+        (backward, "looked_at"),
+        (backward, "is_finite"),
+        (shadow.Shadow, "_leave"),
+        (names.Names, "of_module"),
+        (names.Names, "of_tensor"),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+@pytest.mark.parametrize("passes", [True, False])
+@pytest.mark.filterwarnings("ignore:explain failed")
+def test_it_goes_on(monkeypatch, where, name, passes):
+    monkeypatch.setattr(recorder.Recorder, "raises_mistakes", False)
+    expected = work()
+    monkeypatch.setattr(where, name, wrong)
+    with explain() as report:
+        found = work() if passes else torch.tensor([0.0]).log()
+    if passes:
+        assert torch.equal(found.nan_to_num(7.0), expected.nan_to_num(7.0))
+    assert str(report)
+    engine = torch.autograd._engine_run_backward
+    assert engine.__module__ == "torch.autograd.graph"
+
+
+def test_one_warning(monkeypatch):
+    monkeypatch.setattr(recorder.Recorder, "raises_mistakes", False)
+    monkeypatch.setattr(recorder.Recorder, "_look", wrong)
+    with pytest.warns(UserWarning, match=r"explain failed at .*Wrong: by us.*mistake of its own") as told, explain():
+        work()
+    assert len(told) == 1 and told[0].filename == __file__
