@@ -32,7 +32,7 @@ from .arithmetic import again, first_born, limit, number
 from .forward import CALLED, CARRIES, PASSES, READABLE, Call, come_in, finite_ones, note_call
 from .places import Place, place_here, users_frame
 from .shadow import Shadow, leaves_of, shadow_of
-from .traces import Found, Trace, first_entries, is_finite, joined, looked_at
+from .traces import Found, Trace, first_entries, is_finite, joined, looked_at, passed_on
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -105,7 +105,7 @@ class Watched:
             here, edge = looked_at(vector), edge_of(root)
             if here is not None and edge is not None and not is_finite(here):
                 call = Call(None, "backward", place_here(users_frame()))
-                self.arrived[edge] = Trace((recorder.given(vector, here, call),), ("backward",))
+                self.arrived[edge] = Trace({recorder.given(vector, here, call): ("backward",)})
         if recorder.carries:
             for node in self.graph:
                 carried = node.metadata.get(CARRIES)
@@ -183,7 +183,7 @@ class Watched:
             here = looked_at(result)
             if here is None or ahead is None or is_finite(here):
                 continue
-            found = list(joined(traces))
+            born: list[Found] = []
             bad = ~torch.isfinite(here)
             finite = self._of_finite(node, arriving, bad)
             if finite is not None and not traces and not bool(finite.any()):
@@ -195,10 +195,11 @@ class Watched:
             else:
                 births = (finite, self._at_finite(node, caller, finite)) if not traces or bool(finite.any()) else None
             if births is not None:
-                found += self._births(node, caller, called, arriving, results, at, *births)
-            path = max((trace.then(name) for trace in traces), key=len, default=(name,))
+                born = self._births(node, caller, called, arriving, results, at, *births)
+            trace = passed_on(traces, name, born)
             before = self.arrived.get((ahead, slot))
-            trace = Trace(tuple(dict.fromkeys((*(before.found if before is not None else ()), *found))), path)
+            if before is not None:
+                trace = joined([before, trace])
             self.arrived[ahead, slot] = trace
             self.recorder.traces.keep(result, trace)
 
@@ -212,7 +213,7 @@ class Watched:
         where, count, shape = first_entries(bad), int(bad.sum()), tuple(here.shape)
         text = f"the sum of {len(senders)} gradients > {limit(here.dtype)}"
         found = Found("made", "backward", *called, where, count, shape, here.dtype, here.device, text, too_large=True)
-        return Trace((found,), (called[0],))
+        return Trace({found: (called[0],)})
 
     def _is_explained(self, node: Any, arriving: Sequence[Any], traces: Sequence[Trace]) -> bool:
         """Whether what a node passes on is not finite only because what arrived was not."""
@@ -297,7 +298,7 @@ class Watched:
             found = [found for pairs in carried.values() for found, _ in pairs]
         else:
             traces = [trace for trace in map(self._trace_of, saved_by(node)) if trace is not None]
-            found = list(joined(traces) or caller.metadata.get(PASSES, ()) or self._came_in(node, called))
+            found = list(joined(traces).found or caller.metadata.get(PASSES, ()) or self._came_in(node, called))
         # An infinity that the code wrote down is no mistake; what multiplies it by 0 is.
         return [each for each in dict.fromkeys(found) if each.nature != "meant"]
 

@@ -39,7 +39,7 @@ from .patches import Patches
 from .places import Place, is_recomputed, modules_around, place_here, users_frame
 from .remedies import remedy
 from .report import NotFiniteError, Origin, Report
-from .traces import Found, Trace, Traces, is_finite, is_transformed, joined, looked_at, tensors_in
+from .traces import Found, Trace, Traces, is_finite, is_transformed, joined, looked_at, passed_on, tensors_in
 from .undoing import Undoing
 
 _MAKES_DATA = frozenset(
@@ -202,7 +202,7 @@ class Recorder:
                     trace = self.traces.of(tensor)
                     if trace is None:
                         call = Call(kind, kind.__name__, place, args)
-                        trace = Trace((describe("made", call, here, ~torch.isfinite(here), ""),), (kind.__name__,))
+                        trace = Trace({describe("made", call, here, ~torch.isfinite(here), ""): (kind.__name__,)})
                         self.traces.keep(tensor, trace)
                     self.loose[tensor.untyped_storage()._cdata] = trace
                     self._carry(tensor, [(found, ~torch.isfinite(here)) for found in trace.found])
@@ -287,7 +287,7 @@ class Recorder:
             original = args[0] if tensor is before else tensor
             trace = self.traces.of(original)
             if trace is None:
-                trace = Trace((self._came_in(original, here, call),))
+                trace = Trace({self._came_in(original, here, call): ()})
                 self.traces.keep(original, trace)
             inputs.append(here)
             traces.append(trace)
@@ -305,7 +305,7 @@ class Recorder:
         for tensor in buffers:
             here = looked_at(tensor)
             if here is not None and self.traces.of(tensor) is None and not is_finite(here):
-                self.traces.keep(tensor, Trace(joined(traces)) if traces else trace or Trace(()))
+                self.traces.keep(tensor, joined(traces) if traces else trace or Trace({}))
 
     def _of_result(
         self,
@@ -351,9 +351,8 @@ class Recorder:
                 note_call(base.grad_fn, call.name, call.place)
                 self._carry(base, [(found, ~torch.isfinite(base)) for found, _ in carried])
         elif tensor.grad_fn is not None and traces:
-            metadata(tensor.grad_fn).setdefault(PASSES, joined(traces))
-        path = max((trace.then(call.name) for trace in traces), key=len, default=(call.name,))
-        return Trace(tuple(dict.fromkeys((*joined(traces), *mine))), path)
+            metadata(tensor.grad_fn).setdefault(PASSES, joined(traces).found)
+        return passed_on(traces, call.name, mine)
 
     def _came_in(self, tensor: Tensor, here: Tensor, call: Call) -> Found:
         """A tensor that nobody here has made."""
@@ -470,7 +469,7 @@ class Recorder:
             if watched.loss_trace is not None and found.phase == "backward" and kind == "overflow":
                 continue  # the gradient of a loss that was too large is too large
             self._kinds[found] = kind, mended
-            path = max((reached.trace.path for reached in targets), key=len)
+            path = max((reached.trace.ways[found] for reached in targets), key=len)
             labels = [] if self._is_well_known(found, kind) else [names.of_target(target.target) for target in targets]
             self._tell(found, kind, mended, list(dict.fromkeys(labels)), list(path), names)
 
@@ -551,9 +550,9 @@ class Recorder:
             names = Names(users_frame())
             seen: dict[Found, list[str]] = {}
             for trace in self.loose.values():
-                for found in trace.found:
+                for found, way in trace.ways.items():
                     if found.nature != "meant":
-                        seen.setdefault(found, list(trace.path))
+                        seen.setdefault(found, list(way))
             for found, path in seen.items():
                 kind = "bad input" if found.nature != "made" else "overflow" if found.too_large else "undefined"
                 self._tell(found, kind, None, ["a result"], path, names)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -69,13 +69,37 @@ class Found:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """What a tensor that is not finite has it from, and the way that it took."""
+    """What a tensor that is not finite has it from, and for each the way that it took."""
 
-    found: tuple[Found, ...]
-    path: tuple[str, ...] = ()
+    ways: Mapping[Found, tuple[str, ...]]
 
-    def then(self, step: str) -> tuple[str, ...]:
-        return (*self.path, step) if len(self.path) < MOST_STEPS and self.path[-1:] != (step,) else self.path
+    @property
+    def found(self) -> tuple[Found, ...]:
+        """All that it has it from, each once."""
+        return tuple(self.ways)
+
+
+def passed_on(traces: Iterable[Trace], step: str, born: Iterable[Found] = ()) -> Trace:
+    """The trace of what a function makes of tensors that have some, with what was born in it."""
+    ways: dict[Found, tuple[str, ...]] = {}
+    for trace in traces:
+        for found, way in trace.ways.items():
+            longer = (*way, step) if len(way) < MOST_STEPS and way[-1:] != (step,) else way
+            if len(longer) > len(ways.get(found, ())):
+                ways[found] = longer
+    for found in born:
+        ways.setdefault(found, (step,))
+    return Trace(ways)
+
+
+def joined(traces: Iterable[Trace]) -> Trace:
+    """The trace of what comes of several tensors by no function of the user's."""
+    ways: dict[Found, tuple[str, ...]] = {}
+    for trace in traces:
+        for found, way in trace.ways.items():
+            if len(way) >= len(ways.get(found, ())):
+                ways[found] = way
+    return Trace(ways)
 
 
 @dataclass
@@ -154,8 +178,3 @@ _WIDER = frozenset({torch.float16, torch.bfloat16})
 def first_entries(mask: Tensor, most: int = 5) -> list[tuple[int, ...]]:
     """The indices of the first entries of a mask that are True."""
     return [tuple(entry) for entry in mask.nonzero()[:most].tolist()]
-
-
-def joined(traces: Sequence[Trace]) -> tuple[Found, ...]:
-    """All that traces have it from, each once."""
-    return tuple(dict.fromkeys(found for trace in traces for found in trace.found))
