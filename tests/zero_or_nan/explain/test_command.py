@@ -96,9 +96,10 @@ CALLS = {
 }
 
 FORKS = """
-import json, os, sys
+import gc, json, os, sys
 import torch
 from zero_or_nan.explain.__main__ import main
+gc.freeze()  # a child has less to clean up
 told = {}
 for name, arguments in json.load(open("calls.json")).items():
     with open(name + ".out", "w+") as out, open(name + ".err", "w+") as err:
