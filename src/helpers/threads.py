@@ -69,7 +69,7 @@ def upstream(number: int, title: str, state: str, kind: str = "issues") -> Threa
 _ALL = (
     upstream(
         160016,
-        "Requesting a **better** torch.auto_grad.detect_anomaly() for NaN detection",
+        "Requesting a better torch.auto_grad.detect_anomaly() for NaN detection",
         "Open. Asks that a NaN of the forward pass be found too, and on request an infinity. A pull request with a "
         "mode for that, pytorch#187653, was closed.",
     ),

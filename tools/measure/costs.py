@@ -225,7 +225,9 @@ CASES = {
         Case("a graph of 100,000 nodes", _layers(lambda: _Bush(100_000), (4, 4)), False),
         *(Case(f"where over exp, {n} entries", _where_over_exp(n), n == SIZES[-1], n) for n in SIZES),
         # The last: where a gradient was ever recorded, each later pass asks its nodes whether they were.
-        Case("gradient penalty, 4-layer MLP, width 256, batch 64", _penalised(lambda: _perceptron(256), (64, 256))),
+        Case(
+            "gradient penalty, 4-layer MLP, width 256, batch 64", _penalised(lambda: _perceptron(256), (64, 256)), False
+        ),
     )
 }
 

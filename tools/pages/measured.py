@@ -271,10 +271,10 @@ def honesty(content: dict[str, Any]) -> str:
 
 
 _TOOLS = {
-    "explain": "<code>explain</code>",
-    "anomaly mode": "<code>detect_anomaly</code>",
-    "forward hooks": "forward hooks",
-    "loss and parameters": "a look at loss and parameters",
+    "explain": "explain",
+    "anomaly mode": "anomaly mode",
+    "forward hooks": "module hooks",
+    "loss and parameters": "loss check",
 }
 
 

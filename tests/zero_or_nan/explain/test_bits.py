@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.zero_or_nan.explain.test_clean import drawn
+from tests.zero_or_nan.explain.test_no_alarm import drawn
 from tests.zero_or_nan.ignoring.test_modules import LAYERS
 from zero_or_nan import explain
 

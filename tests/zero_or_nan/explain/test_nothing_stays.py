@@ -4,6 +4,7 @@ import gc
 import threading
 import time
 import weakref
+from collections import Counter
 
 import pytest
 import torch
@@ -248,14 +249,21 @@ def test_the_users_locals_are_left_alone():
     assert kept["x"] is x and kept["loss"] is loss and report.passes
 
 
+def ours():
+    """How many tensors there are, and objects of this library."""
+    gc.collect()
+    kinds = Counter(type(thing) for thing in gc.get_objects())
+    names = {kind: str(getattr(kind, "__module__", "")) for kind in kinds}
+    return sum(kinds[kind] for kind, name in names.items() if kind is torch.Tensor or name.startswith("zero_or_nan"))
+
+
 @pytest.mark.parametrize(("spoils_at", "steps"), [(None, 10_000), (7, 1_000)])
 def test_a_long_loop(spoils_at, steps):
-    """With NaN in every parameter from step 7 on where it is spoiled: memory and time stay as they are."""
+    """With NaN in every parameter from step 7 on where it is spoiled: nothing is kept of a step."""
     torch.manual_seed(0)
     weight = torch.randn(2, requires_grad=True)
-    times, sizes = [], []
+    early = 0
     with explain() as report:
-        began = time.perf_counter()
         for step in range(steps):
             scale = float("inf") if step == spoils_at else 1.0
             loss = (weight * torch.tensor([1.0, scale])).square().sum()
@@ -263,12 +271,8 @@ def test_a_long_loop(spoils_at, steps):
             loss.backward()
             with torch.no_grad():
                 weight -= 0.01 * weight.grad
-            if (step + 1) % (steps // 10) == 0:
-                now = time.perf_counter()
-                times.append(now - began)
-                gc.collect()
-                sizes.append(len(gc.get_objects()))
-                began = time.perf_counter()
+            if step == 100:
+                early = ours()
+        late = ours()
     assert len(report) == (0 if spoils_at is None else 1)
-    assert sizes[-1] < sizes[2] + 500, sizes
-    assert sorted(times[5:])[2] < 2 * sorted(times[:5])[2], times
+    assert late < early + 20
