@@ -275,4 +275,4 @@ def test_a_long_loop(spoils_at, steps):
                 early = ours()
         late = ours()
     assert len(report) == (0 if spoils_at is None else 1)
-    assert late < early + 20
+    assert late < early + 200  # memory that was given back is swept from time to time; a step would keep one at least
