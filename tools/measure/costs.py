@@ -15,12 +15,12 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ from zero_or_nan import explain, ignoring
 from ..project import Problem, Project, write
 
 Loss = Callable[[], Tensor]
+T = TypeVar("T")
 SECONDS = 1.0
 """How long a case is repeated, at least five rounds."""
 
@@ -232,27 +233,32 @@ CASES = {
 }
 
 
+def _in_turn(ways: dict[str, T], seconds: float) -> Iterator[tuple[str, T]]:
+    """Each way in turn, five rounds at least; to and fro, for who comes first finds the memory in another state."""
+    started, there = time.monotonic(), list(ways.items())
+    gc.disable()
+    try:
+        for number in itertools.count(1):
+            yield from there if number % 2 else there[::-1]
+            if number >= 5 and time.monotonic() - started >= seconds:
+                return
+    finally:
+        gc.enable()
+
+
 def measure(case: Case, contaminated: bool) -> dict[str, dict[str, float]]:
     """Seconds of forward, and of backward until the graph is freed, way by way."""
     ways = case.ways(contaminated)
     least = {way: {"forward": float("inf"), "backward": float("inf")} for way in ways}
-    started, rounds = time.monotonic(), 0
-    gc.disable()
-    try:
-        while rounds < 5 or time.monotonic() - started < SECONDS:
-            rounds += 1
-            # To and fro: who comes first finds the memory in another state.
-            for way, (forward, backward) in list(ways.items()) if rounds % 2 else list(ways.items())[::-1]:
-                start = time.perf_counter()
-                loss = forward()
-                middle = time.perf_counter()
-                backward(loss)
-                del loss
-                end = time.perf_counter()
-                least[way]["forward"] = min(least[way]["forward"], middle - start)
-                least[way]["backward"] = min(least[way]["backward"], end - middle)
-    finally:
-        gc.enable()
+    for way, (forward, backward) in _in_turn(ways, SECONDS):
+        start = time.perf_counter()
+        loss = forward()
+        middle = time.perf_counter()
+        backward(loss)
+        del loss
+        end = time.perf_counter()
+        least[way]["forward"] = min(least[way]["forward"], middle - start)
+        least[way]["backward"] = min(least[way]["backward"], end - middle)
     return least
 
 
@@ -276,19 +282,12 @@ def watched(case: Case) -> dict[str, float]:
         "on_failure": (nullcontext, explain.on_failure(step)),
     }
     least = dict.fromkeys(ways, float("inf"))
-    started, rounds = time.monotonic(), 0
-    gc.disable()
-    try:
-        while rounds < 5 or time.monotonic() - started < 2 * SECONDS:
-            rounds += 1
-            for way, (watch, run) in list(ways.items()) if rounds % 2 else list(ways.items())[::-1]:
-                with watch():
-                    run()  # what a first step finds out is not counted
-                    start = time.perf_counter()
-                    run()
-                    least[way] = min(least[way], time.perf_counter() - start)
-    finally:
-        gc.enable()
+    for way, (watch, run) in _in_turn(ways, 2 * SECONDS):
+        with watch():
+            run()  # what a first step finds out is not counted
+            start = time.perf_counter()
+            run()
+            least[way] = min(least[way], time.perf_counter() - start)
     return least
 
 

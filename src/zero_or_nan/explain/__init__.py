@@ -10,7 +10,7 @@ What users of the library import:
 How it works, in the order of the flow:
 
 - `block`, `failure`: what users call; `recorder`: all that one watch knows.
-- `patches`: what of PyTorch is replaced while it lasts; `replacing`: by several watches at once.
+- `patches`: what of PyTorch is replaced while it lasts; `zero_or_nan.replacing`: by several watches at once.
 - `forward`: each public function is looked at as it returns; `places`, `names`: where that was, in the user's words.
 - `backward`: what each node passes on; `shadow`: the same pass by `ignoring`, which tells what the loss ignored;
   `undoing` puts back what that writes to.

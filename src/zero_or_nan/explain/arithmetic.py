@@ -150,16 +150,18 @@ def first_born(function: Callable[[], Any]) -> Born | None:
 
 
 @contextmanager
-def again() -> Iterator[None]:
-    """A second run that nobody notices: no graph, and the random numbers of before."""
+def unnoticed() -> Iterator[None]:
+    """Something runs once more, and nobody notices: the random numbers of before, no mode, no warning."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with (
-        torch.random.fork_rng(devices=list(devices)),
-        torch.no_grad(),
-        torch._C.DisableTorchFunction(),
-        warnings.catch_warnings(),
-    ):
+    with torch.random.fork_rng(devices=list(devices)), torch._C.DisableTorchFunction(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def again() -> Iterator[None]:
+    """The same, without a graph."""
+    with unnoticed(), torch.no_grad():
         yield
 
 

@@ -29,10 +29,10 @@ from ..ignoring.graph import (
 )
 from ..ignoring.looks import harmless
 from .arithmetic import again, first_born, limit, number
-from .forward import CALLED, CARRIES, PASSES, READABLE, Call, come_in, finite_ones, note_call
+from .forward import CALLED, CARRIES, PASSES, READABLE, Call, come_in, describe, finite_ones, note_call
 from .places import Place, place_here, users_frame
 from .shadow import Shadow, leaves_of, shadow_of
-from .traces import Found, Trace, first_entries, is_finite, joined, looked_at, passed_on
+from .traces import Found, Trace, are_finite, is_finite, joined, looked_at, passed_on
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -209,11 +209,9 @@ class Watched:
         if len(senders) < 2 or bool(here.isnan().any()):
             return None
         bad = ~torch.isfinite(here)
-        called = self._called(senders[0])[1]
-        where, count, shape = first_entries(bad), int(bad.sum()), tuple(here.shape)
+        call = Call(None, *self._called(senders[0])[1])
         text = f"the sum of {len(senders)} gradients > {limit(here.dtype)}"
-        found = Found("made", "backward", *called, where, count, shape, here.dtype, here.device, text, too_large=True)
-        return Trace({found: (called[0],)})
+        return Trace({describe("made", call, here, bad, text, "backward", too_large=True): (call.name,)})
 
     def _is_explained(self, node: Any, arriving: Sequence[Any], traces: Sequence[Trace]) -> bool:
         """Whether what a node passes on is not finite only because what arrived was not."""
@@ -221,11 +219,9 @@ class Watched:
             return False
         if not can_run_again(node):
             return True
-        changed = [value if looked_at(value) is None else finite_ones(value.detach()) for value in arriving]
         try:
             with again():
-                results = run(node, *changed)
-            return all(is_finite(here) for here in map(looked_at, results) if here is not None)
+                return are_finite(run(node, *_finite(arriving)))
         except Exception:
             return True
 
@@ -285,9 +281,8 @@ class Watched:
         known = self.born.get(node)
         if known is None:
             text = self._multiplied(node, arriving, at, entries) or (inside.found[0].operands if inside else "")
-            where, count, shape = first_entries(entries), int(entries.sum()), tuple(entries.shape)
-            found = Found("made", "backward", *called, where, count, shape, result.dtype, result.device, text)
-            found.too_large = self._only_too_large(node, arriving, at, entries)
+            too_large = self._only_too_large(node, arriving, at, entries)
+            found = describe("made", Call(None, *called), result, entries, text, "backward", too_large=too_large)
             self.born[node] = known = found, entries
         return [*born, known[0]]
 
@@ -323,7 +318,7 @@ class Watched:
                 return f"{number(cotangent[index].item())} × {number(slope)}{_point(node, index, bad)}"
         if can_run_again(node):
             with contextlib.suppress(Exception):
-                finite = [value if looked_at(value) is None else finite_ones(value.detach()) for value in arriving]
+                finite = _finite(arriving)
                 born = first_born(lambda: run(node, *finite))
                 if born is not None:
                     return born.text
@@ -412,9 +407,7 @@ class Watched:
         in_hook = found.phase == "backward" and all(known is not found for known, _ in self.born.values())
         if used is False or (mended and not in_loss and not in_hook):
             return "contaminated", mended
-        if found.nature != "made":
-            return "bad input", mended
-        return ("overflow" if found.too_large else "undefined"), mended
+        return found.kind_where_used, mended
 
     def _used(self, found: Found) -> bool | None:
         """Whether the loss uses the entries; None where that can't be told."""
@@ -451,6 +444,11 @@ class Watched:
             return False
         mask = self.shadow.masks[edge]
         return bool((mask & entries).any()) if mask is not None and mask.shape == entries.shape else True
+
+
+def _finite(arriving: Sequence[Any]) -> list[Any]:
+    """What arrives, with 1 where it is not finite."""
+    return [value if looked_at(value) is None else finite_ones(value.detach()) for value in arriving]
 
 
 def can_run_again(node: Any) -> bool:

@@ -6,7 +6,7 @@ import functools
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar, overload
 from weakref import WeakSet
 
@@ -16,11 +16,12 @@ from torch._C._nn import flatten_dense_tensors
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from ..ignoring.graph import graph_from
+from ..ignoring.looks import total
+from ..replacing import put_back, replace
 from .arithmetic import on_copies
-from .replacing import put_back, replace
 from .report import NotFiniteError
 from .shadow import leaves_of
-from .traces import is_finite, looked_at, tensors_in
+from .traces import each_in, is_finite, looked_at, tensors_in
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -215,21 +216,11 @@ class _Watch:
 
     def is_fine(self, result: Any) -> bool:
         """Whether what a step returned is finite, and what it left in `.grad`, where no optimizer looked at it."""
-        if not all_finite(tensors_in(result)) or not all(number - number == 0 for number in _floats_in(result)):
+        if not all_finite(tensors_in(result)) or not all(number - number == 0 for number in each_in(result, float)):
             return False
         if self.stepped or self.is_scaled:
             return True
         return all_finite(leaf.grad for leaf in self.leaves.values() if leaf.grad is not None)
-
-
-def _floats_in(things: Any) -> Iterator[float]:
-    if isinstance(things, float):
-        yield things
-    elif isinstance(things, (tuple, list)):
-        for thing in things:
-            yield from _floats_in(thing)
-    elif isinstance(things, dict):
-        yield from _floats_in(list(things.values()))
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
@@ -257,11 +248,7 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
             totals.append(flatten_dense_tensors(small).sum())
         if others:
             first = others[0].device
-            wide = [tensor.sum(dtype=_wide(tensor)).to(first, torch.float64) for tensor in others]
+            wide = [total(tensor).to(first, torch.float64) for tensor in others]
             totals.append(torch.stack(wide).sum())
-        bad = [total for total in totals if (number := total.item()) - number != 0]
-    return not bad or all(is_finite(tensor) for tensor in (*usual, *others))
-
-
-def _wide(tensor: Tensor) -> torch.dtype:
-    return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
+        is_fine = all((number := each.item()) - number == 0 for each in totals)
+    return is_fine or all(is_finite(tensor) for tensor in (*usual, *others))

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 from ..ignoring.graph import TELLS_OF_HOOKS
 from .arithmetic import Born, again, first_born, is_nan, number, on_copies
 from .places import Place
-from .traces import Found, first_entries, looked_at, tensors_in
+from .traces import Found, each_in, first_entries, looked_at, tensors_in
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -86,13 +86,11 @@ class Plan(NamedTuple):
         name: its public name.
         looks: whether its result has to be looked at.
         in_place: whether it changes its first argument.
-        is_selection: whether it may leave something out that stays as it is.
     """
 
     name: str
     looks: bool
     in_place: bool
-    is_selection: bool = False
 
 
 @functools.lru_cache(4096)
@@ -200,13 +198,7 @@ def in_double(tensor: Tensor) -> Tensor:
 
 def infinite_number(things: Any) -> float | None:
     """A number among the arguments, not in a tensor, that is not finite."""
-    if isinstance(things, float):
-        return things if not math.isfinite(things) else None
-    if isinstance(things, (tuple, list)):
-        return next((found for found in map(infinite_number, things) if found is not None), None)
-    if isinstance(things, dict):
-        return infinite_number(list(things.values()))
-    return None
+    return next((number for number in each_in(things, float) if not math.isfinite(number)), None)
 
 
 def describe(
@@ -220,7 +212,7 @@ def describe(
         call.place,
         first_entries(entries),
         int(entries.sum()),
-        tuple(whole.shape),
+        tuple(entries.shape),
         whole.dtype,
         whole.device,
         operands,

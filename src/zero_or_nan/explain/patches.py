@@ -13,8 +13,8 @@ from torch.autograd.function import _HookMixin
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..ignoring.graph import TELLS_OF_HOOKS
+from ..replacing import is_replaced, put_back, replace
 from .forward import HOOKS
-from .replacing import is_replaced, put_back, replace
 
 if TYPE_CHECKING:
     from .recorder import Recorder

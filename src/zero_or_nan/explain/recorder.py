@@ -140,7 +140,7 @@ class Recorder:
                         note_call(result._base.grad_fn, plan.name, place)
                 here = looked_at(result)
                 if here is None or is_finite(here):
-                    if self.traces and here is not None and not plan.is_selection:
+                    if self.traces and here is not None:
                         self._overwritten(plan, here)
                     return
             elif result is None and not plan.in_place:
@@ -236,7 +236,8 @@ class Recorder:
 
     def _taken_in(self, args: Any, kwargs: Any) -> None:
         for tensor in tensors_in((args, kwargs)):
-            self.loose.pop(tensor.untyped_storage()._cdata if _has_memory(tensor) else 0, None)
+            if looked_at(tensor) is not None:
+                self.loose.pop(tensor.untyped_storage()._cdata, None)
 
     def _suspected(self, args: Any) -> None:
         """A parameter is changed by what is suspected."""
@@ -389,7 +390,6 @@ class Recorder:
 
     def _newborn(self, call: Call, here: Tensor, births: Tensor, at: int, of_finite: bool) -> Found:
         written = infinite_number((call.args, call.kwargs))
-        written = infinite_number((call.args, call.kwargs))
         if written is not None and (written != written or not bool((here.isnan() & births).any())):
             return describe("meant" if written == written else "given", call, here, births, str(written))
         return born_at(call, here, births, at, of_finite)
@@ -475,7 +475,7 @@ class Recorder:
 
     def _is_well_known(self, found: Found, kind: Any) -> bool:
         """Whether it has been told of so often that its targets need no names any more."""
-        key = (found.phase, found.operator, found.place.filename, found.place.line, kind)
+        key = _key(found, kind)
         if key not in self._told:
             return False
         self._seen[key] = self._seen.get(key, 0) + 1
@@ -485,7 +485,7 @@ class Recorder:
         self, found: Found, kind: Any, mended: bool | None, labels: list[str], path: list[str], names: Names
     ) -> None:
         place = found.place
-        key = (found.phase, found.operator, place.filename, place.line, kind)
+        key = _key(found, kind)
         known = self._told.get(key)
         if known is not None:
             known.reached += [label for label in labels if label not in known.reached]
@@ -554,16 +554,16 @@ class Recorder:
                     if found.nature != "meant":
                         seen.setdefault(found, list(way))
             for found, path in seen.items():
-                kind = "bad input" if found.nature != "made" else "overflow" if found.too_large else "undefined"
-                self._tell(found, kind, None, ["a result"], path, names)
+                self._tell(found, found.kind_where_used, None, ["a result"], path, names)
 
 
 def _is_meant(found: Found, function: str) -> bool:
     return found.nature == "meant" or (found.nature == "given" and found.infinite and function in MEANT)
 
 
-def _has_memory(tensor: Tensor) -> bool:
-    return looked_at(tensor) is not None
+def _key(found: Found, kind: Any) -> tuple[Any, ...]:
+    """What happens on one line, by one function, is told of once."""
+    return found.phase, found.operator, found.place.filename, found.place.line, kind
 
 
 def _rank() -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,7 +12,8 @@ from torch.autograd.graph import GradientEdge
 from ..ignoring.careful import Pass
 from ..ignoring.checkpoints import CHECKPOINT
 from ..ignoring.graph import AccumulateGrad, Edge, Graph, edge_of, graph_from
-from .traces import is_finite, looked_at, tensors_in
+from .arithmetic import unnoticed
+from .traces import are_finite
 
 
 class Shadow(Pass):
@@ -35,12 +35,12 @@ class Shadow(Pass):
 
     def _leave(self, node: Any, edges: Any, results: Any, arriving: Any) -> Any:
         changed = super()._leave(node, edges, results, arriving)
-        self.finite[node] = _all_finite(results if changed is None else changed)
+        self.finite[node] = are_finite(results if changed is None else changed)
         return changed
 
     def _pass_on(self, node: Any, edges: Any, function: Any, masks: Any, mend: Any, results: Any, arriving: Any) -> Any:
         super()._pass_on(node, edges, function, masks, mend, results, arriving)
-        self.finite[node] = _all_finite(results)
+        self.finite[node] = are_finite(results)
 
 
 def shadow_of(
@@ -70,24 +70,16 @@ def shadow_of(
     if not edges:
         return None
     shadow = Shadow(roots, graph, [*keep, *edges], dangers)
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
-        with (
-            torch.random.fork_rng(devices=list(devices)),
-            torch._C.DisableTorchFunction(),
-            warnings.catch_warnings(),
-            _Leaves(graph) as leaves,
-            shadow,
-        ):
-            warnings.simplefilter("ignore")
+        with unnoticed(), _Leaves(graph) as leaves, shadow:
             if any(node.name() == CHECKPOINT for node in graph):  # refuses to work for `grad`
                 nested(lambda more: leaves.set_aside(graph_from(more)))
                 torch.autograd.backward(roots, vectors, retain_graph=True)
-                shadow._leaves = leaves.are_finite()
+                shadow._leaves = leaves.have_finite()
             else:
                 asked = [GradientEdge(node, output) for node, output in edges]
                 gradients = torch.autograd.grad(roots, asked, vectors, retain_graph=True, allow_unused=True)
-                shadow._edges = dict(zip(edges, map(_all_finite, gradients), strict=True))
+                shadow._edges = dict(zip(edges, map(are_finite, gradients), strict=True))
     except Exception:
         return None
     return shadow
@@ -115,8 +107,8 @@ class _Leaves:
                         self.hooks.append((hooks, list(hooks.items())))
                         hooks.clear()
 
-    def are_finite(self) -> dict[int, bool]:
-        return {at: leaf.grad is None or _all_finite(leaf.grad) for at, (leaf, _) in self.kept.items()}
+    def have_finite(self) -> dict[int, bool]:
+        return {at: leaf.grad is None or are_finite(leaf.grad) for at, (leaf, _) in self.kept.items()}
 
     def __exit__(self, *details: Any) -> None:
         for leaf, grad in self.kept.values():
@@ -138,7 +130,3 @@ def _would_disturb_others(graph: Graph) -> bool:
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return False
     return any(isinstance(node, torch.autograd.function.BackwardCFunction) for node in graph)
-
-
-def _all_finite(values: Any) -> bool:
-    return all(is_finite(here) for here in map(looked_at, tensors_in(values)) if here is not None)

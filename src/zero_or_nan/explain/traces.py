@@ -10,7 +10,7 @@ import itertools
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,10 +18,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 
 from ..ignoring.distributed import is_distributed, part_here
+from ..ignoring.looks import total
 from .places import Place
 
 MOST_STEPS = 40
 """The steps of a path that are kept."""
+
+T = TypeVar("T")
 
 _DENSE = (Tensor, Parameter)
 is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
@@ -45,7 +48,6 @@ class Found:
         infinite: of what came in, whether there was no NaN in it.
         tensor: what came in.
         in_backward: what backward multiplied there, where that made a gradient that is not finite.
-        times: how often it happened on this line.
         number: in order of time.
     """
 
@@ -63,8 +65,14 @@ class Found:
     infinite: bool = False
     tensor: weakref.ref[Tensor] | None = None
     in_backward: str = ""
-    times: int = 1
     number: int = field(default_factory=itertools.count().__next__)
+
+    @property
+    def kind_where_used(self) -> Literal["undefined", "overflow", "bad input"]:
+        """What it is called where the loss uses it."""
+        if self.nature != "made":
+            return "bad input"
+        return "overflow" if self.too_large else "undefined"
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,14 +140,19 @@ class Traces:
 
 def tensors_in(things: Any) -> Iterator[Tensor]:
     """The tensors of arguments or results, however they are nested."""
-    if isinstance(things, Tensor):
+    return each_in(things, Tensor)
+
+
+def each_in(things: Any, kind: type[T]) -> Iterator[T]:
+    """All that is of a kind in arguments or results, however they are nested."""
+    if isinstance(things, kind):
         yield things
     elif isinstance(things, (tuple, list)):
         for thing in things:
-            yield from tensors_in(thing)
+            yield from each_in(thing, kind)
     elif isinstance(things, dict):
         for thing in things.values():
-            yield from tensors_in(thing)
+            yield from each_in(thing, kind)
 
 
 def looked_at(tensor: Any) -> Tensor | None:
@@ -168,11 +181,13 @@ def looked_at(tensor: Any) -> Tensor | None:
 
 def is_finite(tensor: Tensor) -> bool:
     """Whether all entries are: NaN and inf get into every sum; one that is too large is looked at again."""
-    total = (tensor.sum(dtype=torch.float32) if tensor.dtype in _WIDER else tensor.sum()).item()
-    return bool(total - total == 0) or bool(torch.isfinite(tensor).all())
+    number = total(tensor).item()
+    return bool(number - number == 0) or bool(torch.isfinite(tensor).all())
 
 
-_WIDER = frozenset({torch.float16, torch.bfloat16})
+def are_finite(values: Any) -> bool:
+    """Whether all tensors are, however they are nested, as far as they can be looked at."""
+    return all(is_finite(here) for here in map(looked_at, tensors_in(values)) if here is not None)
 
 
 def first_entries(mask: Tensor, most: int = 5) -> list[tuple[int, ...]]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from ..replacing import put_back, replace
 from .graph import KINDS, TELLS_OF_HOOKS, can_be_read_again, function_of, run, saved_tensors
 from .masks import Mask
 
@@ -86,13 +87,12 @@ def counting() -> Iterator[Counted]:
     counted = Counted()
     with _LOCK:
         _COUNTS.append(counted)
-    enter = saved_tensors_hooks.__enter__
     if not TELLS_OF_HOOKS:
-        saved_tensors_hooks.__enter__ = _noting(enter)  # type: ignore[method-assign]
+        replace(counted, saved_tensors_hooks, "__enter__", _noting)
     try:
         yield counted
     finally:
-        saved_tensors_hooks.__enter__ = enter  # type: ignore[method-assign]
+        put_back(counted)
         with _LOCK:
             _COUNTS[:] = [each for each in _COUNTS if each is not counted]
 

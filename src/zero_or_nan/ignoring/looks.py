@@ -49,9 +49,13 @@ class Look(NamedTuple):
     accepts: Callable[..., bool]
 
 
+def total(tensor: Tensor) -> Tensor:
+    """Finite only where all entries are: NaN and inf get into every sum. Half precision would overflow too early."""
+    return tensor.sum(dtype=torch.float32) if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.sum()
+
+
 def _sum(tensor: Tensor) -> tuple[Tensor, ...]:
-    """Finite where all entries are: NaN and inf get into every sum. Half precision would overflow too early."""
-    return (tensor.sum(dtype=torch.float32) if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.sum(),)
+    return (total(tensor),)
 
 
 @functools.cache

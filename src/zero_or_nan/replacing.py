@@ -1,4 +1,4 @@
-"""What several watches replace of PyTorch at once. They end in any order: threads and generators have their own."""
+"""What several users of it replace of PyTorch at once. They end in any order: threads and generators have their own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _places: dict[tuple[int, str], _Place] = {}
 
 
 class _Place:
-    """An attribute, with what was there, and the wraps of all watches that are on, the first innermost."""
+    """An attribute, with what was there, and the wraps of all owners, the first innermost."""
 
     def __init__(self, where: Any, name: str) -> None:
         self.where, self.name = where, name
