@@ -135,28 +135,29 @@ def _has_a_small_power(node: Any) -> bool:
 function("Convolution", selects=_leaves_out_inputs, look=MODERATE)
 function(
     """
-    BinaryCrossEntropyWithLogits Gelu Hardswish LogSigmoid Mish MseLoss NativeGroupNorm NativeLayerNorm Silu
+    BinaryCrossEntropyWithLogits Gelu Hardswish LogSigmoid Mish MseLoss Silu
     """,
     look=MODERATE,
 )
+# The mean of moderate numbers is one, and the bias is only added.
+function("NativeGroupNorm NativeLayerNorm", look=MODERATE, looks={"result1": None, "bias": None})
 function("Elu", look=MODERATE, scalars=("alpha", "scale"))
 function("Softplus", look=MODERATE, scalars=("beta",), only_if=_has_a_low_threshold)
 function("Pow", look=MODERATE, only_if=_has_a_small_power)
 function("CudnnBatchNorm NativeBatchNorm", look=MODERATE, looks={"running_var": AWAY_FROM_ZERO})
 # What the fourth result holds is the kernel's own, in bytes.
 function("MkldnnRnnLayer", look=MODERATE, looks={"result3": None})
-# An attention mask is -inf where it cuts off; what it does harm to shows in the logsumexp.
+# An attention mask is -inf where it cuts off; what it does harm to shows in the logsumexp. The output averages values.
+ATTENTION: Any = dict(
+    selects=True, look=MODERATE, looks={"attn_bias": None, "attn_mask": None, "output": None}, scalars=("scale",)
+)
 function(
-    "ScaledDotProductEfficientAttention", selects=True, look=MODERATE, looks={"attn_bias": None}, scalars=("scale",)
-)  # fmt: skip
-function("ScaledDotProductFlashAttention", selects=True, look=MODERATE, scalars=("scale",))
-function(
-    "ScaledDotProductCudnnAttention ScaledDotProductFusedAttentionOverrideable",
-    since="2.13", selects=True, look=MODERATE, looks={"attn_bias": None}, scalars=("scale",),
-)  # fmt: skip
-function(
-    "ScaledDotProductFlashAttentionForCpu", selects=True, look=MODERATE, looks={"attn_mask": None}, scalars=("scale",)
-)  # fmt: skip
+    """
+    ScaledDotProductEfficientAttention ScaledDotProductFlashAttention ScaledDotProductFlashAttentionForCpu
+    """,
+    **ATTENTION,
+)
+function("ScaledDotProductCudnnAttention ScaledDotProductFusedAttentionOverrideable", since="2.13", **ATTENTION)
 
 # These may have sequences one behind the other, and memory behind the last that nobody writes to.
 function("EfficientAttention FlashAttention", selects=True)

@@ -117,6 +117,25 @@ def reshaped(mask: Tensor, shape: Sequence[int]) -> Tensor:
     return outer.reshape(*shape[:new], *(1,) * (len(shape) - new)).expand(shape)
 
 
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def only(counts: Tensor, values: Tensor) -> Tensor:
+    """The values that count, and zeros, in memory as they were: kernels don't ask.
+
+    Args:
+        counts: of a shape that can be expanded to that of the values. For rows or columns `where` takes several times
+            as long as an `and` with the bits.
+        values: plain, of any dtype.
+    """
+    bits = _BITS.get(values.element_size()) if values.numel() >= MANY else None
+    if bits is None:
+        result = torch.where(counts, values, values.new_zeros(()))
+    else:
+        result = (values.view(bits) & counts.to(bits).neg_()).view(values.dtype)
+    return result if result.stride() == values.stride() else torch.empty_like(values).copy_(result)
+
+
 def full(mask: Mask, like: Tensor) -> Tensor:
     """The mask itself, or one by which all entries count. It may be expanded: masks are never written into."""
     return everywhere(True, like) if mask is None else mask

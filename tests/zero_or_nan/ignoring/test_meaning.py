@@ -1,5 +1,6 @@
 """What is ignored and what is not: each idea by its smallest example, judged by what the loss says."""
 
+import itertools
 import math
 import struct
 
@@ -478,12 +479,22 @@ def test_linear_functions_hand_the_knowledge_on(form):
     assert result.tolist() == pytest.approx([1.0, 0.0], rel=1e-6)
 
 
-@pytest.mark.xfail(strict=True, reason="a matrix product takes inf times inf for NaN where another row is ignored")
-def test_inf_times_inf_in_a_matrix_product_beside_an_ignored_row():
-    x = torch.tensor([[inf], [nan]])
-    w = torch.tensor([[1.0]], requires_grad=True)
-    (ours,) = ignoring.grad(((x @ w)[:1] * inf).sum(), w)
-    assert ours.tolist() == torch.autograd.grad(((x[:1] @ w) * inf).sum(), w)[0].tolist() == [[inf]]
+SPECIAL = [0.0, 1.0, -2.0, inf, -inf, nan]
+
+
+@pytest.mark.parametrize("multiply", [torch.mm, lambda x, w: torch.bmm(x[None], w[None])[0], torch.matmul], ids=[
+    "mm", "bmm", "matmul"
+])  # fmt: skip
+@pytest.mark.parametrize("rows", [1, 2])
+def test_what_is_not_finite_meets_what_is_not_in_a_matrix_product_beside_an_ignored_row(multiply, rows):
+    for scale in SPECIAL:
+        for entries in itertools.product(SPECIAL, repeat=rows):
+            x = torch.tensor([[entry] for entry in (*entries, nan)])
+            w = torch.tensor([[1.0]], requires_grad=True)
+            (ours,) = ignoring.grad((multiply(x, w)[:rows] * scale).sum(), w)
+            (theirs,) = torch.autograd.grad((multiply(x[:rows], w) * scale).sum(), w)
+            assert torch.equal(ours.nan_to_num(7.0), theirs.nan_to_num(7.0)), (scale, entries)
+            assert ours.isnan().equal(theirs.isnan()), (scale, entries)
 
 
 def test_attention_with_padding_that_holds_anything():

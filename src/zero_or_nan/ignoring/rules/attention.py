@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..cotangent import Cotangent, has_nan, mask_of, merge, plain, settle, wrapped
-from ..masks import Mask, both, core, everywhere, full, reduced
+from ..masks import Mask, anywhere, both, core, everywhere, full, only, reduced
 from ..registry import NotFollowed, rule
 
 LARGE = 10_000
@@ -120,6 +121,37 @@ def attention_backward(op: Any, *args: Any, **kwargs: Any) -> Any:
     return tuple(results)
 
 
+def is_small_and_whole(node: Any) -> bool:
+    """Whether each query attends to all keys, few enough that a second run of the kernel costs next to nothing."""
+    query, key = node._saved_query, node._saved_key
+    whole = not node._saved_is_causal and node._saved_attn_mask is None and query.shape[1] == key.shape[1]
+    return whole and query.numel() + key.numel() < LARGE
+
+
+def whole_masks(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Which queries count, and which keys, where each attends to all."""
+    queries = anywhere(mask, -1, keepdim=True)
+    return queries, anywhere(queries, -2, keepdim=True)
+
+
+def mend_attention(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
+    """Once more, without what is not used; if that leaves a NaN, by the rule."""
+    if not any(result is not None and has_nan(result) for result in results):
+        return
+    op: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    saved = [getattr(node, f"_saved_{name}") for name in ("query", "key", "value", "output", "logsumexp")]
+    options = dict(attn_mask=None, scale=node._saved_scale)
+    queries, keys = whole_masks(mask)
+    kept = [only(used, each) for used, each in zip((queries, keys, keys, queries), saved, strict=False)]
+    weights = saved[4].masked_fill(queries[..., 0].logical_not(), torch.inf)  # exp(score - inf) is a weight of 0
+    careful = op(grad, *kept, weights, node._saved_dropout_p, False, **options)
+    if any(map(has_nan, careful)):
+        careful = plain(attention_backward(op, Cotangent(grad, mask), *saved, node._saved_dropout_p, False, **options))
+    for result, mended in zip(results, careful, strict=True):
+        if result is not None:
+            result.copy_(mended)
+
+
 # Elements of the batch.
 
 
@@ -197,8 +229,8 @@ def _is_finite(call: Call) -> bool:
 
 def _without(call: Call, queries: Tensor, keys: Tensor) -> Call:
     """The call with nothing of the queries and keys that don't count; exp(score - inf) is a weight of 0."""
-    changed = {name: zeroed(call[name], ~queries) for name in ("query", "out")}
-    changed |= {name: zeroed(call[name], ~keys) for name in ("key", "value")}
+    changed = {name: only(queries, call[name]) for name in ("query", "out")}
+    changed |= {name: only(keys, call[name]) for name in ("key", "value")}
     # One number for each query, whatever dimensions the kernel gives it; some round the count up.
     given, tokens = call["logsumexp"], call["query"].shape[-2]
     each = given.unsqueeze(0) if given.dim() == 2 else given.squeeze(-1) if given.dim() == 4 else given
@@ -207,12 +239,6 @@ def _without(call: Call, queries: Tensor, keys: Tensor) -> Call:
         each[..., :tokens].masked_fill_(~queries[..., 0], torch.inf)
         changed["logsumexp"] = each.view(given.shape)
     return call.with_(**changed)
-
-
-def zeroed(tensor: Tensor, where: Tensor) -> Tensor:
-    """The tensor with zeros there. `masked_fill` takes several times as long as an `and` with the bits."""
-    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    return (tensor.view(bits) & (where.to(bits) - 1)).view(tensor.dtype)
 
 
 def _settled(call: Call, values: list[Any], masks: list[Tensor], pairs: Tensor) -> list[Any] | None:
@@ -262,7 +288,7 @@ def _cut_off(call: Call, mask: Mask) -> Tensor | None:
 
 def _came_through(out: Tensor, mask: Mask) -> Tensor:
     """The queries with an entry that counts and is not finite."""
-    used = out if mask is None else zeroed(out, ~core(mask))
+    used = out if mask is None else only(core(mask), out)
     return (used * 0).sum(-1, keepdim=True) != 0
 
 

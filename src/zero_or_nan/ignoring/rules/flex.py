@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ..cotangent import Cotangent, has_nan, mask_of, plain, wrapped
-from ..masks import core, full
+from ..masks import core, full, only
 from ..registry import NotFollowed, derivative
-from .attention import summed_to, zeroed
+from .attention import summed_to
 
 
 @derivative("torch._higher_order_ops.flex_attention.FlexAttentionAutogradOp")
@@ -30,13 +30,13 @@ def flex_attention(node: Any, grads: Any) -> tuple[Any, ...]:
     keys = summed_to(key.shape[1], keys, Tensor.any)
     keys = keys.any(0, keepdim=True) if len(key) == 1 else keys
     cleaned = (
-        zeroed(query, ~queries),
-        zeroed(key, ~keys),
-        zeroed(value, ~keys),
-        zeroed(out, ~queries),
+        only(queries, query),
+        only(keys, key),
+        only(keys, value),
+        only(queries, out),
         logsumexp.masked_fill(~queries[..., 0], torch.inf),  # exp(score - inf) is a weight of 0
     )
-    given = zeroed(plain(to_out), ~queries), plain(to_logsumexp).masked_fill(~queries[..., 0], 0)
+    given = only(queries, plain(to_out)), plain(to_logsumexp).masked_fill(~queries[..., 0], 0)
     unused = [None] * (len(grads) - 2)  # the largest scores, which newer releases give besides
     results = list(node._forward_cls.backward(_Cleaned(node, (*cleaned, *rest)), *given, *unused))
     if any(isinstance(result, Tensor) and has_nan(result) for result in results):

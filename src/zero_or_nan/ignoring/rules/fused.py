@@ -7,14 +7,15 @@ comes from what is mixed with what: normalisation mixes along its *fibres*, rows
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..cotangent import Cotangent, has_nan, mask_of, merge, plain, settle, wrapped
-from ..masks import anywhere, full
+from ..masks import anywhere, full, only
 from ..registry import rule
 from .products import without_lost_samples
 
@@ -73,6 +74,34 @@ def decomposed(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 rule("_fused_rms_norm_backward", since="2.13")(decomposed)
+
+
+SMALL = 1 << 16
+"""Entries up to which a second run of the kernel costs less than that Python follows it."""
+
+
+def is_small(node: Any) -> bool:
+    """Whether a second run costs next to nothing."""
+    kind = node._input_metadata[0]
+    return not kind.is_nested_tensor and math.prod(kind.shape) <= SMALL
+
+
+def mend_layer_norm(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
+    """Once more, without the rows that are ignored as a whole; if that leaves a NaN, by the rule."""
+    wanted = [result is not None for result in results]
+    if not any(want and has_nan(result) for want, result in zip(wanted, results, strict=True)):
+        return
+    op, shape = aten.native_layer_norm_backward.default, node._saved_normalized_shape
+    saved, mean, deviation = node._saved_input, node._saved_result1, node._saved_result2
+    affine = node._saved_weight, node._saved_bias
+    kept = anywhere(mask, list(range(-len(shape), 0)), keepdim=True)
+    statistics = [only(kept.reshape(each.shape), each) for each in (mean, deviation)]
+    careful = op(grad, only(kept, saved), shape, *statistics, *affine, wanted)
+    if any(want and has_nan(result) for want, result in zip(wanted, careful, strict=True)):
+        careful = plain(decomposed(op, Cotangent(grad, mask), saved, shape, mean, deviation, *affine, wanted))
+    for result, mended in zip(results, careful, strict=True):
+        if result is not None:
+            result.copy_(mended)
 
 
 @rule("nll_loss_backward", "nll_loss2d_backward")
@@ -139,22 +168,15 @@ def _without_lost_rows(mask: Tensor, args: tuple[Any, ...], statistics: tuple[in
     Plain PyTorch makes NaN of such a row, so no number of its result is another for it.
     """
     kept = anywhere(mask, list(range(-len(args[2]), 0)), keepdim=True)
-    finite: Any = 0
-    for place in statistics:
-        finite = args[place] - args[place] + finite
-    kept = kept | (finite == 0).reshape(kept.shape)
+    finite = functools.reduce(torch.add, [args[place] - args[place] for place in statistics]) == 0
+    kept = kept | finite.reshape(kept.shape)
     if bool(kept.all()):
         return args
     given = list(args)
-    given[1] = _only(kept, args[1])
+    given[1] = only(kept, args[1])
     for place in statistics:
-        given[place] = _only(kept.reshape(args[place].shape), args[place])
+        given[place] = only(kept.reshape(args[place].shape), args[place])
     return tuple(given)
-
-
-def _only(kept: Tensor, values: Tensor) -> Tensor:
-    """The values that are kept, and zeros, in memory as they were: kernels don't ask."""
-    return torch.where(kept, values, values.new_zeros(()), out=torch.empty_like(values))
 
 
 def _without_lost_fibres(mask: Tensor, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -164,7 +186,7 @@ def _without_lost_fibres(mask: Tensor, args: tuple[Any, ...]) -> tuple[Any, ...]
     kept = anywhere(mask, dim, keepdim=True) | (fibre - fibre == 0)
     if bool(kept.all()):
         return args
-    return (grad, _only(kept, output), dim, *rest)
+    return (grad, only(kept, output), dim, *rest)
 
 
 def _without_lost_samples(mask: Tensor, args: tuple[Any, ...]) -> tuple[Any, ...]:

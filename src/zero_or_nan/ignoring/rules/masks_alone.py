@@ -15,6 +15,8 @@ from ..cotangent import without_nan
 from ..graph import run
 from ..masks import Mask, anywhere, both, core, expanded, reduced, reshaped
 from ..registry import masks, record_of
+from .attention import is_small_and_whole, mend_attention, whole_masks
+from .fused import is_small, mend_layer_norm
 from .products import is_cheap, mend_products
 
 Results = Sequence[Any]
@@ -176,7 +178,12 @@ def _softmax(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[
     return (anywhere(mask, _signed(node._saved_dim), keepdim=True).expand(grad.shape),)
 
 
-@masks("NativeLayerNorm")
+@masks(
+    "NativeLayerNorm",
+    mend=mend_layer_norm,
+    mend_if=is_small,
+    mend_reads=tuple(f"_raw_saved_{name}" for name in ("input", "result1", "result2", "weight", "bias")),
+)
 def _layer_norm(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     """It mixes each row; weight and bias get a sum over rows."""
     if mask is None:
@@ -185,3 +192,21 @@ def _layer_norm(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequen
     rows = anywhere(mask, list(range(-row, 0)), keepdim=True)
     found: list[Mask] = [None if results[0] is None else rows.expand(grad.shape)]
     return found + [None if result is None else reduced(mask, result.shape) for result in results[1:]]
+
+
+@masks(
+    "ScaledDotProductFlashAttentionForCpu",
+    reads=("_raw_saved_query", "_raw_saved_key", "_raw_saved_attn_mask"),
+    only_if=is_small_and_whole,
+    mend=mend_attention,
+    mend_reads=("_raw_saved_value", "_raw_saved_output", "_raw_saved_logsumexp"),
+)
+def _attention(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
+    """A query mixes all keys, and a key goes to all queries."""
+    if mask is None:
+        return [None] * len(results)
+    queries, keys = whole_masks(mask)
+    return [
+        None if result is None else counts.expand(result.shape)
+        for counts, result in zip((queries, keys, keys), results, strict=True)
+    ]

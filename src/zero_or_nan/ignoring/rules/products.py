@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..cotangent import Cotangent, has_nan, mask_of, merge, plain, wrapped
-from ..masks import Mask, anywhere, core, extent, full
+from ..masks import Mask, anywhere, core, extent, full, only
 from ..registry import NotFollowed, rule
 from .two_cotangents import product_of_two
 
@@ -48,6 +48,8 @@ def _set_aside(apply: Apply, grad: Tensor, mask: Tensor, saved: Tensor, never_me
     if not apply(mask.to(counting), aside.to(counting)).any():
         return value
     back = _put_back(apply, grad, mask, saved, counting)
+    if not all_finite(grad):  # inf times what was set aside is put back, too
+        value = apply(finite_part(grad), cleaned)
     return torch.where(back == 0, value, value + back)  # -0.0 + 0.0 is 0.0
 
 
@@ -60,22 +62,26 @@ def finite_part(saved: Tensor) -> Tensor:
     return finite if small is saved else finite.expand(saved.shape)
 
 
-def _put_back(apply: Apply, value: Tensor, used: Tensor, saved: Tensor, counting: torch.dtype) -> Tensor:
-    """What the used entries give with the non-finite saved ones: NaN, inf, -inf, and 0 elsewhere."""
-    dtype = value.dtype
+def _put_back(apply: Apply, grad: Tensor, used: Tensor, saved: Tensor, counting: torch.dtype) -> Tensor:
+    """What the used entries give that are not finite, or meet one that is not: NaN, inf, -inf, and 0 elsewhere."""
 
-    def count(left: Tensor, right: Tensor) -> Tensor:
+    def meet(left: Tensor, right: Tensor) -> Tensor:
         return apply(left.to(counting), right.to(counting)) != 0
 
-    nan = count(used, saved.isnan())
-    if dtype.is_complex:
-        return torch.where(nan | count(used, saved.isinf()), torch.nan, 0.0)
-    positive, negative = used & (value > 0), used & (value < 0)
+    strange, aside = grad.isfinite().logical_not_(), saved.isfinite().logical_not_()
+    if grad.is_complex():
+        return torch.where(meet(used, aside) | meet(strange, torch.ones_like(aside)), torch.nan, 0.0)
     up, down = saved == torch.inf, saved == -torch.inf
-    nan |= count(used & ~(positive | negative), up | down)
-    to_inf = count(positive, up) | count(negative, down)
-    to_minus_inf = count(positive, down) | count(negative, up)
-    result = torch.zeros(nan.shape, dtype=dtype, device=nan.device)
+    nan = meet(used, saved.isnan()) | meet(used & (grad == 0), up | down)
+    positive, negative = grad > 0, grad < 0
+    to_inf = meet(positive, up) | meet(negative, down)
+    to_minus_inf = meet(positive, down) | meet(negative, up)
+    if bool(strange.any()):
+        nan |= meet(grad.isnan(), torch.ones_like(aside)) | meet(grad.isinf(), saved == 0)
+        up, down = grad == torch.inf, grad == -torch.inf
+        to_inf |= meet(up, saved > 0) | meet(down, saved < 0)
+        to_minus_inf |= meet(up, saved < 0) | meet(down, saved > 0)
+    result = torch.zeros(nan.shape, dtype=grad.dtype, device=nan.device)
     result.masked_fill_(to_inf, torch.inf).masked_fill_(to_minus_inf, -torch.inf)
     return result.masked_fill_(nan | (to_inf & to_minus_inf), torch.nan)
 
@@ -95,20 +101,20 @@ def _sum(saved: Tensor, *dim: int) -> Tensor:
 
 
 def _is_finite(number: Tensor) -> bool:
-    difference = number.item() - number.item()
-    return difference == 0
+    value = number.item()
+    return bool(value - value == 0)
 
 
 def rows_never_meet(used: Tensor, saved: Tensor) -> bool:
     """Whether no used entry of the left factor meets NaN or inf in a row of the right one."""
     columns = anywhere(used, -2) if used.dim() > 1 else used
-    return _is_finite(torch.where(columns, saved if saved.dim() == 1 else _sum(saved, -1), 0).sum())
+    return _is_finite(only(columns, saved if saved.dim() == 1 else _sum(saved, -1)).sum())
 
 
 def columns_never_meet(used: Tensor, saved: Tensor) -> bool:
     """Whether no used entry of the right factor meets NaN or inf in a column of the left one."""
     rows = anywhere(used, -1) if used.dim() > 1 else used
-    return _is_finite(torch.where(rows, saved if saved.dim() == 1 else _sum(saved, -2), 0).sum())
+    return _is_finite(only(rows, saved if saved.dim() == 1 else _sum(saved, -2)).sum())
 
 
 def without_lost_samples(mask: Mask, saved: Tensor) -> Tensor:
@@ -116,7 +122,7 @@ def without_lost_samples(mask: Mask, saved: Tensor) -> Tensor:
     if mask is None or all_finite(saved):
         return saved
     used = anywhere(mask, list(range(1, mask.dim())))
-    lost_alone = _is_finite(torch.where(used, _sum(saved, *range(1, saved.dim())), 0).sum())
+    lost_alone = _is_finite(only(used, _sum(saved, *range(1, saved.dim()))).sum())
     cleaned = finite_part(saved) if lost_alone else saved
     return cleaned if cleaned.stride() == saved.stride() else saved
 
@@ -162,15 +168,21 @@ def trilinear(
 
 
 def mend_products(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
-    """Both products of `Mm` and `Addmm` once more where plain PyTorch's have NaN; NaN and inf are set aside."""
+    """Both products of `Mm` and `Addmm` once more where plain PyTorch's have NaN."""
     to_first, to_second = results[-2:]
     if to_first is not None and has_nan(to_first):
-        first = _set_aside(torch.mm, grad, mask, node._saved_mat2.t(), rows_never_meet)
+        first = _without_lost_rows(grad, mask, node._saved_mat2.t())
         torch.where(to_first == to_first, to_first, first, out=to_first)
     if to_second is not None and has_nan(to_second):
         saved = node._saved_mat1 if len(results) == 3 else node._saved_self
-        second = _set_aside(torch.mm, grad.t(), mask.t(), saved, rows_never_meet)
+        second = _without_lost_rows(grad.t(), mask.t(), saved)
         torch.where(to_second == to_second, to_second, second.t(), out=to_second)
+
+
+def _without_lost_rows(grad: Tensor, mask: Tensor, saved: Tensor) -> Tensor:
+    """A product without the rows of what was saved that only ignored entries meet; else NaN and inf are set aside."""
+    value = torch.mm(grad, only(anywhere(mask, -2).unsqueeze(-1), saved))
+    return _set_aside(torch.mm, grad, mask, saved, rows_never_meet) if has_nan(value) else value
 
 
 CHEAP = 1 << 20
