@@ -27,6 +27,10 @@ from torch import Tensor, nn
 from torch.masked import masked_tensor
 
 from zero_or_nan import explain, ignoring
+from zero_or_nan.ignoring.careful import Pass, nothing_ignored
+from zero_or_nan.ignoring.graph import Graph, graph_from
+from zero_or_nan.ignoring.lifetimes import DEEP_GRAPHS
+from zero_or_nan.ignoring.looks import harmless
 
 from ..project import Problem, Project, write
 
@@ -291,6 +295,63 @@ def watched(case: Case) -> dict[str, float]:
     return least
 
 
+PARTED = [
+    "4-layer MLP, width 8, batch 4",
+    "transformer layer, width 16, 4 × 8 tokens",
+    "transformer layer, width 256, 8 × 64 tokens",
+    "a chain of 50,000 nodes",
+    "where over exp, 10 entries",
+]
+"""The cases of which it is told where the time goes."""
+
+
+class _Bare(Pass):
+    """A pass whose hooks do nothing: what PyTorch's engine takes to call them."""
+
+    def _enter(self, *arguments: Any) -> Any:
+        return None
+
+    _leave = _pass_on = _enter  # type: ignore[assignment]
+
+
+def parts(case: Case, contaminated: bool) -> dict[str, float]:
+    """Seconds of backward with more and more of what `ignoring` does: a walk along the graph, a look, hooks, rules."""
+    forward, plain = case.ways(contaminated)["plain"]
+
+    def walk(loss: Tensor) -> Graph:
+        DEEP_GRAPHS.sweep()
+        graph = graph_from((loss,))
+        DEEP_GRAPHS.hold(graph)
+        return graph
+
+    def walked(loss: Tensor) -> None:
+        walk(loss)
+        plain(loss)
+
+    def looked(loss: Tensor) -> None:
+        graph = walk(loss)
+        nothing_ignored(graph) or harmless(graph, [])
+        plain(loss)
+
+    def hooked(loss: Tensor) -> None:
+        graph, dangers = walk(loss), list[Any]()
+        nothing_ignored(graph) or harmless(graph, dangers)
+        with _Bare((loss,), graph, dangers=dangers):
+            plain(loss)
+
+    ways = {"plain": plain, "walk": walked, "look": looked}
+    ways |= {"hooks": hooked} if contaminated else {}
+    ways["ignoring"] = ignoring.backward
+    least = dict.fromkeys(ways, float("inf"))
+    for way, backward in _in_turn(ways, SECONDS):
+        loss = forward()
+        start = time.perf_counter()
+        backward(loss)
+        del loss
+        least[way] = min(least[way], time.perf_counter() - start)
+    return least
+
+
 def peak(case: Case, contaminated: bool, way: str) -> int:
     """Bytes that one gradient takes at its peak, beyond what the process held before; run in a fresh process."""
     small = [_where_over_exp(10)(contaminated), _layers(lambda: _transformer(16, 2), (4, 8, 16))(contaminated)]
@@ -339,6 +400,12 @@ def costs(project: Project) -> None:
                 row["peak"] = _peaks(case, contaminated)
             rows.append(row)
             print(_line(row), flush=True)
+    parted = []
+    for name, contaminated in itertools.product(PARTED, (False, True)):
+        seconds = parts(CASES[name], contaminated)
+        parted.append({"case": name, "contaminated": contaminated, "seconds": seconds})
+        times = {way: round(took / seconds["plain"], 2) for way, took in seconds.items() if way != "plain"}
+        print(f"{name}, {'contaminated' if contaminated else 'clean'}, part by part: {times} of plain", flush=True)
     watches = []
     for name in WATCHED:
         seconds = watched(CASES[name])
@@ -350,6 +417,7 @@ def costs(project: Project) -> None:
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
         "rows": rows,
+        "parts": parted,
         "watched": watches,
     }
     path = project.results / "measured" / "costs.json"

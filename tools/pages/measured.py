@@ -66,6 +66,7 @@ def costs(content: dict[str, Any]) -> str:
             for row in where
         ]
         tables.append(show.table(f"where over exp, {name}: time, times plain PyTorch", ["entries", *_WAYS], cells))
+    tables.append(_part_by_part(content["parts"]))
     tables.append(show.table("Peak memory, times plain PyTorch", ["case", *states], _pairs(weighed, _memory)))
     prose = "".join(f'<div class="zn-prose">{part}</div>' for part in (_in_short(models, where, weighed), *tables))
     return show.page(_curves(where).html() + prose)
@@ -177,6 +178,22 @@ def _by_nodes(rows: list[dict[str, Any]]) -> str:
         ["nodes", "plain", "ignoring, nothing contaminated", "ignoring, contaminated"],
         [[f"{length:,}".replace(",", " "), *figures] for length, figures in by_length.items()],
     )
+
+
+def _part_by_part(rows: list[dict[str, Any]]) -> str:
+    """Backward with more and more of what `ignoring` does."""
+    from helpers import show
+
+    steps = ("walk", "look", "hooks", "ignoring")
+    cells = [
+        [
+            html.escape(row["case"]) + (", contaminated" if row["contaminated"] else ""),
+            *(f"{row['seconds'][s] / row['seconds']['plain']:.2f}" if s in row["seconds"] else "–" for s in steps),
+        ]
+        for row in rows
+    ]
+    head = ["case", "with a walk along the graph", "and the look", "and hooks that do nothing", "and rules"]
+    return show.table("Where the time goes: backward part by part, times plain PyTorch", head, cells)
 
 
 def _pairs(rows: list[dict[str, Any]], figure: Callable[[dict[str, Any]], str]) -> list[list[str]]:

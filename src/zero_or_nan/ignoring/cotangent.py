@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .masks import Mask, all_count
+from .masks import Mask, all_count, nothing_counts, put_where_ignored
 
 if TYPE_CHECKING:
     from .steps import Step
@@ -209,11 +209,15 @@ def without_nan(value: Tensor, mask: Tensor) -> None:
     """Write 0 over NaN where the entry does not count."""
     spare = None
     for part, counts in _in_cache(value, mask):
-        if not part.is_cpu or has_nan(part):
-            if spare is None or spare.shape != part.shape:
-                spare = torch.empty_like(part)
-            torch.nan_to_num(part, 0.0, torch.inf, -torch.inf, out=spare)
-            torch.where(counts, part, spare, out=part)
+        if part.is_cpu and not has_nan(part):
+            continue
+        if part.numel() == CHUNK and nothing_counts(counts):
+            torch.nan_to_num(part, 0.0, torch.inf, -torch.inf, out=part)
+            continue
+        if spare is None or spare.shape != part.shape:
+            spare = torch.empty_like(part)
+        torch.nan_to_num(part, 0.0, torch.inf, -torch.inf, out=spare)
+        put_where_ignored(part, counts, spare)
 
 
 def _in_cache(value: Tensor, mask: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
@@ -269,8 +273,8 @@ def merge(exact: Any, careful: Any) -> Any:
                 "merge needs a plain tensor, computed from plain(cotangent), and a Cotangent of its shape, and got "
                 f"{_described(exact)} and {_described(careful)}"
             )
-        value = exact
-        if not bool(exact.isfinite().all()):
+        value, total = exact, exact.sum().item()
+        if total - total != 0:  # a NaN or inf is in it
             value = torch.where(exact.isfinite(), exact, plain(careful).to(exact.dtype))
             if value.stride() != exact.stride():
                 value = torch.empty_strided(exact.shape, exact.stride(), dtype=exact.dtype, device=exact.device).copy_(

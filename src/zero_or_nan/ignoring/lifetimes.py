@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+import threading
 from collections import deque
 from collections.abc import Collection
 from typing import Any
@@ -21,43 +22,62 @@ DEEP = 1000
 
 
 class _DeepGraphs:
-    """The nodes of deep graphs, until nothing else holds them."""
+    """The nodes of deep graphs, each once, until nothing else holds them."""
 
     def __init__(self) -> None:
         self._held: list[deque[Any]] = []
+        self._known: set[int] = set()
         self._sweeping = False
+        self._lock = threading.RLock()
 
     def hold(self, graph: Collection[Any]) -> None:
         """Keep the nodes of a graph until nothing else does. The order is from the roots on."""
         if len(graph) < DEEP or not _keeps_its_object():
             return
-        if not self._held:
-            gc.callbacks.append(self._collected)
-        self._held.append(deque(graph))
+        with self._lock:
+            nodes = deque(node for node in graph if id(node) not in self._known)
+            if not nodes:
+                return
+            if not self._held:
+                gc.callbacks.append(self._collected)
+            self._known.update(map(id, nodes))
+            self._held.append(nodes)
 
     def sweep(self) -> None:
-        """Let go of what nothing else holds."""
-        if self._sweeping or not self._held:
+        """Let go of what nothing else holds; a graph whose first node is alive is alive."""
+        if not self._held or not self._lock.acquire(blocking=False):
             return
-        self._sweeping = True
         try:
-            for nodes in self._held:
-                alive: deque[Any] = deque()
-                while nodes:
-                    node = nodes.popleft()
-                    if sys.getrefcount(node) > _FREE:
-                        alive.append(node)
-                    del node  # freed here, and its successors are still held
-                nodes.extend(alive)
-            self._held = [nodes for nodes in self._held if nodes]
-            if not self._held and self._collected in gc.callbacks:
-                gc.callbacks.remove(self._collected)
+            if not self._sweeping:  # what is freed may run code of the user's
+                self._sweeping = True
+                self._let_go()
+                self._sweeping = False
         finally:
-            self._sweeping = False
+            self._lock.release()
+
+    def _let_go(self) -> None:
+        for nodes in filter(_is_free, list(self._held)):
+            alive: deque[Any] = deque()
+            while nodes:
+                node = nodes.popleft()
+                if sys.getrefcount(node) > _FREE:
+                    alive.append(node)
+                else:
+                    self._known.discard(id(node))
+                del node  # freed here, and its successors are still held
+            nodes.extend(alive)
+        self._held[:] = [nodes for nodes in self._held if nodes]
+        if not self._held and self._collected in gc.callbacks:
+            gc.callbacks.remove(self._collected)
 
     def _collected(self, phase: str, info: dict[str, int]) -> None:
-        if phase == "stop" and any(nodes and sys.getrefcount(nodes[0]) <= _FREE for nodes in self._held):
+        if phase == "stop" and any(map(_is_free, self._held)):
             self.sweep()
+
+
+def _is_free(nodes: deque[Any]) -> bool:
+    """Whether nothing else holds the first of these."""
+    return bool(nodes) and sys.getrefcount(nodes[0]) <= _FREE
 
 
 _FREE = 2

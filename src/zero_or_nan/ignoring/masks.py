@@ -87,6 +87,11 @@ def all_count(mask: Mask) -> bool:
     return bool(small.all())
 
 
+def nothing_counts(mask: Tensor) -> bool:
+    """Whether every entry is ignored."""
+    return not bool(_any(core(mask)))
+
+
 def reshaped(mask: Tensor, shape: Sequence[int]) -> Tensor:
     """The mask in another shape of as many entries; the last dimensions stay expanded where they are."""
     shape = tuple(shape)
@@ -120,20 +125,44 @@ def reshaped(mask: Tensor, shape: Sequence[int]) -> Tensor:
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+def _bits(values: Tensor) -> torch.dtype | None:
+    """The integers that the values can be taken for, where that pays.
+
+    On a processor `where` branches at each entry. A product with the bits takes a third of the time for masks of whole
+    rows, and a fifth for those without any order.
+    """
+    return _BITS.get(values.element_size()) if values.is_cpu and values.numel() >= MANY else None
+
+
 def only(counts: Tensor, values: Tensor) -> Tensor:
     """The values that count, and zeros, in memory as they were: kernels don't ask.
 
     Args:
-        counts: of a shape that can be expanded to that of the values. For rows or columns `where` takes several times
-            as long as an `and` with the bits.
+        counts: of a shape that can be expanded to that of the values.
         values: plain, of any dtype.
     """
-    bits = _BITS.get(values.element_size()) if values.numel() >= MANY else None
+    bits = _bits(values)
     if bits is None:
         result = torch.where(counts, values, values.new_zeros(()))
     else:
-        result = (values.view(bits) & counts.to(bits).neg_()).view(values.dtype)
+        result = (values.view(bits) * counts.to(bits)).view(values.dtype)
     return result if result.stride() == values.stride() else torch.empty_like(values).copy_(result)
+
+
+def put_where_ignored(values: Tensor, counts: Tensor, others: Tensor) -> None:
+    """Write the others over the values that don't count.
+
+    Args:
+        values: plain, changed in place.
+        counts: of the shape of the values, or one that can be expanded to it.
+        others: of the shape and dtype of the values; used up.
+    """
+    bits = _bits(values)
+    if bits is None:
+        torch.where(counts, values, others, out=values)
+    else:
+        here, there = values.view(bits), others.view(bits)
+        here.bitwise_xor_(there.bitwise_xor_(here).bitwise_and_(counts.to(bits).sub_(1)))
 
 
 def full(mask: Mask, like: Tensor) -> Tensor:

@@ -1,0 +1,113 @@
+"""Deep graphs are kept no longer than anybody needs them, whatever the passes over them were."""
+
+import gc
+import threading
+
+import pytest
+import torch
+
+from zero_or_nan import ignoring
+from zero_or_nan.ignoring import lifetimes
+
+DEEP = lifetimes.DEEP + 10
+
+
+def chain(start, length=DEEP):
+    for _ in range(length):
+        start = start.sin()
+    return start
+
+
+def leaf():
+    return torch.ones(2, requires_grad=True)
+
+
+def once(first, second):
+    ignoring.backward(first + second)
+
+
+def twice(first, second):
+    ignoring.backward(first, retain_graph=True)
+    ignoring.backward(first)
+
+
+def each_by_itself(first, second):
+    ignoring.backward(first, retain_graph=True)
+    ignoring.backward(second)
+
+
+def the_other_first(first, second):
+    ignoring.backward(second, retain_graph=True)
+    ignoring.backward(first)
+
+
+def recorded(first, second):
+    ignoring.grad(first, [next(leaves)], create_graph=True, allow_unused=True)
+
+
+leaves = iter(leaf, None)
+
+
+def in_threads(first, second):
+    threads = [threading.Thread(target=ignoring.backward, args=(loss, None, True)) for loss in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def held():
+    gc.collect()
+    lifetimes.DEEP_GRAPHS.sweep()  # one that led to another is freed before it
+    lifetimes.DEEP_GRAPHS.sweep()
+    return sum(map(len, lifetimes.DEEP_GRAPHS._held)), len(lifetimes.DEEP_GRAPHS._known)
+
+
+@pytest.mark.parametrize("contaminated", [False, True], ids=["clean", "contaminated"])
+@pytest.mark.parametrize("passes", [once, twice, each_by_itself, the_other_first, recorded, in_threads])
+def test_nothing_is_held_when_the_losses_are_gone(passes, contaminated):
+    before = held()
+    x = leaf()
+    if contaminated:
+        x.data[1] = torch.nan
+    trunk = chain(x)
+    first, second = chain(trunk)[:1].sum(), (trunk * trunk)[:1].sum()
+    passes(first, second)
+    if lifetimes._keeps_its_object():
+        assert sum(map(len, lifetimes.DEEP_GRAPHS._held)) > before[0]
+    del first, second, trunk
+    assert held() == before
+
+
+def test_what_somebody_holds_stays_and_is_let_go_after_that():
+    before = held()
+    middle = chain(leaf())
+    loss = chain(middle).sum()
+    ignoring.backward(loss)
+    del loss
+    rest, known = held()
+    assert rest == known
+    if lifetimes._keeps_its_object():
+        assert DEEP <= rest - before[0] <= DEEP + 5
+    del middle
+    assert held() == before
+
+
+def test_a_small_pass_does_not_ask_each_node_of_a_deep_graph_that_lives():
+    loss = chain(leaf()).sum()
+    ignoring.backward(loss, retain_graph=True)
+    asked = []
+
+    class Spied(type(lifetimes.sys)):
+        def getrefcount(self, thing):
+            asked.append(thing)
+            return real.getrefcount(thing)
+
+    real, lifetimes.sys = lifetimes.sys, Spied("sys")
+    try:
+        ignoring.backward(leaf().sum())
+    finally:
+        lifetimes.sys = real
+    assert len(asked) <= 2
+    del asked, loss
+    held()
