@@ -28,8 +28,7 @@ from torch.masked import masked_tensor
 
 from zero_or_nan import explain, ignoring
 from zero_or_nan.ignoring.careful import Pass, nothing_ignored
-from zero_or_nan.ignoring.graph import Graph, graph_from
-from zero_or_nan.ignoring.lifetimes import DEEP_GRAPHS
+from zero_or_nan.ignoring.lifetimes import held_from
 from zero_or_nan.ignoring.looks import harmless
 
 from ..project import Problem, Project, write
@@ -318,23 +317,17 @@ def parts(case: Case, contaminated: bool) -> dict[str, float]:
     """Seconds of backward with more and more of what `ignoring` does: a walk along the graph, a look, hooks, rules."""
     forward, plain = case.ways(contaminated)["plain"]
 
-    def walk(loss: Tensor) -> Graph:
-        DEEP_GRAPHS.sweep()
-        graph = graph_from((loss,))
-        DEEP_GRAPHS.hold(graph)
-        return graph
-
     def walked(loss: Tensor) -> None:
-        walk(loss)
+        held_from((loss,))
         plain(loss)
 
     def looked(loss: Tensor) -> None:
-        graph = walk(loss)
+        graph = held_from((loss,))
         nothing_ignored(graph) or harmless(graph, [])
         plain(loss)
 
     def hooked(loss: Tensor) -> None:
-        graph, dangers = walk(loss), list[Any]()
+        graph, dangers = held_from((loss,)), list[Any]()
         nothing_ignored(graph) or harmless(graph, dangers)
         with _Bare((loss,), graph, dangers=dangers):
             plain(loss)

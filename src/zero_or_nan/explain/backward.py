@@ -23,10 +23,10 @@ from ..ignoring.graph import (
     can_be_read_again,
     edge_of,
     function_of,
-    graph_from,
     run,
     saved_tensors,
 )
+from ..ignoring.lifetimes import held_from
 from ..ignoring.looks import harmless
 from .arithmetic import again, first_born, limit, number
 from .forward import CALLED, CARRIES, PASSES, READABLE, Call, come_in, describe, finite_ones, note_call
@@ -77,7 +77,7 @@ class Watched:
     ) -> None:
         self.recorder, self.outer = recorder, outer
         self.roots, self.vectors, self.inputs, self.accumulates = roots, vectors, inputs, accumulates
-        self.graph = graph_from(roots)
+        self.graph = held_from(roots)
         self.arrived: dict[Edge, Trace] = {}
         self.carried: dict[Any, dict[int, list[tuple[Found, Tensor]]]] = {}
         self.born: dict[Any, tuple[Found, Tensor]] = {} if outer is None else outer.born

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._C._nn import flatten_dense_tensors
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from ..ignoring.graph import graph_from
+from ..ignoring.lifetimes import held_from
 from ..ignoring.looks import total
 from ..replacing import put_back, replace
 from .arithmetic import on_copies
@@ -199,7 +199,7 @@ class _Watch:
 
     def _begins(self, roots: Any) -> None:
         self.early.update(self.stepped)
-        for _, leaf in leaves_of(graph_from(roots)):
+        for _, leaf in leaves_of(held_from(roots)):
             if id(leaf) not in self.leaves:
                 self.leaves[id(leaf)] = leaf
                 self.before.note(leaf)

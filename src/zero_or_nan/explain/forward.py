@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from ..ignoring.graph import TELLS_OF_HOOKS
+from ..ignoring.lifetimes import DEEP_GRAPHS
 from .arithmetic import Born, again, first_born, is_nan, number, on_copies
 from .places import Place
 from .traces import Found, each_in, first_entries, looked_at, tensors_in
@@ -161,6 +162,7 @@ def note_call(node: Any, name: str, place: Place) -> None:
     known = node.metadata
     if CALLED not in known:
         known[CALLED] = name, place
+        DEEP_GRAPHS.saw(node)
         if not TELLS_OF_HOOKS:
             known[READABLE] = not HOOKS
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..ignoring.careful import REPORT
+from ..ignoring.lifetimes import DEEP_GRAPHS
 from .backward import Reached, Watched
 from .forward import (
     CARRIES,
@@ -404,6 +405,7 @@ class Recorder:
         self.patches.take_off()
         self.forward.leave()
         self.thread = _NO_THREAD
+        DEEP_GRAPHS.sweep()
 
     @contextmanager
     def aside(self) -> Iterator[Callable[[Any], None]]:

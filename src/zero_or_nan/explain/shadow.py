@@ -11,7 +11,8 @@ from torch.autograd.graph import GradientEdge
 
 from ..ignoring.careful import Pass
 from ..ignoring.checkpoints import CHECKPOINT
-from ..ignoring.graph import AccumulateGrad, Edge, Graph, edge_of, graph_from
+from ..ignoring.graph import AccumulateGrad, Edge, Graph, edge_of
+from ..ignoring.lifetimes import held_from
 from .arithmetic import unnoticed
 from .traces import are_finite
 
@@ -73,7 +74,7 @@ def shadow_of(
     try:
         with unnoticed(), _Leaves(graph) as leaves, shadow:
             if any(node.name() == CHECKPOINT for node in graph):  # refuses to work for `grad`
-                nested(lambda more: leaves.set_aside(graph_from(more)))
+                nested(lambda more: leaves.set_aside(held_from(more)))
                 torch.autograd.backward(roots, vectors, retain_graph=True)
                 shadow._leaves = leaves.have_finite()
             else:

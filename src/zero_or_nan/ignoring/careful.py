@@ -29,7 +29,6 @@ from .distributed import is_border, is_distributed, is_spread, not_zero
 from .graph import KINDS, NODES, AccumulateGrad, Edge, Graph, edge_of, function_of, graph_from
 from .higher import any_recorded, constants, is_recorded, without
 from .hooks import Ours, put_first
-from .lifetimes import DEEP_GRAPHS
 from .looks import harmless
 from .masks import Mask, all_count, both, either
 from .registry import FUNCTIONS, MASKS, UNKNOWN, Function, Masks, NotFollowed, RuleFailed, record_of
@@ -418,7 +417,6 @@ class Pass:
         self._arrived.clear()
         self._running.clear()
         self.entered.clear()
-        DEEP_GRAPHS.hold(self.graph)
         self.graph = {}
 
 

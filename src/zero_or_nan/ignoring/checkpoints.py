@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .graph import edge_of, graph_from
+from .graph import edge_of
+from .lifetimes import held_from
 from .masks import Mask, everywhere
 from .steps import Results, Step
 
@@ -57,7 +58,7 @@ class Recomputed(Step):
         edges = ((number, edge_of(leaf)) for number, leaf in leaves)
         self.leaves = {number: edge for number, edge in edges if edge is not None}
         roots = [result for result in results if isinstance(result, Tensor) and result.requires_grad]
-        self.inside = Pass(roots, graph_from(roots), self.leaves.values(), self.owner)
+        self.inside = Pass(roots, held_from(roots), self.leaves.values(), self.owner)
         self.inside.__enter__()
         for result, mask, unused in zip(results, self.masks, self.unused, strict=False):
             if isinstance(result, Tensor) and result.requires_grad and result.grad_fn is not None:

@@ -12,13 +12,18 @@ import gc
 import sys
 import threading
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 
+from .graph import Graph, graph_from
+
 DEEP = 1000
 """Nodes from which on a graph may be too deep to be freed one node inside the other."""
+
+SOME = 499
+"""Of nodes that are seen one by one, how many there are to each that is kept. A prime: loops have other lengths."""
 
 
 class _DeepGraphs:
@@ -27,6 +32,7 @@ class _DeepGraphs:
     def __init__(self) -> None:
         self._held: list[deque[Any]] = []
         self._known: set[int] = set()
+        self._seen = 0
         self._sweeping = False
         self._lock = threading.RLock()
 
@@ -36,12 +42,24 @@ class _DeepGraphs:
             return
         with self._lock:
             nodes = deque(node for node in graph if id(node) not in self._known)
-            if not nodes:
-                return
-            if not self._held:
-                gc.callbacks.append(self._collected)
-            self._known.update(map(id, nodes))
-            self._held.append(nodes)
+            if nodes:
+                self._keep(nodes)
+
+    def _keep(self, nodes: deque[Any]) -> None:
+        if not self._held:
+            gc.callbacks.append(self._collected)
+        self._known.update(map(id, nodes))
+        self._held.append(nodes)
+
+    def saw(self, node: Any) -> None:
+        """Python has seen a node as it was made. Of these some are kept: then no chain of them is freed too deep."""
+        self._seen += 1
+        if self._seen % SOME or not _keeps_its_object():
+            return
+        self.sweep()
+        with self._lock:
+            if id(node) not in self._known:
+                self._keep(deque([node]))
 
     def sweep(self) -> None:
         """Let go of what nothing else holds; a graph whose first node is alive is alive."""
@@ -56,7 +74,7 @@ class _DeepGraphs:
             self._lock.release()
 
     def _let_go(self) -> None:
-        for nodes in filter(_is_free, list(self._held)):
+        for nodes in filter(_is_free, self._held[::-1]):  # the later lead to the earlier
             alive: deque[Any] = deque()
             while nodes:
                 node = nodes.popleft()
@@ -84,6 +102,14 @@ _FREE = 2
 """The references to a node that a local variable, or a container, and a call hold."""
 
 DEEP_GRAPHS = _DeepGraphs()
+
+
+def held_from(roots: Sequence[Any]) -> Graph:
+    """All that backward from the roots can reach, to be let go of when nobody else holds it."""
+    DEEP_GRAPHS.sweep()
+    graph = graph_from(roots)
+    DEEP_GRAPHS.hold(graph)
+    return graph
 
 
 @functools.cache

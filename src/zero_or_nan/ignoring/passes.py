@@ -15,8 +15,8 @@ from .careful import Pass, nothing_ignored
 from .compiling import not_compiled
 from .counts import Count, one_more_pass
 from .distributed import is_distributed, on_any_process
-from .graph import Edge, edge_of, graph_from
-from .lifetimes import DEEP_GRAPHS
+from .graph import Edge, edge_of
+from .lifetimes import held_from
 from .looks import harmless as _is_harmless
 from .masks import everywhere, full
 
@@ -168,14 +168,12 @@ def _pass(roots: Sequence[Any], edges: Any = None, asked_for: Any = None, record
     A gradient that is differentiated again is harmless only where nothing can be ignored: the numbers that the next
     pass multiplies by are not there yet.
     """
-    DEEP_GRAPHS.sweep()
     is_counted = one_more_pass()
-    graph = graph_from(roots)
+    graph = held_from(roots)
     dangers: list[Any] = []
     harmless = nothing_ignored(graph) or not recorded and _is_harmless(graph, dangers)
     if edges is None or not edges:
         if not on_any_process(not harmless, roots, graph):
-            DEEP_GRAPHS.hold(graph)
             return _PLAIN
         kept: Any = ()
     else:

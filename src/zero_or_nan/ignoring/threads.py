@@ -1,21 +1,60 @@
-"""Which pass a thread works for. PyTorch's engine takes it along to the threads that run the nodes of other devices."""
+"""Which pass a thread works for. PyTorch's engine takes it along to the other threads that run nodes of that pass.
+
+It does so with what is stashed for a thread. Whatever is stashed is let go as the thread ends, and needs Python for
+that: a program that ends at the same moment is aborted. So nothing is stashed where it is not needed, and what is
+stashed inside of the engine's run is undone by the engine.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
+import threading
 from typing import Any
 
 import torch
 
 _KEY = "ignoring.pass"
 _stash = torch._C._stash_obj_in_tls
+_engine_run = torch._C._current_graph_task_id
+_here = threading.local()
 
 
 class _Nobody:
     """What is there when no pass is running."""
 
 
+_NOBODY = _Nobody()
+
+
+def current() -> Any:
+    """The pass that this thread works for; None outside of one."""
+    if _engine_run() != -1 and torch._C._is_key_in_tls(_KEY):
+        found = torch._C._get_obj_in_tls(_KEY)
+        return None if isinstance(found, _Nobody) else found
+    return getattr(_here, "running", None)
+
+
+def set_current(running: Any) -> None:
+    """Have this thread work for a pass, or for none."""
+    inside = _engine_run() != -1
+    if not inside:
+        _here.running = running
+    if inside or _other_devices():
+        value = _NOBODY if running is None else running
+        if _takes_too_much():
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+        _stash(_KEY, value)
+
+
+def _other_devices() -> bool:
+    """Whether nodes may run in threads of their own, as those of each device but the processor do."""
+    device = torch.accelerator.current_accelerator()
+    return device is not None and (device.type != "cuda" or torch.cuda.is_initialized())
+
+
+@functools.cache
 def _takes_too_much() -> bool:
     """Whether PyTorch gives a reference back that it never took, as 2.6 does."""
     probe = _Nobody()
@@ -24,25 +63,5 @@ def _takes_too_much() -> bool:
     taken = sys.getrefcount(probe) > before
     if not taken:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(probe))
+    _stash(_KEY, _NOBODY)
     return not taken
-
-
-_TAKES_TOO_MUCH = _takes_too_much()
-_NOBODY = _Nobody()
-
-
-def current() -> Any:
-    """The pass that this thread works for; None outside of one."""
-    found = torch._C._get_obj_in_tls(_KEY) if torch._C._is_key_in_tls(_KEY) else None
-    return None if isinstance(found, _Nobody) else found
-
-
-def set_current(running: Any) -> None:
-    """Have this thread work for a pass, or for none."""
-    value = _NOBODY if running is None else running
-    if _TAKES_TOO_MUCH:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
-    _stash(_KEY, value)
-
-
-set_current(None)

@@ -24,7 +24,7 @@ import zero_or_nan
 from zero_or_nan import ignoring
 from zero_or_nan.ignoring import passes, threads
 from zero_or_nan.ignoring.careful import Pass
-from zero_or_nan.ignoring.graph import AccumulateGrad
+from zero_or_nan.ignoring.graph import AccumulateGrad, graph_from
 from zero_or_nan.ignoring.registry import Masks
 
 CLEAN = {}
@@ -694,7 +694,7 @@ def test_compiled_autograd_steps_aside_while_a_pass_runs():
 def left_behind(roots):
     """What a pass has left in the graph, in this thread or in a checkpoint."""
     found = []
-    for node in passes.graph_from(roots):
+    for node in graph_from(roots):
         for register in (node.register_hook, getattr(node, "register_prehook", None)):
             if register is not None:
                 handle = register(lambda *_: None)
@@ -845,7 +845,7 @@ DEEP = """
 import gc, sys, threading
 import torch
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring import passes
+from zero_or_nan.ignoring import lifetimes, passes
 
 torch.set_num_threads(1)
 if sys.argv[1] == "careful":
@@ -926,9 +926,7 @@ for way in ways:
     gc.enable()
 run(drop_the_loss_last, 50_000 if sys.argv[1] == "careful" else 100_000)
 parts = deep(50_000)
-nodes = list(passes.graph_from([parts[-1]]))
-passes.DEEP_GRAPHS.hold(nodes)
-del nodes
+lifetimes.held_from([parts[-1]])
 print("done", flush=True)
 """
 

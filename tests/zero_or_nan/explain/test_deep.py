@@ -1,0 +1,104 @@
+"""Graphs that are too deep for PyTorch to free one node inside the other, once Python has seen their nodes."""
+
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+
+import zero_or_nan
+from zero_or_nan import explain
+
+PROGRAM = """
+import sys, threading
+import torch
+from zero_or_nan import explain
+from zero_or_nan.explain import NotFiniteError
+
+torch.set_num_threads(1)
+
+
+def chain(length, bad):
+    y = torch.ones(2, requires_grad=True)
+    if bad:
+        y = y * torch.tensor([1.0, torch.nan])
+    for _ in range(length):
+        y = y.sin()
+    return y[:1].sum()
+
+
+def forward_alone(bad):
+    with explain() as report:
+        chain(20_000, bad)
+    assert not report.origins
+
+
+def forward_and_backward(bad):
+    with explain() as report:
+        loss = chain(10_000, bad)
+        loss.backward()
+        del loss
+    assert len(report.origins) == bad
+
+
+def a_total_that_keeps_its_graph(bad):
+    weight = torch.ones(2, requires_grad=True)
+    with explain() as report:
+        total = torch.zeros(())
+        for step in range(10_000):
+            loss = (weight[:1] * (torch.nan if bad and step == 5 else 1.0)).sum()
+            loss.backward(retain_graph=True)
+            total = total + loss
+        del total, loss
+    assert len(report.origins) == bad
+
+
+def on_failure(bad):
+    @explain.on_failure
+    def step():
+        loss = chain(10_000, bad)
+        loss.backward()
+        return loss
+
+    try:
+        step()
+    except NotFiniteError:
+        assert bad
+    else:
+        assert not bad
+
+
+threading.stack_size(1 << 20)  # where a shorter graph is too deep already
+run = globals()[sys.argv[1]]
+for bad in (False, True):
+    thread = threading.Thread(target=run, args=(bad,))
+    thread.start()
+    thread.join()
+    print("done", flush=True)
+"""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("way", [
+    "forward_alone", "forward_and_backward", "a_total_that_keeps_its_graph", "on_failure"
+])  # fmt: skip
+def test_deep_graphs_are_freed(way):
+    script = f"import sys; sys.path.insert(0, {str(Path(zero_or_nan.__file__).parents[1])!r})\n" + PROGRAM
+    process = subprocess.run([sys.executable, "-c", script, way], capture_output=True, text=True, timeout=290)
+    assert process.returncode == 0, (process.stdout[-200:], process.stderr[-2000:])
+    assert process.stdout.split() == ["done"] * 2 and "Error" not in process.stderr, process.stderr[-2000:]
+
+
+def test_what_was_seen_is_not_kept_for_long():
+    kept = []
+    with explain():
+        for _ in range(50):
+            saved = torch.ones(1000, requires_grad=True).exp()
+            loss = (saved * saved).sum().sin()
+            kept.append(weakref.ref(saved))
+            del saved, loss
+            for _ in range(30):
+                torch.ones(1, requires_grad=True).sin()
+    assert not [reference for reference in kept[:-20] if reference() is not None]
