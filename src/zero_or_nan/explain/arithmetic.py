@@ -7,6 +7,7 @@ a number, and what stood at that entry of its operands. How an operator is writt
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ WRITTEN: dict[str, str] = {
     "square": "{0} × {0}",
     "rsqrt": "1 / sqrt({})",
     "_to_copy": "{}",
-    "copy": "{}",
+    "copy": "{1}",
     "addcmul": "{} + {} × {}",
     "addcdiv": "{} + {} / {}",
     "_softmax_backward_data": "{} × {}",
@@ -85,7 +86,7 @@ class Born(NamedTuple):
 _MOVES = frozenset(
     """
 detach alias clone view _unsafe_view reshape expand t transpose permute unsqueeze squeeze select slice as_strided
-lift_fresh split unbind contiguous detach_ copy_
+lift_fresh split unbind contiguous detach_
 """.split()
 )
 """Operators that make no number."""
@@ -194,7 +195,7 @@ def number(value: float) -> str:
         return f"({value:.6g})"
     if isinstance(value, bool) or not isinstance(value, float):
         return str(value)
-    return f"{value:.6g}".replace("e+", "e").replace("e-0", "e-")
+    return re.sub(r"e\+?(-?)0?", r"e\1", f"{value:.6g}")
 
 
 def limit(dtype: torch.dtype) -> str:
