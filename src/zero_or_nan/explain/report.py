@@ -39,7 +39,7 @@ class Origin:
         path: the functions on the way there.
         mended: whether `ignoring` gave finite gradients on this very graph; None where that was not tried.
         remedy: what to do: code to paste, with a sentence as a comment.
-        chapter: the address of the page about it.
+        chapter: the address of the section about it, in this library's book.
         times: how often it happened on this line.
         rank: of which process, where there are several.
     """
