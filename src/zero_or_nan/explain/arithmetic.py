@@ -244,7 +244,8 @@ def _written(name: str, operands: Any, out: Tensor, entries: Tensor, dtype: torc
     if name in SAID:
         text = SAID[name](operands, out, index)
         if text:
-            return Born(name, (), text + _ends(result, dtype, "=" not in text and ">" not in text), result)
+            formula, remark = re.fullmatch("([^:,]*)(.*)", text).groups()  # type: ignore[union-attr]
+            return Born(name, (), formula + _ends(result, dtype, True) + remark, result)
     if _entrywise(operands, out) and (name in WRITTEN or not any(part in name for part in _TOGETHER)):
         values = tuple(_at(operand, index, out) for operand in operands if _is_operand(operand))
         pattern = WRITTEN.get(name)
@@ -349,7 +350,7 @@ def _sum(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
     if not row.numel():
         return "0 / 0, the mean of no entries"
     if (row == math.inf).any() and (row == -math.inf).any():
-        return "inf − inf in a sum"
+        return "inf − inf, in a sum"
     if row.isnan().any():
         return f"a sum with nan among {row.numel()} entries"
     return f"the sum of {row.numel()} entries of up to {number(float(row.abs().max()))}"
@@ -373,6 +374,15 @@ def _softmax(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> st
     if (row == -math.inf).all():
         return f"inf − inf: all {row.numel()} entries of the row are -inf"
     return "inf − inf: an entry of the row is inf" if (row == math.inf).any() else ""
+
+
+@_said("_log_softmax_backward_data")
+def _log_softmax_backward(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
+    gradient, result, dim = operands[:3]
+    total = gradient.sum(dim, keepdim=True).broadcast_to(out.shape)
+    return " ".join(
+        (number(gradient[index].item()), f"− exp({number(result[index].item())})", f"× {number(total[index].item())}")
+    )
 
 
 def _without(index: tuple[int, ...], dim: int, dims: int) -> tuple[int, ...]:

@@ -499,11 +499,11 @@ class Recorder:
             self._last[key] = found
             return
         operands = found.operands
-        if found.in_backward and kind == "contaminated":
-            operands = f"{operands}; in backward {found.in_backward}" if operands else found.in_backward
         came_in = found.tensor() if found.tensor is not None else None
         if came_in is not None and (name := names.of_tensor(came_in)):
             operands = f"{operands} in {name}"
+        if found.in_backward and kind == "contaminated":
+            operands = f"{operands}; in backward {found.in_backward}" if operands else found.in_backward
         origin = Origin(
             phase=found.phase,
             operator=found.operator,

@@ -59,7 +59,9 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "undefined#logarithms-entropy-and-losses",
     ),
     ("undefined", "sqrt"): Remedy(
-        "y = (x + 1e-12).sqrt()  # the slope of sqrt at 0 is infinite", "undefined#roots-and-powers"
+        "# of a sum of squares: torch.linalg.vector_norm, which has the slope 0 there\n"
+        "y = (x + 1e-12).sqrt()  # else: 5e5 is its slope at 0, and not infinite",
+        "undefined#roots-and-powers",
     ),
     ("undefined", "norm"): Remedy(
         "y = (x.square().sum(-1) + 1e-12).sqrt()  # no slope at 0", "undefined#norms-and-distances"
