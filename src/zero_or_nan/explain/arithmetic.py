@@ -244,8 +244,9 @@ def _written(name: str, operands: Any, out: Tensor, entries: Tensor, dtype: torc
     if name in SAID:
         text = SAID[name](operands, out, index)
         if text:
-            formula, remark = re.fullmatch("([^:,]*)(.*)", text).groups()  # type: ignore[union-attr]
-            return Born(name, (), formula + _ends(result, dtype, True) + remark, result)
+            formula = re.split("[:,]", text)[0]  # what follows is a remark
+            text = formula + _ends(result, dtype, True) + text[len(formula) :]
+            return Born(name, (), text, result)
     if _entrywise(operands, out) and (name in WRITTEN or not any(part in name for part in _TOGETHER)):
         values = tuple(_at(operand, index, out) for operand in operands if _is_operand(operand))
         pattern = WRITTEN.get(name)
@@ -380,9 +381,8 @@ def _softmax(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> st
 def _log_softmax_backward(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
     gradient, result, dim = operands[:3]
     total = gradient.sum(dim, keepdim=True).broadcast_to(out.shape)
-    return " ".join(
-        (number(gradient[index].item()), f"− exp({number(result[index].item())})", f"× {number(total[index].item())}")
-    )
+    arriving, value, of_row = (number(each[index].item()) for each in (gradient, result, total))
+    return f"{arriving} − exp({value}) × {of_row}"
 
 
 def _without(index: tuple[int, ...], dim: int, dims: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What a number was made of, as it is written: a formula with its result, then a remark; numbers that can be checked."""
+"""What a number was made of, as it is written: a formula with its result, then a remark."""
 
 import pytest
 import torch
