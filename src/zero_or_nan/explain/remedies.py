@@ -59,8 +59,8 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "undefined#logarithms-entropy-and-losses",
     ),
     ("undefined", "sqrt"): Remedy(
-        "# of a sum of squares: torch.linalg.vector_norm, which has the slope 0 there\n"
-        "y = (x + 1e-12).sqrt()  # else: 5e5 is its slope at 0, and not infinite",
+        "# of a sum of squares: torch.linalg.vector_norm, slope 0 there\n"
+        "y = (x + 1e-12).sqrt()  # else: its slope at 0 is 5e5",
         "undefined#roots-and-powers",
     ),
     ("undefined", "norm"): Remedy(
