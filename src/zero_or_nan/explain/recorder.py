@@ -299,7 +299,7 @@ class Recorder:
             traces.append(trace)
             if tensor.grad_fn is None and tensor is not before:
                 enters += trace.found
-        if plan.in_place and before is None:
+        if plan.in_place and before is None and args:
             traces += [trace for trace in map(self.traces.of, tensors_in(args[0])) if trace is not None]
         for at, tensor, here in bad:
             trace = self._of_result(call, plan, at, tensor, here, inputs, traces, enters)

@@ -114,6 +114,53 @@ def test_an_infinity_that_the_code_writes_down_is_not_what_was_there(fill):
     assert report.ok
 
 
+@pytest.mark.parametrize(
+    "fill", [lambda x, mask: x.masked_fill_(mask, -inf), lambda x, mask: x.__setitem__(mask, -inf)]
+)
+def test_what_multiplies_an_infinity_that_was_written_down_by_0_is_told_of(fill):
+    x = leaf(2.0, 4.0)
+    with explain() as report:
+        y = x * 1
+        fill(y, torch.tensor([True, False]))
+        (y * 0).sum().backward()
+    assert told(report) == [("undefined", "mul", "-inf × 0", [(0,)])]
+
+
+@pytest.mark.parametrize("name", ["masked_fill", "setitem"])
+def test_what_came_in_does_not_count_what_is_written_down_beside_it(name):
+    data = torch.tensor([1.0, nan])
+    with explain() as report:
+        if name == "setitem":
+            data[0] = -inf
+        else:
+            data.masked_fill_(torch.tensor([True, False]), -inf)
+        (leaf(1.0, 1.0) * data).sum().backward()
+    assert told(report) == [("bad input", name, "nan in data", [(1,)])]
+
+
+def test_by_name():
+    data = torch.tensor([1.0, nan])
+    with explain() as report:
+        torch.relu_(input=data)
+        (leaf(1.0, 1.0) * data).sum().backward()
+    assert [origin.kind for origin in report]
+
+
+def test_a_nan_that_the_code_writes_was_not_there_before():
+    data = torch.ones(2)
+    with explain() as report:
+        data.fill_(nan)
+        (leaf(1.0, 1.0) * data).sum().backward()
+    assert told(report) == [("bad input", "fill", "nan", [(0,), (1,)])]
+
+
+def test_what_a_function_makes_of_what_it_overwrites():
+    with explain() as report:
+        y = leaf(100.0, 1.0) * 1
+        y.exp_().sum().backward()
+    assert told(report) == [("overflow", "exp", "exp(100) > 3.4e38", [(0,)])]
+
+
 @pytest.mark.parametrize("put", [lambda x, value: x.copy_(value), lambda x, value: x.__setitem__(slice(None), value)])
 def test_a_number_that_has_no_room_where_it_is_put(put):
     x = torch.tensor([1e300, 1.0], dtype=torch.float64, requires_grad=True)
@@ -123,6 +170,14 @@ def test_a_number_that_has_no_room_where_it_is_put(put):
         y.sum().backward()
     ((kind, _, operands, entries),) = told(report)
     assert (kind, operands, entries) == ("overflow", "1e300 > 3.4e38", [(0,)])
+
+
+def test_a_number_that_has_no_room_beside_what_stays():
+    x, data = torch.tensor([1e300], dtype=torch.float64, requires_grad=True), torch.tensor([nan, 1.0])
+    with explain() as report:
+        data[1:] = x
+        data.sum().backward()
+    assert {origin.kind for origin in report} == {"overflow", "bad input"}
 
 
 def test_subclasses_are_copied_as_ever():
