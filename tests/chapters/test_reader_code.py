@@ -53,10 +53,17 @@ def read_and_solve(name):
     return [cell.source for _, cell in sections(name) if not FOLDED & tags(cell) or "solution" in tags(cell)]
 
 
+def programs():
+    """Those of the README."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
 @pytest.fixture(scope="module")
 def ran():
     """What each page printed: read through, with the solutions, then each cell to copy on its own."""
     sessions = {name: [visible(name), read_and_solve(name), *([cell] for cell in pasted(name))] for name in NAMES}
+    sessions["README"] = [[program] for program in programs()]
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("plain.py"))],
         input=json.dumps(sessions),
@@ -82,6 +89,11 @@ def test_the_solutions_run_after_the_page(ran, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_to_be_copied_runs_when_it_is_pasted_alone(ran, name):
     assert [run["error"] for run in ran[name][2:] if run["error"]] == []
+
+
+def test_the_programs_of_the_readme_run_as_they_stand(ran):
+    assert [run["error"] for run in ran["README"]] == ["", ""]
+    assert "the derivative of sqrt at 0" in ran["README"][1]["printed"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -41,11 +41,14 @@ def test_every_link_and_every_anchor_inside_the_site_resolves(pages, site):
 
 
 def test_links_to_the_sites_own_address_resolve_too(pages, site):
+    known = {path: anchors(soup) for path, soup in pages.items()}
     for path, soup in pages.items():
         for tag in soup.find_all(["a", "link"], href=True):
             if tag["href"].startswith(PROJECT.site_url):
-                file = urlsplit(tag["href"].removeprefix(PROJECT.site_url)).path.lstrip("/") or "index.html"
+                target = urlsplit(tag["href"].removeprefix(PROJECT.site_url))
+                file = target.path.lstrip("/") or "index.html"
                 assert (site / file).is_file(), (path, tag["href"])
+                assert not target.fragment or unquote(target.fragment) in known[file], (path, tag["href"])
 
 
 def test_links_in_the_notebooks_lead_to_pages_and_anchors_of_the_site(pages):

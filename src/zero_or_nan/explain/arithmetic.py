@@ -7,6 +7,7 @@ a number, and what stood at that entry of its operands. How an operator is writt
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ WRITTEN: dict[str, str] = {
     "square": "{0} × {0}",
     "rsqrt": "1 / sqrt({})",
     "_to_copy": "{}",
-    "copy": "{}",
+    "copy": "{1}",
     "addcmul": "{} + {} × {}",
     "addcdiv": "{} + {} / {}",
     "_softmax_backward_data": "{} × {}",
@@ -85,7 +86,7 @@ class Born(NamedTuple):
 _MOVES = frozenset(
     """
 detach alias clone view _unsafe_view reshape expand t transpose permute unsqueeze squeeze select slice as_strided
-lift_fresh split unbind contiguous detach_ copy_
+lift_fresh split unbind contiguous detach_
 """.split()
 )
 """Operators that make no number."""
@@ -194,7 +195,7 @@ def number(value: float) -> str:
         return f"({value:.6g})"
     if isinstance(value, bool) or not isinstance(value, float):
         return str(value)
-    return f"{value:.6g}".replace("e+", "e").replace("e-0", "e-")
+    return re.sub(r"e\+?(-?)0?", r"e\1", f"{value:.6g}")
 
 
 def limit(dtype: torch.dtype) -> str:
@@ -243,7 +244,9 @@ def _written(name: str, operands: Any, out: Tensor, entries: Tensor, dtype: torc
     if name in SAID:
         text = SAID[name](operands, out, index)
         if text:
-            return Born(name, (), text + _ends(result, dtype, "=" not in text and ">" not in text), result)
+            formula = re.split("[:,]", text)[0]  # what follows is a remark
+            text = formula + _ends(result, dtype, True) + text[len(formula) :]
+            return Born(name, (), text, result)
     if _entrywise(operands, out) and (name in WRITTEN or not any(part in name for part in _TOGETHER)):
         values = tuple(_at(operand, index, out) for operand in operands if _is_operand(operand))
         pattern = WRITTEN.get(name)
@@ -348,7 +351,7 @@ def _sum(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
     if not row.numel():
         return "0 / 0, the mean of no entries"
     if (row == math.inf).any() and (row == -math.inf).any():
-        return "inf − inf in a sum"
+        return "inf − inf, in a sum"
     if row.isnan().any():
         return f"a sum with nan among {row.numel()} entries"
     return f"the sum of {row.numel()} entries of up to {number(float(row.abs().max()))}"
@@ -372,6 +375,14 @@ def _softmax(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> st
     if (row == -math.inf).all():
         return f"inf − inf: all {row.numel()} entries of the row are -inf"
     return "inf − inf: an entry of the row is inf" if (row == math.inf).any() else ""
+
+
+@_said("_log_softmax_backward_data")
+def _log_softmax_backward(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
+    gradient, result, dim = operands[:3]
+    total = gradient.sum(dim, keepdim=True).broadcast_to(out.shape)
+    arriving, value, of_row = (number(each[index].item()) for each in (gradient, result, total))
+    return f"{arriving} − exp({value}) × {of_row}"
 
 
 def _without(index: tuple[int, ...], dim: int, dims: int) -> tuple[int, ...]:

@@ -32,7 +32,7 @@ from .arithmetic import again, first_born, limit, number
 from .forward import CALLED, CARRIES, PASSES, READABLE, Call, come_in, describe, finite_ones, note_call
 from .places import Place, place_here, users_frame
 from .shadow import Shadow, leaves_of, shadow_of
-from .traces import Found, Trace, are_finite, is_finite, joined, looked_at, passed_on
+from .traces import Found, Trace, are_finite, is_finite, joined, looked_at
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -196,7 +196,7 @@ class Watched:
                 births = (finite, self._at_finite(node, caller, finite)) if not traces or bool(finite.any()) else None
             if births is not None:
                 born = self._births(node, caller, called, arriving, results, at, *births)
-            trace = passed_on(traces, name, born)
+            trace = joined(traces, name, born)
             before = self.arrived.get((ahead, slot))
             if before is not None:
                 trace = joined([before, trace])

@@ -24,7 +24,7 @@ class explain:  # noqa: N801
 
     Raises:
         ValueError: when `on_nan` is neither of the two words.
-        RuntimeError: when a watch is on already in this thread.
+        RuntimeError: when one and the same watch is entered again inside of its block.
 
     Example:
         >>> import torch

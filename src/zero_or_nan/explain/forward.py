@@ -64,6 +64,9 @@ is_shared is_pinned is_tensor is_storage is_grad_enabled set_grad_enabled backwa
 )
 """Functions that make no numbers: what comes out shares memory with what went in, or is no tensor of floats."""
 
+LEAVES = frozenset("relu zero fill copy setitem masked_fill masked_scatter index_copy index_fill".split())
+"""Functions that, in place, make nothing of what they overwrite: afterwards it is there as it was, or it is gone."""
+
 WRITES_BUFFERS = {"batch_norm": (1, 2), "instance_norm": (1, 2)}
 """Functions that write to some of their arguments, as buffers do."""
 
@@ -178,9 +181,10 @@ class Call(NamedTuple):
 
     def results(self, change: Callable[[Tensor], Tensor] | None = None) -> list[Tensor | None]:
         """What it gives when it is run again on copies, changed first."""
+        args = on_copies(self.args, change)
         with again():
-            result = self.func(*on_copies(self.args, change), **on_copies(self.kwargs, change))
-        return [looked_at(tensor) for tensor in tensors_in(result)]
+            result = self.func(*args, **on_copies(self.kwargs, change))
+        return [looked_at(tensor) for tensor in tensors_in(args[:1] if result is None else result)]
 
     def first_born(self, change: Callable[[Tensor], Tensor] | None = None) -> Born | None:
         """The first number in it that is not finite, when it is run again on copies, changed first."""
@@ -196,6 +200,22 @@ def finite_ones(tensor: Tensor) -> Tensor:
 def in_double(tensor: Tensor) -> Tensor:
     """The tensor in the widest dtype."""
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def left_by(func: Any, args: Any, kwargs: Any) -> Tensor | None:
+    """Of one of `LEAVES` that has run: what it overwrote, with a finite number wherever it has put another.
+
+    It runs again on what is there now, and this time all that it puts there is finite.
+    """
+    target = on_copies(args[0])
+    given, named = on_copies((args[1:], kwargs), torch.ones_like)
+    with again():
+        func(target, *map(_finite_number, given), **{name: _finite_number(value) for name, value in named.items()})
+    return looked_at(target)
+
+
+def _finite_number(value: Any) -> Any:
+    return 1.0 if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def infinite_number(things: Any) -> float | None:
@@ -227,7 +247,7 @@ def come_in(tensor: Tensor, here: Tensor, call: Call) -> Found:
     bad = ~torch.isfinite(here)
     text = number(here[tuple(bad.nonzero()[0].tolist())].item())
     infinite = not bool(here.isnan().any())
-    return describe("given", call, here, bad, text, infinite=infinite, tensor=weakref.ref(tensor))
+    return describe("given", call, tensor, bad, text, infinite=infinite, tensor=weakref.ref(tensor))
 
 
 def born_at(call: Call, result: Tensor, entries: Tensor, at: int, of_finite: bool) -> Found:

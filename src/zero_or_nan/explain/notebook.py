@@ -94,7 +94,7 @@ def _code(text: str) -> str:
 
 
 def _page(address: str) -> str:
-    name = address.rpartition("/")[2].removesuffix(".html").replace("-", " ")
+    name = address.rpartition("/")[2].partition(".html")[0].replace("-", " ")
     return f"<a style='{_LINK}' href='{escape(address)}'>Read on: {escape(name)}</a>" if address else ""
 
 

@@ -14,12 +14,14 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from ..ignoring.careful import REPORT
 from ..ignoring.lifetimes import DEEP_GRAPHS
 from .backward import Reached, Watched
 from .forward import (
     CARRIES,
+    LEAVES,
     MEANT,
     PASSES,
     WEIGHS_ALL,
@@ -32,6 +34,7 @@ from .forward import (
     come_in,
     describe,
     infinite_number,
+    left_by,
     metadata,
     note_call,
 )
@@ -40,7 +43,7 @@ from .patches import Patches
 from .places import Place, is_recomputed, modules_around, place_here, users_frame
 from .remedies import remedy
 from .report import NotFiniteError, Origin, Report
-from .traces import Found, Trace, Traces, is_finite, is_transformed, joined, looked_at, passed_on, tensors_in
+from .traces import Found, Trace, Traces, is_finite, is_transformed, joined, looked_at, tensors_in
 from .undoing import Undoing
 
 _MAKES_DATA = frozenset(
@@ -115,8 +118,8 @@ class Recorder:
     # The forward pass.
 
     def before(self, plan: Plan, args: Any) -> Tensor | None:
-        """What a function is about to overwrite, where it could be asked for."""
-        if not torch.is_grad_enabled() or not args:
+        """What a function is about to overwrite, where it could be asked for, and can't be told afterwards."""
+        if not torch.is_grad_enabled() or not args or _is_left(plan, args):
             return None
         target = looked_at(args[0])
         return None if target is None else target.detach().clone()
@@ -203,7 +206,7 @@ class Recorder:
                     trace = self.traces.of(tensor)
                     if trace is None:
                         call = Call(kind, kind.__name__, place, args)
-                        trace = Trace({describe("made", call, here, ~torch.isfinite(here), ""): (kind.__name__,)})
+                        trace = Trace({describe("made", call, tensor, ~torch.isfinite(here), ""): (kind.__name__,)})
                         self.traces.keep(tensor, trace)
                     self.loose[tensor.untyped_storage()._cdata] = trace
                     self._carry(tensor, [(found, ~torch.isfinite(here)) for found in trace.found])
@@ -267,7 +270,9 @@ class Recorder:
                 bad.append((at, tensor, here))
         if bad:
             place = place or self._place()
-            now = args if before is None else (before, *args[1:])
+            if _is_left(plan, args):
+                before = left_by(func, args, kwargs)
+            now = args if before is None else tuple(before if each is args[0] else each for each in args)
             call = Call(func, plan.name, place, now, kwargs)
             self._not_finite(call, plan, args, bad, before)
 
@@ -295,7 +300,7 @@ class Recorder:
             traces.append(trace)
             if tensor.grad_fn is None and tensor is not before:
                 enters += trace.found
-        if plan.in_place and before is None:
+        if plan.in_place and before is None and args:
             traces += [trace for trace in map(self.traces.of, tensors_in(args[0])) if trace is not None]
         for at, tensor, here in bad:
             trace = self._of_result(call, plan, at, tensor, here, inputs, traces, enters)
@@ -338,7 +343,7 @@ class Recorder:
         if bool(births.any()) and self.suspects and (suspects := self._suspects_in(call)):
             births, traces = torch.zeros_like(births), [*traces, *suspects]
         if bool(births.any()):
-            found = self._known(self._newborn(call, here, births, at, of_finite))
+            found = self._known(self._newborn(call, tensor, births, at, of_finite))
             mine.append(found)
             carried.append((found, births))
         rest = entries & ~births
@@ -354,14 +359,14 @@ class Recorder:
                 self._carry(base, [(found, ~torch.isfinite(base)) for found, _ in carried])
         elif tensor.grad_fn is not None and traces:
             metadata(tensor.grad_fn).setdefault(PASSES, joined(traces).found)
-        return passed_on(traces, call.name, mine)
+        return joined(traces, call.name, mine)
 
     def _came_in(self, tensor: Tensor, here: Tensor, call: Call) -> Found:
         """A tensor that nobody here has made."""
         node = tensor.grad_fn
         if node is not None and "Compiled" in node.name() and self.compiled_at is not None:
             compiled = call._replace(name="torch.compile", place=self.compiled_at)
-            found = describe("made", compiled, here, ~torch.isfinite(here), "inside of a compiled region")
+            found = describe("made", compiled, tensor, ~torch.isfinite(here), "inside of a compiled region")
             note_call(node, "torch.compile", self.compiled_at)
             found = self._known(found)
             metadata(node).setdefault(PASSES, (found,))
@@ -389,11 +394,11 @@ class Recorder:
     def _suspects_in(self, call: Call) -> list[Trace]:
         return [trace for trace in map(self.suspects.of, tensors_in((call.args, call.kwargs))) if trace is not None]
 
-    def _newborn(self, call: Call, here: Tensor, births: Tensor, at: int, of_finite: bool) -> Found:
+    def _newborn(self, call: Call, result: Tensor, births: Tensor, at: int, of_finite: bool) -> Found:
         written = infinite_number((call.args, call.kwargs))
-        if written is not None and (written != written or not bool((here.isnan() & births).any())):
-            return describe("meant" if written == written else "given", call, here, births, str(written))
-        return born_at(call, here, births, at, of_finite)
+        if written is not None and (written != written or not bool((result.isnan() & births).any())):
+            return describe("meant" if written == written else "given", call, result, births, str(written))
+        return born_at(call, result, births, at, of_finite)
 
     # The backward pass.
 
@@ -496,11 +501,11 @@ class Recorder:
             self._last[key] = found
             return
         operands = found.operands
-        if found.in_backward and kind == "contaminated":
-            operands = f"{operands}; in backward {found.in_backward}" if operands else found.in_backward
         came_in = found.tensor() if found.tensor is not None else None
         if came_in is not None and (name := names.of_tensor(came_in)):
             operands = f"{operands} in {name}"
+        if found.in_backward and kind == "contaminated":
+            operands = f"{operands}; in backward {found.in_backward}" if operands else found.in_backward
         origin = Origin(
             phase=found.phase,
             operator=found.operator,
@@ -557,6 +562,11 @@ class Recorder:
                         seen.setdefault(found, list(way))
             for found, path in seen.items():
                 self._tell(found, found.kind_where_used, None, ["a result"], path, names)
+
+
+def _is_left(plan: Plan, args: Any) -> bool:
+    """Whether what a function in place has overwritten can be told from what is there afterwards."""
+    return plan.in_place and plan.name in LEAVES and bool(args) and type(args[0]) in (Tensor, Parameter)
 
 
 def _is_meant(found: Found, function: str) -> bool:

@@ -39,7 +39,7 @@ class Origin:
         path: the functions on the way there.
         mended: whether `ignoring` gave finite gradients on this very graph; None where that was not tried.
         remedy: what to do: code to paste, with a sentence as a comment.
-        chapter: the address of the page about it.
+        chapter: the address of the section about it, in this library's book.
         times: how often it happened on this line.
         rank: of which process, where there are several.
     """
@@ -159,17 +159,13 @@ class Report:
         return as_html(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it in numbers, texts, lists and dicts."""
-        return {
-            "ok": self.ok,
-            "passes": self.passes,
-            "origins": [asdict(origin) for origin in self.origins],
-            "notes": list(self.notes),
-        }
+        """All of it in numbers, texts, lists and dicts, by the names of the attributes, with `ok`."""
+        told: dict[str, Any] = json.loads(self.to_json())
+        return told
 
     def to_json(self) -> str:
         """The same as JSON."""
-        return json.dumps(self.to_dict(), indent=2)
+        return json.dumps({"ok": self.ok, **asdict(self)}, indent=2)
 
 
 class NotFiniteError(FloatingPointError):

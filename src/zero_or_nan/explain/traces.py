@@ -87,26 +87,22 @@ class Trace:
         return tuple(self.ways)
 
 
-def passed_on(traces: Iterable[Trace], step: str, born: Iterable[Found] = ()) -> Trace:
-    """The trace of what a function makes of tensors that have some, with what was born in it."""
+def joined(traces: Iterable[Trace], step: str = "", born: Iterable[Found] = ()) -> Trace:
+    """The trace of what comes of several tensors. Of the ways that an origin took, the longest; of equals the first.
+
+    Args:
+        traces: of the tensors.
+        step: the function of the user's that it comes by, if it does.
+        born: what was born in it.
+    """
     ways: dict[Found, tuple[str, ...]] = {}
     for trace in traces:
         for found, way in trace.ways.items():
-            longer = (*way, step) if len(way) < MOST_STEPS and way[-1:] != (step,) else way
-            if len(longer) > len(ways.get(found, ())):
+            longer = (*way, step) if step and len(way) < MOST_STEPS and way[-1:] != (step,) else way
+            if found not in ways or len(longer) > len(ways[found]):
                 ways[found] = longer
     for found in born:
         ways.setdefault(found, (step,))
-    return Trace(ways)
-
-
-def joined(traces: Iterable[Trace]) -> Trace:
-    """The trace of what comes of several tensors by no function of the user's."""
-    ways: dict[Found, tuple[str, ...]] = {}
-    for trace in traces:
-        for found, way in trace.ways.items():
-            if len(way) >= len(ways.get(found, ())):
-                ways[found] = way
     return Trace(ways)
 
 

@@ -108,6 +108,16 @@ def test_float8_that_overflows():
         x = torch.tensor([1.0, 1e6], requires_grad=True)
         (x.to(torch.float8_e5m2).to(torch.float32)).sum().backward()
     assert told(report) == [("overflow", "forward", "to")]
+    assert (report.origins[0].dtype, report.origins[0].operands) == ("float8_e5m2", "1e6 > 57344")
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_float8_that_comes_in(dtype):
+    data = torch.tensor([1.0, nan]).to(dtype)
+    with explain() as report:
+        (torch.ones(2, requires_grad=True) * data.to(torch.float32)).sum().backward()
+    assert told(report) == [("bad input", "forward", "to")]
+    assert report.origins[0].where == f"1 of 2 entries: [1] in {str(dtype)[6:]} of shape [2] on cpu"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

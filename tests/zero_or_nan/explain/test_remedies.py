@@ -1,21 +1,26 @@
-"""What a report says is to be done: it runs, it helps, and its page is there."""
+"""What a report says is to be done: it runs, it helps, and the section about it is there."""
+
+import re
 
 import pytest
 import torch
 
 from zero_or_nan import ignoring
-from zero_or_nan.explain.remedies import _CONTAMINATED_PAGES, PAGES, REMEDIES, remedy
+from zero_or_nan.explain.remedies import CONTAMINATED, PAGES, REMEDIES, remedy
 
-KINDS = [*REMEDIES, *(("contaminated", operator) for operator in [*_CONTAMINATED_PAGES, "something else"])]
+KINDS = [*REMEDIES, *(("contaminated", operator) for operator in [*CONTAMINATED, "something else"])]
 
 
 @pytest.mark.parametrize(("kind", "operator"), KINDS)
 @pytest.mark.parametrize("mended", [True, False])
-def test_it_fits_a_notebook_and_leads_to_a_page_that_is_there(kind, operator, mended, request):
-    code, address = remedy(kind, operator, "float32", mended)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_it_fits_a_notebook_and_leads_to_a_section_that_is_there(kind, operator, dtype, mended, request):
+    code, address = remedy(kind, operator, dtype, mended)
     assert all(len(line) <= 78 for line in code.splitlines())
-    page = address.removeprefix(PAGES).removesuffix(".html")
-    assert (request.config.rootpath / "chapters" / f"{page}.md").is_file()
+    page, _, anchor = address.removeprefix(PAGES).partition(".html#")
+    text = (request.config.rootpath / "chapters" / f"{page}.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"(?ms)^```.*?^```$", "", text), flags=re.MULTILINE)
+    assert anchor in [re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") for heading in headings]
 
 
 def leaf(*values, dtype=torch.float32):

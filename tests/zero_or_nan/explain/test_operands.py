@@ -1,0 +1,61 @@
+"""What a number was made of, as it is written: a formula with its result, then a remark."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from zero_or_nan import explain
+from zero_or_nan.explain.arithmetic import number
+
+inf, nan = float("inf"), float("nan")
+
+
+def leaf(*values):
+    return torch.tensor(values, requires_grad=True)
+
+
+WRITTEN = {
+    "exp": (lambda: leaf(100.0, 1.0).exp(), "exp(100) > 3.4e38"),
+    "a product": (
+        lambda: leaf([3e38, 1.0]) @ torch.tensor([[2.0], [1.0]]),
+        "3e38 × 2 > 3.4e38, one of 2 products that are added",
+    ),
+    "mean": (lambda: leaf(1.0)[:0].mean(), "0 / 0 = nan, the mean of no entries"),
+    "a division": (lambda: leaf(1.0, -1.0) / 0, "1 / 0 = inf"),
+    "a large sum": (lambda: leaf(3e38, 3e38).sum(), "the sum of 2 entries of up to 3e38 > 3.4e38"),
+    "softmax": (
+        lambda: leaf([-inf, -inf, -inf]).softmax(-1),
+        "inf − inf = nan: all 3 entries of the row are -inf",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_how_it_is_written(name):
+    make, expected = WRITTEN[name]
+    with explain() as report:
+        make().sum().backward()
+    assert report.origins[0].operands == expected
+
+
+def test_where_it_came_in_stands_before_what_backward_made_of_it():
+    weight, rows = leaf([1.0], [1.0]), torch.tensor([[1.0, 2.0], [nan, 1.0]])
+    with explain() as report:
+        (rows @ weight)[:1].sum().backward()
+    (origin,) = report
+    assert origin.operands == "nan in rows; in backward nan × 0 = nan, one of 2 products that are added"
+
+
+def test_a_row_that_cross_entropy_is_to_ignore():
+    scores = leaf([1.0, 2.0, 3.0], [-inf, -inf, -inf])
+    with explain() as report:
+        losses = F.cross_entropy(scores.softmax(-1), torch.tensor([0, 1]), reduction="none")
+        losses[:1].sum().backward()
+    (origin,) = report
+    formula = "inf − inf = nan: all 3 entries of the row are -inf"
+    assert origin.operands == f"{formula}; in backward 0 − exp(nan) × 0 = nan"
+
+
+def test_powers_of_ten_are_as_short_as_they_can_be():
+    values = [1e6, 1e300, 1e-7, 1e-10, 1e10, -1e20]
+    assert [number(value) for value in values] == ["1e6", "1e300", "1e-7", "1e-10", "1e10", "-1e20"]
