@@ -3,6 +3,7 @@
 from . import (
     attention,
     bags,
+    cells,
     chunked,
     convolutions,
     distances,
@@ -20,14 +21,17 @@ from . import (
     selections,
     shapes,
     spreading,
+    stacked,
     stepwise,
     transforms,
+    twins,
     two_cotangents,
 )
 
 __all__ = [
     "attention",
     "bags",
+    "cells",
     "chunked",
     "convolutions",
     "distances",
@@ -45,7 +49,9 @@ __all__ = [
     "selections",
     "shapes",
     "spreading",
+    "stacked",
     "stepwise",
     "transforms",
+    "twins",
     "two_cotangents",
 ]

@@ -37,34 +37,42 @@ def lstm_layer_backward(op: Any, *args: Any, **kwargs: Any) -> Any:
         lost = _lost_sequences(named, counts)
         if bool(lost.any()):
             again = _without(op, named, counts | lost.logical_not(), weights_alone)
-            if not _has_nan(again):
+            if not any_nan(again):
                 return _with_masks(again, counts)
             del again
     exact = op(*plain(args), **kwargs)
-    if not _has_nan(exact):
+    if not any_nan(exact):
         return _with_masks(exact, counts)
     if not is_lstm:
         raise NotFollowed("is followed for the LSTM alone")
     again = exact if all_count(counts) else _without(op, named, counts, weights_alone)
-    careful = _through_time(named) if _has_nan(again) else _with_masks(again, counts)
+    careful = _through_time(named) if any_nan(again) else _with_masks(again, counts)
     return tuple(value if value is None else merge(value, c.reshape(value.shape)) for value, c in zip(exact, careful))  # noqa: B905
 
 
-def _has_nan(values: Sequence[Any]) -> bool:
+def any_nan(values: Sequence[Any]) -> bool:
+    """Whether one of some results may have a NaN."""
     return any(isinstance(value, Tensor) and has_nan(value) for value in values)
 
 
 def _reached(named: dict[str, Any]) -> Tensor | None:
-    """Which steps of which sequences the cotangents reach: those that count, and all before them; None for all."""
-    given = {name: mask_of(named[name]) for name in _GRADS if named[name] is not None}
-    if any(mask is None for mask in given.values()):
+    """Which steps of which sequences the cotangents reach; None for all."""
+    output, *states = given = [mask_of(named[name]) for name in _GRADS]
+    if any(mask is None and named[name] is not None for name, mask in zip(_GRADS, given, strict=True)):
         return None
-    reached = torch.zeros(named["input"].shape[:2], dtype=torch.bool)
-    last = 0 if named["reverse"] else -1
-    for name, mask in given.items():
-        used = anywhere(mask, -1)  # type: ignore[arg-type]
-        (reached if name == "grad_output" else reached[last]).logical_or_(used.reshape(used.shape[-reached.dim() :]))
-    return reached.cummax(0).values if named["reverse"] else reached.flip(0).cummax(0).values.flip(0)
+    steps, batch = named["input"].shape[:2]
+    used = torch.zeros(steps, batch, dtype=torch.bool) if output is None else anywhere(output, -1)
+    ends = [anywhere(mask, -1).reshape(batch) for mask in states if mask is not None]
+    return back_in_time(used, ends, named["reverse"])
+
+
+def back_in_time(used: Tensor, ends: Sequence[Tensor], reverse: bool = False) -> Tensor:
+    """The steps, of each sequence in a column, that are used, and all before them; where an end is used, all."""
+    steps = used.clone() if reverse else used.flip(0)
+    for end in ends:
+        steps[0] |= end
+    steps = steps.cummax(0).values
+    return steps if reverse else steps.flip(0)
 
 
 def _lost_sequences(named: dict[str, Any], counts: Tensor) -> Tensor:
