@@ -142,7 +142,7 @@ function(
 function("Elu", look=MODERATE, scalars=("alpha", "scale"))
 function("Softplus", look=MODERATE, scalars=("beta",), only_if=_has_a_low_threshold)
 function("Pow", look=MODERATE, only_if=_has_a_small_power)
-function("CudnnBatchNorm NativeBatchNorm", look=MODERATE, looks={"running_var": AWAY_FROM_ZERO})
+function("CudnnBatchNorm MiopenBatchNorm NativeBatchNorm", look=MODERATE, looks={"running_var": AWAY_FROM_ZERO})
 # What the fourth result holds is the kernel's own, in bytes.
 function("MkldnnRnnLayer", look=MODERATE, looks={"result3": None})
 # An attention mask is -inf where it cuts off; what it does harm to shows in the logsumexp.

@@ -8,8 +8,11 @@ import torch
 from torch import Tensor
 
 from ..cotangent import Cotangent, merge, plain
+from ..looks import MODERATE
 from ..masks import everywhere
-from ..registry import rule
+from ..registry import function, rule
+
+function("ThnnFusedGruCell ThnnFusedLstmCell", look=MODERATE)
 
 
 @rule("_thnn_fused_lstm_cell_backward_impl")

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from ..cotangent import merge, plain
-from ..looks import FINITE, MODERATE
+from ..looks import AWAY_FROM_ZERO, FINITE, MODERATE
 from ..registry import derivative, function, rule
 
 aten = torch.ops.aten
 
 function("MaskedSoftmax", selects=True, look=FINITE)
+function("WeightNormInterface", look=MODERATE, looks={"result1": AWAY_FROM_ZERO})
 
 
 @rule("_weight_norm_interface_backward")
@@ -27,6 +28,14 @@ def masked_softmax_backward(op: Any, grad: Any, output: Tensor, hidden: Tensor, 
     """As without a mask, but what is hidden was not selected."""
     to_all: Any = aten._softmax_backward_data(grad, output, -1 if dim is None else dim, output.dtype)
     return merge(op(plain(grad), output, hidden, dim), to_all.masked_fill(hidden, 0))
+
+
+@rule("miopen_batch_norm_backward")
+def batch_norm_backward(op: Any, images: Tensor, grad: Any, weight: Tensor, *statistics: Any) -> Any:
+    """As PyTorch's own, of a norm that is trained."""
+    exact = op(images, plain(grad), weight, *statistics)
+    *known, epsilon = statistics
+    return merge(exact, aten.native_batch_norm_backward(grad, images, weight, *known, True, epsilon, [True] * 3))
 
 
 @derivative("ConvTbc", look=MODERATE)
