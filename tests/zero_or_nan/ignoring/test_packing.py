@@ -161,7 +161,7 @@ def test_the_gradient_of_a_gradient():
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_in_a_checkpoint(reentrant):
-    """One that brings saved tensors back by hooks gives each once: that is told, and the gradient is plain PyTorch's."""
+    """One that brings saved tensors back by hooks gives each once: it is told that the gradient is plain PyTorch's."""
     reader = Reader("GRU")
     x = batch(SORTED, nan)[1].requires_grad_()
 

@@ -1,4 +1,4 @@
-"""An LSTM in one kernel: its gradients next to each used sequence alone in float64, and next to plain PyTorch's bits."""
+"""An LSTM in one kernel: next to each used sequence alone in float64, and next to plain PyTorch's bits."""
 
 import math
 import random

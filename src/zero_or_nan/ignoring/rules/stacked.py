@@ -36,7 +36,7 @@ def rnn_backward(op: Any, *args: Any, **kwargs: Any) -> Any:
     if given["train"] and given["dropout"] and given["num_layers"] > 1:
         raise NotFollowed("has dropout between its layers, which would drop others now")
     again = exact if all_count(counts) else _without(op, given, counts)
-    if _has_nan(again):
+    if _has_nan(again) and _has_parts(named):
         raise NotFollowed("mixes what counts of a step with what is ignored")
     return merge(exact, _with_masks(again, counts, given))
 
@@ -63,6 +63,12 @@ def _reached(named: dict[str, Any]) -> Tensor | None:
         used = used.t()
     found = back_in_time(used, [anywhere(mask, (0, -1)) for mask in states if mask is not None])
     return anywhere(found, 0).expand(found.shape) if named["bidirectional"] else found
+
+
+def _has_parts(named: dict[str, Any]) -> bool:
+    """Whether of a step, or of the states at an end, a part counts and a part is ignored: NaN may be in either."""
+    masks = ((mask_of(named[name]), dims) for name, dims in zip(_GRADS, (-1, (0, -1), (0, -1)), strict=True))
+    return any(mask is not None and bool((mask != anywhere(mask, dims, True)).any()) for mask, dims in masks)
 
 
 def _places(given: dict[str, Any]) -> tuple[Tensor, ...]:
