@@ -148,6 +148,15 @@ def test_what_has_no_nan_runs_once_as_it_is(kernel):
 
 
 @needs_kernel
+def test_the_kernel_runs_once_without_the_steps_after_the_last_used(kernel):
+    layers, rows = lstm(lost=())
+    rows[2, 3:] = nan
+    out = layers(rows)[0]
+    ignoring.backward(out[2, :3].sum() + out[3:].sum())
+    assert kernel.batches == [4] and all(p.grad.isfinite().all() for p in layers.parameters())
+
+
+@needs_kernel
 def test_inf_that_the_gates_swallow_leaves_plain_numbers_as_they_are(kernel):
     """Its sequence ends in numbers, so plain PyTorch's gradient has numbers to keep, and its kernel runs too."""
     layers, rows = lstm(poison=inf)
@@ -179,12 +188,14 @@ def test_nan_in_a_used_sequence_after_its_last_used_step():
 def test_a_unit_that_is_ignored_needs_each_step_by_itself():
     """A row of weights is NaN, and so is one unit of the only step; the loss uses the others."""
     torch.manual_seed(0)
-    layers, rows = nn.LSTM(3, 4, batch_first=True), torch.randn(2, 1, 3).requires_grad_()
+    layers, rows = nn.LSTM(3, 4, batch_first=True), torch.randn(3, 1, 3)
+    rows[2] = nan  # a sequence that is ignored
+    rows.requires_grad_()
     kept = torch.tensor([1, 2, 3])
     gates = (kept[None] + 4 * torch.arange(4)[:, None]).flatten()  # of the kept units
     with torch.no_grad():
         layers.weight_ih_l0[0] = nan
-    ignoring.backward(layers(rows)[0][..., kept].square().sum())
+    ignoring.backward(layers(rows)[0][:2, :, kept].square().sum())
     small = nn.LSTM(3, 3, batch_first=True).double()
     small.load_state_dict(
         {
@@ -192,12 +203,12 @@ def test_a_unit_that_is_ignored_needs_each_step_by_itself():
             for name, value in layers.state_dict().items()
         }
     )
-    alone = rows.detach().double().requires_grad_()
+    alone = rows.detach()[:2].double().requires_grad_()
     small(alone)[0].square().sum().backward()
-    torch.testing.assert_close(rows.grad.double(), alone.grad)
+    torch.testing.assert_close(rows.grad[:2].double(), alone.grad)
     torch.testing.assert_close(layers.weight_ih_l0.grad[gates].double(), small.weight_ih_l0.grad)
     torch.testing.assert_close(layers.bias_hh_l0.grad[gates].double(), small.bias_hh_l0.grad)
-    assert not layers.weight_ih_l0.grad[0].any()
+    assert not layers.weight_ih_l0.grad[0].any() and not rows.grad[2].any()
 
 
 @pytest.mark.parametrize("wanted", [False, True])
@@ -218,6 +229,32 @@ def test_what_leads_to_a_lost_step_is_ignored_too():
     out, _ = layers(squares.sqrt())
     ignoring.backward(out[0, :3].sum() + out[1:4].sum())
     assert squares.grad.isfinite().all() and not squares.grad[0, 3:].any() and squares.grad[0, :3].all()
+
+
+def test_one_sequences_last_state_and_anothers_last_cell():
+    layers, rows = lstm(wanted=True)
+    state, cell = layers(rows)[1]
+    ignoring.backward(state[0, 0].sum() + cell[0, 1].sum())
+    assert rows.grad[:2].all() and not rows.grad[2:].any()
+
+
+def test_the_way_back_begins_at_the_end():
+    """What leads to its first used step, the last one in time for it, is ignored, and NaN."""
+    torch.manual_seed(0)
+    layers, rows = nn.LSTM(3, 4, batch_first=True, bidirectional=True), torch.randn(6, 5, 3)
+    rows[:, :2] = nan
+    rows.requires_grad_()
+    ignoring.backward(layers(rows)[0][:, 2:, 4:].square().sum())
+    back = nn.LSTM(3, 4, batch_first=True).double()
+    reverse = {name: value for name, value in layers.state_dict().items() if name.endswith("reverse")}
+    back.load_state_dict({name.removesuffix("_reverse"): value for name, value in reverse.items()})
+    alone = rows.detach()[:, 2:].flip(1).double().requires_grad_()
+    back(alone)[0].square().sum().backward()
+    torch.testing.assert_close(rows.grad[:, 2:].double(), alone.grad.flip(1), rtol=1e-4, atol=1e-6)
+    assert not rows.grad[:, :2].any()
+    for name, parameter in back.named_parameters():
+        ours = layers.get_parameter(f"{name}_reverse").grad
+        torch.testing.assert_close(ours.double(), parameter.grad, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["state", "cell"])

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring import Cotangent
+from zero_or_nan.ignoring import RULES, Cotangent
 
 aten = torch.ops.aten
 inf, nan = math.inf, math.nan
@@ -86,7 +86,7 @@ def backward(
     found = torch.autograd.grad(total, [*given, *weight], allow_unused=True)
     found = [torch.zeros_like(t) if g is None else g for t, g in zip([*given, *weight], found, strict=True)]
     kept.fill_(255)  # NaN: it can't be used again
-    return found[0], found[1], found[2] if cell is not None else None, found[len(given) :]
+    return found[0], found[1], found[2] if cell is not None else None, found[len(given) :] if wanted[3] else []
 
 
 def miopen(x, weight, stride, hx, cx, mode, size, layers, *rest):
@@ -303,6 +303,50 @@ def test_dropout_between_layers_is_told(played):
     x[3:] = nan
     with pytest.warns(UserWarning, match="_cudnn_rnn_backward.*dropout between its layers"):
         ignoring.backward(all_layers("_cudnn_rnn", net, "LSTM", x, states, dropout=0.5)[0][:3].sum())
+
+
+def test_dropout_of_one_layer_drops_nothing(played):
+    net, x, states = setting("LSTM", 1, False)
+    given = x.clone()
+    given[3:] = nan
+    ignoring.backward(all_layers("_cudnn_rnn", net, "LSTM", given, states, dropout=0.5)[0][:3].square().sum())
+    found = [p.grad.clone() for p in net.parameters()]
+    right = alone(net, "LSTM", x, states, range(3), [4] * 5, lambda out, last: out.square().sum())
+    assert_right(found, right[: len(found)])
+
+
+def test_weights_that_are_kept_as_they_are(played):
+    net, x, states = setting("LSTM", 1, False)
+    given = x.clone()
+    given[3:] = nan
+    given.requires_grad_()
+    net.requires_grad_(False)
+    ignoring.backward(all_layers("_cudnn_rnn", net, "LSTM", given, states)[0][:3].square().sum())
+    net.requires_grad_(True)
+    right = alone(net, "LSTM", x, states, range(3), [4] * 5, lambda out, last: out.square().sum())
+    assert_right([given.grad], [right[-3]])
+
+
+def test_both_ways_all_steps_lead_to_each(played):
+    net, x, states = setting("GRU", 1, True)
+    given = [t.clone() for t in (x, *states)]
+    given[0][3:] = nan
+    given = [t.requires_grad_() for t in given]
+    ignoring.backward(all_layers("_cudnn_rnn", net, "GRU", given[0], given[1:])[0][:3, :2].square().sum())
+    found = [p.grad.clone() for p in net.parameters()] + [t.grad for t in given]
+    right = alone(net, "GRU", x, states, range(3), [4] * 5, lambda out, last: out[:2].square().sum())
+    assert_right(found, right)
+
+
+def test_finite_numbers_need_no_rule(played, monkeypatch):
+    for name in ("_cudnn_rnn_backward", "_thnn_fused_lstm_cell_backward_impl", "_thnn_fused_gru_cell_backward"):
+        monkeypatch.setitem(RULES, getattr(aten, name), lambda *args: pytest.fail("a rule was asked"))
+    net, x, states = setting("LSTM", 2, False)
+    ignoring.backward(all_layers("_cudnn_rnn", net, "LSTM", x, states)[0][:3].sum())
+    gates, before = torch.randn(2, 8, requires_grad=True), torch.randn(2, 2)
+    ignoring.backward(aten._thnn_fused_lstm_cell(gates, gates, before)[0][:1].sum())
+    gates = torch.randn(2, 6, requires_grad=True)
+    ignoring.backward(aten._thnn_fused_gru_cell(gates, gates, before)[0][:1].sum())
 
 
 CELLS = {

@@ -33,13 +33,11 @@ def lstm_layer_backward(op: Any, *args: Any, **kwargs: Any) -> Any:
     if counts is None:
         return wrapped(op(*plain(args), **kwargs))
     is_lstm, weights_alone = named["mode"] == _LSTM, _is_for_weights_alone(args)
-    if is_lstm:
-        lost = _lost_sequences(named, counts)
-        if bool(lost.any()):
-            again = _without(op, named, counts | lost.logical_not(), weights_alone)
-            if not any_nan(again):
-                return _with_masks(again, counts)
-            del again
+    if is_lstm and _has_lost_sequences(named, counts):
+        again = _without(op, named, counts, weights_alone)
+        if not any_nan(again):
+            return _with_masks(again, counts)
+        del again
     exact = op(*plain(args), **kwargs)
     if not any_nan(exact):
         return _with_masks(exact, counts)
@@ -75,13 +73,13 @@ def back_in_time(used: Tensor, ends: Sequence[Tensor], reverse: bool = False) ->
     return steps if reverse else steps.flip(0)
 
 
-def _lost_sequences(named: dict[str, Any], counts: Tensor) -> Tensor:
-    """Those that end ignored and in a state that is NaN throughout.
+def _has_lost_sequences(named: dict[str, Any], counts: Tensor) -> bool:
+    """Whether there are some that end ignored, and in a state that is NaN throughout.
 
     Of all that belongs to one, and of all weights, plain PyTorch's gradient is NaN: there is nothing in it to keep.
     """
-    end: Tensor = named["hy_"].reshape(counts.shape[1], -1)
-    return end.isnan().all(-1) & counts[0 if named["reverse"] else -1].logical_not()
+    end = named["hy_"].reshape(counts.shape[1], -1)
+    return bool((end.isnan().all(-1) & counts[0 if named["reverse"] else -1].logical_not()).any())
 
 
 def _is_for_weights_alone(args: Sequence[Any]) -> bool:

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import merge, plain
+from ..cotangent import Cotangent, mask_of, merge, plain
 from ..looks import AWAY_FROM_ZERO, FINITE, MODERATE
+from ..masks import anywhere, full
 from ..registry import derivative, function, rule
 
 aten = torch.ops.aten
@@ -61,5 +62,6 @@ def slow_convolution_backward(
 
 @rule("cudnn_affine_grid_generator_backward")
 def affine_grid_backward(op: Any, grad: Any, n: int, c: int, h: int, w: int) -> Any:
-    """The same by another library, for corners at 1 and -1."""
-    return merge(op(plain(grad), n, c, h, w), aten.affine_grid_generator_backward(grad, [n, c, h, w], True))
+    """Both coordinates are sums over an image's places, with constant weights."""
+    value = op(plain(grad), n, c, h, w)
+    return Cotangent(value, anywhere(full(mask_of(grad), plain(grad)), (1, 2)).unsqueeze(-1).expand(value.shape))
