@@ -126,10 +126,12 @@ def test_a_grid_by_another_library():
     def kernel(grad, n, c, h, w):
         return aten.affine_grid_generator_backward(grad, [n, c, h, w], True)
 
-    for used in (mask.view(2, 1, 1, 1), mask):  # an image, a coordinate
+    place = torch.zeros(2, 4, 5, 1, dtype=torch.bool)
+    place[0, 2, 3] = True
+    for used in (mask.view(2, 1, 1, 1), mask, place):  # an image, a coordinate, a place
         result = played("cudnn_affine_grid_generator_backward", kernel, cotangent(grad, used), 2, 3, 4, 5)
         assert torch.equal(result.value, kernel(grad * used, 2, 3, 4, 5))
-        wanted = used.view(2, 1, 1) if used.dim() > 1 else used.view(1, 2, 1)
+        wanted = mask.view(1, 2, 1) if used is mask else mask.view(2, 1, 1)
         assert torch.equal(result.mask, wanted.expand(2, 2, 3))
 
 
