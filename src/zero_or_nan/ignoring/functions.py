@@ -93,6 +93,7 @@ function("Aminmax", since="2.13", selects=True, compares=True)
 function("Max Min", selects=True, look=FINITE)
 function(
     """
+    FakeQuantizeLearnablePerChannelAffine FakeQuantizeLearnablePerTensorAffine
     FakeQuantizePerChannelAffineCachemask FakeQuantizePerTensorAffineCachemask
     FakeQuantizePerTensorAffineCachemaskTensorQparams Fmax Fmin FractionalMaxPool2D FractionalMaxPool3D MaxPool2D
     MaxUnpool2D MaxUnpool3D MultiMarginLoss MultilabelMarginLoss Nanmedian SegmentReduce
