@@ -109,8 +109,8 @@ def test_a_convolution_by_the_name_of_its_kernel(poison, wanted):
 def test_quantized_with_a_scale_that_is_learnt(axis):
     """Clipped values, among them NaN, are ignored, and so is a channel: its scale is NaN, and its values' root."""
     channels = 1 if axis is None else 3
-    x = torch.tensor([[0.25, 4.0, 0.0], [0.0, 1e6, 0.0], [nan, 2.25, 0.5]], requires_grad=True)
-    scale = torch.full((channels,), 0.1).requires_grad_()
+    x = torch.tensor([[0.25, 4.0, 0.0], [0.16, 1e6, 0.0], [nan, 2.25, 0.5]], requires_grad=True)
+    scale, divisor = torch.full((channels,), 0.1).requires_grad_(), torch.ones(channels)
     zero = torch.zeros(channels, requires_grad=True)
     kept = torch.ones(3, 3, dtype=torch.bool)
     if axis is None:
@@ -119,9 +119,9 @@ def test_quantized_with_a_scale_that_is_learnt(axis):
         out = torch._fake_quantize_learnable_per_tensor_affine(x.sqrt(), scale, zero, -8, 8, 1.0)
     else:
         kept.select(axis, 1).fill_(False)
-        kept[0, 2] = kept[1, 0] = kept[1, 2] = False
-        scale.data[1] = nan
-        out = torch._fake_quantize_learnable_per_channel_affine(x.sqrt(), scale, zero, axis % 2, -8, 8, 1.0)
+        kept[0, 2] = kept[1, 2] = False
+        divisor[1] = scale.data[1] = 0
+        out = torch._fake_quantize_learnable_per_channel_affine(x.sqrt(), scale / divisor, zero, axis % 2, -8, 8, 1.0)
     ignoring.backward(out[kept].sum())
     opened = kept & (x.detach().sqrt() < 0.8)
     slopes = torch.where(opened, 0.5 / x.detach().sqrt(), 0.0)
@@ -131,6 +131,13 @@ def test_quantized_with_a_scale_that_is_learnt(axis):
     wanted = per_entry.sum().view(1) if axis is None else per_entry.sum(1 - axis % 2)
     assert torch.allclose(scale.grad, wanted, atol=1e-4) and zero.grad.isfinite().all()
     assert axis is None or scale.grad[1] == zero.grad[1] == 0
+
+
+def test_what_is_clipped_is_ignored_where_all_is_used():
+    x = torch.tensor([0.25, -1.0], requires_grad=True)
+    scale, zero = torch.tensor([0.1]), torch.tensor([0.0])
+    ignoring.backward(torch._fake_quantize_learnable_per_tensor_affine(x.sqrt(), scale, zero, -8, 8, 1.0).sum())
+    assert x.grad.tolist() == [1.0, 0.0]
 
 
 def cotangent(value, mask):
