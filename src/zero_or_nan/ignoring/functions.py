@@ -93,6 +93,7 @@ function("Aminmax", since="2.13", selects=True, compares=True)
 function("Max Min", selects=True, look=FINITE)
 function(
     """
+    FakeQuantizeLearnablePerChannelAffine FakeQuantizeLearnablePerTensorAffine
     FakeQuantizePerChannelAffineCachemask FakeQuantizePerTensorAffineCachemask
     FakeQuantizePerTensorAffineCachemaskTensorQparams Fmax Fmin FractionalMaxPool2D FractionalMaxPool3D MaxPool2D
     MaxUnpool2D MaxUnpool3D MultiMarginLoss MultilabelMarginLoss Nanmedian SegmentReduce
@@ -144,7 +145,7 @@ function("NativeGroupNorm NativeLayerNorm", look=MODERATE, looks={"result1": Non
 function("Elu", look=MODERATE, scalars=("alpha", "scale"))
 function("Softplus", look=MODERATE, scalars=("beta",), only_if=_has_a_low_threshold)
 function("Pow", look=MODERATE, only_if=_has_a_small_power)
-function("CudnnBatchNorm NativeBatchNorm", look=MODERATE, looks={"running_var": AWAY_FROM_ZERO})
+function("CudnnBatchNorm MiopenBatchNorm NativeBatchNorm", look=MODERATE, looks={"running_var": AWAY_FROM_ZERO})
 # What the fourth result holds is the kernel's own, in bytes.
 function("MkldnnRnnLayer", look=MODERATE, looks={"result3": None})
 # An attention mask is -inf where it cuts off; what it does harm to shows in the logsumexp. The output averages values.

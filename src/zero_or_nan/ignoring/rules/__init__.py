@@ -3,6 +3,7 @@
 from . import (
     attention,
     bags,
+    cells,
     chunked,
     convolutions,
     distances,
@@ -11,6 +12,7 @@ from . import (
     grouped,
     linear_algebra,
     masks_alone,
+    packing,
     pointwise,
     products,
     recurrent,
@@ -19,14 +21,17 @@ from . import (
     selections,
     shapes,
     spreading,
+    stacked,
     stepwise,
     transforms,
+    twins,
     two_cotangents,
 )
 
 __all__ = [
     "attention",
     "bags",
+    "cells",
     "chunked",
     "convolutions",
     "distances",
@@ -35,6 +40,7 @@ __all__ = [
     "grouped",
     "linear_algebra",
     "masks_alone",
+    "packing",
     "pointwise",
     "products",
     "recurrent",
@@ -43,7 +49,9 @@ __all__ = [
     "selections",
     "shapes",
     "spreading",
+    "stacked",
     "stepwise",
     "transforms",
+    "twins",
     "two_cotangents",
 ]

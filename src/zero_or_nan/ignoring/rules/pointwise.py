@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..cotangent import Cotangent, chosen, mask_of, plain, selecting, settle, step_of, wrapped, written_mask
 from ..graph import function_of
-from ..masks import Mask, both, either, expanded
+from ..masks import Mask, anywhere, both, either, expanded, full
 from ..registry import rule
 
 
@@ -84,6 +84,19 @@ def gate(op: Any, grad: Any, saved: Any, *bounds: Any) -> Any:
     ones = torch.ones((), dtype=value.dtype, device=value.device).expand(value.shape)
     opened = (op(ones, plain(saved), *bounds) != 0) | plain(saved).isnan()
     return Cotangent(value, both(opened, mask_of(grad)))
+
+
+@rule("_fake_quantize_learnable_per_channel_affine_backward", "_fake_quantize_learnable_per_tensor_affine_backward")
+def fake_quantized(op: Any, grad: Any, values: Tensor, scale: Tensor, zero: Tensor, *how: Any) -> Any:
+    """Closed where the forward pass clipped to a bound, as it does NaN. The scale is a channel's, or that of all."""
+    exact = op(plain(grad), values, scale, zero, *how)
+    opened = op(torch.ones_like(values), values, scale, zero, *how)[0] != 0
+    mask = mask_of(grad)
+    if "per_channel" in op._schema.name:
+        used = anywhere(full(mask, values), [d for d in range(values.dim()) if d != how[0] % values.dim()])
+    else:
+        used = anywhere(full(mask, values)).expand(scale.shape)
+    return settle(exact[0], both(opened, mask)), settle(exact[1], used), settle(exact[2], used)
 
 
 @rule("add", "rsub", "sub")

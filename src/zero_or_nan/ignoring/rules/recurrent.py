@@ -1,4 +1,4 @@
-"""A recurrent layer that runs as one kernel: where its derivative gives NaN, it runs again without what was lost.
+"""A recurrent layer that runs as one kernel: where its derivative would give NaN, it runs again without what was lost.
 
 Where that does not help, it is taken back through time step by step.
 """
@@ -11,50 +11,101 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, has_nan, mask_of, merge, plain, wrapped
-from ..masks import anywhere
+from ..cotangent import Cotangent, has_nan, mask_of, merge, plain, step_of, wrapped
+from ..graph import function_of
+from ..masks import all_count, anywhere
 from ..registry import NotFollowed, rule
 
 _LSTM = 2
 """How PyTorch numbers the kind of cell."""
 
+_GRADS = ("grad_output", "grad_hy", "grad_cy")
+_SAVED = ("output", "hy_", "cy_", "workspace")
+_OF_SEQUENCES = (0, 5, 6)
+"""Which results belong to sequences: those for the input, the first state and the first cell. Others are weights'."""
+
 
 @rule("mkldnn_rnn_layer_backward")
 def lstm_layer_backward(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """One layer in one direction. The sequences of a batch don't influence each other."""
-    exact = op(*plain(args), **kwargs)
+    """One layer in one direction. Sequences don't influence each other, nor does a step those before it."""
     named = {a.name: value for a, value in zip(op._schema.arguments, args, strict=False)} | kwargs
-    grads = [named[name] for name in ("grad_output", "grad_hy", "grad_cy")]
-    masks = [mask_of(grad) for grad in grads if grad is not None]
-    if all(mask is None for mask in masks):
-        return wrapped(exact)
-    batch = named["input"].shape[1]
-    used = [torch.ones(batch, dtype=torch.bool) if mask is None else _sequences(mask, batch) for mask in masks]
-    counts = torch.stack(used).any(0)
-    if not _has_nan(exact):
-        return tuple(_with_mask(value, i, counts) for i, value in enumerate(exact))
-    if named["mode"] != _LSTM:
+    counts = _reached(named)
+    if counts is None:
+        return wrapped(op(*plain(args), **kwargs))
+    is_lstm, weights_alone = named["mode"] == _LSTM, _is_for_weights_alone(args)
+    if is_lstm and _has_lost_sequences(named, counts):
+        again = _without(op, named, counts, weights_alone)
+        if not any_nan(again):
+            return _with_masks(again, counts)
+        del again
+    exact = op(*plain(args), **kwargs)
+    if not any_nan(exact):
+        return _with_masks(exact, counts)
+    if not is_lstm:
         raise NotFollowed("is followed for the LSTM alone")
-    again = _without_lost_sequences(op, named, counts)
-    if not _has_nan(again):
-        careful = tuple(_with_mask(value, i, counts) for i, value in enumerate(again))
-    else:
-        careful = _through_time(named, *grads)
+    again = exact if all_count(counts) else _without(op, named, counts, weights_alone)
+    careful = _through_time(named) if any_nan(again) else _with_masks(again, counts)
     return tuple(value if value is None else merge(value, c.reshape(value.shape)) for value, c in zip(exact, careful))  # noqa: B905
 
 
-_SAVED = ("output", "hy_", "cy_", "workspace")
-
-
-def _has_nan(values: Sequence[Any]) -> bool:
+def any_nan(values: Sequence[Any]) -> bool:
+    """Whether one of some results may have a NaN."""
     return any(isinstance(value, Tensor) and has_nan(value) for value in values)
 
 
-def _without_lost_sequences(op: Any, named: dict[str, Any], counts: Tensor) -> tuple[Any, ...]:
-    """Forward and backward once more, with zeros for the sequences that are ignored altogether."""
-    given = plain(named)
-    for name in ("input", "hx_", "cx_tmp"):
-        given[name] = torch.where(counts.unsqueeze(-1), given[name], 0).contiguous()
+def _reached(named: dict[str, Any]) -> Tensor | None:
+    """Which steps of which sequences the cotangents reach; None for all."""
+    output, *states = given = [mask_of(named[name]) for name in _GRADS]
+    if any(mask is None and named[name] is not None for name, mask in zip(_GRADS, given, strict=True)):
+        return None
+    steps, batch = named["input"].shape[:2]
+    used = torch.zeros(steps, batch, dtype=torch.bool) if output is None else anywhere(output, -1)
+    ends = [anywhere(mask, -1).reshape(batch) for mask in states if mask is not None]
+    return back_in_time(used, ends, named["reverse"])
+
+
+def back_in_time(used: Tensor, ends: Sequence[Tensor], reverse: bool = False) -> Tensor:
+    """The steps, of each sequence in a column, that are used, and all before them; where an end is used, all."""
+    steps = used.clone() if reverse else used.flip(0)
+    for end in ends:
+        steps[0] |= end
+    steps = steps.cummax(0).values
+    return steps if reverse else steps.flip(0)
+
+
+def _has_lost_sequences(named: dict[str, Any], counts: Tensor) -> bool:
+    """Whether there are some that end ignored, and in a state that is NaN throughout.
+
+    Of all that belongs to one, and of all weights, plain PyTorch's gradient is NaN: there is nothing in it to keep.
+    """
+    end = named["hy_"].reshape(counts.shape[1], -1)
+    return bool((end.isnan().all(-1) & counts[0 if named["reverse"] else -1].logical_not()).any())
+
+
+def _is_for_weights_alone(args: Sequence[Any]) -> bool:
+    """Whether nobody wants the gradients of the sequences."""
+    step = step_of(args)
+    if step is None or function_of(step.node.name()) != "MkldnnRnnLayer":
+        return False
+    return all(step.node.next_functions[number][0] is None for number in _OF_SEQUENCES)
+
+
+def _without(op: Any, named: dict[str, Any], kept: Tensor, weights_alone: bool) -> tuple[Any, ...]:
+    """Forward and backward once more, with zeros for the steps that are not kept.
+
+    Sequences of which none is kept are left out where weights alone are asked for. Otherwise the batch stays as large
+    as it is, for the kernel may add up in another order for a smaller one.
+    """
+    given, sequences = plain(named), kept.any(0)
+    rows = sequences.nonzero().squeeze(1)
+    if weights_alone and len(rows):
+        kept, sequences = kept[:, rows], sequences[rows]
+        for name in ("input", "hx_", "cx_tmp", *_GRADS):
+            if given[name] is not None:
+                given[name] = given[name].index_select(-2, rows)
+    given["input"] = torch.where(kept.unsqueeze(-1), given["input"], 0).contiguous()
+    for name in ("hx_", "cx_tmp"):
+        given[name] = torch.where(sequences.unsqueeze(-1), given[name], 0).contiguous()
     options = ("reverse", "batch_sizes", "mode", "hidden_size", "num_layers", "has_biases", "bidirectional",
                "batch_first", "train")  # fmt: skip
     tensors = ("input", "weight1", "weight2", "weight3", "weight4", "hx_", "cx_tmp")
@@ -63,23 +114,24 @@ def _without_lost_sequences(op: Any, named: dict[str, Any], counts: Tensor) -> t
         results = torch.ops.aten.mkldnn_rnn_layer(*(given[name] for name in (*tensors, *options)))
     given["input"] = given["input"].detach()
     given |= {name: result.detach() for name, result in zip(_SAVED, results, strict=True)}
-    again: tuple[Any, ...] = op(**given)
-    return again
+    again = list(op(**given))
+    if weights_alone:
+        for number, name in zip(_OF_SEQUENCES, ("input", "hx_", "cx_tmp"), strict=True):
+            again[number] = again[number].new_zeros(()).expand(named[name].shape)
+    return tuple(again)
 
 
-def _sequences(mask: Tensor, batch: int) -> Tensor:
-    """Whether any entry of a sequence counts; the batch is the last dimension but one."""
-    return anywhere(mask.movedim(-2, 0).reshape(batch, -1), 1)
+def _with_masks(values: Sequence[Any], counts: Tensor) -> tuple[Any, ...]:
+    of_steps, of_sequences, of_weights = counts.unsqueeze(-1), counts.any(0).unsqueeze(-1), counts.any()
+    masks = {number: of_sequences for number in _OF_SEQUENCES} | {0: of_steps}
+    return tuple(
+        None if value is None else Cotangent(value, masks.get(number, of_weights).expand(value.shape))
+        for number, value in enumerate(values)
+    )
 
 
-def _with_mask(value: Any, number: int, counts: Tensor) -> Any:
-    if value is None:
-        return None
-    of_sequences = number in (0, 5, 6)  # input, first state, first cell; the others are weights
-    return Cotangent(value, (counts.unsqueeze(-1) if of_sequences else counts.any()).expand(value.shape))
-
-
-def _through_time(named: dict[str, Any], grad_output: Any, grad_hy: Any, grad_cy: Any) -> tuple[Any, ...]:
+def _through_time(named: dict[str, Any]) -> tuple[Any, ...]:
+    grad_output, grad_hy, grad_cy = (named[name] for name in _GRADS)
     inputs, output = named["input"], named["output"]
     to_gates, to_state = named["weight1"], named["weight2"]
     steps = list(range(len(inputs)))[:: -1 if named["reverse"] else 1]

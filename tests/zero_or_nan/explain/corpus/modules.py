@@ -5,6 +5,7 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from .program import program
 
@@ -172,6 +173,26 @@ def padded_steps_of_an_lstm():
     torch.manual_seed(0)
     x = torch.tensor([torch.randn(4, 2).tolist(), torch.randn(2, 2).tolist() + [[nan, nan]] * 2])
     F.cross_entropy(Tagger()(x, torch.tensor([4, 2])), torch.tensor([0, 1])).backward()
+
+
+@program("contaminated", "forward", "linear", module="embed")
+def embedded_padding_that_is_packed_away():
+    """The padding of the readings is NaN, and embedded with them; what is packed leaves it out."""
+
+    class Reader(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.gru, self.head = nn.Linear(2, 4), nn.GRU(4, 3, batch_first=True), nn.Linear(3, 1)
+
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+            embedded = self.embed(x)  # born
+            packed = pack_padded_sequence(embedded, lengths, batch_first=True, enforce_sorted=False)
+            _, last = self.gru(packed)
+            return self.head(last[0])
+
+    torch.manual_seed(0)
+    rows = [torch.randn(n, 2).tolist() + [[nan, nan]] * (4 - n) for n in (3, 4, 1)]
+    Reader()(torch.tensor(rows), torch.tensor([3, 4, 1])).square().mean().backward()
 
 
 @program("undefined", "forward", "div", module="encoder.layers.1.norm", operands="0")

@@ -1,0 +1,105 @@
+"""All layers of a recurrent net in one kernel, as GPUs run them: where that gives NaN, it runs again without the lost.
+
+What it keeps of its forward run is its own, so that is done once more too, with zeros for what is ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..cotangent import Cotangent, mask_of, merge, plain, wrapped
+from ..looks import MODERATE
+from ..masks import all_count, anywhere
+from ..registry import NotFollowed, function, rule
+from .packing import places
+from .recurrent import any_nan, back_in_time
+
+# The fourth result holds what is the kernel's own, in bytes; the fifth all weights, one behind the other.
+function("CudnnRnn MiopenRnn", look=MODERATE, looks={"result3": None, "result4": None, "dropout_state": None})
+
+_GRADS = ("grad_output", "grad_hy", "grad_cy")
+
+
+@rule("_cudnn_rnn_backward", "miopen_rnn_backward")
+def rnn_backward(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """The gradients of the input, of the first states and cells, and a list of the weights'."""
+    named = {a.name: value for a, value in zip(op._schema.arguments, args, strict=False)} | kwargs
+    counts, given = _reached(named), plain(named)
+    exact = op(**given | {"reserve": given["reserve"].clone()})  # the kernel writes into it
+    if counts is None:
+        return wrapped(exact)
+    if not _has_nan(exact):
+        return _with_masks(exact, counts, given)
+    if given["train"] and given["dropout"] and given["num_layers"] > 1:
+        raise NotFollowed("has dropout between its layers, which would drop others now")
+    again = exact if all_count(counts) else _without(op, given, counts)
+    if _has_nan(again) and _has_parts(named):
+        raise NotFollowed("mixes what counts of a step with what is ignored")
+    return merge(exact, _with_masks(again, counts, given))
+
+
+def _has_nan(results: Any) -> bool:
+    return any_nan(results[:3]) or any_nan(results[3])
+
+
+def _reached(named: dict[str, Any]) -> Tensor | None:
+    """Which steps of which sequences the cotangents reach, a sequence in a column; None for all."""
+    output, *states = given = [mask_of(named[name]) for name in _GRADS]
+    if any(mask is None and named[name] is not None for name, mask in zip(_GRADS, given, strict=True)):
+        return None
+    batch, device = named["hx"].shape[1], named["hx"].device
+    used = None if output is None else anywhere(output, -1)
+    if named["batch_sizes"]:
+        flat, used = used, torch.zeros(len(named["batch_sizes"]), batch, dtype=torch.bool, device=device)
+        if flat is not None:
+            used[_places(named)] = flat
+    elif used is None:
+        steps = named["input"].shape[1 if named["batch_first"] else 0]
+        used = torch.zeros(steps, batch, dtype=torch.bool, device=device)
+    elif named["batch_first"]:
+        used = used.t()
+    found = back_in_time(used, [anywhere(mask, (0, -1)) for mask in states if mask is not None])
+    return anywhere(found, 0).expand(found.shape) if named["bidirectional"] else found
+
+
+def _has_parts(named: dict[str, Any]) -> bool:
+    """Whether of a step, or of the states at an end, a part counts and a part is ignored: NaN may be in either."""
+    masks = ((mask_of(named[name]), dims) for name, dims in zip(_GRADS, (-1, (0, -1), (0, -1)), strict=True))
+    return any(mask is not None and bool((mask != anywhere(mask, dims, True)).any()) for mask, dims in masks)
+
+
+def _places(given: dict[str, Any]) -> tuple[Tensor, ...]:
+    return tuple(place.to(given["hx"].device) for place in places(torch.tensor(given["batch_sizes"])))
+
+
+def _of_input(counts: Tensor, given: dict[str, Any]) -> Tensor:
+    """The same in the order of the input, with one dimension more for its features."""
+    if given["batch_sizes"]:
+        counts = counts[_places(given)]
+    elif given["batch_first"]:
+        counts = counts.t()
+    return counts.unsqueeze(-1)
+
+
+def _without(op: Any, given: dict[str, Any], counts: Tensor) -> Any:
+    """Forward and backward once more, with zeros for the steps that the cotangents don't reach."""
+    states = {name: given[name] for name in ("hx", "cx") if given[name] is not None}
+    sequences = anywhere(counts, 0).unsqueeze(-1)
+    given = given | {name: torch.where(sequences, state, 0) for name, state in states.items()}
+    given["input"] = torch.where(_of_input(counts, given), given["input"], 0)
+    forward = getattr(torch.ops.aten, op._schema.name.removeprefix("aten::").removesuffix("_backward")).default
+    results = forward(**{argument.name: given[argument.name] for argument in forward._schema.arguments})
+    return op(**given | {"output": results[0], "reserve": results[3]})
+
+
+def _with_masks(results: Any, counts: Tensor, given: dict[str, Any]) -> Any:
+    sequences = anywhere(counts, 0).unsqueeze(-1)
+    masks = _of_input(counts, given), sequences, sequences
+    *of_sequences, weights = results
+    return (
+        *(v if v is None else Cotangent(v, mask.expand(v.shape)) for v, mask in zip(of_sequences, masks, strict=True)),
+        [Cotangent(value, anywhere(counts).expand(value.shape)) for value in weights],
+    )

@@ -1,0 +1,176 @@
+"""Sequences of several lengths, whose padding is poison: next to each of them alone, in float64."""
+
+import itertools
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import rnn
+from torch.utils.checkpoint import checkpoint
+
+from zero_or_nan import ignoring
+
+inf, nan = math.inf, math.nan
+FEATURES, WIDTH = 3, 4
+SORTED, UNSORTED = [5, 3, 3, 1], [3, 1, 5, 3]
+CELLS = {"RNN": nn.RNN, "GRU": nn.GRU, "LSTM": nn.LSTM}
+
+
+class Reader(nn.Module):
+    """The root of each reading, embedded, and a recurrent net: of a padded batch, or of one sequence alone."""
+
+    def __init__(self, cell, **kind):
+        super().__init__()
+        self.embed = nn.Linear(FEATURES, 2)
+        self.cells = CELLS[cell](2, WIDTH, batch_first=True, **kind)
+
+    def embedded(self, x):
+        return self.embed(x.sqrt())
+
+
+def batch(lengths, poison):
+    torch.manual_seed(0)
+    clean = torch.rand(len(lengths), max(lengths), FEATURES) + 0.5
+    padding = torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None]
+    return clean, clean.masked_fill(padding[..., None], poison)
+
+
+def one_by_one(reader, clean, lengths, loss, used):
+    """The gradients of the parameters and of the batch."""
+    reader.double().zero_grad()
+    x = clean.double().requires_grad_()
+    for row in used:
+        out, states = reader.cells(reader.embedded(x[row : row + 1, : lengths[row]]))
+        loss(out, *(states if isinstance(states, tuple) else (states,))).backward()
+    return [p.grad for p in reader.parameters()] + [x.grad]
+
+
+def assert_right(reader, x, clean, lengths, loss, used):
+    found = [p.grad.clone() for p in reader.parameters()] + [x.grad]
+    for ours, right in zip(found, one_by_one(reader, clean, lengths, loss, used), strict=True):
+        torch.testing.assert_close(ours.double(), right, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("in_order", [True, False], ids=["sorted", "unsorted"])
+@pytest.mark.parametrize("batch_first", [True, False], ids=["batch first", "steps first"])
+@pytest.mark.parametrize("kind", [{}, {"num_layers": 2, "bidirectional": True}], ids=["one layer", "both ways"])
+@pytest.mark.parametrize("poison", [nan, inf, 0.0, -1.0], ids=["NaN", "inf", "0", "-1"])
+def test_padding_that_is_packed_away_is_ignored(cell, in_order, batch_first, kind, poison):
+    lengths = SORTED if in_order else UNSORTED
+    reader = Reader(cell, **kind)
+    clean, poisoned = batch(lengths, poison)
+    x = poisoned.requires_grad_()
+    padded = reader.embedded(x if batch_first else x.transpose(0, 1))
+    packed = rnn.pack_padded_sequence(padded, torch.tensor(lengths), batch_first, enforce_sorted=in_order)
+    out, states = reader.cells(packed)
+    back, _ = rnn.pad_packed_sequence(out, batch_first, padding_value=nan, total_length=7)
+    back = back if batch_first else back.transpose(0, 1)
+    known = torch.arange(7) < torch.tensor(lengths)[:, None]
+    last = states if isinstance(states, tuple) else (states,)
+    used = [0, 2, 3]
+    kept = back[used][known[used]]
+    ignoring.backward(kept.square().sum() + sum(state[:, used].sum() for state in last))
+    assert not x.grad[~known[:, :5]].any()
+    assert_right(
+        reader, x, clean, lengths, lambda out, *last: out.square().sum() + sum(state.sum() for state in last), used
+    )
+
+
+def by_list(x, lengths):
+    return rnn.pack_sequence([row[:length] for row, length in zip(x, lengths, strict=True)], enforce_sorted=False)
+
+
+def by_padding_once_more(x, lengths):
+    rows = [row[:length] for row, length in zip(x, lengths, strict=True)]
+    padded = rnn.pad_sequence(rows, batch_first=True, padding_value=nan)
+    return rnn.pack_padded_sequence(padded, torch.tensor(lengths), True, enforce_sorted=False)
+
+
+def by_unpadding(x, lengths):
+    return rnn.pack_sequence(rnn.unpad_sequence(x, torch.tensor(lengths), True), enforce_sorted=False)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("pack", [by_list, by_padding_once_more, by_unpadding], ids=lambda pack: pack.__name__)
+@pytest.mark.parametrize("unpack", [rnn.unpack_sequence, lambda out: list(rnn.pad_packed_sequence(out, True)[0])])
+def test_other_ways_to_pack(cell, pack, unpack):
+    lengths = UNSORTED
+    reader = Reader(cell)
+    clean, poisoned = batch(lengths, nan)
+    x = poisoned.requires_grad_()
+    out, _ = reader.cells(pack(reader.embedded(x), lengths))
+    rows = unpack(out)
+    ignoring.backward(sum(rows[row][: lengths[row]].square().sum() for row in (1, 2)))
+    assert_right(reader, x, clean, lengths, lambda out, *_: out.square().sum(), [1, 2])
+
+
+def test_the_gradient_of_what_is_packed_is_plain_pytorchs_where_that_is_finite():
+    lengths = torch.tensor(SORTED)
+    x = batch(SORTED, nan)[1].requires_grad_()
+    weights = torch.randn(sum(SORTED), FEATURES)
+    for batch_first, poison in itertools.product([True, False], [1.0, inf, nan]):
+        weights[2] = poison
+        gradients = []
+        for backward in (torch.Tensor.backward, ignoring.backward):
+            x.grad = None
+            given = x * 1 if batch_first else (x * 1).transpose(0, 1)
+            backward((rnn.pack_padded_sequence(given, lengths, batch_first).data * weights).sum())
+            gradients.append(x.grad)
+        torch.testing.assert_close(*gradients, rtol=0, atol=0, equal_nan=True)
+
+
+def test_padding_of_no_sequence_in_half_precision_and_of_one_dimension():
+    x = torch.tensor([[1.0, 0.0], [4.0, 4.0]], dtype=torch.bfloat16).requires_grad_()
+    ignoring.backward(rnn.pack_padded_sequence(x.sqrt(), [2, 1], True, enforce_sorted=False).data.sum())
+    assert x.grad.tolist() == [[0.5, inf], [0.25, 0.0]]  # the root of 0 is used, and its slope is infinite
+    ignored = torch.tensor([[1.0, 4.0], [4.0, 0.0]]).requires_grad_()
+    ignoring.backward(rnn.pack_padded_sequence(ignored.sqrt(), [2, 1], True).data.sum())
+    assert ignored.grad.tolist() == [[0.5, 0.25], [0.25, 0.0]]
+
+
+def test_the_gradient_of_a_gradient():
+    lengths = SORTED
+    reader = Reader("GRU")
+    clean, poisoned = batch(lengths, nan)
+
+    def penalty(x, rows):
+        total = 0
+        (slope,) = rows(x)
+        for row, length in enumerate(lengths):
+            total = total + slope[row, :length].square().sum()
+        return total
+
+    x = poisoned.requires_grad_()
+    packed = rnn.pack_padded_sequence(reader.embedded(x), torch.tensor(lengths), True)
+    loss = reader.cells(packed)[0].data.square().sum()
+    ignoring.backward(penalty(x, lambda x: ignoring.grad(loss, [x], create_graph=True)))
+    found = [p.grad.clone() for p in reader.parameters()]
+    reader.double().zero_grad()
+    exact = clean.double().requires_grad_()
+    alone = sum(
+        reader.cells(reader.embedded(exact[row : row + 1, :length]))[0].square().sum()
+        for row, length in enumerate(lengths)
+    )
+    penalty(exact, lambda x: torch.autograd.grad(alone, [x], create_graph=True)).backward()
+    for ours, parameter in zip(found, reader.parameters(), strict=True):
+        torch.testing.assert_close(ours.double(), parameter.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_in_a_checkpoint(reentrant):
+    """One that brings saved tensors back by hooks gives each once: it is told that the gradient is plain PyTorch's."""
+    reader = Reader("GRU")
+    x = batch(SORTED, nan)[1].requires_grad_()
+
+    def packed(x):
+        return reader.cells(rnn.pack_padded_sequence(reader.embedded(x), torch.tensor(SORTED), True))[0].data
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        ignoring.backward(checkpoint(packed, x, use_reentrant=reentrant).sum())
+    followed = bool(reader.embed.weight.grad.isfinite().all())
+    assert followed != any("PackPaddedSequence" in str(each.message) for each in told)
+    assert followed or not reentrant

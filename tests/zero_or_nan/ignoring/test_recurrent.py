@@ -1,0 +1,279 @@
+"""An LSTM in one kernel: next to each used sequence alone in float64, and next to plain PyTorch's bits."""
+
+import math
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from zero_or_nan import ignoring
+from zero_or_nan.ignoring.registry import RULES
+from zero_or_nan.ignoring.rules import recurrent
+
+KERNEL = torch.ops.aten.mkldnn_rnn_layer_backward
+inf, nan = math.inf, math.nan
+
+
+class Runs:
+    """The runs of the kernel's derivative, by the size of the batch, while it is watched."""
+
+    def __init__(self, monkeypatch):
+        self.batches = []
+        rule = RULES[KERNEL]
+        monkeypatch.setitem(RULES, KERNEL, lambda op, *args, **kwargs: rule(Spy(op, self), *args, **kwargs))
+
+
+class Spy:
+    def __init__(self, op, runs):
+        self.op, self.runs, self._schema = op, runs, op._schema
+
+    def __call__(self, *args, **kwargs):
+        given = dict(zip([a.name for a in self._schema.arguments], args, strict=False)) | kwargs
+        self.runs.batches.append(given["input"].shape[1])
+        return self.op(*args, **kwargs)
+
+
+def runs_on_mkldnn():
+    out = nn.LSTM(2, 2)(torch.ones(1, 1, 2))[0]
+    return "MkldnnRnnLayer" in str([node for node, _ in out.grad_fn.next_functions] + [out.grad_fn])
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    return Runs(monkeypatch)
+
+
+class Net:
+    """An LSTM of some kind, and a batch whose ignored sequences, or the ends of all sequences, are poison."""
+
+    def __init__(self, seed):
+        pick = random.Random(seed)
+        torch.manual_seed(seed)
+        self.batch, self.steps = pick.randint(1, 33), pick.randint(1, 6)
+        features, width = (pick.choice([1, 2, 3, 8, 17, 64, 130, pick.randint(1, 130)]) for _ in range(2))
+        layers, self.both_ways = pick.choice([1, 1, 2]), pick.random() < 0.3
+        self.dtype = pick.choice([torch.float32, torch.float32, torch.bfloat16])
+        kind = {"bias": pick.random() < 0.7, "num_layers": layers, "bidirectional": self.both_ways}
+        self.layers = nn.LSTM(features, width, batch_first=True, **kind).to(self.dtype)
+        self.reference = nn.LSTM(features, width, batch_first=True, **kind).double()
+        self.reference.load_state_dict(self.layers.state_dict())
+        self.clean = torch.randn(self.batch, self.steps, features).to(self.dtype)
+        shape = (layers * (1 + self.both_ways), self.batch, width)
+        self.states = [torch.randn(shape).to(self.dtype) for _ in range(2)] if pick.random() < 0.5 else []
+        self.used = torch.rand(self.batch) < 0.6
+        self.used[pick.randrange(self.batch)] = True
+        poison = pick.choice([nan, nan, nan, inf, 3e38])
+        self.poisoned = self.clean.clone()
+        self.poisoned[~self.used, pick.randrange(self.steps)] = poison
+        self.lengths = torch.full((self.batch,), self.steps)
+        self.whole = self.both_ways or pick.random() < 0.6
+        if not self.whole:  # the loss uses the first steps of each sequence
+            self.lengths = torch.randint(1, self.steps + 1, (self.batch,))
+            self.poisoned[torch.arange(self.steps) >= self.lengths[:, None]] = poison
+        self.poisoned_states = [state.clone() for state in self.states]
+        for state in self.poisoned_states:
+            state[:, ~self.used] = poison
+        self.wanted = pick.random() < 0.5  # the gradients of what comes in, not of the weights alone
+
+    def loss(self, out, state, cell):
+        total = sum(out[row, : self.lengths[row]].float().sum() for row in range(self.batch) if self.used[row])
+        if self.whole:
+            total = total + state[:, self.used].float().square().sum() + 2 * cell[:, self.used].float().sum()
+        return total
+
+    def gradients(self, backward):
+        self.layers.zero_grad()
+        came_in = [t.clone().requires_grad_(self.wanted) for t in (self.poisoned, *self.poisoned_states)]
+        out, states = self.layers(came_in[0], tuple(came_in[1:]) or None)
+        backward(self.loss(out, *states))
+        return [p.grad for p in self.layers.parameters()] + [t.grad for t in came_in if self.wanted]
+
+    def right(self):
+        """Each used sequence alone, as long as it is used."""
+        self.reference.zero_grad()
+        came_in = [t.double().requires_grad_() for t in (self.clean, *self.states)]
+        for row in self.used.nonzero()[:, 0].tolist():
+            states = tuple(t[:, row : row + 1].contiguous() for t in came_in[1:]) or None
+            out, (state, cell) = self.reference(came_in[0][row : row + 1, : self.lengths[row]], states)
+            (out.sum() + (state.square().sum() + 2 * cell.sum() if self.whole else 0)).backward()
+        return [p.grad for p in self.reference.parameters()] + [t.grad for t in came_in if self.wanted]
+
+
+def bits(t):
+    return t.view(torch.int16 if t.dtype is torch.bfloat16 else torch.int32)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_each_used_sequence_as_alone_and_what_is_finite_in_plain_keeps_its_bits(seed, monkeypatch):
+    monkeypatch.setattr(recurrent, "_through_time", lambda *args: pytest.fail("no step had to be taken by itself"))
+    net = Net(seed)
+    found, plain, right = net.gradients(ignoring.backward), net.gradients(torch.Tensor.backward), net.right()
+    for ours, theirs, reference in zip(found, plain, right, strict=True):
+        finite = theirs.isfinite()
+        assert torch.equal(bits(ours)[finite], bits(theirs)[finite])
+        off = (ours.double() - reference).abs().max() / (reference.abs().max() + 1e-3)
+        assert off < (0.1 if net.dtype is torch.bfloat16 else 1e-4)
+
+
+def lstm(batch=6, *, lost=(4, 5), poison=nan, wanted=False):
+    torch.manual_seed(0)
+    layers, rows = nn.LSTM(3, 4, batch_first=True), torch.randn(batch, 5, 3)
+    rows[list(lost), 2, 0] = poison
+    return layers, rows.requires_grad_(wanted)
+
+
+needs_kernel = pytest.mark.skipif(not runs_on_mkldnn(), reason="PyTorch has no such kernel on this processor")
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("wanted", "runs"), [(False, [4]), (True, [6])], ids=["weights alone", "the rows' gradients too"]
+)
+def test_the_kernel_runs_once_without_the_lost_sequences(wanted, runs, kernel):
+    layers, rows = lstm(wanted=wanted)
+    ignoring.backward(layers(rows)[0][:4].sum())
+    assert kernel.batches == runs
+
+
+@needs_kernel
+def test_what_has_no_nan_runs_once_as_it_is(kernel):
+    """The root of 0, an ignored sequence's, has an infinite slope, so masks have to come through the layer."""
+    layers, rows = lstm(lost=())
+    squares = rows.square()
+    squares[5] = 0
+    squares.requires_grad_()
+    ignoring.backward(layers(squares.sqrt())[0][:4].sum())
+    assert kernel.batches == [6] and squares.grad.isfinite().all()
+
+
+@needs_kernel
+def test_the_kernel_runs_once_without_the_steps_after_the_last_used(kernel):
+    layers, rows = lstm(lost=())
+    rows[2, 3:] = nan
+    out = layers(rows)[0]
+    ignoring.backward(out[2, :3].sum() + out[3:].sum())
+    assert kernel.batches == [4] and all(p.grad.isfinite().all() for p in layers.parameters())
+
+
+@needs_kernel
+def test_inf_that_the_gates_swallow_leaves_plain_numbers_as_they_are(kernel):
+    """Its sequence ends in numbers, so plain PyTorch's gradient has numbers to keep, and its kernel runs too."""
+    layers, rows = lstm(poison=inf)
+    ignoring.backward(layers(rows)[0][:4].sum())
+    assert kernel.batches == [6, 4] and all(p.grad.isfinite().all() for p in layers.parameters())
+
+
+@pytest.mark.parametrize("lost", [(), (4, 5)])
+def test_nan_that_is_used_stays(lost):
+    layers, rows = lstm(lost=(1, *lost))
+    ignoring.backward(layers(rows)[0][:4].sum())
+    assert all(p.grad.isnan().all() for p in layers.parameters())
+
+
+def test_nan_in_a_used_sequence_after_its_last_used_step():
+    layers, rows = lstm(lost=())
+    rows[:, 3:] = nan
+    rows.requires_grad_()
+    ignoring.backward(layers(rows)[0][:, :3].sum())
+    found = [p.grad.clone() for p in layers.parameters()] + [rows.grad]
+    layers.double().zero_grad()
+    kept = rows.detach()[:, :3].double().requires_grad_()
+    layers(kept)[0].sum().backward()
+    right = [p.grad for p in layers.parameters()] + [torch.cat([kept.grad, torch.zeros(6, 2, 3)], 1)]
+    for ours, reference in zip(found, right, strict=True):
+        torch.testing.assert_close(ours.double(), reference, rtol=1e-5, atol=1e-6)
+
+
+def test_a_unit_that_is_ignored_needs_each_step_by_itself():
+    """A row of weights is NaN, and so is one unit of the only step; the loss uses the others."""
+    torch.manual_seed(0)
+    layers, rows = nn.LSTM(3, 4, batch_first=True), torch.randn(3, 1, 3)
+    rows[2] = nan  # a sequence that is ignored
+    rows.requires_grad_()
+    kept = torch.tensor([1, 2, 3])
+    gates = (kept[None] + 4 * torch.arange(4)[:, None]).flatten()  # of the kept units
+    with torch.no_grad():
+        layers.weight_ih_l0[0] = nan
+    ignoring.backward(layers(rows)[0][:2, :, kept].square().sum())
+    small = nn.LSTM(3, 3, batch_first=True).double()
+    small.load_state_dict(
+        {
+            name: value[gates] if name != "weight_hh_l0" else value[gates][:, kept]
+            for name, value in layers.state_dict().items()
+        }
+    )
+    alone = rows.detach()[:2].double().requires_grad_()
+    small(alone)[0].square().sum().backward()
+    torch.testing.assert_close(rows.grad[:2].double(), alone.grad)
+    torch.testing.assert_close(layers.weight_ih_l0.grad[gates].double(), small.weight_ih_l0.grad)
+    torch.testing.assert_close(layers.bias_hh_l0.grad[gates].double(), small.bias_hh_l0.grad)
+    assert not layers.weight_ih_l0.grad[0].any() and not rows.grad[2].any()
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_where_all_is_ignored_all_gradients_are_zero(wanted):
+    layers, rows = lstm(lost=range(6), wanted=wanted)
+    ignoring.backward(layers(rows)[0][:0].sum())
+    assert not any(p.grad.any() for p in layers.parameters())
+    assert not wanted or not rows.grad.any()
+
+
+def test_what_leads_to_a_lost_step_is_ignored_too():
+    """The mask of the input is that of the steps: the root of 0 before it has an infinite slope."""
+    layers, rows = lstm(lost=())
+    rows[4:] = nan
+    squares = rows.square()
+    squares[0, 3:] = 0
+    squares.requires_grad_()
+    out, _ = layers(squares.sqrt())
+    ignoring.backward(out[0, :3].sum() + out[1:4].sum())
+    assert squares.grad.isfinite().all() and not squares.grad[0, 3:].any() and squares.grad[0, :3].all()
+
+
+def test_one_sequences_last_state_and_anothers_last_cell():
+    layers, rows = lstm(wanted=True)
+    state, cell = layers(rows)[1]
+    ignoring.backward(state[0, 0].sum() + cell[0, 1].sum())
+    alone = rows.detach()[:2].double().requires_grad_()
+    state, cell = layers.double()(alone)[1]
+    (state[0, 0].sum() + cell[0, 1].sum()).backward()
+    torch.testing.assert_close(rows.grad[:2].double(), alone.grad, rtol=1e-4, atol=1e-6)
+    assert not rows.grad[2:].any()
+
+
+@needs_kernel
+def test_the_way_back_begins_at_the_end(kernel, monkeypatch):
+    """What comes after its last used step, the first in time, is ignored and NaN; of the way there, all is."""
+    monkeypatch.setattr(recurrent, "_through_time", lambda *args: pytest.fail("no step had to be taken by itself"))
+    torch.manual_seed(0)
+    layers, rows = nn.LSTM(3, 4, batch_first=True, bidirectional=True), torch.randn(6, 5, 3)
+    rows[:, :2] = nan
+    rows.requires_grad_()
+    ignoring.backward(layers(rows)[0][:, 2:, 4:].square().sum())
+    back = nn.LSTM(3, 4, batch_first=True).double()
+    reverse = {name: value for name, value in layers.state_dict().items() if name.endswith("reverse")}
+    back.load_state_dict({name.removesuffix("_reverse"): value for name, value in reverse.items()})
+    alone = rows.detach()[:, 2:].flip(1).double().requires_grad_()
+    back(alone)[0].square().sum().backward()
+    torch.testing.assert_close(rows.grad[:, 2:].double(), alone.grad.flip(1), rtol=1e-4, atol=1e-6)
+    assert not rows.grad[:, :2].any()
+    for name, parameter in back.named_parameters():
+        ours = layers.get_parameter(f"{name}_reverse").grad
+        torch.testing.assert_close(ours.double(), parameter.grad, rtol=1e-4, atol=1e-6)
+    assert kernel.batches == [6, 6]
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["state", "cell"])
+def test_the_last_state_of_a_used_sequence_reaches_all_its_steps(number):
+    layers, rows = lstm(wanted=True)
+    states = layers(rows)[1]
+    ignoring.backward(states[number][0, :4].sum())
+    assert rows.grad[:4].all() and not rows.grad[4:].any()
+
+
+def test_a_gradient_under_autocast():
+    layers, rows = lstm(wanted=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        ignoring.backward(layers(rows)[0][:4].sum())
+    assert all(p.grad.isfinite().all() for p in layers.parameters()) and rows.grad[:4].all()

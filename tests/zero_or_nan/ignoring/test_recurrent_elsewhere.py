@@ -1,0 +1,400 @@
+"""Recurrent kernels of other devices, played by this processor: next to each used sequence alone, in float64.
+
+Each is registered for the processor's tensors while a test runs, so that PyTorch's own nodes and formulas call it.
+"""
+
+import itertools
+import math
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+from zero_or_nan import ignoring
+from zero_or_nan.ignoring import RULES, Cotangent
+
+aten = torch.ops.aten
+inf, nan = math.inf, math.nan
+MODES = {"relu": 0, "tanh": 1, "LSTM": 2, "GRU": 3}
+
+
+def with_autograd(function):
+    """A kernel is called where nothing is recorded; another thread knows nothing of that."""
+
+    def kernel(*args):
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(function, *args).result()
+
+    return kernel
+
+
+@pytest.fixture
+def played():
+    library = torch.library.Library("aten", "IMPL")
+    for name, kernel in KERNELS.items():
+        library.impl(name, kernel, "CPU")
+    yield
+    library._destroy()
+
+
+def net_of(mode, layers, both_ways, bias=True, projected=0):
+    kind = {"num_layers": layers, "bidirectional": both_ways, "batch_first": True, "bias": bias}
+    if mode in ("relu", "tanh"):
+        return nn.RNN(3, 4, nonlinearity=mode, **kind)
+    return nn.GRU(3, 4, **kind) if mode == "GRU" else nn.LSTM(3, 4, proj_size=projected, **kind)
+
+
+def run(x, weight, stride, hx, cx, mode, layers, batch_first, dropout, train, both_ways, sizes):
+    """What the recurrent net gives, by PyTorch's functions for this processor."""
+    states = (hx, cx) if mode == MODES["LSTM"] else hx
+    function = [torch._VF.rnn_relu, torch._VF.rnn_tanh, torch._VF.lstm, torch._VF.gru][mode]
+    how = (list(weight), stride > 3, layers, dropout, train, both_ways)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a projection is not done by the kernel for processors
+        if sizes:
+            out, *last = function(x, torch.tensor(sizes), states, *how)
+        else:
+            out, *last = function(x, states, *how, batch_first)
+    return (out, *last) if len(last) == 2 else (out, last[0], torch.empty(0))
+
+
+def forward(
+    x, weight, stride, buffer, hx, cx, mode, size, projected, layers, first, dropout, train, both_ways, sizes, _
+):
+    out, hy, cy = run(x, weight, stride, hx, cx, mode, layers, first, dropout, train, both_ways, sizes)
+    # What is kept is the kernel's own, and backward computes from that alone.
+    kept = torch.cat([t.detach().flatten() for t in (x, hx, cx) if t is not None]).view(torch.uint8).clone()
+    return out.detach(), hy.detach(), cy.detach(), kept, torch.empty(0)
+
+
+def backward(
+    x, weight, stride, buffer, hx, cx, out, to_out, to_hy, to_cy, mode, size, projected, layers, first, dropout, train,
+    both_ways, sizes, dropped, kept, wanted,
+):  # fmt: skip
+    parts, given = kept.view(torch.float32), []
+    for t in (x, hx, cx):
+        if t is not None:
+            given.append(parts[: t.numel()].clone().view_as(t).requires_grad_())
+            parts = parts[t.numel() :]
+    weight = [w.detach().requires_grad_() for w in weight]
+    cell = given[2] if len(given) == 3 else None
+    results = run(given[0], weight, stride, given[1], cell, mode, layers, first, dropout, train, both_ways, sizes)
+    grads = [(r, g) for r, g in zip(results, (to_out, to_hy, to_cy), strict=True) if g is not None and r.numel()]
+    total = sum((r * g).sum() for r, g in grads)
+    found = torch.autograd.grad(total, [*given, *weight], allow_unused=True)
+    found = [torch.zeros_like(t) if g is None else g for t, g in zip([*given, *weight], found, strict=True)]
+    kept.fill_(255)  # NaN: it can't be used again
+    return found[0], found[1], found[2] if cell is not None else None, found[len(given) :] if wanted[3] else []
+
+
+def miopen(x, weight, stride, hx, cx, mode, size, layers, *rest):
+    return forward(x, weight, stride, None, hx, cx, mode, size, 0, layers, *rest)
+
+
+def miopen_backward(*args):
+    return backward(*args[:12], 0, *args[12:])
+
+
+def lstm_cell(of_input, of_state, before, *biases):
+    gates = (of_input + of_state + sum(bias for bias in biases if bias is not None)).chunk(4, -1)
+    taken, kept, new, shown = gates[0].sigmoid(), gates[1].sigmoid(), gates[2].tanh(), gates[3].sigmoid()
+    after = kept * before + taken * new
+    return shown * after.tanh(), after, torch.cat([taken, kept, new, shown], -1)
+
+
+def lstm_cell_backward(to_hidden, to_cell, before, after, gates, has_bias):
+    taken, kept, new, shown = gates.chunk(4, -1)
+    to_hidden = 0 * after if to_hidden is None else to_hidden
+    through = to_hidden * shown * (1 - after.tanh() ** 2) + (0 if to_cell is None else to_cell)
+    to_gates = torch.cat(
+        [
+            through * new * (1 - taken) * taken,
+            through * before * (1 - kept) * kept,
+            through * taken * (1 - new**2),
+            to_hidden * after.tanh() * (1 - shown) * shown,
+        ],
+        -1,
+    )
+    return to_gates, through * kept, to_gates.sum(0)
+
+
+def gru_cell(of_input, of_state, before, *biases):
+    if biases and biases[0] is not None:
+        of_input, of_state = of_input + biases[0], of_state + biases[1]
+    (r, i, n), (hr, hi, hn) = of_input.chunk(3, -1), of_state.chunk(3, -1)
+    reset, kept = (r + hr).sigmoid(), (i + hi).sigmoid()
+    new = (n + reset * hn).tanh()
+    return new + kept * (before - new), torch.cat([reset, kept, new, before, hn], -1)
+
+
+def gru_cell_backward(to_hidden, saved, has_bias):
+    reset, kept, new, before, hn = saved.chunk(5, -1)
+    to_new = to_hidden * (1 - kept) * (1 - new**2)
+    to_kept, to_reset = to_hidden * (before - new) * (1 - kept) * kept, to_new * hn * (1 - reset) * reset
+    of_input = torch.cat([to_reset, to_kept, to_new], -1)
+    of_state = torch.cat([to_reset, to_kept, to_new * reset], -1)
+    return of_input, of_state, to_hidden * kept, of_input.sum(0), of_state.sum(0)
+
+
+KERNELS = {
+    "_cudnn_rnn": with_autograd(forward),
+    "_cudnn_rnn_backward": with_autograd(backward),
+    "miopen_rnn": with_autograd(miopen),
+    "miopen_rnn_backward": with_autograd(miopen_backward),
+    "_thnn_fused_lstm_cell": lstm_cell,
+    "_thnn_fused_lstm_cell_backward_impl": lstm_cell_backward,
+    "_thnn_fused_gru_cell": gru_cell,
+    "_thnn_fused_gru_cell_backward": gru_cell_backward,
+}
+
+
+def all_layers(name, net, mode, x, states, sizes=(), batch_first=True, dropout=0.0):
+    """One of the kernels for all layers, with a net's weights, as PyTorch's functions call it."""
+    weight = list(net.parameters())
+    hx, cx = states if mode == "LSTM" else (states[0], None)
+    how = [MODES[mode], 4, net.num_layers, batch_first, dropout, True, net.bidirectional, list(sizes), None]
+    stride = len(net.all_weights[0])
+    if name == "miopen_rnn":
+        return torch.miopen_rnn(x, weight, stride, hx, cx, *how)[:3]
+    how.insert(2, net.proj_size)
+    return torch._cudnn_rnn(x, weight, stride, None, hx, cx, *how)[:3]
+
+
+KINDS = list(itertools.product(["_cudnn_rnn", "miopen_rnn"], MODES, [(1, False), (2, False), (2, True)]))
+
+
+def setting(mode, layers, both_ways, bias=True, projected=0):
+    torch.manual_seed(0)
+    net = net_of(mode, layers, both_ways, bias, projected)
+    states = [torch.randn(layers * (1 + both_ways), 5, s) for s in ((projected or 4), 4)][: 1 + (mode == "LSTM")]
+    return net, torch.randn(5, 4, 3), states
+
+
+def alone(net, mode, x, states, rows, lengths, loss):
+    """The gradients of weights, batch and first states, each sequence by itself."""
+    net.double().zero_grad()
+    given = [t.double().requires_grad_() for t in (x, *states)]
+    for row in rows:
+        first = [t[:, row : row + 1].contiguous() for t in given[1:]]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            out, last = net(given[0][row : row + 1, : lengths[row]], tuple(first) if mode == "LSTM" else first[0])
+        loss(out[0], (last[0] if mode == "LSTM" else last)[:, 0]).backward()
+    return [p.grad for p in net.parameters()] + [t.grad for t in given]
+
+
+def assert_right(found, right):
+    for ours, reference in zip(found, right, strict=True):
+        torch.testing.assert_close(ours.double(), reference, rtol=1e-4, atol=1e-6)
+
+
+def squares(out, last):
+    return out.square().sum() + last.sum()
+
+
+@pytest.mark.parametrize("poison", [nan, inf])
+@pytest.mark.parametrize(("name", "mode", "kind"), KINDS)
+def test_sequences_that_are_ignored(played, name, mode, kind, poison):
+    net, x, states = setting(mode, *kind)
+    given = [t.clone() for t in (x, *states)]
+    given[0][3:, 2] = poison
+    given[1][:, 4] = nan
+    given = [t.requires_grad_() for t in given]
+    out, hy, _ = all_layers(name, net, mode, given[0].transpose(0, 1), given[1:], batch_first=False)
+    ignoring.backward(sum(squares(out[:, row], hy[:, row]) for row in range(3)))
+    found = [p.grad.clone() for p in net.parameters()] + [t.grad for t in given]
+    assert_right(found, alone(net, mode, x, states, range(3), [4] * 5, squares))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_steps_after_the_last_that_is_used(played, mode, batch_first):
+    net, x, states = setting(mode, 2, False)
+    lengths = [4, 1, 2, 4, 3]
+    spoilt = x.clone()
+    for row, length in enumerate(lengths):
+        spoilt[row, length:] = nan
+    given = [t.clone().requires_grad_() for t in (spoilt, *states)]
+    batch = given[0] if batch_first else given[0].transpose(0, 1)
+    out = all_layers("_cudnn_rnn", net, mode, batch, given[1:], batch_first=batch_first)[0]
+    out = out if batch_first else out.transpose(0, 1)
+    ignoring.backward(sum(out[row, : lengths[row]].square().sum() for row in (0, 1, 2)))
+    found = [p.grad.clone() for p in net.parameters()] + [t.grad for t in given]
+    assert_right(found, alone(net, mode, x, states, (0, 1, 2), lengths, lambda out, last: out.square().sum()))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", [(1, False), (2, True)])
+@pytest.mark.parametrize("by_last_state", [True, False])
+def test_packed_sequences(played, mode, kind, by_last_state):
+    net, x, states = setting(mode, *kind)
+    lengths = [4, 3, 3, 2, 1]
+    spoilt = x.clone()
+    spoilt[1, 2] = spoilt[4] = nan
+    given = [t.clone().requires_grad_() for t in (spoilt, *states)]
+    packed = nn.utils.rnn.pack_padded_sequence(given[0], torch.tensor(lengths), True)
+    data, hy, _ = all_layers("_cudnn_rnn", net, mode, packed.data, given[1:], packed.batch_sizes.tolist())
+    padded, _ = nn.utils.rnn.pad_packed_sequence(packed._replace(data=data), True)
+
+    def loss(out, last):
+        return last.square().sum() if by_last_state else out.square().sum()
+
+    used = [0, 2, 3]
+    ignoring.backward(sum(loss(padded[row, : lengths[row]], hy[:, row]) for row in used))
+    found = [p.grad.clone() for p in net.parameters()] + [t.grad for t in given]
+    assert_right(found, alone(net, mode, x, states, used, lengths, loss))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_projected_state(played, bias):
+    net, x, states = setting("LSTM", 1, False, bias=bias, projected=2)
+    given = [t.clone().requires_grad_() for t in (x, *states)]
+    given[0].data[3:] = nan
+    out = all_layers("_cudnn_rnn", net, "LSTM", given[0], given[1:])[0]
+    ignoring.backward(out[:3].square().sum())
+    found = [p.grad.clone() for p in net.parameters()] + [t.grad for t in given]
+    assert_right(found, alone(net, "LSTM", x, states, range(3), [4] * 5, lambda out, last: out.square().sum()))
+
+
+@pytest.mark.parametrize("poison", [1.0, nan])
+def test_what_is_used_has_plain_pytorchs_bits(played, poison):
+    """The root of 0, of a sequence that is ignored, has an infinite slope, so masks have to come through."""
+    net, x, states = setting("GRU", 2, False)
+    squares_of_x = x.square()
+    squares_of_x[1], squares_of_x[4] = poison, 0
+    gradients = []
+    for way in (torch.Tensor.backward, ignoring.backward):
+        net.zero_grad()
+        given = squares_of_x.clone().requires_grad_()
+        way(all_layers("_cudnn_rnn", net, "GRU", given.sqrt(), states)[0][:3].sum())
+        gradients.append([given.grad[:3], *(p.grad for p in net.parameters())])
+    for plain, ours in zip(*gradients, strict=True):
+        assert torch.equal(plain.nan_to_num(99), ours.nan_to_num(99))
+        assert bool(ours.isnan().any()) == math.isnan(poison)
+    assert not given.grad[3:].any()
+
+
+def test_nan_beside_what_is_used_in_one_step_is_told(played):
+    """A row of weights is NaN, and so is one unit; the loss uses the others. The rest is plain PyTorch's gradient."""
+    net, x, states = setting("tanh", 1, False)
+    with torch.no_grad():
+        net.weight_ih_l0[0] = nan
+    given = x[:, :1].clone().requires_grad_()
+    with pytest.warns(UserWarning, match="_cudnn_rnn_backward.*mixes what counts"):
+        ignoring.backward(all_layers("_cudnn_rnn", net, "tanh", given, states)[0][..., 1:].sum())
+    assert net.weight_ih_l0.grad[1:].isfinite().all()
+
+
+def test_a_graph_that_is_kept_can_be_gone_through_again(played):
+    net, x, states = setting("LSTM", 1, False)
+    x[3:] = nan
+    loss = all_layers("_cudnn_rnn", net, "LSTM", x, states)[0][:3].sum()
+    ignoring.backward(loss, retain_graph=True)
+    first = [p.grad.clone() for p in net.parameters()]
+    net.zero_grad()
+    ignoring.backward(loss)
+    assert all(map(torch.equal, first, (p.grad for p in net.parameters())))
+
+
+def test_dropout_between_layers_is_told(played):
+    net, x, states = setting("LSTM", 2, False)
+    x[3:] = nan
+    with pytest.warns(UserWarning, match="_cudnn_rnn_backward.*dropout between its layers"):
+        ignoring.backward(all_layers("_cudnn_rnn", net, "LSTM", x, states, dropout=0.5)[0][:3].sum())
+
+
+def test_dropout_of_one_layer_drops_nothing(played):
+    net, x, states = setting("LSTM", 1, False)
+    given = x.clone()
+    given[3:] = nan
+    ignoring.backward(all_layers("_cudnn_rnn", net, "LSTM", given, states, dropout=0.5)[0][:3].square().sum())
+    found = [p.grad.clone() for p in net.parameters()]
+    right = alone(net, "LSTM", x, states, range(3), [4] * 5, lambda out, last: out.square().sum())
+    assert_right(found, right[: len(found)])
+
+
+def test_weights_that_are_kept_as_they_are(played):
+    net, x, states = setting("LSTM", 1, False)
+    given = x.clone()
+    given[3:] = nan
+    given.requires_grad_()
+    net.requires_grad_(False)
+    ignoring.backward(all_layers("_cudnn_rnn", net, "LSTM", given, states)[0][:3].square().sum())
+    net.requires_grad_(True)
+    right = alone(net, "LSTM", x, states, range(3), [4] * 5, lambda out, last: out.square().sum())
+    assert_right([given.grad], [right[-3]])
+
+
+def test_both_ways_all_steps_lead_to_each(played):
+    net, x, states = setting("GRU", 1, True)
+    given = [t.clone() for t in (x, *states)]
+    given[0][3:] = nan
+    given = [t.requires_grad_() for t in given]
+    ignoring.backward(all_layers("_cudnn_rnn", net, "GRU", given[0], given[1:])[0][:3, :2].square().sum())
+    found = [p.grad.clone() for p in net.parameters()] + [t.grad for t in given]
+    right = alone(net, "GRU", x, states, range(3), [4] * 5, lambda out, last: out[:2].square().sum())
+    assert_right(found, right)
+
+
+def test_finite_numbers_need_no_rule(played, monkeypatch):
+    for name in ("_cudnn_rnn_backward", "_thnn_fused_lstm_cell_backward_impl", "_thnn_fused_gru_cell_backward"):
+        monkeypatch.setitem(RULES, getattr(aten, name), lambda *args: pytest.fail("a rule was asked"))
+    net, x, states = setting("LSTM", 2, False)
+    ignoring.backward(all_layers("_cudnn_rnn", net, "LSTM", x, states)[0][:3].sum())
+    gates, before = torch.randn(2, 8, requires_grad=True), torch.randn(2, 2)
+    ignoring.backward(aten._thnn_fused_lstm_cell(gates, gates, before)[0][:1].sum())
+    gates = torch.randn(2, 6, requires_grad=True)
+    ignoring.backward(aten._thnn_fused_gru_cell(gates, gates, before)[0][:1].sum())
+
+
+CELLS = {
+    "LSTM": (nn.LSTMCell, lambda gates, states, biases: aten._thnn_fused_lstm_cell(*gates, states[1], *biases)[:2]),
+    "GRU": (nn.GRUCell, lambda gates, states, biases: aten._thnn_fused_gru_cell(*gates, states[0], *biases)[:1]),
+}
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("used_states", ["hidden", "cell", "both"])
+@pytest.mark.parametrize("poison", [nan, inf])
+@pytest.mark.parametrize("kind", CELLS)
+def test_a_cell_in_one_kernel(played, kind, poison, used_states, biased):
+    if kind == "GRU" and used_states != "hidden":
+        pytest.skip("a GRU has no cell")
+    torch.manual_seed(0)
+    made, fused = CELLS[kind]
+    cell = made(3, 4, bias=biased)
+    clean = [torch.randn(5, n) for n in (3, 4, 4)]
+    given = [t.clone() for t in clean]
+    given[0][3], given[2][4] = poison, nan
+    given[1][4] = nan
+    given[2][2, 0] = poison  # of a used row an entry that is ignored, where nothing else depends on it
+    given = [t.requires_grad_() for t in given]
+    kept = torch.ones(5, 4, dtype=torch.bool)
+    kept[3:] = kept[2, 0] = False
+
+    def loss(states, kept):
+        parts = {"hidden": states[:1], "cell": states[1:], "both": states}[used_states]
+        return sum(part[kept].square().sum() for part in parts)
+
+    gates = given[0] @ cell.weight_ih.T, given[1] @ cell.weight_hh.T
+    biases = (cell.bias_ih, cell.bias_hh) if biased else (None, None)
+    states = fused(gates, given[1:], biases)
+    ignoring.backward(loss(states, kept))
+    leaves = [*cell.parameters(), *given[: 3 if kind == "LSTM" else 2]]
+    found = [t.grad.clone() for t in leaves]
+    cell.double().zero_grad()
+    exact = [t.double().requires_grad_() for t in clean]
+    rows = [t[:3] for t in exact]
+    right = cell(rows[0], (rows[1], rows[2])) if kind == "LSTM" else (cell(rows[0], rows[1]),)
+    loss(right, kept[:3]).backward()
+    assert_right(found, [t.grad for t in [*cell.parameters(), *exact[: len(leaves) - len(list(cell.parameters()))]]])
+
+
+def test_a_gate_that_a_cell_alone_does_not_need_is_ignored(played):
+    gates, before = torch.ones(2, 8), torch.ones(2, 2)
+    _, after, saved = lstm_cell(gates, gates, before)
+    to_cell = Cotangent(torch.ones(2, 2), torch.ones(2, 2, dtype=torch.bool))
+    to_gates, *_ = aten._thnn_fused_lstm_cell_backward_impl(None, to_cell, before, after, saved, True)
+    assert to_gates.mask[:, :6].all() and not to_gates.mask[:, 6:].any()
