@@ -347,7 +347,11 @@ def parts(case: Case, contaminated: bool) -> dict[str, float]:
 
 def peak(case: Case, contaminated: bool, way: str) -> int:
     """Bytes that one gradient takes at its peak, beyond what the process held before; run in a fresh process."""
-    small = [_where_over_exp(10)(contaminated), _layers(lambda: _transformer(16, 2), (4, 8, 16))(contaminated)]
+    small = [
+        _where_over_exp(10)(contaminated),
+        _layers(lambda: _transformer(16, 2), (4, 8, 16))(contaminated),
+        _layers(lambda: _Recurrent(4), (2, 3, 4))(contaminated),
+    ]
     for ways in small:  # what is imported and set up at the first gradient is not counted
         if way in ways:
             forward, backward = ways[way]

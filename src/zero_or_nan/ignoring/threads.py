@@ -51,7 +51,7 @@ def set_current(running: Any) -> None:
 def _other_devices() -> bool:
     """Whether nodes may run in threads of their own, as those of each device but the processor do."""
     device = torch.accelerator.current_accelerator()
-    return device is not None and (device.type != "cuda" or torch.cuda.is_initialized())
+    return device is not None and (device.type != "cuda" or torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 @functools.cache
