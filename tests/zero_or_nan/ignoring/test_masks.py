@@ -6,7 +6,18 @@ import math
 import pytest
 import torch
 
-from zero_or_nan.ignoring.masks import all_count, anywhere, both, core, either, reduced, reshaped
+from zero_or_nan.ignoring.masks import (
+    all_count,
+    anywhere,
+    both,
+    core,
+    either,
+    nothing_counts,
+    only,
+    put_where_ignored,
+    reduced,
+    reshaped,
+)
 
 SHAPES = [(4,), (3, 4), (2, 3, 4), (2, 1, 3), (16, 16, 16)]
 
@@ -75,3 +86,54 @@ def test_reduced_is_the_sum_over_what_was_broadcast():
             expected = mask.contiguous().double().sum_to_size(shape) != 0
             assert torch.equal(reduced(mask, shape), expected)
         assert torch.equal(reduced(mask, mask.shape[1:]), mask.any(0))
+
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.int64]
+
+
+def values_and_masks(dtype, broadcast):
+    """Small and large values, in several layouts, with what is not finite among them; and masks for them."""
+    torch.manual_seed(0)
+    for shape in [(3, 4), (64, 65), (5, 32, 33)]:
+        dense = torch.randn(shape, dtype=torch.float64).mul(10).to(dtype)
+        if dtype.is_floating_point or dtype.is_complex:
+            special = torch.tensor([math.nan, math.inf, -math.inf, -0.0, 1e-45], dtype=torch.float64).to(dtype)
+            dense.view(-1)[:: dense.numel() // 5] = special.repeat(2)[: len(dense.view(-1)[:: dense.numel() // 5])]
+        sizes = [1 if broadcast and d == len(shape) - 1 else size for d, size in enumerate(shape)]
+        counts = torch.rand(sizes) > 0.5
+        turned = dense.transpose(0, -1).contiguous().transpose(0, -1)
+        apart = torch.empty((*shape[:-1], 2 * shape[-1]), dtype=dtype)[..., ::2].copy_(dense)
+        for values in (dense, turned, apart):
+            yield values, counts
+
+
+def bits(tensor):
+    flat = torch.view_as_real(tensor.contiguous()) if tensor.is_complex() else tensor.contiguous()
+    return flat.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
+
+
+@pytest.mark.parametrize("broadcast", [False, True], ids=["each", "rows"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_only_what_counts(dtype, broadcast):
+    for values, counts in values_and_masks(dtype, broadcast):
+        kept = only(counts, values)
+        expected = torch.where(counts, values, torch.zeros((), dtype=dtype))
+        assert torch.equal(bits(kept), bits(expected))
+        assert kept.stride() == torch.empty_like(values).stride() and kept.dtype is dtype
+        assert kept.data_ptr() != values.data_ptr()
+
+
+@pytest.mark.parametrize("broadcast", [False, True], ids=["each", "rows"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_others_are_put_where_nothing_counts(dtype, broadcast):
+    for values, counts in values_and_masks(dtype, broadcast):
+        others = torch.randn(values.shape, dtype=torch.float64).to(dtype)
+        expected = torch.where(counts, values, others)
+        put_where_ignored(values, counts, others)
+        assert torch.equal(bits(values), bits(expected))
+
+
+def test_nothing_counts():
+    for mask in MASKS:
+        assert nothing_counts(mask) == (not bool(mask.any()))
+        assert nothing_counts(torch.zeros_like(mask)) and nothing_counts(torch.zeros(1).bool().expand(mask.shape))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..cotangent import Cotangent, has_nan, mask_of, merge, plain, step_of, wrapped
 from ..graph import function_of
-from ..masks import all_count, anywhere
+from ..masks import all_count, anywhere, only
 from ..registry import NotFollowed, rule
 
 _LSTM = 2
@@ -103,9 +103,9 @@ def _without(op: Any, named: dict[str, Any], kept: Tensor, weights_alone: bool) 
         for name in ("input", "hx_", "cx_tmp", *_GRADS):
             if given[name] is not None:
                 given[name] = given[name].index_select(-2, rows)
-    given["input"] = torch.where(kept.unsqueeze(-1), given["input"], 0).contiguous()
+    given["input"] = only(kept.unsqueeze(-1), given["input"]).contiguous()
     for name in ("hx_", "cx_tmp"):
-        given[name] = torch.where(sequences.unsqueeze(-1), given[name], 0).contiguous()
+        given[name] = only(sequences.unsqueeze(-1), given[name]).contiguous()
     options = ("reverse", "batch_sizes", "mode", "hidden_size", "num_layers", "has_biases", "bidirectional",
                "batch_first", "train")  # fmt: skip
     tensors = ("input", "weight1", "weight2", "weight3", "weight4", "hx_", "cx_tmp")

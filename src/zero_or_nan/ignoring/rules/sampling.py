@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..cotangent import Cotangent, is_finite, mask_of, merge, plain, settle
-from ..masks import full
+from ..masks import full, only
 from ..registry import rule
 from .spreading import probe
 
@@ -31,7 +31,7 @@ def grid_sampler_backward(
     used = full(mask_of(grad), value)
     how = mode, padding, corners
     exact = op(value, image, _within_memory(grid, used, *how), *how, wanted)
-    places = torch.where(used.flatten(0, 1).unsqueeze(-1), grid.repeat_interleave(image.shape[1], 0), 0)
+    places = only(used.flatten(0, 1).unsqueeze(-1), grid.repeat_interleave(image.shape[1], 0))
 
     def alone(cotangent: Tensor, pixels: Tensor, wanted: Any) -> tuple[Any, Tensor]:
         each = [tensor.flatten(0, 1).unsqueeze(1) for tensor in (cotangent, pixels)]
@@ -61,7 +61,7 @@ def _within_memory(grid: Tensor, used: Tensor, mode: int, padding: int, corners:
     """
     if grid.device.type != "cpu" or grid.shape[-1] != 2 or mode != BILINEAR or padding == ZEROS:
         return grid
-    return torch.where((_is_moderate(grid) | used.any(1)).unsqueeze(-1), grid, 0)
+    return only((_is_moderate(grid) | used.any(1)).unsqueeze(-1), grid)
 
 
 def _is_moderate(grid: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..cotangent import Cotangent, mask_of, merge, plain, wrapped
 from ..looks import MODERATE
-from ..masks import all_count, anywhere
+from ..masks import all_count, anywhere, only
 from ..registry import NotFollowed, function, rule
 from .packing import places
 from .recurrent import any_nan, back_in_time
@@ -88,8 +88,8 @@ def _without(op: Any, given: dict[str, Any], counts: Tensor) -> Any:
     """Forward and backward once more, with zeros for the steps that the cotangents don't reach."""
     states = {name: given[name] for name in ("hx", "cx") if given[name] is not None}
     sequences = anywhere(counts, 0).unsqueeze(-1)
-    given = given | {name: torch.where(sequences, state, 0) for name, state in states.items()}
-    given["input"] = torch.where(_of_input(counts, given), given["input"], 0)
+    given = given | {name: only(sequences, state) for name, state in states.items()}
+    given["input"] = only(_of_input(counts, given), given["input"])
     forward = getattr(torch.ops.aten, op._schema.name.removeprefix("aten::").removesuffix("_backward")).default
     results = forward(**{argument.name: given[argument.name] for argument in forward._schema.arguments})
     return op(**given | {"output": results[0], "reserve": results[3]})
