@@ -50,8 +50,13 @@ def set_current(running: Any) -> None:
 
 def _other_devices() -> bool:
     """Whether nodes may run in threads of their own, as those of each device but the processor do."""
-    device = torch.accelerator.current_accelerator()
-    return device is not None and (device.type != "cuda" or torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    # To ask whether there is a GPU would set CUDA up, and then nobody may fork.
+    if torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+        return torch.cuda.is_initialized()  # type: ignore[no-any-return, no-untyped-call]
+    try:
+        return torch.accelerator.current_accelerator() is not None
+    except RuntimeError:  # 2.6 raises where there is none
+        return False
 
 
 @functools.cache

@@ -128,3 +128,31 @@ def test_nothing_is_stashed_for_a_thread_that_ends():
     thread.start()
     thread.join()
     assert left == [threads._other_devices()]
+
+
+@pytest.mark.parametrize("built", [False, True])
+def test_whether_there_are_other_devices_is_told_without_setting_one_up(built, monkeypatch):
+    def raises():
+        raise RuntimeError("Cannot access accelerator device when none is available.")
+
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: built)
+    monkeypatch.setattr(torch.cuda, "is_available", raises)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", raises)
+    assert not threads._other_devices()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert threads._other_devices() is built
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_a_pass_is_known_in_its_thread_and_forgotten_after_it(others, monkeypatch):
+    monkeypatch.setattr(threads, "_other_devices", lambda: others)
+    seen = []
+    x = torch.tensor([1.0, torch.nan], requires_grad=True)
+    y = x * 2
+    y.register_hook(lambda gradient: seen.append(threads.current()))
+    ignoring.backward(torch.where(x > 0, y.exp(), 0.0).sum())
+    assert seen[0] is not None and threads.current() is None
+    torch.where(x > 0, (x * 3).exp(), 0.0).sum().backward()
+    x.grad = None
+    ignoring.backward(torch.where(x > 0, x.log(), 0.0).sum())
+    assert x.grad.tolist() == [1.0, 0.0]
