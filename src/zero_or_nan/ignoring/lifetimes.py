@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import sys
 import threading
 from collections import deque
@@ -88,6 +89,10 @@ class _DeepGraphs:
         if not self._held and self._collected in gc.callbacks:
             gc.callbacks.remove(self._collected)
 
+    def forked(self) -> None:
+        """In a new process nobody else has the lock, whoever had it."""
+        self._lock, self._sweeping = threading.RLock(), False
+
     def _collected(self, phase: str, info: dict[str, int]) -> None:
         if phase == "stop" and any(map(_is_free, self._held)):
             self.sweep()
@@ -102,6 +107,8 @@ _FREE = 2
 """The references to a node that a local variable, or a container, and a call hold."""
 
 DEEP_GRAPHS = _DeepGraphs()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=DEEP_GRAPHS.forked)
 
 
 def held_from(roots: Sequence[Any]) -> Graph:

@@ -1,6 +1,7 @@
 """Deep graphs are kept no longer than anybody needs them, whatever the passes over them were."""
 
 import gc
+import os
 import threading
 
 import pytest
@@ -156,3 +157,26 @@ def test_a_pass_is_known_in_its_thread_and_forgotten_after_it(others, monkeypatc
     x.grad = None
     ignoring.backward(torch.where(x > 0, x.log(), 0.0).sum())
     assert x.grad.tolist() == [1.0, 0.0]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_process_that_is_forked_while_another_thread_has_the_lock():
+    taken, done = threading.Event(), threading.Event()
+
+    def work():
+        with lifetimes.DEEP_GRAPHS._lock:
+            taken.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert taken.wait(60)
+    child = os.fork()
+    if not child:
+        free = lifetimes.DEEP_GRAPHS._lock.acquire(timeout=30)
+        os._exit(0 if free else 1)
+    _, status = os.waitpid(child, 0)
+    done.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(status) == 0
