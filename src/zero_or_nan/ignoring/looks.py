@@ -34,6 +34,9 @@ SMALL = 5000
 TOGETHER = 500
 """How many are looked at together, at most."""
 
+ROOM = 1 << 18
+"""Entries that are copied for that, at most: a megabyte of float32."""
+
 MANY = 16
 """Nodes of one kind from which on it pays to find out whether they saved the same kind of tensor."""
 
@@ -183,13 +186,13 @@ class _Looking:
                             and tensor.untyped_storage().data_ptr()
                         ):
                             small.append((node, tensor))
+                            if len(small) > ROOM // SMALL:
+                                self._look_at_small(look, small)
                             continue
                 except (AttributeError, RuntimeError):  # several tensors, none, or one that is not there
                     pass
             if not self._accepts(node, place):
                 self.refused.append(node)
-        if small is not None and len(small) > TOGETHER:
-            self._look_at_small(look, small)
 
     def _accepts(self, node: Any, place: _Place) -> bool:
         """Whether the tensors that a node keeps in one place are as they have to be, as far as it is known yet."""
@@ -344,7 +347,7 @@ def _accepts_alike(nodes: list[Any], place: _Place) -> bool:
         tensors = list(map(place.saved, nodes))
         return (
             set(map(_facts, tensors)) <= _USUAL
-            and 0 < tensors[0].numel() <= SMALL
+            and 0 < tensors[0].numel() <= min(SMALL, ROOM // len(tensors))
             and all(map(Tensor.data_ptr, tensors))
             and not any(map(Tensor.storage_offset, tensors))  # with one the address does not tell that memory is there
             and _accepted_here(torch.stack(tensors), place.look)
