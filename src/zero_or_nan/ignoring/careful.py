@@ -29,6 +29,7 @@ from .distributed import is_border, is_distributed, is_spread, not_zero
 from .graph import KINDS, NODES, AccumulateGrad, Edge, Graph, edge_of, function_of, graph_from
 from .higher import any_recorded, constants, is_recorded, without
 from .hooks import Ours, put_first
+from .jagged import is_jagged, values_of
 from .looks import harmless
 from .masks import Mask, all_count, both, either
 from .registry import FUNCTIONS, MASKS, UNKNOWN, Function, Masks, NotFollowed, RuleFailed, record_of
@@ -215,7 +216,7 @@ class Pass:
     def _at_constants(self, node: Any, number: int, value: Any) -> Any:
         """What arrives at a node that an earlier pass recorded: 0, and ignored, where it reaches a constant."""
         counts = constants(node, number)
-        if value is None or counts is None or not can_carry(value):
+        if value is None or counts is None or not can_carry(value) or is_jagged(value):
             return value
         kept = without(value, counts)
         arrived = self._arrived.get((node, number))
@@ -316,13 +317,15 @@ class Pass:
         if value is None:
             return None, True
         mask = None if arrived is None else arrived.mask
+        if self.by_rules_alone and is_jagged(value):  # its values would lose the record of the gradient
+            return mask, False
         if is_distributed(value):  # another process may have got another value from a hook: all of them look
             return (mask if mask is None else mask | not_zero(value)), True
         if arrived is not None and arrived.is_still(value):
             return mask, True
         if not can_carry(value):
             return mask, False
-        return (mask if mask is None else mask | (value != 0)), True
+        return (mask if mask is None else mask | (values_of(value) != 0)), True
 
     def send(self, edge: Edge, mask: Mask) -> None:
         """A mask for a cotangent that the engine is given by others, for a pass inside of this one."""

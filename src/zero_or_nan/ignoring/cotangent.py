@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from .jagged import is_jagged, values_of, with_values
 from .masks import Mask, all_count, nothing_counts, put_where_ignored
 
 if TYPE_CHECKING:
@@ -89,7 +90,8 @@ class Cotangent(Tensor):
 
 
 def can_carry(tensor: Any) -> bool:
-    """Whether a tensor can have a mask beside it: dense, floating, with its numbers in memory, and no subclass."""
+    """Whether a tensor can have a mask beside it: dense or jagged, floating, in memory, and no other subclass."""
+    tensor = values_of(tensor)
     return (
         (type(tensor) is Tensor or type(tensor) is Parameter)
         and tensor.layout is torch.strided
@@ -115,6 +117,8 @@ def plain(thing: Any) -> Any:
         return thing.value
     if kind is tuple or kind is list:
         return kind([plain(item) for item in thing])
+    if kind is not Tensor and is_jagged(thing):
+        return with_values(thing, thing._values.value) if type(thing._values) is Cotangent else thing
     if kind is dict:
         return {key: plain(item) for key, item in thing.items()} if thing else thing
     return thing
@@ -136,6 +140,7 @@ def mask_of(thing: Any) -> Mask:
     >>> mask_of(torch.ones(2)) is None
     True
     """
+    thing = values_of(thing)
     return thing.mask if type(thing) is Cotangent else None
 
 
@@ -143,7 +148,8 @@ def step_of(things: Iterable[Any]) -> Step | None:
     """The run of a derivative that one of the things, or of those in a list of them, belongs to."""
     for thing in things:
         kind = type(thing)
-        found = thing.step if kind is Cotangent else step_of(thing) if kind is tuple or kind is list else None
+        thing = values_of(thing)
+        found = thing.step if type(thing) is Cotangent else step_of(thing) if kind is tuple or kind is list else None
         if found is not None and not found.is_over:
             return found
     return None
@@ -239,7 +245,8 @@ def is_finite(thing: Any) -> bool:
         return all(map(is_finite, thing))
     if hasattr(thing, "__tensor_flatten__"):  # of a wrapper the parts that are here; the whole may be elsewhere
         return all(is_finite(getattr(thing, part)) for part in thing.__tensor_flatten__()[0])
-    return not isinstance(thing, Tensor) or not can_carry(plain(thing)) or bool(plain(thing).isfinite().all())
+    thing = plain(values_of(thing))
+    return not isinstance(thing, Tensor) or not can_carry(thing) or bool(thing.isfinite().all())
 
 
 def ignores(thing: Any) -> bool:
@@ -293,7 +300,9 @@ def _described(tensor: Tensor) -> str:
 def wrapped(result: Any) -> Any:
     """Plain results as cotangents all of whose entries count, as they do in plain PyTorch."""
     if isinstance(result, Tensor):
-        return Cotangent(result) if can_carry(result) else result
+        if not can_carry(result):
+            return result
+        return with_values(result, Cotangent(values_of(result))) if is_jagged(result) else Cotangent(result)
     if isinstance(result, (tuple, list)):
         return type(result)(wrapped(item) for item in result)
     return result

@@ -16,6 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ..replacing import put_back, replace
 from .graph import KINDS, TELLS_OF_HOOKS, can_be_read_again, function_of, run, saved_tensors
+from .jagged import values_of
 from .masks import Mask
 
 
@@ -171,6 +172,7 @@ class Count:
 
 def _not_finite(tensor: Any) -> Tensor | None:
     """Which entries are not finite; None where all are, or there are none."""
+    tensor = values_of(tensor)
     if not isinstance(tensor, Tensor) or not (tensor.is_floating_point() or tensor.is_complex()):
         return None
     bad = ~torch.isfinite(tensor)

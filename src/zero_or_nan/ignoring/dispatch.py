@@ -14,6 +14,7 @@ from torch import Tensor
 from .cotangent import Cotangent, ignores, is_finite, plain, step_of, wrapped
 from .higher import all_saved, remember_all, step_here
 from .in_place import in_place, remember_view
+from .jagged import values_of
 from .registry import RULES, NotFollowed
 from .steps import Step
 
@@ -76,8 +77,9 @@ def _name(op: Any) -> str:
 
 def _belonging(result: Any, step: Step | None) -> Any:
     """The result, its cotangents marked as the step's."""
-    if type(result) is Cotangent:
-        result.step = step
+    result_values = values_of(result)
+    if type(result_values) is Cotangent:
+        result_values.step = step
     elif isinstance(result, (tuple, list)):
         for part in result:
             _belonging(part, step)

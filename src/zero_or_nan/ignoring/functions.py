@@ -46,6 +46,24 @@ function(
     look=NOTHING,
 )
 function("Where", selects=True, look=NOTHING)
+# Of nested tensors; PyTorch gives some of their nodes names of their own.
+function(
+    """
+    ChunkBackwardAutogradNestedTensor0 SelectBackwardAutogradNestedTensor0
+    SplitWithSizesBackwardAutogradNestedTensor0 UnbindBackwardAutogradNestedTensor0
+    """,
+    selects=True,
+    moves=True,
+    look=NOTHING,
+)
+function(
+    """
+    NestedFromPaddedTensor NestedGetValues NestedViewFromJagged SqueezeBackwardAutogradNestedTensor0
+    SqueezeBackwardAutogradNestedTensor1 ToPaddedTensor ViewBackwardAutogradNestedTensor0
+    """,
+    moves=True,
+    look=NOTHING,
+)
 
 
 def _fills_with_a_tensor(node: Any) -> bool:

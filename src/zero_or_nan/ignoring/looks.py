@@ -23,6 +23,7 @@ from torch.nn import Parameter
 
 from .distributed import is_distributed, part_here
 from .graph import KINDS, function_of
+from .jagged import values_of
 from .registry import FUNCTIONS, UNKNOWN, Function, record_of
 
 LARGE = 10_000
@@ -212,7 +213,7 @@ class _Looking:
 
     def _accepts_tensor(self, node: Any, tensor: Any, look: Look) -> bool:
         if type(tensor) not in _DENSE:
-            part = part_here(tensor) if is_distributed(tensor) else None
+            part = part_here(tensor) if is_distributed(tensor) else values_of(tensor)
             if part is None or type(part) not in _DENSE:
                 return False
             tensor = part

@@ -81,6 +81,11 @@ RULES: dict[Any, Rule] = {}
 """What each operator does to a cotangent, by the operator (`torch.ops.aten.mul`), for all its overloads."""
 
 
+def gets_nested(node: Any) -> bool:
+    """Whether the cotangent that a node gets is a nested tensor."""
+    return bool(node._input_metadata[0].is_nested_tensor)
+
+
 class Masks(NamedTuple):
     """How a mask goes through the derivative of a function that runs as plain PyTorch's.
 
@@ -104,9 +109,9 @@ class Masks(NamedTuple):
 
     def may_follow(self, node: Any, trusted: bool) -> bool:
         """Whether a node can be left to plain PyTorch; `trusted` where it makes nothing but 0 of ignored entries."""
-        if not trusted and (self.mend is None or self.mend_if is not None and not self.mend_if(node)):
+        if gets_nested(node) or not node._input_metadata[0].dtype.is_floating_point:
             return False
-        if not node._input_metadata[0].dtype.is_floating_point:
+        if not trusted and (self.mend is None or self.mend_if is not None and not self.mend_if(node)):
             return False
         for name in self.reads if trusted else self.reads + self.mend_reads:
             if getattr(getattr(node, name, None), "unpack_hook", node) is not None:

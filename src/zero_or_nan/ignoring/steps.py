@@ -17,6 +17,7 @@ from .cotangent import Cotangent, can_carry, is_finite, mask_of, merge, plain
 from .distributed import Gathered, Gathering, is_distributed
 from .graph import can_be_read_again, for_each_edge, function_of, run
 from .higher import entered, is_recorded, left, remember
+from .jagged import is_jagged, values_of, with_values
 from .masks import Mask, full, reduced
 from .registry import FUNCTIONS, GENERATED, UNKNOWN, Function, NotFollowed
 from .watching import Watching
@@ -99,8 +100,10 @@ class Step:
         self.is_over = True
         del self.owner, self.node, self.masks
 
-    def cotangent(self, value: Any, mask: Mask) -> Cotangent:
+    def cotangent(self, value: Any, mask: Mask) -> Any:
         """What the derivative gets in place of a plain tensor."""
+        if is_jagged(value):
+            return with_values(value, Cotangent(value._values, mask, self))
         if not is_distributed(value):
             return entered(value, mask, self)
         cotangent = Cotangent(distributed.whole(value), mask, self)
@@ -187,11 +190,20 @@ class Moved(Step):
         return arriving
 
     def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
-        given = [None if v is None else full(mask, v) for v, mask in zip(arriving, self.masks, strict=True)]
+        if any(isinstance(value, Tensor) and value.is_nested and not is_jagged(value) for value in results):
+            self.owner.failed("a nested tensor", NotFollowed("a tensor that can't carry a mask"), suspected=True)
+            return results, [None] * len(results)
+        given = [None if v is None else _as_values(v, mask) for v, mask in zip(arriving, self.masks, strict=True)]
         return results, [
-            None if value is None or mask is None else reduced(mask, value.shape)
+            None if value is None or mask is None else reduced(values_of(mask), values_of(value).shape)
             for value, mask in zip(results, for_each_edge(self.node, run(self.node, *given)), strict=True)
         ]
+
+
+def _as_values(like: Any, mask: Mask) -> Any:
+    """The mask as what a derivative takes for a cotangent."""
+    given = full(mask, values_of(like))
+    return with_values(like, given) if is_jagged(like) else given
 
 
 class Border(Step):
@@ -222,6 +234,8 @@ class Replaced(Step):
             return results, [None] * len(results)
         name = function_of(self.node.name())
         try:
+            if any(map(is_jagged, arriving)):
+                raise NotFollowed("gets a nested tensor")
             if derivative is None or not can_be_read_again(self.node, unknown=True):
                 raise NotFollowed("its saved tensors can be had only once here")
             given = [
@@ -367,7 +381,7 @@ class Foreign(Step):
         if (
             any(not bool(mask.all()) for mask in lost)
             or not all(map(is_finite, own))
-            or (any(bool((r == 0).any()) for r in own) and not self.owner.is_harmless_ahead(self.node))
+            or (any(bool((values_of(r) == 0).any()) for r in own) and not self.owner.is_harmless_ahead(self.node))
         ):
             function = getattr(self.node, "_forward_cls", None)
             pytorchs = function is not None and function.__module__.startswith("torch.") and not _is_custom(self.node)

@@ -70,20 +70,22 @@ def test_the_same_in_half_and_double_precision(row):
 KIN = frozenset(
     """
     AdaptiveAvgPool2D AdaptiveAvgPool3D AdaptiveMaxPool2D AdaptiveMaxPool3D Aminmax AsStrided AvgPool3D Bernoulli
-    Cauchy Chunk ClampMax ClampMin Complex CopyBackwards CudnnGridSampler DiagonalScatter EfficientAttention
-    Exponential FakeQuantizeLearnablePerChannelAffine FakeQuantizeLearnablePerTensorAffine
-    FakeQuantizePerChannelAffineCachemask FakeQuantizePerTensorAffineCachemaskTensorQparams FftR2C Fill
-    FlashAttention FractionalMaxPool2D FractionalMaxPool3D Geometric GridSampler2D GridSampler3D GroupedMm Im2Col
-    IndexPutImpl LogNormal LuUnpack MaskedSoftmax MaxPool2D MaxPool3DWithIndices MaxUnpool2D MaxUnpool3D NarrowCopy
-    NllLoss2D Normal Polar Put Random ScaledDotProductCudnnAttention ScaledDotProductEfficientAttention
-    ScaledDotProductFlashAttention ScaledDotProductFlashAttentionForCpu ScaledDotProductFusedAttentionOverrideable
-    SplitWithSizes Uniform UnsafeIndex UnsafeIndexPut UnsafeMaskedIndex UnsafeSplit UnsafeSplitWithSizes
-    UpsampleBicubic2D UpsampleBicubic2DAa UpsampleBilinear2D UpsampleBilinear2DAa UpsampleLanczos2DAa
-    UpsampleNearest2D UpsampleNearest3D UpsampleNearestExact1D UpsampleNearestExact2D UpsampleNearestExact3D
-    UpsampleTrilinear3D ViewAsReal Zero
+    Cauchy Chunk ChunkBackwardAutogradNestedTensor0 ClampMax ClampMin Complex CopyBackwards CudnnGridSampler
+    DiagonalScatter EfficientAttention Exponential FakeQuantizeLearnablePerChannelAffine
+    FakeQuantizeLearnablePerTensorAffine FakeQuantizePerChannelAffineCachemask
+    FakeQuantizePerTensorAffineCachemaskTensorQparams FftR2C Fill FlashAttention FractionalMaxPool2D
+    FractionalMaxPool3D Geometric GridSampler2D GridSampler3D GroupedMm Im2Col IndexPutImpl LogNormal LuUnpack
+    MaskedSoftmax MaxPool2D MaxPool3DWithIndices MaxUnpool2D MaxUnpool3D NarrowCopy NllLoss2D Normal Polar Put
+    Random ScaledDotProductCudnnAttention ScaledDotProductEfficientAttention ScaledDotProductFlashAttention
+    ScaledDotProductFlashAttentionForCpu ScaledDotProductFusedAttentionOverrideable
+    SelectBackwardAutogradNestedTensor0 SplitWithSizes SplitWithSizesBackwardAutogradNestedTensor0
+    UnbindBackwardAutogradNestedTensor0 Uniform UnsafeIndex UnsafeIndexPut UnsafeMaskedIndex UnsafeSplit
+    UnsafeSplitWithSizes UpsampleBicubic2D UpsampleBicubic2DAa UpsampleBilinear2D UpsampleBilinear2DAa
+    UpsampleLanczos2DAa UpsampleNearest2D UpsampleNearest3D UpsampleNearestExact1D UpsampleNearestExact2D
+    UpsampleNearestExact3D UpsampleTrilinear3D ViewAsReal Zero
     """.split()
 )
-"""Of one kind with a function that has a row: in another dimension, in place, grouped, at random, on another kernel."""
+"""Of one kind with a function that has a row: in another dimension, in place, grouped, at random, nested, on another kernel."""
 
 
 def test_every_function_that_selects_has_a_row():
