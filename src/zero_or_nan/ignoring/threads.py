@@ -32,7 +32,8 @@ def current() -> Any:
     """The pass that this thread works for; None outside of one."""
     if _engine_run() != -1 and torch._C._is_key_in_tls(_KEY):
         found = torch._C._get_obj_in_tls(_KEY)
-        return None if isinstance(found, _Nobody) else found
+        if not isinstance(found, _Nobody):
+            return found
     return getattr(_here, "running", None)
 
 
