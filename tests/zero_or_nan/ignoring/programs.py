@@ -4,6 +4,7 @@ The second way knows nothing of tensors. Each number remembers which numbers it 
 goes back to each; a number that was not selected is not among them. What the loss does not lead back to is ignored.
 """
 
+import functools
 import math
 from dataclasses import dataclass, field
 
@@ -219,7 +220,15 @@ def clamped(x):
     """NaN is handed on, by a derivative that is 0."""
     if np.isnan(x.value):
         return Number(x.value, [(x, lambda g: Number(0))])
-    return x if -2 <= x.value <= 50 else Number(np.clip(x.value, -2, 50))
+    inside = -2 <= x.value <= 50 if _hands_on_at_a_bound() else -2 < x.value < 50
+    return x if inside else Number(np.clip(x.value, -2, 50))
+
+
+@functools.cache
+def _hands_on_at_a_bound():
+    """Whether `clamp` hands a cotangent on at a number that is the bound itself, as it did before 2.14."""
+    x = torch.tensor(-2.0, requires_grad=True)
+    return torch.autograd.grad(x.clamp(-2, 50), x)[0].item() == 1
 
 
 def evenly(xs):
