@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointError
 
 from . import distributed
 from .cotangent import Cotangent, can_carry, is_finite, mask_of, merge, plain
@@ -219,6 +220,9 @@ class Border(Step):
         return results, distributed.masks_across(self.node, arriving, self.masks)
 
 
+_ONCE = "its saved tensors can be had only once here"
+
+
 class Replaced(Step):
     """The run of a derivative that ours may stand in for: PyTorch's runs as ever, and is mended when it is done."""
 
@@ -237,7 +241,7 @@ class Replaced(Step):
             if any(map(is_jagged, arriving)):
                 raise NotFollowed("gets a nested tensor")
             if derivative is None or not can_be_read_again(self.node, unknown=True):
-                raise NotFollowed("its saved tensors can be had only once here")
+                raise NotFollowed(_ONCE)
             given = [
                 self.all_ignored(number) if value is None else self.cotangent(value, self.masks[number])
                 for number, value in enumerate(arriving)
@@ -248,7 +252,8 @@ class Replaced(Step):
                 _mended(exact, ours) for exact, ours in zip(results, for_each_edge(self.node, careful), strict=True)
             ]
         except Exception as error:
-            self.failed(name, error)
+            is_hidden = isinstance(error, CheckpointError)  # of which older releases don't tell before
+            self.failed(name, NotFollowed(_ONCE) if is_hidden else error)
             return results, [None] * len(results)
         return [value for value, _ in ended], [mask for _, mask in ended]
 

@@ -69,5 +69,6 @@ def _takes_too_much() -> bool:
     taken = sys.getrefcount(probe) > before
     if not taken:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(probe))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(_NOBODY))
     _stash(_KEY, _NOBODY)
     return not taken

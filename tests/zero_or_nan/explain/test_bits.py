@@ -173,7 +173,7 @@ def test_autocast(spoiled):
     check(work, "block", *([] if spoiled else ["on_failure"]))
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # forward-mode derivatives use it
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # forward-mode derivatives use it
 @pytest.mark.parametrize("transform", ["grad", "vmap of grad", "jacrev", "hessian", "jvp", "functional_call"])
 @pytest.mark.parametrize("start", [1.0, 0.0])
 def test_function_transforms(transform, start):

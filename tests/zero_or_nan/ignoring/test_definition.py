@@ -85,7 +85,7 @@ KIN = frozenset(
     UpsampleNearestExact3D UpsampleTrilinear3D ViewAsReal Zero
     """.split()
 )
-"""Of one kind with one that has a row: in another dimension, in place, grouped, at random, nested, on another kernel."""
+"""Of a kind with one that has a row: in another dimension, in place, grouped, at random, nested, on another kernel."""
 
 
 def test_every_function_that_selects_has_a_row():
