@@ -91,7 +91,8 @@ class Cotangent(Tensor):
 
 def can_carry(tensor: Any) -> bool:
     """Whether a tensor can have a mask beside it: dense or jagged, floating, in memory, and no other subclass."""
-    tensor = values_of(tensor)
+    if type(tensor) is not Tensor:
+        tensor = values_of(tensor)
     return (
         (type(tensor) is Tensor or type(tensor) is Parameter)
         and tensor.layout is torch.strided
@@ -140,7 +141,8 @@ def mask_of(thing: Any) -> Mask:
     >>> mask_of(torch.ones(2)) is None
     True
     """
-    thing = values_of(thing)
+    if type(thing) is not Cotangent:
+        thing = values_of(thing)
     return thing.mask if type(thing) is Cotangent else None
 
 
@@ -148,7 +150,8 @@ def step_of(things: Iterable[Any]) -> Step | None:
     """The run of a derivative that one of the things, or of those in a list of them, belongs to."""
     for thing in things:
         kind = type(thing)
-        thing = values_of(thing)
+        if kind is not Tensor and kind is not Cotangent:
+            thing = values_of(thing)
         found = thing.step if type(thing) is Cotangent else step_of(thing) if kind is tuple or kind is list else None
         if found is not None and not found.is_over:
             return found

@@ -81,11 +81,6 @@ RULES: dict[Any, Rule] = {}
 """What each operator does to a cotangent, by the operator (`torch.ops.aten.mul`), for all its overloads."""
 
 
-def gets_nested(node: Any) -> bool:
-    """Whether the cotangent that a node gets is a nested tensor."""
-    return bool(node._input_metadata[0].is_nested_tensor)
-
-
 class Masks(NamedTuple):
     """How a mask goes through the derivative of a function that runs as plain PyTorch's.
 
@@ -109,7 +104,8 @@ class Masks(NamedTuple):
 
     def may_follow(self, node: Any, trusted: bool) -> bool:
         """Whether a node can be left to plain PyTorch; `trusted` where it makes nothing but 0 of ignored entries."""
-        if gets_nested(node) or not node._input_metadata[0].dtype.is_floating_point:
+        kind = node._input_metadata[0]
+        if kind.is_nested_tensor or not kind.dtype.is_floating_point:
             return False
         if not trusted and (self.mend is None or self.mend_if is not None and not self.mend_if(node)):
             return False
