@@ -122,6 +122,7 @@ def held_from(roots: Sequence[Any]) -> Graph:
 @functools.cache
 def _keeps_its_object() -> bool:
     """Whether a node keeps the object by which Python sees it."""
-    result = torch.ones((), requires_grad=True).exp()
+    with torch.enable_grad():  # a watch asks where nothing is recorded
+        result = torch.ones((), requires_grad=True).exp()
     node = result.grad_fn
     return sys.getrefcount(node) > _FREE

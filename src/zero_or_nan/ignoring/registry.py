@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.utils.checkpoint import CheckpointError
 
 from .graph import NODES, function_of
 from .masks import Mask
@@ -335,7 +336,7 @@ def _checked(ours: Callable[..., Any], check: Callable[..., None] = lambda *_: N
         try:
             result = ours(first, *args, **kwargs)
             check(first, result)
-        except NotFollowed:
+        except (NotFollowed, CheckpointError):
             raise
         except Exception as error:
             raise RuleFailed(f"{type(error).__name__}: {error}") from error

@@ -186,7 +186,7 @@ def test_compiled(fullgraph):
     torch.compiler.reset()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 def test_scripted():
     @torch.jit.script
     def energy(x):

@@ -31,7 +31,7 @@ def of_pytorch():
         torch.Tensor.backward,
         list(torch.nn.modules.module._global_forward_hooks),
         list(_global_optimizer_pre_hooks),
-        torch._dynamo.eval_frame.set_eval_frame,
+        *(getattr(torch._dynamo.eval_frame, name, None) for name in ("set_eval_frame", "_maybe_set_eval_frame")),
         _get_current_function_mode_stack(),
         _get_current_dispatch_mode_stack(),
         torch.is_grad_enabled(),

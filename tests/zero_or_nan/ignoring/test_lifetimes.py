@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 import threading
 
 import pytest
@@ -180,3 +181,22 @@ def test_a_process_that_is_forked_while_another_thread_has_the_lock():
     done.set()
     thread.join()
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_whether_a_node_keeps_its_object_is_the_same_where_nothing_is_recorded():
+    asked = lifetimes._keeps_its_object.__wrapped__
+    with torch.no_grad():
+        found = asked()
+    assert found is asked()
+
+
+def test_what_is_stashed_inside_of_a_pass_is_given_back_once(monkeypatch):
+    nobody = threads._Nobody()
+    kept = [nobody] * 5  # where it is given back too often, the test fails and nothing crashes
+    monkeypatch.setattr(threads, "_NOBODY", nobody)
+    threads._takes_too_much.cache_clear()
+    before = sys.getrefcount(nobody)
+    y = leaf() * 1
+    y.register_hook(lambda gradient: threads.set_current(None))
+    y.sum().backward()
+    assert sys.getrefcount(nobody) == before and kept
