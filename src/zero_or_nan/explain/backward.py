@@ -37,6 +37,11 @@ from .traces import Found, Trace, are_finite, is_finite, joined, looked_at
 if TYPE_CHECKING:
     from .recorder import Recorder
 
+NOT_TOLD_APART = (
+    "whether the loss uses an entry or ignores it was not found out: that takes a pass beside yours, and a function "
+    "with a backward of its own may stand only one"
+)
+
 _unwatched = torch._C.DisableTorchFunction
 _STRIDED = torch.strided
 
@@ -85,6 +90,7 @@ class Watched:
         self.root_edges = {edge_of(root) for root in roots}
         self.loss_trace: Trace | None = None
         self.shadow: Shadow | None = None
+        self._lacks_shadow = False
         self._handles: list[Any] = []
 
     # Before.
@@ -129,6 +135,7 @@ class Watched:
         keep += [(node, output) for node, carried in self.carried.items() for output in carried]
         with self.recorder.aside() as nested:
             self.shadow = shadow_of(self.roots, self.vectors, self.inputs, self.graph, keep, dangers, nested)
+        self._lacks_shadow = self.shadow is None
 
     def _hook(self, node: Any) -> Callable[..., None]:
         recorder = self.recorder
@@ -412,6 +419,9 @@ class Watched:
     def _used(self, found: Found) -> bool | None:
         """Whether the loss uses the entries; None where that can't be told."""
         if self.shadow is None:
+            if self._lacks_shadow:
+                found.is_sure = False
+                self.recorder.report.note(NOT_TOLD_APART)
             return True
         if found.phase == "backward":
             verdicts = [self._used_at(node, entries) for node, (known, entries) in self.born.items() if known is found]

@@ -99,7 +99,5 @@ def _page(address: str) -> str:
 
 
 def _meaning(origin: Origin) -> str:
-    from .report import MEANS
-
-    text = MEANS[origin.kind] + origin.is_mended
+    text = origin.means
     return text[0].upper() + text[1:] + "."

@@ -524,6 +524,7 @@ class Recorder:
             path=path,
             mended=mended,
             rank=_rank(),
+            is_sure=found.is_sure,
         )
         origin.remedy, origin.chapter = remedy(kind, found.operator, origin.dtype, mended)
         self._told[key] = origin

@@ -42,6 +42,7 @@ class Origin:
         chapter: the address of the section about it, in this library's book.
         times: how often it happened on this line.
         rank: of which process, where there are several.
+        is_sure: whether it was found out that the loss uses the entry, or ignores it; if not, a note says why.
     """
 
     phase: Literal["forward", "backward"]
@@ -64,6 +65,7 @@ class Origin:
     chapter: str = ""
     times: int = 1
     rank: int | None = None
+    is_sure: bool = True
 
     def __str__(self) -> str:
         lines = [
@@ -74,7 +76,7 @@ class Origin:
             f"  {self.where}",
             f"  reached {', '.join(_some(self.reached))}" + (f" by way of {self.way}" if self.path else ""),
             f"  rank {self.rank}" if self.rank is not None else "",
-            f"  {MEANS[self.kind]}" + self.is_mended,
+            f"  {self.means}",
             *(f"    {line}" for line in self.remedy.splitlines()),
             f"  {self.chapter}" if self.chapter else "",
         ]
@@ -98,6 +100,12 @@ class Origin:
     def way(self) -> str:
         """The path, with its middle left out where it is long."""
         return " → ".join(_some(self.path, 9))
+
+    @property
+    def means(self) -> str:
+        """What its kind says, in half a sentence."""
+        text = MEANS[self.kind] + self.is_mended
+        return text if self.is_sure else text.replace("the loss uses this entry, and", "if the loss uses this entry,")
 
     @property
     def is_mended(self) -> str:

@@ -13,6 +13,7 @@ from ..ignoring.careful import Pass
 from ..ignoring.checkpoints import CHECKPOINT
 from ..ignoring.graph import AccumulateGrad, Edge, Graph, edge_of
 from ..ignoring.lifetimes import held_from
+from ..ignoring.registry import UNKNOWN, record_of
 from .arithmetic import unnoticed
 from .traces import are_finite
 
@@ -64,7 +65,7 @@ def shadow_of(
     Returns:
         None where it could not be run.
     """
-    if _would_disturb_others(graph):
+    if any(map(_may_run_only_once, graph)):
         return None
     edges: list[Edge] = [(node, 0) for node, _ in leaves_of(graph)]
     edges += [edge for edge in map(edge_of, inputs) if edge is not None and type(edge[0]) is not AccumulateGrad]
@@ -126,8 +127,11 @@ def leaves_of(graph: Graph) -> Iterator[tuple[Any, Tensor]]:
             yield node, leaf.variable
 
 
-def _would_disturb_others(graph: Graph) -> bool:
-    """Whether a node may talk to other processes, which don't run a shadow."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+def _may_run_only_once(node: Any) -> bool:
+    """Whether a node is somebody's derivative in Python that may free or write what it keeps, or talk to others."""
+    forward = getattr(node, "_forward_cls", None)
+    if forward is None:
         return False
-    return any(isinstance(node, torch.autograd.function.BackwardCFunction) for node in graph)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return True  # other processes don't run a shadow
+    return not forward.__module__.startswith("torch.") and record_of(node) is UNKNOWN

@@ -48,6 +48,7 @@ class Found:
         infinite: of what came in, whether there was no NaN in it.
         tensor: what came in.
         in_backward: what backward multiplied there, where that made a gradient that is not finite.
+        is_sure: whether it was found out that the loss uses the entries, or ignores them.
         number: in order of time.
     """
 
@@ -65,6 +66,7 @@ class Found:
     infinite: bool = False
     tensor: weakref.ref[Tensor] | None = None
     in_backward: str = ""
+    is_sure: bool = True
     number: int = field(default_factory=itertools.count().__next__)
 
     @property

@@ -120,11 +120,11 @@ class Pass:
             for node, edges in self.graph.items():
                 if node not in idle and node not in quiet:
                     self._follow(node, edges, idle)
+            self._before = current()
+            set_current(self)
         except BaseException:
             self._let_go()
             raise
-        self._before = current()
-        set_current(self)
         return self
 
     def __exit__(self, failed: type[BaseException] | None, *details: object) -> None:

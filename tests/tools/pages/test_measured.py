@@ -29,7 +29,7 @@ def cells(html):
 
 
 def test_costs_are_shown_as_ratios():
-    html = measured.costs({"torch": "2", "machine": "m", "rows": ROWS})
+    html = measured.costs({"torch": "2", "machine": "m", "rows": ROWS, "parts": []})
     found = cells(html)
     assert found[found.index("a model") :][:3] == ["a model", "1.50", "1.50"]  # backward, 3 against 2
     assert found[found.index("10 clean") :][:4] == ["10 clean", "2", "1", "3"]  # backward
@@ -49,9 +49,31 @@ def test_the_time_of_a_node_is_measured_by_that_of_plain_pytorch_in_the_shortest
         return {**ROWS[0], "case": f"{length} nodes", "nodes": length, "contaminated": contaminated, "seconds": seconds}
 
     chains = [chain(1_000, False, 2, 3), chain(1_000, True, 2, 5), chain(2_000, False, 4, 6), chain(2_000, True, 4, 10)]
-    found = cells(measured.costs({"torch": "2", "machine": "m", "rows": ROWS + chains}))
+    found = cells(measured.costs({"torch": "2", "machine": "m", "rows": ROWS + chains, "parts": []}))
     assert found[found.index("1 000") :][:4] == ["1 000", "1.00", "1.50", "2.50"]
     assert found[found.index("2 000") :][:4] == ["2 000", "2.00", "3.00", "5.00"]
+
+
+def test_the_parts_of_a_backward_pass_are_measured_by_plain_pytorch():
+    seconds = {"plain": 2.0, "walk": 2.2, "look": 3.0, "ignoring": 3.2}
+    parts = [
+        {"case": "a <net>", "contaminated": False, "seconds": seconds},
+        {"case": "a <net>", "contaminated": True, "seconds": {**seconds, "hooks": 5.0, "ignoring": 9.0}},
+    ]
+    found = cells(measured.costs({"torch": "2", "machine": "m", "rows": ROWS, "parts": parts}))
+    clean = found.index("a &lt;net&gt;")
+    assert found[clean : clean + 5] == ["a &lt;net&gt;", "1.10", "1.50", "–", "1.60"]
+    assert found[clean + 5 : clean + 10] == ["a &lt;net&gt;, contaminated", "1.10", "1.50", "2.50", "4.50"]
+
+
+def test_a_pass_takes_longer_with_each_part(monkeypatch):
+    monkeypatch.setattr(costs, "SECONDS", 0.01)
+    case = costs.CASES["4-layer MLP, width 8, batch 4"]
+    assert list(costs.parts(case, False)) == ["plain", "walk", "look", "ignoring"]
+    found = costs.parts(case, True)
+    assert list(found) == ["plain", "walk", "look", "hooks", "ignoring"] and all(
+        0 < took < 1 for took in found.values()
+    )
 
 
 def row(operator, samples, contaminated, mended, **others):
@@ -147,3 +169,6 @@ def test_the_recorded_costs_are_of_todays_cases():
         (name, contaminated) for name in costs.CASES for contaminated in (False, True)
     ]
     assert [row["case"] for row in content["watched"]] == costs.WATCHED
+    assert [(row["case"], row["contaminated"]) for row in content["parts"]] == [
+        (name, state) for name in costs.PARTED for state in (False, True)
+    ]
