@@ -66,7 +66,7 @@ def test_the_parts_of_a_backward_pass_are_measured_by_plain_pytorch():
     assert found[clean + 5 : clean + 10] == ["a &lt;net&gt;, contaminated", "1.10", "1.50", "2.50", "4.50"]
 
 
-def test_a_pass_takes_longer_with_each_part(monkeypatch):
+def test_a_pass_is_measured_part_by_part(monkeypatch):
     monkeypatch.setattr(costs, "SECONDS", 0.01)
     case = costs.CASES["4-layer MLP, width 8, batch 4"]
     assert list(costs.parts(case, False)) == ["plain", "walk", "look", "ignoring"]
