@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from .recorder import Recorder
 
 NOT_TOLD_APART = (
-    "whether the loss uses an entry or ignores it was not found out: that takes a pass beside yours, and a function "
-    "with a backward of its own may stand only one"
+    "whether the loss uses an entry or ignores it was not found out: that takes a pass beside yours, which failed, or "
+    "was not tried, for a function with a backward of its own may stand only one"
 )
 
 _unwatched = torch._C.DisableTorchFunction

@@ -242,6 +242,18 @@ def has_nan(value: Tensor) -> bool:
     return total != total
 
 
+def any_nan(results: Iterable[Any]) -> bool:
+    """Whether one of a derivative's results may have a NaN; None stands for those that nobody wants."""
+    return any(isinstance(result, Tensor) and has_nan(result) for result in results)
+
+
+def write_over(results: Iterable[Any], mended: Iterable[Any]) -> None:
+    """Write what was mended over a derivative's results, in place."""
+    for result, careful in zip(results, mended, strict=True):
+        if result is not None:
+            result.copy_(careful)
+
+
 def is_finite(thing: Any) -> bool:
     """Whether all entries of what a derivative gave are finite, as far as they can be looked at."""
     if isinstance(thing, (tuple, list)):

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, has_nan, mask_of, merge, plain, settle, wrapped
+from ..cotangent import Cotangent, any_nan, has_nan, mask_of, merge, plain, settle, wrapped, write_over
 from ..masks import Mask, anywhere, both, core, everywhere, full, only, reduced
 from ..registry import NotFollowed, rule
 
@@ -136,7 +136,7 @@ def whole_masks(mask: Tensor) -> tuple[Tensor, Tensor]:
 
 def mend_attention(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
     """Once more, without what is not used; if that leaves a NaN, by the rule."""
-    if not any(result is not None and has_nan(result) for result in results):
+    if not any_nan(results):
         return
     op: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
     saved = [getattr(node, f"_saved_{name}") for name in ("query", "key", "value", "output", "logsumexp")]
@@ -145,11 +145,9 @@ def mend_attention(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]
     kept = [only(used, each) for used, each in zip((queries, keys, keys, queries), saved, strict=False)]
     weights = saved[4].masked_fill(queries[..., 0].logical_not(), torch.inf)  # exp(score - inf) is a weight of 0
     careful = op(grad, *kept, weights, node._saved_dropout_p, False, **options)
-    if any(map(has_nan, careful)):
+    if any_nan(careful):
         careful = plain(attention_backward(op, Cotangent(grad, mask), *saved, node._saved_dropout_p, False, **options))
-    for result, mended in zip(results, careful, strict=True):
-        if result is not None:
-            result.copy_(mended)
+    write_over(results, careful)
 
 
 # Elements of the batch.

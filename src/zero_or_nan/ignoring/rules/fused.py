@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, has_nan, mask_of, merge, plain, settle, wrapped
+from ..cotangent import Cotangent, any_nan, mask_of, merge, plain, settle, wrapped, write_over
 from ..masks import anywhere, full, only
 from ..registry import rule
 from .products import without_lost_samples
@@ -61,7 +61,7 @@ def decomposed(op: Any, *args: Any, **kwargs: Any) -> Any:
         given = setting_aside(mask, usual)
     exact = op(*given, **plain(kwargs))
     results = exact if isinstance(exact, tuple) else (exact,)
-    if fibres is not None and not any(isinstance(result, Tensor) and has_nan(result) for result in results):
+    if fibres is not None and not any_nan(results):
         masks = fibres(full(mask, given[0]), *args[1:])
         mixed = tuple(
             result if result is None else Cotangent(result, mask.expand(result.shape))
@@ -87,20 +87,18 @@ def is_small(node: Any) -> bool:
 
 def mend_layer_norm(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
     """Once more, without the rows that are ignored as a whole; if that leaves a NaN, by the rule."""
-    wanted = [result is not None for result in results]
-    if not any(want and has_nan(result) for want, result in zip(wanted, results, strict=True)):
+    if not any_nan(results):
         return
+    wanted = [result is not None for result in results]
     op, shape = aten.native_layer_norm_backward.default, node._saved_normalized_shape
     saved, mean, deviation = node._saved_input, node._saved_result1, node._saved_result2
     affine = node._saved_weight, node._saved_bias
     kept = anywhere(mask, list(range(-len(shape), 0)), keepdim=True)
     statistics = [only(kept.reshape(each.shape), each) for each in (mean, deviation)]
     careful = op(grad, only(kept, saved), shape, *statistics, *affine, wanted)
-    if any(want and has_nan(result) for want, result in zip(wanted, careful, strict=True)):
+    if any_nan(careful):
         careful = plain(decomposed(op, Cotangent(grad, mask), saved, shape, mean, deviation, *affine, wanted))
-    for result, mended in zip(results, careful, strict=True):
-        if result is not None:
-            result.copy_(mended)
+    write_over(results, careful)
 
 
 @rule("nll_loss_backward", "nll_loss2d_backward")

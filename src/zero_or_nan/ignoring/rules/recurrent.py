@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, has_nan, mask_of, merge, plain, step_of, wrapped
+from ..cotangent import Cotangent, any_nan, mask_of, merge, plain, step_of, wrapped
 from ..graph import function_of
 from ..masks import all_count, anywhere, only
 from ..registry import NotFollowed, rule
@@ -46,11 +46,6 @@ def lstm_layer_backward(op: Any, *args: Any, **kwargs: Any) -> Any:
     again = exact if all_count(counts) else _without(op, named, counts, weights_alone)
     careful = _through_time(named) if any_nan(again) else _with_masks(again, counts)
     return tuple(value if value is None else merge(value, c.reshape(value.shape)) for value, c in zip(exact, careful))  # noqa: B905
-
-
-def any_nan(values: Sequence[Any]) -> bool:
-    """Whether one of some results may have a NaN."""
-    return any(isinstance(value, Tensor) and has_nan(value) for value in values)
 
 
 def _reached(named: dict[str, Any]) -> Tensor | None:

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, mask_of, merge, plain, wrapped
+from ..cotangent import Cotangent, any_nan, mask_of, merge, plain, wrapped
 from ..looks import MODERATE
 from ..masks import all_count, anywhere, only
 from ..registry import NotFollowed, function, rule
 from .packing import places
-from .recurrent import any_nan, back_in_time
+from .recurrent import back_in_time
 
 # The fourth result holds what is the kernel's own, in bytes; the fifth all weights, one behind the other.
 function("CudnnRnn MiopenRnn", look=MODERATE, looks={"result3": None, "result4": None, "dropout_state": None})
