@@ -31,7 +31,7 @@ from .higher import any_recorded, constants, is_recorded, without
 from .hooks import Ours, put_first
 from .jagged import is_jagged, values_of
 from .looks import harmless
-from .masks import Mask, all_count, both, either
+from .masks import Mask, all_count, and_whatever_is_not_0, both, either
 from .registry import FUNCTIONS, MASKS, UNKNOWN, Function, Masks, NotFollowed, RuleFailed, record_of
 from .steps import Border, Followed, Foreign, Moved, Replaced, Sliced, Step
 from .threads import current, set_current
@@ -325,7 +325,7 @@ class Pass:
             return mask, True
         if not can_carry(value):
             return mask, False
-        return (mask if mask is None else mask | (values_of(value) != 0)), True
+        return (mask if mask is None else and_whatever_is_not_0(mask, values_of(value))), True
 
     def send(self, edge: Edge, mask: Mask) -> None:
         """A mask for a cotangent that the engine is given by others, for a pass inside of this one."""

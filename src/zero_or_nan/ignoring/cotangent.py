@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from .jagged import is_jagged, values_of, with_values
-from .masks import Mask, all_count, nothing_counts, put_where_ignored
+from .masks import Mask, all_count, nothing_counts, put_where_ignored, put_zeros
 
 if TYPE_CHECKING:
     from .steps import Step
@@ -240,6 +240,20 @@ def has_nan(value: Tensor) -> bool:
     """Whether an entry may be NaN. One pass over the memory: `sum` is several times faster than `isnan().any()`."""
     total = value.sum().item()
     return total != total
+
+
+def without_lost_rows(value: Tensor, counts: Tensor, row: Any) -> bool:
+    """Write 0 over each row with a NaN of which no entry counts, and tell whether there is a NaN in others.
+
+    Args:
+        value: what plain PyTorch gave, changed in place.
+        counts: which rows count.
+        row: the dimensions of a row, which have one entry in `counts`.
+    """
+    total = value.sum(row, keepdim=True)
+    kept = total == total
+    put_zeros(value, counts | kept)
+    return not all_count(kept.logical_or_(counts.logical_not()))
 
 
 def any_nan(results: Iterable[Any]) -> bool:

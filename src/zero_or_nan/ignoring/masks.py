@@ -105,21 +105,35 @@ def reshaped(mask: Tensor, shape: Sequence[int]) -> Tensor:
     steps = mask.stride()
     if 0 not in steps or mask.numel() < MANY:
         return mask.reshape(shape)
-    kept, entries, inner = mask.dim(), 1, {1: len(shape)}
-    for d in range(len(shape) - 1, -1, -1):
-        entries *= shape[d]
-        inner[entries] = d
-    entries, split = 1, (mask.dim(), len(shape))
+    # The last dimensions along which the mask is constant, and as much of the new shape's as divides them.
+    kept, alike = mask.dim(), 1
     while kept and (steps[kept - 1] == 0 or mask.shape[kept - 1] == 1):
         kept -= 1
-        entries *= mask.shape[kept]
-        if entries in inner:
-            split = kept, inner[entries]
-    old, new = split
-    if old == mask.dim():
-        return mask.reshape(shape)
-    outer = mask.as_strided(mask.shape[:old], steps[:old])
-    return outer.reshape(*shape[:new], *(1,) * (len(shape) - new)).expand(shape)
+        alike *= mask.shape[kept]
+    new, inner, entries = len(shape), 1, 1
+    for d in range(len(shape) - 1, -1, -1):
+        entries *= shape[d]
+        if alike % entries == 0:
+            new, inner = d, entries
+    if inner > 1:
+        outer = mask.as_strided((*mask.shape[:kept], alike // inner), (*steps[:kept], 0))
+        return outer.reshape(*shape[:new], *(1,) * (len(shape) - new)).expand(shape)
+    if alike > 1 and shape[-1] % alike == 0 and mask.is_cpu:  # heads that became a dimension, and are joined again
+        groups = mask.as_strided(mask.shape[:kept], steps[:kept]).reshape(-1, shape[-1] // alike)
+        if bool((groups == groups[:, :1]).all()):
+            return groups[:, 0].reshape(*shape[:-1], 1).expand(shape)
+    return mask.reshape(shape)
+
+
+def and_whatever_is_not_0(mask: Tensor, values: Tensor) -> Tensor:
+    """The mask, and each entry that is another number than 0; small, where all of these count anyway."""
+    if mask.numel() >= MANY and mask.stride(-1) == 0 and values.is_cpu and values.stride(-1) == 1:
+        small = core(mask)
+        alike = [d for d in range(mask.dim()) if small.shape[d] != mask.shape[d]]
+        found = values.view(torch.uint8).amax(alike, keepdim=True)  # as bytes, -0.0 is found too
+        if all_count((found == 0) | small):
+            return mask
+    return mask | (values != 0)
 
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -147,6 +161,20 @@ def only(counts: Tensor, values: Tensor) -> Tensor:
     else:
         result = (values.view(bits) * counts.to(bits)).view(values.dtype)
     return result if result.stride() == values.stride() else torch.empty_like(values).copy_(result)
+
+
+def put_zeros(values: Tensor, counts: Tensor) -> None:
+    """Write zeros over the values that don't count.
+
+    Args:
+        values: plain, changed in place.
+        counts: of a shape that can be expanded to that of the values.
+    """
+    bits = _bits(values)
+    if bits is None:
+        values.masked_fill_(counts.logical_not(), 0)
+    else:
+        values.view(bits).mul_(counts.to(bits))
 
 
 def put_where_ignored(values: Tensor, counts: Tensor, others: Tensor) -> None:

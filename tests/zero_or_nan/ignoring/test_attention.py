@@ -43,6 +43,7 @@ def agree(ours, reference, plain):
 def elements_of_the_batch(request, monkeypatch):
     """What becomes of those that are not used."""
     monkeypatch.setattr(attention, "LARGE", request.param)
+    monkeypatch.setattr(attention, "SHORT", request.param)
 
 
 # The CPU's kernel, as users call it.

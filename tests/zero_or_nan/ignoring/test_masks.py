@@ -8,6 +8,7 @@ import torch
 
 from zero_or_nan.ignoring.masks import (
     all_count,
+    and_whatever_is_not_0,
     anywhere,
     both,
     core,
@@ -15,6 +16,7 @@ from zero_or_nan.ignoring.masks import (
     nothing_counts,
     only,
     put_where_ignored,
+    put_zeros,
     reduced,
     reshaped,
 )
@@ -77,6 +79,11 @@ def test_rows_stay_rows():
     rows = (torch.arange(8).reshape(8, 1, 1) % 2 == 0).expand(8, 64, 256)
     assert core(reshaped(rows, (512, 256))).shape == (512, 1)
     assert core(anywhere(rows, -1, keepdim=True)).numel() == 8
+    assert core(reshaped(rows, (512, 8, 32))).numel() == 512
+    assert core(reshaped(rows, (4096, 32))).numel() == 4096
+    heads = reshaped(rows.expand(8, 64, 256).unflatten(-1, (8, 32)).transpose(1, 2), (64, 64, 32))
+    assert core(heads).numel() == 64
+    assert core(reshaped(heads.transpose(0, 1), (64, 8, 256))).numel() == 64 * 8  # the heads are alike
     assert core(both(rows, rows[:, :, :1].expand(8, 64, 256))).numel() == 8
 
 
@@ -131,6 +138,28 @@ def test_others_are_put_where_nothing_counts(dtype, broadcast):
         expected = torch.where(counts, values, others)
         put_where_ignored(values, counts, others)
         assert torch.equal(bits(values), bits(expected))
+
+
+@pytest.mark.parametrize("broadcast", [False, True], ids=["each", "rows"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_zeros_are_put_where_nothing_counts(dtype, broadcast):
+    for values, counts in values_and_masks(dtype, broadcast):
+        expected = torch.where(counts, values, torch.zeros((), dtype=dtype))
+        put_zeros(values, counts)
+        assert torch.equal(bits(values), bits(expected))
+
+
+@pytest.mark.parametrize("number", [0.0, -0.0, 1e-45, -1e-45, math.nan, math.inf, 1.0])
+def test_whatever_is_not_0_counts(number):
+    for mask in MASKS:
+        values = torch.zeros(mask.shape)
+        values[mask] = 1
+        values.view(-1)[values.numel() // 2] = number
+        for laid_out in (values, values.transpose(0, -1).contiguous().transpose(0, -1)):
+            found = and_whatever_is_not_0(mask, laid_out)
+            assert torch.equal(found, mask | (values != 0))
+            if not number and mask.numel() > 1000 and mask.stride(-1) == 0 and not math.copysign(1, number) < 0:
+                assert core(found).shape == core(mask).shape or laid_out.stride(-1) != 1
 
 
 def test_nothing_counts():

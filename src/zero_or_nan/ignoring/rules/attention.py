@@ -16,12 +16,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, any_nan, has_nan, mask_of, merge, plain, settle, wrapped, write_over
+from ..cotangent import (
+    Cotangent,
+    any_nan,
+    has_nan,
+    mask_of,
+    merge,
+    plain,
+    settle,
+    without_lost_rows,
+    wrapped,
+    write_over,
+)
 from ..masks import Mask, anywhere, both, core, everywhere, full, only, reduced
 from ..registry import NotFollowed, rule
+from .products import taken
 
 LARGE = 10_000
 """Entries from which on it pays to take elements of the batch out, rather than have zeros in their place."""
+
+SHORT = 128
+"""Keys up to which the kernel is as fast as to take elements of the batch out."""
 
 FLASH = "aten::_flash_attention_backward"
 COMMON_NAMES = {"grad_out": "grad", "grad_out_": "grad", "attn_mask": "bias", "attn_bias": "bias"}
@@ -121,11 +136,11 @@ def attention_backward(op: Any, *args: Any, **kwargs: Any) -> Any:
     return tuple(results)
 
 
-def is_small_and_whole(node: Any) -> bool:
-    """Whether each query attends to all keys, few enough that a second run of the kernel costs next to nothing."""
+def is_short_and_whole(node: Any) -> bool:
+    """Whether each query attends to all keys, so few that a run of the kernel costs no more than to take some out."""
     query, key = node._saved_query, node._saved_key
     whole = not node._saved_is_causal and node._saved_attn_mask is None and query.shape[1] == key.shape[1]
-    return whole and query.numel() + key.numel() < LARGE
+    return whole and (key.shape[2] <= SHORT or query.numel() + key.numel() < LARGE)
 
 
 def whole_masks(mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,13 +150,16 @@ def whole_masks(mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mend_attention(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
-    """Once more, without what is not used; if that leaves a NaN, by the rule."""
-    if not any_nan(results):
+    """Zeros where nothing is used; if that leaves a NaN, once more without what is not used, and then by the rule."""
+    queries, keys = whole_masks(mask)
+    has_nan = False
+    for result, counts in zip(results, (queries, keys, keys), strict=False):
+        has_nan |= result is not None and without_lost_rows(result, counts, -1)
+    if not has_nan:
         return
     op: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
     saved = [getattr(node, f"_saved_{name}") for name in ("query", "key", "value", "output", "logsumexp")]
     options = dict(attn_mask=None, scale=node._saved_scale)
-    queries, keys = whole_masks(mask)
     kept = [only(used, each) for used, each in zip((queries, keys, keys, queries), saved, strict=False)]
     weights = saved[4].masked_fill(queries[..., 0].logical_not(), torch.inf)  # exp(score - inf) is a weight of 0
     careful = op(grad, *kept, weights, node._saved_dropout_p, False, **options)
@@ -167,8 +185,8 @@ def _of_used_elements(call: Call, mask: Mask) -> list[Any]:
         # PyTorch's threads take a head each; a single one they would share, and round otherwise.
         return _of_used_tokens(call, mask, rows)
     per_element = [name for name in (*PER_HEAD, "logsumexp", "bias") if _has_elements(call[name], len(used))]
-    part = call.with_(**{name: _taken(call[name], places) for name in per_element})
-    results = _of_used_tokens(part, _taken(core(mask), places).expand(part["grad"].shape), rows[places])
+    part = call.with_(**{name: taken(call[name], places) for name in per_element})
+    results = _of_used_tokens(part, taken(core(mask), places).expand(part["grad"].shape), rows[places])
     origin = (used.cumsum(0) - 1).masked_fill(~used, len(places))
     for number, result in enumerate(results[:3]):
         value, found = _put(result.value, origin), _put(core(full(result.mask, result.value)), origin)
@@ -178,13 +196,6 @@ def _of_used_elements(call: Call, mask: Mask) -> list[Any]:
 
 def _has_elements(tensor: Tensor | None, count: int) -> bool:
     return tensor is not None and tensor.dim() > 2 and tensor.shape[0] == count
-
-
-def _taken(tensor: Tensor, places: Tensor) -> Tensor:
-    """Some elements of the batch, laid out in memory as all of them were."""
-    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
-    back = sorted(range(tensor.dim()), key=order.__getitem__)
-    return tensor.permute(order).index_select(order.index(0), places).permute(back)
 
 
 def _put(part: Tensor, origin: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, any_nan, mask_of, merge, plain, settle, wrapped, write_over
+from ..cotangent import Cotangent, any_nan, mask_of, merge, plain, settle, without_lost_rows, wrapped, write_over
 from ..masks import anywhere, full, only
 from ..registry import rule
 from .products import without_lost_samples
@@ -76,29 +76,31 @@ def decomposed(op: Any, *args: Any, **kwargs: Any) -> Any:
 rule("_fused_rms_norm_backward", since="2.13")(decomposed)
 
 
-SMALL = 1 << 16
-"""Entries up to which a second run of the kernel costs less than that Python follows it."""
-
-
-def is_small(node: Any) -> bool:
-    """Whether a second run costs next to nothing."""
-    return bool(math.prod(node._input_metadata[0].shape) <= SMALL)
-
-
 def mend_layer_norm(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
-    """Once more, without the rows that are ignored as a whole; if that leaves a NaN, by the rule."""
-    if not any_nan(results):
-        return
-    wanted = [result is not None for result in results]
-    op, shape = aten.native_layer_norm_backward.default, node._saved_normalized_shape
-    saved, mean, deviation = node._saved_input, node._saved_result1, node._saved_result2
-    affine = node._saved_weight, node._saved_bias
-    kept = anywhere(mask, list(range(-len(shape), 0)), keepdim=True)
-    statistics = [only(kept.reshape(each.shape), each) for each in (mean, deviation)]
-    careful = op(grad, only(kept, saved), shape, *statistics, *affine, wanted)
-    if any_nan(careful):
-        careful = plain(decomposed(op, Cotangent(grad, mask), saved, shape, mean, deviation, *affine, wanted))
-    write_over(results, careful)
+    """Zeros in the rows that are ignored as a whole, and sums over the others; if that leaves a NaN, by the rule.
+
+    A row's gradient depends on no other row.
+    """
+    to_input, *sums = results
+    shape = node._saved_normalized_shape
+    row = list(range(-len(shape), 0))
+    kept = anywhere(mask, row, keepdim=True)
+    has_nan = to_input is not None and without_lost_rows(to_input, kept, row)
+    op, saved = aten.native_layer_norm_backward.default, node._saved_input
+    statistics, affine = (node._saved_result1, node._saved_result2), (node._saved_weight, node._saved_bias)
+    if any_nan(sums):
+        wanted = [False, *(result is not None for result in sums)]
+        places, entries = kept.reshape(-1).nonzero()[:, 0], math.prod(shape)
+        rows = [part.reshape(kept.numel(), -1).index_select(0, places) for part in (grad, saved, *statistics)]
+        careful = op(*rows[:2], [entries], *rows[2:], *(None if a is None else a.reshape(-1) for a in affine), wanted)
+        for result, once_more in zip(sums, careful[1:], strict=True):
+            if result is not None:
+                torch.where(result == result, result, once_more.view(result.shape), out=result)
+        has_nan |= any_nan(sums)
+    if has_nan:
+        wanted = [result is not None for result in results]
+        careful = decomposed(op, Cotangent(grad, mask), saved, shape, *statistics, *affine, wanted)
+        write_over(results, plain(careful))
 
 
 @rule("nll_loss_backward", "nll_loss2d_backward")

@@ -15,8 +15,8 @@ from ..cotangent import without_nan
 from ..graph import run
 from ..masks import Mask, anywhere, both, core, expanded, reduced, reshaped
 from ..registry import masks, record_of
-from .attention import is_small_and_whole, mend_attention, whole_masks
-from .fused import is_small, mend_layer_norm
+from .attention import is_short_and_whole, mend_attention, whole_masks
+from .fused import mend_layer_norm
 from .products import is_cheap, mend_products
 
 Results = Sequence[Any]
@@ -181,7 +181,6 @@ def _softmax(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[
 @masks(
     "NativeLayerNorm",
     mend=mend_layer_norm,
-    mend_if=is_small,
     mend_reads=tuple(f"_raw_saved_{name}" for name in ("input", "result1", "result2", "weight", "bias")),
 )
 def _layer_norm(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
@@ -197,7 +196,7 @@ def _layer_norm(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequen
 @masks(
     "ScaledDotProductFlashAttentionForCpu",
     reads=("_raw_saved_query", "_raw_saved_key", "_raw_saved_attn_mask"),
-    only_if=is_small_and_whole,
+    only_if=is_short_and_whole,
     mend=mend_attention,
     mend_reads=("_raw_saved_value", "_raw_saved_output", "_raw_saved_logsumexp"),
 )

@@ -31,18 +31,24 @@ def bilinear(apply: Apply, grad: Cotangent, saved: Tensor, never_meet: Meeting |
         return product_of_two(apply, grad, saved).value
     if grad.mask is None or all_finite(saved):
         return apply(grad.value, saved)
-    return _set_aside(apply, grad.value, grad.mask, saved, never_meet)
+    if never_meet is not None and never_meet(grad.mask, saved):
+        return _with_finite_part(apply, grad.value, saved)[0]
+    return _set_aside(apply, grad.value, grad.mask, saved)
 
 
-def _set_aside(apply: Apply, grad: Tensor, mask: Tensor, saved: Tensor, never_meet: Meeting | None) -> Tensor:
-    """The same where what was saved is not finite."""
+def _with_finite_part(apply: Apply, grad: Tensor, saved: Tensor) -> tuple[Tensor, Tensor]:
+    """The value without what is not finite, and what was saved without it."""
     cleaned = finite_part(saved)
     value = apply(grad, cleaned)
     if cleaned.stride() != saved.stride():  # another layout may take another kernel, and round differently
         exact = apply(grad, saved)
         value = torch.where(exact.isfinite(), exact, value)
-    if never_meet is not None and never_meet(mask, saved):
-        return value
+    return value, cleaned
+
+
+def _set_aside(apply: Apply, grad: Tensor, mask: Tensor, saved: Tensor) -> Tensor:
+    """The value where used entries may meet what is not finite."""
+    value, cleaned = _with_finite_part(apply, grad, saved)
     aside = saved.isfinite().logical_not_()
     counting = torch.float32 if value.dtype in (torch.float16, torch.bfloat16) else value.dtype  # halves underflow
     if not apply(mask.to(counting), aside.to(counting)).any():
@@ -105,18 +111,6 @@ def _is_finite(number: Tensor) -> bool:
     return bool(value - value == 0)
 
 
-def rows_never_meet(used: Tensor, saved: Tensor) -> bool:
-    """Whether no used entry of the left factor meets NaN or inf in a row of the right one."""
-    columns = anywhere(used, -2) if used.dim() > 1 else used
-    return _is_finite(only(columns, saved if saved.dim() == 1 else _sum(saved, -1)).sum())
-
-
-def columns_never_meet(used: Tensor, saved: Tensor) -> bool:
-    """Whether no used entry of the right factor meets NaN or inf in a column of the left one."""
-    rows = anywhere(used, -1) if used.dim() > 1 else used
-    return _is_finite(only(rows, saved if saved.dim() == 1 else _sum(saved, -2)).sum())
-
-
 def without_lost_samples(mask: Mask, saved: Tensor) -> Tensor:
     """What was saved of a batch, harmless where only samples that are ignored altogether are not finite."""
     if mask is None or all_finite(saved):
@@ -139,11 +133,50 @@ def matrix_product(op: Any, a: Any, b: Any) -> Any:
         mask = a.mask
         if mask is not None:
             mask = anywhere(mask, -1, keepdim=not vector).expand(shape)
-        return Cotangent(bilinear(op, a, right, rows_never_meet), mask)
+        return Cotangent(_by_matrix(op, a, right), mask)
     mask = b.mask
     if mask is not None:
         mask = (anywhere(mask, -1) if vector else anywhere(mask, -2, keepdim=True)).expand(shape)
-    return Cotangent(bilinear(lambda grad, saved: op(saved, grad), b, left, columns_never_meet), mask)
+    return Cotangent(_by_matrix(lambda grad, saved: op(saved, grad), b, left, True), mask)
+
+
+def _by_matrix(apply: Apply, grad: Cotangent, saved: Tensor, saved_is_first: bool = False) -> Tensor:
+    """`bilinear` for a matrix product: what a used entry meets is a row of the second factor, a column of the first."""
+    mask = grad.mask
+    if mask is None or saved.layout is not torch.strided:
+        return bilinear(apply, grad, saved)
+    along, across = (-2, -1) if saved_is_first else (-1, -2)  # what is summed over lies along this in the cotangent
+    sums = saved if saved.dim() == 1 else _sum(saved, along)
+    if _is_finite(sums.sum()):
+        return apply(grad.value, saved)
+    used = mask if mask.dim() == 1 else anywhere(mask, across)
+    if not _is_finite(only(used, sums).sum()):
+        return _set_aside(apply, grad.value, mask, saved)
+    places = _places_alone(used, sums, grad.value, saved, across)
+    if places is not None:
+        return apply(taken(grad.value, places, along), taken(saved, places, across))
+    return _with_finite_part(apply, grad.value, saved)[0]
+
+
+def _places_alone(used: Tensor, sums: Tensor, grad: Tensor, saved: Tensor, across: int) -> Tensor | None:
+    """What to sum over where plain PyTorch's product is NaN throughout: there no bits of it are to be kept.
+
+    It is, where one of the lost rows holds no finite number.
+    """
+    if saved.dim() != 2 or grad.dim() != 2 or grad.numel() * saved.numel() <= CHEAP * len(used):
+        return None
+    places = used.nonzero()[:, 0]
+    if len(places) > MOST * len(used):
+        return None
+    lost = (sums - sums != 0).nonzero()[0]
+    return None if bool(saved.index_select(across, lost).isfinite().any()) else places
+
+
+def taken(tensor: Tensor, places: Tensor, dim: int = 0) -> Tensor:
+    """Some of a tensor's rows, or of what lies along another dimension, laid out in memory as all of them were."""
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    back = sorted(range(tensor.dim()), key=order.__getitem__)
+    return tensor.permute(order).index_select(order.index(dim % tensor.dim()), places).permute(back)
 
 
 @rule("addmm", "baddbmm", "addbmm", "addmv", "addr")
@@ -182,11 +215,14 @@ def mend_products(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any])
 def _without_lost_rows(grad: Tensor, mask: Tensor, saved: Tensor) -> Tensor:
     """A product without the rows of what was saved that only ignored entries meet; else NaN and inf are set aside."""
     value = torch.mm(grad, only(anywhere(mask, -2).unsqueeze(-1), saved))
-    return _set_aside(torch.mm, grad, mask, saved, rows_never_meet) if has_nan(value) else value
+    return _by_matrix(torch.mm, Cotangent(grad, mask), saved) if has_nan(value) else value
 
 
 CHEAP = 1 << 20
 """Products of entries, up to which a matrix product costs less than that Python finds it."""
+
+MOST = 0.75
+"""The part of the rows up to which it pays to multiply them alone."""
 
 
 def is_cheap(node: Any) -> bool:
