@@ -159,11 +159,11 @@ def _by_matrix(apply: Apply, grad: Cotangent, saved: Tensor, saved_is_first: boo
 
 
 def _places_alone(used: Tensor, sums: Tensor, grad: Tensor, saved: Tensor, across: int) -> Tensor | None:
-    """What to sum over where plain PyTorch's product is NaN throughout: there no bits of it are to be kept.
+    """What alone is to be summed over where plain PyTorch's product is NaN throughout: there no bits are to be kept.
 
     It is, where one of the lost rows holds no finite number.
     """
-    if saved.dim() != 2 or grad.dim() != 2 or grad.numel() * saved.numel() <= CHEAP * len(used):
+    if not saved.dim() == grad.dim() == 2 or grad.numel() * saved.numel() <= CHEAP * len(used):
         return None
     places = used.nonzero()[:, 0]
     if len(places) > MOST * len(used):
@@ -245,11 +245,11 @@ def convolution_backward(op: Any, grad: Any, saved: Tensor, weight: Tensor, *arg
     """Two bilinear operators and a sum: the gradients of input, weight and bias."""
     if type(grad) is not Cotangent:  # a derivative of a derivative
         return wrapped(op(plain(grad), plain(saved), plain(weight), *args, **kwargs))
-    if type(saved) is not Cotangent:
-        saved = without_lost_samples(grad.mask, saved)
-    exact = op(grad.value, plain(saved), plain(weight), *args, **kwargs)
     sizes, stride, padding, dilation, transposed, output_padding, groups, wanted = _convolution(args)
     geometry = (stride, padding, dilation, transposed, output_padding)
+    if wanted[1] and type(saved) is not Cotangent:
+        saved = without_lost_samples(grad.mask, saved)
+    exact = op(grad.value, plain(saved), plain(weight), *args, **kwargs)
 
     def to_input(cotangent: Tensor, kernel: Tensor, groups: int = groups) -> Tensor:
         channels = kernel.shape[0] if transposed else kernel.shape[1] * groups
@@ -272,7 +272,9 @@ def convolution_backward(op: Any, grad: Any, saved: Tensor, weight: Tensor, *arg
         n, channels, *space = mask.shape
         reach = anywhere(mask.reshape(n, groups, channels // groups, *space), 2).float()
         ones = torch.ones((groups, 1, *weight.shape[2:]), dtype=reach.dtype, device=reach.device)
-        reached = (to_input(reach, ones) > 0.5).repeat_interleave(saved.shape[1] // groups, 1)
+        reached = to_input(reach, ones) > 0.5
+        members = saved.shape[1] // groups
+        reached = reached.expand(saved.shape) if groups == 1 else reached.repeat_interleave(members, 1)
         value = exact[0] if not has_nan(exact[0]) else _mended(exact[0], bilinear(to_input, grad, weight))
         results[0] = Cotangent(value, reached)
     if grad.mask is None:
