@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from programs import Program, programs
 
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring import passes
+from zero_or_nan.ignoring import cotangent, looks, masks, passes
 from zero_or_nan.ignoring.careful import Pass
 from zero_or_nan.ignoring.graph import AccumulateGrad
 from zero_or_nan.ignoring.registry import Masks
+from zero_or_nan.ignoring.rules import attention, products
 
 properties = settings(
     deadline=None,
@@ -46,14 +47,18 @@ def gradients(auto, program, dtype=torch.float64, **options):
     return auto.grad(loss, leaves, allow_unused=True, **options)
 
 
-@pytest.fixture(params=["as it is", "by rules alone"], autouse=True)
-def way(request):
-    """With nodes that are left to plain PyTorch where that will do, and with all followed operator by operator."""
+@pytest.fixture(params=["as it is", "by rules alone", "as if large"], autouse=True)
+def way(request, monkeypatch):
+    """With nodes that are left to plain PyTorch, with all followed by operator, and by what pays for large tensors."""
     if request.param == "by rules alone":
-        with mock.patch.object(Masks, "may_follow", lambda *_: False), mock.patch.object(Pass, "_idle", leaves):
-            yield
-    else:
-        yield
+        monkeypatch.setattr(Masks, "may_follow", lambda *_: False)
+        monkeypatch.setattr(Pass, "_idle", leaves)
+    elif request.param == "as if large":
+        for module, name in [(masks, "MANY"), (cotangent, "CHUNK"), (looks, "LARGE"), (attention, "LARGE")]:
+            monkeypatch.setattr(module, name, 2)
+        for module, name in [(products, "CHEAP"), (attention, "SHORT"), (looks, "SMALL")]:
+            monkeypatch.setattr(module, name, 0)
+        monkeypatch.setattr(products, "MOST", 1)
 
 
 def leaves(running):

@@ -13,6 +13,7 @@ inf, nan = math.inf, math.nan
 POISONS = {
     "whole rows": lambda x, used: x.masked_fill(~used[:, None], nan),
     "whole rows of inf": lambda x, used: x.masked_fill(~used[:, None], -inf),
+    "rows whose sums overflow together": lambda x, used: x.masked_fill(~used[:, None], 3e37),
     "one row": lambda x, used: _at(x, (~used).nonzero()[0], slice(None), nan),
     "an entry": lambda x, used: _at(x, (~used).nonzero()[-1], 2, inf),
     "an entry, then a row": lambda x, used: _at(

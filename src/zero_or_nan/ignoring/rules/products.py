@@ -168,8 +168,8 @@ def _places_alone(used: Tensor, sums: Tensor, grad: Tensor, saved: Tensor, acros
     places = used.nonzero()[:, 0]
     if len(places) > MOST * len(used):
         return None
-    lost = (sums - sums != 0).nonzero()[0]
-    return None if bool(saved.index_select(across, lost).isfinite().any()) else places
+    lost = (sums - sums != 0).nonzero()[:1, 0]  # none where it is their sum that overflows
+    return places if len(lost) and not bool(saved.index_select(across, lost).isfinite().any()) else None
 
 
 def taken(tensor: Tensor, places: Tensor, dim: int = 0) -> Tensor:
