@@ -127,7 +127,7 @@ def reshaped(mask: Tensor, shape: Sequence[int]) -> Tensor:
 
 def and_whatever_is_not_0(mask: Tensor, values: Tensor) -> Tensor:
     """The mask, and each entry that is another number than 0; small, where all of these count anyway."""
-    if mask.numel() >= MANY and mask.stride(-1) == 0 and values.is_cpu and values.stride(-1) == 1:
+    if mask.numel() >= MANY and mask.stride(-1) == 0 and values.stride(-1) == 1 and _bits(values) is not None:
         small = core(mask)
         alike = [d for d in range(mask.dim()) if small.shape[d] != mask.shape[d]]
         found = values.view(torch.uint8).amax(alike, keepdim=True)  # as bytes, -0.0 is found too
@@ -145,7 +145,8 @@ def _bits(values: Tensor) -> torch.dtype | None:
     On a processor `where` branches at each entry. A product with the bits takes a third of the time for masks of whole
     rows, and a fifth for those without any order.
     """
-    return _BITS.get(values.element_size()) if values.is_cpu and values.numel() >= MANY else None
+    as_written = values.is_cpu and values.numel() >= MANY and not values.is_conj() and not values.is_neg()
+    return _BITS.get(values.element_size()) if as_written else None
 
 
 def only(counts: Tensor, values: Tensor) -> Tensor:

@@ -77,3 +77,13 @@ def test_what_was_not_used_is_not_multiplied(monkeypatch):
     poisoned = torch.cat((x[:8], x[8:] * nan))
     ignoring.backward((poisoned @ w.mT)[:8].sum())
     assert products.CHEAP or [len(places) for places in multiplied] == [8]
+
+
+def test_a_factor_that_is_only_said_to_be_negative():
+    """As the imaginary part of a conjugate is: its memory holds the opposite."""
+    x = torch.randn(64, 64, dtype=torch.complex64).conj().imag
+    x[32:] = nan
+    w = torch.randn(64, 64, requires_grad=True)
+    ignoring.backward((x @ w)[:32].sum())
+    assert x.is_neg()
+    torch.testing.assert_close(w.grad, x[:32].sum(0)[:, None].expand(64, 64))
