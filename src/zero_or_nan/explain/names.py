@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from types import FrameType
@@ -12,6 +13,17 @@ from torch import Tensor, nn
 
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")
 """Names that DistributedDataParallel, the compiler and FSDP put before those of the user."""
+
+
+def all_modules() -> list[nn.Module]:
+    """The modules that there are just now.
+
+    No list of all objects outlives the call that makes it: it would hold tensors that only C++ holds otherwise, and
+    before 2.10 PyTorch warns the thread that lets go of such a one.
+    """
+    kinds = set(map(type, itertools.chain.from_iterable(map(gc.get_objects, (None,)))))
+    modules = [kind for kind in kinds if issubclass(kind, nn.Module)]
+    return [thing for thing in gc.get_referrers(*modules) if type(thing) in modules]
 
 
 class Names:
@@ -32,7 +44,7 @@ class Names:
         if self._looked:
             return
         self._looked = True
-        for module in [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]:
+        for module in all_modules():
             for name, child in module.__dict__.get("_modules", {}).items():
                 if child is not None:
                     self._inside.setdefault(id(child), []).append((module, name))

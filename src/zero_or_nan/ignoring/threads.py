@@ -1,8 +1,8 @@
 """Which pass a thread works for. PyTorch's engine takes it along to the other threads that run nodes of that pass.
 
 It does so with what is stashed for a thread. Whatever is stashed is let go as the thread ends, and needs Python for
-that: a program that ends at the same moment is aborted. So nothing is stashed where it is not needed, and what is
-stashed inside of the engine's run is undone by the engine.
+that: a program that ends at the same moment is aborted. So nothing is stashed where it is not needed, what is stashed
+is taken out again, as PyTorch can from 2.13 on, and what is stashed inside of the engine's run is undone by the engine.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 
 _KEY = "ignoring.pass"
 _stash = torch._C._stash_obj_in_tls
+_take_out = getattr(torch._C, "_remove_obj_from_tls", None)
 _engine_run = torch._C._current_graph_task_id
 _here = threading.local()
 
@@ -42,7 +43,10 @@ def set_current(running: Any) -> None:
     inside = _engine_run() != -1
     if not inside:
         _here.running = running
-    if inside or _other_devices():
+    if running is None and _take_out is not None:
+        if torch._C._is_key_in_tls(_KEY):
+            _take_out(_KEY)
+    elif inside or _other_devices():
         value = _NOBODY if running is None else running
         if _takes_too_much():
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))

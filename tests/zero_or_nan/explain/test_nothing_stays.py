@@ -14,7 +14,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from zero_or_nan import explain
-from zero_or_nan.explain import NotFiniteError
+from zero_or_nan.explain import NotFiniteError, names
 
 
 def of_pytorch():
@@ -158,6 +158,32 @@ def test_two_threads():
         for thread in threads:
             thread.join()
         assert reports == {"log": ["log"], "sqrt": ["sqrt"]}
+
+
+def test_looking_for_modules_holds_nothing_that_another_thread_lets_go_of():
+    """Before 2.10, PyTorch warns a thread whose C++ frees a tensor that Python holds, without its knowing."""
+    layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    every = {id(thing) for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)}
+    assert {id(module) for module in names.all_modules()} == every >= {id(layers), *map(id, layers)}
+    problems, looked = [], threading.Event()
+
+    def work():
+        try:
+            while not looked.is_set():
+                x = torch.ones(2, requires_grad=True)
+                y = x.exp().log()
+                y.register_hook(lambda gradient: gradient * 2)
+                y.sum().backward()
+        except Exception as problem:  # warnings are errors here
+            problems.append(problem)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    for _ in range(10):
+        names.all_modules()
+    looked.set()
+    thread.join()
+    assert not problems
 
 
 def test_another_thread_is_left_alone():

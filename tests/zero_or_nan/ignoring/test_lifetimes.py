@@ -129,7 +129,7 @@ def test_nothing_is_stashed_for_a_thread_that_ends():
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert left == [threads._other_devices()]
+    assert left == [threads._other_devices() and threads._take_out is None]
 
 
 @pytest.mark.parametrize("built", [False, True])
@@ -154,6 +154,7 @@ def test_a_pass_is_known_in_its_thread_and_forgotten_after_it(others, monkeypatc
     y.register_hook(lambda gradient: seen.append(threads.current()))
     ignoring.backward(torch.where(x > 0, y.exp(), 0.0).sum())
     assert seen[0] is not None and threads.current() is None
+    assert threads._take_out is None or not torch._C._is_key_in_tls(threads._KEY)
     torch.where(x > 0, (x * 3).exp(), 0.0).sum().backward()
     x.grad = None
     ignoring.backward(torch.where(x > 0, x.log(), 0.0).sum())
