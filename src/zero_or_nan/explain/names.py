@@ -22,8 +22,8 @@ def all_modules() -> list[nn.Module]:
     before 2.10 PyTorch warns the thread that lets go of such a one.
     """
     kinds = set(map(type, itertools.chain.from_iterable(map(gc.get_objects, (None,)))))
-    modules = [kind for kind in kinds if issubclass(kind, nn.Module)]
-    return [thing for thing in gc.get_referrers(*modules) if type(thing) in modules]
+    of_modules = {kind for kind in kinds if issubclass(kind, nn.Module)}
+    return [thing for thing in gc.get_referrers(*of_modules) if type(thing) in of_modules]
 
 
 class Names:

@@ -242,7 +242,7 @@ def has_nan(value: Tensor) -> bool:
     return total != total
 
 
-def without_lost_rows(value: Tensor, counts: Tensor, row: Any) -> bool:
+def clear_lost_rows(value: Tensor, counts: Tensor, row: Any) -> bool:
     """Write 0 over each row with a NaN of which no entry counts, and tell whether there is a NaN in others.
 
     Args:
@@ -266,6 +266,11 @@ def write_over(results: Iterable[Any], mended: Iterable[Any]) -> None:
     for result, careful in zip(results, mended, strict=True):
         if result is not None:
             result.copy_(careful)
+
+
+def write_over_nan(result: Tensor, mended: Tensor) -> None:
+    """Write what was mended where a derivative's result is NaN, in place; everything else keeps its bits."""
+    torch.where(result == result, result, mended, out=result)
 
 
 def is_finite(thing: Any) -> bool:

@@ -11,11 +11,13 @@ from zero_or_nan.ignoring.rules.grouped import grouped_product
 
 def has_a_kernel():
     """Whether this release has the grouped product with a derivative, on the processor too."""
+    if not hasattr(torch._C._functions, "GroupedMmBackward0"):
+        return False
     try:
         torch._grouped_mm(torch.ones(16, 16), torch.ones(1, 16, 16), offs=torch.tensor([16], dtype=torch.int32))
-    except (AttributeError, NotImplementedError, RuntimeError):
+    except NotImplementedError:
         return False
-    return hasattr(torch._C._functions, "GroupedMmBackward0")
+    return True
 
 
 pytestmark = pytest.mark.skipif(not has_a_kernel(), reason="PyTorch has no grouped product with a derivative")

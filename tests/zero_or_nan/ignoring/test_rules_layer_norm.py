@@ -48,7 +48,7 @@ def test_the_gradients_are_those_of_the_used_rows(size, poison, shape, leaves, e
     to_input = to_scaled - to_scaled.mean(row, keepdim=True)
     to_input -= scaled * (to_scaled * scaled).mean(row, keepdim=True)
     to_input /= (centred.square().mean(row, keepdim=True) + 1e-5).sqrt()
-    rows = kept.any(dim=tuple(row), keepdim=True) if len(row) > 1 else kept.any(-1, keepdim=True)
+    rows = kept.any(dim=tuple(row), keepdim=True)
     right = {
         "input": to_input.masked_fill(~rows, 0),
         "weight": (arriving * scaled).masked_fill(~kept, 0).sum_to_size(shape),

@@ -19,12 +19,12 @@ from torch import Tensor
 from ..cotangent import (
     Cotangent,
     any_nan,
+    clear_lost_rows,
     has_nan,
     mask_of,
     merge,
     plain,
     settle,
-    without_lost_rows,
     wrapped,
     write_over,
 )
@@ -152,10 +152,10 @@ def whole_masks(mask: Tensor) -> tuple[Tensor, Tensor]:
 def mend_attention(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
     """Zeros where nothing is used; if that leaves a NaN, once more without what is not used, and then by the rule."""
     queries, keys = whole_masks(mask)
-    has_nan = False
-    for result, counts in zip(results, (queries, keys, keys), strict=False):
-        has_nan |= result is not None and without_lost_rows(result, counts, -1)
-    if not has_nan:
+    is_left = False
+    for result, counts in zip(results, (queries, keys, keys), strict=True):
+        is_left |= result is not None and clear_lost_rows(result, counts, -1)
+    if not is_left:
         return
     op: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
     saved = [getattr(node, f"_saved_{name}") for name in ("query", "key", "value", "output", "logsumexp")]

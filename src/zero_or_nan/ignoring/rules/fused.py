@@ -14,7 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, any_nan, mask_of, merge, plain, settle, without_lost_rows, wrapped, write_over
+from ..cotangent import (
+    Cotangent,
+    any_nan,
+    clear_lost_rows,
+    mask_of,
+    merge,
+    plain,
+    settle,
+    wrapped,
+    write_over,
+    write_over_nan,
+)
 from ..masks import anywhere, full, only
 from ..registry import rule
 from .products import without_lost_samples
@@ -85,7 +96,7 @@ def mend_layer_norm(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any
     shape = node._saved_normalized_shape
     row = list(range(-len(shape), 0))
     kept = anywhere(mask, row, keepdim=True)
-    has_nan = to_input is not None and without_lost_rows(to_input, kept, row)
+    is_left = to_input is not None and clear_lost_rows(to_input, kept, row)
     op, saved = aten.native_layer_norm_backward.default, node._saved_input
     statistics, affine = (node._saved_result1, node._saved_result2), (node._saved_weight, node._saved_bias)
     if any_nan(sums):
@@ -95,9 +106,9 @@ def mend_layer_norm(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any
         careful = op(*rows[:2], [entries], *rows[2:], *(None if a is None else a.reshape(-1) for a in affine), wanted)
         for result, once_more in zip(sums, careful[1:], strict=True):
             if result is not None:
-                torch.where(result == result, result, once_more.view(result.shape), out=result)
-        has_nan |= any_nan(sums)
-    if has_nan:
+                write_over_nan(result, once_more.view(result.shape))
+        is_left |= any_nan(sums)
+    if is_left:
         wanted = [result is not None for result in results]
         careful = decomposed(op, Cotangent(grad, mask), saved, shape, *statistics, *affine, wanted)
         write_over(results, plain(careful))

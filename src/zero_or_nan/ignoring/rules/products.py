@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, has_nan, mask_of, merge, plain, wrapped
+from ..cotangent import Cotangent, has_nan, mask_of, merge, plain, wrapped, write_over_nan
 from ..masks import Mask, anywhere, core, extent, full, only
 from ..registry import NotFollowed, rule
 from .two_cotangents import product_of_two
@@ -205,11 +205,11 @@ def mend_products(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any])
     to_first, to_second = results[-2:]
     if to_first is not None and has_nan(to_first):
         first = _without_lost_rows(grad, mask, node._saved_mat2.t())
-        torch.where(to_first == to_first, to_first, first, out=to_first)
+        write_over_nan(to_first, first)
     if to_second is not None and has_nan(to_second):
         saved = node._saved_mat1 if len(results) == 3 else node._saved_self
         second = _without_lost_rows(grad.t(), mask.t(), saved)
-        torch.where(to_second == to_second, to_second, second.t(), out=to_second)
+        write_over_nan(to_second, second.t())
 
 
 def _without_lost_rows(grad: Tensor, mask: Tensor, saved: Tensor) -> Tensor:
