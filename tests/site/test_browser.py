@@ -27,8 +27,24 @@ def test_the_browser_that_is_used_notices_other_hosts_and_errors(visit):
     visit.open(PAGES[0])
     visit.page.evaluate("""() => { fetch("https://example.org/").catch(() => 0); console.error("broken"); }""")
     visit.page.wait_for_timeout(100)
-    assert visit.elsewhere == ["https://example.org/"]
     assert "broken" in visit.troubles
+    assert any("example.org" in said and "Content Security Policy" in said for said in visit.troubles)
+    visit.page.goto("about:blank")
+    visit.page.evaluate("""() => { fetch("https://example.org/").catch(() => 0); }""")
+    visit.page.wait_for_timeout(100)
+    assert visit.elsewhere == ["https://example.org/"]
+
+
+def test_a_page_runs_no_script_that_is_written_into_it(visit):
+    visit.open(PAGES[0])
+    visit.page.evaluate(
+        """() => {
+            const script = document.createElement("script");
+            script.textContent = "document.title = 'run'";
+            document.head.append(script);
+        }"""
+    )
+    assert visit.page.title() != "run" and any("inline script" in said for said in visit.troubles)
 
 
 # Each width and each theme once; `make site-report` looks at all four.

@@ -266,6 +266,14 @@ def test_every_page_has_a_language_a_title_and_one_main_heading(pages):
             assert len(soup.select("article h1")) == 1, path
 
 
+def test_a_page_runs_the_scripts_of_the_site_and_no_other(pages):
+    for path, soup in pages.items():
+        policy = soup.select_one('meta[http-equiv="Content-Security-Policy"]')["content"].split("; ")
+        assert "default-src 'none'" in policy and "script-src 'self'" in policy, path
+        inline = [script for script in soup.find_all("script") if not script.get("src")]
+        assert {script["type"] for script in inline} <= {"application/ld+json"}, path
+
+
 def test_no_page_has_a_formula_that_would_need_a_script(pages):
     assert [path for path, soup in pages.items() if soup.select(".math")] == []
 
