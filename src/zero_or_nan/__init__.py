@@ -14,8 +14,13 @@ Needs torch, 2.6 or newer, and nothing else. Importing it changes nothing: no wa
 tensor([2.7183, 0.0000])
 """
 
-from . import ignoring
-from .explain import explain
+import torch
+
+if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
+    raise ImportError(f"zero_or_nan needs PyTorch 2.6 or newer, and this is {torch.__version__}: update PyTorch")
+
+from . import ignoring  # noqa: E402
+from .explain import explain  # noqa: E402
 
 __all__ = ["explain", "ignoring"]
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,15 +72,22 @@ def compiled(root: Path) -> str:
     with TemporaryDirectory() as folder:
         # Into a file that doesn't exist yet: pip-compile prefers the versions of one that does.
         output = Path(folder) / "requirements.txt"
-        command = f"{sys.executable} -m piptools compile --quiet --all-extras --strip-extras --allow-unsafe --no-header"
+        command = f"{sys.executable} -m piptools compile --quiet --strip-extras --allow-unsafe --no-header"
         # A file for every machine: nothing of this one's settings of pip.
         command += " --no-emit-find-links --no-emit-index-url --no-emit-trusted-host"
+        wanted = "\n".join(requirements_of(root / "pyproject.toml"))
         done = subprocess.run(
-            [*command.split(), "-o", str(output), "pyproject.toml"], cwd=root, capture_output=True, text=True
+            [*command.split(), "-o", str(output), "-"], cwd=root, capture_output=True, text=True, input=wanted
         )
         if done.returncode:
             raise Problem(f"pip-compile can't tell the newest versions:\n{done.stderr.strip()[-2000:]}")
         return portable(output.read_text(encoding="utf-8"))
+
+
+def requirements_of(settings: Path) -> list[str]:
+    """All that the dependency groups of a `pyproject.toml` ask for. pip-compile reads extras, but no groups."""
+    groups = tomllib.loads(settings.read_text(encoding="utf-8"))["dependency-groups"]
+    return [requirement for group in groups.values() for requirement in group]
 
 
 def portable(requirements: str) -> str:

@@ -5,10 +5,11 @@ import os
 import sys
 
 import pytest
+from scratch import ROOT
 
 from tools.project import Problem, Project
 from tools.versions import pins as module
-from tools.versions.pins import changes, compiled, outdated, pins, portable
+from tools.versions.pins import changes, compiled, outdated, pins, portable, requirements_of
 
 OLD, NEW = "numpy==1.0\n    # via torch\ntorch==2.13.0\n", "numpy==2.0\n    # via torch\ntorch==2.13.0\n"
 MAKEFILE = """\
@@ -99,9 +100,10 @@ def fake(checkout, monkeypatch, said):
 
 
 def test_what_can_not_be_compiled_is_told_in_the_words_of_pip_compile(tmp_path):
-    (tmp_path / "pyproject.toml").write_text("[project\n")
-    with pytest.raises(Problem, match="(?s)pip-compile can't tell the newest versions:.*pyproject.toml"):
+    (tmp_path / "pyproject.toml").write_text('[dependency-groups]\ntest = ["no requirement"]\n')
+    with pytest.raises(Problem, match="(?s)pip-compile can't tell the newest versions:.*no requirement"):
         compiled(tmp_path)
+    assert requirements_of(ROOT / "pyproject.toml")[0] == "numpy"
 
 
 def test_changes_are_of_versions_alone():
