@@ -3,6 +3,8 @@ PYTHON ?= python3
 JOBS ?= 2
 BIN := .venv/bin
 RUN := $(BIN)/python -m tools
+# Comes before apt-get, whose own message does not say what to do.
+ROOT = [ "$$(id -u)" = 0 ] || { echo "error: installing packages by apt needs root: run sudo apt-get install chromium nodejs npm, then make browser again" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
 .PHONY: help book check test browser notebooks record serve site-report bench costs mended honesty explained setups coverage mutants matrix lint pins outdated audit watch clean
@@ -19,11 +21,11 @@ check: $(BIN)/.ready  ## run every chapter, or CHAPTER=name alone, and check eve
 test: $(BIN)/.ready  ## run all tests, JOBS=2 at a time
 	$(BIN)/python -m pytest -n $(JOBS)
 
-browser: $(BIN)/.ready tests/site/node_modules/.ready  ## install what the tests in a browser need: Chromium, axe-core, Lighthouse
-	@$(BIN)/python -c 'from tools.measure.browser import executable as e; exit(not e())' || { apt-get update && apt-get install -y chromium; }
+browser: $(BIN)/.ready tests/site/node_modules/.ready  ## install Chromium (needs root), axe-core and Lighthouse, which the tests in a browser need
+	@$(BIN)/python -c 'from tools.measure.browser import executable as e; exit(not e())' || { $(ROOT) apt-get update && apt-get install -y chromium; }
 
 tests/site/node_modules/.ready: tests/site/package-lock.json
-	@command -v npm || { apt-get update && apt-get install -y nodejs npm; }
+	@command -v npm || { $(ROOT) apt-get update && apt-get install -y nodejs npm; }
 	npm ci --prefix tests/site --no-audit --no-fund
 	touch $@
 
@@ -86,6 +88,7 @@ clean:  ## remove what was built; .venv stays
 
 # The stamp is written last: an interrupted installation starts again.
 $(BIN)/.ready: requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v < (3, 11) and sys.exit("error: this needs Python 3.11 or newer, and $(PYTHON) is %d.%d; name another: make $(MAKECMDGOALS) PYTHON=python3.13" % v[:2])'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import sys
 from pathlib import Path
@@ -22,6 +23,8 @@ COMMANDS = {
     **{name: f".versions.{name}".replace("-", "_") for name in VERSIONS},
 }
 """The others, each a function of the project, with its module."""
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+"""What a disk says that is full or may not be written to: no bug of ours."""
 OF_SOME = {
     "check": "chapters",
     "coverage": "parts of the code",
@@ -49,6 +52,11 @@ def main() -> int:
 
     try:
         return _run(options, Project(options.root))
+    except OSError as error:
+        if error.errno not in DISK:
+            raise
+        print(f"error: {error}; nothing half-written is left, and the same command goes on from here", file=sys.stderr)
+        return 1
     except Problem as problem:  # anything else is a bug, and keeps its traceback
         print(f"error: {problem}", file=sys.stderr)
         return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 from functools import cached_property
 from pathlib import Path
@@ -43,6 +44,11 @@ class Project:
     @property
     def results(self) -> Path:
         return self.root / "results"
+
+    @property
+    def matrix(self) -> Path:
+        """The file that names every release of PyTorch whose outcomes are recorded."""
+        return self.results / "measured" / "matrix.json"
 
     @property
     def source(self) -> Path:
@@ -124,6 +130,8 @@ class Project:
         known = {chapter.stem: chapter for chapter in self.chapters}
         for name in names:
             if name not in known:
+                if (self.root / "chapters" / f"{name}.md").is_file():
+                    raise Problem(f"chapters/{name}.md has no code, or _toc.yml does not name it: add it there")
                 close = difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
                 raise Problem(f"no chapter with code is called {name}; {hint}")
@@ -192,6 +200,21 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
         return dict(yaml.load(text, Loader=_LOADER) or {})
     except (yaml.YAMLError, TypeError, ValueError) as error:
         raise Problem(f"{path}: {' '.join(str(error).split())}") from error
+
+
+def read_record(path: Path) -> Any:
+    """The content of a recorded JSON file.
+
+    Raises:
+        Problem: when the file is missing, or is not JSON; with its path and the way to get it back.
+    """
+    again = "restore it with `git checkout`, or record it again"
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise Problem(f"{path} is missing; {again}") from error
+    except ValueError as error:
+        raise Problem(f"{path} is not valid JSON ({error}); {again}") from error
 
 
 def write(path: Path, content: str | bytes) -> None:

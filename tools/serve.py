@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from http import HTTPStatus
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -88,11 +88,12 @@ def built(project: Project) -> Path:
 
 
 def serve(project: Project) -> None:
-    """Serve the built site until Ctrl-C.
+    """Serve the built site until Ctrl-C, which is the usual way to end the command and no failure.
 
     Raises:
         Problem: when it is not built.
     """
     with served(built(project), PORT) as address:
         print(f"{address}  (Ctrl-C ends it)", flush=True)
-        threading.Event().wait()
+        with suppress(KeyboardInterrupt):
+            threading.Event().wait()

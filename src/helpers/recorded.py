@@ -16,9 +16,20 @@ RESULTS = Path(__file__).resolve().parents[2] / "results"
 
 @cache
 def records() -> tuple[dict[str, Any], ...]:
-    """Every recorded run, oldest version first; empty where the helpers were copied without `results/`."""
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("torch-*.json"))]
+    """Every recorded run, oldest version first; empty where the helpers were copied without `results/`.
+
+    Raises:
+        ValueError: when a file is not JSON; with its path.
+    """
+    found = list(map(_read, sorted(RESULTS.glob("torch-*.json"))))
     return tuple(sorted(found, key=lambda record: (record["device"], number(record["torch"]))))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON ({error}); restore it with `git checkout`") from error
 
 
 def nearest() -> dict[str, Any] | None:

@@ -1,12 +1,18 @@
 """What is missing is named, and a wrong command is told so."""
 
+import errno
+import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from scratch import FRONT, ROOT, Book
 
-from tools.project import Project, is_notebook, write
+from tools.__main__ import main
+from tools.project import Problem, Project, is_notebook, write
+from tools.steps.build import Build
 
 
 @pytest.fixture
@@ -28,6 +34,46 @@ def test_chapters_named_in_the_contents_that_do_not_exist_are_all_named(book):
     done = book.run("check")
     assert done.returncode == 1
     assert done.stderr == "error: _toc.yml names files that do not exist: chapters/lost.md, chapters/gone.md\n"
+
+
+def test_a_chapter_that_the_contents_lack_is_told_apart_from_one_that_is_not_there(book):
+    book.contents("one")
+    assert "_toc.yml does not name it" in book.run("check", "two").stderr
+    assert "did you mean one?" in book.run("check", "onee").stderr
+
+
+@pytest.mark.parametrize("command", [["book"], ["check", "one"]])
+@pytest.mark.parametrize("harm", ["gone", "broken"])
+def test_a_record_that_is_missing_or_broken_stops_the_build_before_any_work(book, command, harm):
+    results = book.root / "results"
+    write(results / "measured" / "matrix.json", json.dumps({"rows": [{"torch": "2.6.0"}]}))
+    record = results / "torch-2.6.0-cpu.json"
+    if harm == "broken":
+        write(record, '{"torch": "2.6.0",')
+    done = book.run(*command)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: {record} is {'missing' if harm == 'gone' else 'not valid JSON'}")
+
+
+def test_a_full_disk_is_found_before_any_work(book, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=3 << 20))
+    with pytest.raises(Problem, match=r"_build has to be writable, with \d+ MiB free; it has 3 MiB"):
+        Build(Project(book.root), 1).check()
+
+
+@pytest.mark.parametrize("said", [errno.ENOSPC, errno.EROFS, errno.ENOENT])
+def test_a_disk_that_fills_up_later_is_named_and_any_other_error_keeps_its_traceback(book, monkeypatch, capsys, said):
+    def fails(*_):
+        raise OSError(said, os.strerror(said), "a file")
+
+    monkeypatch.setattr("tools.steps.build.pair", fails)
+    monkeypatch.setattr("sys.argv", ["tools", "notebooks", "--root", str(book.root)])
+    if said == errno.ENOENT:
+        with pytest.raises(OSError):
+            main()
+    else:
+        assert main() == 1
+        assert f"error: [Errno {said}] {os.strerror(said)}: 'a file'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [["bake"], [], ["check", "--timeout", "soon"], ["book", "one"]])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from ..project import Problem, Project, write
+from ..project import Problem, Project, read_record, write
 
 FILES = (
     "in_training/test_core.py",
@@ -126,7 +126,7 @@ def _path(project: Project) -> Path:
 
 def _recorded(project: Project) -> list[dict[str, Any]]:
     path = _path(project)
-    return list(json.loads(path.read_text(encoding="utf-8"))["rows"]) if path.is_file() else []
+    return list(read_record(path)["rows"]) if path.is_file() else []
 
 
 def _write(project: Project, rows: list[dict[str, Any]]) -> None:

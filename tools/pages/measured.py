@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import html
-import json
 import math
 import re
 from collections import Counter
@@ -18,7 +17,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from ..project import Project
+from ..project import Problem, Project, read_record
 
 _BOTH = ("forward", "backward")
 
@@ -36,7 +35,10 @@ class Measured(SphinxDirective):
             self.env.note_dependency(read)
         if not path.is_file():
             raise self.error(f"{path} is missing: run `make {self.source}`")
-        content = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            content = read_record(path)
+        except Problem as problem:
+            raise self.error(str(problem)) from problem
         return [nodes.raw("", type(self).draw(content), format="html")]
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import html
-import json
 import math
 from collections.abc import Callable, Iterator
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..project import MAIN
+from ..project import MAIN, read_record
 
 Link = Callable[[str], str]
 """Gives the address of a page by its name, or the empty text where there is no such page."""
@@ -57,7 +56,7 @@ def columns(folder: Path) -> list[Column]:
     """The recorded runs, device by device (the CPU first), oldest release first."""
     from helpers.releases import number
 
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("torch-*.json")]
+    records = [read_record(path) for path in folder.glob("torch-*.json")]
     found = [Column(record["device"], record["torch"], record) for record in records]
     return sorted(found, key=lambda column: (column.device != "cpu", column.device, number(column.version)))
 
@@ -121,7 +120,7 @@ def tested(folder: Path) -> str:
 
     held = {column.version: [fact["holds"] for fact in column.record["outcomes"]] for column in columns(folder)}
     rows = []
-    for row in json.loads((folder / "measured" / "matrix.json").read_text(encoding="utf-8"))["rows"]:
+    for row in read_record(folder / "measured" / "matrix.json")["rows"]:
         claims, tests, mended = (row.get(part, {}) for part in ("claims", "tests", "mended"))
         facts = held.get(row["torch"])
         rows.append(

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 import time
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 
-from ..project import Project
+from ..project import Problem, Project
 from .collect import checked, collect, failed
 from .execute import Run, execute
 from .pair import pair
-from .record import record
+from .record import check_records, record
 from .render import Renderer, RenderFailed
 from .site import COVERED, Site
+
+ROOM = 64 << 20
+"""Bytes that a build needs, at most: a site with everything cached takes about half."""
 
 
 class Build:
@@ -31,7 +36,12 @@ class Build:
         self.started = time.monotonic()
 
     def book(self) -> int:
-        """Pair, execute, collect, render. Return the exit status."""
+        """Pair, execute, collect, render. Return the exit status.
+
+        Raises:
+            Problem: before any work, when a record is missing or broken, or the disk is full or may not be written to.
+        """
+        self._check_first()
         site = Site(self.project)
         current = site.is_current()
         # Started before anything else: it takes longest to get ready.
@@ -64,6 +74,7 @@ class Build:
 
     def check(self, *names: str) -> int:
         """Execute and collect, all chapters or those of these names: do the results still reproduce?"""
+        self._check_first()
         runs = self._execute(self.project.chapters_called(*names))
         if not self._report(runs):
             return 1
@@ -78,6 +89,14 @@ class Build:
         self._summary(runs, f"recorded: {path.relative_to(self.project.root)}")
         return 0 if good else 1
 
+    def _check_first(self) -> None:
+        folder = self.project.build
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+        if free < ROOM or not os.access(folder, os.W_OK):
+            raise Problem(f"{folder} has to be writable, with {ROOM >> 20} MiB free; it has {free >> 20} MiB")
+        check_records(self.project)
+
     def _execute(self, chapters: list[Path]) -> list[Run]:
         width = max(len(chapter.stem) for chapter in chapters)
 
@@ -87,9 +106,10 @@ class Build:
             state = "cached" if run.cached else f"{run.seconds:5.1f} s"
             tail = f"{bad} FAILED" if bad else "ok"
             count = Counter(fact["type"] for fact in checked(facts))
-            print(f"  {run.chapter.stem:{width}}  {state:>8}  {_claims(count):>22}  {tail}", flush=True)
+            kinds = f"{_counted(count['claim'], 'claim')}, {_counted(count['verdict'], 'verdict')}"
+            print(f"  {run.chapter.stem:{width}}  {state:>8}  {kinds:>23}  {tail}", flush=True)
 
-        print(f"executing {len(chapters)} chapter{'s' * (len(chapters) != 1)}", flush=True)
+        print(f"executing {_counted(len(chapters), 'chapter')}", flush=True)
         return execute(self.project, chapters, report, self.timeout)
 
     def _report(self, runs: list[Run]) -> bool:
@@ -106,18 +126,20 @@ class Build:
                 parts.append(f"{name}: {more} later cell{'s' * (more > 1)} failed too, perhaps because of that one")
         if parts:
             print("\n" + "\n\n".join(parts), file=sys.stderr)
-            count = sum(len(failed(collect([run]))) for run in runs)
-            print(f"\n{count} of {len(checked(collect(runs)))} claims do not hold.", file=sys.stderr)
+            facts = checked(collect(runs))
+            if count := len(failed(facts)):
+                print(f"\n{count} of {len(facts)} claims and verdicts do not hold.", file=sys.stderr)
+            if stopped := [run.chapter.stem for run in runs if run.troubles]:
+                print(f"\nCells failed in {_counted(len(stopped), 'chapter')}: {', '.join(stopped)}.", file=sys.stderr)
         return not parts
 
     def _summary(self, runs: list[Run], last: str) -> None:
         facts = checked(collect(runs))
         held = len(facts) - len(failed(facts))
         seconds = time.monotonic() - self.started
-        print(
-            f"{len(runs)} chapter{'s' * (len(runs) != 1)}, {held} of {len(facts)} claims held, {seconds:.1f} s; {last}"
-        )
+        chapters = _counted(len(runs), "chapter")
+        print(f"{chapters}, {held} of {len(facts)} claims and verdicts held, {seconds:.1f} s; {last}")
 
 
-def _claims(count: Counter[str]) -> str:
-    return f"{count['claim']} claims, {count['verdict']} verdicts"
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"

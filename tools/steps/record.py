@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..project import Problem, Project, write
+from ..project import Problem, Project, read_record, write
 from .collect import checked
 
 _KEPT = ("page", "type", "case", "way", "quantity", "expected", "observed", "tolerance", "holds", "history")
@@ -21,6 +21,20 @@ _KEPT = ("page", "type", "case", "way", "quantity", "expected", "observed", "tol
 def record_file(project: Project, torch: str, device: str = "cpu") -> Path:
     """Where the outcomes of a PyTorch version on a device are recorded."""
     return project.results / f"torch-{torch}-{device}.json"
+
+
+def check_records(project: Project) -> None:
+    """Check that the outcomes of every release in the matrix are there and can be read.
+
+    Pages show a release only if it is recorded. Without this check, a deleted record would make a release disappear
+    from the site, and the build would succeed.
+
+    Raises:
+        Problem: when a record is missing or is not JSON; with the path of the file.
+    """
+    rows = read_record(project.matrix)["rows"] if project.matrix.is_file() else []
+    for path in {*project.results.glob("torch-*.json"), *(record_file(project, row["torch"]) for row in rows)}:
+        read_record(path)
 
 
 def outcome(fact: dict[str, Any]) -> dict[str, Any]:

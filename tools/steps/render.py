@@ -21,6 +21,10 @@ jupyter_book.cli.main.main(sys.argv[1:])
 """
 
 
+_NOT_OURS = "ignore::FutureWarning:sphinx_external_toc.collectors"
+"""A warning of PyTorch's that says nothing of a page: this module asks every object in memory for its type."""
+
+
 class RenderFailed(RuntimeError):
     """The site could not be rendered; the message is what the renderer said."""
 
@@ -32,7 +36,19 @@ class Renderer:
     """
 
     def __init__(self, project: Project) -> None:
-        command = [sys.executable, "-c", _RENDER, "build", str(project.root), "-q", "-W", "-n", "--keep-going"]
+        command = [
+            sys.executable,
+            "-W",
+            _NOT_OURS,
+            "-c",
+            _RENDER,
+            "build",
+            str(project.root),
+            "-q",
+            "-W",
+            "-n",
+            "--keep-going",
+        ]
         self._process = subprocess.Popen(
             command,
             cwd=project.root,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..measure.parts import files
-from ..project import Problem, Project, write
+from ..project import Problem, Project, read_record, write
 from ..steps.made import digest
 
 RELEASES = tuple(f"2.{minor}.0" for minor in range(6, 16))
@@ -242,8 +242,8 @@ def _record(project: Project, rows: list[dict[str, Any]]) -> None:
     """Put the rows into `results/measured/matrix.json`, and what the setups gave into their table."""
     from ..measure import setups
 
-    path = project.results / "measured" / "matrix.json"
-    known = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
+    path = project.matrix
+    known = read_record(path)["rows"] if path.is_file() else []
     found = {row["torch"]: row for row in known}
     for row in rows:
         told = row.get("tests", {}).pop("setups", [])

@@ -79,7 +79,7 @@ def test_a_book_whose_claims_hold_becomes_a_site(built):
     book, done = built
     assert states(done.stdout) == {"claims": "ran", "words": "ran", "plain": "ran"}
     *_, summary, last = done.stdout.splitlines()
-    assert "3 chapters, 1 of 1 claims held" in summary
+    assert "3 chapters, 1 of 1 claims and verdicts held" in summary
     assert last.endswith(f".buildinfo: {Site(Project(book.root)).digest()[:16]}")
     assert "42" in book.page("plain")
     assert "x.grad" in book.page("claims")
@@ -238,7 +238,8 @@ on torch {version("torch")}, compared exactly
     "a hanging cell": "chapters/hanging.md, code cell 2 (import time): hangs: still running after 3 s\n",
     "an exiting cell": "chapters/exiting.md, code cell 2 (os._exit(1)): kills its kernel\n",
     "a killed kernel": "chapters/killed.md, code cell 1 (import os): kills its kernel\n",
-    "the sum": "\n4 of 6 claims do not hold.\n",
+    "the sum": "\n4 of 6 claims and verdicts do not hold.\n",
+    "the chapters": "\nCells failed in 4 chapters: raising, hanging, exiting, killed.\n",
 }
 
 
@@ -283,7 +284,9 @@ def test_any_single_trouble_is_enough_to_stop(built, trouble, capsys):
     troubles = () if trouble is None else (Trouble(2, "x", trouble),)
     run = Run(project.chapters[0], nbformat.v4.new_notebook(), 1.0, cached=False, troubles=troubles)
     assert Build(project, 1)._report([run]) is (trouble is None)
-    assert ("" if trouble is None else f"chapters/claims.md, code cell 2 (x): {trouble}") in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert ("" if trouble is None else f"chapters/claims.md, code cell 2 (x): {trouble}") in said
+    assert "claims and verdicts do not hold" not in said
 
 
 WAIT = """\
