@@ -155,6 +155,16 @@ def test_the_wheel_says_what_it_is_and_needs(metadata, wheel):
     assert licence == (PROJECT.root / "LICENSE").read_bytes()
 
 
+def test_the_line_of_the_readme_installs_the_library(machines, metadata):
+    """From the repository, which is a clone of this working tree here."""
+    (line,) = re.findall(r"^\$ pip install (.+)$", (PROJECT.root / "README.md").read_text(), re.MULTILINE)
+    assert line == f"git+{PROJECT.repository}"
+    reader = machines.machine("reader")
+    reader.install(line)
+    printed = reader.run("import zero_or_nan; print(zero_or_nan.__version__, zero_or_nan.__file__)").split()
+    assert printed[0] == metadata["Version"] and printed[1].startswith(str(reader.packages))
+
+
 def test_pip_installs_nothing_beside_it_but_what_torch_needs(machines, machine, metadata):
     below, _ = machines.torch.installed()
     assert machine.installed()[0] == below | {"zero-or-nan": metadata["Version"]}

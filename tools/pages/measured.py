@@ -47,9 +47,7 @@ def costs(content: dict[str, Any]) -> str:
     from helpers import show
 
     rows = content["rows"]
-    where = [row for row in rows if row["entries"]]
-    models = [row for row in rows if not row["entries"]]
-    weighed = [row for row in rows if "peak" in row]
+    where, models, weighed = _kinds(rows)
     states = ["nothing contaminated", "contaminated"]
     caption = (
         "Time of backward, until its graph is freed, times plain PyTorch "
@@ -70,15 +68,25 @@ def costs(content: dict[str, Any]) -> str:
         tables.append(show.table(f"where over exp, {name}: time, times plain PyTorch", ["entries", *_WAYS], cells))
     tables.append(_part_by_part(content["parts"]))
     tables.append(show.table("Peak memory, times plain PyTorch", ["case", *states], _pairs(weighed, _memory)))
-    prose = "".join(f'<div class="zn-prose">{part}</div>' for part in (_in_short(models, where, weighed), *tables))
-    return show.page(_curves(where).html() + prose)
+    prose = "".join(f'<div class="zn-prose">{part}</div>' for part in tables)
+    return show.page(in_short(content) + _curves(where).html() + prose)
+
+
+def _kinds(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
+    """The rows of `where` over `exp`, those of the models, and those whose memory was measured."""
+    return (
+        [row for row in rows if row["entries"]],
+        [row for row in rows if not row["entries"]],
+        [row for row in rows if "peak" in row],
+    )
 
 
 _WAYS = ("ignoring", "double where", "masked")
 
 
-def _in_short(models: list[dict[str, Any]], where: list[dict[str, Any]], weighed: list[dict[str, Any]]) -> str:
-    """What the tables say, in three sentences."""
+def in_short(content: dict[str, Any]) -> str:
+    """What the tables of costs say, in three sentences."""
+    where, models, weighed = _kinds(content["rows"])
 
     def range_of(contaminated: bool) -> str:
         chosen = [row for row in models if row["contaminated"] is contaminated]
@@ -88,10 +96,12 @@ def _in_short(models: list[dict[str, Any]], where: list[dict[str, Any]], weighed
     quicker = [_times_plain(row, "masked", _BOTH) / _times_plain(row, "ignoring", _BOTH) for row in where]
     most = max(row["peak"]["ignoring"] / row["peak"]["plain"] for row in weighed)
     return (
-        f"<p>The models' backward takes {range_of(False)} times plain PyTorch's where nothing is contaminated, and "
-        f"{range_of(True)} times where something is. Peak memory is at most {most:.2f} times plain PyTorch's. For "
-        f"<code>where</code> over <code>exp</code>, forward and backward, <code>torch.masked</code> takes "
-        f"{min(quicker):.1f} to {max(quicker):.1f} times as long as <code>ignoring</code>.</p>"
+        f'<div class="zn-prose"><p>Measured on one machine ({html.escape(content["machine"])}): if nothing is '
+        f"contaminated, the backward pass of the models takes {range_of(False)} times as long as plain PyTorch's. If "
+        f"something is, it takes {range_of(True)} times as long. Peak memory is at most {most:.2f} times plain "
+        f"PyTorch's. For <code>where</code> over <code>exp</code>, forward and backward, "
+        f"<code>torch.masked</code> takes {min(quicker):.1f} to {max(quicker):.1f} times as long as "
+        f"<code>ignoring</code>.</p></div>"
     )
 
 
@@ -279,11 +289,12 @@ def honesty(content: dict[str, Any]) -> str:
     columns = ("undefined", "hidden", "other_bits", "exceptions", "failed")
     total = {column: sum(row[column] for row in content["rows"]) for column in ("cases", *columns)}
     found = [row for row in content["rows"] if any(row[column] for column in columns[1:])]
+    finite = sum(row["hidden"] > 0 for row in content["rows"])
     caption = (
-        f"{total['hidden']} of {total['undefined']:,} undefined entries hidden, in {total['cases']:,} gradients of "
-        f"{len(content['rows'])} operators; torch {html.escape(content['torch'])}"
+        f"{total['hidden']} of {total['undefined']:,} undefined elements came out finite, in {finite} operators; tried "
+        f"were {total['cases']:,} gradients of {len(content['rows'])} operators; torch {html.escape(content['torch'])}"
     )
-    head = ["operator", *(column.replace("_", " ") for column in columns)]
+    head = ["operator", "undefined", "came out finite", *(column.replace("_", " ") for column in columns[2:])]
     rows = [[f"<code>{html.escape(row['operator'])}</code>", *(str(row[c]) for c in columns)] for row in found]
     foot = ["all operators", *(str(total[column]) for column in columns)]
     return show.page(f'<div class="zn-prose">{show.table(caption, head, rows, foot)}</div>')
@@ -356,6 +367,12 @@ class MeasuredCosts(Measured):
     source, draw = "costs", costs
 
 
+class MeasuredCostsInShort(Measured):
+    """`make costs`, in three sentences."""
+
+    source, draw = "costs", in_short
+
+
 class MeasuredWatching(Measured):
     """`make costs`, of steps that are watched."""
 
@@ -389,6 +406,7 @@ class MeasuredSetups(Measured):
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect to Sphinx."""
     app.add_directive("measured-costs", MeasuredCosts)
+    app.add_directive("measured-costs-in-short", MeasuredCostsInShort)
     app.add_directive("measured-watching", MeasuredWatching)
     app.add_directive("measured-mended", MeasuredMended)
     app.add_directive("measured-honesty", MeasuredHonesty)
