@@ -383,7 +383,7 @@ class Pass:
 
     def _follow(self, node: Any, edges: Sequence[Edge], idle: set[Any]) -> None:
         facts = _facts(node)
-        kind, function = facts.kind, facts.function
+        function = facts.function
         ahead = [(edge, edge[0] is None or edge[0] in idle) for edge in edges]
         masks = facts.masks
         if masks is not None and not self.by_rules_alone:
@@ -392,9 +392,7 @@ class Pass:
                 leave = Ours(self._pass_on, node, ahead, function, masks, None if trusted else masks.mend)
                 self._handles += put_first(node.register_hook(leave))
                 return
-        only_if = function.derivative_if if kind is Replaced else function.moves if kind is Moved else None
-        if callable(only_if) and not only_if(node):
-            kind = Step
+        kind = _kind_at(node, facts)
         enter = Ours(self._enter, node, kind, function)
         self._handles.append(node.register_prehook(enter))  # after the others
         self._handles += put_first(node.register_hook(Ours(self._leave, node, ahead)))
@@ -427,8 +425,12 @@ def nothing_ignored(nodes: Iterable[Any]) -> bool:
     """Whether no entry can be ignored on the way through these nodes: none of them selects, or does who knows what."""
     for node in nodes:
         if type(node) is not AccumulateGrad:
-            _, kind, function, _ = _facts(node)
-            if function is UNKNOWN or function.selects is not False or kind not in (Step, Moved) or is_recorded(node):
+            facts = _facts(node)
+            if facts.function is UNKNOWN or is_recorded(node):
+                return False
+            if facts.function.selects is not False and facts.function.may_select(node):
+                return False
+            if facts.kind not in (Step, Moved) and _kind_at(node, facts) not in (Step, Moved):
                 return False
     return True
 
@@ -467,6 +469,13 @@ def _kind_of(node: Any, name: str, function: Function) -> type[Step]:
     if name not in NODES:
         return Foreign
     return Sliced if name == "CopySlices" else Step
+
+
+def _kind_at(node: Any, facts: _Facts) -> type[Step]:
+    """The same of one node, as its function was called there."""
+    kind, function = facts.kind, facts.function
+    only_if = function.derivative_if if kind is Replaced else function.moves if kind is Moved else None
+    return Step if callable(only_if) and not only_if(node) else kind
 
 
 def _users_line() -> int:

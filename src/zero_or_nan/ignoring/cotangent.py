@@ -214,6 +214,12 @@ def settle(value: Tensor, mask: Mask) -> Cotangent:
     return Cotangent(value, mask)
 
 
+def nothing(like: Any) -> Cotangent:
+    """Zeros that nothing was put into, all of them ignored."""
+    value = torch.zeros_like(plain(like))
+    return Cotangent(value, torch.zeros_like(value, dtype=torch.bool))
+
+
 def without_nan(value: Tensor, mask: Tensor) -> None:
     """Write 0 over NaN where the entry does not count."""
     spare = None

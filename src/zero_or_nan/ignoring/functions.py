@@ -130,7 +130,6 @@ function(
     "Abs Bmm Cos Dot Exp Exp2 Expm1 LogSoftmax Mm Mul Mv SafeSoftmax Sigmoid Sin Softmax Tanh",
     look=FINITE,
 )  # fmt: skip
-function("Addmm Addmv Baddbmm", look=FINITE, scalars=("alpha", "beta"))
 function("NativeDropout", look=FINITE, scalars=("p",))
 
 # The derivative is finite for finite numbers, but could overflow on its way.

@@ -68,6 +68,10 @@ class Function:
     derivative: Derivative | None = None
     derivative_if: Callable[[Any], bool] | None = None
 
+    def may_select(self, node: Any) -> bool:
+        """Whether it selects as it was called at this node."""
+        return self.selects if isinstance(self.selects, bool) else self.selects(node)
+
     def __post_init__(self) -> None:
         for look in (self.look, *self.looks.values()):
             if look is not None and not hasattr(look, "measure"):

@@ -52,8 +52,7 @@ class Step:
     @property
     def selects(self) -> bool:
         """Whether a zero that the derivative writes means "not selected"."""
-        selects = self.function.selects
-        return selects if isinstance(selects, bool) else selects(self.node)
+        return self.function.may_select(self.node)
 
     @property
     def makes_up_zeros(self) -> bool:
@@ -262,6 +261,8 @@ def _mended(exact: Any, careful: Any) -> tuple[Any, Mask]:
     """Plain PyTorch's result where it is finite, elsewhere ours; what it gives as another number than 0 counts."""
     if not isinstance(exact, Tensor):
         return exact, None
+    if isinstance(careful, Tensor) and careful.shape != exact.shape:  # PyTorch has summed what was broadcast
+        careful = careful.sum_to_size(exact.shape)
     mask = mask_of(careful)
     value = distributed.merge(exact, careful) if is_distributed(exact) else plain(merge(exact.detach(), careful))
     if mask is not None:

@@ -23,15 +23,15 @@ def cdist_backward(op: Any, grad: Any, x1: Tensor, x2: Tensor, p: float, distanc
 
 @rule("_pdist_backward")
 def pdist_backward(op: Any, grad: Any, x: Tensor, p: float, distance: Tensor) -> Any:
-    """As `cdist`, with each pair once."""
+    """As `cdist`, with each pair once. A row and itself are no pair, so the diagonal is ignored."""
     exact = op(plain(grad), x, p, distance)
     if grad.mask is None:
         return Cotangent(exact)
     first, second = torch.triu_indices(len(x), len(x), 1, device=x.device)
 
     def square(entries: Any) -> Any:
-        there = entries.new_zeros((len(x), len(x))).index_put((first, second), entries)
-        return there.index_put((second, first), entries)
+        upper = entries.new_zeros((len(x), len(x))).index_put((first, second), entries).triu(1)
+        return upper + upper.mT
 
     return merge(exact, (square(grad).unsqueeze(-1) * _directions(x, x, p, square(distance))).sum(-2))
 
@@ -43,9 +43,8 @@ def _directions(x1: Tensor, x2: Tensor, p: float, distance: Tensor) -> Tensor:
     distance = distance.unsqueeze(-1)
     if p == 0:
         return torch.zeros_like(difference)
-    if math.isinf(p):
-        largest = (difference.abs() == distance) | difference.isnan() & distance.isnan()
-        return torch.where(largest, sign, torch.zeros_like(sign))
     size = difference.abs()
-    direction = sign if p == 1 else difference * size ** (p - 2) / distance ** (p - 1)
-    return torch.where((distance == 0) | (size == 0) & (p < 2), torch.zeros_like(direction), direction)
+    if math.isinf(p):
+        return sign * (1 - (size - distance).abs().ceil().clamp(max=1))  # as PyTorch has it, NaN where both are inf
+    direction = sign if p == 1 else sign * size ** (p - 1) / distance ** (p - 1)
+    return torch.where((distance == 0) | (size == 0) & (p < 1), torch.zeros_like(direction), direction)

@@ -17,7 +17,7 @@ from ..masks import Mask, anywhere, both, core, expanded, reduced, reshaped
 from ..registry import masks, record_of
 from .attention import is_short_and_whole, mend_attention, whole_masks
 from .fused import mend_layer_norm
-from .products import is_cheap, mend_products
+from .products import is_cheap, mend_products, uses_base
 
 Results = Sequence[Any]
 
@@ -63,8 +63,14 @@ def _product(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[
     )
 
 
-@masks("Addmm", mend=mend_products, mend_if=is_cheap, mend_reads=("_raw_saved_mat1", "_raw_saved_mat2"))
-@masks("Baddbmm")
+@masks(
+    "Addmm",
+    only_if=uses_base,
+    mend=mend_products,
+    mend_if=is_cheap,
+    mend_reads=("_raw_saved_mat1", "_raw_saved_mat2"),
+)
+@masks("Baddbmm", only_if=uses_base)
 def _added_product(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     base, *factors = results
     added = mask if mask is None or base is None else reduced(mask, base.shape)

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, has_nan, mask_of, merge, plain, wrapped, write_over_nan
+from ..cotangent import Cotangent, has_nan, mask_of, merge, nothing, plain, wrapped, write_over_nan
+from ..graph import run
+from ..looks import FINITE
 from ..masks import Mask, anywhere, core, extent, full, only
-from ..registry import NotFollowed, rule
+from ..registry import NotFollowed, derivative, rule
 from .two_cotangents import product_of_two
 
 Apply = Callable[[Tensor, Tensor], Tensor]
@@ -187,6 +189,30 @@ def added_product(op: Any, base: Any, a: Any, b: Any, *, beta: Any = 1, alpha: A
     exact = op(plain(base), plain(a), plain(b), beta=beta, alpha=alpha)
     product = multiply[name](a, b) if name in multiply else torch.bmm(a, b).sum(0)
     return merge(exact, torch.add(torch.mul(base, beta), torch.mul(product, alpha)))
+
+
+def ignores_base(node: Any) -> bool:
+    """Whether a sum with a product leaves its base out: PyTorch documents that it is not read for beta=0."""
+    return bool(node._saved_beta == 0) and node.next_functions[0][0] is not None
+
+
+def uses_base(node: Any) -> bool:
+    """Whether it does not, or the base has no gradient anyway."""
+    return not ignores_base(node)
+
+
+@derivative(
+    "Addbmm Addmm Addmv Addr Baddbmm",
+    selects=ignores_base,
+    derivative_if=ignores_base,
+    look=FINITE,
+    scalars=("alpha", "beta"),
+    only_if=uses_base,  # 0 times an infinite cotangent is NaN
+)
+def product_alone(node: Any, grads: Any) -> Any:
+    """PyTorch's own formula, but nothing goes back to a base that was ignored."""
+    base, *factors = run(node, *grads)
+    return nothing(base), *factors
 
 
 @rule("_trilinear")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, plain, settle
+from ..cotangent import Cotangent, nothing, plain, settle
 from ..masks import anywhere
 from ..registry import NotFollowed, derivative, rule
 
@@ -36,7 +36,7 @@ def cholesky(node: Any, grads: Any) -> tuple[Any]:
         rest = below[..., 1:, j] / root
         first = below[..., 0, j].unsqueeze(-1) - (rest * column.conj()).sum(-1, keepdim=True)
         both = torch.cat([first / (2 * root), rest], -1).unsqueeze(-1)
-        columns.append(torch.cat([_nothing(above[..., j:]), both], -2))
+        columns.append(torch.cat([nothing(above[..., j:]), both], -2))
         # The two factors of each product: the column's own entries, and its first one's row.
         below = below[..., :j] - both * row
         own = below[..., :1, :] - (both.conj() * lower[..., j:, :j]).sum(-2, keepdim=True)
@@ -63,7 +63,7 @@ def lu(node: Any, grads: Any) -> tuple[Any]:
 def _eliminated(permutation: Tensor | None, lower: Tensor, upper: Tensor, grad_lower: Any, grad_upper: Any) -> Any:
     """Gauss' elimination: below and right of each pivot the rest of the matrix loses a product."""
     count = min(lower.shape[-2], upper.shape[-1])
-    rest: Any = _nothing(grad_lower[..., count:, :1] + grad_upper[..., :1, count:])
+    rest: Any = nothing(grad_lower[..., count:, :1] + grad_upper[..., :1, count:])
     for j in reversed(range(count)):
         pivot, column, row = upper[..., j, j, None], lower[..., j + 1 :, j], upper[..., j, j + 1 :]
         below = (grad_lower[..., j + 1 :, j] - (rest * row.conj().unsqueeze(-2)).sum(-1)) / pivot.conj()
@@ -147,7 +147,7 @@ def _reflected(
         steps.append((i, first, vector, scale, given, along))
         matrix = matrix.clone()
         matrix[..., i:, first:] = given - scale * vector * along
-    grad_vectors: list[Any] = [_nothing(vectors[..., 0])] * vectors.shape[-1]
+    grad_vectors: list[Any] = [nothing(vectors[..., 0])] * vectors.shape[-1]
     grad_scales: list[Any] = [None] * count
     for i, first, vector, scale, given, along in reversed(steps):
         above, below = torch.split(grad, [i, rows - i], -2)
@@ -157,9 +157,9 @@ def _reflected(
         scaled = right * -scale.conj()
         grad_along = (scaled * vector.conj()).sum(-2, keepdim=True)
         by_vector = (scaled * along.conj()).sum(-1) + (grad_along.conj() * given).sum(-1)
-        grad_vectors[i] = torch.cat([_nothing(vectors[..., : i + 1, i]), by_vector[..., 1:]], -1)
+        grad_vectors[i] = torch.cat([nothing(vectors[..., : i + 1, i]), by_vector[..., 1:]], -1)
         grad = torch.cat([above, torch.cat([left, right + vector * grad_along], -1)], -2)
-    return torch.stack(grad_vectors, -1), torch.stack(grad_scales, -1) if count else _nothing(scales), grad
+    return torch.stack(grad_vectors, -1), torch.stack(grad_scales, -1) if count else nothing(scales), grad
 
 
 @derivative("Logcumsumexp")
@@ -201,12 +201,6 @@ def matrix_exp(op: Any, blocks: Any) -> Any:
         return Cotangent(value)
     used = anywhere(blocks.mask[..., :size, size:], (-2, -1), True).expand(*blocks.shape[:-2], size, size)
     return settle(value, torch.nn.functional.pad(used, (size, 0, 0, size), value=True))
-
-
-def _nothing(like: Any) -> Cotangent:
-    """Zeros that nothing was put into."""
-    value = torch.zeros_like(plain(like))
-    return Cotangent(value, torch.zeros_like(value, dtype=torch.bool))
 
 
 def _by_largest(node: Any) -> bool:
