@@ -93,6 +93,12 @@ FAMILIES = {
         [numbers(3, 4), numbers(4, 4)], 0, 2, first,
     ),
     "cholesky": (lambda a: torch.linalg.cholesky_ex(a)[0], [positive(4, 4)], 0, (rest, rest), columns),
+    "cholesky_inverse": (
+        lambda a: torch.cholesky_inverse(a.tril()), [positive(4, 4)], 0, (rest, 0), (slice(1, None), slice(1, None)),
+    ),
+    "cholesky_inverse, upper": (
+        lambda a: torch.cholesky_inverse(a.triu(), upper=True), [positive(4, 4)], 0, first, (rest, rest)
+    ),
     "cholesky, last entry": (lambda a: torch.linalg.cholesky_ex(a)[0].tril(), [positive(4, 4)], 0, (3, 3), (3, first)),
     "lu": (lambda a: torch.linalg.lu(a)[2], [positive(4, 4)], 0, (..., 3), (slice(None), slice(None, 3))),
     "lu, wide": (lambda a: torch.linalg.lu(a)[2], [numbers(3, 5)], 0, (..., 4), (slice(None), slice(None, 4))),
@@ -120,6 +126,8 @@ FAMILIES = {
     "cdist, p=3": (lambda a, b: torch.cdist(a, b, p=3.0), [numbers(4, 3), numbers(5, 3)], 0, 2, first),
     "cdist, p=inf": (lambda a, b: torch.cdist(a, b, p=inf), [numbers(4, 3), numbers(5, 3)], 1, 4, (..., first)),
     "pdist": (torch.nn.functional.pdist, [numbers(4, 3)], 0, 3, first),
+    "pdist, p=1.5": (lambda x: torch.nn.functional.pdist(x, p=1.5), [numbers(4, 3)], 0, 3, first),
+    "pdist, p=inf": (lambda x: torch.nn.functional.pdist(x, p=inf), [numbers(4, 3)], 0, 3, first),
     "prod": (lambda x: x.prod(1), [numbers(4, 3)], 0, 2, first),
     "cumprod": (lambda x: x.cumprod(0), [numbers(5)], 0, 4, slice(None, 4)),
     "logsumexp": (lambda x: x.logsumexp(1), [numbers(4, 3)], 0, 2, first),
@@ -203,6 +211,53 @@ def test_what_is_undefined_and_used_stays_so(name):
     assert torch.equal(ours[plain.isfinite()], plain[plain.isfinite()])
 
 
+SQUARES = torch.tensor([0.0, 1.0, 4.0])
+NO_PATH = {
+    # Outputs without a path to the element 0, whose root has no slope.
+    **{
+        f"pdist, p={p}": (lambda x, p=p: torch.nn.functional.pdist(x.sqrt()[:, None].expand(3, 2), p)[2:], SQUARES)
+        for p in (0.0, 1.0, 1.5, 2.0, 3.0, inf)
+    },
+    "householder_product": (
+        lambda x: torch.linalg.householder_product(x.sqrt()[:, None], torch.tensor([1.2]))[::2],
+        torch.tensor([1.0, 0.0, 4.0]),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_PATH)
+def test_an_infinite_slope_without_a_path_to_the_loss(name):
+    function, x = NO_PATH[name]
+    (ours,) = gradients(ignoring.grad, function, [x], ...)
+    (plain,) = gradients(torch.autograd.grad, function, [x], ...)
+    assert torch.equal(ours.isfinite(), torch.ones(3, dtype=torch.bool)) and not plain.isfinite().all()
+    assert not ours[x == 0].any() and torch.equal(ours[x != 0], plain[x != 0])
+
+
+@pytest.mark.parametrize("p", [0.5, 1.0, 1.5, 2.0, 3.0, inf])
+@pytest.mark.parametrize("distances", [torch.nn.functional.pdist, lambda x, p: torch.cdist(x[:1], x[1:], p)[0]])
+@pytest.mark.parametrize("row", [(nan, 1.0), (inf, 1.0), (inf, -inf), (0.0, 1.0)])
+def test_a_distance_of_a_used_pair_is_as_undefined_as_that_of_the_pair_alone(row, distances, p):
+    pair, lost = torch.tensor([row, (0.0, 0.5)]), torch.tensor([[nan, nan]])
+    (alone,) = gradients(torch.autograd.grad, lambda x: distances(x, p), [pair], slice(1))
+    (ours,) = gradients(ignoring.grad, lambda x: distances(torch.cat([x, x[1:] * lost]), p), [pair], slice(1))
+    torch.testing.assert_close(ours, alone, equal_nan=True)
+
+
+@pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 3.0, inf])
+@pytest.mark.parametrize("rows", [slice(None), slice(1, None)])
+@pytest.mark.parametrize("other", [inf, nan])
+def test_what_a_norm_scales_next_to_an_infinity(other, rows, p):
+    """The infinity's own slope may be NaN if its row is used; it contaminates nothing else."""
+    x = torch.tensor([[other, 0.0, 2.0], [3.0, 4.0, 0.0]], requires_grad=True)
+    (ours,) = ignoring.grad(x.renorm(p, 0, 1.0)[rows, 1:].sum(), x)
+    (alone,) = torch.autograd.grad(x[1:].renorm(p, 0, 1.0)[:, 1:].sum(), x)
+    assert torch.equal(ours[1], alone[1])
+    # A norm that is NaN is not above the bound: the row is handed on.
+    assert ours[0, 1:].tolist() == ([1.0, 1.0] if other != other and rows.start is None else [0.0, 0.0])
+    assert rows.start is None or ours[0, 0] == 0
+
+
 SHAPES = [(2, 4, 4), (2, 5, 3), (3, 5), (1, 1), (4, 1), (1, 4)]
 STEPWISE = [
     *[(torch.linalg.lu, [shape]) for shape in SHAPES],
@@ -236,14 +291,24 @@ def test_the_same_of_cholesky(upper):
     compare([torch.linalg.cholesky_ex(x, upper=upper)[0]], [x])
 
 
-def compare(outputs, inputs):
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize("upper", [False, True])
+@pytest.mark.parametrize("shape", [(2, 4, 4), (1, 1)])
+def test_the_same_of_an_inverse_by_cholesky(shape, upper, dtype):
+    x = numbers(*shape, dtype=dtype)
+    factor = torch.linalg.cholesky(x @ x.mH + torch.eye(shape[-1]), upper=upper).requires_grad_()
+    # PyTorch hands numbers to the triangle that it does not read.
+    compare([torch.cholesky_inverse(factor, upper=upper)], [factor], torch.triu if upper else torch.tril)
+
+
+def compare(outputs, inputs, part=torch.as_tensor):
     given = [numbers(*o.shape, dtype=o.dtype, seed=9) for o in outputs]
     wanted = torch.autograd.grad(outputs, inputs, given, retain_graph=True)
     node = outputs[0].grad_fn
     with torch.no_grad():
         ours = FUNCTIONS[function_of(node.name())].derivative(node, [Cotangent(cotangent) for cotangent in given])
     for result, expected in zip(ours, wanted, strict=True):
-        torch.testing.assert_close(torch.as_tensor(result), expected)
+        torch.testing.assert_close(torch.as_tensor(result), part(expected))
 
 
 def test_a_derivative_that_can_not_be_taken_step_by_step_is_told_of():

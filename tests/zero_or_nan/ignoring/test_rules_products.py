@@ -84,3 +84,47 @@ def test_a_factor_that_is_only_said_to_be_negative():
     ignoring.backward((x @ w)[:32].sum())
     assert x.is_neg()
     torch.testing.assert_close(w.grad, x[:32].sum(0)[:, None].expand(64, 64))
+
+
+BASES = {
+    # name: the function of a base, and a shape that it is broadcast from
+    "addmm": (lambda base, x: torch.addmm(base, x, x, beta=0), (2, 2)),
+    "addmm of a broadcast base": (lambda base, x: torch.addmm(base, x, x, beta=0, alpha=3), (2,)),
+    "addmm with nothing to multiply": (lambda base, x: torch.addmm(base, x[:, :0], x[:0], beta=0) + x, (2, 2)),
+    "addmv": (lambda base, x: torch.addmv(base, x, x[0], beta=0), (2,)),
+    "addr": (lambda base, x: torch.addr(base, x[0], x[1], beta=0), (2, 2)),
+    "addbmm": (lambda base, x: torch.addbmm(base, x[None], x[None], beta=0), (2, 2)),
+    "baddbmm": (lambda base, x: torch.baddbmm(base, x[None], x[None], beta=0), ()),
+    "addmm_": (lambda base, x: base.clone().addmm_(x, x, beta=0), (2, 2)),
+}
+
+
+@pytest.mark.parametrize("overflow", [1.0, 1e30])
+@pytest.mark.parametrize("name", BASES)
+def test_a_base_that_is_not_read_is_ignored(name, overflow):
+    """The gradient by the factors is plain PyTorch's, also where the cotangent overflows."""
+    add, shape = BASES[name]
+    x, zeros = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).requires_grad_(), torch.zeros(shape, requires_grad=True)
+    for by in (torch.autograd.grad, ignoring.grad):
+        loss = (add(zeros.sqrt(), x) * overflow * overflow).sum()
+        to_base, to_x = by(loss, [zeros, x])
+        assert to_base.isnan().all() if by is torch.autograd.grad else not to_base.any()
+        if by is torch.autograd.grad:
+            expected = to_x
+    assert torch.equal(to_x, expected)
+
+
+def test_a_base_that_is_read_or_multiplied_by_a_zero_that_was_computed_is_used():
+    x, zeros = torch.ones(2, 2), torch.zeros(2, 2, requires_grad=True)
+    for used in (torch.addmm(zeros.sqrt(), x, x), torch.addmm(x, zeros.sqrt(), x, alpha=0), zeros.sqrt() * 0 + x):
+        (ours,) = ignoring.grad(used.sum(), zeros)
+        assert not ours.isfinite().any()
+
+
+def test_the_gradient_of_a_gradient_with_a_base_that_is_not_read():
+    x, zeros = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).requires_grad_(), torch.zeros(2, requires_grad=True)
+    first = ignoring.grad(torch.addmm(zeros.sqrt(), x, x, beta=0).square().sum(), [zeros, x], create_graph=True)
+    (expected,) = torch.autograd.grad((x @ x).square().sum(), x, create_graph=True)
+    second = ignoring.grad(first[0].sum() + first[1].sum(), [zeros, x])
+    assert not second[0].any()
+    torch.testing.assert_close(second[1], torch.autograd.grad(expected.sum(), x)[0])

@@ -45,6 +45,33 @@ def cholesky(node: Any, grads: Any) -> tuple[Any]:
     return ((triangle + triangle.mH) / 2,)
 
 
+@derivative("CholeskyInverse")
+def cholesky_inverse(node: Any, grads: Any) -> tuple[Any]:
+    """The inverse of the last rows and columns, a row and a column more at each step. One triangle is not read.
+
+    Let r be a root on the factor's diagonal, c the column below it, and B the inverse that belongs to what is behind
+    both. The step adds the column v = -B c / r, its adjoint as a row, and the corner u / r, where u = 1 / r - c v.
+    For complex numbers, c in u and the r below u are conjugate.
+    """
+    (grad,), lower, inverse = grads, node._saved_self, node._saved_result
+    if node._saved_upper:
+        lower = lower.mH
+    columns: list[Any] = []
+    for j in range(lower.shape[-1]):
+        root, column = lower[..., j, j, None], lower[..., j + 1 :, j]
+        corner, added, behind = inverse[..., j, j, None], inverse[..., j + 1 :, j], inverse[..., j + 1 :, j + 1 :]
+        grad_corner, grad_u = grad[..., 0, 0, None], grad[..., 0, 0, None] / root
+        grad_added = grad[..., 1:, 0] + grad[..., 0, 1:].conj() - grad_u * column
+        grad_product = -grad_added / root.conj()
+        by_root = (grad_product * added.conj()).sum(-1, keepdim=True)
+        by_root = by_root - grad_u / root.conj() ** 2 - (grad_corner * corner.conj() / root).conj()
+        by_column = _combined(behind.mH, grad_product) - grad_u.conj() * added
+        columns.append(torch.cat([nothing(lower[..., :j, j]), by_root, by_column], -1))
+        grad = grad[..., 1:, 1:] + grad_product.unsqueeze(-1) * column.conj().unsqueeze(-2)
+    triangle = torch.stack(columns, -1)
+    return (triangle.mH if node._saved_upper else triangle,)
+
+
 @derivative("LinalgLuFactorEx")
 def lu_factor(node: Any, grads: Any) -> tuple[Any]:
     """Both factors in one matrix."""
@@ -156,7 +183,8 @@ def _reflected(
         grad_scales[i] = by_scale.conj() if adjoint else by_scale
         scaled = right * -scale.conj()
         grad_along = (scaled * vector.conj()).sum(-2, keepdim=True)
-        by_vector = (scaled * along.conj()).sum(-1) + (grad_along.conj() * given).sum(-1)
+        rest = 1 if identity else 0  # what is along the first column is 1, whatever is in the vector
+        by_vector = (scaled * along.conj()).sum(-1) + (grad_along.conj() * given)[..., rest:].sum(-1)
         grad_vectors[i] = torch.cat([nothing(vectors[..., : i + 1, i]), by_vector[..., 1:]], -1)
         grad = torch.cat([above, torch.cat([left, right + vector * grad_along], -1)], -2)
     return torch.stack(grad_vectors, -1), torch.stack(grad_scales, -1) if count else nothing(scales), grad
