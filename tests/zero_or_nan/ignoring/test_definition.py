@@ -69,7 +69,8 @@ def test_the_same_in_half_and_double_precision(row):
 
 KIN = frozenset(
     """
-    AdaptiveAvgPool2D AdaptiveAvgPool3D AdaptiveMaxPool2D AdaptiveMaxPool3D Aminmax AsStrided AvgPool3D Bernoulli
+    AdaptiveAvgPool2D AdaptiveAvgPool3D AdaptiveMaxPool2D AdaptiveMaxPool3D Addbmm Addmv Addr Aminmax AsStrided
+    AvgPool3D Baddbmm Bernoulli
     Cauchy Chunk ChunkBackwardAutogradNestedTensor0 ClampMax ClampMin Complex CopyBackwards CudnnGridSampler
     DiagonalScatter EfficientAttention Exponential FakeQuantizeLearnablePerChannelAffine
     FakeQuantizeLearnablePerTensorAffine FakeQuantizePerChannelAffineCachemask
