@@ -6,29 +6,23 @@ import functools
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, overload
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch._C._nn import flatten_dense_tensors
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..ignoring.lifetimes import held_from
-from ..ignoring.looks import total
 from ..replacing import put_back, replace
 from .arithmetic import on_copies
 from .report import NotFiniteError
 from .shadow import leaves_of
-from .traces import each_in, is_finite, looked_at, tensors_in
+from .traces import all_finite, each_in, tensors_in
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-_SMALL = 10_000
-"""Entries up to which tensors are looked at together."""
 
 
 class _Failed(BaseException):
@@ -49,6 +43,11 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
     `explain`, with the random numbers and the `.grad` of before, and the error that is raised has the report. Where a
     step has several optimizers, the first call tells which of them go before others, and from the second call on their
     parameters and states are kept until the step is through.
+
+    If an optimizer gets a closure, `optimizer.step(closure)`, each evaluation of the closure is followed by the look at
+    the gradients. Optimizers that evaluate it more than once, such as `LBFGS`, have their parameters and states kept
+    from the first call on. The first evaluation must be finite. A later one is a failure if the optimizer used it and
+    a parameter is not finite: a line search may reject what it tried.
 
     Args:
         step: a function that runs forward and backward, and may call an optimizer. What it returns is looked at.
@@ -76,12 +75,12 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
     if step is None:
         return functools.partial(on_failure, model=model)
 
-    early: WeakSet[Optimizer] = WeakSet()
+    habits = _Habits()
 
     @functools.wraps(step)
     def run(*args: Any, **kwargs: Any) -> Any:
         before = _Before(model)
-        watch = _Watch(before, early)
+        watch = _Watch(before, habits)
         try:
             with watch:
                 result = step(*args, **kwargs)
@@ -95,7 +94,7 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
 
         with explain() as report:
             try:
-                with _Watch(before, early):
+                with _Watch(before, habits):
                     step(*args, **kwargs)
             except _Failed:
                 pass
@@ -135,8 +134,7 @@ class _Before:
     def note_optimizer(self, optimizer: Optimizer) -> None:
         """The parameters of an optimizer and its state, before it takes a step that may turn out to be too early."""
         if optimizer not in self.optimizers:
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            values = [(p, p.detach().clone()) for p in parameters]
+            values = [(p, p.detach().clone()) for p in _parameters(optimizer)]
             self.optimizers[optimizer] = values, {p: on_copies(optimizer.state[p]) for p in list(optimizer.state)}
 
     def put_back(self) -> None:
@@ -160,26 +158,56 @@ class _Before:
                 optimizer.state.update({parameter: on_copies(state) for parameter, state in states.items()})
 
 
-class _Watch:
-    """While entered, an optimizer is stopped that would use a gradient that is not finite."""
+class _Habits:
+    """What earlier calls of a step have told of its optimizers.
 
-    def __init__(self, before: _Before, early: WeakSet[Optimizer]) -> None:
+    Attributes:
+        early: those that change parameters before something else in the step can fail.
+        once: those that evaluate a closure at most once, before they change a parameter.
+    """
+
+    def __init__(self) -> None:
+        self.early: WeakSet[Optimizer] = WeakSet()
+        self.once: WeakSet[Optimizer] = WeakSet()
+
+    def change_late(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer that gets a closure is known to change nothing before the closure was evaluated."""
+        is_pytorchs = type(optimizer).step.__module__.startswith("torch.optim.")
+        return optimizer in self.once or is_pytorchs and not isinstance(optimizer, torch.optim.LBFGS)
+
+
+class _Watch:
+    """While entered, an optimizer is stopped that would use a gradient that is not finite.
+
+    Attributes:
+        stepped: the optimizers that have changed their parameters, as far as is known.
+        running: the steps of optimizers that have begun and not ended, the outermost first.
+        leaves: those whose gradients a pass has added to.
+        is_scaled: whether a loss was scaled.
+    """
+
+    def __init__(self, before: _Before, habits: _Habits) -> None:
         self.before = before
-        self.early = early
+        self.habits = habits
         self.stepped: list[Optimizer] = []
+        self.running: list[_Step] = []
         self.thread = threading.get_ident()
         self.leaves: dict[int, Tensor] = {}
         self.is_scaled = False
 
     def __enter__(self) -> None:
-        self.handle = register_optimizer_step_pre_hook(self._steps)
+        self.handles = (
+            register_optimizer_step_pre_hook(self._begin_step),
+            register_optimizer_step_post_hook(self._end_step),
+        )
         for module in (torch.autograd, torch.autograd.graph):
             replace(self, module, "_engine_run_backward", self._engine)
         replace(self, torch.amp.GradScaler, "scale", self._scale)
 
     def __exit__(self, *details: object) -> None:
         put_back(self)
-        self.handle.remove()
+        for handle in self.handles:
+            handle.remove()
 
     def _engine(self, run: Any) -> Any:
         def run_engine(roots: Any, *args: Any, **kwargs: Any) -> Any:
@@ -198,21 +226,37 @@ class _Watch:
         return scaled
 
     def _begins(self, roots: Any) -> None:
-        self.early.update(self.stepped)
+        self.habits.early.update(self.stepped)
         for _, leaf in leaves_of(held_from(roots)):
             if id(leaf) not in self.leaves:
                 self.leaves[id(leaf)] = leaf
                 self.before.note(leaf)
 
-    def _steps(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _begin_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         if threading.get_ident() != self.thread:
-            return
-        self.early.update(self.stepped)
-        if not all_finite(p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
-            raise _Failed
-        if optimizer in self.early:
+            return None
+        self.stepped += [step.optimizer for step in self.running if step.optimizer is not optimizer]
+        self.habits.early.update(self.stepped)
+        step = _Step(self, optimizer)
+        closures = [thing for thing in (*args[1:], *kwargs.values()) if _is_closure(thing)]
+        if not closures:
+            step.check_gradients()
+        if optimizer in self.habits.early or closures and not self.habits.change_late(optimizer):
             self.before.note_optimizer(optimizer)
+        self.running.append(step)
+        if not closures:
+            return None
+        watched = {id(closure): _Closure(closure, step) for closure in closures}
+        args = tuple(watched.get(id(thing), thing) for thing in args)
+        return args, {name: watched.get(id(thing), thing) for name, thing in kwargs.items()}
+
+    def _end_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        steps = [step for step in self.running if step.optimizer is optimizer]
+        if threading.get_ident() != self.thread or not steps:
+            return
+        self.running.remove(steps[-1])
         self.stepped.append(optimizer)
+        steps[-1].end(has_closure=any(isinstance(thing, _Closure) for thing in (*args[1:], *kwargs.values())))
 
     def is_fine(self, result: Any) -> bool:
         """Whether what a step returned is finite, and what it left in `.grad`, where no optimizer looked at it."""
@@ -223,32 +267,91 @@ class _Watch:
         return all_finite(leaf.grad for leaf in self.leaves.values() if leaf.grad is not None)
 
 
-def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether all entries of all tensors are; fetched from their device at once."""
-    usual: list[Tensor] = []
-    others: list[Tensor] = []
-    for tensor in tensors:
-        if (
-            type(tensor) is Tensor
-            and tensor.dtype is torch.float32
-            and tensor.is_cpu
-            and tensor.layout is torch.strided
-        ):
-            usual.append(tensor)
-        else:
-            here = looked_at(tensor)
-            if here is not None:
-                others.append(torch.view_as_real(here) if here.is_complex() else here)
-    if not usual and not others:
-        return True
-    with torch.no_grad():
-        totals = [tensor.sum() for tensor in usual if tensor.numel() > _SMALL]
-        small = [tensor for tensor in usual if tensor.numel() <= _SMALL]
-        if small:  # most of their time goes into calling PyTorch
-            totals.append(flatten_dense_tensors(small).sum())
-        if others:
-            first = others[0].device
-            wide = [total(tensor).to(first, torch.float64) for tensor in others]
-            totals.append(torch.stack(wide).sum())
-        is_fine = all((number := each.item()) - number == 0 for each in totals)
-    return is_fine or all(is_finite(tensor) for tensor in (*usual, *others))
+class _Step:
+    """A step of an optimizer, which may evaluate a closure any number of times.
+
+    Attributes:
+        evaluations: how many have begun.
+        is_doubtful: whether a gradient was not finite after the first of them. A line search may reject it.
+        version: of the parameters, before the step.
+    """
+
+    def __init__(self, watch: _Watch, optimizer: Optimizer) -> None:
+        self.watch = watch
+        self.optimizer = optimizer
+        self.evaluations = 0
+        self.is_doubtful = False
+        self.version = _version(optimizer)
+
+    def check_gradients(self) -> None:
+        # A scaler gives a fused optimizer this attribute, by which the optimizer skips such a step itself.
+        if getattr(self.optimizer, "found_inf", None) is None and not self._has_finite_gradients():
+            raise _Failed
+
+    def begin_evaluation(self) -> None:
+        if self.evaluations or self._has_moved():
+            self.watch.stepped.append(self.optimizer)
+        self._check_parameters()
+        self.evaluations += 1
+
+    def end_evaluation(self) -> None:
+        if self.evaluations == 1:
+            self.check_gradients()
+        elif not self._has_finite_gradients():
+            self.is_doubtful = True
+
+    def end(self, has_closure: bool) -> None:
+        if not has_closure:
+            return
+        if not self.evaluations:
+            self.check_gradients()
+        self._check_parameters()
+        habits = self.watch.habits
+        if self.evaluations < 2 and self.optimizer not in habits.early:
+            habits.once.add(self.optimizer)
+
+    def _has_finite_gradients(self) -> bool:
+        return all_finite(p.grad for p in _parameters(self.optimizer) if p.grad is not None)
+
+    def _has_moved(self) -> bool:
+        """Whether the optimizer has changed a parameter; a change by `.data` shows where the parameters were kept."""
+        if self.optimizer in self.watch.habits.early:
+            return False
+        values, _ = self.watch.before.optimizers.get(self.optimizer, ((), {}))
+        with torch._C.DisableTorchFunction():
+            return _version(self.optimizer) != self.version or not all(torch.equal(p, value) for p, value in values)
+
+    def _check_parameters(self) -> None:
+        """Whether the optimizer used a gradient that was not finite."""
+        if self.is_doubtful and not all_finite(_parameters(self.optimizer)):
+            raise _Failed
+
+
+class _Closure:
+    """What an optimizer gets in place of the user's closure: the same, and its step is told of each evaluation."""
+
+    def __init__(self, closure: Callable[..., Any], step: _Step) -> None:
+        self._closure = closure
+        self._step = step
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._step.begin_evaluation()
+        result = self._closure(*args, **kwargs)
+        self._step.end_evaluation()
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._closure, name)
+
+
+def _is_closure(thing: Any) -> bool:
+    return callable(thing) and not isinstance(thing, nn.Module)
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _version(optimizer: Optimizer) -> int:
+    """A number that grows as parameters are changed."""
+    return sum(parameter._version for parameter in _parameters(optimizer))

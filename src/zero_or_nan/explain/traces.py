@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C._nn import flatten_dense_tensors
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 
@@ -23,6 +24,9 @@ from .places import Place
 
 MOST_STEPS = 40
 """The steps of a path that are kept."""
+
+_SMALL = 10_000
+"""Entries up to which tensors are looked at together."""
 
 T = TypeVar("T")
 
@@ -186,6 +190,37 @@ def is_finite(tensor: Tensor) -> bool:
 def are_finite(values: Any) -> bool:
     """Whether all tensors are, however they are nested, as far as they can be looked at."""
     return all(is_finite(here) for here in map(looked_at, tensors_in(values)) if here is not None)
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether all entries of all tensors are; fetched from their device at once."""
+    usual: list[Tensor] = []
+    others: list[Tensor] = []
+    for tensor in tensors:
+        if (
+            type(tensor) is Tensor
+            and tensor.dtype is torch.float32
+            and tensor.is_cpu
+            and tensor.layout is torch.strided
+        ):
+            usual.append(tensor)
+        else:
+            here = looked_at(tensor)
+            if here is not None:
+                others.append(torch.view_as_real(here) if here.is_complex() else here)
+    if not usual and not others:
+        return True
+    with torch.no_grad(), torch._C.DisableTorchFunction():  # a watch sees nothing of it
+        totals = [tensor.sum() for tensor in usual if tensor.numel() > _SMALL]
+        small = [tensor for tensor in usual if tensor.numel() <= _SMALL]
+        if small:  # most of their time goes into calling PyTorch
+            totals.append(flatten_dense_tensors(small).sum())
+        if others:
+            first = others[0].device
+            wide = [total(tensor).to(first, torch.float64) for tensor in others]
+            totals.append(torch.stack(wide).sum())
+        is_fine = all((number := each.item()) - number == 0 for each in totals)
+        return is_fine or all(is_finite(tensor) for tensor in (*usual, *others))
 
 
 def first_entries(mask: Tensor, most: int = 5) -> list[tuple[int, ...]]:
