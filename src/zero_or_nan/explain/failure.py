@@ -307,7 +307,7 @@ class _Step:
             self.check_gradients()
         self._check_parameters()
         habits = self.watch.habits
-        if self.evaluations < 2 and self.optimizer not in habits.early:
+        if self.evaluations == 1 and self.optimizer not in habits.early:
             habits.once.add(self.optimizer)
 
     def _has_finite_gradients(self) -> bool:

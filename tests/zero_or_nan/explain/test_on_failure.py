@@ -10,6 +10,7 @@ from torch import nn
 
 from zero_or_nan import explain
 from zero_or_nan.explain import NotFiniteError
+from zero_or_nan.explain.failure import _Before
 
 inf, nan = float("inf"), float("nan")
 
@@ -171,11 +172,12 @@ def test_a_gradient_alone():
     assert [origin.operator for origin in caught.value.report] == ["sqrt"]
 
 
-def test_a_scaler_that_skips_a_step():
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_scaler_that_skips_a_step(fused):
     """A gradient that overflowed by the scale is the scaler's business; it lowers the scale and goes on."""
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**18)
     x = torch.randn(8, 4)
 
@@ -332,3 +334,200 @@ def test_several_optimizers(fails_at):
         assert same(training.state(), before) and not caught.value.report.notes
         training.number += 1
         step()
+
+
+class Own(torch.optim.Optimizer):
+    """An optimizer as users write them, which evaluates its closure once."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure):
+        loss = torch.enable_grad()(closure)()
+        self.move(-0.1)
+        return loss
+
+    def move(self, by):
+        for p in self.param_groups[0]["params"]:
+            average = self.state[p].setdefault("average", torch.zeros_like(p))
+            p.add_(average.lerp_(p.grad, 0.5), alpha=by)
+
+
+class Twice(Own):
+    """Evaluates its closure where it is, and where the gradient leads."""
+
+    @torch.no_grad()
+    def step(self, closure):
+        closure = torch.enable_grad()(closure)
+        closure()
+        self.move(0.1)
+        closure()
+        self.move(-0.2)
+
+
+class MovesFirst(Own):
+    """Evaluates its closure once, where it has moved to."""
+
+    @torch.no_grad()
+    def step(self, closure):
+        for p in self.param_groups[0]["params"]:
+            p.add_(0.01)
+        return super().step(closure)
+
+
+class Inner(Own):
+    """Leaves the step to another optimizer."""
+
+    def __init__(self, parameters, lr):
+        parameters = list(parameters)
+        super().__init__(parameters, lr)
+        self.inner = torch.optim.SGD(parameters, lr=lr)
+
+    def step(self, closure):
+        return self.inner.step(closure)
+
+
+class WithClosure(Training):
+    """The optimizer gets a closure, and one evaluation of the closure fails."""
+
+    def __init__(self, fails_at, make, evaluation=0, **options):
+        super().__init__(fails_at, make)
+        self.failing, self.named = evaluation, options.get("named")
+        self.watched = explain.on_failure(self.step, model=self.model)
+
+    def step(self, x):
+        self.called += 1
+        self.evaluation = -1
+
+        def closure():
+            self.evaluation += 1
+            bad = self.number == self.fails_at and self.evaluation == self.failing
+            y = self.model(x + 0.01 * torch.randn_like(x)).sigmoid()
+            loss = (y * float(not bad)).log().mean().neg()
+            self.optimizer.zero_grad()
+            loss.backward()
+            return loss
+
+        self.optimizer.step(**{"closure": closure}) if self.named else self.optimizer.step(closure)
+
+    def state(self):
+        return {name: value for name, value in super().state().items() if name != "grads"}  # closures clear them
+
+
+OPTIM = torch.optim
+WITH_CLOSURE = [OPTIM.SGD, OPTIM.Adam, OPTIM.Rprop, OPTIM.Adagrad, OPTIM.LBFGS, Own, Twice, MovesFirst, Inner]
+
+
+@pytest.mark.parametrize("evaluation", [0, 1, 4])
+@pytest.mark.parametrize("fails_at", [0, 2])
+@pytest.mark.parametrize("make", WITH_CLOSURE)
+def test_closures(make, fails_at, evaluation):
+    """The evaluation that fails is found, and the step leaves no trace; the next goes on from there."""
+    evaluations = {OPTIM.LBFGS: 20, Twice: 2}.get(make, 1)
+    if evaluation >= evaluations:
+        pytest.skip("evaluates its closure less often")
+    training = WithClosure(fails_at, make, evaluation, named=evaluation == 0)
+    training.run(fails_at)
+    training.number = fails_at
+    x, before, called = torch.randn(5, 3), None, training.called
+    before = training.state()
+    with pytest.raises(NotFiniteError) as caught:
+        training.watched(x)
+    assert training.called == called + 2 and training.evaluation == evaluation
+    assert same(training.state(), before)
+    (origin,) = caught.value.report.origins
+    assert (origin.operator, origin.times) == ("log", 1) and not caught.value.report.notes
+    training.fails_at = None
+    training.watched(x)
+    assert all(bool(p.isfinite().all()) for p in training.model.parameters())
+
+
+@pytest.mark.parametrize("make", WITH_CLOSURE)
+def test_closures_that_are_well(make):
+    watched, plain = WithClosure(None, make), None
+    watched.run(3)
+    plain = WithClosure(None, make)
+    plain.watched = plain.step
+    plain.run(3)
+    assert same(plain.state(), watched.state()) and watched.called == 3
+
+
+def test_optimizers_that_evaluate_once_keep_nothing(monkeypatch):
+    """PyTorch's from the first step on, the user's own from the second."""
+    kept = []
+    monkeypatch.setattr(_Before, "note_optimizer", lambda self, optimizer: kept.append(type(optimizer)))
+    for make in (OPTIM.Adam, Own, Twice, OPTIM.LBFGS):
+        WithClosure(None, make).run(3)
+    assert [kept.count(make) for make in (OPTIM.Adam, Own, Twice, OPTIM.LBFGS)] == [0, 1, 3, 3]
+
+
+def test_a_line_search_rejects_what_it_tried():
+    """The first trial overflows; LBFGS tries a shorter step, and all is well."""
+    losses = []
+
+    def trained(watch):
+        w = torch.full((2,), 2.0, requires_grad=True)
+        optimizer = OPTIM.LBFGS([w], lr=100, max_iter=5, line_search_fn="strong_wolfe")
+
+        def closure():
+            optimizer.zero_grad()
+            loss = w.square().exp().sum()
+            loss.backward()
+            losses.append(loss.item())
+            return loss
+
+        return watch(lambda: optimizer.step(closure).detach())(), w
+
+    assert same(trained(explain.on_failure), trained(lambda step: step))
+    assert inf in losses
+
+
+def test_other_things_that_an_optimizer_gets():
+    """An object that can be called keeps its attributes; a module is passed on; a closure may be left alone."""
+
+    class Closure:
+        rate = 0.5
+
+        def __call__(self):
+            return None
+
+    class Odd(Own):
+        def step(self, closure, model, evaluates=True):
+            assert closure.rate == 0.5 and isinstance(model, nn.Linear)
+            if evaluates:
+                closure()
+            with torch.no_grad():
+                self.move(-0.1)
+
+    for evaluates in (True, False):
+        w = torch.ones(2, requires_grad=True)
+        optimizer = Odd([w], lr=1)
+
+        @explain.on_failure
+        def step(x, w=w, optimizer=optimizer, evaluates=evaluates):
+            (w * x).sqrt().sum().backward()
+            optimizer.step(Closure(), model=nn.Linear(1, 1), evaluates=evaluates)
+
+        step(torch.ones(2))
+        kept = w.detach().clone()
+        with pytest.raises(NotFiniteError) as caught:
+            step(torch.tensor([0.0, 1.0]))
+        assert [origin.operator for origin in caught.value.report] == ["sqrt"]
+        assert torch.equal(w, kept) and not caught.value.report.notes
+
+
+def test_nothing_of_the_watch_is_told_of():
+    """Parameters that are NaN already are told of where the model takes them in."""
+    w = torch.full((2,), nan, requires_grad=True)
+    optimizer = OPTIM.SGD([w], lr=0.1)
+
+    @explain.on_failure
+    def step():
+        (w * w).sum().backward()
+        optimizer.step()
+
+    for _ in range(2):
+        with pytest.raises(NotFiniteError) as caught:
+            step()
+        assert [(origin.kind, origin.operator) for origin in caught.value.report] == [("bad input", "mul")]
