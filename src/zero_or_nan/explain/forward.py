@@ -292,3 +292,19 @@ def apart(call: Call, result: Tensor, bad: Tensor, inputs: Sequence[Tensor], at:
     if alone is None or alone.shape != bad.shape:
         return torch.zeros_like(bad)
     return bad & ~torch.isfinite(alone)
+
+
+def came_too(call: Call, births: Tensor, at: int) -> Tensor:
+    """Those of the entries that an operator made which its operands make not finite as well.
+
+    Such an entry stays not finite if all the finite numbers become small ones. A pole at one such number says nothing.
+    """
+    for small in (1.0, 0.5):
+        try:
+            alone = call.results(lambda tensor, small=small: torch.where(torch.isfinite(tensor), small, tensor))[at]  # type: ignore[misc]
+        except Exception:
+            return torch.zeros_like(births)
+        if alone is None or alone.shape != births.shape:
+            return torch.zeros_like(births)
+        births = births & ~torch.isfinite(alone)
+    return births

@@ -31,6 +31,7 @@ from .forward import (
     Plan,
     apart,
     born_at,
+    came_too,
     come_in,
     describe,
     infinite_number,
@@ -347,6 +348,8 @@ class Recorder:
             mine.append(found)
             carried.append((found, births))
         rest = entries & ~births
+        if mine and traces and call.name not in MEANT:
+            rest |= came_too(call, births, at)
         if bool(rest.any()) or not mine:
             carried += [(found, rest) for found in dict.fromkeys(enters)]
         else:
