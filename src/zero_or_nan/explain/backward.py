@@ -29,10 +29,10 @@ from ..ignoring.graph import (
 from ..ignoring.lifetimes import held_from
 from ..ignoring.looks import harmless
 from .arithmetic import again, first_born, limit, number
-from .forward import CALLED, CARRIES, PASSES, READABLE, Call, come_in, describe, finite_ones, note_call
+from .forward import CALLED, CARRIES, PASSES, READABLE, Call, come_in, describe, finite_ones, held_before, note_call
 from .places import Place, place_here, users_frame
 from .shadow import Shadow, leaves_of, shadow_of
-from .traces import Found, Trace, are_finite, is_finite, joined, looked_at
+from .traces import Found, Trace, all_finite, are_finite, is_finite, joined, looked_at
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -69,6 +69,7 @@ class Watched:
         carried: by node and output, what in the forward pass was not finite, with its entries.
         born: at which node something was born in this pass.
         reached: where something has come to, in passes inside of this one too.
+        holders: the leaves with a `.grad` that this pass adds to, by whether both are finite unless something arrives.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Watched:
         self.carried: dict[Any, dict[int, list[tuple[Found, Tensor]]]] = {}
         self.born: dict[Any, tuple[Found, Tensor]] = {} if outer is None else outer.born
         self.reached: list[Reached] = [] if outer is None else outer.reached
+        self.holders: dict[Edge, bool] = {} if outer is None else dict(outer.holders)
         self.root_edges = {edge_of(root) for root in roots}
         self.loss_trace: Trace | None = None
         self.shadow: Shadow | None = None
@@ -112,6 +114,8 @@ class Watched:
             if here is not None and edge is not None and not is_finite(here):
                 call = Call(None, "backward", place_here(users_frame()))
                 self.arrived[edge] = Trace({recorder.given(vector, here, call): ("backward",)})
+        if self.accumulates:
+            self._look_at_holders()
         if recorder.carries:
             for node in self.graph:
                 carried = node.metadata.get(CARRIES)
@@ -124,6 +128,32 @@ class Watched:
         for node in self.graph:
             if type(node) is not AccumulateGrad:
                 self._handles.append(node.register_hook(self._hook(node)))
+
+    def _look_at_holders(self) -> None:
+        """Whether a gradient that this pass adds to is not finite already."""
+        asked = {edge_of(tensor) for tensor in self.inputs}
+        holders = {(node, 0): leaf for node, leaf in leaves_of(self.graph) if not asked or (node, 0) in asked}
+        grads = {
+            edge: leaf.grad for edge, leaf in holders.items() if leaf.grad is not None and edge not in self.holders
+        }
+        if not grads:
+            return
+        alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+        self.holders.update({edge: alone and not holders[edge]._backward_hooks for edge in grads})
+        if all_finite(grads.values()):
+            return
+        found: Found | None = None
+        for edge, grad in grads.items():
+            here = looked_at(grad)
+            if here is None or is_finite(here):
+                continue
+            self.holders[edge] = False
+            trace = self.recorder.traces.of(grad) or self.recorder.suspects.of(grad)
+            if trace is None:
+                found = found or held_before(grad, here, Call(None, "backward", place_here(users_frame())))
+                trace = Trace({found: ()})
+                self.recorder.traces.keep(grad, trace)
+            self.arrived[edge] = trace
 
     def _trace_of(self, value: Any) -> Trace | None:
         """What a tensor that is not finite has it from, where that is known."""
@@ -213,11 +243,12 @@ class Watched:
     def _added_up(self, edge: Edge, here: Tensor) -> Trace | None:
         """Gradients that were finite, and whose sum is too large."""
         senders = [node for node, edges in self.graph.items() for other in edges if other == edge]
-        if len(senders) < 2 or bool(here.isnan().any()):
+        count = len(senders) + self.holders.get(edge, False)
+        if count < 2 or bool(here.isnan().any()):
             return None
         bad = ~torch.isfinite(here)
         call = Call(None, *self._called(senders[0])[1])
-        text = f"the sum of {len(senders)} gradients > {limit(here.dtype)}"
+        text = f"the sum of {count} gradients > {limit(here.dtype)}"
         return Trace({describe("made", call, here, bad, text, "backward", too_large=True): (call.name,)})
 
     def _is_explained(self, node: Any, arriving: Sequence[Any], traces: Sequence[Trace]) -> bool:
@@ -373,10 +404,10 @@ class Watched:
     def ended(self, results: Any) -> None:
         """The pass is over: who was reached by what is told."""
         for target, edge, gradient in self._targets(results):
-            trace = self.arrived.get(edge)
             here = looked_at(gradient)
             if here is not None and is_finite(here):
                 here = None
+            trace = self.arrived.get(edge) or self.recorder.traces.of(gradient)  # a hook may have made it
             if trace is None and here is not None and self.loss_trace is None:
                 trace = self._added_up(edge, here)
             if trace is None and here is not None and not self.reached:
@@ -407,6 +438,8 @@ class Watched:
         """What an origin is, and whether `ignoring` mended what it reached; None where that was not tried."""
         leaves = [target for target in targets if target.edge is not None]
         mended = None
+        if found.held:
+            return "bad input", None
         if self.shadow is not None and leaves:
             mended = all(self.shadow.mended(target.target, target.edge) for target in leaves if target.edge)
         used = self._used(found)

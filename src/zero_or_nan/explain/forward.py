@@ -250,6 +250,13 @@ def come_in(tensor: Tensor, here: Tensor, call: Call) -> Found:
     return describe("given", call, tensor, bad, text, infinite=infinite, tensor=weakref.ref(tensor))
 
 
+def held_before(grad: Tensor, here: Tensor, call: Call) -> Found:
+    """A `.grad` that is not finite before a pass adds to it."""
+    bad = ~torch.isfinite(here)
+    text = f"{number(here[bad][0].item())} in .grad before this pass"
+    return describe("given", call, grad, bad, text, held=True)
+
+
 def born_at(call: Call, result: Tensor, entries: Tensor, at: int, of_finite: bool) -> Found:
     """What an operator made.
 

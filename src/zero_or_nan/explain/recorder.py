@@ -529,7 +529,9 @@ class Recorder:
             rank=_rank(),
             is_sure=found.is_sure,
         )
-        origin.remedy, origin.chapter = remedy(kind, found.operator, origin.dtype, mended)
+        origin.remedy, origin.chapter = remedy(
+            kind, "zero_grad" if found.held else found.operator, origin.dtype, mended
+        )
         self._told[key] = origin
         self._last[key] = found
         self.report.origins.append(origin)

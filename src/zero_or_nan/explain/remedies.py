@@ -109,6 +109,11 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "loss = per_row[good].mean()  # with ignoring.backward(loss)",
         "slicing-nan#what-to-do",
     ),
+    ("bad input", "zero_grad"): Remedy(
+        "# a pass adds to what .grad holds; watch the one that left this there, too\n"
+        "optimizer.zero_grad()  # before the pass",
+        "find-it-in-your-model#bad-input",
+    ),
 }
 """By kind and operator; the empty operator is for all others."""
 

@@ -51,6 +51,7 @@ class Found:
         too_large: whether the numbers were only too large for the dtype.
         infinite: of what came in, whether there was no NaN in it.
         tensor: what came in.
+        held: whether it was in `.grad` before a pass added to it.
         in_backward: what backward multiplied there, where that made a gradient that is not finite.
         is_sure: whether it was found out that the loss uses the entries, or ignores them.
         number: in order of time.
@@ -69,6 +70,7 @@ class Found:
     too_large: bool = False
     infinite: bool = False
     tensor: weakref.ref[Tensor] | None = None
+    held: bool = False
     in_backward: str = ""
     is_sure: bool = True
     number: int = field(default_factory=itertools.count().__next__)

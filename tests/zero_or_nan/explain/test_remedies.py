@@ -51,6 +51,9 @@ def situations():
     yield "overflow", "exp", "float16", None, {"x": x, "f": lambda x: x.exp().log(), "device_type": "cpu"}
     x = torch.tensor([[1.0, torch.nan], [1.0, 2.0]], requires_grad=True)
     yield "bad input", "", "float32", None, {"x": x, "per_row": x.square().sum(-1)}
+    x = leaf(1.0, 2.0)
+    x.grad = torch.tensor([torch.nan, 1.0])
+    yield "bad input", "zero_grad", "float32", None, {"x": x, "loss": x.sum(), "optimizer": torch.optim.SGD([x])}
 
 
 @pytest.mark.parametrize(

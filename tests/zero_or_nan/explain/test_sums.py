@@ -2,7 +2,9 @@
 
 import math
 
+import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from zero_or_nan import explain
 
@@ -35,10 +37,85 @@ def test_a_vector_that_is_not_finite():
     assert report.origins[0].source == "(x * 2).backward(torch.tensor([1.0, math.inf]))"
 
 
-def test_a_gradient_from_before_the_block():
-    """Nothing in the block made it."""
-    x = torch.tensor([1.0], requires_grad=True)
-    x.grad = torch.tensor([math.nan])
+def held(*values):
+    """Leaves with a `.grad` from before the block."""
+    leaves = [torch.tensor([1.0, 2.0], requires_grad=True) for _ in values]
+    for leaf, value in zip(leaves, values, strict=True):
+        leaf.grad = torch.tensor([value, 1.0])
+    return leaves
+
+
+PASSES = {
+    "plain": lambda w, v: (w * v).sum().backward(),
+    "twice": lambda w, v: [(w * v).sum().backward() for _ in range(2)],
+    "of one each": lambda w, v: [v.sin().sum().backward(), w.sum().backward()],
+    "recomputed": lambda w, v: checkpoint(lambda w: (w * v).sin(), w, use_reentrant=False).sum().backward(),
+    "then used": lambda w, v: [(w * v).sum().backward(), (w.grad * v).sum().backward()],
+}
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("name", PASSES)
+def test_gradients_from_before_the_block(name, bad):
+    """What a pass adds to them is not finite, and nothing in the block made it."""
+    w, v = held(bad, bad)
     with explain() as report:
-        (x * 2 + x).sum().backward()
-    assert report.ok
+        PASSES[name](w, v)
+    (origin,) = report
+    assert (origin.kind, origin.phase, origin.operator) == ("bad input", "forward", "backward")
+    assert (origin.entries, origin.times, origin.mended) == ([(0,)], 1 + (name == "of one each"), None)
+    assert origin.operands == f"{bad} in .grad before this pass" and "zero_grad" in origin.remedy
+    assert {"w", "v"} <= set(origin.reached)
+
+
+def test_gradients_from_before_the_block_beside_others():
+    """Each has its own origin: an infinite slope, a contamination, and what was there."""
+    w, v = held(math.nan, 1.0)
+    with explain() as report:
+        torch.where(v > 1, (v - 1).sqrt(), 0).sum().backward()
+        (w - 1).sqrt().sum().backward()
+    assert told(report) == [
+        ("contaminated", "backward", "sqrt"),
+        ("bad input", "forward", "backward"),
+        ("undefined", "backward", "sqrt"),
+    ]
+    assert [origin.reached for origin in report] == [["v"], ["w"], ["w"]]
+
+
+@pytest.mark.parametrize("name", ["none", "zero", "other inputs", "grad", "another leaf"])
+def test_gradients_from_before_the_block_that_no_pass_adds_to(name):
+    w, v = held(math.nan, 1.0)
+    with explain() as report:
+        if name in ("none", "zero"):
+            torch.optim.SGD([w, v], lr=0.1).zero_grad(set_to_none=name == "none")
+        if name == "grad":
+            torch.autograd.grad((w * v).sum(), [w, v])
+        else:
+            (v if name == "another leaf" else w * v).sum().backward(inputs=[v] if name == "other inputs" else None)
+    assert report.ok, report
+
+
+def test_gradients_of_this_block_are_told_of_once():
+    w, v = held(1.0, 1.0)
+    with explain() as report:
+        (w * v - w * v).sqrt().sum().backward()
+        (w * v).sum().backward()
+    assert told(report) == [("undefined", "backward", "sqrt")]
+
+
+def test_gradients_of_several_passes():
+    """They are finite, and their sum is not."""
+    x = torch.tensor([1.0], requires_grad=True)
+    with explain() as report:
+        for _ in range(3):
+            (x * 2e38 - 2e38).sum().backward()
+    assert x.grad.isinf() and told(report) == [("overflow", "backward", "mul")]
+    assert report.origins[0].operands == "the sum of 2 gradients > 3.4e38"
+
+
+def test_a_hook_of_a_leaf():
+    x = torch.tensor([1.0], requires_grad=True)
+    x.register_hook(lambda gradient: gradient * 3e38)
+    with explain() as report:
+        (x * 2).sum().backward()
+    assert x.grad.isinf() and told(report) == [("overflow", "backward", "mul")]
