@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .traces import looked_at, tensors_in
+from .traces import is_sparse, looked_at, stored, tensors_in
 
 WRITTEN: dict[str, str] = {
     "add": "{} + {}",
@@ -170,8 +170,16 @@ def on_copies(things: Any, change: Callable[[Tensor], Tensor] | None = None) -> 
     """The arguments with a copy in place of each tensor, so that running again changes nothing."""
     if isinstance(things, Tensor):
         copy = things.detach()
-        copy = copy.clone() if looked_at(things) is not None or not things.is_sparse else copy
-        return change(copy) if change is not None and looked_at(things) is not None else copy
+        here = looked_at(things)
+        copy = copy.clone() if here is not None or not things.is_sparse else copy
+        if change is None or here is None:
+            return copy
+        if not is_sparse(copy):
+            return change(copy)
+        changed = change(here)
+        copy = copy.to(changed.dtype)
+        stored(copy).copy_(changed)
+        return copy
     if isinstance(things, (tuple, list)):
         parts = [on_copies(thing, change) for thing in things]
         return type(things)(*parts) if hasattr(things, "_fields") else type(things)(parts)
@@ -217,7 +225,7 @@ def _copied(things: Any) -> Any:
 def _entrywise(operands: Any, out: Tensor) -> bool:
     """Whether entries of the operands belong to entries of the result, as far as shapes tell."""
     tensors = [operand for operand in operands if isinstance(operand, Tensor)]
-    if not tensors or any(isinstance(operand, (tuple, list)) for operand in operands):
+    if not tensors or any(isinstance(operand, (tuple, list)) for operand in operands) or any(map(is_sparse, tensors)):
         return False
     try:
         shapes = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
@@ -241,7 +249,7 @@ def _born(name: str, operands: Any, out: Tensor, entries: Tensor, dtype: torch.d
 def _written(name: str, operands: Any, out: Tensor, entries: Tensor, dtype: torch.dtype) -> Born:
     index = tuple(entries.nonzero()[0].tolist()) if entries.dim() else ()
     result = out[index].item()
-    if name in SAID:
+    if name in SAID and not any(map(is_sparse, tensors_in(operands))):
         text = SAID[name](operands, out, index)
         if text:
             formula = re.split("[:,]", text)[0]  # what follows is a remark

@@ -28,7 +28,7 @@ from ..ignoring.graph import (
 )
 from ..ignoring.lifetimes import held_from
 from ..ignoring.looks import harmless
-from .arithmetic import again, first_born, limit, number
+from .arithmetic import again, first_born, limit, number, on_copies
 from .forward import CALLED, CARRIES, PASSES, READABLE, Call, come_in, describe, finite_ones, held_before, note_call
 from .places import Place, place_here, users_frame
 from .shadow import Shadow, leaves_of, shadow_of
@@ -491,7 +491,7 @@ class Watched:
 
 def _finite(arriving: Sequence[Any]) -> list[Any]:
     """What arrives, with 1 where it is not finite."""
-    return [value if looked_at(value) is None else finite_ones(value.detach()) for value in arriving]
+    return on_copies(list(arriving), finite_ones)
 
 
 def can_run_again(node: Any) -> bool:

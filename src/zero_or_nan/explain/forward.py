@@ -21,7 +21,7 @@ from ..ignoring.graph import TELLS_OF_HOOKS
 from ..ignoring.lifetimes import DEEP_GRAPHS
 from .arithmetic import Born, again, first_born, is_nan, number, on_copies
 from .places import Place
-from .traces import Found, each_in, first_entries, looked_at, tensors_in
+from .traces import Found, each_in, first_entries, first_stored, is_sparse, looked_at, tensors_in
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -227,14 +227,17 @@ def describe(
     nature: Any, call: Call, whole: Tensor, entries: Tensor, operands: str, phase: Any = "forward", **more: Any
 ) -> Found:
     """What was found, in the words of a tensor and its entries."""
+    where = first_stored(whole, entries) if is_sparse(whole) else None
+    shape = entries.shape if where is None else whole.shape
+    where = first_entries(entries) if where is None else where
     return Found(
         nature,
         phase,
         call.name,
         call.place,
-        first_entries(entries),
+        where,
         int(entries.sum()),
-        tuple(entries.shape),
+        tuple(shape),
         whole.dtype,
         whole.device,
         operands,

@@ -44,7 +44,7 @@ from .patches import Patches
 from .places import Place, is_recomputed, modules_around, place_here, users_frame
 from .remedies import remedy
 from .report import NotFiniteError, Origin, Report
-from .traces import Found, Trace, Traces, is_finite, is_transformed, joined, looked_at, tensors_in
+from .traces import Found, Trace, Traces, is_finite, is_sparse, is_transformed, joined, looked_at, memory, tensors_in
 from .undoing import Undoing
 
 _MAKES_DATA = frozenset(
@@ -123,7 +123,7 @@ class Recorder:
         if not torch.is_grad_enabled() or not args or _is_left(plan, args):
             return None
         target = looked_at(args[0])
-        return None if target is None else target.detach().clone()
+        return None if target is None else (args[0] if is_sparse(args[0]) else target).detach().clone()
 
     def after(self, func: Any, plan: Plan, args: Any, kwargs: Any, result: Any, before: Tensor | None) -> None:
         """A function has returned."""
@@ -209,7 +209,7 @@ class Recorder:
                         call = Call(kind, kind.__name__, place, args)
                         trace = Trace({describe("made", call, tensor, ~torch.isfinite(here), ""): (kind.__name__,)})
                         self.traces.keep(tensor, trace)
-                    self.loose[tensor.untyped_storage()._cdata] = trace
+                    self.loose[memory(tensor)._cdata] = trace
                     self._carry(tensor, [(found, ~torch.isfinite(here)) for found in trace.found])
         except Exception as error:
             self.failed(kind.__name__, error)
@@ -242,7 +242,7 @@ class Recorder:
     def _taken_in(self, args: Any, kwargs: Any) -> None:
         for tensor in tensors_in((args, kwargs)):
             if looked_at(tensor) is not None:
-                self.loose.pop(tensor.untyped_storage()._cdata, None)
+                self.loose.pop(memory(tensor)._cdata, None)
 
     def _suspected(self, args: Any) -> None:
         """A parameter is changed by what is suspected."""
@@ -307,7 +307,7 @@ class Recorder:
             trace = self._of_result(call, plan, at, tensor, here, inputs, traces, enters)
             if trace is not None:
                 self.traces.keep(tensor, trace)
-                self.loose[tensor.untyped_storage()._cdata] = trace
+                self.loose[memory(tensor)._cdata] = trace
                 if len(self.loose) > 1000:
                     self.loose.pop(next(iter(self.loose)))
         for tensor in buffers:
@@ -572,7 +572,13 @@ class Recorder:
 
 def _is_left(plan: Plan, args: Any) -> bool:
     """Whether what a function in place has overwritten can be told from what is there afterwards."""
-    return plan.in_place and plan.name in LEAVES and bool(args) and type(args[0]) in (Tensor, Parameter)
+    return (
+        plan.in_place
+        and plan.name in LEAVES
+        and bool(args)
+        and type(args[0]) in (Tensor, Parameter)
+        and not is_sparse(args[0])
+    )
 
 
 def _is_meant(found: Found, function: str) -> bool:

@@ -25,6 +25,8 @@ from .places import Place
 MOST_STEPS = 40
 """The steps of a path that are kept."""
 
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
 _SMALL = 10_000
 """Entries up to which tensors are looked at together."""
 
@@ -127,11 +129,11 @@ class Traces:
     def of(self, tensor: Tensor) -> Trace | None:
         if not self._by_memory:
             return None
-        known = self._by_memory.get(tensor.untyped_storage()._cdata)
+        known = self._by_memory.get(memory(tensor)._cdata)
         return known[1] if known is not None else None
 
     def keep(self, tensor: Tensor, trace: Trace) -> None:
-        storage = tensor.untyped_storage()
+        storage = memory(tensor)
         self._by_memory[storage._cdata] = StorageWeakRef(storage), trace
         if len(self._by_memory) > 2 * self._swept:
             for key in [key for key, (memory, _) in self._by_memory.items() if memory.expired()]:
@@ -139,7 +141,7 @@ class Traces:
             self._swept = max(64, len(self._by_memory))
 
     def forget(self, tensor: Tensor) -> None:
-        self._by_memory.pop(tensor.untyped_storage()._cdata, None)
+        self._by_memory.pop(memory(tensor)._cdata, None)
 
 
 def tensors_in(things: Any) -> Iterator[Tensor]:
@@ -159,10 +161,26 @@ def each_in(things: Any, kind: type[T]) -> Iterator[T]:
             yield from each_in(thing, kind)
 
 
-def looked_at(tensor: Any) -> Tensor | None:
-    """The numbers of a tensor, where they can be had: of a distributed one its part here; None for all others.
+def is_sparse(tensor: Tensor) -> bool:
+    """Whether a tensor stores some of its elements only."""
+    return tensor.layout in _SPARSE
 
-    Numbers of eight bits are widened.
+
+def stored(tensor: Tensor) -> Tensor:
+    """The elements that a sparse tensor stores, in the same memory."""
+    tensor = tensor.detach()
+    return tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
+
+
+def memory(tensor: Tensor) -> Any:
+    """Where the numbers of a tensor are."""
+    return (stored(tensor) if is_sparse(tensor) else tensor).untyped_storage()
+
+
+def looked_at(tensor: Any) -> Tensor | None:
+    """The numbers of a tensor, where they can be had; None for all others.
+
+    Of a distributed tensor its part here, of a sparse one what it stores. Numbers of eight bits are widened.
     """
     if type(tensor) not in _DENSE:
         if not isinstance(tensor, Tensor):
@@ -174,8 +192,12 @@ def looked_at(tensor: Any) -> Tensor | None:
     dtype = tensor.dtype
     if not (dtype.is_floating_point or dtype.is_complex):
         return None
-    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested or is_transformed(tensor):
+    if tensor.is_meta or tensor.is_nested or is_transformed(tensor):
         return None
+    if tensor.layout is not torch.strided:
+        if not is_sparse(tensor):
+            return None
+        tensor = stored(tensor)
     if not tensor.untyped_storage().nbytes() or not tensor.numel():
         return None
     if dtype.itemsize == 1:  # of eight bits, or of two numbers in them: these can't be added up as they are
@@ -196,6 +218,11 @@ def are_finite(values: Any) -> bool:
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether all entries of all tensors are; fetched from their device at once."""
+    with torch._C.DisableTorchFunction():  # a watch sees nothing of it
+        return _all_finite(tensors)
+
+
+def _all_finite(tensors: Iterable[Tensor]) -> bool:
     usual: list[Tensor] = []
     others: list[Tensor] = []
     for tensor in tensors:
@@ -212,7 +239,7 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
                 others.append(torch.view_as_real(here) if here.is_complex() else here)
     if not usual and not others:
         return True
-    with torch.no_grad(), torch._C.DisableTorchFunction():  # a watch sees nothing of it
+    with torch.no_grad():
         totals = [tensor.sum() for tensor in usual if tensor.numel() > _SMALL]
         small = [tensor for tensor in usual if tensor.numel() <= _SMALL]
         if small:  # most of their time goes into calling PyTorch
@@ -228,3 +255,13 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
 def first_entries(mask: Tensor, most: int = 5) -> list[tuple[int, ...]]:
     """The indices of the first entries of a mask that are True."""
     return [tuple(entry) for entry in mask.nonzero()[:most].tolist()]
+
+
+def first_stored(tensor: Tensor, mask: Tensor) -> list[tuple[int, ...]] | None:
+    """Their indices in a sparse tensor, of which the mask is for what it stores; None for other layouts."""
+    if mask.shape != stored(tensor).shape or tensor.layout not in (torch.sparse_coo, torch.sparse_csr):
+        return None
+    if tensor.layout is torch.sparse_csr and tensor.dim() > 2:  # a batch
+        return None
+    indices = tensor.detach().to_sparse_coo()._indices().T
+    return [(*indices[at].tolist(), *rest) for at, *rest in first_entries(mask)]
