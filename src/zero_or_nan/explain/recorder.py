@@ -123,7 +123,13 @@ class Recorder:
         if not torch.is_grad_enabled() or not args or _is_left(plan, args):
             return None
         target = looked_at(args[0])
-        return None if target is None else (args[0] if is_sparse(args[0]) else target).detach().clone()
+        if target is None or not is_sparse(args[0]):
+            return None if target is None else target.detach().clone()
+        copy: Tensor = args[0].detach().clone()
+        trace = self.traces.of(args[0])
+        if trace is not None:
+            self.traces.keep(copy, trace)  # afterwards its numbers may be elsewhere in memory
+        return copy
 
     def after(self, func: Any, plan: Plan, args: Any, kwargs: Any, result: Any, before: Tensor | None) -> None:
         """A function has returned."""
@@ -292,7 +298,7 @@ class Recorder:
             here = looked_at(tensor)
             if here is None or id(tensor) in skipped or bool(torch.isfinite(here).all()):
                 continue
-            original = args[0] if tensor is before else tensor
+            original = args[0] if tensor is before and not is_sparse(tensor) else tensor
             trace = self.traces.of(original)
             if trace is None:
                 trace = Trace({self._came_in(original, here, call): ()})
@@ -399,7 +405,9 @@ class Recorder:
 
     def _newborn(self, call: Call, result: Tensor, births: Tensor, at: int, of_finite: bool) -> Found:
         written = infinite_number((call.args, call.kwargs))
-        if written is not None and (written != written or not bool((result.isnan() & births).any())):
+        here = looked_at(result)
+        is_nan = here is not None and bool((here.isnan() & births).any())
+        if written is not None and (written != written or not is_nan):
             return describe("meant" if written == written else "given", call, result, births, str(written))
         return born_at(call, result, births, at, of_finite)
 

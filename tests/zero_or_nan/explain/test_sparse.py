@@ -1,0 +1,142 @@
+"""Sparse tensors: what they store is looked at, and followed as it is in dense ones."""
+
+import pytest
+import torch
+from torch import nn
+
+from zero_or_nan import explain
+from zero_or_nan.explain import NotFiniteError
+
+inf, nan = float("inf"), float("nan")
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Sparse CSR tensor support"),
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),
+]
+
+LAYOUTS = [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc]
+
+
+def told(report):
+    return [(origin.kind, origin.phase, origin.operator) for origin in report]
+
+
+USES = {
+    "product": lambda a, w: a @ w,
+    "addmm": lambda a, w: torch.addmm(w, a, w),
+    "linear": lambda a, w: nn.functional.linear(a, w.T),
+    "dense": lambda a, w: a.to_dense() * w,
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_data(layout, use):
+    """NaN in the data is bad input where the loss uses it; nothing else is told, and clean data is clean."""
+    for bad in (nan, 2.0):
+        adjacency = torch.tensor([[1.0, bad, 0.0], [0.0, 0.0, 3.0], [1.0, 0.0, 0.0]]).to_sparse(layout=layout)
+        weight = torch.ones(3, 3, requires_grad=True)
+        with explain() as report:
+            USES[use](adjacency, weight).sum().backward()
+        if bad == 2:
+            assert report.ok
+            continue
+        (origin,) = report
+        assert (origin.kind, origin.phase, origin.count) == ("bad input", "forward", 1)
+        assert {"the loss"} <= set(origin.reached) and "nan in adjacency" in origin.operands
+        assert (origin.entries, origin.shape) == (
+            ([(0, 1)], (3, 3)) if layout is not torch.sparse_csc else ([(2,)], (4,))
+        )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_that_the_loss_ignores(layout):
+    adjacency = torch.tensor([[1.0, nan], [3.0, 0.0]]).to_sparse(layout=layout)
+    weight = torch.ones(2, 1, requires_grad=True)
+    with explain() as report:
+        (adjacency @ weight)[1:].sum().backward()
+    assert [(origin.phase, origin.operator) for origin in report] == [("forward", "matmul")]
+    assert "the loss" not in report.origins[0].reached
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_what_is_made_before_and_in_a_sparse_tensor(layout):
+    """A logarithm of 0 becomes a stored element; a sparse product overflows."""
+    x = torch.tensor([1.0, 0.0], requires_grad=True)
+    with explain() as report:
+        (x.log().diag().to_sparse(layout=layout) @ torch.ones(2, 1)).sum().backward()
+    assert told(report) == [("undefined", "forward", "log")]
+    assert "to_sparse" in report.origins[0].path and {"x", "the loss"} <= set(report.origins[0].reached)
+
+    weight = torch.ones(2, 1, requires_grad=True)
+    with explain() as report:
+        large = torch.eye(2).to_sparse(layout=layout) * 3e38
+        (large * 2 @ weight).sum().backward()
+    assert told(report) == [("overflow", "forward", "mul")]
+    assert report.origins[0].entries == [(0, 0), (1, 1)]
+
+
+@pytest.mark.parametrize("change", ["mul_", "add_", "zero_", "copy_"])
+def test_in_place(change):
+    """Sparse tensors that are changed may have their numbers elsewhere afterwards."""
+    sparse = torch.eye(2).to_sparse()
+    weight = torch.ones(2, 1, requires_grad=True)
+    other = {"mul_": [2], "add_": [torch.eye(2).to_sparse()], "copy_": [torch.eye(2).to_sparse()], "zero_": []}[change]
+    with explain() as report:
+        sparse.mul_(3e38).mul_(2)
+        getattr(sparse, change)(*other)
+        (sparse @ weight).sum().backward()
+    assert told(report) == ([("overflow", "forward", "mul")] if change in ("mul_", "add_") else [])
+
+
+def test_elements_that_are_stored_twice():
+    with explain() as report:
+        stored = torch.sparse_coo_tensor([[0, 0], [1, 1]], torch.tensor([3e38, 3e38]), (2, 2)).coalesce()
+        (stored @ torch.ones(2, 1, requires_grad=True)).sum().backward()
+    assert told(report) == [("overflow", "forward", "coalesce")]
+    assert report.origins[0].entries == [(0, 1)]
+
+
+@pytest.mark.parametrize("make", [nn.Embedding, nn.EmbeddingBag])
+def test_gradients_of_embeddings(make):
+    """A sparse gradient is reached; the loss is finite."""
+    table = make(4, 2, sparse=True)
+    words = torch.tensor([[1, 2]])
+    with explain() as report:
+        (table(words) - table(words).detach()).square().sum().sqrt().backward()
+    assert told(report) == [("undefined", "backward", "sqrt")] and report.origins[0].reached == ["weight"]
+
+    table.zero_grad()
+    nn.init.zeros_(table.weight)
+    with explain() as report:
+        rows = table(words)
+        torch.where(rows > 0, rows.log(), rows).sum().backward()
+    assert told(report) == [("contaminated", "forward", "log")]
+
+
+def test_gradients_from_before_the_block():
+    table = nn.Embedding(3, 2, sparse=True)
+    table.weight.grad = torch.sparse_coo_tensor([[2]], [[nan, 1.0]], (3, 2))
+    with explain() as report:
+        table(torch.tensor([1])).sum().backward()
+    (origin,) = report
+    assert (origin.kind, origin.entries, origin.shape) == ("bad input", [(2, 0)], (3, 2))
+
+
+def test_a_step_that_fails():
+    """No optimizer uses a sparse gradient that is not finite, and `.grad` is what it was."""
+    table = nn.Embedding(4, 2, sparse=True)
+    optimizer = torch.optim.SparseAdam(list(table.parameters()))
+
+    @explain.on_failure
+    def step(words, scale):
+        (table(words).sin() * scale).sum().backward()
+        optimizer.step()
+
+    step(torch.tensor([1, 1, 2]), 1.0)
+    before, grad = table.weight.detach().clone(), table.weight.grad.to_dense()
+    with pytest.raises(NotFiniteError) as caught:
+        step(torch.tensor([3]), nan)
+    assert told(caught.value.report) == [("bad input", "forward", "mul")]
+    assert torch.equal(table.weight, before) and torch.equal(table.weight.grad.to_dense(), grad)
+    step(torch.tensor([0]), 1.0)
