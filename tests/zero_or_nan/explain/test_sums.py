@@ -119,3 +119,30 @@ def test_a_hook_of_a_leaf():
     with explain() as report:
         (x * 2).sum().backward()
     assert x.grad.isinf() and told(report) == [("overflow", "backward", "mul")]
+
+
+def test_what_comes_in_and_what_is_made_in_one_function():
+    """The sum takes in an infinity, and would overflow without it."""
+    x = torch.full((4,), 3e4, dtype=torch.half, requires_grad=True)
+    with explain() as report:
+        x.cumsum(0).sum().backward()
+    assert told(report) == [("overflow", "forward", "cumsum"), ("overflow", "forward", "sum")]
+    assert [origin.reached for origin in report] == 2 * [["the loss"]]
+
+
+def test_poles_one_after_the_other():
+    x = torch.tensor([0.0, 1.0], requires_grad=True)
+    with explain() as report:
+        inverse = 1 / x
+        (inverse / 0).sum().backward()
+    assert told(report) == 2 * [("undefined", "forward", "div")]
+    assert [origin.entries for origin in report] == [[(0,)], [(0,), (1,)]]
+
+
+def test_what_comes_in_beside_what_is_made():
+    """Of two rows, one has NaN in its data, and the other overflows: the loss uses the other alone."""
+    x = torch.tensor([[math.nan, 1.0], [3e38, 3e38]], requires_grad=True)
+    with explain() as report:
+        (x * 1).sum(1)[1].backward()
+    assert told(report)[-1] == ("overflow", "forward", "sum")
+    assert "bad input" not in [origin.kind for origin in report]
