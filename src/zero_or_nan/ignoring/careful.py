@@ -33,6 +33,7 @@ from .jagged import is_jagged, values_of
 from .looks import harmless
 from .masks import Mask, all_count, and_whatever_is_not_0, both, either
 from .registry import FUNCTIONS, MASKS, UNKNOWN, Function, Masks, NotFollowed, RuleFailed, record_of
+from .sparse import is_sparse
 from .steps import Border, Followed, Foreign, Moved, Replaced, Sliced, Step
 from .threads import current, set_current
 
@@ -165,7 +166,8 @@ class Pass:
         if self.outer is not None:
             self.outer.failed(name, error, suspected)
         elif isinstance(error, NotFollowed):
-            (self._suspected if suspected else self._lost).setdefault(name, str(error))
+            is_told_later = suspected and not self.keep  # a mask that is asked for is lost at once
+            (self._suspected if is_told_later else self._lost).setdefault(name, str(error))
         elif isinstance(error, RuleFailed):
             self._mistakes.setdefault(name, str(error))
         else:
@@ -196,7 +198,7 @@ class Pass:
             arriving = tuple(self._at_constants(node, number, value) for number, value in enumerate(arriving))
         masks, masked, strange = [], recorded, None
         for number, value in enumerate(arriving):
-            mask, carries = self._arriving(node, number, value)
+            mask, carries = self._arriving(node, number, value, kind is Step and not self.by_rules_alone)
             masks.append(mask)
             masked = masked or mask is not None
             strange = strange if carries else value
@@ -291,7 +293,7 @@ class Pass:
             mask = None  # a part of each entry was selected: what is ahead can be plain PyTorch's
         before = self._arrived.get(edge)
         if before is not None:
-            arrived = _Arrived(either(before.mask, mask), None, 0)
+            arrived = _Arrived(None if is_sparse(value) else either(before.mask, mask), None, 0)
         elif mask is None:
             arrived = _NOTHING_IGNORED
         else:
@@ -308,7 +310,7 @@ class Pass:
         if top._suspected and not is_finite(gradient):
             top._lost.update(top._suspected)
 
-    def _arriving(self, node: Any, number: int, value: Any) -> tuple[Mask, bool]:
+    def _arriving(self, node: Any, number: int, value: Any, may_be_sparse: bool = False) -> tuple[Mask, bool]:
         """What of a cotangent counts, and whether it can carry a mask at all.
 
         Besides what was sent here, whatever a hook has made another number than 0 counts.
@@ -321,7 +323,7 @@ class Pass:
             return mask, False
         if is_distributed(value):  # another process may have got another value from a hook: all of them look
             return (mask if mask is None else mask | not_zero(value)), True
-        if arrived is not None and arrived.is_still(value):
+        if arrived is not None and arrived.is_still(value) and (may_be_sparse or not is_sparse(value)):
             return mask, True
         if not can_carry(value):
             return mask, False

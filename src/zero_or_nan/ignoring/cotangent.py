@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.masked import MaskedTensor
 from torch.nn import Parameter
 
 from .jagged import is_jagged, values_of, with_values
 from .masks import Mask, all_count, nothing_counts, put_where_ignored, put_zeros
+from .sparse import is_sparse, stored
 
 if TYPE_CHECKING:
     from .steps import Step
@@ -53,6 +56,7 @@ class Cotangent(Tensor):
 
     value: Tensor
     mask: Mask
+    """Of a sparse cotangent, which of the elements that it stores count."""
     step: Step | None
     viewed: tuple[Cotangent, Callable[[Tensor], Tensor]] | None
     """For a view: what it is a view of, and how to view a mask alike."""
@@ -280,13 +284,23 @@ def write_over_nan(result: Tensor, mended: Tensor) -> None:
 
 
 def is_finite(thing: Any) -> bool:
-    """Whether all entries of what a derivative gave are finite, as far as they can be looked at."""
+    """Whether all elements of what a derivative gave are finite; False for a tensor that can't be looked at."""
     if isinstance(thing, (tuple, list)):
         return all(map(is_finite, thing))
     if hasattr(thing, "__tensor_flatten__"):  # of a wrapper the parts that are here; the whole may be elsewhere
         return all(is_finite(getattr(thing, part)) for part in thing.__tensor_flatten__()[0])
     thing = plain(values_of(thing))
-    return not isinstance(thing, Tensor) or not can_carry(thing) or bool(thing.isfinite().all())
+    if not isinstance(thing, Tensor) or thing.is_meta or thing._is_zerotensor() or isinstance(thing, FakeTensor):
+        return True
+    if not thing.is_floating_point() and not thing.is_complex():
+        return True
+    if thing.is_nested:
+        return all(map(is_finite, thing.unbind()))
+    if isinstance(thing, MaskedTensor):
+        thing = thing.to_tensor(0)
+    if is_sparse(thing):
+        thing = stored(thing)
+    return can_carry(thing) and bool(thing.isfinite().all())
 
 
 def ignores(thing: Any) -> bool:

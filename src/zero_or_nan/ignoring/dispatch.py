@@ -15,7 +15,8 @@ from .cotangent import Cotangent, ignores, is_finite, plain, step_of, wrapped
 from .higher import all_saved, remember_all, step_here
 from .in_place import in_place, remember_view
 from .jagged import values_of
-from .registry import RULES, NotFollowed
+from .registry import RULES, RULES_OF_SPARSE, NotFollowed
+from .sparse import is_sparse
 from .steps import Step
 
 
@@ -47,7 +48,7 @@ def _kind(op: Any) -> tuple[bool, bool, Any]:
 
 def follow(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], step: Step | None) -> Any:
     """An out-of-place operator by its rule, by the operators that it is made of, or as plain PyTorch does it."""
-    rule = RULES.get(_kind(op)[2])
+    rule = (RULES_OF_SPARSE if any(map(_is_sparse_cotangent, args)) else RULES).get(_kind(op)[2])
     if rule is not None:
         try:
             return _belonging(rule(op, *args, **kwargs), step)
@@ -64,6 +65,10 @@ def follow(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], step: Step | 
     if step is not None and _any_float(result) and (ignores((*args, *kwargs.values())) or not is_finite(result)):
         step.failed(_name(op), NotFollowed("no rule"))
     return _belonging(wrapped(result), step)
+
+
+def _is_sparse_cotangent(thing: Any) -> bool:
+    return type(thing) is Cotangent and is_sparse(thing.value)
 
 
 @functools.cache

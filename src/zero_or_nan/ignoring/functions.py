@@ -12,6 +12,7 @@ from .distributed import BORDERS
 from .graph import can_be_read_again
 from .looks import AWAY_FROM_ZERO, FINITE, MODERATE, NOTHING
 from .registry import function
+from .sparse import has_sparse_factor
 
 # Linear, and every entry goes into the result.
 
@@ -127,9 +128,12 @@ function(
 # Products with what was saved, or with a bounded function of it: it has to be finite.
 
 function(
-    "Abs Bmm Cos Dot Exp Exp2 Expm1 LogSoftmax Mm Mul Mv SafeSoftmax Sigmoid Sin Softmax Tanh",
+    "Abs Cos Dot Exp Exp2 Expm1 LogSoftmax Mul SafeSoftmax Sigmoid Sin Softmax Tanh",
     look=FINITE,
 )  # fmt: skip
+function("Bmm Mm Mv", selects=has_sparse_factor, look=FINITE)
+function("SparseAddmm", selects=True, look=FINITE, scalars=("alpha", "beta"))
+function("SparseMmReduceImpl", selects=True, look=FINITE)
 function("NativeDropout", look=FINITE, scalars=("p",))
 
 # The derivative is finite for finite numbers, but could overflow on its way.

@@ -71,6 +71,15 @@ def function_of(name: str) -> str:
     return found[1] if found else name
 
 
+def runs_of_the_engine() -> int:
+    """How many backward passes PyTorch's engine has begun, in all threads, this short one included."""
+    found: list[int] = []
+    leaf = torch.zeros((), requires_grad=True, device="cpu")
+    leaf.register_hook(lambda gradient: found.append(torch._C._current_graph_task_id()))  # type: ignore[no-untyped-call]
+    torch.autograd.grad(leaf, leaf)
+    return found[0]
+
+
 TELLS_OF_HOOKS = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
 """Whether PyTorch tells which saved tensors have hooks; it does from 2.10 on."""
 

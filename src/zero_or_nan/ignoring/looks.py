@@ -25,6 +25,7 @@ from .distributed import is_distributed, part_here
 from .graph import KINDS, function_of
 from .jagged import values_of
 from .registry import FUNCTIONS, UNKNOWN, Function, record_of
+from .sparse import is_sparse, stored
 
 LARGE = 10_000
 """Entries from which on it pays to remember what was looked at."""
@@ -217,6 +218,8 @@ class _Looking:
             if part is None or type(part) not in _DENSE:
                 return False
             tensor = part
+        if is_sparse(tensor):
+            tensor = stored(tensor)
         entries = tensor.numel()
         if not entries:
             return True

@@ -55,7 +55,7 @@ def backward(
         RuntimeError: whatever `torch.autograd.backward` raises, in its words.
 
     Warns:
-        UserWarning: once a pass, when ignored entries met what could not be followed: an operator without a rule, a
+        UserWarning: once a pass, if something was lost at what could not be followed: an operator without a rule, a
             compiled region, an `autograd.Function` without a record. From there on the gradient is plain PyTorch's.
 
     Source:
@@ -115,7 +115,7 @@ def grad(
         ValueError: when `ignored` is neither of the two words; for "masked", when a gradient is sparse or a DTensor.
 
     Warns:
-        UserWarning: once a pass, when ignored entries met what could not be followed. For "masked" PyTorch says
+        UserWarning: once a pass, if something was lost at what could not be followed. For "masked" PyTorch says
             besides that masked tensors are a prototype.
 
     >>> x = torch.tensor([1.0, 100.0], requires_grad=True)

@@ -85,6 +85,9 @@ FUNCTIONS: dict[str | type, Function] = {}
 RULES: dict[Any, Rule] = {}
 """What each operator does to a cotangent, by the operator (`torch.ops.aten.mul`), for all its overloads."""
 
+RULES_OF_SPARSE: dict[Any, Rule] = {}
+"""The same where a cotangent is sparse, and its mask that of the elements that it stores."""
+
 
 class Masks(NamedTuple):
     """How a mask goes through the derivative of a function that runs as plain PyTorch's.

@@ -593,12 +593,14 @@ class Exponential(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("function", [Doubled, Exponential])
-def test_a_foreign_function_gets_plain_tensors_and_is_named_once(function, told):
-    x = torch.tensor([1.0, 2.0], requires_grad=True)
-    y = function.apply(function.apply(x))
-    ignoring.backward(torch.where(x < 1.5, y, 0.0).sum())
-    assert x.grad[0] > 2 and x.grad[1] == 0
-    assert [w.category for w in told] == [UserWarning] and str(told[0].message).count(function.__name__) == 1
+def test_a_foreign_function_gets_plain_tensors_and_is_named_once_where_something_is_lost(function, told):
+    for second, warned in ((2.0, 0), (100.0, 1)):
+        x = torch.tensor([1.0, second], requires_grad=True)
+        y = function.apply(function.apply(x.exp().log()))
+        ignoring.backward(torch.where(x < 1.5, y, 0.0).sum())
+        assert x.grad[0] > 2 and x.grad[1].isnan() == warned
+        assert [w.category for w in told] == [UserWarning] * warned
+    assert str(told[0].message).count(function.__name__) == 1
 
 
 def test_a_foreign_function_contaminates_as_in_plain_pytorch(told):
@@ -662,7 +664,81 @@ def test_a_foreign_function_with_several_outputs_and_none(told):
     x = contaminated(2)
     a, b = Both.apply(x, 2)
     ignoring.backward(torch.where(x < 50, a, 0.0).sum())
-    assert x.grad.tolist() == [2.0, 0.0] and "Both" in str(told[0].message)
+    assert x.grad.tolist() == [2.0, 0.0] and not told
+    ignoring.backward(torch.where(x < 50, Both.apply(x.exp(), 2)[0], 0.0).sum())
+    assert x.grad[1].isnan() and "Both" in str(told[0].message)
+
+
+def derivative(backward, forward=lambda ctx, x, w: x * w.detach()):
+    """A Function of x and w that nobody has recorded."""
+    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type("Unrecorded", (torch.autograd.Function,), members).apply
+
+
+def accumulating(ctx, gradient):
+    """As a fused kernel does: the gradient of w is written past PyTorch."""
+    ctx.w.main_grad = gradient * ctx.w.main
+    return gradient, None
+
+
+def kept(ctx, x, w):
+    ctx.w = w
+    with torch.enable_grad():
+        ctx.inner = (x.detach() * w * w.main).sum(0, keepdim=True).expand(2)
+    return ctx.inner.detach()
+
+
+def ran_backward(ctx, gradient):
+    """As a checkpoint does: the gradient of w does not come out here."""
+    torch.autograd.backward(ctx.inner, gradient)
+    return gradient, torch.zeros(2)
+
+
+def written(ctx, gradient):
+    return gradient.mul_(torch.tensor([1.0, inf])), torch.zeros(2)
+
+
+# What a Function does behind a selection, what is done ahead of it, and whether that loses anything.
+UNRECORDED = {
+    "finite": (derivative(lambda ctx, g: (g * 2, g)), lambda x: x, False),
+    "NaN that a selection drops again": (
+        derivative(lambda ctx, g: (g * 1, g)),
+        lambda x: (x - 1).sqrt().relu().sqrt(),
+        False,
+    ),
+    "NaN": (derivative(lambda ctx, g: (g * inf, g)), lambda x: x, True),
+    "0 times inf later": (derivative(lambda ctx, g: (g * 1, g)), lambda x: (x - 1).sqrt(), True),
+    "0 times inf much later": (derivative(lambda ctx, g: (g * 1, g)), lambda x: ((x - 1).sqrt() * 2).sin() + 1, True),
+    "written in place": (derivative(written), lambda x: x, True),
+    "no gradient": (derivative(accumulating, kept), lambda x: x, True),
+    "a pass of its own": (derivative(ran_backward, kept), lambda x: x, True),
+}
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("name", UNRECORDED)
+def test_a_foreign_function_is_told_of_where_something_is_lost(name, create_graph, told):
+    function, ahead, is_lost = UNRECORDED[name]
+    x, w = (torch.tensor([2.0, 1.0], requires_grad=True) for _ in range(2))
+    w.main = torch.tensor([1.0, inf])
+    ignoring.backward(function(ahead(x), w)[:1].sum(), create_graph=create_graph)
+    messages = [str(one.message) for one in told if "ignoring" in str(one.message)]
+    assert len(messages) == (is_lost or create_graph)  # with a record, a later pass may lose something
+    assert all("could not follow Unrecorded (" in message for message in messages)
+    assert is_lost or x.grad.isfinite().all()
+
+
+def test_a_foreign_function_is_told_of_where_a_mask_is_asked_for(told):
+    x = torch.tensor([2.0, 1.0], requires_grad=True)
+    ignoring.grad(Doubled.apply(x)[:1].sum(), x, ignored="masked")
+    assert "Doubled" in "".join(str(one.message) for one in told)
+
+
+def test_a_foreign_function_ahead_of_a_sparse_gradient_is_told_of(told):
+    table = torch.ones(3, 1, requires_grad=True)
+    rows = F.embedding(torch.tensor([0, 1]), table, sparse=True)
+    ignoring.backward(derivative(lambda ctx, g: (g * inf, None))(rows, torch.ones(1))[:1].sum())
+    assert table.grad.to_dense()[1].isnan() and "Unrecorded" in str(told[0].message)
 
 
 def test_an_error_of_a_foreign_function_is_its_own():
@@ -873,7 +949,7 @@ def test_a_warning_names_the_users_line(compiler, monkeypatch):
         forward = staticmethod(lambda ctx, x: 2 * x)
         backward = staticmethod(lambda ctx, gradient: 2 * gradient)
 
-    x = torch.ones(2, requires_grad=True)
+    x = torch.full((2,), 100.0, requires_grad=True)
     loss = Mine.apply(x.exp())[:1].sum()
     here = sys._getframe().f_lineno + 1
     lines, _ = warned_at(lambda: ignoring.backward(loss, retain_graph=True))

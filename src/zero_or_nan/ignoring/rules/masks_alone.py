@@ -15,6 +15,7 @@ from ..cotangent import without_nan
 from ..graph import run
 from ..masks import Mask, anywhere, both, core, expanded, reduced, reshaped
 from ..registry import masks, record_of
+from ..sparse import has_sparse_factor
 from .attention import is_short_and_whole, mend_attention, whole_masks
 from .fused import mend_layer_norm
 from .products import is_cheap, mend_products, uses_base
@@ -50,8 +51,22 @@ def _broadcast(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequenc
     return [mask if mask is None or result is None else reduced(mask, result.shape) for result in results]
 
 
-@masks("Mm", mend=mend_products, mend_if=is_cheap, mend_reads=("_raw_saved_self", "_raw_saved_mat2"))
-@masks("Bmm")
+def _is_dense(node: Any) -> bool:
+    return not has_sparse_factor(node)
+
+
+def _is_dense_sum(node: Any) -> bool:
+    return uses_base(node) and _is_dense(node)
+
+
+@masks(
+    "Mm",
+    only_if=_is_dense,
+    mend=mend_products,
+    mend_if=is_cheap,
+    mend_reads=("_raw_saved_self", "_raw_saved_mat2"),
+)
+@masks("Bmm", only_if=_is_dense)
 def _product(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     """To each factor what it met: the rows, and the columns."""
     if mask is None:
@@ -65,7 +80,7 @@ def _product(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[
 
 @masks(
     "Addmm",
-    only_if=uses_base,
+    only_if=_is_dense_sum,
     mend=mend_products,
     mend_if=is_cheap,
     mend_reads=("_raw_saved_mat1", "_raw_saved_mat2"),

@@ -16,7 +16,9 @@ from ..cotangent import Cotangent, has_nan, mask_of, merge, nothing, plain, wrap
 from ..graph import run
 from ..looks import FINITE
 from ..masks import Mask, anywhere, core, extent, full, only
-from ..registry import NotFollowed, derivative, rule
+from ..registry import derivative, rule
+from ..sparse import has_sparse_factor, is_sparse
+from .sparse import sparse_product
 from .two_cotangents import product_of_two
 
 Apply = Callable[[Tensor, Tensor], Tensor]
@@ -96,10 +98,6 @@ def _put_back(apply: Apply, grad: Tensor, used: Tensor, saved: Tensor, counting:
 
 def all_finite(saved: Tensor) -> bool:
     """Whether all entries are finite, and so is their sum: NaN and inf get into it."""
-    if saved.layout is not torch.strided:
-        if all_finite(saved.coalesce().values() if saved.layout is torch.sparse_coo else saved.values()):
-            return True
-        raise NotFollowed("has a sparse factor that is not finite")
     return _is_finite(_sum(saved))
 
 
@@ -126,6 +124,8 @@ def without_lost_samples(mask: Mask, saved: Tensor) -> Tensor:
 @rule("mm", "bmm", "mv", "dot", "vdot")
 def matrix_product(op: Any, a: Any, b: Any) -> Any:
     """One factor is the cotangent; the mask is its own, reduced over what is summed."""
+    if is_sparse(plain(a)) or is_sparse(plain(b)):
+        return sparse_product(op, a, b)
     if type(a) is Cotangent and type(b) is Cotangent:
         return product_of_two(op, a, b)
     left, right = plain(a), plain(b)
@@ -145,7 +145,7 @@ def matrix_product(op: Any, a: Any, b: Any) -> Any:
 def _by_matrix(apply: Apply, grad: Cotangent, saved: Tensor, saved_is_first: bool = False) -> Tensor:
     """`bilinear` for a matrix product: what a used entry meets is a row of the second factor, a column of the first."""
     mask = grad.mask
-    if mask is None or saved.layout is not torch.strided:
+    if mask is None:
         return bilinear(apply, grad, saved)
     along, across = (-2, -1) if saved_is_first else (-1, -2)  # what is summed over lies along this in the cotangent
     sums = saved if saved.dim() == 1 else _sum(saved, along)
@@ -203,7 +203,7 @@ def uses_base(node: Any) -> bool:
 
 @derivative(
     "Addbmm Addmm Addmv Addr Baddbmm",
-    selects=ignores_base,
+    selects=lambda node: ignores_base(node) or has_sparse_factor(node),
     derivative_if=ignores_base,
     look=FINITE,
     scalars=("alpha", "beta"),

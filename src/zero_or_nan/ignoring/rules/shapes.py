@@ -126,9 +126,3 @@ def surrounded(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
     value = op(grad.value, *args, **kwargs)
     mask = everywhere(True, grad.value) if grad.mask is None else grad.mask
     return Cotangent(value, op(mask, *args, **kwargs))
-
-
-@rule("_sparse_coo_tensor_with_dims_and_tensors", "_sparse_coo_tensor_unsafe", "sparse_coo_tensor")
-def made_sparse(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """The gradient of a sparse embedding: what is not in it is zero, and what is ignored in it is."""
-    return op(*plain(args), **plain(kwargs))
