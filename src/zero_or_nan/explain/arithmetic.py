@@ -95,8 +95,9 @@ lift_fresh split unbind contiguous detach_
 class _Looking(TorchDispatchMode):
     """Looks at each operator for the first that gives what is not finite."""
 
-    def __init__(self) -> None:
+    def __init__(self, entries: Tensor | None) -> None:
         super().__init__()
+        self.entries = entries
         self.nan: Born | None = None
         self.infinite: Born | None = None
         self.passed_on: Born | None = None
@@ -119,7 +120,9 @@ class _Looking(TorchDispatchMode):
         inputs = [tensor for tensor in map(looked_at, tensors_in(operands)) if tensor is not None]
         infinite = any(bool(tensor.isinf().any()) for tensor in inputs)
         nan = any(bool(tensor.isnan().any()) for tensor in inputs)
-        nans = out.isnan()
+        if self.entries is not None and self.entries.shape == bad.shape and bool((bad & self.entries).any()):
+            bad &= self.entries
+        nans = out.isnan() & bad
         name = func._schema.name.partition("::")[2].rstrip("_")
         if nans.any() and not nan:
             self.nan = _born(name, operands, out, nans, dtype)
@@ -137,13 +140,14 @@ class _Looking(TorchDispatchMode):
             self.passed_on = _born(name, operands, out, bad, dtype)
 
 
-def first_born(function: Callable[[], Any]) -> Born | None:
+def first_born(function: Callable[[], Any], entries: Tensor | None = None) -> Born | None:
     """What a computation makes that is not finite: a NaN of numbers that were none, or an infinity of finite numbers.
 
     Args:
         function: the computation; run once, with nothing recorded, and random numbers as they are now.
+        entries: those of a result that are asked about.
     """
-    with again() as _, _Looking() as looking:
+    with again() as _, _Looking(entries) as looking:
         function()
     if looking.nan is not None and looking.infinite is not None and not looking.infinite.is_pole:
         return looking.infinite

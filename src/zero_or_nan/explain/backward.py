@@ -29,7 +29,19 @@ from ..ignoring.graph import (
 from ..ignoring.lifetimes import held_from
 from ..ignoring.looks import harmless
 from .arithmetic import again, first_born, limit, number, on_copies
-from .forward import CALLED, CARRIES, PASSES, READABLE, Call, come_in, describe, finite_ones, held_before, note_call
+from .forward import (
+    CALLED,
+    CARRIES,
+    MEANT,
+    PASSES,
+    READABLE,
+    Call,
+    come_in,
+    describe,
+    finite_ones,
+    held_before,
+    note_call,
+)
 from .places import Place, place_here, users_frame
 from .shadow import Shadow, leaves_of, shadow_of
 from .traces import Found, Trace, all_finite, are_finite, is_finite, joined, looked_at
@@ -333,7 +345,10 @@ class Watched:
             traces = [trace for trace in map(self._trace_of, saved_by(node)) if trace is not None]
             found = list(joined(traces).found or caller.metadata.get(PASSES, ()) or self._came_in(node, called))
         # An infinity that the code wrote down is no mistake; what multiplies it by 0 is.
-        return [each for each in dict.fromkeys(found) if each.nature != "meant"]
+        found = [each for each in dict.fromkeys(found) if each.nature != "meant"]
+        if called[0] in MEANT:  # nor is one that leaves an entry out, where something else is not finite
+            found = [each for each in found if each.infinite != -math.inf] or found
+        return found
 
     def _came_in(self, node: Any, called: tuple[str, Place]) -> list[Found]:
         """Data that is not finite, where the result did not show it: fused attention may give 0 for a row of NaN."""

@@ -6,14 +6,16 @@ that came with an operand, and those that were born here.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
@@ -37,6 +39,8 @@ PASSES = "zero_or_nan.passes"
 
 READABLE = "zero_or_nan.readable"
 """And, where PyTorch does not tell, whether what it saved is to be had without running a hook."""
+
+Change = Callable[[Tensor], Tensor]
 
 HOOKS: list[Any] = []
 """The hooks on saved tensors that are on just now, where PyTorch does not tell."""
@@ -67,8 +71,11 @@ is_shared is_pinned is_tensor is_storage is_grad_enabled set_grad_enabled backwa
 LEAVES = frozenset("relu zero fill copy setitem masked_fill masked_scatter index_copy index_fill".split())
 """Functions that, in place, make nothing of what they overwrite: afterwards it is there as it was, or it is gone."""
 
-WRITES_BUFFERS = {"batch_norm": (1, 2), "instance_norm": (1, 2)}
-"""Functions that write to some of their arguments, as buffers do."""
+_WRITES_BUFFERS = {F.batch_norm: 1, F.instance_norm: 1, torch.batch_norm: 3, torch.instance_norm: 3}
+"""Functions that write to two of their arguments, from this one on, if the one at 5 is true."""
+
+UPDATES = frozenset("add sub mul div lerp addcmul addcdiv normal uniform random exponential bernoulli".split())
+"""Functions that, in place, make no NaN of a finite number; what they overwrite is not looked at beforehand."""
 
 MEANT = frozenset(
     """
@@ -105,6 +112,18 @@ def plan_of(function: Any) -> Plan:
     in_place = changes or (name.endswith("_") and not name.endswith("__"))
     public = _PUBLIC.get(name) or (name.rstrip("_") if in_place else name.removesuffix("_"))
     return Plan(public, name not in _ALIASES, in_place)
+
+
+def buffers_of(function: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """What a call writes to as buffers: the statistics of a norm in training."""
+    first = _WRITES_BUFFERS.get(function)
+    if first is None:
+        return []
+    default = kwargs.get("training", kwargs.get("use_input_stats", function is F.instance_norm))
+    if not (args[5] if len(args) > 5 else default):
+        return []
+    given = [*args[first : first + 2], kwargs.get("running_mean"), kwargs.get("running_var")]
+    return [value for value in given if isinstance(value, Tensor)]
 
 
 class Forward(TorchFunctionMode):
@@ -179,22 +198,47 @@ class Call(NamedTuple):
     args: Any = ()
     kwargs: Any = MappingProxyType({})
 
-    def results(self, change: Callable[[Tensor], Tensor] | None = None) -> list[Tensor | None]:
+    def results(self, change: Change | None = None) -> list[Tensor | None]:
         """What it gives when it is run again on copies, changed first."""
         args = on_copies(self.args, change)
         with again():
             result = self.func(*args, **on_copies(self.kwargs, change))
         return [looked_at(tensor) for tensor in tensors_in(args[:1] if result is None else result)]
 
-    def first_born(self, change: Callable[[Tensor], Tensor] | None = None) -> Born | None:
+    def result(self, at: int, like: Tensor, change: Change | None = None) -> Tensor | None:
+        """One of them; None where it can't be run again, or gives another shape."""
+        try:
+            alone = self.results(change)[at]
+        except Exception:
+            return None
+        return alone if alone is not None and alone.shape == like.shape else None
+
+    def first_born(self, entries: Tensor, change: Change | None = None) -> Born | None:
         """The first number in it that is not finite, when it is run again on copies, changed first."""
         args, kwargs = on_copies(self.args, change), on_copies(self.kwargs, change)
-        return first_born(lambda: self.func(*args, **kwargs))
+        return first_born(lambda: self.func(*args, **kwargs), entries)
 
 
-def finite_ones(tensor: Tensor) -> Tensor:
-    """The tensor, with 1 where it is not finite."""
-    return torch.where(torch.isfinite(tensor), tensor, torch.ones_like(tensor))
+def finite_ones(tensor: Tensor, keep: Collection[float] = ()) -> Tensor:
+    """The tensor, with 1 where it is not finite, and is none of the numbers to keep."""
+    stays = torch.isfinite(tensor)
+    for infinity in keep:
+        stays |= tensor == infinity
+    return torch.where(stays, tensor, torch.ones_like(tensor))
+
+
+def _all_different(tensor: Tensor, scale: float) -> Tensor:
+    """The tensor, with another number between ¼ and ¾ of the scale for each element that is not finite."""
+    numbers = scale * (torch.arange(tensor.numel(), dtype=torch.float32, device=tensor.device) * 0.618 % 0.5 + 0.25)
+    return torch.where(torch.isfinite(tensor), tensor, numbers.reshape(tensor.shape).to(tensor.dtype))
+
+
+_STAND_INS: tuple[Change, ...] = (
+    finite_ones,
+    *(functools.partial(_all_different, scale=scale) for scale in (1.0, 1000.0, -1000.0)),
+)
+"""What puts finite numbers in place of others. One number is not enough to know what a function does without them: it
+may be a pole, as 1 is of `logit`, and equal numbers make a matrix singular, or leave a row no spread."""
 
 
 def in_double(tensor: Tensor) -> Tensor:
@@ -248,9 +292,9 @@ def describe(
 def come_in(tensor: Tensor, here: Tensor, call: Call) -> Found:
     """A tensor from elsewhere that is not finite."""
     bad = ~torch.isfinite(here)
-    text = number(here[tuple(bad.nonzero()[0].tolist())].item())
-    infinite = not bool(here.isnan().any())
-    return describe("given", call, tensor, bad, text, infinite=infinite, tensor=weakref.ref(tensor))
+    first = here[bad][0].item()
+    infinite = first if isinstance(first, float) and bool((here[bad] == first).all()) else 0.0
+    return describe("given", call, tensor, bad, number(first), infinite=infinite, tensor=weakref.ref(tensor))
 
 
 def held_before(grad: Tensor, here: Tensor, call: Call) -> Found:
@@ -260,7 +304,7 @@ def held_before(grad: Tensor, here: Tensor, call: Call) -> Found:
     return describe("given", call, grad, bad, text, held=True)
 
 
-def born_at(call: Call, result: Tensor, entries: Tensor, at: int, of_finite: bool) -> Found:
+def born_at(call: Call, result: Tensor, entries: Tensor, at: int, change: Change) -> Found:
     """What an operator made.
 
     Args:
@@ -268,9 +312,9 @@ def born_at(call: Call, result: Tensor, entries: Tensor, at: int, of_finite: boo
         result: one of its results.
         entries: those of the result that were born.
         at: which of the results.
-        of_finite: whether they were made of finite numbers, though others stood beside them.
+        change: puts finite numbers in place of the others that stood beside those that it was made of.
     """
-    born = call.first_born(finite_ones if of_finite else None)
+    born = call.first_born(entries, change)
     too_large = _only_too_large(call, entries, at, born, result)
     text = born.text if born is not None else ""
     return describe("made", call, result, entries, text, too_large=too_large)
@@ -292,16 +336,25 @@ def _only_too_large(call: Call, entries: Tensor, at: int, born: Born | None, res
 
 
 def apart(call: Call, result: Tensor, bad: Tensor, inputs: Sequence[Tensor], at: int) -> Tensor:
-    """Those of the entries that are not finite that an operator made, and did not get from an operand."""
+    """Those of the entries that are not finite that an operator made, and did not get from an operand.
+
+    Such an entry is the same whatever finite numbers take the place of the operands' that are not finite.
+    """
     if not inputs:
         return bad
-    try:
-        alone = call.results(finite_ones)[at]
-    except Exception:
-        return torch.zeros_like(bad)
-    if alone is None or alone.shape != bad.shape:
-        return torch.zeros_like(bad)
-    return bad & ~torch.isfinite(alone)
+    births = bad
+    for change in _STAND_INS:
+        alone = call.result(at, bad, change)
+        if alone is None:
+            return torch.zeros_like(bad)
+        births = births & _same(alone, result)
+        if not bool(births.any()):
+            return births
+    if infinite_number((call.args, call.kwargs)) is None:  # else it may have been put in place of an operand's
+        for value in inputs:
+            with contextlib.suppress(RuntimeError):  # of another shape
+                births = births & torch.isfinite(value.broadcast_to(bad.shape))
+    return births
 
 
 def came_too(call: Call, births: Tensor, at: int) -> Tensor:
@@ -310,11 +363,51 @@ def came_too(call: Call, births: Tensor, at: int) -> Tensor:
     Such an entry stays not finite if all the finite numbers become small ones. A pole at one such number says nothing.
     """
     for small in (1.0, 0.5):
-        try:
-            alone = call.results(lambda tensor, small=small: torch.where(torch.isfinite(tensor), small, tensor))[at]  # type: ignore[misc]
-        except Exception:
-            return torch.zeros_like(births)
-        if alone is None or alone.shape != births.shape:
+        alone = call.result(at, births, functools.partial(_small_ones, small=small))
+        if alone is None:
             return torch.zeros_like(births)
         births = births & ~torch.isfinite(alone)
     return births
+
+
+def _small_ones(tensor: Tensor, small: float) -> Tensor:
+    return torch.where(torch.isfinite(tensor), small, tensor)
+
+
+def of_masks(
+    call: Call, result: Tensor, bad: Tensor, inputs: Sequence[Tensor], at: int, change: Change
+) -> tuple[Tensor, bool]:
+    """What the infinities of masks made of a result, had all others been finite.
+
+    Args:
+        call, result, inputs, at: as for `apart`.
+        bad: the entries that are not finite, and that an operator did not make.
+        change: leaves the infinities of masks, and puts finite numbers in place of the others.
+
+    Returns:
+        The entries that are undefined by the masks alone, and whether the masks did any harm: those included, or
+        infinities that go on from here.
+    """
+    alone: Tensor | None = result
+    if not all(torch.equal(change(value), value) for value in inputs):
+        alone = call.result(at, bad, change)
+    if alone is None:
+        return torch.zeros_like(bad), True
+    wrong = bad & ~torch.isfinite(alone)
+    return (wrong if call.name in WEIGHS_ALL else wrong & alone.isnan()), bool(wrong.any())
+
+
+def was_there(call: Call, result: Tensor, bad: Tensor, at: int) -> Tensor:
+    """Those of the entries that no finite number could have become, when a function in place overwrote it."""
+    largest = torch.finfo(result.dtype).max
+    for value in (0.0, 1.0, -1.0, largest, -largest):
+        target = on_copies(call.args[0], functools.partial(torch.full_like, fill_value=value))
+        alone = call._replace(args=(target, *call.args[1:])).result(at, bad)
+        if alone is None:
+            return torch.zeros_like(bad)
+        bad = bad & ~_same(alone, result)
+    return bad
+
+
+def _same(one: Tensor, other: Tensor) -> Tensor:
+    return (one == other) | (one.isnan() & other.isnan())

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -24,27 +26,43 @@ from .forward import (
     LEAVES,
     MEANT,
     PASSES,
-    WEIGHS_ALL,
-    WRITES_BUFFERS,
+    UPDATES,
     Call,
+    Change,
     Forward,
     Plan,
     apart,
     born_at,
+    buffers_of,
     came_too,
     come_in,
     describe,
+    finite_ones,
     infinite_number,
     left_by,
     metadata,
     note_call,
+    of_masks,
+    was_there,
 )
 from .names import Names
 from .patches import Patches
 from .places import Place, is_recomputed, modules_around, place_here, users_frame
 from .remedies import remedy
 from .report import NotFiniteError, Origin, Report
-from .traces import Found, Trace, Traces, is_finite, is_sparse, is_transformed, joined, looked_at, memory, tensors_in
+from .traces import (
+    Found,
+    Trace,
+    Traces,
+    is_finite,
+    is_sparse,
+    is_transformed,
+    joined,
+    looked_at,
+    memory,
+    tensors_in,
+    without,
+)
 from .undoing import Undoing
 
 _MAKES_DATA = frozenset(
@@ -120,11 +138,13 @@ class Recorder:
 
     def before(self, plan: Plan, args: Any) -> Tensor | None:
         """What a function is about to overwrite, where it could be asked for, and can't be told afterwards."""
-        if not torch.is_grad_enabled() or not args or _is_left(plan, args):
+        if not args or _is_left(plan, args) or not torch.is_grad_enabled() and plan.name in UPDATES:
             return None
         target = looked_at(args[0])
-        if target is None or not is_sparse(args[0]):
-            return None if target is None else target.detach().clone()
+        if target is None or not torch.is_grad_enabled() and is_finite(target):
+            return None
+        if not is_sparse(args[0]):
+            return target.detach().clone()
         copy: Tensor = args[0].detach().clone()
         trace = self.traces.of(args[0])
         if trace is not None:
@@ -286,10 +306,10 @@ class Recorder:
     def _not_finite(
         self, call: Call, plan: Plan, args: Any, bad: list[tuple[int, Tensor, Tensor]], before: Tensor | None
     ) -> None:
-        written = WRITES_BUFFERS.get(plan.name, ())
-        buffers = [call.args[number] for number in written if number < len(call.args)]
-        skipped = {id(tensor) for tensor in buffers if isinstance(tensor, Tensor)}
-        if plan.in_place and before is None and args and isinstance(args[0], (Tensor, list, tuple)):
+        buffers = buffers_of(call.func, call.args, call.kwargs)
+        skipped = set(map(id, buffers))
+        overwrites = plan.in_place and before is None and bool(args)
+        if overwrites:
             skipped.update(map(id, tensors_in(args[0])))
         traces: list[Trace] = []
         inputs: list[Tensor] = []
@@ -307,7 +327,9 @@ class Recorder:
             traces.append(trace)
             if tensor.grad_fn is None and tensor is not before:
                 enters += trace.found
-        if plan.in_place and before is None and args:
+        if overwrites:
+            if not inputs and not self._suspects_in(call):
+                self._was_there(call, bad)
             traces += [trace for trace in map(self.traces.of, tensors_in(args[0])) if trace is not None]
         for at, tensor, here in bad:
             trace = self._of_result(call, plan, at, tensor, here, inputs, traces, enters)
@@ -319,7 +341,18 @@ class Recorder:
         for tensor in buffers:
             here = looked_at(tensor)
             if here is not None and self.traces.of(tensor) is None and not is_finite(here):
-                self.traces.keep(tensor, joined(traces) if traces else trace or Trace({}))
+                known = joined(traces) if traces else trace or Trace({})
+                # What the loss of this pass ignores may be used by that of another, which the statistics reach.
+                self.traces.keep(tensor, Trace({replace(found): way for found, way in known.ways.items()}))
+
+    def _was_there(self, call: Call, bad: list[tuple[int, Tensor, Tensor]]) -> None:
+        """Find what was not finite before a function in place first overwrote it."""
+        for at, tensor, here in bad:
+            if self.traces.of(tensor) is None:
+                came = was_there(call, here, ~torch.isfinite(here), at)
+                if bool(came.any()):
+                    found = self._known(come_in(tensor, torch.where(came, here, 0), call))
+                    self.traces.keep(tensor, Trace({found: ()}))
 
     def _of_result(
         self,
@@ -338,19 +371,29 @@ class Recorder:
         mine: list[Found] = []
         if not traces and plan.name in _MAKES_DATA:
             return None
-        meant = bool(traces) and all(_is_meant(found, call.name) for trace in traces for found in trace.found)
-        nans = entries if call.name in WEIGHS_ALL else here.isnan()
-        of_finite = True
-        if meant and bool(nans.any()) and not any(bool(value.isnan().any()) for value in inputs):
-            births, traces, of_finite = nans, [], False
-        elif plan.in_place and traces and not inputs:
+        change: Change = finite_ones
+        if plan.in_place and traces and not inputs:
             births = torch.zeros_like(entries)
         else:
             births = apart(call, here, entries, inputs, at)
+            known = set(joined(traces).found)
+            masks = {found for found in known if found.nature == "meant" or found.infinite == -math.inf}
+            if masks:
+                change = functools.partial(finite_ones, keep={found.infinite for found in masks})
+                is_meant = all(_is_meant(found, call.name) for found in masks)
+                made, harms = of_masks(call, here, entries & ~births, inputs, at, change)
+                if is_meant:
+                    births = births | made
+                elif bool(made.any()):
+                    for found in masks:
+                        found.infinite = 0.0  # it leaves nothing out: it has become NaN
+                if (is_meant and bool(made.any())) or (masks != known and not harms):
+                    traces = [without(trace, masks) for trace in traces]
+                    enters = [found for found in enters if found not in masks]
         if bool(births.any()) and self.suspects and (suspects := self._suspects_in(call)):
             births, traces = torch.zeros_like(births), [*traces, *suspects]
         if bool(births.any()):
-            found = self._known(self._newborn(call, tensor, births, at, of_finite))
+            found = self._known(self._newborn(call, tensor, births, at, change))
             mine.append(found)
             carried.append((found, births))
         rest = entries & ~births
@@ -403,13 +446,14 @@ class Recorder:
     def _suspects_in(self, call: Call) -> list[Trace]:
         return [trace for trace in map(self.suspects.of, tensors_in((call.args, call.kwargs))) if trace is not None]
 
-    def _newborn(self, call: Call, result: Tensor, births: Tensor, at: int, of_finite: bool) -> Found:
+    def _newborn(self, call: Call, result: Tensor, births: Tensor, at: int, change: Change) -> Found:
         written = infinite_number((call.args, call.kwargs))
         here = looked_at(result)
-        is_nan = here is not None and bool((here.isnan() & births).any())
-        if written is not None and (written != written or not is_nan):
-            return describe("meant" if written == written else "given", call, result, births, str(written))
-        return born_at(call, result, births, at, of_finite)
+        if written is not None and written != written:
+            return describe("given", call, result, births, str(written))
+        if written is not None and not (here is not None and bool((here.isnan() & births).any())):
+            return describe("meant", call, result, births, str(written), infinite=written)
+        return born_at(call, result, births, at, change)
 
     # The backward pass.
 
@@ -590,7 +634,7 @@ def _is_left(plan: Plan, args: Any) -> bool:
 
 
 def _is_meant(found: Found, function: str) -> bool:
-    return found.nature == "meant" or (found.nature == "given" and found.infinite and function in MEANT)
+    return found.nature == "meant" or (found.infinite == -math.inf and function in MEANT)
 
 
 def _key(found: Found, kind: Any) -> tuple[Any, ...]:

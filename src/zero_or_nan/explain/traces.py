@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -51,7 +51,7 @@ class Found:
         count, shape, dtype, device: how many entries, and of what tensor.
         operands: what it was made of, as text.
         too_large: whether the numbers were only too large for the dtype.
-        infinite: of what came in, whether there was no NaN in it.
+        infinite: of what came in or was written down, the infinity, where it is one and the same; else 0.
         tensor: what came in.
         held: whether it was in `.grad` before a pass added to it.
         in_backward: what backward multiplied there, where that made a gradient that is not finite.
@@ -70,7 +70,7 @@ class Found:
     device: torch.device
     operands: str
     too_large: bool = False
-    infinite: bool = False
+    infinite: float = 0.0
     tensor: weakref.ref[Tensor] | None = None
     held: bool = False
     in_backward: str = ""
@@ -142,6 +142,11 @@ class Traces:
 
     def forget(self, tensor: Tensor) -> None:
         self._by_memory.pop(memory(tensor)._cdata, None)
+
+
+def without(trace: Trace, found: Collection[Found]) -> Trace:
+    """The trace without some of what it has."""
+    return Trace({each: way for each, way in trace.ways.items() if each not in found})
 
 
 def tensors_in(things: Any) -> Iterator[Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from .forward import WRITES_BUFFERS, plan_of
+from .forward import buffers_of, plan_of
 from .places import is_recomputed
 from .traces import tensors_in
 
@@ -37,8 +37,9 @@ class Undoing(TorchFunctionMode):
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunction():  # other modes see nothing of a shadow
             plan = plan_of(func)
-            if plan.name in WRITES_BUFFERS and is_recomputed():
-                self._keep([*args[1:3], kwargs.get("running_mean"), kwargs.get("running_var")])
+            buffers = buffers_of(func, args, kwargs)
+            if buffers and is_recomputed():
+                self._keep(buffers)
             elif plan.in_place and is_recomputed():
                 self._keep(args[:1])
             return func(*args, **kwargs)

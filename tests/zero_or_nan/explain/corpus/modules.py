@@ -448,3 +448,33 @@ def attention_with_a_temperature_of_zero():
     q, k = torch.randn(3, 4), torch.randn(3, 4)
     sharpened = (q @ k.T) / temperature  # born
     F.cross_entropy(sharpened, torch.arange(3)).backward()
+
+
+@program("bad input", "forward", "multi_head_attention_forward", module="attention")
+def bad_data_beside_a_padding_mask():
+    """A feature is NaN; the −inf that the layer makes of the padding mask is no mistake."""
+
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+        def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+            return self.attention(x, x, x, key_padding_mask=padding)[0]  # born
+
+    torch.manual_seed(0)
+    x = torch.tensor([[[nan, 1.0, 0.5, 2.0], [0.3, 0.1, 0.9, 0.4], [0.0, 0.0, 0.0, 0.0]]])
+    padding = torch.tensor([[False, False, True]])
+    Encoder()(x, padding).square().mean().backward()
+
+
+@program("bad input", "forward", "batch_norm", operands="nan")
+def statistics_of_a_bad_batch():
+    """A batch with a NaN is counted before training; evaluation divides by what it left."""
+    torch.manual_seed(0)
+    norm, head = nn.BatchNorm1d(3), nn.Linear(3, 1)
+    batch = torch.tensor([[0.1, 0.5, 0.2], [1.0, 0.2, nan], [0.3, 0.1, 0.9]])
+    with torch.no_grad():
+        norm(batch)  # born
+    norm.eval()
+    head(norm(torch.randn(4, 3))).square().mean().backward()

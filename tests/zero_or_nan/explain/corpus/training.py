@@ -369,3 +369,21 @@ def log_in_half_precision():
     """float16 holds 1e-7 and its log, but not 1e7, its slope."""
     p = torch.tensor([0.5, 1e-7]).half().requires_grad_()
     (-p.log()).sum().backward()  # born
+
+
+@program("bad input", "forward", "mul", operands="nan")
+def average_that_was_nan():
+    """The average of the weights comes from a checkpoint with a NaN, and goes on from there."""
+    weight = torch.ones(3, requires_grad=True)
+    average = torch.tensor([1.0, nan, 1.0])
+    with torch.no_grad():
+        average.mul_(0.9).add_(weight, alpha=0.1)  # born
+    (weight * average).sum().backward()
+
+
+@program("bad input", "forward", "logit", operands="nan")
+def missing_probability():
+    """A probability is missing; the function has no pole there."""
+    scale = torch.ones(2, requires_grad=True)
+    p = torch.tensor([nan, 0.3])
+    (p.logit() * scale).sum().backward()  # born

@@ -1,0 +1,228 @@
+"""Data that are not finite are named as such: not the mask beside them, not a function that has a pole elsewhere."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from zero_or_nan import explain
+
+inf, nan = math.inf, math.nan
+
+
+def leaf(*values):
+    return torch.tensor(values, requires_grad=True)
+
+
+def told(report):
+    return [(origin.kind, origin.operator) for origin in report]
+
+
+MASK = torch.full((3, 3), -inf).triu(1)
+MASKS = {
+    "added": lambda s: (s + MASK).softmax(-1),
+    "added, made here": lambda s: (s + torch.full((3, 3), -inf).triu(1)).softmax(-1),
+    "in place": lambda s: s.add_(MASK).softmax(-1),
+    "filled": lambda s: s.masked_fill(MASK < 0, -inf).softmax(-1),
+    "filled by a tensor": lambda s: s.masked_fill(MASK < 0, torch.tensor(-inf)).softmax(-1),
+    "set": lambda s: (s.__setitem__((..., MASK < 0), -inf), s.softmax(-1))[1],
+    "chosen": lambda s: torch.where(MASK < 0, -inf, s).softmax(-1),
+    "logarithm": lambda s: (s + MASK).log_softmax(-1).diagonal(dim1=-2, dim2=-1),
+    "by hand": lambda s: (s + MASK).exp() / (s + MASK).exp().sum(-1, keepdim=True),
+    "by exp and logsumexp": lambda s: (s + MASK - (s + MASK).logsumexp(-1, keepdim=True)).exp(),
+    "fused": lambda s: F.scaled_dot_product_attention(s, s, s, attn_mask=MASK),
+    "a class": lambda s: F.cross_entropy((s + MASK).flatten(0, 1), torch.arange(3).repeat(2)),
+    "a distribution": lambda s: torch.distributions.Categorical(logits=s + MASK, validate_args=False).log_prob(
+        torch.arange(3)
+    ),
+    "an infinity for a minimum": lambda s: s.masked_fill(torch.eye(3) > 0, inf).amin(-1),
+}
+
+
+@pytest.mark.parametrize("bad", [nan, inf, 1.0])
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_beside_data(name, bad):
+    x, weight = torch.rand(2, 3, 3), torch.eye(3, requires_grad=True)
+    x[0, 0, 0] = bad
+    with explain() as report:
+        MASKS[name](torch.matmul(x, weight) * 1).sum().backward()
+    is_finite = weight.grad.isfinite().all()
+    assert told(report) == ([] if is_finite else [("bad input", "matmul")]) and (bad == bad or not is_finite)
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32])
+def test_masks_of_an_encoder(kind):
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+    padding = torch.tensor([[False, False, True], [False, True, True]])
+    padding = padding if kind is torch.bool else torch.zeros(2, 3).masked_fill(padding, -inf)
+    for bad in (nan, 1.0):
+        x = torch.rand(2, 3, 4)
+        x[0, 0, 0] = bad
+        with explain() as report:
+            layer(x, src_mask=MASK.to(kind), src_key_padding_mask=padding).sum().backward()
+        assert told(report) == ([] if bad == bad else [("bad input", "multi_head_attention_forward")])
+
+
+def test_a_row_of_which_nothing_is_left_beside_data():
+    scores, x = leaf([1.0, 2.0], [3.0, 4.0]), torch.tensor([[nan, 1.0], [1.0, 1.0]])
+    with explain() as report:
+        (scores * x).masked_fill(torch.tensor([[False], [True]]), -inf).softmax(-1).sum().backward()
+    assert told(report) == [("bad input", "mul"), ("undefined", "softmax")]
+    assert report.origins[1].entries == [(1, 0), (1, 1)]
+    assert report.origins[1].operands == "inf − inf = nan: all 2 entries of the row are -inf"
+
+
+def test_an_infinity_that_goes_on_is_told_of_beside_data():
+    with explain() as report:
+        (leaf(1.0, 1.0) * torch.tensor([nan, 1.0]) + torch.tensor([0.0, -inf])).sum().backward()
+    assert told(report) == [("bad input", "mul"), ("bad input", "add")]
+
+
+def test_an_infinity_that_has_become_nan_is_told_of_beside_data():
+    weight, infinite, missing = leaf(0.0, 1.0), torch.tensor([-inf, 1.0]), torch.tensor([1.0, nan])
+    with explain() as report:
+        product = weight * infinite
+        (product * missing).softmax(0).sum().backward()
+    assert [origin.operands for origin in report] == ["-inf in infinite", "nan in missing"]
+
+
+ROWS = {
+    "softmax": lambda x: x.softmax(0),
+    "log_softmax": lambda x: x.log_softmax(0)[1:],
+    "logsumexp": lambda x: x.logsumexp(0),
+    "cross_entropy": lambda x: F.cross_entropy(x, torch.tensor(1)),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_only_minus_infinity_leaves_an_element_out(name):
+    for bad, expected in ((inf, [("bad input", name)]), (-inf, [])):
+        x = leaf(bad, 1.0, 2.0)
+        with explain() as report:
+            ROWS[name](x).sum().backward()
+        assert told(report) == expected
+
+
+ELEMENTWISE = {
+    **{name: getattr(torch, name) for name in "logit erfinv atanh acos log rsqrt lgamma reciprocal".split()},
+    **{name: getattr(torch.special, name) for name in "logit erfinv ndtri entr log_ndtr bessel_y0".split()},
+    "zeta": lambda x: torch.special.zeta(x + 1, torch.tensor(2.0)),
+    "remainder": lambda x: x % torch.tensor([0.0, 1.0, 1.0]),
+    "div": lambda x: x / torch.tensor([0.0, 1.0, 1.0]),
+    "layer_norm": lambda x: F.layer_norm(x, (3,), eps=0.0),
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_a_nan_is_not_undefined(name):
+    scale = torch.ones(3, requires_grad=True)
+    for values in ([nan, 0.3, 0.4], [nan, nan, nan]):
+        with explain() as report:
+            (ELEMENTWISE[name](torch.tensor(values))[:1] * scale).sum().backward()
+        (origin,) = report
+        assert (origin.kind, origin.operands) == ("bad input", "nan")
+
+
+@pytest.mark.parametrize("where", [(0, 0), (1, 2), 0, (slice(None), 1), ...], ids=str)
+@pytest.mark.parametrize("name", ["logdet", "slogdet", "inverse", "corrcoef", "cov", "matrix_exp"])
+def test_a_matrix_with_nan_is_not_undefined(name, where):
+    matrix = torch.randn(3, 3, generator=torch.Generator().manual_seed(1))
+    for sign in (1, -1):
+        bad = matrix.clone()
+        bad[1] *= sign  # of the determinant
+        bad[where] = nan
+        bad.requires_grad_()
+        with explain() as report:
+            result = getattr(torch, name)(bad)
+            (result if isinstance(result, torch.Tensor) else result[1]).sum().backward()
+        assert {origin.kind for origin in report} == {"bad input"}
+
+
+def test_what_is_undefined_beside_a_nan_is_told_of_with_its_own_number():
+    x = leaf(nan, -1.0, 0.5)
+    with explain() as report:
+        x.atanh().sum().backward()
+    assert told(report) == [("bad input", "atanh"), ("undefined", "atanh")]
+    assert report.origins[1].operands == "atanh(-1) = -inf" and report.origins[1].entries == [(1,)]
+
+
+@pytest.mark.parametrize("statistic", ["running_mean", "running_var"])
+@pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.InstanceNorm1d])
+def test_statistics_that_were_nan(kind, statistic):
+    norm = kind(2, track_running_stats=True).eval()
+    buffer = getattr(norm, statistic)
+    buffer[1] = nan
+    x = torch.rand(3, 2, 4, requires_grad=True)
+    with explain() as report:
+        norm(x).sum().backward()
+    assert told(report) == [("bad input", kind.__name__[:-6].lower() + "_norm")]
+    assert report.origins[0].operands == f"nan in {statistic}" and report.origins[0].entries == [(1,)]
+
+
+def test_statistics_of_rows_that_the_loss_ignores():
+    """The gradient is contaminated, and evaluation uses what the batch left."""
+    norm, batch = nn.BatchNorm1d(2), torch.tensor([[1.0, nan], [2.0, 1.0]])
+    with explain() as report:
+        norm(batch)[:, 0].sum().backward()
+        norm.eval()
+        norm(torch.ones(2, 2)).sum().backward()
+    assert told(report) == [("contaminated", "batch_norm"), ("bad input", "batch_norm")]
+    assert len({origin.line for origin in report}) == 1
+
+
+UPDATES = {
+    "mul": lambda state, w: state.mul_(0.9).add_(w, alpha=0.1),
+    "lerp": lambda state, w: state.lerp_(w, 0.1),
+    "sub": lambda state, w: state.__isub__(w),
+    "addcmul": lambda state, w: state.addcmul_(w, w),
+    "sqrt": lambda state, w: state.sqrt_(),
+    "clamp": lambda state, w: state.clamp_(-1, 1),
+    "_foreach_mul": lambda state, w: torch._foreach_mul_([torch.ones(2), state], 0.9),
+}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_state_that_was_nan(name):
+    state, weight = torch.tensor([1.0, nan]), leaf(1.0, 1.0)
+    with explain() as report:
+        with torch.no_grad():
+            UPDATES[name](state, weight)
+        (weight * state).sum().backward()
+    (origin,) = report
+    assert (origin.kind, origin.operator, origin.operands) == ("bad input", name, "nan in state")
+    assert origin.entries == [(1,)]
+
+
+@pytest.mark.parametrize(
+    ("before", "update"), [(2e38, lambda s: s.mul_(2)), (0.0, lambda s: s.div_(0)), (-1.0, lambda s: s.sqrt_())]
+)
+def test_state_that_was_finite_is_no_input(before, update):
+    state, weight = torch.tensor([before]), leaf(1.0)
+    with explain() as report:
+        with torch.no_grad():
+            update(state)
+        (weight * state).sum().backward()
+    assert [origin.kind for origin in report] != ["bad input"]
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam", "RMSprop", "Adagrad"])
+def test_state_of_an_optimizer_that_was_nan(optimizer, foreach):
+    weight = leaf(1.0, 1.0)
+    optimizer = getattr(torch.optim, optimizer)([weight], foreach=foreach)
+    if "momentum" in optimizer.defaults:
+        optimizer.param_groups[0]["momentum"] = 0.9
+    weight.sum().backward()
+    optimizer.step()
+    for state in optimizer.state[weight].values():
+        if state.shape == weight.shape:
+            state[1] = nan
+    with explain() as report:
+        for _ in range(2):
+            optimizer.zero_grad()
+            (weight * 2).sum().backward()
+            optimizer.step()
+        (weight * 2).sum().backward()
+    assert {(origin.kind, origin.operands[:3]) for origin in report} == {("bad input", "nan")}
