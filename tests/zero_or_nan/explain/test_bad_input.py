@@ -60,6 +60,7 @@ def test_masks_of_an_encoder(kind):
     for bad in (nan, 1.0):
         x = torch.rand(2, 3, 4)
         x[0, 0, 0] = bad
+        layer.zero_grad()
         with explain() as report:
             layer(x, src_mask=MASK.to(kind), src_key_padding_mask=padding).sum().backward()
         assert told(report) == ([] if bad == bad else [("bad input", "multi_head_attention_forward")])
@@ -117,8 +118,8 @@ ELEMENTWISE = {
 
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_a_nan_is_not_undefined(name):
-    scale = torch.ones(3, requires_grad=True)
     for values in ([nan, 0.3, 0.4], [nan, nan, nan]):
+        scale = torch.ones(3, requires_grad=True)
         with explain() as report:
             (ELEMENTWISE[name](torch.tensor(values))[:1] * scale).sum().backward()
         (origin,) = report
