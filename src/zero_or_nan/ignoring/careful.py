@@ -23,22 +23,28 @@ from torch.autograd.graph import GradientEdge
 
 from .checkpoints import CHECKPOINT, Recomputed
 from .compiling import compiled_autograd_aside
-from .cotangent import Cotangent, can_carry, is_finite
+from .cotangent import Cotangent, can_carry, dispatches, is_finite
 from .counts import Count
 from .distributed import is_border, is_distributed, is_spread, not_zero
 from .graph import KINDS, NODES, AccumulateGrad, Edge, Graph, edge_of, function_of, graph_from
-from .higher import any_recorded, constants, is_recorded, without
+from .higher import any_recorded, constants, is_recorded, tangent_of, without
 from .hooks import Ours, put_first
 from .jagged import is_jagged, values_of
 from .looks import harmless
-from .masks import Mask, all_count, and_whatever_is_not_0, both, either
+from .masks import Mask, all_count, and_whatever_is_not_0, both, either, everywhere, nothing_counts
 from .registry import FUNCTIONS, MASKS, UNKNOWN, Function, Masks, NotFollowed, RuleFailed, record_of
 from .sparse import is_sparse
 from .steps import Border, Followed, Foreign, Moved, Replaced, Sliced, Step
 from .threads import current, set_current
+from .vmapped import is_wrapped
 
 REPORT = "https://github.com/zero-or-nan/zero-or-nan/issues"
 HELP = "https://zero-or-nan.github.io/zero-or-nan/chapters/operators-of-your-own.html"
+
+_INSIDE = (
+    "which can't carry a mask; call ignoring.grad outside of it, in a loop or with is_grads_batched=True, "
+    "or over a graph that was made outside of it"
+)
 
 _current_pass: Callable[[], int] = torch._C._current_graph_task_id
 
@@ -196,12 +202,14 @@ class Pass:
         recorded = is_recorded(node)
         if recorded:
             arriving = tuple(self._at_constants(node, number, value) for number, value in enumerate(arriving))
-        masks, masked, strange = [], recorded, None
+        masks, values, masked, strange = [], [], recorded, None
         for number, value in enumerate(arriving):
-            mask, carries = self._arriving(node, number, value, kind is Step and not self.by_rules_alone)
+            value, mask, carries = self._arriving(node, number, value, kind is Step and not self.by_rules_alone)
             masks.append(mask)
+            values.append(value)
             masked = masked or mask is not None
-            strange = strange if carries else value
+            if not carries or kind in _ON_COTANGENTS and _is_anothers(value):
+                strange = value
         if strange is not None:
             self._pass_by(strange)
             return None
@@ -213,7 +221,7 @@ class Pass:
         if not masked and not step.is_needed:
             return None
         self._running[node] = step
-        return tuple(step.begin(arriving))
+        return tuple(step.begin(values))
 
     def _at_constants(self, node: Any, number: int, value: Any) -> Any:
         """What arrives at a node that an earlier pass recorded: 0, and ignored, where it reaches a constant."""
@@ -235,14 +243,14 @@ class Pass:
         if step is None:
             for (edge, last), value in zip(edges, results, strict=False):
                 if value is not None:
-                    self._send(edge, last, value, None)
+                    self._send(edge, last, value, _unless_constant(node, value, None))
             return None
         values, masks = step.end(results, arriving)
         if torch.is_grad_enabled():
             step.over()
         for (edge, last), value, mask in zip(edges, values, masks, strict=False):
             if value is not None:
-                self._send(edge, last, value, mask)
+                self._send(edge, last, value, _unless_constant(node, value, mask))
         # PyTorch looks at what a hook returns, and can't at nested tensors.
         return None if all(map(operator.is_, values, results)) else tuple(values)
 
@@ -259,8 +267,7 @@ class Pass:
         """Plain PyTorch's derivative has run on plain tensors, and only its mask follows."""
         if not self._is_mine():
             return
-        grad = arriving[0]
-        mask, carries = self._arriving(node, 0, grad)
+        grad, mask, carries = self._arriving(node, 0, arriving[0])
         found: Sequence[Mask] | None = None
         if not carries:
             self._pass_by(grad)
@@ -281,7 +288,7 @@ class Pass:
         for number, (edge, last) in enumerate(edges):
             value = results[number]
             if value is not None:
-                self._send(edge, last, value, None if found is None else found[number])
+                self._send(edge, last, value, _unless_constant(node, value, None if found is None else found[number]))
 
     def _send(self, edge: Edge, last: bool, value: Any, mask: Mask) -> None:
         """A cotangent and its mask are on their way to the next node, unless that is the last one."""
@@ -307,27 +314,30 @@ class Pass:
         top = self
         while top.outer is not None:
             top = top.outer
-        if top._suspected and not is_finite(gradient):
+        if top._suspected and not (is_finite(gradient) and is_finite(tangent_of(gradient))):
             top._lost.update(top._suspected)
 
-    def _arriving(self, node: Any, number: int, value: Any, may_be_sparse: bool = False) -> tuple[Mask, bool]:
-        """What of a cotangent counts, and whether it can carry a mask at all.
+    def _arriving(self, node: Any, number: int, value: Any, may_be_sparse: bool = False) -> tuple[Any, Mask, bool]:
+        """A cotangent, which of its elements count, and whether it can carry a mask at all.
 
-        Besides what was sent here, whatever a hook has made another number than 0 counts.
+        Besides what was sent here, whatever a hook has made another number than 0 counts. A ZeroTensor of which nothing
+        counts becomes zeros in memory.
         """
         arrived = self._arrived.pop((node, number), None)
         if value is None:
-            return None, True
+            return None, None, True
         mask = None if arrived is None else arrived.mask
         if self.by_rules_alone and is_jagged(value):  # its values would lose the record of the gradient
-            return mask, False
+            return value, mask, False
         if is_distributed(value):  # another process may have got another value from a hook: all of them look
-            return (mask if mask is None else mask | not_zero(value)), True
+            return value, mask if mask is None else mask | not_zero(value), True
+        if _is_zerotensor(value) and mask is not None and nothing_counts(mask):
+            return value + torch.zeros_like(value), mask, True
         if arrived is not None and arrived.is_still(value) and (may_be_sparse or not is_sparse(value)):
-            return mask, True
+            return value, mask, True
         if not can_carry(value):
-            return mask, False
-        return (mask if mask is None else and_whatever_is_not_0(mask, values_of(value))), True
+            return value, mask, False
+        return value, mask if mask is None else and_whatever_is_not_0(mask, values_of(value)), True
 
     def send(self, edge: Edge, mask: Mask) -> None:
         """A mask for a cotangent that the engine is given by others, for a pass inside of this one."""
@@ -403,7 +413,10 @@ class Pass:
 
     def _pass_by(self, strange: Any) -> None:
         """A tensor that can't carry a mask: its node is plain PyTorch's."""
-        if type(strange) is Tensor and strange._is_zerotensor():  # zeros without memory: nothing can be lost
+        if _is_zerotensor(strange):  # all of it counts, and plain PyTorch's derivative is right
+            return
+        if is_wrapped(strange):
+            self.failed("a tensor inside of torch.vmap or torch.func", NotFollowed(_INSIDE), suspected=True)
             return
         kind = "a nested tensor" if strange.is_nested else type(strange).__name__
         if kind == "Tensor":
@@ -478,6 +491,30 @@ def _kind_at(node: Any, facts: _Facts) -> type[Step]:
     kind, function = facts.kind, facts.function
     only_if = function.derivative_if if kind is Replaced else function.moves if kind is Moved else None
     return Step if callable(only_if) and not only_if(node) else kind
+
+
+def _is_zerotensor(value: Any) -> bool:
+    return type(value) is Tensor and value._is_zerotensor()
+
+
+def _unless_constant(node: Any, value: Any, mask: Mask) -> Mask:
+    """The mask of what a derivative gave, where the result depends on the input.
+
+    A product with a ZeroTensor, the tangent of a constant, is one whatever the other factor is, also NaN: so the other
+    factor is ignored. `sgn` gives a ZeroTensor too, but sgn(NaN) is NaN.
+    """
+    if _is_zerotensor(value) and function_of(node.name()) != "Sgn":
+        return everywhere(False, value)
+    return mask
+
+
+_ON_COTANGENTS = (Step, Followed, Sliced)
+"""How a derivative is run that gets cotangents in place of plain tensors."""
+
+
+def _is_anothers(value: Any) -> bool:
+    """Whether this is a tensor of a subclass, not known here, that runs operators in its own way."""
+    return value is not None and dispatches(value) and not is_jagged(value) and not is_distributed(value)
 
 
 def _users_line() -> int:

@@ -24,7 +24,9 @@ from torch.nn import Parameter
 
 from .jagged import is_jagged, values_of, with_values
 from .masks import Mask, all_count, nothing_counts, put_where_ignored, put_zeros
+from .registry import NotFollowed
 from .sparse import is_sparse, stored
+from .vmapped import is_wrapped, unwrapped
 
 if TYPE_CHECKING:
     from .steps import Step
@@ -72,6 +74,8 @@ class Cotangent(Tensor):
     def __new__(cls, value: Tensor, mask: Mask = None, step: Step | None = None) -> Cotangent:
         if value.is_conj() or value.is_neg():
             value = value.resolve_conj().resolve_neg()
+        if dispatches(value):
+            raise NotFollowed(f"a {type(value).__name__} can't carry a mask")
         self = Tensor._make_subclass(cls, value)
         self.value = value
         self.mask = mask
@@ -93,6 +97,11 @@ class Cotangent(Tensor):
         return f"Cotangent({self.value}, {self.mask})"
 
 
+def dispatches(tensor: Tensor) -> bool:
+    """Whether a tensor is of a subclass that runs operators in its own way."""
+    return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
 def can_carry(tensor: Any) -> bool:
     """Whether a tensor can have a mask beside it: dense or jagged, floating, in memory, and no other subclass."""
     if type(tensor) is not Tensor:
@@ -104,7 +113,7 @@ def can_carry(tensor: Any) -> bool:
         and tensor.device.type != "meta"
         and not tensor._is_zerotensor()
         and (tensor.is_floating_point() or tensor.is_complex())
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and not is_wrapped(tensor)
     )
 
 
@@ -290,17 +299,23 @@ def is_finite(thing: Any) -> bool:
     if hasattr(thing, "__tensor_flatten__"):  # of a wrapper the parts that are here; the whole may be elsewhere
         return all(is_finite(getattr(thing, part)) for part in thing.__tensor_flatten__()[0])
     thing = plain(values_of(thing))
-    if not isinstance(thing, Tensor) or thing.is_meta or thing._is_zerotensor() or isinstance(thing, FakeTensor):
+    if not isinstance(thing, Tensor) or not (thing.is_floating_point() or thing.is_complex()):
         return True
-    if not thing.is_floating_point() and not thing.is_complex():
+    thing = unwrapped(thing)
+    if can_carry(thing):
+        return bool(thing.isfinite().all())
+    if isinstance(thing, FakeTensor) or type(thing) is Tensor and thing._is_zerotensor():
         return True
-    if thing.is_nested:
-        return all(map(is_finite, thing.unbind()))
-    if isinstance(thing, MaskedTensor):
-        thing = thing.to_tensor(0)
-    if is_sparse(thing):
-        thing = stored(thing)
-    return can_carry(thing) and bool(thing.isfinite().all())
+    try:
+        if thing.layout is torch.strided and not thing.is_nested and thing.untyped_storage().device.type == "meta":
+            return True  # there are no numbers
+        if thing.is_nested:
+            return all(map(is_finite, thing.unbind()))
+        if isinstance(thing, MaskedTensor):
+            thing = thing.to_tensor(0)
+        return bool((stored(thing) if is_sparse(thing) else thing).isfinite().all())
+    except (RuntimeError, NotImplementedError, TypeError):
+        return False
 
 
 def ignores(thing: Any) -> bool:

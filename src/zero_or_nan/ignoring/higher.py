@@ -7,6 +7,9 @@ arrives there ignores what reaches those (`constants`).
 
 Where no pass is running, a cotangent that was saved is a plain tensor like any other: plain backward through the record
 of a gradient is PyTorch's own.
+
+Inside a level of forward mode PyTorch differentiates each derivative as it runs. The tangent of a cotangent is a
+cotangent with the same mask, so what was ignored is a constant there too.
 """
 
 from __future__ import annotations
@@ -16,16 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from .cotangent import Cotangent, is_saved
+from .cotangent import Cotangent, is_saved, mask_of, plain
 from .looks import NOTHING
-from .masks import Mask
+from .masks import Mask, everywhere, nothing_counts
 from .registry import function
 from .threads import current
 
 if TYPE_CHECKING:
     from .steps import Step
 
+_forward_mode: Any = forward_ad
 _KEY = "zero_or_nan: which results of this node were ignored"
 _EVER = False
 """Whether any node was made so: most programs never differentiate a gradient."""
@@ -39,12 +44,20 @@ class _Entered(torch.autograd.Function):
     """A plain tensor as a cotangent."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, mask: Mask, step: Step) -> Cotangent:
+    def forward(ctx: Any, value: Tensor, mask: Mask, step: Step, is_constant: bool) -> Cotangent:
+        if in_forward_mode():  # then `jvp` takes them
+            ctx.step, ctx.mask = step, everywhere(False, value) if is_constant else mask
         return Cotangent(value.detach(), mask, step)
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        return gradient, None, None
+        return gradient, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Any, *_: Any) -> Any:
+        mask, step = ctx.mask, ctx.step
+        del ctx.mask, ctx.step
+        return _Entered.apply(tangent if mask is None else without(tangent, mask), mask, step, False)  # type: ignore[no-untyped-call]
 
 
 class _Left(torch.autograd.Function):
@@ -59,6 +72,10 @@ class _Left(torch.autograd.Function):
     def backward(ctx: Any, gradient: Any) -> Any:
         return gradient if gradient.dtype is torch.bool else gradient.to(ctx.dtype), None
 
+    @staticmethod
+    def jvp(ctx: Any, tangent: Any, *_: Any) -> Any:
+        return _left(tangent, plain(tangent))
+
 
 function(_Entered, moves=True, look=NOTHING)
 function(_Left, moves=True, look=NOTHING)
@@ -69,14 +86,15 @@ def entered(value: Tensor, mask: Mask, step: Step) -> Cotangent:
 
     A tensor that goes to several nodes enters once: what comes back to it is then added up in PyTorch's own order.
     """
-    if not (value.requires_grad and torch.is_grad_enabled()):
+    if not (value.requires_grad and torch.is_grad_enabled() or in_forward_mode()):
         return Cotangent(value, mask, step)
     before = step.owner.entered.get(id(value))
     if before is not None and before[0] is value and _same(before[1].mask, mask):
         cotangent = before[1]
         cotangent.step = step
     else:
-        cotangent = _Entered.apply(value, mask, step)  # type: ignore[no-untyped-call]
+        dual, is_constant = _with_tangent(value)
+        cotangent = _Entered.apply(dual, mask, step, is_constant)  # type: ignore[no-untyped-call]
         step.owner.entered[id(value)] = value, cotangent
     return cotangent
 
@@ -91,10 +109,38 @@ def left(results: Sequence[Any], values: Sequence[Any]) -> list[Any]:
 
 
 def _left(cotangent: Any, value: Any) -> Any:
-    if type(cotangent) is not Cotangent or not cotangent.requires_grad:
+    if type(cotangent) is not Cotangent or not (cotangent.requires_grad or in_forward_mode()):
         return value
     remember(cotangent, cotangent.mask)
-    return _Left.apply(cotangent, value)  # type: ignore[no-untyped-call]
+    of_tangent = mask_of(tangent_of(cotangent))
+    result = _Left.apply(cotangent, value)  # type: ignore[no-untyped-call]
+    if of_tangent is None or not nothing_counts(of_tangent):
+        return result
+    return _forward_mode.unpack_dual(result).primal  # made up in `_with_tangent`: PyTorch has none
+
+
+def _with_tangent(value: Tensor) -> tuple[Tensor, bool]:
+    """The cotangent with a tangent where PyTorch computes tangents, and whether its tangent is made up here.
+
+    PyTorch makes up zeros for a tangent that is missing. They have no mask; the zeros made up here are all ignored.
+    """
+    if not in_forward_mode():
+        return value, False
+    if tangent_of(value) is not None:
+        return value.contiguous() if 0 in value.stride() else value, False  # tangents lie in memory as values do
+    memory = value.untyped_storage().nbytes() // value.element_size()
+    zeros = value.new_zeros(memory).as_strided(value.size(), value.stride(), value.storage_offset())
+    return _forward_mode.make_dual(value, zeros), True
+
+
+def in_forward_mode() -> bool:
+    """Whether a tensor may have a tangent."""
+    return forward_ad._current_level >= 0
+
+
+def tangent_of(tensor: Tensor) -> Any:
+    """The tangent of a plain tensor; None where there is none."""
+    return _forward_mode.unpack_dual(tensor).tangent if in_forward_mode() else None
 
 
 def _same(a: Mask, b: Mask) -> bool:

@@ -26,6 +26,7 @@ from .graph import KINDS, function_of
 from .jagged import values_of
 from .registry import FUNCTIONS, UNKNOWN, Function, record_of
 from .sparse import is_sparse, stored
+from .vmapped import is_wrapped
 
 LARGE = 10_000
 """Entries from which on it pays to remember what was looked at."""
@@ -44,7 +45,6 @@ MANY = 16
 
 _DENSE = (Tensor, Parameter)
 _UNKNOWN = object()
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 class Look(NamedTuple):
@@ -393,7 +393,7 @@ def _is_moderate(number: Any, node: Any) -> bool:
 
 def _in_memory(tensor: Tensor) -> bool:
     """Whether the numbers are there: a sharded parameter's memory is given back until a hook brings it again."""
-    if tensor.is_nested or tensor.is_meta or tensor._is_zerotensor() or _is_wrapped(tensor):
+    if tensor.is_nested or tensor.is_meta or tensor._is_zerotensor() or is_wrapped(tensor):
         return False
     if tensor.is_contiguous():
         if not tensor.storage_offset():

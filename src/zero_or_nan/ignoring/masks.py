@@ -221,6 +221,12 @@ def reduced(counts: Tensor, shape: Sequence[int]) -> Tensor:
     return reshaped(mask, shape)
 
 
+def was_broadcast(shape: torch.Size, to: torch.Size) -> bool:
+    """Whether a tensor of the one shape can be expanded to the other."""
+    pairs = zip(reversed(shape), reversed(to), strict=False)
+    return len(shape) <= len(to) and all(size in (1, wide) for size, wide in pairs)
+
+
 def laid_out(mask: Tensor, value: Tensor) -> Tensor:
     """A copy of the mask that lies in memory as the value does, so that every view of one is a view of the other."""
     memory = torch.zeros(value.storage_offset() + extent(value), dtype=torch.bool, device=value.device)

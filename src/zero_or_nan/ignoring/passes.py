@@ -15,10 +15,12 @@ from .careful import Pass, nothing_ignored
 from .compiling import not_compiled
 from .counts import Count, one_more_pass
 from .distributed import is_distributed, on_any_process
-from .graph import Edge, edge_of
+from .graph import Edge, Graph, edge_of
+from .higher import in_forward_mode
 from .lifetimes import held_from
 from .looks import harmless as _is_harmless
 from .masks import everywhere, full
+from .vmapped import batched_again, batched_by_vmap, in_transform, outside
 
 _PLAIN = contextlib.nullcontext()
 TensorOrEdge = Tensor | GradientEdge
@@ -112,7 +114,8 @@ def grad(
 
     Raises:
         RuntimeError, ValueError, TypeError: whatever `torch.autograd.grad` raises, in its words.
-        ValueError: when `ignored` is neither of the two words; for "masked", when a gradient is sparse or a DTensor.
+        ValueError: when `ignored` is neither of the two words; for "masked", when an input or a gradient is sparse,
+            nested or a DTensor.
 
     Warns:
         UserWarning: once a pass, if something was lost at what could not be followed. For "masked" PyTorch says
@@ -142,19 +145,35 @@ def grad(
         materialize_grads=materialize_grads,
     )
     roots, of, given = _sequence(outputs), _kept(inputs), _kept(grad_outputs)
+    by_vmap = _batched_by_vmap(roots, of, given, create_graph)
+    if by_vmap:
+        with outside():
+            gradients = _one_by_one(
+                lambda vectors, retain: grad(
+                    roots, of, vectors, retain, is_grads_batched=is_grads_batched, ignored=ignored, **rest
+                ),
+                by_vmap,
+                retain_graph,
+            )
+        return _each(lambda gradient: None if gradient is None else batched_again(gradient), gradients)
     batch = _batch(roots, given) if is_grads_batched else None
     if is_grads_batched and not batch:
         return torch.autograd.grad(roots, of, given, retain_graph, is_grads_batched=True, **rest)
     if batch is None:
         return _grad(roots, of, given, retain_graph, ignored, rest)
-    # One pass for each vector: PyTorch's own `vmap` can't carry a mask.
-    rows = [_grad(roots, of, vectors, True, ignored, rest) for vectors in batch[:-1]]
-    rows.append(_grad(roots, of, batch[-1], retain_graph, ignored, rest))
+    # PyTorch's own `vmap` can't carry a mask.
+    return _one_by_one(lambda vectors, retain: _grad(roots, of, vectors, retain, ignored, rest), batch, retain_graph)
+
+
+def _one_by_one(function: Callable[[Any, bool | None], Any], batch: Sequence[Any], retain_graph: bool | None) -> Any:
+    """The gradients for a batch of vectors, by one pass for each."""
+    rows = [function(vectors, True) for vectors in batch[:-1]]
+    rows.append(function(batch[-1], retain_graph))
     return _each(lambda *gradients: _stacked(list(gradients)), *rows)
 
 
 def _grad(roots: Any, inputs: Any, given: Any, retain_graph: bool | None, ignored: str, rest: dict[str, Any]) -> Any:
-    edges = _each(edge_of, _as_results(inputs)) if ignored == "masked" else {}
+    edges = _each(_edge_of_dense, _as_results(inputs)) if ignored == "masked" else {}
     with _pass(roots, edges, inputs, rest["create_graph"]) as careful:
         result = torch.autograd.grad(roots, inputs, given, retain_graph, **rest)
     if ignored == "zero":
@@ -165,15 +184,16 @@ def _grad(roots: Any, inputs: Any, given: Any, retain_graph: bool | None, ignore
 def _pass(roots: Sequence[Any], edges: Any = None, asked_for: Any = None, recorded: bool = False) -> Any:
     """What PyTorch's engine is to run in: nothing, where plain backward will do and no masks are asked for.
 
-    A gradient that is differentiated again is harmless only where nothing can be ignored: the numbers that the next
-    pass multiplies by are not there yet.
+    A gradient that is differentiated again, or forward while it is computed, is harmless only where nothing can be
+    ignored: the numbers that the next pass, or the tangents, are multiplied by are not there yet.
     """
+    recorded = recorded or in_forward_mode()
     is_counted = one_more_pass()
     graph = held_from(roots)
     dangers: list[Any] = []
-    harmless = nothing_ignored(graph) or not recorded and _is_harmless(graph, dangers)
+    will_do = _plain_will_do(graph, recorded, dangers)
     if edges is None or not edges:
-        if not on_any_process(not harmless, roots, graph):
+        if not on_any_process(not will_do, roots, graph):
             return _PLAIN
         kept: Any = ()
     else:
@@ -182,6 +202,23 @@ def _pass(roots: Sequence[Any], edges: Any = None, asked_for: Any = None, record
     careful = Pass(roots, graph, keep, asked_for=_inside(asked_for), dangers=dangers, by_rules_alone=recorded)
     careful.count = Count() if is_counted else None
     return careful
+
+
+def _plain_will_do(graph: Graph, recorded: bool, dangers: list[Any]) -> bool:
+    return nothing_ignored(graph) or not recorded and _is_harmless(graph, dangers)
+
+
+def _batched_by_vmap(roots: Sequence[Any], inputs: Any, given: Any, recorded: bool) -> list[tuple[Any, ...]]:
+    """The vectors of each pass where `torch.vmap` goes over several, and plain backward will not do."""
+    if given is None or not in_transform():
+        return []
+    batch = batched_by_vmap(_sequence(given), (*roots, *_tensors_in(inputs)))
+    if not batch:
+        return []
+    with outside():
+        graph = held_from(roots)
+        care = not _plain_will_do(graph, recorded or in_forward_mode(), [])
+        return batch if on_any_process(care, roots, graph) else []
 
 
 def _sequence(tensors: Any) -> tuple[Any, ...]:
@@ -200,15 +237,25 @@ def _each(function: Callable[..., Any], *results: Any) -> Any:
     return tuple(map(function, *results))
 
 
+def _tensors_in(inputs: Any) -> Iterable[Any]:
+    return inputs.values() if isinstance(inputs, dict) else () if inputs is None else _sequence(inputs)
+
+
 def _inside(inputs: Any) -> list[Tensor]:
     """Those of the inputs that are not leaves."""
-    every = inputs.values() if isinstance(inputs, dict) else () if inputs is None else _sequence(inputs)
-    return [tensor for tensor in every if isinstance(tensor, Tensor) and tensor.grad_fn is not None]
+    return [tensor for tensor in _tensors_in(inputs) if isinstance(tensor, Tensor) and tensor.grad_fn is not None]
 
 
 def _as_results(inputs: Any) -> Any:
     """The inputs in the form in which their gradients will come."""
     return inputs if isinstance(inputs, dict) else _sequence(inputs)
+
+
+def _edge_of_dense(tensor: Any) -> Edge | None:
+    if isinstance(tensor, Tensor) and (tensor.layout is not torch.strided or tensor.is_nested):
+        kind = "a nested tensor" if tensor.layout is torch.strided else tensor.layout
+        raise ValueError(f'ignored="masked" needs dense inputs, and an input is {kind}; use "zero"')
+    return edge_of(tensor)
 
 
 def _masked(gradient: Any, edge: Edge | None, careful: Pass) -> Any:

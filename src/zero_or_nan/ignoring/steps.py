@@ -17,9 +17,9 @@ from . import distributed
 from .cotangent import Cotangent, can_carry, is_finite, mask_of, merge, plain
 from .distributed import Gathered, Gathering, is_distributed
 from .graph import can_be_read_again, for_each_edge, function_of, run, runs_of_the_engine
-from .higher import entered, is_recorded, left, remember
+from .higher import entered, in_forward_mode, is_recorded, left, remember, tangent_of
 from .jagged import is_jagged, values_of, with_values
-from .masks import Mask, all_count, full, reduced
+from .masks import Mask, all_count, full, reduced, was_broadcast
 from .registry import FUNCTIONS, GENERATED, UNKNOWN, Function, NotFollowed
 from .watching import Watching
 
@@ -90,10 +90,19 @@ class Step:
         return values, [self._mask_of(result) for result in results]
 
     def _mask_of(self, result: Any) -> Mask:
-        """That of a cotangent. Zeros that a derivative makes up without one, as that of x**0, are ignored with it."""
-        if type(result) is not Tensor or not result._is_zerotensor() and (not can_carry(result) or bool(result.any())):
+        """That of a cotangent. Zeros that a derivative makes up without one are ignored with it.
+
+        Such are the zeros of x**0, and of a product with a ZeroTensor, the tangent of a constant in forward mode.
+        """
+        if type(result) is not Tensor or not (can_carry(result) or result._is_zerotensor()):
             return mask_of(result)
-        return next((mask for mask in self.masks if mask is not None and mask.shape == result.shape), None)
+        if bool(result.any()):
+            if not is_finite(result) and not all(map(all_count, self.masks)):
+                name = function_of(_name(self.node))
+                self.owner.failed(name, NotFollowed("a result of its derivative is no Cotangent"), True)
+            return None
+        masks = (mask for mask in self.masks if mask is not None and was_broadcast(result.shape, mask.shape))
+        return next((reduced(mask, result.shape) for mask in masks), None)
 
     def over(self) -> None:
         """What the run refers to is let go."""
@@ -267,7 +276,8 @@ def _mended(exact: Any, careful: Any) -> tuple[Any, Mask]:
     value = distributed.merge(exact, careful) if is_distributed(exact) else plain(merge(exact.detach(), careful))
     if mask is not None:
         mask = mask | distributed.not_zero(value)
-    if exact.requires_grad and is_finite(exact):  # so is the record of how PyTorch got it
+    if (exact.requires_grad or in_forward_mode()) and is_finite(exact) and is_finite(tangent_of(exact)):
+        # So is the record of how PyTorch got it.
         remember(exact, mask)
         return exact, mask
     return left([careful], [value])[0], mask

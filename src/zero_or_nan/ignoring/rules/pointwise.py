@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, chosen, mask_of, plain, selecting, settle, step_of, wrapped, written_mask
+from ..cotangent import Cotangent, can_carry, chosen, mask_of, plain, selecting, settle, step_of, wrapped, written_mask
 from ..graph import function_of
 from ..masks import Mask, anywhere, both, either, expanded, full
 from ..registry import rule
@@ -137,10 +137,13 @@ def same_entries(op: Any, grad: Any, **kwargs: Any) -> Any:
 
 @rule("_to_copy", "to")
 def converted(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
-    """Another dtype or device; the mask follows to the device."""
+    """Another dtype or device; the mask follows to the device.
+
+    PyTorch computes the shape of a product with a ZeroTensor on the meta device, where no element has a value.
+    """
     value = op(grad.value, *args, **kwargs)
     mask = grad.mask
-    if not (value.is_floating_point() or value.is_complex()):
+    if not can_carry(value):
         return value
     return Cotangent(value, mask if mask is None else mask.to(value.device))
 

@@ -1,0 +1,268 @@
+"""Forward mode, `vmap` and the transforms of `torch.func`: inside of the loss, and around a pass."""
+
+import math
+import re
+import warnings
+
+import pytest
+import torch
+import torch.autograd.forward_ad as fw
+import torch.nn.functional as F
+from torch import Tensor
+from torch._vmap_internals import _vmap
+from torch.autograd import functional
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.testing._internal.logging_tensor import LoggingTensor
+
+from zero_or_nan import ignoring
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # PyTorch's forward mode calls it
+
+inf, nan = math.inf, math.nan
+USED = 2
+WEIGHTS = torch.tensor([1.0, -2.0], dtype=torch.float64)
+
+FUNCTIONS = {
+    "index": (lambda v: v[torch.arange(len(v))].exp() * v, [1.0, 2.0, 800.0, nan]),
+    "where": (lambda v: torch.where(v > 0, v.log() * v, 0), [1.0, 2.0, 0.0, -1.0]),
+    "relu": (lambda v: v.log().relu() ** 3, [1.5, 2.0, 0.0, -1.0]),
+    "softmax": (lambda v: torch.stack([v, v * v], 1).softmax(1)[:, 0], [1.0, 2.0, inf, nan]),
+    "nan_to_num": (lambda v: (v**3).nan_to_num(1.0, 2.0, 3.0), [1.0, 2.0, inf, nan]),
+    "gelu": (F.gelu, [1.0, 2.0, inf, nan]),
+    "masked_fill": (lambda v: v.exp().masked_fill(v > 50, 0) ** 2, [1.0, 2.0, 800.0, 900.0]),
+}
+
+
+def dual(function, x, tangent):
+    with fw.dual_level():
+        return fw.unpack_dual(function(fw.make_dual(x, tangent))).tangent
+
+
+# Derivatives by PyTorch: of a function of x, or of the weighted sum s of what is used of it.
+DERIVATIVES = {
+    "hessian": lambda f, s, x, t: hessian(s)(x)[:USED, :USED],
+    "jacrev of jacrev": lambda f, s, x, t: jacrev(jacrev(s))(x)[:USED, :USED],
+    "jacfwd of jacfwd": lambda f, s, x, t: jacfwd(jacfwd(s))(x)[:USED, :USED],
+    "jvp": lambda f, s, x, t: jvp(f, (x,), (t,))[1][:USED],
+    "jvp of grad": lambda f, s, x, t: jvp(grad(s), (x,), (t,))[1][:USED],
+    "dual numbers": lambda f, s, x, t: dual(f, x, t)[:USED],
+    "functional.hessian": lambda f, s, x, t: functional.hessian(s, x, create_graph=True)[:USED, :USED],
+    "functional.hvp": lambda f, s, x, t: functional.hvp(s, x, t, create_graph=True)[1][:USED],
+    "functional.jvp": lambda f, s, x, t: functional.jvp(f, x, t, create_graph=True)[1][:USED],
+}
+
+
+def prepared(function, values):
+    x = torch.tensor(values, dtype=torch.float64, requires_grad=True)
+    tangent = torch.full((len(values),), 7.0, dtype=torch.float64)
+    tangent[:USED] = WEIGHTS
+    return (lambda v: (function(v)[:USED] * WEIGHTS).sum()), x, tangent
+
+
+@pytest.mark.parametrize("derivative", DERIVATIVES)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_derivatives_in_the_loss_are_those_of_the_used_elements_alone(function, derivative):
+    function, values = FUNCTIONS[function]
+
+    def slope(auto, values):
+        total, x, tangent = prepared(function, values)
+        found = DERIVATIVES[derivative](function, total, x, tangent)
+        numbers = torch.arange(1.0, found.numel() + 1, dtype=found.dtype).reshape(found.shape)
+        return auto.grad((found * numbers).sum(), x)[0]
+
+    try:
+        alone, plain = slope(torch.autograd, values[:USED]), slope(torch.autograd, values)
+    except RuntimeError as refusal:  # PyTorch has no such derivative
+        with pytest.raises(RuntimeError, match=re.escape(str(refusal)[:60])):
+            slope(ignoring, values)
+        return
+    ours = slope(ignoring, values)
+    assert torch.equal(slope(ignoring, values[:USED]), alone)
+    torch.testing.assert_close(ours[:USED], alone, rtol=1e-9, atol=0)
+    assert not ours[USED:].any()
+    finite = plain.isfinite()
+    assert torch.equal(ours[finite], plain[finite])
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_the_tangent_of_a_gradient(function, create_graph):
+    function, values = FUNCTIONS[function]
+
+    def tangents(auto, values):
+        total, x, tangent = prepared(function, values)
+        with fw.dual_level():
+            number = fw.make_dual(x, tangent)
+            (slope,) = auto.grad(total(number), number, create_graph=create_graph)
+            primal, tangent = fw.unpack_dual(slope)
+        third = auto.grad((tangent[:USED] * WEIGHTS).sum(), x)[0] if create_graph else torch.zeros(len(values))
+        return [primal.detach(), tangent.detach(), third]
+
+    try:
+        alone, plain = tangents(torch.autograd, values[:USED]), tangents(torch.autograd, values)
+    except RuntimeError:  # PyTorch's softmax has no such derivative
+        pytest.skip("PyTorch can't")
+    for o, a, p in zip(tangents(ignoring, values), alone, plain, strict=True):
+        torch.testing.assert_close(o[:USED], a, rtol=1e-9, atol=1e-9)
+        assert not o[USED:].any()
+        assert torch.equal(o[p.isfinite()], p[p.isfinite()])
+
+
+def test_a_finite_program_with_a_hessian_is_plain_pytorchs():
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    loss = hessian(lambda v: (v**3).sum())(x)[0].sum()
+    assert ignoring.grad(loss, x)[0].tolist() == [6.0, 0.0]
+
+
+def test_what_a_tangent_that_is_0_everywhere_meets_is_not_used():
+    x = torch.tensor([-1.0, 4.0], requires_grad=True)  # floor has no tangent, so the product reads nothing of sqrt
+    loss = dual(lambda v: (v.sqrt().floor() * torch.tensor([1.0, 2.0])).sum(), x, torch.ones(2))
+    assert ignoring.grad(loss, x)[0].tolist() == [0.0, 0.0]
+
+
+def test_nan_of_a_tangent_that_was_made_up_is_warned_about():
+    x = torch.tensor([1.0, nan], requires_grad=True)
+    loss = jacfwd(jacfwd(lambda v: F.softplus(v)[:1].mul(v[:1]).sum()))(x)[:1, :1].sum()
+    with pytest.warns(UserWarning, match="could not follow SoftplusBackward"):
+        assert ignoring.grad(loss, x)[0].isnan().tolist() == [False, True]
+
+
+# Around a pass.
+
+
+class Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * ctx.saved_tensors[0] * gradient
+
+
+def guard(x):
+    return torch.where(x < 50, x.exp(), 0)
+
+
+VECTORS = torch.tensor([[1.0, 1.0], [2.0, 3.0], [0.0, 1.0]])
+OVER = {
+    "vmap": lambda of: vmap(of)(VECTORS),
+    "columns": lambda of: vmap(of, in_dims=1)(VECTORS.T),
+    "chunks": lambda of: vmap(of, chunk_size=2)(VECTORS),
+    "vmap of vmap": lambda of: vmap(vmap(of))(VECTORS[None])[0],
+    "a list": lambda of: vmap(lambda v: of([v]))(VECTORS),
+}
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("over", OVER)
+def test_vmap_over_a_pass_is_a_loop(over, create_graph):
+    x = torch.tensor([1.0, 100.0], requires_grad=True)
+    y = guard(x)
+    rows = OVER[over](lambda v: ignoring.grad(y, x, v, retain_graph=True, create_graph=create_graph)[0])
+    assert type(rows) is Tensor and rows.grad_fn is None or create_graph
+    assert torch.equal(rows, torch.stack([ignoring.grad(y, x, v, retain_graph=True)[0] for v in VECTORS]))
+    if create_graph:
+        assert ignoring.grad(rows.sum(), x)[0].tolist() == pytest.approx([3 * math.e, 0.0])
+
+
+def test_vmap_over_batches_for_several_roots_and_inputs():
+    x, w = (torch.tensor(values, requires_grad=True) for values in ([1.0, 100.0], [3.0, nan]))
+    roots, unused = [guard(x), guard(x)[:1] * w], torch.ones(1, requires_grad=True)
+
+    def rows(v):
+        gradients = ignoring.grad(
+            roots, [x, w, unused], [v, VECTORS], retain_graph=True, is_grads_batched=True, allow_unused=True
+        )
+        assert gradients[2] is None
+        return gradients[:2]
+
+    batch = torch.stack([VECTORS, 2 * VECTORS])
+    for got, *expected in zip(vmap(rows)(batch), *map(rows, batch), strict=True):
+        torch.testing.assert_close(got, torch.stack(expected), rtol=0, atol=0, equal_nan=True)
+
+
+def test_vmap_over_a_clean_graph_stays_one_pass(monkeypatch):
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    y, calls, engine = x.exp(), [], torch.autograd.grad
+    monkeypatch.setattr(torch.autograd, "grad", lambda *args, **options: (calls.append(1), engine(*args, **options))[1])
+    vmap(lambda v: ignoring.grad(y, x, v, retain_graph=True)[0])(VECTORS)
+    assert len(calls) == 1
+
+
+def functionalized(y, x):
+    return torch.func.functionalize(lambda v: ignoring.grad(y, x, v)[0])(torch.ones(2))
+
+
+INSIDE = {
+    "torch.func.grad": lambda x: grad(lambda v: ignoring.grad(guard(v).sum(), v, create_graph=True)[0].sum())(x),
+    "jacrev": lambda x: jacrev(lambda v: ignoring.grad(guard(v).sum(), v, create_graph=True)[0])(x),
+    "vmap of grad": lambda x: vmap(grad(lambda v: ignoring.grad(guard(v).sum(), v, create_graph=True)[0].sum()))(
+        x[None]
+    ),
+    "functionalize": lambda x: functionalized(guard(x), x),
+    "PyTorch's private vmap": lambda x: _vmap(lambda v: ignoring.grad(guard(x), x, v)[0])(torch.ones(1, 2)),
+    "a Function under it": lambda x: _vmap(lambda v: ignoring.grad(Squared.apply(guard(x)), x, v)[0])(torch.ones(1, 2)),
+    "a record under it": lambda x: _vmap(lambda v: ignoring.grad(guard(x), x, v, create_graph=True)[0])(
+        torch.ones(1, 2)
+    ),
+}
+
+
+@pytest.mark.parametrize("inside", INSIDE)
+def test_what_a_transform_hides_is_warned_about(inside):
+    with pytest.warns(UserWarning, match="a tensor inside of torch.vmap"):
+        INSIDE[inside](torch.tensor([1.0, 100.0], requires_grad=True))
+
+
+@pytest.mark.parametrize("inside", ["torch.func.grad", "jacrev", "vmap of grad", "functionalize"])
+def test_finite_numbers_inside_of_a_transform_are_no_reason_to_warn(inside):
+    INSIDE[inside](torch.tensor([1.0, 2.0], requires_grad=True))
+
+
+# Tensors of a subclass.
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: guard(x * w),
+        lambda x, w: (x * w).exp().softmax(0)[:1],
+        lambda x, w: F.layer_norm((x * w).exp(), (2,))[:1],
+        lambda x, w: (x[:, None] @ w[None]).exp()[:1],
+    ],
+)
+def test_a_plain_cotangent_for_tensors_of_a_subclass(function, create_graph):
+    x = LoggingTensor(torch.tensor([1.0, 100.0])).requires_grad_()
+    w = torch.tensor([1.0, 2.0], requires_grad=True)
+    y = function(x, w)
+    plain = torch.autograd.grad(y, [x, w], torch.ones(y.shape), retain_graph=True)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        ours = ignoring.grad(y, [x, w], torch.ones(y.shape), create_graph=create_graph)
+    assert all("could not follow" in str(warning.message) for warning in told)
+    assert all(type(o) is type(p) for o, p in zip(ours, plain, strict=True))
+    assert told or all(bool(o.elem.isfinite().all()) for o in ours)
+
+
+def test_a_batch_for_tensors_of_a_subclass():
+    x = LoggingTensor(torch.tensor([1.0, 100.0])).requires_grad_()
+    (rows,) = ignoring.grad(guard(x), x, torch.ones(3, 2), is_grads_batched=True)
+    assert type(rows) is LoggingTensor and not rows.elem[:, 1].any()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of prototypes
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        lambda: torch.eye(2).to_sparse(),
+        lambda: torch.eye(2).to_sparse_csr(),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    ],
+)
+def test_masked_for_a_leaf_that_is_not_dense(leaf):
+    x = leaf().requires_grad_()
+    with pytest.raises(ValueError, match=r'ignored="masked" needs dense inputs'):
+        ignoring.grad((x * 2).sum(), x, ignored="masked")
