@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..ignoring.watching import Mode
 from .traces import is_sparse, looked_at, stored, tensors_in
 
 WRITTEN: dict[str, str] = {
@@ -92,7 +92,7 @@ lift_fresh split unbind contiguous detach_
 """Operators that make no number."""
 
 
-class _Looking(TorchDispatchMode):
+class _Looking(Mode):
     """Looks at each operator for the first that gives what is not finite."""
 
     def __init__(self, entries: Tensor | None) -> None:
@@ -367,6 +367,15 @@ def _sum(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
     if row.isnan().any():
         return f"a sum with nan among {row.numel()} entries"
     return f"the sum of {row.numel()} entries of up to {number(float(row.abs().max()))}"
+
+
+@_said("nll_loss_forward nll_loss2d_forward")
+def _nll_loss(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
+    _, target, weight, _, left_out = operands
+    targets = target[target != left_out]
+    if not targets.numel():
+        return "0 / 0, the mean of no entries"
+    return "0 / 0, the mean of weights that are 0" if weight is not None and not weight[targets].any() else ""
 
 
 @_said("var std var_mean std_mean")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -338,17 +338,20 @@ class Watched:
 
     def _from_forward(self, node: Any, caller: Any, called: tuple[str, Place]) -> list[Found]:
         """What in the forward pass made a factor of this node not finite."""
-        carried = self.carried.get(node) or self.carried.get(caller)
-        if carried:
-            found = [found for pairs in carried.values() for found, _ in pairs]
-        else:
-            traces = [trace for trace in map(self._trace_of, saved_by(node)) if trace is not None]
-            found = list(joined(traces).found or caller.metadata.get(PASSES, ()) or self._came_in(node, called))
-        # An infinity that the code wrote down is no mistake; what multiplies it by 0 is.
-        found = [each for each in dict.fromkeys(found) if each.nature != "meant"]
-        if called[0] in MEANT:  # nor is one that leaves an entry out, where something else is not finite
+        carried = self.carried.get(node) or self.carried.get(caller) or {}
+        found = self._at_fault(found for pairs in carried.values() for found, _ in pairs)
+        if not found:
+            found = self._at_fault(joined(filter(None, map(self._trace_of, saved_by(node)))).found)
+        found = found or self._at_fault(caller.metadata.get(PASSES, ())) or self._came_in(node, called)
+        if called[0] in MEANT:  # an infinity that leaves an element out is not at fault beside something else
             found = [each for each in found if each.infinite != -math.inf] or found
         return found
+
+    def _at_fault(self, found: Iterable[Found]) -> list[Found]:
+        """Without infinities that the code wrote down: what multiplies one by 0 is at fault, unless the loss has it."""
+        in_loss = self.loss_trace.found if self.loss_trace is not None else ()
+        became = {meant: each for each in in_loss for meant in (*each.made_of, each)}
+        return list(dict.fromkeys(became.get(each, each) for each in found if each.nature != "meant" or each in became))
 
     def _came_in(self, node: Any, called: tuple[str, Place]) -> list[Found]:
         """Data that is not finite, where the result did not show it: fused attention may give 0 for a row of NaN."""

@@ -56,6 +56,7 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
     Raises:
         NotFiniteError: when a result or a gradient is not finite, with the report in `.report`. A gradient that
             `torch.amp.GradScaler` scaled is left to it, which skips such a step.
+            After the error, random numbers, `.grad`, and the buffers of `model` are as they were before the step.
 
     Example:
         >>> import torch

@@ -371,6 +371,7 @@ class Recorder:
         mine: list[Found] = []
         if not traces and plan.name in _MAKES_DATA:
             return None
+        made_of: tuple[Found, ...] = ()
         change: Change = finite_ones
         if plan.in_place and traces and not inputs:
             births = torch.zeros_like(entries)
@@ -384,6 +385,7 @@ class Recorder:
                 made, harms = of_masks(call, here, entries & ~births, inputs, at, change)
                 if is_meant:
                     births = births | made
+                    made_of = tuple(found for found in masks if found.nature == "meant" and bool(made.any()))
                 elif bool(made.any()):
                     for found in masks:
                         found.infinite = 0.0  # it leaves nothing out: it has become NaN
@@ -394,6 +396,7 @@ class Recorder:
             births, traces = torch.zeros_like(births), [*traces, *suspects]
         if bool(births.any()):
             found = self._known(self._newborn(call, tensor, births, at, change))
+            found.made_of = made_of
             mine.append(found)
             carried.append((found, births))
         rest = entries & ~births
@@ -409,7 +412,7 @@ class Recorder:
             if plan.in_place and base is not None and base.grad_fn is not None:  # its node is a new one too
                 note_call(base.grad_fn, call.name, call.place)
                 self._carry(base, [(found, ~torch.isfinite(base)) for found, _ in carried])
-        elif tensor.grad_fn is not None and traces:
+        if tensor.grad_fn is not None and traces:
             metadata(tensor.grad_fn).setdefault(PASSES, joined(traces).found)
         return joined(traces, call.name, mine)
 
@@ -608,6 +611,10 @@ class Recorder:
             )
         if self.compiled_at is not None:
             self.report.note("a compiled region was watched from outside: what is in it can't be told apart")
+        # A module that was first imported in the block may keep our replacements, as Dynamo does, and they keep this.
+        self.traces = self.suspects = Traces()
+        for known in (self.around, self.loose, self._last):
+            known.clear()
 
     def _without_a_pass(self) -> None:
         """What no function has taken in is a result, where there was no loss."""

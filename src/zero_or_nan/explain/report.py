@@ -26,11 +26,13 @@ class Origin:
 
     Attributes:
         phase: "forward" when a value was not finite before backward began, "backward" when a derivative made it.
-        operator: the public name of the forward function: "exp", "linear"; of an `autograd.Function` its class.
+        operator: the public name of the forward function: "exp", "linear"; of an `autograd.Function` its class. A sign
+            and a function in place have the plain name: `x * y` and `x.mul_(y)` are "mul", `x[0] = y` is "setitem".
         filename, line, source: the line of the user's code that called it, also for backward.
         module: the path of the module around it: "encoder.layers.2.norm"; empty outside of one.
-        entries: the indices of the first entries; `count` says how many there were, in a tensor of `shape`, `dtype`
-            and `device`.
+        entries: the indices of the first elements, five at most, in row-major order; `count` says how many there were,
+            in a tensor of `shape`, `dtype` and `device`. In forward that is the function's result, or the argument that
+            came in with data; in backward it is the gradient that the derivative passed on.
         operands: what it was made of, to be checked by hand: "0 × inf", "exp(100) > 3.4e38", "0 / 0".
         kind: "contaminated" when the loss ignored the entry, and the gradient that you want exists; "undefined" when
             the value or derivative does not exist, or is infinite, where the loss uses it; "overflow" when it is only
@@ -40,7 +42,7 @@ class Origin:
         mended: whether `ignoring` gave finite gradients on this very graph; None where that was not tried.
         remedy: what to do: code to paste, with a sentence as a comment.
         chapter: the address of the section about it, in this library's book.
-        times: how often it happened on this line.
+        times: how often it was found with the same line, operator, phase and kind: in forward once for each call.
         rank: of which process, where there are several.
         is_sure: whether it was found out that the loss uses the entry, or ignores it; if not, a note says why.
     """
@@ -119,7 +121,7 @@ class Origin:
 
 @dataclass
 class Report:
-    """What happened in a block of code.
+    """What happened in a block of code. A notebook shows it as HTML; elsewhere `_repr_html_()` returns that HTML.
 
     Attributes:
         origins: in order of time; empty when nothing that is not finite reached the loss or a gradient.

@@ -56,6 +56,7 @@ class Found:
         held: whether it was in `.grad` before a pass added to it.
         in_backward: what backward multiplied there, where that made a gradient that is not finite.
         is_sure: whether it was found out that the loss uses the entries, or ignores them.
+        made_of: the infinities that the code wrote down and that it was made of.
         number: in order of time.
     """
 
@@ -75,6 +76,7 @@ class Found:
     held: bool = False
     in_backward: str = ""
     is_sure: bool = True
+    made_of: tuple[Found, ...] = ()
     number: int = field(default_factory=itertools.count().__next__)
 
     @property

@@ -1,4 +1,4 @@
-"""What looks on while a derivative runs: at the operators that it calls, whether they get a cotangent or not."""
+"""What looks on at the operators that are called: while a derivative runs, whether they get a cotangent or not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that does not import Dynamo. Newer releases of PyTorch wrap other modes, and the wrapper imports it."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class Watching(Mode):  # type: ignore[no-untyped-call]
     """A mode between two hooks of a node. Where the derivative fails in between, the engine itself ends it."""
 
     def __init__(self) -> None:

@@ -1,6 +1,9 @@
 """After a block nothing of it is left: no patch, mode, or hook, no tensor of the user's; and memory stays bounded."""
 
 import gc
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 import weakref
@@ -273,6 +276,41 @@ def test_the_users_locals_are_left_alone():
     with explain() as report:
         loss.backward()
     assert kept["x"] is x and kept["loss"] is loss and report.passes
+
+
+def test_no_block_imports_the_compiler():
+    """In a process of its own, for the tests import it. What it replaces would stay, with the block's replacements."""
+    program = """
+        import gc, importlib, sys, weakref
+        import torch
+        from zero_or_nan import explain, ignoring
+
+        class Refuses:
+            def find_spec(name, path=None, target=None):
+                assert name != "torch._dynamo", "a block imports the compiler"
+
+        sys.meta_path.insert(0, Refuses)
+
+        def leaves_a_model(compiler=False):
+            model = torch.nn.Linear(2, 1)
+            torch.nn.init.constant_(model.weight, torch.inf)
+            with explain() as report:
+                if compiler:
+                    importlib.import_module("torch._dynamo")
+                (model(torch.ones(3, 2)) * 0).log().sum().backward()
+            assert not report.ok
+            known = weakref.ref(model)
+            del model
+            gc.collect()
+            return known() is not None
+
+        assert not leaves_a_model()
+        x = torch.tensor([1.0, torch.nan], requires_grad=True)
+        ignoring.backward(x.clone()[:, None].amax(1)[:1].sum())  # a derivative that compares
+        sys.meta_path.remove(Refuses)
+        assert not leaves_a_model(compiler=True)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True)
 
 
 def ours():

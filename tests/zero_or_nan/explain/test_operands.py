@@ -59,3 +59,13 @@ def test_a_row_that_cross_entropy_is_to_ignore():
 def test_powers_of_ten_are_as_short_as_they_can_be():
     values = [1e6, 1e300, 1e-7, 1e-10, 1e10, -1e20]
     assert [number(value) for value in values] == ["1e6", "1e300", "1e-7", "1e-10", "1e10", "-1e20"]
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (2, 3, 4, 4)])
+@pytest.mark.parametrize(("label", "weight", "said"), [(-100, None, "no entries"), (1, [1.0, 0.0, 1.0], "are 0")])
+def test_a_mean_over_no_target_is_0_by_0(shape, label, weight, said):
+    logits = torch.zeros(shape, requires_grad=True)
+    target = torch.full((shape[0], *shape[2:]), label)
+    with explain() as report:
+        F.cross_entropy(logits, target, weight and torch.tensor(weight)).backward()
+    assert report.origins[0].operands.startswith("0 / 0 = nan") and said in report.origins[0].operands
