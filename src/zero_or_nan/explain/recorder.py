@@ -307,7 +307,7 @@ class Recorder:
         self, call: Call, plan: Plan, args: Any, bad: list[tuple[int, Tensor, Tensor]], before: Tensor | None
     ) -> None:
         buffers = buffers_of(call.func, call.args, call.kwargs)
-        skipped = set(map(id, buffers))
+        skipped = set(map(id, (*buffers, *tensors_in(call.kwargs.get("out")))))
         overwrites = plan.in_place and before is None and bool(args)
         if overwrites:
             skipped.update(map(id, tensors_in(args[0])))
