@@ -7,7 +7,7 @@ RUN := $(BIN)/python -m tools
 ROOT = [ "$$(id -u)" = 0 ] || { echo "error: installing packages by apt needs root: run sudo apt-get install chromium nodejs npm, then make browser again" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
-.PHONY: help book check test browser notebooks record serve site-report bench costs mended honesty explained setups coverage mutants matrix lint pins outdated audit watch clean
+.PHONY: help book check test browser notebooks record serve site-report bench costs mended honesty explained setups coverage mutants matrix peers lint pins outdated audit watch clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -61,6 +61,9 @@ setups: $(BIN)/.ready  ## run ignoring in all training setups, and write the tab
 
 matrix: $(BIN)/.ready  ## run claims, library tests and a sample of operators on many PyTorch versions (TORCH="2.9.1 2.15.0")
 	$(RUN) matrix $(TORCH)
+
+peers: $(BIN)/.ready  ## run the tests of other projects with ignoring into results/measured/, or of PEER=einops alone
+	$(RUN) peers $(PEER)
 
 coverage: $(BIN)/.ready  ## run the tests under coverage.py: which statements and branches they reach, into results/measured/
 	$(RUN) coverage

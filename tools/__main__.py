@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 STEPS = ("book", "check", "record", "notebooks")
 """Commands that are a method of `steps.build.Build`."""
 MEASURES = ("bench", "costs", "coverage", "explained", "honesty", "mended", "mutants", "setups", "site-report")
-VERSIONS = ("audit", "library-tests", "matrix", "mended-sample", "pins", "tell", "watch")
+VERSIONS = ("audit", "library-tests", "matrix", "mended-sample", "peers", "pins", "tell", "watch")
 COMMANDS = {
     "serve": ".serve",
     "outdated": ".versions.pins",
@@ -30,6 +30,7 @@ OF_SOME = {
     "coverage": "parts of the code",
     "matrix": "versions of PyTorch",
     "mutants": "parts of the code, folders or files",
+    "peers": "packages",
 }
 """Commands that may be told what to look at; without names they look at all."""
 

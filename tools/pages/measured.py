@@ -300,6 +300,41 @@ def honesty(content: dict[str, Any]) -> str:
     return show.page(f'<div class="zn-prose">{show.table(caption, head, rows, foot)}</div>')
 
 
+def peers(content: dict[str, Any]) -> str:
+    """A table of other projects' tests: those that pass with plain PyTorch, and those of them that fail with ours."""
+    from helpers import show
+
+    counts = ("passed", "differentiating", "failed", "unsteady")
+    rows, sums, failures, warned = [], dict.fromkeys(counts, 0), [], []
+    for row in content["rows"]:
+        figures = {name: row[name] if isinstance(row[name], int) else len(row[name]) for name in counts}
+        sums = {name: sums[name] + figures[name] for name in counts}
+        run = ", ".join(html.escape(each) for each in row["tests"])
+        name = f"<code>{html.escape(row['package'])}</code> {html.escape(row['version'])}"
+        rows.append([f'{name}<br><span class="zn-note">{run}</span>', *(str(figures[each]) for each in counts)])
+        failures += [[f"<code>{html.escape(test)}</code>", html.escape(said)] for test, said in row["failed"].items()]
+        warned += [[html.escape(said), str(tests)] for said, tests in row["warnings"].items()]
+    run_on = content["rows"][0]
+    caption = (
+        f"{sums['failed']} of {sums['passed']:,} tests that pass with plain PyTorch fail with <code>ignoring</code>; "
+        f"torch {html.escape(run_on['torch'])}, Python {html.escape(run_on['python'])}"
+    )
+    head = [
+        "package, and the tests that ran",
+        "tests that pass",
+        "of them call backward",
+        "fail with ignoring",
+        "left out",
+    ]
+    foot = ["all packages", *(str(sums[name]) for name in counts)]
+    parts = [show.table(caption, head, rows, foot, stack=True)]
+    if failures:
+        parts.append(show.table("Tests that fail with ignoring", ["test", "what it says"], failures, stack=True))
+    if warned:
+        parts.append(show.table("What ignoring warns of in these tests", ["warning", "tests"], warned))
+    return show.page(f'<div class="zn-prose">{"".join(parts)}</div>')
+
+
 _TOOLS = {
     "explain": "explain",
     "anomaly mode": "anomaly mode",
@@ -403,6 +438,12 @@ class MeasuredSetups(Measured):
     source, draw = "setups", setups
 
 
+class MeasuredPeers(Measured):
+    """`make peers`."""
+
+    source, draw = "peers", peers
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect to Sphinx."""
     app.add_directive("measured-costs", MeasuredCosts)
@@ -412,4 +453,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("measured-honesty", MeasuredHonesty)
     app.add_directive("measured-explained", MeasuredExplained)
     app.add_directive("measured-setups", MeasuredSetups)
+    app.add_directive("measured-peers", MeasuredPeers)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

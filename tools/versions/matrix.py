@@ -10,23 +10,18 @@ import json
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from ..measure.parts import files
 from ..project import Problem, Project, read_record, write
 from ..steps.made import digest
+from .isolated import DISK, Isolated, open_room, perform
 
 RELEASES = tuple(f"2.{minor}.0" for minor in range(6, 16))
 """The first of every minor release that the library promises to work on."""
-DISK = 9 * 2**30
-"""Bytes that one environment takes while pip unpacks it: on Linux a wheel brings the libraries of CUDA."""
 PARTS = {
     "claims": ("-m", "tools", "record"),
     "tests": ("-m", "tools", "library-tests"),
@@ -52,32 +47,13 @@ def matrix(project: Project, *names: str) -> int:
     versions = list(dict.fromkeys(names or RELEASES))
     if strange := [version for version in versions if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", version)]:
         raise Problem(f"not a version of PyTorch: {', '.join(strange)}; write them like 2.9.1 2.15.0")
-    room = project.build / "matrix"
-    room.mkdir(parents=True, exist_ok=True)
-    for abandoned in room.glob("*/"):  # of a run that was killed
-        shutil.rmtree(abandoned)
-    free = shutil.disk_usage(room).free
-    if free < DISK:
-        raise Problem(f"{room} has {free / 2**30:.0f} GiB free; one environment takes up to {DISK / 2**30:.0f}")
+    room = open_room(project, "matrix")
     source = _digest(project)
     runs = [Run(project, version, room, source) for version in versions]
     todo = [run for run in runs if not run.done()]
-    at_once = max(1, min(os.cpu_count() or 1, free // DISK))
+    at_once = max(1, min(os.cpu_count() or 1, shutil.disk_usage(room).free // DISK))
     print(f"{len(todo)} of {len(runs)} versions to do, {at_once} at a time", flush=True)
-    pool = ThreadPoolExecutor(at_once)
-    # What runs is in sessions of its own: ended like this, the command would leave it behind.
-    before = signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
-    try:
-        for future in as_completed([pool.submit(run.perform) for run in todo]):
-            future.result()
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for run in todo:
-            run.stop()
-        raise
-    finally:
-        pool.shutdown(wait=True)
-        signal.signal(signal.SIGTERM, before)
+    perform(todo, at_once)
     rows = [run.row() for run in runs]
     _record(project, rows)
     bad = [row["torch"] for row in rows if not _good(row)]
@@ -89,52 +65,15 @@ def matrix(project: Project, *names: str) -> int:
     return int(bool(bad))
 
 
-class Run:
-    """One version of PyTorch.
-
-    Args:
-        project: the checkout.
-        version: of PyTorch.
-        room: the folder of the matrix.
-        source: a digest of what is run; rows of another one are done again.
-    """
+class Run(Isolated):
+    """One version of PyTorch."""
 
     def __init__(self, project: Project, version: str, room: Path, source: str) -> None:
-        self.project = project
+        super().__init__(project, version, room, source, f"torch-{version}")
         self.version = version
-        self.source = source
-        self.folder = room / f"torch-{version}"
-        self.file = room / f"{version}.json"
-        self.log = room / f"{version}.log"
-        self._process: subprocess.Popen[bytes] | None = None
-        self._door = threading.Lock()
-        self._stopped = False
 
-    def done(self) -> bool:
-        """Whether an earlier run of the same source found this version as it should be."""
-        if not self.file.is_file():
-            return False
-        kept = json.loads(self.file.read_text(encoding="utf-8"))
-        return kept["source"] == self.source and _good(kept["row"])
-
-    def row(self) -> dict[str, Any]:
-        return dict(json.loads(self.file.read_text(encoding="utf-8"))["row"])
-
-    def perform(self) -> None:
-        """Install, run all parts, keep what they gave, and remove the environment, whatever happens."""
-        try:
-            self.log.unlink(missing_ok=True)
-            row = self._row()
-            write(self.file, json.dumps({"source": self.source, "row": row}) + "\n")
-        finally:
-            shutil.rmtree(self.folder, ignore_errors=True)
-
-    def stop(self) -> None:
-        """End what runs, and let nothing more start."""
-        with self._door:
-            self._stopped = True
-            if self._process is not None and self._process.poll() is None:
-                os.killpg(self._process.pid, signal.SIGKILL)
+    def is_good(self, row: dict[str, Any]) -> bool:
+        return _good(row)
 
     def _row(self) -> dict[str, Any]:
         row: dict[str, Any] = {"torch": self.version}
@@ -151,20 +90,8 @@ class Run:
 
     def _install(self, python: Path) -> str:
         """Make the environment; return what was wrong, or nothing."""
-        environment = python.parents[1]
         pins = write_pins(self.project, self.folder / "pins.txt")
-        started = time.monotonic()
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--no-cache-dir", "--disable-pip-version-check"]
-        for command in (
-            [sys.executable, "-m", "venv", "--clear", str(environment)],
-            [*pip, f"torch=={self.version}", "-r", str(pins)],
-        ):
-            if self._run(command, self.folder):
-                error = next((line for line in reversed(self._said()) if line.startswith("ERROR")), "see the log")
-                self._say(f"can't be installed: {error}")
-                return error
-        self._say(f"installed, {time.monotonic() - started:.0f} s")
-        return ""
+        return self._environment(python, [f"torch=={self.version}", "-r", str(pins)])
 
     def _copy(self, book: Path) -> None:
         for name in files(self.project, *_COPIED):
@@ -190,34 +117,6 @@ class Run:
     def _mended(self, book: Path, status: int) -> dict[str, Any]:
         path = book / "_build" / "mended.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"error": self._last()}
-
-    def _run(self, command: list[str], folder: Path) -> int:
-        """Run a command to its end, its words in the log; return its status."""
-        folder.mkdir(parents=True, exist_ok=True)
-        # The library and helpers of the copy, on one thread: several versions share the processors.
-        own = {"PYTHONPATH": str(folder / "src"), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-        with self.log.open("ab") as log:
-            log.write(f"\n$ {' '.join(command)}\n".encode())
-            log.flush()
-            with self._door:
-                if self._stopped:
-                    raise KeyboardInterrupt
-                self._process = subprocess.Popen(
-                    command, cwd=folder, env={**os.environ, **own}, stdout=log, stderr=log, start_new_session=True
-                )
-            status = self._process.wait()
-        if self._stopped:
-            raise KeyboardInterrupt
-        return status
-
-    def _said(self) -> list[str]:
-        return self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-
-    def _last(self) -> str:
-        return next((line for line in reversed(self._said()) if line.strip()), "nothing was said")
-
-    def _say(self, text: str) -> None:
-        print(f"  {self.version:>8}  {text}", flush=True)
 
 
 def write_pins(project: Project, path: Path) -> Path:

@@ -11,7 +11,7 @@ import pytest
 from scratch import ROOT, wait_for
 
 from tools.project import Problem, Project
-from tools.versions import matrix
+from tools.versions import isolated, matrix
 from tools.versions.matrix import RELEASES, Run, write_pins
 
 PINS = """\
@@ -158,7 +158,7 @@ def test_what_is_no_version_is_refused_before_any_work(project, version):
 
 
 def test_without_room_on_the_disk_nothing_is_begun(project, monkeypatch):
-    monkeypatch.setattr(matrix, "DISK", 2**60)
+    monkeypatch.setattr(isolated, "DISK", 2**60)
     with pytest.raises(Problem, match="GiB free; one environment takes up to"):
         matrix.matrix(project, "2.6.0")
     assert started(project) == []

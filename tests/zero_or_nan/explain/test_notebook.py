@@ -91,3 +91,19 @@ def test_nothing_to_tell_is_one_line():
     assert report.ok and html.count("<p") == 1 and "✓ Nothing that is not finite" in html
     report.notes.append("a compiled region")
     assert "Note: a compiled region." in report._repr_html_()
+
+
+@pytest.mark.parametrize(("count", "more"), [(1, ""), (3, ""), (4, ", …"), (5, ", …")])
+def test_three_elements_are_shown_and_more_are_hinted_at(count, more):
+    entries = [(number,) for number in range(min(count, 5))]
+    origin = Origin("forward", "log", "a.py", 1, "", "", entries, count, (9,), "float32", "cpu", "", "undefined")
+    shown = ", ".join(f"[{number}]" for number in range(min(count, 3)))
+    assert f": {shown}{more} in float32" in str(origin)
+
+
+@pytest.mark.parametrize(("count", "more"), [(4, ""), (5, " and 1 more")])
+def test_four_results_that_an_origin_reached_are_shown(count, more):
+    origin = Origin(
+        "forward", "log", "a.py", 1, "", "", [(0,)], 1, (9,), "float32", "cpu", "", "undefined", list("abcde")[:count]
+    )
+    assert f"a, b, c, d{more}<" in Report([origin])._repr_html_()

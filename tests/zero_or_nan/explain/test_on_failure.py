@@ -528,3 +528,22 @@ def test_nothing_of_the_watch_is_told_of():
         with pytest.raises(NotFiniteError) as caught:
             step()
         assert [(origin.kind, origin.operator) for origin in caught.value.report] == [("bad input", "mul")]
+
+
+def test_the_state_that_an_optimizer_made_in_the_failed_step_is_removed():
+    """Adam makes the state of a parameter in the first step in which that has a gradient."""
+    early, late, other = (torch.ones(1, requires_grad=True) for _ in range(3))
+    adam, second = torch.optim.Adam([early, late]), torch.optim.SGD([other], lr=0.1)
+
+    @explain.on_failure
+    def step(fails):
+        (early * (late if fails else 1)).sum().backward()
+        adam.step()
+        (other * float(not fails)).log().sum().backward()
+        second.step()
+
+    step(False)
+    before = copy.deepcopy(adam.state_dict())
+    with pytest.raises(NotFiniteError):
+        step(True)
+    assert list(adam.state) == [early] and same(adam.state_dict(), before) and late.tolist() == [1]

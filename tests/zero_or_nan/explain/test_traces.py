@@ -1,10 +1,11 @@
 """What comes of several tensors has all that they have, each by the longest way that it took."""
 
+import pytest
 import torch
 
 from zero_or_nan.explain.forward import Call, come_in
 from zero_or_nan.explain.places import place_here
-from zero_or_nan.explain.traces import MOST_STEPS, Trace, joined
+from zero_or_nan.explain.traces import MOST_STEPS, Trace, is_finite, joined
 
 
 def found():
@@ -30,3 +31,11 @@ def test_a_way_ends_somewhere():
     for step in range(MOST_STEPS + 5):
         trace = joined([trace], str(step))
     assert [len(way) for way in trace.ways.values()] == [MOST_STEPS]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_large_numbers_whose_sum_overflows_are_finite(dtype):
+    large = torch.full((4,), torch.finfo(dtype).max, dtype=dtype)
+    assert is_finite(large) and is_finite(large[:1])
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        assert not is_finite(torch.cat((large, large.new_tensor([bad]))))

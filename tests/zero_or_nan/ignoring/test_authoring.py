@@ -1,6 +1,7 @@
 """What a user says of code of their own: records, rules and derivatives, and what is told of code without them."""
 
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from zero_or_nan import ignoring
 from zero_or_nan.ignoring import FUNCTIONS, RULES, passes
 from zero_or_nan.ignoring.careful import Pass
 from zero_or_nan.ignoring.graph import graph_from
+from zero_or_nan.ignoring.registry import NEWEST
 
 nan, inf = float("nan"), float("inf")
 
@@ -334,6 +336,16 @@ def test_a_name_that_is_none_is_refused():
     with pytest.raises(TypeError, match="slects"):
         ignoring.function(Exp, slects=True)
     assert Exp not in FUNCTIONS
+
+
+@pytest.mark.parametrize("release", ["2.12.0", "2.13.0", "2.13.1", "newest", "newer"])
+def test_a_name_that_pytorch_lacks_is_refused_from_the_release_of_since_on(release, monkeypatch):
+    newer = NEWEST[1] + (release == "newer")
+    monkeypatch.setattr(torch, "__version__", f"2.{newer}.0" if release.startswith("new") else release)
+    for register in (ignoring.function, ignoring.rule):
+        refused = pytest.raises(ValueError, match=f"in PyTorch {torch.__version__}")
+        with nullcontext() if release in ("2.12.0", "newer") else refused:
+            register("NoSuch", since="2.13")
 
 
 def test_of_pytorchs_own_a_second_record_or_rule_is_refused():

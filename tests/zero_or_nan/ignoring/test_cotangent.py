@@ -44,6 +44,14 @@ def test_a_write_through_a_strided_view():
     assert base.mask.tolist() == [[True, True], [True, True]]
 
 
+@pytest.mark.parametrize(("size", "stride", "offset"), [((2,), (5,), 3), ((2, 2), (2, 5), 1), ((2,), (3,), 3)])
+def test_a_strided_view_of_a_value_with_gaps_in_memory(size, stride, offset):
+    """The mask of the view has the elements that the value of the view has."""
+    value = torch.zeros(12).as_strided((2, 2), (5, 2), 1).copy_(VALUE)
+    view = Cotangent(value, MASK).as_strided(size, stride, offset)
+    assert torch.equal(view.mask, view.value != 0)
+
+
 def test_a_product_with_what_is_not_finite_counts_where_the_cotangent_does():
     product = cotangent() * torch.tensor([[float("nan"), float("inf")], [1.0, float("inf")]])
     assert product.value.tolist() == [[0.0, float("inf")], [3.0, 0.0]]

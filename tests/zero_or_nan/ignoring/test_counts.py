@@ -1,5 +1,6 @@
 """What is ignored and not finite is counted, once, and the gradients are the same bits."""
 
+from collections import Counter
 from contextlib import nullcontext
 
 import pytest
@@ -88,3 +89,14 @@ def test_a_checkpoint_is_counted_with_the_pass_that_it_is_in():
     x.requires_grad_()
     counted = backward_of(checkpoint(layer, x, use_reentrant=True)[1:].sum())
     assert (counted.passes, counted.kept_clean, counted.rows) == (1, 1, 1)
+
+
+def test_of_functions_with_as_many_the_first_is_named():
+    counted = ignoring.Counted(1, 1, 4, functions=Counter({"Exp": 2, "Log": 2, "Sin": 1}))
+    assert str(counted).endswith("most at Exp")
+
+
+def test_of_operators_of_a_pass_that_ignore_as_many_the_first_is_counted():
+    x = torch.tensor([1.0, 0.0, 4.0], requires_grad=True)
+    counted = backward_of(torch.where(x > 0, x.reciprocal().sqrt(), 0).sum())
+    assert dict(counted.functions) == {"Sqrt": 1}

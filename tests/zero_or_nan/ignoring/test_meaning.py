@@ -232,6 +232,12 @@ def test_a_selection_shields_from_a_danger(kind, danger):
     assert x.grad.tolist() == pytest.approx([slope, 0.0, 0.0, slope], rel=1e-6)
 
 
+def test_masked_fill_ignores_what_it_fills_and_what_a_later_slice_drops():
+    x = torch.tensor([100.0, 1.0, 100.0], requires_grad=True)
+    ignoring.backward(x.exp().masked_fill(torch.tensor([True, False, False]), 0)[:2].sum())
+    assert x.grad.tolist() == pytest.approx([0.0, math.e, 0.0])
+
+
 # Selections that look at the values themselves.
 
 LOOKING = {

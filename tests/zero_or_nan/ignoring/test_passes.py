@@ -412,6 +412,14 @@ def masks(loss, x):
     return result.get_mask().tolist(), result.get_data().masked_fill(~result.get_mask(), 0).tolist()
 
 
+@pytest.mark.parametrize("number", [1.0, nan])
+def test_a_number_that_a_hook_puts_where_the_loss_ignored_is_not_masked(number):
+    x = leaf(1.0, 100.0)
+    loss = guard(x).sum()
+    x.register_hook(lambda gradient: gradient + torch.tensor([0.0, number]))
+    assert masks(loss, x)[0] == [True, True]
+
+
 T, F = True, False
 SELECTIONS = {
     "where": (lambda x: torch.where(x < 50, x * 0, 7.0), [T, T, T, F]),

@@ -1,0 +1,194 @@
+"""Tests of other projects, with `ignoring` in place of PyTorch's own backward.
+
+The tests come in a package's source distribution. Each package gets an environment of its own with the pinned PyTorch,
+in which its tests run three times: twice plainly, and once with `zero_or_nan.ignoring` (`peers_plugin` replaces the
+functions). A test counts if it passes in both plain runs. What a package gave is kept in `_build/peers` until all are
+through: interrupted, the same command goes on from there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tarfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..measure.parts import files
+from ..project import Problem, Project, read_record, write
+from ..steps.made import digest
+from .isolated import Isolated, open_room, perform
+from .pins import pinned
+
+PLUGIN = "peers_plugin"
+SECONDS = 300
+"""How long one test may take."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A package whose source distribution has tests.
+
+    `tests` are arguments of pytest: what is run. `needs` are packages that only the tests import. `variables` are
+    variables of the environment that the tests read, with their values.
+    """
+
+    name: str
+    version: str
+    tests: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+
+
+_GPYTORCH = "constraints distributions functions kernels lazy likelihoods means metrics mlls models optim priors utils"
+
+PEERS = (
+    # The folder of examples trains for an hour; the one that is kept has missing data: NaN.
+    Peer(
+        "gpytorch",
+        "1.15.2",
+        tuple(f"test/{part}" for part in f"{_GPYTORCH} variational examples/test_missing_data.py".split()),
+    ),
+    Peer("linear_operator", "0.6.1", ("test",)),
+    Peer("einops", "0.8.2", ("einops/tests",), variables=(("EINOPS_TEST_BACKENDS", "numpy,torch"),)),
+    # The other tests of opacus need torchvision, several processes, or a GPU.
+    Peer(
+        "opacus",
+        "1.6.0",
+        ("opacus/tests/grad_samples", "opacus/tests/per_sample_gradients_utils_test.py"),
+        ("hypothesis",),
+    ),
+)
+"""The packages, and what of their tests is run: what needs no network and no GPU, and takes a few minutes."""
+
+
+def peers(project: Project, *names: str) -> int:
+    """Run the tests of all packages, or of those named; write `results/measured/peers.json`; return the exit status.
+
+    Raises:
+        Problem: before any work, for a name that is none, or when the disk has no room for one environment.
+    """
+    if unknown := set(names) - {peer.name for peer in PEERS}:
+        known = ", ".join(peer.name for peer in PEERS)
+        raise Problem(f"no package is called {', '.join(sorted(unknown))}; the packages are {known}")
+    room = open_room(project, "peers")
+    runs = [Run(project, peer, room) for peer in PEERS if not names or peer.name in names]
+    todo = [run for run in runs if not run.done()]
+    print(f"{len(todo)} of {len(runs)} packages to do", flush=True)
+    perform(todo)
+    rows = [run.row() for run in runs]
+    if wrong := [row["package"] for row in rows if "error" in row]:
+        print(f"not run: {', '.join(wrong)}; their logs are in {room}", file=sys.stderr)
+        return 1
+    _record(project, rows)
+    shutil.rmtree(room)
+    return 0
+
+
+class Run(Isolated):
+    """The tests of one package."""
+
+    def __init__(self, project: Project, peer: Peer, room: Path) -> None:
+        code = files(project, "src/zero_or_nan", "requirements.txt", "tools/versions/peers_plugin.py")
+        source = digest(repr(peer), *(part for name in code for part in (name, (project.root / name).read_bytes())))
+        super().__init__(project, peer.name, room, source, f"of-{peer.name}")
+        self.peer = peer
+
+    def _row(self) -> dict[str, Any]:
+        row = {"package": self.peer.name, "version": self.peer.version, "tests": list(self.peer.tests)}
+        python = self.folder / "environment" / "bin" / "python"
+        if error := self._install(python):
+            return {**row, "error": error}
+        # Where a package has no settings of pytest, these keep pytest from those of the checkout around it.
+        write(self.folder / "pytest.ini", "[pytest]\n")
+        ours = self.folder / "ours"
+        shutil.copytree(self.project.source / "zero_or_nan", ours / "zero_or_nan")
+        shutil.copy2(Path(__file__).with_name(f"{PLUGIN}.py"), ours)
+        found = [self._tested(python, ours, kind) for kind in ("plain", "plain again", "ignoring")]
+        if None in found:
+            return {**row, "error": self._last()}
+        counts = compared(*(each["tests"] for each in found))  # type: ignore[index]
+        if not counts["passed"]:
+            return {**row, "error": f"no test passes: {self._last()}"}
+        return {**row, **found[0]["versions"], **counts}  # type: ignore[index]
+
+    def _install(self, python: Path) -> str:
+        """Make the environment, with the package from its unpacked sources; return what was wrong, or nothing."""
+        pins = pinned((self.project.root / "requirements.txt").read_text(encoding="utf-8"))
+        peer, fixed = self.peer, self.folder / "pins.txt"
+        # The package's own requirements are free, but may not replace these.
+        write(fixed, "".join(f"{name}=={pins[name]}\n" for name in ("torch", "numpy", "pytest", "pytest-timeout")))
+        if error := self._environment(python, ["-r", str(fixed), *peer.needs]):
+            return error
+        pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
+        archive = ["download", "--no-deps", "--no-binary", peer.name, "--dest", "."]
+        if self._run([*pip, *archive, f"{peer.name}=={peer.version}"], self.folder):
+            return self._last()
+        (path,) = self.folder.glob("*.tar.gz")
+        with tarfile.open(path) as packed:
+            packed.extractall(self.folder, filter="data")
+        path.with_suffix("").with_suffix("").rename(self.folder / "package")
+        install = ["install", "--quiet", "--no-cache-dir", "-c", str(fixed), "./package"]
+        return self._last() if self._run([*pip, *install], self.folder) else ""
+
+    def _tested(self, python: Path, ours: Path, kind: str) -> dict[str, Any] | None:
+        """What became of the tests, or None if pytest came to no end."""
+        out = self.folder / f"{kind}.json"
+        options = ["-q", "-p", PLUGIN, "-p", "no:cacheprovider", "--rootdir=.", f"--timeout={SECONDS}"]
+        variables = {
+            "PYTHONPATH": str(ours),
+            "PATH": os.pathsep.join((str(python.parent), os.environ["PATH"])),  # tests start `python`
+            "PEERS_OUT": str(out),
+            "PEERS_KIND": kind,
+        }
+        command = [str(python), "-m", "pytest", *options, *self.peer.tests]
+        self._run(command, self.folder / "package", **variables, **dict(self.peer.variables))
+        if not out.is_file():
+            return None
+        found = dict(json.loads(out.read_text(encoding="utf-8")))
+        words = Counter(test["outcome"] for test in found["tests"].values())
+        self._say(f"{kind}: {', '.join(f'{count} {word}' for word, count in sorted(words.items()))}")
+        return found
+
+
+Tests = dict[str, dict[str, Any]]
+"""What became of each test, by its name: `outcome`, `said`, `warnings`, and `calls` of what is replaced."""
+
+
+def compared(plain: Tests, again: Tests, ours: Tests) -> dict[str, Any]:
+    """The counts of a row: the tests that pass plainly, twice, and what becomes of those with `ignoring`."""
+
+    def passing(tests: Tests) -> set[str]:
+        return {name for name, test in tests.items() if test["outcome"] == "passed"}
+
+    steady = passing(plain) & passing(again)
+    failed = sorted(steady - passing(ours))
+    warned = Counter(text for name in steady for text in set(ours.get(name, {}).get("warnings", ())))
+    return {
+        "passed": len(steady),
+        "differentiating": sum(bool(ours.get(name, {}).get("calls")) for name in steady),
+        "failed": {name: ours.get(name, {}).get("said") or "not run" for name in failed},
+        "warnings": dict(sorted(warned.items())),
+        "unsteady": sorted(passing(plain) ^ passing(again)),
+        "failed_plainly": len({*plain, *again} - passing(plain) - passing(again) - _skipped(plain)),
+    }
+
+
+def _skipped(tests: Tests) -> set[str]:
+    return {name for name, test in tests.items() if test["outcome"] == "skipped"}
+
+
+def _record(project: Project, rows: list[dict[str, Any]]) -> None:
+    """Put the rows into `results/measured/peers.json`, in the order of `PEERS`."""
+    path = project.results / "measured" / "peers.json"
+    known = read_record(path)["rows"] if path.is_file() else []
+    found = {row["package"]: row for row in (*known, *rows)}
+    ordered = [found[peer.name] for peer in PEERS if peer.name in found]
+    write(path, json.dumps({"rows": ordered}, indent=1, ensure_ascii=False) + "\n")
+    for row in ordered:
+        print(f"{row['package']} {row['version']}: {row['passed']} tests pass, {len(row['failed'])} fail with ignoring")
+    print(f"written: {path.relative_to(project.root)}")
