@@ -403,7 +403,7 @@ class Recorder:
         if mine and traces and call.name not in MEANT:
             rest |= came_too(call, births, at)
         if bool(rest.any()) or not mine:
-            # What was made elsewhere is known at its own node; beside something that is made here, it is noted here too.
+            # What was made elsewhere is known at its own node, and beside something that is made here at this one too.
             carried += [(found, rest) for found in dict.fromkeys([*enters, *(joined(traces).found if mine else ())])]
         else:
             traces = []

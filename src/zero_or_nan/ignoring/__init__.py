@@ -20,7 +20,8 @@ How it works, in the order of the flow:
 - `steps`: what happens at one node; `checkpoints`: a node that is a pass of its own.
 - `cotangent`, `masks`: the tensor that a derivative gets; `distributed`: where it is spread over several processes.
 - `dispatch`, `in_place`: an operator that the derivative calls finds its rule.
-- `hooks`, `threads`, `lifetimes`, `compiling`, `watching`: what else a pass touches.
+- `hooks`, `threads`, `lifetimes`, `compiling`, `watching`, `vmapped`: what else a pass touches.
+- `jagged`, `sparse`: tensors whose elements lie in memory in another way.
 - `registry`: a record for each forward function, a rule for each operator; they stand in `functions` and `rules`.
 """
 
