@@ -23,14 +23,16 @@ How it works, in the order of the flow:
 - `hooks`, `threads`, `lifetimes`, `compiling`, `watching`, `vmapped`: what else a pass touches.
 - `jagged`, `sparse`: tensors whose elements lie in memory in another way.
 - `registry`: a record for each forward function, a rule for each operator; they stand in `functions` and `rules`.
+  `failures`: what a rule raises.
 """
 
 from . import dispatch, functions, rules  # noqa: F401  (they register themselves)
 from .cotangent import Cotangent, mask_of, merge, plain, settle
 from .counts import Counted, counting
+from .failures import NotFollowed
 from .looks import AWAY_FROM_ZERO, FINITE, MODERATE, NOTHING
 from .passes import backward, grad
-from .registry import FUNCTIONS, RULES, Function, NotFollowed, derivative, function, rule
+from .registry import FUNCTIONS, RULES, Function, derivative, function, rule
 
 __all__ = [
     "AWAY_FROM_ZERO",

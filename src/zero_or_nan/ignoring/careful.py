@@ -26,13 +26,14 @@ from .compiling import compiled_autograd_aside
 from .cotangent import Cotangent, can_carry, dispatches, is_finite
 from .counts import Count
 from .distributed import is_border, is_distributed, is_spread, not_zero
+from .failures import NotFollowed, RuleFailed
 from .graph import KINDS, NODES, AccumulateGrad, Edge, Graph, edge_of, function_of, graph_from
 from .higher import any_recorded, constants, is_recorded, tangent_of, without
 from .hooks import Ours, put_first
 from .jagged import is_jagged, values_of
 from .looks import harmless
 from .masks import Mask, all_count, and_whatever_is_not_0, both, either, everywhere, nothing_counts
-from .registry import FUNCTIONS, MASKS, UNKNOWN, Function, Masks, NotFollowed, RuleFailed, record_of
+from .registry import FUNCTIONS, MASKS, UNKNOWN, Function, Masks, record_of
 from .sparse import is_sparse
 from .steps import Border, Followed, Foreign, Moved, Replaced, Sliced, Step
 from .threads import current, set_current
@@ -59,6 +60,11 @@ class _Arrived(NamedTuple):
     def is_still(self, value: Tensor) -> bool:
         """Whether this is that one, as it was sent."""
         return self.value is not None and self.value() is value and value._version == self.version
+
+
+def _sent(mask: Mask, value: Tensor) -> _Arrived:
+    """A mask and its one cotangent. Inference tensors have no version, so whether a hook wrote to one is not known."""
+    return _Arrived(mask, None, 0) if value.is_inference() else _Arrived(mask, weakref.ref(value), value._version)
 
 
 class Pass:
@@ -231,7 +237,7 @@ class Pass:
         kept = without(value, counts)
         arrived = self._arrived.get((node, number))
         mask = both(None if arrived is None else arrived.mask, counts)
-        self._arrived[node, number] = _Arrived(mask, weakref.ref(kept), kept._version)
+        self._arrived[node, number] = _sent(mask, kept)
         return kept
 
     def _leave(
@@ -304,7 +310,7 @@ class Pass:
         elif mask is None:
             arrived = _NOTHING_IGNORED
         else:
-            arrived = _Arrived(mask, weakref.ref(value), value._version)
+            arrived = _sent(mask, value)
         self._arrived[edge] = arrived
         if edge in self.keep:
             self.masks[edge] = arrived.mask

@@ -22,9 +22,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.masked import MaskedTensor
 from torch.nn import Parameter
 
+from .failures import NotFollowed
 from .jagged import is_jagged, values_of, with_values
 from .masks import Mask, all_count, nothing_counts, put_where_ignored, put_zeros
-from .registry import NotFollowed
 from .sparse import is_sparse, stored
 from .vmapped import is_wrapped, unwrapped
 

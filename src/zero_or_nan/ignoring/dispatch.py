@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from .cotangent import Cotangent, ignores, is_finite, plain, step_of, wrapped
+from .failures import NotFollowed
 from .higher import all_saved, remember_all, step_here
 from .in_place import in_place, remember_view
 from .jagged import values_of
-from .registry import RULES, RULES_OF_SPARSE, NotFollowed
+from .registry import RULES, RULES_OF_SPARSE
 from .sparse import is_sparse
 from .steps import Step
 

@@ -96,6 +96,11 @@ function(
 function("Bernoulli", selects=lambda node: node.name() != "BernoulliBackward0")
 function("NarrowCopy UpsampleLanczos2DAa", since="2.13", selects=True)
 
+# Functions in Python that are PyTorch's own: their derivatives are written in operators that have rules.
+
+function("torch.autograd._functions.tensor.Resize", moves=True, look=NOTHING)
+function("torch.distributions.dirichlet._Dirichlet")
+
 # Some entries, by a look at their values.
 
 function(

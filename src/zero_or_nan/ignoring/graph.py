@@ -25,7 +25,8 @@ Graph = dict[Any, Sequence[Edge]]
 def edge_of(tensor: Any) -> Edge | None:
     """Where the gradient of a tensor or graph edge arrives; None for what has none."""
     if isinstance(tensor, Tensor) and tensor.requires_grad:
-        tensor = get_gradient_edge(tensor)
+        with torch.inference_mode(False):  # in which PyTorch gives no edge of a leaf
+            tensor = get_gradient_edge(tensor)
     return (tensor.node, tensor.output_nr) if isinstance(tensor, GradientEdge) else None
 
 

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .cotangent import Cotangent, ignores, mask_of, plain
+from .failures import NotFollowed
 from .masks import Mask, full, laid_out
-from .registry import NotFollowed
 from .steps import Step
 
 RESHAPING = frozenset({"as_strided", "squeeze", "swapaxes", "swapdims", "t", "transpose", "unsqueeze"})
@@ -100,10 +101,21 @@ def _write_mask(target: Cotangent, mask: Mask) -> None:
     if target.viewed is None:
         return
     parent, view = target.viewed
-    above: Mask = None
+    above, written = full(parent.mask, parent.value), full(target.mask, target.value)
+    seen = view(parent.value)
+    if seen.is_conj() or seen.is_neg():  # of which a cotangent holds a copy
+        seen.copy_(target.value)
+    if seen.dtype != parent.value.dtype or seen.is_conj() or seen.is_neg():  # a bool can't be viewed so, numbers can
+        above, written = _as_numbers(above, parent.value), _as_numbers(written, target.value)
+    above = laid_out(above, parent.value)
     try:
-        above = laid_out(full(parent.mask, parent.value), parent.value)
-        view(above).copy_(full(target.mask, target.value))
-    except (RuntimeError, NotImplementedError):  # a view as another dtype: a mask can't follow, so all entries count
-        above = None
-    _write_mask(parent, above)
+        view(above).copy_(written)
+    except RuntimeError:  # into an expanded tensor, whose elements share memory
+        _write_mask(parent, None)
+    else:
+        _write_mask(parent, above if above.dtype is torch.bool else above != 0)
+
+
+def _as_numbers(mask: Tensor, value: Tensor) -> Tensor:
+    """The mask in the dtype of its value: each part of a number is 0 where the element does not count, else 1."""
+    return mask.to(value.dtype) * (1 + 1j if value.is_complex() else 1)

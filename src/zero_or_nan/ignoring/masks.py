@@ -229,7 +229,7 @@ def was_broadcast(shape: torch.Size, to: torch.Size) -> bool:
 
 def laid_out(mask: Tensor, value: Tensor) -> Tensor:
     """A copy of the mask that lies in memory as the value does, so that every view of one is a view of the other."""
-    memory = torch.zeros(value.storage_offset() + extent(value), dtype=torch.bool, device=value.device)
+    memory = torch.zeros(value.storage_offset() + extent(value), dtype=mask.dtype, device=value.device)
     return memory.as_strided(value.size(), value.stride(), value.storage_offset()).copy_(mask)
 
 

@@ -115,7 +115,8 @@ def grad(
     Raises:
         RuntimeError, ValueError, TypeError: whatever `torch.autograd.grad` raises, in its words.
         ValueError: when `ignored` is neither of the two words; for "masked", when an input or a gradient is sparse,
-            nested or a DTensor.
+            nested or a DTensor, or of a dtype that a `MaskedTensor` doesn't take (it takes float16, float32 and
+            float64).
 
     Warns:
         UserWarning: once a pass, if something was lost at what could not be followed. For "masked" PyTorch says
@@ -173,7 +174,7 @@ def _one_by_one(function: Callable[[Any, bool | None], Any], batch: Sequence[Any
 
 
 def _grad(roots: Any, inputs: Any, given: Any, retain_graph: bool | None, ignored: str, rest: dict[str, Any]) -> Any:
-    edges = _each(_edge_of_dense, _as_results(inputs)) if ignored == "masked" else {}
+    edges = _each(_edge_of_masked, _as_results(inputs)) if ignored == "masked" else {}
     with _pass(roots, edges, inputs, rest["create_graph"]) as careful:
         result = torch.autograd.grad(roots, inputs, given, retain_graph, **rest)
     if ignored == "zero":
@@ -251,10 +252,14 @@ def _as_results(inputs: Any) -> Any:
     return inputs if isinstance(inputs, dict) else _sequence(inputs)
 
 
-def _edge_of_dense(tensor: Any) -> Edge | None:
+def _edge_of_masked(tensor: Any) -> Edge | None:
+    """The edge of an input. What PyTorch's masked tensors would refuse is refused here, before the graph is freed."""
     if isinstance(tensor, Tensor) and (tensor.layout is not torch.strided or tensor.is_nested):
         kind = "a nested tensor" if tensor.layout is torch.strided else tensor.layout
         raise ValueError(f'ignored="masked" needs dense inputs, and an input is {kind}; use "zero"')
+    dtype = getattr(_kind(tensor), "dtype", torch.float32)
+    if dtype not in (torch.float16, torch.float32, torch.float64):
+        raise ValueError(f'ignored="masked" can\'t be used with an input of {dtype}; use "zero"')
     return edge_of(tensor)
 
 
@@ -273,7 +278,7 @@ def _masked(gradient: Any, edge: Edge | None, careful: Pass) -> Any:
 
 
 def _kind(root: Any) -> Any:
-    """Where a root's shape is told."""
+    """Where the shape and dtype of a tensor or a graph edge are told."""
     return root.node._input_metadata[root.output_nr] if isinstance(root, GradientEdge) else root
 
 

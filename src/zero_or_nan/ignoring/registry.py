@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.checkpoint import CheckpointError
 
+from .cotangent import plain
+from .failures import NotFollowed, RuleFailed
 from .graph import NODES, function_of
 from .masks import Mask
 
@@ -26,17 +28,6 @@ NEWEST = (2, 15)
 
 Rule = Callable[..., Any]
 Derivative = Callable[[Any, Sequence[Any]], Sequence[Any]]
-
-
-class NotFollowed(Exception):
-    """What a rule can't do, with a reason in a few words; a warning hands it on to the user.
-
-    From there on the gradient is plain PyTorch's.
-    """
-
-
-class RuleFailed(Exception):
-    """A mistake in a rule or a derivative that is not one of the library's own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,7 +249,7 @@ def derivative(names: str | type[torch.autograd.Function], **facts: Any) -> Call
     """
 
     def register(ours: Derivative) -> Derivative:
-        function(names, derivative=ours if _is_own(ours) else _checked(ours), **facts)
+        function(names, derivative=ours if is_own(ours) else _checked(ours), **facts)
         return ours
 
     return register
@@ -311,7 +302,7 @@ def rule(*operators: str, since: str = "2.6") -> Callable[[Rule], Rule]:
             raise ValueError(f"there is no operator {operator}; define it before its rule")
         if packet is None:
             _refuse_unless_other_release(f"there is no operator {operator}", since)
-        elif packet in RULES and _is_own(RULES[packet]):
+        elif packet in RULES and is_own(RULES[packet]):
             raise ValueError(f"{namespace or 'aten'}::{name} has a rule already: {RULES[packet].__name__}")
         elif all(getattr(packet, overload)._schema.is_mutable for overload in packet.overloads()):
             raise ValueError(f"{operator} writes into its arguments, which no rule can follow; use ignoring.derivative")
@@ -319,13 +310,14 @@ def rule(*operators: str, since: str = "2.6") -> Callable[[Rule], Rule]:
             packets.append(packet)
 
     def register(ours: Rule) -> Rule:
-        RULES.update(dict.fromkeys(packets, ours if _is_own(ours) else _checked(ours, _check_results)))
+        RULES.update(dict.fromkeys(packets, ours if is_own(ours) else _checked(ours, _result_check())))
         return ours
 
     return register
 
 
-def _is_own(ours: Any) -> bool:
+def is_own(ours: Any) -> bool:
+    """Whether a rule or a derivative is the library's, and not a user's."""
     return str(ours.__module__).startswith(__package__)
 
 
@@ -342,7 +334,7 @@ def _checked(ours: Callable[..., Any], check: Callable[..., None] = lambda *_: N
         running.add(id(first))
         try:
             result = ours(first, *args, **kwargs)
-            check(first, result)
+            check(first, args, kwargs, result)
         except (NotFollowed, CheckpointError):
             raise
         except Exception as error:
@@ -354,8 +346,50 @@ def _checked(ours: Callable[..., Any], check: Callable[..., None] = lambda *_: N
     return checked
 
 
-def _check_results(op: Any, result: Any) -> None:
-    """Whether a rule returned what it has to.
+def _result_check() -> Callable[..., None]:
+    """A check of what a rule returned, for one rule.
+
+    Plain PyTorch's result shows which shape, dtype and device are right. Arguments of the same kind, with a result of
+    the same kind, are not asked for twice.
+    """
+    known: set[Any] = set()
+
+    def check(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        _check_masks(op, result)
+        kinds = repr([op, _kinds(args), _kinds(tuple(kwargs.items())), _kinds(result)])
+        if kinds in known:
+            return
+        for exact, ours in zip(_flat(op(*plain(args), **plain(kwargs))), _flat(result), strict=True):
+            if isinstance(exact, torch.Tensor) and isinstance(ours, torch.Tensor) and _kinds(exact) != _kinds(ours):
+                raise TypeError(f"it returned {_described(ours)}, and the operator returns {_described(exact)}")
+        if len(known) >= MANY_KINDS:
+            known.clear()
+        known.add(kinds)
+
+    return check
+
+
+MANY_KINDS = 1000
+"""How many kinds of arguments of a rule are remembered."""
+
+
+def _flat(results: Any) -> list[Any]:
+    return [part for item in results for part in _flat(item)] if isinstance(results, (tuple, list)) else [results]
+
+
+def _kinds(things: Any) -> Any:
+    """Of arguments or results, what decides on the shape, dtype and device of a result: not the numbers in tensors."""
+    if isinstance(things, (tuple, list)):
+        return [_kinds(thing) for thing in things]
+    return (things.shape, things.dtype, things.device) if isinstance(things, torch.Tensor) else things
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return f"a tensor of shape {tuple(tensor.shape)}, {tensor.dtype}, on {tensor.device}"
+
+
+def _check_masks(op: Any, result: Any) -> None:
+    """Check whether a rule returned cotangents, with masks that fit.
 
     Raises:
         TypeError, ValueError: when it did not.

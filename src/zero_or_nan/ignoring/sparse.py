@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .failures import NotFollowed
 from .graph import can_be_read_again, saved_tensors
-from .registry import NotFollowed
 
 _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 _LAYOUTS = frozenset((torch.sparse_coo, torch.sparse_csc, torch.sparse_bsc, *_BY_ROWS))

@@ -16,11 +16,12 @@ from torch.utils.checkpoint import CheckpointError
 from . import distributed
 from .cotangent import Cotangent, can_carry, is_finite, mask_of, merge, plain
 from .distributed import Gathered, Gathering, is_distributed
+from .failures import NotFollowed, RuleFailed
 from .graph import can_be_read_again, for_each_edge, function_of, run, runs_of_the_engine
 from .higher import entered, in_forward_mode, is_recorded, left, remember, tangent_of
 from .jagged import is_jagged, values_of, with_values
 from .masks import Mask, all_count, full, reduced, was_broadcast
-from .registry import FUNCTIONS, GENERATED, UNKNOWN, Function, NotFollowed
+from .registry import FUNCTIONS, GENERATED, UNKNOWN, Function, is_own
 from .watching import Watching
 
 if TYPE_CHECKING:
@@ -256,9 +257,14 @@ class Replaced(Step):
             ]
             node = Gathered(self.node) if any(map(is_distributed, arriving)) else self.node
             careful = derivative(node, given)
-            ended = [
-                _mended(exact, ours) for exact, ours in zip(results, for_each_edge(self.node, careful), strict=True)
-            ]
+            try:
+                ours = for_each_edge(self.node, careful)
+                for exact, result, (ahead, _) in zip(results, ours, self.node.next_functions, strict=True):
+                    if ahead is not None and isinstance(exact, Tensor) and not isinstance(result, Tensor):
+                        raise TypeError(f"it returned {result} in place of a Cotangent")
+                ended = [_mended(exact, result) for exact, result in zip(results, ours, strict=True)]
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise error if is_own(derivative) else RuleFailed(f"{type(error).__name__}: {error}") from error
         except Exception as error:
             is_hidden = isinstance(error, CheckpointError)  # of which older releases don't tell before
             self.failed(name, NotFollowed(_ONCE) if is_hidden else error)
@@ -415,8 +421,12 @@ class Foreign(Step):
             or not all(map(is_finite, own))
             or (any(bool((values_of(r) == 0).any()) for r in own) and not self.owner.is_harmless_ahead(self.node))
         ):
-            error = NotFollowed("not one of PyTorch's operators")
-            self.owner.failed(_name(self.node), error, suspected=self._is_pytorchs or not at_once)
+            reason = (
+                "a Function of PyTorch's own without a record"
+                if self._is_pytorchs
+                else "not one of PyTorch's operators"
+            )
+            self.owner.failed(_name(self.node), NotFollowed(reason), suspected=self._is_pytorchs or not at_once)
         return results, masks
 
     def _does_more(self, results: Sequence[Any]) -> bool:

@@ -379,6 +379,12 @@ WRONG_RULES = {
         lambda op, g, *rest: ignoring.Cotangent(op(ignoring.plain(g), *rest), g.mask.float()), "has to be bool"),
     "has a mask of another shape": (
         lambda op, g, *rest: ignoring.Cotangent(op(ignoring.plain(g), *rest), g.mask[:1]), "its mask has shape"),
+    "has another shape": (
+        lambda op, g, *rest: ignoring.Cotangent(torch.zeros(3), None), "a tensor of shape (3,), torch.float32, on cpu"),
+    "has a shape that could be broadcast": (lambda op, g, *rest: g[:1], "returns a tensor of shape (2,)"),
+    "has another dtype": (lambda op, g, *rest: g.double(), "a tensor of shape (2,), torch.float64, on cpu"),
+    "is on another device": (
+        lambda op, g, *rest: ignoring.Cotangent(torch.ones(2, device="meta")), "torch.float32, on meta"),
     "calls NaN ignored": (
         lambda op, g, *rest: ignoring.Cotangent(op(ignoring.plain(g), *rest), g.mask), "ignored that is not 0"),
     "has its mask in another place": (
@@ -400,6 +406,38 @@ def test_a_derivative_that_fails_is_told_of_as_the_users():
     ignoring.derivative(Exp)(lambda node, cotangents: cotangents[0] * node.no_such_thing)
     gradient, (message,) = told(lambda: gradient_of(Exp.apply))
     assert "failed in your rule of Exp" in message and "no_such_thing" in message and gradient[1].isnan()
+
+
+WRONG_DERIVATIVES = {
+    "returns another shape": (lambda node, cotangents: cotangents[0][:1], "of shape (1,)"),
+    "returns nothing": (lambda node, cotangents: None, "None in place of a Cotangent"),
+    "returns a number": (lambda node, cotangents: (0.0,), "0.0 in place of a Cotangent"),
+    "returns too few": (lambda node, cotangents: (), "None in place of a Cotangent"),
+    "returns what is elsewhere": (lambda node, cotangents: torch.ones(2, device="meta"), "meta"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_DERIVATIVES)
+def test_a_wrong_derivative_is_told_of_as_the_users(name):
+    wrong, said = WRONG_DERIVATIVES[name]
+    ignoring.derivative(Exp)(wrong)
+    gradient, (message,) = told(lambda: gradient_of(Exp.apply))
+    assert "failed in your rule of Exp" in message and said in message
+    assert type(gradient) is Tensor and gradient[0].isfinite() and gradient[1].isnan()
+
+
+def test_the_operator_is_asked_for_its_shape_once_for_each_kind_of_arguments(library):
+    asked = []
+
+    @torch.library.custom_op(f"{library}::opposite", mutates_args=())
+    def opposite(x: Tensor) -> Tensor:
+        asked.append(x.shape)
+        return -x
+
+    ignoring.rule(f"{library}::opposite")(lambda op, g: g * -1)
+    for size in (2, 2, 3, 2):
+        opposite(ignoring.Cotangent(torch.zeros(size)))
+    assert asked == [(2,), (3,)]
 
 
 def followed(backward, function=lambda x: x * 1, **facts):
@@ -556,3 +594,31 @@ def test_an_operator_that_pytorch_made_so_itself_is_told_of_only_where_something
                 assert warned == [] and sample.input.grad.isfinite().all()
                 return
     pytest.skip("this PyTorch has none")
+
+
+RECORDED = {
+    "Dirichlet": lambda x: torch.distributions.Dirichlet(x, validate_args=False).rsample().square(),
+    "Beta": lambda x: torch.distributions.Beta(x[:, 0], x[:, 1], validate_args=False).rsample().square(),
+    "resize": lambda x: x.log().resize(2, 3, 1)[..., 0].T,
+}
+
+
+@pytest.mark.filterwarnings("ignore:non-inplace resize is deprecated")
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_function_in_python_of_pytorchs_own_has_a_record(name):
+    def gradient(method, used):
+        torch.manual_seed(0)
+        x = torch.tensor([[1.0, 2.0], [0.5, 3.0], [nan, nan]], requires_grad=True)
+        return method(RECORDED[name](x)[used].sum(), x)[0]
+
+    first = slice(0, 1) if name == "resize" else slice(0, 2)
+    (ours, warned), plain = told(lambda: gradient(ignoring.grad, first)), gradient(torch.autograd.grad, first)
+    assert warned == [] and not ours[2].any() and plain[2].isnan().any()
+    assert torch.equal(ours[:2], plain[:2])
+    assert gradient(ignoring.grad, slice(2, 3))[2].isnan().any()
+
+
+def test_one_without_a_record_is_called_pytorchs_own():
+    normalized = torch.nn.CrossMapLRN2d(2)
+    _, (message,) = told(lambda: gradient_of(lambda x: normalized(x.view(2, 1, 1, 1)).flatten(), (1.0, nan)))
+    assert "could not follow CrossMapLRN2d (a Function of PyTorch's own without a record)" in message

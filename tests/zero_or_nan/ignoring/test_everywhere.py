@@ -73,6 +73,38 @@ def test_complex_parts_that_are_not_selected(dtype):
     assert x.grad[0] == z.grad[0] and x.grad[1] == 0
 
 
+WRITTEN = {
+    "view_as_real": lambda y: torch.view_as_real(y)[0],
+    "view_as_real, transposed": lambda y: torch.view_as_real(y).t()[:, 0],
+    "view_as_complex": lambda y: torch.view_as_complex(torch.view_as_real(y))[0],
+    "both parts of a conjugate": lambda y: torch.view_as_real(y.conj().conj())[0],
+    "conj": lambda y: y.conj()[0],
+    "adjoint": lambda y: y[None].mH[0],
+    "negative": lambda y: torch._neg_view(y)[0],
+    "strided": lambda y: y.as_strided((1,), (1,)),
+    "diagonal": lambda y: y[None].diagonal(),
+}
+
+
+@pytest.mark.parametrize("overwritten", [0.0, 1.0])
+@pytest.mark.parametrize("view", WRITTEN)
+def test_what_is_overwritten_through_a_view_is_ignored(view, overwritten):
+    """Also where it is finite, and the gradient of something else is not."""
+    x = torch.tensor([overwritten, 4.0, 0.0], dtype=torch.float64, requires_grad=True)
+    y = torch.complex(x.sqrt(), x)
+    WRITTEN[view](y).fill_(3.0)
+    ignoring.backward(torch.view_as_real(y[:2]).square().sum())
+    assert x.grad.tolist() == [0.0, 9.0, 0.0]
+
+
+def test_a_part_that_is_not_overwritten_counts():
+    x = torch.tensor([0.0, 4.0], requires_grad=True)
+    y = torch.complex(x.sqrt(), x.sqrt())
+    y.imag[0] = 3.0
+    ignoring.backward(y.abs().sum())
+    assert x.grad[0].isnan() and x.grad[1].isfinite()
+
+
 @pytest.mark.parametrize("change", [torch.float16, torch.bfloat16, torch.float64])
 def test_a_conversion_hands_the_knowledge_on(change):
     x = torch.tensor([1.0, 100.0], requires_grad=True)
@@ -219,6 +251,21 @@ def test_what_a_hook_writes_into_the_gradient_counts():
     y.register_hook(hook)
     ignoring.backward(safe(y).sum())
     assert x.grad.tolist() == [pytest.approx(math.e), 5.0]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_pass_in_a_mode_without_gradients(mode):
+    """Inference tensors have no version that shows what a hook wrote into them: that counts all the same."""
+    x = torch.tensor([1.0, 2.0, 100.0], requires_grad=True)
+    y = x.exp()
+    y.register_hook(lambda g: (g[1:2].fill_(2.0), None)[1])
+    loss = torch.where(torch.tensor([True, False, False]), y, 0.0).sum()
+    with mode():
+        (plain,) = torch.autograd.grad(loss, x, retain_graph=True)
+        (masked,) = ignoring.grad(loss, x, retain_graph=True, ignored="masked")
+        (ours,) = ignoring.grad(loss, x)
+    assert ours.equal(plain.nan_to_num(0)) and plain[2].isnan() and ours.is_inference() == plain.is_inference()
+    assert masked.get_mask().tolist() == [True, True, False]
 
 
 def test_hooks_are_called_in_pytorchs_order():

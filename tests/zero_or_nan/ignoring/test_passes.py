@@ -525,6 +525,16 @@ def test_a_sparse_gradient_has_no_mask():
         ignoring.grad(loss, weight, ignored="masked")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.complex64, torch.complex128])
+def test_a_dtype_without_masked_tensors_is_refused_before_the_graph_is_freed(dtype):
+    x = torch.tensor([1.0, 2.0], dtype=dtype, requires_grad=True)
+    loss = (x * x)[:1].abs().sum()
+    for inputs in (x, [get_gradient_edge(x)], *([{"x": x}] if DICTS else [])):
+        with pytest.raises(ValueError, match=f"masked.*{dtype}; use"):
+            ignoring.grad(loss, inputs, ignored="masked")
+    assert ignoring.grad(loss, x)[0].tolist() == [2, 0]
+
+
 # Warnings.
 
 

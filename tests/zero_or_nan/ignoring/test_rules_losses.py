@@ -260,3 +260,20 @@ def test_a_sum_of_exponentials_has_the_precision_of_its_formula():
 
     right = gradient(torch.autograd.grad, x, torch.float64)
     torch.testing.assert_close(gradient(ignoring.grad, poisoned).double(), right, rtol=1e-6, atol=1e-6)
+
+
+LOGARITHMS = [
+    [-inf, 1.0, 2.0], [-inf, -inf, 2.0], [-inf, nan, 2.0], [1.0, -inf, 2.0], [-inf, inf, 2.0], [1.0, 2.0, nan],
+    [-inf, -inf, -inf],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("used", [[2], [1], [0, 2], [1, 2]])
+def test_sums_up_to_an_element_have_the_gradient_of_a_sum_of_these_alone(used, dim):
+    """Where the sums before it, which may be -inf or NaN, are ignored."""
+    x, parts = (torch.tensor(LOGARITHMS, dtype=torch.float64).requires_grad_() for _ in range(2))
+    sums = (x.T.logcumsumexp(0).T if dim == 0 else x.logcumsumexp(1))[:, used]
+    (ours,) = ignoring.grad(sums.sum(), x)
+    (right,) = ignoring.grad(sum(parts[:, : i + 1].logsumexp(1).sum() for i in used), parts)
+    torch.testing.assert_close(ours, right, equal_nan=True)

@@ -28,8 +28,9 @@ from ..cotangent import (
     wrapped,
     write_over,
 )
+from ..failures import NotFollowed
 from ..masks import Mask, anywhere, both, core, everywhere, full, only, reduced
-from ..registry import NotFollowed, rule
+from ..registry import rule
 from .products import taken
 
 LARGE = 10_000

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from ..cotangent import Cotangent, has_nan, mask_of, plain, wrapped
+from ..failures import NotFollowed
 from ..masks import core, full, only
-from ..registry import NotFollowed, derivative
+from ..registry import derivative
 from .attention import summed_to
 
 

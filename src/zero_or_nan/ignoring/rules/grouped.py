@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from ..cotangent import Cotangent, mask_of, plain
+from ..failures import NotFollowed
 from ..masks import full
-from ..registry import NotFollowed, function, rule
+from ..registry import function, rule
 from .products import bilinear
 
 function("GroupedMm", since="2.10", selects=True)

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from ..cotangent import Cotangent, has_nan, mask_of, merge, plain, settle, wrapped
+from ..failures import NotFollowed
 from ..masks import anywhere
-from ..registry import NotFollowed, rule
+from ..registry import rule
 
 
 @rule("linalg_solve_triangular")

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from ..cotangent import Cotangent, any_nan, mask_of, merge, plain, step_of, wrapped
+from ..failures import NotFollowed
 from ..graph import function_of
 from ..masks import all_count, anywhere, only
-from ..registry import NotFollowed, rule
+from ..registry import rule
 
 _LSTM = 2
 """How PyTorch numbers the kind of cell."""

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from ..cotangent import Cotangent, chosen, mask_of, plain, selecting, step_of, wrapped, written_mask
+from ..failures import NotFollowed
 from ..masks import both, everywhere, expanded, full
-from ..registry import NotFollowed, rule
+from ..registry import rule
 
 aten = torch.ops.aten
 

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from ..cotangent import Cotangent, any_nan, mask_of, merge, plain, wrapped
+from ..failures import NotFollowed
 from ..looks import MODERATE
 from ..masks import all_count, anywhere, only
-from ..registry import NotFollowed, function, rule
+from ..registry import function, rule
 from .packing import places
 from .recurrent import back_in_time
 

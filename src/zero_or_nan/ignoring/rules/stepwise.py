@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from ..cotangent import Cotangent, nothing, plain, settle
+from ..failures import NotFollowed
 from ..masks import anywhere
-from ..registry import NotFollowed, derivative, rule
+from ..registry import derivative, rule
 
 
 @derivative("LinalgCholeskyEx")
@@ -192,8 +193,20 @@ def _reflected(
 
 @derivative("Logcumsumexp")
 def logcumsumexp(node: Any, grads: Any) -> tuple[Any]:
-    """The sum up to an entry is a part of the next one's; in PyTorch's formula cotangents are added as logarithms."""
-    return _accumulated(node, grads, lambda x, before, after: ((before - after).exp(), (x - after).exp()))
+    """The sum up to an element is a part of the next one's; in PyTorch's formula cotangents are added as logarithms.
+
+    The gradient of total k by x[i] is exp(x[i] - total[k]), here a product of steps exp(total[j] - total[j + 1]). Two
+    totals that are equal cancel out, also if both are -inf. A total of -inf that is itself used is undefined.
+    """
+    (grad,), total = grads, node._saved_result
+    if total.dim():
+        grad = grad * torch.ones_like(total).masked_fill_(total == -math.inf, torch.nan)
+
+    def derivatives(x: Tensor, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+        by_x = (x - after).masked_fill_((x == after) & (x == -math.inf), 0)
+        return (before - after).masked_fill_(before == after, 0).exp(), by_x.exp()
+
+    return _accumulated(node, (grad,), derivatives)
 
 
 @derivative("Cumprod")
@@ -247,6 +260,25 @@ def scatter_reduce(node: Any, grads: Any) -> tuple[Any, Any]:
     count = of_own.to(own.dtype).scatter_add(dim, index, of_source.to(own.dtype))
     shared = grad / count
     return _picked(shared, of_own, result), _picked(shared.gather(dim, index), of_source, there)
+
+
+def _leaves_own_out(node: Any) -> bool:
+    return _by_largest(node) or not node._saved_include_self
+
+
+@derivative("IndexReduce", selects=_leaves_own_out, derivative_if=_by_largest)
+def index_reduce(node: Any, grads: Any) -> tuple[Any, Any]:
+    """As `scatter_reduce`, a row at a time. What is written over by `include_self=False` is ignored."""
+    grad, own, dim, index = grads[0], node._saved_self, node._saved_dim, node._saved_index
+    source, result = node._saved_source, node._saved_result
+    dim = dim if dim < own.dim() or own.dim() == 0 else dim - (1 << 64)
+    there = result.index_select(dim, index)
+    of_own, of_source = own == result, source == there
+    shared = grad / of_own.to(own.dtype).index_add(dim, index, of_source.to(own.dtype))
+    to_source = _picked(shared.index_select(dim, index), of_source, there)
+    if not node._saved_include_self:
+        of_own, result = of_own.index_fill(dim, index, False), result.index_fill(dim, index, 0)
+    return _picked(shared, of_own, result), to_source
 
 
 def _picked(shared: Any, picked: Tensor, result: Tensor) -> Cotangent:
