@@ -107,7 +107,7 @@ def grad(
         materialize_grads: give zeros in place of None.
         ignored: "zero" returns plain tensors, 0 where the loss ignored the entry. "masked" returns a
             `torch.masked.MaskedTensor` for each input, with mask False there, so that a zero and an ignored entry are
-            told apart.
+            told apart. For an input that the outputs don't depend on, `materialize_grads` gives all of it ignored.
 
     Returns:
         One gradient for each input, in the input's shape and dtype; a dict for a dict, where PyTorch takes one.

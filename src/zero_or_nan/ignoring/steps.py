@@ -276,7 +276,8 @@ def _mended(exact: Any, careful: Any) -> tuple[Any, Mask]:
     """Plain PyTorch's result where it is finite, elsewhere ours; what it gives as another number than 0 counts."""
     if not isinstance(exact, Tensor):
         return exact, None
-    if isinstance(careful, Tensor) and careful.shape != exact.shape:  # PyTorch has summed what was broadcast
+    if isinstance(careful, Tensor) and careful.shape != exact.shape and was_broadcast(exact.shape, careful.shape):
+        # PyTorch has summed over what was broadcast.
         careful = careful.sum_to_size(exact.shape)
     mask = mask_of(careful)
     value = distributed.merge(exact, careful) if is_distributed(exact) else plain(merge(exact.detach(), careful))

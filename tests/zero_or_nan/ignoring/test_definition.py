@@ -69,21 +69,20 @@ def test_the_same_in_half_and_double_precision(row):
 
 KIN = frozenset(
     """
-    AdaptiveAvgPool2D AdaptiveAvgPool3D AdaptiveMaxPool2D AdaptiveMaxPool3D Addbmm Addmv Addr Aminmax AsStrided
-    AvgPool3D Baddbmm Bernoulli
-    Cauchy Chunk ChunkBackwardAutogradNestedTensor0 ClampMax ClampMin Complex CopyBackwards CudnnGridSampler
+    AdaptiveAvgPool2D AdaptiveAvgPool3D AdaptiveMaxPool3D Addbmm Addmv Addr AsStrided AvgPool3D Baddbmm Bernoulli
+    Bmm Cauchy Chunk ChunkBackwardAutogradNestedTensor0 ClampMax ClampMin CopyBackwards CudnnGridSampler
     DiagonalScatter EfficientAttention Exponential FakeQuantizeLearnablePerChannelAffine
     FakeQuantizeLearnablePerTensorAffine FakeQuantizePerChannelAffineCachemask
     FakeQuantizePerTensorAffineCachemaskTensorQparams FftR2C Fill FlashAttention FractionalMaxPool2D
-    FractionalMaxPool3D Geometric GridSampler2D GridSampler3D GroupedMm Im2Col IndexPutImpl LogNormal LuUnpack
-    MaskedSoftmax MaxPool2D MaxPool3DWithIndices MaxUnpool2D MaxUnpool3D NarrowCopy NllLoss2D Normal Polar Put
-    Random ScaledDotProductCudnnAttention ScaledDotProductEfficientAttention ScaledDotProductFlashAttention
-    ScaledDotProductFlashAttentionForCpu ScaledDotProductFusedAttentionOverrideable
-    SelectBackwardAutogradNestedTensor0 SplitWithSizes SplitWithSizesBackwardAutogradNestedTensor0
-    UnbindBackwardAutogradNestedTensor0 Uniform UnsafeIndex UnsafeIndexPut UnsafeMaskedIndex UnsafeSplit
-    UnsafeSplitWithSizes UpsampleBicubic2D UpsampleBicubic2DAa UpsampleBilinear2D UpsampleBilinear2DAa
-    UpsampleLanczos2DAa UpsampleNearest2D UpsampleNearest3D UpsampleNearestExact1D UpsampleNearestExact2D
-    UpsampleNearestExact3D UpsampleTrilinear3D ViewAsReal Zero
+    FractionalMaxPool3D Geometric GridSampler2D GridSampler3D GroupedMm Im2Col IndexPutImpl IndexReduce LogNormal
+    LuUnpack MaskedSoftmax MaxPool2D MaxPool3DWithIndices MaxUnpool2D MaxUnpool3D Mm NarrowCopy NllLoss2D Normal
+    Polar Put Random ScaledDotProductCudnnAttention ScaledDotProductEfficientAttention
+    ScaledDotProductFlashAttention ScaledDotProductFlashAttentionForCpu ScaledDotProductFusedAttentionOverrideable
+    SelectBackwardAutogradNestedTensor0 SparseAddmm SparseMmReduceImpl SplitWithSizes
+    SplitWithSizesBackwardAutogradNestedTensor0 UnbindBackwardAutogradNestedTensor0 Uniform UnsafeIndex
+    UnsafeIndexPut UnsafeMaskedIndex UnsafeSplit UnsafeSplitWithSizes UpsampleBicubic2D UpsampleBicubic2DAa
+    UpsampleBilinear2D UpsampleBilinear2DAa UpsampleLanczos2DAa UpsampleNearest2D UpsampleNearest3D
+    UpsampleNearestExact1D UpsampleNearestExact2D UpsampleNearestExact3D UpsampleTrilinear3D Zero
     """.split()
 )
 """Of a kind with one that has a row: in another dimension, in place, grouped, at random, nested, on another kernel."""

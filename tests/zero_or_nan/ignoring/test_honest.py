@@ -91,6 +91,8 @@ USED = {
     "maximum": (ratio(lambda y: torch.maximum(y, torch.zeros(2)).sum()), [1.0, 0.0]),
     "scatter_reduce": (
         ratio(lambda y: torch.zeros(1).scatter_reduce(0, torch.tensor([0, 0]), y, "amax").sum()), [1.0, 0.0]),
+    "index_reduce, the largest": (
+        ratio(lambda y: torch.zeros(1).index_reduce(0, torch.tensor([0, 0]), y, "amax").sum()), [1.0, 0.0]),
     "segment_reduce": (ratio(lambda y: torch.segment_reduce(y, "max", lengths=torch.tensor([2])).sum()), [1.0, 0.0]),
     "norm, inf": (ratio(lambda y: y.norm(p=inf)), [1.0, 0.0]),
     "hardsigmoid": (ratio(lambda y: F.hardsigmoid(y).sum()), [1.0, 0.0]),
@@ -108,7 +110,7 @@ USED = {
     "softshrink by 0": (lambda x: F.softshrink(x.sqrt(), 0.0).sum(), [4.0, 0.0]),
     "cdist, p=1": (ratio(lambda y: torch.cdist(y[None], torch.ones(1, 2), p=1.0).sum()), [1.0, 0.0]),
     "bernoulli": (lambda x: torch.bernoulli(x.sqrt() / 4).sum(), [4.0, 0.0]),
-    "index_reduce": (
+    "index_reduce, the largest": (
         ratio(lambda y: torch.zeros(1).index_reduce(0, torch.tensor([0, 0]), y, "amax").sum()), [1.0, 0.0]),
     "multi_margin_loss": (ratio(lambda y: F.multi_margin_loss(y[None], torch.tensor([0]))), [1.0, 0.0]),
     "linear, a weight of 0": (
@@ -293,6 +295,12 @@ MENDED = {
         lambda x: torch.linalg.vector_norm(x.sqrt()[None], inf, dim=1).sum(), [4.0, 0.0], [0.25, 0.0]),
     "scatter_reduce": (
         lambda x: torch.zeros(1).scatter_reduce(0, torch.tensor([0, 0]), x.sqrt(), "amax").sum(),
+        [4.0, 0.0], [0.25, 0.0]),
+    "index_reduce, the largest": (
+        lambda x: torch.zeros(1).index_reduce(0, torch.tensor([0, 0]), x.sqrt(), "amax").sum(),
+        [4.0, 0.0], [0.25, 0.0]),
+    "index_reduce, written over": (
+        lambda x: x.sqrt().index_reduce(0, torch.tensor([1]), torch.ones(1), "mean", include_self=False).sum(),
         [4.0, 0.0], [0.25, 0.0]),
     "cumprod": (lambda x: x.sqrt().cumprod(0)[0], [4.0, 0.0, 1.0], [0.25, 0.0, 0.0]),
     "a NaN bound of clamp": (

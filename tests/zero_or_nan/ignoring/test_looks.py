@@ -305,7 +305,6 @@ UNKNOWN = {
     "a complex number": lambda x: (x * (1 + 1j)).abs(),
     "a checkpoint": lambda x: torch.utils.checkpoint.checkpoint(torch.exp, x, use_reentrant=False),
     "a reentrant checkpoint": lambda x: torch.utils.checkpoint.checkpoint(torch.exp, x, use_reentrant=True),
-    "a sparse matrix": lambda x: torch.sparse.mm(torch.eye(2).to_sparse(), x[:, None]),
 }
 
 
