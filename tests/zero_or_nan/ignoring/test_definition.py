@@ -69,7 +69,7 @@ def test_the_same_in_half_and_double_precision(row):
 
 KIN = frozenset(
     """
-    AdaptiveAvgPool2D AdaptiveAvgPool3D AdaptiveMaxPool3D Addbmm Addmv Addr AsStrided AvgPool3D Baddbmm Bernoulli
+    AdaptiveAvgPool2D AdaptiveAvgPool3D AdaptiveMaxPool3D Addbmm Addmv Addr Aminmax AsStrided AvgPool3D Baddbmm Bernoulli
     Bmm Cauchy Chunk ChunkBackwardAutogradNestedTensor0 ClampMax ClampMin CopyBackwards CudnnGridSampler
     DiagonalScatter EfficientAttention Exponential FakeQuantizeLearnablePerChannelAffine
     FakeQuantizeLearnablePerTensorAffine FakeQuantizePerChannelAffineCachemask

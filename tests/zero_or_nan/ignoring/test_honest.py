@@ -91,8 +91,6 @@ USED = {
     "maximum": (ratio(lambda y: torch.maximum(y, torch.zeros(2)).sum()), [1.0, 0.0]),
     "scatter_reduce": (
         ratio(lambda y: torch.zeros(1).scatter_reduce(0, torch.tensor([0, 0]), y, "amax").sum()), [1.0, 0.0]),
-    "index_reduce, the largest": (
-        ratio(lambda y: torch.zeros(1).index_reduce(0, torch.tensor([0, 0]), y, "amax").sum()), [1.0, 0.0]),
     "segment_reduce": (ratio(lambda y: torch.segment_reduce(y, "max", lengths=torch.tensor([2])).sum()), [1.0, 0.0]),
     "norm, inf": (ratio(lambda y: y.norm(p=inf)), [1.0, 0.0]),
     "hardsigmoid": (ratio(lambda y: F.hardsigmoid(y).sum()), [1.0, 0.0]),
@@ -110,7 +108,7 @@ USED = {
     "softshrink by 0": (lambda x: F.softshrink(x.sqrt(), 0.0).sum(), [4.0, 0.0]),
     "cdist, p=1": (ratio(lambda y: torch.cdist(y[None], torch.ones(1, 2), p=1.0).sum()), [1.0, 0.0]),
     "bernoulli": (lambda x: torch.bernoulli(x.sqrt() / 4).sum(), [4.0, 0.0]),
-    "index_reduce, the largest": (
+    "index_reduce": (
         ratio(lambda y: torch.zeros(1).index_reduce(0, torch.tensor([0, 0]), y, "amax").sum()), [1.0, 0.0]),
     "multi_margin_loss": (ratio(lambda y: F.multi_margin_loss(y[None], torch.tensor([0]))), [1.0, 0.0]),
     "linear, a weight of 0": (
