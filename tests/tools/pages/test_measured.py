@@ -35,7 +35,7 @@ def test_costs_are_shown_as_ratios():
     assert found[found.index("10 clean") :][:4] == ["10 clean", "2", "1", "3"]  # backward
     both = len(found) - found[::-1].index("10 clean") - 1
     assert found[both : both + 4] == ["10 clean", "1.5", "1", "2"]  # forward and backward
-    assert "1.50 (a model) to 1.50 (a model) times plain" in html and "at most 1.20 times" in html
+    assert "1.50 (a model) to 1.50 (a model) times as long as plain" in html and "at most 1.20 times plain" in html
     assert "takes 1.3 to 1.3 times as long as" in html  # masked 4, ignoring 3
     last = len(found) - found[::-1].index("a model") - 1
     assert found[last : last + 3] == ["a model", "1.20", "1.20"]  # memory, 12 against 10
