@@ -122,7 +122,7 @@ class Recorder:
         self._kinds: WeakKeyDictionary[Found, Any] = WeakKeyDictionary()
         self._seen: dict[tuple[Any, ...], int] = {}
         self._told: dict[tuple[Any, ...], Origin] = {}
-        self._last: dict[tuple[Any, ...], Found] = {}
+        self._last: dict[tuple[Any, ...], int] = {}
 
     @property
     def is_over(self) -> bool:
@@ -555,9 +555,9 @@ class Recorder:
         known = self._told.get(key)
         if known is not None:
             known.reached += [label for label in labels if label not in known.reached]
-            if self._last.get(key) is not found:
+            if self._last.get(key) != found.number:  # statistics of a norm have a copy of it
                 known.times += 1
-            self._last[key] = found
+            self._last[key] = found.number
             return
         operands = found.operands
         came_in = found.tensor() if found.tensor is not None else None
@@ -589,7 +589,7 @@ class Recorder:
             kind, "zero_grad" if found.held else found.operator, origin.dtype, mended
         )
         self._told[key] = origin
-        self._last[key] = found
+        self._last[key] = found.number
         self.report.origins.append(origin)
 
     def not_made_here(self) -> None:
@@ -614,7 +614,7 @@ class Recorder:
             self.report.note("a compiled region was watched from outside: what is in it can't be told apart")
         # A module that was first imported in the block may keep our replacements, as Dynamo does, and they keep this.
         self.traces = self.suspects = Traces()
-        for known in (self.around, self.loose, self._last):
+        for known in (self.around, self.loose):
             known.clear()
 
     def _without_a_pass(self) -> None:

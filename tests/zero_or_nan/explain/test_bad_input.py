@@ -227,3 +227,12 @@ def test_state_of_an_optimizer_that_was_nan(optimizer, foreach):
             optimizer.step()
         (weight * 2).sum().backward()
     assert {(origin.kind, origin.operands[:3]) for origin in report} == {("bad input", "nan")}
+
+
+def test_statistics_do_not_count_an_origin_again():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    x = torch.randn(5, 3)
+    x[1, 1] = nan
+    with explain() as report:
+        model(x).square().mean().backward()
+    assert [(origin.kind, origin.operator, origin.times) for origin in report] == [("bad input", "linear", 1)]
