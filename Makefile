@@ -7,7 +7,7 @@ RUN := $(BIN)/python -m tools
 ROOT = [ "$$(id -u)" = 0 ] || { echo "error: installing packages by apt needs root: run sudo apt-get install chromium nodejs npm, then make browser again" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
-.PHONY: help book check test browser notebooks record serve site-report bench costs mended honesty explained setups coverage mutants matrix peers lint pins outdated audit watch clean
+.PHONY: help book check test browser notebooks record serve site-report bench costs mended honesty explained setups coverage mutants noticed matrix peers lint pins outdated audit watch clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -70,6 +70,9 @@ coverage: $(BIN)/.ready  ## run the tests under coverage.py: which statements an
 
 mutants: $(BIN)/.ready  ## change the code and see whether its tests notice, into results/measured/; SAMPLE=200 of each part
 	$(RUN) mutants $(if $(SAMPLE),--sample $(SAMPLE))
+
+noticed: $(BIN)/.ready  ## change each cell that shows something, see whether the build notices, into results/measured/; or CHAPTER=name alone
+	$(RUN) noticed $(CHAPTER) $(if $(SAMPLE),--sample $(SAMPLE))
 
 lint: $(BIN)/.ready  ## style and types
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

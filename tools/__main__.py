@@ -14,7 +14,18 @@ if TYPE_CHECKING:
 
 STEPS = ("book", "check", "record", "notebooks")
 """Commands that are a method of `steps.build.Build`."""
-MEASURES = ("bench", "costs", "coverage", "explained", "honesty", "mended", "mutants", "setups", "site-report")
+MEASURES = (
+    "bench",
+    "costs",
+    "coverage",
+    "explained",
+    "honesty",
+    "mended",
+    "mutants",
+    "noticed",
+    "setups",
+    "site-report",
+)
 VERSIONS = ("audit", "library-tests", "matrix", "mended-sample", "peers", "pins", "tell", "watch")
 COMMANDS = {
     "serve": ".serve",
@@ -30,9 +41,12 @@ OF_SOME = {
     "coverage": "parts of the code",
     "matrix": "versions of PyTorch",
     "mutants": "parts of the code, folders or files",
+    "noticed": "chapters",
     "peers": "packages",
 }
 """Commands that may be told what to look at; without names they look at all."""
+SAMPLED = ("mutants", "noticed")
+"""Commands that may do a sample of their work."""
 
 
 def main() -> int:
@@ -43,12 +57,12 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{about} (default: all)")
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the checkout (default: this folder)")
     parser.add_argument("--timeout", type=int, default=120, help="seconds that one cell may take (default: 120)")
-    parser.add_argument("--sample", type=int, help="for mutants: how many of each part (default: all)")
+    parser.add_argument("--sample", type=int, help="for mutants and noticed: how many of each (default: all)")
     options = parser.parse_args()
     if options.names and options.command not in OF_SOME:
         parser.error(f"{options.command} takes no names; {', '.join(OF_SOME)} do")
-    if options.sample is not None and (options.command != "mutants" or options.sample < 1):
-        parser.error("--sample is for mutants, and at least 1")
+    if options.sample is not None and (options.command not in SAMPLED or options.sample < 1):
+        parser.error(f"--sample is for {' and '.join(SAMPLED)}, and at least 1")
     from .project import Problem, Project
 
     try:

@@ -51,6 +51,11 @@ class Project:
         return self.results / "measured" / "matrix.json"
 
     @property
+    def outputs(self) -> Path:
+        """The file that holds what the cells of every page show."""
+        return self.results / "outputs.json"
+
+    @property
     def source(self) -> Path:
         """The folder of all that a page imports: the library and the helpers."""
         return self.root / "src"

@@ -42,12 +42,16 @@ def test_a_chapter_that_the_contents_lack_is_told_apart_from_one_that_is_not_the
     assert "did you mean one?" in book.run("check", "onee").stderr
 
 
+@pytest.mark.parametrize("name", ["torch-2.6.0-cpu.json", "outputs.json"])
 @pytest.mark.parametrize("command", [["book"], ["check", "one"]])
 @pytest.mark.parametrize("harm", ["gone", "broken"])
-def test_a_record_that_is_missing_or_broken_stops_the_build_before_any_work(book, command, harm):
+def test_a_record_that_is_missing_or_broken_stops_the_build_before_any_work(book, command, harm, name):
     results = book.root / "results"
     write(results / "measured" / "matrix.json", json.dumps({"rows": [{"torch": "2.6.0"}]}))
-    record = results / "torch-2.6.0-cpu.json"
+    for good in ("torch-2.6.0-cpu.json", "outputs.json"):
+        write(results / good, json.dumps({"made_with": {}, "pages": {}}))
+    record = results / name
+    record.unlink()
     if harm == "broken":
         write(record, '{"torch": "2.6.0",')
     done = book.run(*command)

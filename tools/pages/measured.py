@@ -367,6 +367,31 @@ def explained(content: dict[str, Any]) -> str:
     return show.page(f'<div class="zn-prose">{table}</div>')
 
 
+def noticed(content: dict[str, Any]) -> str:
+    """How many changes of what a cell shows the build noticed, and the cells in which nothing was changed."""
+    from helpers import show
+
+    pages = content["pages"]
+    total = {key: sum(row[key] for row in pages.values()) for key in ("cells", "noticed")}
+    missed = [[html.escape(page), html.escape(line)] for page, row in pages.items() for line in row["missed"]]
+    same = [[html.escape(page), html.escape(line)] for page, row in pages.items() for line in row["without a change"]]
+    prose = (
+        f"<p>On torch {html.escape(content['made_with']['torch'])}, the {len(pages)} pages with code have "
+        f"{total['cells']} cells that show something. In {total['cells'] - len(same)} of them a change of the code was "
+        "found that changes the output and raises nothing. "
+        f"The build failed after {total['noticed']} of these changes.</p>"
+    )
+    parts = [
+        show.table(caption, ["page", "cell"], rows, stack=True)
+        for caption, rows in (
+            ("Changes that the build did not notice", missed),
+            ("Cells in which no change that was tried changed the output", same),
+        )
+        if rows
+    ]
+    return show.page(f'<div class="zn-prose">{prose}{"".join(parts)}</div>')
+
+
 def setups(content: dict[str, Any]) -> str:
     """A table of the setups: what is written there, what happens, and on which releases that was tested."""
     from helpers import show
@@ -438,6 +463,12 @@ class MeasuredSetups(Measured):
     source, draw = "setups", setups
 
 
+class MeasuredNoticed(Measured):
+    """`make noticed`."""
+
+    source, draw = "noticed", noticed
+
+
 class MeasuredPeers(Measured):
     """`make peers`."""
 
@@ -453,5 +484,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("measured-honesty", MeasuredHonesty)
     app.add_directive("measured-explained", MeasuredExplained)
     app.add_directive("measured-setups", MeasuredSetups)
+    app.add_directive("measured-noticed", MeasuredNoticed)
     app.add_directive("measured-peers", MeasuredPeers)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -13,6 +13,7 @@ from pathlib import Path
 from ..project import Problem, Project
 from .collect import checked, collect, failed
 from .execute import Run, execute
+from .outputs import Recorded, environment, record_outputs
 from .pair import pair
 from .record import check_records, record
 from .render import Renderer, RenderFailed
@@ -34,6 +35,7 @@ class Build:
         self.project = project
         self.timeout = timeout
         self.started = time.monotonic()
+        self.recorded = Recorded()
 
     def book(self) -> int:
         """Pair, execute, collect, render. Return the exit status.
@@ -82,10 +84,12 @@ class Build:
         return 0
 
     def record(self) -> int:
-        """Execute, collect, and write the outcomes to `results/`."""
+        """Execute, collect, and write the outcomes and the outputs of cells to `results/`."""
         runs = self._execute(self.project.chapters)
         good = self._report(runs)
         path = record(self.project, collect(runs))
+        if good:
+            record_outputs(self.project, runs)
         self._summary(runs, f"recorded: {path.relative_to(self.project.root)}")
         return 0 if good else 1
 
@@ -96,13 +100,14 @@ class Build:
         if free < ROOM or not os.access(folder, os.W_OK):
             raise Problem(f"{folder} has to be writable, with {ROOM >> 20} MiB free; it has {free >> 20} MiB")
         check_records(self.project)
+        self.recorded = Recorded.read(self.project)
 
     def _execute(self, chapters: list[Path]) -> list[Run]:
         width = max(len(chapter.stem) for chapter in chapters)
 
         def report(run: Run) -> None:
             facts = collect([run])
-            bad = len(failed(facts)) + len(run.troubles)
+            bad = len(failed(facts)) + len(run.troubles) + len(self.recorded.differences(run))
             state = "cached" if run.cached else f"{run.seconds:5.1f} s"
             tail = f"{bad} FAILED" if bad else "ok"
             count = Counter(fact["type"] for fact in checked(facts))
@@ -114,7 +119,7 @@ class Build:
 
     def _report(self, runs: list[Run]) -> bool:
         """Say everything that went wrong in any chapter, at the end and at once."""
-        parts = []
+        parts, changed = [], {}
         for run in runs:
             name = run.chapter.relative_to(self.project.root)
             for fact in failed(collect([run])):
@@ -124,6 +129,9 @@ class Build:
             more = len(run.troubles) - 1
             if more > 0:
                 parts.append(f"{name}: {more} later cell{'s' * (more > 1)} failed too, perhaps because of that one")
+            if differences := self.recorded.differences(run):
+                changed[run.chapter.stem] = len(differences)
+                parts += [f"{name}: {difference}" for difference in differences]
         if parts:
             print("\n" + "\n\n".join(parts), file=sys.stderr)
             facts = checked(collect(runs))
@@ -131,6 +139,12 @@ class Build:
                 print(f"\n{count} of {len(facts)} claims and verdicts do not hold.", file=sys.stderr)
             if stopped := [run.chapter.stem for run in runs if run.troubles]:
                 print(f"\nCells failed in {_counted(len(stopped), 'chapter')}: {', '.join(stopped)}.", file=sys.stderr)
+            if changed:
+                print(
+                    f"\n{_counted(sum(changed.values()), 'output')} not as recorded, in {', '.join(changed)}. "
+                    "If you meant to change what the page shows, run `make record`, and commit results/outputs.json.",
+                    file=sys.stderr,
+                )
         return not parts
 
     def _summary(self, runs: list[Run], last: str) -> None:
@@ -138,7 +152,11 @@ class Build:
         held = len(facts) - len(failed(facts))
         seconds = time.monotonic() - self.started
         chapters = _counted(len(runs), "chapter")
-        print(f"{chapters}, {held} of {len(facts)} claims and verdicts held, {seconds:.1f} s; {last}")
+        recorded = self.recorded
+        outputs = f"{recorded.count(runs)} outputs as recorded, " if recorded.applies else ""
+        print(f"{chapters}, {held} of {len(facts)} claims and verdicts held, {outputs}{seconds:.1f} s; {last}")
+        if recorded.made_with and not recorded.applies:
+            print(f"outputs of cells were not compared: recorded with {recorded.made_with}, here {environment()}")
 
 
 def _counted(count: int, noun: str) -> str:

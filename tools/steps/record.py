@@ -24,16 +24,18 @@ def record_file(project: Project, torch: str, device: str = "cpu") -> Path:
 
 
 def check_records(project: Project) -> None:
-    """Check that the outcomes of every release in the matrix are there and can be read.
+    """Check that the outcomes of every release in the matrix, and the outputs of cells, are there and can be read.
 
     Pages show a release only if it is recorded. Without this check, a deleted record would make a release disappear
-    from the site, and the build would succeed.
+    from the site, or leave the outputs of cells unchecked, and the build would succeed.
 
     Raises:
         Problem: when a record is missing or is not JSON; with the path of the file.
     """
-    rows = read_record(project.matrix)["rows"] if project.matrix.is_file() else []
-    for path in {*project.results.glob("torch-*.json"), *(record_file(project, row["torch"]) for row in rows)}:
+    if not project.matrix.is_file():
+        return
+    releases = [record_file(project, row["torch"]) for row in read_record(project.matrix)["rows"]]
+    for path in sorted({*project.results.glob("torch-*.json"), *releases, project.outputs}, reverse=True):
         read_record(path)
 
 
@@ -67,5 +69,5 @@ def record(project: Project, facts: Iterable[dict[str, Any]]) -> Path:
         "machine": platform.machine(),
         "outcomes": [outcome(fact) for fact in outcomes],
     }
-    write(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    write(path, json.dumps(content, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
     return path

@@ -43,7 +43,7 @@ def run_all(project: Project, chapters: Sequence[Path], timeout: int, jobs: int 
         import nbclient  # noqa: F401  # here, while the warm server starts; before the threads that need it
 
         try:
-            futures = [pool.submit(_run, chapter, todo[chapter], timeout) for chapter in first]
+            futures = [pool.submit(run_one, chapter, todo[chapter], timeout) for chapter in first]
             for future in as_completed(futures):
                 run = future.result()
                 if run.good:
@@ -80,7 +80,8 @@ def _into_cache(cache: JupyterCacheBase, run: Run) -> None:
     cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
 
 
-def _run(chapter: Path, notebook: NotebookNode, timeout: int) -> Run:
+def run_one(chapter: Path, notebook: NotebookNode, timeout: int) -> Run:
+    """Run the notebook of a chapter in a kernel. The notebook gets the outputs."""
     from jupyter_cache.executors.utils import single_nb_execution
     from myst_nb.core.utils import coalesce_streams
     from nbclient.exceptions import CellTimeoutError, DeadKernelError

@@ -209,8 +209,8 @@ def test_a_name_of_nothing_is_refused(small):
 def test_names_and_samples_are_refused_where_they_mean_nothing(small):
     for arguments, error in (
         (("record", "helpers"), "record takes no names"),
-        (("coverage", "--sample", "3"), "--sample is for mutants, and at least 1"),
-        (("mutants", "--sample", "0"), "--sample is for mutants, and at least 1"),
+        (("coverage", "--sample", "3"), "--sample is for mutants and noticed, and at least 1"),
+        (("mutants", "--sample", "0"), "--sample is for mutants and noticed, and at least 1"),
     ):
         done = small.run(*arguments)
         assert done.returncode == 2 and error in done.stderr

@@ -1,0 +1,185 @@
+"""What cells show, compared with the record: every change is found and named, and the three exceptions are not."""
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from scratch import Book, copied
+
+from tools.measure.noticed import noticed
+from tools.project import Project
+from tools.steps import outputs
+from tools.steps.execute import Run
+
+ROOT = Path.cwd()
+
+
+def cell(source, *shown, tags=()):
+    return {"cell_type": "code", "source": source, "metadata": {"tags": list(tags)}, "outputs": list(shown)}
+
+
+def printed(text):
+    return {"output_type": "stream", "name": "stdout", "text": text}
+
+
+def displayed(**data):
+    return {"output_type": "display_data", "data": {key.replace("_", "/"): value for key, value in data.items()}}
+
+
+def differences(tmp_path, before, now):
+    project = SimpleNamespace(outputs=tmp_path / "outputs.json")
+    runs = [Run(Path("page.md"), {"cells": cells}, 0.0, cached=False) for cells in (before, now)]
+    outputs.record_outputs(project, runs[:1])
+    recorded = outputs.Recorded.read(project)
+    assert recorded.applies and recorded.differences(runs[0]) == []
+    return recorded.differences(runs[1])
+
+
+FIRST, SECOND = cell("a = 1\nprint(a)", printed("one\n")), cell("print(2)", printed("two\nlines\n"))
+
+
+@pytest.mark.parametrize(
+    "now, said",
+    [
+        (
+            [FIRST, cell("print(2)", printed("two\nwords\n"))],
+            [r"code cell 2 \(print\(2\)\).*\n.*two\n  - lines\n  \+ words"],
+        ),
+        ([cell("print(1)", printed("1\n")), SECOND], [r"code cell 1 \(print\(1\)\).*\n  - one\n  \+ 1"]),
+        ([cell("print(1)", printed("one\n")), SECOND], []),  # other code that shows the same
+        ([FIRST, cell("print(0)", printed("new\n")), SECOND], [r"code cell 2 .* not recorded:\n  \+ new"]),
+        ([FIRST, cell("silent = 1"), SECOND], []),
+        ([SECOND], [r"recorded that no cell shows any more:\n  - one"]),
+        ([FIRST, cell("print(2)")], [r"no cell shows any more:\n  - two\n  - lines"]),
+        ([FIRST, cell("print(2)", printed("two\nlines\n"), printed("more\n"))], [r"\+ more"]),
+        ([FIRST, cell("print(2)", {"output_type": "error", "ename": "E", "evalue": "no"})], [r"\+ E: no"]),
+    ],
+)
+def test_what_a_cell_shows_is_compared_with_what_it_showed(tmp_path, now, said):
+    found = differences(tmp_path, [FIRST, SECOND], now)
+    assert len(found) == len(said) and all(re.search(*pair, re.DOTALL) for pair in zip(said, found, strict=True)), found
+
+
+@pytest.mark.parametrize(
+    "before, now, tags, same",
+    [
+        ("Cell In[3], line 1", "Cell In[12], line 1", (), True),
+        ("Cell In[3], line 1", "Cell In[3], line 2", (), False),
+        ("torch 2.13.0+cpu", "torch 2.13.0+cu130", (), True),
+        ("torch 2.13.0", "torch 2.13.1", (), False),
+        ("1+cpu 0.1234567", "1+cpu 0.1234568", (), False),
+        ("x 0.1234567 nan", "x 0.1234568 nan", ("rounded",), True),
+        ("x 0.1234567 nan", "x 0.1234597 nan", ("rounded",), False),
+        ("x 0.1234567 nan", "x 0.1234567 inf", ("rounded",), False),
+        ("1.5e+38", "1.5e+37", ("rounded",), False),
+        ("-1.5", "1.5", ("rounded",), False),
+        ("[1.0]", "[1.0, 1.0]", ("rounded",), False),
+    ],
+)
+def test_only_what_is_excepted_by_name_may_differ(tmp_path, before, now, tags, same):
+    found = differences(tmp_path, [cell("c", printed(before), tags=tags)], [cell("c", printed(now), tags=tags)])
+    assert (found == []) is same
+
+
+def test_a_picture_is_compared_by_its_drawing_and_a_claim_by_the_claim(tmp_path):
+    picture = {"text_plain": "[figure: A line.]", "text_html": "<svg>1</svg>"}
+    drawn = cell("c", displayed(**picture))
+    assert differences(tmp_path, [drawn], [cell("c", displayed(**{**picture, "text_html": "<svg>2</svg>"}))])
+    table = cell("c", displayed(text_plain="1 2", text_html="<table class=old>"))
+    assert not differences(tmp_path, [table], [cell("c", displayed(text_plain="1 2", text_html="<table class=new>"))])
+    claim = displayed(text_plain="holds: 1 on torch 2.6", **{outputs.MIME.replace("/", "_"): {"type": "claim"}})
+    assert not differences(tmp_path, [cell("c", claim)], [cell("c")])
+
+
+def test_outputs_of_another_release_are_not_compared(tmp_path, monkeypatch):
+    differences(tmp_path, [FIRST], [FIRST])
+    monkeypatch.setenv("ZERO_OR_NAN_DEVICE", "cuda")
+    assert not outputs.Recorded.read(SimpleNamespace(outputs=tmp_path / "outputs.json")).applies
+
+
+def test_the_record_is_of_the_pinned_versions_and_of_every_chapter():
+    project = Project(ROOT)
+    content = json.loads(project.outputs.read_text(encoding="utf-8"))
+    pins = dict(re.findall(r"(?m)^(torch|matplotlib)==(\S+)", (ROOT / "requirements.txt").read_text(encoding="utf-8")))
+    assert content["made_with"] == {**pins, "device": "cpu"}
+    assert list(content["pages"]) == [chapter.stem for chapter in project.chapters]
+    shown = [row for rows in content["pages"].values() for row in rows]
+    assert len(shown) > 200 and all(row["output"] != [""] for row in shown)
+    first = {page: rows[0]["output"] for page, rows in content["pages"].items() if rows}
+    assert first["where-over-exp"] == ["tensor([0.3679, 0.0000])"]  # the fix at the top of the page
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    cells = ["from helpers import Case\n\nCase('10729').claim('vanilla', 'x', 1.0, 1.0)", "print(6 * 7)\n6 / 3"]
+    book = Book(tmp_path_factory.mktemp("made") / "book", {"one": cells, "two": ["print(1)"]})
+    done = book.run("record")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return book
+
+
+@pytest.fixture
+def book(made, tmp_path):
+    return copied(made.root, tmp_path / "book")
+
+
+def test_an_output_that_is_not_the_recorded_one_stops_the_build_until_it_is_recorded(book):
+    assert "1 of 1 claims and verdicts held, 2 outputs as recorded" in book.run("check").stdout
+    book.edit("chapters/one.md", "6 * 7", "6 * 8")
+    for command in (["check"], ["check", "one"], ["book"]):  # the second time its outputs come from the cache
+        done = book.run(*command)
+        assert done.returncode == 1 and not book.site.exists()
+        assert "code cell 2 (print(6 * 7))".replace("7", "8") in done.stderr
+        assert "  - 42\n  + 48\n    2.0\n" in done.stderr and "make record" in done.stderr
+        assert "1 output not as recorded, in one." in done.stderr
+        assert "1 FAILED" in done.stdout
+    assert book.run("check", "two").returncode == 0
+    assert book.run("record").returncode == 0
+    assert book.run("check").returncode == 0
+
+
+def test_a_build_on_another_release_says_that_outputs_were_not_compared(book):
+    record = book.root / "results" / "outputs.json"
+    content = json.loads(record.read_text(encoding="utf-8"))
+    content["made_with"]["torch"] = "2.0.0"
+    record.write_text(json.dumps(content), encoding="utf-8")
+    book.edit("chapters/two.md", "print(1)", "print(2)")
+    done = book.run("check")
+    assert done.returncode == 0 and "outputs of cells were not compared: recorded with {'torch': '2.0.0'" in done.stdout
+
+
+def test_a_record_that_a_failing_claim_interrupts_leaves_the_outputs_as_they_were(book):
+    record = book.root / "results" / "outputs.json"
+    before = record.read_bytes()
+    book.edit("chapters/one.md", "'x', 1.0, 1.0", "'x', 1.0, 2.0")
+    book.edit("chapters/two.md", "print(1)", "print(2)")
+    assert book.run("record").returncode == 1
+    assert record.read_bytes() == before
+
+
+def test_every_cell_that_is_changed_is_noticed_and_one_that_cannot_change_is_told(book):
+    book.append("two", 'print("constant" if 1 else "other")', "import sys")
+    assert book.run("record").returncode == 0
+    done = book.run("noticed")
+    row = json.loads((book.root / "results" / "measured" / "noticed.json").read_text(encoding="utf-8"))["pages"]
+    assert done.returncode == 0, done.stderr
+    assert row["one"] == {"cells": 1, "noticed": 1, "missed": [], "without a change": []}
+    assert row["two"]["cells"] == 2 and row["two"]["noticed"] >= 1
+    assert "one: 1 of 1 cells" in done.stdout
+
+
+def test_a_change_that_the_build_does_not_notice_is_told(book):
+    book.edit("tools/steps/outputs.py", "        if not self.applies or run.troubles:", "        if True:")
+    done = book.run("noticed", "two")
+    assert done.returncode == 1 and "did not notice a change in\n  two: code cell 1 (print(1))" in done.stderr
+
+
+def test_the_build_notices_a_change_of_a_cell_of_the_real_book():
+    """A sample of `make noticed`, whose record says that no page was missed."""
+    content = json.loads((ROOT / "results" / "measured" / "noticed.json").read_text(encoding="utf-8"))
+    for row in content["pages"].values():
+        assert row["missed"] == [] and row["noticed"] + len(row["without a change"]) == row["cells"]
+    assert set(content["pages"]) == {chapter.stem for chapter in Project(ROOT).chapters}
+    assert noticed(Project(ROOT), "welcome", "nansum-nanmean", sample=2) == 0

@@ -1,0 +1,107 @@
+"""Whether the build notices a change: each cell that shows something is changed in turn, and its page is checked."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from nbformat import NotebookNode
+
+from ..project import Problem, Project, read_record, write
+from ..steps import session
+from ..steps.collect import collect, failed
+from ..steps.execute import TIMEOUT
+from ..steps.outputs import Output, Recorded, environment, outputs
+from ..steps.read import read
+from ..steps.run import run_one
+from ..steps.warm import Warmth
+from .mutations import Mutants
+
+TRIES = 12
+"""Changes that are tried in a cell until one changes what it shows, and raises nothing."""
+
+
+def noticed(project: Project, *names: str, sample: int | None = None) -> int:
+    """Change every cell that shows something, and write how many changes were noticed.
+
+    The record is `results/measured/noticed.json`.
+    A change is a mutation of the cell's code (a number, an operator, an argument) that changes the cell's output. It is
+    noticed if `make check` would fail.
+
+    Args:
+        project: the checkout.
+        names: chapters; all of them by default. The record keeps the rows of the others.
+        sample: how many cells of each chapter to change; all of them by default. Nothing is written then.
+
+    Returns:
+        0 if every change was noticed, otherwise 1.
+
+    Raises:
+        Problem: if a chapter has no such name, or if the recorded outputs are of another environment.
+    """
+    recorded = Recorded.read(project)
+    if not recorded.applies:
+        raise Problem(
+            f"outputs are recorded with {recorded.made_with}, and this is {environment()}: run make record first"
+        )
+    path = project.results / "measured" / "noticed.json"
+    rows: dict[str, Any] = read_record(path)["pages"] if path.is_file() and names else {}
+    session.begin(project)
+    with Warmth(several=True), ThreadPoolExecutor(2) as pool:
+        for chapter in project.chapters_called(*names):
+            row = _page(chapter, recorded, pool, sample)
+            print(f"  {chapter.stem}: {row['noticed']} of {row['cells']} cells: the build notices a change", flush=True)
+            rows[chapter.stem] = row
+    if sample is None:
+        order = [chapter.stem for chapter in project.chapters if chapter.stem in rows]
+        content = {"made_with": environment(), "pages": {page: rows[page] for page in order}}
+        write(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        print(f"written: {path.relative_to(project.root)}")
+    missed = [f"{page}: {line}" for page, row in rows.items() for line in row["missed"]]
+    if missed:
+        print("the build did not notice a change in", *missed, sep="\n  ", file=sys.stderr)
+    return int(bool(missed))
+
+
+def _page(chapter: Path, recorded: Recorded, pool: ThreadPoolExecutor, sample: int | None) -> dict[str, Any]:
+    """The row of one page: how many cells show something; in which a change was noticed, was missed, was not found."""
+    book = read(chapter)
+    before = outputs(run_one(chapter, copy.deepcopy(book), TIMEOUT).notebook)
+    if sample is not None:
+        before = random.Random(chapter.stem).sample(before, min(sample, len(before)))
+    found = list(pool.map(lambda shown: _change(chapter, book, shown, recorded), before))
+    return {
+        "cells": len(before),
+        "noticed": found.count(True),
+        "missed": [shown.name for shown, is_noticed in zip(before, found, strict=True) if is_noticed is False],
+        "without a change": [shown.name for shown, is_noticed in zip(before, found, strict=True) if is_noticed is None],
+    }
+
+
+def _change(chapter: Path, book: NotebookNode, shown: Output, recorded: Recorded) -> bool | None:
+    """Whether a change of this cell's output is noticed; None if no change that was tried changes it."""
+    number = shown.number - 1
+    for code in _changed(book, number):
+        changed = copy.deepcopy(book)
+        cell = [cell for cell in changed.cells if cell.cell_type == "code"][number]
+        cell.source = code
+        run = run_one(chapter, changed, TIMEOUT)
+        if run.troubles:
+            continue
+        if [o.text for o in outputs(run.notebook) if o.number == shown.number] != [shown.text]:
+            return bool(recorded.differences(run) or failed(collect([run])))
+    return None
+
+
+def _changed(book: NotebookNode, number: int) -> Iterable[str]:
+    """The code of a cell with one mutation, in an order that is always the same."""
+    code = [cell for cell in book.cells if cell.cell_type == "code"][number].source
+    mutants = Mutants(code)
+    for index in random.Random(code).sample(range(len(mutants)), min(TRIES, len(mutants))):
+        yield mutants.mutant(index).code

@@ -1,0 +1,180 @@
+"""What the cells of every page show, compared with what they showed when the page was recorded.
+
+Claims check what a page asserts. This step checks all the rest that a reader sees: if the output of a cell is not the
+recorded output, the build stops. `results/outputs.json` holds the outputs of the release that the site is built with.
+
+There are three exceptions, no others:
+
+- The number of a cell in a traceback (`Cell In[7]`) is not compared. It changes when an author adds a cell above.
+- The build of a release, such as `+cpu` in `2.13.0+cpu`, is not compared.
+- If a cell is tagged `rounded`, its numbers are compared to six digits. Processors differ by an ulp or so in `exp`,
+  `log` and `pow`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ..project import Project, read_record, write
+from .collect import MIME
+from .execute import Notebook, Run
+
+_CELL_NUMBER = re.compile(r"Cell In\[\d+\]")
+_BUILD = re.compile(r"(?<=\d)\+(?:cpu|cu\d+)\b")
+_NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]\d+)?")
+_PICTURE = "[figure"
+DIGITS = 1e-6
+"""The relative difference that numbers of a cell tagged `rounded` may have."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """What one code cell shows.
+
+    Attributes:
+        cell: a digest of the cell's code. It tells which cell it is if others are added or removed.
+        text: everything that the cell shows, as text; of a picture also a digest.
+        number: which of the code cells it is, counted from 1; 0 if the output comes from the record.
+        name: how a message names the cell.
+        rounded: whether its numbers are compared to six digits only.
+    """
+
+    cell: str
+    text: str
+    number: int = 0
+    name: str = ""
+    rounded: bool = False
+
+    def equals(self, recorded: Output) -> bool:
+        """Whether the cell shows what was recorded."""
+        if self.text == recorded.text:
+            return True
+        texts = self.text, recorded.text
+        if not self.rounded or len({_NUMBER.sub("#", text) for text in texts}) > 1:
+            return False
+        pairs = zip(*([float(number) for number in _NUMBER.findall(text)] for text in texts), strict=True)
+        return all(math.isclose(*pair, rel_tol=DIGITS) for pair in pairs)
+
+
+class Recorded:
+    """Recorded outputs, and the environment that gave them.
+
+    Args:
+        content: the record. Without a record nothing is compared.
+    """
+
+    def __init__(self, content: Mapping[str, Any] | None = None) -> None:
+        content = content or {"made_with": {}, "pages": {}}
+        self.made_with: dict[str, str] = content["made_with"]
+        self._pages = {
+            page: [Output(row["cell"], "\n".join(row["output"])) for row in rows]
+            for page, rows in content["pages"].items()
+        }
+
+    @classmethod
+    def read(cls, project: Project) -> Recorded:
+        """The record of a checkout; an empty one if there is none. `check_records` raises if it should be there.
+
+        Raises:
+            Problem: if the record can't be read.
+        """
+        return cls(read_record(project.outputs) if project.outputs.is_file() else None)
+
+    @property
+    def applies(self) -> bool:
+        """Whether this environment is the recorded one. Other releases print other messages and draw other pictures."""
+        return self.made_with == environment()
+
+    def differences(self, run: Run) -> list[str]:
+        """One text, with both outputs, for each cell whose output is not as recorded.
+
+        There is none for another environment, nor after a cell failed: later outputs say nothing then.
+        """
+        if not self.applies or run.troubles:
+            return []
+        page = run.chapter.stem
+        now, before = outputs(run.notebook), self._pages.get(page, [])
+        blocks = difflib.SequenceMatcher(None, [o.cell for o in before], [o.cell for o in now], autojunk=False)
+        found = []
+        for _, first, last, start, end in blocks.get_opcodes():
+            for index in range(max(last - first, end - start)):
+                old = before[first + index] if first + index < last else None
+                new = now[start + index] if start + index < end else None
+                if old is None or new is None or not new.equals(old):
+                    found.append(_told(old, new))
+        return found
+
+    def count(self, runs: Iterable[Run]) -> int:
+        """How many cells of these chapters have a recorded output."""
+        return sum(len(self._pages.get(run.chapter.stem, [])) for run in runs)
+
+
+def environment() -> dict[str, str]:
+    """The versions and the device that decide what cells show."""
+    packages = {name: version(name).partition("+")[0] for name in ("torch", "matplotlib")}
+    return {**packages, "device": os.environ.get("ZERO_OR_NAN_DEVICE", "cpu")}
+
+
+def outputs(notebook: Notebook) -> list[Output]:
+    """What each code cell of an executed notebook shows. Claims and verdicts are left out: they check themselves."""
+    found = []
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    for number, cell in enumerate(code, start=1):
+        text = "\n".join(filter(None, map(_text, cell["outputs"])))
+        if text:
+            source = "".join(cell["source"])
+            name = f"code cell {number} ({source.strip().partition(chr(10))[0]})"
+            digest = hashlib.sha256(source.encode()).hexdigest()[:12]
+            found.append(Output(digest, text, number, name, "rounded" in cell["metadata"].get("tags", [])))
+    return found
+
+
+def record_outputs(project: Project, runs: Iterable[Run]) -> Path:
+    """Write down what every cell of these chapters shows."""
+    pages = {
+        run.chapter.stem: [{"cell": output.cell, "output": output.text.split("\n")} for output in outputs(run.notebook)]
+        for run in runs
+    }
+    content = {"made_with": environment(), "pages": pages}
+    write(project.outputs, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    return project.outputs
+
+
+def _text(output: Any) -> str:
+    """One output as text; empty for a claim, a verdict, or the card of a case."""
+    if output["output_type"] == "stream":
+        text = "".join(output["text"])
+    elif output["output_type"] == "error":
+        text = f"{output['ename']}: {output['evalue']}"
+    elif MIME in output["data"]:
+        return ""
+    else:
+        text = "".join(output["data"].get("text/plain", ""))
+        if text.startswith(_PICTURE):
+            text += f"\n{hashlib.sha256(''.join(output['data']['text/html']).encode()).hexdigest()[:12]}"
+    return _BUILD.sub("", _CELL_NUMBER.sub("Cell In[…]", text)).strip("\n")
+
+
+def _told(recorded: Output | None, shown: Output | None) -> str:
+    if recorded is None:
+        assert shown is not None
+        return f"{shown.name} shows an output that is not recorded:\n{_lines('+', shown)}"
+    if shown is None:
+        return f"an output is recorded that no cell shows any more:\n{_lines('-', recorded)}"
+    diff = list(difflib.unified_diff(recorded.text.split("\n"), shown.text.split("\n"), n=2, lineterm=""))[3:]
+    head = f"{shown.name} does not show what was recorded (- recorded, + now):\n"
+    return head + "\n".join(f"  {line[:1]} {line[1:]}".rstrip() for line in diff)
+
+
+def _lines(sign: str, output: Output) -> str:
+    return "\n".join(f"  {sign} {line}".rstrip() for line in output.text.split("\n"))
