@@ -24,15 +24,17 @@ from ..steps.warm import Warmth
 from .mutations import Mutants
 
 TRIES = 12
-"""Changes that are tried in a cell until one changes what it shows, and raises nothing."""
+"""Mutations that are tried in a cell until one changes what it shows, and raises nothing."""
+ADDED = "\nprint('one line more')"
+"""What is added to a cell if no mutation that was tried changes its output."""
 
 
 def noticed(project: Project, *names: str, sample: int | None = None) -> int:
     """Change every cell that shows something, and write how many changes were noticed.
 
     The record is `results/measured/noticed.json`.
-    A change is a mutation of the cell's code (a number, an operator, an argument) that changes the cell's output. It is
-    noticed if `make check` would fail.
+    A change is a mutation of the cell's code (a number, an operator, an argument) that changes the cell's output. If no
+    mutation does, the change is a printed line. A change is noticed if `make check` would fail.
 
     Args:
         project: the checkout.
@@ -56,7 +58,9 @@ def noticed(project: Project, *names: str, sample: int | None = None) -> int:
     with Warmth(several=True), ThreadPoolExecutor(2) as pool:
         for chapter in project.chapters_called(*names):
             row = _page(chapter, recorded, pool, sample)
-            print(f"  {chapter.stem}: {row['noticed']} of {row['cells']} cells: the build notices a change", flush=True)
+            print(
+                f"  {chapter.stem}: {row['noticed']} of {row['cells']} cells: the build noticed the change", flush=True
+            )
             rows[chapter.stem] = row
     if sample is None:
         order = [chapter.stem for chapter in project.chapters if chapter.stem in rows]
@@ -70,7 +74,7 @@ def noticed(project: Project, *names: str, sample: int | None = None) -> int:
 
 
 def _page(chapter: Path, recorded: Recorded, pool: ThreadPoolExecutor, sample: int | None) -> dict[str, Any]:
-    """The row of one page: how many cells show something; in which a change was noticed, was missed, was not found."""
+    """The row of one page: how many cells show something; in how many a change was noticed; the other cells."""
     book = read(chapter)
     before = outputs(run_one(chapter, copy.deepcopy(book), TIMEOUT).notebook)
     if sample is not None:
@@ -78,16 +82,17 @@ def _page(chapter: Path, recorded: Recorded, pool: ThreadPoolExecutor, sample: i
     found = list(pool.map(lambda shown: _change(chapter, book, shown, recorded), before))
     return {
         "cells": len(before),
-        "noticed": found.count(True),
-        "missed": [shown.name for shown, is_noticed in zip(before, found, strict=True) if is_noticed is False],
-        "without a change": [shown.name for shown, is_noticed in zip(before, found, strict=True) if is_noticed is None],
+        "noticed": sum(is_noticed for is_noticed, _ in found),
+        "mutated": sum(mutated for _, mutated in found),
+        "missed": [shown.name for shown, (is_noticed, _) in zip(before, found, strict=True) if not is_noticed],
     }
 
 
-def _change(chapter: Path, book: NotebookNode, shown: Output, recorded: Recorded) -> bool | None:
-    """Whether a change of this cell's output is noticed; None if no change that was tried changes it."""
+def _change(chapter: Path, book: NotebookNode, shown: Output, recorded: Recorded) -> tuple[bool, bool]:
+    """Whether a change of this cell's output is noticed, and whether the change is a mutation."""
     number = shown.number - 1
-    for code in _changed(book, number):
+    source = [cell for cell in book.cells if cell.cell_type == "code"][number].source
+    for code in _changed(source):
         changed = copy.deepcopy(book)
         cell = [cell for cell in changed.cells if cell.cell_type == "code"][number]
         cell.source = code
@@ -95,13 +100,13 @@ def _change(chapter: Path, book: NotebookNode, shown: Output, recorded: Recorded
         if run.troubles:
             continue
         if [o.text for o in outputs(run.notebook) if o.number == shown.number] != [shown.text]:
-            return bool(recorded.differences(run) or failed(collect([run])))
-    return None
+            return bool(recorded.differences(run) or failed(collect([run]))), not code.endswith(ADDED)
+    raise Problem(f"{chapter.name}: {shown.name} shows the same after a line that prints was added")
 
 
-def _changed(book: NotebookNode, number: int) -> Iterable[str]:
-    """The code of a cell with one mutation, in an order that is always the same."""
-    code = [cell for cell in book.cells if cell.cell_type == "code"][number].source
-    mutants = Mutants(code)
-    for index in random.Random(code).sample(range(len(mutants)), min(TRIES, len(mutants))):
+def _changed(source: str) -> Iterable[str]:
+    """The code of a cell with one change, in an order that is always the same."""
+    mutants = Mutants(source)
+    for index in random.Random(source).sample(range(len(mutants)), min(TRIES, len(mutants))):
         yield mutants.mutant(index).code
+    yield source + ADDED

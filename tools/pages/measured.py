@@ -372,24 +372,17 @@ def noticed(content: dict[str, Any]) -> str:
     from helpers import show
 
     pages = content["pages"]
-    total = {key: sum(row[key] for row in pages.values()) for key in ("cells", "noticed")}
+    total = {key: sum(row[key] for row in pages.values()) for key in ("cells", "mutated", "noticed")}
     missed = [[html.escape(page), html.escape(line)] for page, row in pages.items() for line in row["missed"]]
-    same = [[html.escape(page), html.escape(line)] for page, row in pages.items() for line in row["without a change"]]
+    cells, mutated = total["cells"], total["mutated"]
     prose = (
-        f"<p>On torch {html.escape(content['made_with']['torch'])}, the {len(pages)} pages with code have "
-        f"{total['cells']} cells that show something. In {total['cells'] - len(same)} of them a change of the code was "
-        "found that changes the output and raises nothing. "
-        f"The build failed after {total['noticed']} of these changes.</p>"
+        f"<p>On torch {html.escape(content['made_with']['torch'])}, the {len(pages)} pages with code have {cells} cells "
+        f"that show something. In {mutated} of them the change was a mutation of the code. In the other {cells - mutated} "
+        "every mutation that was tried raised an error or left the output as it was, and a printed line was added. "
+        f"The build failed after {total['noticed']} of {cells} changes.</p>"
     )
-    parts = [
-        show.table(caption, ["page", "cell"], rows, stack=True)
-        for caption, rows in (
-            ("Changes that the build did not notice", missed),
-            ("Cells in which no change that was tried changed the output", same),
-        )
-        if rows
-    ]
-    return show.page(f'<div class="zn-prose">{prose}{"".join(parts)}</div>')
+    table = show.table("Changes that the build did not notice", ["page", "cell"], missed, stack=True) if missed else ""
+    return show.page(f'<div class="zn-prose">{prose}{table}</div>')
 
 
 def setups(content: dict[str, Any]) -> str:

@@ -1,10 +1,11 @@
 """Sphinx extension: tables of all claims and of all recorded releases, generated when the site is rendered.
 
-`{claims-overview}` reads the executed notebooks; the others, `{releases}` and its like, read `results/`.
+`{claims-overview}` and `{sources}` read the executed notebooks; the others, `{releases}` and its like, read `results/`.
 """
 
 from __future__ import annotations
 
+import functools
 import html
 from collections.abc import Callable
 from typing import Any
@@ -12,13 +13,15 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
+from sphinx.errors import SphinxError
 from sphinx.util.docutils import SphinxDirective
 
-from ..project import MAIN
+from ..project import MAIN, Problem
 from ..steps.collect import checked, statements
 from ..steps.execute import cached
 from . import checkout
 from .releases import changed, releases, tested
+from .sources import sources
 
 
 class Pending(nodes.Element):
@@ -52,6 +55,19 @@ class Tested(ClaimsOverview):
     """What `make matrix` ran on each release."""
 
     make = "tested"
+
+
+class Sources(ClaimsOverview):
+    """The rows of a source thread, one a line of the directive's content; its argument is the caption."""
+
+    required_arguments, final_argument_whitespace, has_content = 1, True, True
+    make = "sources"
+
+    def run(self) -> list[nodes.Node]:
+        """Leave a place for the table, with the rows."""
+        (place,) = super().run()
+        place["caption"], place["rows"] = self.arguments[0], list(filter(None, self.content))
+        return [place]
 
 
 def overview(facts: list[dict[str, Any]], link: Callable[[str], str]) -> str:
@@ -100,18 +116,23 @@ def _fill(app: Sphinx, doctree: nodes.document, docname: str) -> None:
         name = f"chapters/{page}"
         return app.builder.get_relative_uri(docname, name) if name in app.env.found_docs else ""
 
-    def every_claim() -> str:
-        found = cached(project).items()
-        return overview([fact for path, notebook in found for fact in statements(notebook, path.stem)], link)
+    @functools.cache
+    def facts() -> list[dict[str, Any]]:
+        return [fact for path, notebook in cached(project).items() for fact in statements(notebook, path.stem)]
 
-    make = {
-        "overview": every_claim,
-        "releases": lambda: releases(project.results, link),
-        "changed": lambda: changed(project.results, link),
-        "tested": lambda: tested(project.results),
+    make: dict[str, Callable[[Pending], str]] = {
+        "overview": lambda place: overview(facts(), link),
+        "sources": lambda place: sources(place["caption"], place["rows"], facts(), link),
+        "releases": lambda place: releases(project.results, link),
+        "changed": lambda place: changed(project.results, link),
+        "tested": lambda place: tested(project.results),
     }
     for place in list(doctree.findall(Pending)):
-        place.replace_self(nodes.raw("", make[place["make"]](), format="html"))
+        try:
+            drawn = make[place["make"]](place)
+        except Problem as problem:
+            raise SphinxError(f"{docname}: {problem}") from problem
+        place.replace_self(nodes.raw("", drawn, format="html"))
 
 
 def _pages(env: BuildEnvironment) -> set[str]:
@@ -135,6 +156,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Connect to Sphinx."""
     app.add_node(Pending)
     app.add_directive("claims-overview", ClaimsOverview)
+    app.add_directive("sources", Sources)
     app.add_directive("releases", Releases)
     app.add_directive("releases-changed", Changed)
     app.add_directive("releases-tested", Tested)

@@ -50,6 +50,8 @@ def pins(project: Project) -> None:
         )
     write(target, after)
     print(f"all holds; {target.name} has now:", *moved, sep="\n  ")
+    if {"torch", "matplotlib"} & {line.split()[0] for line in moved}:
+        print("Now run make record: outputs of cells are compared only with the versions that recorded them.")
 
 
 def outdated(project: Project) -> None:

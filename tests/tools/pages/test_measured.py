@@ -187,3 +187,12 @@ def test_the_recorded_costs_are_of_todays_cases():
     assert [(row["case"], row["contaminated"]) for row in content["parts"]] == [
         (name, state) for name in costs.PARTED for state in (False, True)
     ]
+
+
+def test_changes_that_the_build_did_not_notice_are_listed():
+    row = {"cells": 3, "noticed": 3, "mutated": 2, "missed": []}
+    content = {"made_with": {"torch": "2"}, "pages": {"one": row, "two": row}}
+    assert "after 6 of 6 changes" in (text := measured.noticed(content)) and "<table" not in text
+    assert "In 4 of them" in text and "in the other 2 every" in text
+    content["pages"]["two"] = {**row, "noticed": 2, "missed": ["code cell 1 (a < b)"]}
+    assert "after 5 of 6 changes" in (text := measured.noticed(content)) and "a &lt; b" in text

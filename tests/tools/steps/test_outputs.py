@@ -159,15 +159,15 @@ def test_a_record_that_a_failing_claim_interrupts_leaves_the_outputs_as_they_wer
     assert record.read_bytes() == before
 
 
-def test_every_cell_that_is_changed_is_noticed_and_one_that_cannot_change_is_told(book):
-    book.append("two", 'print("constant" if 1 else "other")', "import sys")
+def test_every_cell_that_is_changed_is_noticed_and_one_without_mutations_shows_a_line_more(book):
+    book.append("two", "import math\nmath.pi", "import sys")
     assert book.run("record").returncode == 0
     done = book.run("noticed")
     row = json.loads((book.root / "results" / "measured" / "noticed.json").read_text(encoding="utf-8"))["pages"]
     assert done.returncode == 0, done.stderr
-    assert row["one"] == {"cells": 1, "noticed": 1, "missed": [], "without a change": []}
-    assert row["two"]["cells"] == 2 and row["two"]["noticed"] >= 1
-    assert "one: 1 of 1 cells" in done.stdout
+    assert row["one"] == {"cells": 1, "noticed": 1, "mutated": 1, "missed": []}
+    assert row["two"] == {"cells": 2, "noticed": 2, "mutated": 1, "missed": []}  # there is nothing to mutate in math.pi
+    assert "one: 1 of 1 changes noticed" in done.stdout
 
 
 def test_a_change_that_the_build_does_not_notice_is_told(book):
@@ -180,6 +180,6 @@ def test_the_build_notices_a_change_of_a_cell_of_the_real_book():
     """A sample of `make noticed`, whose record says that no page was missed."""
     content = json.loads((ROOT / "results" / "measured" / "noticed.json").read_text(encoding="utf-8"))
     for row in content["pages"].values():
-        assert row["missed"] == [] and row["noticed"] + len(row["without a change"]) == row["cells"]
+        assert row["missed"] == [] and row["mutated"] <= row["noticed"] == row["cells"]
     assert set(content["pages"]) == {chapter.stem for chapter in Project(ROOT).chapters}
     assert noticed(Project(ROOT), "welcome", "nansum-nanmean", sample=2) == 0

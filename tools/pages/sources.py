@@ -1,0 +1,66 @@
+"""The table of what each source thread says, and where the book answers: every row leads to claims or sections."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ..project import Problem
+
+_CLAIM = re.compile(r"([\w-]+): ([^:]+) · (.+)")
+_SECTION = re.compile(r"([\w-]+)#([\w-]+)")
+_CODE = re.compile(r"`([^`]+)`")
+
+
+def sources(caption: str, lines: Iterable[str], facts: list[dict[str, Any]], link: Callable[[str], str]) -> str:
+    """The table of one source.
+
+    Args:
+        caption: the name of the source.
+        lines: one row each: `number | what the source says | answers`, and a fourth part if the answer has another form
+            on purpose: the reason. Answers are separated by `;`. An answer is a claim, `page: way · quantity`, or a
+            section, `page#anchor`. Code is between backticks.
+        facts: the statements of all pages, from `collect.statements`.
+        link: gives the address of a page by its name.
+
+    Raises:
+        Problem: if a row has no answer, or names a claim, a section or a page in a way that can't be read, or that no
+            page has.
+    """
+    from helpers import show
+
+    claims = {(fact["page"], fact["way"], fact["quantity"]): fact for fact in facts if fact["type"] == "claim"}
+    rows = []
+    for line in lines:
+        number, said, answers, *reason = (part.strip() for part in line.split(" | "))
+        links = [_answer(number, answer.strip(), claims, link) for answer in answers.split(";")]
+        note = [f'<span class="zn-note">{_code(text)}</span>' for text in reason]
+        rows.append([html.escape(number), _code(said), "<br>".join([*links, *note])])
+    table = show.table(html.escape(caption), ["row", "the source", "the book's answer"], rows, stack=True)
+    return show.page(f'<div class="zn-prose">{table}</div>')
+
+
+def _answer(number: str, answer: str, claims: dict[tuple[str, str, str], Any], link: Callable[[str], str]) -> str:
+    """A link to a claim or a section, as HTML."""
+    from helpers.claims import anchor
+
+    if found := _CLAIM.fullmatch(answer):
+        page, way, quantity = found.groups()
+        claim = claims.get((page, way, quantity))
+        if claim is None:
+            raise Problem(f"source row {number}: no claim on the page {page} is called {way} · {quantity}")
+        target, text = anchor(claim["case"], way, quantity), f"{way}, {quantity}"
+    elif found := _SECTION.fullmatch(answer):
+        page, target = found.groups()
+        text = target.replace("-", " ")
+    else:
+        raise Problem(f"source row {number}: {answer!r} is neither `page: way · quantity` nor `page#anchor`")
+    if not link(page):
+        raise Problem(f"source row {number}: there is no page {page}")
+    return f'<a href="{link(page)}#{target}">{html.escape(page)}: {html.escape(text)}</a>'
+
+
+def _code(text: str) -> str:
+    return _CODE.sub(r"<code>\1</code>", html.escape(text))
