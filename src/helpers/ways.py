@@ -72,6 +72,11 @@ register("idiom", "idiom", "Plain PyTorch with the expression to write instead, 
 register("scrub", "scrub", "Plain PyTorch, then NaN replaced by 0 in the finished gradient.")
 register("hook", "hook", "Plain PyTorch, with a backward hook on an input that replaces its gradient's NaN by 0.")
 register("float64", "float64", "The vanilla code in float64.")
+register(
+    "finite differences",
+    "finite differences",
+    "The slope of the function itself over a small step: (f(x + h) − f(x)) / h.",
+)
 register("jacobian", "Jᵀv", "The Jacobian built in full by `torch.func.jacrev`, then multiplied by the cotangent.")
 register("formula", "−1/a²", "The derivative of 1/a as school writes it: −1 / a².")
 register("formula reordered", "−(1/a)·(1/a)", "The same derivative, multiplied in the order in which autograd does it.")
