@@ -7,7 +7,7 @@ RUN := $(BIN)/python -m tools
 ROOT = [ "$$(id -u)" = 0 ] || { echo "error: installing packages by apt needs root: run sudo apt-get install chromium nodejs npm, then make browser again" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
-.PHONY: help book check test browser notebooks record serve site-report bench costs mended honesty explained setups coverage mutants noticed matrix peers lint pins outdated audit watch clean
+.PHONY: help book chapter check test browser notebooks record serve site-report bench costs mended honesty explained setups coverage mutants noticed matrix peers lint pins outdated audit watch clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -31,6 +31,9 @@ tests/site/node_modules/.ready: tests/site/package-lock.json
 
 notebooks: $(BIN)/.ready  ## write notebooks/*.ipynb from chapters/*.md
 	$(RUN) notebooks
+
+chapter: $(BIN)/.ready  ## write the chapter of an edited notebook: NOTEBOOK=path/to/where-over-exp.ipynb, downloaded from Colab, say
+	$(RUN) chapter $(if $(NOTEBOOK),"$(NOTEBOOK)") $(CHAPTER)
 
 record: $(BIN)/.ready  ## write what this PyTorch gave to results/
 	$(RUN) record

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .project import Project
 
-STEPS = ("book", "check", "record", "notebooks")
+STEPS = ("book", "chapter", "check", "record", "notebooks")
 """Commands that are a method of `steps.build.Build`."""
 MEASURES = (
     "bench",
@@ -37,6 +37,7 @@ COMMANDS = {
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 """What a disk says that is full or may not be written to: no bug of ours."""
 OF_SOME = {
+    "chapter": "a notebook's file, and the chapter's name if the file has another",
     "check": "chapters",
     "coverage": "parts of the code",
     "matrix": "versions of PyTorch",

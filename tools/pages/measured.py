@@ -376,9 +376,10 @@ def noticed(content: dict[str, Any]) -> str:
     missed = [[html.escape(page), html.escape(line)] for page, row in pages.items() for line in row["missed"]]
     cells, mutated = total["cells"], total["mutated"]
     prose = (
-        f"<p>On torch {html.escape(content['made_with']['torch'])}, the {len(pages)} pages with code have {cells} cells "
-        f"that show something. In {mutated} of them the change was a mutation of the code. In the other {cells - mutated} "
-        "every mutation that was tried raised an error or left the output as it was, and a printed line was added. "
+        f"<p>On torch {html.escape(content['made_with']['torch'])}, the {len(pages)} pages with code have {cells} "
+        f"cells that show something. In {mutated} of them the change was a mutation of the code. In the other "
+        f"{cells - mutated} every mutation that was tried raised an error or left the output as it was, and a printed "
+        "line was added. "
         f"The build failed after {total['noticed']} of {cells} changes.</p>"
     )
     table = show.table("Changes that the build did not notice", ["page", "cell"], missed, stack=True) if missed else ""

@@ -18,6 +18,7 @@ from .pair import pair
 from .record import check_records, record
 from .render import Renderer, RenderFailed
 from .site import COVERED, Site
+from .unpair import unpair
 
 ROOM = 64 << 20
 """Bytes that a build needs, at most: a site with everything cached takes about half."""
@@ -72,6 +73,13 @@ class Build:
         """Pair, and nothing else."""
         changed = pair(self.project)
         print(f"{len(changed)} of {len(self.project.chapters)} notebooks rewritten")
+        return 0
+
+    def chapter(self, notebook: str = "", name: str = "") -> int:
+        """Write the chapter of a notebook that somebody edited."""
+        if not notebook:
+            raise Problem("say which notebook: make chapter NOTEBOOK=path/to/where-over-exp.ipynb")
+        print(unpair(self.project, Path(notebook), name))
         return 0
 
     def check(self, *names: str) -> int:

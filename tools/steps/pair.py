@@ -1,8 +1,9 @@
 """Step 1: chapters/*.md to notebooks/*.ipynb, what Colab opens.
 
-A notebook is its chapter with four changes that only make sense away from the site: a badge that opens it in Colab,
-a first cell that brings library and helpers where they are missing, links to other pages made absolute, and the code
-that the site folds folded in Jupyter's and Colab's own way. What a page has for download is the same, with outputs.
+A notebook is its chapter with four changes that only make sense away from the site: a badge that opens it in Colab, a
+first cell that brings library and helpers where they are missing, links to other pages made absolute, and the code that
+the site folds folded in Jupyter's and Colab's own way. What a page has for download is the same, with outputs.
+`unpair` is the other direction.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ except ImportError:
         del sys.modules[name]  # another of that name
     sys.path.insert(0, str(book / "src"))\
 """
+_BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
 _PAGE_LINK = re.compile(r"\]\((?!https?:|#)([\w-]+)\.md(#[\w-]*)?\)")
 
 
@@ -73,12 +75,8 @@ def anywhere(project: Project, chapter: Path, book: NotebookNode) -> str:
         elif {"hide-cell", "hide-input"} & set(cell.metadata.get("tags", [])):
             cell.metadata.update({"jupyter": {"source_hidden": True}, "cellView": "form"})
     first_code = next(i for i, cell in enumerate(book.cells) if cell.cell_type == "code")
-    setup = SETUP.format(repository=project.repository, branch=project.branch)
-    book.cells.insert(first_code, new_code_cell(setup, metadata={"tags": ["remove-cell"]}))
-    badge = (
-        f"[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({project.colab_url(chapter)})"
-    )
-    book.cells.insert(0, new_markdown_cell(badge))
+    book.cells.insert(first_code, new_code_cell(setup(project), metadata={"tags": ["remove-cell"]}))
+    book.cells.insert(0, new_markdown_cell(f"[![Open in Colab]({_BADGE})]({project.colab_url(chapter)})"))
     book.metadata = nbformat.from_dict(
         {"kernelspec": dict(book.metadata["kernelspec"]), "language_info": {"name": "python"}}
     )
@@ -86,6 +84,21 @@ def anywhere(project: Project, chapter: Path, book: NotebookNode) -> str:
     _name_cells(book)
     nbformat.validate(book)
     return str(nbformat.writes(book)) + "\n"
+
+
+def setup(project: Project) -> str:
+    """The code of the set-up cell."""
+    return SETUP.format(repository=project.repository, branch=project.branch)
+
+
+def is_setup(cell: NotebookNode) -> bool:
+    """Whether a cell is the set-up cell, perhaps edited: its first line says so."""
+    return cell.cell_type == "code" and bool(cell.source.startswith(SETUP.partition("\n")[0]))
+
+
+def is_badge(cell: NotebookNode) -> bool:
+    """Whether a cell is a badge that opens Colab, and nothing else: ours, or the one that Colab itself adds."""
+    return cell.cell_type == "markdown" and _BADGE in cell.source and len(cell.source.strip().splitlines()) == 1
 
 
 def out_of_step(project: Project) -> list[Path]:

@@ -11,6 +11,7 @@ from jupytext.myst import MystMetadataParsingError
 from nbformat import NotebookNode
 
 from ..project import Problem, page_text
+from .pair import is_setup
 
 
 def read(chapter: Path) -> NotebookNode:
@@ -19,8 +20,8 @@ def read(chapter: Path) -> NotebookNode:
     The site's renderer reads the same cells, and so finds what a kernel gave under the same key of the cache.
 
     Raises:
-        Problem: when the options of a cell can't be read, when a cell loads its code from another file, or when there
-            is no code cell.
+        Problem: when the options of a cell can't be read, when a cell loads its code from another file, when it is the
+            set-up cell of a notebook, or when there is no code cell.
     """
     return copy.deepcopy(_read(chapter, page_text(chapter)))
 
@@ -34,6 +35,11 @@ def _read(chapter: Path, text: str) -> NotebookNode:
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     if not code:
         raise Problem(f"{chapter.name} names a kernel but has no code cell")
+    if any(map(is_setup, code)):
+        raise Problem(
+            f"{chapter.name} has the set-up cell of its notebook: Jupytext copied it. Restore the chapter with git "
+            f"checkout, then run make chapter NOTEBOOK=notebooks/{chapter.stem}.ipynb"
+        )
     if any("load" in cell.metadata for cell in code):
         raise Problem(f"{chapter.name}: a cell loads its code from another file; in Colab it would be empty")
     for number, cell in enumerate(notebook.cells):

@@ -1,0 +1,174 @@
+"""Chapters and notebooks are a pair: what is edited in one comes to the other, and nothing else changes."""
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
+from scratch import Book, edit
+
+from tools.project import Problem, Project
+from tools.steps.pair import anywhere, notebook
+from tools.steps.read import read
+from tools.steps.unpair import chapter_text, unpair
+
+REAL = Project(Path.cwd())
+
+
+def as_colab_saves(text):
+    """A notebook after Colab ran and saved it: cells without ids of their own, metadata and outputs of Colab's."""
+    book = json.loads(text)
+    book["nbformat_minor"] = 0
+    book["metadata"] = {"colab": {"provenance": [], "toc_visible": True}, "kernelspec": {"name": "python3"}}
+    badge = f'<a href="https://x"><img src="{"https://colab.research.google.com/assets/colab-badge.svg"}"/></a>'
+    book["cells"].insert(0, {"cell_type": "markdown", "metadata": {"id": "view-in-github"}, "source": [badge]})
+    for number, cell in enumerate(book["cells"]):
+        cell.pop("id", None)
+        cell["metadata"] |= {"id": f"aB{number}"}
+        if cell["cell_type"] == "code":
+            cell["metadata"] |= {
+                "outputId": "5f",
+                "colab": {"base_uri": "https://x"},
+                "executionInfo": {"status": "ok"},
+            }
+            cell["execution_count"] = number
+            cell["outputs"] = [{"output_type": "stream", "name": "stdout", "text": ["1\n"]}]
+    return json.dumps(book)
+
+
+def with_outputs(text):
+    book = nbformat.reads(text, as_version=4)
+    for cell in book.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [new_output("stream", text="1\n")], 3
+    return nbformat.writes(book)
+
+
+@pytest.mark.parametrize("saved", [str, as_colab_saves, with_outputs])
+@pytest.mark.parametrize("chapter", REAL.chapters, ids=lambda path: path.stem)
+def test_a_chapter_comes_back_from_its_notebook_byte_for_byte(chapter, saved):
+    book = nbformat.reads(saved(notebook(REAL, chapter)), as_version=4)
+    before = chapter.read_text(encoding="utf-8")
+    assert chapter_text(REAL, before, book) == before
+
+
+def test_jupytext_knows_the_pair():
+    for first, second in (("chapters/slicing-nan.md", "notebooks/slicing-nan.ipynb"),) * 2:
+        for path, other in ((first, second), (second, first)):
+            done = subprocess.run(
+                [sys.executable, "-m", "jupytext", "--paired-paths", path],
+                cwd=REAL.root,
+                capture_output=True,
+                text=True,
+            )
+            assert done.stdout.strip() == other
+
+
+@pytest.fixture
+def book(tmp_path):
+    book = Book(tmp_path / "book", {"one": ["x = 1", "print(x)"], "two": ["y = 2"]})
+    edit(book.chapter("one"), "Words of one.", "See [the other page](two.md#the-page-two) and [this](one.md).")
+    return book
+
+
+def saved(book, change, name="one.ipynb"):
+    """The notebook of the page `one`, changed, in a file of its own."""
+    found = nbformat.reads(notebook(Project(book.root), book.chapter("one")), as_version=4)
+    change(found.cells)
+    path = book.root / name
+    path.write_text(nbformat.writes(found), encoding="utf-8")
+    return path
+
+
+def change_code(cells):
+    cells[-1].source = "print(x + 1)\n"
+
+
+def add(cells):
+    cells.insert(4, new_markdown_cell("More [words](https://zero-or-nan.github.io/zero-or-nan/chapters/two.html)."))
+    cells.append(new_code_cell("print(3)", metadata={"tags": ["hide-input"], "cellView": "form"}))
+
+
+def remove(cells):
+    del cells[-1]
+
+
+def tag(cells):
+    cells[-1].metadata["tags"] = ["hide-cell"]
+
+
+@pytest.mark.parametrize(
+    "change, said, old, new",
+    [
+        (lambda cells: None, "no cell changed", "", ""),
+        (change_code, "cells: 1 changed.", "print(x)", "print(x + 1)"),
+        (tag, "cells: 1 changed.", "\nprint(x)", "\n:tags: [hide-cell]\n\nprint(x)"),
+        (remove, "cells: 1 removed.", "\n```{code-cell} ipython3\nprint(x)\n```\n", ""),
+    ],
+)
+@pytest.mark.parametrize("name", ["one.ipynb", "one (1).ipynb", "Copy of one.ipynb", "one-Copy1.ipynb"])
+def test_an_edited_notebook_changes_its_chapter_in_that_place_alone(book, change, said, old, new, name):
+    before = book.chapter("one").read_text(encoding="utf-8")
+    told = unpair(Project(book.root), saved(book, change, name))
+    assert told.startswith(f"chapters/one.md: {said}")
+    assert book.chapter("one").read_text(encoding="utf-8") == before.replace(old, new)
+
+
+def test_added_cells_have_links_and_tags_as_chapters_have_them(book):
+    path = saved(book, add, "downloaded.ipynb")
+    done = book.run("chapter", str(path), "one")
+    assert done.stdout == "chapters/one.md: cells: 2 added. Now run make record, and make book\n", done.stderr
+    text = book.chapter("one").read_text(encoding="utf-8")
+    assert "\nMore [words](two.md).\n" in text and text.endswith(":tags: [hide-input]\n\nprint(3)\n```\n")
+    assert "[the other page](two.md#the-page-two) and [this](one.md)" in text
+
+
+def no_code(cells):
+    cells[:] = [cell for cell in cells if cell.cell_type == "markdown"]
+
+
+def own_setup(cells):
+    cells[2].source += "\nimport numpy"
+
+
+@pytest.mark.parametrize(
+    "change, name, said",
+    [
+        (no_code, "one.ipynb", "has no code cell left"),
+        (own_setup, "one.ipynb", "the set-up cell was edited"),
+        (lambda cells: None, "onee.ipynb", "did you mean one?"),
+    ],
+)
+def test_what_is_no_edited_chapter_is_refused_and_nothing_is_written(book, change, name, said):
+    before = book.chapter("one").read_text(encoding="utf-8")
+    with pytest.raises(Problem, match=said.replace("?", r"\?")):
+        unpair(Project(book.root), saved(book, change, name))
+    assert book.chapter("one").read_text(encoding="utf-8") == before
+
+
+@pytest.mark.parametrize(
+    "content, said", [("words", "is not a notebook"), (None, "No such file"), ("{}", "is not a note")]
+)
+def test_a_file_that_is_no_notebook_is_named(book, content, said):
+    path = book.root / "one.ipynb"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(Problem, match=said):
+        unpair(Project(book.root), path)
+    assert (
+        book.run("chapter").stderr == "error: say which notebook: make chapter NOTEBOOK=path/to/where-over-exp.ipynb\n"
+    )
+
+
+def test_a_chapter_that_jupytext_wrote_from_a_notebook_stops_the_build(book):
+    project = Project(book.root)
+    cells = copy.deepcopy(nbformat.reads(notebook(project, book.chapter("one")), as_version=4).cells)
+    source = next(cell.source for cell in cells if cell.cell_type == "code")
+    book.append("one", source)
+    with pytest.raises(Problem, match=r"one.md has the set-up cell.*make chapter NOTEBOOK=notebooks/one.ipynb"):
+        read(book.chapter("one"))
+    assert anywhere(project, book.chapter("two"), read(book.chapter("two")))
