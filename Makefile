@@ -7,7 +7,7 @@ RUN := $(BIN)/python -m tools
 ROOT = [ "$$(id -u)" = 0 ] || { echo "error: installing packages by apt needs root: run sudo apt-get install chromium nodejs npm, then make browser again" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
-.PHONY: help book chapter check test browser notebooks record serve site-report bench costs mended honesty explained setups coverage mutants noticed matrix peers lint pins outdated audit watch clean
+.PHONY: help book chapter check test browser notebooks record serve site-report bench costs mended masked honesty explained setups coverage mutants noticed matrix peers lint pins outdated audit watch clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -52,6 +52,9 @@ costs: $(BIN)/.ready  ## measure time and memory of ignoring into results/measur
 
 mended: $(BIN)/.ready  ## measure how many of PyTorch's own samples ignoring mends into results/measured/
 	$(RUN) mended
+
+masked: $(BIN)/.ready  ## measure which operators torch.masked has on this PyTorch, into results/measured/; make matrix does it on all
+	$(RUN) masked
 
 honesty: $(BIN)/.ready  ## look for what ignoring hides on PyTorch's own samples into results/measured/
 	$(RUN) honesty

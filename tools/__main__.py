@@ -20,6 +20,7 @@ MEASURES = (
     "coverage",
     "explained",
     "honesty",
+    "masked",
     "mended",
     "mutants",
     "noticed",

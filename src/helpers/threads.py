@@ -103,6 +103,11 @@ _ALL = (
         "Open. The asker's advice in the thread: let no inf arise in the forward pass; the newest, of 2025: a backward "
         "hook. PyTorch's autograd notes now explain the case, and name masking before the division, or MaskedTensor.",
     ),
+    upstream(
+        147140,
+        "Mask in MaskedTensor does not change device",
+        "Open. A maintainer in February 2025: masked tensor is not currently receiving active development.",
+    ),
     Thread(
         "slicing-nan",
         "PyTorch forum 135053",

@@ -18,6 +18,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from ..project import Problem, Project, read_record
+from .masked import masked
 
 _BOTH = ("forward", "backward")
 
@@ -457,6 +458,12 @@ class MeasuredSetups(Measured):
     source, draw = "setups", setups
 
 
+class MeasuredMasked(Measured):
+    """`make masked`."""
+
+    source, draw = "masked", masked
+
+
 class MeasuredNoticed(Measured):
     """`make noticed`."""
 
@@ -478,6 +485,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("measured-honesty", MeasuredHonesty)
     app.add_directive("measured-explained", MeasuredExplained)
     app.add_directive("measured-setups", MeasuredSetups)
+    app.add_directive("measured-masked", MeasuredMasked)
     app.add_directive("measured-noticed", MeasuredNoticed)
     app.add_directive("measured-peers", MeasuredPeers)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

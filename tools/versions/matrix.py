@@ -26,6 +26,7 @@ PARTS = {
     "claims": ("-m", "tools", "record"),
     "tests": ("-m", "tools", "library-tests"),
     "mended": ("-m", "tools", "mended-sample"),
+    "masked": ("-m", "tools", "masked"),
 }
 """What runs on each version, as arguments of its Python."""
 WRONG = ("error", "failed", "broken", "other_bits", "crashed")
@@ -118,6 +119,16 @@ class Run(Isolated):
         path = book / "_build" / "mended.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"error": self._last()}
 
+    def _masked(self, book: Path, status: int) -> dict[str, Any]:
+        """How many operators of masked tensors work; their outcomes go to the record of `make masked`."""
+        from ..measure import masked
+
+        path = book / "results" / "measured" / "masked.json"
+        if not path.is_file():
+            return {"error": self._last()}
+        (outcomes,) = read_record(path).values()
+        return {"works": masked.working(outcomes), "of": len(outcomes), "outcomes": outcomes}
+
 
 def write_pins(project: Project, path: Path) -> Path:
     """The pins without PyTorch and what it pins itself: another version wants others of those.
@@ -138,8 +149,8 @@ def _digest(project: Project) -> str:
 
 
 def _record(project: Project, rows: list[dict[str, Any]]) -> None:
-    """Put the rows into `results/measured/matrix.json`, and what the setups gave into their table."""
-    from ..measure import setups
+    """Put the rows into `results/measured/matrix.json`; what setups and masked tensors gave, into their own records."""
+    from ..measure import masked, setups
 
     path = project.matrix
     known = read_record(path)["rows"] if path.is_file() else []
@@ -147,6 +158,8 @@ def _record(project: Project, rows: list[dict[str, Any]]) -> None:
     for row in rows:
         told = row.get("tests", {}).pop("setups", [])
         setups.add(project, row["torch"], told)
+        if outcomes := row.get("masked", {}).pop("outcomes", {}):
+            masked.add(project, row["torch"], outcomes)
         found[row["torch"]] = row
     ordered = sorted(found.values(), key=lambda row: [int(n) for n in re.findall(r"\d+", row["torch"])])
     write(path, json.dumps({"rows": ordered}, indent=1, ensure_ascii=False) + "\n")
@@ -164,6 +177,8 @@ def _told(name: str, found: dict[str, Any]) -> str:
         return f"{found['held']} of {found['of']} hold"
     if name == "tests" and "passed" in found:
         return f"{found['passed']} passed, {found['skipped']} skipped, {len(found['failed'])} failed"
+    if name == "masked" and "works" in found:
+        return f"{found['works']} of {found['of']} operators of masked tensors work"
     if name == "mended" and "mended" in found:
         figures = f"{found['mended']} of {found['contaminated']} contaminated samples mended"
         return f"{figures}, {found['broken']} broken, {found['other_bits']} with other bits"
