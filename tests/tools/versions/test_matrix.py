@@ -49,7 +49,18 @@ pathlib.Path("_build/library-tests.json").write_text(json.dumps(found))
 """
 SAMPLES = {"samples": 2, "contaminated": 2, "mended": 2, "broken": 0, "other_bits": 0, "crashed": []}
 MENDED = f"import json, pathlib; pathlib.Path('_build/mended.json').write_text(json.dumps({SAMPLES!r}))"
-GOOD = {"tests": {"passed": 3, "skipped": 1, "failed": []}, "mended": SAMPLES}
+MASKED = """
+import json, pathlib
+version = pathlib.Path.cwd().parent.name.removeprefix("torch-")
+outcomes = {"x.exp()": ["works", "works"], "x.relu()": ["TypeError", ""]}
+pathlib.Path("results/measured").mkdir()
+pathlib.Path("results/measured/masked.json").write_text(json.dumps({version: outcomes}))
+"""
+GOOD = {
+    "tests": {"passed": 3, "skipped": 1, "failed": []},
+    "mended": SAMPLES,
+    "masked": {"works": 1, "of": 2},
+}
 
 
 @pytest.fixture
@@ -66,7 +77,7 @@ def project(tmp_path, monkeypatch):
     rows = [{"setup": "AMP", "code": "x", "holds_on": ["2.13.0", "2.5.0"], "not_run": ""}]
     setups.write_text(json.dumps({"rows": rows}), encoding="utf-8")
     monkeypatch.setattr(matrix, "_COPIED", ("_config.yml", "pyproject.toml", "chapters", "src", "tests"))
-    parts = {"claims": ("-c", CLAIMS), "tests": ("-c", TESTS), "mended": ("-c", MENDED)}
+    parts = {"claims": ("-c", CLAIMS), "tests": ("-c", TESTS), "mended": ("-c", MENDED), "masked": ("-c", MASKED)}
     monkeypatch.setattr(matrix, "PARTS", parts)
     monkeypatch.setattr(Run, "_install", installed)
     return Project(tmp_path)
@@ -100,6 +111,8 @@ def test_every_version_is_run_recorded_and_cleaned_up(project, capsys):
     assert json.loads((project.results / "torch-2.15.0-cpu.json").read_text(encoding="utf-8"))["torch"] == "2.15.0"
     setups = json.loads((project.results / "measured" / "setups.json").read_text(encoding="utf-8"))["rows"]
     assert setups[0]["holds_on"] == ["2.5.0", "2.6.0", "2.13.0", "2.15.0"]
+    masked = json.loads((project.results / "measured" / "masked.json").read_text(encoding="utf-8"))
+    assert list(masked) == ["2.6.0", "2.15.0"] and masked["2.6.0"]["x.relu()"] == ["TypeError", ""]
     assert not (project.build / "matrix").exists()
     said = capsys.readouterr().out
     assert "2 of 2 versions to do" in said and "2.6.0  claims: 1 of 1 hold" in said
@@ -131,7 +144,7 @@ def test_what_is_not_as_it_should_be_is_told_and_the_rest_is_done(project, capsy
     assert started(project) == ["2.6.0", "2.7.0"]
 
 
-@pytest.mark.parametrize("part", ["claims", "tests", "mended"])
+@pytest.mark.parametrize("part", list(GOOD) + ["claims"])
 def test_a_part_that_crashes_is_a_failure_and_not_absent(project, monkeypatch, part):
     monkeypatch.setitem(matrix.PARTS, part, ("-c", "import sys; sys.exit('no such thing')"))
     assert matrix.matrix(project, "2.6.0") == 1
@@ -144,7 +157,7 @@ def test_a_part_that_crashes_is_a_failure_and_not_absent(project, monkeypatch, p
                          ("mended", {"other_bits": 1})],
 )  # fmt: skip
 def test_what_a_part_must_not_find_is_a_failure(project, part, figure):
-    good = {"torch": "2.6.0", "claims": {"held": 1, "of": 1}, "tests": {"failed": []}, "mended": {"broken": 0}}
+    good = {"torch": "2.6.0", "claims": {"held": 1, "of": 1}, **GOOD}
     assert matrix._good(good)
     assert not matrix._good({**good, part: {**good[part], **figure}})
     assert not matrix._good({key: value for key, value in good.items() if key != part})

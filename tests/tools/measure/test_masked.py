@@ -1,0 +1,69 @@
+"""Which operators a MaskedTensor has: the record is what this PyTorch does, and a wrong result is called wrong."""
+
+import json
+
+import pytest
+import torch
+from scratch import ROOT
+
+from tools.measure import masked
+from tools.measure.masked import NONE, OPERATORS, WORKS, WRONG, Operator, each, measured, rows
+from tools.project import Project
+
+ALL = [operator for group in OPERATORS.values() for operator in group]
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return json.loads((ROOT / "results" / "measured" / "masked.json").read_text(encoding="utf-8"))
+
+
+def test_every_operator_has_an_outcome_on_every_release_that_is_recorded(recorded):
+    codes = [operator.code for operator in ALL]
+    assert len(set(codes)) == len(codes)
+    assert all(list(outcomes) == codes for outcomes in recorded.values())
+
+
+@pytest.mark.parametrize("operator", ALL, ids=lambda operator: operator.code)
+def test_the_record_is_what_this_pytorch_does(recorded, operator):
+    outcomes = recorded.get(torch.__version__.partition("+")[0])
+    if outcomes is None:
+        pytest.skip("this PyTorch isn't recorded")
+    assert list(measured(operator)) == outcomes[operator.code]
+
+
+@pytest.mark.parametrize(
+    ("operator", "outcome"),
+    [
+        (Operator("x.exp()", each(torch.exp)), (WORKS, WORKS)),
+        (Operator("x.exp()", each(torch.expm1)), (WRONG, WRONG)),
+        (Operator("x.exp() + 0 * x.exp().detach()", each(torch.exp)), (WORKS, WORKS)),
+        # The values are right, the gradient is not: half of it is detached.
+        (Operator("x + x.detach()", each(lambda x: 2 * x)), (WORKS, WRONG)),
+        (Operator("x > 0.4", each(lambda x: x > 0.4)), (WORKS, NONE)),
+        (Operator("x > 0.4", each(lambda x: x > 0.7)), (WRONG, NONE)),
+        (Operator("x.no_such_method()", each(torch.exp)), ("AttributeError", "")),
+        # Of masked elements too, more than the reference has; and it is detached.
+        (Operator("x.get_data()", each(lambda x: x)), (WRONG, "RuntimeError")),
+        (Operator("x.sum(1)", rows(torch.mean)), (WRONG, WRONG)),
+    ],
+)
+def test_a_result_or_a_gradient_other_than_its_reference_is_wrong(operator, outcome):
+    assert measured(operator) == outcome
+
+
+def test_the_record_of_one_release_leaves_the_others(tmp_path, monkeypatch, capsys):
+    few = {"Two": (Operator("x.exp()", each(torch.exp)), Operator("x.relu()", each(torch.relu)))}
+    monkeypatch.setattr(masked, "OPERATORS", few)
+    for name in ("_config.yml", "_toc.yml"):
+        (tmp_path / name).touch()
+    project = Project(tmp_path)
+    before = {"x.exp()": [WORKS, WORKS], "x.relu()": ["TypeError", ""]}
+    masked.add(project, "2.99.0", before)
+    path = masked.add(project, "2.6.0", before)
+    masked.masked(project)
+    found = json.loads(path.read_text(encoding="utf-8"))
+    release = torch.__version__.partition("+")[0]
+    assert list(found) == ["2.6.0", release, "2.99.0"] and found["2.99.0"] == before
+    assert found[release]["x.exp()"] == [WORKS, WORKS]
+    assert f"torch {release}: 1 of 2 operators work" in capsys.readouterr().out
