@@ -9,6 +9,8 @@ There are three exceptions, no others:
 - The build of a release, such as `+cpu` in `2.13.0+cpu`, is not compared.
 - If a cell is tagged `rounded`, its numbers are compared to six digits. Processors differ by an ulp or so in `exp`,
   `log` and `pow`.
+
+If a cell is tagged `remove-stderr`, the page does not show its warnings, and they are not compared.
 """
 
 from __future__ import annotations
@@ -130,12 +132,14 @@ def outputs(notebook: Notebook) -> list[Output]:
     found = []
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     for number, cell in enumerate(code, start=1):
-        text = "\n".join(filter(None, map(_text, cell["outputs"])))
+        tags = cell["metadata"].get("tags", [])
+        shown = [out for out in cell["outputs"] if not ("remove-stderr" in tags and out.get("name") == "stderr")]
+        text = "\n".join(filter(None, map(_text, shown)))
         if text:
             source = "".join(cell["source"])
             name = f"code cell {number} ({source.strip().partition(chr(10))[0]})"
             digest = hashlib.sha256(source.encode()).hexdigest()[:12]
-            found.append(Output(digest, text, number, name, "rounded" in cell["metadata"].get("tags", [])))
+            found.append(Output(digest, text, number, name, "rounded" in tags))
     return found
 
 

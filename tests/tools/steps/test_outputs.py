@@ -83,6 +83,14 @@ def test_only_what_is_excepted_by_name_may_differ(tmp_path, before, now, tags, s
     assert (found == []) is same
 
 
+@pytest.mark.parametrize("tags", [(), ("remove-stderr",)])
+def test_a_warning_is_compared_where_the_page_shows_it(tmp_path, tags):
+    warned = {"output_type": "stream", "name": "stderr", "text": "UserWarning: w\n"}
+    before, now = [cell("c", printed("1\n"), tags=tags)], [cell("c", printed("1\n"), warned, tags=tags)]
+    assert bool(differences(tmp_path, before, now)) is not bool(tags)
+    assert differences(tmp_path, [cell("c", printed("1\n"), tags=tags)], [cell("c", printed("2\n"), warned, tags=tags)])
+
+
 def test_a_picture_is_compared_by_its_drawing_and_a_claim_by_the_claim(tmp_path):
     picture = {"text_plain": "[figure: A line.]", "text_html": "<svg>1</svg>"}
     drawn = cell("c", displayed(**picture))
