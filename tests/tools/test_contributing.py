@@ -79,7 +79,7 @@ case.claim("vanilla", "x.grad", x.grad, [1.0, nan])
 backward_figure(loss, {"x": x}, caption="Backward through where over log, at 1 and 0.")
 ```
 """,
-    "Masked": """\
+    "With torch.masked": """\
 ```{code-cell} ipython3
 from torch.masked import masked_tensor
 
@@ -94,7 +94,7 @@ print(mx.grad)
 case.claim("masked", "x.grad", mx.grad, [1.0, MASKED])
 ```
 """,
-    "Ignoring": """\
+    "With ignoring.backward": """\
 ```{code-cell} ipython3
 from zero_or_nan import ignoring
 
@@ -109,7 +109,7 @@ print(x.grad)
 case.claim("ignoring", "x.grad", x.grad, [1.0, 0.0])
 ```
 """,
-    "Verdict": """\
+    "Results compared": """\
 ```{code-cell} ipython3
 :tags: [hide-input]
 

@@ -2,6 +2,8 @@
 "use strict";
 
 const WAYS = ["vanilla", "ignoring"];
+const PACE = 2200; // milliseconds for a step that plays
+const still = matchMedia("(prefers-reduced-motion: reduce)");
 const KEYS = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity };
 
 function button(text, act) {
@@ -16,11 +18,13 @@ for (const figure of document.querySelectorAll("[data-backward]")) {
   const steps = [...figure.querySelectorAll(".zn-step")];
   let at = Number(figure.dataset.backward);
   let way = WAYS[0];
+  let timer = 0;
 
   const controls = document.createElement("div");
   controls.className = "zn-walk";
   controls.setAttribute("role", "group");
   controls.setAttribute("aria-label", "Step through the backward pass");
+  const play = button("▶ Play", () => (timer ? stop() : start()));
   const previous = button("← Previous", () => go(-1));
   const next = button("Next →", () => go(1));
   previous.setAttribute("aria-keyshortcuts", "ArrowLeft");
@@ -28,10 +32,10 @@ for (const figure of document.querySelectorAll("[data-backward]")) {
   const ways = document.createElement("div");
   ways.setAttribute("role", "group");
   ways.setAttribute("aria-label", "Backward pass");
-  ways.append(...WAYS.map((each) => button(each, () => { way = each; show(); })));
+  ways.append(...WAYS.map((each) => button(each, () => { stop(); way = each; show(); })));
   const said = document.createElement("p");
   said.setAttribute("role", "status");
-  controls.append(previous, next, ways, said);
+  controls.append(play, previous, next, ways, said);
   const side = document.createElement("div");
   side.className = "zn-side";
   figure.querySelector(".zn-graph").after(side);
@@ -43,12 +47,41 @@ for (const figure of document.querySelectorAll("[data-backward]")) {
     go(KEYS[event.key]);
   });
   for (const node of figure.querySelectorAll(".zn-graph [data-step]")) {
-    node.addEventListener("click", () => { at = Number(node.dataset.step); show(); });
+    node.addEventListener("click", () => { stop(); at = Number(node.dataset.step); show(); });
   }
   figure.classList.add("zn-stepping");
   show();
+  if ("plays" in figure.dataset && !still.matches) playOnce();
+
+  // Once, from the start, as soon as half of the figure is in sight.
+  function playOnce() {
+    const seen = new IntersectionObserver(([entry]) => {
+      if (!entry.isIntersecting) return;
+      seen.disconnect();
+      start();
+    }, { threshold: 0.5 });
+    seen.observe(figure);
+  }
+
+  function start() {
+    at = 0;
+    show();
+    play.textContent = "❚❚ Pause";
+    timer = setInterval(() => {
+      if (at === steps.length - 1) return stop();
+      at += 1;
+      show();
+    }, PACE);
+  }
+
+  function stop() {
+    clearInterval(timer);
+    timer = 0;
+    play.textContent = "▶ Play";
+  }
 
   function go(by) {
+    stop();
     at = Math.min(Math.max(at + by, 0), steps.length - 1);
     show();
   }

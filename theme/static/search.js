@@ -3,8 +3,15 @@
 
 const found = document.getElementById("found");
 const results = document.getElementById("results");
-const query = (new URLSearchParams(location.search).get("q") ?? "").trim();
+const asked = new URLSearchParams(location.search);
+const query = telling(asked.get("q") ?? "");
 for (const field of document.querySelectorAll('input[name="q"]')) field.value = query;
+
+// Of a pasted traceback, the line that says what was wrong: the last one that names an error.
+function telling(text) {
+  const lines = text.split("\n").map((line) => line.trim()).filter(Boolean);
+  return lines.findLast((line) => /\w(Error|Exception|Warning)\b|returned nan values/.test(line)) ?? lines.at(-1) ?? "";
+}
 
 function element(name, ...content) {
   const made = document.createElement(name);
@@ -94,15 +101,29 @@ function show(book, { words, pages, about }) {
   }
 }
 
+async function fetched() {
+  const answer = await fetch(`${document.documentElement.dataset.content_root}search.json`);
+  if (!answer.ok) throw new Error(`status ${answer.status}`);
+  return answer.json();
+}
+
 async function search() {
   found.textContent = "Searching …";
-  const answer = await fetch(`${document.documentElement.dataset.content_root}search.json`);
-  if (!answer.ok) {
-    found.textContent = `The index could not be loaded (${answer.status}). Reload the page to try again.`;
+  let records;
+  try {
+    records = await fetched();
+  } catch (error) {
+    found.textContent =
+      location.protocol === "file:"
+        ? "A browser can't search pages that are opened as files. Run “make serve” in the checkout, and open the address that it prints."
+        : `The search index could not be loaded (${error.message}). Check the connection, and reload the page to try again.`;
     return;
   }
-  const book = new Book(await answer.json());
-  show(book, book.find(query));
+  const book = new Book(records);
+  const answer = book.find(query);
+  // Who pasted a message on the first page wants the page about it, not a list. Back leads to the first page.
+  if (asked.has("open") && answer.about) location.replace(answer.pages[0].sections[0].address);
+  else show(book, answer);
 }
 
 if (query) search();

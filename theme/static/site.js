@@ -38,11 +38,23 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
+// The cells that check the page are out of sight until a reader asks for them, or follows a link to a claim.
+const checked = document.querySelector("button.checked");
+
+function showClaims(shown) {
+  root.classList.toggle("claims", shown);
+  checked?.setAttribute("aria-pressed", shown);
+}
+
+if (checked) checked.hidden = false;
+checked?.addEventListener("click", () => showClaims(!root.classList.contains("claims")));
+
 // A link may lead to what is folded, such as a claim: not every browser unfolds it by itself.
 function unfold() {
   const place = document.querySelector(":target");
   const folded = place?.closest("details:not([open])");
   if (!folded) return;
+  if (folded.closest(".tag_hide-cell")) showClaims(true);
   folded.open = true;
   place.scrollIntoView();
 }
@@ -114,6 +126,14 @@ if (report) {
   addEventListener("hashchange", place);
 }
 
+// What is copied of a block: of a session at a prompt, the commands alone.
+function copied(pre) {
+  if (!pre.querySelector(".gp")) return pre.innerText;
+  const commands = pre.cloneNode(true);
+  for (const part of commands.querySelectorAll(".gp, .go")) part.remove();
+  return commands.textContent.replace(/\n{2,}/g, "\n").trim() + "\n";
+}
+
 for (const block of document.querySelectorAll("article .highlight")) {
   const button = document.createElement("button");
   button.type = "button";
@@ -122,7 +142,7 @@ for (const block of document.querySelectorAll("article .highlight")) {
   button.setAttribute("aria-label", "Copy this code");
   button.addEventListener("click", async () => {
     try {
-      await navigator.clipboard.writeText(block.querySelector("pre").innerText);
+      await navigator.clipboard.writeText(copied(block.querySelector("pre")));
       button.textContent = "Copied";
     } catch {
       // Not allowed here (an insecure address, say): select it, for the reader to copy.
@@ -141,4 +161,18 @@ for (const box of document.querySelectorAll("article pre")) {
     box.setAttribute("role", "group");
     box.setAttribute("aria-label", "code that scrolls sideways");
   }
+}
+
+// The list of sections marks the one that is read: the last whose heading is in the upper third.
+const sections = [...document.querySelectorAll(".sections a")].map((link) => ({ link, place: document.getElementById(decodeURIComponent(link.hash.slice(1))) }));
+
+function mark() {
+  const read = sections.findLast(({ place }) => place && place.getBoundingClientRect().top < innerHeight / 3);
+  for (const { link } of sections) link.removeAttribute("aria-current");
+  read?.link.setAttribute("aria-current", "true");
+}
+
+if (sections.length) {
+  mark();
+  addEventListener("scroll", () => requestAnimationFrame(mark), { passive: true });
 }

@@ -1,6 +1,7 @@
 """Sphinx extension: tables of all claims and of all recorded releases, generated when the site is rendered.
 
-`{claims-overview}` and `{sources}` read the executed notebooks; the others, `{releases}` and its like, read `results/`.
+`{claims-overview}`, `{methods}` and `{sources}` read the executed notebooks. The others, `{releases}` and its like,
+read `results/`.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from ..project import MAIN, Problem
 from ..steps.collect import checked, statements
 from ..steps.execute import cached
 from . import checkout
+from .methods import methods
 from .releases import changed, releases, tested
 from .sources import sources
+
+NOT_COMPARED = '<span class="zn-note">not compared</span>'
 
 
 class Pending(nodes.Element):
@@ -39,8 +43,14 @@ class ClaimsOverview(SphinxDirective):
         return [Pending(make=self.make)]
 
 
+class Methods(ClaimsOverview):
+    """Each method: how often its gradient is right, and what it needs."""
+
+    make = "methods"
+
+
 class Releases(ClaimsOverview):
-    """Case by way by release."""
+    """Case by method by release."""
 
     make = "releases"
 
@@ -70,36 +80,37 @@ class Sources(ClaimsOverview):
         return [place]
 
 
-def overview(facts: list[dict[str, Any]], link: Callable[[str], str]) -> str:
-    """The table of verdicts, case by way, with the number of claims behind each row.
+def overview(facts: list[dict[str, Any]], link: Callable[[str], str], title: Callable[[str], str]) -> str:
+    """The table of verdicts, case by method, with the number of claims behind each page.
 
     Args:
         facts: from `collect.statements`.
         link: gives the address of a page by its name.
+        title: gives the title of a page by its name.
     """
-    from helpers import THREADS, WAYS, show  # here, for they import PyTorch, and most builds need no table
+    from helpers import WAYS, show  # here, for they import PyTorch, and most builds need no table
 
     verdicts = [fact for fact in facts if fact["type"] == "verdict"]
     claims = [fact for fact in facts if fact["type"] == "claim"]
     used = [name for name in MAIN if any(name in verdict["observed"] for verdict in verdicts)]
     rows = []
     for verdict in verdicts:
-        case, words = verdict["case"], verdict["observed"]
-        count = sum((claim["case"], claim["page"]) == (case, verdict["page"]) for claim in claims)
-        name = f'<a href="{link(verdict["page"])}">{html.escape(THREADS[case].label)}</a>'
+        words = verdict["observed"]
+        count = sum((claim["case"], claim["page"]) == (verdict["case"], verdict["page"]) for claim in claims)
+        name = f'<a href="{link(verdict["page"])}">{html.escape(title(verdict["page"]))}</a>'
         what = f"<code>{html.escape(verdict['quantity'])}</code>"
         others = [f"{html.escape(WAYS[way].title)} {_word(word)}" for way, word in words.items() if way not in used]
         rows.append(
             [
                 f'{name}<br>{what}<br><span class="zn-note">{count} claims on the page</span>',
-                *(_word(words[way]) if way in words else "" for way in used),
-                "<br>".join(others),
+                *(_word(words[way]) if way in words else NOT_COMPARED for way in used),
+                "<br>".join(others) or NOT_COMPARED,
             ]
         )
     held = sum(fact["holds"] for fact in checked(facts))
     versions = sorted({fact["torch"] for fact in checked(facts)})
     caption = f"{held} of {len(checked(facts))} claims and verdicts hold on torch {', '.join(versions)}"
-    head = ["case", *(WAYS[way].title for way in used), "other ways"]
+    head = ["case", *(WAYS[way].title for way in used), "other methods"]
     return show.page(f'<div class="zn-prose">{show.table(caption, head, rows)}</div>')
 
 
@@ -116,12 +127,16 @@ def _fill(app: Sphinx, doctree: nodes.document, docname: str) -> None:
         name = f"chapters/{page}"
         return app.builder.get_relative_uri(docname, name) if name in app.env.found_docs else ""
 
+    def title(page: str) -> str:
+        return app.env.titles[f"chapters/{page}"].astext().partition(" · ")[0]
+
     @functools.cache
     def facts() -> list[dict[str, Any]]:
         return [fact for path, notebook in cached(project).items() for fact in statements(notebook, path.stem)]
 
     make: dict[str, Callable[[Pending], str]] = {
-        "overview": lambda place: overview(facts(), link),
+        "overview": lambda place: overview(facts(), link, title),
+        "methods": lambda place: methods(facts(), link),
         "sources": lambda place: sources(place["caption"], place["rows"], facts(), link),
         "releases": lambda place: releases(project.results, link),
         "changed": lambda place: changed(project.results, link),
@@ -156,6 +171,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Connect to Sphinx."""
     app.add_node(Pending)
     app.add_directive("claims-overview", ClaimsOverview)
+    app.add_directive("methods", Methods)
     app.add_directive("sources", Sources)
     app.add_directive("releases", Releases)
     app.add_directive("releases-changed", Changed)

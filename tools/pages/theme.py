@@ -19,7 +19,7 @@ from sphinx.builders.html import StandaloneHTMLBuilder
 from sphinx.config import Config
 
 from ..project import Project, write
-from ..steps.collect import statements
+from ..steps.collect import checked, statements
 from ..steps.made import digest
 from ..steps.origin import Origin, origin
 from ..steps.pair import with_outputs
@@ -47,11 +47,14 @@ class FrontDoor(StandaloneHTMLBuilder):
 
 # Outlines on a 24 by 24 grid.
 ICONS = {
+    "check": "M9 16.2 4.8 12l-1.4 1.4L9 19 21 7l-1.4-1.4z",
     "close": "M5.6 4.2 12 10.6l6.4-6.4 1.4 1.4L13.4 12l6.4 6.4-1.4 1.4L12 13.4l-6.4 6.4-1.4-1.4L10.6 12 4.2 5.6z",
     "code": "M8.7 7.3 4 12l4.7 4.7 1.4-1.4L6.8 12l3.3-3.3zM15.3 7.3l-1.4 1.4 3.3 3.3-3.3 3.3 1.4 1.4L20 12z",
     "contrast": "M12 3a9 9 0 1 0 0 18 9 9 0 0 0 0-18zm0 2v14a7 7 0 0 1 0-14z",
     "download": "M11 4h2v8l3-3 1.4 1.4L12 15.8l-5.4-5.4L8 9l3 3zM5 18h14v2H5z",
     "edit": "M4 16.5V20h3.5L18 9.5 14.5 6zM15.9 4.6 19.4 8.1 20.8 6.7a1 1 0 0 0 0-1.4L18.7 3.2a1 1 0 0 0-1.4 0z",
+    "hidden": "M12 5C6.5 5 2.6 9.6 1.5 12c1.1 2.4 5 7 10.5 7s9.4-4.6 10.5-7C21.4 9.6 17.5 5 12 5z"
+    "m0 11a4 4 0 1 1 0-8 4 4 0 0 1 0 8z",
     "menu": "M3 6h18v2H3zM3 11h18v2H3zM3 16h18v2H3z",
     "play": "M7 4v16l13-8z",
     "report": "M5 3h2v1h11l-2.5 4L18 12H7v9H5z",
@@ -83,6 +86,7 @@ def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.documen
         "contents": _contents(context),
         "description": description,
         "has_backward": "data-backward" in body,
+        "has_cells": "cell_output" in body,
         "has_control": "data-control=" in body,
         "has_verdict": "data-verdict" in body,
         "heading": heading,
@@ -99,6 +103,7 @@ def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.documen
     }
     if doctree is not None:
         facts = list(_facts(project, name))
+        shown["checked"] = len(checked(facts))
         shown["card"] = f"{project.site_url}/{card(project, name, heading, description, facts)}"
         shown["card_alt"] = f"{book} {heading}"
         shown["data"] = _structured(shown, book, str(app.config.author), facts)

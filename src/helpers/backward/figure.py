@@ -34,6 +34,7 @@ class BackwardFigure:
 
     steps: Sequence[Step]
     caption: str
+    plays: bool = False
 
     @cached_property
     def told(self) -> Sequence[Told]:
@@ -70,7 +71,7 @@ class BackwardFigure:
         steps = "".join(self._step(number) for number in range(len(self.steps)))
         caption = f"<figcaption>{html.escape(self.caption)}</figcaption>" if self.caption else ""
         return (
-            f'<figure class="zn-backward" data-backward="{self.first}">'
+            f'<figure class="zn-backward" data-backward="{self.first}"{" data-plays" if self.plays else ""}>'
             f'<div class="zn-graph" role="img" aria-label="{alt}">{svg}</div>'
             f'<div class="zn-steps">{steps}</div>{caption}</figure>'
         )
@@ -171,7 +172,12 @@ def _row(label: str, way: str, value: Outcome, columns: int) -> str:
 
 
 def backward_figure(
-    loss: Tensor, inputs: Mapping[str, Tensor], *, caption: str = "", gradient: Tensor | None = None
+    loss: Tensor,
+    inputs: Mapping[str, Tensor],
+    *,
+    caption: str = "",
+    gradient: Tensor | None = None,
+    plays: bool = False,
 ) -> None:
     """Draw the graph of a computation, and the cotangents that flow back through it, step by step.
 
@@ -186,6 +192,8 @@ def backward_figure(
             results, of any shape. What does not lead to them is not drawn.
         caption: the sentence under the figure.
         gradient: the cotangent to start from, in the shape of the loss; may be left out when that has one entry.
+
+        plays: whether the site plays all steps, once, as soon as a reader sees the figure.
 
     Raises:
         ValueError: when the loss has no graph or does not depend on an input, when there are no inputs, when the
@@ -218,4 +226,4 @@ def backward_figure(
        vanilla: NaN in 1 of 2 entries.
        ignoring: Ignored entries are written as 0. No NaN.
     """
-    show.show(BackwardFigure(record(loss, inputs, gradient), caption))
+    show.show(BackwardFigure(record(loss, inputs, gradient), caption, plays))

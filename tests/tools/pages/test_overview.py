@@ -34,30 +34,42 @@ def rows(text):
     ]
 
 
-def test_a_verdict_is_a_row_and_its_ways_are_columns():
-    caption, (head, row) = rows(overview(facts(), lambda page: f"{page}.html"))
+def table(facts, link=str):
+    return rows(overview(facts, link, lambda page: f"The title of {page}"))
+
+
+def test_a_verdict_is_a_row_and_its_methods_are_columns():
+    caption, (head, row) = table(facts())
     assert caption.startswith("4 of 4 claims and verdicts hold on torch ")
-    assert head == ["case", "vanilla", "masked", "other ways"]
-    assert "pytorch#10729" in row[0] and "x.grad" in row[0] and "3 claims" in row[0]
+    assert head == ["case", "vanilla", "masked", "other methods"]
+    assert "The title of where-over-exp" in row[0] and "x.grad" in row[0] and "3 claims" in row[0]
     assert row[1:] == ["✗ contaminated", "✓ right", "double where ✓ right"]
 
 
 def test_the_row_leads_to_the_page():
-    text = overview(facts(), lambda page: f"../somewhere/{page}.html")
+    text = overview(facts(), lambda page: f"../somewhere/{page}.html", str)
     assert BeautifulSoup(text, "html.parser").a["href"] == "../somewhere/where-over-exp.html"
 
 
 def test_a_row_counts_the_claims_of_its_own_page():
     elsewhere = [{**fact, "page": "another"} for fact in facts() if fact["type"] == "claim"]
-    _, (_, row) = rows(overview([*facts(), *elsewhere], str))
+    _, (_, row) = table([*facts(), *elsewhere])
     assert "3 claims on the page" in row[0]
 
 
 def test_what_does_not_hold_is_not_counted_as_held():
     broken = facts()
     broken[0]["holds"] = False
-    assert rows(overview(broken, str))[0].startswith("3 of 4 ")
+    assert table(broken)[0].startswith("3 of 4 ")
 
 
 def test_no_facts_make_an_empty_table():
-    assert rows(overview([], str))[0].startswith("0 of 0 ")
+    assert table([])[0].startswith("0 of 0 ")
+
+
+def test_a_method_that_a_page_does_not_judge_is_called_so():
+    found = facts()
+    del found[-1]["observed"]["double where"]
+    found.append({**found[-1], "observed": {"vanilla": "contaminated"}})
+    _, (_, first, second) = table(found)
+    assert first[3] == "not compared" and second[2:] == ["not compared", "not compared"]

@@ -1,0 +1,52 @@
+"""The table of methods: a row for each that is judged, with the verdicts in which its gradient is right."""
+
+import json
+import re
+
+import pytest
+from bs4 import BeautifulSoup
+from scratch import ROOT
+
+from helpers import WAYS
+from tools.pages.methods import LIMITS, methods
+
+
+@pytest.fixture(scope="module")
+def facts():
+    recorded = json.loads((ROOT / "results" / "torch-2.13.0-cpu.json").read_text(encoding="utf-8"))
+    return recorded["outcomes"]
+
+
+def test_the_rows_count_what_is_right():
+    facts = [
+        {"type": "verdict", "observed": {"vanilla": "contaminated", "masked": "right"}},
+        {"type": "verdict", "observed": {"vanilla": "rounded", "masked": "raises TypeError", "hook": "wrong"}},
+        {"type": "claim", "observed": [1.0]},
+    ]
+    soup = BeautifulSoup(methods(facts, lambda page: f"there/{page}.html"), "html.parser")
+    found = {row.th.get_text(): [cell.get_text() for cell in row("td")] for row in soup.tbody("tr")}
+    assert list(found) == [WAYS[name].title for name in LIMITS]
+    assert found["vanilla"][:3] == ["1 of 2", "yes", "yes"]
+    assert found["masked"][:3] == ["1 of 2", "no", "no: convert it"]
+    assert found["hook"][0] == "0 of 1" and found["scrub"][0] == "0 of 0"
+    assert soup.tbody.a["href"] == "there/where-over-exp.html#why"
+
+
+def test_every_method_that_pages_judge_has_its_limits(facts):
+    judged = {name for fact in facts if fact["type"] == "verdict" for name in fact["observed"]}
+    assert judged - {"formula", "jacobian"} == set(LIMITS)  # formulas are there to compare with
+
+
+def test_what_the_table_says_of_optimizers_and_code_is_claimed(facts):
+    claims = {(fact["page"], fact["case"], fact["way"], fact["quantity"]) for fact in facts if fact["type"] == "claim"}
+    assert ("masked-tensors", "147140", "masked", "SGD step") in claims
+    assert ("slicing-nan", "slicing-nan", "masked", "Linear of masked rows") in claims
+    assert ("division-under-a-mask", "4132", "hook", "x.grad, x used twice") in claims
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_each_example_is_a_section_of_a_page(name):
+    page, _, anchor = LIMITS[name].page.partition("#")
+    text = (ROOT / "chapters" / f"{page}.md").read_text(encoding="utf-8")
+    headings = [re.sub(r"[^a-z0-9]+", "-", line.lower()).strip("-") for line in re.findall(r"(?m)^#+ (.+)$", text)]
+    assert anchor in headings

@@ -1,0 +1,102 @@
+"""The table of methods: how often the gradient of each is right, what a method asks of the code, and when it fails."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+GOOD = ("right", "rounded")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a method asks of the user's code, and when it fails.
+
+    Attributes:
+        keeps_code: whether the forward code stays unchanged.
+        is_plain: whether `.grad` is a plain tensor, which every optimizer accepts.
+        fails: in which case the gradient is not right, or does not come out at all.
+        page: a page with an example of that, with its anchor.
+    """
+
+    keeps_code: bool
+    is_plain: bool
+    fails: str
+    page: str
+
+
+LIMITS = {
+    "vanilla": Limits(
+        True,
+        True,
+        "an element that the loss ignores has a derivative of inf or NaN",
+        "where-over-exp#why",
+    ),
+    "masked": Limits(
+        False,
+        False,
+        "an operator has no masked version, such as Linear; or two masks differ",
+        "masked-tensors#which-operators-work",
+    ),
+    "ignoring": Limits(
+        True,
+        True,
+        "an operator can't be followed (a warning names it)",
+        "operators-of-your-own#what-the-warning-names",
+    ),
+    "double where": Limits(
+        False,
+        True,
+        "you can't change the input of the function, as inside of a library",
+        "use-it-in-your-project#why-not-a-second-where",
+    ),
+    "select first": Limits(
+        False,
+        True,
+        "the rows influence each other, or later code needs the original shape",
+        "slicing-nan#where-rows-influence-each-other",
+    ),
+    "scrub": Limits(
+        True,
+        True,
+        "the NaN was added to other numbers before: they are lost too",
+        "use-it-in-your-project#why-not-set-nan-to-0-in-grad",
+    ),
+    "hook": Limits(
+        True,
+        True,
+        "the tensor is used twice, or the loss uses the NaN: a wrong number is left",
+        "division-under-a-mask#what-a-hook-can-do-and-what-it-can-t",
+    ),
+}
+"""By the name of the method, in the order of the table. What else pages judge are formulas to compare with."""
+
+
+def methods(facts: list[dict[str, Any]], link: Callable[[str], str]) -> str:
+    """One row for each method, with the number of verdicts in which its gradient is right.
+
+    Args:
+        facts: from `collect.statements`.
+        link: gives the address of a page by its name.
+    """
+    from helpers import WAYS, show  # here, for they import PyTorch, and most builds need no table
+
+    verdicts = [fact["observed"] for fact in facts if fact["type"] == "verdict"]
+    rows = []
+    for name, limits in LIMITS.items():
+        words = [words[name] for words in verdicts if name in words]
+        page, _, anchor = limits.page.partition("#")
+        rows.append(
+            [
+                html.escape(WAYS[name].title),
+                f"{sum(word in GOOD for word in words)} of {len(words)}",
+                "yes" if limits.keeps_code else "no",
+                "yes" if limits.is_plain else "no: convert it",
+                f'{html.escape(limits.fails)} (<a href="{link(page)}#{anchor}">example</a>)',
+            ]
+        )
+    head = ["method", "gradient right", "forward code unchanged", "optimizer accepts it", "fails if"]
+    caption = "The methods: in how many of the comparisons below the gradient is right, and when a method fails"
+    return show.page(f'<div class="zn-prose">{show.table(caption, head, rows)}</div>')
