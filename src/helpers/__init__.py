@@ -1,13 +1,13 @@
 """Helpers of *Zero or NaN?*: claims about gradients, checked where they stand.
 
 - `Case`: a public case; makes claims, ends in a verdict.
-- `MASKED`: the entry that `torch.masked` prints as `--`, for what a claim expects.
+- `MASKED`: the element that `torch.masked` prints as `--`, for what a claim expects.
 - `Since`: an expectation that a release of PyTorch changed.
-- `reference`: the gradient in float64 on the used entries alone.
-- `ulp_distance`: how many ulps lead from each entry of a tensor to that of another.
+- `reference`: the gradient in float64 on the used elements alone.
+- `ulp_distance`: how many ulps lead from each element of a tensor to that of another.
 - `drawing`: a figure in the page's own colours.
 - `backward_figure`: the graph of a computation, and the cotangents that flow back through it, step by step.
-- `what_counts`: which entries a function uses, by the definition and by `ignoring`.
+- `what_counts`: which elements a function uses, by the definition and by `ignoring`.
 - `atlas`: points where a gradient is undefined, or a convention, each measured when it is shown.
 - `control`: samples of a small computation, which a reader of the site can play with.
 - `ClaimFailed`: what a claim that does not hold raises.

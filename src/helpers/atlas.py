@@ -81,7 +81,7 @@ EFFECTS = {
     "Exact": "the slope that this expression has on both sides",
     "Chooses": "a value, where mathematics leaves the choice, or leaves nothing",
     "Bounds": "another function next to the point, with a slope that is large but finite",
-    "Removes": "the entry takes no part any more",
+    "Removes": "the element takes no part any more",
 }
 """What an expression does about a point, in the first word that is said of it."""
 
@@ -98,7 +98,7 @@ class Measured:
 
     @property
     def kind(self) -> str:
-        """`"NaN"`, `"infinite"` or `"finite"`, by the worst entry."""
+        """`"NaN"`, `"infinite"` or `"finite"`, by the worst element."""
         return "NaN" if self.gradient.isnan().any() else "infinite" if self.gradient.isinf().any() else "finite"
 
 
@@ -127,10 +127,10 @@ def measure(code: str, at: Any, given: str = "", backward: Any = None) -> Measur
 
 
 def slopes(code: str, at: Any, given: str = "") -> list[tuple[float | str, float | str]]:
-    """The slopes of an expression below and above a point, for each entry of `x`; by differences, in float64.
+    """The slopes of an expression below and above a point, for each element of `x`; by differences, in float64.
 
     Returns:
-        For each entry two numbers: infinite where the quotient grows as the step shrinks, NaN where it does not settle
+        For each element two numbers: infinite if the quotient grows as the step shrinks, NaN if it does not settle
         or the function is not defined, `JUMP` where the value itself does not come near.
 
     >>> slopes("x.abs()", 0.0), slopes("x.sqrt()", 0.0), slopes("x.sign()", 0.0)
@@ -154,7 +154,7 @@ def slopes(code: str, at: Any, given: str = "") -> list[tuple[float | str, float
 
 
 def differentiable(gradient: Tensor, sides: Sequence[tuple[float | str, float | str]]) -> bool:
-    """Whether a gradient is the slope on both sides, in every entry."""
+    """Whether a gradient is the slope on both sides, in every element."""
     pairs = zip(gradient.flatten().tolist(), sides, strict=True)
     return all(isinstance(side, float) and _near(value, side) for value, both in pairs for side in both)
 

@@ -62,7 +62,7 @@ class Case:
             observed: a tensor, `MaskedTensor`, number, or None (for a `.grad` that is None).
             expected: the same, or a nested list of numbers with `nan`, `inf` and `MASKED` in it. Plain numbers are
                 rounded to the observed dtype. A `Since` of such, where a release of PyTorch changed it.
-            ulps: how many units in the last place of the observed dtype an entry may be off.
+            ulps: how many units in the last place of the observed dtype an element may be off.
             rtol: how far it may be off, as a part of what is expected; counted together with `atol`.
             atol: how far it may be off, whatever is expected.
             signed_zero: whether -0.0 is told from 0.0.
@@ -70,7 +70,7 @@ class Case:
         Raises:
             ClaimFailed: when the claim does not hold, with both sides and the first difference.
             KeyError: when no such way is registered.
-            TypeError, ValueError: when a side has no entries to compare, or a tolerance is negative.
+            TypeError, ValueError: when a side has no elements to compare, or a tolerance is negative.
 
         >>> Case("4132").claim("vanilla", "x.grad", torch.tensor([float("nan"), 1.0]), [float("nan"), 1.0])
         holds: 4132 · vanilla · x.grad = [NaN, 1]  (exactly)
@@ -126,7 +126,7 @@ class Case:
             reference: from `helpers.reference`.
             expected: the word that each way earns: one of `helpers.verdict.JUDGEMENTS`, or `"raises X"`; or a
                 `Since` of such words. Columns follow its order.
-            rows: a label for each entry; its index by default.
+            rows: a label for each element; its index by default.
             ulps: how far from the reference still counts as *right*.
 
         Raises:
@@ -142,7 +142,7 @@ class Case:
             )
         labels = list(rows) if rows is not None else reference.labels()
         if len(labels) != len(reference):
-            raise ValueError(f"{len(labels)} row labels for {len(reference)} entries")
+            raise ValueError(f"{len(labels)} row labels for {len(reference)} elements")
         chosen = {name: made[name] for name in expected}
         Verdict(self.key, quantity, reference, chosen, expected, labels, ulps).check()
 

@@ -25,7 +25,7 @@ class Claim:
 
     `warned` holds the first line of each warning that was given on the way; they are shown, not compared.
     `differing` holds the flat indices at which observed and expected part: empty when the claim holds, None when the
-    two cannot be compared entry by entry (another shape, an exception, nothing at all).
+    two cannot be compared element by element (another shape, an exception, nothing at all).
     `history` is empty, or holds what is expected of older and newer releases too.
     """
 
@@ -57,7 +57,7 @@ class Claim:
         return self
 
     def text(self) -> str:
-        """One line when the claim holds; otherwise expected and observed side by side, the differing entries marked."""
+        """One line when the claim holds; otherwise expected and observed side by side, differences marked."""
         name = f"{self.case} · {self.way} · {self.quantity}"
         if self.holds:
             return f"holds: {name} = {describe(self.observed)}  ({self.tolerance})"
@@ -128,8 +128,8 @@ class Claim:
                 "  " + "  ".join(cell.ljust(width) for cell, width in zip(cells[i], widths, strict=True)) + mark
             )
         if len(cells) > limit:
-            lines.append(f"  … {len(cells) - limit} entries not shown")
-        lines.append(f"\n{len(wrong)} of {len(cells)} entries differ.")
+            lines.append(f"  … {len(cells) - limit} elements not shown")
+        lines.append(f"\n{len(wrong)} of {len(cells)} elements differ.")
         return lines
 
 
@@ -180,7 +180,7 @@ def anchor(case: str, way: str, quantity: str) -> str:
     return show.anchor("claim", case, way, quantity)
 
 
-_TITLES = ("entry", "expected", "observed")
+_TITLES = ("element", "expected", "observed")
 
 
 def _with_shape(value: Outcome) -> str:

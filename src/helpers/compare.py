@@ -1,4 +1,4 @@
-"""When is an observed entry the expected one? Exactly, or within a stated number of ulps."""
+"""When is an observed element the expected one? Exactly, or within a stated number of ulps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _INTEGER_VIEW = {
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far an observed entry may lie from the expected one.
+    """How far an observed element may lie from the expected one.
 
     The default is exact, with two conventions: NaN equals NaN, masked equals masked. `-0.0` equals `0.0` unless
     `signed_zero` is set. Otherwise at most `ulps` units in the last place of the observed dtype, or at most
@@ -44,14 +44,14 @@ class Tolerance:
 
 
 def ulp_distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """How many steps from one representable number to the next lead from `a` to `b`, entry by entry.
+    """How many steps from one representable number to the next lead from `a` to `b`, element by element.
 
     Args:
-        a, b: tensors of the same shape and the same dtype (float16, bfloat16, float32 or float64), finite entries.
+        a, b: tensors of the same shape and the same dtype (float16, bfloat16, float32 or float64), finite elements.
 
     Returns:
         int64 tensor, `b` minus `a` counted in units in the last place: 0 where equal (`-0.0` equals `0.0`), positive
-        where `b` is the larger. NaN and infinite entries are compared by their bits: mask them before you count.
+        where `b` is the larger. NaN and infinite elements are compared by their bits: mask them before you count.
 
     Raises:
         TypeError: when the dtypes differ or are not floating point.
@@ -77,7 +77,7 @@ def ulp_distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _rank(x: torch.Tensor) -> torch.Tensor:
-    """The position of each entry among all numbers of its dtype, counted from zero."""
+    """The position of each element among all numbers of its dtype, counted from zero."""
     integer = _INTEGER_VIEW[x.dtype]
     bits = x.detach().resolve_neg().contiguous().view(integer).to(torch.int64)
     magnitude = bits & torch.iinfo(integer).max
@@ -87,7 +87,7 @@ def _rank(x: torch.Tensor) -> torch.Tensor:
 def differing(expected: Outcome, observed: Outcome, tolerance: Tolerance = Tolerance()) -> list[int] | None:
     """The flat indices at which `observed` is not what was `expected`; empty when it is.
 
-    `None` when the two cannot be compared entry by entry: other shapes, an exception, nothing at all. Two exceptions
+    `None` if the two cannot be compared element by element: other shapes, an exception, nothing at all. Two exceptions
     agree when their types do, and, where the expected one has a message, when that message occurs in the observed
     one's.
 

@@ -16,7 +16,7 @@ from .entries import outcome
 
 @dataclass(frozen=True)
 class Control:
-    """Samples of a computation, a column for each input and result; texts, or tensors with an entry for each sample."""
+    """Samples of a computation, a column for each input and result: texts, or tensors with an element for a sample."""
 
     name: str
     caption: str
@@ -76,5 +76,5 @@ def control(name: str, caption: str, columns: Mapping[str, Sequence[str] | torch
     """
     lengths = {head: len(column) for head, column in columns.items()}
     if len(set(lengths.values())) > 1:
-        raise ValueError(f"every column needs an entry for each sample, but they have {lengths}")
+        raise ValueError(f"every column needs an element for each sample, but they have {lengths}")
     show.show(Control(name, caption, columns))

@@ -1,4 +1,4 @@
-"""What a function ignores, by the definition and by `ignoring`: a row for each function and entry."""
+"""What a function ignores, by the definition and by `ignoring`: a row for each function and element."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from . import show
 from .entries import outcome
 
 Row = tuple[str, Callable[[Tensor], Tensor], str, Sequence[float], Sequence[float]]
-"""A function's text, the function, what is special of the last entry, values, and other values for that entry."""
+"""A function's text, the function, what is special of the last element, values, and other values for that element."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class _Table:
         )
 
     def html(self) -> str:
-        head = ["Function;<br>the entry", "Put in its place;<br>the result", "Cotangent;<br>so it is"]
+        head = ["Function;<br>the element", "Put in its place;<br>the result", "Cotangent;<br>so it is"]
         table = show.table("What counts, row by row", head, [j.cells() for j in self.judged])
         return f'<div class="zn-prose">{table}</div>'
 
@@ -64,14 +64,14 @@ class _Table:
 
 
 def what_counts(rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
-    """Show for some functions whether they use the last entry of their input.
+    """Show for some functions whether they use the last element of their input.
 
     Args:
-        rows: for each the function's text, the function of one float tensor, what is special of the last entry, the
-            values of the input, and other values for the last entry that leave the selection as it was made.
+        rows: for each the function's text, the function of one float tensor, what is special of the last element, the
+            values of the input, and other values for the last element that leave the selection as it was made.
 
     Returns:
-        Whether the entry is used, and whether `ignoring` lets it count: bool tensors with an entry for each row. It is
+        Whether the element is used, and whether `ignoring` lets it count: bool tensors, an element for each row. It is
         used where another value changes the result's bits, or where PyTorch hands it a cotangent that is not 0.
 
     >>> relu = ("relu(y)", torch.relu, "below 0", [2.0, -1.0], [-5.0])

@@ -1,4 +1,4 @@
-"""What a page observes, brought to one form: values, a mask, and a word for each entry.
+"""What a page observes, brought to one form: values, a mask, and a word for each element.
 
 A gradient reaches a page as a `Tensor`, a `MaskedTensor`, a number, `None`, or as the exception that was raised in
 its place. `outcome` turns each of them into something that can be compared, printed and stored.
@@ -18,18 +18,18 @@ from torch.masked import MaskedTensor
 
 
 class _Masked:
-    """The entry that `torch.masked` prints as `--`. Use the instance, `MASKED`."""
+    """The element that `torch.masked` prints as `--`. Use the instance, `MASKED`."""
 
     def __repr__(self) -> str:
         return "MASKED"
 
 
 MASKED = _Masked()
-"""The entry that `torch.masked` prints as `--`, for what a claim expects."""
+"""The element that `torch.masked` prints as `--`, for what a claim expects."""
 
 
 class Kind(enum.Enum):
-    """What an entry is. The value is the word that tables and machines use."""
+    """What an element is. The value is the word that tables and machines use."""
 
     FINITE = "finite"
     ZERO = "zero"
@@ -52,7 +52,7 @@ class Entries:
     """A tensor's values together with the mask that says which of them count.
 
     `data` is a detached, contiguous CPU tensor of any real dtype and any shape (0-dim and empty included). `mask` has
-    the same shape and dtype bool; True means that the entry counts, as in `torch.masked`.
+    the same shape and dtype bool; True means that the element counts, as in `torch.masked`.
     """
 
     data: torch.Tensor
@@ -66,24 +66,24 @@ class Entries:
         return self.data.numel()
 
     def kinds(self) -> list[Kind]:
-        """The `Kind` of every entry, in row-major order."""
+        """The `Kind` of every element, in row-major order."""
         return [_kind(value, used) for value, used in self._flat()]
 
     def texts(self, digits: int | None = 5) -> list[str]:
-        """Every entry as text: `NaN`, `inf`, `--`, or a number with `digits` significant digits.
+        """Every element as text: `NaN`, `inf`, `--`, or a number with `digits` significant digits.
 
         With `digits=None` the shortest text that identifies the value in its own dtype.
         """
         return [_text(value, used, self.data.dtype, digits) for value, used in self._flat()]
 
     def labels(self) -> list[str]:
-        """The index of every entry as text: `[0]`, `[1, 2]`; the empty text for a 0-dim tensor."""
+        """The index of every element as text: `[0]`, `[1, 2]`; the empty text for a 0-dim tensor."""
         if not self.shape:
             return [""]
         return [str(list(map(int, index))) for index in np.ndindex(self.shape)]
 
     def json(self) -> dict[str, Any]:
-        """A form that JSON can hold: shape, dtype, and every entry as its shortest text."""
+        """A form that JSON can hold: shape, dtype, and every element as its shortest text."""
         return {
             "dtype": str(self.data.dtype).removeprefix("torch."),
             "shape": list(self.shape),
@@ -125,7 +125,7 @@ def outcome(value: Any) -> Outcome:
             Plain numbers become bool, int64 or float64, the first that holds them all.
 
     Raises:
-        TypeError: for complex and quantized tensors and for anything else that has no entries to compare.
+        TypeError: for complex and quantized tensors and for anything else that has no elements to compare.
         ValueError: for a nested sequence whose rows differ in length.
 
     >>> outcome([1.0, MASKED, float("nan")]).texts()
@@ -162,10 +162,10 @@ def _entries(data: torch.Tensor, mask: torch.Tensor | None) -> Entries:
     if data.is_complex() or data.is_quantized or data.is_nested:
         what = "complex" if data.is_complex() else "quantized" if data.is_quantized else "nested"
         raise TypeError(
-            f"cannot compare {what} tensors entry by entry: claim .real and .imag, .dequantize(), or each part, instead"
+            f"cannot compare {what} tensors element by element: claim .real and .imag, .dequantize(), or each part"
         )
     if data.is_floating_point() and data.dtype not in _SHORTEST:
-        raise TypeError(f"cannot compare {data.dtype} entry by entry: claim .float(), which holds every value of it")
+        raise TypeError(f"cannot compare {data.dtype} element by element: claim .float(), which holds all its values")
     data = data.detach()
     if data.layout is not torch.strided:
         data = data.to_dense()
@@ -241,7 +241,7 @@ def _text(value: float, used: bool, dtype: torch.dtype, digits: int | None) -> s
 
 
 def nested(texts: Sequence[str], shape: Sequence[int], limit: int = 24) -> str:
-    """Entries as one bracketed line, `[1, NaN]` or `[[1, 2], [3, 4]]`, cut in the middle beyond `limit` entries.
+    """Elements as one bracketed line, `[1, NaN]` or `[[1, 2], [3, 4]]`, cut in the middle beyond `limit` elements.
 
     >>> nested(["1", "NaN"], (2,))
     '[1, NaN]'

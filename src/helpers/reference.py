@@ -1,4 +1,4 @@
-"""The independent reference: the gradient in float64, computed on the used entries alone."""
+"""The independent reference: the gradient in float64, computed on the used elements alone."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .entries import Entries
 def reference(
     loss: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, used: torch.Tensor | None = None
 ) -> Entries:
-    """The gradient of `loss` at `x`, in float64, with the unused entries never computed.
+    """The gradient of `loss` at `x`, in float64, with the unused elements never computed.
 
     Nothing that the loss does not use takes part, so nothing can contaminate the result: this is what every way on a
     page is judged by.
 
     Args:
-        loss: takes the used entries of `x` as a float64 tensor and returns a scalar. Without `used` it takes all of
-            `x`, in its own shape; with `used` it takes `x[used]`, whose leading dimension counts the used entries.
+        loss: takes the used elements of `x` as a float64 tensor and returns a scalar. Without `used` it takes all of
+            `x`, in its own shape; with `used` it takes `x[used]`, whose leading dimension counts the used elements.
         x: a real tensor of any shape and dtype.
-        used: bool tensor over the leading dimensions of `x`; True = the entry counts. None: all count.
+        used: bool tensor over the leading dimensions of `x`; True = the element counts. None: all count.
 
     Returns:
         The gradient in the shape of `x`, dtype float64, masked where `used` is False.

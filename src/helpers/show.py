@@ -57,7 +57,7 @@ def page(body: str) -> str:
 
 
 STACK = 3
-"""The columns that fit on a phone side by side; the rows of a wider table become stacks of labelled entries there."""
+"""The columns that fit on a phone side by side; the rows of a wider table become stacks of labelled elements there."""
 
 
 def table(
@@ -110,17 +110,17 @@ def _widest(rows: Sequence[Sequence[str]]) -> str:
 
 
 def entry(text: str, kind: Kind) -> str:
-    """One entry as HTML; its kind is told by the text and by the shape of its mark, never by colour alone."""
+    """One element as HTML; its kind is told by the text and by the shape of its mark, never by colour alone."""
     return f'<span class="zn-{kind.value.lower()}">{html.escape(text)}</span>'
 
 
 def cells(entries: Entries, digits: int = 5) -> list[str]:
-    """Every entry as HTML, a number with `digits` significant digits."""
+    """Every element as HTML, a number with `digits` significant digits."""
     return [entry(text, kind) for text, kind in zip(entries.texts(digits), entries.kinds(), strict=True)]
 
 
 def result(value: Outcome, limit: int = 24) -> str:
-    """An outcome as HTML: its entries in brackets, or what stood in their place."""
+    """An outcome as HTML: its elements in brackets, or what stood in their place."""
     if isinstance(value, Absent):
         return '<span class="zn-masked">None</span>'
     if isinstance(value, Raised):

@@ -78,7 +78,7 @@ _ALL = (
         "Stack Overflow, 2017",
         "Pytorch, what are the gradient arguments",
         "https://stackoverflow.com/questions/43451125/pytorch-what-are-the-gradient-arguments",
-        "Answered: a weight for each entry of the output, the derivative of the final loss with respect to it.",
+        "Answered: a weight for each element of the output, the derivative of the final loss with respect to it.",
     ),
     upstream(
         10729,

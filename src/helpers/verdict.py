@@ -1,4 +1,4 @@
-"""The table that ends a case: every way beside the reference, entry by entry, and one word for each way."""
+"""The table that ends a case: every way beside the reference, element by element, and one word for each way."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ JUDGEMENTS = {
     "wrong": "≠",
     "contaminated": "✗",
 }
-"""What can be said of an entry, with its mark.
+"""What can be said of an element, with its mark.
 
 - *right*: within the stated ulps of the reference, or as undefined as the reference is; where the loss does not use the
-  entry, zero or masked.
+  element, zero or masked.
 - *rounded*: further off than that, but only by an accumulation of roundings: at most `ROUNDED` ulps.
-- *missing*: masked, or absent, although the loss uses the entry.
+- *missing*: masked, or absent, although the loss uses the element.
 - *wrong*: finite, but not the gradient; or not finite in another way than the reference.
-- *contaminated*: non-finite although the reference is finite or the loss does not use the entry.
+- *contaminated*: non-finite although the reference is finite or the loss does not use the element.
 """
 
 ROUNDED = 64
-"""The distance from the reference, in ulps of the observed dtype, beyond which an entry is no longer just rounded."""
+"""The distance from the reference, in ulps of the observed dtype, beyond which an element is no longer just rounded."""
 
 
 def judge(reference: Entries, observed: Entries, ulps: int = 2) -> list[str]:
-    """One word of `JUDGEMENTS` for every entry of `observed`.
+    """One word of `JUDGEMENTS` for every element of `observed`.
 
     Args:
-        reference: float64, masked where the loss does not use the entry.
+        reference: float64, masked where the loss does not use the element.
         observed: the same shape, any real dtype; whole numbers are judged as float64.
         ulps: how many units in the last place of the observed dtype still count as *right*. `exp`, `log` and `pow`
             differ by one or so between processors.
@@ -88,7 +88,7 @@ def _judge_entry(want: float, used: bool, got: float, shown: bool, distance: int
 
 @dataclass(frozen=True)
 class Verdict:
-    """Ways as columns, entries as rows, and the word that each way earns.
+    """Ways as columns, elements as rows, and the word that each way earns.
 
     `expected` maps the name of each way to its word: one of `JUDGEMENTS`, or `raises X` for an exception of type X; or
     to a `Since` of such words.
@@ -132,7 +132,7 @@ class Verdict:
         return "\n".join(lines)
 
     def html(self) -> str:
-        head = ["entry", "reference", *(html.escape(way(name).title) for name in self.claims)]
+        head = ["element", "reference", *(html.escape(way(name).title) for name in self.claims)]
         columns = [show.cells(self.reference), *(self._column(claim) for claim in self.claims.values())]
         rows = [[html.escape(label), *cells] for label, *cells in zip(self.rows, *columns, strict=True)]
         words = [f'<span class="zn-mark">{html.escape(marked(word))}</span>' for word in self.words().values()]
@@ -141,8 +141,8 @@ class Verdict:
         body = show.table(caption, head, rows, ["verdict", "", *words], data)
         failed = "" if self.holds else f"<pre>✗ {html.escape(self.text())}</pre>"
         note = (
-            "Reference: float64, on the used entries alone; "
-            "<span class='zn-masked'>--</span> is an entry that the loss does not use."
+            "Reference: float64, on the used elements alone; "
+            "<span class='zn-masked'>--</span> is an element that the loss does not use."
         )
         within = f"within {self.ulps} ulps of it" if self.ulps else "exactly it"
         note += f" Right: {within}, after rounding to the column's own dtype."
@@ -172,7 +172,7 @@ class Verdict:
         return max(words, key=list(JUDGEMENTS).index, default="right")
 
     def _counts(self, claim: Claim) -> dict[str, int]:
-        """How many entries earned each word."""
+        """How many elements earned each word."""
         if not isinstance(claim.observed, Entries):
             return {}
         words = judge(self.reference, claim.observed, self.ulps)

@@ -53,7 +53,7 @@ def way(name: str) -> Way:
 
 register("vanilla", "vanilla", "Plain PyTorch: the forward code as everyone writes it, then `backward`.")
 register(
-    "masked", "masked", "The forward code rewritten for `torch.masked`: entries that do not count carry mask False."
+    "masked", "masked", "The forward code rewritten for `torch.masked`: elements that do not count carry mask False."
 )
 register("ignoring", "ignoring", "Plain PyTorch's forward code, then `zero_or_nan.ignoring.backward`.")
 register(

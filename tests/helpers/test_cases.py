@@ -242,7 +242,7 @@ def test_a_verdict_needs_a_claim_by_each_way(case):
 def test_a_verdict_needs_a_label_for_each_entry(case):
     case.claim("vanilla", "x.grad", torch.tensor([1.0, 1.0]), [1.0, 1.0])
     for rows in (["a"], ["a", "b", "c"], []):
-        with pytest.raises(ValueError, match=f"{len(rows)} row labels for 2 entries"):
+        with pytest.raises(ValueError, match=f"{len(rows)} row labels for 2 elements"):
             case.verdict("x.grad", outcome([1.0, 1.0]), {"vanilla": "right"}, rows=rows)
     case.verdict("x.grad", outcome([1.0, 1.0]), {"vanilla": "right"}, rows=("a", "b"))
 

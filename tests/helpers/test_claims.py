@@ -88,13 +88,13 @@ def test_expected_and_observed_stand_side_by_side_with_the_first_difference_mark
         "[2]": ["2", "-inf", "<--"],
         "[3]": ["--", "0", "<--"],
     }
-    assert text.endswith("\n3 of 4 entries differ.")
+    assert text.endswith("\n3 of 4 elements differ.")
 
 
 def test_columns_are_aligned_under_their_titles():
     lines = claim([[1.0, 0.125]], [[1.0, -123.5]]).text().split("\n")
     title = next(line for line in lines if "expected" in line)
-    assert re.split(" +", title.strip()) == ["entry", "expected", "observed"]
+    assert re.split(" +", title.strip()) == ["element", "expected", "observed"]
     for line in lines[lines.index(title) + 1 : lines.index(title) + 3]:
         for word in ("expected", "observed"):
             at = title.index(word)
@@ -109,7 +109,7 @@ def test_indices_of_more_dimensions_are_told():
 def test_a_tensor_without_dimensions_has_a_row():
     text = claim(1.0, 2.0).text()
     assert re.search(r"^ +1 +2 +<-- first difference$", text, flags=re.MULTILINE)
-    assert text.endswith("1 of 1 entries differ.")
+    assert text.endswith("1 of 1 elements differ.")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -145,8 +145,8 @@ def test_a_long_tensor_shows_its_one_difference(at):
     assert list(rows) == [f"[{i}]" for i in range(start, start + 20)]
     assert rows.pop(f"[{at}]") == ["0", "7", "<-- first difference"]
     assert set(map(tuple, rows.values())) == {("0", "0", "")}
-    assert "… 980 entries not shown" in text
-    assert text.endswith("\n1 of 1000 entries differ.")
+    assert "… 980 elements not shown" in text
+    assert text.endswith("\n1 of 1000 elements differ.")
 
 
 def test_a_long_tensor_shows_what_stands_before_its_first_difference():
@@ -161,7 +161,7 @@ def test_a_long_tensor_shows_what_stands_before_its_first_difference():
 def test_twenty_entries_are_shown_in_full():
     assert "not shown" not in claim(torch.zeros(20), torch.ones(20)).text()
     assert len(table(claim(torch.zeros(20), torch.ones(20)).text())) == 20
-    assert "… 1 entries not shown" in claim(torch.zeros(21), torch.ones(21)).text()
+    assert "… 1 elements not shown" in claim(torch.zeros(21), torch.ones(21)).text()
     last = torch.zeros(21)
     last[20] = 1.0
     assert table(claim(torch.zeros(21), last).text())["[20]"] == ["0", "1", "<-- first difference"]
@@ -263,7 +263,7 @@ def test_html_mentions_the_tolerance_only_where_one_was_stated():
 def test_html_of_a_claim_that_does_not_hold_has_the_whole_message():
     html = claim([1.0], [2.0]).html()
     assert "zn-fails" in html and "✗" in html and "✓" not in html
-    assert "&lt;-- first difference" in html and "1 of 1 entries differ." in html
+    assert "&lt;-- first difference" in html and "1 of 1 elements differ." in html
 
 
 def test_html_escapes_all_that_comes_from_users():

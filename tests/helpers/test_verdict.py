@@ -293,7 +293,7 @@ def test_html_is_a_table_of_ways_beside_the_reference():
         made.html()
     )
     assert cells(made.html()) == [
-        ["entry", "reference", "vanilla", "masked", "Jᵀv", "scrub"],
+        ["element", "reference", "vanilla", "masked", "Jᵀv", "scrub"],
         ["first", "1.5", "1.5 ≈", "-- ?", "", ""],
         ["second", "--", "NaN ✗", "0 ✓", "", ""],
         ["verdict", "", "✗ contaminated", "? missing", "! raises TypeError", "? missing"],
@@ -305,7 +305,7 @@ def test_html_is_a_table_of_ways_beside_the_reference():
 def test_html_of_a_verdict_says_what_the_reference_is_and_what_is_right():
     html = verdict([1.0], {"vanilla": [1.0]}, {"vanilla": "right"}).html()
     assert html.startswith("<div") and "<pre>" not in html
-    assert "Reference: float64, on the used entries alone" in html and " Right: within " in html
+    assert "Reference: float64, on the used elements alone" in html and " Right: within " in html
 
 
 def test_html_of_a_verdict_that_does_not_hold_has_its_text():

@@ -56,12 +56,12 @@ def test_buttons_step_and_what_is_ahead_can_not_be_seen(figure):
     assert seen_at == [[-1, 0, 1, 2], [-1, 0, 1], [-1, 0]]
     previous.press("Enter")
     assert steps(figure) == ["0"] and previous.get_attribute("aria-disabled") == "true"
-    assert status(figure).startswith("Step 1 of 4: sum, vanilla\nIt passes on grad, for every entry.")
+    assert status(figure).startswith("Step 1 of 4: sum, vanilla\nIt passes on grad, for every element.")
     for at in ("1", "2", "3", "3"):
         following.press("Enter")
         assert steps(figure) == [at]
     assert following.get_attribute("aria-disabled") == "true" and previous.get_attribute("aria-disabled") == "false"
-    assert status(figure).startswith("Step 4 of 4: x.grad, vanilla\nNaN in 1 of 3 entries.")
+    assert status(figure).startswith("Step 4 of 4: x.grad, vanilla\nNaN in 1 of 3 elements.")
 
 
 def test_arrow_keys_step_and_the_page_does_not_move(figure):

@@ -325,11 +325,11 @@ def test_ways_can_be_switched_off_and_differing_entries_are_marked(visit):
     assert not table.get_by_role("columnheader", name="vanilla").is_visible()
     assert "ways shown: 0 of 11." in visit.page.locator(".zn-note[role=status]").inner_text()
     visit.page.get_by_label("vanilla", exact=True).check()
-    visit.page.get_by_label("only entries that differ").check()
+    visit.page.get_by_label("only elements that differ").check()
     shown = [row.locator("th").inner_text() for row in table.locator("tbody tr").all() if row.is_visible()]
     assert [row.split()[-1] for row in shown] == ["90", "100"]
     visit.page.get_by_label("vanilla", exact=True).uncheck()
-    assert visit.page.get_by_label("only entries that differ").is_disabled()
+    assert visit.page.get_by_label("only elements that differ").is_disabled()
     assert all(row.is_visible() for row in table.locator("tbody tr").all()), "a table without rows says nothing"
 
 

@@ -119,7 +119,7 @@ words = {"vanilla": "contaminated", "masked": "right", "ignoring": "right"}
 case.verdict("x.grad", wanted, words)
 ```
 """,
-    "What to do": "Select the positive entries before the logarithm.\n",
+    "What to do": "Select the positive elements before the logarithm.\n",
     "Exercises": """\
 **1.** What is the slope of the logarithm at 1?
 

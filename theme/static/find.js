@@ -17,13 +17,13 @@ const COMMON = new Set(
   "a all an and are at be but by can do does for from get how i if in is it its my not of on only or out that the there this to was what when why with".split(" "),
 );
 
-// A short division, a number, a name with the names that it lies in, or a word.
-const UNIT = /(?<![\w./])(?:[a-z]|\d+)\s*\/\s*(?:[a-z]|\d+)(?![\w./])|\d+(?:\.\d+)*(?:e[+-]?\d+)?(?!\w)|[\p{L}\p{N}_]+(?:\.[\p{L}_][\p{L}\p{N}_]*)*/giu;
+// A short division or product, a number, a name with the names that it lies in, or a word.
+const UNIT = /(?<![\w./])(?:[a-z]|\d+)\s*[/×*]\s*(?:[a-z]|\d+|inf)(?![\w./])|\d+(?:\.\d+)*(?:e[+-]?\d+)?(?!\w)|[\p{L}\p{N}_]+(?:\.[\p{L}_][\p{L}\p{N}_]*)*/giu;
 const HUMP = /\p{Lu}+(?!\p{Ll})|\p{Lu}?\p{Ll}+/gu;
 
 function units(text) {
   const found = text.replace(/https?:\/\/[^\s/]+/g, " ").match(UNIT) ?? [];
-  return found.map((unit) => unit.replace(/\s/g, ""));
+  return found.map((unit) => unit.replace(/\s/g, "").replace("*", "×"));
 }
 
 // A name of code is right or wrong as it stands; a word has an ending, and may be misspelt.
@@ -100,6 +100,7 @@ class Book {
     const all = units(text).flatMap((unit) => {
       if (field === "parts") return isName(unit) ? parts(unit) : [];
       if (unit.includes(".")) return [unit, last(unit)];
+      if (unit.includes("×")) return [unit, ...unit.split("×")];
       return unit.endsWith("/0") ? [unit, "division", "zero"] : [unit];
     });
     for (const unit of all) if (!this.terms.has(stem(unit))) this.terms.set(stem(unit), unit);

@@ -78,7 +78,7 @@ class Words:
                 self.found.append(child.astext())
             elif isinstance(child, nodes.raw):
                 drawn.read(child)
-            elif isinstance(child, nodes.Element) and not isinstance(child, _PASSED_OVER):
+            elif isinstance(child, nodes.Element) and not isinstance(child, _PASSED_OVER) and not _is_session(child):
                 classes = child.get("classes", [])
                 if "cell_output" in classes:
                     for raw in child.findall(nodes.raw):
@@ -87,6 +87,11 @@ class Words:
                     self.read(child, drawn)
                 if not isinstance(child, nodes.Inline) or child.tagname in _APART:
                     self.found.append(" ")
+
+
+def _is_session(node: nodes.Element) -> bool:
+    """Whether a node is commands at a prompt. Excerpts show what a page says, not how to install it."""
+    return isinstance(node, nodes.literal_block) and node.get("language") == "console"
 
 
 class Drawn(HTMLParser):

@@ -1,4 +1,4 @@
-"""The arithmetic inside a node of the graph: what is done to a cotangent, entry by entry.
+"""The arithmetic inside a node of the graph: what is done to a cotangent, element by element.
 
 A rule says how a node computes what it passes on. It is believed only where it gives the very bits that the node
 passed on: where it does not, nothing is said about the arithmetic.
@@ -47,11 +47,11 @@ class Arithmetic:
     """How a node computes what it passes on to one input.
 
     Attributes:
-        pattern: of the result of one entry, with a place for each operand: `{} × {}`.
+        pattern: of the result of one element, with a place for each operand: `{} × {}`.
         operands: by the names that PyTorch's formula uses; the cotangent, `grad`, comes first.
         value: the result, in the shape of the input.
         terms: where the result sums several terms, all of them: its last dimensions are those of the result, or can
-            be broadcast to. None where there is one term for each entry.
+            be broadcast to. None where there is one term for each element.
         words: what is done, where a pattern would not say it.
         arranged: what brings a tensor of the shape of the cotangent to that of the operand `grad`.
     """
@@ -69,11 +69,11 @@ class Arithmetic:
 
     @property
     def entrywise(self) -> bool:
-        """Whether each entry of the result is made of the entries at the same place."""
+        """Whether each element of the result is made of the elements at the same place."""
         return self.terms is None and self.operands[GRAD].shape == self.value.shape
 
     def births(self) -> Iterator[tuple[int, str]]:
-        """The entries that are NaN though no NaN arrived for them: the place, and the numbers that were combined."""
+        """The elements that are NaN though no NaN arrived for them: the place, and the numbers that were combined."""
         terms, place, flat = self._laid_out()
         born = terms.flatten().isnan() & ~flat[0].isnan()
         done = set()
@@ -83,7 +83,7 @@ class Arithmetic:
                 yield at, f"{self.pattern.format(*(_number(operand[term]) for operand in flat))} = NaN"
 
     def ignored(self, at: int, mask: Tensor) -> str:
-        """The same for the first term of an entry whose cotangent is ignored and whose product would be NaN."""
+        """The same for the first term of an element whose cotangent is ignored and whose product would be NaN."""
         terms, place, flat = self._laid_out()
         left_out = terms.flatten().isnan() & ~_flat(self.arranged(mask), terms.shape) & (place == at)
         for term in left_out.nonzero().flatten().tolist():
@@ -92,7 +92,7 @@ class Arithmetic:
         return ""
 
     def _laid_out(self) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """All terms; and flat, beside each: the entry that it goes to, and the operands that it is made of."""
+        """All terms; and flat, beside each: the element that it goes to, and the operands that it is made of."""
         terms = self.value if self.terms is None else self.terms
         place = torch.arange(self.value.numel()).reshape(self.value.shape).broadcast_to(terms.shape).flatten()
         return terms, place, [_flat(operand, terms.shape) for operand in self.operands.values()]
@@ -146,7 +146,7 @@ def _number(value: Tensor) -> str:
 
 
 def _made(node: Node, pattern: str, terms: Tensor, **operands: Any) -> Arithmetic:
-    """Entry by entry; what was broadcast in the forward pass is summed."""
+    """Element by element; what was broadcast in the forward pass is summed."""
     if terms.shape == node.shape:
         return Arithmetic(pattern, {GRAD: node.grad, **operands}, terms)
     return Arithmetic(pattern, {GRAD: node.grad, **operands}, terms.sum_to_size(node.shape), terms)
@@ -292,7 +292,7 @@ def _(node: Node) -> Iterator[Arithmetic]:
 
 
 def _spread(node: Node) -> Tensor:
-    """The cotangent of a reduction, for each entry that was reduced."""
+    """The cotangent of a reduction, for each element that was reduced."""
     grad, dims = node.grad, node.saved.get("dim")
     if dims is not None and not node.saved.get("keepdim", False):
         count = len(node.shape)
@@ -308,7 +308,7 @@ def _signed(dims: Any) -> list[int]:
 
 @rule("sum")
 def _(node: Node) -> Iterator[Arithmetic]:
-    yield Arithmetic("{}", {GRAD: _spread(node)}, _spread(node), words="grad, for every entry")
+    yield Arithmetic("{}", {GRAD: _spread(node)}, _spread(node), words="grad, for every element")
 
 
 @rule("mean")

@@ -13,10 +13,10 @@ from .graph import WAYS, Step
 from .told import Told, short
 
 MOST = 12
-"""The entries of the largest tensor that is drawn entry by entry."""
+"""The elements of the largest tensor that is drawn element by element."""
 
 WIDEST = 412
-"""Wider drawings would be scaled on a phone until their text can't be read: their rows of entries are broken."""
+"""Wider drawings would be scaled on a phone until their text can't be read: their rows of elements are broken."""
 
 ROOMY = 340
 """No drawing gets wider for what is written beside it."""
@@ -35,7 +35,7 @@ class Strip:
     Attributes:
         ways: by way the tensor, or one for both under the empty name.
         label: written above it, where it is not a cotangent.
-        meets: the entries that make NaN, together with others, in the node that gets or has it.
+        meets: the elements that make NaN, together with others, in the node that gets or has it.
     """
 
     ways: Mapping[str, Outcome]
@@ -77,7 +77,7 @@ class Box:
 
     Attributes:
         step: the node, or where the cotangent comes from; `to`: where it goes.
-        born: the entries that are NaN first here, with their arithmetic; `spared`: those that are ignored instead.
+        born: the elements that are NaN first here, with their arithmetic; `spared`: those that are ignored instead.
         calls: on which side of the box that is written.
     """
 
@@ -187,7 +187,7 @@ def _with_bends(graph: Any, layers: Sequence[Sequence[Any]]) -> Any:
 
 
 def _measure(graph: Any, most: int) -> dict[tuple[int, int], float]:
-    """The widths of columns: rows of equally many entries have equal ones, and stand below each other."""
+    """The widths of columns: rows of equally many elements have equal ones, and stand below each other."""
     widths: dict[tuple[int, int], float] = {}
     for _, data in graph.nodes(data=True):
         for strip in data["box"].strips:

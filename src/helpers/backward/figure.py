@@ -22,7 +22,7 @@ LINE = 40
 """The characters of a line on a phone: a tensor that needs more is not shown in columns."""
 
 MOST, LONGEST = 8, 12
-"""The entries of the largest tensor that is shown in columns, and of one that is not cut."""
+"""The elements of the largest tensor that is shown in columns, and of one that is not cut."""
 
 Row = tuple[str, str, Outcome]
 """A label, the way that it is of or the empty text, and the tensor."""
@@ -144,7 +144,7 @@ def _by_way(label: str, value: Mapping[str, Outcome]) -> list[Row]:
 
 
 def _columns(values: Sequence[Outcome]) -> tuple[int, list[str]]:
-    """How many columns show the entries of a step, and their labels: those of its largest tensor that fits."""
+    """How many columns show the elements of a step, and their labels: those of its largest tensor that fits."""
     fitting = [value for value in values if isinstance(value, Entries) and _fits(value)]
     if not fitting:
         return 1, []
@@ -181,8 +181,8 @@ def backward_figure(
 ) -> None:
     """Draw the graph of a computation, and the cotangents that flow back through it, step by step.
 
-    Both passes are run, vanilla and ignoring, and what every node gets, saved and passes on is shown entry by entry.
-    Where an entry turns NaN its arithmetic is shown: recomputed, and only if it gives the very bits of the pass. The
+    Both passes run, vanilla and ignoring, and what every node gets, saved and passes on is shown element by element.
+    Where an element turns NaN its arithmetic is shown: recomputed, and only if it gives the very bits of the pass. The
     graph is kept, and no `.grad` of the inputs is written: the figure can stand before the call of backward. Hooks on
     tensors run, as in `torch.autograd.grad`.
 
@@ -191,7 +191,7 @@ def backward_figure(
         inputs: the tensors that the gradient goes to, by the names that the reader knows: leaves, or intermediate
             results, of any shape. What does not lead to them is not drawn.
         caption: the sentence under the figure.
-        gradient: the cotangent to start from, in the shape of the loss; may be left out when that has one entry.
+        gradient: the cotangent to start from, in the shape of the loss; may be left out when that has one element.
 
         plays: whether the site plays all steps, once, as soon as a reader sees the figure.
 
@@ -203,7 +203,7 @@ def backward_figure(
     >>> import torch
     >>> x = torch.tensor([1.0, 100.0], requires_grad=True)
     >>> backward_figure(torch.where(x < 50, x.exp(), 0).sum(), {"x": x})
-    1. sum: grad, for every entry
+    1. sum: grad, for every element
        arrives: 1
        to where: [1, 1]
     2. where: grad if condition else 0
@@ -211,7 +211,7 @@ def backward_figure(
        condition: [True, False]
        to exp, vanilla: [1, 0]
        to exp, ignoring: [1, --]
-       ignoring: From here on the loss ignores 1 of 2 entries (--).
+       ignoring: From here on the loss ignores 1 of 2 elements (--).
     3. exp: grad × result
        arrives, vanilla: [1, 0]
        arrives, ignoring: [1, --]
@@ -223,7 +223,7 @@ def backward_figure(
     4. x.grad
        x.grad, vanilla: [2.72, NaN]
        x.grad, ignoring: [2.72, --]
-       vanilla: NaN in 1 of 2 entries.
-       ignoring: Ignored entries are written as 0. No NaN.
+       vanilla: NaN in 1 of 2 elements.
+       ignoring: Ignored elements are written as 0. No NaN.
     """
     show.show(BackwardFigure(record(loss, inputs, gradient), caption, plays))

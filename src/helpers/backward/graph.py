@@ -85,7 +85,7 @@ def record(loss: Tensor, inputs: Mapping[str, Tensor], gradient: Tensor | None =
     Args:
         loss: what to differentiate, of any shape.
         inputs: the leaves or intermediate results to which the passes go, under the names that the reader knows.
-        gradient: the cotangent to start from, in the shape of the loss; may be left out when it has one entry.
+        gradient: the cotangent to start from, in the shape of the loss; may be left out when it has one element.
 
     Raises:
         ValueError: when the loss has no graph or does not depend on an input, when there are no inputs, when the

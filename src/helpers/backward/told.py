@@ -22,10 +22,10 @@ class Told:
         title: the function, `exp`, with the reader's name for its result, `y = exp`; of a leaf `x.grad`.
         formulas: by slot, what the node does to the cotangent, where that was checked.
         official: PyTorch's own words for it, a line for each input, or none.
-        tensors: what it saved and can be shown entry by entry; `numbers`: other arguments that the formula may use.
-        born: by slot, the entries that are NaN though no NaN arrived for them, with their arithmetic.
-        spared: the same for the ignoring pass: entries that would be NaN there if they were not ignored.
-        meets: by operand, the entries that make these NaN, where each entry goes its own way.
+        tensors: what it saved and can be shown element by element; `numbers`: other arguments that the formula may use.
+        born: by slot, the elements that are NaN though no NaN arrived for them, with their arithmetic.
+        spared: the same for the ignoring pass: elements that would be NaN there if they were not ignored.
+        meets: by operand, the elements that make these NaN, where each element goes its own way.
         said: by way, what happens here to NaN and to what is ignored; may be the empty text.
     """
 
@@ -52,7 +52,7 @@ def tell(steps: Sequence[Step]) -> list[Told]:
 
 
 _QUIET = ("alpha", "beta", "dim", "keepdim", "step", "accumulate", "start", "end", "reduction")
-"""Arguments of functions that change no entry's arithmetic, or that the formula tells already."""
+"""Arguments of functions that change no element's arithmetic, or that the formula tells already."""
 
 
 def _told(number: int, steps: Sequence[Step]) -> Told:
@@ -132,7 +132,7 @@ def _vanilla(number: int, steps: Sequence[Step], how: How, births: Births) -> st
 
 
 def _spared(step: Step, how: How, births: Births) -> dict[int, dict[int, str]]:
-    """By slot and entry, the first product that would be NaN and is ignored: `-- × inf`."""
+    """By slot and element, the first product that would be NaN and is ignored: `-- × inf`."""
     spared: dict[int, dict[int, str]] = {}
     (here, *_) = (value["ignoring"] for value in step.arrives.values())
     for sent, made in how:
@@ -148,7 +148,7 @@ def _spared(step: Step, how: How, births: Births) -> dict[int, dict[int, str]]:
 def _ignoring(step: Step, spared: Births, births: Births) -> str:
     arrives = [value["ignoring"] for value in step.arrives.values()]
     if step.leaf:
-        return ("Ignored entries are written as 0. " if any(map(_masked, arrives)) else "") + _counted(arrives[0])
+        return ("Ignored elements are written as 0. " if any(map(_masked, arrives)) else "") + _counted(arrives[0])
     told: dict[str, list[tuple[str, str]]] = {"Ignored: ": [], "Left out of the sum: ": [], "": []}
     for sent in step.sends:
         value = sent.value["ignoring"]
@@ -161,7 +161,7 @@ def _ignoring(step: Step, spared: Births, births: Births) -> str:
     sentences = [f"{word}{_placed(found)}." for word, found in told.items() if found]
     if not sentences and not any(map(_masked, arrives)):
         counts = [
-            f"{_masked(value)} of {len(value)} entries"
+            f"{_masked(value)} of {len(value)} elements"
             for value in (sent.value["ignoring"] for sent in step.sends)
             if isinstance(value, Entries) and _masked(value)
         ]
@@ -190,7 +190,7 @@ def _added(number: int, steps: Sequence[Step]) -> list[tuple[str, str]]:
 
 
 def short(value: Entries) -> list[str]:
-    """Every entry in about three digits."""
+    """Every element in about three digits."""
     return [min(texts, key=len) for texts in zip(*(value.texts(digits) for digits in (3, 4, 5)), strict=True)]
 
 
@@ -203,7 +203,7 @@ def _placed(found: Sequence[tuple[str, str]]) -> str:
     told = []
     for text in dict.fromkeys(text for text, _ in found):
         places = list(dict.fromkeys(place for other, place in found if other == text and place))
-        shown = places if len(places) < 4 else [", ".join(places[:2]), f"{len(places) - 2} more entries"]
+        shown = places if len(places) < 4 else [", ".join(places[:2]), f"{len(places) - 2} more elements"]
         told.append(f"{text} at {' and '.join(shown)}" if places else text)
     return "; ".join(told)
 
@@ -222,4 +222,4 @@ def _counted(value: Outcome) -> str:
         return "No NaN."
     nan, infinite = (value.kinds().count(kind) for kind in (Kind.NAN, Kind.INF))
     found = [f"{name} in {count}" for name, count in (("NaN", nan), ("inf", infinite)) if count]
-    return f"{', '.join(found)} of {len(value)} entries." if found else "No NaN."
+    return f"{', '.join(found)} of {len(value)} elements." if found else "No NaN."

@@ -1,7 +1,7 @@
 """What a number that is not finite was made of, as text that can be checked by hand: `0 × inf`, `exp(100) > 3.4e38`.
 
 A function is run again on copies, and each of PyTorch's operators in it is looked at: which was the first to give such
-a number, and what stood at that entry of its operands. How an operator is written down is registered, one line each.
+a number, and what stood at that element of its operands. How an operator is written down is registered, one line each.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ _to_copy copy linear convolution mkldnn_convolution linalg_vector_norm norm tan 
 
 
 class Born(NamedTuple):
-    """An entry that one of PyTorch's operators made.
+    """An element that one of PyTorch's operators made.
 
     Attributes:
         name: the operator's.
-        values: what stood there in each operand, where entries belong to entries; else none.
+        values: what stood there in each operand, where elements belong to elements; else none.
         text: the whole as text.
         result: what came out.
         of_large: whether it was made of numbers so large that their squares overflow, or of what had overflowed.
@@ -227,7 +227,7 @@ def _copied(things: Any) -> Any:
 
 
 def _entrywise(operands: Any, out: Tensor) -> bool:
-    """Whether entries of the operands belong to entries of the result, as far as shapes tell."""
+    """Whether elements of the operands belong to elements of the result, as far as shapes tell."""
     tensors = [operand for operand in operands if isinstance(operand, Tensor)]
     if not tensors or any(isinstance(operand, (tuple, list)) for operand in operands) or any(map(is_sparse, tensors)):
         return False
@@ -291,7 +291,7 @@ def _at(operand: Any, index: tuple[int, ...], out: Tensor) -> Any:
 
 
 def _ranges(operands: Any) -> str:
-    """What numbers there are, where one entry says little."""
+    """What numbers there are, where one element says little."""
     texts = []
     for tensor in tensors_in(operands):
         here = looked_at(tensor)
@@ -305,14 +305,14 @@ def _ranges(operands: Any) -> str:
         for name, has in (("nan", here.isnan()), ("inf", here == math.inf), ("-inf", here == -math.inf)):
             if has.any():
                 kinds.append(name)
-        texts.append(f"{'×'.join(map(str, here.shape)) or 'one'} entries ({', '.join(kinds)})")
+        texts.append(f"{'×'.join(map(str, here.shape)) or 'one'} elements ({', '.join(kinds)})")
     return ", ".join(texts[:3]) or "no tensors"
 
 
 # Operators that put many entries together, each with a sentence of its own.
 
 SAID: dict[str, Callable[[Sequence[Any], Tensor, tuple[int, ...]], str]] = {}
-"""What to write of an operator, from its operands, its result and the index of an entry; empty for the usual."""
+"""What to write of an operator, from its operands, its result and the index of an element; empty for the usual."""
 
 
 def _said(names: str) -> Callable[[Any], Any]:
@@ -361,12 +361,12 @@ def _sum(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
     if row is None:
         return ""
     if not row.numel():
-        return "0 / 0, the mean of no entries"
+        return "0 / 0, the mean of no elements"
     if (row == math.inf).any() and (row == -math.inf).any():
         return "inf − inf, in a sum"
     if row.isnan().any():
-        return f"a sum with nan among {row.numel()} entries"
-    return f"the sum of {row.numel()} entries of up to {number(float(row.abs().max()))}"
+        return f"a sum with nan among {row.numel()} elements"
+    return f"the sum of {row.numel()} elements of up to {number(float(row.abs().max()))}"
 
 
 @_said("nll_loss_forward nll_loss2d_forward")
@@ -374,7 +374,7 @@ def _nll_loss(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> s
     _, target, weight, _, left_out = operands
     targets = target[target != left_out]
     if not targets.numel():
-        return "0 / 0, the mean of no entries"
+        return "0 / 0, the mean of no elements"
     return "0 / 0, the mean of weights that are 0" if weight is not None and not weight[targets].any() else ""
 
 
@@ -383,7 +383,7 @@ def _var(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
     row = _reduced(operands, index)
     if row is None or row.numel() > 1:
         return ""
-    return "0 / 0, the spread of one entry"
+    return "0 / 0, the spread of one element"
 
 
 @_said("_softmax _log_softmax _safe_softmax logsumexp")
@@ -394,8 +394,8 @@ def _softmax(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> st
         return ""
     row = tensor.select(-1, 0) if not tensor.dim() else tensor.transpose(dim, -1)[_without(index, dim, tensor.dim())]
     if (row == -math.inf).all():
-        return f"inf − inf: all {row.numel()} entries of the row are -inf"
-    return "inf − inf: an entry of the row is inf" if (row == math.inf).any() else ""
+        return f"inf − inf: all {row.numel()} elements of the row are -inf"
+    return "inf − inf: an element of the row is inf" if (row == math.inf).any() else ""
 
 
 @_said("_log_softmax_backward_data")
@@ -413,7 +413,7 @@ def _without(index: tuple[int, ...], dim: int, dims: int) -> tuple[int, ...]:
 
 
 def _reduced(operands: Sequence[Any], index: tuple[int, ...]) -> Tensor | None:
-    """The entries that were put together for one entry of the result."""
+    """The elements that were put together for one element of the result."""
     tensor: Tensor = operands[0]
     dims = operands[1] if len(operands) > 1 else None
     if dims is None or dims == []:

@@ -1,7 +1,7 @@
 """A backward pass, watched: what each node passes on is looked at, and what is not finite is followed to where it goes.
 
 Before the pass, where the graph holds a number that could contaminate, a shadow of it is run by `ignoring`, which
-changes no `.grad`: it tells which entries the loss ignored, and whether the gradient exists.
+changes no `.grad`: it tells which elements the loss ignored, and whether the gradient exists.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from .recorder import Recorder
 
 NOT_TOLD_APART = (
-    "whether the loss uses an entry or ignores it was not found out: that takes a pass beside yours, which failed, or "
-    "was not tried, for a function with a backward of its own may stand only one"
+    "explain could not find out whether the loss uses an element or ignores it: this needs a second backward pass, "
+    "which failed, or was not tried because a custom autograd.Function may allow only one pass"
 )
 
 _unwatched = torch._C.DisableTorchFunction
@@ -78,7 +78,7 @@ class Watched:
 
     Attributes:
         arrived: by edge, what has been passed on there that is not finite.
-        carried: by node and output, what in the forward pass was not finite, with its entries.
+        carried: by node and output, what in the forward pass was not finite, with its elements.
         born: at which node something was born in this pass.
         reached: where something has come to, in passes inside of this one too.
         holders: the leaves with a `.grad` that this pass adds to, by whether both are finite unless something arrives.
@@ -276,7 +276,7 @@ class Watched:
             return True
 
     def _of_finite(self, node: Any, arriving: Sequence[Any], bad: Tensor) -> Tensor | None:
-        """Of the entries that are not finite, those for which what arrived is; None where that can't be told apart."""
+        """Of the elements that are not finite, those for which what arrived is; None where that can't be told apart."""
         cotangent = looked_at(arriving[0]) if len(arriving) == 1 and _is_entrywise(node) else None
         return None if cotangent is None or cotangent.shape != bad.shape else bad & torch.isfinite(cotangent)
 
@@ -312,7 +312,7 @@ class Watched:
         """What of a result was born at this node: in the forward pass already, or only now.
 
         Args:
-            bad: the entries.
+            bad: the elements.
             new: those that the forward pass has no part in; None where that is not known.
         """
         result = results[at]
@@ -362,7 +362,7 @@ class Watched:
         return []
 
     def _multiplied(self, node: Any, arriving: Sequence[Any], at: int, bad: Tensor) -> str:
-        """What stood at the first entry: the cotangent, times the derivative."""
+        """The numbers at the first element: the cotangent, times the derivative."""
         with contextlib.suppress(Exception):
             cotangent = looked_at(arriving[0])
             if cotangent is not None and len(arriving) == 1 and cotangent.shape == bad.shape and _is_entrywise(node):
@@ -468,7 +468,7 @@ class Watched:
         return found.kind_where_used, mended
 
     def _used(self, found: Found) -> bool | None:
-        """Whether the loss uses the entries; None where that can't be told."""
+        """Whether the loss uses the elements; None where that can't be told."""
         if self.shadow is None:
             if self._lacks_shadow:
                 found.is_sure = False
@@ -489,7 +489,7 @@ class Watched:
         return any(answers) if answers else None
 
     def _used_at(self, node: Any, entries: Tensor) -> bool | None:
-        """Whether entries that were born at a node are used, where it was followed."""
+        """Whether elements that were born at a node are used, where it was followed."""
         assert self.shadow is not None
         if type(node) not in KINDS and (node, 0) in self.shadow.masks:  # nobody can look into it
             return self._counts((node, 0), entries)
@@ -497,7 +497,7 @@ class Watched:
         return None if finite is None else not finite
 
     def _counts(self, edge: Edge, entries: Tensor) -> bool:
-        """Whether one of the entries counts in what arrives at an edge."""
+        """Whether one of the elements counts in what arrives at an edge."""
         assert self.shadow is not None
         if edge in self.root_edges:
             return True
@@ -527,7 +527,7 @@ _ENDS = frozenset({"Acos", "Asin", "Atanh", "Acosh", "Erfinv", "Logit"})
 
 
 def is_at_pole(node: Any, index: tuple[int, ...], bad: Tensor) -> bool:
-    """Whether a derivative is infinite, or does not exist, at what stood at an entry."""
+    """Whether a derivative is infinite, or does not exist, at what stood at an element."""
     for saved in saved_by(node):
         with contextlib.suppress(Exception):
             here = looked_at(saved)

@@ -1,6 +1,6 @@
 """The forward pass, watched: each public function of PyTorch that the user's code calls is looked at as it returns.
 
-All is well as long as every result is finite, which one sum tells. Otherwise the result's entries are told apart: those
+One sum says whether every result is finite. If one is not, the result's elements are told apart: those
 that came with an operand, and those that were born here.
 """
 
@@ -32,7 +32,7 @@ CALLED = "zero_or_nan.called"
 """Under this name a node's metadata have the function and the place of its forward call."""
 
 CARRIES = "zero_or_nan.carries"
-"""And under this one, by output, the entries that are not finite, with what they have it from."""
+"""And under this one, by output, the elements that are not finite, with what they have it from."""
 
 PASSES = "zero_or_nan.passes"
 """And what the call had from its operands."""
@@ -83,7 +83,7 @@ softmax log_softmax logsumexp scaled_dot_product_attention multi_head_attention_
 transformer_encoder_layer_forward _transformer_encoder_layer_fwd _native_multi_head_attention
 """.split()
 )
-"""Functions for which an infinity is a way to leave an entry out, wherever it came from."""
+"""Functions for which an infinity is a way to leave an element out, wherever it came from."""
 
 
 WEIGHS_ALL = frozenset("logsumexp cross_entropy nll_loss".split())
@@ -270,7 +270,7 @@ def infinite_number(things: Any) -> float | None:
 def describe(
     nature: Any, call: Call, whole: Tensor, entries: Tensor, operands: str, phase: Any = "forward", **more: Any
 ) -> Found:
-    """What was found, in the words of a tensor and its entries."""
+    """What was found, in the words of a tensor and its elements."""
     where = first_stored(whole, entries) if is_sparse(whole) else None
     shape = entries.shape if where is None else whole.shape
     where = first_entries(entries) if where is None else where
@@ -336,9 +336,9 @@ def _only_too_large(call: Call, entries: Tensor, at: int, born: Born | None, res
 
 
 def apart(call: Call, result: Tensor, bad: Tensor, inputs: Sequence[Tensor], at: int) -> Tensor:
-    """Those of the entries that are not finite that an operator made, and did not get from an operand.
+    """Those of the elements that are not finite that an operator made, and did not get from an operand.
 
-    Such an entry is the same whatever finite numbers take the place of the operands' that are not finite.
+    Such an element is the same whatever finite numbers take the place of the operands' that are not finite.
     """
     if not inputs:
         return bad
@@ -358,9 +358,9 @@ def apart(call: Call, result: Tensor, bad: Tensor, inputs: Sequence[Tensor], at:
 
 
 def came_too(call: Call, births: Tensor, at: int) -> Tensor:
-    """Those of the entries that an operator made which its operands make not finite as well.
+    """Those of the elements that an operator made which its operands make not finite as well.
 
-    Such an entry stays not finite if all the finite numbers become small ones. A pole at one such number says nothing.
+    Such an element stays not finite if all finite numbers become small ones. A pole at one such number says nothing.
     """
     for small in (1.0, 0.5):
         alone = call.result(at, births, functools.partial(_small_ones, small=small))
@@ -381,11 +381,11 @@ def of_masks(
 
     Args:
         call, result, inputs, at: as for `apart`.
-        bad: the entries that are not finite, and that an operator did not make.
+        bad: the elements that are not finite, and that an operator did not make.
         change: leaves the infinities of masks, and puts finite numbers in place of the others.
 
     Returns:
-        The entries that are undefined by the masks alone, and whether the masks did any harm: those included, or
+        The elements that are undefined by the masks alone, and whether the masks did any harm: those included, or
         infinities that go on from here.
     """
     alone: Tensor | None = result
@@ -398,7 +398,7 @@ def of_masks(
 
 
 def was_there(call: Call, result: Tensor, bad: Tensor, at: int) -> Tensor:
-    """Those of the entries that no finite number could have become, when a function in place overwrote it."""
+    """Those of the elements that no finite number could have become, when a function in place overwrote it."""
     largest = torch.finfo(result.dtype).max
     for value in (0.0, 1.0, -1.0, largest, -largest):
         target = on_copies(call.args[0], functools.partial(torch.full_like, fill_value=value))

@@ -606,12 +606,12 @@ class Recorder:
             self.failed("the end", error)
         for name, mistake in self.mistakes[:1]:
             warnings.warn(
-                f"explain failed at {name} ({type(mistake).__name__}: {mistake}), which is a mistake of its own; "
-                f"please report it at {REPORT}. What it tells may be incomplete",
+                f"explain failed at {name} ({type(mistake).__name__}: {mistake}). This is a bug in zero_or_nan; "
+                f"please report it at {REPORT}. The report may be incomplete",
                 stacklevel=3,
             )
         if self.compiled_at is not None:
-            self.report.note("a compiled region was watched from outside: what is in it can't be told apart")
+            self.report.note("explain watched a compiled region from outside: it can't see the functions in it")
         # A module that was first imported in the block may keep our replacements, as Dynamo does, and they keep this.
         self.traces = self.suspects = Traces()
         for known in (self.around, self.loose):

@@ -20,8 +20,8 @@ from zero_or_nan import ignoring
 ignoring.backward(loss)  # in place of loss.backward()"""
 
 _IGNORE_GRAD = """\
-# ignoring does not mend it here: keep the entry out of the function itself,
-# with a harmless number where the loss does not look
+# ignoring does not fix it here: keep the element out of the function,
+# and give the function a harmless number instead
 safe = torch.where(used, x, torch.ones_like(x))
 y = torch.where(used, f(safe), 0)"""
 
@@ -48,8 +48,8 @@ CONTAMINATED: dict[str, str] = {
 
 REMEDIES: dict[tuple[str, str], Remedy] = {
     ("undefined", ""): Remedy(
-        "# the loss asks for a number that does not exist: keep away from this point,\n"
-        "# or leave the entry out\n"
+        "# the loss uses a number that does not exist: keep away from this point,\n"
+        "# or leave the element out\n"
         "keep = torch.isfinite(y)\nloss = y[keep].mean()  # with ignoring.backward(loss)",
         "undefined#what-to-do",
     ),
@@ -75,14 +75,14 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "division-under-a-mask#what-to-do",
     ),
     ("undefined", "std"): Remedy(
-        "y = x.std(correction=0)  # one entry has no spread with n − 1", "undefined#std-of-one-element"
+        "y = x.std(correction=0)  # with n − 1, one element has no spread", "undefined#std-of-one-element"
     ),
     ("undefined", "var"): Remedy(
-        "y = x.var(correction=0)  # one entry has no spread with n − 1", "undefined#std-of-one-element"
+        "y = x.var(correction=0)  # with n − 1, one element has no spread", "undefined#std-of-one-element"
     ),
     ("undefined", "softmax"): Remedy(
-        "# a row of which nothing is allowed has no softmax:\n"
-        "# let it look at something, and drop its result\n"
+        "# a row without any allowed element has no softmax:\n"
+        "# allow the elements, and drop the row's result\n"
         "empty = ~allowed.any(-1, keepdim=True)\n"
         'scores = scores.masked_fill(~allowed & ~empty, float("-inf"))\n'
         "weights = scores.softmax(-1).masked_fill(empty, 0)",
@@ -92,7 +92,7 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "y = torch.acos(x.clamp(-1 + 1e-7, 1 - 1e-7))  # the slope at 1 is infinite", "undefined#angles"
     ),
     ("overflow", ""): Remedy(
-        "# the number exists and has no room in its dtype:\n"
+        "# the number exists, but it is too large for its dtype:\n"
         "# scale it, or compute its logarithm\n"
         "y = f(x.double())  # to see what it is",
         OVERFLOW,
@@ -104,13 +104,13 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         OVERFLOW,
     ),
     ("bad input", ""): Remedy(
-        "# look for it where the data come from; or leave such rows out:\n"
+        "# look for the cause in the source of the data, or leave such rows out:\n"
         "good = torch.isfinite(x).all(-1)\n"
         "loss = per_row[good].mean()  # with ignoring.backward(loss)",
         "slicing-nan#what-to-do",
     ),
     ("bad input", "zero_grad"): Remedy(
-        "# a pass adds to what .grad holds; watch the one that left this there, too\n"
+        "# backward adds to .grad, and .grad held a NaN: explain the pass before, too\n"
         "optimizer.zero_grad()  # before the pass",
         "find-it-in-your-model#bad-input",
     ),

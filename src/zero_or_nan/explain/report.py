@@ -12,10 +12,10 @@ from .notebook import as_html, place
 Kind = Literal["contaminated", "undefined", "overflow", "bad input"]
 
 MEANS: dict[str, str] = {
-    "contaminated": "the loss ignores this entry: the gradient that you want exists",
-    "undefined": "the loss uses this entry, and there the value or the derivative does not exist or is infinite",
-    "overflow": "the loss uses this entry, and the number is too large for its dtype",
-    "bad input": "the loss uses this entry, and it came in like that",
+    "contaminated": "the loss ignores this element: the gradient that you want exists",
+    "undefined": "the loss uses this element, and the value or the derivative does not exist there, or it is infinite",
+    "overflow": "the loss uses this element, and the number is too large for its dtype",
+    "bad input": "the loss uses this element, and it was not finite when it came in",
 }
 """What each kind says, in half a sentence."""
 
@@ -34,7 +34,7 @@ class Origin:
             in a tensor of `shape`, `dtype` and `device`. In forward that is the function's result, or the argument that
             came in with data; in backward it is the gradient that the derivative passed on.
         operands: what it was made of, to be checked by hand: "0 × inf", "exp(100) > 3.4e38", "0 / 0".
-        kind: "contaminated" when the loss ignored the entry, and the gradient that you want exists; "undefined" when
+        kind: "contaminated" when the loss ignored the element, and the gradient that you want exists; "undefined" when
             the value or derivative does not exist, or is infinite, where the loss uses it; "overflow" when it is only
             too large for the dtype; "bad input" when it came in with data, a target or a parameter.
         reached: the names of what it reached: the loss, parameters, inputs.
@@ -44,7 +44,7 @@ class Origin:
         chapter: the address of the section about it, in this library's book.
         times: how often it was found with the same line, operator, phase and kind: in forward once for each call.
         rank: of which process, where there are several.
-        is_sure: whether it was found out that the loss uses the entry, or ignores it; if not, a note says why.
+        is_sure: whether it was found out that the loss uses the element, or ignores it; if not, a note says why.
     """
 
     phase: Literal["forward", "backward"]
@@ -76,7 +76,7 @@ class Origin:
             f"    {self.source}" if self.source else "",
             f"  born in {self.phase}, by {self.operator}" + (f" in {self.module}" if self.module else ""),
             f"  {self.where}",
-            f"  reached {', '.join(_some(self.reached))}" + (f" by way of {self.way}" if self.path else ""),
+            f"  reached {', '.join(_some(self.reached))}" + (f" through {self.way}" if self.path else ""),
             f"  rank {self.rank}" if self.rank is not None else "",
             f"  {self.means}",
             *(f"    {line}" for line in self.remedy.splitlines()),
@@ -86,7 +86,7 @@ class Origin:
 
     @property
     def where(self) -> str:
-        """Which entries, of what."""
+        """Which elements, of what."""
         shown = ", ".join(str(list(entry)) for entry in self.entries[:3])
         more = ", …" if self.count > 3 else ""
         total = 1
@@ -96,7 +96,7 @@ class Origin:
         kind = f"{self.dtype} of shape {list(self.shape)} on {self.device}"
         if not self.shape:
             return f"a {self.dtype} number on {self.device}{times}"
-        return f"{self.count} of {total} entries: {shown}{more} in {kind}{times}"
+        return f"{self.count} of {total} elements: {shown}{more} in {kind}{times}"
 
     @property
     def way(self) -> str:
@@ -107,7 +107,9 @@ class Origin:
     def means(self) -> str:
         """What its kind says, in half a sentence."""
         text = MEANS[self.kind] + self.is_mended
-        return text if self.is_sure else text.replace("the loss uses this entry, and", "if the loss uses this entry,")
+        if self.is_sure:
+            return text
+        return text.replace("the loss uses this element, and", "if the loss uses this element,")
 
     @property
     def is_mended(self) -> str:
@@ -116,7 +118,7 @@ class Origin:
             return ""
         if self.mended:
             return "; ignoring.backward gave finite gradients on this very graph"
-        return "; ignoring.backward was tried on this very graph, and did not mend it"
+        return "; ignoring.backward did not fix it on this very graph"
 
 
 @dataclass

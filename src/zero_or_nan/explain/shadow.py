@@ -59,7 +59,7 @@ def shadow_of(
     Args:
         roots, vectors, inputs: of the pass.
         keep: the edges whose masks are asked for.
-        dangers: the nodes out of which ignored entries may come as other numbers than 0.
+        dangers: the nodes out of which ignored elements may come as other numbers than 0.
         nested: has a function called with the roots of each pass inside of this one.
 
     Returns:

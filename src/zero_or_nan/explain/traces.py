@@ -47,15 +47,15 @@ class Found:
         nature: whether an operator made it.
         phase: whether that was in backward.
         operator, place: the forward function, and the call of it.
-        where: the indices of the first entries, in the tensor.
-        count, shape, dtype, device: how many entries, and of what tensor.
+        where: the indices of the first elements, in the tensor.
+        count, shape, dtype, device: how many elements, and of what tensor.
         operands: what it was made of, as text.
         too_large: whether the numbers were only too large for the dtype.
         infinite: of what came in or was written down, the infinity, where it is one and the same; else 0.
         tensor: what came in.
         held: whether it was in `.grad` before a pass added to it.
         in_backward: what backward multiplied there, where that made a gradient that is not finite.
-        is_sure: whether it was found out that the loss uses the entries, or ignores them.
+        is_sure: whether it was found out that the loss uses the elements, or ignores them.
         made_of: the infinities that the code wrote down and that it was made of.
         number: in order of time.
     """
@@ -213,7 +213,7 @@ def looked_at(tensor: Any) -> Tensor | None:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether all entries are: NaN and inf get into every sum; one that is too large is looked at again."""
+    """Whether all elements are: NaN and inf get into every sum; one that is too large is looked at again."""
     number = total(tensor).item()
     return bool(number - number == 0) or bool(torch.isfinite(tensor).all())
 
@@ -224,7 +224,7 @@ def are_finite(values: Any) -> bool:
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether all entries of all tensors are; fetched from their device at once."""
+    """Whether all elements of all tensors are; fetched from their device at once."""
     with torch._C.DisableTorchFunction():  # a watch sees nothing of it
         return _all_finite(tensors)
 
@@ -260,7 +260,7 @@ def _all_finite(tensors: Iterable[Tensor]) -> bool:
 
 
 def first_entries(mask: Tensor, most: int = 5) -> list[tuple[int, ...]]:
-    """The indices of the first entries of a mask that are True."""
+    """The indices of the first elements of a mask that are True."""
     return [tuple(entry) for entry in mask.nonzero()[:most].tolist()]
 
 

@@ -1,7 +1,7 @@
 """The right gradient from unmodified forward code: `backward` and `grad` that skip what the loss ignored.
 
 The `gradient` argument of backward is the cotangent that every node multiplies. Here it is a tensor that knows which of
-its entries the loss ignored, and every step of backward hands that knowledge on: ignored times anything is ignored, a
+its elements the loss ignored, and every step of backward hands that knowledge on: ignored times anything is ignored, a
 sum skips it, and a zero that was computed is still a number.
 
 What users of the library import:
@@ -9,7 +9,7 @@ What users of the library import:
 - `backward`, `grad`: in place of `torch.autograd.backward` and `torch.autograd.grad`.
 - `counting`: how much of what was ignored was not finite.
 - `function`, `rule`, `derivative`: say once what an operator or an `autograd.Function` of your own does to ignored
-  entries. A rule is written with `Cotangent`, `plain`, `mask_of`, `settle`, `merge` and `NotFollowed`; `Function` and
+  elements. A rule is written with `Cotangent`, `plain`, `mask_of`, `settle`, `merge` and `NotFollowed`; `Function` and
   its looks (`NOTHING`, `FINITE`, `MODERATE`, `AWAY_FROM_ZERO`) are what can be said of a forward function.
 
 How it works, in the order of the flow:

@@ -76,13 +76,13 @@ class Pass:
         keep: edges whose masks are asked for at the end, in `masks`.
         outer: the pass that this one is a part of; what can't be followed is told there.
         asked_for: tensors inside of the graph whose gradients the user gets.
-        dangers: the nodes out of which ignored entries may come as other numbers than 0; all of them when none is
+        dangers: the nodes out of which ignored elements may come as other numbers than 0; all of them when none is
             named.
         by_rules_alone: whether each derivative is followed operator by operator, and none left to plain PyTorch, as it
             has to be where it is recorded.
 
     Attributes:
-        masks: the masks at the edges that are kept, None where all entries count. An edge that no cotangent has
+        masks: the masks at the edges that are kept, None where all elements count. An edge that no cotangent has
             reached is missing.
         entered: where the pass is recorded, each tensor between the nodes beside the cotangent that it became.
     """
@@ -151,22 +151,22 @@ class Pass:
             raise self._bugs[0][1]
         for name, error in self._bugs[:1]:
             warnings.warn(
-                f"ignoring failed at {name} ({type(error).__name__}: {error}), which is a mistake of its own; "
-                f"please report it at {REPORT}. From there on the gradient is plain PyTorch's, and ignored entries may "
+                f"ignoring failed at {name} ({type(error).__name__}: {error}). This is a bug in zero_or_nan; please "
+                f"report it at {REPORT}. From there on the gradient is plain PyTorch's, and ignored elements may "
                 "contaminate it",
                 stacklevel=_users_line(),
             )
         for name, mistake in self._mistakes.items():
             warnings.warn(
                 f"ignoring failed in your rule of {name} ({mistake}): from there on the gradient is plain PyTorch's, "
-                f"and ignored entries may contaminate it. How to write a rule: {HELP}",
+                f"and ignored elements may contaminate it. How to write a rule: {HELP}",
                 stacklevel=_users_line(),
             )
         if self._lost:
             told = ", ".join(f"{name} ({reason})" for name, reason in sorted(self._lost.items()))
             warnings.warn(
-                f"ignoring could not follow {told}: from there on the gradient is plain PyTorch's, and ignored entries "
-                f"may contaminate it. What to do: {HELP}",
+                f"ignoring could not follow {told}: from there on the gradient is plain PyTorch's, and ignored "
+                f"elements may contaminate it. What to do: {HELP}",
                 stacklevel=_users_line(),
             )
 
@@ -443,7 +443,7 @@ class Pass:
 
 
 def nothing_ignored(nodes: Iterable[Any]) -> bool:
-    """Whether no entry can be ignored on the way through these nodes: none of them selects, or does who knows what."""
+    """True if no node here can produce an ignored element: none selects, and none is unknown."""
     for node in nodes:
         if type(node) is not AccumulateGrad:
             facts = _facts(node)

@@ -1,4 +1,4 @@
-"""A cotangent that knows which of its entries count, and the few things that every rule does with it.
+"""A cotangent that knows which of its elements count, and the few things that every rule does with it.
 
 `backward` multiplies a cotangent at every node of the graph. A `Cotangent` is that tensor with a mask beside it. It
 lives while one node's derivative runs: PyTorch's own formula gets it in place of a plain tensor, each operator that the
@@ -7,8 +7,8 @@ plain tensors, and `careful.Pass` keeps their masks.
 
 Two invariants hold for every `Cotangent`:
 
-- an entry that does not count is 0.0 or -0.0, never NaN or infinite;
-- an entry that is finite in plain PyTorch's backward has the very same bits here.
+- an element that does not count is 0.0 or -0.0, never NaN or infinite;
+- an element that is finite in plain PyTorch's backward has the very same bits here.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Cotangent(Tensor):
 
     Args:
         value: a plain tensor of any shape, on any device, of a floating or complex dtype; 0 where the mask is False.
-        mask: a bool tensor of the same shape (it may be expanded), False where the loss ignored the entry; None when
-            all entries count. It is shared and never written into.
+        mask: a bool tensor of the same shape (it may be expanded), False where the loss ignored the element; None when
+            all elements count. It is shared and never written into.
 
     Attributes:
         value: the cotangent as a plain tensor; shares its storage with this one.
@@ -197,7 +197,7 @@ def written_mask(thing: Any, beside: Any) -> Mask:
 def chosen(condition: Tensor, beside: Any, taken: bool = True) -> Tensor:
     """Where a condition that a derivative selects by is as `taken`, or could not tell.
 
-    NaN compares with nothing: where one was compared, nothing was selected, and the entry was used.
+    NaN compares with nothing: where one was compared, nothing was selected, and the element was used.
     """
     step = step_of((beside,))
     unordered = None if step is None else step.where_unordered(condition)
@@ -208,12 +208,12 @@ def chosen(condition: Tensor, beside: Any, taken: bool = True) -> Tensor:
 def settle(value: Tensor, mask: Mask) -> Cotangent:
     """The cotangent with `value`, where ignored times NaN or inf is ignored.
 
-    For an operator that multiplies entry by entry.
+    For an operator that multiplies element by element.
 
     Args:
-        value: what plain PyTorch gives, computed from `plain(cotangent)`: there the ignored entries are zeros, so here
+        value: what plain PyTorch gives, computed from `plain(cotangent)`: there the ignored elements are zeros, so here
             they are zeros or NaN. It is changed in place, so it has to be a tensor of its own.
-        mask: which of its entries count, bool, of a shape that can be expanded to that of `value`; None for all.
+        mask: which of its elements count, bool, of a shape that can be expanded to that of `value`; None for all.
 
     >>> cotangent = Cotangent(torch.tensor([1.0, 0.0]), torch.tensor([True, False]))
     >>> settle(plain(cotangent) * torch.tensor([2.0, torch.inf]), mask_of(cotangent))
@@ -234,7 +234,7 @@ def nothing(like: Any) -> Cotangent:
 
 
 def without_nan(value: Tensor, mask: Tensor) -> None:
-    """Write 0 over NaN where the entry does not count."""
+    """Write 0 over NaN where the element does not count."""
     spare = None
     for part, counts in _in_cache(value, mask):
         if part.is_cpu and not has_nan(part):
@@ -256,18 +256,18 @@ def _in_cache(value: Tensor, mask: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
 
 
 def has_nan(value: Tensor) -> bool:
-    """Whether an entry may be NaN. One pass over the memory: `sum` is several times faster than `isnan().any()`."""
+    """Whether an element may be NaN. One pass over the memory: `sum` is several times faster than `isnan().any()`."""
     total = value.sum().item()
     return total != total
 
 
 def clear_lost_rows(value: Tensor, counts: Tensor, row: Any) -> bool:
-    """Write 0 over each row with a NaN of which no entry counts, and tell whether there is a NaN in others.
+    """Write 0 over each row with a NaN of which no element counts, and tell whether there is a NaN in others.
 
     Args:
         value: what plain PyTorch gave, changed in place.
         counts: which rows count.
-        row: the dimensions of a row, which have one entry in `counts`.
+        row: the dimensions of a row, which have one element in `counts`.
     """
     total = value.sum(row, keepdim=True)
     kept = total == total
@@ -319,7 +319,7 @@ def is_finite(thing: Any) -> bool:
 
 
 def ignores(thing: Any) -> bool:
-    """Whether an entry of these cotangents does not count."""
+    """Whether an element of these cotangents does not count."""
     if isinstance(thing, (tuple, list)):
         return any(map(ignores, thing))
     return not all_count(mask_of(thing))
@@ -367,7 +367,7 @@ def _described(tensor: Tensor) -> str:
 
 
 def wrapped(result: Any) -> Any:
-    """Plain results as cotangents all of whose entries count, as they do in plain PyTorch."""
+    """Plain results as cotangents all of whose elements count, as they do in plain PyTorch."""
     if isinstance(result, Tensor):
         if not can_carry(result):
             return result

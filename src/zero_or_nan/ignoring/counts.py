@@ -24,16 +24,16 @@ from .masks import Mask
 class Counted:
     """What `ignoring` kept out of the gradient, in the passes of a block.
 
-    An entry is counted where plain PyTorch would have multiplied its 0 by what is not finite: at the operator of the
+    An element is counted where plain PyTorch would have multiplied its 0 by what is not finite: at the operator of the
     pass at which most were, so that a row that goes through ten layers is one row.
 
     Attributes:
         passes: backward passes of `ignoring` that ran.
         kept_clean: those in which something was counted.
-        entries: the entries that were counted.
+        entries: the elements that were counted.
         rows: the rows of a batch, of dimension 0, that they stood in; `of_rows` says of how many, in those passes.
         first, last: the numbers of the first and the last pass in which something was counted, from 1 on; 0 for none.
-        functions: by forward function, how many entries.
+        functions: by forward function, how many elements.
     """
 
     passes: int = 0
@@ -55,7 +55,7 @@ class Counted:
             else f"the {_th(self.first)}"
         )
         return (
-            f"{self.entries} entries that are not finite were ignored, in {self.rows} of {self.of_rows} rows; in "
+            f"{self.entries} elements that are not finite were ignored, in {self.rows} of {self.of_rows} rows; in "
             f"{self.kept_clean} of {self.passes} backward passes, {since}, most at {most}"
         )
 
@@ -171,7 +171,7 @@ class Count:
 
 
 def _not_finite(tensor: Any) -> Tensor | None:
-    """Which entries are not finite; None where all are, or there are none."""
+    """Which elements are not finite; None where all are, or there are none."""
     tensor = values_of(tensor)
     if not isinstance(tensor, Tensor) or not (tensor.is_floating_point() or tensor.is_complex()):
         return None

@@ -54,7 +54,7 @@ def not_zero(value: Any) -> Tensor:
 
 
 def part_here(tensor: Any) -> Tensor | None:
-    """The part of a DTensor that this process holds; None where a part is not a part of the entries, but of a sum."""
+    """The part of a DTensor that this process holds; None where a part is not a part of the elements, but of a sum."""
     if any(placement.is_partial() for placement in tensor.placements):
         return None
     part: Tensor = tensor._local_tensor

@@ -145,7 +145,7 @@ function("NativeDropout", look=FINITE, scalars=("p",))
 
 
 def _leaves_out_inputs(node: Any) -> bool:
-    """A convolution whose kernel strides over entries that it never reads."""
+    """A convolution whose kernel strides over elements that it never reads."""
     return not node._saved_transposed and any(step > 1 for step in node._saved_stride)
 
 

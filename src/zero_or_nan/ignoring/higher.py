@@ -148,7 +148,7 @@ def _same(a: Mask, b: Mask) -> bool:
 
 
 def remember(tensor: Tensor, mask: Mask) -> None:
-    """Have the node that made a tensor remember which of its entries were ignored."""
+    """Have the node that made a tensor remember which of its elements were ignored."""
     global _EVER
     if tensor.grad_fn is not None:
         _EVER = True
@@ -174,7 +174,7 @@ def is_recorded(node: Any) -> bool:
 
 
 def constants(node: Any, number: int) -> Mask:
-    """Which entries of a result of a node that was recorded counted; the others are constants from then on."""
+    """Which elements of a result of a node that was recorded counted; the others are constants from then on."""
     mask: Mask = node.metadata.get(_KEY, _NOT_RECORDED).get(number)
     return mask
 

@@ -15,7 +15,7 @@ from .masks import Mask, full, laid_out
 from .steps import Step
 
 RESHAPING = frozenset({"as_strided", "squeeze", "swapaxes", "swapdims", "t", "transpose", "unsqueeze"})
-"""Operators whose in-place form gives the same entries another shape."""
+"""Operators whose in-place form gives the same elements another shape."""
 
 
 def in_place(

@@ -1,6 +1,6 @@
 """Whether plain backward can be trusted with a graph, told by a look at what the graph saved.
 
-0 times anything finite is 0. Where every number that backward will multiply by is finite, an ignored entry stays the
+0 times anything finite is 0. Where every number that backward will multiply by is finite, an ignored element stays the
 zero that it is, and plain PyTorch's gradient is right: the careful pass would give the same bits. `harmless` looks at
 the saved tensors of each node, and at its scalars, before the pass. It errs on one side only: a node without a record,
 a number outside of the bounds, or memory that is not there yet asks for care.
@@ -55,7 +55,7 @@ class Look(NamedTuple):
 
 
 def total(tensor: Tensor) -> Tensor:
-    """Finite only where all entries are: NaN and inf get into every sum. Half precision would overflow too early."""
+    """Finite only where all elements are: NaN and inf get into every sum. Half precision would overflow too early."""
     return tensor.sum(dtype=torch.float32) if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.sum()
 
 
@@ -83,13 +83,13 @@ NOTHING = Look(lambda tensor: (), lambda dtype: True)
 """For a function that multiplies by constants, or looks at what it saved only to select."""
 
 FINITE = Look(_sum, lambda dtype, total: math.isfinite(total))
-"""For a function that multiplies by what it saved, or by a bounded function of it: all entries are finite."""
+"""For a function that multiplies by what it saved, or by a bounded function of it: all elements are finite."""
 
 MODERATE = Look(torch.aminmax, _moderate)
-"""For a derivative that could overflow on its way: no entry is beyond the fourth root of the dtype's largest number."""
+"""For a derivative that could overflow on its way: no element is beyond the 4th root of the dtype's largest number."""
 
 AWAY_FROM_ZERO = Look(torch.aminmax, _away_from_zero)
-"""For a function that divides by what it saved: all entries are moderate, of one sign, and so are their inverses."""
+"""For a function that divides by what it saved: all elements are moderate, of one sign, and so are their inverses."""
 
 
 class _Place(NamedTuple):
@@ -139,7 +139,7 @@ class _Looking:
     """One look at the nodes of a graph.
 
     Attributes:
-        refused: the nodes out of which ignored entries may come as other numbers than 0, as far as they are known yet.
+        refused: the nodes out of which ignored elements may come as other numbers than 0, as far as they are known yet.
         seen: what was found of large tensors: a relu's result is the next layer's input.
         elsewhere: what was measured on another device, with the node that it is for; not fetched yet.
         small: tensors that are to be finite, and those that are to be moderate, with the nodes that they are for; all
@@ -284,11 +284,11 @@ class _Looking:
 
 
 def harmless(nodes: Iterable[Any], dangers: list[Any] | None = None) -> bool:
-    """Whether ignored entries can't contaminate what comes out of these nodes.
+    """Whether ignored elements can't contaminate what comes out of these nodes.
 
     Args:
         nodes: where to look.
-        dangers: gets all nodes out of which ignored entries may come as other numbers than 0. Without it, the look ends
+        dangers: gets all nodes out of which ignored elements may come as other numbers than 0. Without it, this ends
             at the first kind that has one.
     """
     by_kind: dict[type, list[Any]] = {}
@@ -415,7 +415,7 @@ def _as_factor(tensor: Tensor, look: Look) -> Tensor:
 
 
 def _in_memory_order(tensor: Tensor) -> Tensor:
-    """The same entries; a transposed weight takes `aminmax` ten times as long as the weight."""
+    """The same elements; a transposed weight takes `aminmax` ten times as long as the weight."""
     if tensor.is_contiguous():
         return tensor
     if tensor.dim() == 2:

@@ -1,4 +1,4 @@
-"""Masks of cotangents: True where the entry counts, None where all do.
+"""Masks of cotangents: True where the element counts, None where all do.
 
 Most are whole rows or columns. A mask has the shape of its value, but a dimension along which it is constant may be
 expanded: of stride 0, one bool in memory. Whatever is computed of it is computed of its *core*, that bool alone.
@@ -19,7 +19,7 @@ MANY = 2048
 
 
 def core(mask: Tensor) -> Tensor:
-    """The mask with one entry in place of every dimension that is expanded."""
+    """The mask with one element in place of every dimension that is expanded."""
     steps = mask.stride()
     if 0 not in steps:
         return mask
@@ -53,7 +53,7 @@ def _joined(join: Any, a: Tensor, b: Tensor) -> Tensor:
 
 
 def anywhere(mask: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
-    """Whether an entry along the dimensions counts; along all of them when none is named."""
+    """Whether an element along the dimensions counts; along all of them when none is named."""
     if dim is None or (isinstance(dim, (list, tuple)) and not dim):
         found = _any(core(mask))
         return found.reshape((1,) * mask.dim()) if keepdim else found
@@ -78,7 +78,7 @@ def _any(mask: Tensor, dims: tuple[int, ...] = (), keepdim: bool = False) -> Ten
 
 
 def all_count(mask: Mask) -> bool:
-    """Whether no entry is ignored."""
+    """Whether no element is ignored."""
     if mask is None:
         return True
     small = core(mask)
@@ -88,12 +88,12 @@ def all_count(mask: Mask) -> bool:
 
 
 def nothing_counts(mask: Tensor) -> bool:
-    """Whether every entry is ignored."""
+    """Whether every element is ignored."""
     return not bool(_any(core(mask)))
 
 
 def reshaped(mask: Tensor, shape: Sequence[int]) -> Tensor:
-    """The mask in another shape of as many entries; the last dimensions stay expanded where they are."""
+    """The mask in another shape of as many elements; the last dimensions stay expanded where they are."""
     shape = tuple(shape)
     if -1 in shape:
         others = 1
@@ -126,7 +126,7 @@ def reshaped(mask: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def and_whatever_is_not_0(mask: Tensor, values: Tensor) -> Tensor:
-    """The mask, and each entry that is another number than 0; small, where all of these count anyway."""
+    """The mask, and each element that is another number than 0; small, where all of these count anyway."""
     if mask.numel() >= MANY and mask.stride(-1) == 0 and values.stride(-1) == 1 and _bits(values) is not None:
         small = core(mask)
         alike = [d for d in range(mask.dim()) if small.shape[d] != mask.shape[d]]
@@ -142,7 +142,7 @@ _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 def _bits(values: Tensor) -> torch.dtype | None:
     """The integers that the values can be taken for, where that pays.
 
-    On a processor `where` branches at each entry. A product with the bits takes a third of the time for masks of whole
+    On a CPU `where` branches at each element. A product with the bits takes a third of the time for masks of whole
     rows, and a fifth for those without any order.
     """
     as_written = values.is_cpu and values.numel() >= MANY and not values.is_conj() and not values.is_neg()
@@ -195,7 +195,7 @@ def put_where_ignored(values: Tensor, counts: Tensor, others: Tensor) -> None:
 
 
 def full(mask: Mask, like: Tensor) -> Tensor:
-    """The mask itself, or one by which all entries count. It may be expanded: masks are never written into."""
+    """The mask itself, or one by which all elements count. It may be expanded: masks are never written into."""
     return everywhere(True, like) if mask is None else mask
 
 
@@ -234,7 +234,7 @@ def laid_out(mask: Tensor, value: Tensor) -> Tensor:
 
 
 def extent(value: Tensor) -> int:
-    """How many entries there are in memory from the first to the last of a tensor's."""
+    """How many elements there are in memory from the first to the last of a tensor's."""
     if not value.numel():
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(value.size(), value.stride(), strict=True))

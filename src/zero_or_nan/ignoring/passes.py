@@ -39,8 +39,9 @@ def backward(
     """`torch.autograd.backward`, but what the loss ignored stays out of the gradient.
 
     The forward code is not changed. Each leaf's `.grad` is a plain tensor of its shape and dtype, 0 where the loss
-    ignored the entry, and the very bits of plain PyTorch wherever plain PyTorch's gradient is finite. An entry that the
-    loss *uses* keeps its NaN or inf. Gradients accumulate in `.grad`, hooks run and the graph is freed as in PyTorch.
+    ignored the element, and the bits of plain PyTorch wherever plain PyTorch's gradient is finite. An element that
+    the loss *uses* keeps its NaN or inf. Gradients accumulate in `.grad`, hooks run and the graph is freed as in
+    PyTorch.
 
     Args:
         tensors: what to differentiate: a tensor, a graph edge, or a sequence of them.
@@ -105,8 +106,8 @@ def grad(
         allow_unused: give None for an input that the outputs don't depend on, in place of an error.
         is_grads_batched: take the first dimension of `grad_outputs` for a batch of vectors: one pass for each.
         materialize_grads: give zeros in place of None.
-        ignored: "zero" returns plain tensors, 0 where the loss ignored the entry. "masked" returns a
-            `torch.masked.MaskedTensor` for each input, with mask False there, so that a zero and an ignored entry are
+        ignored: "zero" returns plain tensors, 0 where the loss ignored the element. "masked" returns a
+            `torch.masked.MaskedTensor` for each input, with mask False there, so that a zero and an ignored element are
             told apart. For an input that the outputs don't depend on, `materialize_grads` gives all of it ignored.
 
     Returns:

@@ -38,9 +38,9 @@ class Function:
 
     Attributes:
         selects: whether a zero that the derivative writes means "not selected": the result was the same, whatever stood
-            in that entry. A function of the node where that depends on how it was called.
-        compares: whether it selects by comparing numbers, so that an entry that was compared with NaN was used.
-        moves: whether its derivative only moves entries about, or adds them up: then it does the same to their mask.
+            in that element. A function of the node where that depends on how it was called.
+        compares: whether it selects by comparing numbers, so that an element that was compared with NaN was used.
+        moves: whether its derivative only moves elements about, or adds them up: then it does the same to their mask.
         look: what must hold of the tensors that it saved for plain backward to do; None where nothing would be enough.
         looks: tensors among them with a look of their own; None looks at none of their numbers.
         scalars: the numbers among its arguments that its derivative multiplies by.
@@ -217,7 +217,7 @@ def name_in_torch(forward: type) -> str:
 def derivative(names: str | type[torch.autograd.Function], **facts: Any) -> Callable[[Derivative], Derivative]:
     """Record a derivative of our own for some forward functions.
 
-    It is called as `derivative(node, cotangents)` when ignored entries arrive. `node` is the `ctx` of a Function in
+    It is called as `derivative(node, cotangents)` when ignored elements arrive. `node` is the `ctx` of a Function in
     Python, and a `Cotangent` stands for each output. Written in operators that have rules, it returns a tuple with a
     `Cotangent`, or None, for each input. That stands where plain PyTorch's result is not finite. Its backward runs as
     ever, on plain tensors: the way for code that takes pointers, or writes into what it gets.
@@ -262,8 +262,8 @@ def rule(*operators: str, since: str = "2.6") -> Callable[[Rule], Rule]:
     that arrived (the out-of-place one when an in-place one did). It returns what `op` would, a `Cotangent` in place of
     each tensor. Two things must hold of that:
 
-    - an entry that does not count is 0, never NaN or infinite;
-    - an entry that is finite in plain PyTorch's result has the very same bits.
+    - an element that does not count is 0, never NaN or infinite;
+    - an element that is finite in plain PyTorch's result has the very same bits.
 
     A rule raises `NotFollowed` with a reason for what it can't do. Whatever else it raises, and a result of another
     kind, shape or number, is reported as a mistake in a warning; plain PyTorch's result is taken then.
@@ -282,7 +282,7 @@ def rule(*operators: str, since: str = "2.6") -> Callable[[Rule], Rule]:
     ...
     ValueError: aten::mul has a rule already: mul
 
-    A rule for an operator of one's own, which multiplies entry by entry:
+    A rule for an operator of one's own, which multiplies element by element:
 
     >>> from zero_or_nan.ignoring import mask_of, plain, settle
     >>> @torch.library.custom_op("docs::halved", mutates_args=())
@@ -412,13 +412,13 @@ def _check_masks(op: Any, result: Any) -> None:
         if part.mask.shape != part.value.shape:
             raise ValueError(f"its mask has shape {tuple(part.mask.shape)}, and its value {tuple(part.value.shape)}")
         if bool((part.value != 0).logical_and_(part.mask.logical_not()).any()):
-            raise ValueError("it calls an entry ignored that is not 0")
+            raise ValueError("it calls an element ignored that is not 0")
 
 
 def _refuse_unless_other_release(complaint: str, since: str) -> None:
     here = _numbers(torch.__version__)
     if _numbers(since) <= here <= NEWEST:
-        raise ValueError(f"{complaint} in PyTorch {torch.__version__}; say since when there is one, or mend the name")
+        raise ValueError(f"{complaint} in PyTorch {torch.__version__}; pass `since='…'`, or correct the name")
 
 
 def _numbers(version: str) -> tuple[int, int]:

@@ -162,7 +162,7 @@ class _Comparisons(Watching):  # type: ignore[no-untyped-call]
         super().__init__()
         self.places = slice(1) if first_alone else slice(2)
         self.unordered: dict[int, tuple[Tensor, Tensor]] = {}
-        """By each result of a comparison, which is kept so that it is known again: where its entry was NaN."""
+        """By each result of a comparison, which is kept so that it is known again: where its element was NaN."""
 
     def __torch_dispatch__(
         self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -177,7 +177,7 @@ class _Comparisons(Watching):  # type: ignore[no-untyped-call]
         return result
 
     def where_unordered(self, condition: Any) -> Mask:
-        """Where a condition is False because an entry was NaN; None where it never is."""
+        """Where a condition is False because an element was NaN; None where it never is."""
         found = self.unordered.get(id(condition))
         return None if found is None else found[1]
 
@@ -194,7 +194,7 @@ class _Comparisons(Watching):  # type: ignore[no-untyped-call]
 
 
 class Moved(Step):
-    """The run of a derivative that moves entries about, or adds them up: it does the same to their mask."""
+    """The run of a derivative that moves elements about, or adds them up: it does the same to their mask."""
 
     def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
         return arriving

@@ -9,37 +9,37 @@ import torch
 from torch import Tensor
 
 WORDS = ("right", "rounded", "wrong", "contaminated", "missing")
-"""From best to worst. A gradient is called by the worst of its entries.
+"""From best to worst. A gradient is called by the worst of its elements.
 
 - *right*: within the stated ulps of the reference, or as undefined as the reference is; where the loss does not use the
-  entry, zero.
+  element, zero.
 - *rounded*: further off than that, but at most `ROUNDED` ulps.
 - *wrong*: finite, but not the gradient; or not as undefined as the reference is.
-- *contaminated*: non-finite although the reference is finite or the loss does not use the entry.
+- *contaminated*: non-finite although the reference is finite or the loss does not use the element.
 - *missing*: no gradient at all.
 """
 
 ULPS = 4
 """Units in the last place of float32 that still count as *right*: `exp` and `log` differ by a few between devices."""
 ROUNDED = 64
-"""The distance from the reference, in ulps, beyond which an entry is no longer just rounded."""
+"""The distance from the reference, in ulps, beyond which an element is no longer just rounded."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What a gradient has to be: float64 on the CPU, and where the loss uses the entry (`used`, bool, same shape)."""
+    """What a gradient has to be: float64 on the CPU, and where the loss uses the element (`used`, bool, same shape)."""
 
     values: Tensor
     used: Tensor
 
 
 def reference(loss: Callable[[Tensor], Tensor], x: Tensor, used: Tensor | None = None) -> Reference:
-    """The gradient of a loss in float64, on the CPU, with the unused entries never computed.
+    """The gradient of a loss in float64, on the CPU, with the unused elements never computed.
 
     Args:
         loss: takes `x[used]`, or all of `x`, in float64, and returns a scalar.
         x: a real tensor of any shape, dtype and device.
-        used: bool, over the leading dimensions of `x`; True = the entry counts. None: all count.
+        used: bool, over the leading dimensions of `x`; True = the element counts. None: all count.
 
     >>> x = torch.tensor([-1.0, 100.0])
     >>> reference(lambda x: x.exp().sum(), x, used=x < 0).values
@@ -75,6 +75,6 @@ def word(gradient: Tensor | None, wanted: Reference, ulps: int = ULPS) -> str:
 
 
 def _rank(x: Tensor) -> Tensor:
-    """The position of each entry among all float32 numbers, counted from zero: a difference of ranks is in ulps."""
+    """The position of each element among all float32 numbers, counted from zero: a difference of ranks is in ulps."""
     bits = x.contiguous().view(torch.int32).to(torch.int64)
     return torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)

@@ -62,7 +62,7 @@ CASES = {
     "clamp_min": ("grad if inside the bounds else 0", lambda x: x.clamp_min(0)),
     "clamp_max": ("grad if inside the bounds else 0", lambda x: x.clamp_max(0)),
     "relu": ("grad if result > 0 else 0", lambda x: x.relu()),
-    "sum": ("grad, for every entry", lambda x: x.sum()),
+    "sum": ("grad, for every element", lambda x: x.sum()),
     "mean": ("grad ÷ 3", lambda x: x.mean()),
     "nansum": ("grad if not isnan(self) else 0", lambda x: (x * torch.tensor([1.0, nan, 2.0])).nansum()),
     "index": ("grad where picked, else 0", lambda x: x[torch.tensor([2, 0, 2])]),

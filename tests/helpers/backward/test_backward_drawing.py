@@ -59,7 +59,7 @@ def part(svg, **data):
 
 def test_the_nodes_and_all_that_flows_between_them_are_there():
     svg = drawn(*where_over_exp())
-    assert words(part(svg, data_step=0)[0]) == ["▶", "sumgrad, for every entry"]
+    assert words(part(svg, data_step=0)[0]) == ["▶", "sumgrad, for every element"]
     assert words(part(svg, data_step=1)[0]) == [
         "▶",
         "wheregrad if condition else 0",
@@ -240,7 +240,7 @@ def test_every_text_has_room(name):
             if text.get("class") == "zn-label":
                 base = extent(text)[2]
                 assert not any(top < base + 2 and base - 9 < top + tall for _, top, _, tall in cells)
-                assert any(base < top < base + 8 for _, top, _, _ in cells), "a label stands right above its entries"
+                assert any(base < top < base + 8 for _, top, _, _ in cells), "a label stands right above its elements"
         for left, top, span, tall in cells:
             assert x < left and left + span < x + wide and top + tall < y + high
     for text in svg.iter(f"{SVG}text"):

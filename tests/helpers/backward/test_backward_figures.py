@@ -39,12 +39,12 @@ def rows(section):
 def test_the_text_tells_every_step():
     text = made().text()
     assert text.startswith(
-        "where & exp\n1. sum: grad, for every entry\n   arrives: 1\n   to where: [1, 1, 1]\n2. where: "
+        "where & exp\n1. sum: grad, for every element\n   arrives: 1\n   to where: [1, 1, 1]\n2. where: "
     )
     assert "\n   vanilla: NaN is born: 0 × inf = NaN at [2].\n   ignoring: Ignored: -- × inf = -- at [2].\n" in text
     assert text.endswith(
         "4. x.grad\n   x.grad, vanilla: [0.368, 0, NaN]\n   x.grad, ignoring: [0.368, --, --]\n"
-        "   vanilla: NaN in 1 of 3 entries.\n   ignoring: Ignored entries are written as 0. No NaN."
+        "   vanilla: NaN in 1 of 3 elements.\n   ignoring: Ignored elements are written as 0. No NaN."
     )
     assert made("").text().startswith("1. sum")
 
@@ -79,9 +79,9 @@ def test_the_script_finds_what_to_say_and_where_to_begin():
     assert figure.get("data-backward") == "2"
     sum_, where, exp, _ = steps(made())
     assert [each.get("data-title") for each in (sum_, where, exp)] == ["sum", "where", "exp"]
-    assert sum_.get("data-vanilla") == sum_.get("data-ignoring") == "It passes on grad, for every entry."
+    assert sum_.get("data-vanilla") == sum_.get("data-ignoring") == "It passes on grad, for every element."
     assert where.get("data-vanilla") == "It passes on grad if condition else 0."
-    assert where.get("data-ignoring") == "From here on the loss ignores 2 of 3 entries (--)."
+    assert where.get("data-ignoring") == "From here on the loss ignores 2 of 3 elements (--)."
     assert exp.get("data-vanilla") == "NaN is born: 0 × inf = NaN at [2]."
     # Both ways are drawn, and each can be hidden.
     ways = {each.get("data-way") for each in figure.iter() if each.get("data-way")}

@@ -30,7 +30,7 @@ def test_each_step_has_its_title_formula_and_what_was_saved():
     total, where, exp, end = told(*where_over_exp())
     assert [each.title for each in (total, where, exp, end)] == ["sum", "where", "exp", "x.grad"]
     assert (total.formula, where.formula, exp.formula) == (
-        "grad, for every entry",
+        "grad, for every element",
         "grad if condition else 0",
         "grad × result",
     )
@@ -46,20 +46,20 @@ def test_where_nan_is_born_and_what_ignoring_does_instead():
     assert exp.said == {"vanilla": "NaN is born: 0 × inf = NaN at [2].", "ignoring": "Ignored: -- × inf = -- at [2]."}
     assert (exp.born, exp.spared) == ({0: {2: "0 × inf = NaN"}}, {0: {2: "-- × inf = --"}})
     assert exp.meets == {"grad": [2], "result": [2]}
-    assert where.said == {"vanilla": "", "ignoring": "From here on the loss ignores 2 of 3 entries (--)."}
+    assert where.said == {"vanilla": "", "ignoring": "From here on the loss ignores 2 of 3 elements (--)."}
     assert total.said == {"vanilla": "", "ignoring": ""}
     assert end.said == {
-        "vanilla": "NaN in 1 of 3 entries.",
-        "ignoring": "Ignored entries are written as 0. No NaN.",
+        "vanilla": "NaN in 1 of 3 elements.",
+        "ignoring": "Ignored elements are written as 0. No NaN.",
     }
     assert (where.born, where.spared) == ({}, {}) and not any(where.meets.values())
 
 
 def test_the_end_tells_what_is_infinite_too():
     x = leaf(0.0, 4.0)
-    assert said(x.sqrt().sum(), {"x": x}, "x.grad") == dict.fromkeys(("vanilla", "ignoring"), "inf in 1 of 2 entries.")
+    assert said(x.sqrt().sum(), {"x": x}, "x.grad") == dict.fromkeys(("vanilla", "ignoring"), "inf in 1 of 2 elements.")
     end = said((x.sqrt() * torch.tensor([1.0, nan])).sum(), {"x": x}, "x.grad")
-    assert end["vanilla"] == "NaN in 1, inf in 1 of 2 entries."
+    assert end["vanilla"] == "NaN in 1, inf in 1 of 2 elements."
     assert said((x * 2).sum(), {"x": x}, "x.grad")["vanilla"] == "No NaN."
 
 
@@ -112,13 +112,13 @@ def test_nan_is_born_where_cotangents_are_added():
         "NaN is born where cotangents are added: -inf + inf = NaN at [0].",
     )
     other = (x * torch.tensor([nan, 1.0])).sum() + (x * torch.tensor([-inf, 1.0])).sum()
-    assert said(other, {"x": x}, "x.grad")["vanilla"] == "NaN in 1 of 2 entries."
+    assert said(other, {"x": x}, "x.grad")["vanilla"] == "NaN in 1 of 2 elements."
 
 
 def test_the_places_are_told_once_and_many_are_counted():
     x = torch.zeros(5, requires_grad=True)
     assert said((x * x).sum().sqrt(), {"x": x}, "mul")["vanilla"] == (
-        "NaN is born: inf × 0 = NaN at [0], [1] and 3 more entries."
+        "NaN is born: inf × 0 = NaN at [0], [1] and 3 more elements."
     )
     three = torch.zeros(3, requires_grad=True)
     assert said((three * three).sum().sqrt(), {"x": three}, "mul")["vanilla"] == (
@@ -138,7 +138,7 @@ def test_two_inputs_with_different_arithmetic():
 def test_what_is_ignored_from_here_on_is_counted_for_each_input():
     x = leaf(-1.0, 2.0, 3.0)
     assert said(torch.where(x < 0, x.exp(), x).sum(), {"x": x}, "where")["ignoring"] == (
-        "From here on the loss ignores 2 of 3 entries, and 1 of 3 entries (--)."
+        "From here on the loss ignores 2 of 3 elements, and 1 of 3 elements (--)."
     )
 
 

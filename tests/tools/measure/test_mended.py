@@ -185,9 +185,9 @@ def test_a_gradient_that_grows_with_the_poison_is_no_sample():
     ("mm", poisoned.Unmended("a", finite=True), "finite in PyTorch"),
     ("mm", poisoned.Unmended("a", failure="the process died: SIGSEGV"), "no end"),
     ("mm", poisoned.Unmended("a", failure="ValueError: no"), causes.UNEXPLAINED),
-    ("mm", poisoned.Unmended("last entry inf"), causes.UNEXPLAINED),
-    ("nn.functional.scaled_dot_product_attention", poisoned.Unmended("last entry inf"), "computed zero"),
-    ("nn.functional.scaled_dot_product_attention", poisoned.Unmended("last entry nan"), causes.UNEXPLAINED),
+    ("mm", poisoned.Unmended("last element inf"), causes.UNEXPLAINED),
+    ("nn.functional.scaled_dot_product_attention", poisoned.Unmended("last element inf"), "computed zero"),
+    ("nn.functional.scaled_dot_product_attention", poisoned.Unmended("last element nan"), causes.UNEXPLAINED),
 ])  # fmt: skip
 def test_a_cause_explains_what_it_is_for(operator, sample, cause):
     assert causes.cause_of(operator, sample) == cause

@@ -17,7 +17,7 @@ ROWS = [
      for w, b in (("plain", 2.0), ("ignoring", 3.0))}, "peak": {"plain": 10, "ignoring": 12}}
     for c in (False, True)
 ] + [
-    {"case": f"where over exp, {n} entries", "entries": n, "contaminated": c,
+    {"case": f"where over exp, {n} elements", "entries": n, "contaminated": c,
      "seconds": {w: {"forward": n, "backward": b * n}
                  for w, b in (("plain", 1), ("ignoring", 2), ("double where", 1), ("masked", 3))}}
     for n in (10, 100) for c in (False, True)
@@ -161,21 +161,21 @@ def test_a_share_is_never_rounded_up_to_all():
 @pytest.mark.parametrize("contaminated", [False, True])
 def test_every_way_of_a_case_runs(contaminated):
     penalised = next(name for name in costs.CASES if name.startswith("gradient penalty"))
-    for name in ("4-layer MLP, width 8, batch 4", "where over exp, 10 entries", penalised):
+    for name in ("4-layer MLP, width 8, batch 4", "where over exp, 10 elements", penalised):
         for forward, backward in costs.CASES[name].ways(contaminated).values():
             backward(forward())
 
 
 def test_a_measurement_has_both_halves_of_every_way(monkeypatch):
     monkeypatch.setattr(costs, "SECONDS", 0)
-    found = costs.measure(costs.CASES["where over exp, 10 entries"], True)
+    found = costs.measure(costs.CASES["where over exp, 10 elements"], True)
     assert list(found) == ["plain", "ignoring", "double where", "masked"]
     assert all(0 < seconds[half] < 10 for seconds in found.values() for half in ("forward", "backward"))
 
 
 def test_peak_memory_sees_a_large_tensor():
     # x, its exponential, the selected and the gradient, each of forty megabytes, and some masks
-    assert 100e6 < costs.peak(costs.CASES["where over exp, 10000000 entries"], False, "plain") < 400e6
+    assert 100e6 < costs.peak(costs.CASES["where over exp, 10000000 elements"], False, "plain") < 400e6
 
 
 def test_the_recorded_costs_are_of_todays_cases():

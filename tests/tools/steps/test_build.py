@@ -211,9 +211,9 @@ SAID = {
 chapters/claims.md: claim does not hold: 10729 · vanilla · y.grad
 on torch {version("torch")}, compared within 2 ulps
 
-  entry  expected  observed
-  [0]    1.5       1.5
-  [1]    3         2         <-- first difference
+  element  expected  observed
+  [0]      1.5       1.5
+  [1]      3         2         <-- first difference
 """,
     "nothing": f"""\
 chapters/claims.md: claim does not hold: 10729 · masked · z.grad

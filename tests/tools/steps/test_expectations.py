@@ -110,7 +110,7 @@ def tolerance_of(text: str) -> Tolerance:
 
 
 def changes(expected: Outcome) -> Iterator[Outcome]:
-    """Every expectation that differs in one entry, or in what it is at all."""
+    """Every expectation that differs in one element, or in what it is at all."""
     if isinstance(expected, Entries):
         for index in range(len(expected)):
             data, mask = expected.data.clone(), expected.mask.clone()

@@ -45,7 +45,7 @@ class Event:
 
     `lines` are the lines of the program that were running, the innermost first. `how` is "made" where what went in was
     finite, or infinite and NaN came out; "took nan" and "took inf" where data came in that was not finite. `entries`
-    are the indices of the entries that came out so.
+    are the indices of the elements that came out so.
     """
 
     lines: tuple[int, ...]
@@ -187,7 +187,7 @@ def graph(roots: Any) -> list[Any]:
 
 
 def finite(tensor: Tensor) -> bool:
-    """Whether every entry is finite."""
+    """Whether every element is finite."""
     return bool(tensor.isfinite().all())
 
 

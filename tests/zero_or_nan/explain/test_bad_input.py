@@ -72,7 +72,7 @@ def test_a_row_of_which_nothing_is_left_beside_data():
         (scores * x).masked_fill(torch.tensor([[False], [True]]), -inf).softmax(-1).sum().backward()
     assert told(report) == [("bad input", "mul"), ("undefined", "softmax")]
     assert report.origins[1].entries == [(1, 0), (1, 1)]
-    assert report.origins[1].operands == "inf − inf = nan: all 2 entries of the row are -inf"
+    assert report.origins[1].operands == "inf − inf = nan: all 2 elements of the row are -inf"
 
 
 def test_an_infinity_that_goes_on_is_told_of_beside_data():

@@ -117,7 +117,7 @@ def test_float8_that_comes_in(dtype):
     with explain() as report:
         (torch.ones(2, requires_grad=True) * data.to(torch.float32)).sum().backward()
     assert told(report) == [("bad input", "forward", "to")]
-    assert report.origins[0].where == f"1 of 2 entries: [1] in {str(dtype)[6:]} of shape [2] on cpu"
+    assert report.origins[0].where == f"1 of 2 elements: [1] in {str(dtype)[6:]} of shape [2] on cpu"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

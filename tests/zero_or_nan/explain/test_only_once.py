@@ -55,8 +55,8 @@ def test_the_gradient_is_that_of_plain_pytorch_and_nobody_says_what_he_does_not_
     assert str(plain) == str(watched) and "nan" in str(plain)
     (origin,) = report
     assert not origin.is_sure and origin.mended is None and origin.kind == "overflow"
-    assert "if the loss uses this entry, the number is too large" in str(origin)
-    assert any("backward of its own" in note for note in report.notes)
+    assert "if the loss uses this element, the number is too large" in str(origin)
+    assert any("may allow only one pass" in note for note in report.notes)
 
 
 def test_where_all_is_finite_there_is_nothing_to_say(function):

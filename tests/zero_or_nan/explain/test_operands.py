@@ -20,12 +20,12 @@ WRITTEN = {
         lambda: leaf([3e38, 1.0]) @ torch.tensor([[2.0], [1.0]]),
         "3e38 × 2 > 3.4e38, one of 2 products that are added",
     ),
-    "mean": (lambda: leaf(1.0)[:0].mean(), "0 / 0 = nan, the mean of no entries"),
+    "mean": (lambda: leaf(1.0)[:0].mean(), "0 / 0 = nan, the mean of no elements"),
     "a division": (lambda: leaf(1.0, -1.0) / 0, "1 / 0 = inf"),
-    "a large sum": (lambda: leaf(3e38, 3e38).sum(), "the sum of 2 entries of up to 3e38 > 3.4e38"),
+    "a large sum": (lambda: leaf(3e38, 3e38).sum(), "the sum of 2 elements of up to 3e38 > 3.4e38"),
     "softmax": (
         lambda: leaf([-inf, -inf, -inf]).softmax(-1),
-        "inf − inf = nan: all 3 entries of the row are -inf",
+        "inf − inf = nan: all 3 elements of the row are -inf",
     ),
 }
 
@@ -52,7 +52,7 @@ def test_a_row_that_cross_entropy_is_to_ignore():
         losses = F.cross_entropy(scores.softmax(-1), torch.tensor([0, 1]), reduction="none")
         losses[:1].sum().backward()
     (origin,) = report
-    formula = "inf − inf = nan: all 3 entries of the row are -inf"
+    formula = "inf − inf = nan: all 3 elements of the row are -inf"
     assert origin.operands == f"{formula}; in backward 0 − exp(nan) × 0 = nan"
 
 
@@ -62,7 +62,7 @@ def test_powers_of_ten_are_as_short_as_they_can_be():
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (2, 3, 4, 4)])
-@pytest.mark.parametrize(("label", "weight", "said"), [(-100, None, "no entries"), (1, [1.0, 0.0, 1.0], "are 0")])
+@pytest.mark.parametrize(("label", "weight", "said"), [(-100, None, "no elements"), (1, [1.0, 0.0, 1.0], "are 0")])
 def test_a_mean_over_no_target_is_0_by_0(shape, label, weight, said):
     logits = torch.zeros(shape, requires_grad=True)
     target = torch.full((shape[0], *shape[2:]), label)

@@ -1,4 +1,4 @@
-"""Random programs of selections and functions, run twice: by PyTorch, and entry by entry on Python's floats.
+"""Random programs of selections and functions, run twice: by PyTorch, and element by element on Python's floats.
 
 The second way knows nothing of tensors. Each number remembers which numbers it was computed from, and how a derivative
 goes back to each; a number that was not selected is not among them. What the loss does not lead back to is ignored.
@@ -232,7 +232,7 @@ def _hands_on_at_a_bound():
 
 
 def evenly(xs):
-    """The largest entry, or NaN; several that are it share its derivative."""
+    """The largest element, or NaN; several that are it share its derivative."""
     value = np.max([x.value for x in xs])
     those = [x for x in xs if x.value == value or (np.isnan(value) and np.isnan(x.value))]
     return Number(value, [(x, lambda g: g / Number(len(those))) for x in those])
@@ -301,7 +301,7 @@ class Program:
         return leaves, LAST[name][0](results[-1], parameter)
 
     def by_numbers(self):
-        """The gradient of each entry of the leaves, None where it is ignored."""
+        """The gradient of each element of the leaves, None where it is ignored."""
         return [[None if number is None else number.value for number in leaf] for leaf in self.numbers(1)]
 
     def numbers(self, order):

@@ -33,7 +33,7 @@ def told():
 
 
 def contaminated(*shape, **options):
-    """A leaf whose odd entries overflow in `safe`."""
+    """A leaf whose odd elements overflow in `safe`."""
     values = torch.ones(shape, **options)
     values.view(-1)[1::2] = 1e4 if values.dtype is not torch.float64 else 1e6
     return values.requires_grad_()
@@ -44,7 +44,7 @@ def safe(x):
 
 
 def right(x, factor=1.0):
-    """Whether `.grad` is factor * e at the even entries and 0 at the odd ones."""
+    """Whether `.grad` is factor * e at the even elements and 0 at the odd ones."""
     expected = torch.where(x.detach().abs() < 50, x.detach().exp() * factor, 0.0)
     return type(x.grad) is Tensor and x.grad.dtype is x.dtype and torch.equal(x.grad, expected.to(x.dtype))
 

@@ -174,7 +174,7 @@ KINDS = {
     "a bool index": lambda y, good: y[good].sum(),
     "an integer index": lambda y, good: y[[0, 3]].sum(),
     "an index tensor": lambda y, good: y[OUTSIDE].sum(),
-    "single entries": lambda y, good: y[0] + y[-1],
+    "single elements": lambda y, good: y[0] + y[-1],
     "slices": lambda y, good: y[:1].sum() + y[3:].sum(),
     "a step": lambda y, good: y[::3].sum(),
     "narrow": lambda y, good: y.narrow(0, 0, 1).sum() + y.narrow(0, 3, 1).sum(),

@@ -67,7 +67,7 @@ def differentiated(grad, loss, leaves, **rest):
 
 @pytest.mark.parametrize("name", ON_JAGGED)
 def test_what_a_loss_ignores_of_a_jagged_tensor_stays_out_of_the_gradient(name):
-    """The second piece is ignored, and has an entry whose derivative is undefined."""
+    """The second piece is ignored, and has an element whose derivative is undefined."""
     pieces, layers, leaves = parts(nan)
     loss = ON_JAGGED[name](of(pieces), layers).sum()
     plain, _ = differentiated(torch.autograd.grad, loss, leaves, retain_graph=True)

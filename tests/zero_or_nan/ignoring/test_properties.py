@@ -1,4 +1,4 @@
-"""Random programs: the gradient is what floats give entry by entry, and plain PyTorch's where that is finite."""
+"""Random programs: the gradient is what floats give element by element, and plain PyTorch's where that is finite."""
 
 import math
 import struct

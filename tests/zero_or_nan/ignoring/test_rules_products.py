@@ -17,7 +17,7 @@ POISONS = {
     "rows whose sums overflow together": lambda x, used: x.masked_fill(~used[:, None], 3e37),
     "one row": lambda x, used: _at(x, (~used).nonzero()[0], slice(None), nan),
     "an entry": lambda x, used: _at(x, (~used).nonzero()[-1], 2, inf),
-    "an entry, then a row": lambda x, used: _at(
+    "an element, then a row": lambda x, used: _at(
         _at(x, (~used).nonzero()[0], 1, nan), (~used).nonzero()[-1], slice(None), nan
     ),
     "one that is used": lambda x, used: _at(x.masked_fill(~used[:, None], nan), used.nonzero()[:1, 0], 3, inf),

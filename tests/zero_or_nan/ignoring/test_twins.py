@@ -1,4 +1,4 @@
-"""Kernels that do what others do: their gradients next to those of used entries alone, in float64."""
+"""Kernels that do what others do: their gradients next to those of used elements alone, in float64."""
 
 import math
 
@@ -58,7 +58,7 @@ def test_what_is_used_of_a_weight_norm_stays_nan():
 
 
 @pytest.mark.parametrize("poison", [nan, inf, 0.0, -1.0])
-@pytest.mark.parametrize("kind", ["hidden entries", "rows"])
+@pytest.mark.parametrize("kind", ["hidden elements", "rows"])
 def test_softmax_with_a_mask(kind, poison):
     torch.manual_seed(0)
     clean = torch.rand(2, 2, 4, 4) + 0.5

@@ -69,7 +69,7 @@ def compare(train, plain_raises=None, **tolerance):
 
 
 def compare_where_told(train, message):
-    """Where ignored entries can't be followed a warning says so, and the gradient is contaminated."""
+    """Where ignored elements can't be followed a warning says so, and the gradient is contaminated."""
     same_bits(train, GOOD)
     with pytest.warns(UserWarning, match=message):
         assert not is_finite(train(ignoring, BAD))

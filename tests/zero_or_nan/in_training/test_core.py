@@ -28,7 +28,7 @@ def test_a_training_loop(select):
 MIXED_PRECISION = pytest.mark.setup(
     "AMP with `GradScaler`",
     "ignoring.backward(scaler.scale(loss))",
-    "The scaler still skips a step when a used entry overflows, and no longer when an ignored one is NaN or inf.",
+    "The scaler still skips a step when a used element overflows, and no longer when an ignored one is NaN or inf.",
 )
 
 
@@ -140,7 +140,7 @@ def test_activation_checkpointing(reentrant):
 @pytest.mark.setup(
     "Hooks",
     "block.register_full_backward_hook(look_at_all)\nhidden.register_hook(look)\nignoring.backward(loss)",
-    "Hooks of tensors and modules get plain tensors, with 0 for an ignored entry, and may change them.",
+    "Hooks of tensors and modules get plain tensors, with 0 for an ignored element, and may change them.",
 )
 def test_hooks():
     def train(ignoring, rows):

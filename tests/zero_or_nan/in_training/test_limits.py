@@ -35,7 +35,7 @@ def compiler(monkeypatch):
 @pytest.mark.setup(
     "A compiled model",
     "model = torch.compile(model)\nloss = loss_of(model, rows)\nignoring.backward(loss)",
-    "A compiled region is one node. Where ignored entries make a gradient NaN, a warning names it; "
+    "A compiled region is one node. Where ignored elements make a gradient NaN, a warning names it; "
     "from there on it is plain PyTorch's.",
     mends=False,
 )
@@ -82,7 +82,7 @@ def test_a_compiled_model_run_eagerly_on_bad_rows(compiler):
     "A compiled part behind a selection",
     "head = torch.compile(model[1:])\nhidden = model[0](rows)[is_used(rows)]\nloss = head(hidden).square().sum()\n"
     "ignoring.backward(loss)",
-    "Compile what sees used entries alone; leave what comes before uncompiled.",
+    "Compile what sees used elements alone; leave what comes before uncompiled.",
 )
 def test_a_compiled_part_behind_a_selection(compiler):
     def train(ignoring, rows):
@@ -115,7 +115,7 @@ class Squared(torch.autograd.Function):
 @pytest.mark.setup(
     "Your own `autograd.Function`",
     "squares = Squared.apply(model(rows))\nloss = torch.where(used, squares, 0.0).sum()\nignoring.backward(loss)",
-    "If it makes ignored entries NaN, a warning names it; from there on the gradient is plain PyTorch's.",
+    "If it makes ignored elements NaN, a warning names it; from there on the gradient is plain PyTorch's.",
     mends=False,
 )
 def test_a_function_of_ones_own():
@@ -139,7 +139,7 @@ def test_a_function_of_ones_own():
 @pytest.mark.setup(
     "Your own `autograd.Function` behind a selection",
     "squares = Squared.apply(model(rows)[used])\nignoring.backward(squares.sum())",
-    "It meets used entries alone, and what comes before it is mended.",
+    "It meets used elements alone, and what comes before it is mended.",
 )
 def test_a_function_of_ones_own_behind_a_selection():
     def train(ignoring, rows):

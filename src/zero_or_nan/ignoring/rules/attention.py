@@ -252,7 +252,7 @@ def _without(call: Call, queries: Tensor, keys: Tensor) -> Call:
 
 
 def _settled(call: Call, values: list[Any], masks: list[Tensor], pairs: Tensor) -> list[Any] | None:
-    """The gradients with their masks, unless an entry that counts is NaN."""
+    """The gradients with their masks, unless an element that counts is NaN."""
     bias = call["bias"] if call.wants_bias else None
     if bias is not None:
         every = pairs.expand(*call["query"].shape[:3], call["key"].shape[-2])
@@ -297,7 +297,7 @@ def _cut_off(call: Call, mask: Mask) -> Tensor | None:
 
 
 def _came_through(out: Tensor, mask: Mask) -> Tensor:
-    """The queries with an entry that counts and is not finite."""
+    """The queries with an element that counts and is not finite."""
     used = out if mask is None else only(core(mask), out)
     return (used * 0).sum(-1, keepdim=True) != 0
 

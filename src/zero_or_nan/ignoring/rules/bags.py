@@ -1,4 +1,4 @@
-"""Segments, bags and rows: a cotangent's entry goes to each member of its segment."""
+"""Segments, bags and rows: a cotangent's element goes to each member of its segment."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def ctc_loss_backward(
 
 @rule("multi_margin_loss_backward", "multilabel_margin_loss_backward")
 def margin_loss_backward(op: Any, grad: Any, saved: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Each row of the batch has a loss of its own. An entry beyond the margin is not in it, unless its row is NaN."""
+    """Each row of the batch has a loss of its own. An element beyond the margin is not in it, unless its row is NaN."""
     value = op(plain(grad), saved, *args, **kwargs)
     unordered = saved.isnan().any(-1, keepdim=True) if saved.dim() else saved.isnan()
     with_ones = op(torch.ones_like(plain(grad)), saved, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""One step of an LSTM or a GRU, as GPUs compute it: entry by entry, from the gates that the kernel has saved."""
+"""One step of an LSTM or a GRU, as GPUs compute it: element by element, from the gates that the kernel has saved."""
 
 from __future__ import annotations
 

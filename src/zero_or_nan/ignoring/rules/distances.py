@@ -14,7 +14,7 @@ from ..registry import rule
 
 @rule("_cdist_backward")
 def cdist_backward(op: Any, grad: Any, x1: Tensor, x2: Tensor, p: float, distance: Tensor) -> Any:
-    """With all directions spelled out, where the fused kernel multiplies an ignored entry with NaN."""
+    """With all directions spelled out, where the fused kernel multiplies an ignored element with NaN."""
     exact = op(plain(grad), x1, x2, p, distance)
     if grad.mask is None:
         return Cotangent(exact)
@@ -37,7 +37,7 @@ def pdist_backward(op: Any, grad: Any, x: Tensor, p: float, distance: Tensor) ->
 
 
 def _directions(x1: Tensor, x2: Tensor, p: float, distance: Tensor) -> Tensor:
-    """How each pair's distance grows with the entries of its first row; 0 for a row and itself, as in PyTorch."""
+    """How each pair's distance grows with the elements of its first row; 0 for a row and itself, as in PyTorch."""
     difference = x1.unsqueeze(-2) - x2.unsqueeze(-3)
     sign = torch.where(difference.isnan(), difference, difference.sign())  # PyTorch's sign of NaN is 0
     distance = distance.unsqueeze(-1)

@@ -118,7 +118,7 @@ def mend_layer_norm(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any
 def nll_loss_backward(
     op: Any, grad: Any, scores: Tensor, target: Tensor, weight: Any, reduction: int, ignored: int, total: Tensor
 ) -> Any:
-    """Each row selects its target's entry; a row whose target is to be ignored selects none."""
+    """Each row selects its target's element; a row whose target is to be ignored selects none."""
     value = op(plain(grad), plain(scores), target, weight, reduction, ignored, total)
     classes = 1 if scores.dim() > 1 else 0
     picked = target.unsqueeze(classes)

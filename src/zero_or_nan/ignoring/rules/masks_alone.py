@@ -112,7 +112,7 @@ def _moves(node: Any) -> bool:
     only_if=_moves,
 )
 def _moved(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
-    """It moves entries about, or adds them up: it does the same to their mask."""
+    """It moves elements about, or adds them up: it does the same to their mask."""
     if mask is None:
         return [None] * len(results)
     return [
@@ -123,7 +123,7 @@ def _moved(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Ma
 
 @masks("Select")
 def _select(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
-    """As a slice, which has one entry along the dimension."""
+    """As a slice, which has one element along the dimension."""
     if results[0] is None:
         return (None,)
     dim, index = _signed(node._saved_dim), _signed(node._saved_index)

@@ -20,6 +20,6 @@ def pack_padded_sequence(node: Any, grads: Any) -> tuple[Any]:
 
 
 def places(lasting: Tensor) -> tuple[Tensor, Tensor]:
-    """The step and the sequence of each entry of a pack, by how many sequences last so long, for each step."""
+    """The step and the sequence of each element of a pack, by how many sequences last so long, for each step."""
     step = torch.arange(len(lasting)).repeat_interleave(lasting)
     return step, torch.arange(len(step)) - (lasting.cumsum(0) - lasting)[step]

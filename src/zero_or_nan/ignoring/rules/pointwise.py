@@ -1,4 +1,4 @@
-"""Entry by entry: a product counts where all its factors do, a sum where one of its terms does."""
+"""Element by element: a product counts where all its factors do, a sum where one of its terms does."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def copied(op: Any, target: Any, source: Any, non_blocking: bool = False) -> Any
 
 @rule("abs", "exp", "log", "nan_to_num", "pow", "sgn", "sign", "sqrt", "square", "clamp", "clamp_min")
 def not_linear(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """An entry that was ignored stays so unless it became a number other than 0."""
+    """An element that was ignored stays so unless it became a number other than 0."""
     value = op(*plain(args), **plain(kwargs))
     mask = _all_factors(args)
     return Cotangent(value, mask if mask is None else mask.expand(value.shape) | (value != 0))

@@ -1,6 +1,6 @@
-"""Bilinear operators: each result sums products of a cotangent's entries with saved ones.
+"""Bilinear operators: each result sums products of a cotangent's elements with saved ones.
 
-A saved NaN or inf is set aside, so that ignored entries meet only finite numbers; then whatever used entries would have
+A saved NaN or inf is set aside, so that ignored elements meet only finite numbers; then what used elements would have
 met among those set aside is put back as plain PyTorch would give it: inf, -inf or NaN.
 """
 
@@ -26,10 +26,10 @@ Meeting = Callable[[Tensor, Tensor], bool]
 
 
 def bilinear(apply: Apply, grad: Cotangent, saved: Tensor, never_meet: Meeting | None = None) -> Tensor:
-    """The value of `apply(grad, saved)`, ignored entries skipped.
+    """The value of `apply(grad, saved)`, ignored elements skipped.
 
     Where `apply(grad.value, saved)` is finite the bits are the same. `never_meet`, where there is a cheap one, tells
-    from what is used and what was saved that no used entry is multiplied with NaN or inf.
+    from what is used and what was saved that no used element is multiplied with NaN or inf.
     """
     if type(saved) is Cotangent:
         return product_of_two(apply, grad, saved).value
@@ -51,7 +51,7 @@ def _with_finite_part(apply: Apply, grad: Tensor, saved: Tensor) -> tuple[Tensor
 
 
 def _set_aside(apply: Apply, grad: Tensor, mask: Tensor, saved: Tensor) -> Tensor:
-    """The value where used entries may meet what is not finite."""
+    """The value where used elements may meet what is not finite."""
     value, cleaned = _with_finite_part(apply, grad, saved)
     aside = saved.isfinite().logical_not_()
     counting = torch.float32 if value.dtype in (torch.float16, torch.bfloat16) else value.dtype  # halves underflow
@@ -64,7 +64,7 @@ def _set_aside(apply: Apply, grad: Tensor, mask: Tensor, saved: Tensor) -> Tenso
 
 
 def finite_part(saved: Tensor) -> Tensor:
-    """A tensor's finite entries, and 0; in memory as it was, where that is possible."""
+    """A tensor's finite elements, and 0; in memory as it was, where that is possible."""
     small = core(saved)
     finite = small.nan_to_num(0.0, 0.0, 0.0) if not saved.is_complex() else small.where(small.isfinite(), 0)
     if finite.stride() != small.stride() and extent(small) >= small.numel():
@@ -73,7 +73,7 @@ def finite_part(saved: Tensor) -> Tensor:
 
 
 def _put_back(apply: Apply, grad: Tensor, used: Tensor, saved: Tensor, counting: torch.dtype) -> Tensor:
-    """What the used entries give that are not finite, or meet one that is not: NaN, inf, -inf, and 0 elsewhere."""
+    """What the used elements give that are not finite, or meet one that is not: NaN, inf, -inf, and 0 elsewhere."""
 
     def meet(left: Tensor, right: Tensor) -> Tensor:
         return apply(left.to(counting), right.to(counting)) != 0
@@ -97,7 +97,7 @@ def _put_back(apply: Apply, grad: Tensor, used: Tensor, saved: Tensor, counting:
 
 
 def all_finite(saved: Tensor) -> bool:
-    """Whether all entries are finite, and so is their sum: NaN and inf get into it."""
+    """Whether all elements are finite, and so is their sum: NaN and inf get into it."""
     return _is_finite(_sum(saved))
 
 
@@ -143,7 +143,7 @@ def matrix_product(op: Any, a: Any, b: Any) -> Any:
 
 
 def _by_matrix(apply: Apply, grad: Cotangent, saved: Tensor, saved_is_first: bool = False) -> Tensor:
-    """`bilinear` for a matrix product: what a used entry meets is a row of the second factor, a column of the first."""
+    """`bilinear` for a matrix product: a used element meets a row of the second factor, a column of the first."""
     mask = grad.mask
     if mask is None:
         return bilinear(apply, grad, saved)
@@ -239,13 +239,13 @@ def mend_products(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any])
 
 
 def _without_lost_rows(grad: Tensor, mask: Tensor, saved: Tensor) -> Tensor:
-    """A product without the rows of what was saved that only ignored entries meet; else NaN and inf are set aside."""
+    """A product without the rows of what was saved that only ignored elements meet; else NaN and inf are set aside."""
     value = torch.mm(grad, only(anywhere(mask, -2).unsqueeze(-1), saved))
     return _by_matrix(torch.mm, Cotangent(grad, mask), saved) if has_nan(value) else value
 
 
 CHEAP = 1 << 20
-"""Products of entries, up to which a matrix product costs less than that Python finds it."""
+"""Products of elements, up to which a matrix product costs less than that Python finds it."""
 
 MOST = 0.75
 """The part of the rows up to which it pays to multiply them alone."""

@@ -1,4 +1,4 @@
-"""Sums skip ignored entries; a sum counts where one of its terms does."""
+"""Sums skip ignored elements; a sum counts where one of its terms does."""
 
 from __future__ import annotations
 

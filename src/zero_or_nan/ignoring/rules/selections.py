@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 @rule("where")
 def where(op: Any, condition: Tensor, a: Any, b: Any) -> Any:
-    """Each entry of the result is one of the sources', with its mask."""
+    """Each element of the result is one of the sources', with its mask."""
     value = op(condition, plain(a), plain(b))
     if type(condition) is Cotangent:  # a cotangent as condition: its numbers
         condition = plain(condition)
@@ -55,7 +55,7 @@ def _not_zero(thing: Any, value: Tensor) -> Tensor:
 
 @rule("masked_fill")
 def masked_fill(op: Any, grad: Any, filled: Tensor, fill: Any) -> Any:
-    """A zero over an ignored entry leaves it ignored, whatever the zero means; another number counts."""
+    """A zero over an ignored element leaves it ignored, whatever the zero means; another number counts."""
     value = op(plain(grad), plain(filled), plain(fill))
     mask = mask_of(grad)
     if plain(fill) != 0:
@@ -67,7 +67,7 @@ def masked_fill(op: Any, grad: Any, filled: Tensor, fill: Any) -> Any:
 
 @rule("masked_scatter")
 def masked_scatter(op: Any, base: Any, where: Tensor, source: Any) -> Any:
-    """The source's entries, one after the other, where the base is covered."""
+    """The source's elements, one after the other, where the base is covered."""
     value = op(plain(base), where, plain(source))
     beside = base if type(base) is Cotangent else source
     below, above = written_mask(base, beside), written_mask(source, beside)
@@ -79,7 +79,7 @@ def masked_scatter(op: Any, base: Any, where: Tensor, source: Any) -> Any:
 
 @rule("masked_select")
 def masked_select(op: Any, grad: Any, where: Tensor) -> Any:
-    """Each entry takes its mask along."""
+    """Each element takes its mask along."""
     return Cotangent(op(grad.value, where), None if grad.mask is None else op(grad.mask, where))
 
 
@@ -97,7 +97,7 @@ def zeros_like(op: Any, grad: Any, **kwargs: Any) -> Any:
 
 @rule("new_zeros")
 def new_zeros(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
-    """The base that a derivative puts selected entries into."""
+    """The base that a derivative puts selected elements into."""
     value = op(plain(grad), *args, **kwargs)
     if not (value.is_floating_point() or value.is_complex()):
         return value

@@ -1,4 +1,4 @@
-"""Moving entries about: the mask moves along."""
+"""Moving elements about: the mask moves along."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _zip(value: Any, mask: Any) -> Any:
     "unsqueeze",
 )
 def carried(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
-    """Views, copies of views and gathers: each entry of the result is one of the cotangent's."""
+    """Views, copies of views and gathers: each element of the result is one of the cotangent's."""
     value = op(grad.value, *args, **kwargs)
     kwargs.pop("sparse_grad", None)
     return _zip(value, None if grad.mask is None else op(grad.mask, *args, **kwargs))
@@ -91,14 +91,14 @@ def joined(op: Any, parts: Any, *args: Any, **kwargs: Any) -> Any:
 
 @rule("view_as_real", "view_as_real_copy")
 def as_real(op: Any, grad: Any) -> Any:
-    """Both parts of an entry count, or none."""
+    """Both parts of an element count, or none."""
     value = op(grad.value)
     return Cotangent(value, None if grad.mask is None else grad.mask.unsqueeze(-1).expand(value.shape))
 
 
 @rule("view_as_complex", "view_as_complex_copy")
 def as_complex(op: Any, grad: Any) -> Any:
-    """An entry counts where one of its parts does."""
+    """An element counts where one of its parts does."""
     return Cotangent(op(grad.value), None if grad.mask is None else grad.mask.any(-1))
 
 

@@ -1,6 +1,6 @@
-"""Constant weights: what counts is where an entry that counts is read.
+"""Constant weights: what counts is where an element that counts is read.
 
-The operator itself tells, by a NaN in place of each entry that counts: times any weight, also one computed as 0, it
+The operator itself tells, by a NaN in place of each element that counts: times any weight, also one computed as 0, it
 arrives as NaN, and nothing else does.
 """
 
@@ -76,7 +76,7 @@ from ..registry import rule
     "upsample_trilinear3d_backward",
 )
 def spread(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
-    """Pooling, padding, upsampling, looking up: each result a sum of entries with weights."""
+    """Pooling, padding, upsampling, looking up: each result a sum of elements with weights."""
     value = op(grad.value, *plain(args), **plain(kwargs))
     return Cotangent(value, op(probe(grad.mask, grad.value), *_finite(args), **kwargs).isnan())
 
@@ -93,7 +93,7 @@ def looked_up(op: Any, grad: Any, indices: Tensor, rows: int, padding: int, *arg
 
 @rule("index_add", "scatter_add")
 def added_into(op: Any, base: Any, dim: int, index: Tensor, source: Any, **kwargs: Any) -> Any:
-    """A base to which entries are added."""
+    """A base to which elements are added."""
     value = op(plain(base), dim, index, plain(source), **kwargs)
     beside = base if type(base) is Cotangent else source
     below, above = written_mask(base, beside), written_mask(source, beside)
@@ -112,7 +112,7 @@ def put(op: Any, base: Any, index: Tensor, source: Any, accumulate: bool = False
 
 
 def probe(mask: Mask, value: Tensor) -> Tensor:
-    """NaN for each entry that counts, 0 for the others."""
+    """NaN for each element that counts, 0 for the others."""
     if mask is None:
         return torch.full_like(value, torch.nan)
     return torch.zeros_like(value).masked_fill_(mask, torch.nan)

@@ -211,14 +211,14 @@ def logcumsumexp(node: Any, grads: Any) -> tuple[Any]:
 
 @derivative("Cumprod")
 def cumprod(node: Any, grads: Any) -> tuple[Any]:
-    """The product up to an entry is a factor of the next one; PyTorch's formula divides by the entry."""
+    """The product up to an element is a factor of the next one; PyTorch's formula divides by the element."""
     return _accumulated(node, grads, lambda x, before, after: (x, before))
 
 
 def _accumulated(
     node: Any, grads: Any, derivatives: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 ) -> tuple[Any]:
-    """From what each step takes and gives: its derivatives by what came before, and by its entry of x."""
+    """From what each step takes and gives: its derivatives by what came before, and by its element of x."""
     (grad,), x, total, dim = grads, node._saved_self, node._saved_result, node._saved_dim
     if x.dim() == 0:
         return (grad,)

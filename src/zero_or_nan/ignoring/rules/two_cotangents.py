@@ -30,14 +30,14 @@ def product_of_two(apply: Apply, a: Any, b: Any) -> Cotangent:
 
 
 def _counted(factor: Any) -> Tensor:
-    """1 for each entry that counts; in a dtype that adds up many of them."""
+    """1 for each element that counts; in a dtype that adds up many of them."""
     value = plain(factor)
     wide = value.dtype in (torch.float64, torch.complex128)
     return full(mask_of(factor), value).to(torch.float64 if wide else torch.float32)
 
 
 def _by_kind(apply: Apply, a: Tensor, b: Tensor, used_a: Tensor, used_b: Tensor) -> Tensor:
-    """Finite entries multiplied as ever; then what used entries met among the others is put back as inf or NaN."""
+    """Finite elements multiplied as ever; then what used elements met among the others is put back as inf or NaN."""
     finite_a, finite_b = (x.masked_fill(x.isfinite().logical_not(), 0) for x in (a, b))
     value = apply(finite_a, finite_b)
     back = torch.zeros_like(value)

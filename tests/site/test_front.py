@@ -1,0 +1,175 @@
+"""The front page, and what every page offers beside its text, in a real browser."""
+
+import pytest
+from scratch import ROOT
+
+from tools.measure.browser import Visit
+from tools.project import Project
+
+PROJECT = Project(ROOT)
+CASE = "chapters/where-over-exp.html"
+TRACEBACK = """Traceback (most recent call last):
+  File "train.py", line 12, in <module>
+    loss.backward()
+  File "torch/autograd/graph.py", line 829, in _engine_run_backward
+    return Variable._execution_engine.run_backward(  # Calls into the C++ engine
+RuntimeError: Function 'AddmmBackward0' returned nan values in its 2th output.
+"""
+
+
+def box(tab, selector):
+    return tab.page.locator(selector).first.bounding_box()
+
+
+def test_what_is_wrong_and_the_fix_are_side_by_side_in_the_first_screen(visit, phone):
+    visit.open("")
+    wrong, fix = (cell.bounding_box() for cell in visit.page.locator(".cell.tag_beside").all())
+    assert wrong["y"] == fix["y"] and wrong["x"] + wrong["width"] <= fix["x"]
+    texts = [cell.inner_text() for cell in visit.page.locator(".tag_beside .cell_output").all()]
+    assert "nan" in texts[0] and "nan" not in texts[1]
+    phone.open("")
+    first, second = (cell.bounding_box() for cell in phone.page.locator(".cell.tag_beside").all())
+    assert first["y"] + first["height"] <= second["y"] and first["x"] == second["x"]
+    for tab in (visit, phone):
+        ways_on = tab.page.locator(".ways-on a")
+        assert ways_on.all_inner_texts() == ["I have an error", "Find the line", "Learn why"]
+        assert all(link.bounding_box()["y"] < 860 for link in ways_on.all())
+    assert box(visit, "[data-backward]")["y"] < 600
+
+
+@pytest.mark.parametrize("motion", ["no-preference", "reduce"])
+def test_the_figure_of_the_front_page_plays_once_unless_the_reader_wants_no_motion(visit, motion):
+    visit.page.clock.install()
+    visit.page.emulate_media(reduced_motion=motion)
+    visit.open("")
+    figure = visit.page.locator("[data-backward]").first
+    figure.scroll_into_view_if_needed()
+    step = figure.get_by_role("status")
+    if motion == "reduce":
+        visit.page.clock.run_for(10_000)
+        assert step.inner_text().startswith("Step 3 of 4")
+        figure.get_by_role("button", name="Play").click()
+    figure.get_by_role("button", name="Pause").wait_for()
+    assert step.inner_text().startswith("Step 1 of 4")
+    visit.page.clock.run_for(2300)
+    assert step.inner_text().startswith("Step 2 of 4")
+    visit.page.clock.run_for(10_000)
+    assert step.inner_text().startswith("Step 4 of 4") and figure.get_by_role("button", name="Play").is_visible()
+    visit.page.clock.run_for(10_000)
+    assert step.inner_text().startswith("Step 4 of 4")
+
+
+def test_other_figures_do_not_play_by_themselves_and_a_step_pauses_one_that_plays(visit):
+    visit.page.clock.install()
+    visit.open(CASE)
+    figure = visit.page.locator("[data-backward]").first
+    figure.scroll_into_view_if_needed()
+    visit.page.clock.run_for(5000)
+    assert figure.get_by_role("status").inner_text().startswith("Step 3 of 4")
+    figure.get_by_role("button", name="Play").click()
+    visit.page.clock.run_for(2300)
+    figure.get_by_role("button", name="Previous").click()
+    visit.page.clock.run_for(5000)
+    assert figure.get_by_role("status").inner_text().startswith("Step 1 of 4")
+
+
+@pytest.mark.parametrize(
+    ("message", "page"),
+    [
+        (TRACEBACK, "slicing-nan"),
+        ("RuntimeError: Function 'ExpBackward0' returned nan values in its 0th output.", "where-over-exp"),
+        ("ValueError: Input masks must match. If you need support for this, please open an issue on Github.", "masked-tensors"),
+        ("RuntimeError: grad can be implicitly created only for scalar outputs\n\n", "backward-gradient-argument"),
+    ],
+)
+def test_a_pasted_message_opens_the_page_about_it_and_back_leads_back(visit, message, page):
+    visit.open("")
+    visit.page.get_by_label("Error message or traceback").fill(message)
+    visit.page.get_by_role("button", name="Open the page about it").click()
+    visit.page.wait_for_url(f"**/chapters/{page}.html*")
+    visit.page.go_back()
+    visit.page.wait_for_url(lambda url: "search" not in url and "chapters" not in url)
+
+
+def test_a_pasted_message_that_no_page_is_about_leads_to_the_search(visit):
+    visit.open("")
+    visit.page.get_by_label("Error message or traceback").fill("ModuleNotFoundError: No module named 'zzzzqqq'")
+    visit.page.get_by_role("button", name="Open the page about it").click()
+    visit.page.locator("#found", has_text="No page of this book is about").wait_for()
+    assert visit.page.locator("#none").is_visible()
+
+
+def test_a_search_that_can_not_be_made_says_what_to_do(site, visit):
+    visit.page.route("**/search.json", lambda route: route.fulfill(status=503))
+    visit.page.goto(f"{visit.address}/search.html?q=nan")
+    visit.page.locator("#found", has_text="could not be loaded (status 503)").wait_for()
+    with visit.context.browser.new_context() as context:
+        page = context.new_page()
+        page.goto(f"{(site / 'search.html').as_uri()}?q=nan")
+        page.locator("#found", has_text="Run “make serve”").wait_for()
+
+
+def test_the_checks_of_a_page_are_behind_one_button(visit, facts):
+    visit.open(CASE)
+    stated = sum(fact["page"] == "where-over-exp" and fact["type"] in ("claim", "verdict") for fact in facts)
+    button = visit.page.get_by_role("button", name=f"{stated} results checked")
+    checks = visit.page.locator(".cell.tag_hide-cell:not(.tag_solution, .tag_explain)")
+    assert checks.count() > 5 and not any(cell.is_visible() for cell in checks.all())
+    button.click()
+    assert all(cell.is_visible() for cell in checks.all()) and button.get_attribute("aria-pressed") == "true"
+    button.click()
+    assert not checks.first.is_visible()
+
+
+def test_without_scripts_the_checks_are_folded_below_their_cells(browser, address):
+    with Visit(browser, address, java_script_enabled=False) as tab:
+        tab.open(CASE)
+        assert tab.page.locator(".cell.tag_hide-cell:not(.tag_solution)").first.is_visible()
+        assert not tab.page.get_by_role("button", name="results checked").is_visible()
+
+
+def test_predict_then_reveal_hides_outputs_until_they_are_asked_for(visit):
+    visit.open(f"{CASE}?teach")
+    assert not visit.page.locator("#at-a-glance").is_visible()
+    outputs = visit.page.locator(".cell:not(.tag_hide-cell) > .cell_output")
+    assert not any(output.is_visible() for output in outputs.all())
+    visit.page.get_by_role("button", name="Show the answer").click()
+    assert visit.page.locator("#at-a-glance").is_visible()
+    visit.page.locator(".reveal", has_text="Predict").and_(visit.page.locator(":visible")).first.click()
+    assert sum(output.is_visible() for output in outputs.all()) == 1
+    # The next page teaches too, until the switch says otherwise.
+    visit.open("chapters/slicing-nan.html")
+    assert not visit.page.locator("#at-a-glance").is_visible()
+    visit.page.get_by_role("button", name="Predict, then reveal").click()
+    assert visit.page.locator("#at-a-glance").is_visible() and not visit.page.locator(".reveal").first.is_visible()
+    visit.open(CASE)
+    assert visit.page.locator("#at-a-glance").is_visible()
+
+
+def test_of_a_console_session_the_commands_alone_are_copied(visit):
+    visit.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    visit.open("chapters/use-it-in-your-project.html")
+    block = visit.page.locator(".highlight:has(.gp)").first
+    block.get_by_role("button", name="Copy this code").click()
+    copied = visit.page.evaluate("navigator.clipboard.readText()")
+    assert copied.strip() and "$" not in copied
+
+
+def test_copy_buttons_are_seen_without_hovering(phone):
+    phone.open(CASE)
+    button = phone.page.locator("#at-a-glance .copy").first
+    assert button.is_visible() and button.evaluate("(each) => getComputedStyle(each).opacity") == "1"
+
+
+def test_the_list_of_sections_marks_the_one_that_is_read(visit):
+    visit.open(CASE)
+    visit.page.locator("#why").scroll_into_view_if_needed()
+    visit.page.evaluate("document.getElementById('why').scrollIntoView()")
+    visit.page.locator('.sections a[href="#why"][aria-current="true"]').wait_for()
+    assert visit.page.locator(".sections a[aria-current]").count() == 1
+
+
+def test_the_helpers_code_is_not_in_at_a_glance(visit):
+    visit.open(CASE)
+    assert visit.page.locator("#at-a-glance .tag_hide-input details").first.is_hidden()
+    assert visit.page.locator("#at-a-glance .zn-claim").first.is_visible()
