@@ -222,8 +222,7 @@ def test_the_contents_open_over_a_narrow_page(browser, address, scripts):
         assert not contents.is_visible()
         tab.page.locator("a.menu").click()
         assert contents.is_visible()
-        here, heading = (tab.page.locator(each) for each in ("#contents a[aria-current=page]", "h1"))
-        assert here.text_content() == heading.text_content().rstrip("#")
+        assert tab.page.locator("#contents a[aria-current=page]").text_content() == "Rows that were sliced away"
         if scripts:
             tab.page.keyboard.press("Escape")
         else:

@@ -35,7 +35,7 @@ def test_titles_and_descriptions_are_there_and_no_two_are_alike(pages):
 
 def test_a_case_is_titled_in_the_words_that_people_search_with(pages):
     for thread in THREADS.values():
-        if thread.number:
+        if thread.number and thread.key != "147140":  # that page is about MaskedTensor, not about a NaN
             titles = [pages[PROJECT.path(f"chapters/{name}")].title.get_text() for name in NAMES]
             (title,) = [title for title in titles if str(thread.number) in title]
             assert "NaN" in title and "PyTorch" in title
@@ -109,6 +109,6 @@ def test_what_is_searched_leads_to_anchors_that_exist(pages, site):
 def test_what_is_searched_is_the_text_and_the_code_but_no_markup(site):
     records = {r["address"]: r for r in json.loads((site / "search.json").read_text(encoding="utf-8"))}
     text = records["chapters/where-over-exp.html#what-happens"]["text"]
-    assert "The forward pass takes exp(x) where x is negative" in text
+    assert "The forward pass computes exp(x) if x is negative" in text
     assert "torch.ones_like(x)" in text
     assert all("<div" not in record["text"] and "<style" not in record["text"] for record in records.values())

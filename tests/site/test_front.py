@@ -78,7 +78,10 @@ def test_other_figures_do_not_play_by_themselves_and_a_step_pauses_one_that_play
     [
         (TRACEBACK, "slicing-nan"),
         ("RuntimeError: Function 'ExpBackward0' returned nan values in its 0th output.", "where-over-exp"),
-        ("ValueError: Input masks must match. If you need support for this, please open an issue on Github.", "masked-tensors"),
+        (
+            "ValueError: Input masks must match. If you need support for this, please open an issue on Github.",
+            "masked-tensors",
+        ),
         ("RuntimeError: grad can be implicitly created only for scalar outputs\n\n", "backward-gradient-argument"),
     ],
 )

@@ -202,7 +202,8 @@ def test_the_overview_has_every_case_that_has_a_verdict(pages, facts):
     assert len(rows) == len(verdicts)
     for row, verdict in zip(rows, verdicts, strict=True):
         link = row.find("a")
-        assert link.get_text() == THREADS[verdict["case"]].label
+        heading = page(pages, verdict["page"]).find("h1").get_text()
+        assert heading.startswith(link.get_text()) and len(link.get_text()) > 12
         assert attribute(link, "href") == f"chapters/{verdict['page']}.html"
         assert verdict["quantity"] in row.find("th").get_text()
         words = [word.get_text() for word in row.select(".zn-word")]

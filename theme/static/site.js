@@ -51,10 +51,11 @@ checked?.addEventListener("click", () => showClaims(!root.classList.contains("cl
 
 // A link may lead to what is folded, such as a claim: not every browser unfolds it by itself.
 function unfold() {
-  const place = document.querySelector(":target");
-  const folded = place?.closest("details:not([open])");
-  if (!folded) return;
-  if (folded.closest(".tag_hide-cell")) showClaims(true);
+  const place = document.getElementById(decodeURIComponent(location.hash.slice(1))); // :target is set only later
+  const folded = place?.closest("details");
+  const isHidden = folded?.closest(".tag_hide-cell") && !root.classList.contains("claims");
+  if (!folded || (folded.open && !isHidden)) return;
+  if (isHidden) showClaims(true);
   folded.open = true;
   place.scrollIntoView();
 }

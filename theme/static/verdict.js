@@ -1,4 +1,4 @@
-// Verdict tables: ways can be switched off, and the entries in which those shown differ from the reference are marked.
+// Verdict tables: ways can be switched off, and the elements in which those shown differ from the reference are marked.
 // Without this script the full table stands.
 "use strict";
 
@@ -15,9 +15,9 @@ for (const table of document.querySelectorAll("table[data-verdict]")) {
   const legend = document.createElement("legend");
   legend.textContent = "Ways shown";
   choice.append(legend);
-  // The first two columns are the entry and its reference.
+  // The first two columns are the element and its reference.
   const boxes = heads.slice(2).map((head) => option(head.textContent, true));
-  const only = option("only entries that differ", false);
+  const only = option("only elements that differ", false);
 
   function option(text, checked) {
     const label = document.createElement("label");

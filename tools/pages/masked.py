@@ -24,7 +24,7 @@ def masked(content: Outcomes) -> str:
         newest = list(content.values())[-1]
         count = sum(all(outcome in _GOOD for outcome in newest[name]) for name in names)
         caption = f"{html.escape(group)}: {count} of {len(names)} work on PyTorch {html.escape(list(content)[-1])}"
-        tables.append(show.table(caption, ["operator", "forward", "backward"], rows))
+        tables.append(show.table(caption, ["operator", "forward", "backward"], rows, stack=True))
     return show.page(f'<div class="zn-prose">{"".join(tables)}</div>')
 
 

@@ -176,7 +176,7 @@ def _actions(app: Sphinx, project: Project, name: str) -> list[dict[str, Any]]:
                 "name": "notebook",
                 "address": f"{up}_sources/{name}.ipynb",
                 "icon": "download",
-                "text": "Notebook with outputs",
+                "text": "Notebook",
                 "download": True,
             },
         ]
