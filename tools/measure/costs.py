@@ -227,7 +227,7 @@ CASES = {
         Case("LSTM, width 128, 16 × 32 tokens", _layers(lambda: _Recurrent(128), (16, 32, 128))),
         *(Case(f"a chain of {n:,} nodes", _layers(partial(_Chain, n), (4, 4)), False, nodes=n) for n in CHAINS),
         Case("a graph of 100,000 nodes", _layers(lambda: _Bush(100_000), (4, 4)), False),
-        *(Case(f"where over exp, {n} entries", _where_over_exp(n), n == SIZES[-1], n) for n in SIZES),
+        *(Case(f"where over exp, {n} elements", _where_over_exp(n), n == SIZES[-1], n) for n in SIZES),
         # The last: where a gradient was ever recorded, each later pass asks its nodes whether they were.
         Case(
             "gradient penalty, 4-layer MLP, width 256, batch 64", _penalised(lambda: _perceptron(256), (64, 256)), False
@@ -299,7 +299,7 @@ PARTED = [
     "transformer layer, width 16, 4 × 8 tokens",
     "transformer layer, width 256, 8 × 64 tokens",
     "a chain of 50,000 nodes",
-    "where over exp, 10 entries",
+    "where over exp, 10 elements",
 ]
 """The cases of which it is told where the time goes."""
 

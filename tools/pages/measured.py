@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import math
 import re
+import statistics
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -66,11 +67,11 @@ def costs(content: dict[str, Any]) -> str:
             ]
             for row in where
         ]
-        tables.append(show.table(f"where over exp, {name}: time, times plain PyTorch", ["entries", *_WAYS], cells))
+        tables.append(show.table(f"where over exp, {name}: time, times plain PyTorch", ["elements", *_WAYS], cells))
     tables.append(_part_by_part(content["parts"]))
     tables.append(show.table("Peak memory, times plain PyTorch", ["case", *states], _pairs(weighed, _memory)))
-    prose = "".join(f'<div class="zn-prose">{part}</div>' for part in tables)
-    return show.page(in_short(content) + _curves(where).html() + prose)
+    folded = f"<details><summary>All figures, in {len(tables)} tables</summary>{''.join(tables)}</details>"
+    return show.page(f'{in_short(content)}{_curves(where).html()}<div class="zn-prose zn-figures">{folded}</div>')
 
 
 def _kinds(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
@@ -89,20 +90,23 @@ def in_short(content: dict[str, Any]) -> str:
     """What the tables of costs say, in three sentences."""
     where, models, weighed = _kinds(content["rows"])
 
-    def range_of(contaminated: bool) -> str:
+    def time_of(contaminated: bool) -> str:
         chosen = [row for row in models if row["contaminated"] is contaminated]
-        least, most = (pick(chosen, key=lambda row: _times_plain(row, "ignoring")) for pick in (min, max))
-        return " to ".join(f"{_times_plain(row, 'ignoring'):.2f} ({html.escape(row['case'])})" for row in (least, most))
+        times = [_times_plain(row, "ignoring") for row in chosen]
+        most = max(chosen, key=lambda row: _times_plain(row, "ignoring"))
+        return (
+            f"{statistics.median(times):.2f} times as long as plain PyTorch's in the median of {len(times)} models, "
+            f"and at most {max(times):.2f} times ({html.escape(most['case'])})"
+        )
 
     quicker = [_times_plain(row, "masked", _BOTH) / _times_plain(row, "ignoring", _BOTH) for row in where]
     most = max(row["peak"]["ignoring"] / row["peak"]["plain"] for row in weighed)
     return (
-        f'<div class="zn-prose"><p>Measured on one machine ({html.escape(content["machine"])}): if nothing is '
-        f"contaminated, the backward pass of the models takes {range_of(False)} times as long as plain PyTorch's. If "
-        f"something is, it takes {range_of(True)} times as long. Peak memory is at most {most:.2f} times plain "
-        f"PyTorch's. For <code>where</code> over <code>exp</code>, forward and backward, "
-        f"<code>torch.masked</code> takes {min(quicker):.1f} to {max(quicker):.1f} times as long as "
-        f"<code>ignoring</code>.</p></div>"
+        f'<div class="zn-prose"><p><strong>If nothing is contaminated, backward takes {time_of(False)}.</strong> '
+        f"If something is contaminated, backward takes {time_of(True)}. Peak memory is at most {most:.2f} times plain "
+        f"PyTorch's. For <code>where</code> over <code>exp</code>, forward and backward, <code>torch.masked</code> "
+        f"takes {min(quicker):.1f} to {max(quicker):.1f} times as long as <code>ignoring</code>. All this was measured "
+        f"on one machine ({html.escape(content['machine'])}).</p></div>"
     )
 
 
@@ -122,7 +126,7 @@ def _curves(rows: list[dict[str, Any]]) -> Any:
         )
         spans.append(f"{way} {min(clean):.2g} to {max(clean):.2g}, {min(bad):.2g} to {max(bad):.2g}")
     alt = (
-        "Time of forward and backward against the number of entries, both axes logarithmic, in two panels: nothing "
+        "Time of forward and backward against the number of elements, both axes logarithmic, in two panels: nothing "
         f"contaminated, and contaminated. In each, times plain PyTorch: {'; '.join(spans)}."
     )
     caption = "where over exp: seconds for forward and backward"
@@ -133,7 +137,7 @@ def _curves(rows: list[dict[str, Any]]) -> Any:
                 points = [row["entries"] for row in chosen], [_time(row, way) for row in chosen]
                 axes.loglog(*points, color=colour, marker=marker, linestyle=dash, label=way, markersize=3.5)
             axes.set_title("contaminated" if contaminated else "nothing contaminated")
-            axes.set_xlabel("entries")
+            axes.set_xlabel("elements")
             axes.set_ylabel("seconds")
             axes.legend(fontsize=8)
     return sketch.figure
@@ -205,7 +209,7 @@ def _part_by_part(rows: list[dict[str, Any]]) -> str:
         ]
         for row in rows
     ]
-    head = ["case", "with a walk along the graph", "and the look", "and hooks that do nothing", "and rules"]
+    head = ["case", "with a walk along the graph", "and the check", "and hooks that do nothing", "and rules"]
     return show.table("Where the time goes: backward part by part, times plain PyTorch", head, cells)
 
 
@@ -231,19 +235,19 @@ def mended(content: dict[str, Any]) -> str:
         return [[_with_notes(row), *(str(row[column]) for column in columns)] for row in rows]
 
     caption = (
-        f"{total['mended']} of {total['contaminated']} contaminated samples mended "
+        f"{total['mended']} of {total['contaminated']} contaminated samples fixed "
         f"({_share(total['mended'], total['contaminated'])}), {total['broken']} broken; "
         f"{len(content['rows'])} operators, torch {html.escape(content['torch'])}"
     )
     foot = ["all operators", *(str(total[column]) for column in columns)]
-    head = ["operator", *columns]
+    head = ["operator", *(column.replace("mended", "fixed") for column in columns)]
     parts = [show.table(caption, head, lines(left), foot)]
     if left:
         parts.append(_causes(content["causes"], left))
     if total["left_out"]:
         parts.append(f"<p>{total['left_out']} samples of the database are too large, and left out.</p>")
-    every = show.table("Operators of which every contaminated sample is mended", head, lines(whole))
-    parts.append(f"<details><summary>{len(whole)} operators are mended on every sample</summary>{every}</details>")
+    every = show.table("Operators of which every contaminated sample is fixed", head, lines(whole))
+    parts.append(f"<details><summary>{len(whole)} operators are fixed on every sample</summary>{every}</details>")
     return show.page(f'<div class="zn-prose">{"".join(parts)}</div>')
 
 
@@ -258,7 +262,7 @@ def _causes(sentences: dict[str, str], rows: list[dict[str, Any]]) -> str:
         [html.escape(name), str(count), html.escape(sentences.get(name, "Not known yet."))]
         for name, count in counts.most_common()
     ]
-    caption = f"Why {sum(counts.values())} samples are not mended"
+    caption = f"Why {sum(counts.values())} samples are not fixed"
     return show.table(caption, ["cause", "samples", "what happens"], lines, stack=True)
 
 

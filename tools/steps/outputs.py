@@ -35,6 +35,8 @@ _CELL_NUMBER = re.compile(r"Cell In\[\d+\]")
 _BUILD = re.compile(r"(?<=\d)\+(?:cpu|cu\d+)\b")
 _NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]\d+)?")
 _PICTURE = "[figure"
+_STYLE = re.compile(r"<style>.*?</style>", re.DOTALL)
+"""The rules that every output carries for Colab. They are the same for all."""
 DIGITS = 1e-6
 """The relative difference that numbers of a cell tagged `rounded` may have."""
 
@@ -165,7 +167,8 @@ def _text(output: Any) -> str:
     else:
         text = "".join(output["data"].get("text/plain", ""))
         if text.startswith(_PICTURE):
-            text += f"\n{hashlib.sha256(''.join(output['data']['text/html']).encode()).hexdigest()[:12]}"
+            drawing = _STYLE.sub("", "".join(output["data"]["text/html"]))
+            text += f"\n{hashlib.sha256(drawing.encode()).hexdigest()[:12]}"
     return _BUILD.sub("", _CELL_NUMBER.sub("Cell In[…]", text)).strip("\n")
 
 
