@@ -24,6 +24,7 @@ from .controls import control
 from .counting import what_counts
 from .entries import MASKED, Entries, Kind
 from .figures import drawing
+from .library import library_card
 from .reference import reference
 from .releases import Since
 from .threads import THREADS, Thread
@@ -50,6 +51,7 @@ __all__ = [
     "control",
     "decisions",
     "drawing",
+    "library_card",
     "reference",
     "ulp_distance",
     "what_counts",

@@ -1,0 +1,26 @@
+"""The card of the library says what is installed and what is recorded, and no more."""
+
+import pytest
+
+import zero_or_nan
+from helpers import library, recorded
+
+
+def record(torch, device="cpu"):
+    return {"torch": torch, "device": device, "outcomes": []}
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        ([record("2.6.0"), record("2.7.0"), record("2.8.0")], "PyTorch 2.6 to 2.8 on CPU only."),
+        ([record("2.6.0"), record("2.7.0", "cuda")], "PyTorch 2.6 on CPU; PyTorch 2.7 on CUDA."),
+        ([], "no release."),
+    ],
+)
+def test_devices_are_those_that_are_recorded(monkeypatch, records, said):
+    monkeypatch.setattr(recorded, "records", lambda: tuple(records))
+    first, second = library.Card().lines()
+    assert first.startswith(f"zero_or_nan {zero_or_nan.__version__}, ")
+    assert second.endswith(said)
+    assert all(line in library.Card().html() for line in (first, second))
