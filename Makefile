@@ -7,7 +7,7 @@ RUN := $(BIN)/python -m tools
 ROOT = [ "$$(id -u)" = 0 ] || { echo "error: installing packages by apt needs root: run sudo apt-get install chromium nodejs npm, then make browser again" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
-.PHONY: help book chapter check test browser notebooks record serve site-report bench costs mended masked honesty explained setups coverage mutants noticed matrix peers lint pins outdated audit watch clean
+.PHONY: help book chapter check test browser notebooks record serve site-report bench costs mended masked honesty explained setups coverage mutants noticed matrix peers lint pins outdated audit watch pdf clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -40,6 +40,9 @@ record: $(BIN)/.ready  ## write what this PyTorch gave to results/
 
 serve: $(BIN)/.ready  ## show the built site on http://127.0.0.1:8000
 	$(RUN) serve
+
+pdf: $(BIN)/.ready  ## print the built site into _build/zero-or-nan.pdf; needs Chromium, which make browser installs
+	$(RUN) pdf
 
 site-report: $(BIN)/.ready  ## measure the built site in a browser: Lighthouse, weight, axe-core
 	$(RUN) site-report

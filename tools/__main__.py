@@ -30,6 +30,7 @@ MEASURES = (
 VERSIONS = ("audit", "library-tests", "matrix", "mended-sample", "peers", "pins", "tell", "watch")
 COMMANDS = {
     "serve": ".serve",
+    "pdf": ".pdf",
     "outdated": ".versions.pins",
     **{name: f".measure.{name}".replace("-", "_") for name in MEASURES},
     **{name: f".versions.{name}".replace("-", "_") for name in VERSIONS},

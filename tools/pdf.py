@@ -1,0 +1,88 @@
+"""The whole book as one PDF: Chromium prints every page of the built site, and pypdf joins them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from .measure.browser import chromium, executable
+from .project import Problem, Project
+from .serve import served
+
+NAME = "zero-or-nan.pdf"
+MARGIN = {"top": "16mm", "bottom": "18mm", "left": "15mm", "right": "15mm"}
+_READY = """() => {
+    for (const solution of document.querySelectorAll(".tag_solution details")) solution.open = true;
+    for (const box of document.querySelectorAll("details:not(.tag_hide-cell *, .tag_hide-input *)")) box.open = true;
+}"""
+"""What is folded on the screen is part of the book; the checks and the helpers' code are not."""
+
+
+def pdf(project: Project) -> None:
+    """Print the built site into `_build/zero-or-nan.pdf`, with a bookmark for each page.
+
+    A link to another page of the book leads to that page in the file. The pages are printed without their scripts:
+    figures then show all of their steps, and tables all of their rows.
+
+    Raises:
+        Problem: when no site is built, or when there is no Chromium.
+    """
+    if not (project.site / "index.html").is_file():
+        raise Problem("there is no site to print: run `make book` first")
+    if executable() is None:
+        raise Problem("there is no Chromium to print with: run `make browser` first")
+    pages = [project.path(name) for name in project.names]
+    with served(project.site) as address, chromium() as browser, tempfile.TemporaryDirectory() as folder:
+        printed = []
+        tab = browser.new_page(color_scheme="light")
+        tab.route("**/*.js*", lambda route: route.abort())
+        for number, page in enumerate(pages, 1):
+            tab.goto(f"{address}/{page}")
+            tab.evaluate(_READY)
+            path = Path(folder) / f"{number}.pdf"
+            tab.pdf(path=path, format="A4", margin=MARGIN, print_background=True)
+            printed.append((tab.locator("h1").first.inner_text().rstrip("#").strip(), path))
+            print(f"  {number} of {len(pages)}: {page}", flush=True)
+        target = project.build / NAME
+        _join(printed, {f"{address}/{page}": number for number, page in enumerate(pages)}, address, target)
+    print(f"written: {target.relative_to(project.root)}, {target.stat().st_size / 2**20:.1f} MiB")
+
+
+def _join(printed: list[tuple[str, Path]], places: dict[str, int], address: str, target: Path) -> None:
+    """One file of all pages. A link to a page of the book leads to that page of the file.
+
+    Args:
+        printed: the title and the file of each page.
+        places: by the address that a page had, which of the files it is.
+        address: where the site was served. Its other files, such as notebooks, are not in the book: no link is left.
+        target: the file to write. It is there when it is whole.
+    """
+    from pypdf import PdfWriter
+    from pypdf.annotations import Link
+    from pypdf.generic import Fit
+
+    book = PdfWriter()
+    begins: list[int] = []
+    for title, path in printed:
+        begins.append(len(book.pages))
+        book.append(str(path), import_outline=False)
+        book.add_outline_item(title, page_number=begins[-1])
+    for number, page in enumerate(book.pages):
+        links: Any = page.get("/Annots", [])
+        for index in reversed(range(len(links))):
+            link = links[index].get_object()
+            uri = str(link.get("/A", {}).get("/URI", ""))
+            if not uri.startswith(address):
+                continue
+            del links[index]
+            at = places.get(uri.partition("#")[0])
+            if at is not None:
+                there = Link(rect=link["/Rect"], target_page_index=begins[at], fit=Fit.fit_horizontally())
+                book.add_annotation(number, there)
+    book.add_metadata({"/Title": "Zero or NaN?"})
+    part = target.with_suffix(".part")
+    with part.open("wb") as file:
+        book.write(file)
+    os.replace(part, target)
