@@ -68,7 +68,7 @@ def _join(printed: list[tuple[str, Path]], places: dict[str, int], address: str,
     for title, path in printed:
         begins.append(len(book.pages))
         book.append(str(path), import_outline=False)
-        book.add_outline_item(title, page_number=begins[-1])
+        book.add_outline_item(title=title, page_number=begins[-1])
     for number, page in enumerate(book.pages):
         links: Any = page.get("/Annots", [])
         for index in reversed(range(len(links))):

@@ -65,7 +65,7 @@ class Build:
                 site.remember()
         count, seconds = len(self.project.pages), time.monotonic() - begun
         print(f"{count} pages are as they should be" if current else f"rendered {count} pages in {seconds:.1f} s")
-        self._summary(runs, f"site: {self.project.site / 'index.html'}")
+        self._summary(runs, f"site: {self.project.site / 'index.html'} (make serve shows it)")
         print(f"digest of {COVERED}: {site.digest()[:16]}")
         return 0
 
