@@ -49,9 +49,18 @@ function showClaims(shown) {
 if (checked) checked.hidden = false;
 checked?.addEventListener("click", () => showClaims(!root.classList.contains("claims")));
 
+// What the address names. A browser sets :target only later.
+function target() {
+  try {
+    return document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  } catch {
+    return null; // no address of ours: malformed
+  }
+}
+
 // A link may lead to what is folded, such as a claim: not every browser unfolds it by itself.
 function unfold() {
-  const place = document.getElementById(decodeURIComponent(location.hash.slice(1))); // :target is set only later
+  const place = target();
   const folded = place?.closest("details");
   const isHidden = folded?.closest(".tag_hide-cell") && !root.classList.contains("claims");
   if (!folded || (folded.open && !isHidden)) return;

@@ -75,7 +75,7 @@ def test_a_step_is_skipped_when_a_used_entry_overflows_and_only_then():
 @pytest.mark.setup(
     "Gradient accumulation",
     "for part in rows.chunk(3):\n    ignoring.backward(loss_of(model, part))\noptimizer.step()",
-    "Gradients add up in `.grad` as ever.",
+    "Gradients add up in `.grad` as usual.",
 )
 def test_gradient_accumulation():
     def train(ignoring, rows):
@@ -94,7 +94,7 @@ def test_gradient_accumulation():
 @pytest.mark.setup(
     "Gradient clipping",
     "ignoring.backward(loss)\nclip_grad_norm_(params, 1.0, error_if_nonfinite=True)\nclip_grad_value_(params, 0.1)",
-    "The norm is that of the used entries: no error where plain PyTorch raises one.",
+    "The norm is that of the used elements: no error where plain PyTorch raises one.",
 )
 def test_gradient_clipping():
     def train(ignoring, rows):

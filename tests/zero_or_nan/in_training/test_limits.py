@@ -139,7 +139,7 @@ def test_a_function_of_ones_own():
 @pytest.mark.setup(
     "Your own `autograd.Function` behind a selection",
     "squares = Squared.apply(model(rows)[used])\nignoring.backward(squares.sum())",
-    "It meets used elements alone, and what comes before it is mended.",
+    "It meets used elements alone, and what comes before it is fixed.",
 )
 def test_a_function_of_ones_own_behind_a_selection():
     def train(ignoring, rows):
