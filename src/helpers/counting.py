@@ -92,12 +92,13 @@ def _judge(row: Row) -> _Judged:
     for other in others:
         moved = y.detach().clone()
         moved[-1] = other
-        changes |= not _same_bits(function(moved), before.detach())
+        changes |= not _same(function(moved), before.detach())
     (plain,) = torch.autograd.grad(before.sum(), y, retain_graph=True)
     (ours,) = ignoring.grad(before.sum(), y, ignored="masked")
     return _Judged(row, changes, plain[-1], ours[-1])
 
 
-def _same_bits(a: Tensor, b: Tensor) -> bool:
+def _same(a: Tensor, b: Tensor) -> bool:
+    """The definition's *same*: one NaN is as good as another, and 0 is as good as -0."""
     nan = a.isnan() & b.isnan()
     return a.shape == b.shape and bool((nan | (a == b)).all())
