@@ -54,5 +54,6 @@ def test_results_of_another_shape_are_other_results():
 
 def test_nan_is_the_same_as_nan():
     assert what_counts([("log(y)", lambda y: (0 * y).log() * math.nan, "NaN", [2.0, 1.0], [3.0])])[0].tolist() == [True]
-    assert not counting._same_bits(torch.tensor([math.nan]), torch.tensor([1.0]))
-    assert counting._same_bits(torch.tensor([math.nan, 1.0]), torch.tensor([math.nan, 1.0]))
+    assert not counting._same(torch.tensor([math.nan]), torch.tensor([1.0]))
+    assert counting._same(torch.tensor([math.nan, 1.0]), torch.tensor([math.nan, 1.0]))
+    assert counting._same(torch.tensor([-0.0]), torch.tensor([0.0]))
