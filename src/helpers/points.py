@@ -134,7 +134,7 @@ POINTS: dict[str, tuple[Point, ...]] = {
             ("notes",),
             "torch.where(x > 0, torch.where(x > 0, x, 1.0).sqrt(), 0.0)",
             0.0,
-            "Chooses 0 at the point alone. Next to it the slope is as steep as ever; clip it.",
+            "Chooses 0 at the point alone. Next to it the slope is as steep as before: clip it.",
         ),
         Point(
             "power below 1 at 0",

@@ -149,6 +149,21 @@ def test_predict_then_reveal_hides_outputs_until_they_are_asked_for(visit):
     assert visit.page.locator("#at-a-glance").is_visible()
 
 
+def test_the_atlas_can_be_narrowed_to_a_node(visit):
+    visit.open("chapters/undefined.html")
+    points, status = visit.page.locator("#the-atlas .zn-point"), visit.page.locator(".filter [role=status]")
+    every = points.count()
+    assert every > 40 and status.inner_text() == f"{every} of {every} points"
+    visit.page.get_by_label("Show the points with").fill("SqrtBackward0")
+    seen = [point for point in points.all() if point.is_visible()]
+    assert 1 <= len(seen) < every and status.inner_text() == f"{len(seen)} of {every} points"
+    assert all("SqrtBackward0" in point.inner_text() for point in seen)
+    assert visit.page.locator("#roots-and-powers").is_visible() and not visit.page.locator("#angles").is_visible()
+    visit.page.evaluate("location.hash = 'angles'")
+    visit.page.locator("#angles").wait_for()
+    assert points.last.is_visible()
+
+
 def test_of_a_console_session_the_commands_alone_are_copied(visit):
     visit.context.grant_permissions(["clipboard-read", "clipboard-write"])
     visit.open("chapters/use-it-in-your-project.html")
