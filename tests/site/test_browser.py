@@ -322,7 +322,7 @@ def test_ways_can_be_switched_off_and_differing_entries_are_marked(visit):
     visit.page.get_by_label("vanilla", exact=True).uncheck()
     assert not hidden.is_visible() and marked.count() == 0
     assert not table.get_by_role("columnheader", name="vanilla").is_visible()
-    assert "ways shown: 0 of 11." in visit.page.locator(".zn-note[role=status]").inner_text()
+    assert "methods shown: 0 of 11." in visit.page.locator(".zn-note[role=status]").inner_text()
     visit.page.get_by_label("vanilla", exact=True).check()
     visit.page.get_by_label("only elements that differ").check()
     shown = [row.locator("th").inner_text() for row in table.locator("tbody tr").all() if row.is_visible()]

@@ -13,7 +13,7 @@ for (const table of document.querySelectorAll("table[data-verdict]")) {
   const choice = document.createElement("fieldset");
   choice.className = "zn-ways";
   const legend = document.createElement("legend");
-  legend.textContent = "Ways shown";
+  legend.textContent = "Methods shown";
   choice.append(legend);
   // The first two columns are the element and its reference.
   const boxes = heads.slice(2).map((head) => option(head.textContent, true));
@@ -48,7 +48,7 @@ for (const table of document.querySelectorAll("table[data-verdict]")) {
       row.classList.toggle("zn-differs", differs);
       row.hidden = only.checked && !only.disabled && !differs;
     }
-    status.textContent = `Entries that differ from the reference in the ways shown: ${differing.length} of ${rows.length}.`;
+    status.textContent = `Elements that differ from the reference in the methods shown: ${differing.length} of ${rows.length}.`;
   }
 
   const box = table.closest(".zn-scroll");

@@ -88,7 +88,7 @@ def releases(folder: Path, link: Link) -> str:
     caption = f"{count} claims, {where}; {len(list(changes(table)))} of them changed"
     return show.page(
         f'<div class="zn-prose"><table class="zn-releases"><caption>{caption}</caption>'
-        f'<thead><tr><th rowspan="2" scope="col">case and way</th>{groups}</tr><tr>{heads}</tr></thead>'
+        f'<thead><tr><th rowspan="2" scope="col">case and method</th>{groups}</tr><tr>{heads}</tr></thead>'
         f"{''.join(bodies)}</table></div>"
     )
 

@@ -153,7 +153,7 @@ def test_what_ran_is_told_with_what_failed_and_with_the_claims_that_are_recorded
 
 
 def test_the_page_says_of_the_nan_gradients_what_the_records_say():
-    # "the NaN gradients are the same on all of them, as are the ways that give the right ones"
+    # "the NaN gradients are the same on all of them, as are the methods that give the right ones"
     words = {
         json.dumps([[fact["case"], fact["quantity"], fact["observed"]] for fact in column.record["outcomes"]
                     if fact["type"] == "verdict"])
