@@ -188,7 +188,7 @@ def front_matter(root: Path) -> str:
 
 def page(root: Path) -> str:
     """A chapter of the shape that the text asks for."""
-    shape = re.search(r"Keep the shape: (.*?)\.", STEPS, re.DOTALL)
+    shape = re.search(r"Keep the shape: (.*?\*)\.\s", STEPS, re.DOTALL)
     headings = re.findall(r"\*([^*]+)\*", " ".join(shape[1].split()))
     parts = [f"## {heading}\n\n{PAGE[heading]}" for heading in headings]
     title = "# NaN gradient from the logarithm of 0 under torch.where · forum 1\n"

@@ -53,7 +53,7 @@ def test_a_step_that_is_taken_for_a_selection_is_found(plant, monkeypatch, name,
     tally = honesty.measure(OPERATORS[operator], samples=1)
     assert tally.hidden > 0
     for form in ("out of place", "in place", "in place on a slice"):
-        start = f"hidden: sample 0, {form}, as it is, all of the outputs, gradient by z of input 0, element "
+        start = f"hidden: sample 0, {form}, as it is, all of the outputs, gradient by z of input 0, entry "
         assert any(note.startswith(start) for note in tally.notes), form
 
 
