@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
+import io
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from .measure.browser import chromium, executable
-from .project import Problem, Project
+from .project import Problem, Project, write
 from .serve import served
 
-NAME = "zero-or-nan.pdf"
 MARGIN = {"top": "16mm", "bottom": "18mm", "left": "15mm", "right": "15mm"}
 _READY = """() => {
     for (const solution of document.querySelectorAll(".tag_solution details")) solution.open = true;
@@ -45,19 +44,18 @@ def pdf(project: Project) -> None:
             tab.pdf(path=path, format="A4", margin=MARGIN, print_background=True)
             printed.append((tab.locator("h1").first.inner_text().rstrip("#").strip(), path))
             print(f"  {number} of {len(pages)}: {page}", flush=True)
-        target = project.build / NAME
-        _join(printed, {f"{address}/{page}": number for number, page in enumerate(pages)}, address, target)
-    print(f"written: {target.relative_to(project.root)}, {target.stat().st_size / 2**20:.1f} MiB")
+        book = _joined(printed, {f"{address}/{page}": number for number, page in enumerate(pages)}, address)
+    write(project.pdf, book)
+    print(f"written: {project.pdf.relative_to(project.root)}, {len(book) / 2**20:.1f} MiB")
 
 
-def _join(printed: list[tuple[str, Path]], places: dict[str, int], address: str, target: Path) -> None:
+def _joined(printed: list[tuple[str, Path]], places: dict[str, int], address: str) -> bytes:
     """One file of all pages. A link to a page of the book leads to that page of the file.
 
     Args:
         printed: the title and the file of each page.
         places: by the address that a page had, which of the files it is.
         address: where the site was served. Its other files, such as notebooks, are not in the book: no link is left.
-        target: the file to write. It is there when it is whole.
     """
     from pypdf import PdfWriter
     from pypdf.annotations import Link
@@ -82,7 +80,6 @@ def _join(printed: list[tuple[str, Path]], places: dict[str, int], address: str,
                 there = Link(rect=link["/Rect"], target_page_index=begins[at], fit=Fit.fit_horizontally())
                 book.add_annotation(number, there)
     book.add_metadata({"/Title": "Zero or NaN?"})
-    part = target.with_suffix(".part")
-    with part.open("wb") as file:
-        book.write(file)
-    os.replace(part, target)
+    content = io.BytesIO()
+    book.write(content)
+    return content.getvalue()

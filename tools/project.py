@@ -73,6 +73,11 @@ class Project:
         return self.build / "html"
 
     @property
+    def pdf(self) -> Path:
+        """The whole book in one file. The published site has it by the same name."""
+        return self.build / "zero-or-nan.pdf"
+
+    @property
     def executed(self) -> Path:
         """The folder of the executed notebooks: what the build hands on to whatever reads outputs."""
         return self.build / "executed"

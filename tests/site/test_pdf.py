@@ -17,7 +17,7 @@ PROJECT = Project(ROOT)
 def book(site, browser):
     # `browser` skips the tests where there is none. The printing opens another one: two can't be in one process.
     subprocess.run([sys.executable, "-m", "tools", "pdf"], cwd=ROOT, check=True)
-    return PdfReader(PROJECT.build / printing.NAME)
+    return PdfReader(PROJECT.pdf)
 
 
 def test_every_page_of_the_book_has_a_bookmark_in_order(book):

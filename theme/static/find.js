@@ -23,7 +23,12 @@ const HUMP = /\p{Lu}+(?!\p{Ll})|\p{Lu}?\p{Ll}+/gu;
 
 function units(text) {
   const found = text.replace(/https?:\/\/[^\s/]+/g, " ").match(UNIT) ?? [];
-  return found.map((unit) => unit.replace(/\s/g, "").replace("*", "×"));
+  return found.map(joined);
+}
+
+// A division or a product is written in one way, whatever its spaces and its sign.
+function joined(unit) {
+  return unit.replace(/\s/g, "").replace("*", "×");
 }
 
 // A name of code is right or wrong as it stands; a word has an ending, and may be misspelt.

@@ -42,7 +42,7 @@ function places(section) {
   const terms = [...section.terms.keys()].sort((one, other) => other.length - one.length);
   const pattern = terms.map((term) => `(?<![\\p{L}\\p{N}])${term.replace(/[.+]/g, "\\$&").replace("/", "\\s*/\\s*").replace("×", "\\s*[×*]\\s*")}[\\p{L}\\p{N}]*`).join("|");
   const marks = [...text.matchAll(new RegExp(pattern, "giu"))]
-    .map((match) => ({ from: match.index, to: match.index + match[0].length, term: stem(match[0].replace(/\s/g, "").replace("*", "×")) }))
+    .map((match) => ({ from: match.index, to: match.index + match[0].length, term: stem(joined(match[0])) }))
     .filter((mark) => section.terms.has(mark.term));
   const after = (mark) => new Set(marks.filter((other) => other.from >= mark.from && other.to <= mark.from + 150).map((other) => other.term));
   let [best, most] = [0, 0];

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.masked import MaskedTensor, masked_tensor
+
+from helpers.releases import number
 
 from ..project import Project, read_record, write
 
@@ -216,6 +217,5 @@ def add(project: Project, release: str, outcomes: dict[str, list[str]]) -> Path:
     """Put the outcomes of a release into the record, beside those of the others; return the file."""
     path = project.results / "measured" / "masked.json"
     releases = {**(read_record(path) if path.is_file() else {}), release: outcomes}
-    order = sorted(releases, key=lambda name: [int(part) for part in re.findall(r"\d+", name)])
-    write(path, json.dumps({name: releases[name] for name in order}, indent=1) + "\n")
+    write(path, json.dumps({name: releases[name] for name in sorted(releases, key=number)}, indent=1) + "\n")
     return path

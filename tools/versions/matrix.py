@@ -150,6 +150,8 @@ def _digest(project: Project) -> str:
 
 def _record(project: Project, rows: list[dict[str, Any]]) -> None:
     """Put the rows into `results/measured/matrix.json`; what setups and masked tensors gave, into their own records."""
+    from helpers.releases import number
+
     from ..measure import masked, setups
 
     path = project.matrix
@@ -161,7 +163,7 @@ def _record(project: Project, rows: list[dict[str, Any]]) -> None:
         if outcomes := row.get("masked", {}).pop("outcomes", {}):
             masked.add(project, row["torch"], outcomes)
         found[row["torch"]] = row
-    ordered = sorted(found.values(), key=lambda row: [int(n) for n in re.findall(r"\d+", row["torch"])])
+    ordered = sorted(found.values(), key=lambda row: number(row["torch"]))
     write(path, json.dumps({"rows": ordered}, indent=1, ensure_ascii=False) + "\n")
     print(f"written: {path.relative_to(project.root)}")
 
