@@ -15,7 +15,7 @@
 Needs `zero_or_nan`, torch (2.6 or newer) with the networkx that it brings, numpy and matplotlib, and nothing else.
 """
 
-from .atlas import atlas, decisions
+from .atlas import atlas, decisions, node_index
 from .backward import backward_figure
 from .cases import Case
 from .claims import Claim, ClaimFailed
@@ -52,6 +52,7 @@ __all__ = [
     "decisions",
     "drawing",
     "library_card",
+    "node_index",
     "reference",
     "ulp_distance",
     "what_counts",

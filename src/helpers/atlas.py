@@ -169,6 +169,21 @@ def atlas(points: Sequence[Point], sources: dict[str, Thread]) -> None:
     show.show(_Atlas([_Card(point, [sources[key] for key in point.sources]) for point in points]))
 
 
+def node_index(points: Sequence[Point]) -> None:
+    """Show a table of the nodes that return infinity or NaN, each with the points at which it does.
+
+    Args:
+        points: of all groups. Each is measured now.
+    """
+    by_node: dict[str, list[Point]] = {}
+    for point in points:
+        measured = measure(point.code, point.at, point.given)
+        if measured.kind != "finite":
+            for node in measured.nodes:
+                by_node.setdefault(node, []).append(point)
+    show.show(_NodeIndex(dict(sorted(by_node.items()))))
+
+
 def decisions(sources: dict[str, Thread]) -> None:
     """Show a table of threads: what each is called, and what came of it."""
     show.show(_Decisions(list(sources.values())))
@@ -183,6 +198,28 @@ class _Atlas:
 
     def html(self) -> str:
         return "".join(card.html() for card in self.cards)
+
+    def json(self) -> dict[str, Any] | None:
+        return None
+
+
+@dataclass(frozen=True)
+class _NodeIndex:
+    by_node: dict[str, list[Point]]
+
+    def text(self) -> str:
+        return "\n".join(f"{node}: {', '.join(point.name for point in points)}" for node, points in self.by_node.items())
+
+    def html(self) -> str:
+        rows = [
+            [
+                f'<span id="{html.escape(node)}">{_code(node)}</span>',
+                "<br>".join(f'<a href="#{point.anchor}">{html.escape(point.name)}</a>' for point in points),
+            ]
+            for node, points in self.by_node.items()
+        ]
+        table = show.table("Nodes that return infinity or NaN", ["Node", "At these points"], rows)
+        return f'<div class="zn-prose">{table}</div>'
 
     def json(self) -> dict[str, Any] | None:
         return None
@@ -233,6 +270,12 @@ class _Card:
             "Gives": f"value {_entries(self.plain.value)}, gradient {_entries(self.plain.gradient)}: "
             f"<strong>{self.kind}</strong>",
         }
+        write = {}
+        if self.other is not None:
+            write["Write"] = (
+                f"{_code(point.instead)}: value {_entries(self.other.value)}, "
+                f"gradient {_entries(self.other.gradient)}. {html.escape(point.effect)}"
+            )
         said = {
             "Slopes": f"from below {self._side(0)}; from above {self._side(1)}",
             "Mathematics": html.escape(point.mathematics),
@@ -240,11 +283,6 @@ class _Card:
         }
         if self.sources:
             said["PyTorch"] += f" ({', '.join(source.link() for source in self.sources)})"
-        if self.other is not None:
-            said["Write"] = (
-                f"{_code(point.instead)}: value {_entries(self.other.value)}, "
-                f"gradient {_entries(self.other.gradient)}. {html.escape(point.effect)}"
-            )
         title, nodes = f"<strong>{html.escape(point.name)}</strong>", " ".join(map(_code, self.plain.nodes))
         # A node that gives a NaN or an infinity is what people search for, and stands in the title.
         if self.plain.kind == "finite":
@@ -254,7 +292,7 @@ class _Card:
         # The search has what was run; what is said of it is in words that every page has.
         return (
             f'<div class="zn-point"><div class="zn-searched" id="{point.anchor}"><p>{title}</p>{_list(run)}</div>'
-            f"{_list(said)}</div>"
+            f"{_list(write)}<details><summary>{', '.join(filter(said.get, said))}</summary>{_list(said)}</details></div>"
         )
 
     def _side(self, side: int) -> str:
@@ -263,7 +301,8 @@ class _Card:
 
 
 def _list(lines: dict[str, str]) -> str:
-    return f"<dl>{''.join(f'<div><dt>{name}</dt> <dd>{line}</dd></div>' for name, line in lines.items() if line)}</dl>"
+    rows = [f"<div><dt>{name}</dt> <dd>{line}</dd></div>" for name, line in lines.items() if line]
+    return f"<dl>{''.join(rows)}</dl>" if rows else ""
 
 
 def _code(text: str) -> str:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from bs4 import BeautifulSoup
 
-from helpers import atlas, decisions
+from helpers import atlas, decisions, node_index
 from helpers.atlas import EFFECTS, JUMP, Point, differentiable, measure, slopes
 from helpers.compare import Tolerance, differing
 from helpers.entries import outcome
@@ -219,11 +219,13 @@ def test_a_card_is_searched_and_has_an_anchor_and_says_what_was_measured(monkeyp
     assert lines == {
         "Code": "x.sqrt() at x = 0",
         "Gives": "value 0, gradient inf: infinite",
+        "Write": f"{point.instead}: value 0, gradient 0. {point.effect}",
         "Slopes": "from below none; from above inf",
         "Mathematics": point.mathematics,
         "PyTorch": f"{point.decided} (PyTorch's autograd notes)",
-        "Write": f"{point.instead}: value 0, gradient 0. {point.effect}",
     }
+    assert soup.summary.get_text() == "Slopes, Mathematics, PyTorch"
+    assert [row.dt.get_text() for row in soup.select("details dl > div")] == soup.summary.get_text().split(", ")
     assert soup.a["href"] == SOURCES["notes"].url
 
 
@@ -247,6 +249,21 @@ def test_a_card_escapes_what_it_shows(monkeypatch):
     text = card(monkeypatch, point).html()
     for tag in ("<b>", "<i>", "<u>", "<s>", "1 < 2"):
         assert tag not in text
+
+
+def test_a_node_has_an_anchor_and_leads_to_each_point_where_it_is_not_finite(monkeypatch):
+    shown = []
+    monkeypatch.setattr("helpers.show.show", shown.append)
+    root, kink = POINTS["Roots and powers"][0], Point("kink", "x.abs()", 0.0, 0.0, "")
+    norm = Point("norm", "x.square().sqrt()", 0.0, math.nan, "")
+    node_index([norm, kink, root])
+    rows = BeautifulSoup(shown[0].html(), "html.parser").select("tbody tr")
+    found = {row.span["id"]: [link["href"] for link in row.find_all("a")] for row in rows}
+    assert list(found.items()) == [
+        ("PowBackward0", [f"#{norm.anchor}"]),
+        ("SqrtBackward0", [f"#{norm.anchor}", f"#{root.anchor}"]),
+    ]
+    assert shown[0].text().splitlines() == ["PowBackward0: norm", "SqrtBackward0: norm, sqrt at 0"]
 
 
 def test_decisions_are_a_table_of_links(monkeypatch):

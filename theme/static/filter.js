@@ -1,7 +1,7 @@
 // The atlas: a box that leaves the points whose name, code or node has what is typed.
 "use strict";
 
-const atlas = document.getElementById("the-atlas");
+const atlas = document.getElementById("the-points");
 const points = [...atlas.querySelectorAll(".zn-point")].map((point) => ({ point, text: point.querySelector(".zn-searched").textContent.toLowerCase() }));
 const groups = [...atlas.querySelectorAll("section")].filter((section) => section.querySelector(".zn-point"));
 

@@ -85,7 +85,7 @@ def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.documen
         "body": body,
         "contents": _contents(context),
         "description": description,
-        "has_atlas": 'id="the-atlas"' in body,
+        "has_atlas": 'class="zn-point"' in body,
         "has_backward": "data-backward" in body,
         "has_cells": "cell_output" in body,
         "has_control": "data-control=" in body,

@@ -56,18 +56,18 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
     ("undefined", "log"): Remedy(
         "# of a probability: F.log_softmax(logits, dim=-1) or F.logsigmoid(logits)\n"
         "y = x.clamp_min(1e-8).log()  # else say how small is small enough",
-        "undefined#logarithms-entropy-and-losses",
+        "atlas#logarithms-entropy-and-losses",
     ),
     ("undefined", "sqrt"): Remedy(
         "# of a sum of squares: torch.linalg.vector_norm, slope 0 there\n"
         "y = (x + 1e-12).sqrt()  # else: its slope at 0 is 5e5",
-        "undefined#roots-and-powers",
+        "atlas#roots-and-powers",
     ),
     ("undefined", "norm"): Remedy(
-        "y = (x.square().sum(-1) + 1e-12).sqrt()  # no slope at 0", "undefined#norms-and-distances"
+        "y = (x.square().sum(-1) + 1e-12).sqrt()  # no slope at 0", "atlas#norms-and-distances"
     ),
     ("undefined", "pow"): Remedy(
-        "y = x.clamp_min(1e-8) ** p  # at 0 a power below 1 has no slope", "undefined#roots-and-powers"
+        "y = x.clamp_min(1e-8) ** p  # at 0 a power below 1 has no slope", "atlas#roots-and-powers"
     ),
     ("undefined", "div"): Remedy(
         "y = a / torch.where(b == 0, 1, b)  # decide what a / 0 is to be\n"
@@ -89,7 +89,7 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "undefined#a-fully-masked-attention-row",
     ),
     ("undefined", "acos"): Remedy(
-        "y = torch.acos(x.clamp(-1 + 1e-7, 1 - 1e-7))  # the slope at 1 is infinite", "undefined#angles"
+        "y = torch.acos(x.clamp(-1 + 1e-7, 1 - 1e-7))  # the slope at 1 is infinite", "atlas#angles"
     ),
     ("overflow", ""): Remedy(
         "# the number exists, but it is too large for its dtype:\n"
