@@ -1,5 +1,6 @@
 """What readers find on the pages of this book."""
 
+import gzip
 import json
 import os
 import platform
@@ -56,6 +57,15 @@ def attribute(tag: Tag, name: str) -> str:
 )
 def test_every_part_of_the_book_is_there(pages, name, title):
     assert title.lower() in page(pages, name).find("h1").get_text().lower()
+
+
+def test_a_page_is_light_without_its_figures(site):
+    """At most 25 KiB, compressed as a server does."""
+    sizes = {}
+    for name in PROJECT.names:
+        text = (site / PROJECT.path(name)).read_text(encoding="utf-8")
+        sizes[name] = len(gzip.compress(re.sub("<figure.*?</figure>", "", text, flags=re.DOTALL).encode()))
+    assert {name: size for name, size in sizes.items() if size > 25 * 1024} == {}
 
 
 def test_the_front_door_is_the_welcome_page_and_its_own_name_leads_there(site):
