@@ -72,9 +72,9 @@ def what_counts(rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
             the function makes the same selection.
 
     Returns:
-        Two bool tensors with an element for each row: whether the function uses the last element, and whether the
-        element counts for `ignoring`. The function uses the element if another value changes the bits of the result, or
-        if PyTorch gives the element a cotangent that is not 0.
+        Two bool tensors with an element for each row. The first says whether the function uses the last element, the
+        second whether the element counts for `ignoring`. The function uses the element if another value changes the
+        bits of the result, or if PyTorch gives the element a cotangent that is not 0.
 
     >>> relu = ("relu(y)", torch.relu, "below 0", [2.0, -1.0], [-5.0])
     >>> what_counts([relu])

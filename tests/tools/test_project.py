@@ -26,7 +26,7 @@ def test_outside_a_checkout_the_error_says_what_is_missing(book, name, command):
     (book.root / name).unlink()
     done = book.run(command)
     assert done.returncode == 1
-    assert done.stderr == f"error: {book.root} holds no {name}: run this from the top of the checkout\n"
+    assert done.stderr == f"error: {book.root} has no {name}: run the command in the top folder of the checkout\n"
 
 
 def test_chapters_named_in_the_contents_that_do_not_exist_are_all_named(book):
@@ -38,7 +38,7 @@ def test_chapters_named_in_the_contents_that_do_not_exist_are_all_named(book):
 
 def test_a_chapter_that_the_contents_lack_is_told_apart_from_one_that_is_not_there(book):
     book.contents("one")
-    assert "_toc.yml does not name it" in book.run("check", "two").stderr
+    assert "it is not in _toc.yml" in book.run("check", "two").stderr
     assert "did you mean one?" in book.run("check", "onee").stderr
 
 
@@ -61,7 +61,7 @@ def test_a_record_that_is_missing_or_broken_stops_the_build_before_any_work(book
 
 def test_a_full_disk_is_found_before_any_work(book, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=3 << 20))
-    with pytest.raises(Problem, match=r"_build has to be writable, with \d+ MiB free; it has 3 MiB"):
+    with pytest.raises(Problem, match=r"_build must be writable and have \d+ MiB free; it has 3 MiB"):
         Build(Project(book.root), 1).check()
 
 

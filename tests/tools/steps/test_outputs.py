@@ -52,7 +52,7 @@ FIRST, SECOND = cell("a = 1\nprint(a)", printed("one\n")), cell("print(2)", prin
         ([cell("print(1)", printed("one\n")), SECOND], []),  # other code that shows the same
         ([FIRST, cell("print(0)", printed("new\n")), SECOND], [r"code cell 2 .* not recorded:\n  \+ new"]),
         ([FIRST, cell("silent = 1"), SECOND], []),
-        ([SECOND], [r"recorded that no cell shows any more:\n  - one"]),
+        ([SECOND], [r"the record has an output that no cell shows any more:\n  - one"]),
         ([FIRST, cell("print(2)")], [r"no cell shows any more:\n  - two\n  - lines"]),
         ([FIRST, cell("print(2)", printed("two\nlines\n"), printed("more\n"))], [r"\+ more"]),
         ([FIRST, cell("print(2)", {"output_type": "error", "ename": "E", "evalue": "no"})], [r"\+ E: no"]),
@@ -156,7 +156,10 @@ def test_a_build_on_another_release_says_that_outputs_were_not_compared(book):
     record.write_text(json.dumps(content), encoding="utf-8")
     book.edit("chapters/two.md", "print(1)", "print(2)")
     done = book.run("check")
-    assert done.returncode == 0 and "outputs of cells were not compared: recorded with {'torch': '2.0.0'" in done.stdout
+    assert (
+        done.returncode == 0
+        and "outputs of cells were not compared: they were recorded with {'torch': '2.0.0'" in done.stdout
+    )
 
 
 def test_a_record_that_a_failing_claim_interrupts_leaves_the_outputs_as_they_were(book):
