@@ -33,7 +33,10 @@ def test_chapters_named_in_the_contents_that_do_not_exist_are_all_named(book):
     book.contents("one", "lost", "two", "gone")
     done = book.run("check")
     assert done.returncode == 1
-    assert done.stderr == "error: _toc.yml names files that do not exist: chapters/lost.md, chapters/gone.md\n"
+    assert (
+        done.stderr
+        == "error: _toc.yml names files that do not exist: chapters/lost.md, chapters/gone.md; add the files, or remove their lines\n"
+    )
 
 
 def test_a_chapter_that_the_contents_lack_is_told_apart_from_one_that_is_not_there(book):
@@ -129,7 +132,7 @@ BROKEN = {
     "with a mark before it": (b"\xef\xbb\xbf# Words\n", "byte order mark"),
     "with front matter that is no YAML": (b"---\na: [1\nb: }\n---\n# Words\n", "expected"),
     "with front matter that is a list": (b"---\n- 1\n---\n# Words\n", "sequence"),
-    "with front matter that never ends": (b"---\nkernelspec: x\n# Words\n", "never ends"),
+    "with front matter that does not end": (b"---\nkernelspec: x\n# Words\n", "never ends"),
     "with a kernel that is a word": (b"---\nkernelspec: python3\n---\n# Words\n", "a name and a display_name"),
     "with a kernel without a name": (b"---\nkernelspec: {name: x}\n---\n# Words\n", "a name and a display_name"),
     "with options of a cell that are no YAML": (
@@ -173,7 +176,7 @@ def test_a_chapter_is_checked_alone(book):
 
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("tow", "no chapter with code is called tow; did you mean two?"), ("x", "called x; there are one, two")],
+    [("tow", "no chapter with code is called tow; did you mean two?"), ("x", "called x; the chapters are one, two")],
 )
 def test_an_unknown_chapter_is_told_with_those_that_there_are(book, name, told):
     done = book.run("check", name)

@@ -223,7 +223,7 @@ def test_issues_of_others_are_left_alone(hub, capsys):
 def test_a_refusal_is_told_in_the_words_of_gh(hub, monkeypatch):
     hub.found("release", BROKEN)
     monkeypatch.setenv("GH_TOKEN", "")
-    with pytest.raises(Problem, match="^gh issue list fails: gh: no token$"):
+    with pytest.raises(Problem, match="^gh issue list failed: gh: no token$"):
         hub.tell()
     monkeypatch.setenv("PATH", "")
     with pytest.raises(Problem, match="gh, GitHub's command line, is missing"):
