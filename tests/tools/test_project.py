@@ -33,9 +33,9 @@ def test_chapters_named_in_the_contents_that_do_not_exist_are_all_named(book):
     book.contents("one", "lost", "two", "gone")
     done = book.run("check")
     assert done.returncode == 1
-    assert (
-        done.stderr
-        == "error: _toc.yml names files that do not exist: chapters/lost.md, chapters/gone.md; add the files, or remove their lines\n"
+    assert done.stderr == (
+        "error: _toc.yml names files that do not exist: chapters/lost.md, chapters/gone.md; add the files, or remove "
+        "their lines\n"
     )
 
 
@@ -132,7 +132,7 @@ BROKEN = {
     "with a mark before it": (b"\xef\xbb\xbf# Words\n", "byte order mark"),
     "with front matter that is no YAML": (b"---\na: [1\nb: }\n---\n# Words\n", "expected"),
     "with front matter that is a list": (b"---\n- 1\n---\n# Words\n", "sequence"),
-    "with front matter that does not end": (b"---\nkernelspec: x\n# Words\n", "never ends"),
+    "with front matter that does not end": (b"---\nkernelspec: x\n# Words\n", "does not end"),
     "with a kernel that is a word": (b"---\nkernelspec: python3\n---\n# Words\n", "a name and a display_name"),
     "with a kernel without a name": (b"---\nkernelspec: {name: x}\n---\n# Words\n", "a name and a display_name"),
     "with options of a cell that are no YAML": (

@@ -226,7 +226,7 @@ def test_a_refusal_is_told_in_the_words_of_gh(hub, monkeypatch):
     with pytest.raises(Problem, match="^gh issue list failed: gh: no token$"):
         hub.tell()
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(Problem, match="gh, GitHub's command line, is missing"):
+    with pytest.raises(Problem, match="gh, GitHub's command line, is not installed"):
         hub.tell()
 
 
