@@ -85,7 +85,7 @@ def releases(folder: Path, link: Link) -> str:
     where = " and ".join(
         f"{len({c.version for c in table if c.device == d})} releases on {_device(d)}" for d, _ in devices
     )
-    caption = f"{count} claims, {where}; {len(list(changes(table)))} of them changed"
+    caption = f"{count} claims, {where}; a release changed {len(list(changes(table)))} of these claims"
     return show.page(
         f'<div class="zn-prose"><table class="zn-releases"><caption>{caption}</caption>'
         f'<thead><tr><th rowspan="2" scope="col">case and method</th>{groups}</tr><tr>{heads}</tr></thead>'

@@ -185,7 +185,7 @@ def test_every_cell_that_is_changed_is_noticed_and_one_without_mutations_shows_a
 def test_a_change_that_the_build_does_not_notice_is_told(book):
     book.edit("tools/steps/outputs.py", "        if not self.applies or run.troubles:", "        if True:")
     done = book.run("noticed", "two")
-    assert done.returncode == 1 and "did not notice a change in these cells:\n  two: code cell 1 (print(1))" in done.stderr
+    assert done.returncode == 1 and "a change in these cells:\n  two: code cell 1 (print(1))" in done.stderr
 
 
 def test_the_build_notices_a_change_of_a_cell_of_the_real_book():
