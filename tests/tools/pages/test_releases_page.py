@@ -74,7 +74,10 @@ def test_a_change_begins_a_cell_that_stands_out_and_leads_to_the_claim(tmp_path)
     (row,) = table.select("tbody tr")
     assert [cell.get_text() for cell in row("td")] == ["[0] 1", "2.14: [0] 0", "pytorch#191142"]
     assert [a["href"] for a in row("a")] == [where, "https://github.com/pytorch/pytorch/pull/191142"]
-    assert "a release changed 1 of these claims" in BeautifulSoup(releases(tmp_path, link), "html.parser").caption.get_text()
+    assert (
+        "a release changed 1 of these claims"
+        in BeautifulSoup(releases(tmp_path, link), "html.parser").caption.get_text()
+    )
 
 
 def test_a_verdict_that_changes_begins_a_cell_without_any_claim_that_did(tmp_path):
