@@ -39,7 +39,7 @@ COMMANDS = {
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 """What a disk says that is full or may not be written to: no bug of ours."""
 OF_SOME = {
-    "chapter": "a notebook's file, and the chapter's name if the file has another",
+    "chapter": "the path of an edited notebook, and the chapter's name if the file has another name",
     "check": "chapters",
     "coverage": "parts of the code",
     "matrix": "versions of PyTorch",
@@ -54,18 +54,28 @@ SAMPLED = ("mutants", "noticed")
 
 def main() -> int:
     """Run one command; return its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tools", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tools", description="Run one step of the build, or one measurement."
+    )
     parser.add_argument("command", choices=(*STEPS, *COMMANDS))
     about = "; ".join(f"{command}: {names}" for command, names in OF_SOME.items())
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{about} (default: all)")
-    parser.add_argument("--root", type=Path, default=Path.cwd(), help="the checkout (default: this folder)")
-    parser.add_argument("--timeout", type=int, default=120, help="seconds that one cell may take (default: 120)")
-    parser.add_argument("--sample", type=int, help="for mutants and noticed: how many of each (default: all)")
+    parser.add_argument(
+        "--root", type=Path, default=Path.cwd(), help="the top folder of the checkout (default: the current folder)"
+    )
+    parser.add_argument(
+        "--timeout", type=int, default=120, help="the most seconds that one cell may run (default: 120)"
+    )
+    parser.add_argument(
+        "--sample",
+        type=int,
+        help="only for mutants and noticed: how many changes to try in each part or chapter (default: all)",
+    )
     options = parser.parse_args()
     if options.names and options.command not in OF_SOME:
-        parser.error(f"{options.command} takes no names; {', '.join(OF_SOME)} do")
+        parser.error(f"{options.command} takes no names; only these commands do: {', '.join(OF_SOME)}")
     if options.sample is not None and (options.command not in SAMPLED or options.sample < 1):
-        parser.error(f"--sample is for {' and '.join(SAMPLED)}, and at least 1")
+        parser.error(f"--sample works only with {' and '.join(SAMPLED)}, and must be at least 1")
     from .project import Problem, Project
 
     try:
@@ -73,13 +83,17 @@ def main() -> int:
     except OSError as error:
         if error.errno not in DISK:
             raise
-        print(f"error: {error}; nothing half-written is left, and the same command goes on from here", file=sys.stderr)
+        print(
+            f"error: {error}. No file is left half-written. Make room on the disk, or allow writing there; "
+            "then run the same command again, and it continues from here.",
+            file=sys.stderr,
+        )
         return 1
     except Problem as problem:  # anything else is a bug, and keeps its traceback
         print(f"error: {problem}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on from here", file=sys.stderr)
+        print("\ninterrupted; run the same command again, and it continues from here", file=sys.stderr)
         return 130
 
 

@@ -29,9 +29,9 @@ def pdf(project: Project) -> None:
         Problem: when no site is built, or when there is no Chromium.
     """
     if not (project.site / "index.html").is_file():
-        raise Problem("there is no site to print: run `make book` first")
+        raise Problem("the site is not built yet, so it can't be printed: run `make book` first")
     if executable() is None:
-        raise Problem("there is no Chromium to print with: run `make browser` first")
+        raise Problem("Chromium is not installed, and printing needs it: run `make browser` first")
     pages = [project.path(name) for name in project.names]
     with served(project.site) as address, chromium() as browser, tempfile.TemporaryDirectory() as folder:
         printed = []

@@ -35,7 +35,7 @@ class Project:
         self.root = root.resolve()
         for name in ("_config.yml", "_toc.yml"):
             if not (self.root / name).is_file():
-                raise Problem(f"{self.root} holds no {name}: run this from the top of the checkout")
+                raise Problem(f"{self.root} has no {name}: run the command in the top folder of the checkout")
 
     @property
     def notebooks(self) -> Path:
@@ -105,7 +105,9 @@ class Project:
         paths = [self.root / f"{name}.md" for name in _files(_settings(self.root / "_toc.yml"))]
         missing = [str(path.relative_to(self.root)) for path in paths if not path.is_file()]
         if missing:
-            raise Problem(f"_toc.yml names files that do not exist: {', '.join(missing)}")
+            raise Problem(
+                f"_toc.yml names files that do not exist: {', '.join(missing)}; add the files, or remove their lines"
+            )
         return paths
 
     def name(self, page: Path) -> str:
@@ -141,9 +143,11 @@ class Project:
         for name in names:
             if name not in known:
                 if (self.root / "chapters" / f"{name}.md").is_file():
-                    raise Problem(f"chapters/{name}.md has no code, or _toc.yml does not name it: add it there")
+                    raise Problem(
+                        f"chapters/{name}.md can't be run: it has no code, or it is not in _toc.yml; add it there"
+                    )
                 close = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+                hint = f"did you mean {close[0]}?" if close else f"the chapters are {', '.join(known)}"
                 raise Problem(f"no chapter with code is called {name}; {hint}")
         return [known[name] for name in names] or self.chapters
 
@@ -167,11 +171,11 @@ def page_text(page: Path) -> str:
     try:
         text = page.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise Problem(f"{page}: not UTF-8: {error.reason} at byte {error.start}; save it as UTF-8") from error
+        raise Problem(f"{page}: is not UTF-8: {error.reason} at byte {error.start}; save it as UTF-8") from error
     if text.startswith("\ufeff"):
-        raise Problem(f"{page}: begins with a byte order mark, which hides its front matter; save it without")
+        raise Problem(f"{page}: begins with a byte order mark, which hides its front matter; save it without this mark")
     if not text.strip():
-        raise Problem(f"{page}: is empty; write the page, or take it out of _toc.yml")
+        raise Problem(f"{page}: is empty; write the page, or remove it from _toc.yml")
     return text
 
 
@@ -186,13 +190,13 @@ def is_notebook(page: Path) -> bool:
         return False
     front, closed, _ = text[3:].partition("\n---")
     if not closed:
-        raise Problem(f"{page}: its front matter begins with --- and never ends; close it with a line of ---")
+        raise Problem(f"{page}: its front matter begins with --- but does not end; add a line --- after it")
     settings = _parsed(front, page)
     if "kernelspec" not in settings:
         return False
     kernel = settings["kernelspec"]
     if not (isinstance(kernel, dict) and {"name", "display_name"} <= kernel.keys()):
-        raise Problem(f"{page}: kernelspec has to have a name and a display_name; copy those of another chapter")
+        raise Problem(f"{page}: kernelspec needs a name and a display_name; copy them from another chapter")
     return True
 
 

@@ -67,7 +67,10 @@ def served(site: Path, port: int = 0) -> Iterator[str]:
     try:
         server = _Server(("127.0.0.1", port), partial(_Handler, directory=str(site)))
     except OSError as error:
-        raise Problem(f"port {port} can't be served: {error.strerror}; is the site served already?") from error
+        raise Problem(
+            f"the site can't be served on port {port}: {error.strerror}. Is another command serving it already? Stop "
+            "that one."
+        ) from error
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
@@ -83,7 +86,7 @@ def built(project: Project) -> Path:
         Problem: when it is not built.
     """
     if not (project.site / "index.html").is_file():
-        raise Problem("there is no site yet: run `make book`")
+        raise Problem("the site is not built yet: run `make book` first")
     return project.site
 
 
@@ -94,6 +97,6 @@ def serve(project: Project) -> None:
         Problem: when it is not built.
     """
     with served(built(project), PORT) as address:
-        print(f"{address}  (Ctrl-C ends it)", flush=True)
+        print(f"{address}  (press Ctrl-C to stop)", flush=True)
         with suppress(KeyboardInterrupt):
             threading.Event().wait()

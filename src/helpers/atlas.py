@@ -36,21 +36,21 @@ JUMP = "jump"
 
 @dataclass(frozen=True)
 class Point:
-    """An expression at a point where its gradient is not a matter of course.
+    """An expression at a point where its gradient is undefined or a convention.
 
     Args:
-        name: what people call it.
-        code: an expression in `x`, and in `torch`, `F` and `inf`.
+        name: the name that people use for the point.
+        code: an expression that uses `x`. It may also use `torch`, `F` and `inf`.
         at: the value of `x`, a number or nested lists of numbers.
-        gradient: what plain PyTorch gives there; a `Since` where a release changed it.
-        mathematics: what there is to say without PyTorch.
-        decided: what upstream says, or does.
-        sources: the keys in `helpers.points.SOURCES` that say so.
-        instead: the expression to write, or "" where this one is fine.
-        instead_gradient: what that gives.
-        effect: what it does about the point. Begins with one of `EFFECTS`.
+        gradient: the gradient that plain PyTorch gives there. If a release changed it, a `Since`.
+        mathematics: what mathematics says about the point.
+        decided: what PyTorch's maintainers decided, or what PyTorch does.
+        sources: the keys in `helpers.points.SOURCES` of the threads that say so.
+        instead: the expression to write instead, or "" if the expression itself is fine.
+        instead_gradient: the gradient of `instead`.
+        effect: what `instead` does about the point. Begins with one of the words in `EFFECTS`.
         given: a statement that both expressions need.
-        ulps, atol: how exactly the two gradients are fixed; see `helpers.Tolerance`.
+        ulps, atol: the tolerances for both gradients; see `helpers.Tolerance`.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Point:
 
     @property
     def anchor(self) -> str:
-        """The name under which a link finds the point on its page.
+        """The anchor of the point on its page.
 
         >>> Point("sqrt at 0", "x.sqrt()", 0.0, None, "").anchor
         'point-sqrt-at-0'
@@ -160,11 +160,11 @@ def differentiable(gradient: Tensor, sides: Sequence[tuple[float | str, float | 
 
 
 def atlas(points: Sequence[Point], sources: dict[str, Thread]) -> None:
-    """Show points, each measured now.
+    """Show points. Each point is measured when this function is called.
 
     Args:
-        points: of one group.
-        sources: where their `sources` are looked up.
+        points: the points of one group.
+        sources: the threads, by the keys that the points name in their `sources`.
     """
     show.show(_Atlas([_Card(point, [sources[key] for key in point.sources]) for point in points]))
 
@@ -173,7 +173,7 @@ def node_index(points: Sequence[Point]) -> None:
     """Show a table of the nodes that return infinity or NaN, each with the points at which it does.
 
     Args:
-        points: of all groups. Each is measured now.
+        points: the points of all groups. Each point is measured when this function is called.
     """
     by_node: dict[str, list[Point]] = {}
     for point in points:
@@ -185,7 +185,7 @@ def node_index(points: Sequence[Point]) -> None:
 
 
 def decisions(sources: dict[str, Thread]) -> None:
-    """Show a table of threads: what each is called, and what came of it."""
+    """Show a table of threads, with the title and the state of each."""
     show.show(_Decisions(list(sources.values())))
 
 

@@ -21,16 +21,16 @@ from .ways import way
 
 
 class Case:
-    """One public case.
+    """One public case: an issue or a forum thread that a page reproduces.
 
     Args:
         key: the case's key in `helpers.threads`, such as `"10729"`.
 
     Raises:
-        KeyError: naming the keys that exist.
+        KeyError: if there is no such key. The message lists all keys.
 
-    A notebook shows a case by naming it on the last line of a cell: its thread, the thread's state on the day it was
-    looked up, and the versions that this very run verifies.
+    To show a case in a notebook, write it on the last line of a cell. The notebook then shows the thread, the thread's
+    state on the day when we read it, and the versions that this run verifies.
 
     >>> case = Case("52248")
     >>> case.thread.number
@@ -54,23 +54,24 @@ class Case:
         atol: float = 0.0,
         signed_zero: bool = False,
     ) -> None:
-        """State what a way gives, check it, and show it.
+        """State what a method gives, check it, and show it.
 
         Args:
-            way: a name from `helpers.ways`.
-            quantity: what is observed, as a reader would write it: `"x.grad"`.
+            way: the method, by its name in `helpers.ways`.
+            quantity: the name of what is observed, as a reader would write it: `"x.grad"`.
             observed: a tensor, `MaskedTensor`, number, or None (for a `.grad` that is None).
-            expected: the same, or a nested list of numbers with `nan`, `inf` and `MASKED` in it. Plain numbers are
-                rounded to the observed dtype. A `Since` of such, where a release of PyTorch changed it.
-            ulps: how many units in the last place of the observed dtype an element may be off.
-            rtol: how far it may be off, as a part of what is expected; counted together with `atol`.
-            atol: how far it may be off, whatever is expected.
-            signed_zero: whether -0.0 is told from 0.0.
+            expected: a value of the same kinds, or a nested list of numbers that may contain `nan`, `inf` and `MASKED`.
+                Plain numbers are rounded to the observed dtype. If a release of PyTorch changed the result, a `Since`
+                of such values.
+            ulps: the largest allowed difference, in units in the last place of the observed dtype.
+            rtol: the largest allowed difference, as a fraction of the expected value. `atol` is added to it.
+            atol: the largest allowed difference, as an absolute number.
+            signed_zero: whether -0.0 and 0.0 count as different.
 
         Raises:
-            ClaimFailed: when the claim does not hold, with both sides and the first difference.
-            KeyError: when no such way is registered.
-            TypeError, ValueError: when a side has no elements to compare, or a tolerance is negative.
+            ClaimFailed: if the claim does not hold. The message shows both sides and the first difference.
+            KeyError: if no method with this name is registered.
+            TypeError, ValueError: if one side has no elements to compare, or if a tolerance is negative.
 
         >>> Case("4132").claim("vanilla", "x.grad", torch.tensor([float("nan"), 1.0]), [float("nan"), 1.0])
         holds: 4132 · vanilla · x.grad = [NaN, 1]  (exactly)
@@ -81,16 +82,17 @@ class Case:
     def raises(
         self, way: str, quantity: str, exception: type[BaseException] | Since, match: str = ""
     ) -> Iterator[None]:
-        """State that a way cannot do it: the block raises `exception`, with `match` somewhere in its message.
+        """State that a method fails: the block raises `exception`, and its message contains `match`.
 
-        The type is compared by name and exactly: the day upstream raises something else, or nothing, the page knows.
-        `match` is what the message is about and no more: the rest of it changes with each release. A `Since` of types
-        says what another release raises; None in it, that the block comes to its end there.
+        The name of the type must be exactly the same. So if a release of PyTorch raises another exception, or none, the
+        claim fails. Keep `match` short: only the words that say what the message is about, because the rest of a
+        message changes between releases. If releases raise different types, pass a `Since` of types. None in it means
+        that the block raises nothing.
 
-        Warnings given on the way are shown with the claim, a line each, and not compared.
+        Warnings that the block gives are shown with the claim, one line for each. They are not compared.
 
         Raises:
-            ClaimFailed: when the block ends without an exception, or with another one.
+            ClaimFailed: if the block ends without an exception, or with a different one.
 
         >>> with Case("67180").raises("vanilla", "backward", RuntimeError):
         ...     torch.ones(2).sum().backward()
@@ -119,20 +121,20 @@ class Case:
         rows: Sequence[str] | None = None,
         ulps: int = 2,
     ) -> None:
-        """Put the ways that made a claim about `quantity` beside the reference, and judge them.
+        """Compare each method's claim about `quantity` with the reference, and show a table of verdicts.
 
         Args:
-            quantity: what the claims were about. The newest claim of each way counts.
-            reference: from `helpers.reference`.
-            expected: the word that each way earns: one of `helpers.verdict.JUDGEMENTS`, or `"raises X"`; or a
-                `Since` of such words. Columns follow its order.
-            rows: a label for each element; its index by default.
-            ulps: how far from the reference still counts as *right*.
+            quantity: the quantity that the claims are about. If a method made several such claims, the last one counts.
+            reference: the right gradient, from `helpers.reference`.
+            expected: for each method, the word that it must get: one of `helpers.verdict.JUDGEMENTS`, or `"raises X"`,
+                or a `Since` of such words. The columns of the table have the same order.
+            rows: a label for each element. By default, the label is the element's index.
+            ulps: the largest difference from the reference that counts as *right*.
 
         Raises:
-            ClaimFailed: when a way earns another word.
-            LookupError: when a way in `expected` made no claim about `quantity`.
-            ValueError: when the shapes, or the number of rows, do not fit.
+            ClaimFailed: if a method gets a different word.
+            LookupError: if a method in `expected` made no claim about `quantity`.
+            ValueError: if the shapes differ, or if the number of labels is wrong.
         """
         made = {claim.way: claim for claim in self.claims if claim.quantity == quantity}
         lacking = [name for name in expected if name not in made]

@@ -16,17 +16,17 @@ from .releases import Epoch, number
 
 
 class ClaimFailed(AssertionError):
-    """A page's claim, or verdict, does not hold. The message puts expected and observed side by side."""
+    """A claim or a verdict of a page does not hold. The message shows expected and observed side by side."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a page asserts of one way of one case.
+    """A claim: what a page asserts about one method of one case.
 
-    `warned` holds the first line of each warning that was given on the way; they are shown, not compared.
-    `differing` holds the flat indices at which observed and expected part: empty when the claim holds, None when the
-    two cannot be compared element by element (another shape, an exception, nothing at all).
-    `history` is empty, or holds what is expected of older and newer releases too.
+    `warned` holds the first line of each warning that the code gave. The warnings are shown, but not compared.
+    `differing` holds the flat indices at which observed and expected differ. It is empty if the claim holds. It is None
+    if the two can't be compared element by element: one of them has another shape, is an exception, or is absent.
+    `history` holds what is expected of older and newer releases. It is empty if no release changed the result.
     """
 
     case: str
@@ -44,20 +44,20 @@ class Claim:
 
     @property
     def holds(self) -> bool:
-        """Whether observed is expected, within the tolerance."""
+        """True if the observed value is the expected value, within the tolerance."""
         return self.differing == []
 
     def check(self) -> Claim:
-        """Show the claim. When it does not hold, raise `ClaimFailed`; in a notebook, show beside it what was recorded.
+        """Show the claim. If it does not hold, raise `ClaimFailed`, or, in a notebook, show the recorded result too.
 
-        A notebook goes on: its reader brings another PyTorch, and wants the rest of the page. A build does not miss it,
-        for it reads every claim from the executed notebook.
+        In a notebook nothing is raised, so that a reader with another PyTorch can run the rest of the page. A build
+        still fails, because it reads every claim from the executed notebook.
         """
         told(self, self.way, self.observed.json())
         return self
 
     def text(self) -> str:
-        """One line when the claim holds; otherwise expected and observed side by side, differences marked."""
+        """The claim as text. One line if it holds; otherwise both sides, with the differences marked."""
         name = f"{self.case} · {self.way} · {self.quantity}"
         if self.holds:
             return f"holds: {name} = {describe(self.observed)}  ({self.tolerance})"

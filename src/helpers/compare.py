@@ -18,11 +18,11 @@ _INTEGER_VIEW = {
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far an observed element may lie from the expected one.
+    """How much an observed element may differ from the expected element.
 
-    The default is exact, with two conventions: NaN equals NaN, masked equals masked. `-0.0` equals `0.0` unless
-    `signed_zero` is set. Otherwise at most `ulps` units in the last place of the observed dtype, or at most
-    `atol + rtol * |expected|`, whichever allows more. Infinite equals only the same infinity.
+    By default, the two must be equal. NaN equals NaN, masked equals masked, and `-0.0` equals `0.0` unless
+    `signed_zero` is set. With a tolerance, the difference may be `ulps` units in the last place of the observed dtype,
+    or `atol + rtol * |expected|`, whichever is larger. An infinity equals only the same infinity.
     """
 
     ulps: int = 0
@@ -44,21 +44,24 @@ class Tolerance:
 
 
 def ulp_distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """How many steps from one representable number to the next lead from `a` to `b`, element by element.
+    """The distance from `a` to `b` in units in the last place (ulps), element by element.
+
+    One ulp is the step from one representable number to the next.
 
     Args:
-        a, b: tensors of the same shape and the same dtype (float16, bfloat16, float32 or float64), finite elements.
+        a, b: tensors with the same shape and the same dtype: float16, bfloat16, float32 or float64. Their elements
+            should be finite: NaN and infinite elements are compared by their bits, so leave them out before you count.
 
     Returns:
-        int64 tensor, `b` minus `a` counted in units in the last place: 0 where equal (`-0.0` equals `0.0`), positive
-        where `b` is the larger. NaN and infinite elements are compared by their bits: mask them before you count.
+        An int64 tensor. It is 0 if the two elements are equal (`-0.0` equals `0.0`), and positive if `b` is larger.
 
     Raises:
-        TypeError: when the dtypes differ or are not floating point.
+        TypeError: if the dtypes differ, or are not floating-point dtypes.
 
-    The bits of an IEEE 754 number, read as a sign and a magnitude, count the representable numbers up from zero, so
-    the difference of two such counts is the distance (Goldberg 1991, doi:10.1145/103162.103163). Two float64 numbers
-    of opposite sign may lie further apart than int64 can count; the count then stays at its largest value.
+    The bits of an IEEE 754 number, read as a sign and an integer, count the representable numbers from zero. So the
+    difference of two such counts is the distance (Goldberg 1991, doi:10.1145/103162.103163). The distance between two
+    float64 numbers of opposite sign may be too large for int64. The result is then the largest int64 number, with the
+    right sign.
 
     >>> one = torch.tensor([1.0])
     >>> ulp_distance(one, torch.nextafter(one, torch.tensor([2.0])))

@@ -56,16 +56,17 @@ class Control:
 def control(name: str, caption: str, columns: Mapping[str, Sequence[str] | torch.Tensor]) -> None:
     """Show samples of a small computation as a table.
 
-    On the site, where a script has a control of that name, the reader can move the inputs and sees the results at
-    once, computed in the browser by the same arithmetic; everywhere else the table stands.
+    On the site, a script replaces the table by a control. Readers can change the inputs, and the browser computes the
+    results by the same arithmetic. Everywhere else, readers see the table.
 
     Args:
-        name: of the control in `theme/static/control.js`.
+        name: the name of the control in `theme/static/control.js`.
         caption: what is computed.
-        columns: a column for each input and each result, under its heading: texts, or a tensor of shape [samples].
+        columns: a column for each input and each result, by its heading. A column is a list of texts, or a tensor of
+            shape [samples].
 
     Raises:
-        ValueError: when the columns are not equally long.
+        ValueError: if the columns have different lengths.
 
     >>> x = torch.tensor([1.0, 100.0])
     >>> control("where-over-exp", "exp in float32", {"x": x, "exp(x)": x.exp()})

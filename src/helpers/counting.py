@@ -64,15 +64,17 @@ class _Table:
 
 
 def what_counts(rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
-    """Show for some functions whether they use the last element of their input.
+    """Show for each function of a list whether it uses the last element of its input.
 
     Args:
-        rows: for each the function's text, the function of one float tensor, what is special of the last element, the
-            values of the input, and other values for the last element that leave the selection as it was made.
+        rows: one tuple for each function: the function as text; the function, which takes one float tensor; what is
+            special about the last element; the values of the input; and other values for the last element, for which
+            the function makes the same selection.
 
     Returns:
-        Whether the element is used, and whether `ignoring` lets it count: bool tensors, an element for each row. It is
-        used where another value changes the result's bits, or where PyTorch hands it a cotangent that is not 0.
+        Two bool tensors with an element for each row. The first says whether the function uses the last element, the
+        second whether the element counts for `ignoring`. The function uses the element if another value changes the
+        bits of the result, or if PyTorch gives the element a cotangent that is not 0.
 
     >>> relu = ("relu(y)", torch.relu, "below 0", [2.0, -1.0], [-5.0])
     >>> what_counts([relu])

@@ -25,11 +25,11 @@ class _Masked:
 
 
 MASKED = _Masked()
-"""The element that `torch.masked` prints as `--`, for what a claim expects."""
+"""A masked element, which `torch.masked` prints as `--`. Use it in the expected result of a claim."""
 
 
 class Kind(enum.Enum):
-    """What an element is. The value is the word that tables and machines use."""
+    """The kind of an element. The value is the word that tables and machine-readable claims use."""
 
     FINITE = "finite"
     ZERO = "zero"
@@ -49,10 +49,10 @@ _SHORTEST = {
 
 @dataclass(frozen=True, eq=False)
 class Entries:
-    """A tensor's values together with the mask that says which of them count.
+    """The elements of a tensor, with a mask that says which of them count.
 
-    `data` is a detached, contiguous CPU tensor of any real dtype and any shape (0-dim and empty included). `mask` has
-    the same shape and dtype bool; True means that the element counts, as in `torch.masked`.
+    `data` is a detached, contiguous CPU tensor with any real dtype and any shape, also 0-dim or empty. `mask` is a bool
+    tensor of the same shape. True means that the element counts, as in `torch.masked`.
     """
 
     data: torch.Tensor
@@ -72,18 +72,18 @@ class Entries:
     def texts(self, digits: int | None = 5) -> list[str]:
         """Every element as text: `NaN`, `inf`, `--`, or a number with `digits` significant digits.
 
-        With `digits=None` the shortest text that identifies the value in its own dtype.
+        With `digits=None`, a number is the shortest text that identifies the value in its dtype.
         """
         return [_text(value, used, self.data.dtype, digits) for value, used in self._flat()]
 
     def labels(self) -> list[str]:
-        """The index of every element as text: `[0]`, `[1, 2]`; the empty text for a 0-dim tensor."""
+        """The index of every element as text: `[0]`, `[1, 2]`. For a 0-dim tensor, the text is empty."""
         if not self.shape:
             return [""]
         return [str(list(map(int, index))) for index in np.ndindex(self.shape)]
 
     def json(self) -> dict[str, Any]:
-        """A form that JSON can hold: shape, dtype, and every element as its shortest text."""
+        """The content in a form for JSON: shape, dtype, and the shortest text of every element."""
         return {
             "dtype": str(self.data.dtype).removeprefix("torch."),
             "shape": list(self.shape),
@@ -96,7 +96,7 @@ class Entries:
 
 @dataclass(frozen=True)
 class Absent:
-    """Nothing where a tensor might have been: a `.grad` that is `None`."""
+    """The outcome if there is no tensor, such as a `.grad` that is `None`."""
 
     def json(self) -> dict[str, Any]:
         return {"absent": True}
@@ -104,7 +104,7 @@ class Absent:
 
 @dataclass(frozen=True)
 class Raised:
-    """An exception in place of a result, known by its type's name; the message is kept for the reader."""
+    """The outcome if an exception was raised: the name of its type, and its message."""
 
     type: str
     message: str = ""
@@ -117,16 +117,16 @@ Outcome = Entries | Absent | Raised
 
 
 def outcome(value: Any) -> Outcome:
-    """Bring whatever a page observed, or expects, to one form.
+    """Convert an observed or expected value to an outcome: `Entries`, `Absent` or `Raised`.
 
     Args:
         value: a tensor or `MaskedTensor` of any shape with a real dtype; a NumPy array or number; a Python number;
-            a (nested) sequence of numbers and `MASKED`; `None`; an exception or an exception type.
-            Plain numbers become bool, int64 or float64, the first that holds them all.
+            a (nested) sequence of numbers and `MASKED`; `None`; an exception or an exception type. Plain numbers become
+            bool, int64 or float64: the first of these dtypes that can hold all of them.
 
     Raises:
-        TypeError: for complex and quantized tensors and for anything else that has no elements to compare.
-        ValueError: for a nested sequence whose rows differ in length.
+        TypeError: if `value` is a complex or quantized tensor, or anything else that has no elements to compare.
+        ValueError: if the rows of a nested sequence differ in length.
 
     >>> outcome([1.0, MASKED, float("nan")]).texts()
     ['1', '--', 'NaN']

@@ -59,20 +59,20 @@ class Figure:
 
 @contextmanager
 def drawing(alt: str, caption: str = "", size: tuple[float, float] = (4.5, 2.7), panels: int = 1) -> Iterator[Any]:
-    """Draw on matplotlib axes; the figure is shown when the block ends.
+    """Draw a figure with matplotlib. The figure is shown when the block ends.
 
     Args:
-        alt: what a reader who cannot see the figure must know. Not empty.
+        alt: a text that tells readers who can't see the figure what it shows. It must not be empty.
         caption: the sentence under the figure.
-        size: width and height of a panel, in inches; up to 4.5 wide the text stays readable on a phone.
-        panels: how many there are: side by side, and below each other where the page is narrow.
+        size: the width and height of a panel, in inches. If the width is at most 4.5, the text is readable on a phone.
+        panels: the number of panels. They are side by side, or below each other if the page is narrow.
 
     Yields:
-        `matplotlib.axes.Axes`, or a list of them when there are several panels.
-        Give each line a marker or a dash of its own: colour alone does not reach every reader.
+        `matplotlib.axes.Axes`, or a list of them if there are several panels. Give each line its own marker or dash
+        pattern, because some readers can't distinguish the colours.
 
     Raises:
-        ValueError: when `alt` is empty.
+        ValueError: if `alt` is empty.
 
     >>> with drawing("a line that rises from 0 to 1") as axes:
     ...     _ = axes.plot([0, 1])

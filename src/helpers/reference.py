@@ -12,22 +12,24 @@ from .entries import Entries
 def reference(
     loss: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, used: torch.Tensor | None = None
 ) -> Entries:
-    """The gradient of `loss` at `x`, in float64, with the unused elements never computed.
+    """The reference gradient of `loss` at `x`, in float64, computed from the used elements alone.
 
-    Nothing that the loss does not use takes part, so nothing can contaminate the result: this is what every way on a
-    page is judged by.
+    Elements that the loss does not use take no part in the computation, so they can't contaminate the result. Every
+    method on a page is judged by this reference.
 
     Args:
-        loss: takes the used elements of `x` as a float64 tensor and returns a scalar. Without `used` it takes all of
-            `x`, in its own shape; with `used` it takes `x[used]`, whose leading dimension counts the used elements.
-        x: a real tensor of any shape and dtype.
-        used: bool tensor over the leading dimensions of `x`; True = the element counts. None: all count.
+        loss: a function that takes a float64 tensor and returns a scalar. If `used` is None, the tensor has all
+            elements of `x`, in the shape of `x`. Otherwise it is `x[used]`.
+        x: a tensor of any shape and any real dtype.
+        used: a bool tensor over the leading dimensions of `x`. True means that the element counts. None means that all
+            elements count.
 
     Returns:
-        The gradient in the shape of `x`, dtype float64, masked where `used` is False.
+        The gradient, with the shape of `x` and dtype float64. It is masked at each element where `used` is False.
 
     Raises:
-        ValueError: when `used` is not a bool tensor over the leading dimensions of `x`, or `loss` returns no scalar.
+        ValueError: if `used` is not a bool tensor over the leading dimensions of `x`, or if `loss` does not return a
+            scalar.
 
     >>> x = torch.tensor([-1.0, 100.0])
     >>> reference(lambda x: x.exp().sum(), x, used=x < 0).texts()

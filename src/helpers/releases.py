@@ -12,16 +12,17 @@ from .entries import Outcome, describe
 
 @dataclass(frozen=True)
 class Since:
-    """What a claim expects, where a release of PyTorch changed it.
+    """What a claim expects, if a release of PyTorch changed the result.
 
     Args:
-        release: the first release that gives `now`, as `"2.14"` or `"2.14.1"`. Its nightly builds count as it.
-        now: what is expected from then on.
-        before: what was expected until then; another `Since` where an older release changed that.
-        pull: the number of the upstream pull request that changed it, where it is known.
+        release: the first release that gives `now`, such as `"2.14"` or `"2.14.1"`. The nightly builds of this release
+            count as this release.
+        now: what is expected of this release and of all newer ones.
+        before: what is expected of older releases. If an older release changed the result too, another `Since`.
+        pull: the number of the PyTorch pull request that changed the result, if we know it.
 
     Raises:
-        ValueError: when `release` is not the number of a release, or not newer than that of `before`.
+        ValueError: if `release` is not a release number, or is not newer than the release of `before`.
 
     >>> Since("2.14", now=[0.0], before=[1.0], pull=191142).at("2.13.0+cpu")
     [1.0]
@@ -41,7 +42,7 @@ class Since:
             raise ValueError(f"{self.before.release} comes before {self.release} here, but is not older")
 
     def at(self, version: str) -> Any:
-        """What is expected of a version, such as `torch.__version__`."""
+        """The result that is expected of a version, such as `torch.__version__`."""
         if number(version) >= number(self.release):
             return self.now
         return self.before.at(version) if isinstance(self.before, Since) else self.before
@@ -49,7 +50,7 @@ class Since:
 
 @dataclass(frozen=True)
 class Epoch:
-    """What was expected from one release on; `since` is empty for the oldest."""
+    """The result that is expected from the release `since` on. For the oldest result, `since` is empty."""
 
     since: str
     expected: Outcome

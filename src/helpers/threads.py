@@ -12,10 +12,10 @@ LOOKED_UP = "2026-11-22"
 
 @dataclass(frozen=True)
 class Thread:
-    """A public thread.
+    """A public thread: an issue, a question or a forum topic.
 
-    `number` is the PyTorch issue's, or None. `state` says whether the thread is open and what its maintainers, or its
-    answers, decided; where no decision could be found it says that.
+    `number` is the number of the PyTorch issue, or None. `state` says whether the thread is open, and what its
+    maintainers or its answers decided. If we found no decision, `state` says so.
     """
 
     key: str
@@ -131,4 +131,4 @@ _ALL = (
     ),
 )
 THREADS: dict[str, Thread] = {entry.key: entry for entry in _ALL}
-"""Every thread by its case's key, in the order of the chapters."""
+"""Every thread, by the key of its case, in the order of the chapters."""

@@ -25,14 +25,15 @@ JUDGEMENTS = {
     "wrong": "≠",
     "contaminated": "✗",
 }
-"""What can be said of an element, with its mark.
+"""The words for an element of a gradient, with their marks.
 
-- *right*: within the stated ulps of the reference, or as undefined as the reference is; where the loss does not use the
-  element, zero or masked.
-- *rounded*: further off than that, but only by an accumulation of roundings: at most `ROUNDED` ulps.
-- *missing*: masked, or absent, although the loss uses the element.
-- *wrong*: finite, but not the gradient; or not finite in another way than the reference.
-- *contaminated*: non-finite although the reference is finite or the loss does not use the element.
+- *right*: the element differs from the reference by at most the stated ulps, or is the same NaN or infinity as the
+  reference. If the loss does not use the element, it is zero or masked.
+- *rounded*: the difference is larger than that, but at most `ROUNDED` ulps. Many small rounding errors cause it.
+- *missing*: the element is masked or absent, although the loss uses it.
+- *wrong*: the element is finite, but is not the gradient; or the reference is NaN or infinite, and the element is not
+  the same.
+- *contaminated*: the element is NaN or infinite, although the reference is finite or the loss does not use the element.
 """
 
 ROUNDED = 64
@@ -40,16 +41,16 @@ ROUNDED = 64
 
 
 def judge(reference: Entries, observed: Entries, ulps: int = 2) -> list[str]:
-    """One word of `JUDGEMENTS` for every element of `observed`.
+    """Judge every element of `observed` by the reference, with one word of `JUDGEMENTS` for each.
 
     Args:
-        reference: float64, masked where the loss does not use the element.
-        observed: the same shape, any real dtype; whole numbers are judged as float64.
-        ulps: how many units in the last place of the observed dtype still count as *right*. `exp`, `log` and `pow`
-            differ by one or so between processors.
+        reference: the right gradient in float64, masked at each element that the loss does not use.
+        observed: a gradient of the same shape and any real dtype. Integers are converted to float64.
+        ulps: the largest difference that counts as *right*, in units in the last place of the observed dtype. The
+            results of `exp`, `log` and `pow` differ by about one ulp between processors.
 
     Raises:
-        ValueError: when the shapes differ.
+        ValueError: if the shapes differ.
 
     >>> from helpers.entries import outcome, MASKED
     >>> judge(outcome([1.0, MASKED]), outcome([1.0, float("nan")]))
@@ -88,10 +89,10 @@ def _judge_entry(want: float, used: bool, got: float, shown: bool, distance: int
 
 @dataclass(frozen=True)
 class Verdict:
-    """Ways as columns, elements as rows, and the word that each way earns.
+    """A table with a column for each method and a row for each element, and a word for each method.
 
-    `expected` maps the name of each way to its word: one of `JUDGEMENTS`, or `raises X` for an exception of type X; or
-    to a `Since` of such words.
+    `expected` gives the word that each method must get: one of `JUDGEMENTS`, or `raises X` for an exception of type X,
+    or a `Since` of such words.
     """
 
     case: str
@@ -103,7 +104,7 @@ class Verdict:
     ulps: int
 
     def words(self) -> dict[str, str]:
-        """The word that each way earned."""
+        """The word that each method got."""
         return {name: self._word(claim) for name, claim in self.claims.items()}
 
     def wanted(self) -> dict[str, str]:
@@ -116,7 +117,7 @@ class Verdict:
         return self.words() == self.wanted()
 
     def check(self) -> Verdict:
-        """Show the table. When a way earned another word, raise `ClaimFailed`; a notebook goes on, as after a claim."""
+        """Show the table. If a method got another word than expected, raise `ClaimFailed`. A notebook never raises."""
         told(self, None, self.words())
         return self
 

@@ -22,14 +22,14 @@ class Way:
 
 
 WAYS: dict[str, Way] = {}
-"""Every registered way by its name, in the order of registration."""
+"""Every registered method, by its name, in the order of registration."""
 
 
 def register(name: str, title: str, summary: str) -> Way:
-    """Make a way known under `name`.
+    """Register a method under `name`, so that claims can name it.
 
     Raises:
-        ValueError: when the name is taken.
+        ValueError: if another method already has this name.
     """
     if name in WAYS:
         raise ValueError(f"the way {name!r} is registered already: {WAYS[name].summary}")

@@ -26,19 +26,22 @@ def test_outside_a_checkout_the_error_says_what_is_missing(book, name, command):
     (book.root / name).unlink()
     done = book.run(command)
     assert done.returncode == 1
-    assert done.stderr == f"error: {book.root} holds no {name}: run this from the top of the checkout\n"
+    assert done.stderr == f"error: {book.root} has no {name}: run the command in the top folder of the checkout\n"
 
 
 def test_chapters_named_in_the_contents_that_do_not_exist_are_all_named(book):
     book.contents("one", "lost", "two", "gone")
     done = book.run("check")
     assert done.returncode == 1
-    assert done.stderr == "error: _toc.yml names files that do not exist: chapters/lost.md, chapters/gone.md\n"
+    assert done.stderr == (
+        "error: _toc.yml names files that do not exist: chapters/lost.md, chapters/gone.md; add the files, or remove "
+        "their lines\n"
+    )
 
 
 def test_a_chapter_that_the_contents_lack_is_told_apart_from_one_that_is_not_there(book):
     book.contents("one")
-    assert "_toc.yml does not name it" in book.run("check", "two").stderr
+    assert "it is not in _toc.yml" in book.run("check", "two").stderr
     assert "did you mean one?" in book.run("check", "onee").stderr
 
 
@@ -61,7 +64,7 @@ def test_a_record_that_is_missing_or_broken_stops_the_build_before_any_work(book
 
 def test_a_full_disk_is_found_before_any_work(book, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=3 << 20))
-    with pytest.raises(Problem, match=r"_build has to be writable, with \d+ MiB free; it has 3 MiB"):
+    with pytest.raises(Problem, match=r"_build must be writable and have \d+ MiB free; it has 3 MiB"):
         Build(Project(book.root), 1).check()
 
 
@@ -129,7 +132,7 @@ BROKEN = {
     "with a mark before it": (b"\xef\xbb\xbf# Words\n", "byte order mark"),
     "with front matter that is no YAML": (b"---\na: [1\nb: }\n---\n# Words\n", "expected"),
     "with front matter that is a list": (b"---\n- 1\n---\n# Words\n", "sequence"),
-    "with front matter that never ends": (b"---\nkernelspec: x\n# Words\n", "never ends"),
+    "with front matter that does not end": (b"---\nkernelspec: x\n# Words\n", "does not end"),
     "with a kernel that is a word": (b"---\nkernelspec: python3\n---\n# Words\n", "a name and a display_name"),
     "with a kernel without a name": (b"---\nkernelspec: {name: x}\n---\n# Words\n", "a name and a display_name"),
     "with options of a cell that are no YAML": (
@@ -173,7 +176,7 @@ def test_a_chapter_is_checked_alone(book):
 
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("tow", "no chapter with code is called tow; did you mean two?"), ("x", "called x; there are one, two")],
+    [("tow", "no chapter with code is called tow; did you mean two?"), ("x", "called x; the chapters are one, two")],
 )
 def test_an_unknown_chapter_is_told_with_those_that_there_are(book, name, told):
     done = book.run("check", name)

@@ -72,14 +72,14 @@ def test_ctrl_c_is_how_serving_ends(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("threading.Event.wait", interrupted)
     monkeypatch.setattr("tools.serve.served", lambda *_: nullcontext("address"))
     assert serve(SimpleNamespace(site=tmp_path)) is None
-    assert capsys.readouterr().out == "address  (Ctrl-C ends it)\n"
+    assert capsys.readouterr().out == "address  (press Ctrl-C to stop)\n"
 
 
 def test_a_port_that_is_taken_is_named(tmp_path):
     with served(tmp_path) as address:
         port = int(address.rpartition(":")[2])
         with (
-            pytest.raises(Problem, match=f"port {port} can't be served: Address already in use"),
+            pytest.raises(Problem, match=f"the site can't be served on port {port}: Address already in use"),
             served(tmp_path, port),
         ):
             pass

@@ -30,7 +30,7 @@ def missing(root: Path) -> str:
     """What the browser's tests need and this machine lacks; empty when nothing does."""
     lacks = [] if executable() else ["Chromium"]
     lacks += [name for name in ("axe-core", "lighthouse") if not (root / MODULES / name).is_dir()]
-    return f"{', '.join(lacks)} not installed; `make browser` installs what is needed" if lacks else ""
+    return f"not installed: {', '.join(lacks)}; `make browser` installs what is missing" if lacks else ""
 
 
 @contextmanager

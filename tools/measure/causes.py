@@ -30,19 +30,20 @@ class Cause:
 CAUSES = (
     Cause(
         "no end",
-        "The process dies in one of PyTorch's kernels, or comes to no end, with plain backward and with ours.",
+        "With plain backward and with ignoring, the process dies in one of PyTorch's kernels, or it does not end.",
         lambda operator, sample: sample.failure.startswith(ENDS),
     ),
     Cause(
         "finite in PyTorch",
-        "In PyTorch's formula terms as large as 3e38 cancel, and leave what is not their sum, or swallow the digits of "
-        "others. Its gradient is finite, and not that of the clean input. What is finite keeps its bits here.",
+        "In PyTorch's formula, terms as large as 3e38 cancel. What is left is not their exact sum, or the digits of "
+        "smaller terms are lost. So PyTorch's gradient is finite, but not the gradient of the clean input. ignoring "
+        "keeps the bits of every finite gradient.",
         lambda operator, sample: sample.finite,
     ),
     Cause(
         "computed zero",
-        "A softmax gives the poisoned key the weight 0. That zero was computed, from the key, and is no selection: "
-        "0 times infinity is NaN, and 0 times a product that overflowed too.",
+        "A softmax gives the poisoned key the weight 0. The softmax computed this zero from the key, so the zero is "
+        "not a selection. 0 times infinity is NaN, and so is 0 times a product that overflowed.",
         lambda operator, sample: operator in ATTENTION and not sample.failure and "nan" not in sample.case,
     ),
 )

@@ -367,7 +367,7 @@ def _status(field: str) -> int:
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(field):
             return 1024 * int(line.split()[1])
-    raise Problem(f"/proc/self/status has no {field}; peak memory is measured on Linux")
+    raise Problem(f"/proc/self/status has no {field}; peak memory can be measured only on Linux")
 
 
 def _peaks(case: Case, contaminated: bool) -> dict[str, int]:

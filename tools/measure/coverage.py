@@ -44,7 +44,7 @@ def coverage(project: Project, *names: str) -> None:
         )
     missing = [part.name for part in PARTS if part.name not in content["totals"]]
     if missing:
-        print(f"not run yet, and not recorded: {', '.join(missing)}")
+        print(f"not recorded, because their tests have not been run: {', '.join(missing)}; run make coverage")
     path = project.results / "measured" / "coverage.json"
     write(path, json.dumps(content, indent=1) + "\n")
     print(f"written: {path.relative_to(project.root)}")
@@ -58,10 +58,13 @@ def _run(project: Project, part: Part) -> None:
     environment = {**os.environ, "COVERAGE_FILE": str(folder / DATA)}
     measure = [sys.executable, "-m", "coverage"]
     tests = ["-m", "pytest", "-p", "tools.measure.reached", "-p", "no:cacheprovider", *part.tests]
-    print(f"{part.name}: the tests of {part.source}", flush=True)
+    print(f"{part.name}: running the tests of {part.source}", flush=True)
     done = subprocess.run([*measure, "run", *tests], cwd=project.root, env=environment)
     if done.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        raise Problem(f"the tests of {part.name} could not be run: what they reach is not recorded")
+        raise Problem(
+            f"pytest could not run the tests of {part.name}, so nothing is recorded for {part.name}; its output is "
+            "above"
+        )
     subprocess.run([*measure, "combine", "--quiet"], cwd=project.root, env=environment, check=True)
     write(folder / FILES, json.dumps(contents))  # last: without it the run does not count
 

@@ -112,7 +112,9 @@ def _of(project: Project, names: tuple[str, ...]) -> Iterator[tuple[Part, list[s
             meant.append((part, sorted(set(paths))))
     if left:
         parts = ", ".join(part.name for part in PARTS)
-        raise Problem(f"{', '.join(sorted(left))}: no part ({parts}), and no source file or folder of one")
+        raise Problem(
+            f"{', '.join(sorted(left))}: neither a part of the code ({parts}) nor a source file or folder of a part"
+        )
     yield from meant
 
 
@@ -159,7 +161,9 @@ class Trials:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise Problem(f"another command tries mutants of {self.part.name} already: wait for its end") from error
+                raise Problem(
+                    f"another command is already trying mutants of {self.part.name}: wait until it ends"
+                ) from error
             return self._outcomes(paths, sample)
 
     def _outcomes(self, paths: list[str], sample: int | None) -> list[Outcome]:
@@ -168,7 +172,7 @@ class Trials:
         seconds = self._seconds()
         done = [known[key] for key in chosen if key in known]
         todo = [key for key in chosen if key not in known]
-        print(f"{self.part.name}: {len(chosen)} mutants, {len(done)} of them known", flush=True)
+        print(f"{self.part.name}: {len(chosen)} mutants; the result of {len(done)} is known from before", flush=True)
         jobs = (os.cpu_count() or 2, len(todo))
         if todo:
             fork = multiprocessing.get_context("fork")
@@ -226,10 +230,10 @@ class Trials:
         known = {path: found for path, found in kept.items() if found["of"] == self._unchanged.get(path)}
         new = sorted(self._unchanged.keys() - known.keys())
         if new:
-            print(f"{self.part.name}: {len(new)} files of tests on a copy that is not mutated", flush=True)
+            print(f"{self.part.name}: running {len(new)} test files on an unchanged copy", flush=True)
             run = Copy(self.project, self.folder / "copy-0").run(new, 3600, first=False)
             if isinstance(run, str):
-                raise Problem(f"the tests of {self.part.name} come to no end: {run}")
+                raise Problem(f"the tests of {self.part.name} do not end, even on an unchanged copy: {run}")
             for path in new:
                 took = {test: time for test, time in run.seconds.items() if test.partition("::")[0] == path}
                 failed = [test for test in run.failed if test.partition("::")[0] == path]
@@ -329,7 +333,7 @@ class Explained:
         for row in self.rows:
             path = project.root / row["file"]
             if not path.is_file() or _squeezed(row["before"]) not in _squeezed(path.read_text(encoding="utf-8")):
-                raise Problem(f"{BY_HAND}: {row['file']} does not hold {row['before']!r} any more; take it out")
+                raise Problem(f"{BY_HAND}: {row['file']} no longer contains {row['before']!r}; remove this row")
 
     def judged(self, outcome: Outcome) -> Outcome:
         """The outcome; of a survivor that is explained, with the reason."""
@@ -375,5 +379,5 @@ def _told(summary: dict[str, Any]) -> str:
     counts = ", ".join(f"{summary[name]} {name.replace('_', ' ')}" for name in ("killed", "timed_out", "survived"))
     return (
         f"{summary['run']} of {summary['mutants']} mutants were run: {counts}, {summary['explained']} explained; "
-        f"{summary['noticed']} % noticed"
+        f"the tests noticed {summary['noticed']} %"
     )

@@ -50,7 +50,7 @@ def noticed(project: Project, *names: str, sample: int | None = None) -> int:
     recorded = Recorded.read(project)
     if not recorded.applies:
         raise Problem(
-            f"outputs are recorded with {recorded.made_with}, and this is {environment()}: run make record first"
+            f"the outputs were recorded with {recorded.made_with}, but this is {environment()}: run make record first"
         )
     path = project.results / "measured" / "noticed.json"
     rows: dict[str, Any] = read_record(path)["pages"] if path.is_file() and names else {}
@@ -59,7 +59,8 @@ def noticed(project: Project, *names: str, sample: int | None = None) -> int:
         for chapter in project.chapters_called(*names):
             row = _page(chapter, recorded, pool, sample)
             print(
-                f"  {chapter.stem}: {row['noticed']} of {row['cells']} cells: the build noticed the change", flush=True
+                f"  {chapter.stem}: the build noticed the change in {row['noticed']} of {row['cells']} cells",
+                flush=True,
             )
             rows[chapter.stem] = row
     if sample is None:
@@ -69,7 +70,7 @@ def noticed(project: Project, *names: str, sample: int | None = None) -> int:
         print(f"written: {path.relative_to(project.root)}")
     missed = [f"{page}: {line}" for page, row in rows.items() for line in row["missed"]]
     if missed:
-        print("the build did not notice a change in", *missed, sep="\n  ", file=sys.stderr)
+        print("the build did not notice a change in these cells:", *missed, sep="\n  ", file=sys.stderr)
     return int(bool(missed))
 
 
@@ -101,7 +102,9 @@ def _change(chapter: Path, book: NotebookNode, shown: Output, recorded: Recorded
             continue
         if [o.text for o in outputs(run.notebook) if o.number == shown.number] != [shown.text]:
             return bool(recorded.differences(run) or failed(collect([run]))), not code.endswith(ADDED)
-    raise Problem(f"{chapter.name}: {shown.name} shows the same after a line that prints was added")
+    raise Problem(
+        f"{chapter.name}: {shown.name} shows the same output although a print was added; so its output can't be tested"
+    )
 
 
 def _changed(source: str) -> Iterable[str]:

@@ -36,7 +36,10 @@ def chosen(names: tuple[str, ...]) -> list[Part]:
     """
     unknown = set(names) - {part.name for part in PARTS}
     if unknown:
-        raise Problem(f"no part is called {', '.join(sorted(unknown))}: there are {', '.join(p.name for p in PARTS)}")
+        raise Problem(
+            f"no part of the code is called {', '.join(sorted(unknown))}; the parts are "
+            f"{', '.join(p.name for p in PARTS)}"
+        )
     return [part for part in PARTS if not names or part.name in names]
 
 

@@ -53,7 +53,10 @@ class Rows:
                 name, {"setup": name, "code": code, "remark": remark, **FACTS, **marker.kwargs, "tests": []}
             )
             if (row["code"], row["remark"]) != (code, remark):
-                self.wrong.append(f"{test} says something else of {name!r} than the tests before it")
+                self.wrong.append(
+                    f"{test} and an earlier test describe the setup {name!r} differently; give both the same code "
+                    "and remark"
+                )
             if test not in row["tests"]:
                 row["tests"].append(test)
             self._row_of[item.nodeid] = row
@@ -82,7 +85,7 @@ def declared(project: Project, *options: str) -> Rows:
     files = [str(tests / name) for name in FILES]
     status = pytest.main([*files, "-m", "setup", "-q", "-p", "no:cacheprovider", *options], plugins=[rows])
     if rows.wrong or status != pytest.ExitCode.OK:
-        raise Problem("\n".join(rows.wrong) or f"pytest ends with {status!r}")
+        raise Problem("\n".join(rows.wrong) or f"pytest ended with {status!r}; its output is above")
     return rows
 
 
@@ -94,7 +97,7 @@ def setups(project: Project) -> None:
         row["holds_on"] = _with(held.get((row["setup"], row["code"]), []), VERSION, row["holds_on"])
         row["not_run"] = "" if row["holds_on"] else row["not_run"]
     _write(project, rows)
-    print(f"{len(rows)} setups written to {_path(project).relative_to(project.root)}")
+    print(f"written: {_path(project).relative_to(project.root)}, with {len(rows)} setups")
 
 
 def add(project: Project, version: str, found: list[dict[str, Any]]) -> None:

@@ -88,7 +88,7 @@ def _run(folder: Path, tests: list[str], only: Sequence[str] | None, first: bool
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # plugins that are imported already
     status = pytest.main([*tests, *options], plugins=[watch])
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) and not watch.found.failed:
-        watch.found.failed.append(f"pytest ends with {status!r}")
+        watch.found.failed.append(f"pytest ended with {status!r}")
     return watch.found.failed, watch.found.seconds
 
 

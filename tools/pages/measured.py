@@ -52,7 +52,7 @@ def costs(content: dict[str, Any]) -> str:
     where, models, weighed = _kinds(rows)
     states = ["nothing contaminated", "contaminated"]
     caption = (
-        "Time of backward, until its graph is freed, times plain PyTorch "
+        "Time of backward, until its graph is freed, as a multiple of plain PyTorch's time "
         f"(torch {content['torch']}, {content['machine']})"
     )
     tables = [show.table(caption, ["model", *states], _pairs(models, _backward))]
@@ -67,10 +67,18 @@ def costs(content: dict[str, Any]) -> str:
             ]
             for row in where
         ]
-        tables.append(show.table(f"where over exp, {name}: time, times plain PyTorch", ["elements", *_WAYS], cells))
+        tables.append(
+            show.table(
+                f"where over exp, {name}: time, as a multiple of plain PyTorch's time", ["elements", *_WAYS], cells
+            )
+        )
     tables.append(_part_by_part(content["parts"]))
-    tables.append(show.table("Peak memory, times plain PyTorch", ["case", *states], _pairs(weighed, _memory)))
-    folded = f"<details><summary>All figures, in {len(tables)} tables</summary>{''.join(tables)}</details>"
+    tables.append(
+        show.table(
+            "Peak memory, as a multiple of plain PyTorch's peak memory", ["case", *states], _pairs(weighed, _memory)
+        )
+    )
+    folded = f"<details><summary>All numbers, in {len(tables)} tables</summary>{''.join(tables)}</details>"
     return show.page(f'{in_short(content)}{_curves(where).html()}<div class="zn-prose zn-figures">{folded}</div>')
 
 
@@ -127,7 +135,7 @@ def _curves(rows: list[dict[str, Any]]) -> Any:
         spans.append(f"{way} {min(clean):.2g} to {max(clean):.2g}, {min(bad):.2g} to {max(bad):.2g}")
     alt = (
         "Time of forward and backward against the number of elements, both axes logarithmic, in two panels: nothing "
-        f"contaminated, and contaminated. In each, times plain PyTorch: {'; '.join(spans)}."
+        f"contaminated, and contaminated. The time in each panel, as a multiple of plain PyTorch's: {'; '.join(spans)}."
     )
     caption = "where over exp: seconds for forward and backward"
     with figures.sketch(alt, caption, size=(3.2, 2.7), panels=2) as sketch:
@@ -171,7 +179,7 @@ def watching(content: dict[str, Any]) -> str:
         for row in content["watched"]
     ]
     caption = (
-        "Time of a step, forward and backward, in which all is well, times plain PyTorch "
+        "Time of a step (forward and backward) without NaN or infinity, as a multiple of plain PyTorch's time "
         f"(torch {content['torch']}, {content['machine']})"
     )
     head = ["model", *(f"<code>{name}</code>" for name in ways.values())]
@@ -191,7 +199,7 @@ def _by_nodes(rows: list[dict[str, Any]]) -> str:
         ways = ("ignoring",) if row["contaminated"] else ("plain", "ignoring")
         by_length.setdefault(row["nodes"], []).extend(f"{of_a_node(row, way) / unit:.2f}" for way in ways)
     return show.table(
-        "Time of one node of a chain, times that of plain PyTorch in the shortest",
+        "Time of one node of a chain, as a multiple of plain PyTorch's time in the shortest chain",
         ["nodes", "plain", "ignoring, nothing contaminated", "ignoring, contaminated"],
         [[f"{length:,}".replace(",", " "), *figures] for length, figures in by_length.items()],
     )
@@ -210,7 +218,7 @@ def _part_by_part(rows: list[dict[str, Any]]) -> str:
         for row in rows
     ]
     head = ["case", "with a walk along the graph", "and the check", "and hooks that do nothing", "and rules"]
-    return show.table("Where the time goes: backward part by part, times plain PyTorch", head, cells)
+    return show.table("The parts of backward, and the time of each as a multiple of plain PyTorch's time", head, cells)
 
 
 def _pairs(rows: list[dict[str, Any]], figure: Callable[[dict[str, Any]], str]) -> list[list[str]]:
@@ -245,8 +253,8 @@ def mended(content: dict[str, Any]) -> str:
     if left:
         parts.append(_causes(content["causes"], left))
     if total["left_out"]:
-        parts.append(f"<p>{total['left_out']} samples of the database are too large, and left out.</p>")
-    every = show.table("Operators of which every contaminated sample is fixed", head, lines(whole))
+        parts.append(f"<p>{total['left_out']} samples of the database were left out, because they are too large.</p>")
+    every = show.table("Operators for which every contaminated sample is fixed", head, lines(whole))
     parts.append(f"<details><summary>{len(whole)} operators are fixed on every sample</summary>{every}</details>")
     return show.page(f'<div class="zn-prose">{"".join(parts)}</div>')
 
@@ -296,8 +304,9 @@ def honesty(content: dict[str, Any]) -> str:
     found = [row for row in content["rows"] if any(row[column] for column in columns[1:])]
     finite = sum(row["hidden"] > 0 for row in content["rows"])
     caption = (
-        f"{total['hidden']} of {total['undefined']:,} undefined elements came out finite, in {finite} operators; tried "
-        f"were {total['cases']:,} gradients of {len(content['rows'])} operators; torch {html.escape(content['torch'])}"
+        f"{total['hidden']} of {total['undefined']:,} undefined elements came out finite, in {finite} operators; "
+        f"{total['cases']:,} gradients of {len(content['rows'])} operators were tested; "
+        f"torch {html.escape(content['torch'])}"
     )
     head = ["operator", "undefined", "came out finite", *(column.replace("_", " ") for column in columns[2:])]
     rows = [[f"<code>{html.escape(row['operator'])}</code>", *(str(row[c]) for c in columns)] for row in found]
@@ -326,17 +335,17 @@ def peers(content: dict[str, Any]) -> str:
     )
     head = [
         "package, and the tests that ran",
-        "tests that pass",
-        "of them call backward",
-        "fail with ignoring",
-        "left out",
+        "tests that pass with plain PyTorch",
+        "of these, tests that call backward",
+        "of these, tests that fail with ignoring",
+        "tests left out",
     ]
     foot = ["all packages", *(str(sums[name]) for name in counts)]
     parts = [show.table(caption, head, rows, foot, stack=True)]
     if failures:
-        parts.append(show.table("Tests that fail with ignoring", ["test", "what it says"], failures, stack=True))
+        parts.append(show.table("Tests that fail with ignoring", ["test", "its error message"], failures, stack=True))
     if warned:
-        parts.append(show.table("What ignoring warns of in these tests", ["warning", "tests"], warned))
+        parts.append(show.table("Warnings of ignoring in these tests", ["warning", "tests"], warned))
     return show.page(f'<div class="zn-prose">{"".join(parts)}</div>')
 
 
@@ -358,8 +367,9 @@ def explained(content: dict[str, Any]) -> str:
     total = sum(row["programs"] for row in wrong)
     told = sum(row["explain"]["all"] for row in wrong)
     caption = (
-        f"The right line named, of {total} programs with a known origin (torch {html.escape(content['torch'])}); "
-        f"<code>explain</code> also tells phase, operator and kind, and no other origin, in {told} of them"
+        f"In how many of {total} programs with a known origin each tool names the right line "
+        f"(torch {html.escape(content['torch'])}). In {told} of them, <code>explain</code> also gives the right phase, "
+        "operator and kind, and names no other origin"
     )
     head = ["kind", "programs", *(_TOOLS[tool] for tool in tools)]
     rows = [[row["kind"], str(row["programs"]), *(str(row[tool]["line"]) for tool in tools)] for row in wrong]
@@ -368,7 +378,7 @@ def explained(content: dict[str, Any]) -> str:
         for row in clean
     ]
     sums = [str(sum(row[tool]["line"] for row in wrong)) for tool in tools]
-    table = show.table(caption, head, rows, ["right lines in all", str(total), *sums], stack=True)
+    table = show.table(caption, head, rows, ["right lines, all kinds", str(total), *sums], stack=True)
     return show.page(f'<div class="zn-prose">{table}</div>')
 
 
@@ -382,9 +392,10 @@ def noticed(content: dict[str, Any]) -> str:
     cells, mutated = total["cells"], total["mutated"]
     prose = (
         f"<p>On torch {html.escape(content['made_with']['torch'])}, the {len(pages)} pages with code have {cells} "
-        f"cells that show something. In {mutated} of them the change was a mutation of the code. In the other "
-        f"{cells - mutated} every mutation that was tried raised an error or left the output as it was, and a printed "
-        "line was added. "
+        f"cells that show something. Each of these cells was changed once. In {mutated} of them, the change was a "
+        f"mutation of the code. In the other {cells - mutated}, every mutation that was tried raised an error or "
+        f"left the "
+        "output unchanged, so the change was an added print. "
         f"The build failed after {total['noticed']} of {cells} changes.</p>"
     )
     table = show.table("Changes that the build did not notice", ["page", "cell"], missed, stack=True) if missed else ""
@@ -403,7 +414,7 @@ def setups(content: dict[str, Any]) -> str:
         ]
         for row in content["rows"]
     ]
-    caption = "<code>ignoring</code> in training code, and the releases of PyTorch on which that was tested"
+    caption = "Training code with <code>ignoring</code>, and the releases of PyTorch on which it was tested"
     table = show.table(caption, ["setup", "what you write", "right on"], rows, stack=True)
     return show.page(f'<div class="zn-prose zn-setups zn-searched">{table}</div>')
 

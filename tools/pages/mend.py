@@ -22,7 +22,7 @@ def report(project: Project, name: str, heading: str, made: Origin | None) -> st
     """
     commit = f", commit {made.commit}{' with changes since' * made.changed}" if made else ""
     made_of = f"{project.address(name)}\nBuilt with {versions()}{commit}\n"
-    body = f"What is wrong, and what should stand there:\n\n\n\n---\n{made_of}"
+    body = f"What is wrong, and what should the page say instead?\n\n\n\n---\n{made_of}"
     return f"{project.repository}/issues/new?{urlencode({'title': f'{heading}: ', 'body': body})}"
 
 

@@ -49,7 +49,7 @@ LIMITS = {
     "double where": Limits(
         False,
         True,
-        "you can't change the input of the function, as inside of a library",
+        "you can't change the input of the function, for example inside a library",
         "use-it-in-your-project#why-not-a-second-where",
     ),
     "select first": Limits(
@@ -61,7 +61,7 @@ LIMITS = {
     "scrub": Limits(
         True,
         True,
-        "the NaN was added to other numbers before: they are lost too",
+        "the NaN was already added to other numbers, which are then lost too",
         "use-it-in-your-project#why-not-set-nan-to-0-in-grad",
     ),
     "hook": Limits(
@@ -98,5 +98,5 @@ def methods(facts: list[dict[str, Any]], link: Callable[[str], str]) -> str:
             ]
         )
     head = ["method", "gradient right", "forward code unchanged", "optimizer accepts it", "fails if"]
-    caption = "The methods: in how many of the comparisons below the gradient is right, and when a method fails"
+    caption = "The methods: how many of the comparisons below each method gets right, and when it fails"
     return show.page(f'<div class="zn-prose">{show.table(caption, head, rows)}</div>')

@@ -85,7 +85,7 @@ def releases(folder: Path, link: Link) -> str:
     where = " and ".join(
         f"{len({c.version for c in table if c.device == d})} releases on {_device(d)}" for d, _ in devices
     )
-    caption = f"{count} claims, {where}; {len(list(changes(table)))} of them changed"
+    caption = f"{count} claims, {where}; a release changed {len(list(changes(table)))} of these claims"
     return show.page(
         f'<div class="zn-prose"><table class="zn-releases"><caption>{caption}</caption>'
         f'<thead><tr><th rowspan="2" scope="col">case and method</th>{groups}</tr><tr>{heads}</tr></thead>'
@@ -129,14 +129,16 @@ def tested(folder: Path) -> str:
                 f"{sum(facts)} of {len(facts)}" if facts else _wrong(row, claims),
                 f"{tests['passed']} passed, {len(tests['failed'])} failed" if "passed" in tests else _wrong(row, tests),
                 (
-                    f"{mended['mended']} of {mended['contaminated']} mended, {mended['broken']} broken"
+                    f"{mended['mended']} of {mended['contaminated']} fixed, {mended['broken']} broken"
                     if "mended" in mended
                     else _wrong(row, mended)
                 ),
             ]
         )
     head = ["release", "claims that hold", "library tests", "contaminated samples"]
-    return show.page(f'<div class="zn-prose">{show.table("What ran on each release", head, rows, stack=False)}</div>')
+    return show.page(
+        f'<div class="zn-prose">{show.table("Results of all tests on each release", head, rows, stack=False)}</div>'
+    )
 
 
 def changes(table: list[Column]) -> Iterator[Change]:

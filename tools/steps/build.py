@@ -51,7 +51,7 @@ class Build:
         with nullcontext() if current else Renderer(self.project) as renderer:
             changed = pair(self.project)
             if changed:
-                print(f"notebooks in step again: {', '.join(path.name for path in changed)}")
+                print(f"notebooks rewritten from their chapters: {', '.join(path.name for path in changed)}")
             runs = self._execute(self.project.chapters)
             if not self._report(runs):
                 return 1
@@ -60,12 +60,16 @@ class Build:
                 try:
                     renderer.render(everything=not site.is_intact())
                 except RenderFailed as error:
-                    print(f"\n{error}\n\nThe results reproduce, but the site could not be rendered.", file=sys.stderr)
+                    print(
+                        f"\n{error}\n\nAll results reproduce, but Sphinx could not render the site; see its message "
+                        f"above.",
+                        file=sys.stderr,
+                    )
                     return 1
                 site.remember()
         count, seconds = len(self.project.pages), time.monotonic() - begun
-        print(f"{count} pages are as they should be" if current else f"rendered {count} pages in {seconds:.1f} s")
-        self._summary(runs, f"site: {self.project.site / 'index.html'} (make serve shows it)")
+        print(f"{count} pages are up to date" if current else f"rendered {count} pages in {seconds:.1f} s")
+        self._summary(runs, f"site: {self.project.site / 'index.html'} (to see it, run make serve)")
         print(f"digest of {COVERED}: {site.digest()[:16]}")
         return 0
 
@@ -78,7 +82,7 @@ class Build:
     def chapter(self, notebook: str = "", name: str = "") -> int:
         """Write the chapter of a notebook that somebody edited."""
         if not notebook:
-            raise Problem("say which notebook: make chapter NOTEBOOK=path/to/where-over-exp.ipynb")
+            raise Problem("no notebook is named; run make chapter NOTEBOOK=path/to/where-over-exp.ipynb")
         print(unpair(self.project, Path(notebook), name))
         return 0
 
@@ -106,7 +110,7 @@ class Build:
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
         if free < ROOM or not os.access(folder, os.W_OK):
-            raise Problem(f"{folder} has to be writable, with {ROOM >> 20} MiB free; it has {free >> 20} MiB")
+            raise Problem(f"{folder} must be writable and have {ROOM >> 20} MiB free; it has {free >> 20} MiB free")
         check_records(self.project)
         self.recorded = Recorded.read(self.project)
 
@@ -136,7 +140,9 @@ class Build:
                 parts.append(f"{name}, code cell {trouble.cell} ({trouble.line}): {trouble.what}")
             more = len(run.troubles) - 1
             if more > 0:
-                parts.append(f"{name}: {more} later cell{'s' * (more > 1)} failed too, perhaps because of that one")
+                parts.append(
+                    f"{name}: {more} later cell{'s' * (more > 1)} failed too, perhaps because of the cell above"
+                )
             if differences := self.recorded.differences(run):
                 changed[run.chapter.stem] = len(differences)
                 parts += [f"{name}: {difference}" for difference in differences]
@@ -149,8 +155,8 @@ class Build:
                 print(f"\nCells failed in {_counted(len(stopped), 'chapter')}: {', '.join(stopped)}.", file=sys.stderr)
             if changed:
                 print(
-                    f"\n{_counted(sum(changed.values()), 'output')} not as recorded, in {', '.join(changed)}. "
-                    "If you meant to change what the page shows, run `make record`, and commit results/outputs.json.",
+                    f"\n{_counted(sum(changed.values()), 'output')} not as recorded, in {', '.join(changed)}. If you "
+                    "changed the page on purpose, run `make record`, and commit results/outputs.json.",
                     file=sys.stderr,
                 )
         return not parts
@@ -164,7 +170,10 @@ class Build:
         outputs = f"{recorded.count(runs)} outputs as recorded, " if recorded.applies else ""
         print(f"{chapters}, {held} of {len(facts)} claims and verdicts held, {outputs}{seconds:.1f} s; {last}")
         if recorded.made_with and not recorded.applies:
-            print(f"outputs of cells were not compared: recorded with {recorded.made_with}, here {environment()}")
+            print(
+                f"outputs of cells were not compared: they were recorded with {recorded.made_with}, but this is "
+                f"{environment()}"
+            )
 
 
 def _counted(count: int, noun: str) -> str:

@@ -175,11 +175,11 @@ def _text(output: Any) -> str:
 def _told(recorded: Output | None, shown: Output | None) -> str:
     if recorded is None:
         assert shown is not None
-        return f"{shown.name} shows an output that is not recorded:\n{_lines('+', shown)}"
+        return f"{shown.name} shows an output that is not in the record:\n{_lines('+', shown)}"
     if shown is None:
-        return f"an output is recorded that no cell shows any more:\n{_lines('-', recorded)}"
+        return f"the record has an output that no cell shows any more:\n{_lines('-', recorded)}"
     diff = list(difflib.unified_diff(recorded.text.split("\n"), shown.text.split("\n"), n=2, lineterm=""))[3:]
-    head = f"{shown.name} does not show what was recorded (- recorded, + now):\n"
+    head = f"{shown.name} shows another output than the recorded one (- recorded, + now):\n"
     return head + "\n".join(f"  {line[:1]} {line[1:]}".rstrip() for line in diff)
 
 

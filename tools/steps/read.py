@@ -34,14 +34,20 @@ def _read(chapter: Path, text: str) -> NotebookNode:
         raise Problem(f"{chapter.name}: {' '.join(str(error).split())}") from error
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     if not code:
-        raise Problem(f"{chapter.name} names a kernel but has no code cell")
+        raise Problem(
+            f"{chapter.name} names a kernel but has no code cell; add a cell, or remove kernelspec from its front "
+            "matter"
+        )
     if any(map(is_setup, code)):
         raise Problem(
-            f"{chapter.name} has the set-up cell of its notebook: Jupytext copied it. Restore the chapter with git "
-            f"checkout, then run make chapter NOTEBOOK=notebooks/{chapter.stem}.ipynb"
+            f"{chapter.name} contains the set-up cell of its notebook: Jupytext copied it. Restore the chapter with "
+            f"git checkout, then run make chapter NOTEBOOK=notebooks/{chapter.stem}.ipynb"
         )
     if any("load" in cell.metadata for cell in code):
-        raise Problem(f"{chapter.name}: a cell loads its code from another file; in Colab it would be empty")
+        raise Problem(
+            f"{chapter.name}: a cell loads its code from another file, and would be empty in Colab; write the code "
+            "into it"
+        )
     for number, cell in enumerate(notebook.cells):
         cell.id = f"cell-{number}"  # by itself it gets a random one, and no two builds would be alike
     return notebook

@@ -59,7 +59,9 @@ def record(project: Project, facts: Iterable[dict[str, Any]]) -> Path:
     runs = {(fact["torch"].partition("+")[0], fact["device"]) for fact in outcomes}
     if len(runs) != 1:
         found = ", ".join(" on ".join(run) for run in sorted(runs)) or "none"
-        raise Problem(f"a record holds the claims of one PyTorch on one device; found: {found}")
+        raise Problem(
+            f"a record needs claims that all ran on one version of PyTorch and one device; these ran on: {found}"
+        )
     torch, device = runs.pop()
     path = record_file(project, torch, device)
     content = {

@@ -104,9 +104,9 @@ def run_one(chapter: Path, notebook: NotebookNode, timeout: int) -> Run:
             shutdown_kernel="immediate",
         )
         if isinstance(result.err, CellTimeoutError):
-            fatal = f"hangs: still running after {timeout} s"
+            fatal = f"does not end: still running after {timeout} s"
     except DeadKernelError:
-        fatal = "kills its kernel"
+        fatal = "ends its kernel: the Python process died"
     for cell in notebook.cells:
         if "outputs" in cell:
             cell.outputs = coalesce_streams(whole(cell.outputs))

@@ -67,7 +67,10 @@ def chapter_text(project: Project, before: str, book: NotebookNode) -> str:
             continue
         if is_setup(cell):
             if cell.source.strip() != setup(project):
-                raise Problem("the set-up cell was edited; all notebooks share it: change it in tools/steps/pair.py")
+                raise Problem(
+                    "the set-up cell was edited, but all notebooks share this cell: change it in tools/steps/pair.py "
+                    "instead"
+                )
             continue
         if cell.cell_type == "code":
             tags = {"tags": list(cell.metadata["tags"])} if cell.metadata.get("tags") else {}
@@ -75,7 +78,7 @@ def chapter_text(project: Project, before: str, book: NotebookNode) -> str:
         elif cell.source.strip():
             cells.append(new_markdown_cell(_relative_links(project, cell.source)))
     if not any(cell.cell_type == "code" for cell in cells):
-        raise Problem("the notebook has no code cell left, and a chapter needs one")
+        raise Problem("the notebook has no code cell left, but a chapter needs at least one")
     header, _ = _parts(before)
     found = jupytext.reads(before, fmt="md:myst")
     text = jupytext.writes(new_notebook(cells=cells, metadata=found.metadata), fmt="md:myst")
@@ -114,4 +117,4 @@ def _changes(before: str, after: str) -> str:
     if not any(count.values()):
         return "no cell changed"
     cells = ", ".join(f"{number} {word}" for word, number in count.items() if number)
-    return f"cells: {cells}. Now run make record, and make book"
+    return f"cells: {cells}. Now run make record, then make book"

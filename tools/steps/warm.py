@@ -87,7 +87,7 @@ class _ForkedKernel:
     def __init__(self, connection_file: str, cwd: str, env: dict[str, str]) -> None:
         with self.door:
             if not self.welcome:
-                raise RuntimeError("the build is ending: no new kernels")
+                raise RuntimeError("the build is ending, so no new kernel is started")
             # Not a daemon: a chapter may start processes of its own, such as the workers of a DataLoader.
             self._process: BaseProcess = _server().Process(target=_run_kernel, args=(connection_file, cwd, env))
             self._process.start()

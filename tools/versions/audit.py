@@ -69,13 +69,19 @@ def audit(project: Project, today: date | None = None) -> int:
         print(f"{'found' if finding in open_ else 'excepted'}: {finding}")
     for each in exceptions:
         if each.advisory not in valid:
-            print(f"the exception for {each.advisory} ended on {each.until}: look again ({each.reason})")
+            print(
+                f"the exception for {each.advisory} ended on {each.until}; decide again whether it is needed "
+                f"({each.reason})"
+            )
         elif not unasked and not any(each.advisory in finding.names for finding in found):
-            print(f"the exception for {each.advisory} can go: nothing that is pinned falls under it")
+            print(
+                f"the exception for {each.advisory} is not needed: no pinned package is affected; remove it from "
+                "pyproject.toml"
+            )
     for line in unasked:
-        print(f"could not be asked: {line}")
+        print(f"could not be checked: {line}")
     if not found and not unasked:
-        print("no known vulnerability in anything that is pinned")
+        print("no pinned package has a known vulnerability")
     return 1 if open_ else UNASKED if unasked else 0
 
 
@@ -91,8 +97,8 @@ def excepted(project: Project, today: date) -> list[Excepted]:
         whole = set(each) == {"advisory", "reason", "until"} and type(each["until"]) is date
         if not whole or not each["advisory"] or not each["reason"] or each["until"] - today > LONGEST:
             raise Problem(
-                f'pyproject.toml: an exception is {{advisory = "…", reason = "…", until = 2027-01-31}}, '
-                f"at most {LONGEST.days} days ahead, not {each}"
+                f'pyproject.toml: write an exception as {{advisory = "…", reason = "…", until = 2027-01-31}}, with a '
+                f"date at most {LONGEST.days} days ahead; it is {each}"
             )
     return [Excepted(**each) for each in listed]
 
@@ -109,8 +115,8 @@ def of_python(project: Project) -> tuple[list[Finding], list[str]]:
     try:
         packages: list[dict[str, Any]] = json.loads(done.stdout)["dependencies"]
     except (ValueError, KeyError, TypeError) as error:
-        said = done.stderr.strip().splitlines() or ["no word"]
-        raise Problem(f"pip-audit gives no result: {said[-1]}") from error
+        said = done.stderr.strip().splitlines() or ["it printed nothing"]
+        raise Problem(f"pip-audit gave no result: {said[-1]}") from error
     findings = [
         Finding(
             f"{package['name']} {package['version']}",
@@ -121,14 +127,14 @@ def of_python(project: Project) -> tuple[list[Finding], list[str]]:
         for vulnerability in package.get("vulns", [])
     ]
     skipped = [str(package["skip_reason"]) for package in packages if "skip_reason" in package]
-    return findings, [f"{skipped[0]}; in all {len(skipped)} of {len(packages)}"] if skipped else []
+    return findings, [f"{skipped[0]}; this holds for {len(skipped)} of {len(packages)} packages"] if skipped else []
 
 
 def of_the_site(project: Project) -> tuple[list[Finding], list[str]]:
     """What npm finds in the lock file of the site's packages."""
     said = npm.npm(project, "audit")
     if "vulnerabilities" not in said:
-        raise Problem("npm audit gives no result")
+        raise Problem("npm audit gave no result")
     return [
         Finding(f"{name} {via['range']}", (via["url"].rpartition("/")[2],), "see " + via["url"])
         for name, package in sorted(said["vulnerabilities"].items())

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 KINDS = {
-    "broken here": "A result of `ignoring` is not what was recorded: the library has to change.",
-    "fixed upstream": "A result of PyTorch's own is right where it was not: the page has to say so.",
-    "changed upstream": "A result of PyTorch's own is another, and not known to be nearer to the right one.",
-    "could not be run": "Nothing is known of what stands there until it runs again.",
+    "broken here": "A result of `ignoring` is not the recorded one. The library must be fixed.",
+    "fixed upstream": "A result of PyTorch itself is right now, and the recorded one was not. The page must say so.",
+    "changed upstream": "A result of PyTorch itself is not the recorded one. Whether it is nearer to the right "
+    "result is not known.",
+    "could not be run": "The code failed, so its results are not known until it runs again.",
 }
 """What can be said of a difference, in the order in which one wants to know it."""
 

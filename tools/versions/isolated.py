@@ -88,7 +88,7 @@ class Isolated:
         for command in ([sys.executable, "-m", "venv", "--clear", str(python.parents[1])], [*pip, *packages]):
             if self._run(command, self.folder):
                 error = next((line for line in reversed(self._said()) if line.startswith("ERROR")), "see the log")
-                self._say(f"can't be installed: {error}")
+                self._say(f"pip can't install it: {error}")
                 return error
         self._say(f"installed, {time.monotonic() - started:.0f} s")
         return ""
@@ -116,7 +116,7 @@ class Isolated:
         return self.log.read_text(encoding="utf-8", errors="replace").splitlines()
 
     def _last(self) -> str:
-        return next((line for line in reversed(self._said()) if line.strip()), "nothing was said")
+        return next((line for line in reversed(self._said()) if line.strip()), "the log is empty")
 
     def _say(self, text: str) -> None:
         print(f"  {self.name:>8}  {text}", flush=True)
@@ -134,7 +134,10 @@ def open_room(project: Project, command: str) -> Path:
         shutil.rmtree(abandoned)
     free = shutil.disk_usage(room).free
     if free < DISK:
-        raise Problem(f"{room} has {free / 2**30:.0f} GiB free; one environment takes up to {DISK / 2**30:.0f}")
+        raise Problem(
+            f"{room} has {free / 2**30:.0f} GiB free, but an environment needs up to {DISK / 2**30:.0f} GiB; free "
+            "some space"
+        )
     return room
 
 

@@ -37,7 +37,7 @@ def open_new(title: str, body: str) -> str:
         LABEL,
         "--force",
         "--description",
-        "A release of PyTorch gives something else",
+        "Results of a PyTorch release differ from the record",
         "--color",
         "fbca04",
     )
@@ -68,7 +68,9 @@ def gh(*arguments: str, text: str = "") -> str:
     try:
         done = subprocess.run(["gh", *arguments], input=text, capture_output=True, text=True)
     except FileNotFoundError as error:
-        raise Problem("gh, GitHub's command line, is missing: this is meant to run in a workflow") from error
+        raise Problem(
+            "gh, GitHub's command line, is not installed: this command is made for a GitHub workflow, where gh exists"
+        ) from error
     if done.returncode:
-        raise Problem(f"gh {' '.join(arguments[:2])} fails: {done.stderr.strip()}")
+        raise Problem(f"gh {' '.join(arguments[:2])} failed: {done.stderr.strip()}")
     return done.stdout

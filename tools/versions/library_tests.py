@@ -49,6 +49,6 @@ def library_tests(project: Project) -> int:
         "setups": [{key: row[key] for key in ("setup", "code", "holds_on")} for row in rows.rows.values()],
     }
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        found["failed"].append(f"pytest ends with {pytest.ExitCode(status).name}")
+        found["failed"].append(f"pytest ended with {pytest.ExitCode(status).name}")
     write(project.build / "library-tests.json", json.dumps(found, indent=1) + "\n")
     return int(status)

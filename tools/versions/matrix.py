@@ -47,20 +47,23 @@ def matrix(project: Project, *names: str) -> int:
     """
     versions = list(dict.fromkeys(names or RELEASES))
     if strange := [version for version in versions if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", version)]:
-        raise Problem(f"not a version of PyTorch: {', '.join(strange)}; write them like 2.9.1 2.15.0")
+        raise Problem(f"not a version of PyTorch: {', '.join(strange)}; write versions like 2.9.1 2.15.0")
     room = open_room(project, "matrix")
     source = _digest(project)
     runs = [Run(project, version, room, source) for version in versions]
     todo = [run for run in runs if not run.done()]
     at_once = max(1, min(os.cpu_count() or 1, shutil.disk_usage(room).free // DISK))
-    print(f"{len(todo)} of {len(runs)} versions to do, {at_once} at a time", flush=True)
+    print(f"running {len(todo)} of {len(runs)} versions, {at_once} at a time", flush=True)
     perform(todo, at_once)
     rows = [run.row() for run in runs]
     _record(project, rows)
     bad = [row["torch"] for row in rows if not _good(row)]
-    print(f"{len(rows) - len(bad)} of {len(rows)} versions are as they should be")
+    print(f"{len(rows) - len(bad)} of {len(rows)} versions: no failure")
     if bad:
-        print(f"not {', '.join(bad)}: their logs are in {room}, and the same command does them again", file=sys.stderr)
+        print(
+            f"failed: {', '.join(bad)}. Their logs are in {room}. The same command runs only these again.",
+            file=sys.stderr,
+        )
     else:
         shutil.rmtree(room)
     return int(bool(bad))
@@ -182,6 +185,6 @@ def _told(name: str, found: dict[str, Any]) -> str:
     if name == "masked" and "works" in found:
         return f"{found['works']} of {found['of']} operators of masked tensors work"
     if name == "mended" and "mended" in found:
-        figures = f"{found['mended']} of {found['contaminated']} contaminated samples mended"
+        figures = f"{found['mended']} of {found['contaminated']} contaminated samples fixed"
         return f"{figures}, {found['broken']} broken, {found['other_bits']} with other bits"
     return f"failed: {found['error']}"

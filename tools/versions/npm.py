@@ -24,14 +24,16 @@ def npm(project: Project, command: str) -> dict[str, Any]:
             ["npm", command, "--json", "--prefix", str(FOLDER)], cwd=project.root, capture_output=True, text=True
         )
     except FileNotFoundError as error:
-        raise Problem("npm is missing: `make browser` installs it") from error
+        raise Problem("npm is not installed: `make browser` installs it") from error
     try:
         said = dict(json.loads(done.stdout or "{}"))
     except (ValueError, TypeError) as error:
-        raise Problem(f"npm {command} gives no JSON:\n{(done.stdout + done.stderr).strip()[-1000:]}") from error
+        raise Problem(
+            f"npm {command} gave no JSON, but this:\n{(done.stdout + done.stderr).strip()[-1000:]}"
+        ) from error
     if "error" in said:
         why = said.get("message") or said["error"].get("summary") or done.stderr.strip()
-        raise Problem(f"npm {command} could not ask: {why}")
+        raise Problem(f"npm {command} got no answer from its registry: {why}")
     return said
 
 

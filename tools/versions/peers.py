@@ -78,11 +78,14 @@ def peers(project: Project, *names: str) -> int:
     room = open_room(project, "peers")
     runs = [Run(project, peer, room) for peer in PEERS if not names or peer.name in names]
     todo = [run for run in runs if not run.done()]
-    print(f"{len(todo)} of {len(runs)} packages to do", flush=True)
+    print(f"running the tests of {len(todo)} of {len(runs)} packages", flush=True)
     perform(todo)
     rows = [run.row() for run in runs]
     if wrong := [row["package"] for row in rows if "error" in row]:
-        print(f"not run: {', '.join(wrong)}; their logs are in {room}", file=sys.stderr)
+        print(
+            f"could not be run: {', '.join(wrong)}. Their logs are in {room}. The same command runs only these again.",
+            file=sys.stderr,
+        )
         return 1
     _record(project, rows)
     shutil.rmtree(room)

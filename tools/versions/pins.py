@@ -37,21 +37,22 @@ def pins(project: Project) -> None:
         after = compiled(copy)
         moved = changes(before, after)
         if before == after:
-            print("every pin is the newest that fits")
+            print("nothing to do: every pin is already the newest version that fits")
             return
-        print("to be tried:", *moved, sep="\n  ", flush=True)
+        print("trying these newer versions:", *moved, sep="\n  ", flush=True)
         write(copy / target.name, after)
         outside = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MAKEFLAGS")}
         done = subprocess.run(["make", *GATE, f"PYTHON={sys.executable}"], cwd=copy, env=outside)
     if done.returncode:
         raise Problem(
-            f"`make {' '.join(GATE)}` fails with newer pins, for the reason above; requirements.txt stays as it was.\n"
-            "Mend that, or keep a package back in pyproject.toml. These differ:\n  " + "\n  ".join(moved)
+            f"`make {' '.join(GATE)}` fails with the newer pins; its output is above. requirements.txt is unchanged.\n"
+            "Fix the cause, or limit the version of a package in pyproject.toml. These pins would change:\n  "
+            + "\n  ".join(moved)
         )
     write(target, after)
-    print(f"all holds; {target.name} has now:", *moved, sep="\n  ")
+    print(f"every check passed; these pins in {target.name} changed:", *moved, sep="\n  ")
     if {"torch", "matplotlib"} & {line.split()[0] for line in moved}:
-        print("Now run make record: outputs of cells are compared only with the versions that recorded them.")
+        print("Now run make record: a build compares outputs only if they were recorded with the same versions.")
 
 
 def outdated(project: Project) -> None:
@@ -60,9 +61,9 @@ def outdated(project: Project) -> None:
         after = compiled(copy)
     moved = changes((project.root / "requirements.txt").read_text(encoding="utf-8"), after)
     print("### Pins\n")
-    print(*([f"- {line}" for line in moved] or ["Every pin is the newest that fits."]), sep="\n")
+    print(*([f"- {line}" for line in moved] or ["Every pin is the newest version that fits."]), sep="\n")
     print("\n### Packages of the site\n")
-    print(*([f"- {line}" for line in npm.outdated(project)] or ["Every package is the newest."]), sep="\n")
+    print(*([f"- {line}" for line in npm.outdated(project)] or ["Every package has its newest version."]), sep="\n")
 
 
 def compiled(root: Path) -> str:
@@ -82,7 +83,7 @@ def compiled(root: Path) -> str:
             [*command.split(), "-o", str(output), "-"], cwd=root, capture_output=True, text=True, input=wanted
         )
         if done.returncode:
-            raise Problem(f"pip-compile can't tell the newest versions:\n{done.stderr.strip()[-2000:]}")
+            raise Problem(f"pip-compile can't find the newest versions:\n{done.stderr.strip()[-2000:]}")
         return portable(output.read_text(encoding="utf-8"))
 
 

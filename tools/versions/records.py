@@ -46,11 +46,15 @@ def _read(report: Path) -> tuple[str, dict[str, Words]]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Problem(f"{report} is not what python -m zero_or_nan.selfcheck --json prints: {error}") from error
     if "dev" in version:
-        raise Problem(f"{report} is of torch {version}: record a release, a nightly changes from day to day")
+        raise Problem(
+            f"{report} was made with torch {version}, a nightly build, which changes every day: use a release"
+        )
     if device != "cpu":
-        raise Problem(f"{report} is of a {device} device: records are made on CPUs, with --device cpu")
+        raise Problem(
+            f"{report} was made on a {device} device, but records are made on CPUs: run it again with --device cpu"
+        )
     if left_out:
-        raise Problem(f"{report} has no operators, {left_out}: install what is missing, and run it again")
+        raise Problem(f"{report} left out the operators: {left_out}. Install what is missing, and run it again")
     return release_of(version), words
 
 

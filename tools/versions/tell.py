@@ -52,22 +52,27 @@ def tell(project: Project) -> None:
     """
     builds = os.environ.get("BUILDS", "").split()
     if not builds:
-        raise Problem("BUILDS names no build: set it to those that were to report, as in BUILDS='release nightly'")
+        raise Problem(
+            "BUILDS names no build: set it to the builds whose reports are expected, as in BUILDS='release nightly'"
+        )
     reports = {build: read(project.build / "watched" / build / "watched.json") for build in builds}
     text, issue = written(reports, os.environ.get("RUN_URL", "")), issues.opened(MARKER)
     if issue is None:
-        print(f"opened {issues.open_new(text.title, text.body)}" if text.digests else "all is as recorded")
+        print(f"opened {issues.open_new(text.title, text.body)}" if text.digests else "no differences")
         return
     before = digests(issue.body)
     if not text.digests:
         issues.close(issue.number, f"{text.title}. {text.body}")
-        print(f"closed #{issue.number}: all is as recorded")
+        print(f"closed #{issue.number}: no differences are left")
         return
     if (issue.title, issue.body.replace("\r\n", "\n").strip()) != (text.title, text.body.strip()):
         issues.rewrite(issue.number, text.title, text.body)
     if text.digests != before:
         issues.comment(issue.number, changed(text, before))
-    print(f"#{issue.number} is up to date, {'the same' if text.digests == before else 'other'} differences as before")
+    print(
+        f"#{issue.number} is up to date; its differences "
+        f"{'are the same as before' if text.digests == before else 'changed'}"
+    )
 
 
 def read(path: Path) -> Report | None:
@@ -97,16 +102,18 @@ def written(reports: Mapping[str, Report | None], run: str = "") -> Text:
     }
     named = sorted(lines)[:1000]  # more have no room; who has that many sees no small change
     where = ", ".join(f"torch {report.torch}" if report else build for build, report in reports.items())
-    looked = f" [The run that looked]({run})." if run else ""
+    looked = f" [The run that compared them]({run})." if run else ""
     if not found:
         count = sum(report.checked for report in reports.values() if report)
-        return Text(f"All is as recorded on {where}", f"{count} results were checked.{looked}", frozenset(), {})
+        return Text(
+            f"No differences on {where}", f"{count} results were compared with the record.{looked}", frozenset(), {}
+        )
     counts = ", ".join(f"{n} {kind}" for kind in KINDS if (n := sum(each.kind == kind for _, each in found)))
     parts = [
         f"{MARKER} {' '.join(named)} -->",
-        "What the book and the library recorded is not what PyTorch gives now. A workflow keeps this text up to date, "
-        "adds a comment when the set of differences changes, and closes the issue when all is as recorded again."
-        + looked,
+        "PyTorch gives other results now than the book and the library recorded. A workflow keeps this text up "
+        "to date. It adds a comment when the list of differences changes, and closes the issue when no difference is "
+        "left." + looked,
     ]
     bodies = ("\n\n".join([*parts, *_sections(reports, found, shown)]) for shown in (40, 20, 10, 5, 0))
     body = next((body for body in bodies if len(body) <= ROOM), parts[0])
@@ -134,7 +141,7 @@ def _sections(reports: Mapping[str, Report | None], found: list[tuple[str, Diffe
     for build, report in reports.items():
         yield f"## {build}: " + (f"{_code('torch ' + report.torch)}, Python {report.python}" if report else "no report")
         if not any(name == build for name, _ in found):
-            yield "All is as recorded."
+            yield "No differences."
         for kind, meaning in KINDS.items():
             own = [each for name, each in found if (name, each.kind) == (build, kind)]
             if own:
@@ -142,7 +149,7 @@ def _sections(reports: Mapping[str, Report | None], found: list[tuple[str, Diffe
             if own and shown:
                 yield _table(own[:shown])
             if own[shown:]:
-                yield f"{len(own) - shown} more stand in the run's log."
+                yield f"The log of the run lists {len(own) - shown} more."
 
 
 def _table(differences: list[Difference]) -> str:

@@ -38,7 +38,9 @@ def watch(project: Project) -> None:
         "differences": [asdict(each) for each in differences],
     }
     write(project.build / "watched.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-    print(f"{content['claims']} claims and {content['asked']} cases and operators on torch {content['torch']}")
+    print(
+        f"compared {content['claims']} claims, and {content['asked']} cases and operators, on torch {content['torch']}"
+    )
     for kind in KINDS:
         for each in differences:
             if each.kind == kind:
@@ -63,7 +65,7 @@ def checked_itself() -> tuple[dict[str, Any], list[Difference]]:
         said = dict(json.loads(done.stdout))
         return said, of_selfcheck(said)
     except subprocess.TimeoutExpired:
-        why = f"hangs: still running after {PATIENCE} s"
+        why = f"does not end: still running after {PATIENCE} s"
     except (ValueError, TypeError, KeyError):  # it ended before it could say anything
         print(done.stderr, file=sys.stderr)
         why = f"exits {done.returncode} and gives no result"

@@ -181,24 +181,26 @@ def backward_figure(
 ) -> None:
     """Draw the graph of a computation, and the cotangents that flow back through it, step by step.
 
-    Both passes run, vanilla and ignoring, and what every node gets, saved and passes on is shown element by element.
-    Where an element turns NaN its arithmetic is shown: recomputed, and only if it gives the very bits of the pass. The
-    graph is kept, and no `.grad` of the inputs is written: the figure can stand before the call of backward. Hooks on
-    tensors run, as in `torch.autograd.grad`.
+    The figure runs two backward passes, one with plain PyTorch (vanilla) and one with `ignoring`. For every node it
+    shows, element by element, the cotangent that arrives, the tensors that the node saved, and the cotangents that it
+    passes on. If an element becomes NaN, the figure shows the arithmetic. It recomputes this arithmetic, and shows it
+    only if the result has the same bits as in the pass. The figure keeps the graph and does not write the `.grad` of
+    the inputs, so you can draw it before you call backward. Hooks on tensors run, as in `torch.autograd.grad`.
 
     Args:
         loss: what to differentiate, of any shape.
-        inputs: the tensors that the gradient goes to, by the names that the reader knows: leaves, or intermediate
-            results, of any shape. What does not lead to them is not drawn.
+        inputs: the tensors that the gradient goes to, by the names that readers know: leaves or intermediate results,
+            of any shape. Nodes that do not lead to one of them are not drawn.
         caption: the sentence under the figure.
-        gradient: the cotangent to start from, in the shape of the loss; may be left out when that has one element.
+        gradient: the cotangent to start from, in the shape of the loss. You may leave it out if the loss has one
+            element.
 
         plays: whether the site plays all steps, once, as soon as a reader sees the figure.
 
     Raises:
-        ValueError: when the loss has no graph or does not depend on an input, when there are no inputs, when the
-            gradient is missing or of another shape, and when the graph has more than 40 nodes.
-        RuntimeError: when the graph was freed.
+        ValueError: if the loss has no graph or does not depend on an input, if there are no inputs, if the gradient is
+            missing or has another shape, or if the graph has more than 40 nodes.
+        RuntimeError: if the graph was freed.
 
     >>> import torch
     >>> x = torch.tensor([1.0, 100.0], requires_grad=True)

@@ -10,21 +10,25 @@ from .report import NotFiniteError, Report
 
 
 class explain:  # noqa: N801
-    """Watch a block of code, and tell where a NaN or an infinity was born that reached the loss or a gradient.
+    """Watch a block of code, and report where a NaN or an infinity that reached the loss or a gradient first appeared.
 
-    Results, gradients and random numbers are the same bits as without it. Where the graph holds a number that could
-    contaminate, the pass is run once more by `ignoring` beforehand. Hooks of leaves don't see that, nor do hooks that
-    were registered in the block; those that were registered on the inside of a graph before it run twice. So does code
-    in a checkpoint, whose writes to tensors are put back, and in the user's own `autograd.Function`. A compiled region
-    is watched from outside, and what `torch.func` transforms is not looked into.
+    Results, gradients and random numbers have the same bits with and without `explain`.
+
+    If the graph holds a number that could contaminate the gradient, `ignoring` first runs the backward pass one extra
+    time. This extra pass does not run the hooks of leaves, or hooks that were registered in the block. Three kinds of
+    code run twice: hooks that were registered inside a graph before the block, code in a checkpoint, and your own
+    `autograd.Function`. What the code in a checkpoint writes into tensors during the extra pass is undone.
+
+    `explain` watches a compiled region only from outside, and it does not look into code that `torch.func` transforms.
 
     Args:
-        on_nan: "report" has the block go on; "raise" raises `NotFiniteError` as the backward pass ends, before an
-            optimizer can take a step. Without a backward pass in the block, as the block ends.
+        on_nan: with "report", the block continues. With "raise", `NotFiniteError` is raised at the end of the backward
+            pass, before an optimizer can take a step. If the block has no backward pass, it is raised at the end of the
+            block.
 
     Raises:
-        ValueError: when `on_nan` is neither of the two words.
-        RuntimeError: when one and the same watch is entered again inside of its block.
+        ValueError: if `on_nan` is neither "report" nor "raise".
+        RuntimeError: if you enter the same `explain` object again inside its own block.
 
     Example:
         >>> import torch

@@ -36,27 +36,31 @@ def on_failure(step: None = None, *, model: nn.Module | None = None) -> Callable
 
 
 def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
-    """Run a training step, and on the first that is not finite run that step again, watched.
+    """Decorate a training step: the first step whose result or gradient is not finite runs again inside `explain`.
 
-    While all is well, a step costs one look at what it returns and at each gradient, before an optimizer uses it. When
-    one of them is not finite, the step is stopped there: its parameters are what they were. It runs again inside of
-    `explain`, with the random numbers and the `.grad` of before, and the error that is raised has the report. Where a
-    step has several optimizers, the first call tells which of them go before others, and from the second call on their
-    parameters and states are kept until the step is through.
+    As long as all is finite, a step costs one check of its return value and of each gradient before an optimizer uses
+    it. If the check finds a NaN or an infinity, the step stops there, and its parameters have not changed. The step
+    then runs again inside `explain`, with the same random numbers and the same `.grad` as before. The error that is
+    raised contains the report.
 
-    If an optimizer gets a closure, `optimizer.step(closure)`, each evaluation of the closure is followed by the look at
-    the gradients. Optimizers that evaluate it more than once, such as `LBFGS`, have their parameters and states kept
-    from the first call on. The first evaluation must be finite. A later one is a failure if the optimizer used it and
-    a parameter is not finite: a line search may reject what it tried.
+    If a step has several optimizers, one may change its parameters before another one fails. The first call learns
+    which optimizers do this. From the second call on, a copy of their parameters and states is kept until the step
+    ends.
+
+    If an optimizer gets a closure, `optimizer.step(closure)`, the gradients are checked after each evaluation of the
+    closure. For optimizers that may evaluate the closure more than once, such as `LBFGS`, a copy of parameters and
+    states is kept from the first call on. The first evaluation must be finite. A later evaluation that is not finite is
+    a failure only if a parameter becomes NaN or infinite, because a line search may reject such an evaluation.
 
     Args:
-        step: a function that runs forward and backward, and may call an optimizer. What it returns is looked at.
-        model: whose buffers to put back before the second run: the running statistics of a batch norm.
+        step: a function that runs forward and backward, and may call an optimizer. Its return value is checked.
+        model: the model whose buffers, such as the running statistics of a batch norm, are restored before the second
+            run.
 
     Raises:
-        NotFiniteError: when a result or a gradient is not finite, with the report in `.report`. A gradient that
-            `torch.amp.GradScaler` scaled is left to it, which skips such a step.
-            After the error, random numbers, `.grad`, and the buffers of `model` are as they were before the step.
+        NotFiniteError: if a result or a gradient is not finite. The report is in `.report`. A gradient that
+            `torch.amp.GradScaler` scaled is not checked, because the scaler itself skips such a step. When the error is
+            raised, random numbers, `.grad` and the buffers of `model` are as they were before the step.
 
     Example:
         >>> import torch

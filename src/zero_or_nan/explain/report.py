@@ -22,29 +22,38 @@ MEANS: dict[str, str] = {
 
 @dataclass
 class Origin:
-    """Where a NaN or an infinity was born that reached the loss or a gradient.
+    """The place where a NaN or an infinity that reached the loss or a gradient first appeared.
 
     Attributes:
-        phase: "forward" when a value was not finite before backward began, "backward" when a derivative made it.
-        operator: the public name of the forward function: "exp", "linear"; of an `autograd.Function` its class. A sign
-            and a function in place have the plain name: `x * y` and `x.mul_(y)` are "mul", `x[0] = y` is "setitem".
-        filename, line, source: the line of the user's code that called it, also for backward.
-        module: the path of the module around it: "encoder.layers.2.norm"; empty outside of one.
-        entries: the indices of the first elements, five at most, in row-major order; `count` says how many there were,
-            in a tensor of `shape`, `dtype` and `device`. In forward that is the function's result, or the argument that
-            came in with data; in backward it is the gradient that the derivative passed on.
-        operands: what it was made of, to be checked by hand: "0 × inf", "exp(100) > 3.4e38", "0 / 0".
-        kind: "contaminated" when the loss ignored the element, and the gradient that you want exists; "undefined" when
-            the value or derivative does not exist, or is infinite, where the loss uses it; "overflow" when it is only
-            too large for the dtype; "bad input" when it came in with data, a target or a parameter.
-        reached: the names of what it reached: the loss, parameters, inputs.
-        path: the functions on the way there.
-        mended: whether `ignoring` gave finite gradients on this very graph; None where that was not tried.
-        remedy: what to do: code to paste, with a sentence as a comment.
-        chapter: the address of the section about it, in this library's book.
-        times: how often it was found with the same line, operator, phase and kind: in forward once for each call.
-        rank: of which process, where there are several.
-        is_sure: whether it was found out that the loss uses the element, or ignores it; if not, a note says why.
+        phase: "forward" if the value was not finite before backward began, "backward" if a derivative produced it.
+        operator: the public name of the forward function, such as "exp" or "linear". For an `autograd.Function`, the
+            name of its class. Python operators and in-place functions have the name of the plain function: `x * y` and
+            `x.mul_(y)` are "mul", and `x[0] = y` is "setitem".
+        filename, line, source: the line of your code that called the function, even if the failure happened in
+            backward.
+        module: the path of the module that called the function, such as "encoder.layers.2.norm". Empty if no module
+            did.
+        entries: the indices of the first elements that are not finite, at most five, in row-major order.
+        count: the number of all elements that are not finite.
+        shape, dtype, device: those of the tensor that holds the elements. In forward, this tensor is the function's
+            result, or the argument that was already not finite. In backward, it is the gradient that the derivative
+            passed on.
+        operands: the computation that gave the NaN or infinity, so that you can check it by hand: "0 × inf",
+            "exp(100) > 3.4e38", "0 / 0".
+        kind: "contaminated" if the loss ignored the element, so that the gradient that you want exists. "undefined" if
+            the loss uses the element, and its value or derivative does not exist or is infinite. "overflow" if the
+            number is only too large for the dtype. "bad input" if the number came in with data, a target or a
+            parameter.
+        reached: the names of the tensors that the NaN or infinity reached: the loss, parameters, inputs.
+        path: the functions between the origin and the tensors in `reached`.
+        mended: whether `ignoring` gave finite gradients on the same graph. None if `ignoring` was not tried.
+        remedy: the fix: code to paste, with a sentence as a comment.
+        chapter: the address of the book's section about this kind of origin.
+        times: how often this origin was found with the same line, operator, phase and kind. In forward, each call of
+            the line counts.
+        rank: the rank of the process, if there are several processes.
+        is_sure: whether `explain` could determine if the loss uses the element or ignores it. If not, a note gives the
+            reason.
     """
 
     phase: Literal["forward", "backward"]
@@ -86,7 +95,7 @@ class Origin:
 
     @property
     def where(self) -> str:
-        """Which elements, of what."""
+        """The elements that are not finite, and the tensor that holds them, as text."""
         shown = ", ".join(str(list(entry)) for entry in self.entries[:3])
         more = ", …" if self.count > 3 else ""
         total = 1
@@ -126,9 +135,9 @@ class Report:
     """What happened in a block of code. A notebook shows it as HTML; elsewhere `_repr_html_()` returns that HTML.
 
     Attributes:
-        origins: in order of time; empty when nothing that is not finite reached the loss or a gradient.
-        passes: how many backward passes were watched.
-        notes: what could not be looked into.
+        origins: every origin, in order of time. Empty if the loss and all gradients are finite.
+        passes: the number of backward passes that were watched.
+        notes: what `explain` could not check, or could not be sure of.
     """
 
     origins: list[Origin] = field(default_factory=list)
@@ -137,7 +146,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing that is not finite reached the loss or a gradient."""
+        """True if the loss and all gradients are finite."""
         return not self.origins
 
     def note(self, text: str) -> None:
@@ -171,12 +180,12 @@ class Report:
         return as_html(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it in numbers, texts, lists and dicts, by the names of the attributes, with `ok`."""
+        """The whole report as a dict of numbers, strings, lists and dicts. Keys are the attributes' names and `ok`."""
         told: dict[str, Any] = json.loads(self.to_json())
         return told
 
     def to_json(self) -> str:
-        """The same as JSON."""
+        """The same content as `to_dict`, as JSON."""
         return json.dumps({"ok": self.ok, **asdict(self)}, indent=2)
 
 
@@ -184,7 +193,7 @@ class NotFiniteError(FloatingPointError):
     """A NaN or an infinity reached the loss or a gradient.
 
     Attributes:
-        report: where it was born.
+        report: the `Report`, which says where the NaN or infinity first appeared.
     """
 
     def __init__(self, report: Report) -> None:

@@ -36,19 +36,20 @@ CHUNK = 1 << 16
 
 
 class Cotangent(Tensor):
-    """A cotangent and its mask: what a rule gets in place of a tensor, and what it returns.
+    """A cotangent with its mask. A rule gets a `Cotangent` in place of each tensor, and returns a `Cotangent`.
 
     Args:
-        value: a plain tensor of any shape, on any device, of a floating or complex dtype; 0 where the mask is False.
-        mask: a bool tensor of the same shape (it may be expanded), False where the loss ignored the element; None when
-            all elements count. It is shared and never written into.
+        value: a plain tensor of any shape, on any device, with a floating or complex dtype. It must be 0 wherever the
+            mask is False.
+        mask: a bool tensor of the same shape, False at each element that the loss ignored. It may be an expanded
+            tensor. None means that all elements count. Several cotangents may share a mask, so never write into it.
 
     Attributes:
-        value: the cotangent as a plain tensor; shares its storage with this one.
-        mask: as given.
-        step: the run of the derivative that it belongs to; set for what a rule returns.
+        value: the cotangent as a plain tensor, which shares its memory with this `Cotangent`.
+        mask: the mask, as given.
+        step: the derivative call that this cotangent belongs to. `ignoring` sets it on the results of a rule.
 
-    Operators on it follow the rules:
+    PyTorch's operators on a `Cotangent` use the rules:
 
     >>> cotangent = Cotangent(torch.tensor([1.0, 0.0]), torch.tensor([True, False]))
     >>> product = cotangent * torch.tensor([3.0, float("nan")])
@@ -118,10 +119,13 @@ def can_carry(tensor: Any) -> bool:
 
 
 def plain(thing: Any) -> Any:
-    """The same structure with every cotangent replaced by its value.
+    """Replace every `Cotangent` by its value.
 
     Args:
-        thing: anything; tuples, lists and dicts are gone through.
+        thing: any object. In tuples, lists and dicts, every `Cotangent` inside is replaced.
+
+    Returns:
+        The same structure, with plain tensors.
 
     >>> plain([Cotangent(torch.ones(2), torch.tensor([True, True])), 3])
     [tensor([1., 1.]), 3]
@@ -147,7 +151,7 @@ def as_in_pytorch(thing: Any) -> Any:
 
 
 def mask_of(thing: Any) -> Mask:
-    """The mask of a cotangent; None for whatever else there is, all of which counts.
+    """The mask of a `Cotangent`. For every other object the result is None: all of its elements count.
 
     >>> mask_of(Cotangent(torch.zeros(2), torch.tensor([True, False])))
     tensor([ True, False])
@@ -206,14 +210,16 @@ def chosen(condition: Tensor, beside: Any, taken: bool = True) -> Tensor:
 
 
 def settle(value: Tensor, mask: Mask) -> Cotangent:
-    """The cotangent with `value`, where ignored times NaN or inf is ignored.
+    """Make a `Cotangent` from `value` and `mask`, and set each ignored element that is NaN to 0.
 
-    For an operator that multiplies element by element.
+    Use it in the rule of an operator that multiplies element by element.
 
     Args:
-        value: what plain PyTorch gives, computed from `plain(cotangent)`: there the ignored elements are zeros, so here
-            they are zeros or NaN. It is changed in place, so it has to be a tensor of its own.
-        mask: which of its elements count, bool, of a shape that can be expanded to that of `value`; None for all.
+        value: plain PyTorch's result, computed from `plain(cotangent)`. The ignored elements of `plain(cotangent)` are
+            0, so the ignored elements of `value` are 0 or NaN. `settle` changes `value` in place, so don't pass a
+            tensor that is still needed elsewhere.
+        mask: a bool tensor that is True at each element of `value` that counts. Its shape must expand to the shape of
+            `value`. None means that all elements count.
 
     >>> cotangent = Cotangent(torch.tensor([1.0, 0.0]), torch.tensor([True, False]))
     >>> settle(plain(cotangent) * torch.tensor([2.0, torch.inf]), mask_of(cotangent))
@@ -326,17 +332,18 @@ def ignores(thing: Any) -> bool:
 
 
 def merge(exact: Any, careful: Any) -> Any:
-    """`exact`, plain PyTorch's result, where it is finite; elsewhere `careful`, with careful's mask.
+    """Take each finite element from `exact`, and all other elements and the mask from `careful`.
 
-    For an operator that can be said in others that have rules: theirs knows what is ignored, and where plain PyTorch's
-    is finite its very bits stay.
+    Use it in the rule of an operator that you can also write in other operators that have rules. These other operators
+    give `careful`, which has the right mask. The elements that are finite in plain PyTorch's result, `exact`, keep
+    their bits.
 
     Args:
-        exact: what plain PyTorch gives, computed from `plain(cotangent)`; a tensor, or several in a tuple or list.
-        careful: the same by other operators, a `Cotangent` in the place of each tensor.
+        exact: plain PyTorch's result, computed from `plain(cotangent)`: a tensor, or a tuple or list of tensors.
+        careful: the same result, computed by the other operators: a `Cotangent` for each tensor of `exact`.
 
     Returns:
-        A `Cotangent` for each tensor, in the dtype and memory layout of `exact`.
+        A `Cotangent` for each tensor, with the dtype and memory layout of `exact`.
 
     >>> cotangent = Cotangent(torch.tensor([1.0, 0.0]), torch.tensor([True, False]))
     >>> factor = torch.tensor([2.0, torch.nan])

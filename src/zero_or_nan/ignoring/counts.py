@@ -22,18 +22,20 @@ from .masks import Mask
 
 @dataclass
 class Counted:
-    """What `ignoring` kept out of the gradient, in the passes of a block.
+    """How much `ignoring` kept out of the gradient, in all passes of a block.
 
-    An element is counted where plain PyTorch would have multiplied its 0 by what is not finite: at the operator of the
-    pass at which most were, so that a row that goes through ten layers is one row.
+    An element is counted if plain PyTorch would have multiplied its 0 by NaN or an infinity. Each pass counts only at
+    the operator that has the most such elements. So a bad row that goes through ten layers is counted as one row.
 
     Attributes:
-        passes: backward passes of `ignoring` that ran.
-        kept_clean: those in which something was counted.
-        entries: the elements that were counted.
-        rows: the rows of a batch, of dimension 0, that they stood in; `of_rows` says of how many, in those passes.
-        first, last: the numbers of the first and the last pass in which something was counted, from 1 on; 0 for none.
-        functions: by forward function, how many elements.
+        passes: the number of backward passes that `ignoring` ran.
+        kept_clean: the number of passes in which at least one element was counted.
+        entries: the number of elements that were counted.
+        rows: the number of rows that contain a counted element. A row is an index of dimension 0, the batch.
+        of_rows: the number of all rows, in the passes of `kept_clean`.
+        first, last: the first and the last pass in which an element was counted. The first pass of the block has the
+            number 1. 0 means that no element was counted.
+        functions: the number of counted elements for each forward function.
     """
 
     passes: int = 0
@@ -68,13 +70,14 @@ _LOCK = threading.Lock()
 
 @contextmanager
 def counting() -> Iterator[Counted]:
-    """Count what the passes of `ignoring` in a block ignore that is not finite.
+    """Count the ignored elements that are NaN or infinite, in all passes of `ignoring` in a block.
 
-    Counting looks again at what each operator saved, in passes that had something to keep out; the gradients are the
-    same bits. What a hook on saved tensors would have to bring back, as in a checkpoint, is not counted.
+    If a pass has something to keep out of the gradient, counting reads again the tensors that each operator saved. The
+    gradients have the same bits with and without counting. A saved tensor that only a hook can restore, as in a
+    checkpoint, is not counted.
 
     Returns:
-        The counts. They go on while the block lasts, and can be read once an epoch, or printed at the end.
+        The counts. They grow until the block ends. You can read them once an epoch, or print them at the end.
 
     >>> import torch
     >>> from zero_or_nan import ignoring

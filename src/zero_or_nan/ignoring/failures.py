@@ -2,9 +2,9 @@
 
 
 class NotFollowed(Exception):
-    """What a rule can't do, with a reason in a few words; a warning hands it on to the user.
+    """A rule raises this exception if it can't handle a case. Give the reason in a few words.
 
-    From there on the gradient is plain PyTorch's.
+    A warning shows the reason to the user. From that operator on, the gradient is plain PyTorch's.
     """
 
 

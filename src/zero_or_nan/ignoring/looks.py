@@ -80,16 +80,16 @@ def _away_from_zero(dtype: torch.dtype, low: float, high: float) -> bool:
 
 
 NOTHING = Look(lambda tensor: (), lambda dtype: True)
-"""For a function that multiplies by constants, or looks at what it saved only to select."""
+"""No condition: for a function that multiplies only by constants, or reads its saved tensors only to select."""
 
 FINITE = Look(_sum, lambda dtype, total: math.isfinite(total))
-"""For a function that multiplies by what it saved, or by a bounded function of it: all elements are finite."""
+"""All elements are finite: for a function that multiplies by a saved tensor, or by a bounded function of it."""
 
 MODERATE = Look(torch.aminmax, _moderate)
-"""For a derivative that could overflow on its way: no element is beyond the 4th root of the dtype's largest number."""
+"""No absolute value is above the 4th root of the dtype's largest number: for a derivative that could overflow."""
 
 AWAY_FROM_ZERO = Look(torch.aminmax, _away_from_zero)
-"""For a function that divides by what it saved: all elements are moderate, of one sign, and so are their inverses."""
+"""All elements have one sign, and they and their inverses are `MODERATE`: for a function that divides by them."""
 
 
 class _Place(NamedTuple):

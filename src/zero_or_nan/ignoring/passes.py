@@ -36,34 +36,37 @@ def backward(
     grad_variables: Vectors | None = None,
     inputs: TensorOrEdge | Iterable[TensorOrEdge] | dict[Any, TensorOrEdge] | None = None,
 ) -> None:
-    """`torch.autograd.backward`, but what the loss ignored stays out of the gradient.
+    """Like `torch.autograd.backward`, but elements that the loss ignored do not reach the gradient.
 
-    The forward code is not changed. Each leaf's `.grad` is a plain tensor of its shape and dtype, 0 where the loss
-    ignored the element, and the bits of plain PyTorch wherever plain PyTorch's gradient is finite. An element that
-    the loss *uses* keeps its NaN or inf. Gradients accumulate in `.grad`, hooks run and the graph is freed as in
-    PyTorch.
+    You do not change the forward code. The `.grad` of each leaf is a plain tensor with the leaf's shape and dtype. An
+    element that the loss ignored gets the gradient 0. Wherever plain PyTorch's gradient is finite, `.grad` has the same
+    bits. An element that the loss *uses* keeps its NaN or inf. As in PyTorch, gradients accumulate in `.grad`, hooks
+    run, and the graph is freed.
 
     Args:
         tensors: what to differentiate: a tensor, a graph edge, or a sequence of them.
-        grad_tensors: the vector of the vector-Jacobian product, one tensor for each, in its shape and dtype; may be
-            left out for scalars. Its own zeros are numbers like any other.
-        retain_graph: keep the graph for another pass. PyTorch's default: it is freed.
-        create_graph: record a graph of the gradient, to differentiate it once more. What this pass ignored is a
-            constant for an `ignoring` pass over that graph; plain backward over it is plain PyTorch's. Such a pass is
-            slower: it follows every operator, also where plain backward would do.
+        grad_tensors: the vectors of the vector-Jacobian product: one tensor for each of `tensors`, with the same shape
+            and dtype. You may leave it out if all `tensors` are scalars. A zero in `grad_tensors` is an ordinary
+            number: it does not mean that an element is ignored.
+        retain_graph: keep the graph for another pass. By default the graph is freed, as in PyTorch.
+        create_graph: record a graph of the gradient, so that you can differentiate the gradient again. An `ignoring`
+            pass over that graph treats the elements that this pass ignored as constants. A plain backward pass over
+            that graph gives plain PyTorch's result. `create_graph` makes this pass slower: the pass then follows every
+            operator, even if plain backward would be enough.
         grad_variables: PyTorch's deprecated name for `grad_tensors`.
-        inputs: accumulate into these alone.
+        inputs: accumulate gradients only into these leaves.
 
     Raises:
-        RuntimeError: whatever `torch.autograd.backward` raises, in its words.
+        RuntimeError: in the same situations as `torch.autograd.backward`, with the same message.
 
     Warns:
-        UserWarning: once a pass, if something was lost at what could not be followed: an operator without a rule, a
-            compiled region, an `autograd.Function` without a record. From there on the gradient is plain PyTorch's.
+        UserWarning: at most once in a pass, if `ignoring` could not follow an operator and the gradient may be wrong
+            because of this. Examples are an operator without a rule, a compiled region, and an `autograd.Function`
+            without a record. From that operator on, the gradient is plain PyTorch's.
 
     Source:
-        The definition of what is ignored is on the page *What counts as ignored* of the book; the cases that asked for
-        it are pytorch#10729, #52248, #67180 and #4132.
+        The page *What counts as ignored* of the book defines what is ignored. The cases that made this function
+        necessary are pytorch#10729, #52248, #67180 and #4132.
 
     >>> x = torch.tensor([1.0, 100.0], requires_grad=True)
     >>> loss = torch.where(x < 50, x.exp(), torch.zeros(2)).sum()
@@ -90,38 +93,40 @@ def grad(
     *,
     ignored: Literal["zero", "masked"] = "zero",
 ) -> Any:
-    """`torch.autograd.grad`, but what the loss ignored stays out of the gradient.
+    """Like `torch.autograd.grad`, but elements that the loss ignored do not reach the gradient.
 
     Args:
         outputs: what to differentiate: a tensor, a graph edge, or a sequence of them.
-        inputs: what to differentiate with respect to: a tensor or graph edge, a sequence of them, or a dict of them
-            where PyTorch takes one.
-        grad_outputs: the vectors of the vector-Jacobian product, one for each output in its shape and dtype; may be
-            left out for scalars.
-        retain_graph: keep the graph for another pass. PyTorch's default: it is freed.
-        create_graph: record a graph of the gradient, to differentiate it once more. What this pass ignored is a
-            constant for an `ignoring` pass over that graph; plain backward over it is plain PyTorch's. Such a pass is
-            slower: it follows every operator, also where plain backward would do.
-        only_inputs: deprecated by PyTorch, and without effect.
-        allow_unused: give None for an input that the outputs don't depend on, in place of an error.
-        is_grads_batched: take the first dimension of `grad_outputs` for a batch of vectors: one pass for each.
-        materialize_grads: give zeros in place of None.
-        ignored: "zero" returns plain tensors, 0 where the loss ignored the element. "masked" returns a
-            `torch.masked.MaskedTensor` for each input, with mask False there, so that a zero and an ignored element are
-            told apart. For an input that the outputs don't depend on, `materialize_grads` gives all of it ignored.
+        inputs: what to differentiate with respect to: a tensor or graph edge, a sequence of them, or, on releases
+            of PyTorch that accept it, a dict of them.
+        grad_outputs: the vectors of the vector-Jacobian product: one tensor for each output, with the same shape and
+            dtype. You may leave it out if all outputs are scalars.
+        retain_graph: keep the graph for another pass. By default the graph is freed, as in PyTorch.
+        create_graph: record a graph of the gradient, so that you can differentiate the gradient again. An `ignoring`
+            pass over that graph treats the elements that this pass ignored as constants. A plain backward pass over
+            that graph gives plain PyTorch's result. `create_graph` makes this pass slower: the pass then follows every
+            operator, even if plain backward would be enough.
+        only_inputs: deprecated by PyTorch. It has no effect.
+        allow_unused: return None for an input that the outputs don't depend on, instead of raising an error.
+        is_grads_batched: the first dimension of `grad_outputs` is a batch of vectors. Each vector gets a pass.
+        materialize_grads: return zeros instead of None.
+        ignored: "zero" returns plain tensors, which are 0 at each element that the loss ignored. "masked" returns a
+            `torch.masked.MaskedTensor` for each input, whose mask is False at each element that the loss ignored. So
+            you can distinguish a zero from an ignored element. If `materialize_grads` is set as well, an input that the
+            outputs don't depend on gets a gradient of which every element is ignored.
 
     Returns:
-        One gradient for each input, in the input's shape and dtype; a dict for a dict, where PyTorch takes one.
+        One gradient for each input, with the input's shape and dtype. If `inputs` is a dict, the result is a dict too.
 
     Raises:
-        RuntimeError, ValueError, TypeError: whatever `torch.autograd.grad` raises, in its words.
-        ValueError: when `ignored` is neither of the two words; for "masked", when an input or a gradient is sparse,
-            nested or a DTensor, or of a dtype that a `MaskedTensor` doesn't take (it takes float16, float32 and
-            float64).
+        RuntimeError, ValueError, TypeError: in the same situations as `torch.autograd.grad`, with the same message.
+        ValueError: if `ignored` is neither "zero" nor "masked". With "masked", also if an input or a gradient is
+            sparse, nested or a DTensor, or has a dtype other than float16, float32 and float64. `MaskedTensor` supports
+            only these three.
 
     Warns:
-        UserWarning: once a pass, if something was lost at what could not be followed. For "masked" PyTorch says
-            besides that masked tensors are a prototype.
+        UserWarning: at most once in a pass, if `ignoring` could not follow an operator and the gradient may be wrong
+            because of this. With "masked", PyTorch also warns that masked tensors are a prototype.
 
     >>> x = torch.tensor([1.0, 100.0], requires_grad=True)
     >>> loss = torch.where(x < 50, x.exp(), torch.zeros(2)).sum()
@@ -132,7 +137,7 @@ def grad(
       [  2.7183,       --]
     ),)
 
-    The gradient of its gradient:
+    The gradient of a gradient:
 
     >>> (slope,) = grad(loss, [x], create_graph=True)
     >>> grad(slope.sum(), [x])

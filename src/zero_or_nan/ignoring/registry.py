@@ -32,21 +32,26 @@ Derivative = Callable[[Any, Sequence[Any]], Sequence[Any]]
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """What is known of a forward function.
+    """The record of a forward function: what `ignoring` knows about it.
 
-    Of code of your own `selects`, `moves` and `look` can be said; `look` is for what `save_for_backward` kept.
+    For your own code, set only `selects`, `moves` and `look`. The other fields are for PyTorch's own functions.
 
     Attributes:
-        selects: whether a zero that the derivative writes means "not selected": the result was the same, whatever stood
-            in that element. A function of the node where that depends on how it was called.
-        compares: whether it selects by comparing numbers, so that an element that was compared with NaN was used.
-        moves: whether its derivative only moves elements about, or adds them up: then it does the same to their mask.
-        look: what must hold of the tensors that it saved for plain backward to do; None where nothing would be enough.
-        looks: tensors among them with a look of their own; None looks at none of their numbers.
-        scalars: the numbers among its arguments that its derivative multiplies by.
-        only_if: what else must hold of a node.
-        derivative: a derivative of our own, where PyTorch's formula mixes what is used with what is ignored.
-        derivative_if: for which nodes; for all when None.
+        selects: whether a zero that the derivative writes means "not selected": the function's result would be the
+            same for any value of that element. If this depends on the call, give a function that takes the node and
+            returns a bool.
+        compares: whether the function selects by comparing numbers. If so, an element that was compared with NaN counts
+            as used, because a comparison with NaN selects nothing.
+        moves: whether the derivative only moves elements or adds them. If so, the derivative is also applied to the
+            mask.
+        look: a condition on the tensors that the function saved, for your own code by `save_for_backward`. If the
+            condition holds, plain backward gives the right gradient. None means that no condition is enough.
+        looks: conditions for individual saved tensors, by name, in place of `look`. None means that this tensor is not
+            checked.
+        scalars: the names of the arguments that are numbers and that the derivative multiplies by.
+        only_if: one more condition for plain backward, on the node.
+        derivative: our own derivative, used because PyTorch's formula mixes used elements with ignored elements.
+        derivative_if: the nodes for which `derivative` is used. None means all nodes.
     """
 
     selects: bool | Callable[[Any], bool] = False
@@ -129,26 +134,28 @@ def masks(names: str, **facts: Any) -> Callable[[Any], Any]:
 
 
 def function(names: str | type[torch.autograd.Function], *, since: str = "2.6", **facts: Any) -> Any:
-    """Record what is known of some forward functions.
+    """Make a record of one or more forward functions, so that `ignoring` follows their backward.
 
-    PyTorch's own derivatives are followed with or without a record. Code of yours is followed when it has one: the
-    backward of a `torch.autograd.Function`, or of a `torch.library` operator, then gets a `Cotangent` in place of each
-    tensor, and every operator that it calls finds its rule. Nothing is to be stated for that but the name.
+    `ignoring` follows PyTorch's own derivatives with or without a record. It follows your own code only if the code has
+    a record. The backward of your `torch.autograd.Function` or `torch.library` operator then gets a `Cotangent` in
+    place of each tensor, and each operator that this backward calls is handled by its rule. To make the record, the
+    name is enough.
 
     Args:
-        names: the names of PyTorch's functions, as their nodes have them without "Backward0" ("Mul", "LogSoftmax");
-            of custom operators as `torch.ops` has them ("mylib::scale"); several are separated by spaces. Or one
-            subclass of `torch.autograd.Function`.
-        since: a release of PyTorch that has nodes of these names; older ones may lack them.
-        facts: the fields of `Function`.
+        names: one of three. A name of a PyTorch function: the name of its node without "Backward0", such as "Mul" or
+            "LogSoftmax". A name of a custom operator, as in `torch.ops`, such as "mylib::scale". Or a subclass of
+            `torch.autograd.Function`. Separate several names by spaces.
+        since: a PyTorch release that has nodes with these names. On an older release, a missing name is not an error.
+        facts: fields of `Function`, as keyword arguments.
 
     Returns:
-        What it was given, so that it can stand above a class as a decorator.
+        The same `names`, so that you can use `function` as a decorator of a class.
 
     Raises:
-        ValueError: when there is no function of the name, or PyTorch's own has a record already; that of your own is
-            replaced.
-        TypeError: when a fact is no field of `Function`, or `names` neither a name nor a class of such functions.
+        ValueError: if no function has this name, or if a PyTorch function already has a record. A record of your own
+            function is replaced.
+        TypeError: if a fact is not a field of `Function`, or if `names` is neither a string nor a subclass of
+            `torch.autograd.Function`.
 
     >>> @function
     ... class Double(torch.autograd.Function):
@@ -215,19 +222,21 @@ def name_in_torch(forward: type) -> str:
 
 
 def derivative(names: str | type[torch.autograd.Function], **facts: Any) -> Callable[[Derivative], Derivative]:
-    """Record a derivative of our own for some forward functions.
+    """Register a second derivative formula for one or more forward functions, which handles ignored elements.
 
-    It is called as `derivative(node, cotangents)` when ignored elements arrive. `node` is the `ctx` of a Function in
-    Python, and a `Cotangent` stands for each output. Written in operators that have rules, it returns a tuple with a
-    `Cotangent`, or None, for each input. That stands where plain PyTorch's result is not finite. Its backward runs as
-    ever, on plain tensors: the way for code that takes pointers, or writes into what it gets.
+    Use it for a backward that takes pointers, or that writes into the tensors that it gets. Such a backward continues
+    to run on plain tensors. If ignored elements arrive, `ignoring` also calls your formula, as
+    `formula(node, cotangents)`. For a `torch.autograd.Function`, `node` is its `ctx`. `cotangents` has one `Cotangent`
+    for each output. Write the formula in operators that have rules, and return a tuple with a `Cotangent` or None for
+    each input. If an element of the backward's own result is not finite, `ignoring` takes this element from the
+    formula's result.
 
     Args:
-        names: as for `function`.
-        facts: the fields of `Function`, and `since`.
+        names: the same as for `function`.
+        facts: fields of `Function`, as keyword arguments, and `since`.
 
     Raises:
-        ValueError, TypeError: as `function` does.
+        ValueError, TypeError: in the same situations as `function`.
 
     >>> class Scaled(torch.autograd.Function):
     ...     @staticmethod
@@ -256,33 +265,35 @@ def derivative(names: str | type[torch.autograd.Function], **facts: Any) -> Call
 
 
 def rule(*operators: str, since: str = "2.6") -> Callable[[Rule], Rule]:
-    """Register a rule for the named operators, of aten where no namespace is given.
+    """Register a rule for one or more operators. The decorated function is the rule.
 
-    A rule is called as `rule(op, *args, **kwargs)` when one of the arguments is a `Cotangent`. `op` is the overload
-    that arrived (the out-of-place one when an in-place one did). It returns what `op` would, a `Cotangent` in place of
-    each tensor. Two things must hold of that:
+    `ignoring` calls the rule as `rule(op, *args, **kwargs)` if at least one of the arguments is a `Cotangent`. `op` is
+    the overload that was called. If an in-place overload was called, `op` is the out-of-place one. The rule returns the
+    result of `op`, with a `Cotangent` in place of each tensor. Two things must hold for each `Cotangent`:
 
     - an element that does not count is 0, never NaN or infinite;
-    - an element that is finite in plain PyTorch's result has the very same bits.
+    - an element that is finite in plain PyTorch's result has the same bits as there.
 
-    A rule raises `NotFollowed` with a reason for what it can't do. Whatever else it raises, and a result of another
-    kind, shape or number, is reported as a mistake in a warning; plain PyTorch's result is taken then.
+    If a rule can't handle a case, it raises `NotFollowed` with a reason. If a rule raises anything else, or returns a
+    wrong number of results, or a result of a wrong type or shape, a warning reports a mistake in the rule. In all these
+    cases `ignoring` takes plain PyTorch's result.
 
     Args:
-        operators: their names, as in `torch.ops`: "mul", or "mylib::scale".
-        since: a release of PyTorch that has these operators; older ones may lack them.
+        operators: the names of the operators, as in `torch.ops`: "mylib::scale". A name without a namespace, such as
+            "mul", is an operator of aten.
+        since: a PyTorch release that has these operators. On an older release, a missing operator is not an error.
 
     Raises:
-        ValueError: when there is no operator of that name, when it writes into its arguments, or when the library has a
-            rule for it already; a rule of your own is replaced.
-        TypeError: when something else than names is given.
+        ValueError: if there is no operator with this name, if the operator writes into its arguments, or if the library
+            already has a rule for it. A rule of your own is replaced.
+        TypeError: if an argument is not a string.
 
     >>> rule("mul")
     Traceback (most recent call last):
     ...
     ValueError: aten::mul has a rule already: mul
 
-    A rule for an operator of one's own, which multiplies element by element:
+    A rule for a custom operator that multiplies element by element:
 
     >>> from zero_or_nan.ignoring import mask_of, plain, settle
     >>> @torch.library.custom_op("docs::halved", mutates_args=())

@@ -116,7 +116,7 @@ def small(tmp_path_factory):
     small = Small(tmp_path_factory.mktemp("small"))
     done = small.run("coverage", "helpers")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "not run yet, and not recorded: library, tools" in done.stdout
+    assert "not recorded, because their tests have not been run: library, tools" in done.stdout
     assert json.loads((small.root / "results/measured/coverage.json").read_text()) == report(Project(small.root))
     return small
 
@@ -187,7 +187,7 @@ def test_a_survivor_can_be_explained_until_its_line_changes(small, first):
     assert not any(row["after"] == "return a if a >= b else b" for row in found["survivors"])
     edit(small.root / "tests/mutants.toml", "else b", "else c")
     done = small.run("mutants", "helpers")
-    assert done.returncode == 1 and "does not hold 'return a if  a > b else c' any more" in done.stderr
+    assert done.returncode == 1 and "no longer contains 'return a if  a > b else c'" in done.stderr
     (small.root / "tests/mutants.toml").write_text("", encoding="utf-8")
 
 
@@ -201,16 +201,16 @@ def test_a_sample_of_one_file_is_told_and_not_recorded(small, first):
 
 def test_a_name_of_nothing_is_refused(small):
     done = small.run("mutants", "src/nothing.py", "--sample", "1")
-    assert done.returncode == 1 and done.stderr.startswith("error: src/nothing.py: no part (helpers, library, tools)")
-    with pytest.raises(Problem, match="no part is called nothing: there are helpers, library, tools"):
+    assert done.returncode == 1 and done.stderr.startswith("error: src/nothing.py: neither a part of the code")
+    with pytest.raises(Problem, match="no part of the code is called nothing; the parts are helpers, library, tools"):
         chosen(("helpers", "nothing"))
 
 
 def test_names_and_samples_are_refused_where_they_mean_nothing(small):
     for arguments, error in (
         (("record", "helpers"), "record takes no names"),
-        (("coverage", "--sample", "3"), "--sample is for mutants and noticed, and at least 1"),
-        (("mutants", "--sample", "0"), "--sample is for mutants and noticed, and at least 1"),
+        (("coverage", "--sample", "3"), "--sample works only with mutants and noticed, and must be at least 1"),
+        (("mutants", "--sample", "0"), "--sample works only with mutants and noticed, and must be at least 1"),
     ):
         done = small.run(*arguments)
         assert done.returncode == 2 and error in done.stderr

@@ -102,7 +102,7 @@ def test_a_test_that_fails_leaves_the_table_as_it_was(project, capsys):
 
 def test_two_that_disagree_of_a_setup_are_refused(project, capsys):
     project.write(GOOD.format("one", "pass") + GOOD.format("two", "pass").replace("remark", "another"))
-    with pytest.raises(Problem, match="test_two says something else of 'a'"):
+    with pytest.raises(Problem, match="test_two and an earlier test describe the setup 'a' differently"):
         setups.setups(project)
     assert not project.results.exists()
 

@@ -111,11 +111,11 @@ def test_lines_that_tools_name_are_counted_and_so_are_false_alarms():
     rows = [{"kind": "undefined", "programs": 5, **tools}, {"kind": "overflow", "programs": 4, **tools}]
     rows.append({"kind": "clean", "programs": 7, "explain": score(0, 0, 7), "anomaly mode": score(1, 0, 6)})
     html = measured.explained({"torch": "2", "tools": ["explain", "anomaly mode"], "rows": rows})
-    assert "of 9 programs" in html and "in 6 of them" in html
+    assert "of 9 programs" in html and "In 6 of them" in html
     found = cells(html)
     assert found[found.index("undefined") :][:4] == ["undefined", "5", "4", "2"]
     assert found[found.index("false alarms on clean programs") :][:4][1:] == ["7", "0", "1"]
-    assert found[found.index("right lines in all") :][1:4] == ["9", "8", "4"]
+    assert found[found.index("right lines, all kinds") :][1:4] == ["9", "8", "4"]
 
 
 def test_a_step_is_watched_by_every_tool(monkeypatch):
@@ -133,7 +133,7 @@ def test_mended_lists_contaminated_operators_and_counts_all():
     ]
     html = measured.mended({"torch": "2", "rows": rows, "causes": {"overflow": "It is <too> large."}})
     assert "3 of 4 contaminated samples fixed (75.0%), 0 broken; 3 operators" in html
-    assert "3 samples of the database are too large" in html
+    assert "3 samples of the database were left out, because they are too large." in html
     found = cells(html)
     assert "neg" not in found
     assert found[found.index("exp1 × overflow; without a rule: foo") :][1:5] == ["4", "2", "1", "0"]

@@ -74,7 +74,10 @@ def test_a_change_begins_a_cell_that_stands_out_and_leads_to_the_claim(tmp_path)
     (row,) = table.select("tbody tr")
     assert [cell.get_text() for cell in row("td")] == ["[0] 1", "2.14: [0] 0", "pytorch#191142"]
     assert [a["href"] for a in row("a")] == [where, "https://github.com/pytorch/pytorch/pull/191142"]
-    assert "1 of them changed" in BeautifulSoup(releases(tmp_path, link), "html.parser").caption.get_text()
+    assert (
+        "a release changed 1 of these claims"
+        in BeautifulSoup(releases(tmp_path, link), "html.parser").caption.get_text()
+    )
 
 
 def test_a_verdict_that_changes_begins_a_cell_without_any_claim_that_did(tmp_path):
@@ -178,4 +181,4 @@ def test_every_change_is_where_the_page_leads(pages):
     for address in links:
         path, _, anchor = address.partition("#")
         assert pages[f"chapters/{path}"].find(id=anchor), address
-    assert re.search(r"\d+ claims, \d+ releases on CPU; \d+ of them changed", page.caption.get_text())
+    assert re.search(r"\d+ claims, \d+ releases on CPU; a release changed \d+ of these claims", page.caption.get_text())

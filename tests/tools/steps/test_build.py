@@ -234,10 +234,10 @@ on torch {version("torch")}, compared exactly
   observed  raises ValueError: no
 """,
     "a raising cell": "chapters/raising.md, code cell 2 (# first line): raises ZeroDivisionError: division by zero\n",
-    "later cells": "chapters/raising.md: 1 later cell failed too, perhaps because of that one\n",
-    "a hanging cell": "chapters/hanging.md, code cell 2 (import time): hangs: still running after 3 s\n",
-    "an exiting cell": "chapters/exiting.md, code cell 2 (os._exit(1)): kills its kernel\n",
-    "a killed kernel": "chapters/killed.md, code cell 1 (import os): kills its kernel\n",
+    "later cells": "chapters/raising.md: 1 later cell failed too, perhaps because of the cell above\n",
+    "a hanging cell": "chapters/hanging.md, code cell 2 (import time): does not end: still running after 3 s\n",
+    "an exiting cell": "chapters/exiting.md, code cell 2 (os._exit(1)): ends its kernel: the Python process died\n",
+    "a killed kernel": "chapters/killed.md, code cell 1 (import os): ends its kernel: the Python process died\n",
     "the sum": "\n4 of 6 claims and verdicts do not hold.\n",
     "the chapters": "\nCells failed in 4 chapters: raising, hanging, exiting, killed.\n",
 }
@@ -320,7 +320,7 @@ def test_an_interrupted_build_leaves_no_process_and_goes_on_afterwards(tmp_path,
         end(book.root, build)
     if how == "Ctrl-C":
         assert build.returncode == 130
-        assert output.endswith("\ninterrupted; the same command goes on from here\n")
+        assert output.endswith("\ninterrupted; run the same command again, and it continues from here\n")
         assert "Traceback" not in output
     assert not (book.site / "index.html").exists()
     notebooks = [path.name for path in (book.root / "notebooks").iterdir()]

@@ -179,9 +179,9 @@ def test_the_same_facts_make_the_same_bytes_and_the_device_is_the_runs(project):
 
 def test_a_record_of_two_devices_or_of_nothing_is_refused(project):
     one, two = list(statements(page(GOOD, BAD), "p"))
-    with pytest.raises(Problem, match="one PyTorch on one device; found: .* on cpu, .* on cuda"):
+    with pytest.raises(Problem, match="one version of PyTorch and one device; these ran on: .* on cpu, .* on cuda"):
         record(project, [one, {**two, "device": "cuda"}])
-    with pytest.raises(Problem, match="found: none"):
+    with pytest.raises(Problem, match="these ran on: none"):
         record(project, [])
     assert not project.results.exists()
 

@@ -50,9 +50,9 @@ FIRST, SECOND = cell("a = 1\nprint(a)", printed("one\n")), cell("print(2)", prin
         ),
         ([cell("print(1)", printed("1\n")), SECOND], [r"code cell 1 \(print\(1\)\).*\n  - one\n  \+ 1"]),
         ([cell("print(1)", printed("one\n")), SECOND], []),  # other code that shows the same
-        ([FIRST, cell("print(0)", printed("new\n")), SECOND], [r"code cell 2 .* not recorded:\n  \+ new"]),
+        ([FIRST, cell("print(0)", printed("new\n")), SECOND], [r"code cell 2 .* not in the record:\n  \+ new"]),
         ([FIRST, cell("silent = 1"), SECOND], []),
-        ([SECOND], [r"recorded that no cell shows any more:\n  - one"]),
+        ([SECOND], [r"the record has an output that no cell shows any more:\n  - one"]),
         ([FIRST, cell("print(2)")], [r"no cell shows any more:\n  - two\n  - lines"]),
         ([FIRST, cell("print(2)", printed("two\nlines\n"), printed("more\n"))], [r"\+ more"]),
         ([FIRST, cell("print(2)", {"output_type": "error", "ename": "E", "evalue": "no"})], [r"\+ E: no"]),
@@ -156,7 +156,10 @@ def test_a_build_on_another_release_says_that_outputs_were_not_compared(book):
     record.write_text(json.dumps(content), encoding="utf-8")
     book.edit("chapters/two.md", "print(1)", "print(2)")
     done = book.run("check")
-    assert done.returncode == 0 and "outputs of cells were not compared: recorded with {'torch': '2.0.0'" in done.stdout
+    assert (
+        done.returncode == 0
+        and "outputs of cells were not compared: they were recorded with {'torch': '2.0.0'" in done.stdout
+    )
 
 
 def test_a_record_that_a_failing_claim_interrupts_leaves_the_outputs_as_they_were(book):
@@ -176,13 +179,13 @@ def test_every_cell_that_is_changed_is_noticed_and_one_without_mutations_shows_a
     assert done.returncode == 0, done.stderr
     assert row["one"] == {"cells": 1, "noticed": 1, "mutated": 1, "missed": []}
     assert row["two"] == {"cells": 2, "noticed": 2, "mutated": 1, "missed": []}  # there is nothing to mutate in math.pi
-    assert "one: 1 of 1 cells: the build noticed" in done.stdout
+    assert "one: the build noticed the change in 1 of 1 cells" in done.stdout
 
 
 def test_a_change_that_the_build_does_not_notice_is_told(book):
     book.edit("tools/steps/outputs.py", "        if not self.applies or run.troubles:", "        if True:")
     done = book.run("noticed", "two")
-    assert done.returncode == 1 and "did not notice a change in\n  two: code cell 1 (print(1))" in done.stderr
+    assert done.returncode == 1 and "a change in these cells:\n  two: code cell 1 (print(1))" in done.stderr
 
 
 def test_the_build_notices_a_change_of_a_cell_of_the_real_book():

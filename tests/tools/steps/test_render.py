@@ -26,7 +26,7 @@ def test_every_broken_reference_is_named_and_stops_the_build(book):
         file.write("\n" + "\n\n".join(BROKEN) + "\n")
     done = book.run("book")
     assert done.returncode == 1
-    assert "The results reproduce, but the site could not be rendered." in done.stderr
+    assert "All results reproduce, but Sphinx could not render the site" in done.stderr
     assert "FutureWarning" not in done.stderr
     complaints = [line for line in done.stderr.splitlines() if "WARNING" in line]
     assert all("chapters/two.md" in line for line in complaints)

@@ -151,7 +151,7 @@ def test_a_build_of_what_is_built_renders_nothing_and_any_change_renders(tmp_pat
     first = book.run("book").stdout.splitlines()[-1]
     before = {path: path.stat().st_mtime_ns for path in book.site.rglob("*")}
     again = book.run("book")
-    assert "2 pages are as they should be" in again.stdout and again.stdout.splitlines()[-1] == first
+    assert "2 pages are up to date" in again.stdout and again.stdout.splitlines()[-1] == first
     assert {path: path.stat().st_mtime_ns for path in book.site.rglob("*")} == before
     for spoilt in ("index.html", "chapters/two.html", "search.json"):
         (book.site / spoilt).write_text("not ours", encoding="utf-8")

@@ -43,7 +43,7 @@ def exception(advisory, until="2026-12-31", reason="not used here"):
 
 
 def test_without_a_finding_it_says_so(ask):
-    assert ask([PYTHON]) == (0, "no known vulnerability in anything that is pinned\n")
+    assert ask([PYTHON]) == (0, "no pinned package has a known vulnerability\n")
 
 
 def test_a_finding_is_told_with_what_ends_it(ask):
@@ -58,20 +58,23 @@ def test_a_finding_is_told_with_what_ends_it(ask):
 def test_a_package_that_was_not_answered_for_is_not_taken_for_safe(ask):
     status, said = ask([PYTHON, UNREACHED, UNREACHED])
     assert status == UNASKED
-    assert said == f"could not be asked: {UNREACHED['skip_reason']}; in all 2 of 3\n"
+    assert said == f"could not be checked: {UNREACHED['skip_reason']}; this holds for 2 of 3 packages\n"
 
 
 @pytest.mark.parametrize("python", ["", "half", "{}", "[]"])
 def test_a_service_that_gives_no_result_is_not_taken_for_safe(ask, python):
-    assert ask(python) == (UNASKED, "could not be asked: pip-audit gives no result: no network\n")
+    assert ask(python) == (UNASKED, "could not be checked: pip-audit gave no result: no network\n")
 
 
 @pytest.mark.parametrize(
     ("npm", "why"),
-    [({"error": {"summary": ""}, "message": "405"}, "npm audit could not ask: 405"), ({}, "npm audit gives no result")],
+    [
+        ({"error": {"summary": ""}, "message": "405"}, "npm audit got no answer from its registry: 405"),
+        ({}, "npm audit gave no result"),
+    ],
 )
 def test_nor_is_a_registry_that_does_not_answer(ask, npm, why):
-    assert ask([PYTHON], npm) == (UNASKED, f"could not be asked: {why}\n")
+    assert ask([PYTHON], npm) == (UNASKED, f"could not be checked: {why}\n")
     assert ask([{**PYTHON, "vulns": [FLAW]}], npm)[0] == 1
 
 
@@ -82,14 +85,14 @@ def test_an_exception_by_any_name_counts_until_its_day(ask, name):
     assert status == 0 and said.startswith("excepted: jinja2")
     status, said = ask(found, exceptions=exception(name, "2026-11-20"))
     assert status == 1 and said.startswith("found: jinja2")
-    assert f"the exception for {name} ended on 2026-11-20: look again (not used here)\n" in said
+    assert f"the exception for {name} ended on 2026-11-20; decide again whether it is needed (not used here)\n" in said
     assert ask(found, NPM, exceptions=exception(name))[0] == 1
 
 
 def test_an_exception_that_nothing_falls_under_can_go(ask):
-    assert "the exception for CVE-9 can go" in ask([PYTHON], exceptions=exception("CVE-9"))[1]
+    assert "the exception for CVE-9 is not needed" in ask([PYTHON], exceptions=exception("CVE-9"))[1]
     # Who could not ask, can't say that.
-    assert "can go" not in ask([UNREACHED], exceptions=exception("CVE-9"))[1]
+    assert "is not needed" not in ask([UNREACHED], exceptions=exception("CVE-9"))[1]
 
 
 @pytest.mark.parametrize(
@@ -104,5 +107,5 @@ def test_an_exception_that_nothing_falls_under_can_go(ask):
     ],
 )
 def test_an_exception_without_reason_or_day_is_refused(ask, written):
-    with pytest.raises(Problem, match=r"pyproject.toml: an exception is \{advisory ="):
+    with pytest.raises(Problem, match=r"pyproject.toml: write an exception as \{advisory ="):
         ask([PYTHON], exceptions=written)

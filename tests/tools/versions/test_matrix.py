@@ -115,8 +115,8 @@ def test_every_version_is_run_recorded_and_cleaned_up(project, capsys):
     assert list(masked) == ["2.6.0", "2.15.0"] and masked["2.6.0"]["x.relu()"] == ["TypeError", ""]
     assert not (project.build / "matrix").exists()
     said = capsys.readouterr().out
-    assert "2 of 2 versions to do" in said and "2.6.0  claims: 1 of 1 hold" in said
-    assert said.splitlines()[-1] == "2 of 2 versions are as they should be"
+    assert "running 2 of 2 versions" in said and "2.6.0  claims: 1 of 1 hold" in said
+    assert said.splitlines()[-1] == "2 of 2 versions: no failure"
 
 
 def test_what_is_not_as_it_should_be_is_told_and_the_rest_is_done(project, capsys):
@@ -126,8 +126,8 @@ def test_what_is_not_as_it_should_be_is_told_and_the_rest_is_done(project, capsy
     assert found["2.99.0"] == {"torch": "2.99.0", "error": "ERROR: No matching distribution found for torch==2.99.0"}
     assert found["2.6.0"]["tests"] == GOOD["tests"]
     captured = capsys.readouterr()
-    assert "1 of 3 versions are as they should be" in captured.out
-    assert captured.err.startswith("not 2.7.0, 2.99.0: their logs are in")
+    assert "1 of 3 versions: no failure" in captured.out
+    assert captured.err.startswith("failed: 2.7.0, 2.99.0. Their logs are in")
     assert "the last words" in (project.build / "matrix" / "2.7.0.log").read_text(encoding="utf-8")
     assert not list((project.build / "matrix").glob("torch-*"))
 
@@ -136,7 +136,7 @@ def test_what_is_not_as_it_should_be_is_told_and_the_rest_is_done(project, capsy
         path.unlink()
     assert matrix.matrix(project, "2.6.0", "2.7.0", "2.99.0") == 1
     assert started(project) == ["2.7.0"]
-    assert "2 of 3 versions to do" in capsys.readouterr().out
+    assert "running 2 of 3 versions" in capsys.readouterr().out
 
     # After an edit all are done again.
     (project.root / "src" / "a.py").write_text("1", encoding="utf-8")
@@ -172,7 +172,7 @@ def test_what_is_no_version_is_refused_before_any_work(project, version):
 
 def test_without_room_on_the_disk_nothing_is_begun(project, monkeypatch):
     monkeypatch.setattr(isolated, "DISK", 2**60)
-    with pytest.raises(Problem, match="GiB free; one environment takes up to"):
+    with pytest.raises(Problem, match="GiB free, but an environment needs up to"):
         matrix.matrix(project, "2.6.0")
     assert started(project) == []
 

@@ -42,13 +42,15 @@ def checkout(tmp_path, monkeypatch):
 def test_pins_that_hold_are_kept_and_what_changed_is_told(checkout, capfd):
     pins(Project(checkout))
     assert (checkout / "requirements.txt").read_text() == NEW
-    assert capfd.readouterr().out.endswith("all holds; requirements.txt has now:\n  numpy 1.0 -> 2.0\n")
+    assert capfd.readouterr().out.endswith(
+        "every check passed; these pins in requirements.txt changed:\n  numpy 1.0 -> 2.0\n"
+    )
 
 
 def test_pins_that_do_not_hold_leave_everything_as_it_was(checkout, tmp_path):
     (checkout / "breaks").touch()
     before = sorted(checkout.rglob("*"))
-    with pytest.raises(Problem, match=r"(?s)make book lint. fails with newer pins.*stays as it was.*numpy 1.0 -> 2.0"):
+    with pytest.raises(Problem, match=r"(?s)make book lint. fails with the newer pins.*is unchanged.*numpy 1.0 -> 2.0"):
         pins(Project(checkout))
     assert (checkout / "requirements.txt").read_text() == OLD and sorted(checkout.rglob("*")) == before
     assert list((tmp_path / "temporary").iterdir()) == []
@@ -58,7 +60,7 @@ def test_without_anything_newer_nothing_is_run(checkout, monkeypatch, capfd):
     monkeypatch.setattr(module, "compiled", lambda copy: OLD)
     (checkout / "Makefile").unlink()
     pins(Project(checkout))
-    assert capfd.readouterr().out == "every pin is the newest that fits\n"
+    assert capfd.readouterr().out == "nothing to do: every pin is already the newest version that fits\n"
 
 
 def test_what_would_be_tried_can_be_told_alone(checkout, monkeypatch, capsys):
@@ -71,16 +73,16 @@ def test_what_would_be_tried_can_be_told_alone(checkout, monkeypatch, capsys):
     monkeypatch.setattr(module, "compiled", lambda copy: OLD)
     fake(checkout, monkeypatch, {})
     outdated(Project(checkout))
-    assert "Every pin is the newest that fits." in (text := capsys.readouterr().out) and "Every package" in text
+    assert "Every pin is the newest version that fits." in (text := capsys.readouterr().out) and "Every package" in text
     assert (checkout / "requirements.txt").read_text() == OLD
 
 
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ({"error": {"summary": "no network"}}, "npm outdated could not ask: no network"),
-        ({"error": {"summary": ""}, "message": "refused"}, "npm outdated could not ask: refused"),
-        ("half", "npm outdated gives no JSON"),
+        ({"error": {"summary": "no network"}}, "npm outdated got no answer from its registry: no network"),
+        ({"error": {"summary": ""}, "message": "refused"}, "npm outdated got no answer from its registry: refused"),
+        ("half", "npm outdated gave no JSON"),
     ],
 )
 def test_an_npm_that_could_not_ask_is_not_taken_for_all_new(checkout, monkeypatch, said, why):
@@ -101,7 +103,7 @@ def fake(checkout, monkeypatch, said):
 
 def test_what_can_not_be_compiled_is_told_in_the_words_of_pip_compile(tmp_path):
     (tmp_path / "pyproject.toml").write_text('[dependency-groups]\ntest = ["no requirement"]\n')
-    with pytest.raises(Problem, match="(?s)pip-compile can't tell the newest versions:.*no requirement"):
+    with pytest.raises(Problem, match="(?s)pip-compile can't find the newest versions:.*no requirement"):
         compiled(tmp_path)
     assert requirements_of(ROOT / "pyproject.toml")[0] == "numpy"
 

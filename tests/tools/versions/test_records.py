@@ -55,7 +55,7 @@ def test_a_report_replaces_what_its_release_had_and_nothing_else(checkout, tmp_p
 @pytest.mark.parametrize(
     "other, told",
     [
-        ({"version": "2.16.0.dev20261101"}, "a nightly changes"),
+        ({"version": "2.16.0.dev20261101"}, "a nightly build"),
         ({"device": "cuda"}, "--device cpu"),
         ({"left_out": "it needs numpy"}, "it needs numpy"),
     ],

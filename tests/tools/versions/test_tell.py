@@ -45,7 +45,7 @@ def test_a_build_without_a_report_is_not_taken_for_all_fine():
     text = written({"release": report(), "nightly": None})
     assert text.title == "torch 9.9.0, nightly: 1 could not be run"
     assert "## nightly: no report" in text.body and "gives no report" in text.body
-    assert "All is as recorded." in text.body.partition("## nightly")[0]
+    assert "No differences." in text.body.partition("## nightly")[0]
     assert written({"release": report(), "nightly": report()}).digests == frozenset()
 
 
@@ -165,7 +165,7 @@ def hub(tmp_path, monkeypatch):
 def test_nothing_is_opened_while_all_is_as_recorded(hub, capsys):
     hub.found("release")
     assert hub.tell() == ["issue list"]
-    assert capsys.readouterr().out == "all is as recorded\n" and hub.issues == []
+    assert capsys.readouterr().out == "no differences\n" and hub.issues == []
 
 
 def test_one_issue_is_opened_and_left_alone_while_nothing_changes(hub, capsys):
@@ -175,7 +175,7 @@ def test_one_issue_is_opened_and_left_alone_while_nothing_changes(hub, capsys):
     assert hub.issues[0]["title"] == "torch 9.9.0: 1 broken here"
     for _ in range(2):
         assert hub.tell() == ["issue list"]
-    assert capsys.readouterr().out == "#1 is up to date, the same differences as before\n" * 2
+    assert capsys.readouterr().out == "#1 is up to date; its differences are the same as before\n" * 2
     hub.found("release", BROKEN, torch="9.9.1")
     assert hub.tell() == ["issue list", "issue edit"]
     assert hub.issues[0]["title"].startswith("torch 9.9.1") and hub.issues[0]["said"] == []
@@ -188,7 +188,7 @@ def test_a_comment_is_made_when_the_differences_change(hub, capsys):
     assert hub.tell() == ["issue list", "issue edit", "issue comment"]
     assert "1 new, 0 gone" in hub.issues[0]["said"][0]
     assert hub.tell() == ["issue list"]
-    assert capsys.readouterr().out.endswith("the same differences as before\n")
+    assert capsys.readouterr().out.endswith("the same as before\n")
 
 
 def test_it_is_closed_with_a_word_and_a_new_one_is_opened_later(hub, capsys):
@@ -197,7 +197,7 @@ def test_it_is_closed_with_a_word_and_a_new_one_is_opened_later(hub, capsys):
     hub.found("release")
     assert hub.tell() == ["issue list", "issue close"]
     assert hub.issues[0]["state"] == "closed"
-    assert hub.issues[0]["said"] == ["All is as recorded on torch 9.9.0. 7 results were checked."]
+    assert hub.issues[0]["said"] == ["No differences on torch 9.9.0. 7 results were compared with the record."]
     hub.found("release", BROKEN)
     assert hub.tell()[-1] == "issue create"
     assert [issue["state"] for issue in hub.issues] == ["closed", "open"]
@@ -223,10 +223,10 @@ def test_issues_of_others_are_left_alone(hub, capsys):
 def test_a_refusal_is_told_in_the_words_of_gh(hub, monkeypatch):
     hub.found("release", BROKEN)
     monkeypatch.setenv("GH_TOKEN", "")
-    with pytest.raises(Problem, match="^gh issue list fails: gh: no token$"):
+    with pytest.raises(Problem, match="^gh issue list failed: gh: no token$"):
         hub.tell()
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(Problem, match="gh, GitHub's command line, is missing"):
+    with pytest.raises(Problem, match="gh, GitHub's command line, is not installed"):
         hub.tell()
 
 
