@@ -208,7 +208,9 @@ class _NodeIndex:
     by_node: dict[str, list[Point]]
 
     def text(self) -> str:
-        return "\n".join(f"{node}: {', '.join(point.name for point in points)}" for node, points in self.by_node.items())
+        return "\n".join(
+            f"{node}: {', '.join(point.name for point in points)}" for node, points in self.by_node.items()
+        )
 
     def html(self) -> str:
         rows = [
@@ -290,9 +292,10 @@ class _Card:
         else:
             title += f" {nodes}"
         # The search has what was run; what is said of it is in words that every page has.
+        why = f"<details><summary>{', '.join(filter(said.get, said))}</summary>{_list(said)}</details>"
         return (
             f'<div class="zn-point"><div class="zn-searched" id="{point.anchor}"><p>{title}</p>{_list(run)}</div>'
-            f"{_list(write)}<details><summary>{', '.join(filter(said.get, said))}</summary>{_list(said)}</details></div>"
+            f"{_list(write)}{why}</div>"
         )
 
     def _side(self, side: int) -> str:

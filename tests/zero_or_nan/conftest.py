@@ -2,7 +2,7 @@
 
 import pytest
 
-from zero_or_nan.ignoring.careful import Pass
+from zero_or_nan.ignoring.masked_pass import Pass
 
 
 @pytest.fixture(autouse=True)

@@ -51,7 +51,7 @@ def done():
 
 def unmasked(op, *args, **kwargs):
     """A rule that forgets what was ignored."""
-    return ignoring.Cotangent(op(*ignoring.plain(args), **kwargs))
+    return ignoring.Cotangent(op(*ignoring.unwrap(args), **kwargs))
 
 
 def test_all_is_as_recorded(done):

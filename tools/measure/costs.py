@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from torch.masked import masked_tensor
 
 from zero_or_nan import explain, ignoring
-from zero_or_nan.ignoring.careful import Pass, nothing_ignored
 from zero_or_nan.ignoring.lifetimes import held_from
-from zero_or_nan.ignoring.looks import harmless
+from zero_or_nan.ignoring.masked_pass import Pass, nothing_ignored
+from zero_or_nan.ignoring.precheck import is_safe
 
 from ..project import Problem, Project, write
 
@@ -323,13 +323,13 @@ def parts(case: Case, contaminated: bool) -> dict[str, float]:
 
     def looked(loss: Tensor) -> None:
         graph = held_from((loss,))
-        nothing_ignored(graph) or harmless(graph, [])
+        nothing_ignored(graph) or is_safe(graph, [])
         plain(loss)
 
     def hooked(loss: Tensor) -> None:
-        graph, dangers = held_from((loss,)), list[Any]()
-        nothing_ignored(graph) or harmless(graph, dangers)
-        with _Bare((loss,), graph, dangers=dangers):
+        graph, unsafe = held_from((loss,)), list[Any]()
+        nothing_ignored(graph) or is_safe(graph, unsafe)
+        with _Bare((loss,), graph, unsafe=unsafe):
             plain(loss)
 
     ways = {"plain": plain, "walk": walked, "look": looked}

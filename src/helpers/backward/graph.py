@@ -15,8 +15,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.masked import masked_tensor
 
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring.careful import Pass
 from zero_or_nan.ignoring.graph import graph_from
+from zero_or_nan.ignoring.masked_pass import Pass
 from zero_or_nan.ignoring.masks import full
 
 from ..entries import Outcome, outcome

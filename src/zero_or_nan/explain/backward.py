@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ..ignoring.careful import nothing_ignored
 from ..ignoring.graph import (
     KINDS,
     AccumulateGrad,
@@ -27,7 +26,8 @@ from ..ignoring.graph import (
     saved_tensors,
 )
 from ..ignoring.lifetimes import held_from
-from ..ignoring.looks import harmless
+from ..ignoring.masked_pass import nothing_ignored
+from ..ignoring.precheck import is_safe
 from .arithmetic import again, first_born, limit, number, on_copies
 from .forward import (
     CALLED,
@@ -134,9 +134,9 @@ class Watched:
                 if carried:
                     self.carried[node] = carried
         if self.outer is None:
-            dangers: list[Any] = []
-            if (not harmless(self.graph, dangers) or self.carried) and not nothing_ignored(self.graph):
-                self._cast_shadow(dangers)
+            unsafe: list[Any] = []
+            if (not is_safe(self.graph, unsafe) or self.carried) and not nothing_ignored(self.graph):
+                self._cast_shadow(unsafe)
         for node in self.graph:
             if type(node) is not AccumulateGrad:
                 self._handles.append(node.register_hook(self._hook(node)))
@@ -172,11 +172,11 @@ class Watched:
         here = looked_at(value)
         return None if here is None or is_finite(here) else self.recorder.traces.of(value)
 
-    def _cast_shadow(self, dangers: Sequence[Any]) -> None:
-        keep = [(node, 0) for node in dangers if type(node) is not AccumulateGrad]
+    def _cast_shadow(self, unsafe: Sequence[Any]) -> None:
+        keep = [(node, 0) for node in unsafe if type(node) is not AccumulateGrad]
         keep += [(node, output) for node, carried in self.carried.items() for output in carried]
         with self.recorder.aside() as nested:
-            self.shadow = shadow_of(self.roots, self.vectors, self.inputs, self.graph, keep, dangers, nested)
+            self.shadow = shadow_of(self.roots, self.vectors, self.inputs, self.graph, keep, unsafe, nested)
         self._lacks_shadow = self.shadow is None
 
     def _hook(self, node: Any) -> Callable[..., None]:

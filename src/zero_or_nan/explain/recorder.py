@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ..ignoring.careful import REPORT
 from ..ignoring.lifetimes import DEEP_GRAPHS
+from ..ignoring.masked_pass import REPORT
 from .backward import Reached, Watched
 from .forward import (
     CARRIES,

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from ..ignoring.careful import Pass
 from ..ignoring.checkpoints import CHECKPOINT
 from ..ignoring.graph import AccumulateGrad, Edge, Graph, edge_of
 from ..ignoring.lifetimes import held_from
+from ..ignoring.masked_pass import Pass
 from ..ignoring.registry import UNKNOWN, record_of
 from .arithmetic import unnoticed
 from .traces import are_finite
@@ -25,8 +25,8 @@ class Shadow(Pass):
         finite: of a node, whether what `ignoring` makes of it is finite.
     """
 
-    def __init__(self, roots: Sequence[Any], graph: Graph, keep: Sequence[Edge], dangers: Sequence[Any]) -> None:
-        super().__init__(roots, graph, keep, dangers=dangers)
+    def __init__(self, roots: Sequence[Any], graph: Graph, keep: Sequence[Edge], unsafe: Sequence[Any]) -> None:
+        super().__init__(roots, graph, keep, unsafe=unsafe)
         self.finite: dict[Any, bool] = {}
         self._edges: dict[Edge, bool] = {}
         self._leaves: dict[int, bool] = {}
@@ -51,7 +51,7 @@ def shadow_of(
     inputs: Sequence[Any],
     graph: Graph,
     keep: Sequence[Edge],
-    dangers: Sequence[Any],
+    unsafe: Sequence[Any],
     nested: Callable[[Callable[[Any], None]], None],
 ) -> Shadow | None:
     """What `ignoring` makes of a graph. `.grad`, random numbers and the graph stay as they are.
@@ -71,7 +71,7 @@ def shadow_of(
     edges += [edge for edge in map(edge_of, inputs) if edge is not None and type(edge[0]) is not AccumulateGrad]
     if not edges:
         return None
-    shadow = Shadow(roots, graph, [*keep, *edges], dangers)
+    shadow = Shadow(roots, graph, [*keep, *edges], unsafe)
     try:
         with unnoticed(), _Leaves(graph) as leaves, shadow:
             if any(node.name() == CHECKPOINT for node in graph):  # refuses to work for `grad`

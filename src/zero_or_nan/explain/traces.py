@@ -18,8 +18,8 @@ from torch._C._nn import flatten_dense_tensors
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 
+from ..ignoring.conditions import total
 from ..ignoring.distributed import is_distributed, part_here
-from ..ignoring.looks import total
 from .places import Place
 
 MOST_STEPS = 40

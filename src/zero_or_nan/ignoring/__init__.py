@@ -9,14 +9,15 @@ What users of the library import:
 - `backward`, `grad`: in place of `torch.autograd.backward` and `torch.autograd.grad`.
 - `counting`: how much of what was ignored was not finite.
 - `function`, `rule`, `derivative`: say once what an operator or an `autograd.Function` of your own does to ignored
-  elements. A rule is written with `Cotangent`, `plain`, `mask_of`, `settle`, `merge` and `NotFollowed`; `Function` and
-  its looks (`NOTHING`, `FINITE`, `MODERATE`, `AWAY_FROM_ZERO`) are what can be said of a forward function.
+  elements. A rule is written with `Cotangent`, `unwrap`, `mask_of`, `zero_ignored`, `prefer_exact` and `NotFollowed`.
+  `Function` and its conditions (`ALWAYS`, `FINITE`, `MODERATE`, `AWAY_FROM_ZERO`, `NEVER`) are what can be said of a
+  forward function.
 
 How it works, in the order of the flow:
 
 - `passes`: the two functions, with PyTorch's own arguments.
-- `looks`: whether plain backward will do.
-- `careful`: one pass that knows: where masks arrive, and where they go.
+- `precheck`: whether plain backward is safe, by the `conditions` on what a graph saved.
+- `masked_pass`: one pass that knows the masks: where they arrive, and where they go.
 - `steps`: what happens at one node; `checkpoints`: a node that is a pass of its own.
 - `cotangent`, `masks`: the tensor that a derivative gets; `distributed`: where it is spread over several processes.
 - `dispatch`, `in_place`: an operator that the derivative calls finds its rule.
@@ -27,19 +28,20 @@ How it works, in the order of the flow:
 """
 
 from . import dispatch, functions, rules  # noqa: F401  (they register themselves)
-from .cotangent import Cotangent, mask_of, merge, plain, settle
+from .conditions import ALWAYS, AWAY_FROM_ZERO, FINITE, MODERATE, NEVER
+from .cotangent import Cotangent, mask_of, prefer_exact, unwrap, zero_ignored
 from .counts import Counted, counting
 from .failures import NotFollowed
-from .looks import AWAY_FROM_ZERO, FINITE, MODERATE, NOTHING
 from .passes import backward, grad
 from .registry import FUNCTIONS, RULES, Function, derivative, function, rule
 
 __all__ = [
+    "ALWAYS",
     "AWAY_FROM_ZERO",
     "FINITE",
     "FUNCTIONS",
     "MODERATE",
-    "NOTHING",
+    "NEVER",
     "RULES",
     "Cotangent",
     "Counted",
@@ -51,8 +53,8 @@ __all__ = [
     "function",
     "grad",
     "mask_of",
-    "merge",
-    "plain",
+    "prefer_exact",
+    "unwrap",
     "rule",
-    "settle",
+    "zero_ignored",
 ]

@@ -14,7 +14,7 @@ from .masks import Mask, everywhere
 from .steps import Results, Step
 
 if TYPE_CHECKING:
-    from .careful import Pass
+    from .masked_pass import Pass
 
 CHECKPOINT = "CheckpointFunctionBackward"
 
@@ -50,7 +50,7 @@ class Recomputed(Step):
 
     def recomputed(self, inputs: Sequence[Any], outputs: Any) -> None:
         """A pass inside of this one follows what was just computed."""
-        from .careful import Pass
+        from .masked_pass import Pass
 
         results = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
         # The results of this node are counted through its tensors alone.

@@ -118,7 +118,7 @@ def can_carry(tensor: Any) -> bool:
     )
 
 
-def plain(thing: Any) -> Any:
+def unwrap(thing: Any) -> Any:
     """Replace every `Cotangent` by its value.
 
     Args:
@@ -127,18 +127,18 @@ def plain(thing: Any) -> Any:
     Returns:
         The same structure, with plain tensors.
 
-    >>> plain([Cotangent(torch.ones(2), torch.tensor([True, True])), 3])
+    >>> unwrap([Cotangent(torch.ones(2), torch.tensor([True, True])), 3])
     [tensor([1., 1.]), 3]
     """
     kind = type(thing)
     if kind is Cotangent:
         return thing.value
     if kind is tuple or kind is list:
-        return kind([plain(item) for item in thing])
+        return kind([unwrap(item) for item in thing])
     if kind is not Tensor and is_jagged(thing):
         return with_values(thing, thing._values.value) if type(thing._values) is Cotangent else thing
     if kind is dict:
-        return {key: plain(item) for key, item in thing.items()} if thing else thing
+        return {key: unwrap(item) for key, item in thing.items()} if thing else thing
     return thing
 
 
@@ -195,7 +195,7 @@ def written_mask(thing: Any, beside: Any) -> Mask:
         return thing.mask
     if not selecting(beside):
         return None
-    return thing != 0 if isinstance(thing, Tensor) else torch.tensor(thing != 0, device=plain(beside).device)
+    return thing != 0 if isinstance(thing, Tensor) else torch.tensor(thing != 0, device=unwrap(beside).device)
 
 
 def chosen(condition: Tensor, beside: Any, taken: bool = True) -> Tensor:
@@ -209,24 +209,24 @@ def chosen(condition: Tensor, beside: Any, taken: bool = True) -> Tensor:
     return through if unordered is None else through | unordered
 
 
-def settle(value: Tensor, mask: Mask) -> Cotangent:
+def zero_ignored(value: Tensor, mask: Mask) -> Cotangent:
     """Make a `Cotangent` from `value` and `mask`, and set each ignored element that is NaN to 0.
 
     Use it in the rule of an operator that multiplies element by element.
 
     Args:
-        value: plain PyTorch's result, computed from `plain(cotangent)`. The ignored elements of `plain(cotangent)` are
-            0, so the ignored elements of `value` are 0 or NaN. `settle` changes `value` in place, so don't pass a
+        value: plain PyTorch's result, computed from `unwrap(cotangent)`. The ignored elements of that tensor are
+            0, so the ignored elements of `value` are 0 or NaN. `zero_ignored` changes `value` in place, so don't pass a
             tensor that is still needed elsewhere.
         mask: a bool tensor that is True at each element of `value` that counts. Its shape must expand to the shape of
             `value`. None means that all elements count.
 
     >>> cotangent = Cotangent(torch.tensor([1.0, 0.0]), torch.tensor([True, False]))
-    >>> settle(plain(cotangent) * torch.tensor([2.0, torch.inf]), mask_of(cotangent))
+    >>> zero_ignored(unwrap(cotangent) * torch.tensor([2.0, torch.inf]), mask_of(cotangent))
     Cotangent(tensor([2., 0.]), tensor([ True, False]))
     """
     if type(value) is Cotangent:
-        raise TypeError("settle needs a plain tensor, computed from plain(cotangent), and got a Cotangent")
+        raise TypeError("zero_ignored needs a plain tensor, computed from unwrap(cotangent), and got a Cotangent")
     if mask is not None:
         mask = mask if mask.shape == value.shape else mask.expand(value.shape)
         without_nan(value, mask)
@@ -235,7 +235,7 @@ def settle(value: Tensor, mask: Mask) -> Cotangent:
 
 def nothing(like: Any) -> Cotangent:
     """Zeros that nothing was put into, all of them ignored."""
-    value = torch.zeros_like(plain(like))
+    value = torch.zeros_like(unwrap(like))
     return Cotangent(value, torch.zeros_like(value, dtype=torch.bool))
 
 
@@ -304,7 +304,7 @@ def is_finite(thing: Any) -> bool:
         return all(map(is_finite, thing))
     if hasattr(thing, "__tensor_flatten__"):  # of a wrapper the parts that are here; the whole may be elsewhere
         return all(is_finite(getattr(thing, part)) for part in thing.__tensor_flatten__()[0])
-    thing = plain(values_of(thing))
+    thing = unwrap(values_of(thing))
     if not isinstance(thing, Tensor) or not (thing.is_floating_point() or thing.is_complex()):
         return True
     thing = unwrapped(thing)
@@ -331,7 +331,7 @@ def ignores(thing: Any) -> bool:
     return not all_count(mask_of(thing))
 
 
-def merge(exact: Any, careful: Any) -> Any:
+def prefer_exact(exact: Any, careful: Any) -> Any:
     """Take each finite element from `exact`, and all other elements and the mask from `careful`.
 
     Use it in the rule of an operator that you can also write in other operators that have rules. These other operators
@@ -339,7 +339,7 @@ def merge(exact: Any, careful: Any) -> Any:
     their bits.
 
     Args:
-        exact: plain PyTorch's result, computed from `plain(cotangent)`: a tensor, or a tuple or list of tensors.
+        exact: plain PyTorch's result, computed from `unwrap(cotangent)`: a tensor, or a tuple or list of tensors.
         careful: the same result, computed by the other operators: a `Cotangent` for each tensor of `exact`.
 
     Returns:
@@ -347,25 +347,25 @@ def merge(exact: Any, careful: Any) -> Any:
 
     >>> cotangent = Cotangent(torch.tensor([1.0, 0.0]), torch.tensor([True, False]))
     >>> factor = torch.tensor([2.0, torch.nan])
-    >>> merge(plain(cotangent) @ factor, cotangent @ factor)
+    >>> prefer_exact(unwrap(cotangent) @ factor, cotangent @ factor)
     Cotangent(2.0, True)
     """
     if isinstance(exact, Tensor) and isinstance(careful, Tensor):
         if type(exact) is Cotangent or exact.shape != careful.shape:
             raise TypeError(
-                "merge needs a plain tensor, computed from plain(cotangent), and a Cotangent of its shape, and got "
-                f"{_described(exact)} and {_described(careful)}"
+                "prefer_exact needs a plain tensor, computed from unwrap(cotangent), and a Cotangent of its shape, and "
+                f"got {_described(exact)} and {_described(careful)}"
             )
         value, total = exact, exact.sum().item()
         if total - total != 0:  # a NaN or inf is in it
-            value = torch.where(exact.isfinite(), exact, plain(careful).to(exact.dtype))
+            value = torch.where(exact.isfinite(), exact, unwrap(careful).to(exact.dtype))
             if value.stride() != exact.stride():
                 value = torch.empty_strided(exact.shape, exact.stride(), dtype=exact.dtype, device=exact.device).copy_(
                     value
                 )
         return Cotangent(value, mask_of(careful))
     if isinstance(exact, (tuple, list)):
-        return tuple(merge(e, c) for e, c in zip(exact, careful, strict=True))
+        return tuple(prefer_exact(e, c) for e, c in zip(exact, careful, strict=True))
     return exact
 
 
@@ -373,12 +373,12 @@ def _described(tensor: Tensor) -> str:
     return f"a {type(tensor).__name__} of shape {tuple(tensor.shape)}"
 
 
-def wrapped(result: Any) -> Any:
+def wrap(result: Any) -> Any:
     """Plain results as cotangents all of whose elements count, as they do in plain PyTorch."""
     if isinstance(result, Tensor):
         if not can_carry(result):
             return result
         return with_values(result, Cotangent(values_of(result))) if is_jagged(result) else Cotangent(result)
     if isinstance(result, (tuple, list)):
-        return type(result)(wrapped(item) for item in result)
+        return type(result)(wrap(item) for item in result)
     return result

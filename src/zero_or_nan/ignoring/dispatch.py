@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .cotangent import Cotangent, ignores, is_finite, plain, step_of, wrapped
+from .cotangent import Cotangent, ignores, is_finite, step_of, unwrap, wrap
 from .failures import NotFollowed
 from .higher import all_saved, remember_all, step_here
 from .in_place import in_place, remember_view
@@ -27,7 +27,7 @@ def dispatch(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if step is None and all_saved(*args, *kwargs.values()):
         step = step_here()
         if step is None:
-            return op(*plain(args), **plain(kwargs))
+            return op(*unwrap(args), **unwrap(kwargs))
     if step is not None and torch.is_grad_enabled():
         remember_all((*args, *kwargs.values()))
     mutable, view, _ = _kind(op)
@@ -54,18 +54,18 @@ def follow(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], step: Step | 
         try:
             return _belonging(rule(op, *args, **kwargs), step)
         except Exception as error:
-            result = op(*plain(args), **plain(kwargs))  # what plain PyTorch raises here, it raises
+            result = op(*unwrap(args), **unwrap(kwargs))  # what plain PyTorch raises here, it raises
             if step is not None:
                 step.failed(_name(op), error)
             elif not isinstance(error, NotFollowed):
                 raise
-            return _belonging(wrapped(result), step)
+            return _belonging(wrap(result), step)
     if _is_composite(op):  # called by a rule, it arrives whole
         return op.decompose(*args, **kwargs)
-    result = op(*plain(args), **plain(kwargs))
+    result = op(*unwrap(args), **unwrap(kwargs))
     if step is not None and _any_float(result) and (ignores((*args, *kwargs.values())) or not is_finite(result)):
         step.failed(_name(op), NotFollowed("no rule"))
-    return _belonging(wrapped(result), step)
+    return _belonging(wrap(result), step)
 
 
 def _is_sparse_cotangent(thing: Any) -> bool:

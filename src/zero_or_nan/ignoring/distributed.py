@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from .cotangent import Cotangent, as_in_pytorch, wrapped
+from .cotangent import Cotangent, as_in_pytorch, wrap
 from .graph import AccumulateGrad, run
 from .masks import Mask, full
 from .registry import name_in_torch
@@ -75,7 +75,7 @@ def _on_every_process(value: Tensor, mesh: Any) -> Any:
     return DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
-def merge(exact: Any, careful: Cotangent) -> Any:
+def prefer_exact(exact: Any, careful: Cotangent) -> Any:
     """`exact`, the DTensor of plain PyTorch, where it is finite; elsewhere `careful`, which is whole."""
     there = whole(exact)
     finite = there.isfinite()
@@ -103,7 +103,7 @@ class Gathering(Watching):  # type: ignore[no-untyped-call]
             ours = _in_one_process(op)(*wholes, **named_wholes)
         except Exception as error:
             self._failed(op, error, given)
-            ours = wrapped(tree_map(self._as_whole, exact))
+            ours = wrap(tree_map(self._as_whole, exact))
         return self._paired(exact, ours)
 
     def _as_whole(self, thing: Any) -> Any:

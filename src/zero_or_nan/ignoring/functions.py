@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from .conditions import ALWAYS, AWAY_FROM_ZERO, FINITE, MODERATE
 from .distributed import BORDERS
 from .graph import can_be_read_again
-from .looks import AWAY_FROM_ZERO, FINITE, MODERATE, NOTHING
 from .registry import function
 from .sparse import has_sparse_factor
 
@@ -22,19 +22,19 @@ function(
     Transpose UnsafeView Unsqueeze View
     """,
     moves=True,
-    look=NOTHING,
+    safe_if=ALWAYS,
 )
 function(
     """
     AccumulateGrad AsStridedScatter Cumsum DiagEmbed IndexAdd Lift Neg ReflectionPad1D ReflectionPad2D ReflectionPad3D
     Mean ReplicationPad1D ReplicationPad2D ReplicationPad3D ScatterAdd ToCopy
     """,
-    look=NOTHING,
+    safe_if=ALWAYS,
 )
-function(" ".join(BORDERS), moves=True, look=NOTHING)
-function("Add", moves=lambda node: getattr(node, "_saved_alpha", 1) == 1, look=NOTHING, scalars=("alpha",))
-function("Sub Rsub", look=NOTHING, scalars=("alpha",))
-function("LeakyRelu", look=NOTHING, scalars=("negative_slope",))
+function(" ".join(BORDERS), moves=True, safe_if=ALWAYS)
+function("Add", moves=lambda node: getattr(node, "_saved_alpha", 1) == 1, safe_if=ALWAYS, scalars=("alpha",))
+function("Sub Rsub", safe_if=ALWAYS, scalars=("alpha",))
+function("LeakyRelu", safe_if=ALWAYS, scalars=("negative_slope",))
 
 # A part of the entries, in places that don't depend on their values.
 
@@ -44,9 +44,9 @@ function(
     """,
     selects=True,
     moves=True,
-    look=NOTHING,
+    safe_if=ALWAYS,
 )
-function("Where", selects=True, look=NOTHING)
+function("Where", selects=True, safe_if=ALWAYS)
 # Of nested tensors; PyTorch gives some of their nodes names of their own.
 function(
     """
@@ -55,7 +55,7 @@ function(
     """,
     selects=True,
     moves=True,
-    look=NOTHING,
+    safe_if=ALWAYS,
 )
 function(
     """
@@ -63,7 +63,7 @@ function(
     SqueezeBackwardAutogradNestedTensor1 ToPaddedTensor ViewBackwardAutogradNestedTensor0
     """,
     moves=True,
-    look=NOTHING,
+    safe_if=ALWAYS,
 )
 
 
@@ -73,7 +73,7 @@ def _fills_with_a_tensor(node: Any) -> bool:
     return any(ahead is not None for ahead, _ in values) and can_be_read_again(node, unknown=False)
 
 
-function("MaskedFill", selects=True, moves=_fills_with_a_tensor, look=NOTHING)
+function("MaskedFill", selects=True, moves=_fills_with_a_tensor, safe_if=ALWAYS)
 function(
     """
     AsStrided AvgPool2D AvgPool3D AdaptiveAvgPool2D AdaptiveAvgPool3D CopyBackwards Embedding
@@ -81,7 +81,7 @@ function(
     SliceScatter Take Trace Unfold UpsampleBilinear2D UpsampleNearest1D UpsampleNearest2D UpsampleNearest3D
     """,
     selects=True,
-    look=NOTHING,
+    safe_if=ALWAYS,
 )
 function(
     """
@@ -98,7 +98,7 @@ function("NarrowCopy UpsampleLanczos2DAa", since="2.13", selects=True)
 
 # Functions in Python that are PyTorch's own: their derivatives are written in operators that have rules.
 
-function("torch.autograd._functions.tensor.Resize", moves=True, look=NOTHING)
+function("torch.autograd._functions.tensor.Resize", moves=True, safe_if=ALWAYS)
 function("torch.distributions.dirichlet._Dirichlet")
 
 # Some entries, by a look at their values.
@@ -109,12 +109,12 @@ function(
     MaxPool3DWithIndices Maximum Median Minimum Mode NanToNum Nansum Relu Softshrink Sort Threshold Topk
     """,
     selects=True,
-    look=NOTHING,
+    safe_if=ALWAYS,
 )
-function("Clamp ClampMax ClampMin", selects=True, compares=True, look=NOTHING)
-function("Amax Amin", selects=True, compares=True, look=FINITE)
+function("Clamp ClampMax ClampMin", selects=True, compares=True, safe_if=ALWAYS)
+function("Amax Amin", selects=True, compares=True, safe_if=FINITE)
 function("Aminmax", since="2.13", selects=True, compares=True)
-function("Max Min", selects=True, look=FINITE)
+function("Max Min", selects=True, safe_if=FINITE)
 function(
     """
     FakeQuantizeLearnablePerChannelAffine FakeQuantizeLearnablePerTensorAffine
@@ -124,22 +124,22 @@ function(
     """,
     selects=True,
 )
-function("CudnnGridSampler GridSampler2D GridSampler3D Hardsigmoid", selects=True, look=MODERATE)
+function("CudnnGridSampler GridSampler2D GridSampler3D Hardsigmoid", selects=True, safe_if=MODERATE)
 function("CtcLoss", selects=True)
 function(
-    "NllLoss NllLoss2D", selects=True, look=MODERATE, looks={"self": None, "total_weight": AWAY_FROM_ZERO}
+    "NllLoss NllLoss2D", selects=True, safe_if=MODERATE, safe_if_saved={"self": ALWAYS, "total_weight": AWAY_FROM_ZERO}
 )  # fmt: skip
 
 # Products with what was saved, or with a bounded function of it: it has to be finite.
 
 function(
     "Abs Cos Dot Exp Exp2 Expm1 LogSoftmax Mul SafeSoftmax Sigmoid Sin Softmax Tanh",
-    look=FINITE,
+    safe_if=FINITE,
 )  # fmt: skip
-function("Bmm Mm Mv", selects=has_sparse_factor, look=FINITE)
-function("SparseAddmm", selects=True, look=FINITE, scalars=("alpha", "beta"))
-function("SparseMmReduceImpl", selects=True, look=FINITE)
-function("NativeDropout", look=FINITE, scalars=("p",))
+function("Bmm Mm Mv", selects=has_sparse_factor, safe_if=FINITE)
+function("SparseAddmm", selects=True, safe_if=FINITE, scalars=("alpha", "beta"))
+function("SparseMmReduceImpl", selects=True, safe_if=FINITE)
+function("NativeDropout", safe_if=FINITE, scalars=("p",))
 
 # The derivative is finite for finite numbers, but could overflow on its way.
 
@@ -159,24 +159,29 @@ def _has_a_small_power(node: Any) -> bool:
     return isinstance(node._saved_exponent, (int, float)) and node._saved_exponent in (1, 2, 3, 4)
 
 
-function("Convolution", selects=_leaves_out_inputs, look=MODERATE)
+function("Convolution", selects=_leaves_out_inputs, safe_if=MODERATE)
 function(
     """
     BinaryCrossEntropyWithLogits Gelu Hardswish LogSigmoid Mish MseLoss Silu
     """,
-    look=MODERATE,
+    safe_if=MODERATE,
 )
 # The mean of moderate numbers is one, and the bias is only added.
-function("NativeGroupNorm NativeLayerNorm", look=MODERATE, looks={"result1": None, "bias": None})
-function("Elu", look=MODERATE, scalars=("alpha", "scale"))
-function("Softplus", look=MODERATE, scalars=("beta",), only_if=_has_a_low_threshold)
-function("Pow", look=MODERATE, only_if=_has_a_small_power)
-function("CudnnBatchNorm MiopenBatchNorm NativeBatchNorm", look=MODERATE, looks={"running_var": AWAY_FROM_ZERO})
+function("NativeGroupNorm NativeLayerNorm", safe_if=MODERATE, safe_if_saved={"result1": ALWAYS, "bias": ALWAYS})
+function("Elu", safe_if=MODERATE, scalars=("alpha", "scale"))
+function("Softplus", safe_if=MODERATE, scalars=("beta",), only_if=_has_a_low_threshold)
+function("Pow", safe_if=MODERATE, only_if=_has_a_small_power)
+function(
+    "CudnnBatchNorm MiopenBatchNorm NativeBatchNorm", safe_if=MODERATE, safe_if_saved={"running_var": AWAY_FROM_ZERO}
+)
 # What the fourth result holds is the kernel's own, in bytes.
-function("MkldnnRnnLayer", look=MODERATE, looks={"result3": None})
+function("MkldnnRnnLayer", safe_if=MODERATE, safe_if_saved={"result3": ALWAYS})
 # An attention mask is -inf where it cuts off; what it does harm to shows in the logsumexp. The output averages values.
 ATTENTION: Any = dict(
-    selects=True, look=MODERATE, looks={"attn_bias": None, "attn_mask": None, "output": None}, scalars=("scale",)
+    selects=True,
+    safe_if=MODERATE,
+    safe_if_saved={"attn_bias": ALWAYS, "attn_mask": ALWAYS, "output": ALWAYS},
+    scalars=("scale",),
 )
 function(
     """
@@ -191,5 +196,5 @@ function("EfficientAttention FlashAttention", selects=True)
 
 # Quotients: what was saved is divided by.
 
-function("Log Log10 Log2 Reciprocal Rsqrt Sqrt", look=AWAY_FROM_ZERO)
-function("Div", look=AWAY_FROM_ZERO, looks={"self": MODERATE})
+function("Log Log10 Log2 Reciprocal Rsqrt Sqrt", safe_if=AWAY_FROM_ZERO)
+function("Div", safe_if=AWAY_FROM_ZERO, safe_if_saved={"self": MODERATE})

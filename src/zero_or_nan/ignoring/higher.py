@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .cotangent import Cotangent, is_saved, mask_of, plain
-from .looks import NOTHING
+from .conditions import ALWAYS
+from .cotangent import Cotangent, is_saved, mask_of, unwrap
 from .masks import Mask, everywhere, nothing_counts
 from .registry import function
 from .threads import current
@@ -74,11 +74,11 @@ class _Left(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Any, *_: Any) -> Any:
-        return _left(tangent, plain(tangent))
+        return _left(tangent, unwrap(tangent))
 
 
-function(_Entered, moves=True, look=NOTHING)
-function(_Left, moves=True, look=NOTHING)
+function(_Entered, moves=True, safe_if=ALWAYS)
+function(_Left, moves=True, safe_if=ALWAYS)
 
 
 def entered(value: Tensor, mask: Mask, step: Step) -> Cotangent:

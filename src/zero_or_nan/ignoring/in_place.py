@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .cotangent import Cotangent, ignores, mask_of, plain
+from .cotangent import Cotangent, ignores, mask_of, unwrap
 from .failures import NotFollowed
 from .masks import Mask, full, laid_out
 from .steps import Step
@@ -29,13 +29,13 @@ def in_place(
         if step is not None and ignores((*args, *kwargs.values())):
             reason = "writes into a plain tensor" if twin is not None else "has no out-of-place form"
             step.failed(str(op._schema.name), NotFollowed(reason))
-        result = op(*plain(args), **plain(kwargs))
+        result = op(*unwrap(args), **unwrap(kwargs))
         for tensor in written:
             if type(tensor) is Cotangent:
                 _write_mask(tensor, None)
         return _as_given(result, written)
     result = follow(twin, args, kwargs, step)
-    value = plain(result)
+    value = unwrap(result)
     if twin._schema.name.removeprefix("aten::") in RESHAPING:
         with torch._C._DisableTorchDispatch():
             op(*args, **kwargs)
@@ -73,7 +73,7 @@ def _twin(op: Any) -> Any:
 
 def _as_given(result: Any, written: list[Any]) -> Any:
     """The result with each tensor that was given and written to in its own person, as the caller has it."""
-    own = {id(plain(tensor)): tensor for tensor in written}
+    own = {id(unwrap(tensor)): tensor for tensor in written}
     if isinstance(result, (tuple, list)):
         return type(result)(_as_given(part, written) for part in result)
     return own.get(id(result), result)

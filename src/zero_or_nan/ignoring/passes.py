@@ -11,15 +11,15 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.masked import MaskedTensor, masked_tensor
 
-from .careful import Pass, nothing_ignored
 from .compiling import not_compiled
 from .counts import Count, one_more_pass
 from .distributed import is_distributed, on_any_process
 from .graph import Edge, Graph, edge_of
 from .higher import in_forward_mode
 from .lifetimes import held_from
-from .looks import harmless as _is_harmless
+from .masked_pass import Pass, nothing_ignored
 from .masks import everywhere, full
+from .precheck import is_safe
 from .vmapped import batched_again, batched_by_vmap, in_transform, outside
 
 _PLAIN = contextlib.nullcontext()
@@ -197,8 +197,8 @@ def _pass(roots: Sequence[Any], edges: Any = None, asked_for: Any = None, record
     recorded = recorded or in_forward_mode()
     is_counted = one_more_pass()
     graph = held_from(roots)
-    dangers: list[Any] = []
-    will_do = _plain_will_do(graph, recorded, dangers)
+    unsafe: list[Any] = []
+    will_do = _plain_will_do(graph, recorded, unsafe)
     if edges is None or not edges:
         if not on_any_process(not will_do, roots, graph):
             return _PLAIN
@@ -206,13 +206,13 @@ def _pass(roots: Sequence[Any], edges: Any = None, asked_for: Any = None, record
     else:
         kept = edges.values() if isinstance(edges, dict) else edges
     keep = [edge for edge in kept if edge is not None]
-    careful = Pass(roots, graph, keep, asked_for=_inside(asked_for), dangers=dangers, by_rules_alone=recorded)
+    careful = Pass(roots, graph, keep, asked_for=_inside(asked_for), unsafe=unsafe, by_rules_alone=recorded)
     careful.count = Count() if is_counted else None
     return careful
 
 
-def _plain_will_do(graph: Graph, recorded: bool, dangers: list[Any]) -> bool:
-    return nothing_ignored(graph) or not recorded and _is_harmless(graph, dangers)
+def _plain_will_do(graph: Graph, recorded: bool, unsafe: list[Any]) -> bool:
+    return nothing_ignored(graph) or not recorded and is_safe(graph, unsafe)
 
 
 def _batched_by_vmap(roots: Sequence[Any], inputs: Any, given: Any, recorded: bool) -> list[tuple[Any, ...]]:

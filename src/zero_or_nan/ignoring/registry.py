@@ -7,18 +7,16 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.checkpoint import CheckpointError
 
-from .cotangent import plain
+from .conditions import NEVER, Condition
+from .cotangent import unwrap
 from .failures import NotFollowed, RuleFailed
 from .graph import NODES, function_of
 from .masks import Mask
-
-if TYPE_CHECKING:
-    from .looks import Look
 
 GENERATED = "GeneratedBackwardFor_"
 """So begins the name of each Function that `torch.library` makes, one for each overload of an operator."""
@@ -44,10 +42,9 @@ class Function:
             as used, because a comparison with NaN selects nothing.
         moves: whether the derivative only moves elements or adds them. If so, the derivative is also applied to the
             mask.
-        look: a condition on the tensors that the function saved, for your own code by `save_for_backward`. If the
-            condition holds, plain backward gives the right gradient. None means that no condition is enough.
-        looks: conditions for individual saved tensors, by name, in place of `look`. None means that this tensor is not
-            checked.
+        safe_if: a condition on the tensors that the function saved, for your own code by `save_for_backward`. If the
+            condition holds, plain backward gives the right gradient.
+        safe_if_saved: conditions for individual saved tensors, by name, in place of `safe_if`.
         scalars: the names of the arguments that are numbers and that the derivative multiplies by.
         only_if: one more condition for plain backward, on the node.
         derivative: our own derivative, used because PyTorch's formula mixes used elements with ignored elements.
@@ -57,8 +54,8 @@ class Function:
     selects: bool | Callable[[Any], bool] = False
     compares: bool = False
     moves: bool | Callable[[Any], bool] = False
-    look: Look | None = None
-    looks: Mapping[str, Look | None] = field(default_factory=dict)
+    safe_if: Condition = NEVER
+    safe_if_saved: Mapping[str, Condition] = field(default_factory=dict)
     scalars: tuple[str, ...] = ()
     only_if: Callable[[Any], bool] | None = None
     derivative: Derivative | None = None
@@ -69,9 +66,11 @@ class Function:
         return self.selects if isinstance(self.selects, bool) else self.selects(node)
 
     def __post_init__(self) -> None:
-        for look in (self.look, *self.looks.values()):
-            if look is not None and not hasattr(look, "measure"):
-                raise TypeError(f"{look!r} is no look: use ignoring.NOTHING, FINITE, MODERATE or AWAY_FROM_ZERO")
+        for condition in (self.safe_if, *self.safe_if_saved.values()):
+            if not isinstance(condition, Condition):
+                raise TypeError(
+                    f"{condition!r} is not a condition; use ignoring.ALWAYS, FINITE, MODERATE, AWAY_FROM_ZERO or NEVER"
+                )
 
 
 UNKNOWN = Function()
@@ -295,13 +294,13 @@ def rule(*operators: str, since: str = "2.6") -> Callable[[Rule], Rule]:
 
     A rule for a custom operator that multiplies element by element:
 
-    >>> from zero_or_nan.ignoring import mask_of, plain, settle
+    >>> from zero_or_nan.ignoring import mask_of, unwrap, zero_ignored
     >>> @torch.library.custom_op("docs::halved", mutates_args=())
     ... def halved(x: torch.Tensor) -> torch.Tensor:
     ...     return x / 2
     >>> @rule("docs::halved")
     ... def halved_by_rule(op, gradient):
-    ...     return settle(op(plain(gradient)), mask_of(gradient))
+    ...     return zero_ignored(op(unwrap(gradient)), mask_of(gradient))
     """
     if not operators or not all(isinstance(operator, str) for operator in operators):
         raise TypeError(f'rule takes names of operators, as in @rule("mylib::scale"), and got {operators}')
@@ -341,7 +340,7 @@ def _checked(ours: Callable[..., Any], check: Callable[..., None] = lambda *_: N
     def checked(first: Any, *args: Any, **kwargs: Any) -> Any:
         running: set[int] = vars(here).setdefault("running", set())
         if id(first) in running:  # it would go on for ever
-            raise RuleFailed("it calls its own operator on a Cotangent; give that plain(cotangent)")
+            raise RuleFailed("it calls its own operator on a Cotangent; give that unwrap(cotangent)")
         running.add(id(first))
         try:
             result = ours(first, *args, **kwargs)
@@ -370,7 +369,7 @@ def _result_check() -> Callable[..., None]:
         kinds = repr([op, _kinds(args), _kinds(tuple(kwargs.items())), _kinds(result)])
         if kinds in known:
             return
-        for exact, ours in zip(_flat(op(*plain(args), **plain(kwargs))), _flat(result), strict=True):
+        for exact, ours in zip(_flat(op(*unwrap(args), **unwrap(kwargs))), _flat(result), strict=True):
             if isinstance(exact, torch.Tensor) and isinstance(ours, torch.Tensor) and _kinds(exact) != _kinds(ours):
                 raise TypeError(f"it returned {_described(ours)}, and the operator returns {_described(exact)}")
         if len(known) >= MANY_KINDS:

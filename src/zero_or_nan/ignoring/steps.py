@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointError
 
 from . import distributed
-from .cotangent import Cotangent, can_carry, is_finite, mask_of, merge, plain
+from .cotangent import Cotangent, can_carry, is_finite, mask_of, prefer_exact, unwrap
 from .distributed import Gathered, Gathering, is_distributed
 from .failures import NotFollowed, RuleFailed
 from .graph import can_be_read_again, for_each_edge, function_of, run, runs_of_the_engine
@@ -25,7 +25,7 @@ from .registry import FUNCTIONS, GENERATED, UNKNOWN, Function, is_own
 from .watching import Watching
 
 if TYPE_CHECKING:
-    from .careful import Pass
+    from .masked_pass import Pass
 
 _profiler: Any = torch.autograd
 
@@ -148,8 +148,8 @@ class Step:
 def _given_back(result: Any) -> Any:
     """What the engine gets of a result."""
     if type(result) is Cotangent and result.parts is not None:
-        return distributed.merge(result.parts, result)
-    return plain(result)
+        return distributed.prefer_exact(result.parts, result)
+    return unwrap(result)
 
 
 class _Comparisons(Watching):  # type: ignore[no-untyped-call]
@@ -183,7 +183,7 @@ class _Comparisons(Watching):  # type: ignore[no-untyped-call]
 
     def _compared(self, result: Tensor, entry: Any) -> None:
         if isinstance(entry, Tensor) and entry.is_floating_point() and not is_distributed(entry):
-            nan = plain(entry).isnan()
+            nan = unwrap(entry).isnan()
             if bool(nan.any()):
                 self._note(result, nan.expand(result.shape))
 
@@ -280,7 +280,11 @@ def _mended(exact: Any, careful: Any) -> tuple[Any, Mask]:
         # PyTorch has summed over what was broadcast.
         careful = careful.sum_to_size(exact.shape)
     mask = mask_of(careful)
-    value = distributed.merge(exact, careful) if is_distributed(exact) else plain(merge(exact.detach(), careful))
+    value = (
+        distributed.prefer_exact(exact, careful)
+        if is_distributed(exact)
+        else unwrap(prefer_exact(exact.detach(), careful))
+    )
     if mask is not None:
         mask = mask | distributed.not_zero(value)
     if (exact.requires_grad or in_forward_mode()) and is_finite(exact) and is_finite(tangent_of(exact)):
@@ -329,10 +333,10 @@ class Sliced(Step):
         # For a subclass PyTorch sums up the gradient of a number that was written in another order.
         numbers = [i for i, value in enumerate(values) if i and value is not None and not value.dim()]
         if numbers and can_be_read_again(self.node, unknown=False):
-            exact = self.node(*plain(arriving))
+            exact = self.node(*unwrap(arriving))
             for i in numbers:
                 if not exact[i].dim():  # broadcast, the engine sums it up as ours was
-                    values[i] = plain(merge(exact[i], values[i]))
+                    values[i] = unwrap(prefer_exact(exact[i], values[i]))
         return values, masks
 
     def _wrapped(self) -> Function:
@@ -420,7 +424,7 @@ class Foreign(Step):
             is_lost
             or at_once
             or not all(map(is_finite, own))
-            or (any(bool((values_of(r) == 0).any()) for r in own) and not self.owner.is_harmless_ahead(self.node))
+            or (any(bool((values_of(r) == 0).any()) for r in own) and not self.owner.is_safe_ahead(self.node))
         ):
             reason = (
                 "a Function of PyTorch's own without a record"

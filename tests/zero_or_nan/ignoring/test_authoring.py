@@ -9,8 +9,8 @@ from torch import Tensor
 
 from zero_or_nan import ignoring
 from zero_or_nan.ignoring import FUNCTIONS, RULES, passes
-from zero_or_nan.ignoring.careful import Pass
 from zero_or_nan.ignoring.graph import graph_from
+from zero_or_nan.ignoring.masked_pass import Pass
 from zero_or_nan.ignoring.registry import NEWEST
 
 nan, inf = float("nan"), float("inf")
@@ -104,7 +104,7 @@ def test_two_classes_of_one_name_are_two():
 
 @pytest.mark.parametrize("entries, plain", [((1.0, 2.0), True), ((1.0, 100.0), False)])
 def test_a_look_at_what_it_saved_leaves_clean_data_to_pytorch(monkeypatch, entries, plain):
-    ignoring.function(Exp, look=ignoring.FINITE)
+    ignoring.function(Exp, safe_if=ignoring.FINITE)
     entered = []
     enter = Pass.__enter__
     monkeypatch.setattr(Pass, "__enter__", lambda self: (entered.append(1), enter(self))[1])
@@ -126,11 +126,11 @@ def test_a_look_sees_each_of_several_saved_tensors():
             x, y = ctx.saved_tensors
             return gradient * y, gradient * x
 
-    ignoring.function(Product, look=ignoring.FINITE)
+    ignoring.function(Product, safe_if=ignoring.FINITE)
     for factors in ((1.0, nan), (nan, 1.0)):
         x, y = (torch.tensor([1.0, f], requires_grad=True) for f in factors)
         loss = Product.apply(x, y)[:1].sum()
-        assert not passes._is_harmless(graph_from([loss]))
+        assert not passes.is_safe(graph_from([loss]))
         ignoring.backward(loss)
         assert x.grad.tolist() == y.grad.tolist() == [1, 0]
 
@@ -204,7 +204,7 @@ def test_a_function_that_only_moves_entries_says_so():
         forward = staticmethod(lambda ctx, x: x.flip(0))
         backward = staticmethod(lambda ctx, gradient: gradient.flip(0))
 
-    ignoring.function(Turned, moves=True, look=ignoring.NOTHING)
+    ignoring.function(Turned, moves=True, safe_if=ignoring.ALWAYS)
     x = torch.tensor([100.0, 1.0], requires_grad=True)
     loss = torch.where(torch.tensor([True, False]), Turned.apply(x.exp()), 0.0).sum()
     ignoring.backward(loss)
@@ -231,12 +231,12 @@ def clipped(library, record=True):
 
     clip.register_autograd(backward, setup_context=setup)
     if record:
-        ignoring.function(f"{library}::clip", look=ignoring.FINITE)
+        ignoring.function(f"{library}::clip", safe_if=ignoring.FINITE)
     return clip
 
 
 def by_entry(op, gradient, x, bound):
-    return ignoring.settle(op(ignoring.plain(gradient), x, bound), ignoring.mask_of(gradient))
+    return ignoring.zero_ignored(op(ignoring.unwrap(gradient), x, bound), ignoring.mask_of(gradient))
 
 
 def test_an_operator_without_a_record_is_told_of_by_its_name(library):
@@ -254,8 +254,8 @@ def test_a_kernel_without_a_rule_is_told_of(library):
 @pytest.mark.setup(
     "Your own operator of `torch.library`",
     'ignoring.function("mylib::clip")\n@ignoring.rule("mylib::clip_backward")\ndef by_entry(op, gradient, x, bound):\n'
-    "    value = op(ignoring.plain(gradient), x, bound)\n"
-    "    return ignoring.settle(value, ignoring.mask_of(gradient))",
+    "    value = op(ignoring.unwrap(gradient), x, bound)\n"
+    "    return ignoring.zero_ignored(value, ignoring.mask_of(gradient))",
     "A rule for the kernel that its backward calls. Without it a warning names the kernel.",
 )
 def test_with_record_and_rule_it_is_followed(library):
@@ -272,7 +272,7 @@ def test_clean_data_have_the_bits_of_plain_pytorch(library, monkeypatch, careful
     clip = clipped(library)
     ignoring.rule(f"{library}::clip_backward")(by_entry)
     if careful:
-        monkeypatch.setattr(passes, "_is_harmless", lambda *_: False)
+        monkeypatch.setattr(passes, "is_safe", lambda *_: False)
     x, y = (torch.randn(50, generator=torch.manual_seed(0)).requires_grad_() for _ in range(2))
     ignoring.backward(clip(x, 2.0)[::2].sum())
     clip(y, 2.0)[::2].sum().backward()
@@ -315,7 +315,7 @@ def test_a_kernel_that_sums_is_merged_with_the_same_in_operators(library):
 
     @ignoring.rule(f"{library}::product")
     def by_operators(op, a, b):
-        return ignoring.merge(op(ignoring.plain(a), ignoring.plain(b)), a @ b)
+        return ignoring.prefer_exact(op(ignoring.unwrap(a), ignoring.unwrap(b)), a @ b)
 
     weight = torch.ones(2, 1, requires_grad=True)
     rows = torch.tensor([[1.0, 2.0], [nan, inf]])
@@ -360,25 +360,27 @@ def test_of_ones_own_the_later_record_and_rule_count_as_when_a_cell_is_run_again
     ignoring.rule(f"{library}::clip_backward")(lambda op, *args: 1 / 0)
     for _ in range(2):
         ignoring.function(f"{library}::clip")
-        ignoring.function(Exp, look=ignoring.FINITE)
+        ignoring.function(Exp, safe_if=ignoring.FINITE)
         ignoring.rule(f"{library}::clip_backward")(by_entry)
     gradient, warned = told(lambda: gradient_of(lambda x: clip(x, 2.0), (1.0, nan)))
     assert gradient[1] == 0 and warned == []
 
 
 WRONG_RULES = {
-    "calls its own operator on a Cotangent": (lambda op, g, *rest: op(g, *rest), "give that plain"),
-    "settles a Cotangent": (lambda op, g, *rest: ignoring.settle(g * 2, ignoring.mask_of(g)), "settle needs a plain"),
-    "merges a Cotangent": (lambda op, g, *rest: ignoring.merge(g * 2, g * 2), "merge needs a plain tensor"),
+    "calls its own operator on a Cotangent": (lambda op, g, *rest: op(g, *rest), "give that unwrap"),
+    "gives a Cotangent to zero_ignored": (
+        lambda op, g, *rest: ignoring.zero_ignored(g * 2, ignoring.mask_of(g)), "zero_ignored needs a plain"),
+    "gives a Cotangent to prefer_exact": (
+        lambda op, g, *rest: ignoring.prefer_exact(g * 2, g * 2), "prefer_exact needs a plain tensor"),
     "merges another shape": (
-        lambda op, g, *rest: ignoring.merge(op(ignoring.plain(g), *rest), (g * 2)[:1]), "of shape"),
+        lambda op, g, *rest: ignoring.prefer_exact(op(ignoring.unwrap(g), *rest), (g * 2)[:1]), "of shape"),
     "returns nothing": (lambda op, g, *rest: None, "it returned None in place of a Cotangent"),
-    "returns a plain tensor": (lambda op, g, *rest: op(ignoring.plain(g), *rest), "a Tensor in place of a Cotangent"),
+    "returns a plain tensor": (lambda op, g, *rest: op(ignoring.unwrap(g), *rest), "a Tensor in place of a Cotangent"),
     "returns two": (lambda op, g, *rest: (g, g), "it returned 2 results, and the operator has 1"),
     "has a mask of numbers": (
-        lambda op, g, *rest: ignoring.Cotangent(op(ignoring.plain(g), *rest), g.mask.float()), "has to be bool"),
+        lambda op, g, *rest: ignoring.Cotangent(op(ignoring.unwrap(g), *rest), g.mask.float()), "has to be bool"),
     "has a mask of another shape": (
-        lambda op, g, *rest: ignoring.Cotangent(op(ignoring.plain(g), *rest), g.mask[:1]), "its mask has shape"),
+        lambda op, g, *rest: ignoring.Cotangent(op(ignoring.unwrap(g), *rest), g.mask[:1]), "its mask has shape"),
     "has another shape": (
         lambda op, g, *rest: ignoring.Cotangent(torch.zeros(3), None), "a tensor of shape (3,), torch.float32, on cpu"),
     "has a shape that could be broadcast": (lambda op, g, *rest: g[:1], "returns a tensor of shape (2,)"),
@@ -386,9 +388,10 @@ WRONG_RULES = {
     "is on another device": (
         lambda op, g, *rest: ignoring.Cotangent(torch.ones(2, device="meta")), "torch.float32, on meta"),
     "calls NaN ignored": (
-        lambda op, g, *rest: ignoring.Cotangent(op(ignoring.plain(g), *rest), g.mask), "ignored that is not 0"),
+        lambda op, g, *rest: ignoring.Cotangent(op(ignoring.unwrap(g), *rest), g.mask), "ignored that is not 0"),
     "has its mask in another place": (
-        lambda op, g, *rest: ignoring.settle(op(ignoring.plain(g), *rest), g.mask.flip(0)), "ignored that is not 0"),
+        lambda op, g, *rest: ignoring.zero_ignored(op(ignoring.unwrap(g), *rest), g.mask.flip(0)),
+        "ignored that is not 0"),
 }  # fmt: skip
 
 
@@ -566,8 +569,8 @@ def test_what_is_no_name_is_refused():
         ignoring.rule(torch.ops.aten.mul)
     with pytest.raises(TypeError, match="rule takes names of operators"):
         ignoring.rule()
-    with pytest.raises(TypeError, match="'FINITE' is no look: use ignoring.NOTHING"):
-        ignoring.function(Exp, look="FINITE")
+    with pytest.raises(TypeError, match="'FINITE' is not a condition; use ignoring.ALWAYS"):
+        ignoring.function(Exp, safe_if="FINITE")
 
 
 def test_the_record_may_stand_above_the_class():
@@ -579,8 +582,18 @@ def test_the_record_may_stand_above_the_class():
 
 
 def test_what_rules_are_written_with_is_public_where_rule_is():
-    for name in ("Cotangent", "plain", "mask_of", "settle", "merge", "NotFollowed", "Function", "FINITE", "NOTHING"):
-        assert name in ignoring.__all__ and getattr(ignoring, name).__doc__ or name in ("FINITE", "NOTHING")
+    for name in (
+        "Cotangent",
+        "unwrap",
+        "mask_of",
+        "zero_ignored",
+        "prefer_exact",
+        "NotFollowed",
+        "Function",
+        "FINITE",
+        "ALWAYS",
+    ):
+        assert name in ignoring.__all__ and getattr(ignoring, name).__doc__ or name in ("FINITE", "ALWAYS")
 
 
 def test_an_operator_that_pytorch_made_so_itself_is_told_of_only_where_something_is_lost():

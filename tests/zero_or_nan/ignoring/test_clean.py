@@ -23,8 +23,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import zero_or_nan
 from zero_or_nan import ignoring
 from zero_or_nan.ignoring import passes, threads
-from zero_or_nan.ignoring.careful import Pass
 from zero_or_nan.ignoring.graph import AccumulateGrad, graph_from
+from zero_or_nan.ignoring.masked_pass import Pass
 from zero_or_nan.ignoring.registry import Masks
 
 CLEAN = {}
@@ -78,10 +78,10 @@ def matrix():
     return (torch.randn(3, 3) * 0.1 + 2 * torch.eye(3)).requires_grad_()
 
 
-def not_harmless(nodes, dangers=None):
+def not_harmless(nodes, unsafe=None):
     """A look by which a graph is not harmless, though each of its nodes is."""
-    if dangers is not None:
-        dangers.append("another node")
+    if unsafe is not None:
+        unsafe.append("another node")
     return False
 
 
@@ -93,11 +93,11 @@ def leaves(running):
 def quick(request, monkeypatch):
     """With the quick look, with it switched off, and with only one way to follow a node."""
     if request.param in ("careful", "by rules alone"):
-        monkeypatch.setattr(passes, "_is_harmless", lambda *_: False)
+        monkeypatch.setattr(passes, "is_safe", lambda *_: False)
     if request.param == "by rules alone":
         monkeypatch.setattr(Masks, "may_follow", lambda *_: False)
     if request.param == "masks alone":
-        monkeypatch.setattr(passes, "_is_harmless", not_harmless)
+        monkeypatch.setattr(passes, "is_safe", not_harmless)
         monkeypatch.setattr(Pass, "_idle", leaves)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -849,7 +849,7 @@ from zero_or_nan.ignoring import lifetimes, passes
 
 torch.set_num_threads(1)
 if sys.argv[1] == "careful":
-    passes._is_harmless = lambda *_: False
+    passes.is_safe = lambda *_: False
 
 
 def deep(length):

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from zero_or_nan import ignoring
 from zero_or_nan.ignoring import passes
-from zero_or_nan.ignoring.careful import Pass
+from zero_or_nan.ignoring.masked_pass import Pass
 from zero_or_nan.ignoring.registry import Masks
 
 nan, inf = math.nan, math.inf
@@ -585,7 +585,7 @@ def test_a_scaler_still_finds_an_overflow_that_the_loss_uses():
 @pytest.mark.parametrize("careful", [True, False])
 def test_sparse_gradients_of_embeddings(careful, monkeypatch):
     if careful:
-        monkeypatch.setattr(passes, "_is_harmless", lambda *_: False)
+        monkeypatch.setattr(passes, "is_safe", lambda *_: False)
     tables = []
     for auto in (torch.autograd, ignoring):
         torch.manual_seed(0)
@@ -829,7 +829,7 @@ def test_an_operator_without_a_rule_is_named_before_the_harm_is_done(told, by_ru
 
 def test_an_operator_without_a_rule_that_met_nothing_ignored_is_not_told_of(monkeypatch):
     monkeypatch.delitem(ignoring.RULES, torch.ops.aten.mul)
-    monkeypatch.setattr(passes, "_is_harmless", lambda *_: False)
+    monkeypatch.setattr(passes, "is_safe", lambda *_: False)
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     ignoring.backward((x * 3.0 * torch.tensor([1.0, 0.0])).sum())
     assert x.grad.tolist() == [3.0, 0.0]

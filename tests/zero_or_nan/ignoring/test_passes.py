@@ -22,7 +22,7 @@ EDGES = "GradEdge" in str(inspect.signature(torch.autograd.backward).parameters[
 @pytest.fixture
 def careful(monkeypatch):
     """No graph is thought harmless."""
-    monkeypatch.setattr(passes, "_is_harmless", lambda *_: False)
+    monkeypatch.setattr(passes, "is_safe", lambda *_: False)
 
 
 def leaf(*values, **options):

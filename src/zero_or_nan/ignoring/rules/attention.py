@@ -22,11 +22,11 @@ from ..cotangent import (
     clear_lost_rows,
     has_nan,
     mask_of,
-    merge,
-    plain,
-    settle,
-    wrapped,
+    prefer_exact,
+    unwrap,
+    wrap,
     write_over,
+    zero_ignored,
 )
 from ..failures import NotFollowed
 from ..masks import Mask, anywhere, both, core, everywhere, full, only, reduced
@@ -67,7 +67,7 @@ class Call:
     @classmethod
     def of(cls, op: Any, args: Any, kwargs: Any) -> Call:
         own, common = _names(op)
-        given = dict(zip(own, plain(args), strict=False)) | plain(kwargs)
+        given = dict(zip(own, unwrap(args), strict=False)) | unwrap(kwargs)
         call = cls(op, {name: given[own] for own, name in zip(own, common, strict=True) if own in given})
         return call if call.has_heads_first else call.with_(**{name: call.turned(call[name]) for name in PER_HEAD})
 
@@ -165,7 +165,7 @@ def mend_attention(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]
     weights = saved[4].masked_fill(queries[..., 0].logical_not(), torch.inf)  # exp(score - inf) is a weight of 0
     careful = op(grad, *kept, weights, node._saved_dropout_p, False, **options)
     if any_nan(careful):
-        careful = plain(attention_backward(op, Cotangent(grad, mask), *saved, node._saved_dropout_p, False, **options))
+        careful = unwrap(attention_backward(op, Cotangent(grad, mask), *saved, node._saved_dropout_p, False, **options))
     write_over(results, careful)
 
 
@@ -215,7 +215,7 @@ def _of_used_tokens(call: Call, mask: Mask, rows: Tensor) -> list[Any]:
     """The gradients; the kernel runs on what was saved if it is finite, or else without what is not used."""
     cut = _cut_off(call, mask)
     if mask is None and cut is None:
-        return list(wrapped(call()))
+        return list(wrap(call()))
     pairs = rows if cut is None else rows & ~cut
     queries = rows if cut is None else pairs.any(-1, keepdim=True)
     keys = summed_to(call["key"].shape[1], pairs.any(-2).unsqueeze(-1), Tensor.any)
@@ -228,7 +228,7 @@ def _of_used_tokens(call: Call, mask: Mask, rows: Tensor) -> list[Any]:
         return results
     careful = _step_by_step(call, mask, cut)
     exact = call() if exact is None else exact
-    return [*merge(exact[:3], careful[:3]), *_merged_bias(exact[3:], careful[3])]
+    return [*prefer_exact(exact[:3], careful[:3]), *_merged_bias(exact[3:], careful[3])]
 
 
 def _is_finite(call: Call) -> bool:
@@ -257,7 +257,7 @@ def _settled(call: Call, values: list[Any], masks: list[Tensor], pairs: Tensor) 
     if bias is not None:
         every = pairs.expand(*call["query"].shape[:3], call["key"].shape[-2])
         masks = [*masks, reduced(every, bias.shape)]
-    results: list[Any] = [*values[:3], *wrapped(values[3:])]
+    results: list[Any] = [*values[:3], *wrap(values[3:])]
     for number, mask in enumerate(masks):
         value = values[number]
         if call.starts:  # what belongs to no sequence is memory that nobody wrote to
@@ -265,7 +265,7 @@ def _settled(call: Call, values: list[Any], masks: list[Tensor], pairs: Tensor) 
         if not has_nan(value):
             results[number] = Cotangent(value, mask.expand(value.shape))
             continue
-        results[number] = settle(value, mask)
+        results[number] = zero_ignored(value, mask)
         if has_nan(value):
             return None
     return results
@@ -357,7 +357,7 @@ def _step_by_step(call: Call, mask: Mask, cut: Tensor | None) -> list[Any]:
 
 def _selected(cotangent: Any, kept: Tensor) -> Cotangent:
     kept = kept.expand(cotangent.shape)
-    return Cotangent(plain(cotangent).masked_fill(~kept, 0), both(kept, mask_of(cotangent)))
+    return Cotangent(unwrap(cotangent).masked_fill(~kept, 0), both(kept, mask_of(cotangent)))
 
 
 def _kept(call: Call) -> Tensor:
@@ -392,7 +392,7 @@ def _merged_bias(exact: list[Any], to_scores: Cotangent) -> list[Any]:
     extra = 4 - exact[0].dim()
     summed = [d for d in range(4) if d < extra or exact[0].shape[d - extra] != to_scores.shape[d]]
     total = to_scores.sum(summed, keepdim=True) if summed else to_scores
-    return [merge(exact[0], total.reshape(exact[0].shape)), *wrapped(exact[1:])]
+    return [prefer_exact(exact[0], total.reshape(exact[0].shape)), *wrap(exact[1:])]
 
 
 def _repeated(shared: Tensor, heads: int) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import mask_of, plain, settle
+from ..cotangent import mask_of, unwrap, zero_ignored
 from ..masks import both, expanded, full
 from ..registry import rule
 from .products import bilinear
@@ -16,7 +16,7 @@ from .products import bilinear
 @rule("_segment_reduce_backward")
 def segment_reduce_backward(op: Any, grad: Any, output: Tensor, data: Tensor, reduce: str, **kwargs: Any) -> Any:
     """A member counts where its segment does; of a largest or smallest, where it is that."""
-    value = op(plain(grad), output, data, reduce, **kwargs)
+    value = op(unwrap(grad), output, data, reduce, **kwargs)
 
     def to_members(segments: Tensor) -> Tensor:
         """A sum hands each segment's cotangent to its members as it is."""
@@ -29,7 +29,7 @@ def segment_reduce_backward(op: Any, grad: Any, output: Tensor, data: Tensor, re
     if reduce in ("max", "min"):
         largest = to_members(output.nan_to_num())
         mask &= (data.nan_to_num().float() == largest) | (to_members(output.isnan()) != 0)
-    return settle(value, mask)
+    return zero_ignored(value, mask)
 
 
 @rule("_embedding_bag_backward", "_embedding_bag_dense_backward")
@@ -49,7 +49,7 @@ def embedding_bag_backward(op: Any, grad: Any, *args: Any) -> Any:
     counted = full(grad.mask, grad.value).to(grad.value.dtype)
     mask = apply(counted, None if weights is None else torch.ones_like(weights)) != 0
     value = apply(grad.value, None) if weights is None else bilinear(apply, grad, weights)
-    return settle(value, mask)
+    return zero_ignored(value, mask)
 
 
 @rule("_embedding_bag_per_sample_weights_backward")
@@ -61,7 +61,7 @@ def embedding_bag_weights_backward(op: Any, grad: Any, table: Tensor, indices: T
         return result
 
     counted = full(grad.mask, grad.value).to(grad.value.dtype)
-    return settle(bilinear(apply, grad, table), apply(counted, torch.ones_like(table)) != 0)
+    return zero_ignored(bilinear(apply, grad, table), apply(counted, torch.ones_like(table)) != 0)
 
 
 @rule("_ctc_loss_backward")
@@ -82,8 +82,8 @@ def ctc_loss_backward(
 
     PyTorch's gradient by another class is its probability, as of a log_softmax. It stays, where it is a number.
     """
-    saved = plain((log_probs, targets, input_lengths, target_lengths, likelihood, log_alpha))
-    value = op(plain(grad), *saved, blank, *args, **kwargs)
+    saved = unwrap((log_probs, targets, input_lengths, target_lengths, likelihood, log_alpha))
+    value = op(unwrap(grad), *saved, blank, *args, **kwargs)
     frames, sequences, _ = value.shape
     lengths = torch.as_tensor(input_lengths, device=value.device).reshape(1, -1, 1)
     inside = torch.arange(frames, device=value.device).reshape(-1, 1, 1) < lengths
@@ -100,17 +100,17 @@ def ctc_loss_backward(
     arriving = mask_of(grad)
     mask = both(inside, None if arriving is None else arriving.reshape(1, -1, 1))
     counts = read | value.isfinite()
-    return settle(value.masked_fill_(counts.logical_not(), 0), mask & counts)
+    return zero_ignored(value.masked_fill_(counts.logical_not(), 0), mask & counts)
 
 
 @rule("multi_margin_loss_backward", "multilabel_margin_loss_backward")
 def margin_loss_backward(op: Any, grad: Any, saved: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Each row of the batch has a loss of its own. An element beyond the margin is not in it, unless its row is NaN."""
-    value = op(plain(grad), saved, *args, **kwargs)
+    value = op(unwrap(grad), saved, *args, **kwargs)
     unordered = saved.isnan().any(-1, keepdim=True) if saved.dim() else saved.isnan()
-    with_ones = op(torch.ones_like(plain(grad)), saved, *args, **kwargs)
+    with_ones = op(torch.ones_like(unwrap(grad)), saved, *args, **kwargs)
     mask = (with_ones != 0) | unordered
     arriving = mask_of(grad)
     if arriving is not None:
         mask = mask & (arriving.unsqueeze(-1) if saved.dim() > 1 and arriving.dim() else arriving.any())
-    return settle(value, expanded(mask, value.shape))
+    return zero_ignored(value, expanded(mask, value.shape))

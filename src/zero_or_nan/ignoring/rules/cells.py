@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, merge, plain
-from ..looks import MODERATE
+from ..conditions import MODERATE
+from ..cotangent import Cotangent, prefer_exact, unwrap
 from ..masks import everywhere
 from ..registry import function, rule
 
-function("ThnnFusedGruCell ThnnFusedLstmCell", look=MODERATE)
+function("ThnnFusedGruCell ThnnFusedLstmCell", safe_if=MODERATE)
 
 
 @rule("_thnn_fused_lstm_cell_backward_impl")
@@ -20,7 +20,7 @@ def lstm_cell_backward(
     op: Any, to_hidden: Any, to_cell: Any, before: Tensor, after: Tensor, gates: Tensor, has_bias: bool
 ) -> Any:
     """The gradients of the four gates, of the cell before, and of the bias."""
-    exact = op(plain(to_hidden), plain(to_cell), before, after, gates, has_bias)
+    exact = op(unwrap(to_hidden), unwrap(to_cell), before, after, gates, has_bias)
     taken, kept, new, shown = gates.chunk(4, -1)
     squashed = after.tanh()
     nothing = Cotangent(torch.zeros_like(after), everywhere(False, after))
@@ -32,13 +32,13 @@ def lstm_cell_backward(
     to_shown = to_hidden * squashed * (1 - shown) * shown
     to_gates = torch.cat([to_taken, to_kept, to_new, to_shown], -1)
     careful = to_gates, through * kept, to_gates.sum(0) if has_bias else None
-    return merge(exact, careful)
+    return prefer_exact(exact, careful)
 
 
 @rule("_thnn_fused_gru_cell_backward")
 def gru_cell_backward(op: Any, to_hidden: Any, saved: Tensor, has_bias: bool) -> Any:
     """The gradients of the three gates of the input, of those of the state, of the state, and of the biases."""
-    exact = op(plain(to_hidden), saved, has_bias)
+    exact = op(unwrap(to_hidden), saved, has_bias)
     reset, kept, new, before, from_state = saved.chunk(5, -1)
     to_kept = to_hidden * (before - new) * (1 - kept) * kept
     to_new = to_hidden * (1 - kept) * (1 - new * new)
@@ -46,4 +46,4 @@ def gru_cell_backward(op: Any, to_hidden: Any, saved: Tensor, has_bias: bool) ->
     of_input = torch.cat([to_reset, to_kept, to_new], -1)
     of_state = torch.cat([to_reset, to_kept, to_new * reset], -1)
     biases = (of_input.sum(0), of_state.sum(0)) if has_bias else (None, None)
-    return merge(exact, (of_input, of_state, to_hidden * kept, *biases))
+    return prefer_exact(exact, (of_input, of_state, to_hidden * kept, *biases))

@@ -8,23 +8,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, merge, plain
+from ..cotangent import Cotangent, prefer_exact, unwrap
 from ..registry import rule
 
 
 @rule("_cdist_backward")
 def cdist_backward(op: Any, grad: Any, x1: Tensor, x2: Tensor, p: float, distance: Tensor) -> Any:
     """With all directions spelled out, where the fused kernel multiplies an ignored element with NaN."""
-    exact = op(plain(grad), x1, x2, p, distance)
+    exact = op(unwrap(grad), x1, x2, p, distance)
     if grad.mask is None:
         return Cotangent(exact)
-    return merge(exact, (grad.unsqueeze(-1) * _directions(x1, x2, p, distance)).sum(-2))
+    return prefer_exact(exact, (grad.unsqueeze(-1) * _directions(x1, x2, p, distance)).sum(-2))
 
 
 @rule("_pdist_backward")
 def pdist_backward(op: Any, grad: Any, x: Tensor, p: float, distance: Tensor) -> Any:
     """As `cdist`, with each pair once. A row and itself are no pair, so the diagonal is ignored."""
-    exact = op(plain(grad), x, p, distance)
+    exact = op(unwrap(grad), x, p, distance)
     if grad.mask is None:
         return Cotangent(exact)
     first, second = torch.triu_indices(len(x), len(x), 1, device=x.device)
@@ -33,7 +33,7 @@ def pdist_backward(op: Any, grad: Any, x: Tensor, p: float, distance: Tensor) ->
         upper = entries.new_zeros((len(x), len(x))).index_put((first, second), entries).triu(1)
         return upper + upper.mT
 
-    return merge(exact, (square(grad).unsqueeze(-1) * _directions(x, x, p, square(distance))).sum(-2))
+    return prefer_exact(exact, (square(grad).unsqueeze(-1) * _directions(x, x, p, square(distance))).sum(-2))
 
 
 def _directions(x1: Tensor, x2: Tensor, p: float, distance: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, has_nan, mask_of, plain, wrapped
+from ..cotangent import Cotangent, has_nan, mask_of, unwrap, wrap
 from ..failures import NotFollowed
 from ..masks import core, full, only
 from ..registry import derivative
@@ -24,8 +24,8 @@ def flex_attention(node: Any, grads: Any) -> tuple[Any, ...]:
     """The gradients of query, key and value, and of tensors that the score's function captured."""
     (query, key, value, out, logsumexp), rest = node.saved_tensors[:5], node.saved_tensors[5:]
     to_out, to_logsumexp = grads[:2]
-    rows = core(full(mask_of(to_out), plain(to_out))).any(-1, keepdim=True)
-    rows = rows | core(full(mask_of(to_logsumexp), plain(to_logsumexp))).unsqueeze(-1)
+    rows = core(full(mask_of(to_out), unwrap(to_out))).any(-1, keepdim=True)
+    rows = rows | core(full(mask_of(to_logsumexp), unwrap(to_logsumexp))).unsqueeze(-1)
     pairs = rows & _met(node, query, key)
     queries, keys = pairs.any(-1, keepdim=True), pairs.any(-2).unsqueeze(-1)
     keys = summed_to(key.shape[1], keys, Tensor.any)
@@ -37,13 +37,13 @@ def flex_attention(node: Any, grads: Any) -> tuple[Any, ...]:
         only(queries, out),
         logsumexp.masked_fill(~queries[..., 0], torch.inf),  # exp(score - inf) is a weight of 0
     )
-    given = only(queries, plain(to_out)), plain(to_logsumexp).masked_fill(~queries[..., 0], 0)
+    given = only(queries, unwrap(to_out)), unwrap(to_logsumexp).masked_fill(~queries[..., 0], 0)
     unused = [None] * (len(grads) - 2)  # the largest scores, which newer releases give besides
     results = list(node._forward_cls.backward(_Cleaned(node, (*cleaned, *rest)), *given, *unused))
     if any(isinstance(result, Tensor) and has_nan(result) for result in results):
         raise NotFollowed("a query that counts met NaN or inf")
     masks = [mask.expand(result.shape) for mask, result in zip((queries, keys, keys), results, strict=False)]
-    return (*map(Cotangent, results, masks), *wrapped(results[3:]))
+    return (*map(Cotangent, results, masks), *wrap(results[3:]))
 
 
 class _Cleaned:

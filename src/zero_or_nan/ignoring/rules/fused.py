@@ -19,12 +19,12 @@ from ..cotangent import (
     any_nan,
     clear_lost_rows,
     mask_of,
-    merge,
-    plain,
-    settle,
-    wrapped,
+    prefer_exact,
+    unwrap,
+    wrap,
     write_over,
     write_over_nan,
+    zero_ignored,
 )
 from ..masks import anywhere, full, only
 from ..registry import rule
@@ -63,14 +63,14 @@ def _decompositions() -> Any:
 def decomposed(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Plain PyTorch's result, and the decomposition's where plain PyTorch's is not finite."""
     if all(mask_of(arg) is None for arg in args):
-        return wrapped(op(*plain(args), **plain(kwargs)))
+        return wrap(op(*unwrap(args), **unwrap(kwargs)))
     name = op._schema.name.removeprefix("aten::")
     fibres, setting_aside = FIBRES.get(name), SETTING_ASIDE.get(name)
     mask = mask_of(args[0])
-    usual = given = plain(args)
+    usual = given = unwrap(args)
     if mask is not None and setting_aside is not None:
         given = setting_aside(mask, usual)
-    exact = op(*given, **plain(kwargs))
+    exact = op(*given, **unwrap(kwargs))
     results = exact if isinstance(exact, tuple) else (exact,)
     if fibres is not None and not any_nan(results):
         masks = fibres(full(mask, given[0]), *args[1:])
@@ -80,8 +80,8 @@ def decomposed(op: Any, *args: Any, **kwargs: Any) -> Any:
         )
         return mixed if isinstance(exact, tuple) else mixed[0]
     if given is not usual:
-        exact = op(*usual, **plain(kwargs))
-    return merge(exact, _decompositions()[op](*args, **kwargs))
+        exact = op(*usual, **unwrap(kwargs))
+    return prefer_exact(exact, _decompositions()[op](*args, **kwargs))
 
 
 rule("_fused_rms_norm_backward", since="2.13")(decomposed)
@@ -111,7 +111,7 @@ def mend_layer_norm(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any
     if is_left:
         wanted = [result is not None for result in results]
         careful = decomposed(op, Cotangent(grad, mask), saved, shape, *statistics, *affine, wanted)
-        write_over(results, plain(careful))
+        write_over(results, unwrap(careful))
 
 
 @rule("nll_loss_backward", "nll_loss2d_backward")
@@ -119,7 +119,7 @@ def nll_loss_backward(
     op: Any, grad: Any, scores: Tensor, target: Tensor, weight: Any, reduction: int, ignored: int, total: Tensor
 ) -> Any:
     """Each row selects its target's element; a row whose target is to be ignored selects none."""
-    value = op(plain(grad), plain(scores), target, weight, reduction, ignored, total)
+    value = op(unwrap(grad), unwrap(scores), target, weight, reduction, ignored, total)
     classes = 1 if scores.dim() > 1 else 0
     picked = target.unsqueeze(classes)
     kept = picked != ignored
@@ -128,7 +128,7 @@ def nll_loss_backward(
     arriving = mask_of(grad)
     if arriving is not None:
         mask = mask & (arriving.unsqueeze(classes) if arriving.dim() else arriving)
-    return settle(value, mask)
+    return zero_ignored(value, mask)
 
 
 def _softmax(mask: Tensor, output: Tensor, dim: int, *args: Any) -> tuple[Tensor, ...]:

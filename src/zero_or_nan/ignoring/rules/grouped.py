@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, mask_of, plain
+from ..cotangent import Cotangent, mask_of, unwrap
 from ..failures import NotFollowed
 from ..masks import full
 from ..registry import function, rule
@@ -27,7 +27,7 @@ def grouped_product(op: Any, a: Any, b: Any, offs: Any = None, bias: Any = None,
     if type(a) is Cotangent and type(b) is Cotangent:
         raise NotFollowed("multiplies two cotangents")
     if type(a) is Cotangent:
-        return _from_left(lambda grad, saved: op(grad, saved, offs, bias, out_dtype), a, plain(b), offs)
+        return _from_left(lambda grad, saved: op(grad, saved, offs, bias, out_dtype), a, unwrap(b), offs)
     product = _from_left(
         lambda grad, saved: op(saved.mT, grad.mT, offs, bias, out_dtype).mT, _transposed(b), a.mT, offs
     )
@@ -36,7 +36,7 @@ def grouped_product(op: Any, a: Any, b: Any, offs: Any = None, bias: Any = None,
 
 def _transposed(cotangent: Cotangent) -> Cotangent:
     mask = mask_of(cotangent)
-    return Cotangent(plain(cotangent).mT, None if mask is None else mask.mT)
+    return Cotangent(unwrap(cotangent).mT, None if mask is None else mask.mT)
 
 
 def _from_left(apply: Callable[[Tensor, Tensor], Tensor], grad: Cotangent, saved: Tensor, offs: Any) -> Cotangent:

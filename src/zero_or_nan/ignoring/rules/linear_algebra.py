@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, has_nan, mask_of, merge, plain, settle, wrapped
+from ..cotangent import Cotangent, has_nan, mask_of, prefer_exact, unwrap, wrap, zero_ignored
 from ..failures import NotFollowed
 from ..masks import anywhere
 from ..registry import rule
@@ -16,7 +16,7 @@ from ..registry import rule
 @rule("linalg_solve_triangular")
 def solve_triangular(op: Any, a: Any, b: Any, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Any:
     """By substitution, which skips what is ignored: an unknown is ignored when all that it is computed from is."""
-    exact = op(plain(a), plain(b), upper=upper, left=left, unitriangular=unitriangular)
+    exact = op(unwrap(a), unwrap(b), upper=upper, left=left, unitriangular=unitriangular)
     if type(a) is Cotangent:
         raise NotFollowed("is not linear in the matrix")
     if mask_of(b) is None:
@@ -26,7 +26,7 @@ def solve_triangular(op: Any, a: Any, b: Any, *, upper: bool, left: bool = True,
     if not has_nan(exact):
         return Cotangent(exact, _reached(given.mask, upper) if left else _reached(given.mask, upper).mT)
     solution = _substitute(matrix, given, upper, unitriangular)
-    return merge(exact, solution if left else solution.mT)
+    return prefer_exact(exact, solution if left else solution.mT)
 
 
 def _reached(mask: Tensor, upper: bool) -> Tensor:
@@ -55,26 +55,26 @@ def triangular_solve(
     op: Any, b: Any, a: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> Any:
     """The older name of the same."""
-    exact, copy = op(plain(b), plain(a), upper, transpose, unitriangular)
+    exact, copy = op(unwrap(b), unwrap(a), upper, transpose, unitriangular)
     matrix, upper = (a.mT, not upper) if transpose else (a, upper)
-    return merge(exact, torch.linalg.solve_triangular(matrix, b, upper=upper, unitriangular=unitriangular)), copy
+    return prefer_exact(exact, torch.linalg.solve_triangular(matrix, b, upper=upper, unitriangular=unitriangular)), copy
 
 
 @rule("cholesky_solve")
 def cholesky_solve(op: Any, b: Any, factor: Any, upper: bool = False) -> Any:
     """Two triangular solutions."""
-    exact = op(plain(b), plain(factor), upper)
+    exact = op(unwrap(b), unwrap(factor), upper)
     lower = factor.mH if upper else factor
     half = torch.linalg.solve_triangular(lower, b, upper=False)
-    return merge(exact, torch.linalg.solve_triangular(lower.mH, half, upper=True))
+    return prefer_exact(exact, torch.linalg.solve_triangular(lower.mH, half, upper=True))
 
 
 @rule("linalg_lu_solve")
 def lu_solve(op: Any, lu: Any, pivots: Tensor, b: Any, *, left: bool = True, adjoint: bool = False) -> Any:
     """A permutation and two triangular solutions."""
-    exact = op(plain(lu), pivots, plain(b), left=left, adjoint=adjoint)
+    exact = op(unwrap(lu), pivots, unwrap(b), left=left, adjoint=adjoint)
     if mask_of(b) is None:
-        return wrapped(exact)
+        return wrap(exact)
     given = b if left else b.mH
     # X A = B is the adjoint system for the adjoints.
     adjoint = adjoint if left else not adjoint
@@ -89,33 +89,33 @@ def lu_solve(op: Any, lu: Any, pivots: Tensor, b: Any, *, left: bool = True, adj
     else:
         half = solve(lu, permutation.mT @ given, False, True)
         solution = solve(lu, half, True, False)
-    return merge(exact, solution if left else solution.mH)
+    return prefer_exact(exact, solution if left else solution.mH)
 
 
 @rule("_linalg_solve_ex")
 def solve_ex(op: Any, a: Any, b: Any, *, left: bool = True, check_errors: bool = False) -> Any:
     """With the factors that it gives besides."""
-    exact, *factors, info = op(plain(a), plain(b), left=left, check_errors=check_errors)
+    exact, *factors, info = op(unwrap(a), unwrap(b), left=left, check_errors=check_errors)
     if mask_of(b) is None:
         return Cotangent(exact), *factors, info
-    vector = plain(b).dim() == plain(a).dim() - 1
+    vector = unwrap(b).dim() == unwrap(a).dim() - 1
     columns = b.unsqueeze(-1) if vector else b
     careful = torch.linalg.lu_solve(*factors, columns, left=left)
-    return merge(exact, careful.squeeze(-1) if vector else careful), *factors, info
+    return prefer_exact(exact, careful.squeeze(-1) if vector else careful), *factors, info
 
 
 @rule("ormqr")
 def multiplied_by_reflections(op: Any, reflectors: Any, scales: Any, other: Any, left: bool = True, *args: Any) -> Any:
     """Columns (or rows) don't meet; what else to skip, `stepwise` tells."""
-    value = op(plain(reflectors), plain(scales), plain(other), left, *args)
+    value = op(unwrap(reflectors), unwrap(scales), unwrap(other), left, *args)
     mask = mask_of(other)
-    return settle(value, None if mask is None else anywhere(mask, -2 if left else -1, True))
+    return zero_ignored(value, None if mask is None else anywhere(mask, -2 if left else -1, True))
 
 
 @rule("linalg_cross")
 def cross(op: Any, a: Any, b: Any, *, dim: int = -1) -> Any:
     """Products and a difference."""
-    exact = op(plain(a), plain(b), dim=dim)
+    exact = op(unwrap(a), unwrap(b), dim=dim)
     if mask_of(a) is None and mask_of(b) is None:
         return Cotangent(exact)
-    return merge(exact, a.roll(-1, dim) * b.roll(-2, dim) - a.roll(-2, dim) * b.roll(-1, dim))
+    return prefer_exact(exact, a.roll(-1, dim) * b.roll(-2, dim) - a.roll(-2, dim) * b.roll(-1, dim))

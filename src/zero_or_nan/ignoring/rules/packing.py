@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..looks import NOTHING
+from ..conditions import ALWAYS
 from ..registry import derivative
 
 
-@derivative("PackPaddedSequence", selects=True, look=NOTHING)
+@derivative("PackPaddedSequence", selects=True, safe_if=ALWAYS)
 def pack_padded_sequence(node: Any, grads: Any) -> tuple[Any]:
     """Each step of the packed ones goes back to its place."""
     step, sequence = (place.to(grads[0].device) for place in places(node._saved_result1))

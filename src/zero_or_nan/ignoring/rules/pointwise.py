@@ -7,7 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, can_carry, chosen, mask_of, plain, selecting, settle, step_of, wrapped, written_mask
+from ..cotangent import (
+    Cotangent,
+    can_carry,
+    chosen,
+    mask_of,
+    selecting,
+    step_of,
+    unwrap,
+    wrap,
+    written_mask,
+    zero_ignored,
+)
 from ..graph import function_of
 from ..masks import Mask, anywhere, both, either, expanded, full
 from ..registry import rule
@@ -42,7 +53,7 @@ def _all_factors(args: tuple[Any, ...]) -> Mask:
 )
 def product(op: Any, *args: Any, **kwargs: Any) -> Any:
     """A cotangent times what the forward pass saved."""
-    return settle(op(*plain(args), **plain(kwargs)), _all_factors((*args, *kwargs.values())))
+    return zero_ignored(op(*unwrap(args), **unwrap(kwargs)), _all_factors((*args, *kwargs.values())))
 
 
 @rule("mul")
@@ -51,11 +62,11 @@ def mul(op: Any, a: Any, b: Any) -> Any:
     mask = _all_factors((a, b))
     cotangent, factor = (a, b) if type(a) is Cotangent else (b, a)
     if isinstance(factor, Tensor) and factor.dtype is torch.bool and selecting(cotangent):
-        value = op(plain(a), plain(b))
+        value = op(unwrap(a), unwrap(b))
         if factor.device.type == "cpu" and _fills_in(cotangent):
             value = value.masked_fill_(factor.logical_not(), 0)
-        return settle(value, both(mask, chosen(factor, cotangent)))
-    return settle(op(plain(a), plain(b)), mask)
+        return zero_ignored(value, both(mask, chosen(factor, cotangent)))
+    return zero_ignored(op(unwrap(a), unwrap(b)), mask)
 
 
 def _fills_in(cotangent: Cotangent) -> bool:
@@ -67,42 +78,42 @@ def _fills_in(cotangent: Cotangent) -> bool:
 @rule("hardshrink_backward", "softshrink_backward")
 def shrunk(op: Any, grad: Any, saved: Any, bound: Any) -> Any:
     """As `gate`; but where what is shrunk to 0 is the number 0 alone, there is nothing to select."""
-    return gate(op, grad, saved, bound) if bound else Cotangent(op(plain(grad), plain(saved), bound), mask_of(grad))
+    return gate(op, grad, saved, bound) if bound else Cotangent(op(unwrap(grad), unwrap(saved), bound), mask_of(grad))
 
 
 @rule("threshold_backward")
 def threshold_backward(op: Any, grad: Any, saved: Any, bound: Any) -> Any:
     """As `gate`, told at once: it is open at NaN too."""
-    mask = (plain(saved) <= bound).logical_not_()
-    return Cotangent(op(plain(grad), plain(saved), bound), both(mask, mask_of(grad)))
+    mask = (unwrap(saved) <= bound).logical_not_()
+    return Cotangent(op(unwrap(grad), unwrap(saved), bound), both(mask, mask_of(grad)))
 
 
 @rule("hardsigmoid_backward", "hardtanh_backward")
 def gate(op: Any, grad: Any, saved: Any, *bounds: Any) -> Any:
     """The relu family: the forward pass selected a constant where the derivative is 0. NaN it has handed on."""
-    value = op(plain(grad), plain(saved), *bounds)
+    value = op(unwrap(grad), unwrap(saved), *bounds)
     ones = torch.ones((), dtype=value.dtype, device=value.device).expand(value.shape)
-    opened = (op(ones, plain(saved), *bounds) != 0) | plain(saved).isnan()
+    opened = (op(ones, unwrap(saved), *bounds) != 0) | unwrap(saved).isnan()
     return Cotangent(value, both(opened, mask_of(grad)))
 
 
 @rule("_fake_quantize_learnable_per_channel_affine_backward", "_fake_quantize_learnable_per_tensor_affine_backward")
 def fake_quantized(op: Any, grad: Any, values: Tensor, scale: Tensor, zero: Tensor, *how: Any) -> Any:
     """Closed where the forward pass clipped to a bound, as it does NaN. The scale is a channel's, or that of all."""
-    exact = op(plain(grad), values, scale, zero, *how)
+    exact = op(unwrap(grad), values, scale, zero, *how)
     opened = op(torch.ones_like(values), values, scale, zero, *how)[0] != 0
     mask = mask_of(grad)
     if "per_channel" in op._schema.name:
         used = anywhere(full(mask, values), [d for d in range(values.dim()) if d != how[0] % values.dim()])
     else:
         used = anywhere(full(mask, values)).expand(scale.shape)
-    return settle(exact[0], both(opened, mask)), settle(exact[1], used), settle(exact[2], used)
+    return zero_ignored(exact[0], both(opened, mask)), zero_ignored(exact[1], used), zero_ignored(exact[2], used)
 
 
 @rule("add", "rsub", "sub")
 def total(op: Any, a: Any, b: Any, **kwargs: Any) -> Any:
     """A sum of two terms."""
-    value = op(plain(a), plain(b), **kwargs)
+    value = op(unwrap(a), unwrap(b), **kwargs)
     return Cotangent(value, expanded(either(mask_of(a), mask_of(b)), value.shape))
 
 
@@ -151,7 +162,7 @@ def converted(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
 @rule("copy")
 def copied(op: Any, target: Any, source: Any, non_blocking: bool = False) -> Any:
     """What is written over a cotangent replaces it, mask and all."""
-    value = op(plain(target), plain(source))
+    value = op(unwrap(target), unwrap(source))
     beside = target if type(target) is Cotangent else source
     return Cotangent(value, expanded(written_mask(source, beside), value.shape))
 
@@ -159,7 +170,7 @@ def copied(op: Any, target: Any, source: Any, non_blocking: bool = False) -> Any
 @rule("abs", "exp", "log", "nan_to_num", "pow", "sgn", "sign", "sqrt", "square", "clamp", "clamp_min")
 def not_linear(op: Any, *args: Any, **kwargs: Any) -> Any:
     """An element that was ignored stays so unless it became a number other than 0."""
-    value = op(*plain(args), **plain(kwargs))
+    value = op(*unwrap(args), **unwrap(kwargs))
     mask = _all_factors(args)
     return Cotangent(value, mask if mask is None else mask.expand(value.shape) | (value != 0))
 
@@ -167,4 +178,4 @@ def not_linear(op: Any, *args: Any, **kwargs: Any) -> Any:
 @rule("full_like", "new_full", "new_ones", "ones_like")
 def made_up(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Numbers in a cotangent's shape."""
-    return wrapped(op(*plain(args), **plain(kwargs)))
+    return wrap(op(*unwrap(args), **unwrap(kwargs)))

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, has_nan, mask_of, merge, nothing, plain, wrapped, write_over_nan
+from ..conditions import FINITE
+from ..cotangent import Cotangent, has_nan, mask_of, nothing, prefer_exact, unwrap, wrap, write_over_nan
 from ..graph import run
-from ..looks import FINITE
 from ..masks import Mask, anywhere, core, extent, full, only
 from ..registry import derivative, rule
 from ..sparse import has_sparse_factor, is_sparse
@@ -124,11 +124,11 @@ def without_lost_samples(mask: Mask, saved: Tensor) -> Tensor:
 @rule("mm", "bmm", "mv", "dot", "vdot")
 def matrix_product(op: Any, a: Any, b: Any) -> Any:
     """One factor is the cotangent; the mask is its own, reduced over what is summed."""
-    if is_sparse(plain(a)) or is_sparse(plain(b)):
+    if is_sparse(unwrap(a)) or is_sparse(unwrap(b)):
         return sparse_product(op, a, b)
     if type(a) is Cotangent and type(b) is Cotangent:
         return product_of_two(op, a, b)
-    left, right = plain(a), plain(b)
+    left, right = unwrap(a), unwrap(b)
     vector = right.dim() == 1
     shape = (*left.shape[:-1], right.shape[-1]) if not vector else tuple(left.shape[:-1])
     if type(a) is Cotangent:
@@ -186,9 +186,9 @@ def added_product(op: Any, base: Any, a: Any, b: Any, *, beta: Any = 1, alpha: A
     """A product and a sum, both with rules of their own."""
     multiply: dict[str, Any] = {"addmm": torch.mm, "baddbmm": torch.bmm, "addmv": torch.mv, "addr": torch.outer}
     name = op._schema.name.removeprefix("aten::")
-    exact = op(plain(base), plain(a), plain(b), beta=beta, alpha=alpha)
+    exact = op(unwrap(base), unwrap(a), unwrap(b), beta=beta, alpha=alpha)
     product = multiply[name](a, b) if name in multiply else torch.bmm(a, b).sum(0)
-    return merge(exact, torch.add(torch.mul(base, beta), torch.mul(product, alpha)))
+    return prefer_exact(exact, torch.add(torch.mul(base, beta), torch.mul(product, alpha)))
 
 
 def ignores_base(node: Any) -> bool:
@@ -205,7 +205,7 @@ def uses_base(node: Any) -> bool:
     "Addbmm Addmm Addmv Addr Baddbmm",
     selects=lambda node: ignores_base(node) or has_sparse_factor(node),
     derivative_if=ignores_base,
-    look=FINITE,
+    safe_if=FINITE,
     scalars=("alpha", "beta"),
     only_if=uses_base,  # 0 times an infinite cotangent is NaN
 )
@@ -220,10 +220,10 @@ def trilinear(
     op: Any, a: Any, b: Any, c: Any, expand1: Any, expand2: Any, expand3: Any, summed: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """The derivatives of a bilinear layer: three factors, multiplied where they overlap, then summed."""
-    exact = op(plain(a), plain(b), plain(c), expand1, expand2, expand3, summed, *args, **kwargs)
+    exact = op(unwrap(a), unwrap(b), unwrap(c), expand1, expand2, expand3, summed, *args, **kwargs)
     if all(mask_of(factor) is None for factor in (a, b, c)):
         return Cotangent(exact)
-    return merge(exact, (_expanded(a, expand1) * _expanded(b, expand2) * _expanded(c, expand3)).sum(summed))
+    return prefer_exact(exact, (_expanded(a, expand1) * _expanded(b, expand2) * _expanded(c, expand3)).sum(summed))
 
 
 def mend_products(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
@@ -270,12 +270,12 @@ def _expanded(factor: Any, dims: Any) -> Any:
 def convolution_backward(op: Any, grad: Any, saved: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Two bilinear operators and a sum: the gradients of input, weight and bias."""
     if type(grad) is not Cotangent:  # a derivative of a derivative
-        return wrapped(op(plain(grad), plain(saved), plain(weight), *args, **kwargs))
+        return wrap(op(unwrap(grad), unwrap(saved), unwrap(weight), *args, **kwargs))
     sizes, stride, padding, dilation, transposed, output_padding, groups, wanted = _convolution(args)
     geometry = (stride, padding, dilation, transposed, output_padding)
     if wanted[1] and type(saved) is not Cotangent:
         saved = without_lost_samples(grad.mask, saved)
-    exact = op(grad.value, plain(saved), plain(weight), *args, **kwargs)
+    exact = op(grad.value, unwrap(saved), unwrap(weight), *args, **kwargs)
 
     def to_input(cotangent: Tensor, kernel: Tensor, groups: int = groups) -> Tensor:
         channels = kernel.shape[0] if transposed else kernel.shape[1] * groups
@@ -285,14 +285,14 @@ def convolution_backward(op: Any, grad: Any, saved: Tensor, weight: Tensor, *arg
         return result
 
     def to_weight(cotangent: Tensor, image: Tensor) -> Tensor:
-        kernel = plain(weight).to(cotangent.dtype)
+        kernel = unwrap(weight).to(cotangent.dtype)
         result: Tensor = op(cotangent, image, kernel, None, *geometry, groups, [False, True, False])[1]
         return result
 
     if type(saved) is Cotangent or type(weight) is Cotangent:  # a derivative of a derivative
         return _convolution_of_two(exact, grad, saved, weight, to_input, to_weight, wanted)
     mask = full(grad.mask, grad.value)
-    results: list[Any] = list(wrapped(exact))
+    results: list[Any] = list(wrap(exact))
     if wanted[0]:
         # One channel a group, and a kernel of ones: does any entry that counts reach there? Halves would underflow.
         n, channels, *space = mask.shape
@@ -327,7 +327,7 @@ def _convolution_of_two(
         product_of_two(to_weight, grad, saved) if wanted[1] else None,
         grad.sum([0, *range(2, grad.dim())]) if wanted[2] else None,
     ]
-    return tuple(e if c is None else merge(e, c) for e, c in zip(exact, careful, strict=True))
+    return tuple(e if c is None else prefer_exact(e, c) for e, c in zip(exact, careful, strict=True))
 
 
 def _convolution(args: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, any_nan, mask_of, merge, plain, step_of, wrapped
+from ..cotangent import Cotangent, any_nan, mask_of, prefer_exact, step_of, unwrap, wrap
 from ..failures import NotFollowed
 from ..graph import function_of
 from ..masks import all_count, anywhere, only
@@ -32,21 +32,23 @@ def lstm_layer_backward(op: Any, *args: Any, **kwargs: Any) -> Any:
     named = {a.name: value for a, value in zip(op._schema.arguments, args, strict=False)} | kwargs
     counts = _reached(named)
     if counts is None:
-        return wrapped(op(*plain(args), **kwargs))
+        return wrap(op(*unwrap(args), **kwargs))
     is_lstm, weights_alone = named["mode"] == _LSTM, _is_for_weights_alone(args)
     if is_lstm and _has_lost_sequences(named, counts):
         again = _without(op, named, counts, weights_alone)
         if not any_nan(again):
             return _with_masks(again, counts)
         del again
-    exact = op(*plain(args), **kwargs)
+    exact = op(*unwrap(args), **kwargs)
     if not any_nan(exact):
         return _with_masks(exact, counts)
     if not is_lstm:
         raise NotFollowed("is followed for the LSTM alone")
     again = exact if all_count(counts) else _without(op, named, counts, weights_alone)
     careful = _through_time(named) if any_nan(again) else _with_masks(again, counts)
-    return tuple(value if value is None else merge(value, c.reshape(value.shape)) for value, c in zip(exact, careful))  # noqa: B905
+    return tuple(
+        value if value is None else prefer_exact(value, c.reshape(value.shape)) for value, c in zip(exact, careful)
+    )  # noqa: B905
 
 
 def _reached(named: dict[str, Any]) -> Tensor | None:
@@ -92,7 +94,7 @@ def _without(op: Any, named: dict[str, Any], kept: Tensor, weights_alone: bool) 
     Sequences of which none is kept are left out where weights alone are asked for. Otherwise the batch stays as large
     as it is, for the kernel may add up in another order for a smaller one.
     """
-    given, sequences = plain(named), kept.any(0)
+    given, sequences = unwrap(named), kept.any(0)
     rows = sequences.nonzero().squeeze(1)
     if weights_alone and len(rows):
         kept, sequences = kept[:, rows], sequences[rows]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, is_finite, mask_of, merge, plain, settle
+from ..cotangent import Cotangent, is_finite, mask_of, prefer_exact, unwrap, zero_ignored
 from ..masks import full, only
 from ..registry import rule
 from .spreading import probe
@@ -27,7 +27,7 @@ def grid_sampler_backward(
     op: Any, grad: Any, image: Any, grid: Any, mode: int, padding: int, corners: bool, wanted: Any
 ) -> Any:
     """The gradients of the image and of the grid."""
-    value, image, grid = plain(grad), plain(image), plain(grid)
+    value, image, grid = unwrap(grad), unwrap(image), unwrap(grid)
     used = full(mask_of(grad), value)
     how = mode, padding, corners
     exact = op(value, image, _within_memory(grid, used, *how), *how, wanted)
@@ -45,11 +45,11 @@ def grid_sampler_backward(
         # PyTorch clips NaN and inf to a pixel, in the forward pass to another one than in backward.
         astray = (used & _is_moderate(grid).logical_not().unsqueeze(1)).flatten(2).any(2)
         read |= astray.view(*astray.shape, *[1] * (image.dim() - 2))
-        results[0] = merge(exact[0], Cotangent(careful[0], read))
+        results[0] = prefer_exact(exact[0], Cotangent(careful[0], read))
     if careful is exact:
         results[1] = Cotangent(exact[1], used.any(1).unsqueeze(-1).expand(grid.shape))
     else:
-        results[1] = merge(exact[1], settle(careful[1], used.unsqueeze(-1)).sum(1))
+        results[1] = prefer_exact(exact[1], zero_ignored(careful[1], used.unsqueeze(-1)).sum(1))
     return tuple(results)
 
 
@@ -72,6 +72,8 @@ def _is_moderate(grid: Tensor) -> Tensor:
 @rule("cudnn_grid_sampler_backward")
 def cudnn_grid_sampler_backward(op: Any, image: Any, grid: Any, grad: Any) -> Any:
     """The same by another library, for zeros around an image whose corners are at 1 and -1."""
-    exact = op(plain(image), plain(grid), plain(grad))
+    exact = op(unwrap(image), unwrap(grid), unwrap(grad))
     by_pytorch = aten.grid_sampler_2d_backward.default
-    return merge(exact, grid_sampler_backward(by_pytorch, grad, image, grid, BILINEAR, ZEROS, True, [True, True]))
+    return prefer_exact(
+        exact, grid_sampler_backward(by_pytorch, grad, image, grid, BILINEAR, ZEROS, True, [True, True])
+    )

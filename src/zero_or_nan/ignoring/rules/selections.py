@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, chosen, mask_of, plain, selecting, step_of, wrapped, written_mask
+from ..cotangent import Cotangent, chosen, mask_of, selecting, step_of, unwrap, wrap, written_mask
 from ..failures import NotFollowed
 from ..masks import both, everywhere, expanded, full
 from ..registry import rule
@@ -23,9 +23,9 @@ aten = torch.ops.aten
 @rule("where")
 def where(op: Any, condition: Tensor, a: Any, b: Any) -> Any:
     """Each element of the result is one of the sources', with its mask."""
-    value = op(condition, plain(a), plain(b))
+    value = op(condition, unwrap(a), unwrap(b))
     if type(condition) is Cotangent:  # a cotangent as condition: its numbers
-        condition = plain(condition)
+        condition = unwrap(condition)
     # The usual form, where(condition, cotangent, 0), and its mirror.
     for source, other, taken in ((a, b, True), (b, a, False)):
         if type(source) is Cotangent and _is_zero(other):
@@ -56,9 +56,9 @@ def _not_zero(thing: Any, value: Tensor) -> Tensor:
 @rule("masked_fill")
 def masked_fill(op: Any, grad: Any, filled: Tensor, fill: Any) -> Any:
     """A zero over an ignored element leaves it ignored, whatever the zero means; another number counts."""
-    value = op(plain(grad), plain(filled), plain(fill))
+    value = op(unwrap(grad), unwrap(filled), unwrap(fill))
     mask = mask_of(grad)
-    if plain(fill) != 0:
+    if unwrap(fill) != 0:
         mask = mask if mask is None else mask | filled
     elif selecting(grad):
         mask = both(mask, chosen(filled, grad, False))
@@ -68,11 +68,11 @@ def masked_fill(op: Any, grad: Any, filled: Tensor, fill: Any) -> Any:
 @rule("masked_scatter")
 def masked_scatter(op: Any, base: Any, where: Tensor, source: Any) -> Any:
     """The source's elements, one after the other, where the base is covered."""
-    value = op(plain(base), where, plain(source))
+    value = op(unwrap(base), where, unwrap(source))
     beside = base if type(base) is Cotangent else source
     below, above = written_mask(base, beside), written_mask(source, beside)
     mask = torch.masked_scatter(
-        full(below, plain(base)).expand(value.shape).clone(), where, full(above, plain(source)).contiguous()
+        full(below, unwrap(base)).expand(value.shape).clone(), where, full(above, unwrap(source)).contiguous()
     )
     return Cotangent(value, mask)
 
@@ -86,7 +86,7 @@ def masked_select(op: Any, grad: Any, where: Tensor) -> Any:
 @rule("zeros_like", "zero")
 def zeros_like(op: Any, grad: Any, **kwargs: Any) -> Any:
     """Overwritten in place, or the derivative of a step."""
-    value = op(plain(grad), **kwargs)
+    value = op(unwrap(grad), **kwargs)
     if not (value.is_floating_point() or value.is_complex()):
         return value
     step = step_of((grad,))
@@ -98,7 +98,7 @@ def zeros_like(op: Any, grad: Any, **kwargs: Any) -> Any:
 @rule("new_zeros")
 def new_zeros(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
     """The base that a derivative puts selected elements into."""
-    value = op(plain(grad), *args, **kwargs)
+    value = op(unwrap(grad), *args, **kwargs)
     if not (value.is_floating_point() or value.is_complex()):
         return value
     return Cotangent(value, everywhere(False, value) if selecting(grad) else None)
@@ -107,14 +107,14 @@ def new_zeros(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
 @rule("new_empty", "new_empty_strided", "empty_like")
 def uninitialised(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
     """Counts until something is written there."""
-    return wrapped(op(plain(grad), *args, **kwargs))
+    return wrap(op(unwrap(grad), *args, **kwargs))
 
 
 @rule("fill")
 def fill(op: Any, grad: Any, number: Any) -> Any:
     """As `zeros_like`, when the number is 0."""
-    value = op(plain(grad), plain(number))
-    zero = selecting(grad) and plain(number) == 0
+    value = op(unwrap(grad), unwrap(number))
+    zero = selecting(grad) and unwrap(number) == 0
     return Cotangent(value, everywhere(False, value) if zero else None)
 
 
@@ -123,12 +123,12 @@ def index_put(
     op: Any, base: Any, indices: Any, source: Any, accumulate: bool = False, *rest: Any, **kwargs: Any
 ) -> Any:
     """Places are overwritten, or added to: what counts is where something that counts was put."""
-    value = op(plain(base), indices, plain(source), accumulate, *rest, **kwargs)
+    value = op(unwrap(base), indices, unwrap(source), accumulate, *rest, **kwargs)
     beside = base if type(base) is Cotangent else source
     below, above = written_mask(base, beside), written_mask(source, beside)
     if below is None and (above is None or accumulate):
         return Cotangent(value)
-    below, above = full(below, plain(base)), full(above, plain(source))
+    below, above = full(below, unwrap(base)), full(above, unwrap(source))
     if not accumulate:
         return Cotangent(value, aten.index_put(below, indices, above))
     return Cotangent(value, aten.index_put(below.float(), indices, above.float(), accumulate=True) != 0)
@@ -137,7 +137,7 @@ def index_put(
 @rule("scatter")
 def scatter(op: Any, base: Any, dim: int, index: Tensor, source: Any, **kwargs: Any) -> Any:
     """Places along a dimension are overwritten."""
-    value = op(plain(base), dim, index, plain(source), **kwargs)
+    value = op(unwrap(base), dim, index, unwrap(source), **kwargs)
     if kwargs.get("reduce") is not None:
         raise NotFollowed("is not linear with a reduction")
     beside = base if type(base) is Cotangent else source
@@ -146,14 +146,14 @@ def scatter(op: Any, base: Any, dim: int, index: Tensor, source: Any, **kwargs: 
         return Cotangent(value)
     below = full(below, value)
     if isinstance(source, Tensor):
-        return Cotangent(value, torch.scatter(below, dim, index, full(above, plain(source))))
+        return Cotangent(value, torch.scatter(below, dim, index, full(above, unwrap(source))))
     return Cotangent(value, torch.scatter(below, dim, index, bool(above is None or above)))
 
 
 @rule("index_fill")
 def index_fill(op: Any, base: Any, dim: int, index: Tensor, number: Any) -> Any:
     """Whole slices are overwritten by a number."""
-    value = op(plain(base), dim, index, plain(number))
+    value = op(unwrap(base), dim, index, unwrap(number))
     beside = base if type(base) is Cotangent else number
     below, above = written_mask(base, beside), written_mask(number, beside)
     if below is None and above is None:
@@ -164,12 +164,12 @@ def index_fill(op: Any, base: Any, dim: int, index: Tensor, number: Any) -> Any:
 @rule("index_copy", "slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter")
 def put_in(op: Any, base: Any, *args: Any, **kwargs: Any) -> Any:
     """Some places of a base are overwritten by a source, cotangents both."""
-    value = op(plain(base), *plain(args), **plain(kwargs))
+    value = op(unwrap(base), *unwrap(args), **unwrap(kwargs))
     beside = next(thing for thing in (base, *args, *kwargs.values()) if type(thing) is Cotangent)
 
     def mask(thing: Any) -> Any:
         if isinstance(thing, Tensor) and (thing.is_floating_point() or thing.is_complex()):
-            return full(written_mask(thing, beside), plain(thing))
+            return full(written_mask(thing, beside), unwrap(thing))
         return thing
 
     return Cotangent(value, op(mask(base), *map(mask, args), **{key: mask(item) for key, item in kwargs.items()}))

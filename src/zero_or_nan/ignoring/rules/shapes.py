@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, plain, written_mask
+from ..cotangent import Cotangent, unwrap, written_mask
 from ..masks import everywhere, full, laid_out
 from ..registry import rule
 
@@ -81,12 +81,12 @@ def strided(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
 @rule("cat", "stack", "hstack", "vstack")
 def joined(op: Any, parts: Any, *args: Any, **kwargs: Any) -> Any:
     """Cotangents beside each other, and zeros for an output that was not used."""
-    value = op(plain(parts), *args, **kwargs)
+    value = op(unwrap(parts), *args, **kwargs)
     beside = next(part for part in parts if type(part) is Cotangent)
     masks = [written_mask(part, beside) for part in parts]
     if all(mask is None for mask in masks):
         return Cotangent(value)
-    return Cotangent(value, op([full(m, plain(p)) for p, m in zip(parts, masks, strict=True)], *args, **kwargs))
+    return Cotangent(value, op([full(m, unwrap(p)) for p, m in zip(parts, masks, strict=True)], *args, **kwargs))
 
 
 @rule("view_as_real", "view_as_real_copy")
@@ -105,7 +105,7 @@ def as_complex(op: Any, grad: Any) -> Any:
 @rule("complex", "polar")
 def put_together(op: Any, real: Any, imag: Any) -> Any:
     """A complex cotangent counts where one of its parts does; a part may never have been there."""
-    value = op(plain(real), plain(imag))
+    value = op(unwrap(real), unwrap(imag))
     beside = real if type(real) is Cotangent else imag
     masks = [written_mask(part, beside) for part in (real, imag)]
     return Cotangent(value, None if None in masks else masks[0] | masks[1])  # type: ignore[operator]

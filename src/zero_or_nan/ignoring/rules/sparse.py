@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, has_nan, mask_of, merge, plain, step_of
+from ..cotangent import Cotangent, has_nan, mask_of, prefer_exact, step_of, unwrap
 from ..masks import anywhere, full
 from ..registry import RULES_OF_SPARSE, Rule, rule
 from ..sparse import is_sparse, places, stored, with_stored
@@ -20,10 +20,10 @@ def sparse_product(op: Any, a: Any, b: Any) -> Cotangent:
     A backward of the user's own may leave zeros that it computed out of a sparse matrix: there an element counts
     wherever one that is summed does.
     """
-    exact = op(plain(a), plain(b))
-    sparse_is_first = is_sparse(plain(a))
+    exact = op(unwrap(a), unwrap(b))
+    sparse_is_first = is_sparse(unwrap(a))
     sparse, dense = (a, b) if sparse_is_first else (b, a)
-    used = full(mask_of(dense), plain(dense))
+    used = full(mask_of(dense), unwrap(dense))
     vector = used.dim() == 1
     summed, kept = (-2, -1) if sparse_is_first else (-1, -2)
     step = step_of((a, b))
@@ -41,21 +41,21 @@ def sparse_product(op: Any, a: Any, b: Any) -> Cotangent:
         careful = _by_element(sparse, dense if not vector else dense.unsqueeze(-1))
     else:
         careful = _by_element(sparse.transpose(-1, -2), dense.transpose(-1, -2)).transpose(-1, -2)
-    merged: Cotangent = merge(exact, Cotangent(careful.reshape(exact.shape), mask))
+    merged: Cotangent = prefer_exact(exact, Cotangent(careful.reshape(exact.shape), mask))
     return merged
 
 
 def _by_element(sparse: Any, dense: Any) -> Tensor:
     """The value of `sparse @ dense`, each stored element multiplied by itself."""
-    *batch, row, column = places(plain(sparse))
+    *batch, row, column = places(unwrap(sparse))
     rows, columns = sparse.shape[-2:]
     for of in batch:
         row, column = of * rows + row, of * columns + column
     values = Cotangent(stored(sparse.value), sparse.mask) if type(sparse) is Cotangent else stored(sparse)
     terms = values.unsqueeze(-1) * dense.reshape(-1, dense.shape[-1]).index_select(0, column)
     shape = *sparse.shape[:-1], dense.shape[-1]
-    value: Tensor = plain(terms).new_zeros(shape)
-    value.view(-1, shape[-1]).index_add_(0, row, plain(terms))
+    value: Tensor = unwrap(terms).new_zeros(shape)
+    value.view(-1, shape[-1]).index_add_(0, row, unwrap(terms))
     return value
 
 
@@ -78,7 +78,7 @@ of_sparse("mm", "mv", "bmm")(sparse_product)
 @rule("_sparse_coo_tensor_with_dims_and_tensors", "_sparse_coo_tensor_unsafe", "sparse_coo_tensor")
 def made_sparse(op: Any, *args: Any, **kwargs: Any) -> Any:
     """What is not in it is 0 and ignored: the gradient of a sparse embedding, or of the elements that are stored."""
-    value = op(*plain(args), **plain(kwargs))
+    value = op(*unwrap(args), **unwrap(kwargs))
     values = next((arg for arg in args if type(arg) is Cotangent), None)
     return Cotangent(value, None if values is None else full(values.mask, values.value))
 
@@ -98,33 +98,35 @@ def made_dense(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
 @rule("sparse_mask")
 def picked(op: Any, grad: Any, pattern: Any, *args: Any, **kwargs: Any) -> Any:
     """The elements of a dense cotangent in the places that are stored."""
-    value = op(plain(grad), plain(pattern), *args, **kwargs)
-    return Cotangent(value, full(mask_of(grad), plain(grad))[tuple(places(value))])
+    value = op(unwrap(grad), unwrap(pattern), *args, **kwargs)
+    return Cotangent(value, full(mask_of(grad), unwrap(grad))[tuple(places(value))])
 
 
 @of_sparse("sparse_mask")
 def picked_again(op: Any, grad: Any, pattern: Any, *args: Any, **kwargs: Any) -> Any:
     """Those of a sparse one; what it does not store is ignored."""
-    value = op(plain(grad), plain(pattern), *args, **kwargs)
-    return Cotangent(value, stored(op(_counts(grad), plain(pattern), *args, **kwargs)) != 0)
+    value = op(unwrap(grad), unwrap(pattern), *args, **kwargs)
+    return Cotangent(value, stored(op(_counts(grad), unwrap(pattern), *args, **kwargs)) != 0)
 
 
 @rule("sparse_sampled_addmm")
 def sampled(op: Any, base: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     """The elements of a product in the places that are stored."""
-    exact = op(plain(base), plain(a), plain(b), beta=beta, alpha=alpha)
+    exact = op(unwrap(base), unwrap(a), unwrap(b), beta=beta, alpha=alpha)
     row, column = places(exact)
     terms = a.index_select(0, row) * b.t().index_select(0, column)
-    values, added = terms.sum(-1) * alpha, stored(plain(base)) * beta
-    merged = merge(stored(exact), values + added if bool(added.any()) else values)  # a derivative adds to nothing
+    values, added = terms.sum(-1) * alpha, stored(unwrap(base)) * beta
+    merged = prefer_exact(
+        stored(exact), values + added if bool(added.any()) else values
+    )  # a derivative adds to nothing
     return Cotangent(with_stored(exact, merged.value), full(merged.mask, merged.value))
 
 
 @rule("_sparse_mm_reduce_impl_backward")
 def reduced_product(op: Any, sparse: Any, grad: Any, dense: Any, reduce: str, chosen: Any, wanted: Any) -> Any:
     """Both gradients of `torch.sparse.mm` with a reduction: of the stored elements, and of what they multiply."""
-    to_stored, to_dense = op(plain(sparse), plain(grad), plain(dense), reduce, chosen, wanted)
-    row, column = places(plain(sparse))
+    to_stored, to_dense = op(unwrap(sparse), unwrap(grad), unwrap(dense), reduce, chosen, wanted)
+    row, column = places(unwrap(sparse))
     arriving = grad.index_select(0, row)  # at each stored element
     if reduce == "mean":
         arriving = arriving / row.bincount(minlength=grad.shape[0]).index_select(0, row).unsqueeze(-1)
@@ -132,15 +134,15 @@ def reduced_product(op: Any, sparse: Any, grad: Any, dense: Any, reduce: str, ch
         taken = chosen.index_select(0, row) == torch.arange(len(row), device=row.device).unsqueeze(-1)
         arriving = torch.where(taken, arriving, 0.0)
     if wanted[0]:
-        merged = merge(stored(to_stored), (arriving * dense.index_select(0, column)).sum(-1))
+        merged = prefer_exact(stored(to_stored), (arriving * dense.index_select(0, column)).sum(-1))
         to_stored = Cotangent(with_stored(to_stored, merged.value), full(merged.mask, merged.value))
     if wanted[1]:
-        terms = arriving * stored(plain(sparse)).unsqueeze(-1)
-        to_dense = merge(to_dense, torch.zeros_like(plain(dense)).index_add(0, column, terms))
+        terms = arriving * stored(unwrap(sparse)).unsqueeze(-1)
+        to_dense = prefer_exact(to_dense, torch.zeros_like(unwrap(dense)).index_add(0, column, terms))
     return to_stored, to_dense
 
 
 def _counts(sparse: Any) -> Tensor:
     """A sparse tensor of 1 in the places where a stored element counts."""
-    values = stored(plain(sparse))
-    return with_stored(plain(sparse), full(mask_of(sparse), values).to(values.dtype))
+    values = stored(unwrap(sparse))
+    return with_stored(unwrap(sparse), full(mask_of(sparse), values).to(values.dtype))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, plain, written_mask
+from ..cotangent import Cotangent, unwrap, written_mask
 from ..masks import Mask
 from ..registry import rule
 
@@ -77,7 +77,7 @@ from ..registry import rule
 )
 def spread(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
     """Pooling, padding, upsampling, looking up: each result a sum of elements with weights."""
-    value = op(grad.value, *plain(args), **plain(kwargs))
+    value = op(grad.value, *unwrap(args), **unwrap(kwargs))
     return Cotangent(value, op(probe(grad.mask, grad.value), *_finite(args), **kwargs).isnan())
 
 
@@ -94,21 +94,21 @@ def looked_up(op: Any, grad: Any, indices: Tensor, rows: int, padding: int, *arg
 @rule("index_add", "scatter_add")
 def added_into(op: Any, base: Any, dim: int, index: Tensor, source: Any, **kwargs: Any) -> Any:
     """A base to which elements are added."""
-    value = op(plain(base), dim, index, plain(source), **kwargs)
+    value = op(unwrap(base), dim, index, unwrap(source), **kwargs)
     beside = base if type(base) is Cotangent else source
     below, above = written_mask(base, beside), written_mask(source, beside)
     if below is None:
         return Cotangent(value)
-    return Cotangent(value, op(probe(below, value), dim, index, probe(above, plain(source))).isnan())
+    return Cotangent(value, op(probe(below, value), dim, index, probe(above, unwrap(source))).isnan())
 
 
 @rule("put")
 def put(op: Any, base: Any, index: Tensor, source: Any, accumulate: bool = False) -> Any:
     """As `added_into`, with places counted through."""
-    value = op(plain(base), index, plain(source), accumulate)
+    value = op(unwrap(base), index, unwrap(source), accumulate)
     beside = base if type(base) is Cotangent else source
     below, above = written_mask(base, beside), written_mask(source, beside)
-    return Cotangent(value, op(probe(below, value), index, probe(above, plain(source)), accumulate).isnan())
+    return Cotangent(value, op(probe(below, value), index, probe(above, unwrap(source)), accumulate).isnan())
 
 
 def probe(mask: Mask, value: Tensor) -> Tensor:
@@ -120,4 +120,4 @@ def probe(mask: Mask, value: Tensor) -> Tensor:
 
 def _finite(args: Any) -> Any:
     """Saved tensors are there for their shape or their indices; a NaN in them must not reach the mask."""
-    return [a.nan_to_num() if isinstance(a, Tensor) and a.is_floating_point() else a for a in plain(args)]
+    return [a.nan_to_num() if isinstance(a, Tensor) and a.is_floating_point() else a for a in unwrap(args)]

@@ -10,16 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, any_nan, mask_of, merge, plain, wrapped
+from ..conditions import ALWAYS, MODERATE
+from ..cotangent import Cotangent, any_nan, mask_of, prefer_exact, unwrap, wrap
 from ..failures import NotFollowed
-from ..looks import MODERATE
 from ..masks import all_count, anywhere, only
 from ..registry import function, rule
 from .packing import places
 from .recurrent import back_in_time
 
 # The fourth result holds what is the kernel's own, in bytes; the fifth all weights, one behind the other.
-function("CudnnRnn MiopenRnn", look=MODERATE, looks={"result3": None, "result4": None, "dropout_state": None})
+function(
+    "CudnnRnn MiopenRnn",
+    safe_if=MODERATE,
+    safe_if_saved={"result3": ALWAYS, "result4": ALWAYS, "dropout_state": ALWAYS},
+)
 
 _GRADS = ("grad_output", "grad_hy", "grad_cy")
 
@@ -28,10 +32,10 @@ _GRADS = ("grad_output", "grad_hy", "grad_cy")
 def rnn_backward(op: Any, *args: Any, **kwargs: Any) -> Any:
     """The gradients of the input, of the first states and cells, and a list of the weights'."""
     named = {a.name: value for a, value in zip(op._schema.arguments, args, strict=False)} | kwargs
-    counts, given = _reached(named), plain(named)
+    counts, given = _reached(named), unwrap(named)
     exact = op(**given | {"reserve": given["reserve"].clone()})  # the kernel writes into it
     if counts is None:
-        return wrapped(exact)
+        return wrap(exact)
     if not _has_nan(exact):
         return _with_masks(exact, counts, given)
     if given["train"] and given["dropout"] and given["num_layers"] > 1:
@@ -39,7 +43,7 @@ def rnn_backward(op: Any, *args: Any, **kwargs: Any) -> Any:
     again = exact if all_count(counts) else _without(op, given, counts)
     if _has_nan(again) and _has_parts(named):
         raise NotFollowed("mixes what counts of a step with what is ignored")
-    return merge(exact, _with_masks(again, counts, given))
+    return prefer_exact(exact, _with_masks(again, counts, given))
 
 
 def _has_nan(results: Any) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, nothing, plain, settle
+from ..cotangent import Cotangent, nothing, unwrap, zero_ignored
 from ..failures import NotFollowed
 from ..masks import anywhere
 from ..registry import derivative, rule
@@ -237,11 +237,11 @@ def _accumulated(
 @rule("linalg_matrix_exp")
 def matrix_exp(op: Any, blocks: Any) -> Any:
     """In PyTorch's formula the cotangent is the block above right of a matrix twice as large, before and after."""
-    value, size = op(plain(blocks)), blocks.shape[-1] // 2
+    value, size = op(unwrap(blocks)), blocks.shape[-1] // 2
     if blocks.mask is None:
         return Cotangent(value)
     used = anywhere(blocks.mask[..., :size, size:], (-2, -1), True).expand(*blocks.shape[:-2], size, size)
-    return settle(value, torch.nn.functional.pad(used, (size, 0, 0, size), value=True))
+    return zero_ignored(value, torch.nn.functional.pad(used, (size, 0, 0, size), value=True))
 
 
 def _by_largest(node: Any) -> bool:
@@ -283,9 +283,9 @@ def index_reduce(node: Any, grads: Any) -> tuple[Any, Any]:
 
 def _picked(shared: Any, picked: Tensor, result: Tensor) -> Cotangent:
     nan = result.isnan()
-    value = plain(shared).masked_fill(~picked, 0).masked_fill(nan, torch.nan)
+    value = unwrap(shared).masked_fill(~picked, 0).masked_fill(nan, torch.nan)
     arriving = torch.ones_like(picked) if shared.mask is None else shared.mask
-    return settle(value.masked_fill(nan & ~arriving, 0), (picked | nan) & arriving)
+    return zero_ignored(value.masked_fill(nan & ~arriving, 0), (picked | nan) & arriving)
 
 
 def _of_largest(node: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, is_finite, mask_of, plain
+from ..cotangent import Cotangent, is_finite, mask_of, unwrap
 from ..masks import full
 
 Apply = Callable[[Any, Any], Tensor]
@@ -19,19 +19,19 @@ Apply = Callable[[Any, Any], Tensor]
 
 def product_of_two(apply: Apply, a: Any, b: Any) -> Cotangent:
     """The bilinear `apply` of two factors, one of them a cotangent or both; ignored times NaN or inf is ignored."""
-    value = apply(plain(a), plain(b))
+    value = apply(unwrap(a), unwrap(b))
     if mask_of(a) is None and mask_of(b) is None:
         return Cotangent(value)
     used_a, used_b = _counted(a), _counted(b)
     mask = apply(used_a, used_b) != 0
     if not is_finite(value):
-        value = torch.where(value.isfinite(), value, _by_kind(apply, plain(a), plain(b), used_a, used_b))
+        value = torch.where(value.isfinite(), value, _by_kind(apply, unwrap(a), unwrap(b), used_a, used_b))
     return Cotangent(value, mask)
 
 
 def _counted(factor: Any) -> Tensor:
     """1 for each element that counts; in a dtype that adds up many of them."""
-    value = plain(factor)
+    value = unwrap(factor)
     wide = value.dtype in (torch.float64, torch.complex128)
     return full(mask_of(factor), value).to(torch.float64 if wide else torch.float32)
 

@@ -11,10 +11,10 @@ from programs import programs
 from torch import nn
 
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring import looks, passes, registry
-from zero_or_nan.ignoring.careful import Pass
+from zero_or_nan.ignoring import passes, precheck, registry
 from zero_or_nan.ignoring.graph import graph_from
-from zero_or_nan.ignoring.looks import harmless
+from zero_or_nan.ignoring.masked_pass import Pass
+from zero_or_nan.ignoring.precheck import is_safe
 
 nan, inf = math.nan, math.inf
 
@@ -22,8 +22,8 @@ _saved = torch.ones(1, requires_grad=True).exp().grad_fn._raw_saved_result
 tells = pytest.mark.skipif(not hasattr(_saved, "unpack_hook"), reason="this PyTorch doesn't tell who unpacks")
 
 
-def is_harmless(loss):
-    return harmless(tuple(graph_from([loss])))
+def graph_is_safe(loss):
+    return is_safe(tuple(graph_from([loss])))
 
 
 def leaf(*values, dtype=torch.float32):
@@ -111,7 +111,7 @@ def test_a_dangerous_graph_is_not_called_harmless(name):
     x = leaf(*values, dtype=dtype[0] if dtype else torch.float32)
     total = loss(x).sum()
     assert total.isfinite() and not torch.autograd.grad(total, x, retain_graph=True)[0].isfinite().all()
-    assert not is_harmless(total)
+    assert not graph_is_safe(total)
     assert ignoring.grad(total, x)[0].isfinite().all()
 
 
@@ -121,9 +121,9 @@ def test_large_views_that_begin_alike_are_told_apart():
     memory[-2] = inf
     x = torch.ones(count, requires_grad=True)
     for y in (x * memory[:count] * memory[::2], x * memory[::2] * memory[:count]):
-        assert not is_harmless(torch.where(torch.arange(count) < 5, y, 0.0).sum())
+        assert not graph_is_safe(torch.where(torch.arange(count) < 5, y, 0.0).sum())
     z = x * memory[:count] * memory[1::2]
-    assert is_harmless(z.sum()) or not hasattr(_saved, "unpack_hook")
+    assert graph_is_safe(z.sum()) or not hasattr(_saved, "unpack_hook")
 
 
 # Graphs without a danger.
@@ -149,15 +149,15 @@ def transformer():
 def test_a_clean_network_is_harmless(build):
     torch.manual_seed(0)
     net, inputs = build()
-    assert is_harmless(net(inputs).square().mean())
+    assert graph_is_safe(net(inputs).square().mean())
 
 
 @tells
 def test_a_usual_loss_is_harmless():
     torch.manual_seed(0)
     net, inputs = mlp()
-    assert is_harmless(F.cross_entropy(net(inputs), torch.tensor([0, 1, 0])))
-    assert is_harmless(F.mse_loss(net(inputs), torch.ones(3, 2)) / 3)
+    assert graph_is_safe(F.cross_entropy(net(inputs), torch.tensor([0, 1, 0])))
+    assert graph_is_safe(F.mse_loss(net(inputs), torch.ones(3, 2)) / 3)
 
 
 @pytest.mark.parametrize("build", [mlp, conv_net, transformer])
@@ -166,7 +166,7 @@ def test_the_careful_pass_has_the_same_bits_on_clean_networks(build, monkeypatch
     net, inputs = build()
     loss = net(inputs).square().mean()
     theirs = torch.autograd.grad(loss, list(net.parameters()), retain_graph=True)
-    monkeypatch.setattr(passes, "_is_harmless", lambda *_: False)
+    monkeypatch.setattr(passes, "is_safe", lambda *_: False)
     ours = ignoring.grad(loss, list(net.parameters()))
     assert [bits(g) for g in ours] == [bits(g) for g in theirs]
 
@@ -177,7 +177,7 @@ def test_a_contaminated_network_is_not_harmless(build, value):
     torch.manual_seed(0)
     net, inputs = build()
     inputs[0] = value
-    assert not is_harmless(net(inputs)[1:].sum())
+    assert not graph_is_safe(net(inputs)[1:].sum())
 
 
 # Many nodes.
@@ -198,71 +198,71 @@ def chain(lengths, spoilt=None, value=nan, columns=lambda turn: 3):
 
 
 @tells
-@pytest.mark.parametrize("length", [3, looks.MANY - 1, looks.MANY, looks.TOGETHER, 2 * looks.TOGETHER + 1])
+@pytest.mark.parametrize("length", [3, precheck.MANY - 1, precheck.MANY, precheck.TOGETHER, 2 * precheck.TOGETHER + 1])
 @pytest.mark.parametrize(
     "columns",
-    [lambda turn: 3, lambda turn: 1 + turn % 3, lambda turn: looks.SMALL * (turn == 2) + 1],
+    [lambda turn: 3, lambda turn: 1 + turn % 3, lambda turn: precheck.SMALL * (turn == 2) + 1],
     ids=["of one shape", "of several", "one of them large"],
 )
 def test_among_many_alike_the_dangerous_node_is_found(length, columns):
-    assert is_harmless(chain(length, columns=columns)[1])
+    assert graph_is_safe(chain(length, columns=columns)[1])
     for spoilt in {0, 1, length // 2, length - 1}:
         for value in (nan, inf, -inf):
             x, loss, nodes = chain(length, spoilt, value, columns)
-            dangers = []
-            assert not harmless(graph_from([loss]), dangers)
-            assert set(dangers) == {nodes[spoilt]}
+            unsafe = []
+            assert not is_safe(graph_from([loss]), unsafe)
+            assert set(unsafe) == {nodes[spoilt]}
         assert ignoring.grad(loss, x)[0].isfinite().all()
 
 
 @tells
 @pytest.mark.parametrize("value, moderate", [(1e8, True), (1e20, False), (nan, False)])
 def test_among_many_alike_one_that_is_not_moderate_is_found(value, moderate):
-    x = torch.ones(looks.MANY, 2, requires_grad=True)
-    scale = torch.ones(looks.MANY, 2)
+    x = torch.ones(precheck.MANY, 2, requires_grad=True)
+    scale = torch.ones(precheck.MANY, 2)
     scale[3, 1] = value
     loss = sum(F.silu(row)[0] for row in (x * scale).unbind())
     spoilt = [node for node in graph_from([loss]) if type(node).__name__ == "SiluBackward0"]
-    dangers = []
-    harmless(spoilt, dangers)
-    assert len(spoilt) == looks.MANY and len(dangers) == (not moderate)
+    unsafe = []
+    is_safe(spoilt, unsafe)
+    assert len(spoilt) == precheck.MANY and len(unsafe) == (not moderate)
 
 
 @tells
-@pytest.mark.parametrize("divisors, is_safe", [((2.0, 3.0), True), ((2.0, -3.0), True), ((2.0, 1e-30), False)])
-def test_many_divisors_are_told_from_those_that_are_near_0(divisors, is_safe):
+@pytest.mark.parametrize("divisors, expected", [((2.0, 3.0), True), ((2.0, -3.0), True), ((2.0, 1e-30), False)])
+def test_many_divisors_are_told_from_those_that_are_near_0(divisors, expected):
     x = leaf(1.0, 1.0)
-    total = sum(x / torch.full((2,), divisors[turn % 2]) for turn in range(looks.MANY))
-    assert is_harmless(total[:1].sum()) is is_safe
+    total = sum(x / torch.full((2,), divisors[turn % 2]) for turn in range(precheck.MANY))
+    assert graph_is_safe(total[:1].sum()) is expected
 
 
 @tells
-@pytest.mark.parametrize("number, is_safe", [(3, True), (70_000, False)])
-def test_many_integers_that_are_infinite_in_half_precision_are_found(number, is_safe):
+@pytest.mark.parametrize("number, expected", [(3, True), (70_000, False)])
+def test_many_integers_that_are_infinite_in_half_precision_are_found(number, expected):
     x = leaf(1.0, 1.0, dtype=torch.float16)
-    total = sum(x * torch.tensor([1, number]) for _ in range(looks.MANY))
-    assert is_harmless(total[:1].sum()) is is_safe
+    total = sum(x * torch.tensor([1, number]) for _ in range(precheck.MANY))
+    assert graph_is_safe(total[:1].sum()) is expected
 
 
 def test_looking_at_many_does_not_unpack_what_a_hook_would_compute():
     unpacked = []
     x = leaf(1.0, 2.0)
     total = torch.zeros(2)
-    for turn in range(looks.MANY + 2):
+    for turn in range(precheck.MANY + 2):
         with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: unpacked.append(1) or t):
             hooked = x.exp() if turn == 5 else 0.0
         total = total + x.exp() + hooked
-    assert not is_harmless(total[:1].sum()) and not unpacked
+    assert not graph_is_safe(total[:1].sum()) and not unpacked
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["at the beginning", "behind an offset"])
-@pytest.mark.parametrize("length", [1, looks.MANY + 1])
+@pytest.mark.parametrize("length", [1, precheck.MANY + 1])
 def test_memory_that_was_given_back_is_not_looked_at(place, length):
     memories = [torch.ones(2, 2) for _ in range(length)]
     x = leaf(1.0, 2.0)
     total = sum(x * memory[place] for memory in memories)
     memories[-1].untyped_storage().resize_(0)
-    assert not is_harmless(total[:1].sum())
+    assert not graph_is_safe(total[:1].sum())
 
 
 # Nothing that could be ignored.
@@ -270,7 +270,7 @@ def test_memory_that_was_given_back_is_not_looked_at(place, length):
 
 def test_nothing_is_looked_at_where_no_function_selects(monkeypatch):
     looked = []
-    monkeypatch.setattr(passes, "_is_harmless", lambda *_: looked.append(1))
+    monkeypatch.setattr(passes, "is_safe", lambda *_: looked.append(1))
     x = leaf(1.0, nan)
     ignoring.backward(x.exp().sum())
     assert not looked and bits(x.grad)[1] == "nan"
@@ -310,20 +310,20 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_what_is_not_known_is_not_called_harmless(name):
-    assert not is_harmless(UNKNOWN[name](leaf(1.0, 2.0)).sum())
+    assert not graph_is_safe(UNKNOWN[name](leaf(1.0, 2.0)).sum())
 
 
 def test_a_node_by_an_unknown_name_is_not_called_harmless(monkeypatch):
     loss = leaf(1.0).exp().sum()
     monkeypatch.setitem(ignoring.FUNCTIONS, "Exp", registry.UNKNOWN)
-    assert not is_harmless(loss)
+    assert not graph_is_safe(loss)
 
 
 def test_looking_does_not_unpack_what_a_hook_would_compute():
     unpacked = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: unpacked.append(1) or t):
         loss = leaf(1.0, 2.0).exp().sum()
-    assert not is_harmless(loss) and not unpacked
+    assert not graph_is_safe(loss) and not unpacked
 
 
 def test_a_harmless_graph_is_given_to_plain_pytorch_as_it_is(monkeypatch):
@@ -331,7 +331,7 @@ def test_a_harmless_graph_is_given_to_plain_pytorch_as_it_is(monkeypatch):
     x = leaf(1.0, 2.0)
     y = x * 1
     y.register_hook(lambda g: seen.append(type(g)))
-    monkeypatch.setattr(passes, "_is_harmless", lambda *_: True)
+    monkeypatch.setattr(passes, "is_safe", lambda *_: True)
     ignoring.backward(y.exp().sum())
     assert seen == [torch.Tensor]
 
@@ -355,8 +355,8 @@ def test_exactly_one_pass_is_made(value, care, monkeypatch):
 @given(program=programs())
 def test_a_random_program_that_is_called_harmless_is(dtype, program):
     leaves, loss = program.by_pytorch(dtype)
-    assume(loss.requires_grad and is_harmless(loss))
+    assume(loss.requires_grad and graph_is_safe(loss))
     theirs = torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True)
-    with mock.patch.object(passes, "_is_harmless", lambda *_: False):
+    with mock.patch.object(passes, "is_safe", lambda *_: False):
         ours = ignoring.grad(loss, leaves, allow_unused=True)
     assert [g is None or bits(g) for g in ours] == [g is None or bits(g) for g in theirs]

@@ -31,8 +31,8 @@ from .graph import KINDS, NODES, AccumulateGrad, Edge, Graph, edge_of, function_
 from .higher import any_recorded, constants, is_recorded, tangent_of, without
 from .hooks import Ours, put_first
 from .jagged import is_jagged, values_of
-from .looks import harmless
 from .masks import Mask, all_count, and_whatever_is_not_0, both, either, everywhere, nothing_counts
+from .precheck import is_safe
 from .registry import FUNCTIONS, MASKS, UNKNOWN, Function, Masks, record_of
 from .sparse import is_sparse
 from .steps import Border, Followed, Foreign, Moved, Replaced, Sliced, Step
@@ -97,14 +97,14 @@ class Pass:
         keep: Iterable[Edge] = (),
         outer: Pass | None = None,
         asked_for: Iterable[Any] = (),
-        dangers: Iterable[Any] = (),
+        unsafe: Iterable[Any] = (),
         by_rules_alone: bool = False,
     ) -> None:
         self.roots = roots
         self.graph = graph
         self.outer = outer
         self.asked_for = set(map(edge_of, asked_for))
-        self.dangers = set(dangers)
+        self.unsafe = set(unsafe)
         self.by_rules_alone: bool = by_rules_alone or outer is not None and outer.by_rules_alone
         self.keep = set(keep)
         self.masks: dict[Edge, Mask] = {}
@@ -194,9 +194,9 @@ class Pass:
         """The run of a node's derivative, while it lasts."""
         return self._running.get(node)
 
-    def is_harmless_ahead(self, node: Any) -> bool:
+    def is_safe_ahead(self, node: Any) -> bool:
         """Whether plain PyTorch's backward can be trusted from this node on."""
-        return harmless(graph_from([GradientEdge(ahead, 0) for ahead, _ in node.next_functions if ahead is not None]))
+        return is_safe(graph_from([GradientEdge(ahead, 0) for ahead, _ in node.next_functions if ahead is not None]))
 
     # What happens to a cotangent: it arrives, a step is made of it, its results are on their way.
 
@@ -367,12 +367,12 @@ class Pass:
         if any_recorded(self.graph) or is_spread(self.roots, self.graph):  # all processes have to do the same
             self.by_rules_alone = True
         if self.by_rules_alone:
-            self.dangers = set()
+            self.unsafe = set()
         idle = set()
-        keep, dangers = self.keep, self.dangers
+        keep, unsafe = self.keep, self.unsafe
         for node, edges in reversed(self.graph.items()):
             if type(node) is not AccumulateGrad:  # has no derivative
-                if not dangers or node in dangers:
+                if not unsafe or node in unsafe:
                     continue
                 for edge in edges:
                     if edge[0] is not None and (edge[0] not in idle or edge in keep):
@@ -405,7 +405,7 @@ class Pass:
         ahead = [(edge, edge[0] is None or edge[0] in idle) for edge in edges]
         masks = facts.masks
         if masks is not None and not self.by_rules_alone:
-            trusted = bool(self.dangers) and node not in self.dangers
+            trusted = bool(self.unsafe) and node not in self.unsafe
             if masks.may_follow(node, trusted):
                 leave = Ours(self._pass_on, node, ahead, function, masks, None if trusted else masks.mend)
                 self._handles += put_first(node.register_hook(leave))
