@@ -16,13 +16,16 @@ from . import show
 # Middle tones: at least 3:1 against white and against the dark page, so one set serves both.
 BLUE, ORANGE, GREEN, RED, GREY = "#2f81d6", "#c9641a", "#2e8b57", "#d9480f", "#808080"
 
+COLUMN, PHONE, GAP = 10.0, 4.6, 0.25
+"""Inches: the widths of the page's column, of a phone's column, and of the gap between panels. An inch is 72 px."""
+
 _INK = "#010203"  # stands for "the page's text colour" until the drawing is an SVG
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
-    "font.size": 10,
+    "font.size": 12,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.titlesize": 9,
+    "axes.titlesize": 12,
     "axes.grid": False,
     "legend.frameon": False,
     "figure.facecolor": "none",
@@ -33,38 +36,45 @@ _STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Figure:
-    """A finished drawing: an SVG for each panel, the text for those who cannot see it, and its caption."""
+    """A finished drawing.
 
-    svgs: tuple[str, ...]
+    Attributes:
+        wide: an SVG for each panel, to stand side by side.
+        narrow: the same panels drawn for a phone, where they stand below each other.
+        alt: the text for those who cannot see it.
+        caption: the sentence under it.
+    """
+
+    wide: tuple[str, ...]
+    narrow: tuple[str, ...]
     alt: str
     caption: str
-    width: float = 4.5
-    """Of a panel, in inches."""
 
     def text(self) -> str:
         return f"[figure: {self.alt}]"
 
     def html(self) -> str:
         caption = f"<figcaption>{html.escape(self.caption)}</figcaption>" if self.caption else ""
-        # Panels stand side by side where they fit in three quarters of their size, and below each other on a phone.
-        # They grow by an eighth at most, which keeps their text near the size of the page's.
-        size = f"--least: {72 * self.width:.0f}px; --most: {len(self.svgs) * 108 * self.width:.0f}px"
         alt = html.escape(self.alt, quote=True)
-        panels = f'<div class="zn-panels" role="img" aria-label="{alt}" style="{size}">{"".join(self.svgs)}</div>'
-        return f"<figure>{panels}{caption}</figure>"
+        wide = f'<div class="zn-wide" style="--panels: {len(self.wide)}">{"".join(self.wide)}</div>'
+        narrow = f'<div class="zn-narrow">{"".join(self.narrow)}</div>'
+        return f'<figure class="zn-chart"><div role="img" aria-label="{alt}">{wide}{narrow}</div>{caption}</figure>'
 
     def json(self) -> dict[str, Any] | None:
         return None
 
 
 @contextmanager
-def drawing(alt: str, caption: str = "", size: tuple[float, float] = (4.5, 2.7), panels: int = 1) -> Iterator[Any]:
+def drawing(alt: str, caption: str = "", height: float = 3.6, panels: int = 1) -> Iterator[Any]:
     """Draw a figure with matplotlib. The figure is shown when the block ends.
+
+    The drawing is as wide as the column of text. It is laid out twice, for a wide page and for a phone, and its text
+    has the same size in both. Place texts by data or by axes coordinates: they keep their places in both layouts.
 
     Args:
         alt: a text that tells readers who can't see the figure what it shows. It must not be empty.
         caption: the sentence under the figure.
-        size: the width and height of a panel, in inches. If the width is at most 4.5, the text is readable on a phone.
+        height: the height of a panel, in inches of 72 pixels.
         panels: the number of panels. They are side by side, or below each other if the page is narrow.
 
     Yields:
@@ -72,13 +82,14 @@ def drawing(alt: str, caption: str = "", size: tuple[float, float] = (4.5, 2.7),
         pattern, because some readers can't distinguish the colours.
 
     Raises:
-        ValueError: if `alt` is empty.
+        ValueError: if `alt` is empty, or if an axis has no label. `axes.axis("off")` draws without axes.
 
     >>> with drawing("a line that rises from 0 to 1") as axes:
     ...     _ = axes.plot([0, 1])
+    ...     _ = axes.set(xlabel="step", ylabel="share")
     [figure: a line that rises from 0 to 1]
     """
-    with sketch(alt, caption, size, panels) as sketched:
+    with sketch(alt, caption, height, panels) as sketched:
         yield sketched.axes
     show.show(sketched.figure)
 
@@ -92,7 +103,7 @@ class Sketch:
 
 
 @contextmanager
-def sketch(alt: str, caption: str = "", size: tuple[float, float] = (4.5, 2.7), panels: int = 1) -> Iterator[Sketch]:
+def sketch(alt: str, caption: str = "", height: float = 3.6, panels: int = 1) -> Iterator[Sketch]:
     """As `drawing`, but the finished `Figure` is kept and not shown."""
     if not alt.strip():
         raise ValueError("alt must say what the figure shows: some readers have nothing else")
@@ -102,17 +113,24 @@ def sketch(alt: str, caption: str = "", size: tuple[float, float] = (4.5, 2.7), 
 
     # The salt makes the ids, and so the page, the same in every build.
     salt = hashlib.sha256((alt + caption).encode()).hexdigest()[:8]
+    wide = (COLUMN - GAP * (panels - 1)) / panels
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": salt}):
         # A canvas for each panel, so that the page can place them.
-        canvases = [Canvas(figsize=size, layout="constrained") for _ in range(panels)]
+        canvases = [Canvas(figsize=(wide, height), layout="constrained") for _ in range(panels)]
         axes = [FigureCanvasSVG(canvas).figure.subplots() for canvas in canvases]
         sketched = Sketch(axes[0] if panels == 1 else axes)
         yield sketched
-        svgs = tuple(_inline(_drawn(canvas), f"{salt}-{number}") for number, canvas in enumerate(canvases))
-    sketched.figure = Figure(svgs, alt, caption, size[0])
+        if any(each.axison and not (each.get_xlabel() and each.get_ylabel()) for each in axes):
+            raise ValueError("label both axes with set_xlabel and set_ylabel, or draw none: axes.axis('off')")
+        drawn = [
+            tuple(_inline(_drawn(canvas, width, height), f"{salt}-{size}{at}") for at, canvas in enumerate(canvases))
+            for size, width in (("w", wide), ("n", PHONE))
+        ]
+    sketched.figure = Figure(drawn[0], drawn[1], alt, caption)
 
 
-def _drawn(canvas: Any) -> str:
+def _drawn(canvas: Any, width: float, height: float) -> str:
+    canvas.set_size_inches(width, height)
     file = io.StringIO()
     canvas.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     return file.getvalue()

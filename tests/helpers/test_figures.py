@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,13 @@ def draw(alt="a rising line", caption="Rising.", **options):
         axes.plot([0, 1], [1, 0], "--", color=figures.ORANGE, label="$x^2$")
         axes.fill_between([0, 1], [0, 1], hatch="//", alpha=0.3, color=figures.GREY)
         axes.set_title("a title", weight="bold")
-        axes.set_xlabel("x")
+        axes.set(xlabel="x", ylabel="y")
         axes.legend()
+
+
+def label(*axes):
+    for each in axes:
+        each.set(xlabel="x", ylabel="y")
 
 
 def ids(svg):
@@ -46,6 +52,7 @@ def test_a_figure_needs_a_text_in_its_place(alt, shown):
 def test_a_figure_is_shown_once_when_the_block_ends(shown):
     with drawing("a line", "A caption.") as axes:
         axes.plot([0, 1])
+        label(axes)
         assert shown == []
     (figure,) = shown
     assert (figure.alt, figure.caption) == ("a line", "A caption.")
@@ -72,14 +79,14 @@ def test_no_figure_stays_open_in_pyplot(shown):
 def test_the_svg_is_the_same_every_time(shown):
     draw()
     draw()
-    assert shown[0].svgs[0] == shown[1].svgs[0]
+    assert shown[0].wide[0] == shown[1].wide[0]
 
 
 def test_the_svg_is_the_same_in_every_process(shown):
     draw()
     script = (
         "import test_figures, helpers.show as show; items = []; show.show = items.append\n"
-        "test_figures.draw(); print(items[0].svgs[0], end='')"
+        "test_figures.draw(); print(items[0].wide[0], end='')"
     )
     path = os.pathsep.join([str(Path(__file__).parent), str(Path(helpers.__file__).parents[1])])
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "7", "PYTHONIOENCODING": "utf-8"}
@@ -87,7 +94,7 @@ def test_the_svg_is_the_same_in_every_process(shown):
         [sys.executable, "-c", script], capture_output=True, encoding="utf-8", check=False, env=environment
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == shown[0].svgs[0]
+    assert done.stdout == shown[0].wide[0]
 
 
 def test_the_figure_is_an_image_with_a_name(shown):
@@ -97,22 +104,43 @@ def test_the_figure_is_an_image_with_a_name(shown):
     assert (root.tag, image.tag) == ("figure", "div")
     assert image.get("role") == "img" and image.get("aria-label") == 'a "quoted" <b> & more'
     # What is inside has no name of its own: a reader hears the figure once.
-    svgs = list(image)
-    assert [svg.tag for svg in svgs] == ["{http://www.w3.org/2000/svg}svg"]
-    assert svgs[0].get("aria-hidden") == "true"
+    svgs = [svg for drawn in image for svg in drawn]
+    assert [svg.tag for svg in svgs] == 2 * ["{http://www.w3.org/2000/svg}svg"]
+    assert all(svg.get("aria-hidden") == "true" for svg in svgs)
     assert "<b>" not in shown[0].html()
 
 
 def test_the_svg_scales_with_the_page(shown):
-    draw(size=(4.0, 2.0))
-    root = ET.fromstring(shown[0].svgs[0])
-    assert root.get("viewBox") == "0 0 288 144"
-    assert root.get("width") is None and root.get("height") is None
+    draw(height=2.0)
+    for svgs, box in ((shown[0].wide, "0 0 720 144"), (shown[0].narrow, "0 0 331.2 144")):
+        (root,) = map(ET.fromstring, svgs)
+        assert root.get("viewBox") == box
+        assert root.get("width") is None and root.get("height") is None
+
+
+def test_text_is_as_large_on_a_phone_as_on_a_wide_page(shown):
+    draw()
+    sizes = [re.findall(r"font-size: ([\d.]+)px", "".join(svgs)) for svgs in (shown[0].wide, shown[0].narrow)]
+    assert sizes[0] == sizes[1] and sizes[0].count("12") > 5
+
+
+@pytest.mark.parametrize("labels", [{}, {"xlabel": "x"}, {"ylabel": "y"}])
+def test_an_axis_without_a_label_is_refused(shown, labels):
+    with pytest.raises(ValueError, match="label both axes"), drawing("two panels", panels=2) as (left, right):
+        label(left)
+        right.set(**labels)
+    assert shown == []
+
+
+def test_a_drawing_without_axes_needs_no_labels(shown):
+    with drawing("boxes") as axes:
+        axes.axis("off")
+    assert len(shown) == 1
 
 
 def test_the_ink_is_the_pages_own(shown):
     draw()
-    svg = shown[0].svgs[0]
+    svg = shown[0].wide[0]
     assert figures._INK == "#010203"
     assert figures._INK not in svg.lower()
     assert svg.count("currentColor") > 10
@@ -125,7 +153,7 @@ def test_the_ink_is_the_pages_own(shown):
 
 def test_the_font_is_the_pages_own_and_the_text_is_text(shown):
     draw()
-    svg = shown[0].svgs[0]
+    svg = shown[0].wide[0]
     assert "font-family" not in svg and "DejaVu" not in svg and "sans" not in svg.lower()
     assert ">a title</text>" in svg and ">x &lt; 1</text>" in svg
     assert re.search(r"font-size: \d+px", svg)
@@ -134,12 +162,12 @@ def test_the_font_is_the_pages_own_and_the_text_is_text(shown):
 def test_colours_that_were_asked_for_stay(shown):
     draw()
     for colour in (figures.BLUE, figures.ORANGE, figures.GREY):
-        assert colour in shown[0].svgs[0]
+        assert colour in shown[0].wide[0]
 
 
 def test_ids_are_unique_within_a_figure_and_every_reference_is_met(shown):
     draw()
-    svg = shown[0].svgs[0]
+    svg = shown[0].wide[0]
     assert len(set(ids(svg))) == len(ids(svg))
     references = re.findall(r'(?:href="|url\()#([^")]+)', svg)
     assert references and set(references) <= set(ids(svg))
@@ -151,13 +179,13 @@ def test_ids_are_unique_within_a_figure_and_every_reference_is_met(shown):
 def test_ids_of_two_figures_are_apart(shown, first, second):
     draw(*first)
     draw(*second)
-    a, b = (set(ids("".join(figure.svgs))) for figure in shown)
+    a, b = (set(ids("".join(figure.wide + figure.narrow))) for figure in shown)
     assert a and b and not a & b
 
 
 def test_nothing_is_fetched(shown):
     draw()
-    svg = shown[0].svgs[0]
+    svg = shown[0].wide[0]
     addresses = re.findall(r'[\w:]+="(?:https?:)?//[^"]*"', svg)
     assert addresses == ['xmlns="http://www.w3.org/2000/svg"', 'xmlns:xlink="http://www.w3.org/1999/xlink"']
     assert svg.count("http") == 2
@@ -169,39 +197,40 @@ def test_nothing_is_fetched(shown):
 
 def test_the_background_is_left_to_the_page(shown):
     draw()
-    assert "fill: none" in shown[0].svgs[0].split("<path", 2)[1]
+    assert "fill: none" in shown[0].wide[0].split("<path", 2)[1]
 
 
 def test_no_spines_stand_above_or_to_the_right(shown):
     with drawing("axes") as axes:
+        label(axes)
         assert not axes.spines["top"].get_visible() and not axes.spines["right"].get_visible()
         assert axes.spines["left"].get_visible()
 
 
 def test_panels_are_drawn_each_on_its_own(shown):
-    with drawing("two panels", size=(2.0, 1.0), panels=2) as (left, right):
+    with drawing("two panels", height=1.0, panels=2) as (left, right):
+        label(left, right)
         left.set_title("left")
         right.set_title("right")
-    one, two = shown[0].svgs
-    assert ">left<" in one and ">right<" not in one and ">right<" in two
-    assert [ET.fromstring(svg).get("viewBox") for svg in (one, two)] == 2 * ["0 0 144 72"]
-    assert not set(ids(one)) & set(ids(two))
-
-
-def test_the_page_knows_how_narrow_and_how_wide_panels_may_be(shown):
-    with drawing("two panels", size=(2.0, 1.0), panels=2):
-        pass
-    # An inch is 96 px: three quarters of the width for each panel, and no more than 1.125 times it for all.
-    assert 'style="--least: 144px; --most: 432px"' in shown[0].html()
+    for one, two in (shown[0].wide, shown[0].narrow):
+        assert ">left<" in one and ">right<" not in one and ">right<" in two
+    # Two panels and the gap between them are as wide as the column.
+    assert [ET.fromstring(svg).get("viewBox") for svg in shown[0].wide] == 2 * ["0 0 351 72"]
+    every = [ids(svg) for svg in shown[0].wide + shown[0].narrow]
+    assert len(set().union(*every)) == sum(map(len, every))
 
 
 def test_a_figure_stands_with_its_caption():
-    panels = '<div class="zn-panels" role="img" aria-label="alt &lt;text&gt;" style="--least: 324px; --most: 486px">'
-    figure = Figure(("<svg></svg>",), "alt <text>", "a <caption> & more")
-    assert figure.html() == (
-        f"<figure>{panels}<svg></svg></div><figcaption>a &lt;caption&gt; &amp; more</figcaption></figure>"
+    drawn = (
+        '<div role="img" aria-label="alt &lt;text&gt;">'
+        '<div class="zn-wide" style="--panels: 2"><svg></svg><svg></svg></div>'
+        '<div class="zn-narrow"><svg>narrow</svg></div></div>'
     )
-    assert Figure(("<svg></svg>",), "alt <text>", "").html() == f"<figure>{panels}<svg></svg></div></figure>"
+    figure = Figure(2 * ("<svg></svg>",), ("<svg>narrow</svg>",), "alt <text>", "a <caption> & more")
+    assert figure.html() == (
+        f'<figure class="zn-chart">{drawn}<figcaption>a &lt;caption&gt; &amp; more</figcaption></figure>'
+    )
+    assert replace(figure, caption="").html() == f'<figure class="zn-chart">{drawn}</figure>'
     assert figure.text() == "[figure: alt <text>]"
     assert figure.json() is None
 

@@ -62,7 +62,7 @@ def test_matplotlib_is_imported_by_the_first_drawing_and_without_its_global_stat
     before, after, state = run(
         "import json, helpers\n"
         "before = 'matplotlib' in sys.modules\n"
-        "with helpers.drawing('a line') as axes: axes.plot([0, 1])\n"
+        "with helpers.drawing('a line') as axes: axes.set(xlabel='x', ylabel='y')\n"
         "print(json.dumps([before, 'matplotlib' in sys.modules, 'matplotlib.pyplot' in sys.modules]))"
     )
     assert (before, after, state) == (False, True, False)

@@ -149,6 +149,84 @@ def test_a_phone_shows_the_whole_graph(phone):
     assert phone.page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
+LONG = "chapters/slicing-nan.html"
+PHONE = {"viewport": {"width": 390, "height": 664}, "reduced_motion": "reduce"}
+
+
+@pytest.fixture
+def held(browser, address):
+    """The longest figure on a phone, its top below the bar of the page."""
+    with Visit(browser, address, **PHONE) as tab:
+        tab.open(LONG)
+        figure = tab.page.locator("[data-backward]").first
+        figure.evaluate("(figure) => scrollTo(0, figure.getBoundingClientRect().top + scrollY - 100)")
+        yield figure
+
+
+def assert_step_is_seen(figure):
+    """The node, what it passes on, and the sentence are in sight, and nothing lies over them."""
+    bar = figure.page.locator("header.top").bounding_box()
+    walk = figure.locator(".zn-walk").bounding_box()
+    assert walk["y"] + walk["height"] <= figure.page.viewport_size["height"] + 0.5
+    for part in figure.locator(".zn-graph :is(.zn-node, .zn-end, .zn-cotangent).zn-now").all():
+        box = part.bounding_box()
+        assert bar["y"] + bar["height"] <= box["y"] and box["y"] + box["height"] <= walk["y"]
+
+
+def test_a_phone_shows_the_step_and_its_place_together(held):
+    following = held.get_by_role("button", name="Next")
+    following.press("Home")
+    for at in range(6):
+        assert steps(held) == [str(at)]
+        assert_step_is_seen(held)
+        following.press("Enter")
+    for key in ("Home", "End", "ArrowLeft"):
+        following.press(key)
+        assert_step_is_seen(held)
+
+
+def test_from_the_table_below_the_graph_a_step_leads_back_to_its_node(held):
+    held.evaluate("(figure) => scrollTo(0, figure.getBoundingClientRect().bottom + scrollY - innerHeight / 2)")
+    held.get_by_role("button", name="Previous").evaluate("(each) => each.click()")
+    assert_step_is_seen(held)
+
+
+def test_the_controls_of_a_phone_keep_their_place_and_their_size(held):
+    following = held.get_by_role("button", name="Next")
+    following.press("Home")
+    heights = set()
+    for way in ("vanilla", "ignoring"):
+        held.get_by_role("button", name=way, exact=True).press("Enter")
+        for key in ("Home", *5 * ["ArrowRight"]):
+            following.press(key)
+            heights.add(round(held.locator(".zn-walk").bounding_box()["height"]))
+    assert len(heights) == 1
+    assert not held.locator(".zn-told p[aria-hidden]").first.is_visible()
+    assert all(button.bounding_box()["height"] >= 24 for button in held.get_by_role("button").all())
+
+
+def test_a_page_scrolls_for_steps_that_were_asked_for_and_not_while_the_reader_scrolls(browser, address):
+    with Visit(browser, address, **PHONE | {"reduced_motion": "no-preference"}) as tab:
+        page = tab.page
+        page.clock.install()
+        tab.open("index.html")  # its figure plays by itself
+        figure = page.locator("[data-backward]").first
+        top = figure.evaluate("(figure) => figure.getBoundingClientRect().top + scrollY")
+        page.evaluate("(top) => scrollTo({ top, behavior: 'instant' })", top - 100)
+        figure.get_by_role("button", name="Pause").wait_for()
+        before = page.evaluate("scrollY")
+        page.clock.run_for(10_000)
+        assert status(figure).startswith("Step 4 of 4") and page.evaluate("scrollY") == before
+        page.evaluate("(top) => scrollTo({ top, behavior: 'instant' })", top - 100)
+        figure.get_by_role("button", name="Play").click()
+        page.clock.run_for(2300)
+        page.mouse.wheel(0, -50)
+        page.wait_for_function("(before) => scrollY < before", arg=page.evaluate("scrollY") + 1)
+        before = page.evaluate("scrollY")
+        page.clock.run_for(10_000)
+        assert status(figure).startswith("Step 4 of 4") and abs(page.evaluate("scrollY") - before) < 60
+
+
 def test_the_script_is_loaded_where_a_figure_is_and_nowhere_else(visit):
     count = "document.querySelectorAll('script[src*=\"backward.js\"]').length"
     visit.open(PAGE)

@@ -3,15 +3,31 @@
 
 const WAYS = ["vanilla", "ignoring"];
 const PACE = 2200; // milliseconds for a step that plays
+const MARGIN = 8; // pixels that are seen around a step
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 const KEYS = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity };
 
-function button(text, act) {
+// A sign, and the word that a phone leaves to those who hear the page.
+function button(sign, word, act) {
   const made = document.createElement("button");
   made.type = "button";
-  made.textContent = text;
+  face(made, sign, word);
   made.addEventListener("click", act);
   return made;
+}
+
+function face(button, sign, word) {
+  const text = document.createElement("span");
+  text.textContent = word;
+  const parts = sign ? [`${sign}\uFE0E`, " ", text] : [text]; // not as a coloured emoji
+  button.replaceChildren(...parts);
+}
+
+// Of a step and a way, what the reader is told.
+function sentence(step, number, count, way) {
+  const head = document.createElement("b");
+  head.textContent = `Step ${number + 1} of ${count}: ${step.dataset.title}, ${way}`;
+  return [head, " ", step.dataset[way]];
 }
 
 for (const figure of document.querySelectorAll("[data-backward]")) {
@@ -19,23 +35,28 @@ for (const figure of document.querySelectorAll("[data-backward]")) {
   let at = Number(figure.dataset.backward);
   let way = WAYS[0];
   let timer = 0;
+  let follows = false; // whether the page scrolls to the step: only after the reader asked for steps
 
   const controls = document.createElement("div");
   controls.className = "zn-walk";
   controls.setAttribute("role", "group");
   controls.setAttribute("aria-label", "Step through the backward pass");
-  const play = button("▶ Play", () => (timer ? stop() : start()));
-  const previous = button("← Previous", () => go(-1));
-  const next = button("Next →", () => go(1));
+  const play = button("▶", "Play", () => (timer ? stop() : start(true)));
+  const previous = button("←", "Previous", () => go(-1));
+  const next = button("→", "Next", () => go(1));
+  for (const each of [play, previous, next]) each.className = "zn-sign";
   previous.setAttribute("aria-keyshortcuts", "ArrowLeft");
   next.setAttribute("aria-keyshortcuts", "ArrowRight");
   const ways = document.createElement("div");
   ways.setAttribute("role", "group");
   ways.setAttribute("aria-label", "Backward pass");
-  ways.append(...WAYS.map((each) => button(each, () => { stop(); way = each; show(); })));
+  ways.append(...WAYS.map((each) => button("", each, () => { stop(); way = each; show(); })));
   const said = document.createElement("p");
   said.setAttribute("role", "status");
-  controls.append(play, previous, next, ways, said);
+  const told = document.createElement("div");
+  told.className = "zn-told";
+  told.append(said, ...spacers());
+  controls.append(play, previous, next, ways, told);
   const side = document.createElement("div");
   side.className = "zn-side";
   figure.querySelector(".zn-graph").after(side);
@@ -47,26 +68,28 @@ for (const figure of document.querySelectorAll("[data-backward]")) {
     go(KEYS[event.key]);
   });
   for (const node of figure.querySelectorAll(".zn-graph [data-step]")) {
-    node.addEventListener("click", () => { stop(); at = Number(node.dataset.step); show(); });
+    node.addEventListener("click", () => { at = Number(node.dataset.step); go(0); });
   }
+  for (const moved of ["wheel", "touchmove"]) addEventListener(moved, () => { follows = false; }, { passive: true });
   figure.classList.add("zn-stepping");
   show();
   if ("plays" in figure.dataset && !still.matches) playOnce();
 
-  // Once, from the start, as soon as half of the figure is in sight.
+  // Once, from the start, as soon as half of the graph is in sight.
   function playOnce() {
     const seen = new IntersectionObserver(([entry]) => {
       if (!entry.isIntersecting) return;
       seen.disconnect();
-      start();
+      start(false);
     }, { threshold: 0.5 });
-    seen.observe(figure);
+    seen.observe(figure.querySelector(".zn-graph"));
   }
 
-  function start() {
+  function start(asked) {
+    follows = asked;
     at = 0;
     show();
-    play.textContent = "❚❚ Pause";
+    face(play, "❚❚", "Pause");
     timer = setInterval(() => {
       if (at === steps.length - 1) return stop();
       at += 1;
@@ -77,11 +100,12 @@ for (const figure of document.querySelectorAll("[data-backward]")) {
   function stop() {
     clearInterval(timer);
     timer = 0;
-    play.textContent = "▶ Play";
+    face(play, "▶", "Play");
   }
 
   function go(by) {
     stop();
+    follows = true;
     at = Math.min(Math.max(at + by, 0), steps.length - 1);
     show();
   }
@@ -102,9 +126,30 @@ for (const figure of document.querySelectorAll("[data-backward]")) {
     // Not disabled: a button that loses the focus under the finger is no help.
     previous.setAttribute("aria-disabled", at === 0);
     next.setAttribute("aria-disabled", at === steps.length - 1);
-    const step = steps[at];
-    const head = document.createElement("b");
-    head.textContent = `Step ${at + 1} of ${steps.length}: ${step.dataset.title}, ${way}`;
-    said.replaceChildren(head, " ", step.dataset[way]);
+    said.replaceChildren(...sentence(steps[at], at, steps.length, way));
+    if (follows) follow();
+  }
+
+  // All sentences lie unseen below the one that is shown: the longest of them makes the room, and nothing moves.
+  function spacers() {
+    return WAYS.flatMap((each) => steps.map((step, number) => {
+      const spacer = document.createElement("p");
+      spacer.setAttribute("aria-hidden", "true");
+      spacer.append(...sentence(step, number, steps.length, each));
+      return spacer;
+    }));
+  }
+
+  // Scroll no further than it takes to see the node and what it gets and passes on, above the controls of a phone.
+  function follow() {
+    const parts = figure.querySelectorAll(".zn-node.zn-now, .zn-end.zn-now, .zn-cotangent:is(.zn-now, .zn-into)");
+    const boxes = [...parts].map((part) => part.getBoundingClientRect());
+    const above = Math.min(...boxes.map((box) => box.top)) - MARGIN;
+    const below = Math.max(...boxes.map((box) => box.bottom)) + MARGIN;
+    const bar = getComputedStyle(controls).position === "sticky" ? controls.offsetHeight : 0;
+    const top = parseFloat(getComputedStyle(document.documentElement).scrollPaddingTop);
+    const most = above - top;
+    const by = Math.min(most, Math.max(0, below - (innerHeight - bar)));
+    if (by) scrollBy({ top: by, behavior: still.matches ? "instant" : "smooth" });
   }
 }

@@ -119,6 +119,8 @@ def in_short(content: dict[str, Any]) -> str:
 
 
 def _curves(rows: list[dict[str, Any]]) -> Any:
+    from matplotlib.ticker import EngFormatter
+
     from helpers import figures
 
     styles = {
@@ -137,17 +139,22 @@ def _curves(rows: list[dict[str, Any]]) -> Any:
         "Time of forward and backward against the number of elements, both axes logarithmic, in two panels: nothing "
         f"contaminated, and contaminated. The time in each panel, as a multiple of plain PyTorch's: {'; '.join(spans)}."
     )
-    caption = "where over exp: seconds for forward and backward"
-    with figures.sketch(alt, caption, size=(3.2, 2.7), panels=2) as sketch:
+    caption = (
+        "How long where over exp takes, forward and backward together, by method and number of elements. Both axes are "
+        "logarithmic. Contaminated: two thirds of the exponentials overflow."
+    )
+    with figures.sketch(alt, caption, panels=2) as sketch:
         for axes, contaminated in zip(sketch.axes, (False, True), strict=True):
             chosen = [row for row in rows if row["contaminated"] is contaminated]
             for way, (colour, marker, dash) in styles.items():
                 points = [row["entries"] for row in chosen], [_time(row, way) for row in chosen]
-                axes.loglog(*points, color=colour, marker=marker, linestyle=dash, label=way, markersize=3.5)
+                axes.loglog(*points, color=colour, marker=marker, linestyle=dash, label=way, markersize=4)
             axes.set_title("contaminated" if contaminated else "nothing contaminated")
-            axes.set_xlabel("elements")
-            axes.set_ylabel("seconds")
-            axes.legend(fontsize=8)
+            axes.set_xlabel("number of elements")
+            axes.set_ylabel("time")
+            axes.xaxis.set_major_formatter(EngFormatter())
+            axes.yaxis.set_major_formatter(EngFormatter("s"))
+            axes.legend()
     return sketch.figure
 
 

@@ -15,11 +15,8 @@ from .told import Told, short
 MOST = 12
 """The elements of the largest tensor that is drawn element by element."""
 
-WIDEST = 412
+WIDEST = 330
 """Wider drawings would be scaled on a phone until their text can't be read: their rows of elements are broken."""
-
-ROOMY = 340
-"""No drawing gets wider for what is written beside it."""
 
 SHORT = 32
 """The characters of the longest formula that is written inside of a node."""
@@ -258,7 +255,7 @@ def _call(graph: Any, width: float) -> float:
         beside.remove(box)
         need = CHARACTER * len(next(iter(box.born.values()))) + 10
         left, right = box.x - box.width / 2, box.x + box.width / 2
-        if right + need <= max(width, ROOMY) and not any(other.x > box.x for other in beside):
+        if right + need <= max(width, WIDEST) and not any(other.x > box.x for other in beside):
             box.calls = "right"
             width = max(width, right + need)
         elif left > need and not any(other.x < box.x for other in beside):

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from .. import show
-from ..entries import Entries, Outcome, describe, nested, outcome
+from ..entries import Entries, Kind, Outcome, describe, nested, outcome
 from .derivatives import formulas
 from .drawing import draw
 from .graph import WAYS, Sent, Step, record
@@ -69,7 +69,7 @@ class BackwardFigure:
         alt = html.escape(self.alt(), quote=True)
         svg = draw(self.steps, self.told, salt)
         steps = "".join(self._step(number) for number in range(len(self.steps)))
-        caption = f"<figcaption>{html.escape(self.caption)}</figcaption>" if self.caption else ""
+        caption = f"<figcaption>{html.escape(self.caption)}{self._key()}</figcaption>"
         return (
             f'<figure class="zn-backward" data-backward="{self.first}"{" data-plays" if self.plays else ""}>'
             f'<div class="zn-graph" role="img" aria-label="{alt}">{svg}</div>'
@@ -78,6 +78,23 @@ class BackwardFigure:
 
     def json(self) -> dict[str, Any] | None:
         return None
+
+    def _key(self) -> str:
+        """What the marks of the drawing mean; those of the steps matter only where a script steps."""
+        masked = any(
+            isinstance(value, Entries) and Kind.MASKED in value.kinds()
+            for step in self.steps
+            for sent in step.sends
+            for value in sent.value.values()
+        )
+        meeting = any(elements for told in self.told for elements in told.meets.values())
+        ignored = " A dashed cell (--) is ignored." if masked else ""
+        meets = " The numbers that make NaN have a thick frame." if meeting else ""
+        return (
+            '<span class="zn-key">Grey boxes are nodes, with the tensors that they saved. The cells between them are '
+            f'cotangents.{ignored}<span class="zn-key-steps"> ▶ marks the step that is described. '
+            f"Later steps are faint.{meets}</span></span>"
+        )
 
     def _rows(self, step: Step, told: Told) -> Iterator[Row]:
         """What arrives, what the node saved, what it passes on."""

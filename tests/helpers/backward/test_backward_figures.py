@@ -92,7 +92,8 @@ def test_without_nan_the_last_step_is_the_first_to_see():
     x = leaf(1.0, 2.0)
     figure = BackwardFigure(record(x.exp().sum(), {"x": x}), "")
     assert figure.first == 2 and "NaN is born" not in figure.text()
-    assert not figure.html().count("figcaption")
+    key = parsed(figure)[-1]
+    assert key.text is None and "thick frame" not in "".join(key.itertext()) and "dashed" not in "".join(key.itertext())
 
 
 def test_who_can_not_see_it_is_told_the_graph_and_what_happens():
@@ -113,6 +114,12 @@ def test_who_can_not_see_it_is_told_the_graph_and_what_happens():
 def test_a_caption_is_escaped_and_stands_below():
     figure = parsed(made("a < b & c"))
     assert figure[-1].tag == "figcaption" and figure[-1].text == "a < b & c"
+
+
+def test_the_caption_explains_the_marks_that_the_drawing_has():
+    key = "".join(parsed(made())[-1].itertext())
+    assert "Grey boxes are nodes" in key
+    assert "A dashed cell (--) is ignored." in key and "The numbers that make NaN have a thick frame." in key
 
 
 def test_each_input_has_a_formula_of_its_own_where_they_differ():

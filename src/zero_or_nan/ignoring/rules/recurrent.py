@@ -46,9 +46,8 @@ def lstm_layer_backward(op: Any, *args: Any, **kwargs: Any) -> Any:
         raise NotFollowed("is followed for the LSTM alone")
     again = exact if all_count(counts) else _without(op, named, counts, weights_alone)
     careful = _through_time(named) if any_nan(again) else _with_masks(again, counts)
-    return tuple(
-        value if value is None else prefer_exact(value, c.reshape(value.shape)) for value, c in zip(exact, careful)
-    )  # noqa: B905
+    pairs = zip(exact, careful)  # noqa: B905
+    return tuple(value if value is None else prefer_exact(value, c.reshape(value.shape)) for value, c in pairs)
 
 
 def _reached(named: dict[str, Any]) -> Tensor | None:
