@@ -66,7 +66,7 @@ ICONS = {
 _STYLE = re.compile(r'(<div class="zn">)<style>.*?</style>', re.DOTALL)
 """The rules that every output carries for Colab; here they are in the style sheet."""
 
-_THREAD = re.compile(r' · ([^<>·]+)(?=</a>|<a class="headerlink"|\Z)')
+_THREAD = re.compile(r' · ([^<>·]+)(?=</a>|</h1>|<a class="headerlink"|\Z)')
 """What comes after the symptom in a title: the number of its thread."""
 _HEADING = re.compile("<h1>.*?</h1>", re.DOTALL)
 
@@ -77,7 +77,7 @@ def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.documen
     book = str(app.config.html_title)
     meta = metadata(doctree)
     heading = html.unescape(_plain(context.get("title", "")))
-    body = _outputs(context.get("body", ""))
+    body = outputs(context.get("body", ""))
     description = meta.get("description", f"{heading}: a page of {book}")
     shown: dict[str, Any] = {
         "actions": _actions(app, project, name) if doctree is not None else [],
@@ -85,6 +85,7 @@ def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.documen
         "body": body,
         "contents": _contents(context),
         "description": description,
+        "epub": f"{project.site_url}/{project.epub.name}",
         "has_atlas": 'id="the-atlas"' in body,
         "has_backward": "data-backward" in body,
         "has_cells": "cell_output" in body,
@@ -144,7 +145,7 @@ def _plain(fragment: Any) -> str:
     return re.sub(r"<[^>]*>", "", str(fragment))
 
 
-def _outputs(body: str) -> str:
+def outputs(body: str) -> str:
     """The text of a page. The name that MyST-NB gives to folded code hides the one that can be read."""
     body = _HEADING.sub(lambda heading: titled(heading[0]), body, count=1)
     return _STYLE.sub(r"\1", body).replace(' aria-label="Toggle hidden content"', "")
@@ -236,7 +237,8 @@ def _structured(shown: dict[str, Any], book: str, author: str, facts: list[dict[
 
 
 def _show(app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:
-    context["site"] = page(app, pagename, context, doctree)
+    if app.builder.name == "html":
+        context["site"] = page(app, pagename, context, doctree)
 
 
 def _settings(app: Sphinx, config: Config) -> None:
@@ -279,7 +281,7 @@ def _back_door(app: Sphinx, project: Project) -> None:
 
 
 def _not_found(app: Sphinx) -> list[tuple[str, dict[str, Any], str]]:
-    return [("404", {"title": "No such page"}, "404.html")]
+    return [("404", {"title": "No such page"}, "404.html")] if app.builder.name == "html" else []
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
