@@ -146,10 +146,13 @@ def test_only_the_package_says_when_the_book_was_made(book):
 
 def test_html_becomes_xml_with_the_names_of_drawings():
     drawing = '<svg viewBox="0 0 1 1"><clipPath id="a"></clipPath></svg>'
-    body = f'<p hidden>a<br>b&nbsp;</p>{drawing}<a href="b.html" download>c</a>'
+    body = (
+        f'<p hidden>a<br>b&nbsp;</p><script>a < b</script>{drawing}<p>a<br>b&nbsp;<a href="b.html" download>c</a></p>'
+    )
     page = ElementTree.fromstring(f"<body>{readable(body, str.upper, '')}</body>")
-    assert [element.tag for element in page] == ["svg", "a"]
-    assert page[0].get("viewBox") == "0 0 1 1" and page[0][0].tag == "clipPath" and page[1].get("href") == "B.HTML"
+    assert [element.tag for element in page] == ["svg", "p"]
+    assert page[0].get("viewBox") == "0 0 1 1" and page[0][0].tag == "clipPath"
+    assert page[1][1].get("href") == "B.HTML" and text(page[1]) == "ab c"
 
 
 def test_a_form_leads_to_the_site():

@@ -72,7 +72,10 @@ def readable(body: str, link: Callable[[str], str], page: str) -> str:
 
 
 class Epub(Epub3Builder):
-    """Sphinx's builder, with readable pages, a title page, and the parts of the contents. Nothing but its date changes when it is built again."""
+    """Sphinx's builder, with readable pages, a title page, and the parts of the contents.
+
+    Of two builds of the same sources only the date in the package differs.
+    """
 
     def init(self) -> None:
         """Take the version from the library, whose book it is."""
