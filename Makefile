@@ -4,10 +4,10 @@ JOBS ?= 2
 BIN := .venv/bin
 RUN := $(BIN)/python -m tools
 # Comes before apt-get, whose own message does not say what to do.
-ROOT = [ "$$(id -u)" = 0 ] || { echo "error: apt-get can install packages only as root: run sudo apt-get install chromium nodejs npm, then make browser again" >&2; exit 1; };
+ROOT = [ "$$(id -u)" = 0 ] || { echo "error: apt-get can install packages only as root: run sudo apt-get install chromium epubcheck nodejs npm, then make browser again" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
-.PHONY: help book chapter check test browser notebooks record serve site-report bench costs mended masked honesty explained setups coverage mutants noticed matrix peers lint pins outdated audit watch pdf clean
+.PHONY: help book chapter check test browser notebooks record serve site-report bench costs mended masked honesty explained setups coverage mutants noticed matrix peers lint pins outdated audit watch pdf epub clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -21,8 +21,9 @@ check: $(BIN)/.ready  ## run every chapter (or only CHAPTER=name) and check ever
 test: $(BIN)/.ready  ## run all tests, in two processes (or in JOBS=4)
 	$(BIN)/python -m pytest -n $(JOBS)
 
-browser: $(BIN)/.ready tests/site/node_modules/.ready  ## install what the tests in a browser need: Chromium (needs root), axe-core and Lighthouse
+browser: $(BIN)/.ready tests/site/node_modules/.ready  ## install what the tests of the site need: Chromium and epubcheck (both need root), axe-core and Lighthouse
 	@$(BIN)/python -c 'from tools.measure.browser import executable as e; exit(not e())' || { $(ROOT) apt-get update && apt-get install -y chromium; }
+	@command -v epubcheck || { $(ROOT) apt-get update && apt-get install -y epubcheck; }
 
 tests/site/node_modules/.ready: tests/site/package-lock.json
 	@command -v npm || { $(ROOT) apt-get update && apt-get install -y nodejs npm; }
@@ -43,6 +44,9 @@ serve: $(BIN)/.ready  ## serve the built site on http://127.0.0.1:8000
 
 pdf: $(BIN)/.ready  ## print the built site into _build/zero-or-nan.pdf; needs Chromium, which make browser installs
 	$(RUN) pdf
+
+epub: $(BIN)/.ready  ## write the pages of the built site into _build/zero-or-nan.epub, for e-readers
+	$(RUN) epub
 
 site-report: $(BIN)/.ready  ## measure the built site in a browser: Lighthouse, weight, axe-core
 	$(RUN) site-report

@@ -31,6 +31,7 @@ VERSIONS = ("audit", "library-tests", "matrix", "mended-sample", "peers", "pins"
 COMMANDS = {
     "serve": ".serve",
     "pdf": ".pdf",
+    "epub": ".epub",
     "outdated": ".versions.pins",
     **{name: f".measure.{name}".replace("-", "_") for name in MEASURES},
     **{name: f".versions.{name}".replace("-", "_") for name in VERSIONS},

@@ -78,6 +78,11 @@ class Project:
         return self.build / "zero-or-nan.pdf"
 
     @property
+    def epub(self) -> Path:
+        """The whole book for e-readers, as `pdf` is for paper."""
+        return self.build / "zero-or-nan.epub"
+
+    @property
     def executed(self) -> Path:
         """The folder of the executed notebooks: what the build hands on to whatever reads outputs."""
         return self.build / "executed"

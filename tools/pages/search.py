@@ -164,7 +164,7 @@ class Drawn(HTMLParser):
 
 
 def _page(app: Sphinx) -> list[tuple[str, dict[str, Any], str]]:
-    return [("search", {"title": "Search"}, "search.html")]
+    return [("search", {"title": "Search"}, "search.html")] if app.builder.name == "html" else []
 
 
 def _write(app: Sphinx, failure: Exception | None) -> None:

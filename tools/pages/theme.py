@@ -70,7 +70,7 @@ _WORD = re.compile(r'<span class="pre">([^<]*)</span>')
 _LITERAL = re.compile(r'<code class="(?:code )?docutils literal notranslate">')
 """docutils wraps each word of literal text in elements that no style sheet of ours needs: a fifth of the API page."""
 
-_THREAD = re.compile(r' · ([^<>·]+)(?=</a>|<a class="headerlink"|\Z)')
+_THREAD = re.compile(r' · ([^<>·]+)(?=</a>|</h1>|<a class="headerlink"|\Z)')
 """What comes after the symptom in a title: the number of its thread."""
 _HEADING = re.compile("<h1>.*?</h1>", re.DOTALL)
 
@@ -81,7 +81,7 @@ def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.documen
     book = str(app.config.html_title)
     meta = metadata(doctree)
     heading = html.unescape(_plain(context.get("title", "")))
-    body = _outputs(context.get("body", ""))
+    body = outputs(context.get("body", ""))
     description = meta.get("description", f"{heading}: a page of {book}")
     shown: dict[str, Any] = {
         "actions": _actions(app, project, name) if doctree is not None else [],
@@ -89,6 +89,7 @@ def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.documen
         "body": body,
         "contents": _contents(context),
         "description": description,
+        "epub": f"{project.site_url}/{project.epub.name}",
         "has_atlas": 'class="zn-point"' in body,
         "has_backward": "data-backward" in body,
         "has_cells": "cell_output" in body,
@@ -148,7 +149,7 @@ def _plain(fragment: Any) -> str:
     return re.sub(r"<[^>]*>", "", str(fragment))
 
 
-def _outputs(body: str) -> str:
+def outputs(body: str) -> str:
     """The text of a page. The name that MyST-NB gives to folded code hides the one that can be read."""
     body = _LITERAL.sub("<code>", _WORD.sub(r"\1", body))
     body = _HEADING.sub(lambda heading: titled(heading[0]), body, count=1)
@@ -241,7 +242,8 @@ def _structured(shown: dict[str, Any], book: str, author: str, facts: list[dict[
 
 
 def _show(app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:
-    context["site"] = page(app, pagename, context, doctree)
+    if app.builder.name == "html":
+        context["site"] = page(app, pagename, context, doctree)
 
 
 def _settings(app: Sphinx, config: Config) -> None:
@@ -284,7 +286,7 @@ def _back_door(app: Sphinx, project: Project) -> None:
 
 
 def _not_found(app: Sphinx) -> list[tuple[str, dict[str, Any], str]]:
-    return [("404", {"title": "No such page"}, "404.html")]
+    return [("404", {"title": "No such page"}, "404.html")] if app.builder.name == "html" else []
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -33,9 +33,13 @@ class Renderer:
     """The command that people know, `jupyter-book build`, made strict and started ahead of its turn.
 
     Use it as a context: on leaving, a renderer that was not needed goes away.
+
+    Args:
+        project: the checkout.
+        builder: what to make of the pages, by the name that Sphinx has for it.
     """
 
-    def __init__(self, project: Project) -> None:
+    def __init__(self, project: Project, builder: str = "html") -> None:
         command = [
             sys.executable,
             "-W",
@@ -48,6 +52,7 @@ class Renderer:
             "-W",
             "-n",
             "--keep-going",
+            *(["--builder", "custom", "--custom-builder", builder] if builder != "html" else []),
         ]
         self._process = subprocess.Popen(
             command,

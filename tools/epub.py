@@ -1,0 +1,31 @@
+"""The whole book as one EPUB: Sphinx writes the pages of the site anew, for e-readers, and executes nothing."""
+
+from __future__ import annotations
+
+import shutil
+
+from .project import Problem, Project
+from .steps.render import Renderer, RenderFailed
+from .steps.site import Site
+
+
+def epub(project: Project) -> None:
+    """Write the book into `_build/zero-or-nan.epub`, from what the site was made of.
+
+    Raises:
+        Problem: when no site is built, when its sources changed since, or when a page can't be written.
+    """
+    if not (project.site / "index.html").is_file():
+        raise Problem("there is no site to make an EPUB of: run `make book` first")
+    if not Site(project).is_current():
+        raise Problem("the site is not what its sources would give now: run `make book` first")
+    folder = project.build / "epub"
+    shutil.rmtree(folder, ignore_errors=True)  # else Sphinx would write again only the pages that it takes for changed
+    with Renderer(project, "epub") as renderer:
+        try:
+            renderer.render()
+        except RenderFailed as error:
+            raise Problem(f"the EPUB could not be written:\n{error}") from error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    print(f"written: {project.epub.relative_to(project.root)}, {project.epub.stat().st_size / 2**20:.1f} MiB")
