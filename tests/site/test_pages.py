@@ -19,7 +19,7 @@ from tools.pages.folded import prompt
 from tools.project import Project
 from tools.steps.collect import MIME, checked
 from tools.steps.origin import origin
-from tools.steps.pair import SETUP
+from tools.steps.setup_cell import SETUP
 
 PROJECT = Project(ROOT)
 CHAPTERS = [chapter.stem for chapter in PROJECT.chapters]

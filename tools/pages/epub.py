@@ -42,8 +42,9 @@ _SVG = {name.lower(): name for name in _CASED.split()}
 def readable(body: str, link: Callable[[str], str], page: str) -> str:
     """The text of a page as XHTML, for a reader without scripts.
 
-    What is folded is open. Code that only draws, or only checks, is left out, and its outputs stay. A form is replaced
-    by a link to the page on the site.
+    What is folded is open. Code that only draws, or only checks, is left out, and its outputs stay. Of a chart's two
+    layouts the one for a wide page stays: not every e-reader can choose. A form is replaced by a link to the page on
+    the site.
 
     Args:
         body: the text as HTML.
@@ -51,7 +52,7 @@ def readable(body: str, link: Callable[[str], str], page: str) -> str:
         page: the address of the page on the site.
     """
     soup = BeautifulSoup(outputs(body), "html.parser")
-    for unseen in soup.select(f".cell.tag_hide-input > details, {_CHECKS} .cell_input, script, [hidden]"):
+    for unseen in soup.select(f".cell.tag_hide-input > details, {_CHECKS} .cell_input, .zn-narrow, script, [hidden]"):
         unseen.decompose()
     for line in soup.select("details.hide > summary"):
         # MyST-NB gives a line for each state, as paragraphs, which no summary may have.

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from ..project import Problem, Project
 from .collect import checked, collect, failed
-from .execute import Run, execute
+from .execute import execute
 from .outputs import Recorded, environment, record_outputs
 from .pair import pair
+from .ran import Run
 from .record import check_records, record
 from .render import Renderer, RenderFailed
 from .site import COVERED, Site

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from .execute import Notebook, Run
+from .ran import Notebook, Run
 
 # What helpers.show.MIME says; importing it here would import PyTorch into every build, for one constant.
 MIME = "application/vnd.zero-or-nan+json"
@@ -22,6 +21,11 @@ def statements(notebook: Notebook, page: str) -> Iterator[dict[str, Any]]:
             facts = output.get("data", {}).get(MIME)
             if facts is not None:
                 yield {**facts, "page": page}
+
+
+def is_good(run: Run) -> bool:
+    """Whether every cell did what it is meant to, and every claim holds: the outputs are worth keeping."""
+    return not run.troubles and not failed(statements(run.notebook, run.chapter.stem))
 
 
 def collect(runs: Iterable[Run]) -> list[dict[str, Any]]:

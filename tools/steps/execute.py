@@ -3,46 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from ..project import Project, write
-from .collect import failed, statements
+from .collect import is_good
 from .environment import fingerprint
 from .made import READER, Made, digest
+from .ran import Notebook, Run
 
 TIMEOUT = 120
 """Seconds that one cell may take."""
-
-Notebook = Mapping[str, Any]
-"""A notebook as its file has it: a mapping with a list of `cells`."""
-
-
-@dataclass(frozen=True)
-class Trouble:
-    """A cell that did not do what its chapter means it to: it raised, hung, or killed its kernel."""
-
-    cell: int
-    line: str
-    what: str
-
-
-@dataclass(frozen=True)
-class Run:
-    """A chapter with its outputs: how long they took, or whether they were there already."""
-
-    chapter: Path
-    notebook: Notebook
-    seconds: float
-    cached: bool
-    troubles: tuple[Trouble, ...] = ()
-
-    @property
-    def good(self) -> bool:
-        """Whether every cell did what it is meant to, and every claim holds: the outputs are worth keeping."""
-        return not self.troubles and not failed(statements(self.notebook, self.chapter.stem))
 
 
 def execute(
@@ -78,7 +49,7 @@ def execute(
         from .run import run_all  # here, for importing what runs a notebook takes longer than most builds
 
         for run in run_all(project, rest, timeout, jobs):
-            if run.good:
+            if is_good(run):
                 executed.keep(run.chapter, run.notebook)
             done[run.chapter] = run
             report(run)

@@ -29,7 +29,7 @@ from typing import Any
 
 from ..project import Project, read_record, write
 from .collect import MIME
-from .execute import Notebook, Run
+from .ran import Notebook, Run
 
 _CELL_NUMBER = re.compile(r"Cell In\[\d+\]")
 _BUILD = re.compile(r"(?<=\d)\+(?:cpu|cu\d+)\b")

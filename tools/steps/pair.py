@@ -15,27 +15,11 @@ from typing import TYPE_CHECKING
 
 from ..project import Project, write
 from .made import READER, Made, digest
+from .setup_cell import setup
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-# A clone on the path, and no pip: torch can't be replaced, and no package named helpers stays where others find it.
-SETUP = """\
-# Brings the library and the helpers of this book where they are missing. Nothing is installed, torch stays as it is.
-import pathlib, subprocess, sys
-
-try:
-    from helpers import Case
-    from zero_or_nan import ignoring
-except ImportError:
-    book = pathlib.Path("zero-or-nan").resolve()
-    if not book.exists():
-        clone = "git clone --quiet --depth 1 --branch {branch} {repository}"
-        subprocess.run([*clone.split(), str(book)], check=True)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "helpers"]:
-        del sys.modules[name]  # another of that name
-    sys.path.insert(0, str(book / "src"))\
-"""
 _BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
 _PAGE_LINK = re.compile(r"\]\((?!https?:|#)([\w-]+)\.md(#[\w-]*)?\)")
 
@@ -84,16 +68,6 @@ def anywhere(project: Project, chapter: Path, book: NotebookNode) -> str:
     _name_cells(book)
     nbformat.validate(book)
     return str(nbformat.writes(book)) + "\n"
-
-
-def setup(project: Project) -> str:
-    """The code of the set-up cell."""
-    return SETUP.format(repository=project.repository, branch=project.branch)
-
-
-def is_setup(cell: NotebookNode) -> bool:
-    """Whether a cell is the set-up cell, perhaps edited: its first line says so."""
-    return cell.cell_type == "code" and bool(cell.source.startswith(SETUP.partition("\n")[0]))
 
 
 def is_badge(cell: NotebookNode) -> bool:

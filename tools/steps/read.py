@@ -11,7 +11,7 @@ from jupytext.myst import MystMetadataParsingError
 from nbformat import NotebookNode
 
 from ..project import Problem, page_text
-from .pair import is_setup
+from .setup_cell import is_setup
 
 
 def read(chapter: Path) -> NotebookNode:

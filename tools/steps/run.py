@@ -18,8 +18,9 @@ from nbformat import NotebookNode
 
 from ..project import Project
 from . import session
+from .collect import is_good
 from .environment import cache_folder, forget_old_caches
-from .execute import Run, Trouble
+from .ran import Run, Trouble
 from .read import read
 from .warm import Warmth
 
@@ -46,7 +47,7 @@ def run_all(project: Project, chapters: Sequence[Path], timeout: int, jobs: int 
             futures = [pool.submit(run_one, chapter, todo[chapter], timeout) for chapter in first]
             for future in as_completed(futures):
                 run = future.result()
-                if run.good:
+                if is_good(run):
                     _into_cache(cache, run)
                 yield run
         finally:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..project import Problem, Project, page_text, write
-from .pair import is_badge, is_setup, setup
+from .pair import is_badge
+from .setup_cell import is_setup, setup
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode

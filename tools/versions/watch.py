@@ -13,7 +13,8 @@ from typing import Any
 
 from ..project import Project, write
 from ..steps.collect import checked, collect
-from ..steps.execute import Run, execute
+from ..steps.execute import execute
+from ..steps.ran import Run
 from .differences import KINDS, Difference, of_claims, of_selfcheck
 
 SELFCHECK = (sys.executable, "-m", "zero_or_nan.selfcheck", "--json")

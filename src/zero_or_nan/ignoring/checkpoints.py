@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from .graph import edge_of
-from .lifetimes import held_from
 from .masks import Mask, everywhere
-from .steps import Results, Step
-
-if TYPE_CHECKING:
-    from .masked_pass import Pass
+from .steps import Owner, Results, Step
 
 CHECKPOINT = "CheckpointFunctionBackward"
 
@@ -44,21 +40,19 @@ class Recomputed(Step):
             self.inside.__exit__(RuntimeError)
 
     @staticmethod
-    def prepare(node: Any, owner: Pass) -> Any:
+    def prepare(node: Any, owner: Owner) -> Any:
         """Have the function that is computed again tell the pass that runs; until the handle is removed."""
         return _Told(node, owner)
 
     def recomputed(self, inputs: Sequence[Any], outputs: Any) -> None:
         """A pass inside of this one follows what was just computed."""
-        from .masked_pass import Pass
-
         results = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
         # The results of this node are counted through its tensors alone.
         leaves = enumerate(tensor for tensor in inputs if isinstance(tensor, Tensor))
         edges = ((number, edge_of(leaf)) for number, leaf in leaves)
         self.leaves = {number: edge for number, edge in edges if edge is not None}
         roots = [result for result in results if isinstance(result, Tensor) and result.requires_grad]
-        self.inside = Pass(roots, held_from(roots), self.leaves.values(), self.owner)
+        self.inside = self.owner.inner(roots, self.leaves.values())
         self.inside.__enter__()
         for result, mask, unused in zip(results, self.masks, self.unused, strict=False):
             if isinstance(result, Tensor) and result.requires_grad and result.grad_fn is not None:
@@ -70,7 +64,7 @@ class _Told:
 
     lock = threading.Lock()
 
-    def __init__(self, node: Any, owner: Pass) -> None:
+    def __init__(self, node: Any, owner: Owner) -> None:
         self.node, self.owner = node, owner
         with self.lock:
             if not isinstance(node.run_function, _Telling):
@@ -88,7 +82,7 @@ class _Told:
 class _Telling:
     def __init__(self, function: Any) -> None:
         self.function = function
-        self.passes: list[Pass] = []
+        self.passes: list[Owner] = []
 
     def __call__(self, *inputs: Any) -> Any:
         outputs = self.function(*inputs)

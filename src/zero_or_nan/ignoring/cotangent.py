@@ -14,7 +14,7 @@ Two invariants hold for every `Cotangent`:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -28,11 +28,40 @@ from .masks import Mask, all_count, nothing_counts, put_where_ignored, put_zeros
 from .sparse import is_sparse, stored
 from .vmapped import is_wrapped, unwrapped
 
-if TYPE_CHECKING:
-    from .steps import Step
-
 CHUNK = 1 << 16
 """Entries that are mended at a time: a quarter of a megabyte of float32."""
+
+
+class Run(Protocol):
+    """What a cotangent knows of the derivative call that it belongs to. `steps` has the calls.
+
+    Attributes:
+        node: the node of the graph whose derivative runs.
+        entered: where the pass is recorded, each tensor between the nodes beside the cotangent that it became.
+        is_anothers: whether the derivative is code that was not written for PyTorch itself.
+        is_over: whether the call has ended. A graph of the gradient may have saved some of its cotangents.
+        selects: whether a zero that the derivative writes means "not selected".
+        makes_up_zeros: whether zeros like a cotangent are for what the derivative did not depend on.
+    """
+
+    is_anothers: bool
+    is_over: bool
+    node: Any
+
+    @property
+    def entered(self) -> dict[int, tuple[Tensor, Cotangent]]: ...
+
+    @property
+    def selects(self) -> bool: ...
+
+    @property
+    def makes_up_zeros(self) -> bool: ...
+
+    def where_unordered(self, condition: Tensor) -> Mask:
+        """The elements at which a condition of the derivative compared NaN; None if there are none."""
+
+    def failed(self, operator: str, error: Exception) -> None:
+        """The operator could not be followed: from there on the gradient is plain PyTorch's."""
 
 
 class Cotangent(Tensor):
@@ -60,19 +89,19 @@ class Cotangent(Tensor):
     value: Tensor
     mask: Mask
     """Of a sparse cotangent, which of the elements that it stores count."""
-    step: Step | None
+    step: Run | None
     viewed: tuple[Cotangent, Callable[[Tensor], Tensor]] | None
     """For a view: what it is a view of, and how to view a mask alike."""
     parts: Any = None
     """What plain PyTorch has in its place, where that is a `DTensor`."""
 
-    dispatch: Callable[..., Any]
-    """What finds an operator's rule; set by the module of that name."""
+    handler: ClassVar[Callable[..., Any]]
+    """What runs an operator on cotangents; `handles_operators` sets it."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, value: Tensor, mask: Mask = None, step: Step | None = None) -> Cotangent:
+    def __new__(cls, value: Tensor, mask: Mask = None, step: Run | None = None) -> Cotangent:
         if value.is_conj() or value.is_neg():
             value = value.resolve_conj().resolve_neg()
         if dispatches(value):
@@ -88,7 +117,7 @@ class Cotangent(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, op: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return cls.dispatch(op, args, kwargs or {})
+        return cls.handler(op, args, kwargs or {})
 
     def numpy(self, *, force: bool = False) -> Any:
         """The value's numbers, as of any tensor; what is made of them has no mask."""
@@ -96,6 +125,15 @@ class Cotangent(Tensor):
 
     def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
         return f"Cotangent({self.value}, {self.mask})"
+
+
+def handles_operators(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a function run every operator on cotangents, called as `handler(op, args, kwargs)`.
+
+    A tensor has to know what runs its operators, and that needs all rules, which are written with this tensor.
+    """
+    Cotangent.handler = staticmethod(handler)
+    return handler
 
 
 def dispatches(tensor: Tensor) -> bool:
@@ -163,7 +201,7 @@ def mask_of(thing: Any) -> Mask:
     return thing.mask if type(thing) is Cotangent else None
 
 
-def step_of(things: Iterable[Any]) -> Step | None:
+def step_of(things: Iterable[Any]) -> Run | None:
     """The run of a derivative that one of the things, or of those in a list of them, belongs to."""
     for thing in things:
         kind = type(thing)

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .cotangent import Cotangent, ignores, is_finite, step_of, unwrap, wrap
+from .cotangent import Cotangent, Run, handles_operators, ignores, is_finite, step_of, unwrap, wrap
 from .failures import NotFollowed
 from .higher import all_saved, remember_all, step_here
 from .in_place import in_place, remember_view
 from .jagged import values_of
 from .registry import RULES, RULES_OF_SPARSE
 from .sparse import is_sparse
-from .steps import Step
 
 
+@handles_operators
 def dispatch(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What the operator gives, with masks, as a part of the same step."""
     step = step_of(args) or step_of(kwargs.values())
@@ -39,15 +39,12 @@ def dispatch(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return result
 
 
-Cotangent.dispatch = staticmethod(dispatch)
-
-
 @functools.cache
 def _kind(op: Any) -> tuple[bool, bool, Any]:
     return op._schema.is_mutable, op.is_view, op.overloadpacket
 
 
-def follow(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], step: Step | None) -> Any:
+def follow(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], step: Run | None) -> Any:
     """An out-of-place operator by its rule, by the operators that it is made of, or as plain PyTorch does it."""
     rule = (RULES_OF_SPARSE if any(map(_is_sparse_cotangent, args)) else RULES).get(_kind(op)[2])
     if rule is not None:
@@ -81,7 +78,7 @@ def _name(op: Any) -> str:
     return str(op._schema.name)
 
 
-def _belonging(result: Any, step: Step | None) -> Any:
+def _belonging(result: Any, step: Run | None) -> Any:
     """The result, its cotangents marked as the step's."""
     result_values = values_of(result)
     if type(result_values) is Cotangent:

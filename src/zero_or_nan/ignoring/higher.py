@@ -15,20 +15,17 @@ cotangent with the same mask, so what was ignored is a constant there too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from .conditions import ALWAYS
-from .cotangent import Cotangent, is_saved, mask_of, unwrap
+from .cotangent import Cotangent, Run, is_saved, mask_of, unwrap
 from .masks import Mask, everywhere, nothing_counts
 from .registry import function
 from .threads import current
-
-if TYPE_CHECKING:
-    from .steps import Step
 
 _forward_mode: Any = forward_ad
 _KEY = "zero_or_nan: which results of this node were ignored"
@@ -44,7 +41,7 @@ class _Entered(torch.autograd.Function):
     """A plain tensor as a cotangent."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, mask: Mask, step: Step, is_constant: bool) -> Cotangent:
+    def forward(ctx: Any, value: Tensor, mask: Mask, step: Run, is_constant: bool) -> Cotangent:
         if in_forward_mode():  # then `jvp` takes them
             ctx.step, ctx.mask = step, everywhere(False, value) if is_constant else mask
         return Cotangent(value.detach(), mask, step)
@@ -81,21 +78,21 @@ function(_Entered, moves=True, safe_if=ALWAYS)
 function(_Left, moves=True, safe_if=ALWAYS)
 
 
-def entered(value: Tensor, mask: Mask, step: Step) -> Cotangent:
+def entered(value: Tensor, mask: Mask, step: Run) -> Cotangent:
     """The cotangent that a derivative gets; what it makes of it is recorded where PyTorch records.
 
     A tensor that goes to several nodes enters once: what comes back to it is then added up in PyTorch's own order.
     """
     if not (value.requires_grad and torch.is_grad_enabled() or in_forward_mode()):
         return Cotangent(value, mask, step)
-    before = step.owner.entered.get(id(value))
+    before = step.entered.get(id(value))
     if before is not None and before[0] is value and _same(before[1].mask, mask):
         cotangent = before[1]
         cotangent.step = step
     else:
         dual, is_constant = _with_tangent(value)
         cotangent = _Entered.apply(dual, mask, step, is_constant)  # type: ignore[no-untyped-call]
-        step.owner.entered[id(value)] = value, cotangent
+        step.entered[id(value)] = value, cotangent
     return cotangent
 
 
@@ -186,7 +183,7 @@ def without(value: Tensor, mask: Tensor) -> Tensor:
     return value
 
 
-def step_here() -> Step | None:
+def step_here() -> Run | None:
     """The run of a derivative that this thread is in."""
     running = current()
     return None if running is None else running.step_at(_running_node())

@@ -9,17 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .cotangent import Cotangent, ignores, mask_of, unwrap
+from .cotangent import Cotangent, Run, ignores, mask_of, unwrap
 from .failures import NotFollowed
 from .masks import Mask, full, laid_out
-from .steps import Step
 
 RESHAPING = frozenset({"as_strided", "squeeze", "swapaxes", "swapdims", "t", "transpose", "unsqueeze"})
 """Operators whose in-place form gives the same elements another shape."""
 
 
 def in_place(
-    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], step: Step | None, follow: Callable[..., Any]
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], step: Run | None, follow: Callable[..., Any]
 ) -> Any:
     """In-place operators follow the rule of their out-of-place twin; the result is written into value and mask."""
     target = args[0] if args else None

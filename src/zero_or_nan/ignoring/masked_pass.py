@@ -31,6 +31,7 @@ from .graph import KINDS, NODES, AccumulateGrad, Edge, Graph, edge_of, function_
 from .higher import any_recorded, constants, is_recorded, tangent_of, without
 from .hooks import Ours, put_first
 from .jagged import is_jagged, values_of
+from .lifetimes import held_from
 from .masks import Mask, all_count, and_whatever_is_not_0, both, either, everywhere, nothing_counts
 from .precheck import is_safe
 from .registry import FUNCTIONS, MASKS, UNKNOWN, Function, Masks, record_of
@@ -189,6 +190,10 @@ class Pass:
         """The checkpoint that runs and computes this function again."""
         steps = [step for node, step in self._running.items() if getattr(node, "run_function", None) is function]
         return steps[0] if steps and isinstance(steps[0], Recomputed) and current() is self else None
+
+    def inner(self, roots: Sequence[Any], keep: Iterable[Edge]) -> Pass:
+        """A pass inside of this one, over a part of the graph that was computed again."""
+        return Pass(roots, held_from(roots), keep, self)
 
     def step_at(self, node: Any) -> Step | None:
         """The run of a node's derivative, while it lasts."""

@@ -6,8 +6,8 @@ with plain results and their masks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,20 +17,41 @@ from . import distributed
 from .cotangent import Cotangent, can_carry, is_finite, mask_of, prefer_exact, unwrap
 from .distributed import Gathered, Gathering, is_distributed
 from .failures import NotFollowed, RuleFailed
-from .graph import can_be_read_again, for_each_edge, function_of, run, runs_of_the_engine
+from .graph import Edge, can_be_read_again, for_each_edge, function_of, run, runs_of_the_engine
 from .higher import entered, in_forward_mode, is_recorded, left, remember, tangent_of
 from .jagged import is_jagged, values_of, with_values
 from .masks import Mask, all_count, full, reduced, was_broadcast
 from .registry import FUNCTIONS, GENERATED, UNKNOWN, Function, is_own
 from .watching import Watching
 
-if TYPE_CHECKING:
-    from .masked_pass import Pass
-
 _profiler: Any = torch.autograd
 
 Results = tuple[Sequence[Any], Sequence[Mask]]
 """What a derivative gave, as plain tensors, and the mask of each."""
+
+
+class Owner(Protocol):
+    """What a step asks of the pass that it belongs to.
+
+    Attributes:
+        entered: as in `cotangent.Run`.
+        masks: the masks at the edges that were asked for.
+    """
+
+    entered: dict[int, tuple[Tensor, Cotangent]]
+    masks: dict[Edge, Mask]
+
+    def failed(self, name: str, error: Exception, suspected: bool = False) -> None:
+        """Something could not be followed."""
+
+    def is_safe_ahead(self, node: Any) -> bool:
+        """Whether plain PyTorch's backward can be trusted from this node on."""
+
+    def inner(self, roots: Sequence[Any], keep: Iterable[Edge]) -> Any:
+        """A pass inside of this one, over a part of the graph that was computed again."""
+
+    def recomputing(self, function: Any) -> Any:
+        """The step that runs and computes this function again; None if there is none."""
 
 
 class Step:
@@ -42,13 +63,18 @@ class Step:
     is_over = False
     """Whether the run has ended. A graph of the gradient may have saved some of its cotangents."""
 
-    def __init__(self, owner: Pass, node: Any, function: Function, masks: Sequence[Mask]) -> None:
+    def __init__(self, owner: Owner, node: Any, function: Function, masks: Sequence[Mask]) -> None:
         self.owner = owner
         self.node = node
         self.function = function
         self.masks = masks
         self._comparisons: _Comparisons | None = None
         self._gathering: Gathering | None = None
+
+    @property
+    def entered(self) -> dict[int, tuple[Tensor, Cotangent]]:
+        """Each tensor that entered a step of this pass, beside its cotangent."""
+        return self.owner.entered
 
     @property
     def selects(self) -> bool:
@@ -300,7 +326,7 @@ class Sliced(Step):
     `CopySlices` hides which function that was. PyTorch's profiler tells: it sees the wrapped derivative begin.
     """
 
-    def __init__(self, owner: Pass, node: Any, function: Function, masks: Sequence[Mask]) -> None:
+    def __init__(self, owner: Owner, node: Any, function: Function, masks: Sequence[Mask]) -> None:
         super().__init__(owner, node, function, masks)
         self._profiling = False
         self._found: Function | None = None

@@ -15,7 +15,7 @@ from scratch import Book, copied, edit, end, processes, wait_for
 
 from tools.project import Project
 from tools.steps.build import Build
-from tools.steps.execute import Run, Trouble
+from tools.steps.ran import Run, Trouble
 from tools.steps.site import Site
 
 CASE = 'from helpers import Case\n\ncase = Case("10729")'

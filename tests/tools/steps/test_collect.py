@@ -16,7 +16,7 @@ from helpers.compare import Tolerance
 from helpers.entries import MASKED, outcome
 from tools.project import Problem, Project
 from tools.steps.collect import MIME, checked, collect, failed, statements
-from tools.steps.execute import Run
+from tools.steps.ran import Run
 from tools.steps.record import outcome as recorded_outcome
 from tools.steps.record import record, record_file
 

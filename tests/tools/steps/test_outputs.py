@@ -12,7 +12,7 @@ from scratch import Book, copied
 
 from tools.project import Project
 from tools.steps import outputs
-from tools.steps.execute import Run
+from tools.steps.ran import Run
 
 ROOT = Path.cwd()
 
