@@ -80,11 +80,11 @@ def test_two_runs_print_the_same_bytes_and_meet_rules_of_every_kind(done, monkey
     assert again.json() + "\n" == done.stdout
     files = {path.stem for path in Path(ignoring.__file__).with_name("rules").glob("[a-z]*.py")}
     derivatives, small, of_gradients, crashing, not_asked = (
-        {"chunked", "stepwise", "masks_alone", "packing"},
+        {"chunked", "stepwise", "transfers", "packing"},
         {"attention"},
         {"convolutions", "two_cotangents"},
         {"sampling"},
-        {"cells", "flex", "grouped", "sparse", "stacked", "twins"},
+        {"cells", "flex", "grouped", "sparse", "stacked", "aliases"},
     )
     assert met >= files - derivatives - small - of_gradients - crashing - not_asked
 

@@ -28,7 +28,8 @@ from torch.masked import masked_tensor
 
 from zero_or_nan import explain, ignoring
 from zero_or_nan.ignoring.lifetimes import held_from
-from zero_or_nan.ignoring.masked_pass import Pass, nothing_ignored
+from zero_or_nan.ignoring.masked_pass import Pass
+from zero_or_nan.ignoring.plan import nothing_ignored
 from zero_or_nan.ignoring.precheck import is_safe
 
 from ..project import Problem, Project, write
@@ -310,7 +311,7 @@ class _Bare(Pass):
     def _enter(self, *arguments: Any) -> Any:
         return None
 
-    _leave = _pass_on = _enter  # type: ignore[assignment]
+    _leave = _follow = _enter  # type: ignore[assignment]
 
 
 def parts(case: Case, contaminated: bool) -> dict[str, float]:

@@ -26,7 +26,7 @@ from ..ignoring.graph import (
     saved_tensors,
 )
 from ..ignoring.lifetimes import held_from
-from ..ignoring.masked_pass import nothing_ignored
+from ..ignoring.plan import nothing_ignored
 from ..ignoring.precheck import is_safe
 from .arithmetic import again, first_born, limit, number, on_copies
 from .forward import (

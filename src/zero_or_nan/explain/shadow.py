@@ -40,8 +40,8 @@ class Shadow(Pass):
         self.finite[node] = are_finite(results if changed is None else changed)
         return changed
 
-    def _pass_on(self, node: Any, edges: Any, function: Any, masks: Any, mend: Any, results: Any, arriving: Any) -> Any:
-        super()._pass_on(node, edges, function, masks, mend, results, arriving)
+    def _follow(self, node: Any, edges: Any, function: Any, masks: Any, mend: Any, results: Any, arriving: Any) -> Any:
+        super()._follow(node, edges, function, masks, mend, results, arriving)
         self.finite[node] = are_finite(results)
 
 

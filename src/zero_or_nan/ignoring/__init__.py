@@ -17,6 +17,7 @@ How it works, in the order of the flow:
 
 - `passes`: the two functions, with PyTorch's own arguments.
 - `precheck`: whether plain backward is safe, by the `conditions` on what a graph saved.
+- `plan`: what to do at each node, by what is known of its type: `kinds`.
 - `masked_pass`: one pass that knows the masks: where they arrive, and where they go.
 - `steps`: what happens at one node; `checkpoints`: a node that is a pass of its own.
 - `cotangent`, `masks`: the tensor that a derivative gets; `distributed`: where it is spread over several processes.

@@ -9,7 +9,7 @@ from typing import Any
 from .cotangent import as_in_pytorch
 
 
-class Ours(partial):  # type: ignore[type-arg]
+class PassHook(partial):  # type: ignore[type-arg]
     """A hook of a pass."""
 
 
@@ -51,7 +51,7 @@ def put_first(handle: Any) -> list[Any]:
     if hooks is None or len(hooks) == 1:
         return handles
     for number, hook in list(hooks.items()):
-        if not isinstance(hook, Ours):
+        if not isinstance(hook, PassHook):
             kept = hook if isinstance(hook, _GetsPlain) else _GetsPlain(hook)
             del hooks[number]  # C++ goes through them in the order of insertion
             hooks[number] = kept

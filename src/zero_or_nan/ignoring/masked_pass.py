@@ -18,25 +18,26 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
-from .checkpoints import CHECKPOINT, Recomputed
+from .checkpoints import Recomputed
 from .compiling import compiled_autograd_aside
 from .cotangent import Cotangent, can_carry, dispatches, is_finite
 from .counts import Count
-from .distributed import is_border, is_distributed, is_spread, not_zero
+from .distributed import is_distributed, not_zero
 from .failures import NotFollowed, RuleFailed
-from .graph import KINDS, NODES, AccumulateGrad, Edge, Graph, edge_of, function_of, graph_from
-from .higher import any_recorded, constants, is_recorded, tangent_of, without
-from .hooks import Ours, put_first
+from .graph import Edge, Graph, edge_of, function_of, graph_from
+from .higher import constants, is_recorded, tangent_of, without
+from .hooks import PassHook, put_first
 from .jagged import is_jagged, values_of
+from .kinds import NodeKind
 from .lifetimes import held_from
 from .masks import Mask, all_count, and_whatever_is_not_0, both, either, everywhere, nothing_counts
+from .plan import EVERYTHING, Ahead, planned
 from .precheck import is_safe
-from .registry import FUNCTIONS, MASKS, UNKNOWN, Function, Masks, record_of
+from .registry import Function, Transfer
 from .sparse import is_sparse
-from .steps import Border, Followed, Foreign, Moved, Replaced, Sliced, Step
+from .steps import Linear, Sliced, Step, Traced
 from .threads import current, set_current
 from .vmapped import is_wrapped
 
@@ -88,6 +89,9 @@ class Pass:
         entered: where the pass is recorded, each tensor between the nodes beside the cotangent that it became.
     """
 
+    policy = EVERYTHING
+    """What the plan of a pass may do. Tests take some of it away."""
+
     raises_bugs = False
     """Whether an error in a rule is raised, as tests want it, in place of a warning."""
 
@@ -126,14 +130,17 @@ class Pass:
         try:
             for root in self.roots:
                 if isinstance(root, Tensor) and root._backward_hooks:  # these run before anything else
-                    self._handles += put_first(root.register_hook(Ours(self._begun)))  # type: ignore[no-untyped-call]
-            idle = self._idle()
-            quiet = self._quiet()
-            if quiet:  # which run of the engine is ours, before anybody's hook starts another
-                self._handles.append(quiet[0].register_prehook(Ours(self._begun)))
-            for node, edges in self.graph.items():
-                if node not in idle and node not in quiet:
-                    self._follow(node, edges, idle)
+                    self._handles += put_first(root.register_hook(PassHook(self._begun)))  # type: ignore[no-untyped-call]
+            plan = planned(
+                self.roots, self.graph, self.keep, self.unsafe, self.by_rules_alone, self.outer is None, self.policy
+            )
+            self.by_rules_alone = plan.by_rules_alone
+            if plan.first is not None:  # which run of the engine is ours, before anybody's hook starts another
+                self._handles.append(plan.first.register_prehook(PassHook(self._begun)))
+            for node, ahead, kind, repair in plan.transferred:
+                self._transfer(node, ahead, kind, repair)
+            for node, ahead, step, function in plan.interpreted:
+                self._interpret(node, ahead, step, function)
             self._before = current()
             set_current(self)
         except BaseException:
@@ -224,7 +231,7 @@ class Pass:
         if strange is not None:
             self._pass_by(strange)
             return None
-        if not masked and function.selects is False and (kind is Step or kind is Moved):
+        if not masked and function.selects is False and (kind is Step or kind is Linear):
             return None
         if self.count is not None:
             self.count.see(node, masks)
@@ -265,13 +272,13 @@ class Pass:
         # PyTorch looks at what a hook returns, and can't at nested tensors.
         return None if all(map(operator.is_, values, results)) else tuple(values)
 
-    def _pass_on(
+    def _follow(
         self,
         node: Any,
         edges: Sequence[tuple[Edge, bool]],
         function: Function,
-        masks: Masks,
-        mend: Any,
+        masks: Transfer,
+        repair: Any,
         results: tuple[Any, ...],
         arriving: tuple[Any, ...],
     ) -> None:
@@ -289,10 +296,10 @@ class Pass:
                 for (edge, last), result in zip(edges, results, strict=False)
             ]
             try:
-                if self.count is not None and mend is not None:
+                if self.count is not None and repair is not None:
                     self.count.see(node, [mask])
-                if mend is not None and mask is not None:
-                    mend(node, grad, mask, results)
+                if repair is not None and mask is not None:
+                    repair(node, grad, mask, results)
                 found = masks.follow(node, grad, mask, wanted)
             except Exception as error:
                 self.failed(function_of(node.name()), error)
@@ -367,59 +374,17 @@ class Pass:
             self._engine_pass = running
         return running == self._engine_pass
 
-    def _idle(self) -> set[Any]:
-        """The leaves, and the nodes from which on plain PyTorch can be trusted."""
-        if any_recorded(self.graph) or is_spread(self.roots, self.graph):  # all processes have to do the same
-            self.by_rules_alone = True
-        if self.by_rules_alone:
-            self.unsafe = set()
-        idle = set()
-        keep, unsafe = self.keep, self.unsafe
-        for node, edges in reversed(self.graph.items()):
-            if type(node) is not AccumulateGrad:  # has no derivative
-                if not unsafe or node in unsafe:
-                    continue
-                for edge in edges:
-                    if edge[0] is not None and (edge[0] not in idle or edge in keep):
-                        break
-                else:
-                    facts = _facts(node)
-                    if facts.function.selects is False or facts.function.moves or facts.masks is not None:
-                        idle.add(node)
-                continue
-            idle.add(node)
-        return idle
+    def _transfer(self, node: Any, ahead: Ahead, kind: NodeKind, repair: Any) -> None:
+        """Let plain PyTorch run the node's derivative, and have the mask follow it."""
+        assert kind.transfer is not None
+        leave = PassHook(self._follow, node, ahead, kind.function, kind.transfer, repair)
+        self._handles += put_first(node.register_hook(leave))
 
-    def _quiet(self) -> list[Any]:
-        """The nodes that nothing ignored can reach: from the root on, as long as there is one way and no selection."""
-        quiet: list[Any] = []
-        if self.by_rules_alone or self.keep or self.outer is not None or len(self.roots) != 1:
-            return quiet
-        node = getattr(self.roots[0], "grad_fn", None) or getattr(self.roots[0], "node", None)
-        while node is not None and type(node) in KINDS and type(node) is not AccumulateGrad:
-            facts, edges = _facts(node), self.graph[node]
-            if facts.function.selects is not False or facts.kind is Replaced or len(edges) != 1:
-                break
-            quiet.append(node)
-            node = edges[0][0]
-        return quiet
-
-    def _follow(self, node: Any, edges: Sequence[Edge], idle: set[Any]) -> None:
-        facts = _facts(node)
-        function = facts.function
-        ahead = [(edge, edge[0] is None or edge[0] in idle) for edge in edges]
-        masks = facts.masks
-        if masks is not None and not self.by_rules_alone:
-            trusted = bool(self.unsafe) and node not in self.unsafe
-            if masks.may_follow(node, trusted):
-                leave = Ours(self._pass_on, node, ahead, function, masks, None if trusted else masks.mend)
-                self._handles += put_first(node.register_hook(leave))
-                return
-        kind = _kind_at(node, facts)
-        enter = Ours(self._enter, node, kind, function)
-        self._handles.append(node.register_prehook(enter))  # after the others
-        self._handles += put_first(node.register_hook(Ours(self._leave, node, ahead)))
-        if kind is Recomputed:
+    def _interpret(self, node: Any, ahead: Ahead, step: type[Step], function: Function) -> None:
+        """Have a step of ours around the run of the node's derivative."""
+        self._handles.append(node.register_prehook(PassHook(self._enter, node, step, function)))  # after the others
+        self._handles += put_first(node.register_hook(PassHook(self._leave, node, ahead)))
+        if step is Recomputed:
             self._handles.append(Recomputed.prepare(node, self))
 
     def _pass_by(self, strange: Any) -> None:
@@ -447,63 +412,6 @@ class Pass:
         self.graph = {}
 
 
-def nothing_ignored(nodes: Iterable[Any]) -> bool:
-    """True if no node here can produce an ignored element: none selects, and none is unknown."""
-    for node in nodes:
-        if type(node) is not AccumulateGrad:
-            facts = _facts(node)
-            if facts.function is UNKNOWN or is_recorded(node):
-                return False
-            if facts.function.selects is not False and facts.function.may_select(node):
-                return False
-            if facts.kind not in (Step, Moved) and _kind_at(node, facts) not in (Step, Moved):
-                return False
-    return True
-
-
-class _Facts(NamedTuple):
-    """What a pass wants to know of a kind of nodes: how their derivatives are run, and their function's records."""
-
-    name: str
-    kind: type[Step]
-    function: Function
-    masks: Masks | None
-
-
-_FACTS: dict[type, _Facts] = {}
-
-
-def _facts(node: Any) -> _Facts:
-    found = _FACTS.get(type(node))
-    if found is None or FUNCTIONS.get(found.name, UNKNOWN) is not found.function:
-        name, function = function_of(node.name()), record_of(node)
-        own = type(node) in KINDS
-        found = _Facts(name, _kind_of(node, name, function), function, MASKS.get(name) if own else None)
-        if own:  # others go by several names
-            _FACTS[type(node)] = found
-    return found
-
-
-def _kind_of(node: Any, name: str, function: Function) -> type[Step]:
-    """How the derivative of a node is run."""
-    if function.moves:
-        return Border if is_border(node) else Moved
-    if function.derivative is not None:
-        return Replaced
-    if isinstance(node, BackwardCFunction):
-        return Recomputed if name == CHECKPOINT else Foreign if function is UNKNOWN else Followed
-    if name not in NODES:
-        return Foreign
-    return Sliced if name == "CopySlices" else Step
-
-
-def _kind_at(node: Any, facts: _Facts) -> type[Step]:
-    """The same of one node, as its function was called there."""
-    kind, function = facts.kind, facts.function
-    only_if = function.derivative_if if kind is Replaced else function.moves if kind is Moved else None
-    return Step if callable(only_if) and not only_if(node) else kind
-
-
 def _is_zerotensor(value: Any) -> bool:
     return type(value) is Tensor and value._is_zerotensor()
 
@@ -519,7 +427,7 @@ def _unless_constant(node: Any, value: Any, mask: Mask) -> Mask:
     return mask
 
 
-_ON_COTANGENTS = (Step, Followed, Sliced)
+_ON_COTANGENTS = (Step, Traced, Sliced)
 """How a derivative is run that gets cotangents in place of plain tensors."""
 
 

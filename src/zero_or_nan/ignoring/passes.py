@@ -17,8 +17,9 @@ from .distributed import is_distributed, on_any_process
 from .graph import Edge, Graph, edge_of
 from .higher import in_forward_mode
 from .lifetimes import held_from
-from .masked_pass import Pass, nothing_ignored
+from .masked_pass import Pass
 from .masks import everywhere, full
+from .plan import nothing_ignored
 from .precheck import is_safe
 from .vmapped import batched_again, batched_by_vmap, in_transform, outside
 

@@ -8,23 +8,21 @@ a number outside of the bounds, or memory that is not there yet asks for care.
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._nn import flatten_dense_tensors
-from torch.autograd.function import BackwardCFunction
 from torch.nn import Parameter
 
-from .conditions import ALWAYS, AWAY_FROM_ZERO, FINITE, MODERATE, NEVER, Condition, bound
+from .checks import Checks, Saved
+from .conditions import AWAY_FROM_ZERO, FINITE, MODERATE, Condition, bound
 from .distributed import is_distributed, part_here
-from .graph import KINDS, function_of
 from .jagged import values_of
-from .registry import FUNCTIONS, UNKNOWN, Function, record_of
+from .kinds import classify, known
 from .sparse import is_sparse, stored
 from .vmapped import is_wrapped
 
@@ -47,46 +45,6 @@ _DENSE = (Tensor, Parameter)
 _UNKNOWN = object()
 
 
-class _Place(NamedTuple):
-    """Where nodes of a kind keep a saved tensor, or several: how to get them, and the condition that they need."""
-
-    packed: Callable[[Any], Any]
-    unpack_hook: Callable[[Any], Any]
-    saved: Callable[[Any], Any]
-    condition: Condition
-
-
-class _Plan(NamedTuple):
-    """How to check the nodes of a kind: where they keep tensors, and how to get the scalars among their arguments."""
-
-    function: Function
-    places: tuple[_Place, ...]
-    scalars: tuple[Callable[[Any], Any], ...]
-
-
-@functools.cache
-def _plan(kind: type, function: Function) -> _Plan | None:
-    """None asks for care."""
-    usual = function.safe_if
-    if usual is NEVER:
-        return None
-    saved = [attribute.removeprefix("_raw_saved_") for attribute in dir(kind) if attribute.startswith("_raw_saved_")]
-    conditions = {attribute: function.safe_if_saved.get(attribute, usual) for attribute in saved}
-    saved_in = "saved_{}" if issubclass(kind, BackwardCFunction) else "_saved_{}"
-    places = tuple(
-        _Place(
-            attrgetter(f"_raw_saved_{a}"),
-            attrgetter(f"_raw_saved_{a}.unpack_hook"),
-            attrgetter(saved_in.format(a)),
-            condition,
-        )
-        for a, condition in conditions.items()
-        if condition is not ALWAYS
-    )
-    scalars = [f"_saved_{scalar}" for scalar in function.scalars]
-    return _Plan(function, places, tuple(attrgetter(scalar) for scalar in scalars if hasattr(kind, scalar)))
-
-
 _Measured = tuple[tuple[Tensor, ...], Condition, torch.dtype]
 
 
@@ -107,12 +65,12 @@ class _Precheck:
         self.elsewhere: list[tuple[Any, _Measured]] = []
         self.small: tuple[list[tuple[Any, Tensor]], ...] = ([], [])
 
-    def check(self, nodes: list[Any], plan: _Plan | None) -> None:
+    def check(self, nodes: list[Any], checks: Checks | None) -> None:
         """Look at nodes of one kind."""
-        if plan is None:
+        if checks is None:
             self.refused += nodes
             return
-        function, places, scalars = plan
+        function, places, scalars = checks
         if function.only_if is not None:
             self.refused += [node for node in nodes if not function.only_if(node)]
         for scalar in scalars:
@@ -129,7 +87,7 @@ class _Precheck:
                 if not _accepts_alike(some, place):
                     self._check_each(some, place)
 
-    def _check_each(self, nodes: list[Any], place: _Place) -> None:
+    def _check_each(self, nodes: list[Any], place: Saved) -> None:
         _, unpack_hook, saved, condition = place
         small = None if condition is AWAY_FROM_ZERO else self.small[condition is MODERATE]
         for node in nodes:
@@ -151,7 +109,7 @@ class _Precheck:
             if not self._accepts(node, place):
                 self.refused.append(node)
 
-    def _accepts(self, node: Any, place: _Place) -> bool:
+    def _accepts(self, node: Any, place: Saved) -> bool:
         """Whether the tensors that a node keeps in one place are as they have to be, as far as it is known yet."""
         try:
             packed = place.packed(node)
@@ -242,7 +200,7 @@ def is_safe(nodes: Iterable[Any], unsafe: list[Any] | None = None) -> bool:
     """Whether ignored elements can't contaminate what comes out of these nodes.
 
     Args:
-        nodes: where to condition.
+        nodes: the nodes to check.
         unsafe: gets all nodes out of which ignored elements may come as other numbers than 0. Without it, this ends
             at the first kind that has one.
     """
@@ -258,13 +216,12 @@ def is_safe(nodes: Iterable[Any], unsafe: list[Any] | None = None) -> bool:
     torch._C._set_grad_enabled(False)
     try:
         for kind, alike in by_kind.items():
-            known = _KNOWN.get(kind)
-            if known is not None and FUNCTIONS.get(known.name, UNKNOWN) is known.function:
-                if known.needs_check:
-                    checking.check(alike, known.plan)
-            else:
+            found = known(kind)
+            if found is None:
                 for node in alike:
-                    checking.check([node], _known(node).plan)
+                    checking.check([node], classify(node).checks)
+            elif found.needs_check:
+                checking.check(alike, found.checks)
             if checking.refused and unsafe is None:
                 return False
         checking.finish()
@@ -275,30 +232,7 @@ def is_safe(nodes: Iterable[Any], unsafe: list[Any] | None = None) -> bool:
     return not checking.refused
 
 
-class _Known(NamedTuple):
-    """What is remembered of a kind of nodes."""
-
-    name: str
-    function: Function
-    plan: _Plan | None
-    needs_check: bool
-
-
-_KNOWN: dict[type, _Known] = {}
-
-
-def _known(node: Any) -> _Known:
-    function = record_of(node)
-    kind: Any = type(node)
-    plan = _plan(kind, function)
-    needs_check = plan is None or bool(plan.places or plan.scalars or function.only_if)
-    known = _Known(function_of(node.name()), function, plan, needs_check)
-    if kind in KINDS:  # others go by several names
-        _KNOWN[kind] = known
-    return known
-
-
-def _accepts_alike(nodes: list[Any], place: _Place) -> bool:
+def _accepts_alike(nodes: list[Any], place: Saved) -> bool:
     """Whether many small tensors are as they have to be; False also where they are not all alike."""
     try:
         if list(map(place.unpack_hook, nodes)).count(None) != len(nodes):

@@ -84,49 +84,51 @@ RULES_OF_SPARSE: dict[Any, Rule] = {}
 """The same where a cotangent is sparse, and its mask that of the elements that it stores."""
 
 
-class Masks(NamedTuple):
-    """How a mask goes through the derivative of a function that runs as plain PyTorch's.
+class Transfer(NamedTuple):
+    """How a mask goes through the derivative of a function, if plain PyTorch runs the derivative.
 
     Attributes:
-        follow: called as `follow(node, grad, mask, results)`, with the cotangent and its mask, and what the derivative
-            gave for each edge, None for an edge whose mask nobody needs. It gives a mask, or None, for each.
-        reads: the attributes of the saved tensors that are read for that.
-        only_if: what else must hold of a node.
-        mend: called as `mend(node, grad, mask, results)` where what was saved is not harmless: it writes into the
-            results. Where there is none, the derivative has to be followed operator by operator.
-        mend_if: for which nodes; for all when None.
-        mend_reads: the attributes of those that are read for it.
+        follow: the function that gives the masks. It is called as `follow(node, grad, mask, results)` with a cotangent,
+            its mask, and the result of the derivative for each edge. A result is None if nobody needs the mask of its
+            edge. `follow` returns a mask, or None, for each edge.
+        reads: the attributes of the saved tensors that `follow` reads.
+        only_if: a condition on the node. None means all nodes.
+        repair: the function that repairs the results if the saved tensors are not safe. It is called as
+            `repair(node, grad, mask, results)`, and writes into the results. If there is none, such a derivative is
+            interpreted.
+        repair_if: the nodes that `repair` can handle. None means all nodes.
+        repair_reads: the attributes of the saved tensors that `repair` reads.
     """
 
     follow: Callable[[Any, torch.Tensor, Mask, Sequence[Any]], Sequence[Mask]]
     reads: tuple[str, ...] = ()
     only_if: Callable[[Any], bool] | None = None
-    mend: Callable[[Any, torch.Tensor, torch.Tensor, Sequence[Any]], None] | None = None
-    mend_if: Callable[[Any], bool] | None = None
-    mend_reads: tuple[str, ...] = ()
+    repair: Callable[[Any, torch.Tensor, torch.Tensor, Sequence[Any]], None] | None = None
+    repair_if: Callable[[Any], bool] | None = None
+    repair_reads: tuple[str, ...] = ()
 
     def may_follow(self, node: Any, trusted: bool) -> bool:
-        """Whether a node can be left to plain PyTorch; `trusted` where it makes nothing but 0 of ignored entries."""
+        """Whether a node can be left to plain PyTorch; `trusted` if the precheck found it safe."""
         kind = node._input_metadata[0]
         if kind.is_nested_tensor or not kind.dtype.is_floating_point:
             return False
-        if not trusted and (self.mend is None or self.mend_if is not None and not self.mend_if(node)):
+        if not trusted and (self.repair is None or self.repair_if is not None and not self.repair_if(node)):
             return False
-        for name in self.reads if trusted else self.reads + self.mend_reads:
+        for name in self.reads if trusted else self.reads + self.repair_reads:
             if getattr(getattr(node, name, None), "unpack_hook", node) is not None:
                 return False  # what unpacks it would compute it once more, or fetch it from elsewhere
         return self.only_if is None or self.only_if(node)
 
 
-MASKS: dict[str, Masks] = {}
-"""By the name of a function: how a mask goes through its derivative where what it saved is harmless."""
+TRANSFERS: dict[str, Transfer] = {}
+"""How a mask goes through the derivative of a function, by the function's name."""
 
 
-def masks(names: str, **facts: Any) -> Callable[[Any], Any]:
-    """Record how a mask goes through the derivatives of some functions; `facts` are the fields of `Masks`."""
+def transfer(names: str, **facts: Any) -> Callable[[Any], Any]:
+    """Record how a mask goes through the derivatives of some functions; `facts` are the fields of `Transfer`."""
 
     def register(follow: Any) -> Any:
-        MASKS.update((name, Masks(follow, **facts)) for name in names.split() if name in NODES)
+        TRANSFERS.update((name, Transfer(follow, **facts)) for name in names.split() if name in NODES)
         return follow
 
     return register

@@ -219,7 +219,7 @@ class _Comparisons(Watching):  # type: ignore[no-untyped-call]
             self.unordered[id(result)] = result, unordered if before is None else before | unordered
 
 
-class Moved(Step):
+class Linear(Step):
     """The run of a derivative that moves elements about, or adds them up: it does the same to their mask."""
 
     def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
@@ -242,7 +242,7 @@ def _as_values(like: Any, mask: Mask) -> Any:
     return with_values(like, given) if is_jagged(like) else given
 
 
-class Border(Step):
+class DTensorBoundary(Step):
     """Where a tensor begins or ends to be spread over several processes: what it does, all of them do together."""
 
     selects = False
@@ -258,7 +258,7 @@ class Border(Step):
 _ONCE = "its saved tensors can be had only once here"
 
 
-class Replaced(Step):
+class CustomVJP(Step):
     """The run of a derivative that ours may stand in for: PyTorch's runs as ever, and is mended when it is done."""
 
     is_needed = True
@@ -381,7 +381,7 @@ class Sliced(Step):
         return [event for events in _profiler._disable_profiler_legacy() for event in events]
 
 
-class Followed(Step):
+class Traced(Step):
     """The run of somebody's own derivative, in Python, of which a record says that operators are all that it calls."""
 
     is_anothers = True
@@ -415,7 +415,7 @@ class Followed(Step):
         vars(self.node).pop("apply", None)
 
 
-class Foreign(Step):
+class Opaque(Step):
     """The run of code that nobody has recorded: plain tensors go in, and what comes out counts.
 
     If that loses something, a gradient ahead is not finite, and the pass warns then. It warns at once if the loss may

@@ -23,9 +23,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import zero_or_nan
 from zero_or_nan import ignoring
 from zero_or_nan.ignoring import passes, threads
-from zero_or_nan.ignoring.graph import AccumulateGrad, graph_from
+from zero_or_nan.ignoring.graph import graph_from
 from zero_or_nan.ignoring.masked_pass import Pass
-from zero_or_nan.ignoring.registry import Masks
+from zero_or_nan.ignoring.plan import Policy
 
 CLEAN = {}
 """Programs by name: each takes torch.autograd or ignoring, and returns all that can be seen of its pass."""
@@ -85,20 +85,16 @@ def not_harmless(nodes, unsafe=None):
     return False
 
 
-def leaves(running):
-    return {node for node in running.graph if type(node) is AccumulateGrad}
-
-
 @pytest.fixture(params=["quick look", "careful", "by rules alone", "masks alone"])
 def quick(request, monkeypatch):
     """With the quick look, with it switched off, and with only one way to follow a node."""
     if request.param in ("careful", "by rules alone"):
         monkeypatch.setattr(passes, "is_safe", lambda *_: False)
     if request.param == "by rules alone":
-        monkeypatch.setattr(Masks, "may_follow", lambda *_: False)
+        monkeypatch.setattr(Pass, "policy", Policy(transfers=False))
     if request.param == "masks alone":
         monkeypatch.setattr(passes, "is_safe", not_harmless)
-        monkeypatch.setattr(Pass, "_idle", leaves)
+        monkeypatch.setattr(Pass, "policy", Policy(skips=False))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.filterwarnings("error", message="ignoring")

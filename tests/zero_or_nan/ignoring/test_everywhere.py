@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from zero_or_nan import ignoring
 from zero_or_nan.ignoring import passes
 from zero_or_nan.ignoring.masked_pass import Pass
-from zero_or_nan.ignoring.registry import Masks
+from zero_or_nan.ignoring.plan import Policy
 
 nan, inf = math.nan, math.inf
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -808,7 +808,7 @@ def test_an_error_of_a_foreign_function_is_its_own():
 @pytest.fixture
 def by_rules(monkeypatch):
     """Every derivative is followed operator by operator."""
-    monkeypatch.setattr(Masks, "may_follow", lambda *_: False)
+    monkeypatch.setattr(Pass, "policy", Policy(transfers=False))
 
 
 def test_an_operator_without_a_rule_is_named_and_plain(told, by_rules, monkeypatch):

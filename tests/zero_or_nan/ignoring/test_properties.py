@@ -11,10 +11,9 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from programs import Program, programs
 
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring import cotangent, looks, masks, passes
-from zero_or_nan.ignoring.graph import AccumulateGrad
+from zero_or_nan.ignoring import cotangent, masks, passes, precheck
 from zero_or_nan.ignoring.masked_pass import Pass
-from zero_or_nan.ignoring.registry import Masks
+from zero_or_nan.ignoring.plan import Policy
 from zero_or_nan.ignoring.rules import attention, products
 
 properties = settings(
@@ -51,18 +50,13 @@ def gradients(auto, program, dtype=torch.float64, **options):
 def way(request, monkeypatch):
     """With nodes that are left to plain PyTorch, with all followed by operator, and by what pays for large tensors."""
     if request.param == "by rules alone":
-        monkeypatch.setattr(Masks, "may_follow", lambda *_: False)
-        monkeypatch.setattr(Pass, "_idle", leaves)
+        monkeypatch.setattr(Pass, "policy", Policy(skips=False, transfers=False))
     elif request.param == "as if large":
-        for module, name in [(masks, "MANY"), (cotangent, "CHUNK"), (looks, "LARGE"), (attention, "LARGE")]:
+        for module, name in [(masks, "MANY"), (cotangent, "CHUNK"), (precheck, "LARGE"), (attention, "LARGE")]:
             monkeypatch.setattr(module, name, 2)
-        for module, name in [(products, "CHEAP"), (attention, "SHORT"), (looks, "SMALL")]:
+        for module, name in [(products, "CHEAP"), (attention, "SHORT"), (precheck, "SMALL")]:
             monkeypatch.setattr(module, name, 0)
         monkeypatch.setattr(products, "MOST", 1)
-
-
-def leaves(running):
-    return {node for node in running.graph if type(node) is AccumulateGrad}
 
 
 AT_A_BOUND = Program(

@@ -1,6 +1,7 @@
 """One rule per operator that appears in backward, in files by what the operator does to a mask."""
 
 from . import (
+    aliases,
     attention,
     bags,
     cells,
@@ -11,7 +12,6 @@ from . import (
     fused,
     grouped,
     linear_algebra,
-    masks_alone,
     packing,
     pointwise,
     products,
@@ -24,8 +24,8 @@ from . import (
     spreading,
     stacked,
     stepwise,
+    transfers,
     transforms,
-    twins,
     two_cotangents,
 )
 
@@ -40,7 +40,7 @@ __all__ = [
     "fused",
     "grouped",
     "linear_algebra",
-    "masks_alone",
+    "transfers",
     "packing",
     "pointwise",
     "products",
@@ -54,6 +54,6 @@ __all__ = [
     "stacked",
     "stepwise",
     "transforms",
-    "twins",
+    "aliases",
     "two_cotangents",
 ]

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..cotangent import without_nan
 from ..graph import run
 from ..masks import Mask, anywhere, both, core, expanded, reduced, reshaped
-from ..registry import masks, record_of
+from ..registry import record_of, transfer
 from ..sparse import has_sparse_factor
 from .attention import is_short_and_whole, mend_attention, whole_masks
 from .fused import mend_layer_norm
@@ -28,24 +28,24 @@ def _mend_entries(node: Any, grad: Tensor, mask: Tensor, results: Results) -> No
         without_nan(results[0], mask)
 
 
-@masks(
+@transfer(
     """
     Abs Acos Acosh Asin Asinh Atan Atanh Cos Cosh Elu Erf Erfc Exp Exp2 Expm1 Gelu Hardswish LeakyRelu Log Log10 Log1P
     Log2 LogSigmoid Mish Reciprocal Rsqrt Sigmoid Silu Sin Sinh Softplus Sqrt Tan Tanh
     """,
-    mend=_mend_entries,
-    mend_if=lambda node: len(node.next_functions) == 1,
+    repair=_mend_entries,
+    repair_if=lambda node: len(node.next_functions) == 1,
 )
 def _same(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     return (mask,)
 
 
-@masks("Alias Clone Neg NativeDropout")
+@transfer("Alias Clone Neg NativeDropout")
 def _kept(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     return (mask,)
 
 
-@masks("Mul Div Sub Rsub Add")
+@transfer("Mul Div Sub Rsub Add")
 def _broadcast(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     """To each of two that were broadcast."""
     return [mask if mask is None or result is None else reduced(mask, result.shape) for result in results]
@@ -59,14 +59,14 @@ def _is_dense_sum(node: Any) -> bool:
     return uses_base(node) and _is_dense(node)
 
 
-@masks(
+@transfer(
     "Mm",
     only_if=_is_dense,
-    mend=mend_products,
-    mend_if=is_cheap,
-    mend_reads=("_raw_saved_self", "_raw_saved_mat2"),
+    repair=mend_products,
+    repair_if=is_cheap,
+    repair_reads=("_raw_saved_self", "_raw_saved_mat2"),
 )
-@masks("Bmm", only_if=_is_dense)
+@transfer("Bmm", only_if=_is_dense)
 def _product(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     """To each factor what it met: the rows, and the columns."""
     if mask is None:
@@ -78,26 +78,26 @@ def _product(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[
     )
 
 
-@masks(
+@transfer(
     "Addmm",
     only_if=_is_dense_sum,
-    mend=mend_products,
-    mend_if=is_cheap,
-    mend_reads=("_raw_saved_mat1", "_raw_saved_mat2"),
+    repair=mend_products,
+    repair_if=is_cheap,
+    repair_reads=("_raw_saved_mat1", "_raw_saved_mat2"),
 )
-@masks("Baddbmm", only_if=uses_base)
+@transfer("Baddbmm", only_if=uses_base)
 def _added_product(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     base, *factors = results
     added = mask if mask is None or base is None else reduced(mask, base.shape)
     return (added, *_product(node, grad, mask, factors))
 
 
-@masks("View UnsafeView ReshapeAlias")
+@transfer("View UnsafeView ReshapeAlias")
 def _reshaped(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     return (mask if mask is None or results[0] is None else reshaped(mask, results[0].shape),)
 
 
-@masks("T")
+@transfer("T")
 def _transposed(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     return (mask if mask is None else mask.t(),)
 
@@ -107,7 +107,7 @@ def _moves(node: Any) -> bool:
     return len(node._input_metadata) == 1 and (moves(node) if callable(moves) else moves)
 
 
-@masks(
+@transfer(
     "Cat Expand Flip Permute PixelShuffle PixelUnshuffle Repeat Roll Squeeze Stack Sum Transpose Unsqueeze",
     only_if=_moves,
 )
@@ -121,7 +121,7 @@ def _moved(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Ma
     ]
 
 
-@masks("Select")
+@transfer("Select")
 def _select(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     """As a slice, which has one element along the dimension."""
     if results[0] is None:
@@ -132,7 +132,7 @@ def _select(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[M
     return (around.expand(results[0].shape),)
 
 
-@masks("Slice")
+@transfer("Slice")
 def _slice(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     """What was sliced away is ignored, in a mask of the one dimension that was sliced, where nothing else arrives."""
     if results[0] is None:
@@ -163,13 +163,13 @@ def _signed(number: Any) -> Any:
     return number - (1 << 64) if number is not None and number >= 1 << 63 else number
 
 
-@masks("Relu", reads=("_raw_saved_result",))
+@transfer("Relu", reads=("_raw_saved_result",))
 def _relu(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     """Open above 0, and at NaN, which it has handed on."""
     return (both(node._saved_result.bool(), mask),)
 
 
-@masks("Where", reads=("_raw_saved_condition",))
+@transfer("Where", reads=("_raw_saved_condition",))
 def _where(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     taken, other = node._saved_condition.bool(), None
     if results[1] is not None:
@@ -186,12 +186,12 @@ def _fills_with_a_number(node: Any) -> bool:
     return all(ahead is None for ahead, _ in node.next_functions[1:])
 
 
-@masks("MaskedFill", reads=("_raw_saved_mask",), only_if=_fills_with_a_number)
+@transfer("MaskedFill", reads=("_raw_saved_mask",), only_if=_fills_with_a_number)
 def _masked_fill(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     return (expanded(both(node._saved_mask.logical_not(), mask), grad.shape), *[None] * (len(results) - 1))
 
 
-@masks("Softmax LogSoftmax")
+@transfer("Softmax LogSoftmax")
 def _softmax(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     """It mixes what lies along one dimension."""
     if mask is None or not grad.dim():
@@ -199,10 +199,10 @@ def _softmax(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[
     return (anywhere(mask, _signed(node._saved_dim), keepdim=True).expand(grad.shape),)
 
 
-@masks(
+@transfer(
     "NativeLayerNorm",
-    mend=mend_layer_norm,
-    mend_reads=tuple(f"_raw_saved_{name}" for name in ("input", "result1", "result2", "weight", "bias")),
+    repair=mend_layer_norm,
+    repair_reads=tuple(f"_raw_saved_{name}" for name in ("input", "result1", "result2", "weight", "bias")),
 )
 def _layer_norm(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     """It mixes each row; weight and bias get a sum over rows."""
@@ -214,12 +214,12 @@ def _layer_norm(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequen
     return found + [None if result is None else reduced(mask, result.shape) for result in results[1:]]
 
 
-@masks(
+@transfer(
     "ScaledDotProductFlashAttentionForCpu",
     reads=("_raw_saved_query", "_raw_saved_key", "_raw_saved_attn_mask"),
     only_if=is_short_and_whole,
-    mend=mend_attention,
-    mend_reads=("_raw_saved_value", "_raw_saved_output", "_raw_saved_logsumexp"),
+    repair=mend_attention,
+    repair_reads=("_raw_saved_value", "_raw_saved_output", "_raw_saved_logsumexp"),
 )
 def _attention(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
     """A query mixes all keys, and a key goes to all queries."""
