@@ -134,7 +134,9 @@ def transfer(names: str, **facts: Any) -> Callable[[Any], Any]:
     return register
 
 
-def function(names: str | type[torch.autograd.Function], *, since: str = "2.6", **facts: Any) -> Any:
+def function(
+    names: str | type[torch.autograd.Function], *, since: str = "2.6", until: str | None = None, **facts: Any
+) -> Any:
     """Make a record of one or more forward functions, so that `ignoring` follows their backward.
 
     `ignoring` follows PyTorch's own derivatives with or without a record. It follows your own code only if the code has
@@ -147,6 +149,8 @@ def function(names: str | type[torch.autograd.Function], *, since: str = "2.6", 
             "LogSoftmax". A name of a custom operator, as in `torch.ops`, such as "mylib::scale". Or a subclass of
             `torch.autograd.Function`. Separate several names by spaces.
         since: a PyTorch release that has nodes with these names. On an older release, a missing name is not an error.
+        until: the last PyTorch release that has them, if a newer one has renamed them. On a release newer than that, a
+            missing name is not an error.
         facts: fields of `Function`, as keyword arguments.
 
     Returns:
@@ -178,7 +182,7 @@ def function(names: str | type[torch.autograd.Function], *, since: str = "2.6", 
     tensor([2., 0.])
     """
     record = Function(**facts)
-    keys = list(_keys(names, since))
+    keys = list(_keys(names, since, until))
     for key in keys:
         if key in FUNCTIONS and isinstance(key, str) and not key.startswith(GENERATED):
             raise ValueError(f"{key} has a record already: {FUNCTIONS[key]}")
@@ -186,7 +190,7 @@ def function(names: str | type[torch.autograd.Function], *, since: str = "2.6", 
     return names
 
 
-def _keys(names: str | type, since: str) -> Iterator[str | type]:
+def _keys(names: str | type, since: str, until: str | None) -> Iterator[str | type]:
     """What the records of these functions are found by."""
     if isinstance(names, type) and issubclass(names, torch.autograd.Function):
         yield names
@@ -203,7 +207,7 @@ def _keys(names: str | type, since: str) -> Iterator[str | type]:
         elif name in NODES or "." in name or name.startswith(GENERATED):  # the latter are PyTorch's own, in Python
             yield name
         else:
-            _refuse_unless_other_release(f"no node is called {name}Backward0", since)
+            _refuse_unless_other_release(f"no node is called {name}Backward0", since, until)
 
 
 def record_of(node: Any) -> Function:
@@ -234,7 +238,7 @@ def derivative(names: str | type[torch.autograd.Function], **facts: Any) -> Call
 
     Args:
         names: the same as for `function`.
-        facts: fields of `Function`, as keyword arguments, and `since`.
+        facts: fields of `Function`, as keyword arguments, and `since` and `until`.
 
     Raises:
         ValueError, TypeError: in the same situations as `function`.
@@ -265,7 +269,7 @@ def derivative(names: str | type[torch.autograd.Function], **facts: Any) -> Call
     return register
 
 
-def rule(*operators: str, since: str = "2.6") -> Callable[[Rule], Rule]:
+def rule(*operators: str, since: str = "2.6", until: str | None = None) -> Callable[[Rule], Rule]:
     """Register a rule for one or more operators. The decorated function is the rule.
 
     `ignoring` calls the rule as `rule(op, *args, **kwargs)` if at least one of the arguments is a `Cotangent`. `op` is
@@ -283,6 +287,8 @@ def rule(*operators: str, since: str = "2.6") -> Callable[[Rule], Rule]:
         operators: the names of the operators, as in `torch.ops`: "mylib::scale". A name without a namespace, such as
             "mul", is an operator of aten.
         since: a PyTorch release that has these operators. On an older release, a missing operator is not an error.
+        until: the last PyTorch release that has them, if a newer one has renamed them. On a release newer than that, a
+            missing operator is not an error.
 
     Raises:
         ValueError: if there is no operator with this name, if the operator writes into its arguments, or if the library
@@ -313,7 +319,7 @@ def rule(*operators: str, since: str = "2.6") -> Callable[[Rule], Rule]:
         if packet is None and found:
             raise ValueError(f"there is no operator {operator}; define it before its rule")
         if packet is None:
-            _refuse_unless_other_release(f"there is no operator {operator}", since)
+            _refuse_unless_other_release(f"there is no operator {operator}", since, until)
         elif packet in RULES and is_own(RULES[packet]):
             raise ValueError(f"{namespace or 'aten'}::{name} has a rule already: {RULES[packet].__name__}")
         elif all(getattr(packet, overload)._schema.is_mutable for overload in packet.overloads()):
@@ -427,10 +433,13 @@ def _check_masks(op: Any, result: Any) -> None:
             raise ValueError("it calls an element ignored that is not 0")
 
 
-def _refuse_unless_other_release(complaint: str, since: str) -> None:
+def _refuse_unless_other_release(complaint: str, since: str, until: str | None) -> None:
     here = _numbers(torch.__version__)
-    if _numbers(since) <= here <= NEWEST:
-        raise ValueError(f"{complaint} in PyTorch {torch.__version__}; pass `since='…'`, or correct the name")
+    if _numbers(since) <= here <= (NEWEST if until is None else _numbers(until)):
+        raise ValueError(
+            f"{complaint} in PyTorch {torch.__version__}; correct the name, or pass since='…' if older releases lack it, "
+            "or until='…' if newer ones do"
+        )
 
 
 def _numbers(version: str) -> tuple[int, int]:

@@ -348,6 +348,15 @@ def test_a_name_that_pytorch_lacks_is_refused_from_the_release_of_since_on(relea
             register("NoSuch", since="2.13")
 
 
+@pytest.mark.parametrize("release", ["2.8.0", "2.9.0", "2.10.0", "2.11.0"])
+def test_a_name_that_pytorch_gave_up_is_not_refused_after_the_release_of_until(release, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", release)
+    for register in (ignoring.function, ignoring.rule):
+        refused = pytest.raises(ValueError, match="until='…' if newer ones do")
+        with refused if release in ("2.9.0", "2.10.0") else nullcontext():
+            register("NoSuch", since="2.9", until="2.10")
+
+
 def test_of_pytorchs_own_a_second_record_or_rule_is_refused():
     with pytest.raises(ValueError, match="Exp has a record already"):
         ignoring.function("Exp")
