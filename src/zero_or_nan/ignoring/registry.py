@@ -437,8 +437,8 @@ def _refuse_unless_other_release(complaint: str, since: str, until: str | None) 
     here = _numbers(torch.__version__)
     if _numbers(since) <= here <= (NEWEST if until is None else _numbers(until)):
         raise ValueError(
-            f"{complaint} in PyTorch {torch.__version__}; correct the name, or pass since='…' if older releases lack it, "
-            "or until='…' if newer ones do"
+            f"{complaint} in PyTorch {torch.__version__}; correct the name, or pass since='…' if older releases "
+            "lack it, or until='…' if newer ones do"
         )
 
 
