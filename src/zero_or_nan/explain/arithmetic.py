@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..ignoring.watching import Mode
-from .traces import is_sparse, looked_at, stored, tensors_in
+from .tensors import is_sparse, looked_at, stored, tensors_in
 
 WRITTEN: dict[str, str] = {
     "add": "{} + {}",
@@ -147,7 +147,7 @@ def first_born(function: Callable[[], Any], entries: Tensor | None = None) -> Bo
         function: the computation; run once, with nothing recorded, and random numbers as they are now.
         entries: those of a result that are asked about.
     """
-    with again() as _, _Looking(entries) as looking:
+    with rerun(), _Looking(entries) as looking:
         function()
     if looking.nan is not None and looking.infinite is not None and not looking.infinite.is_pole:
         return looking.infinite
@@ -155,8 +155,8 @@ def first_born(function: Callable[[], Any], entries: Tensor | None = None) -> Bo
 
 
 @contextmanager
-def unnoticed() -> Iterator[None]:
-    """Something runs once more, and nobody notices: the random numbers of before, no mode, no warning."""
+def without_side_effects() -> Iterator[None]:
+    """While entered, code leaves the random numbers as they were, and no mode and no warning shows that it ran."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=list(devices)), torch._C.DisableTorchFunction(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -164,9 +164,9 @@ def unnoticed() -> Iterator[None]:
 
 
 @contextmanager
-def again() -> Iterator[None]:
-    """The same, without a graph."""
-    with unnoticed(), torch.no_grad():
+def rerun() -> Iterator[None]:
+    """The same for code that runs a second time: it records no graph either."""
+    with without_side_effects(), torch.no_grad():
         yield
 
 

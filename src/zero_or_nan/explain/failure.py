@@ -17,9 +17,10 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from ..ignoring.lifetimes import held_from
 from ..replacing import put_back, replace
 from .arithmetic import on_copies
-from .report import NotFiniteError
+from .report import NotFiniteError, Report
 from .shadow import leaves_of
-from .traces import all_finite, each_in, tensors_in
+from .tensors import all_finite, each_in, tensors_in
+from .watch import Watch
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -95,9 +96,7 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
             pass
         too_early = any(optimizer not in before.optimizers for optimizer in watch.stepped)
         before.put_back()
-        from .block import explain
-
-        with explain() as report:
+        with Watch(Report()) as report:
             try:
                 with _Watch(before, habits):
                     step(*args, **kwargs)

@@ -14,8 +14,8 @@ from ..ignoring.checkpoints import CHECKPOINT
 from ..ignoring.graph import AccumulateGrad, Edge, Graph, edge_of
 from ..ignoring.lifetimes import held_from
 from ..ignoring.registry import UNKNOWN, record_of
-from .arithmetic import unnoticed
-from .traces import are_finite
+from .arithmetic import without_side_effects
+from .tensors import are_finite
 
 
 class Shadow(Pass):
@@ -73,7 +73,7 @@ def shadow_of(
         return None
     shadow = Shadow(roots, graph, [*keep, *edges], dangers)
     try:
-        with unnoticed(), _Leaves(graph) as leaves, shadow:
+        with without_side_effects(), _Leaves(graph) as leaves, shadow:
             if any(node.name() == CHECKPOINT for node in graph):  # refuses to work for `grad`
                 nested(lambda more: leaves.set_aside(held_from(more)))
                 torch.autograd.backward(roots, vectors, retain_graph=True)
