@@ -17,7 +17,7 @@ from .findings import Findings
 from .functions import MAKES_DATA, MEANT, Plan, buffers_of
 from .nodes import note_call, note_carried, note_passed
 from .provenance import Birth, Provenance, joined, without
-from .tensors import is_finite, is_sparse, looked_at, tensors_in
+from .tensors import is_finite, is_sparse, numbers_of, tensors_in
 
 
 class Result(NamedTuple):
@@ -121,7 +121,7 @@ class Attribution:
         skipped = set(map(id, (*buffers, *tensors_in(call.kwargs.get("out")), *overwritten)))
         found = Operands([], [], [])
         for tensor in call.tensors():
-            here = looked_at(tensor)
+            here = numbers_of(tensor)
             if here is None or id(tensor) in skipped or bool(torch.isfinite(here).all()):
                 continue
             original = args[0] if tensor is before and not is_sparse(tensor) else tensor
@@ -225,7 +225,7 @@ class Attribution:
         The loss of this pass may ignore what the statistics bring into the loss of a later pass.
         """
         for tensor in buffers:
-            here = looked_at(tensor)
+            here = numbers_of(tensor)
             if here is not None and self.findings.provenances.of(tensor) is None and not is_finite(here):
                 paths = provenance.paths if provenance is not None else {}
                 copies = Provenance({replace(birth): path for birth, path in paths.items()})

@@ -30,7 +30,7 @@ from .places import Place, place_here, users_frame
 from .provenance import Birth, Provenance, joined
 from .sandbox import Sandbox
 from .shadow import Shadow, leaves_of, shadow_of
-from .tensors import all_finite, is_finite, looked_at
+from .tensors import all_finite, is_finite, numbers_of
 
 _unwatched = torch._C.DisableTorchFunction
 _STRIDED = torch.strided
@@ -77,8 +77,8 @@ class Backward:
         shadow: the outcome of the same pass run by `ignoring`, if it was needed and could be run.
         arrived: by edge, the provenance of the gradient there that is not finite.
         carried: by node, the elements of its outputs that were not finite in the forward pass.
-        holders: the edges of leaves with a `.grad` that this pass adds to. True if the gradient that arrives there and
-            `.grad` itself can be told apart, and `.grad` is finite.
+        holders: by edge of each leaf whose `.grad` this pass adds to, whether `.grad` is one more finite number in the
+            sum that arrives there.
         loss: the provenance of a loss that is not finite.
     """
 
@@ -129,7 +129,7 @@ class Backward:
 
     def _check_vectors(self) -> None:
         for root, vector in zip(self.request.roots, self.request.vectors, strict=False):
-            here, edge = looked_at(vector), edge_of(root)
+            here, edge = numbers_of(vector), edge_of(root)
             if here is not None and edge is not None and not is_finite(here):
                 known = self.findings.provenances.of(vector)
                 birth = known.births[0] if known is not None and known.births else come_in(vector, here, _call_here())
@@ -151,7 +151,7 @@ class Backward:
             return
         birth: Birth | None = None
         for edge, grad in grads.items():
-            here = looked_at(grad)
+            here = numbers_of(grad)
             if here is None or is_finite(here):
                 continue
             self.holders[edge] = False
@@ -164,7 +164,7 @@ class Backward:
 
     def _provenance_of(self, value: Any) -> Provenance | None:
         """The provenance of a tensor that is not finite, if it is known."""
-        here = looked_at(value)
+        here = numbers_of(value)
         return None if here is None or is_finite(here) else self.findings.provenances.of(value)
 
     def _cast_shadow(self, dangers: Sequence[Any]) -> None:
@@ -180,7 +180,7 @@ class Backward:
             with _unwatched():
                 for result in results:
                     if type(result) is not Tensor or result.dtype is not torch.float32 or result.layout is not _STRIDED:
-                        here = looked_at(result)
+                        here = numbers_of(result)
                         if here is None or is_finite(here):
                             continue
                     else:  # the usual case, in as few steps as possible
@@ -216,7 +216,7 @@ class Backward:
         share_readable(node, origination.node)
         is_innocent: bool | None = None
         for at, ((ahead, slot), result) in enumerate(zip(node.next_functions, results, strict=False)):
-            here = looked_at(result)
+            here = numbers_of(result)
             if here is None or ahead is None or is_finite(here):
                 continue
             bad = ~torch.isfinite(here)
@@ -238,7 +238,7 @@ class Backward:
     def _arriving(self, node: Any, arriving: Sequence[Any]) -> Iterator[Provenance]:
         """The provenances of the cotangents that are not finite."""
         for at, value in enumerate(arriving):
-            here = looked_at(value)
+            here = numbers_of(value)
             if here is not None and not is_finite(here):
                 provenance = self.arrived.get((node, at)) or self.findings.provenances.of(value)
                 provenance = provenance or self._added_up((node, at), here)
@@ -271,7 +271,7 @@ class Backward:
                 entries &= ~not_finite
         for saved in saved_by(node):
             try:
-                here = looked_at(saved)
+                here = numbers_of(saved)
                 entries &= torch.isfinite(saved if here is None else here)
             except RuntimeError:  # broadcast along the way
                 return None
@@ -335,7 +335,7 @@ class Backward:
     def _came_in(self, node: Any, origination: Origination) -> list[Birth]:
         """The birth of data whose NaN the result did not show: fused attention may give 0 for a row of NaN."""
         for saved in saved_by(node):
-            here = looked_at(saved)
+            here = numbers_of(saved)
             if here is not None and saved.grad_fn is None and bool(here.isnan().any()):
                 return [come_in(saved, here, origination.call)]
         return []
@@ -376,7 +376,7 @@ class Backward:
         """
         is_from_elsewhere = False
         for target, edge, gradient in self._targets(results):
-            here = looked_at(gradient)
+            here = numbers_of(gradient)
             is_bad = here is not None and not is_finite(here)
             provenance = self.arrived.get(edge) or self.findings.provenances.of(gradient)  # a hook may have made it
             if provenance is None and here is not None and is_bad and self.loss is None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from .arithmetic import Born, is_nan, number
 from .calls import Call, Change
 from .provenance import Birth
-from .tensors import first_entries, first_stored, is_sparse, looked_at
+from .tensors import first_entries, first_stored, is_sparse, numbers_of
 
 
 def describe(
@@ -21,19 +21,8 @@ def describe(
     where = first_stored(whole, entries) if is_sparse(whole) else None
     shape = entries.shape if where is None else whole.shape
     where = first_entries(entries) if where is None else where
-    return Birth(
-        nature,
-        phase,
-        call.name,
-        call.place,
-        where,
-        int(entries.sum()),
-        tuple(shape),
-        whole.dtype,
-        whole.device,
-        operands,
-        **more,
-    )
+    count, kind = int(entries.sum()), (tuple(shape), whole.dtype, whole.device)
+    return Birth(nature, phase, call.name, call.place, where, count, *kind, operands, **more)
 
 
 def come_in(tensor: Tensor, here: Tensor, call: Call) -> Birth:
@@ -62,7 +51,7 @@ def newborn(call: Call, result: Tensor, entries: Tensor, at: int, change: Change
         change: puts finite numbers in place of the operands' NaN and infinities that the elements were not made of.
     """
     written = call.infinite_number()
-    here = looked_at(result)
+    here = numbers_of(result)
     if written is not None and is_nan(written):
         return describe("given", call, result, entries, str(written))
     if written is not None and not (here is not None and bool((here.isnan() & entries).any())):

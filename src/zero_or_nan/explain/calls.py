@@ -19,7 +19,7 @@ from torch import Tensor
 from .arithmetic import Born, first_born, on_copies, rerun
 from .functions import WEIGHS_ALL
 from .places import Place
-from .tensors import each_in, looked_at, tensors_in
+from .tensors import each_in, numbers_of, tensors_in
 
 Change = Callable[[Tensor], Tensor]
 
@@ -46,7 +46,7 @@ class Call(NamedTuple):
         args = on_copies(self.args, change)
         with rerun():
             result = self.func(*args, **on_copies(self.kwargs, change))
-        return [looked_at(tensor) for tensor in tensors_in(args[:1] if result is None else result)]
+        return [numbers_of(tensor) for tensor in tensors_in(args[:1] if result is None else result)]
 
     def result(self, at: int, like: Tensor, change: Change | None = None) -> Tensor | None:
         """One of these results, or None if it cannot run again or gives another shape."""
@@ -182,7 +182,7 @@ def recovered(func: Any, args: Any, kwargs: Any) -> Tensor | None:
     given, named = on_copies((args[1:], kwargs), torch.ones_like)
     with rerun():
         func(target, *map(_finite_number, given), **{name: _finite_number(value) for name, value in named.items()})
-    return looked_at(target)
+    return numbers_of(target)
 
 
 def _finite_number(value: Any) -> Any:

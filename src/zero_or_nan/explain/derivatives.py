@@ -14,7 +14,7 @@ from ..ignoring.graph import function_of, run
 from .arithmetic import first_born, number, on_copies, rerun
 from .calls import finite_ones
 from .nodes import can_run_again, saved_by
-from .tensors import are_finite, looked_at
+from .tensors import are_finite, numbers_of
 
 _ENTRYWISE = frozenset("""
 Exp Exp2 Log Log2 Log10 Log1P Sqrt Rsqrt Pow Mul Div Reciprocal Sin Cos Tan Asin Acos Atan Atanh Acosh Asinh Sinh Cosh
@@ -53,14 +53,14 @@ def only_passes_on(node: Any, arriving: Sequence[Any]) -> bool:
 
 def at_finite_cotangents(node: Any, arriving: Sequence[Any], bad: Tensor) -> Tensor | None:
     """The elements of a gradient that are not finite though their cotangents are; None if that cannot be told."""
-    cotangent = looked_at(arriving[0]) if len(arriving) == 1 and is_entrywise(node) else None
+    cotangent = numbers_of(arriving[0]) if len(arriving) == 1 and is_entrywise(node) else None
     return None if cotangent is None or cotangent.shape != bad.shape else bad & torch.isfinite(cotangent)
 
 
 def multiplication(node: Any, arriving: Sequence[Any], at: int, bad: Tensor) -> str:
     """The cotangent times the derivative at the first of the elements, as text."""
     with contextlib.suppress(Exception):
-        cotangent = looked_at(arriving[0])
+        cotangent = numbers_of(arriving[0])
         if cotangent is not None and len(arriving) == 1 and cotangent.shape == bad.shape and is_entrywise(node):
             index = tuple(bad.nonzero()[0].tolist())
             slope = math.inf
@@ -83,7 +83,7 @@ def is_only_too_large(node: Any, arriving: Sequence[Any], at: int, bad: Tensor) 
         return False
     with contextlib.suppress(Exception), rerun():
         small = [None if value is None else torch.sign(value) * 1e-3 for value in arriving]
-        slopes = looked_at(run(node, *small)[at])
+        slopes = numbers_of(run(node, *small)[at])
         if slopes is not None and bool(torch.isfinite(slopes[bad]).all()):
             return True
     return is_entrywise(node) and not _is_at_pole(node, tuple(bad.nonzero()[0].tolist()), bad)
@@ -98,7 +98,7 @@ def _is_at_pole(node: Any, index: tuple[int, ...], bad: Tensor) -> bool:
     """Whether a derivative is infinite, or does not exist, at the saved number of an element."""
     for saved in saved_by(node):
         with contextlib.suppress(Exception):
-            here = looked_at(saved)
+            here = numbers_of(saved)
             value = (saved if here is None else here).broadcast_to(bad.shape)[index].item()
             if value == 0 or value - value != 0 or function_of(node.name()) in _ENDS and abs(value) in (0, 1):
                 return True

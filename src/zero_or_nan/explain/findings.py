@@ -14,7 +14,7 @@ from torch import Tensor
 from ..ignoring.careful import REPORT
 from .places import Place, is_recomputed
 from .provenance import Birth, Provenance, Provenances
-from .tensors import looked_at, memory, tensors_in
+from .tensors import memory, numbers_of, tensors_in
 
 _MOST_UNCONSUMED = 1000
 
@@ -130,7 +130,7 @@ class Findings:
     def consume(self, things: Any) -> None:
         """Note that a function has used these tensors."""
         for tensor in tensors_in(things):
-            if looked_at(tensor) is not None:
+            if numbers_of(tensor) is not None:
                 self.unconsumed.pop(memory(tensor)._cdata, None)
 
     def clear(self) -> None:

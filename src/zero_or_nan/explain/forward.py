@@ -20,7 +20,7 @@ from .nodes import note_call
 from .places import Place, Places
 from .provenance import Birth, Provenance
 from .sandbox import Sandbox
-from .tensors import is_finite, is_sparse, looked_at, tensors_in
+from .tensors import is_finite, is_sparse, numbers_of, tensors_in
 
 
 class Forward(TorchFunctionMode):
@@ -67,7 +67,7 @@ class Forward(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         plan = plan_of(func)
-        if not plan.looks or self.scope.is_over:
+        if not plan.is_checked or self.scope.is_over:
             if func is Tensor.register_hook or func is Tensor.retain_grad:
                 try:
                     args, kwargs = self.sandbox.prepared(func, args, kwargs)
@@ -91,7 +91,7 @@ class Forward(TorchFunctionMode):
         """A copy of what a function is about to overwrite, if it may be asked for and cannot be worked out later."""
         if not args or is_recoverable(plan, args) or not torch.is_grad_enabled() and plan.name in UPDATES:
             return None
-        target = looked_at(args[0])
+        target = numbers_of(args[0])
         if target is None or not torch.is_grad_enabled() and is_finite(target):
             return None
         if not is_sparse(args[0]):
@@ -120,7 +120,7 @@ class Forward(TorchFunctionMode):
                     note_call(node, plan.name, place)
                     if plan.in_place:
                         self._note_base(plan, result, place)
-                here = looked_at(result)
+                here = numbers_of(result)
                 if here is None or is_finite(here):
                     if self.findings.provenances and here is not None:
                         self._forget_overwritten(plan, here)
@@ -128,7 +128,7 @@ class Forward(TorchFunctionMode):
             elif result is None and not plan.in_place:
                 return
             with torch._C.DisableTorchFunction():  # a subclass of Tensor must not see our calls
-                self._look(func, plan, args, kwargs, result, before)
+                self._check(func, plan, args, kwargs, result, before)
         finally:
             if recording:
                 torch._C._set_grad_enabled(True)
@@ -146,7 +146,7 @@ class Forward(TorchFunctionMode):
             for tensor in tensors_in(result):
                 if tensor.grad_fn is not None:
                     note_call(tensor.grad_fn, kind.__name__, place)
-                    here = looked_at(tensor)
+                    here = numbers_of(tensor)
                     if here is not None and not is_finite(here):
                         self._applied(Call(kind, kind.__name__, place, args), tensor, ~torch.isfinite(here))
 
@@ -178,7 +178,7 @@ class Forward(TorchFunctionMode):
             if whole:
                 self.findings.provenances.forget(here)
 
-    def _look(self, func: Any, plan: Plan, args: Any, kwargs: Any, result: Any, before: Tensor | None) -> None:
+    def _check(self, func: Any, plan: Plan, args: Any, kwargs: Any, result: Any, before: Tensor | None) -> None:
         """Check the results of a function one by one."""
         place: Place | None = None
         bad: list[Result] = []
@@ -186,7 +186,7 @@ class Forward(TorchFunctionMode):
             if tensor.grad_fn is not None and not plan.in_place:
                 place = place or self.places.here()
                 note_call(tensor.grad_fn, plan.name, place)
-            here = looked_at(tensor)
+            here = numbers_of(tensor)
             if here is not None and not is_finite(here):
                 bad.append(Result(at, tensor, here))
         if bad:

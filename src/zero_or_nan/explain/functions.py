@@ -68,12 +68,12 @@ class Plan(NamedTuple):
 
     Attributes:
         name: its public name.
-        looks: whether its result has to be checked.
+        is_checked: whether its result has to be checked.
         in_place: whether it changes its first argument.
     """
 
     name: str
-    looks: bool
+    is_checked: bool
     in_place: bool
 
 

@@ -1,6 +1,6 @@
 """What a report looks like in a notebook: one card for each origin; in light and dark, and without a script.
 
-These functions know HTML and style. `report` says what stands on a card, and calls them.
+These functions know HTML and style. `report` says what a card shows, and calls them.
 """
 
 from __future__ import annotations

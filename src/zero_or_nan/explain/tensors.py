@@ -57,7 +57,7 @@ def memory(tensor: Tensor) -> Any:
     return (stored(tensor) if is_sparse(tensor) else tensor).untyped_storage()
 
 
-def looked_at(tensor: Any) -> Tensor | None:
+def numbers_of(tensor: Any) -> Tensor | None:
     """The numbers of a tensor, or None if they are not floats or cannot be read.
 
     For a distributed tensor these are the numbers of its part in this process, for a sparse one those that it stores.
@@ -98,7 +98,7 @@ def is_finite(tensor: Tensor) -> bool:
 
 def are_finite(values: Any) -> bool:
     """Whether all tensors at any depth are finite. Tensors whose numbers cannot be read are not checked."""
-    return all(is_finite(here) for here in map(looked_at, tensors_in(values)) if here is not None)
+    return all(is_finite(here) for here in map(numbers_of, tensors_in(values)) if here is not None)
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
@@ -119,7 +119,7 @@ def _all_finite(tensors: Iterable[Tensor]) -> bool:
         ):
             usual.append(tensor)
         else:
-            here = looked_at(tensor)
+            here = numbers_of(tensor)
             if here is not None:
                 others.append(torch.view_as_real(here) if here.is_complex() else here)
     if not usual and not others:

@@ -46,7 +46,7 @@ def work():
         (sandbox.Sandbox, "silenced"),
         (places, "place_here"),
         (forward, "is_finite"),
-        (forward.Forward, "_look"),
+        (forward.Forward, "_check"),
         (watch.Watch, "_end_pass"),
         (attribution, "come_in"),
         (calls.Call, "results"),
@@ -57,7 +57,7 @@ def work():
         (backward.Backward, "_not_finite"),
         (backward.Backward, "_births"),
         (watch, "diagnose"),
-        (backward, "looked_at"),
+        (backward, "numbers_of"),
         (backward, "is_finite"),
         (shadow.Shadow, "_leave"),
         (names.Names, "of_module"),
@@ -82,7 +82,7 @@ def test_it_goes_on(monkeypatch, where, name, passes):
 
 def test_one_warning(monkeypatch):
     monkeypatch.setattr(findings.Mistakes, "are_raised", False)
-    monkeypatch.setattr(forward.Forward, "_look", wrong)
+    monkeypatch.setattr(forward.Forward, "_check", wrong)
     with pytest.warns(UserWarning, match=r"explain failed at .*Wrong: by us.*a bug in zero_or_nan") as told, explain():
         work()
     assert len(told) == 1 and told[0].filename == __file__
