@@ -86,7 +86,8 @@ class Attribution:
             provenance = self._of_result(call, plan, result, operands)
             if provenance is not None:
                 self.findings.keep_result(result.tensor, provenance)
-        self._keep_buffers(buffers, joined(operands.provenances) if operands.provenances else provenance)
+        if buffers:
+            self._keep_buffers(buffers, joined(operands.provenances) if operands.provenances else provenance)
 
     def came_in(self, tensor: Tensor, here: Tensor, call: Call) -> Birth:
         """The birth of a tensor that is not finite, and that no function in the block has made."""
