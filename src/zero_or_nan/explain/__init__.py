@@ -1,22 +1,30 @@
-"""Where was this NaN born, and which page is about it?
+"""Where did this NaN first appear, and which page is about it?
 
 What users of the library import:
 
 - `explain`: a watch over a block of code, `with explain() as report`; `explain.on_failure` for a training step.
-- `Report`, `Origin`: what it tells; `NotFiniteError` is what it raises where that is asked for.
+- `Report`, `Origin`: what it finds; `NotFiniteError`: what it raises, if you ask it to.
 
-`python -m zero_or_nan.explain script.py` does it for a script.
+`python -m zero_or_nan.explain script.py` watches a script.
 
-How it works, in the order of the flow:
+How it works: what watches emits events, and a diagnosis reads them. Each file imports only from files named after it.
 
-- `block`, `failure`: what users call; `recorder`: all that one watch knows.
-- `patches`: what of PyTorch is replaced while it lasts; `zero_or_nan.replacing`: by several watches at once.
-- `forward`: each public function is looked at as it returns; `places`, `names`: where that was, in the user's words.
-- `backward`: what each node passes on; `shadow`: the same pass by `ignoring`, which tells what the loss ignored;
-  `undoing` puts back what that writes to.
-- `traces`: what a tensor that is not finite has it from.
-- `arithmetic`: of which numbers it was made.
-- `remedies`, `report`, `notebook`: what is told.
+1. `block`, `failure`: what users call. `watch`: owns the parts of one watch, and hands on what one finds to the next.
+2. `patches`: the functions of PyTorch that the watch replaces while it lasts, by means of `zero_or_nan.replacing`.
+3. `forward`: checks each function of PyTorch as it returns. `attribution`: which elements of a bad result were *born*
+   in the call, and which came with an operand. The nodes of the graph *carry* the answer to backward.
+4. `backward`: checks what each node passes on, notes what is born there, and what has been *reached* in the end.
+   `shadow`: the same pass run by `ignoring`, in a `sandbox` that hides it from the user's program.
+5. `narration`: writes diagnoses into the report. `diagnosis`: from `events` and a shadow to the kind of each origin, by
+   pure functions.
+6. `report`: what the user reads, as HTML by `notebook`; with `remedies`, and the user's `names`.
+
+What they have in common:
+
+- `findings`: what a watch knows so far. `derivatives`, `births`, `calls`: what a function gives if it runs again with
+  other numbers. `nodes`: notes on the nodes of the graph. `provenance`: the births that a tensor comes from.
+- `functions`: what a function's name says about it. `arithmetic`: the numbers that an element was made of, as text.
+  `places`: a line of the user's code. `tensors`: the numbers of a tensor.
 """
 
 from .block import explain

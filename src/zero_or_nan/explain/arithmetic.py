@@ -1,7 +1,7 @@
-"""What a number that is not finite was made of, as text that can be checked by hand: `0 × inf`, `exp(100) > 3.4e38`.
+"""The numbers that a NaN or infinity was made of, as text that can be checked by hand: `0 × inf`, `exp(100) > 3.4e38`.
 
-A function is run again on copies, and each of PyTorch's operators in it is looked at: which was the first to give such
-a number, and what stood at that element of its operands. How an operator is written down is registered, one line each.
+The function runs again on copies, and each of PyTorch's operators in it is checked: which was the first to give such a
+number, and which numbers did its operands have at this element? A table says how to write each operator.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..ignoring.watching import Mode
-from .traces import is_sparse, looked_at, stored, tensors_in
+from .tensors import is_sparse, numbers_of, stored, tensors_in
 
 WRITTEN: dict[str, str] = {
     "add": "{} + {}",
@@ -44,7 +44,7 @@ POLES: dict[str, Callable[..., bool]] = {
     "rsqrt": lambda a: a == 0,
     "addcdiv": lambda a, b, c, *_: c == 0,
 }
-"""Operators that are infinite at a point, and grow too large elsewhere."""
+"""Operators that are infinite at a point, and may overflow elsewhere."""
 
 GROWING = frozenset(
     """
@@ -52,18 +52,18 @@ exp exp2 expm1 sinh cosh prod cumprod mm addmm bmm baddbmm mv dot sum cumsum mea
 _to_copy copy linear convolution mkldnn_convolution linalg_vector_norm norm tan special_i0 i0 gamma mvlgamma
 """.split()
 )
-"""Operators that are infinite only where the result is too large; all others are so at a point, such as log at 0."""
+"""Operators that are infinite only by overflow. All others are infinite at a point, as log is at 0."""
 
 
 class Born(NamedTuple):
     """An element that one of PyTorch's operators made.
 
     Attributes:
-        name: the operator's.
-        values: what stood there in each operand, where elements belong to elements; else none.
-        text: the whole as text.
-        result: what came out.
-        of_large: whether it was made of numbers so large that their squares overflow, or of what had overflowed.
+        name: the name of the operator.
+        values: the number in each operand, if the operator works element by element; else none.
+        text: the computation as text.
+        result: the element.
+        of_large: whether an operand holds numbers so large that their squares overflow.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Born(NamedTuple):
 
     @property
     def is_pole(self) -> bool:
-        """Whether the value is infinite there, or does not exist, and is not only too large."""
+        """Whether the value does not exist or is infinite there, as opposed to too large."""
         if self.name in GROWING:
             return is_nan(self.result)
         known = POLES.get(self.name)
@@ -89,11 +89,11 @@ detach alias clone view _unsafe_view reshape expand t transpose permute unsqueez
 lift_fresh split unbind contiguous detach_
 """.split()
 )
-"""Operators that make no number."""
+"""Operators that make no numbers."""
 
 
 class _Looking(Mode):
-    """Looks at each operator for the first that gives what is not finite."""
+    """Finds the first operator that gives a NaN or an infinity."""
 
     def __init__(self, entries: Tensor | None) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class _Looking(Mode):
         result = func(*args, **kwargs)
         if self.nan is None and func._schema.name.partition("::")[2] not in _MOVES:
             for out in tensors_in(result):
-                out_here = looked_at(out)
+                out_here = numbers_of(out)
                 if out_here is not None:
                     self._look(func, operands, out_here, out.dtype)
         return result
@@ -117,7 +117,7 @@ class _Looking(Mode):
         bad = ~torch.isfinite(out)
         if not bad.any():
             return
-        inputs = [tensor for tensor in map(looked_at, tensors_in(operands)) if tensor is not None]
+        inputs = [tensor for tensor in map(numbers_of, tensors_in(operands)) if tensor is not None]
         infinite = any(bool(tensor.isinf().any()) for tensor in inputs)
         nan = any(bool(tensor.isnan().any()) for tensor in inputs)
         if self.entries is not None and self.entries.shape == bad.shape and bool((bad & self.entries).any()):
@@ -141,13 +141,13 @@ class _Looking(Mode):
 
 
 def first_born(function: Callable[[], Any], entries: Tensor | None = None) -> Born | None:
-    """What a computation makes that is not finite: a NaN of numbers that were none, or an infinity of finite numbers.
+    """The first NaN that a computation makes of other numbers, or the first infinity that it makes of finite numbers.
 
     Args:
-        function: the computation; run once, with nothing recorded, and random numbers as they are now.
-        entries: those of a result that are asked about.
+        function: the computation. It runs once, records no graph, and leaves random numbers as they are.
+        entries: the elements of a result to prefer.
     """
-    with again() as _, _Looking(entries) as looking:
+    with rerun(), _Looking(entries) as looking:
         function()
     if looking.nan is not None and looking.infinite is not None and not looking.infinite.is_pole:
         return looking.infinite
@@ -155,8 +155,8 @@ def first_born(function: Callable[[], Any], entries: Tensor | None = None) -> Bo
 
 
 @contextmanager
-def unnoticed() -> Iterator[None]:
-    """Something runs once more, and nobody notices: the random numbers of before, no mode, no warning."""
+def without_side_effects() -> Iterator[None]:
+    """While entered, code leaves the random numbers as they were, and no mode and no warning shows that it ran."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=list(devices)), torch._C.DisableTorchFunction(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -164,17 +164,17 @@ def unnoticed() -> Iterator[None]:
 
 
 @contextmanager
-def again() -> Iterator[None]:
-    """The same, without a graph."""
-    with unnoticed(), torch.no_grad():
+def rerun() -> Iterator[None]:
+    """The same for code that runs a second time: it records no graph either."""
+    with without_side_effects(), torch.no_grad():
         yield
 
 
 def on_copies(things: Any, change: Callable[[Tensor], Tensor] | None = None) -> Any:
-    """The arguments with a copy in place of each tensor, so that running again changes nothing."""
+    """The arguments with a copy of each tensor, so that a function that runs again changes nothing."""
     if isinstance(things, Tensor):
         copy = things.detach()
-        here = looked_at(things)
+        here = numbers_of(things)
         copy = copy.clone() if here is not None or not things.is_sparse else copy
         if change is None or here is None:
             return copy
@@ -193,12 +193,12 @@ def on_copies(things: Any, change: Callable[[Tensor], Tensor] | None = None) -> 
 
 
 def is_nan(value: complex) -> bool:
-    """Whether a number, complex ones too, is NaN, or has a NaN in it."""
+    """Whether a number is NaN. A complex number is if one of its parts is."""
     return value != value
 
 
 def number(value: float) -> str:
-    """A number as short as it can be checked.
+    """A number in as few digits as a reader needs to check it.
 
     >>> number(100.0), number(-0.0), number(3.4028234663852886e38), number(float("-inf"))
     ('100', '-0', '3.40282e38', '-inf')
@@ -227,7 +227,7 @@ def _copied(things: Any) -> Any:
 
 
 def _entrywise(operands: Any, out: Tensor) -> bool:
-    """Whether elements of the operands belong to elements of the result, as far as shapes tell."""
+    """Whether each element of the result belongs to one element of each operand, as far as shapes tell."""
     tensors = [operand for operand in operands if isinstance(operand, Tensor)]
     if not tensors or any(isinstance(operand, (tuple, list)) for operand in operands) or any(map(is_sparse, tensors)):
         return False
@@ -244,7 +244,7 @@ _TOGETHER = ("softmax", "norm", "cum", "mm", "bmm", "mv", "dot", "conv", "attent
 def _born(name: str, operands: Any, out: Tensor, entries: Tensor, dtype: torch.dtype) -> Born:
     large = any(
         bool(((here.abs() > torch.finfo(here.dtype).max ** 0.5) & torch.isfinite(here)).any())
-        for here in map(looked_at, tensors_in(operands))
+        for here in map(numbers_of, tensors_in(operands))
         if here is not None
     )
     return _written(name, operands, out, entries, dtype)._replace(of_large=large)
@@ -291,10 +291,10 @@ def _at(operand: Any, index: tuple[int, ...], out: Tensor) -> Any:
 
 
 def _ranges(operands: Any) -> str:
-    """What numbers there are, where one element says little."""
+    """The ranges of the operands' numbers, for operators of which one element says little."""
     texts = []
     for tensor in tensors_in(operands):
-        here = looked_at(tensor)
+        here = numbers_of(tensor)
         if here is None:
             continue
         kinds = []
@@ -309,10 +309,10 @@ def _ranges(operands: Any) -> str:
     return ", ".join(texts[:3]) or "no tensors"
 
 
-# Operators that put many entries together, each with a sentence of its own.
+# Operators that combine many elements: each has a sentence of its own.
 
 SAID: dict[str, Callable[[Sequence[Any], Tensor, tuple[int, ...]], str]] = {}
-"""What to write of an operator, from its operands, its result and the index of an element; empty for the usual."""
+"""How to write an operator, from its operands, its result and the index of an element; empty for the usual text."""
 
 
 def _said(names: str) -> Callable[[Any], Any]:
@@ -324,7 +324,7 @@ def _said(names: str) -> Callable[[Any], Any]:
 
 
 def _terms(left: Tensor, right: Tensor) -> str:
-    """Which products a sum is of, by the first that is not finite."""
+    """A sum of products as text, with the first product that is not finite."""
     products = left * right
     bad = ~torch.isfinite(products)
     if bad.any():
@@ -413,7 +413,7 @@ def _without(index: tuple[int, ...], dim: int, dims: int) -> tuple[int, ...]:
 
 
 def _reduced(operands: Sequence[Any], index: tuple[int, ...]) -> Tensor | None:
-    """The elements that were put together for one element of the result."""
+    """The elements that were reduced to one element of the result."""
     tensor: Tensor = operands[0]
     dims = operands[1] if len(operands) > 1 else None
     if dims is None or dims == []:

@@ -1,12 +1,12 @@
-"""The watch as users have it: `with explain() as report`."""
+"""What users call: `with explain() as report`."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from .failure import on_failure
-from .recorder import Recorder
 from .report import NotFiniteError, Report
+from .watch import Watch
 
 
 class explain:  # noqa: N801
@@ -48,20 +48,17 @@ class explain:  # noqa: N801
         if on_nan not in ("report", "raise"):
             raise ValueError(f'on_nan={on_nan!r} is not known; use "report" to go on, or "raise"')
         self.on_nan = on_nan
-        self._recorder: Recorder | None = None
+        self._watch: Watch | None = None
 
     def __enter__(self) -> Report:
-        if self._recorder is not None:
+        if self._watch is not None:
             raise RuntimeError("this watch is on already: make another with explain()")
-        report = Report()
-        self._recorder = Recorder(report, self.on_nan == "raise")
-        self._recorder.begin()
-        return report
+        self._watch = Watch(Report(), self.on_nan == "raise")
+        return self._watch.__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
-        recorder, self._recorder = self._recorder, None
-        assert recorder is not None
-        recorder.end()
-        recorder.close()
-        if kind is None and self.on_nan == "raise" and not recorder.report.ok:
-            raise NotFiniteError(recorder.report)
+        watch, self._watch = self._watch, None
+        assert watch is not None
+        watch.end()
+        if kind is None and self.on_nan == "raise" and not watch.report.ok:
+            raise NotFiniteError(watch.report)

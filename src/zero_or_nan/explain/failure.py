@@ -1,4 +1,4 @@
-"""A training step that is explained when it fails: until then it costs a look at the loss and the gradients."""
+"""A training step that is explained when it fails. Until then it costs one check of the loss and the gradients."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from ..ignoring.lifetimes import held_from
 from ..replacing import put_back, replace
 from .arithmetic import on_copies
-from .report import NotFiniteError
+from .report import NotFiniteError, Report
 from .shadow import leaves_of
-from .traces import all_finite, each_in, tensors_in
+from .tensors import all_finite, each_in, tensors_in
+from .watch import Watch
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -95,9 +96,7 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
             pass
         too_early = any(optimizer not in before.optimizers for optimizer in watch.stepped)
         before.put_back()
-        from .block import explain
-
-        with explain() as report:
+        with Watch(Report()) as report:
             try:
                 with _Watch(before, habits):
                     step(*args, **kwargs)
@@ -118,7 +117,7 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
 
 
 class _Before:
-    """What a step changes, as it was before."""
+    """A copy of what a step changes, made before the step."""
 
     def __init__(self, model: nn.Module | None) -> None:
         self.torch = torch.get_rng_state()
@@ -131,13 +130,13 @@ class _Before:
         self.optimizers: dict[Optimizer, tuple[list[tuple[Tensor, Tensor]], dict[Tensor, dict[str, Any]]]] = {}
 
     def note(self, leaf: Tensor) -> None:
-        """The `.grad` of a leaf, before the first pass adds to it."""
+        """Keep the `.grad` of a leaf, before the first pass adds to it."""
         if id(leaf) not in self.grads:
             grad = leaf.grad
             self.grads[id(leaf)] = leaf, grad, None if grad is None else grad.detach().clone()
 
     def note_optimizer(self, optimizer: Optimizer) -> None:
-        """The parameters of an optimizer and its state, before it takes a step that may turn out to be too early."""
+        """Keep the parameters and the state of an optimizer, before a step that may turn out to be too early."""
         if optimizer not in self.optimizers:
             values = [(p, p.detach().clone()) for p in _parameters(optimizer)]
             self.optimizers[optimizer] = values, {p: on_copies(optimizer.state[p]) for p in list(optimizer.state)}
@@ -164,11 +163,11 @@ class _Before:
 
 
 class _Habits:
-    """What earlier calls of a step have told of its optimizers.
+    """What earlier calls of a step have shown about its optimizers.
 
     Attributes:
-        early: those that change parameters before something else in the step can fail.
-        once: those that evaluate a closure at most once, before they change a parameter.
+        early: the optimizers that change parameters before something else in the step can fail.
+        once: the optimizers that evaluate a closure at most once, before they change a parameter.
     """
 
     def __init__(self) -> None:
@@ -176,18 +175,18 @@ class _Habits:
         self.once: WeakSet[Optimizer] = WeakSet()
 
     def change_late(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer that gets a closure is known to change nothing before the closure was evaluated."""
+        """Whether an optimizer is known to evaluate its closure before it changes a parameter."""
         is_pytorchs = type(optimizer).step.__module__.startswith("torch.optim.")
         return optimizer in self.once or is_pytorchs and not isinstance(optimizer, torch.optim.LBFGS)
 
 
 class _Watch:
-    """While entered, an optimizer is stopped that would use a gradient that is not finite.
+    """While entered, stops an optimizer before it uses a gradient that is not finite.
 
     Attributes:
         stepped: the optimizers that have changed their parameters, as far as is known.
         running: the steps of optimizers that have begun and not ended, the outermost first.
-        leaves: those whose gradients a pass has added to.
+        leaves: the leaves whose gradients a pass has added to.
         is_scaled: whether a loss was scaled.
     """
 
@@ -264,7 +263,7 @@ class _Watch:
         steps[-1].end(has_closure=any(isinstance(thing, _Closure) for thing in (*args[1:], *kwargs.values())))
 
     def is_fine(self, result: Any) -> bool:
-        """Whether what a step returned is finite, and what it left in `.grad`, where no optimizer looked at it."""
+        """Whether the step returned finite numbers, and left finite gradients if no optimizer has checked them."""
         if not all_finite(tensors_in(result)) or not all(number - number == 0 for number in each_in(result, float)):
             return False
         if self.stepped or self.is_scaled:
@@ -276,9 +275,9 @@ class _Step:
     """A step of an optimizer, which may evaluate a closure any number of times.
 
     Attributes:
-        evaluations: how many have begun.
-        is_doubtful: whether a gradient was not finite after the first of them. A line search may reject it.
-        version: of the parameters, before the step.
+        evaluations: the number of evaluations that have begun.
+        is_doubtful: whether a gradient was not finite after a later evaluation, which a line search may reject.
+        version: the version of the parameters before the step.
     """
 
     def __init__(self, watch: _Watch, optimizer: Optimizer) -> None:
@@ -333,7 +332,7 @@ class _Step:
 
 
 class _Closure:
-    """What an optimizer gets in place of the user's closure: the same, and its step is told of each evaluation."""
+    """What an optimizer gets in place of the user's closure: the same, but it reports each evaluation to the step."""
 
     def __init__(self, closure: Callable[..., Any], step: _Step) -> None:
         self._closure = closure
@@ -358,5 +357,5 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 
 
 def _version(optimizer: Optimizer) -> int:
-    """A number that grows as parameters are changed."""
+    """A number that grows whenever a parameter is changed."""
     return sum(parameter._version for parameter in _parameters(optimizer))

@@ -1,4 +1,4 @@
-"""What the user calls a module, a parameter, an input. Looked up only when there is something to tell."""
+"""The user's names of modules, parameters and inputs. They are looked up only if there is something to report."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")
 
 
 def all_modules() -> list[nn.Module]:
-    """The modules that there are just now.
+    """All modules that exist now.
 
-    No list of all objects outlives the call that makes it: it would hold tensors that only C++ holds otherwise, and
-    before 2.10 PyTorch warns the thread that lets go of such a one.
+    No list of all objects may outlive the call that makes it. The list would hold tensors that otherwise only C++
+    holds, and PyTorch before 2.10 warns the thread that lets go of such a tensor.
     """
     kinds = set(map(type, itertools.chain.from_iterable(map(gc.get_objects, (None,)))))
     of_modules = {kind for kind in kinds if issubclass(kind, nn.Module)}
@@ -27,10 +27,10 @@ def all_modules() -> list[nn.Module]:
 
 
 class Names:
-    """The names of what can be found just now.
+    """The names that can be found now.
 
     Args:
-        frame: the user's frame, whose variables have names.
+        frame: the user's frame, whose variables give names to tensors.
     """
 
     def __init__(self, frame: FrameType | None = None) -> None:
@@ -40,7 +40,7 @@ class Names:
         self._looked = False
 
     def _look(self) -> None:
-        """Find all modules: it takes as long as a pass of a small model."""
+        """Find all modules. This takes as long as a pass of a small model, so it happens at most once."""
         if self._looked:
             return
         self._looked = True
@@ -56,11 +56,11 @@ class Names:
                     self._holds.setdefault(id(tensor), []).append((module, name))
 
     def of_module(self, module: nn.Module | None, around: Mapping[nn.Module, Sequence[nn.Module]] | None = None) -> str:
-        """Its path from the outermost module that holds it; empty for none, and for an outermost one.
+        """The path of a module from the outermost module that holds it; empty if no module does.
 
         Args:
             module: the module.
-            around: by module, those whose calls led to its own: they hold it, though they may be gone by now.
+            around: by module, the modules whose calls led to its own. They hold it, unless they are gone by now.
         """
         if module is None:
             return ""
@@ -79,11 +79,11 @@ class Names:
         return ".".join(name for name in names if name not in WRAPPERS)
 
     def of_target(self, target: Tensor | str) -> str:
-        """What was reached, in a word."""
+        """A name for what was reached."""
         return target if isinstance(target, str) else self.of_tensor(target) or "a tensor"
 
     def of_tensor(self, tensor: Tensor) -> str:
-        """Its name as a parameter or buffer, or that of a variable that holds it; empty when there is none."""
+        """The name of a tensor as a parameter, a buffer or a variable; empty if it has none."""
         self._look()
         if id(tensor) in self._holds:
             module, name = self._holds[id(tensor)][0]
@@ -102,8 +102,9 @@ def _variable(tensor: Tensor, frame: FrameType) -> str:
     variables = frame.f_locals
     names = (name for name, value in list(variables.items()) if value is tensor and not name.startswith("_"))
     found = next(names, "")
-    # Up to Python 3.12 a function's frame keeps the copy, and with it all tensors, until the function returns. Where
-    # `locals()` gave it to the user, somebody else holds it too: it is only the frame, this function and the call here.
+    # Up to Python 3.12 a function's frame keeps this copy of its variables, and with it all tensors, until the function
+    # returns. So the copy is cleared, unless the user has it from `locals()`: then it has more references than those of
+    # the frame, this function and the call of `getrefcount`.
     is_copy = type(variables) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED
     if is_copy and sys.getrefcount(variables) == 3:
         variables.clear()

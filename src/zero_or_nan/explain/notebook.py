@@ -1,15 +1,15 @@
-"""A report in a notebook: one card for each origin, with the way drawn; in light and dark, and without a script."""
+"""What a report looks like in a notebook: one card for each origin; in light and dark, and without a script.
+
+These functions know HTML and style. `report` says what a card shows, and calls them.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
+from collections.abc import Iterable, Mapping
 from html import escape
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .report import Origin, Report
 
 COLOURS = {"contaminated": "#0c8599", "undefined": "#e64980", "overflow": "#d9690b", "bad input": "#845ef7"}
 """Of the bar beside a card, and of the box around its word: seen on white and on black. The word has the page's ink."""
@@ -27,15 +27,56 @@ _STEP = "display:inline-block;border:1px solid #8888;border-radius:.3em;padding:
 _LINK = "color:inherit;text-decoration:underline"
 
 
-def as_html(report: Report) -> str:
-    """The report as HTML that stands alone."""
-    notes = "".join(f"<p style='margin:0'>Note: {escape(note)}.</p>" for note in report.notes)
-    if report.ok:
-        text = str(report).partition("\n")[0]
-        return f"<div style='{_CARDS}'><p style='margin:0'>✓ {escape(text[0].upper() + text[1:])}.</p>{notes}</div>"
-    several = len(report.origins) > 1
-    head = f"<p style='margin:0'>{len(report.origins)} origins, in order of time:</p>" if several else ""
-    return f"<div style='{_CARDS}'>{head}{''.join(map(_card, report.origins))}{notes}</div>"
+def cards(head: str, parts: Iterable[str]) -> str:
+    """HTML that stands alone: a sentence, unless it is empty, and what follows it."""
+    return f"<div style='{_CARDS}'>{sentence(head) if head else ''}{''.join(parts)}</div>"
+
+
+def sentence(text: str) -> str:
+    """A line of text."""
+    return f"<p style='margin:0'>{escape(text)}</p>"
+
+
+def card(kind: str, title: str, rows: Mapping[str, str]) -> str:
+    """One card.
+
+    Args:
+        kind: the word in the box, which also chooses the color.
+        title: the code beside the word.
+        rows: HTML by label. A row without HTML is left out.
+    """
+    colour = COLOURS[kind]
+    head = (
+        f"<div style='{_HEAD}'><strong style='{_KIND.format(colour=colour)}'>{escape(kind)}</strong>{word(title)}</div>"
+    )
+    body = "".join(
+        f"<div style='{_ROW}'><dt style='{_LABEL}'>{label}</dt><dd style='{_VALUE}'>{value}</dd></div>"
+        for label, value in rows.items()
+        if value
+    )
+    return f"<div style='{_CARD.format(colour=colour)}'>{head}<dl style='margin:0'>{body}</dl></div>"
+
+
+def word(text: str) -> str:
+    """Code within a line."""
+    return f"<code style='{_PLAIN}'>{escape(text)}</code>"
+
+
+def code(text: str) -> str:
+    """Lines of code; empty if there are none."""
+    return f"<pre style='{_CODE}'>{escape(text)}</pre>" if text else ""
+
+
+def path(steps: Iterable[str], end: str) -> str:
+    """The functions on a path, each in a box, and what the path ends in."""
+    boxes = [f"<span style='{_STEP}'>{escape(step)}</span>" for step in steps]
+    return " → ".join([*boxes, f"<strong>{escape(end)}</strong>"])
+
+
+def link(address: str) -> str:
+    """A link to a section of the book, with the name of its page; empty if there is no address."""
+    name = address.rpartition("/")[2].partition(".html")[0].replace("-", " ")
+    return f"<a style='{_LINK}' href='{escape(address)}'>Read on: {escape(name)}</a>" if address else ""
 
 
 def place(filename: str, line: int) -> str:
@@ -53,51 +94,3 @@ def place(filename: str, line: int) -> str:
         return f"{' '.join(named)}, line {line}"
     here = os.getcwd() + os.sep
     return f"{filename.removeprefix(here)}:{line}"
-
-
-def _card(origin: Origin) -> str:
-    colour = COLOURS[origin.kind]
-    head = (
-        f"<div style='{_HEAD}'><strong style='{_KIND.format(colour=colour)}'>{escape(origin.kind)}</strong>"
-        f"<code style='{_PLAIN}'>{escape(origin.operands or origin.operator)}</code></div>"
-    )
-    module = f" in <code style='{_PLAIN}'>{escape(origin.module)}</code>" if origin.module else ""
-    rank = f", rank {origin.rank}" if origin.rank is not None else ""
-    by = f"{origin.phase}, by <code style='{_PLAIN}'>{escape(origin.operator)}</code>{module}{rank}"
-    at = escape(place(origin.filename, origin.line))
-    rows = {
-        "where": f"{at}{_code(origin.source)}",
-        "born in": f"{by}<br>{escape(origin.where)}",
-        "reached": _way(origin),
-        "it means": escape(_meaning(origin)),
-        "to do": _code(origin.remedy) + _page(origin.chapter),
-    }
-    body = "".join(
-        f"<div style='{_ROW}'><dt style='{_LABEL}'>{label}</dt><dd style='{_VALUE}'>{value}</dd></div>"
-        for label, value in rows.items()
-        if value
-    )
-    return f"<div style='{_CARD.format(colour=colour)}'>{head}<dl style='margin:0'>{body}</dl></div>"
-
-
-def _way(origin: Origin) -> str:
-    """The functions on the way, each in a box, and what it ended in."""
-    steps = origin.path if len(origin.path) <= 8 else [*origin.path[:4], "…", *origin.path[-4:]]
-    ends = ", ".join(origin.reached[:4])
-    more = f" and {len(origin.reached) - 4} more" if len(origin.reached) > 4 else ""
-    boxes = [f"<span style='{_STEP}'>{escape(step)}</span>" for step in steps]
-    return " → ".join([*boxes, f"<strong>{escape(ends + more)}</strong>"])
-
-
-def _code(text: str) -> str:
-    return f"<pre style='{_CODE}'>{escape(text)}</pre>" if text else ""
-
-
-def _page(address: str) -> str:
-    name = address.rpartition("/")[2].partition(".html")[0].replace("-", " ")
-    return f"<a style='{_LINK}' href='{escape(address)}'>Read on: {escape(name)}</a>" if address else ""
-
-
-def _meaning(origin: Origin) -> str:
-    text = origin.means
-    return text[0].upper() + text[1:] + "."

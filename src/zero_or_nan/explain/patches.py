@@ -1,11 +1,11 @@
-"""What of PyTorch a watch replaces while it lasts, and puts back, whatever ended it."""
+"""The functions of PyTorch that a watch replaces while it lasts. It puts them back, whatever ended it."""
 
 from __future__ import annotations
 
+import functools
 import sys
-import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd import Function
@@ -14,10 +14,10 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ..ignoring.graph import TELLS_OF_HOOKS
 from ..replacing import is_replaced, put_back, replace
-from .forward import HOOKS
-
-if TYPE_CHECKING:
-    from .recorder import Recorder
+from .findings import Mistakes, Scope
+from .forward import Forward
+from .nodes import HOOKS
+from .sandbox import Sandbox
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
 _ENTRANCES = ("compile_wrapper", "_fn")
@@ -28,14 +28,21 @@ class Patches:
     """The replacements of one watch.
 
     - PyTorch's engine starts through the watch.
-    - `autograd.Function.apply` tells of its results: PyTorch has no other sign of it.
-    - Hooks on nodes are registered through the watch, so that they do not run in a shadow.
-    - Hooks on saved tensors are counted, on releases that don't tell of them.
-    - A compiled region is left alone: what the compiler sees is the user's code, and not ours.
+    - `autograd.Function.apply` reports its results: PyTorch has no other sign of them.
+    - Hooks on nodes are registered through the sandbox, so that they do not run in an extra pass.
+    - Hooks on saved tensors are counted, on releases of PyTorch that do not know a node's hooks.
+    - A compiled region is left alone: the compiler must see the user's code, and not ours.
+
+    Args:
+        engine: runs PyTorch's engine, which it gets as its first argument.
+        scope, forward, sandbox, mistakes: those of the watch.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
+    def __init__(
+        self, engine: Callable[..., Any], scope: Scope, forward: Forward, sandbox: Sandbox, mistakes: Mistakes
+    ) -> None:
+        self._run, self._scope, self._forward = engine, scope, forward
+        self._sandbox, self._mistakes = sandbox, mistakes
         self._region: Any = None
 
     def put_on(self) -> None:
@@ -53,38 +60,24 @@ class Patches:
         put_back(self)
 
     def _engine(self, run: Any) -> Any:
-        recorder = self.recorder
-
-        def run_engine(roots: Any, *args: Any, **kwargs: Any) -> Any:
-            return recorder.engine(run, roots, *args, **kwargs)
-
-        return run_engine
+        return functools.partial(self._run, run)
 
     def _apply(self, apply: Any) -> Any:
-        recorder = self.recorder
-
         def applied(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != recorder.thread:
-                return apply.__get__(None, cls)(*args, **kwargs)
-            inside: list[Any] = []
-            recorder.functions.append(inside)
-            try:
-                result = apply.__get__(None, cls)(*args, **kwargs)
-            finally:
-                recorder.functions[:] = [each for each in recorder.functions if each is not inside]
-            recorder.applied(cls, args, result, inside)
+            run = apply.__get__(None, cls)
+            if not self._scope.is_here():
+                return run(*args, **kwargs)
+            with self._forward.findings.births.collected() as inside:
+                result = run(*args, **kwargs)
+            self._forward.applied(cls, args, result, inside)
             return result
 
         return classmethod(applied)
 
     def _register_hook(self, register: Any) -> Any:
-        recorder = self.recorder
-
         def registered(hooks: Any, hook: Callable[..., Any]) -> Any:
-            try:
-                hook = recorder.quiet(hook)
-            except Exception as error:
-                recorder.failed("a hook", error)
+            with self._mistakes.noted("a hook"):
+                hook = self._sandbox.silenced(hook)
             return register.__func__(hooks, hook)
 
         return staticmethod(registered)
@@ -92,14 +85,14 @@ class Patches:
     def _compile(self, compile: Any) -> Any:
         def compiled(*args: Any, **kwargs: Any) -> Any:
             result = compile(*args, **kwargs)
-            if not self.recorder.is_over:
+            if not self._scope.is_over:
                 self._leave_compiled_alone()
             return result
 
         return compiled
 
     def _leave_compiled_alone(self) -> None:
-        """Dynamo says through these functions when compiled code begins and ends."""
+        """Watch the functions by which Dynamo begins and ends compiled code."""
         module = sys.modules.get(_EVAL_FRAME)
         if module is None or is_replaced(self, module):
             return
@@ -108,20 +101,19 @@ class Patches:
                 replace(self, module, name, self._switch)
 
     def _switch(self, switch: Any) -> Any:
-        """What the compiler switches itself on and off with; only the outermost compiled region counts."""
-        recorder = self.recorder
+        """A function by which the compiler switches itself on and off. Only the outermost compiled region counts."""
 
         def switched(callback: Any) -> Any:
-            if threading.get_ident() == recorder.thread:
+            if self._scope.is_here():
                 caller: Any = sys._getframe(1)
                 while caller.f_code.co_filename == __file__:  # of a watch around this one
                     caller = caller.f_back
                 if self._region is None and callable(callback) and caller.f_code.co_name in _ENTRANCES:
                     self._region = caller
-                    recorder.compiled_region(True)
+                    self._forward.begin_compiled()
                 elif self._region is caller and not callable(callback):
                     self._region = None
-                    recorder.compiled_region(False)
+                    self._forward.end_compiled()
             return switch(callback)
 
         return switched

@@ -8,6 +8,7 @@ import os
 import sys
 from types import CodeType, FrameType
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.utils.checkpoint
@@ -17,11 +18,11 @@ _INSIDE = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (tor
 _CALL = nn.Module._call_impl.__code__
 _CHECKPOINT = torch.utils.checkpoint.__file__
 _AROUND = 40
-"""Frames in which a module is looked for."""
+"""The number of frames in which a module is looked for."""
 
 
 class Place(NamedTuple):
-    """A call, as cheap as it can be noted: which line it is on is found out when somebody asks."""
+    """A call. Noting it must be cheap, so its line is worked out only when it is asked for."""
 
     code: CodeType
     instruction: int
@@ -54,7 +55,7 @@ def place_here(frame: FrameType | None = None) -> Place:
     """The call that led here.
 
     Args:
-        frame: where to begin; the caller's when left out.
+        frame: where to begin; the caller's frame if left out.
     """
     at: FrameType | None = sys._getframe(1) if frame is None else frame
     start = at
@@ -83,6 +84,25 @@ def modules_around() -> list[nn.Module]:
             found.append(at.f_locals["self"])
         at = at.f_back
     return found[::-1]
+
+
+class Places:
+    """The places of one block, with the modules around each module when it was first called.
+
+    Attributes:
+        around: by module, the modules whose calls led to its own, the outermost first.
+    """
+
+    def __init__(self) -> None:
+        self.around: WeakKeyDictionary[nn.Module, list[nn.Module]] = WeakKeyDictionary()
+
+    def here(self) -> Place:
+        """The call that led here."""
+        place = place_here()
+        module = place.module
+        if module is not None and module not in self.around:
+            self.around[module] = modules_around()
+        return place
 
 
 def users_frame() -> FrameType | None:

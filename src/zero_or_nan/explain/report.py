@@ -1,13 +1,15 @@
-"""What a watch has to tell: the report, and each origin in it."""
+"""What the user reads: the report, and each origin in it, as text, as HTML and as JSON."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from html import escape
 from typing import Any, Literal
 
-from .notebook import as_html, place
+from . import notebook
+from .notebook import place
 
 Kind = Literal["contaminated", "undefined", "overflow", "bad input"]
 
@@ -129,6 +131,20 @@ class Origin:
             return "; ignoring.backward gave finite gradients on this very graph"
         return "; ignoring.backward did not fix it on this very graph"
 
+    def _card(self) -> str:
+        module = f" in {notebook.word(self.module)}" if self.module else ""
+        rank = f", rank {self.rank}" if self.rank is not None else ""
+        steps = self.path if len(self.path) <= 8 else [*self.path[:4], "…", *self.path[-4:]]
+        more = f" and {len(self.reached) - 4} more" if len(self.reached) > 4 else ""
+        rows = {
+            "where": escape(place(self.filename, self.line)) + notebook.code(self.source),
+            "born in": f"{self.phase}, by {notebook.word(self.operator)}{module}{rank}<br>{escape(self.where)}",
+            "reached": notebook.path(steps, ", ".join(self.reached[:4]) + more),
+            "it means": escape(_capitalized(self.means) + "."),
+            "to do": notebook.code(self.remedy) + notebook.link(self.chapter),
+        }
+        return notebook.card(self.kind, self.operands or self.operator, rows)
+
 
 @dataclass
 class Report:
@@ -164,20 +180,26 @@ class Report:
         return True
 
     def __str__(self) -> str:
-        if self.ok:
-            passes = {0: "no backward pass was run", 1: "one backward pass was watched"}.get(
-                self.passes, f"{self.passes} backward passes were watched"
-            )
-            head = f"nothing that is not finite reached the loss or a gradient ({passes})"
-        else:
-            head = f"{len(self.origins)} origins, in order of time" if len(self.origins) > 1 else "one origin"
-        return "\n\n".join([head, *map(str, self.origins), *(f"note: {note}" for note in self.notes)])
+        return "\n\n".join([self._head, *map(str, self.origins), *(f"note: {note}" for note in self.notes)])
+
+    @property
+    def _head(self) -> str:
+        if not self.ok:
+            return f"{len(self.origins)} origins, in order of time" if len(self.origins) > 1 else "one origin"
+        passes = {0: "no backward pass was run", 1: "one backward pass was watched"}.get(
+            self.passes, f"{self.passes} backward passes were watched"
+        )
+        return f"nothing that is not finite reached the loss or a gradient ({passes})"
 
     def __repr__(self) -> str:
         return str(self)
 
     def _repr_html_(self) -> str:
-        return as_html(self)
+        notes = [notebook.sentence(f"Note: {note}.") for note in self.notes]
+        if self.ok:
+            return notebook.cards(f"✓ {_capitalized(self._head)}.", notes)
+        head = f"{self._head}:" if len(self.origins) > 1 else ""
+        return notebook.cards(head, [*(origin._card() for origin in self.origins), *notes])
 
     def to_dict(self) -> dict[str, Any]:
         """The whole report as a dict of numbers, strings, lists and dicts. Keys are the attributes' names and `ok`."""
@@ -199,6 +221,10 @@ class NotFiniteError(FloatingPointError):
     def __init__(self, report: Report) -> None:
         super().__init__(str(report))
         self.report = report
+
+
+def _capitalized(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _some(names: list[str], most: int = 8) -> list[str]:

@@ -1,4 +1,4 @@
-"""The same backward pass, run by `ignoring` beforehand: what the loss ignored, and whether that mends it."""
+"""The same backward pass, run by `ignoring` beforehand: what the loss ignores, and whether gradients exist."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ..ignoring.graph import AccumulateGrad, Edge, Graph, edge_of
 from ..ignoring.lifetimes import held_from
 from ..ignoring.masked_pass import Pass
 from ..ignoring.registry import UNKNOWN, record_of
-from .arithmetic import unnoticed
-from .traces import are_finite
+from .arithmetic import without_side_effects
+from .tensors import are_finite
 
 
 class Shadow(Pass):
-    """A pass of `ignoring` that only tells.
+    """A pass of `ignoring` that changes no gradient, and remembers its outcome.
 
     Attributes:
-        finite: of a node, whether what `ignoring` makes of it is finite.
+        finite: by node, whether what `ignoring` passes on there is finite.
     """
 
     def __init__(self, roots: Sequence[Any], graph: Graph, keep: Sequence[Edge], unsafe: Sequence[Any]) -> None:
@@ -32,7 +32,7 @@ class Shadow(Pass):
         self._leaves: dict[int, bool] = {}
 
     def mended(self, target: Any, edge: Edge) -> bool:
-        """Whether the gradient of a leaf, or of what was asked for, is finite."""
+        """Whether `ignoring` gave a finite gradient to a leaf, or to a tensor that a gradient was asked for."""
         return self._edges.get(edge, self._leaves.get(id(target), False))
 
     def _leave(self, node: Any, edges: Any, results: Any, arriving: Any) -> Any:
@@ -54,16 +54,16 @@ def shadow_of(
     unsafe: Sequence[Any],
     nested: Callable[[Callable[[Any], None]], None],
 ) -> Shadow | None:
-    """What `ignoring` makes of a graph. `.grad`, random numbers and the graph stay as they are.
+    """The outcome of a pass of `ignoring` over a graph. `.grad`, random numbers and the graph stay as they are.
 
     Args:
-        roots, vectors, inputs: of the pass.
+        roots, vectors, inputs: those of the pass.
         keep: the edges whose masks are asked for.
-        dangers: the nodes out of which ignored elements may come as other numbers than 0.
-        nested: has a function called with the roots of each pass inside of this one.
+        unsafe: the nodes out of which ignored elements may come as other numbers than 0.
+        nested: takes a function that is then called with the roots of each pass inside of this one.
 
     Returns:
-        None where it could not be run.
+        None if it could not be run.
     """
     if any(map(_may_run_only_once, graph)):
         return None
@@ -73,8 +73,8 @@ def shadow_of(
         return None
     shadow = Shadow(roots, graph, [*keep, *edges], unsafe)
     try:
-        with unnoticed(), _Leaves(graph) as leaves, shadow:
-            if any(node.name() == CHECKPOINT for node in graph):  # refuses to work for `grad`
+        with without_side_effects(), _Leaves(graph) as leaves, shadow:
+            if any(node.name() == CHECKPOINT for node in graph):  # a reentrant checkpoint refuses to work for `grad`
                 nested(lambda more: leaves.set_aside(held_from(more)))
                 torch.autograd.backward(roots, vectors, retain_graph=True)
                 shadow._leaves = leaves.have_finite()
@@ -88,7 +88,7 @@ def shadow_of(
 
 
 class _Leaves:
-    """While entered, leaves have no `.grad`, and none of their hooks; afterwards both are back."""
+    """While entered, leaves have no `.grad` and no hooks. Afterwards both are back."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -128,10 +128,10 @@ def leaves_of(graph: Graph) -> Iterator[tuple[Any, Tensor]]:
 
 
 def _may_run_only_once(node: Any) -> bool:
-    """Whether a node is somebody's derivative in Python that may free or write what it keeps, or talk to others."""
+    """Whether a node is a derivative in Python that may free what it saved, or talk to other processes."""
     forward = getattr(node, "_forward_cls", None)
     if forward is None:
         return False
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return True  # other processes don't run a shadow
+        return True  # other processes do not run a shadow, so it would wait for them forever
     return not forward.__module__.startswith("torch.") and record_of(node) is UNKNOWN

@@ -1,9 +1,9 @@
 import pytest
 
-from zero_or_nan.explain.recorder import Recorder
+from zero_or_nan.explain.findings import Mistakes
 
 
 @pytest.fixture(autouse=True)
 def raised_mistakes(monkeypatch):
     """A mistake of ours is raised, where a user gets a warning."""
-    monkeypatch.setattr(Recorder, "raises_mistakes", True)
+    monkeypatch.setattr(Mistakes, "are_raised", True)

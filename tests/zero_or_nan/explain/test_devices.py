@@ -252,9 +252,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard, Replicate, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from zero_or_nan import explain
-from zero_or_nan.explain.recorder import Recorder
+from zero_or_nan.explain.findings import Mistakes
 
-Recorder.raises_mistakes = True
+Mistakes.are_raised = True
 torch.set_num_threads(1)
 rank, store = int(sys.argv[1]), sys.argv[2]
 torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)

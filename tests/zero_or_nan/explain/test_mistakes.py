@@ -4,7 +4,18 @@ import pytest
 import torch
 
 from zero_or_nan import explain
-from zero_or_nan.explain import backward, forward, names, recorder, shadow
+from zero_or_nan.explain import (
+    attribution,
+    backward,
+    calls,
+    findings,
+    forward,
+    names,
+    places,
+    sandbox,
+    shadow,
+    watch,
+)
 
 
 class Wrong(Exception):
@@ -29,24 +40,24 @@ def work():
 @pytest.mark.parametrize(
     ("where", "name"),
     [
-        (recorder.Recorder, "before"),
-        (recorder.Recorder, "after"),
-        (recorder.Recorder, "retains"),
-        (recorder.Recorder, "quiet"),
-        (recorder, "place_here"),
-        (recorder, "is_finite"),
-        (recorder.Recorder, "_look"),
-        (recorder.Recorder, "has_reached"),
-        (forward, "come_in"),
-        (forward.Call, "results"),
-        (forward.Call, "first_born"),
-        (backward.Watched, "begin"),
-        (backward.Watched, "ended"),
-        (backward.Watched, "_cast_shadow"),
-        (backward.Watched, "_not_finite"),
-        (backward.Watched, "_births"),
-        (backward.Watched, "kind"),
-        (backward, "looked_at"),
+        (forward.Forward, "before"),
+        (forward.Forward, "after"),
+        (sandbox.Sandbox, "retains"),
+        (sandbox.Sandbox, "silenced"),
+        (places, "place_here"),
+        (forward, "is_finite"),
+        (forward.Forward, "_check"),
+        (watch.Watch, "_end_pass"),
+        (attribution, "come_in"),
+        (calls.Call, "results"),
+        (calls.Call, "first_born"),
+        (backward.Backward, "begin"),
+        (backward.Backward, "end"),
+        (backward.Backward, "_cast_shadow"),
+        (backward.Backward, "_not_finite"),
+        (backward.Backward, "_births"),
+        (watch, "diagnose"),
+        (backward, "numbers_of"),
         (backward, "is_finite"),
         (shadow.Shadow, "_leave"),
         (names.Names, "of_module"),
@@ -57,7 +68,7 @@ def work():
 @pytest.mark.parametrize("passes", [True, False])
 @pytest.mark.filterwarnings("ignore:explain failed")
 def test_it_goes_on(monkeypatch, where, name, passes):
-    monkeypatch.setattr(recorder.Recorder, "raises_mistakes", False)
+    monkeypatch.setattr(findings.Mistakes, "are_raised", False)
     expected = work()
     monkeypatch.setattr(where, name, wrong)
     with explain() as report:
@@ -70,8 +81,8 @@ def test_it_goes_on(monkeypatch, where, name, passes):
 
 
 def test_one_warning(monkeypatch):
-    monkeypatch.setattr(recorder.Recorder, "raises_mistakes", False)
-    monkeypatch.setattr(recorder.Recorder, "_look", wrong)
+    monkeypatch.setattr(findings.Mistakes, "are_raised", False)
+    monkeypatch.setattr(forward.Forward, "_check", wrong)
     with pytest.warns(UserWarning, match=r"explain failed at .*Wrong: by us.*a bug in zero_or_nan") as told, explain():
         work()
     assert len(told) == 1 and told[0].filename == __file__

@@ -1,0 +1,241 @@
+"""Where the NaN and infinities in the results of one call come from: the call itself, its operands, or a mask."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .births import come_in, describe, newborn
+from .calls import Call, Change, apart, came_too, finite_ones, of_masks, was_there
+from .findings import Findings
+from .functions import MAKES_DATA, MEANT, Plan, buffers_of
+from .nodes import note_call, note_carried, note_passed
+from .provenance import Birth, Provenance, joined, without
+from .tensors import is_finite, is_sparse, numbers_of, tensors_in
+
+
+class Result(NamedTuple):
+    """A result of a call that is not finite: its position among the results, the tensor, and its numbers."""
+
+    at: int
+    tensor: Tensor
+    here: Tensor
+
+
+class Operands(NamedTuple):
+    """The operands of a call that are not finite.
+
+    Attributes:
+        values: their numbers.
+        provenances: those of the operands, and of what a function in place overwrites.
+        entering: births in operands that have no node: the graph gets to know them at this call.
+    """
+
+    values: list[Tensor]
+    provenances: list[Provenance]
+    entering: list[Birth]
+
+    def without(self, births: Sequence[Birth]) -> Operands:
+        """The operands as if some births were none."""
+        provenances = [without(provenance, births) for provenance in self.provenances]
+        return self._replace(provenances=provenances, entering=[each for each in self.entering if each not in births])
+
+
+class _Split(NamedTuple):
+    """A result, split by where its elements come from.
+
+    Attributes:
+        born: the elements that the call made.
+        operands: the operands that the other elements come from.
+        made_of: the infinities that the code wrote down, and that the call turned into the elements.
+        change: puts finite numbers in place of NaN and infinities that the elements were not made of.
+    """
+
+    born: Tensor
+    operands: Operands
+    made_of: tuple[Birth, ...] = ()
+    change: Change = finite_ones
+
+
+class Attribution:
+    """Attributes results to births, and writes what it finds into the findings and onto the nodes of the graph."""
+
+    def __init__(self, findings: Findings) -> None:
+        self.findings = findings
+
+    def attribute(self, call: Call, plan: Plan, args: Any, bad: list[Result], before: Tensor | None) -> None:
+        """Find out what the results of a call come from.
+
+        Args:
+            call: the call, with the arguments as they were before it.
+            plan: what is known of its function.
+            args: the arguments as they are now.
+            bad: the results that are not finite.
+            before: a copy of what the call has overwritten, if it could be made.
+        """
+        buffers = buffers_of(call.func, call.args, call.kwargs)
+        operands = self._operands(call, plan, args, bad, before, buffers)
+        provenance: Provenance | None = None
+        for result in bad:
+            provenance = self._of_result(call, plan, result, operands)
+            if provenance is not None:
+                self.findings.keep_result(result.tensor, provenance)
+        if buffers:
+            self._keep_buffers(buffers, joined(operands.provenances) if operands.provenances else provenance)
+
+    def came_in(self, tensor: Tensor, here: Tensor, call: Call) -> Birth:
+        """The birth of a tensor that is not finite, and that no function in the block has made."""
+        compiled_at, births = self.findings.compiled_at, self.findings.births
+        node = tensor.grad_fn
+        if node is None or "Compiled" not in node.name() or compiled_at is None:
+            return births.known(come_in(tensor, here, call))
+        compiled = call._replace(name="torch.compile", place=compiled_at)
+        birth = describe("made", compiled, tensor, ~torch.isfinite(here), "inside of a compiled region")
+        note_call(node, "torch.compile", compiled_at)
+        birth = births.known(birth)
+        note_passed(node, (birth,))
+        return birth
+
+    def carry(self, tensor: Tensor, carried: list[tuple[Birth, Tensor]]) -> None:
+        """Write on the node of a result which of its elements are not finite."""
+        self.findings.carries = True
+        note_carried(tensor, carried)
+
+    def _operands(
+        self,
+        call: Call,
+        plan: Plan,
+        args: Any,
+        bad: list[Result],
+        before: Tensor | None,
+        buffers: Sequence[Tensor],
+    ) -> Operands:
+        provenances = self.findings.provenances
+        overwrites = plan.in_place and before is None and bool(args)
+        overwritten = list(tensors_in(args[0])) if overwrites else []
+        skipped = set(map(id, (*buffers, *tensors_in(call.kwargs.get("out")), *overwritten)))
+        found = Operands([], [], [])
+        for tensor in call.tensors():
+            here = numbers_of(tensor)
+            if here is None or id(tensor) in skipped or bool(torch.isfinite(here).all()):
+                continue
+            original = args[0] if tensor is before and not is_sparse(tensor) else tensor
+            provenance = provenances.of(original)
+            if provenance is None:
+                provenance = Provenance({self.came_in(original, here, call): ()})
+                provenances.keep(original, provenance)
+            found.values.append(here)
+            found.provenances.append(provenance)
+            if tensor.grad_fn is None and tensor is not before:
+                found.entering.extend(provenance.births)
+        if overwrites:
+            if not found.values and not self._secondhand(call):
+                self._was_there(call, bad)
+            found.provenances.extend(provenances.of_each(overwritten))
+        return found
+
+    def _was_there(self, call: Call, bad: list[Result]) -> None:
+        """Find what was already not finite when a function in place first overwrote it."""
+        for at, tensor, here in bad:
+            if self.findings.provenances.of(tensor) is None:
+                came = was_there(call, here, ~torch.isfinite(here), at)
+                if bool(came.any()):
+                    birth = self.findings.births.known(come_in(tensor, torch.where(came, here, 0), call))
+                    self.findings.provenances.keep(tensor, Provenance({birth: ()}))
+
+    def _of_result(self, call: Call, plan: Plan, result: Result, operands: Operands) -> Provenance | None:
+        """The provenance of a result that is not finite, or None if the call only brought it in."""
+        if not operands.provenances and plan.name in MAKES_DATA:
+            return None
+        entries = ~torch.isfinite(result.here)
+        split = self._split(call, plan, result, entries, operands)
+        born, (_, provenances, entering) = split.born, split.operands
+        if bool(born.any()) and (secondhand := self._secondhand(call)):
+            born, provenances = torch.zeros_like(born), [*provenances, *secondhand]
+        births: list[Birth] = []
+        if bool(born.any()):
+            birth = self.findings.births.known(newborn(call, result.tensor, born, result.at, split.change))
+            birth.made_of = split.made_of
+            births.append(birth)
+        carried = [(birth, born) for birth in births]
+        rest = entries & ~born
+        if births and provenances and call.name not in MEANT:
+            rest |= came_too(call, born, result.at)
+        if bool(rest.any()) or not births:
+            # The node of an earlier call carries what that call made. Beside a birth here, this node carries it too.
+            others = dict.fromkeys([*entering, *(joined(provenances).births if births else ())])
+            carried += [(birth, rest) for birth in others]
+        else:
+            provenances = []
+        if result.tensor.grad_fn is not None:
+            self._write(call, plan, result.tensor, carried, provenances)
+        return joined(provenances, call.name, births)
+
+    def _split(self, call: Call, plan: Plan, result: Result, entries: Tensor, operands: Operands) -> _Split:
+        """Split the elements of a result that are not finite."""
+        at, _, here = result
+        if plan.in_place and operands.provenances and not operands.values:
+            return _Split(torch.zeros_like(entries), operands)  # they were there before the call
+        born = apart(call, here, entries, operands.values, at)
+        known = joined(operands.provenances).births
+        masks = [birth for birth in known if birth.nature == "meant" or birth.infinite == -math.inf]
+        if not masks:
+            return _Split(born, operands)
+        change = functools.partial(finite_ones, keep={birth.infinite for birth in masks})
+        are_meant = all(_is_meant(birth, call.name) for birth in masks)
+        made, harm = of_masks(call, here, entries & ~born, operands.values, at, change)
+        are_undefined = bool(made.any())
+        made_of: tuple[Birth, ...] = ()
+        if are_meant:
+            born = born | made
+            made_of = tuple(birth for birth in masks if birth.nature == "meant" and are_undefined)
+        elif are_undefined:
+            for birth in masks:
+                birth.infinite = 0.0  # it has become NaN, so it leaves nothing out
+        if (are_meant and are_undefined) or (len(masks) < len(known) and not harm):
+            operands = operands.without(masks)
+        return _Split(born, operands, made_of, change)
+
+    def _write(
+        self,
+        call: Call,
+        plan: Plan,
+        tensor: Tensor,
+        carried: list[tuple[Birth, Tensor]],
+        provenances: Sequence[Provenance],
+    ) -> None:
+        """Write onto the node of a result what backward will ask for."""
+        if carried:
+            self.carry(tensor, carried)
+            base = tensor._base
+            if plan.in_place and base is not None and base.grad_fn is not None:  # its node is new too
+                note_call(base.grad_fn, call.name, call.place)
+                self.carry(base, [(birth, ~torch.isfinite(base)) for birth, _ in carried])
+        if provenances:
+            note_passed(tensor.grad_fn, joined(provenances).births)
+
+    def _keep_buffers(self, buffers: Sequence[Tensor], provenance: Provenance | None) -> None:
+        """Give the running statistics that a call has updated births of their own.
+
+        The loss of this pass may ignore what the statistics bring into the loss of a later pass.
+        """
+        for tensor in buffers:
+            here = numbers_of(tensor)
+            if here is not None and self.findings.provenances.of(tensor) is None and not is_finite(here):
+                paths = provenance.paths if provenance is not None else {}
+                copies = Provenance({replace(birth): path for birth, path in paths.items()})
+                self.findings.provenances.keep(tensor, copies)
+
+    def _secondhand(self, call: Call) -> list[Provenance]:
+        return self.findings.secondhand.of_each(call.tensors()) if self.findings.secondhand else []
+
+
+def _is_meant(birth: Birth, function: str) -> bool:
+    """Whether an infinity leaves an element out of a function."""
+    return birth.nature == "meant" or (birth.infinite == -math.inf and function in MEANT)

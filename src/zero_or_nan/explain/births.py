@@ -1,0 +1,81 @@
+"""The descriptions of births: which call, which elements, made of which numbers."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .arithmetic import Born, is_nan, number
+from .calls import Call, Change
+from .provenance import Birth
+from .tensors import first_entries, first_stored, is_sparse, numbers_of
+
+
+def describe(
+    nature: Any, call: Call, whole: Tensor, entries: Tensor, operands: str, phase: Any = "forward", **more: Any
+) -> Birth:
+    """A birth in some elements of a tensor."""
+    where = first_stored(whole, entries) if is_sparse(whole) else None
+    shape = entries.shape if where is None else whole.shape
+    where = first_entries(entries) if where is None else where
+    count, kind = int(entries.sum()), (tuple(shape), whole.dtype, whole.device)
+    return Birth(nature, phase, call.name, call.place, where, count, *kind, operands, **more)
+
+
+def come_in(tensor: Tensor, here: Tensor, call: Call) -> Birth:
+    """The birth of a tensor that is not finite, and that nothing in the block made."""
+    bad = ~torch.isfinite(here)
+    first = here[bad][0].item()
+    infinite = first if isinstance(first, float) and bool((here[bad] == first).all()) else 0.0
+    return describe("given", call, tensor, bad, number(first), infinite=infinite, tensor=weakref.ref(tensor))
+
+
+def held_before(grad: Tensor, here: Tensor, call: Call) -> Birth:
+    """The birth of a `.grad` that is not finite before a pass adds to it."""
+    bad = ~torch.isfinite(here)
+    text = f"{number(here[bad][0].item())} in .grad before this pass"
+    return describe("given", call, grad, bad, text, held=True)
+
+
+def newborn(call: Call, result: Tensor, entries: Tensor, at: int, change: Change) -> Birth:
+    """The birth of elements that a call made, or that its arguments write down.
+
+    Args:
+        call: the call.
+        result: one of its results.
+        entries: the elements of the result.
+        at: the position of the result among the results.
+        change: puts finite numbers in place of the operands' NaN and infinities that the elements were not made of.
+    """
+    written = call.infinite_number()
+    here = numbers_of(result)
+    if written is not None and is_nan(written):
+        return describe("given", call, result, entries, str(written))
+    if written is not None and not (here is not None and bool((here.isnan() & entries).any())):
+        return describe("meant", call, result, entries, str(written), infinite=written)
+    born = call.first_born(entries, change)
+    too_large = _only_too_large(call, entries, at, born, result)
+    text = born.text if born is not None else ""
+    return describe("made", call, result, entries, text, too_large=too_large)
+
+
+def _only_too_large(call: Call, entries: Tensor, at: int, born: Born | None, result: Tensor) -> bool:
+    """Whether the true value is a number that the dtype has no room for."""
+    if born is not None and is_nan(born.result) and not born.of_large:
+        return False
+    try:
+        wider = call.results(_in_double)[at]
+    except Exception:
+        wider = None
+    if wider is not None and wider.shape == entries.shape and wider.dtype != result.dtype:
+        has_room = bool(torch.isfinite(wider)[entries].any())
+        if has_room:
+            return True
+    return born is not None and not born.is_pole
+
+
+def _in_double(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)

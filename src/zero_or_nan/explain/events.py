@@ -1,0 +1,53 @@
+"""What happens in a backward pass to numbers that are not finite. `diagnosis` reads these events, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ..ignoring.graph import Edge
+from .nodes import Carried
+from .provenance import Birth, Provenance
+
+
+class Born(NamedTuple):
+    """A birth at a node in backward.
+
+    Attributes:
+        birth: the birth.
+        entries: its elements in the gradient that the node passes on.
+        is_opaque: whether the node's derivative is somebody's own code.
+    """
+
+    birth: Birth
+    entries: Tensor
+    is_opaque: bool
+
+
+class Reached(NamedTuple):
+    """The end of a path: a leaf, a tensor that a gradient was asked for, or the loss, which has no edge."""
+
+    target: Tensor | str
+    edge: Edge | None
+    provenance: Provenance
+
+
+@dataclass
+class Events:
+    """The events of one backward pass, and of the passes inside of it.
+
+    Attributes:
+        roots: the edges at which the pass begins.
+        carried: by node, the elements of its outputs that were not finite in the forward pass.
+        born: by node, the birth there in backward.
+        reached: what was reached, in order of time.
+        lacks_shadow: whether there is no shadow, though the graph needs one.
+    """
+
+    roots: set[Edge | None] = field(default_factory=set)
+    carried: dict[Any, Carried] = field(default_factory=dict)
+    born: dict[Any, Born] = field(default_factory=dict)
+    reached: list[Reached] = field(default_factory=list)
+    lacks_shadow: bool = False

@@ -1,0 +1,139 @@
+"""What one watch has found out so far. The watch owns these objects, and gives them to the parts that need them."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakValueDictionary
+
+from torch import Tensor
+
+from ..ignoring.masked_pass import REPORT
+from .places import Place, is_recomputed
+from .provenance import Birth, Provenance, Provenances
+from .tensors import memory, numbers_of, tensors_in
+
+_MOST_UNCONSUMED = 1000
+
+
+class Scope:
+    """The thread in which a block runs, until the block ends."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self.is_over = False
+
+    def is_here(self) -> bool:
+        """Whether the block still runs, in the thread that asks."""
+        return not self.is_over and threading.get_ident() == self._thread
+
+
+class Mistakes:
+    """Exceptions in the code of `explain` itself: they must never become the user's."""
+
+    are_raised = False
+    """Whether a mistake is raised, as tests want it, instead of a warning."""
+
+    def __init__(self) -> None:
+        self._first: tuple[str, Exception] | None = None
+
+    def note(self, name: str, error: Exception) -> None:
+        """Remember a mistake, and where it happened. Only the first is reported: later ones may follow from it."""
+        if self.are_raised:
+            raise error
+        self._first = self._first or (name, error)
+
+    @contextmanager
+    def noted(self, name: str) -> Iterator[None]:
+        """While entered, a mistake is noted, and ends only this block."""
+        try:
+            yield
+        except Exception as error:
+            self.note(name, error)
+
+    def warn(self, stacklevel: int) -> None:
+        if self._first is not None:
+            name, error = self._first
+            warnings.warn(
+                f"explain failed at {name} ({type(error).__name__}: {error}). This is a bug in zero_or_nan; "
+                f"please report it at {REPORT}. The report may be incomplete",
+                stacklevel=stacklevel + 1,
+            )
+
+
+class Births:
+    """The births so far, one for each call.
+
+    Attributes:
+        in_backward: whether a backward pass is running.
+    """
+
+    def __init__(self) -> None:
+        self.in_backward = False
+        self._by_call: WeakValueDictionary[tuple[Any, ...], Birth] = WeakValueDictionary()
+        self._collecting: list[list[Birth]] = []
+
+    def known(self, birth: Birth) -> Birth:
+        """The birth, or the earlier one if a checkpoint in backward only repeats the call."""
+        place = birth.place
+        key = birth.operator, place.code, place.instruction, place.module
+        if self.in_backward:
+            if is_recomputed():
+                return self._by_call.get(key, birth)
+            birth.phase = "backward"
+        self._by_call[key] = birth
+        for births in self._collecting:
+            births.append(birth)
+        return birth
+
+    @contextmanager
+    def collected(self) -> Iterator[list[Birth]]:
+        """While entered, the list gets every new birth."""
+        births: list[Birth] = []
+        self._collecting.append(births)
+        try:
+            yield births
+        finally:
+            self._collecting[:] = [each for each in self._collecting if each is not births]
+
+
+class Findings:
+    """What is known of the tensors of a block.
+
+    Attributes:
+        births: all births.
+        provenances: those of the tensors that are not finite.
+        secondhand: provenances of tensors that are finite, but were computed from the gradient of a loss that was not.
+        unconsumed: by memory, the provenances of results that no function has used yet.
+        carries: whether any node carries a note about elements that are not finite.
+        compiled_at: the call of the last compiled region. Nobody saw the functions inside of it.
+    """
+
+    def __init__(self) -> None:
+        self.births = Births()
+        self.provenances = Provenances()
+        self.secondhand = Provenances()
+        self.unconsumed: dict[int, Provenance] = {}
+        self.carries = False
+        self.compiled_at: Place | None = None
+
+    def keep_result(self, tensor: Tensor, provenance: Provenance) -> None:
+        """Keep the provenance of a result that no function has used yet."""
+        self.provenances.keep(tensor, provenance)
+        self.unconsumed[memory(tensor)._cdata] = provenance
+        if len(self.unconsumed) > _MOST_UNCONSUMED:
+            self.unconsumed.pop(next(iter(self.unconsumed)))
+
+    def consume(self, things: Any) -> None:
+        """Note that a function has used these tensors."""
+        for tensor in tensors_in(things):
+            if numbers_of(tensor) is not None:
+                self.unconsumed.pop(memory(tensor)._cdata, None)
+
+    def clear(self) -> None:
+        self.provenances.clear()
+        self.secondhand.clear()
+        self.unconsumed.clear()

@@ -1,0 +1,127 @@
+"""Writes diagnoses into a report, in the user's names. What happens on one line, by one function, is one origin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from .diagnosis import Diagnosis, Verdict
+from .names import Names
+from .provenance import Birth
+from .remedies import remedy
+from .report import Kind, Origin, Report
+
+NOT_TOLD_APART = (
+    "explain could not find out whether the loss uses an element or ignores it: this needs a second backward pass, "
+    "which failed, or was not tried because a custom autograd.Function may allow only one pass"
+)
+
+_MOST_LOOKS = 20
+"""The number of passes in which names are looked up for one origin. A NaN in the parameters reaches all, each time."""
+
+
+@dataclass
+class _Narrated:
+    """An origin that is in the report.
+
+    Attributes:
+        last: the number of its last birth.
+        looks: the number of passes in which names were looked up for it again.
+    """
+
+    origin: Origin
+    last: int
+    looks: int = 0
+
+
+class Narration:
+    """The narration of one watch.
+
+    Attributes:
+        verdicts: those of the births that are in the report.
+    """
+
+    def __init__(self, report: Report, around: Mapping[nn.Module, Sequence[nn.Module]]) -> None:
+        self.report = report
+        self.verdicts: WeakKeyDictionary[Birth, Verdict] = WeakKeyDictionary()
+        self._around = around
+        self._narrated: dict[tuple[Any, ...], _Narrated] = {}
+
+    def add(self, diagnoses: Iterable[Diagnosis], names: Names) -> None:
+        """Add what the report does not have yet."""
+        for diagnosis in diagnoses:
+            birth, verdict, targets, path, is_implied = diagnosis
+            if not verdict.is_sure:
+                self.report.note(NOT_TOLD_APART)
+            if is_implied:
+                continue
+            self.verdicts[birth] = verdict
+            key = birth.phase, birth.operator, birth.place.filename, birth.place.line, verdict.kind
+            known = self._narrated.get(key)
+            if known is None:
+                labels = [names.of_target(target) for target in targets]
+                origin = self._origin(birth, verdict, labels, path, names)
+                self._narrated[key] = _Narrated(origin, birth.number)
+                self.report.origins.append(origin)
+                continue
+            known.looks += 1
+            if known.looks <= _MOST_LOOKS:
+                labels = [names.of_target(target) for target in targets]
+                known.origin.reached += [each for each in dict.fromkeys(labels) if each not in known.origin.reached]
+            if known.last != birth.number:  # the statistics of a norm have a copy of their birth
+                known.origin.times += 1
+            known.last = birth.number
+
+    def note_elsewhere(self) -> None:
+        """Note that a gradient is not finite, though no operator in this process made it so."""
+        rank = _rank()
+        if rank is not None:
+            self.report.note(f"a gradient is not finite, and nothing of rank {rank} made it so: see the other ranks")
+
+    def _origin(self, birth: Birth, verdict: Verdict, labels: list[str], path: Sequence[str], names: Names) -> Origin:
+        place = birth.place
+        origin = Origin(
+            phase=birth.phase,
+            operator=birth.operator,
+            filename=place.filename,
+            line=place.line,
+            source=place.source,
+            module=names.of_module(place.module, self._around),
+            entries=birth.where,
+            count=birth.count,
+            shape=birth.shape,
+            dtype=str(birth.dtype).removeprefix("torch."),
+            device=str(birth.device),
+            operands=_operands(birth, verdict.kind, names),
+            kind=verdict.kind,
+            reached=list(dict.fromkeys(labels)),
+            path=list(path),
+            mended=verdict.mended,
+            rank=_rank(),
+            is_sure=verdict.is_sure,
+        )
+        operator = "zero_grad" if birth.held else birth.operator
+        origin.remedy, origin.chapter = remedy(verdict.kind, operator, origin.dtype, verdict.mended)
+        return origin
+
+
+def _operands(birth: Birth, kind: Kind, names: Names) -> str:
+    """The computation that gave the number, with the name of the tensor that it came in with."""
+    operands = birth.operands
+    came_in = birth.tensor() if birth.tensor is not None else None
+    if came_in is not None and (name := names.of_tensor(came_in)):
+        operands = f"{operands} in {name}"
+    if birth.in_backward and kind == "contaminated":
+        operands = f"{operands}; in backward {birth.in_backward}" if operands else birth.in_backward
+    return operands
+
+
+def _rank() -> int | None:
+    """The number of this process among several; None if there is only one."""
+    distributed = torch.distributed
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else None

@@ -1,0 +1,79 @@
+"""What a watch writes on a node of the graph, and what it can read from the node. A note lives as long as its node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from ..ignoring.graph import KINDS, TELLS_OF_HOOKS, can_be_read_again, saved_tensors
+from ..ignoring.lifetimes import DEEP_GRAPHS
+from .places import Place
+from .provenance import Birth
+
+CALLED = "zero_or_nan.called"
+"""The key in a node's metadata for the function and the place of its forward call."""
+
+_CARRIES = "zero_or_nan.carries"
+"""The key for the elements of each output that are not finite, with their births."""
+
+_PASSES = "zero_or_nan.passes"
+"""The key for the births that came with the call's operands."""
+
+_READABLE = "zero_or_nan.readable"
+"""The key for whether its saved tensors can be read without running a hook. Newer releases of PyTorch know this."""
+
+HOOKS: list[Any] = []
+"""The hooks on saved tensors that are active now, on releases of PyTorch that do not know a node's hooks."""
+
+Carried = dict[int, list[tuple[Birth, Tensor]]]
+"""By output of a node: births, each with a mask of its elements."""
+
+
+def note_call(node: Any, name: str, place: Place) -> None:
+    """Write on a node which call it comes from. The first call counts."""
+    known = node.metadata
+    if CALLED not in known:
+        known[CALLED] = name, place
+        DEEP_GRAPHS.saw(node)
+        if not TELLS_OF_HOOKS:
+            known[_READABLE] = not HOOKS
+
+
+def note_carried(tensor: Tensor, carried: list[tuple[Birth, Tensor]]) -> None:
+    """Write on the node of a result which of its elements are not finite."""
+    node: Any = tensor.grad_fn
+    node.metadata.setdefault(_CARRIES, {}).setdefault(tensor.output_nr, []).extend(carried)
+
+
+def note_passed(node: Any, births: tuple[Birth, ...]) -> None:
+    """Write on a node which births came with the operands of its call. The first note counts."""
+    node.metadata.setdefault(_PASSES, births)
+
+
+def share_readable(node: Any, caller: Any) -> None:
+    """Let a node that PyTorch made inside of a call know what the node of the call knows about hooks."""
+    node.metadata.setdefault(_READABLE, caller.metadata.get(_READABLE, False))
+
+
+def carried_by(node: Any) -> Carried:
+    """The elements of a node's outputs that were not finite in the forward pass."""
+    carried: Carried = node.metadata.get(_CARRIES) or {}
+    return carried
+
+
+def passed_by(node: Any) -> tuple[Birth, ...]:
+    """The births that came with the operands of a node's call."""
+    births: tuple[Birth, ...] = node.metadata.get(_PASSES, ())
+    return births
+
+
+def can_run_again(node: Any) -> bool:
+    """Whether a node's derivative may be run once more. PyTorch's own can; others may have any side effect."""
+    return type(node) in KINDS and can_be_read_again(node, node.metadata.get(_READABLE, False))
+
+
+def saved_by(node: Any) -> Iterator[Tensor]:
+    """The tensors that a node saved, as far as they can be read without running a user's hook."""
+    return saved_tensors(node, node.metadata.get(_READABLE, False))

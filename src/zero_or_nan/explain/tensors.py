@@ -1,0 +1,152 @@
+"""The numbers of a tensor: which are not finite, and where they are in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch._C._nn import flatten_dense_tensors
+from torch.nn import Parameter
+
+from ..ignoring.conditions import total
+from ..ignoring.distributed import is_distributed, part_here
+
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+_DENSE = (Tensor, Parameter)
+
+_SMALL = 10_000
+"""Tensors with at most this many elements are added up together: for these, calling PyTorch takes most of the time."""
+
+T = TypeVar("T")
+
+is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
+
+
+def tensors_in(things: Any) -> Iterator[Tensor]:
+    """The tensors in arguments or results, at any depth."""
+    return each_in(things, Tensor)
+
+
+def each_in(things: Any, kind: type[T]) -> Iterator[T]:
+    """The instances of a type in arguments or results, at any depth."""
+    if isinstance(things, kind):
+        yield things
+    elif isinstance(things, (tuple, list)):
+        for thing in things:
+            yield from each_in(thing, kind)
+    elif isinstance(things, dict):
+        for thing in things.values():
+            yield from each_in(thing, kind)
+
+
+def is_sparse(tensor: Tensor) -> bool:
+    """Whether a tensor stores some of its elements only."""
+    return tensor.layout in _SPARSE
+
+
+def stored(tensor: Tensor) -> Tensor:
+    """The elements that a sparse tensor stores, in the same memory."""
+    tensor = tensor.detach()
+    return tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
+
+
+def memory(tensor: Tensor) -> Any:
+    """The storage that holds the numbers of a tensor. Views, detached and saved tensors share it."""
+    return (stored(tensor) if is_sparse(tensor) else tensor).untyped_storage()
+
+
+def numbers_of(tensor: Any) -> Tensor | None:
+    """The numbers of a tensor, or None if they are not floats or cannot be read.
+
+    For a distributed tensor these are the numbers of its part in this process, for a sparse one those that it stores.
+    Numbers of eight bits are widened.
+    """
+    if type(tensor) not in _DENSE:
+        if not isinstance(tensor, Tensor):
+            return None
+        part = part_here(tensor) if is_distributed(tensor) else tensor
+        if part is None or type(part).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+            return None
+        tensor = part.as_subclass(Tensor)
+    dtype = tensor.dtype
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return None
+    if tensor.is_meta or tensor.is_nested or is_transformed(tensor):
+        return None
+    if tensor.layout is not torch.strided:
+        if not is_sparse(tensor):
+            return None
+        tensor = stored(tensor)
+    if not tensor.untyped_storage().nbytes() or not tensor.numel():
+        return None
+    if dtype.itemsize == 1:  # PyTorch cannot add up numbers of eight bits, nor widen two numbers in one byte
+        return None if "x2" in str(dtype) else tensor.detach().to(torch.float32)
+    return tensor
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all elements are finite.
+
+    Any NaN or inf makes the sum NaN or inf. Large finite elements may do so too, so such a tensor is checked element by
+    element.
+    """
+    number = total(tensor).item()
+    return bool(number - number == 0) or bool(torch.isfinite(tensor).all())
+
+
+def are_finite(values: Any) -> bool:
+    """Whether all tensors at any depth are finite. Tensors whose numbers cannot be read are not checked."""
+    return all(is_finite(here) for here in map(numbers_of, tensors_in(values)) if here is not None)
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether all tensors are finite. The answer is fetched from their device at once."""
+    with torch._C.DisableTorchFunction():  # otherwise a surrounding `explain` would watch these sums
+        return _all_finite(tensors)
+
+
+def _all_finite(tensors: Iterable[Tensor]) -> bool:
+    usual: list[Tensor] = []
+    others: list[Tensor] = []
+    for tensor in tensors:
+        if (
+            type(tensor) is Tensor
+            and tensor.dtype is torch.float32
+            and tensor.is_cpu
+            and tensor.layout is torch.strided
+        ):
+            usual.append(tensor)
+        else:
+            here = numbers_of(tensor)
+            if here is not None:
+                others.append(torch.view_as_real(here) if here.is_complex() else here)
+    if not usual and not others:
+        return True
+    with torch.no_grad():
+        totals = [tensor.sum() for tensor in usual if tensor.numel() > _SMALL]
+        small = [tensor for tensor in usual if tensor.numel() <= _SMALL]
+        if small:
+            totals.append(flatten_dense_tensors(small).sum())
+        if others:
+            first = others[0].device
+            wide = [total(tensor).to(first, torch.float64) for tensor in others]
+            totals.append(torch.stack(wide).sum())
+        is_fine = all((number := each.item()) - number == 0 for each in totals)
+        return is_fine or all(is_finite(tensor) for tensor in (*usual, *others))
+
+
+def first_entries(mask: Tensor, most: int = 5) -> list[tuple[int, ...]]:
+    """The indices of the first elements of a mask that are True."""
+    return [tuple(entry) for entry in mask.nonzero()[:most].tolist()]
+
+
+def first_stored(tensor: Tensor, mask: Tensor) -> list[tuple[int, ...]] | None:
+    """The same indices in a sparse tensor, if the mask is for what it stores; None for layouts that cannot tell."""
+    if mask.shape != stored(tensor).shape or tensor.layout not in (torch.sparse_coo, torch.sparse_csr):
+        return None
+    if tensor.layout is torch.sparse_csr and tensor.dim() > 2:  # a batch
+        return None
+    indices = tensor.detach().to_sparse_coo()._indices().T
+    return [(*indices[at].tolist(), *rest) for at, *rest in first_entries(mask)]

@@ -1,0 +1,111 @@
+"""One watch over a block of code: it owns the parts, and hands on what one part finds to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from ..ignoring.lifetimes import DEEP_GRAPHS
+from .backward import Backward, Request
+from .diagnosis import diagnose, diagnose_results
+from .findings import Findings, Mistakes, Scope
+from .forward import Forward
+from .names import Names
+from .narration import Narration
+from .patches import Patches
+from .places import Places, users_frame
+from .report import NotFiniteError, Report
+from .sandbox import Sandbox
+from .tensors import is_transformed, tensors_in
+
+NOT_IN_TRANSFORMS = "a function transform (torch.func) was not looked into"
+
+
+class Watch:
+    """A watch over a block of code, from `begin` to `end`.
+
+    Args:
+        report: gets what is found.
+        raises: whether a backward pass that finds something raises `NotFiniteError`.
+    """
+
+    def __init__(self, report: Report, raises: bool = False) -> None:
+        self.report = report
+        self.raises = raises
+        self.scope = Scope()
+        self.mistakes = Mistakes()
+        self.findings = Findings()
+        self.places = Places()
+        self.sandbox = Sandbox(self.scope)
+        self.forward = Forward(self.scope, self.findings, self.places, self.sandbox, self.mistakes)
+        self.patches = Patches(self.engine, self.scope, self.forward, self.sandbox, self.mistakes)
+        self.narration = Narration(report, self.places.around)
+        self.running: Backward | None = None
+
+    def __enter__(self) -> Report:
+        self.patches.put_on()
+        self.forward.__enter__()
+        return self.report
+
+    def __exit__(self, *details: object) -> None:
+        self.end()
+
+    def engine(self, run: Callable[..., Any], roots: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run PyTorch's engine, watched."""
+        if not self.scope.is_here() or self.forward.is_aside:
+            return run(roots, *args, **kwargs)
+        if any(map(is_transformed, tensors_in(roots))):
+            self.report.note(NOT_IN_TRANSFORMS)
+            return run(roots, *args, **kwargs)
+        if self.sandbox.is_entered:
+            return self.sandbox.run(run, roots, *args, **kwargs)
+        self.report.passes += 1
+        outer = self.running
+        request = Request(roots, args[0], args[3] or (), kwargs.get("accumulate_grad", True))
+        backward = Backward(request, self.findings, self.sandbox, self.mistakes, outer)
+        with self.mistakes.noted("backward"), torch._C.DisableTorchFunction():
+            backward.begin()
+        self._run_within(backward)
+        try:
+            with self.forward if not self.forward.is_on() else nullcontext():  # hooks and checkpoints call functions
+                results = run(roots, *args, **kwargs)
+        finally:
+            self._run_within(outer)
+            backward.let_go()
+        with self.mistakes.noted("backward"), torch._C.DisableTorchFunction():
+            self._end_pass(backward, results)
+        if self.raises and not self.report.ok and outer is None:
+            raise NotFiniteError(self.report)
+        return results
+
+    def _run_within(self, backward: Backward | None) -> None:
+        self.running = backward
+        self.findings.births.in_backward = backward is not None
+
+    def _end_pass(self, backward: Backward, results: Any) -> None:
+        """Report what a pass has found. The outermost pass speaks for those inside of it."""
+        if backward.end(results):
+            self.narration.note_elsewhere()
+        if backward.events.reached and backward.outer is None:
+            names = Names(users_frame())
+            self.narration.add(diagnose(backward.events, backward.shadow, self.narration.verdicts), names)
+
+    def end(self) -> None:
+        """End the watch, whatever ended the block, and complete the report."""
+        self.patches.take_off()
+        self.forward.leave()
+        self.scope.is_over = True
+        DEEP_GRAPHS.sweep()
+        with self.mistakes.noted("the end"):
+            if not self.report.passes and self.findings.unconsumed:
+                results = diagnose_results(self.findings.unconsumed.values())
+                self.narration.add(results, Names(users_frame()))
+        self.mistakes.warn(stacklevel=3)
+        if self.findings.compiled_at is not None:
+            self.report.note("explain watched a compiled region from outside: it can't see the functions in it")
+        # A module that was first imported in the block may keep our replacements, as Dynamo does, and they keep these.
+        self.findings.clear()
+        self.places.around.clear()
