@@ -7,7 +7,7 @@ RUN := $(BIN)/python -m tools
 ROOT = [ "$$(id -u)" = 0 ] || { echo "error: apt-get can install packages only as root: run sudo apt-get install chromium nodejs npm, then make browser again" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
-.PHONY: help book chapter check test browser notebooks record serve site-report bench costs mended masked honesty explained setups coverage noticed matrix peers lint pins outdated audit watch pdf clean
+.PHONY: help book chapter check test test-fast browser notebooks record serve site-report bench costs mended masked honesty explained setups coverage noticed matrix peers lint pins outdated audit watch pdf clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -20,6 +20,9 @@ check: $(BIN)/.ready  ## run every chapter (or only CHAPTER=name) and check ever
 
 test: $(BIN)/.ready  ## run all tests, in two processes (or in JOBS=4)
 	$(BIN)/python -m pytest -n $(JOBS)
+
+test-fast: $(BIN)/.ready  ## run the tests that need no site, no browser and no installation, in under 2 minutes: while you work
+	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
 
 browser: $(BIN)/.ready tests/site/node_modules/.ready  ## install what the tests in a browser need: Chromium (needs root), axe-core and Lighthouse
 	@$(BIN)/python -c 'from tools.measure.browser import executable as e; exit(not e())' || { $(ROOT) apt-get update && apt-get install -y chromium; }
