@@ -4,6 +4,7 @@ With `pytest -n 2`, as in `make test`, two processes share the tests.
 """
 
 import fcntl
+import gc
 import json
 import os
 import subprocess
@@ -36,6 +37,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False  # by the number of tests: the slowest files have few, and would come last
     return Scheduling(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector leave out what is imported by now.
+
+    Otherwise each collection walks through all of it, and so does each report of `explain`, to find the user's modules.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 SLOW_FOLDERS = ("tests/installed", "tests/site", "tests/tools/steps", "tests/tools/versions", "tests/tools/test_")
