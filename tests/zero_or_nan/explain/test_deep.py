@@ -82,6 +82,7 @@ if torch.__version__.startswith("2.12."):  # leaves something in a thread that w
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", [
     "forward_alone", "forward_and_backward", "a_total_that_keeps_its_graph", "on_failure"

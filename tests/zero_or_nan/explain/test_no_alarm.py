@@ -61,6 +61,7 @@ def told_of(program):
     return report, all_finite([loss, *(leaf.grad for leaf in leaves)])
 
 
+@pytest.mark.slow
 def test_random_programs():
     """On 1,000 programs that are clean nothing is told, and on each that is not something is."""
     clean, number = 0, 0
