@@ -50,8 +50,8 @@ def pytest_collection_finish() -> None:
 
 SLOW_FOLDERS = ("tests/installed", "tests/site", "tests/tools/steps", "tests/tools/versions", "tests/tools/test_")
 """What builds books, prints one, or installs something."""
-SLOW_FIXTURES = {"site", "results", "done"}
-"""The built site; what two processes that share tensors found; the whole self-check."""
+SLOW_FIXTURES = {"site", "results", "done", "ran"}
+"""The built site; what two processes that share tensors found; the whole self-check; what pages or scripts printed."""
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -134,6 +134,7 @@ class Masked(nn.Module):
         return self.head(torch.minimum(pooled, torch.tensor([3.0, inf, 3.0, inf])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", [None, torch.bfloat16])
 def test_training(precision):
     """A thousand steps by Adam, with all that has infinities for good reasons; and the scaler's own."""

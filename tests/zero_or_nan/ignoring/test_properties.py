@@ -88,6 +88,7 @@ def test_the_mask_says_what_the_loss_leads_back_to(program):
             assert ours.get_mask().tolist() == [e is not None for e in expected]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 @properties
 @given(program=programs())
