@@ -7,7 +7,7 @@ RUN := $(BIN)/python -m tools
 ROOT = [ "$$(id -u)" = 0 ] || { echo "error: apt-get can install packages only as root: run sudo apt-get install chromium epubcheck nodejs npm, then make browser again" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
-.PHONY: help book chapter check test browser notebooks record serve site-report bench costs mended masked honesty explained setups coverage mutants noticed matrix peers lint pins outdated audit watch pdf epub clean
+.PHONY: help book chapter check test test-fast browser notebooks record serve site-report bench costs mended masked honesty explained setups coverage noticed matrix peers lint pins outdated audit watch pdf epub clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -20,6 +20,9 @@ check: $(BIN)/.ready  ## run every chapter (or only CHAPTER=name) and check ever
 
 test: $(BIN)/.ready  ## run all tests, in two processes (or in JOBS=4)
 	$(BIN)/python -m pytest -n $(JOBS)
+
+test-fast: $(BIN)/.ready  ## run the tests that need no site, no browser and no installation: while you work
+	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
 
 browser: $(BIN)/.ready tests/site/node_modules/.ready  ## install what the tests of the site need: Chromium and epubcheck (both need root), axe-core and Lighthouse
 	@$(BIN)/python -c 'from tools.measure.browser import executable as e; exit(not e())' || { $(ROOT) apt-get update && apt-get install -y chromium; }
@@ -78,11 +81,8 @@ matrix: $(BIN)/.ready  ## run claims, library tests and a sample of operators on
 peers: $(BIN)/.ready  ## run the tests of other projects (or only PEER=einops) with ignoring; write results/measured/
 	$(RUN) peers $(PEER)
 
-coverage: $(BIN)/.ready  ## measure which statements and branches the tests reach, by coverage.py; write results/measured/
-	$(RUN) coverage
-
-mutants: $(BIN)/.ready  ## change the code, and check whether its tests notice; write results/measured/ (SAMPLE=200: 200 changes in each part)
-	$(RUN) mutants $(if $(SAMPLE),--sample $(SAMPLE))
+coverage: $(BIN)/.ready  ## run all tests, and report the statements and branches that they do not reach; pages in _build/coverage/html
+	$(BIN)/python -m pytest -n $(JOBS) --cov --cov-report=term --cov-report=html
 
 noticed: $(BIN)/.ready  ## change each cell that shows something, and check whether the build notices (or only CHAPTER=name); write results/measured/
 	$(RUN) noticed $(CHAPTER) $(if $(SAMPLE),--sample $(SAMPLE))

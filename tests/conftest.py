@@ -4,11 +4,12 @@ With `pytest -n 2`, as in `make test`, two processes share the tests.
 """
 
 import fcntl
+import gc
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,29 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False  # by the number of tests: the slowest files have few, and would come last
     return Scheduling(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector leave out what is imported by now.
+
+    Otherwise each collection walks through all of it, and so does each report of `explain`, to find the user's modules.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+SLOW_FOLDERS = ("tests/installed", "tests/site", "tests/tools/steps", "tests/tools/versions", "tests/tools/test_")
+"""What builds books, prints one, or installs something."""
+SLOW_FIXTURES = {"site", "results", "done", "ran"}
+"""The built site; what two processes that share tensors found; the whole self-check; what pages or scripts printed."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What `make test-fast` leaves out, beside what is marked where it stands."""
+    for item in items:
+        if item.nodeid.startswith(SLOW_FOLDERS) or SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("slow")
 
 
 @pytest.fixture(scope="session")
@@ -106,11 +130,31 @@ def checkout(site: Path, tmp_path: Path) -> Book:
     return copied(ROOT, tmp_path / "checkout")
 
 
-@pytest.fixture(scope="session")
-def pages(site: Path) -> dict[str, BeautifulSoup]:
-    """Every HTML page that the book makes, by its path in the site."""
-    from tools.project import Project
+class Pages(Mapping[str, BeautifulSoup]):
+    """Every HTML page that the book makes, by its path in the site. A page is parsed when a test first asks for it."""
 
-    project = Project(ROOT)
-    paths = [*map(project.path, project.names), "genindex.html", "search.html"]
-    return {path: BeautifulSoup((site / path).read_text(encoding="utf-8"), "html.parser") for path in paths}
+    def __init__(self, site: Path) -> None:
+        from tools.project import Project
+
+        project = Project(ROOT)
+        self.site = site
+        self.paths = [*map(project.path, project.names), "genindex.html", "search.html"]
+        self.parsed: dict[str, BeautifulSoup] = {}
+
+    def __getitem__(self, path: str) -> BeautifulSoup:
+        if path not in self.paths:
+            raise KeyError(path)
+        if path not in self.parsed:
+            self.parsed[path] = BeautifulSoup((self.site / path).read_text(encoding="utf-8"), "html.parser")
+        return self.parsed[path]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.paths)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+
+@pytest.fixture(scope="session")
+def pages(site: Path) -> Pages:
+    return Pages(site)

@@ -14,19 +14,7 @@ if TYPE_CHECKING:
 
 STEPS = ("book", "chapter", "check", "record", "notebooks")
 """Commands that are a method of `steps.build.Build`."""
-MEASURES = (
-    "bench",
-    "costs",
-    "coverage",
-    "explained",
-    "honesty",
-    "masked",
-    "mended",
-    "mutants",
-    "noticed",
-    "setups",
-    "site-report",
-)
+MEASURES = ("bench", "costs", "explained", "honesty", "masked", "mended", "noticed", "setups", "site-report")
 VERSIONS = ("audit", "library-tests", "matrix", "mended-sample", "peers", "pins", "tell", "watch")
 COMMANDS = {
     "serve": ".serve",
@@ -42,15 +30,11 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 OF_SOME = {
     "chapter": "the path of an edited notebook, and the chapter's name if the file has another name",
     "check": "chapters",
-    "coverage": "parts of the code",
     "matrix": "versions of PyTorch",
-    "mutants": "parts of the code, folders or files",
     "noticed": "chapters",
     "peers": "packages",
 }
 """Commands that may be told what to look at; without names they look at all."""
-SAMPLED = ("mutants", "noticed")
-"""Commands that may do a sample of their work."""
 
 
 def main() -> int:
@@ -68,15 +52,13 @@ def main() -> int:
         "--timeout", type=int, default=120, help="the most seconds that one cell may run (default: 120)"
     )
     parser.add_argument(
-        "--sample",
-        type=int,
-        help="only for mutants and noticed: how many changes to try in each part or chapter (default: all)",
+        "--sample", type=int, help="only for noticed: how many cells to change in each chapter (default: all)"
     )
     options = parser.parse_args()
     if options.names and options.command not in OF_SOME:
         parser.error(f"{options.command} takes no names; only these commands do: {', '.join(OF_SOME)}")
-    if options.sample is not None and (options.command not in SAMPLED or options.sample < 1):
-        parser.error(f"--sample works only with {' and '.join(SAMPLED)}, and must be at least 1")
+    if options.sample is not None and (options.command != "noticed" or options.sample < 1):
+        parser.error("--sample works only with noticed, and must be at least 1")
     from .project import Problem, Project
 
     try:

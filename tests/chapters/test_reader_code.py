@@ -60,9 +60,14 @@ def programs():
 
 
 @pytest.fixture(scope="module")
-def ran():
-    """What each page printed: read through, with the solutions, then each cell to copy on its own."""
-    sessions = {name: [visible(name), read_and_solve(name), *([cell] for cell in pasted(name))] for name in NAMES}
+def ran(request):
+    """What each page printed: read through, with the solutions, then each cell to copy on its own.
+
+    The pages that no chosen test is about are not run.
+    """
+    about = [item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")]
+    names = [name for name in NAMES if name in about]
+    sessions = {name: [visible(name), read_and_solve(name), *([cell] for cell in pasted(name))] for name in names}
     sessions["README"] = [[program] for program in programs()]
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("plain.py"))],

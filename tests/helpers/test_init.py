@@ -40,6 +40,7 @@ def test_all_that_is_imported_for_chapters_is_named():
     assert sorted(helpers.__all__) == sorted(imported - {"annotations"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["helpers", "zero_or_nan"])
 @pytest.mark.parametrize("kernel", [False, True], ids=["script", "notebook"])
 def test_importing_changes_nothing(name, kernel):

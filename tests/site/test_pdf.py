@@ -37,7 +37,13 @@ def test_links_between_pages_lead_inside_of_the_file(book):
 
 
 def test_figures_have_all_their_steps_solutions_are_open_and_checks_are_left_out(book):
-    text = "\n".join(page.extract_text() for page in book.pages)
+    # Of the front page and one case, which have all of this: to read every page takes half a minute.
+    begins = [book.get_destination_page_number(entry) for entry in book.outline]
+    text = "\n".join(
+        book.pages[number].extract_text()
+        for at in (0, PROJECT.names.index("chapters/where-over-exp"))
+        for number in range(begins[at], begins[at + 1])
+    )
     for step in ("1. sum", "2. where", "3. exp", "4. x.grad"):
         assert step in text
     assert "A solution" in text and "Step 1 of" not in text

@@ -83,11 +83,23 @@ def test_a_disk_that_fills_up_later_is_named_and_any_other_error_keeps_its_trace
         assert f"error: [Errno {said}] {os.strerror(said)}: 'a file'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["bake"], [], ["check", "--timeout", "soon"], ["book", "one"]])
-def test_a_wrong_command_is_refused_with_the_usage(book, arguments):
-    done = book.run(*arguments)
-    assert done.returncode == 2
-    assert done.stderr.startswith("usage: python -m tools")
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["bake"], "invalid choice: 'bake'"),
+        ([], "the following arguments are required: command"),
+        (["check", "--timeout", "soon"], "invalid int value: 'soon'"),
+        (["book", "one"], "book takes no names"),
+        (["costs", "--sample", "3"], "--sample works only with noticed, and must be at least 1"),
+        (["noticed", "--sample", "0"], "--sample works only with noticed, and must be at least 1"),
+    ],
+)
+def test_a_wrong_command_is_refused_with_the_usage(monkeypatch, capsys, arguments, told):
+    monkeypatch.setattr("sys.argv", ["tools", *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    said = capsys.readouterr().err
+    assert said.startswith("usage: python -m tools") and told in said
 
 
 def test_pages_come_in_the_order_of_the_contents_through_parts_and_sections(book):

@@ -98,11 +98,11 @@ class Visit:
         self.context.close()
 
 
-def axe(visit: Visit, root: Path) -> list[str]:
-    """What axe-core finds on the page that is open: a line for each rule and element."""
+def axe(visit: Visit, root: Path, within: str = "html") -> list[str]:
+    """What axe-core finds on the open page, or within some of its elements: a line for each rule and element."""
     # Evaluated, not added as a script: the pages' own policy allows no script from elsewhere.
     visit.page.evaluate((root / MODULES / "axe-core" / "axe.min.js").read_text(encoding="utf-8"))
-    found = visit.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    found = visit.page.evaluate("within => axe.run(within, {resultTypes: ['violations']})", within)
     return [
         f"{violation['id']}: {node['html'][:160]}" for violation in found["violations"] for node in violation["nodes"]
     ]

@@ -25,6 +25,16 @@ DISK = 9 * 2**30
 """Bytes that one environment takes while pip unpacks it: on Linux a wheel brings the libraries of CUDA."""
 
 
+def files(project: Project, *under: str) -> list[str]:
+    """The files that belong to the checkout, sorted: in git, or new and not ignored; all, or those under some paths."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", "--", *under],
+        cwd=project.root, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    paths = {name: project.root / name for name in listed.stdout.split("\0") if name}
+    return sorted(name for name, path in paths.items() if path.is_file() and not path.is_symlink())
+
+
 class Isolated:
     """One piece of work, with a folder of its own for an environment.
 

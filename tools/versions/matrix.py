@@ -15,10 +15,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..measure.parts import files
 from ..project import Problem, Project, read_record, write
 from ..steps.made import digest
-from .isolated import DISK, Isolated, open_room, perform
+from .isolated import DISK, Isolated, files, open_room, perform
 
 RELEASES = tuple(f"2.{minor}.0" for minor in range(6, 16))
 """The first of every minor release that the library promises to work on."""

@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..measure.parts import files
 from ..project import Problem, Project, read_record, write
 from ..steps.made import digest
-from .isolated import Isolated, open_room, perform
+from .isolated import Isolated, files, open_room, perform
 from .pins import pinned
 
 PLUGIN = "peers_plugin"

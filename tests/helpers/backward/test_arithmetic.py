@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 import torch
+from tensors import leaf
 from torch.nn import functional
 
 from helpers.backward import arithmetic as module
@@ -10,10 +11,6 @@ from helpers.backward.graph import record
 from helpers.entries import outcome
 
 nan, inf = float("nan"), float("inf")
-
-
-def leaf(*values):
-    return torch.tensor(values, requires_grad=True)
 
 
 def first(loss, inputs=None, function=None, slot=0, **options):

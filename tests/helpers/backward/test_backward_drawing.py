@@ -4,6 +4,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 import torch
+from tensors import leaf
 
 from helpers.backward import drawing as module
 from helpers.backward.drawing import WIDEST, Box, Strip, draw
@@ -13,10 +14,6 @@ from helpers.entries import Absent, outcome
 
 nan, inf = float("nan"), float("inf")
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-def leaf(*values):
-    return torch.tensor(values, requires_grad=True)
 
 
 def drawn(loss, inputs, salt="s", **options):

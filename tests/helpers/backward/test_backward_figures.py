@@ -4,16 +4,13 @@ from html import unescape
 
 import pytest
 import torch
+from tensors import leaf
 
 from helpers import backward_figure, show
 from helpers.backward.figure import BackwardFigure
 from helpers.backward.graph import record
 
 nan = float("nan")
-
-
-def leaf(*values):
-    return torch.tensor(values, requires_grad=True)
 
 
 def made(caption="where & exp"):

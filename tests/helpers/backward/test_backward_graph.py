@@ -2,6 +2,7 @@ import warnings
 
 import pytest
 import torch
+from tensors import leaf
 from torch.masked import MaskedTensor
 
 from helpers.backward import graph
@@ -10,10 +11,6 @@ from helpers.entries import Absent, describe, outcome
 from zero_or_nan import ignoring
 
 nan, inf = float("nan"), float("inf")
-
-
-def leaf(*values):
-    return torch.tensor(values, requires_grad=True)
 
 
 def where_over_exp():

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from tensors import leaf
 from torch.nn import functional
 
 from helpers.backward.graph import record
@@ -7,10 +8,6 @@ from helpers.backward.told import short, tell
 from helpers.entries import outcome
 
 nan, inf = float("nan"), float("inf")
-
-
-def leaf(*values):
-    return torch.tensor(values, requires_grad=True)
 
 
 def told(loss, inputs, **options):

@@ -40,6 +40,7 @@ def plant(monkeypatch):
     amax ceil cumprod exp gather logsumexp maximum mm nn.functional.relu norm sort std
     """.split(),
 )
+@pytest.mark.slow
 def test_nothing_is_hidden(name):
     tally = honesty.measure(OPERATORS[name], samples=2)
     assert tally.undefined > 0

@@ -31,6 +31,7 @@ def test_what_is_recorded_as_mended_is_good_enough():
     assert total["broken"] == total["other_bits"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(ROWS)[::12])
 def test_a_recorded_operator_is_as_recorded(name):
     """A twelfth of the operators, a few samples of each."""

@@ -5,21 +5,15 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from origins import telling
+from tensors import leaf
 from torch import nn
 
 from zero_or_nan import explain
 
 inf, nan = math.inf, math.nan
 
-
-def leaf(*values):
-    return torch.tensor(values, requires_grad=True)
-
-
-def told(report):
-    return [(origin.kind, origin.operator) for origin in report]
-
-
+told = telling("kind", "operator")
 MASK = torch.full((3, 3), -inf).triu(1)
 MASKS = {
     "added": lambda s: (s + MASK).softmax(-1),

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from origins import told
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -9,10 +10,6 @@ from tests.zero_or_nan.ignoring.processes import results_of_two
 from zero_or_nan import explain
 
 inf, nan = float("inf"), float("nan")
-
-
-def told(report):
-    return [(origin.kind, origin.phase, origin.operator) for origin in report]
 
 
 def spoil():

@@ -1,12 +1,11 @@
 """Entries of one tensor are told apart: what the forward pass made, what a derivative made, and what only arrived."""
 
 import torch
+from origins import telling
 
 from zero_or_nan import explain
 
-
-def told(report):
-    return [(origin.kind, origin.phase, origin.operator, origin.entries) for origin in report]
+told = telling("kind", "phase", "operator", "entries")
 
 
 def test_ignored_and_used_in_one_tensor():

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from origins import telling
+from tensors import leaf
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -20,14 +22,7 @@ class Clones(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def told(report):
-    return [(origin.kind, origin.operator, origin.operands, origin.entries) for origin in report]
-
-
-def leaf(*values):
-    return torch.tensor(values, requires_grad=True)
-
-
+told = telling("kind", "operator", "operands", "entries")
 COPIES_NOTHING = {
     "relu": lambda x: x.relu_(),
     "zero": lambda x: x.zero_(),

@@ -61,6 +61,7 @@ def told_of(program):
     return report, all_finite([loss, *(leaf.grad for leaf in leaves)])
 
 
+@pytest.mark.slow
 def test_random_programs():
     """On 1,000 programs that are clean nothing is told, and on each that is not something is."""
     clean, number = 0, 0
@@ -133,6 +134,7 @@ class Masked(nn.Module):
         return self.head(torch.minimum(pooled, torch.tensor([3.0, inf, 3.0, inf])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", [None, torch.bfloat16])
 def test_training(precision):
     """A thousand steps by Adam, with all that has infinities for good reasons; and the scaler's own."""

@@ -3,15 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from tensors import leaf
 
 from zero_or_nan import explain
 from zero_or_nan.explain.arithmetic import number
 
 inf, nan = float("inf"), float("nan")
-
-
-def leaf(*values):
-    return torch.tensor(values, requires_grad=True)
 
 
 WRITTEN = {

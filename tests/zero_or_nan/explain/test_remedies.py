@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from tensors import leaf
 
 from zero_or_nan import ignoring
 from zero_or_nan.explain.remedies import CONTAMINATED, PAGES, REMEDIES, remedy
@@ -21,10 +22,6 @@ def test_it_fits_a_notebook_and_leads_to_a_section_that_is_there(kind, operator,
     text = (request.config.rootpath / "chapters" / f"{page}.md").read_text(encoding="utf-8")
     headings = re.findall(r"^#+ (.*)$", re.sub(r"(?ms)^```.*?^```$", "", text), flags=re.MULTILINE)
     assert anchor in [re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") for heading in headings]
-
-
-def leaf(*values, dtype=torch.float32):
-    return torch.tensor(values, dtype=dtype, requires_grad=True)
 
 
 def situations():

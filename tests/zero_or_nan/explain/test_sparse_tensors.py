@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from origins import told
 from torch import nn
 
 from zero_or_nan import explain
@@ -15,10 +16,6 @@ pytestmark = [
 ]
 
 LAYOUTS = [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc]
-
-
-def told(report):
-    return [(origin.kind, origin.phase, origin.operator) for origin in report]
 
 
 USES = {

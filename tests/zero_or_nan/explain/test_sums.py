@@ -4,13 +4,10 @@ import math
 
 import pytest
 import torch
+from origins import told
 from torch.utils.checkpoint import checkpoint
 
 from zero_or_nan import explain
-
-
-def told(report):
-    return [(origin.kind, origin.phase, origin.operator) for origin in report]
 
 
 def test_gradients_of_a_leaf():

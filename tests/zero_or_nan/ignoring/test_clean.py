@@ -927,6 +927,7 @@ print("done", flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("way", ["quick", "careful"])
 def test_deep_graphs_are_freed(way):

@@ -32,6 +32,7 @@ def gradients(auto, program, order, dtype=torch.float64):
     return auto.grad(loss, leaves, allow_unused=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [2, 3])
 @properties
 @given(program=programs())
@@ -43,6 +44,7 @@ def test_every_entry_is_what_floats_give_entry_by_entry(order, program):
             assert not isfinite(o) or math.isclose(o, e.value, rel_tol=1e-9, abs_tol=1e-9 * e.size)
 
 
+@pytest.mark.slow
 @properties
 @given(program=programs())
 def test_the_bits_of_the_second_order_are_plain_pytorchs_where_it_is_finite(program):

@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from tensors import bits
 
 from zero_or_nan import ignoring
 
@@ -29,10 +30,6 @@ def gradients(loss, values, dtype=torch.float32):
                 raise
             both.append(x.grad)
     return *both, [str(warning.message) for warning in told if "ignoring" in str(warning.message)]
-
-
-def bits(tensor):
-    return ["nan" if x != x else float(x).hex() for x in tensor.flatten().tolist()]
 
 
 def in_place(function):

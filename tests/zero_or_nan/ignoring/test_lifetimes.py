@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 import torch.utils.checkpoint
+from tensors import leaf
 
 from zero_or_nan import ignoring
 from zero_or_nan.ignoring import lifetimes, threads
@@ -19,10 +20,6 @@ def chain(start, length=DEEP):
     for _ in range(length):
         start = start.sin()
     return start
-
-
-def leaf():
-    return torch.ones(2, requires_grad=True)
 
 
 def once(first, second):
@@ -69,7 +66,7 @@ def held():
 @pytest.mark.parametrize("passes", [once, twice, each_by_itself, the_other_first, recorded, in_threads])
 def test_nothing_is_held_when_the_losses_are_gone(passes, contaminated):
     before = held()
-    x = leaf()
+    x = leaf(1.0, 1.0)
     if contaminated:
         x.data[1] = torch.nan
     trunk = chain(x)
@@ -83,7 +80,7 @@ def test_nothing_is_held_when_the_losses_are_gone(passes, contaminated):
 
 def test_what_somebody_holds_stays_and_is_let_go_after_that():
     before = held()
-    middle = chain(leaf())
+    middle = chain(leaf(1.0, 1.0))
     loss = chain(middle).sum()
     ignoring.backward(loss)
     del loss
@@ -96,7 +93,7 @@ def test_what_somebody_holds_stays_and_is_let_go_after_that():
 
 
 def test_a_small_pass_does_not_ask_each_node_of_a_deep_graph_that_lives():
-    loss = chain(leaf()).sum()
+    loss = chain(leaf(1.0, 1.0)).sum()
     ignoring.backward(loss, retain_graph=True)
     asked = []
 
@@ -107,7 +104,7 @@ def test_a_small_pass_does_not_ask_each_node_of_a_deep_graph_that_lives():
 
     real, lifetimes.sys = lifetimes.sys, Spied("sys")
     try:
-        ignoring.backward(leaf().sum())
+        ignoring.backward(leaf(1.0, 1.0).sum())
     finally:
         lifetimes.sys = real
     assert len(asked) <= 2
@@ -197,7 +194,7 @@ def test_what_is_stashed_inside_of_a_pass_is_given_back_once(monkeypatch):
     monkeypatch.setattr(threads, "_NOBODY", nobody)
     threads._takes_too_much.cache_clear()
     before = sys.getrefcount(nobody)
-    y = leaf() * 1
+    y = leaf(1.0, 1.0) * 1
     y.register_hook(lambda gradient: threads.set_current(None))
     y.sum().backward()
     assert sys.getrefcount(nobody) == before and kept

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from tensors import all_bits
 
 from zero_or_nan.ignoring.masks import (
     all_count,
@@ -114,18 +115,13 @@ def values_and_masks(dtype, broadcast):
             yield values, counts
 
 
-def bits(tensor):
-    flat = torch.view_as_real(tensor.contiguous()) if tensor.is_complex() else tensor.contiguous()
-    return flat.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
-
-
 @pytest.mark.parametrize("broadcast", [False, True], ids=["each", "rows"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_only_what_counts(dtype, broadcast):
     for values, counts in values_and_masks(dtype, broadcast):
         kept = only(counts, values)
         expected = torch.where(counts, values, torch.zeros((), dtype=dtype))
-        assert torch.equal(bits(kept), bits(expected))
+        assert torch.equal(all_bits(kept), all_bits(expected))
         assert kept.stride() == torch.empty_like(values).stride() and kept.dtype is dtype
         assert kept.data_ptr() != values.data_ptr()
 
@@ -137,7 +133,7 @@ def test_others_are_put_where_nothing_counts(dtype, broadcast):
         others = torch.randn(values.shape, dtype=torch.float64).to(dtype)
         expected = torch.where(counts, values, others)
         put_where_ignored(values, counts, others)
-        assert torch.equal(bits(values), bits(expected))
+        assert torch.equal(all_bits(values), all_bits(expected))
 
 
 @pytest.mark.parametrize("broadcast", [False, True], ids=["each", "rows"])
@@ -146,7 +142,7 @@ def test_zeros_are_put_where_nothing_counts(dtype, broadcast):
     for values, counts in values_and_masks(dtype, broadcast):
         expected = torch.where(counts, values, torch.zeros((), dtype=dtype))
         put_zeros(values, counts)
-        assert torch.equal(bits(values), bits(expected))
+        assert torch.equal(all_bits(values), all_bits(expected))
 
 
 @pytest.mark.parametrize("number", [0.0, -0.0, 1e-45, -1e-45, math.nan, math.inf, 1.0])

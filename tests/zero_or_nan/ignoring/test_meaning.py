@@ -2,11 +2,11 @@
 
 import itertools
 import math
-import struct
 
 import pytest
 import torch
 import torch.nn.functional as F
+from tensors import bits
 from torch import Tensor, nn
 
 from zero_or_nan import ignoring
@@ -24,10 +24,6 @@ def gradient(loss, *values, like=torch.float32):
 def plain(loss, *values, like=torch.float32):
     x = torch.tensor(values, dtype=like, requires_grad=True)
     return torch.autograd.grad(loss(x), x)[0]
-
-
-def bits(tensor):
-    return [struct.pack("f", value) if value == value else "nan" for value in tensor.flatten().tolist()]
 
 
 # The public cases.

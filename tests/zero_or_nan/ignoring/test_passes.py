@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+from tensors import leaf
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 from torch.masked import MaskedTensor
@@ -23,10 +24,6 @@ EDGES = "GradEdge" in str(inspect.signature(torch.autograd.backward).parameters[
 def careful(monkeypatch):
     """No graph is thought harmless."""
     monkeypatch.setattr(passes, "is_safe", lambda *_: False)
-
-
-def leaf(*values, **options):
-    return torch.tensor(values, requires_grad=True, **options)
 
 
 def guard(x):

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, assume, given, settings
 from programs import programs
+from tensors import bits, leaf
 from torch import nn
 
 from zero_or_nan import ignoring
@@ -24,14 +25,6 @@ tells = pytest.mark.skipif(not hasattr(_saved, "unpack_hook"), reason="this PyTo
 
 def graph_is_safe(loss):
     return is_safe(tuple(graph_from([loss])))
-
-
-def leaf(*values, dtype=torch.float32):
-    return torch.tensor(values, dtype=dtype, requires_grad=True)
-
-
-def bits(gradient):
-    return ["nan" if x != x else float(x).hex() for x in gradient.flatten().tolist()]
 
 
 # Each loss is finite, and its plain gradient is not.

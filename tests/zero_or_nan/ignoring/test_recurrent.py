@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from tensors import all_bits
 from torch import nn
 
 from zero_or_nan import ignoring
@@ -100,10 +101,6 @@ class Net:
         return [p.grad for p in self.reference.parameters()] + [t.grad for t in came_in if self.wanted]
 
 
-def bits(t):
-    return t.view(torch.int16 if t.dtype is torch.bfloat16 else torch.int32)
-
-
 @pytest.mark.parametrize("seed", range(60))
 def test_each_used_sequence_as_alone_and_what_is_finite_in_plain_keeps_its_bits(seed, monkeypatch):
     monkeypatch.setattr(recurrent, "_through_time", lambda *args: pytest.fail("no step had to be taken by itself"))
@@ -111,7 +108,7 @@ def test_each_used_sequence_as_alone_and_what_is_finite_in_plain_keeps_its_bits(
     found, plain, right = net.gradients(ignoring.backward), net.gradients(torch.Tensor.backward), net.right()
     for ours, theirs, reference in zip(found, plain, right, strict=True):
         finite = theirs.isfinite()
-        assert torch.equal(bits(ours)[finite], bits(theirs)[finite])
+        assert torch.equal(all_bits(ours)[finite], all_bits(theirs)[finite])
         off = (ours.double() - reference).abs().max() / (reference.abs().max() + 1e-3)
         assert off < (0.1 if net.dtype is torch.bfloat16 else 1e-4)
 
