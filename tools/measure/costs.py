@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import json
 import os
 import platform
 import subprocess
@@ -31,7 +30,7 @@ from zero_or_nan.ignoring.careful import Pass, nothing_ignored
 from zero_or_nan.ignoring.lifetimes import held_from
 from zero_or_nan.ignoring.looks import harmless
 
-from ..project import Problem, Project, write
+from ..project import Problem, Project, write_record
 
 Loss = Callable[[], Tensor]
 T = TypeVar("T")
@@ -419,7 +418,7 @@ def costs(project: Project) -> None:
     }
     path = project.results / "measured" / "costs.json"
     path.parent.mkdir(exist_ok=True)
-    write(path, json.dumps(content, indent=1) + "\n")
+    write_record(path, content)
     print(f"written: {path.relative_to(project.root)}")
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..measure.parts import files
-from ..project import Problem, Project, read_record, write
+from ..project import Problem, Project, read_record, write, write_record
 from ..steps.made import digest
 from .isolated import DISK, Isolated, open_room, perform
 
@@ -129,7 +129,7 @@ class Run(Isolated):
         path = book / "results" / "measured" / "masked.json"
         if not path.is_file():
             return {"error": self._last()}
-        (outcomes,) = read_record(path).values()
+        (outcomes,) = masked.recorded(read_record(path)).values()
         return {"works": masked.working(outcomes), "of": len(outcomes), "outcomes": outcomes}
 
 
@@ -170,7 +170,7 @@ def _record(project: Project, rows: list[dict[str, Any]]) -> None:
             masked.add(project, row["torch"], outcomes)
         found[row["torch"]] = row
     ordered = sorted(found.values(), key=lambda row: number(row["torch"]))
-    write(path, json.dumps({"rows": ordered}, indent=1, ensure_ascii=False) + "\n")
+    write_record(path, {"rows": ordered})
     print(f"written: {path.relative_to(project.root)}")
 
 
