@@ -180,6 +180,12 @@ def test_a_run_that_did_not_come_to_its_end_removes_nothing_from_others(project,
     assert "removed" not in capsys.readouterr().out
 
 
+def test_the_order_is_that_of_the_pages_now_whatever_order_other_releases_had(project):
+    record(project, of("2.9.0", GOOD, BAD))
+    path = record(project, of("2.10.0", BAD, GOOD))
+    assert [[fact["way"] for fact in facts] for facts in kept(path).values()] == [["masked", "vanilla"]] * 2
+
+
 def test_lines_that_a_run_lacks_come_after_those_that_they_follow_elsewhere():
     def lines(text: str) -> list[dict]:
         return [{"name": letter} for letter in text]
