@@ -51,6 +51,11 @@ class Project:
         return self.results / "measured" / "matrix.json"
 
     @property
+    def claims(self) -> Path:
+        """The file that holds the outcomes of all claims on every release, which `helpers.recorded` reads."""
+        return self.results / "claims.json"
+
+    @property
     def outputs(self) -> Path:
         """The file that holds what the cells of every page show."""
         return self.results / "outputs.json"
@@ -234,6 +239,28 @@ def read_record(path: Path) -> Any:
         raise Problem(f"{path} is missing; {again}") from error
     except ValueError as error:
         raise Problem(f"{path} is not valid JSON ({error}); {again}") from error
+
+
+def write_record(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file with one line for each element of what `content` holds, so that a small change is a small diff.
+
+    The file is written whole or not at all.
+    """
+    write(path, "{\n" + ",\n".join(f"{_json(key)}: {_lines(value)}" for key, value in content.items()) + "\n}\n")
+
+
+def _lines(value: Any) -> str:
+    if isinstance(value, dict):
+        opening, lines, closing = "{", [f"{_json(key)}: {_json(each)}" for key, each in value.items()], "}"
+    elif isinstance(value, list):
+        opening, lines, closing = "[", [_json(each) for each in value], "]"
+    else:
+        return _json(value)
+    return opening + ",".join(f"\n {line}" for line in lines) + ("\n" if lines else "") + closing
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def write(path: Path, content: str | bytes) -> None:

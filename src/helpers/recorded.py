@@ -1,8 +1,13 @@
-"""What other versions of PyTorch gave: the files of `results/`, which lie beside `src/` wherever the helpers do."""
+"""What other versions of PyTorch gave: `results/claims.json`, which lies beside `src/` wherever the helpers do.
+
+The file has one line for each claim and verdict. If runs gave different outcomes, each outcome has its own line, and
+`on` names the runs that gave it. A line without `on` belongs to all runs. A tensor is one text: `float32[2]: 1 NaN`.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +16,7 @@ import torch
 
 from .releases import number
 
-RESULTS = Path(__file__).resolve().parents[2] / "results"
+RECORDED = Path(__file__).resolve().parents[2] / "results" / "claims.json"
 
 
 @cache
@@ -19,17 +24,52 @@ def records() -> tuple[dict[str, Any], ...]:
     """Every recorded run, oldest version first; empty where the helpers were copied without `results/`.
 
     Raises:
-        ValueError: when a file is not JSON; with its path.
+        ValueError: when the file is not JSON; with its path.
     """
-    found = list(map(_read, sorted(RESULTS.glob("torch-*.json"))))
-    return tuple(sorted(found, key=lambda record: (record["device"], number(record["torch"]))))
-
-
-def _read(path: Path) -> dict[str, Any]:
+    if not RECORDED.is_file():
+        return ()
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return tuple(runs(json.loads(RECORDED.read_text(encoding="utf-8"))))
     except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); restore it with `git checkout`") from error
+        raise ValueError(f"{RECORDED} is not valid JSON ({error}); restore it with `git checkout`") from error
+
+
+def runs(content: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each run in the content of the file: its version, its device, and the outcomes of all its claims.
+
+    They come in the order of the file: device by device (the CPU first), oldest release first.
+    """
+    outcomes = unfolded(content["runs"], map(_whole, content["outcomes"]))
+    return [
+        {**dict(zip(("torch", "device"), name.split(), strict=True)), **run, "outcomes": outcomes[name]}
+        for name, run in content["runs"].items()
+    ]
+
+
+def unfolded(names: Iterable[str], lines: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The lines of each of these runs, in order, without `on`. `tools.steps.record.folded` is the inverse."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    for line in lines:
+        content = {key: value for key, value in line.items() if key != "on"}
+        for name in line.get("on", found):
+            found[name].append(content)
+    return found
+
+
+def _whole(line: dict[str, Any]) -> dict[str, Any]:
+    """A line of the file with its tensors as claims state them."""
+    whole = {**line, "expected": _outcome(line["expected"]), "observed": _outcome(line["observed"])}
+    if "history" in line:
+        whole["history"] = [{**epoch, "expected": _outcome(epoch["expected"])} for epoch in line["history"]]
+    return whole
+
+
+def _outcome(recorded: Any) -> Any:
+    if not isinstance(recorded, str):
+        return recorded
+    head, _, entries = recorded.partition(":")
+    dtype, _, shape = head.partition("[")
+    return {"dtype": dtype, "shape": json.loads(f"[{shape}"), "entries": entries.split()}
 
 
 def nearest() -> dict[str, Any] | None:

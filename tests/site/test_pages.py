@@ -14,7 +14,7 @@ import pytest
 from bs4 import BeautifulSoup, Tag
 from scratch import ROOT
 
-from helpers import JUDGEMENTS, THREADS
+from helpers import JUDGEMENTS, THREADS, recorded
 from tools.pages.folded import prompt
 from tools.project import Project
 from tools.steps.collect import MIME, checked
@@ -229,12 +229,12 @@ def overview(pages: dict[str, BeautifulSoup]) -> Tag:
 
 
 def test_the_recorded_versions_are_on_the_page_of_releases_and_on_the_card_of_a_case(pages):
-    recorded = [json.loads(path.read_text(encoding="utf-8")) for path in (ROOT / "results").glob("torch-*.json")]
+    runs = recorded.records()
     heads = {head.get_text() for head in page(pages, "which-pytorch").select(".zn-releases th[scope=col]")}
-    for content in recorded:
-        assert content["torch"].removesuffix(".0") in heads
+    for run in runs:
+        assert run["torch"].removesuffix(".0") in heads
     card = page(pages, "where-over-exp").select_one(".zn-claim").get_text(" ")
-    oldest, *_, newest = sorted({tuple(map(int, content["torch"].split(".")[:2])) for content in recorded})
+    oldest, *_, newest = sorted({tuple(map(int, run["torch"].split(".")[:2])) for run in runs})
     assert f"recorded on PyTorch {'.'.join(map(str, oldest))} to {'.'.join(map(str, newest))} (CPU)" in card
 
 

@@ -45,21 +45,30 @@ def test_a_chapter_that_the_contents_lack_is_told_apart_from_one_that_is_not_the
     assert "did you mean one?" in book.run("check", "onee").stderr
 
 
-@pytest.mark.parametrize("name", ["torch-2.6.0-cpu.json", "outputs.json"])
+@pytest.mark.parametrize("name", ["claims.json", "outputs.json"])
 @pytest.mark.parametrize("command", [["book"], ["check", "one"]])
 @pytest.mark.parametrize("harm", ["gone", "broken"])
 def test_a_record_that_is_missing_or_broken_stops_the_build_before_any_work(book, command, harm, name):
     results = book.root / "results"
     write(results / "measured" / "matrix.json", json.dumps({"rows": [{"torch": "2.6.0"}]}))
-    for good in ("torch-2.6.0-cpu.json", "outputs.json"):
-        write(results / good, json.dumps({"made_with": {}, "pages": {}}))
+    write(results / "claims.json", json.dumps({"runs": {"2.6.0 cpu": {}}, "outcomes": []}))
+    write(results / "outputs.json", json.dumps({"made_with": {}, "pages": {}}))
     record = results / name
     record.unlink()
     if harm == "broken":
-        write(record, '{"torch": "2.6.0",')
+        write(record, '{"runs": {')
     done = book.run(*command)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"error: {record} is {'missing' if harm == 'gone' else 'not valid JSON'}")
+
+
+def test_a_release_that_the_record_lacks_stops_the_build_before_any_work(book):
+    results = book.root / "results"
+    write(results / "measured" / "matrix.json", json.dumps({"rows": [{"torch": "2.6.0"}, {"torch": "2.60.0"}]}))
+    write(results / "claims.json", json.dumps({"runs": {"2.6.0 cpu": {}}, "outcomes": []}))
+    done = book.run("book")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: {results / 'claims.json'} has no outcomes of PyTorch 2.60.0, which ")
 
 
 def test_a_full_disk_is_found_before_any_work(book, monkeypatch):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import json
 import os
 import platform
 import subprocess
@@ -32,7 +31,7 @@ from zero_or_nan.ignoring.masked_pass import Pass
 from zero_or_nan.ignoring.plan import nothing_ignored
 from zero_or_nan.ignoring.precheck import is_safe
 
-from ..project import Problem, Project, write
+from ..project import Problem, Project, write_record
 
 Loss = Callable[[], Tensor]
 T = TypeVar("T")
@@ -420,7 +419,7 @@ def costs(project: Project) -> None:
     }
     path = project.results / "measured" / "costs.json"
     path.parent.mkdir(exist_ok=True)
-    write(path, json.dumps(content, indent=1) + "\n")
+    write_record(path, content)
     print(f"written: {path.relative_to(project.root)}")
 
 

@@ -10,7 +10,6 @@ loss sees. Where plain PyTorch's gradient is finite, ours must have its bits, it
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import sys
 import time
@@ -28,7 +27,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from zero_or_nan import ignoring
 from zero_or_nan.selfcheck.poisoned import database, name_of
 
-from ..project import Project, write
+from ..project import Project, write_record
 from .apart import apart
 
 SAMPLES = 6
@@ -517,12 +516,21 @@ def honesty(project: Project) -> None:
     content = {
         "torch": torch.__version__,
         "samples_of_an_operator": SAMPLES,
-        "rows": [asdict(tally) for tally in tallies],
+        **totals_and_rows(tallies),
     }
     suffix = "" if torch.__version__.startswith("2.13") else f"-torch-{torch.__version__.split('+')[0]}"
     path = project.results / "measured" / f"honesty{suffix}.json"
-    write(path, json.dumps(content, indent=1) + "\n")
+    write_record(path, content)
     print(f"written: {path.relative_to(project.root)}, after {time.monotonic() - started:.0f} s")
+
+
+def totals_and_rows(tallies: list[Tally]) -> dict[str, Any]:
+    """What is recorded of all operators: how many they are, their sums, and a row for each with a violation."""
+    return {
+        "operators": len(tallies),
+        "totals": {count: sum(getattr(tally, count) for tally in tallies) for count in COUNTS},
+        "rows": [asdict(tally) for tally in tallies if not tally.is_honest],
+    }
 
 
 def measure_all(chosen: list[Any]) -> list[Tally]:

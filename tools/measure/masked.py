@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,9 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.masked import MaskedTensor, masked_tensor
 
+from helpers.recorded import unfolded
 from helpers.releases import number
 
-from ..project import Project, read_record, write
+from ..project import Project, read_record, write_record
+from ..steps.record import folded
 
 DATA = torch.tensor([[0.25, 0.8, 0.5], [0.75, 0.375, 0.6]])
 MASK = torch.tensor([[True, False, True], [True, True, False]])
@@ -216,6 +217,17 @@ def working(outcomes: dict[str, list[str]]) -> int:
 def add(project: Project, release: str, outcomes: dict[str, list[str]]) -> Path:
     """Put the outcomes of a release into the record, beside those of the others; return the file."""
     path = project.results / "measured" / "masked.json"
-    releases = {**(read_record(path) if path.is_file() else {}), release: outcomes}
-    write(path, json.dumps({name: releases[name] for name in sorted(releases, key=number)}, indent=1) + "\n")
+    known = recorded(read_record(path)) if path.is_file() else {}
+    releases = dict(sorted({**known, release: outcomes}.items(), key=lambda each: number(each[0])))
+    rows = {
+        name: [{"operator": code, "forward": pair[0], "backward": pair[1]} for code, pair in found.items()]
+        for name, found in releases.items()
+    }
+    write_record(path, {"releases": list(releases), "rows": folded(rows, ["operator"], first=release)})
     return path
+
+
+def recorded(content: dict[str, Any]) -> dict[str, dict[str, list[str]]]:
+    """What the record says: by release, then by operator, what it does forward, and backward."""
+    rows = unfolded(content["releases"], content["rows"])
+    return {name: {row["operator"]: [row["forward"], row["backward"]] for row in rows[name]} for name in rows}

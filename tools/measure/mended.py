@@ -6,7 +6,6 @@ Where that dies, or comes to no end, each sample has: then one crash costs one s
 
 from __future__ import annotations
 
-import json
 import platform
 import random
 import sys
@@ -23,7 +22,7 @@ import torch
 from zero_or_nan import ignoring
 from zero_or_nan.selfcheck.poisoned import COUNTS, Case, Gradients, Tally, database, judge, name_of, poisoned
 
-from ..project import Project, write
+from ..project import Project, write_record
 from .apart import apart
 from .causes import CAUSES, UNEXPLAINED, cause_of
 
@@ -94,13 +93,26 @@ def mended(project: Project) -> None:
         "python": platform.python_version(),
         "samples_of_an_operator": SAMPLES,
         "causes": {cause.name: cause.sentence for cause in CAUSES},
-        "rows": [row(tally) for tally in tallies],
+        **totals_and_rows(tallies),
     }
     suffix = "" if torch.__version__.startswith("2.13") else f"-torch-{torch.__version__.split('+')[0]}"
     path = project.results / "measured" / f"mended{suffix}.json"
     path.parent.mkdir(exist_ok=True)
-    write(path, json.dumps(content, indent=1) + "\n")
+    write_record(path, content)
     print(f"written: {path.relative_to(project.root)}, after {time.monotonic() - started:.0f} s")
+
+
+def totals_and_rows(tallies: list[Tally]) -> dict[str, Any]:
+    """What is recorded of all operators: how many they are, their sums, and a row for each that has something to say.
+
+    The other operators are not contaminated by any sample, and the gradients of their samples are plain PyTorch's.
+    """
+    told = [tally for tally in tallies if tally.contaminated or tally.broken or tally.other_bits]
+    return {
+        "operators": len(tallies),
+        "totals": {count: sum(getattr(tally, count) for tally in tallies) for count in COUNTS},
+        "rows": [row(tally) for tally in told],
+    }
 
 
 def row(tally: Tally) -> dict[str, Any]:

@@ -5,14 +5,13 @@ A release of PyTorch is added by running the same command in an environment that
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from ..project import Problem, Project, read_record, write
+from ..project import Problem, Project, read_record, write_record
 
 FILES = (
     "in_training/test_core.py",
@@ -133,4 +132,4 @@ def _recorded(project: Project) -> list[dict[str, Any]]:
 
 
 def _write(project: Project, rows: list[dict[str, Any]]) -> None:
-    write(_path(project), json.dumps({"rows": rows}, indent=1, ensure_ascii=False) + "\n")
+    write_record(_path(project), {"rows": rows})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from itertools import groupby
+from typing import Any
 
 Outcomes = dict[str, dict[str, list[str]]]
 """By release, then by operator: what it does forward, and backward."""
@@ -11,12 +12,13 @@ Outcomes = dict[str, dict[str, list[str]]]
 _GOOD = ("works", "no gradient")
 
 
-def masked(content: Outcomes) -> str:
+def masked(record: dict[str, Any]) -> str:
     """One table for each group of operators."""
     from helpers import show
 
-    from ..measure.masked import OPERATORS
+    from ..measure.masked import OPERATORS, recorded
 
+    content = recorded(record)
     tables = []
     for group, operators in OPERATORS.items():
         names = [operator.code for operator in operators]

@@ -241,7 +241,7 @@ def mended(content: dict[str, Any]) -> str:
     from helpers import show
 
     columns = ("samples", "contaminated", "mended", "broken")
-    total = {column: sum(row[column] for row in content["rows"]) for column in (*columns, "left_out")}
+    total = content["totals"]
     rows = [row for row in content["rows"] if row["contaminated"]]
     left = sorted((row for row in rows if row["mended"] < row["contaminated"]), key=_mended_share)
     whole = [row for row in rows if row["mended"] == row["contaminated"]]
@@ -252,7 +252,7 @@ def mended(content: dict[str, Any]) -> str:
     caption = (
         f"{total['mended']} of {total['contaminated']} contaminated samples fixed "
         f"({_share(total['mended'], total['contaminated'])}), {total['broken']} broken; "
-        f"{len(content['rows'])} operators, torch {html.escape(content['torch'])}"
+        f"{content['operators']} operators, torch {html.escape(content['torch'])}"
     )
     foot = ["all operators", *(str(total[column]) for column in columns)]
     head = ["operator", *(column.replace("mended", "fixed") for column in columns)]
@@ -307,12 +307,12 @@ def honesty(content: dict[str, Any]) -> str:
     from helpers import show
 
     columns = ("undefined", "hidden", "other_bits", "exceptions", "failed")
-    total = {column: sum(row[column] for row in content["rows"]) for column in ("cases", *columns)}
+    total = content["totals"]
     found = [row for row in content["rows"] if any(row[column] for column in columns[1:])]
     finite = sum(row["hidden"] > 0 for row in content["rows"])
     caption = (
         f"{total['hidden']} of {total['undefined']:,} undefined elements came out finite, in {finite} operators; "
-        f"{total['cases']:,} gradients of {len(content['rows'])} operators were tested; "
+        f"{total['cases']:,} gradients of {content['operators']} operators were tested; "
         f"torch {html.escape(content['torch'])}"
     )
     head = ["operator", "undefined", "came out finite", *(column.replace("_", " ") for column in columns[2:])]

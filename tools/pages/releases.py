@@ -54,11 +54,11 @@ class Change(NamedTuple):
 
 def columns(folder: Path) -> list[Column]:
     """The recorded runs, device by device (the CPU first), oldest release first."""
-    from helpers.releases import number
+    from helpers.recorded import runs
 
-    records = [read_record(path) for path in folder.glob("torch-*.json")]
-    found = [Column(record["device"], record["torch"], record) for record in records]
-    return sorted(found, key=lambda column: (column.device != "cpu", column.device, number(column.version)))
+    path = folder / "claims.json"
+    found = runs(read_record(path)) if path.is_file() else []
+    return [Column(run["device"], run["torch"], run) for run in found]
 
 
 def releases(folder: Path, link: Link) -> str:

@@ -100,7 +100,7 @@ class Build:
         """Execute, collect, and write the outcomes and the outputs of cells to `results/`."""
         runs = self._execute(self.project.chapters)
         good = self._report(runs)
-        path = record(self.project, collect(runs))
+        path = record(self.project, collect(runs), complete=good)
         if good:
             record_outputs(self.project, runs)
         self._summary(runs, f"recorded: {path.relative_to(self.project.root)}")

@@ -32,7 +32,7 @@ def fingerprint(project: Project) -> str:
     for package in _PACKAGES:
         digest.update(f"{package}=={version(package)}\n".encode())
     digest.update(f"{STARTUP}{os.environ.get('ZERO_OR_NAN_DEVICE', '')}".encode())
-    for path in [*sorted(project.source.rglob("*")), *sorted(project.results.glob("torch-*.json"))]:
+    for path in [*sorted(project.source.rglob("*")), project.claims]:
         if path.is_file() and not any(part == "__pycache__" or part.endswith(".egg-info") for part in path.parts):
             digest.update(path.relative_to(project.root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]

@@ -1,26 +1,24 @@
-"""Step 4, on request: write down what this PyTorch gave, one file per version and device.
+"""Step 4, on request: write down what this PyTorch gave, beside what other versions and devices gave.
 
-`results/schema.json` describes the file. It holds no times and no paths, in the order of the pages: the same run again
-gives the same bytes.
+`results/claims.json` has one line for each claim, and more only if runs gave different outcomes; `helpers.recorded`
+reads it, and `results/schema.json` describes it. It holds no times and no paths, in the order of the pages: the same
+run again gives the same bytes.
 """
 
 from __future__ import annotations
 
-import json
 import platform
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..project import Problem, Project, read_record, write
+from ..project import Problem, Project, read_record, write_record
 from .collect import checked
 
-_KEPT = ("page", "type", "case", "way", "quantity", "expected", "observed", "tolerance", "holds", "history")
-
-
-def record_file(project: Project, torch: str, device: str = "cpu") -> Path:
-    """Where the outcomes of a PyTorch version on a device are recorded."""
-    return project.results / f"torch-{torch}-{device}.json"
+PLACE = ("page", "type", "case", "way", "quantity")
+"""What tells one claim or verdict from all others."""
+_KEPT = (*PLACE, "expected", "observed", "tolerance", "holds", "history")
 
 
 def check_records(project: Project) -> None:
@@ -30,13 +28,17 @@ def check_records(project: Project) -> None:
     from the site, or leave the outputs of cells unchecked, and the build would succeed.
 
     Raises:
-        Problem: when a record is missing or is not JSON; with the path of the file.
+        Problem: when a record is missing or is not JSON, or lacks a release; with the path of the file.
     """
     if not project.matrix.is_file():
         return
-    releases = [record_file(project, row["torch"]) for row in read_record(project.matrix)["rows"]]
-    for path in sorted({*project.results.glob("torch-*.json"), *releases, project.outputs}, reverse=True):
-        read_record(path)
+    recorded = {name.split()[0] for name in read_record(project.claims)["runs"]}
+    if lost := [row["torch"] for row in read_record(project.matrix)["rows"] if row["torch"] not in recorded]:
+        raise Problem(
+            f"{project.claims} has no outcomes of PyTorch {', '.join(lost)}, which {project.matrix} names; restore it "
+            "with `git checkout`, or record them again"
+        )
+    read_record(project.outputs)
 
 
 def outcome(fact: dict[str, Any]) -> dict[str, Any]:
@@ -49,11 +51,16 @@ def outcome(fact: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def record(project: Project, facts: Iterable[dict[str, Any]]) -> Path:
-    """Write the outcomes of all claims and verdicts to `results/`, and return the file.
+def record(project: Project, facts: Iterable[dict[str, Any]], complete: bool = True) -> Path:
+    """Write the outcomes of all claims and verdicts to `results/claims.json`, and return the file.
+
+    Args:
+        project: the checkout.
+        facts: the statements of all pages.
+        complete: whether these are all claims of the pages: no cell failed before it could make one.
 
     Raises:
-        Problem: when there are none, or when they are not all of one version and device.
+        Problem: when there are none, when they are not all of one version and device, or when two are of one place.
     """
     outcomes = checked(facts)
     runs = {(fact["torch"].partition("+")[0], fact["device"]) for fact in outcomes}
@@ -63,13 +70,97 @@ def record(project: Project, facts: Iterable[dict[str, Any]]) -> Path:
             f"a record needs claims that all ran on one version of PyTorch and one device; these ran on: {found}"
         )
     torch, device = runs.pop()
-    path = record_file(project, torch, device)
+    run = {"torch": torch, "device": device, "python": platform.python_version(), "machine": platform.machine()}
+    return add(project, {**run, "outcomes": [outcome(fact) for fact in outcomes]}, complete)
+
+
+def add(project: Project, run: dict[str, Any], complete: bool) -> Path:
+    """Put a run into the record in place of the one of the same version and device; leave the others as they are.
+
+    A complete run removes the claims that no page makes any more from all other runs, and prints them.
+
+    Raises:
+        Problem: when two outcomes of the run have the same place, which a record can't tell apart.
+    """
+    from helpers.recorded import runs  # brings torch, which a build without a record can do without
+    from helpers.releases import number
+
+    places = [_place(each) for each in run["outcomes"]]
+    if twice := [place for place, count in Counter(places).items() if count > 1]:
+        raise Problem(
+            f"more than one claim is called {'; '.join(map(_told, twice))}. Give each of these claims another quantity"
+        )
+    known = runs(read_record(project.claims)) if project.claims.is_file() else []
+    others = [each for each in known if _name(each) != _name(run)]
+    if complete:
+        gone = {_place(each): None for other in others for each in other["outcomes"] if _place(each) not in places}
+        for place in gone:
+            print(f"removed from the record, because no page makes this claim any more: {_told(place)}")
+        for other in others:
+            other["outcomes"] = [each for each in other["outcomes"] if _place(each) not in gone]
+    ordered = sorted([run, *others], key=lambda each: (each["device"] != "cpu", each["device"], number(each["torch"])))
+    lines = {_name(each): list(map(_line, each["outcomes"])) for each in ordered}
     content = {
-        "torch": torch,
-        "device": device,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "outcomes": [outcome(fact) for fact in outcomes],
+        "runs": {_name(each): {key: each[key] for key in ("python", "machine")} for each in ordered},
+        "outcomes": folded(lines, PLACE, first=_name(run)),  # the newest run has the order that the pages have now
     }
-    write(path, json.dumps(content, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
-    return path
+    write_record(project.claims, content)
+    return project.claims
+
+
+def folded(runs: Mapping[str, Sequence[dict[str, Any]]], about: Sequence[str], first: str) -> list[dict[str, Any]]:
+    """The lines of all runs. A line that not all runs have says in `on` which ones have it.
+
+    `helpers.recorded.unfolded` is the inverse.
+
+    Args:
+        runs: the lines of each run, by its name. No two lines of a run are about the same.
+        about: the keys that say what a line is about. Lines about the same become neighbours.
+        first: the run whose order counts. What this run lacks comes after what it follows in another run.
+    """
+    order = [_place(line, about) for line in runs[first]]
+    found: dict[tuple[str, ...], list[tuple[dict[str, Any], list[str]]]] = {}
+    for name, lines in runs.items():
+        before = None
+        for line in lines:
+            place = _place(line, about)
+            if place not in order:
+                order.insert(order.index(before) + 1 if before else 0, place)
+            before = place
+            alike = found.setdefault(place, [])
+            on = next((on for known, on in alike if known == line), None)
+            if on is None:
+                alike.append((line, [name]))
+            else:
+                on.append(name)
+    return [line if on == list(runs) else {"on": on, **line} for place in order for line, on in found[place]]
+
+
+def _place(line: dict[str, Any], keys: Sequence[str] = PLACE) -> tuple[str, ...]:
+    return tuple(line.get(key, "") for key in keys)
+
+
+def _name(run: dict[str, Any]) -> str:
+    return f"{run['torch']} {run['device']}"
+
+
+def _told(place: tuple[str, ...]) -> str:
+    return " · ".join(filter(None, place))
+
+
+def _line(outcome: dict[str, Any]) -> dict[str, Any]:
+    """What the file says of an outcome: each tensor as one text, and the keys in an order that reads well."""
+    line = {key: outcome[key] for key in _KEPT if key in outcome}
+    line.update({side: _text(outcome[side]) for side in ("expected", "observed")})
+    if "history" in outcome:
+        line["history"] = [
+            {"since": epoch["since"], "expected": _text(epoch["expected"]), "pull": epoch["pull"]}
+            for epoch in outcome["history"]
+        ]
+    return line
+
+
+def _text(outcome: dict[str, Any]) -> Any:
+    if "entries" not in outcome:
+        return dict(sorted(outcome.items()))
+    return f"{outcome['dtype']}{outcome['shape']}:" + "".join(f" {entry}" for entry in outcome["entries"])

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..project import Problem, Project, read_record, write
+from ..project import Problem, Project, read_record, write, write_record
 from ..steps.made import digest
 from .isolated import DISK, Isolated, files, open_room, perform
 
@@ -102,15 +102,15 @@ class Run(Isolated):
             shutil.copy2(self.project.root / name, book / name)
 
     def _claims(self, book: Path, status: int) -> dict[str, Any]:
-        """How many hold; the file of outcomes goes to `results/`."""
-        paths = list((book / "results").glob("torch-*.json"))
-        if not paths:
+        """How many hold; their outcomes go to the record of `make record`."""
+        from helpers.recorded import runs
+
+        path = book / "results" / "claims.json"
+        if not path.is_file():
             return {"error": self._last()}
-        text = paths[0].read_text(encoding="utf-8")
-        record = json.loads(text)
-        write(self.project.results / paths[0].name, text)
-        held = [fact["holds"] for fact in record["outcomes"]]
-        found = {"held": sum(held), "of": len(held)}
+        (run,) = runs(read_record(path))
+        held = [fact["holds"] for fact in run["outcomes"]]
+        found = {"held": sum(held), "of": len(held), "run": run}
         return found if all(held) and status == 0 else {**found, "error": self._last()}
 
     def _tests(self, book: Path, status: int) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class Run(Isolated):
         path = book / "results" / "measured" / "masked.json"
         if not path.is_file():
             return {"error": self._last()}
-        (outcomes,) = read_record(path).values()
+        (outcomes,) = masked.recorded(read_record(path)).values()
         return {"works": masked.working(outcomes), "of": len(outcomes), "outcomes": outcomes}
 
 
@@ -151,22 +151,25 @@ def _digest(project: Project) -> str:
 
 
 def _record(project: Project, rows: list[dict[str, Any]]) -> None:
-    """Put the rows into `results/measured/matrix.json`; what setups and masked tensors gave, into their own records."""
+    """Put the rows into `results/measured/matrix.json`; what claims, setups and masked tensors gave, into their own."""
     from helpers.releases import number
 
     from ..measure import masked, setups
+    from ..steps import record
 
     path = project.matrix
     known = read_record(path)["rows"] if path.is_file() else []
     found = {row["torch"]: row for row in known}
     for row in rows:
+        if run := row.get("claims", {}).pop("run", None):
+            record.add(project, run, complete="error" not in row["claims"])
         told = row.get("tests", {}).pop("setups", [])
         setups.add(project, row["torch"], told)
         if outcomes := row.get("masked", {}).pop("outcomes", {}):
             masked.add(project, row["torch"], outcomes)
         found[row["torch"]] = row
     ordered = sorted(found.values(), key=lambda row: number(row["torch"]))
-    write(path, json.dumps({"rows": ordered}, indent=1, ensure_ascii=False) + "\n")
+    write_record(path, {"rows": ordered})
     print(f"written: {path.relative_to(project.root)}")
 
 

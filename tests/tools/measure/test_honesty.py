@@ -145,3 +145,12 @@ def test_how_a_loss_grows_is_told_between_two_kinks(distance):
     assert case.grows_by(0, 0, slope)
     assert not case.grows_by(0, 0, 1.5 * slope)
     assert not case.grows_by(0, 0, 0.0)
+
+
+@pytest.mark.parametrize("violation", honesty.VIOLATIONS)
+def test_an_operator_with_a_violation_has_a_row_and_the_others_are_counted(violation):
+    wrong = honesty.Tally("wrong", cases=2, undefined=5, **{violation: 1})
+    found = honesty.totals_and_rows([honesty.Tally("fine", cases=3, undefined=7), wrong])
+    assert [row["operator"] for row in found["rows"]] == ["wrong"]
+    assert found["operators"] == 2 and found["totals"]["cases"] == 5 and found["totals"]["undefined"] == 12
+    assert found["totals"][violation] == 1

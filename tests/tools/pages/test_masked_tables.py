@@ -1,5 +1,8 @@
 """The tables of operators of masked tensors: an outcome, or one for each span of releases."""
 
+import json
+from types import SimpleNamespace
+
 import pytest
 from bs4 import BeautifulSoup
 
@@ -9,12 +12,14 @@ from tools.pages.masked import masked
 
 
 @pytest.fixture
-def soup(monkeypatch):
+def soup(monkeypatch, tmp_path):
     few = {"Some <words>": tuple(Operator(code, None) for code in ("x.exp()", "x > 0", "x.clamp(max=1)"))}
     monkeypatch.setattr(measure, "OPERATORS", few)
     old = {"x.exp()": ["works", "works"], "x > 0": ["works", "no gradient"], "x.clamp(max=1)": ["works", "works"]}
     new = {**old, "x.clamp(max=1)": ["works", "RecursionError"]}
-    return BeautifulSoup(masked({"2.6.0": old, "2.7.0": old, "2.8.0": new}), "html.parser")
+    for release, outcomes in {"2.6.0": old, "2.7.0": old, "2.8.0": new}.items():
+        path = measure.add(SimpleNamespace(results=tmp_path), release, outcomes)
+    return BeautifulSoup(masked(json.loads(path.read_text(encoding="utf-8"))), "html.parser")
 
 
 def test_each_operator_has_a_row_with_its_outcomes(soup):

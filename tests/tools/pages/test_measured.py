@@ -77,6 +77,13 @@ def test_a_pass_is_measured_part_by_part(monkeypatch):
     )
 
 
+def swept(*rows, **causes):
+    """What is recorded of these operators: their sums, and the rows of those that are contaminated."""
+    totals = {key: sum(row[key] for row in rows) for key, value in rows[0].items() if isinstance(value, int)}
+    told = [row for row in rows if row["contaminated"]]
+    return {"torch": "2", "operators": len(rows), "totals": totals, "causes": causes, "rows": told}
+
+
 def row(operator, samples, contaminated, mended, **others):
     counts = {"samples": samples, "contaminated": contaminated, "mended": mended, "broken": 0, "crashed": 0}
     return {"operator": operator, **counts, "left_out": 0, "without_rule": [], "unmended": {}, **others}
@@ -131,7 +138,7 @@ def test_mended_lists_contaminated_operators_and_counts_all():
         row("neg", 6, 0, 0, left_out=3),
         row("log", 2, 2, 2, crashed=1),
     ]
-    html = measured.mended({"torch": "2", "rows": rows, "causes": {"overflow": "It is <too> large."}})
+    html = measured.mended(swept(*rows, overflow="It is <too> large."))
     assert "3 of 4 contaminated samples fixed (75.0%), 0 broken; 3 operators" in html
     assert "3 samples of the database were left out, because they are too large." in html
     found = cells(html)
@@ -145,7 +152,7 @@ def test_mended_lists_contaminated_operators_and_counts_all():
 def test_the_causes_are_counted_and_what_none_explains_is_said_to_be_so():
     rows = [row("exp", 4, 4, 1, unmended={"overflow": 1, "unexplained": 2})]
     rows += [row("mm", 4, 3, 1, unmended={"overflow": 2})]
-    html = measured.mended({"torch": "2", "rows": rows, "causes": {"overflow": "It is <too> large.", "other": "No."}})
+    html = measured.mended(swept(*rows, overflow="It is <too> large.", other="No."))
     found = cells(html[html.index("<caption>Why 5 samples") :])
     assert found[:9] == [
         "cause", "samples", "what happens", "overflow", "3", "It is &lt;too&gt; large.",
@@ -156,7 +163,7 @@ def test_the_causes_are_counted_and_what_none_explains_is_said_to_be_so():
 
 def test_a_share_is_never_rounded_up_to_all():
     rows = [row("exp", 9999, 9999, 9998, unmended={"overflow": 1})]
-    assert "(99.9%)" in measured.mended({"torch": "2", "rows": rows, "causes": {}})
+    assert "(99.9%)" in measured.mended(swept(*rows))
 
 
 @pytest.mark.parametrize("contaminated", [False, True])

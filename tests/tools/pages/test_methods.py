@@ -1,20 +1,18 @@
 """The table of methods: a row for each that is judged, with the verdicts in which its gradient is right."""
 
-import json
 import re
 
 import pytest
 from bs4 import BeautifulSoup
 from scratch import ROOT
 
-from helpers import WAYS
+from helpers import WAYS, recorded
 from tools.pages.methods import LIMITS, methods
 
 
 @pytest.fixture(scope="module")
 def facts():
-    recorded = json.loads((ROOT / "results" / "torch-2.13.0-cpu.json").read_text(encoding="utf-8"))
-    return recorded["outcomes"]
+    return next(run["outcomes"] for run in recorded.records() if run["torch"] == "2.13.0")
 
 
 def test_the_rows_count_what_is_right():

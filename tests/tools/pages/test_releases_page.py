@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from bs4 import BeautifulSoup
@@ -10,6 +11,7 @@ from scratch import ROOT
 
 from tools.pages.releases import _alike, changed, changes, columns, releases
 from tools.pages.releases import tested as what_ran
+from tools.steps.record import add
 
 RESULTS = ROOT / "results"
 
@@ -29,8 +31,8 @@ def verdict(**words):
 
 
 def put(folder: Path, version: str, *facts, device="cpu") -> None:
-    record = {"torch": version, "device": device, "python": "3", "machine": "m", "outcomes": list(facts)}
-    (folder / f"torch-{version}-{device}.json").write_text(json.dumps(record), encoding="utf-8")
+    run = {"torch": version, "device": device, "python": "3", "machine": "m", "outcomes": list(facts)}
+    add(SimpleNamespace(claims=folder / "claims.json"), run, complete=False)
 
 
 def link(page: str) -> str:
@@ -98,7 +100,13 @@ def test_a_way_that_a_release_did_not_run_is_no_success(tmp_path):
 
 
 def test_of_several_verdicts_the_worst_counts(tmp_path):
-    put(tmp_path, "2.13.0", claim(entries("1")), verdict(vanilla="right"), verdict(vanilla="raises TypeError"))
+    put(
+        tmp_path,
+        "2.13.0",
+        claim(entries("1")),
+        verdict(vanilla="right"),
+        {**verdict(vanilla="raises TypeError"), "quantity": "y"},
+    )
     assert rows(releases(tmp_path, link))["vanilla"][0][1] == "! raises TypeError"
 
 
@@ -141,8 +149,8 @@ def test_what_counts_as_the_same(one, other, alike):
 
 
 def test_what_ran_is_told_with_what_failed_and_with_the_claims_that_are_recorded_now(tmp_path):
-    record = {"torch": "2.6.0", "device": "cpu", "outcomes": [{"holds": True}, {"holds": False}, {"holds": True}]}
-    (tmp_path / "torch-2.6.0-cpu.json").write_text(json.dumps(record), encoding="utf-8")
+    held = {"x": True, "y": False, "z": True}
+    put(tmp_path, "2.6.0", *(claim(entries("1"), quantity=name, holds=holds) for name, holds in held.items()))
     row = {"torch": "2.6.0", "claims": {"held": 1, "of": 1}, "tests": {"passed": 5, "skipped": 0, "failed": ["a"]},
            "mended": {"error": "<it died>"}}  # fmt: skip
     (tmp_path / "measured").mkdir()
@@ -170,7 +178,7 @@ def test_every_minor_release_that_the_matrix_knows_is_recorded():
 
     measured = json.loads((RESULTS / "measured" / "matrix.json").read_text(encoding="utf-8"))["rows"]
     for release in RELEASES:
-        assert (RESULTS / f"torch-{release}-cpu.json").is_file()
+        assert ("cpu", release) in [(column.device, column.version) for column in columns(RESULTS)]
         assert release in [row["torch"] for row in measured]
 
 

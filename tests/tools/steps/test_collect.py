@@ -1,6 +1,7 @@
 """What a page states reaches the machine-readable side whole, and nothing else does."""
 
 import json
+import math
 import re
 from importlib.metadata import version
 from pathlib import Path
@@ -11,14 +12,14 @@ from jsonschema import Draft202012Validator
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from scratch import ROOT
 
-from helpers import Case, Claim, Verdict, show
+from helpers import Case, Claim, Verdict, recorded, show
 from helpers.compare import Tolerance
 from helpers.entries import MASKED, outcome
-from tools.project import Problem, Project
+from tools.project import Problem, Project, write
 from tools.steps.collect import MIME, checked, collect, failed, statements
 from tools.steps.ran import Run
+from tools.steps.record import PLACE, add, folded, record
 from tools.steps.record import outcome as recorded_outcome
-from tools.steps.record import record, record_file
 
 nan = float("nan")
 
@@ -70,6 +71,20 @@ def test_claims_and_verdicts_can_fail_and_cases_can_not():
     assert [(fact["type"], fact.get("way")) for fact in failed(facts)] == [("claim", "masked"), ("verdict", None)]
 
 
+RELEASE = version("torch").split("+")[0]
+
+
+def kept(path: Path) -> dict[str, list[dict]]:
+    """The outcomes of every run in a record, by the run's name."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return {f"{run['torch']} {run['device']}": run["outcomes"] for run in recorded.runs(content)}
+
+
+def of(torch: str, *shown: object, **changes: object) -> list[dict]:
+    """What another version of PyTorch gave."""
+    return [{**fact, "torch": torch, **changes} for fact in statements(page(*shown), "p")]
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
     for name in ("_config.yml", "_toc.yml"):
@@ -79,11 +94,10 @@ def project(tmp_path: Path) -> Project:
 
 def test_a_record_keeps_what_was_claimed_and_seen(project):
     path = record(project, statements(page(GOOD, BAD, VERDICT, Case("4132")), "p"))
-    release = version("torch").split("+")[0]
-    assert path == record_file(project, release) == project.root / "results" / f"torch-{release}-cpu.json"
-    content = json.loads(path.read_text(encoding="utf-8"))
-    assert content["torch"] == release and content["device"] == "cpu"
-    assert content["outcomes"][0] == {
+    assert path == project.root / "results" / "claims.json"
+    ((name, outcomes),) = kept(path).items()
+    assert name == f"{RELEASE} cpu"
+    assert outcomes[0] == {
         "page": "p",
         "type": "claim",
         "case": "10729",
@@ -94,8 +108,8 @@ def test_a_record_keeps_what_was_claimed_and_seen(project):
         "tolerance": "within 2 ulps",
         "holds": True,
     }
-    assert [fact["holds"] for fact in content["outcomes"]] == [True, False, False]
-    assert content["outcomes"][2]["observed"] == {"vanilla": "contaminated"}
+    assert [fact["holds"] for fact in outcomes] == [True, False, False]
+    assert outcomes[2]["observed"] == {"vanilla": "contaminated"}
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
@@ -113,11 +127,101 @@ def test_an_interrupted_record_leaves_the_one_before(project, monkeypatch):
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
+def test_the_record_of_one_release_leaves_the_others_and_says_where_they_differ(project):
+    record(project, of("2.9.0", GOOD, VERDICT))
+    record(project, of("2.10.0", GOOD, VERDICT))
+    before = kept(record(project, of("2.10.0", GOOD, VERDICT, device="cuda")))
+    changed = Claim("10729", "vanilla", "x.grad", GOOD.expected, outcome([1.0, nan]), GOOD.tolerance)
+    path = record(project, of("2.10.0", changed, VERDICT))
+    assert kept(path) == {**before, "2.10.0 cpu": [recorded_outcome(fact) for fact in of("", changed, VERDICT)]}
+    content = json.loads(path.read_text(encoding="utf-8"))
+    assert list(content["runs"]) == ["2.9.0 cpu", "2.10.0 cpu", "2.10.0 cuda"]
+    lines = [(line.get("on"), line["type"], line["observed"]) for line in content["outcomes"]]
+    assert lines == [
+        (["2.9.0 cpu", "2.10.0 cuda"], "claim", "float64[4]: NaN 1 -- -0"),
+        (["2.10.0 cpu"], "claim", "float64[2]: 1 NaN"),
+        (None, "verdict", {"vanilla": "contaminated"}),
+    ]
+
+
+def test_a_new_release_that_gives_the_same_is_one_new_line(project):
+    before = record(project, of("2.9.0", GOOD, BAD, VERDICT)).read_text(encoding="utf-8").splitlines()
+    after = record(project, of("2.10.0", GOOD, BAD, VERDICT)).read_text(encoding="utf-8").splitlines()
+    new = [line for line in after if line.rstrip(",") not in {old.rstrip(",") for old in before}]
+    assert [line.partition(":")[0] for line in new] == [' "2.10.0 cpu"'] and len(after) == len(before) + 1
+
+
+def test_the_order_in_which_releases_are_recorded_changes_no_byte(project):
+    runs = [of("2.9.0", GOOD, BAD), of("2.10.0", GOOD, VERDICT), of("2.10.0", GOOD, BAD, device="cuda")]
+    found = set()
+    for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
+        for number in [*order, 0]:
+            path = record(project, runs[number], complete=False)
+        found.add(path.read_bytes())
+        path.unlink()
+    assert len(found) == 1
+
+
+def test_a_new_claim_is_of_its_release_alone_and_one_that_is_no_more_is_of_none(project, capsys):
+    record(project, of("2.9.0", GOOD, VERDICT))
+    assert "removed" not in capsys.readouterr().out
+    path = record(project, of("2.10.0", BAD, VERDICT))
+    assert [[fact.get("way") for fact in facts] for facts in kept(path).values()] == [[None], ["masked", None]]
+    said = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[2] for line in said] == ["p · claim · 10729 · vanilla · x.grad"]
+
+
+def test_a_run_that_did_not_come_to_its_end_removes_nothing_from_others(project, capsys):
+    third = claim([1.0], quantity="third")
+    record(project, of("2.9.0", GOOD, BAD, third))
+    path = record(project, of("2.10.0", GOOD, third), complete=False)
+    assert [len(facts) for facts in kept(path).values()] == [3, 2]
+    assert [fact["way"] for fact in kept(path)["2.9.0 cpu"]] == ["vanilla", "masked", "vanilla"]  # the pages' order
+    assert "removed" not in capsys.readouterr().out
+
+
+def test_the_order_is_that_of_the_pages_now_whatever_order_other_releases_had(project):
+    record(project, of("2.9.0", GOOD, BAD))
+    path = record(project, of("2.10.0", BAD, GOOD))
+    assert [[fact["way"] for fact in facts] for facts in kept(path).values()] == [["masked", "vanilla"]] * 2
+
+
+def test_lines_that_a_run_lacks_come_after_those_that_they_follow_elsewhere():
+    def lines(text: str) -> list[dict]:
+        return [{"name": letter} for letter in text]
+
+    found = folded({"one": lines("abcd"), "two": lines("xbyd")}, ["name"], first="two")
+    assert "".join(line["name"] for line in found) == "axbcyd"
+    assert recorded.unfolded(["one", "two"], found) == {"one": lines("abcd"), "two": lines("xbyd")}
+
+
+def test_two_claims_that_are_called_the_same_are_refused_and_named(project):
+    facts = list(statements(page(GOOD, GOOD), "p"))
+    with pytest.raises(Problem, match="more than one claim is called p · claim · 10729 · vanilla · x.grad"):
+        record(project, facts)
+    assert not project.results.exists()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [7, True, nan, -0.0, [], [[1, 2]], [0.1, MASKED, -float("inf")], None, TypeError("no: a[0]\tmm")],
+    ids=str,
+)
+def test_every_kind_of_outcome_comes_back_as_it_was(project, value):
+    expected = outcome(value)
+    since = [{"since": "", "expected": expected.json(), "pull": None}, {"since": "2.9", "expected": expected.json(),
+             "pull": 7}]  # fmt: skip
+    fact = Claim("10729", "vanilla", "x.grad", expected, expected, Tolerance()).json()
+    run = {"torch": "2.9.0", "device": "cpu", "python": "3", "machine": "m"}
+    given = recorded_outcome({**fact, "page": "p", "history": since})
+    path = add(project, {**run, "outcomes": [given]}, complete=True)
+    assert recorded.runs(json.loads(path.read_text(encoding="utf-8"))) == [{**run, "outcomes": [given]}]
+
+
 def test_what_is_recorded_for_this_torch_is_what_the_chapters_claim_now(facts):
-    path = record_file(Project(ROOT), version("torch").split("+")[0])
-    if not path.exists():
+    recorded = kept(Project(ROOT).claims).get(f"{RELEASE} cpu")
+    if recorded is None:
         pytest.skip(f"nothing is recorded for torch {version('torch')}: run `make record`")
-    recorded = json.loads(path.read_text(encoding="utf-8"))["outcomes"]
 
     def names(outcomes: list[dict]) -> list[tuple]:
         keys = ("page", "type", "case", "way", "quantity")
@@ -129,51 +233,59 @@ def test_what_is_recorded_for_this_torch_is_what_the_chapters_claim_now(facts):
     assert [fact["expected"] for fact in recorded] == [fact["expected"] for fact in now]
 
 
-def test_every_record_says_of_which_version_and_device_it_is():
-    for path in sorted((ROOT / "results").glob("torch-*.json")):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        assert path == record_file(Project(ROOT), content["torch"], content["device"])
-
-
-def test_every_record_has_the_form_that_the_schema_describes():
+def test_the_record_has_the_form_that_the_schema_describes():
     schema = json.loads((ROOT / "results" / "schema.json").read_text(encoding="utf-8"))
-    validator = Draft202012Validator(schema)
-    paths = sorted((ROOT / "results").glob("torch-*.json"))
-    assert len(paths) > 1
-    for path in paths:
-        text = path.read_text(encoding="utf-8")
-        content = json.loads(text)
-        assert [error.message for error in validator.iter_errors(content)] == [], path
-        assert text == json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-        assert not re.search(r"/(root|home|tmp|usr|Users)/|site-packages|0x[0-9a-f]{6}", text), path
-        places = [tuple(str(fact.get(key)) for key in ("page", "type", "case", "way", "quantity"))
-                  for fact in content["outcomes"]]  # fmt: skip
-        assert len(places) == len(set(places)), path  # a link leads to one claim
+    text = Project(ROOT).claims.read_text(encoding="utf-8")
+    content = json.loads(text)
+    assert [error.message for error in Draft202012Validator(schema).iter_errors(content)] == []
+    assert not re.search(r"/(root|home|tmp|usr|Users)/|site-packages|0x[0-9a-f]{6}", text)
+    runs = recorded.runs(content)
+    assert len(runs) > 1
+    for run in runs:
+        places = [tuple(str(fact.get(key)) for key in PLACE) for fact in run["outcomes"]]
+        assert len(places) == len(set(places))  # a link leads to one claim
+        for side in (fact[name] for fact in run["outcomes"] for name in ("expected", "observed")):
+            assert "entries" not in side or len(side["entries"]) == math.prod(side["shape"])
+
+
+def test_the_record_is_written_as_it_would_be_written_again(project):
+    text = Project(ROOT).claims.read_text(encoding="utf-8")
+    write(project.claims, text)
+    for run in recorded.runs(json.loads(text)):
+        assert add(project, run, complete=True).read_text(encoding="utf-8") == text
+
+
+LINE = {"page": "p", "type": "claim", "case": "10729", "way": "vanilla", "quantity": "x.grad",
+        "expected": "float32[1]: 1", "observed": "float32[]: -inf", "tolerance": "exactly", "holds": True}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"torch": "2.13.0+cpu"},
-        {"device": ""},
+        {"runs": {"2.13.0+cpu cpu": {"python": "3.11.7", "machine": "x86_64"}}},
+        {"runs": {"2.13.0": {"python": "3.11.7", "machine": "x86_64"}}},
+        {"runs": {}},
         {"seconds": 1.0},
         {"outcomes": []},
         {"outcomes": [{"type": "claim"}]},
         {"outcomes": [{"type": "guess"}]},
+        {"outcomes": [{**LINE, "on": []}]},
+        {"outcomes": [{**LINE, "observed": "float32[1]: one"}]},
+        {"outcomes": [{**LINE, "observed": {"dtype": "float32", "shape": [1], "entries": ["1"]}}]},
     ],
 )
 def test_the_schema_refuses_what_is_something_else(wrong):
     schema = json.loads((ROOT / "results" / "schema.json").read_text(encoding="utf-8"))
-    content = json.loads((ROOT / "results" / "torch-2.13.0-cpu.json").read_text(encoding="utf-8"))
+    content = {"runs": {"2.13.0 cpu": {"python": "3.11.7", "machine": "x86_64"}}, "outcomes": [LINE]}
+    assert Draft202012Validator(schema).is_valid(content)
     assert not Draft202012Validator(schema).is_valid({**content, **wrong})
 
 
 def test_the_same_facts_make_the_same_bytes_and_the_device_is_the_runs(project):
     facts = [{**fact, "device": "cuda"} for fact in statements(page(GOOD, VERDICT), "p")]
     path = record(project, facts)
-    assert path == record_file(project, version("torch").split("+")[0], "cuda")
     before = path.read_bytes()
-    assert json.loads(before)["device"] == "cuda"
+    assert list(kept(path)) == [f"{RELEASE} cuda"]
     assert record(project, facts).read_bytes() == before
 
 
@@ -190,5 +302,5 @@ def test_of_a_message_the_first_line_is_kept(project):
     case = Case("67180")
     with case.raises("masked", "mm", TypeError, "MaskedTensor"):
         raise TypeError("no mm for MaskedTensor\n\nsee /usr/lib/python")
-    fact = json.loads(record(project, statements(page(case.claims[0]), "p")).read_text(encoding="utf-8"))["outcomes"][0]
+    (fact,) = kept(record(project, statements(page(case.claims[0]), "p")))[f"{RELEASE} cpu"]
     assert fact["observed"] == {"raised": "TypeError", "message": "no mm for MaskedTensor"}

@@ -28,15 +28,17 @@ sympy==1.14.0
 torch==2.13.0
     # via zero-or-nan (pyproject.toml)
 """
-ROW = {"page": "p", "type": "claim", "case": "4132", "way": "vanilla", "quantity": "x.grad", "holds": True}
+ROW = {"page": "p", "type": "claim", "case": "4132", "way": "vanilla", "quantity": "x.grad", "expected": "int64[]: 1",
+       "observed": "int64[]: 1", "tolerance": "exactly", "holds": True}  # fmt: skip
 CLAIMS = f"""
 import json, pathlib, sys
 version = pathlib.Path.cwd().parent.name.removeprefix("torch-")
 pathlib.Path("../../started-" + version).touch()
-path = pathlib.Path("results") / f"torch-{{version}}-cpu.json"
+path = pathlib.Path("results/claims.json")
 path.parent.mkdir()
 fact = {{**{ROW!r}, "holds": version != "2.7.0"}}
-path.write_text(json.dumps({{"torch": version, "outcomes": [fact]}}))
+runs = {{f"{{version}} cpu": {{"python": "3.11.7", "machine": "x86_64"}}}}
+path.write_text(json.dumps({{"runs": runs, "outcomes": [fact]}}))
 print("the last words")
 sys.exit(version == "2.7.0")
 """
@@ -53,8 +55,9 @@ MASKED = """
 import json, pathlib
 version = pathlib.Path.cwd().parent.name.removeprefix("torch-")
 outcomes = {"x.exp()": ["works", "works"], "x.relu()": ["TypeError", ""]}
+rows = [{"operator": code, "forward": pair[0], "backward": pair[1]} for code, pair in outcomes.items()]
 pathlib.Path("results/measured").mkdir()
-pathlib.Path("results/measured/masked.json").write_text(json.dumps({version: outcomes}))
+pathlib.Path("results/measured/masked.json").write_text(json.dumps({"releases": [version], "rows": rows}))
 """
 GOOD = {
     "tests": {"passed": 3, "skipped": 1, "failed": []},
@@ -108,11 +111,13 @@ def test_every_version_is_run_recorded_and_cleaned_up(project, capsys):
         "claims": {"held": 1, "of": 1},
         **GOOD,
     }
-    assert json.loads((project.results / "torch-2.15.0-cpu.json").read_text(encoding="utf-8"))["torch"] == "2.15.0"
+    recorded = json.loads(project.claims.read_text(encoding="utf-8"))
+    assert list(recorded["runs"]) == ["2.6.0 cpu", "2.15.0 cpu"] and recorded["outcomes"] == [ROW]
     setups = json.loads((project.results / "measured" / "setups.json").read_text(encoding="utf-8"))["rows"]
     assert setups[0]["holds_on"] == ["2.5.0", "2.6.0", "2.13.0", "2.15.0"]
     masked = json.loads((project.results / "measured" / "masked.json").read_text(encoding="utf-8"))
-    assert list(masked) == ["2.6.0", "2.15.0"] and masked["2.6.0"]["x.relu()"] == ["TypeError", ""]
+    assert masked["releases"] == ["2.6.0", "2.15.0"]
+    assert masked["rows"][1] == {"operator": "x.relu()", "forward": "TypeError", "backward": ""}
     assert not (project.build / "matrix").exists()
     said = capsys.readouterr().out
     assert "running 2 of 2 versions" in said and "2.6.0  claims: 1 of 1 hold" in said
