@@ -186,3 +186,8 @@ if (sections.length) {
   mark();
   addEventListener("scroll", () => requestAnimationFrame(mark), { passive: true });
 }
+
+// The current page is in sight in the contents, also where the contents scroll.
+const contents = document.getElementById("contents");
+const current = contents?.querySelector("[aria-current]");
+if (current) contents.scrollTop = current.offsetTop - contents.offsetTop - contents.clientHeight / 2;

@@ -48,16 +48,16 @@ def _away_from_zero(dtype: torch.dtype, low: float, high: float) -> bool:
 
 
 ALWAYS = Condition(lambda tensor: (), lambda dtype: True)
-"""No condition: for a function that multiplies only by constants, or reads its saved tensors only to select."""
+"""No condition. Use it for a function that multiplies only by constants, or reads its saved tensors only to select."""
 
 NEVER = Condition(lambda tensor: (), lambda dtype: False)
-"""No condition is enough: for a function that nothing is known of, or that makes NaN of a 0 for any saved tensor."""
+"""No condition is enough. Use it for a function that nothing is known of, or that makes NaN of a 0 for any saved tensor."""
 
 FINITE = Condition(_sum, lambda dtype, total: math.isfinite(total))
-"""All elements are finite: for a function that multiplies by a saved tensor, or by a bounded function of it."""
+"""All elements are finite. Use it for a function that multiplies by a saved tensor, or by a bounded function of it."""
 
 MODERATE = Condition(torch.aminmax, _moderate)
-"""No absolute value is above the 4th root of the dtype's largest number: for a derivative that could overflow."""
+"""No absolute value is above the 4th root of the dtype's largest number. Use it for a derivative that could overflow."""
 
 AWAY_FROM_ZERO = Condition(torch.aminmax, _away_from_zero)
-"""All elements have one sign, and they and their inverses are `MODERATE`: for a function that divides by them."""
+"""All elements have one sign, and they and their inverses are `MODERATE`. Use it for a function that divides by them."""

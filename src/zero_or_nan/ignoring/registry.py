@@ -32,7 +32,7 @@ Derivative = Callable[[Any, Sequence[Any]], Sequence[Any]]
 class Function:
     """The record of a forward function: what `ignoring` knows about it.
 
-    For your own code, set only `selects`, `moves` and `look`. The other fields are for PyTorch's own functions.
+    For your own code, set only `selects`, `moves` and `safe_if`. The other fields are for PyTorch's own functions.
 
     Attributes:
         selects: whether a zero that the derivative writes means "not selected": the function's result would be the
