@@ -51,7 +51,7 @@ ALWAYS = Condition(lambda tensor: (), lambda dtype: True)
 """No condition. Use it for a function that multiplies only by constants, or reads its saved tensors only to select."""
 
 NEVER = Condition(lambda tensor: (), lambda dtype: False)
-"""No condition is enough. Use it for a function that nothing is known of, or that makes NaN of a 0 for any saved tensor."""
+"""No condition is enough. Use it for an unknown function, or one that can make NaN of a 0 for every saved tensor."""
 
 FINITE = Condition(_sum, lambda dtype, total: math.isfinite(total))
 """All elements are finite. Use it for a function that multiplies by a saved tensor, or by a bounded function of it."""
