@@ -57,7 +57,7 @@ FINITE = Condition(_sum, lambda dtype, total: math.isfinite(total))
 """All elements are finite. Use it for a function that multiplies by a saved tensor, or by a bounded function of it."""
 
 MODERATE = Condition(torch.aminmax, _moderate)
-"""No absolute value is above the 4th root of the dtype's largest number. Use it for a derivative that could overflow."""
+"""No absolute value is above the 4th root of the dtype's largest number. Use it if the derivative could overflow."""
 
 AWAY_FROM_ZERO = Condition(torch.aminmax, _away_from_zero)
-"""All elements have one sign, and they and their inverses are `MODERATE`. Use it for a function that divides by them."""
+"""All elements have one sign, and they and their inverses are `MODERATE`. Use it for a divisor."""
