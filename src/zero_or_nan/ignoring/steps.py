@@ -288,7 +288,7 @@ class CustomVJP(Step):
                 for exact, result, (ahead, _) in zip(results, ours, self.node.next_functions, strict=True):
                     if ahead is not None and isinstance(exact, Tensor) and not isinstance(result, Tensor):
                         raise TypeError(f"it returned {result} in place of a Cotangent")
-                ended = [_mended(exact, result) for exact, result in zip(results, ours, strict=True)]
+                ended = [_repaired(exact, result) for exact, result in zip(results, ours, strict=True)]
             except (TypeError, ValueError, RuntimeError) as error:
                 raise error if is_own(derivative) else RuleFailed(f"{type(error).__name__}: {error}") from error
         except Exception as error:
@@ -298,7 +298,7 @@ class CustomVJP(Step):
         return [value for value, _ in ended], [mask for _, mask in ended]
 
 
-def _mended(exact: Any, careful: Any) -> tuple[Any, Mask]:
+def _repaired(exact: Any, careful: Any) -> tuple[Any, Mask]:
     """Plain PyTorch's result where it is finite, elsewhere ours; what it gives as another number than 0 counts."""
     if not isinstance(exact, Tensor):
         return exact, None

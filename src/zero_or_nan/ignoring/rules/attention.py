@@ -150,7 +150,7 @@ def whole_masks(mask: Tensor) -> tuple[Tensor, Tensor]:
     return queries, anywhere(queries, -2, keepdim=True)
 
 
-def mend_attention(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
+def repair_attention(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
     """Zeros where nothing is used; if that leaves a NaN, once more without what is not used, and then by the rule."""
     queries, keys = whole_masks(mask)
     is_left = False

@@ -87,7 +87,7 @@ def decomposed(op: Any, *args: Any, **kwargs: Any) -> Any:
 rule("_fused_rms_norm_backward", since="2.13")(decomposed)
 
 
-def mend_layer_norm(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
+def repair_layer_norm(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
     """Zeros in the rows that are ignored as a whole, and sums over the others; if that leaves a NaN, by the rule.
 
     A row's gradient depends on no other row.

@@ -226,7 +226,7 @@ def trilinear(
     return prefer_exact(exact, (_expanded(a, expand1) * _expanded(b, expand2) * _expanded(c, expand3)).sum(summed))
 
 
-def mend_products(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
+def repair_products(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
     """Both products of `Mm` and `Addmm` once more where plain PyTorch's have NaN."""
     to_first, to_second = results[-2:]
     if to_first is not None and has_nan(to_first):
@@ -301,7 +301,7 @@ def convolution_backward(op: Any, grad: Any, saved: Tensor, weight: Tensor, *arg
         reached = to_input(reach, ones) > 0.5
         members = saved.shape[1] // groups
         reached = reached.expand(saved.shape) if groups == 1 else reached.repeat_interleave(members, 1)
-        value = exact[0] if not has_nan(exact[0]) else _mended(exact[0], bilinear(to_input, grad, weight))
+        value = exact[0] if not has_nan(exact[0]) else _repaired(exact[0], bilinear(to_input, grad, weight))
         results[0] = Cotangent(value, reached)
     if grad.mask is None:
         return tuple(results)
@@ -311,7 +311,7 @@ def convolution_backward(op: Any, grad: Any, saved: Tensor, weight: Tensor, *arg
         if transposed:
             channel = channel.reshape(groups, 1, -1).expand(groups, shape[0] // groups, shape[1]).reshape(shape[:2])
         channel = channel.reshape(*channel.shape, *(1,) * (weight.dim() - channel.dim())).expand(shape)
-        value = exact[1] if not has_nan(exact[1]) else _mended(exact[1], bilinear(to_weight, grad, saved))
+        value = exact[1] if not has_nan(exact[1]) else _repaired(exact[1], bilinear(to_weight, grad, saved))
         results[1] = Cotangent(value, channel)
     if wanted[2]:
         results[2] = Cotangent(exact[2], anywhere(mask, [0, *range(2, mask.dim())]))
@@ -335,5 +335,5 @@ def _convolution(args: Any) -> Any:
     return args if len(args) == 8 else (None, *args)
 
 
-def _mended(exact: Tensor, careful: Tensor) -> Tensor:
+def _repaired(exact: Tensor, careful: Tensor) -> Tensor:
     return torch.where(exact.isfinite(), exact, careful)

@@ -1,6 +1,8 @@
-"""Where all that a derivative multiplies by is harmless, it runs as plain PyTorch's, and only its mask is told here.
+"""How a mask goes through a derivative that plain PyTorch runs, because what the node saved is safe or can be repaired.
 
-Each says for one function what its operators' rules say together: on a small graph, that is most of the work.
+Benefit: such a node costs one hook and a little arithmetic on the mask. On a small graph, most of the time goes into
+interpreting derivatives operator by operator. Downside: a transfer says again, for one function, what the rules of its
+operators say together. The tests run random programs as planned, and by rules alone.
 """
 
 from __future__ import annotations
@@ -16,14 +18,14 @@ from ..graph import run
 from ..masks import Mask, anywhere, both, core, expanded, reduced, reshaped
 from ..registry import record_of, transfer
 from ..sparse import has_sparse_factor
-from .attention import is_short_and_whole, mend_attention, whole_masks
-from .fused import mend_layer_norm
-from .products import is_cheap, mend_products, uses_base
+from .attention import is_short_and_whole, repair_attention, whole_masks
+from .fused import repair_layer_norm
+from .products import is_cheap, repair_products, uses_base
 
 Results = Sequence[Any]
 
 
-def _mend_entries(node: Any, grad: Tensor, mask: Tensor, results: Results) -> None:
+def _repair_entries(node: Any, grad: Tensor, mask: Tensor, results: Results) -> None:
     if results[0] is not None:
         without_nan(results[0], mask)
 
@@ -33,7 +35,7 @@ def _mend_entries(node: Any, grad: Tensor, mask: Tensor, results: Results) -> No
     Abs Acos Acosh Asin Asinh Atan Atanh Cos Cosh Elu Erf Erfc Exp Exp2 Expm1 Gelu Hardswish LeakyRelu Log Log10 Log1P
     Log2 LogSigmoid Mish Reciprocal Rsqrt Sigmoid Silu Sin Sinh Softplus Sqrt Tan Tanh
     """,
-    repair=_mend_entries,
+    repair=_repair_entries,
     repair_if=lambda node: len(node.next_functions) == 1,
 )
 def _same(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
@@ -62,7 +64,7 @@ def _is_dense_sum(node: Any) -> bool:
 @transfer(
     "Mm",
     only_if=_is_dense,
-    repair=mend_products,
+    repair=repair_products,
     repair_if=is_cheap,
     repair_reads=("_raw_saved_self", "_raw_saved_mat2"),
 )
@@ -81,7 +83,7 @@ def _product(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[
 @transfer(
     "Addmm",
     only_if=_is_dense_sum,
-    repair=mend_products,
+    repair=repair_products,
     repair_if=is_cheap,
     repair_reads=("_raw_saved_mat1", "_raw_saved_mat2"),
 )
@@ -201,7 +203,7 @@ def _softmax(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[
 
 @transfer(
     "NativeLayerNorm",
-    repair=mend_layer_norm,
+    repair=repair_layer_norm,
     repair_reads=tuple(f"_raw_saved_{name}" for name in ("input", "result1", "result2", "weight", "bias")),
 )
 def _layer_norm(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
@@ -218,7 +220,7 @@ def _layer_norm(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequen
     "ScaledDotProductFlashAttentionForCpu",
     reads=("_raw_saved_query", "_raw_saved_key", "_raw_saved_attn_mask"),
     only_if=is_short_and_whole,
-    repair=mend_attention,
+    repair=repair_attention,
     repair_reads=("_raw_saved_value", "_raw_saved_output", "_raw_saved_logsumexp"),
 )
 def _attention(node: Any, grad: Tensor, mask: Mask, results: Results) -> Sequence[Mask]:
