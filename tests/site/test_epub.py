@@ -91,7 +91,8 @@ def test_every_claim_table_figure_and_step_of_the_site_is_in_it(texts, pages):
         claims = [tag.get("id") for tag in here if tag.get("id", "").startswith("claim-")]
         assert claims == [tag["id"] for tag in there.find_all(id=re.compile("^claim-"))], name
         for kind in ("table", "figure", "svg", "section"):
-            assert sum(tag.tag.endswith(f"}}{kind}") for tag in here) == len(there.find_all(kind)), (name, kind)
+            on_site = there.select(f"{kind}:not(.zn-narrow *)")  # of a chart, the layout for a phone is left out
+            assert sum(tag.tag.endswith(f"}}{kind}") for tag in here) == len(on_site), (name, kind)
         steps = [tag.get("data-step") for tag in here if tag.get("data-step")]
         assert steps == [tag["data-step"] for tag in there.find_all(attrs={"data-step": True})], name
         outputs = [tag for tag in here if "cell_output" in tag.get("class", "").split()]

@@ -107,7 +107,7 @@ NO_PAGE = {
     "torch.foo gradient nan": 0,
     "EinsumBackward0 nan": 0,
     "dataloader workers": 0,
-    "LSTM exploding gradient": 1,
+    "LSTM exploding gradient": 2,
     "quantization aware training": 3,
     "learning rate scheduler warmup": 3,
     "CumprodBackward0": 3,

@@ -239,8 +239,8 @@ def _vanilla(order: Sequence[Any], loss: Tensor, edges: Sequence[GradientEdge], 
 
 
 def _ignoring(order: Sequence[Any], loss: Tensor, edges: Sequence[GradientEdge], start: Tensor) -> _Passed:
-    listening = Listening([loss], graph_from([loss]))
-    with _masked_tensors(), listening:
+    listening = Listening()
+    with _masked_tensors(), Pass([loss], graph_from([loss]), by_rules_alone=True, observer=listening):
         torch.autograd.grad(loss, edges, start, retain_graph=True, allow_unused=True)
     with _masked_tensors():
         arrived = ignoring.grad(loss, edges, start, retain_graph=True, allow_unused=True, ignored="masked")
@@ -248,27 +248,20 @@ def _ignoring(order: Sequence[Any], loss: Tensor, edges: Sequence[GradientEdge],
     return arrived, sent
 
 
-class Listening(Pass):
-    """A pass of `ignoring` that keeps what each node sends, with its mask.
+class Listening:
+    """Keeps what each node of a pass of `ignoring` sends, with its mask.
 
-    `ignoring.grad` tells what arrives at an edge: of a tensor that is used twice, the sum.
+    `ignoring.grad` gives what arrives at an edge: if a tensor is used twice, the sum.
     """
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.by_rules_alone = True  # every node tells of what it sends
+    def __init__(self) -> None:
         self.sent: dict[tuple[Any, int], tuple[Tensor, Tensor]] = {}
-        self._sender: tuple[Any, Sequence[Any]] = None, ()
 
-    def _leave(self, node: Any, edges: Sequence[Any], results: Any, arriving: Any) -> Any:
-        self._sender = node, [id(edge) for edge, _ in edges]
-        return super()._leave(node, edges, results, arriving)
-
-    def _send(self, edge: Any, last: bool, value: Any, mask: Any) -> None:
-        node, ahead = self._sender
-        value = value.detach().clone()
-        self.sent[node, ahead.index(id(edge))] = value, full(mask, value).clone() | (value != 0)
-        super()._send(edge, last, value, mask)
+    def handed_on(self, node: Any, values: Sequence[Any], masks: Sequence[Any]) -> None:
+        for slot, (value, mask) in enumerate(zip(values, masks, strict=False)):
+            if value is not None:
+                value = value.detach().clone()
+                self.sent[node, slot] = value, full(mask, value).clone() | (value != 0)
 
 
 @contextmanager

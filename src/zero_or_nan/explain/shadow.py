@@ -13,21 +13,23 @@ from ..ignoring.checkpoints import CHECKPOINT
 from ..ignoring.graph import AccumulateGrad, Edge, Graph, edge_of
 from ..ignoring.lifetimes import held_from
 from ..ignoring.masked_pass import Pass
+from ..ignoring.masks import Mask
 from ..ignoring.registry import UNKNOWN, record_of
 from .arithmetic import without_side_effects
 from .tensors import are_finite
 
 
-class Shadow(Pass):
-    """A pass of `ignoring` that changes no gradient, and remembers its outcome.
+class Shadow:
+    """The outcome of a pass of `ignoring` that changes no gradient.
 
     Attributes:
         finite: by node, whether what `ignoring` passes on there is finite.
+        masks: the masks at the edges that were asked for.
     """
 
-    def __init__(self, roots: Sequence[Any], graph: Graph, keep: Sequence[Edge], unsafe: Sequence[Any]) -> None:
-        super().__init__(roots, graph, keep, unsafe=unsafe)
+    def __init__(self) -> None:
         self.finite: dict[Any, bool] = {}
+        self.masks: dict[Edge, Mask] = {}
         self._edges: dict[Edge, bool] = {}
         self._leaves: dict[int, bool] = {}
 
@@ -35,14 +37,9 @@ class Shadow(Pass):
         """Whether `ignoring` gave a finite gradient to a leaf, or to a tensor that a gradient was asked for."""
         return self._edges.get(edge, self._leaves.get(id(target), False))
 
-    def _leave(self, node: Any, edges: Any, results: Any, arriving: Any) -> Any:
-        changed = super()._leave(node, edges, results, arriving)
-        self.finite[node] = are_finite(results if changed is None else changed)
-        return changed
-
-    def _follow(self, node: Any, edges: Any, function: Any, masks: Any, mend: Any, results: Any, arriving: Any) -> Any:
-        super()._follow(node, edges, function, masks, mend, results, arriving)
-        self.finite[node] = are_finite(results)
+    def handed_on(self, node: Any, values: Sequence[Any], masks: Sequence[Mask]) -> None:
+        """The pass has gone by a node."""
+        self.finite[node] = are_finite(values)
 
 
 def shadow_of(
@@ -71,9 +68,11 @@ def shadow_of(
     edges += [edge for edge in map(edge_of, inputs) if edge is not None and type(edge[0]) is not AccumulateGrad]
     if not edges:
         return None
-    shadow = Shadow(roots, graph, [*keep, *edges], unsafe)
+    shadow = Shadow()
+    running = Pass(roots, graph, [*keep, *edges], unsafe=unsafe, observer=shadow)
+    shadow.masks = running.masks
     try:
-        with without_side_effects(), _Leaves(graph) as leaves, shadow:
+        with without_side_effects(), _Leaves(graph) as leaves, running:
             if any(node.name() == CHECKPOINT for node in graph):  # a reentrant checkpoint refuses to work for `grad`
                 nested(lambda more: leaves.set_aside(held_from(more)))
                 torch.autograd.backward(roots, vectors, retain_graph=True)

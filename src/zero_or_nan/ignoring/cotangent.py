@@ -3,7 +3,7 @@
 `backward` multiplies a cotangent at every node of the graph. A `Cotangent` is that tensor with a mask beside it. It
 lives while one node's derivative runs: PyTorch's own formula gets it in place of a plain tensor, each operator that the
 formula calls arrives in `dispatch`, finds its rule, and leaves as a `Cotangent` again. Between the nodes cotangents are
-plain tensors, and `careful.Pass` keeps their masks.
+plain tensors, and `masked_pass.Pass` keeps their masks.
 
 Two invariants hold for every `Cotangent`:
 

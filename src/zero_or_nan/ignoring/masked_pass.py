@@ -14,7 +14,7 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -69,6 +69,13 @@ def _sent(mask: Mask, value: Tensor) -> _Arrived:
     return _Arrived(mask, None, 0) if value.is_inference() else _Arrived(mask, weakref.ref(value), value._version)
 
 
+class Observer(Protocol):
+    """Watches a pass, and changes nothing."""
+
+    def handed_on(self, node: Any, values: Sequence[Any], masks: Sequence[Mask]) -> None:
+        """A node's derivative gave these values, one for each edge or None, and these are their masks."""
+
+
 class Pass:
     """One pass from some roots; to be entered around the call of PyTorch's engine.
 
@@ -82,6 +89,7 @@ class Pass:
             named.
         by_rules_alone: whether each derivative is followed operator by operator, and none left to plain PyTorch, as it
             has to be where it is recorded.
+        observer: is called with what each node that is not skipped hands on.
 
     Attributes:
         masks: the masks at the edges that are kept, None where all elements count. An edge that no cotangent has
@@ -104,7 +112,9 @@ class Pass:
         asked_for: Iterable[Any] = (),
         unsafe: Iterable[Any] = (),
         by_rules_alone: bool = False,
+        observer: Observer | None = None,
     ) -> None:
+        self.observer = observer
         self.roots = roots
         self.graph = graph
         self.outer = outer
@@ -259,16 +269,12 @@ class Pass:
             return None
         step = self._running.pop(node, None)
         if step is None:
-            for (edge, last), value in zip(edges, results, strict=False):
-                if value is not None:
-                    self._send(edge, last, value, _unless_constant(node, value, None))
+            self._hand_on(node, edges, results, [None] * len(results))
             return None
         values, masks = step.end(results, arriving)
         if torch.is_grad_enabled():
             step.over()
-        for (edge, last), value, mask in zip(edges, values, masks, strict=False):
-            if value is not None:
-                self._send(edge, last, value, _unless_constant(node, value, mask))
+        self._hand_on(node, edges, values, masks)
         # PyTorch looks at what a hook returns, and can't at nested tensors.
         return None if all(map(operator.is_, values, results)) else tuple(values)
 
@@ -303,10 +309,20 @@ class Pass:
                 found = masks.follow(node, grad, mask, wanted)
             except Exception as error:
                 self.failed(function_of(node.name()), error)
-        for number, (edge, last) in enumerate(edges):
-            value = results[number]
+        self._hand_on(node, edges, results, [None] * len(results) if found is None else found)
+
+    def _hand_on(
+        self, node: Any, edges: Sequence[tuple[Edge, bool]], values: Sequence[Any], masks: Sequence[Mask]
+    ) -> None:
+        """What a node's derivative gave goes on to the next nodes."""
+        sent: list[Mask] = []
+        for (edge, last), value, mask in zip(edges, values, masks, strict=False):
             if value is not None:
-                self._send(edge, last, value, _unless_constant(node, value, None if found is None else found[number]))
+                mask = _unless_constant(node, value, mask)
+                self._send(edge, last, value, mask)
+            sent.append(mask)
+        if self.observer is not None:
+            self.observer.handed_on(node, values, sent)
 
     def _send(self, edge: Edge, last: bool, value: Any, mask: Mask) -> None:
         """A cotangent and its mask are on their way to the next node, unless that is the last one."""

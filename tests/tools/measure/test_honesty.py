@@ -1,6 +1,7 @@
 """The search for what is hidden: it can tell a lie when there is one, and finds none in a sample of the operators."""
 
 import dataclasses
+import functools
 import math
 import os
 import signal
@@ -10,28 +11,15 @@ import torch
 
 from tools.measure import honesty
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring import FUNCTIONS, Function, careful, looks
+from zero_or_nan.ignoring import FUNCTIONS, Function
 
 OPERATORS = {honesty.name_of(op): op for op in honesty.operators()}
 
 
 @pytest.fixture
 def plant(monkeypatch):
-    """Another record of a function, for one test; what the library remembers of records is forgotten."""
-
-    def planted(name, record):
-        monkeypatch.setitem(FUNCTIONS, name, record)
-        forget()
-
-    def forget():
-        for module in (careful, looks):
-            for thing in vars(module).values():
-                if hasattr(thing, "cache_clear"):
-                    thing.cache_clear()
-
-    yield planted
-    monkeypatch.undo()
-    forget()
+    """Another record of a function, for one test."""
+    return functools.partial(monkeypatch.setitem, FUNCTIONS)
 
 
 @pytest.mark.parametrize(

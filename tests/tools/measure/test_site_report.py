@@ -15,11 +15,11 @@ def test_a_site_that_is_not_built_is_not_measured(tmp_path):
 def test_what_is_not_installed_is_named_with_the_command_that_installs_it(tmp_path, monkeypatch):
     (tmp_path / "index.html").touch()
     monkeypatch.setenv("CHROME_PATH", "/usr/bin/true")
-    with pytest.raises(Problem, match="axe-core, lighthouse not installed; `make browser`"):
+    with pytest.raises(Problem, match="not installed: axe-core, lighthouse; `make browser`"):
         report.site_report(SimpleNamespace(site=tmp_path, root=tmp_path))
     monkeypatch.delenv("CHROME_PATH")
     monkeypatch.setenv("PATH", "")
-    assert missing(tmp_path).startswith("Chromium, axe-core, lighthouse not installed")
+    assert missing(tmp_path).startswith("not installed: Chromium, axe-core, lighthouse;")
 
 
 def test_the_median_of_three_runs_counts(tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ rank, file, shardings = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
 mesh = init_device_mesh("cpu", (2,))
-quick = passes._is_harmless
+quick = passes.is_safe
 
 
 class Net(nn.Module):
@@ -116,9 +116,9 @@ for name in shardings:
         continue
     results = {"quick": compared(make, good, plain, torch.equal)}
     results["bad"] = compared(make, bad if replicated or rank else good, plain, close)
-    passes._is_harmless = lambda *_: False
+    passes.is_safe = lambda *_: False
     results["careful"] = compared(make, good, plain, torch.equal)
-    passes._is_harmless = quick
+    passes.is_safe = quick
     print("result " + json.dumps([name, results]), flush=True)
 dist.barrier()
 dist.destroy_process_group()
