@@ -233,7 +233,7 @@ def test_a_page_carries_its_own_style_on_one_line():
 def test_the_style_loads_nothing_and_touches_only_its_own_elements():
     style = resources.files("helpers").joinpath("style.css").read_text(encoding="utf-8")
     assert "http" not in style and "url(" not in style and "@import" not in style and "<" not in style
-    for selectors in re.findall(r"([^{}]+)\{", re.sub(r"@media[^{]*\{", "", style)):
+    for selectors in re.findall(r"([^{}]+)\{", re.sub(r"@(media|container)[^{]*\{", "", style)):
         assert all(selector.strip().startswith(".zn") for selector in selectors.split(","))
 
 
