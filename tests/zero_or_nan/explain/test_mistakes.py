@@ -59,7 +59,7 @@ def work():
         (watch, "diagnose"),
         (backward, "numbers_of"),
         (backward, "is_finite"),
-        (shadow.Shadow, "_leave"),
+        (shadow.Shadow, "handed_on"),
         (names.Names, "of_module"),
         (names.Names, "of_tensor"),
     ],
