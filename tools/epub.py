@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 
 from .project import Problem, Project
+from .serve import built
 from .steps.render import Renderer, RenderFailed
 from .steps.site import Site
 
@@ -15,8 +16,7 @@ def epub(project: Project) -> None:
     Raises:
         Problem: when no site is built, when its sources changed since, or when a page can't be written.
     """
-    if not (project.site / "index.html").is_file():
-        raise Problem("there is no site to make an EPUB of: run `make book` first")
+    built(project)
     if not Site(project).is_current():
         raise Problem("the site is not what its sources would give now: run `make book` first")
     folder = project.build / "epub"

@@ -9,7 +9,7 @@ from typing import Any
 
 from .measure.browser import chromium, executable
 from .project import Problem, Project, write
-from .serve import served
+from .serve import built, served
 
 MARGIN = {"top": "16mm", "bottom": "18mm", "left": "15mm", "right": "15mm"}
 _READY = """() => {
@@ -28,12 +28,11 @@ def pdf(project: Project) -> None:
     Raises:
         Problem: when no site is built, or when there is no Chromium.
     """
-    if not (project.site / "index.html").is_file():
-        raise Problem("the site is not built yet, so it can't be printed: run `make book` first")
+    site = built(project)
     if executable() is None:
         raise Problem("Chromium is not installed, and printing needs it: run `make browser` first")
     pages = [project.path(name) for name in project.names]
-    with served(project.site) as address, chromium() as browser, tempfile.TemporaryDirectory() as folder:
+    with served(site) as address, chromium() as browser, tempfile.TemporaryDirectory() as folder:
         printed = []
         tab = browser.new_page(color_scheme="light")
         tab.route("**/*.js*", lambda route: route.abort())

@@ -14,8 +14,8 @@ from ..project import MAIN, Project, write
 SIZE = (1200, 630)
 """Pixels, the size that Open Graph recommends."""
 
-_LEFT, _RIGHT = 72, 1128
-_PAPER, _INK, _MUTED, _ACCENT = "#14181d", "#e8edf2", "#9aa6b2", "#2f81d6"
+LEFT, _RIGHT = 72, 1128
+PAPER, INK, MUTED, ACCENT = "#14181d", "#e8edf2", "#9aa6b2", "#2f81d6"
 _COLOURS = {"right": "#56c28a", "rounded": "#79b8ff", "missing": "#9aa6b2", "wrong": "#ff9d5c"}
 _BAD = "#ff7a59"
 
@@ -45,37 +45,41 @@ def draw(title: str, description: str, words: dict[str, str]) -> bytes:
 
     A page without a verdict shows its description.
     """
-    from matplotlib import get_data_path
-    from PIL import Image, ImageDraw, ImageFont
+    from PIL import Image, ImageDraw
 
-    def font(size: int, bold: bool = False) -> Any:
-        file = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
-        return ImageFont.truetype(f"{get_data_path()}/fonts/ttf/{file}", size)
-
-    image = Image.new("RGB", SIZE, _PAPER)
+    image = Image.new("RGB", SIZE, PAPER)
     pen = ImageDraw.Draw(image)
-    pen.rectangle((0, 0, SIZE[0], 12), fill=_ACCENT)
-    image.paste(_mark(56), (_LEFT, 66))
-    pen.text((148, 94), "Zero or NaN?", font=font(34, bold=True), fill=_INK, anchor="lm")
+    pen.rectangle((0, 0, SIZE[0], 12), fill=ACCENT)
+    image.paste(mark(56), (LEFT, 66))
+    pen.text((148, 94), "Zero or NaN?", font=font(34, bold=True), fill=INK, anchor="lm")
     symptom, _, thread = title.rpartition(" · ") if " · " in title else (title, "", "")
-    pen.text((_RIGHT, 94), thread, font=font(30), fill=_MUTED, anchor="rm")
+    pen.text((_RIGHT, 94), thread, font=font(30), fill=MUTED, anchor="rm")
     for size in (62, 54, 46):
         face = font(size, bold=True)
         lines = _lines(symptom, face.getlength)
         if len(lines) < 3:
             break
-    pen.multiline_text((_LEFT, 170), "\n".join(lines[:3]), font=face, fill=_INK, spacing=14)
+    pen.multiline_text((LEFT, 170), "\n".join(lines[:3]), font=face, fill=INK, spacing=14)
     below = 190 + len(lines[:3]) * (size + 20)
     if not words:
-        pen.multiline_text((_LEFT, below), textwrap.fill(description, 58), font=font(30), fill=_MUTED, spacing=14)
+        pen.multiline_text((LEFT, below), textwrap.fill(description, 58), font=font(30), fill=MUTED, spacing=14)
     step = min(58, (SIZE[1] - 30 - below) // max(1, min(len(words), 5)))
     for number, (way, word) in enumerate(list(words.items())[:5]):
         top = below + 14 + number * step
-        pen.text((_LEFT, top), way, font=font(34), fill=_MUTED)
+        pen.text((LEFT, top), way, font=font(34), fill=MUTED)
         pen.text((470, top), _marked(word), font=font(34, bold=True), fill=_COLOURS.get(word, _BAD))
     file = io.BytesIO()
     image.save(file, "PNG", optimize=True)
     return file.getvalue()
+
+
+def font(size: int, bold: bool = False) -> Any:
+    """The type of the book's pictures, which comes with matplotlib."""
+    from matplotlib import get_data_path
+    from PIL import ImageFont
+
+    file = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
+    return ImageFont.truetype(f"{get_data_path()}/fonts/ttf/{file}", size)
 
 
 def _lines(text: str, length: Callable[[str], float]) -> list[str]:
@@ -83,7 +87,7 @@ def _lines(text: str, length: Callable[[str], float]) -> list[str]:
     lines: list[str] = []
     for word in text.split():
         longer = f"{lines[-1]} {word}" if lines else word
-        if lines and length(longer) <= _RIGHT - _LEFT:
+        if lines and length(longer) <= _RIGHT - LEFT:
             lines[-1] = longer
         else:
             lines.append(word)
@@ -93,22 +97,22 @@ def _lines(text: str, length: Callable[[str], float]) -> list[str]:
 def icon() -> bytes:
     """The book's mark as `favicon.ico`, for whatever does not know the SVG."""
     file = io.BytesIO()
-    _mark(48).save(file, "ICO", sizes=[(16, 16), (32, 32), (48, 48)])
+    mark(48).save(file, "ICO", sizes=[(16, 16), (32, 32), (48, 48)])
     return file.getvalue()
 
 
-def _mark(size: int) -> Any:
+def mark(size: int) -> Any:
     """A zero over a wave, white on blue: drawn large, for PIL smooths nothing by itself."""
     from PIL import Image, ImageDraw
 
     unit = 8
-    image = Image.new("RGB", (56 * unit, 56 * unit), _PAPER)
+    image = Image.new("RGB", (56 * unit, 56 * unit), PAPER)
     pen = ImageDraw.Draw(image)
 
     def box(*corners: int) -> tuple[int, ...]:
         return tuple(corner * unit for corner in corners)
 
-    pen.rounded_rectangle(box(0, 0, 56, 56), 12 * unit, fill=_ACCENT)
+    pen.rounded_rectangle(box(0, 0, 56, 56), 12 * unit, fill=ACCENT)
     pen.ellipse(box(17, 7, 39, 37), outline="#ffffff", width=6 * unit)
     for number in range(4):
         start = 10 + 9 * number

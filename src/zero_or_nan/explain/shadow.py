@@ -38,7 +38,7 @@ class Shadow:
         return self._edges.get(edge, self._leaves.get(id(target), False))
 
     def handed_on(self, node: Any, values: Sequence[Any], masks: Sequence[Mask]) -> None:
-        """The pass has gone by a node."""
+        """Remember whether everything that a node hands on is finite."""
         self.finite[node] = are_finite(values)
 
 

@@ -83,7 +83,7 @@ class Pass:
         roots: the tensors or graph edges to differentiate.
         graph: all that can be reached from them.
         keep: edges whose masks are asked for at the end, in `masks`.
-        outer: the pass that this one is a part of; what can't be followed is told there.
+        outer: the pass that this one is a part of; it reports what could not be followed.
         asked_for: tensors inside of the graph whose gradients the user gets.
         dangers: the nodes out of which ignored elements may come as other numbers than 0; all of them when none is
             named.
@@ -269,7 +269,7 @@ class Pass:
             return None
         step = self._running.pop(node, None)
         if step is None:
-            self._hand_on(node, edges, results, [None] * len(results))
+            self._hand_on(node, edges, results, _NO_MASKS)
             return None
         values, masks = step.end(results, arriving)
         if torch.is_grad_enabled():
@@ -309,19 +309,20 @@ class Pass:
                 found = masks.follow(node, grad, mask, wanted)
             except Exception as error:
                 self.failed(function_of(node.name()), error)
-        self._hand_on(node, edges, results, [None] * len(results) if found is None else found)
+        self._hand_on(node, edges, results, _NO_MASKS if found is None else found)
 
     def _hand_on(
-        self, node: Any, edges: Sequence[tuple[Edge, bool]], values: Sequence[Any], masks: Sequence[Mask]
+        self, node: Any, edges: Sequence[tuple[Edge, bool]], values: Sequence[Any], masks: Iterable[Mask]
     ) -> None:
-        """What a node's derivative gave goes on to the next nodes."""
-        sent: list[Mask] = []
+        """Send the results of a node's derivative on to the next nodes."""
+        sent: list[Mask] | None = None if self.observer is None else []
         for (edge, last), value, mask in zip(edges, values, masks, strict=False):
             if value is not None:
                 mask = _unless_constant(node, value, mask)
                 self._send(edge, last, value, mask)
-            sent.append(mask)
-        if self.observer is not None:
+            if sent is not None:
+                sent.append(mask)
+        if self.observer is not None and sent is not None:
             self.observer.handed_on(node, values, sent)
 
     def _send(self, edge: Edge, last: bool, value: Any, mask: Mask) -> None:
@@ -460,3 +461,4 @@ def _users_line() -> int:
 
 
 _NOTHING_IGNORED = _Arrived(None, None, 0)
+_NO_MASKS: Iterable[Mask] = itertools.repeat(None)

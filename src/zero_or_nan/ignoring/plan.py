@@ -78,8 +78,8 @@ def planned(
     if by_rules_alone:
         unsafe = ()
     skipped = _skippable(graph, keep, unsafe, policy)
-    prefix = _unmasked_prefix(roots, graph) if is_outermost and not by_rules_alone and not keep else []
-    plan = Plan(by_rules_alone, prefix[0] if prefix else None, [], [])
+    prefix = _unmasked_prefix(roots, graph) if is_outermost and not by_rules_alone and not keep else {}
+    plan = Plan(by_rules_alone, next(iter(prefix), None), [], [])
     for node, edges in graph.items():
         if node in skipped or node in prefix:
             continue
@@ -113,9 +113,9 @@ def _skippable(graph: Graph, keep: Collection[Edge], unsafe: Collection[Any], po
     return skippable
 
 
-def _unmasked_prefix(roots: Sequence[Any], graph: Graph) -> list[Any]:
+def _unmasked_prefix(roots: Sequence[Any], graph: Graph) -> dict[Any, None]:
     """The nodes that no mask can reach: from the root on, as long as there is one edge and no selection."""
-    prefix: list[Any] = []
+    prefix: dict[Any, None] = {}  # in order, and quick to look up: a deep graph may be all prefix
     if len(roots) != 1:
         return prefix
     node = getattr(roots[0], "grad_fn", None) or getattr(roots[0], "node", None)
@@ -123,7 +123,7 @@ def _unmasked_prefix(roots: Sequence[Any], graph: Graph) -> list[Any]:
         kind, edges = classify(node), graph[node]
         if kind.function.selects is not False or kind.step is CustomVJP or len(edges) != 1:
             break
-        prefix.append(node)
+        prefix[node] = None
         node = edges[0][0]
     return prefix
 

@@ -1,9 +1,9 @@
 """Whether plain backward is safe on a graph: a check of the tensors that the graph saved, before the pass.
 
-0 times anything finite is 0. Where every number that backward will multiply by is finite, an ignored element stays the
-zero that it is, and plain PyTorch's gradient is right: the masked pass would give the same bits. `is_safe` checks
-the saved tensors of each node, and at its scalars, before the pass. It errs on one side only: a node without a record,
-a number outside of the bounds, or memory that is not there yet asks for care.
+0 times anything finite is 0. If every number that backward multiplies by is finite, an ignored element stays 0. Plain
+PyTorch's gradient is then right, and the masked pass would give the same bits. `is_safe` checks the saved tensors and
+the scalars of each node before the pass. It errs on one side only: a node without a record, a number outside of the
+bounds, or memory that is not there yet counts as not safe.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from .sparse import is_sparse, stored
 from .vmapped import is_wrapped
 
 LARGE = 10_000
-"""Entries from which on it pays to remember what was looked at."""
+"""From this number of elements on, it pays to remember the outcome for a tensor."""
 
 SMALL = 5000
-"""Entries up to which it pays to copy tensors, and check them together."""
+"""Up to this number of elements, it pays to copy tensors and check them together."""
 
 TOGETHER = 500
-"""How many are looked at together, at most."""
+"""The largest number of tensors that are checked together."""
 
 ROOM = 1 << 18
-"""Entries that are copied for that, at most: a megabyte of float32."""
+"""The largest number of elements that are copied for that: a megabyte of float32."""
 
 MANY = 16
 """Nodes of one kind from which on it pays to find out whether they saved the same kind of tensor."""
@@ -44,19 +44,18 @@ MANY = 16
 _DENSE = (Tensor, Parameter)
 _UNKNOWN = object()
 
-
 _Measured = tuple[tuple[Tensor, ...], Condition, torch.dtype]
 
 
 class _Precheck:
-    """One condition at the nodes of a graph.
+    """One check of the nodes of a graph.
 
     Attributes:
         refused: the nodes out of which ignored elements may come as other numbers than 0, as far as they are known yet.
         seen: what was found of large tensors: a relu's result is the next layer's input.
         elsewhere: what was measured on another device, with the node that it is for; not fetched yet.
         small: tensors that are to be finite, and those that are to be moderate, with the nodes that they are for; all
-            of them are looked at together.
+            of them are checked together.
     """
 
     def __init__(self) -> None:
@@ -66,7 +65,7 @@ class _Precheck:
         self.small: tuple[list[tuple[Any, Tensor]], ...] = ([], [])
 
     def check(self, nodes: list[Any], checks: Checks | None) -> None:
-        """Look at nodes of one kind."""
+        """Check nodes of one kind."""
         if checks is None:
             self.refused += nodes
             return
@@ -178,7 +177,7 @@ class _Precheck:
             self._check_elsewhere()
 
     def _check_small(self, condition: Condition, small: list[tuple[Any, Tensor]]) -> None:
-        """All of them are looked at together: most of the time goes into calling PyTorch."""
+        """Check all of them together: most of the time goes into calling PyTorch."""
         if len(small) == 1 or not _accepted_here(flatten_dense_tensors([tensor for _, tensor in small]), condition):
             for node, tensor in small:
                 if not _accepted_here(tensor, condition):
@@ -251,7 +250,7 @@ def _accepts_alike(nodes: list[Any], place: Saved) -> bool:
 
 _facts = attrgetter("__class__", "dtype", "is_cpu", "is_nested")
 _USUAL = {(kind, torch.float32, True, False) for kind in _DENSE}
-"""The facts of a tensor that can be looked at together with others."""
+"""The facts of a tensor that can be checked together with others."""
 
 
 def _accepted_here(tensor: Tensor, condition: Condition) -> bool:

@@ -35,11 +35,9 @@ class Owner(Protocol):
 
     Attributes:
         entered: as in `cotangent.Run`.
-        masks: the masks at the edges that were asked for.
     """
 
     entered: dict[int, tuple[Tensor, Cotangent]]
-    masks: dict[Edge, Mask]
 
     def failed(self, name: str, error: Exception, suspected: bool = False) -> None:
         """Something could not be followed."""
