@@ -10,8 +10,8 @@ from torch import Tensor
 from torch._C._nn import flatten_dense_tensors
 from torch.nn import Parameter
 
-from ..ignoring.conditions import total
 from ..ignoring.distributed import is_distributed, part_here
+from ..ignoring.finite import total
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _DENSE = (Tensor, Parameter)

@@ -24,11 +24,11 @@ How it works, in the order of the flow:
 - `dispatch`, `in_place`: an operator that the derivative calls finds its rule.
 - `hooks`, `threads`, `lifetimes`, `compiling`, `watching`, `vmapped`: what else a pass touches.
 - `jagged`, `sparse`: tensors whose elements lie in memory in another way.
-- `registry`: a record for each forward function, a rule for each operator; they stand in `functions` and `rules`.
-  `failures`: what a rule raises.
+- `registry`: a record and perhaps a transfer for each forward function, a rule for each operator; `operators` has them,
+  one family of functions in each file. `failures`: what a rule raises.
 """
 
-from . import dispatch, functions, rules  # noqa: F401  (they register themselves)
+from . import dispatch, operators  # noqa: F401  (they register themselves)
 from .conditions import ALWAYS, AWAY_FROM_ZERO, FINITE, MODERATE, NEVER
 from .cotangent import Cotangent, mask_of, prefer_exact, unwrap, zero_ignored
 from .counts import Counted, counting

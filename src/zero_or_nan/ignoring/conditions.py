@@ -14,17 +14,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .finite import total
+
 
 class Condition(NamedTuple):
     """What is measured of a saved tensor in one scan of its memory, and which measures are safe."""
 
     measure: Callable[[Tensor], tuple[Tensor, ...]]
     accepts: Callable[..., bool]
-
-
-def total(tensor: Tensor) -> Tensor:
-    """Finite only where all elements are: NaN and inf get into every sum. Half precision would overflow too early."""
-    return tensor.sum(dtype=torch.float32) if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.sum()
 
 
 def _sum(tensor: Tensor) -> tuple[Tensor, ...]:

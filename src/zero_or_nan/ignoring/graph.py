@@ -72,6 +72,11 @@ def function_of(name: str) -> str:
     return found[1] if found else name
 
 
+def signed(number: Any) -> Any:
+    """A number that a node keeps with a sign and shows without one, such as a dimension; None stays None."""
+    return number - (1 << 64) if number is not None and number >= 1 << 63 else number
+
+
 def runs_of_the_engine() -> int:
     """How many backward passes PyTorch's engine has begun, in all threads, this short one included."""
     found: list[int] = []

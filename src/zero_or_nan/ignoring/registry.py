@@ -124,11 +124,21 @@ TRANSFERS: dict[str, Transfer] = {}
 """How a mask goes through the derivative of a function, by the function's name."""
 
 
-def transfer(names: str, **facts: Any) -> Callable[[Any], Any]:
-    """Record how a mask goes through the derivatives of some functions; `facts` are the fields of `Transfer`."""
+def transfer(names: str, *, since: str = "2.6", until: str | None = None, **facts: Any) -> Callable[[Any], Any]:
+    """Record how a mask goes through the derivatives of some functions; `facts` are the fields of `Transfer`.
+
+    Raises:
+        ValueError: if no function has one of these names, or if it has a transfer already.
+    """
 
     def register(follow: Any) -> Any:
-        TRANSFERS.update((name, Transfer(follow, **facts)) for name in names.split() if name in NODES)
+        for name in names.split():
+            if name in TRANSFERS:
+                raise ValueError(f"{name} has a transfer already: {TRANSFERS[name].follow.__name__}")
+            if name in NODES:
+                TRANSFERS[name] = Transfer(follow, **facts)
+            else:
+                _refuse_unless_other_release(f"no node is called {name}Backward0", since, until)
         return follow
 
     return register

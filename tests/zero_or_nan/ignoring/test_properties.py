@@ -12,8 +12,8 @@ from programs import Program, programs
 from zero_or_nan import ignoring
 from zero_or_nan.ignoring import cotangent, masks, passes, precheck
 from zero_or_nan.ignoring.masked_pass import Pass
+from zero_or_nan.ignoring.operators import attention, products
 from zero_or_nan.ignoring.plan import Policy
-from zero_or_nan.ignoring.rules import attention, products
 
 properties = settings(
     deadline=None,

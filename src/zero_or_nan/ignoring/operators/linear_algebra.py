@@ -7,10 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, has_nan, mask_of, prefer_exact, unwrap, wrap, zero_ignored
+from ..cotangent import Cotangent, mask_of, prefer_exact, unwrap, wrap, zero_ignored
 from ..failures import NotFollowed
+from ..finite import has_nan
 from ..masks import anywhere
-from ..registry import rule
+from ..registry import function, rule
+
+function("LuUnpack", selects=True)
 
 
 @rule("linalg_solve_triangular")

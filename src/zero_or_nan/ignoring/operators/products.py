@@ -13,13 +13,17 @@ import torch
 from torch import Tensor
 
 from ..conditions import FINITE
-from ..cotangent import Cotangent, has_nan, mask_of, nothing, prefer_exact, unwrap, wrap, write_over_nan
+from ..cotangent import Cotangent, mask_of, nothing, prefer_exact, unwrap, write_over_nan
+from ..finite import all_finite, finite_part, has_nan, is_number, total
 from ..graph import run
-from ..masks import Mask, anywhere, core, extent, full, only
-from ..registry import derivative, rule
+from ..masks import Mask, anywhere, only, reduced
+from ..registry import derivative, function, rule, transfer
 from ..sparse import has_sparse_factor, is_sparse
 from .sparse import sparse_product
 from .two_cotangents import product_of_two
+
+function("Dot", safe_if=FINITE)
+function("Bmm Mm Mv", selects=has_sparse_factor, safe_if=FINITE)
 
 Apply = Callable[[Tensor, Tensor], Tensor]
 Meeting = Callable[[Tensor, Tensor], bool]
@@ -63,15 +67,6 @@ def _set_aside(apply: Apply, grad: Tensor, mask: Tensor, saved: Tensor) -> Tenso
     return torch.where(back == 0, value, value + back)  # -0.0 + 0.0 is 0.0
 
 
-def finite_part(saved: Tensor) -> Tensor:
-    """A tensor's finite elements, and 0; in memory as it was, where that is possible."""
-    small = core(saved)
-    finite = small.nan_to_num(0.0, 0.0, 0.0) if not saved.is_complex() else small.where(small.isfinite(), 0)
-    if finite.stride() != small.stride() and extent(small) >= small.numel():
-        finite = small.new_empty_strided(small.size(), small.stride()).copy_(finite)
-    return finite if small is saved else finite.expand(saved.shape)
-
-
 def _put_back(apply: Apply, grad: Tensor, used: Tensor, saved: Tensor, counting: torch.dtype) -> Tensor:
     """What the used elements give that are not finite, or meet one that is not: NaN, inf, -inf, and 0 elsewhere."""
 
@@ -96,27 +91,12 @@ def _put_back(apply: Apply, grad: Tensor, used: Tensor, saved: Tensor, counting:
     return result.masked_fill_(nan | (to_inf & to_minus_inf), torch.nan)
 
 
-def all_finite(saved: Tensor) -> bool:
-    """Whether all elements are finite, and so is their sum: NaN and inf get into it."""
-    return _is_finite(_sum(saved))
-
-
-def _sum(saved: Tensor, *dim: int) -> Tensor:
-    wide = torch.float32 if saved.dtype in (torch.float16, torch.bfloat16) else None  # halves overflow
-    return saved.sum(dim, dtype=wide) if dim else saved.sum(dtype=wide)
-
-
-def _is_finite(number: Tensor) -> bool:
-    value = number.item()
-    return bool(value - value == 0)
-
-
 def without_lost_samples(mask: Mask, saved: Tensor) -> Tensor:
     """What was saved of a batch, harmless where only samples that are ignored altogether are not finite."""
     if mask is None or all_finite(saved):
         return saved
     used = anywhere(mask, list(range(1, mask.dim())))
-    lost_alone = _is_finite(only(used, _sum(saved, *range(1, saved.dim()))).sum())
+    lost_alone = is_number(only(used, total(saved, *range(1, saved.dim()))).sum())
     cleaned = finite_part(saved) if lost_alone else saved
     return cleaned if cleaned.stride() == saved.stride() else saved
 
@@ -148,11 +128,11 @@ def _by_matrix(apply: Apply, grad: Cotangent, saved: Tensor, saved_is_first: boo
     if mask is None:
         return bilinear(apply, grad, saved)
     along, across = (-2, -1) if saved_is_first else (-1, -2)  # what is summed over lies along this in the cotangent
-    sums = saved if saved.dim() == 1 else _sum(saved, along)
-    if _is_finite(sums.sum()):
+    sums = saved if saved.dim() == 1 else total(saved, along)
+    if is_number(sums.sum()):
         return apply(grad.value, saved)
     used = mask if mask.dim() == 1 else anywhere(mask, across)
-    if not _is_finite(only(used, sums).sum()):
+    if not is_number(only(used, sums).sum()):
         return _set_aside(apply, grad.value, mask, saved)
     places = _places_alone(used, sums, grad.value, saved, across)
     if places is not None:
@@ -226,22 +206,10 @@ def trilinear(
     return prefer_exact(exact, (_expanded(a, expand1) * _expanded(b, expand2) * _expanded(c, expand3)).sum(summed))
 
 
-def repair_products(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
-    """Both products of `Mm` and `Addmm` once more where plain PyTorch's have NaN."""
-    to_first, to_second = results[-2:]
-    if to_first is not None and has_nan(to_first):
-        first = _without_lost_rows(grad, mask, node._saved_mat2.t())
-        write_over_nan(to_first, first)
-    if to_second is not None and has_nan(to_second):
-        saved = node._saved_mat1 if len(results) == 3 else node._saved_self
-        second = _without_lost_rows(grad.t(), mask.t(), saved)
-        write_over_nan(to_second, second.t())
-
-
-def _without_lost_rows(grad: Tensor, mask: Tensor, saved: Tensor) -> Tensor:
-    """A product without the rows of what was saved that only ignored elements meet; else NaN and inf are set aside."""
-    value = torch.mm(grad, only(anywhere(mask, -2).unsqueeze(-1), saved))
-    return _by_matrix(torch.mm, Cotangent(grad, mask), saved) if has_nan(value) else value
+def _expanded(factor: Any, dims: Any) -> Any:
+    for dim in sorted(dims):
+        factor = factor.unsqueeze(dim)
+    return factor
 
 
 CHEAP = 1 << 20
@@ -260,80 +228,60 @@ def is_cheap(node: Any) -> bool:
     return bool(shape[0] * shape[1] * others[1] <= CHEAP)
 
 
-def _expanded(factor: Any, dims: Any) -> Any:
-    for dim in sorted(dims):
-        factor = factor.unsqueeze(dim)
-    return factor
+def repair_products(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
+    """Both products of `Mm` and `Addmm` once more where plain PyTorch's have NaN."""
+    to_first, to_second = results[-2:]
+    if to_first is not None and has_nan(to_first):
+        first = _without_lost_rows(grad, mask, node._saved_mat2.t())
+        write_over_nan(to_first, first)
+    if to_second is not None and has_nan(to_second):
+        saved = node._saved_mat1 if len(results) == 3 else node._saved_self
+        second = _without_lost_rows(grad.t(), mask.t(), saved)
+        write_over_nan(to_second, second.t())
 
 
-@rule("convolution_backward", "convolution_backward_overrideable")
-def convolution_backward(op: Any, grad: Any, saved: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Two bilinear operators and a sum: the gradients of input, weight and bias."""
-    if type(grad) is not Cotangent:  # a derivative of a derivative
-        return wrap(op(unwrap(grad), unwrap(saved), unwrap(weight), *args, **kwargs))
-    sizes, stride, padding, dilation, transposed, output_padding, groups, wanted = _convolution(args)
-    geometry = (stride, padding, dilation, transposed, output_padding)
-    if wanted[1] and type(saved) is not Cotangent:
-        saved = without_lost_samples(grad.mask, saved)
-    exact = op(grad.value, unwrap(saved), unwrap(weight), *args, **kwargs)
-
-    def to_input(cotangent: Tensor, kernel: Tensor, groups: int = groups) -> Tensor:
-        channels = kernel.shape[0] if transposed else kernel.shape[1] * groups
-        shaped = cotangent.new_empty((saved.shape[0], channels, *saved.shape[2:]))
-        only = [True, False, False]
-        result: Tensor = op(cotangent, shaped, kernel, None, *geometry, groups, only)[0]
-        return result
-
-    def to_weight(cotangent: Tensor, image: Tensor) -> Tensor:
-        kernel = unwrap(weight).to(cotangent.dtype)
-        result: Tensor = op(cotangent, image, kernel, None, *geometry, groups, [False, True, False])[1]
-        return result
-
-    if type(saved) is Cotangent or type(weight) is Cotangent:  # a derivative of a derivative
-        return _convolution_of_two(exact, grad, saved, weight, to_input, to_weight, wanted)
-    mask = full(grad.mask, grad.value)
-    results: list[Any] = list(wrap(exact))
-    if wanted[0]:
-        # One channel a group, and a kernel of ones: does any entry that counts reach there? Halves would underflow.
-        n, channels, *space = mask.shape
-        reach = anywhere(mask.reshape(n, groups, channels // groups, *space), 2).float()
-        ones = torch.ones((groups, 1, *weight.shape[2:]), dtype=reach.dtype, device=reach.device)
-        reached = to_input(reach, ones) > 0.5
-        members = saved.shape[1] // groups
-        reached = reached.expand(saved.shape) if groups == 1 else reached.repeat_interleave(members, 1)
-        value = exact[0] if not has_nan(exact[0]) else _repaired(exact[0], bilinear(to_input, grad, weight))
-        results[0] = Cotangent(value, reached)
-    if grad.mask is None:
-        return tuple(results)
-    if wanted[1]:
-        channel = anywhere(mask, [0, *range(2, mask.dim())])
-        shape = weight.shape
-        if transposed:
-            channel = channel.reshape(groups, 1, -1).expand(groups, shape[0] // groups, shape[1]).reshape(shape[:2])
-        channel = channel.reshape(*channel.shape, *(1,) * (weight.dim() - channel.dim())).expand(shape)
-        value = exact[1] if not has_nan(exact[1]) else _repaired(exact[1], bilinear(to_weight, grad, saved))
-        results[1] = Cotangent(value, channel)
-    if wanted[2]:
-        results[2] = Cotangent(exact[2], anywhere(mask, [0, *range(2, mask.dim())]))
-    return tuple(results)
+def _without_lost_rows(grad: Tensor, mask: Tensor, saved: Tensor) -> Tensor:
+    """A product without the rows of what was saved that only ignored elements meet; else NaN and inf are set aside."""
+    value = torch.mm(grad, only(anywhere(mask, -2).unsqueeze(-1), saved))
+    return _by_matrix(torch.mm, Cotangent(grad, mask), saved) if has_nan(value) else value
 
 
-def _convolution_of_two(
-    exact: Any, grad: Cotangent, saved: Any, weight: Any, to_input: Apply, to_weight: Apply, wanted: Any
-) -> Any:
-    """The same of a cotangent that was saved."""
-    careful = [
-        product_of_two(to_input, grad, weight) if wanted[0] else None,
-        product_of_two(to_weight, grad, saved) if wanted[1] else None,
-        grad.sum([0, *range(2, grad.dim())]) if wanted[2] else None,
-    ]
-    return tuple(e if c is None else prefer_exact(e, c) for e, c in zip(exact, careful, strict=True))
+def _is_dense(node: Any) -> bool:
+    return not has_sparse_factor(node)
 
 
-def _convolution(args: Any) -> Any:
-    """The arguments after the weight; `convolution_backward_overrideable` has no sizes of a bias."""
-    return args if len(args) == 8 else (None, *args)
+def _is_dense_sum(node: Any) -> bool:
+    return uses_base(node) and _is_dense(node)
 
 
-def _repaired(exact: Tensor, careful: Tensor) -> Tensor:
-    return torch.where(exact.isfinite(), exact, careful)
+@transfer(
+    "Mm",
+    only_if=_is_dense,
+    repair=repair_products,
+    repair_if=is_cheap,
+    repair_reads=("_raw_saved_self", "_raw_saved_mat2"),
+)
+@transfer("Bmm", only_if=_is_dense)
+def _product(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
+    """To each factor what it met: the rows, and the columns."""
+    if mask is None:
+        return None, None
+    rows, columns = results
+    return (
+        None if rows is None else anywhere(mask, -1, keepdim=True).expand(rows.shape),
+        None if columns is None else anywhere(mask, -2, keepdim=True).expand(columns.shape),
+    )
+
+
+@transfer(
+    "Addmm",
+    only_if=_is_dense_sum,
+    repair=repair_products,
+    repair_if=is_cheap,
+    repair_reads=("_raw_saved_mat1", "_raw_saved_mat2"),
+)
+@transfer("Baddbmm", only_if=uses_base)
+def _added_product(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
+    base, *factors = results
+    added = mask if mask is None or base is None else reduced(mask, base.shape)
+    return (added, *_product(node, grad, mask, factors))

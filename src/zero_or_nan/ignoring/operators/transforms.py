@@ -6,7 +6,9 @@ from typing import Any
 
 from ..cotangent import Cotangent
 from ..masks import anywhere
-from ..registry import rule
+from ..registry import function, rule
+
+function("FftR2C", selects=True)
 
 
 @rule("_fft_c2c", "_fft_r2c", "_fft_c2r")

@@ -1,4 +1,4 @@
-"""Constant weights: what counts is where an element that counts is read.
+"""Pooling, padding, upsampling: constant weights. What counts is where an element that counts is read.
 
 The operator itself tells, by a NaN in place of each element that counts: times any weight, also one computed as 0, it
 arrives as NaN, and nothing else does.
@@ -11,9 +11,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, unwrap, written_mask
+from ..conditions import ALWAYS
+from ..cotangent import Cotangent, unwrap
 from ..masks import Mask
-from ..registry import rule
+from ..registry import function, rule
+
+function(
+    """
+    ReflectionPad1D ReflectionPad2D ReflectionPad3D ReplicationPad1D ReplicationPad2D ReplicationPad3D
+    """,
+    safe_if=ALWAYS,
+)
+function(
+    """
+    AdaptiveAvgPool2D AdaptiveAvgPool3D AdaptiveMaxPool2D AdaptiveMaxPool3D AvgPool2D AvgPool3D MaxPool2DWithIndices
+    MaxPool3DWithIndices Unfold UpsampleBilinear2D UpsampleNearest1D UpsampleNearest2D UpsampleNearest3D
+    """,
+    selects=True,
+    safe_if=ALWAYS,
+)
+function(
+    """
+    FractionalMaxPool2D FractionalMaxPool3D Im2Col MaxPool2D MaxUnpool2D MaxUnpool3D UpsampleBicubic2D
+    UpsampleBicubic2DAa UpsampleBilinear2DAa UpsampleLinear1D UpsampleNearestExact1D UpsampleNearestExact2D
+    UpsampleNearestExact3D UpsampleTrilinear3D
+    """,
+    selects=True,
+)
+function("UpsampleLanczos2DAa", since="2.13", selects=True)
 
 
 @rule(
@@ -82,33 +107,6 @@ def spread(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 rule("_upsample_lanczos2d_aa_backward", since="2.13")(spread)
-
-
-@rule("embedding_dense_backward")
-def looked_up(op: Any, grad: Any, indices: Tensor, rows: int, padding: int, *args: Any) -> Any:
-    """Rows that were not looked up are ignored. The padding's row was: that its gradient is 0 is a convention."""
-    value = op(grad.value, indices, rows, padding, *args)
-    return Cotangent(value, op(probe(grad.mask, grad.value), indices, rows, -1, *args).isnan())
-
-
-@rule("index_add", "scatter_add")
-def added_into(op: Any, base: Any, dim: int, index: Tensor, source: Any, **kwargs: Any) -> Any:
-    """A base to which elements are added."""
-    value = op(unwrap(base), dim, index, unwrap(source), **kwargs)
-    beside = base if type(base) is Cotangent else source
-    below, above = written_mask(base, beside), written_mask(source, beside)
-    if below is None:
-        return Cotangent(value)
-    return Cotangent(value, op(probe(below, value), dim, index, probe(above, unwrap(source))).isnan())
-
-
-@rule("put")
-def put(op: Any, base: Any, index: Tensor, source: Any, accumulate: bool = False) -> Any:
-    """As `added_into`, with places counted through."""
-    value = op(unwrap(base), index, unwrap(source), accumulate)
-    beside = base if type(base) is Cotangent else source
-    below, above = written_mask(base, beside), written_mask(source, beside)
-    return Cotangent(value, op(probe(below, value), index, probe(above, unwrap(source)), accumulate).isnan())
 
 
 def probe(mask: Mask, value: Tensor) -> Tensor:

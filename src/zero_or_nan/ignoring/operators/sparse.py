@@ -8,10 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, has_nan, mask_of, prefer_exact, step_of, unwrap
+from ..conditions import FINITE
+from ..cotangent import Cotangent, mask_of, prefer_exact, step_of, unwrap
+from ..finite import has_nan
 from ..masks import anywhere, full
-from ..registry import RULES_OF_SPARSE, Rule, rule
+from ..registry import RULES_OF_SPARSE, Rule, function, rule
 from ..sparse import is_sparse, places, stored, with_stored
+
+function("SparseAddmm", selects=True, safe_if=FINITE, scalars=("alpha", "beta"))
+function("SparseMmReduceImpl", selects=True, safe_if=FINITE)
 
 
 def sparse_product(op: Any, a: Any, b: Any) -> Cotangent:

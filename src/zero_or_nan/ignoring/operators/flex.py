@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, has_nan, mask_of, unwrap, wrap
+from ..cotangent import Cotangent, mask_of, unwrap, wrap
 from ..failures import NotFollowed
+from ..finite import has_nan
 from ..masks import core, full, only
 from ..registry import derivative
 from .attention import summed_to

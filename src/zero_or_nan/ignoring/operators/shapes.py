@@ -1,15 +1,107 @@
-"""Moving elements about: the mask moves along."""
+"""Functions that move elements about, copy them, or surround them by zeros: the mask moves along."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..conditions import ALWAYS
 from ..cotangent import Cotangent, unwrap, written_mask
-from ..masks import everywhere, full, laid_out
-from ..registry import rule
+from ..graph import run, signed
+from ..masks import Mask, core, everywhere, full, laid_out, reduced, reshaped
+from ..registry import function, record_of, rule, transfer
+
+function(
+    """
+    Cat Expand Flip Permute PixelShuffle PixelUnshuffle Repeat ReshapeAlias Roll Squeeze Stack T Transpose UnsafeView
+    Unsqueeze View
+    """,
+    moves=True,
+    safe_if=ALWAYS,
+)
+function("AsStridedScatter DiagEmbed", safe_if=ALWAYS)
+function("torch.autograd._functions.tensor.Resize", moves=True, safe_if=ALWAYS)
+
+# A part of the elements, in places that do not depend on their values.
+
+function(
+    "ConstantPadNd Diagonal Select Slice Split SplitWithSizes Tril Triu Unbind UnsafeSplit UnsafeSplitWithSizes",
+    selects=True,
+    moves=True,
+    safe_if=ALWAYS,
+)
+function("AsStrided", selects=True, safe_if=ALWAYS)
+function("Chunk Complex Polar ViewAsReal", selects=True)
+function("NarrowCopy", since="2.13", selects=True)
+
+
+@transfer("View UnsafeView ReshapeAlias")
+def _reshaped(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
+    return (mask if mask is None or results[0] is None else reshaped(mask, results[0].shape),)
+
+
+@transfer("T")
+def _transposed(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
+    return (mask if mask is None else mask.t(),)
+
+
+def _moves(node: Any) -> bool:
+    moves = record_of(node).moves
+    return len(node._input_metadata) == 1 and (moves(node) if callable(moves) else moves)
+
+
+@transfer(
+    "Cat Expand Flip Permute PixelShuffle PixelUnshuffle Repeat Roll Squeeze Stack Sum Transpose Unsqueeze",
+    only_if=_moves,
+)
+def _moved(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
+    """It moves elements about, or adds them up: it does the same to their mask."""
+    if mask is None:
+        return [None] * len(results)
+    return [
+        None if result is None or moved is None else reduced(moved, result.shape)
+        for moved, result in zip(run(node, mask), results, strict=True)
+    ]
+
+
+@transfer("Select")
+def _select(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
+    """As a slice, which has one element along the dimension."""
+    if results[0] is None:
+        return (None,)
+    dim, index = signed(node._saved_dim), signed(node._saved_index)
+    around, inner = _around(results[0].shape, dim, mask if mask is None else mask.unsqueeze(dim), grad)
+    _written(around.narrow(dim, index % around.shape[dim], 1), inner)
+    return (around.expand(results[0].shape),)
+
+
+@transfer("Slice")
+def _slice(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
+    """What was sliced away is ignored, in a mask of the one dimension that was sliced, where nothing else arrives."""
+    if results[0] is None:
+        return (None,)
+    dim, start, end = (signed(number) for number in (node._saved_dim, node._saved_start, node._saved_end))
+    around, inner = _around(results[0].shape, dim, mask, grad)
+    _written(torch.ops.aten.slice.Tensor(around, dim, start, end, node._saved_step), inner)
+    return (around.expand(results[0].shape),)
+
+
+def _around(shape: torch.Size, dim: int, mask: Mask, grad: Tensor) -> tuple[Tensor, Mask]:
+    """A mask of nothing, as large as it has to be, and that of what is to be written into it along a dimension."""
+    inner = None if mask is None else core(mask)
+    sizes = [1] * len(shape) if inner is None else list(inner.shape)
+    sizes[dim] = shape[dim]
+    return torch.zeros(sizes, dtype=torch.bool, device=grad.device), inner
+
+
+def _written(place: Tensor, inner: Mask) -> None:
+    if inner is None:
+        place.fill_(True)
+    else:
+        place.copy_(inner)
 
 
 def _zip(value: Any, mask: Any) -> Any:
@@ -62,7 +154,7 @@ def carried(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 @rule("_reshape_alias", "_unsafe_view", "reshape", "view", "view_copy")
-def reshaped(op: Any, grad: Any, size: Any, *args: Any) -> Any:
+def viewed(op: Any, grad: Any, size: Any, *args: Any) -> Any:
     """The mask may lie in memory in another order than the value: reshaped, it is copied where a view can't be had."""
     if isinstance(size, torch.dtype):
         return Cotangent(op(grad.value, size))

@@ -16,22 +16,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import (
-    Cotangent,
-    any_nan,
-    clear_lost_rows,
-    has_nan,
-    mask_of,
-    prefer_exact,
-    unwrap,
-    wrap,
-    write_over,
-    zero_ignored,
-)
+from ..conditions import ALWAYS, MODERATE
+from ..cotangent import Cotangent, clear_lost_rows, mask_of, prefer_exact, unwrap, wrap, write_over, zero_ignored
 from ..failures import NotFollowed
+from ..finite import any_nan, has_nan, is_number, total
 from ..masks import Mask, anywhere, both, core, everywhere, full, only, reduced
-from ..registry import rule
+from ..registry import function, rule, transfer
 from .products import taken
+
+# An attention mask is -inf where it cuts off; what it does harm to shows in the logsumexp. The output averages values.
+ATTENTION: Any = dict(
+    selects=True,
+    safe_if=MODERATE,
+    safe_if_saved={"attn_bias": ALWAYS, "attn_mask": ALWAYS, "output": ALWAYS},
+    scalars=("scale",),
+)
+function(
+    """
+    ScaledDotProductEfficientAttention ScaledDotProductFlashAttention ScaledDotProductFlashAttentionForCpu
+    """,
+    **ATTENTION,
+)
+function("ScaledDotProductCudnnAttention ScaledDotProductFusedAttentionOverrideable", since="2.13", **ATTENTION)
+
+# These may have sequences one behind the other, and memory behind the last that nobody writes to.
+function("EfficientAttention FlashAttention", selects=True)
 
 LARGE = 10_000
 """Entries from which on it pays to take elements of the batch out, rather than have zeros in their place."""
@@ -40,8 +49,11 @@ SHORT = 128
 """Keys up to which the kernel is as fast as to take elements of the batch out."""
 
 FLASH = "aten::_flash_attention_backward"
+
 COMMON_NAMES = {"grad_out": "grad", "grad_out_": "grad", "attn_mask": "bias", "attn_bias": "bias"}
+
 PER_HEAD = ("grad", "query", "key", "value", "out")
+
 TOKENS_FIRST = ("aten::_efficient_attention_backward", FLASH)
 """These have the tokens before the heads, and may have sequences of several lengths one behind the other."""
 
@@ -169,6 +181,24 @@ def repair_attention(node: Any, grad: Tensor, mask: Tensor, results: Sequence[An
     write_over(results, careful)
 
 
+@transfer(
+    "ScaledDotProductFlashAttentionForCpu",
+    reads=("_raw_saved_query", "_raw_saved_key", "_raw_saved_attn_mask"),
+    only_if=is_short_and_whole,
+    repair=repair_attention,
+    repair_reads=("_raw_saved_value", "_raw_saved_output", "_raw_saved_logsumexp"),
+)
+def _attention(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
+    """A query mixes all keys, and a key goes to all queries."""
+    if mask is None:
+        return [None] * len(results)
+    queries, keys = whole_masks(mask)
+    return [
+        None if result is None else counts.expand(result.shape)
+        for counts, result in zip((queries, keys, keys), results, strict=True)
+    ]
+
+
 # Elements of the batch.
 
 
@@ -233,8 +263,8 @@ def _of_used_tokens(call: Call, mask: Mask, rows: Tensor) -> list[Any]:
 
 def _is_finite(call: Call) -> bool:
     """Whether no NaN nor inf was given."""
-    wide = torch.promote_types(call["query"].dtype, torch.float32)
-    return math.isfinite(sum(call[name].sum(dtype=wide) for name in ("query", "key", "value")))
+    query, key, value = (total(call[name]) for name in ("query", "key", "value"))
+    return is_number(query + key + value)
 
 
 def _without(call: Call, queries: Tensor, keys: Tensor) -> Call:

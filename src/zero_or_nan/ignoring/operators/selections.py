@@ -1,21 +1,77 @@
-"""Where a zero is written, and whether it means "not selected".
+"""Functions that select elements by a condition or by indices, or that write over some of them.
 
-The derivative of a slice writes zeros around the slice, that of a step function writes zeros too. In the first they
-stand for what the result did not depend on, in the second they are numbers. `selecting` tells, from the node that
-writes them.
+The derivative of such a function writes zeros, and so does the derivative of a step function. In the first, a zero
+means that the result did not depend on the element; in the second, the zero is a number. `selecting` decides between
+the two, by the node that writes the zero.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..conditions import ALWAYS
 from ..cotangent import Cotangent, chosen, mask_of, selecting, step_of, unwrap, wrap, written_mask
 from ..failures import NotFollowed
-from ..masks import both, everywhere, expanded, full
-from ..registry import rule
+from ..graph import can_be_read_again
+from ..masks import Mask, both, everywhere, expanded, full, reduced
+from ..registry import function, rule, transfer
+from .spreading import probe
+
+function("Where", selects=True, safe_if=ALWAYS)
+function(
+    """
+    Gather Index IndexCopy IndexFill IndexPut IndexSelect MaskedScatter MaskedSelect Scatter SelectScatter SliceScatter
+    Take
+    """,
+    selects=True,
+    safe_if=ALWAYS,
+)
+function("IndexAdd ScatterAdd", safe_if=ALWAYS)
+function("DiagonalScatter IndexPutImpl Put UnsafeIndex UnsafeIndexPut UnsafeMaskedIndex", selects=True)
+
+
+def _fills_with_a_tensor(node: Any) -> bool:
+    """Whose gradient is a sum, which PyTorch takes in another order for a subclass."""
+    values = node.next_functions[1:]
+    return any(ahead is not None for ahead, _ in values) and can_be_read_again(node, unknown=False)
+
+
+function("MaskedFill", selects=True, moves=_fills_with_a_tensor, safe_if=ALWAYS)
+
+# All elements are written over, by a number or by random numbers.
+
+function("Fill Zero", selects=True, moves=True, safe_if=ALWAYS)
+function("Cauchy Exponential Geometric LogNormal Normal Random Uniform", selects=True)
+
+# The function draws by its input, the in-place one draws over it.
+function("Bernoulli", selects=lambda node: node.name() != "BernoulliBackward0")
+
+
+@transfer("Where", reads=("_raw_saved_condition",))
+def _where(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
+    taken, other = node._saved_condition.bool(), None
+    if results[1] is not None:
+        other = expanded(both(taken.logical_not(), mask), grad.shape)
+    if results[0] is not None:
+        taken = expanded(both(taken, mask), grad.shape)
+    return [
+        mask if mask is None or result is None else reduced(mask, result.shape)
+        for mask, result in zip((taken, other), results, strict=True)
+    ]
+
+
+def _fills_with_a_number(node: Any) -> bool:
+    return all(ahead is None for ahead, _ in node.next_functions[1:])
+
+
+@transfer("MaskedFill", reads=("_raw_saved_mask",), only_if=_fills_with_a_number)
+def _masked_fill(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
+    return (expanded(both(node._saved_mask.logical_not(), mask), grad.shape), *[None] * (len(results) - 1))
+
 
 aten = torch.ops.aten
 
@@ -173,3 +229,23 @@ def put_in(op: Any, base: Any, *args: Any, **kwargs: Any) -> Any:
         return thing
 
     return Cotangent(value, op(mask(base), *map(mask, args), **{key: mask(item) for key, item in kwargs.items()}))
+
+
+@rule("index_add", "scatter_add")
+def added_into(op: Any, base: Any, dim: int, index: Tensor, source: Any, **kwargs: Any) -> Any:
+    """A base to which elements are added."""
+    value = op(unwrap(base), dim, index, unwrap(source), **kwargs)
+    beside = base if type(base) is Cotangent else source
+    below, above = written_mask(base, beside), written_mask(source, beside)
+    if below is None:
+        return Cotangent(value)
+    return Cotangent(value, op(probe(below, value), dim, index, probe(above, unwrap(source))).isnan())
+
+
+@rule("put")
+def put(op: Any, base: Any, index: Tensor, source: Any, accumulate: bool = False) -> Any:
+    """As `added_into`, with places counted through."""
+    value = op(unwrap(base), index, unwrap(source), accumulate)
+    beside = base if type(base) is Cotangent else source
+    below, above = written_mask(base, beside), written_mask(source, beside)
+    return Cotangent(value, op(probe(below, value), index, probe(above, unwrap(source)), accumulate).isnan())

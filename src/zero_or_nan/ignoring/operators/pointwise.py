@@ -1,12 +1,14 @@
-"""Element by element: a product counts where all its factors do, a sum where one of its terms does."""
+"""Functions of each element by itself: a product counts where all its factors do, a sum where one of its terms does."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..conditions import ALWAYS, AWAY_FROM_ZERO, FINITE, MODERATE
 from ..cotangent import (
     Cotangent,
     can_carry,
@@ -15,13 +17,84 @@ from ..cotangent import (
     selecting,
     step_of,
     unwrap,
+    without_nan,
     wrap,
     written_mask,
     zero_ignored,
 )
 from ..graph import function_of
-from ..masks import Mask, anywhere, both, either, expanded, full
-from ..registry import rule
+from ..masks import Mask, both, either, expanded, reduced
+from ..registry import function, rule, transfer
+from .decompositions import fused
+
+# Sums, signs, copies and other dtypes.
+
+function("AccumulateGrad Lift Neg ToCopy", safe_if=ALWAYS)
+function("Alias Clone", moves=True, safe_if=ALWAYS)
+function("CopyBackwards", selects=True, safe_if=ALWAYS)
+function("Add", moves=lambda node: getattr(node, "_saved_alpha", 1) == 1, safe_if=ALWAYS, scalars=("alpha",))
+function("Sub Rsub", safe_if=ALWAYS, scalars=("alpha",))
+
+# Products with what was saved, or with a bounded function of it: it has to be finite.
+
+function("Abs Cos Exp Exp2 Expm1 Mul Sigmoid Sin Tanh", safe_if=FINITE)
+function("NativeDropout", safe_if=FINITE, scalars=("p",))
+function("LeakyRelu", safe_if=ALWAYS, scalars=("negative_slope",))
+
+# The derivative is finite for finite numbers, but could overflow on its way.
+
+
+def _has_a_low_threshold(node: Any) -> bool:
+    """Below it the exponential is computed, and must not overflow."""
+    return bool(abs(node._saved_beta * node._saved_threshold) <= 80)
+
+
+def _has_a_small_power(node: Any) -> bool:
+    """A root of a negative number is NaN, and an exponent may be a tensor."""
+    return isinstance(node._saved_exponent, (int, float)) and node._saved_exponent in (1, 2, 3, 4)
+
+
+function("Gelu Hardswish LogSigmoid Mish Silu", safe_if=MODERATE)
+function("Elu", safe_if=MODERATE, scalars=("alpha", "scale"))
+function("Softplus", safe_if=MODERATE, scalars=("beta",), only_if=_has_a_low_threshold)
+function("Pow", safe_if=MODERATE, only_if=_has_a_small_power)
+
+# Quotients: what was saved is divided by.
+
+function("Log Log10 Log2 Reciprocal Rsqrt Sqrt", safe_if=AWAY_FROM_ZERO)
+function("Div", safe_if=AWAY_FROM_ZERO, safe_if_saved={"self": MODERATE})
+
+# Written in Python, in operators that have rules.
+
+function("torch.distributions.dirichlet._Dirichlet")
+
+
+def _repair_entries(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
+    if results[0] is not None:
+        without_nan(results[0], mask)
+
+
+@transfer(
+    """
+    Abs Acos Acosh Asin Asinh Atan Atanh Cos Cosh Elu Erf Erfc Exp Exp2 Expm1 Gelu Hardswish LeakyRelu Log Log10 Log1P
+    Log2 LogSigmoid Mish Reciprocal Rsqrt Sigmoid Silu Sin Sinh Softplus Sqrt Tan Tanh
+    """,
+    repair=_repair_entries,
+    repair_if=lambda node: len(node.next_functions) == 1,
+)
+def _same(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
+    return (mask,)
+
+
+@transfer("Alias Clone Neg NativeDropout")
+def _kept(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
+    return (mask,)
+
+
+@transfer("Mul Div Sub Rsub Add")
+def _broadcast(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
+    """To each of two that were broadcast."""
+    return [mask if mask is None or result is None else reduced(mask, result.shape) for result in results]
 
 
 def _all_factors(args: tuple[Any, ...]) -> Mask:
@@ -73,41 +146,6 @@ def _fills_in(cotangent: Cotangent) -> bool:
     """Of a plain tensor this derivative fills zeros in; of a subclass it multiplies, which would give -0.0."""
     step = step_of((cotangent,))
     return step is not None and function_of(step.node.name()) in ("Max", "Min")
-
-
-@rule("hardshrink_backward", "softshrink_backward")
-def shrunk(op: Any, grad: Any, saved: Any, bound: Any) -> Any:
-    """As `gate`; but where what is shrunk to 0 is the number 0 alone, there is nothing to select."""
-    return gate(op, grad, saved, bound) if bound else Cotangent(op(unwrap(grad), unwrap(saved), bound), mask_of(grad))
-
-
-@rule("threshold_backward")
-def threshold_backward(op: Any, grad: Any, saved: Any, bound: Any) -> Any:
-    """As `gate`, told at once: it is open at NaN too."""
-    mask = (unwrap(saved) <= bound).logical_not_()
-    return Cotangent(op(unwrap(grad), unwrap(saved), bound), both(mask, mask_of(grad)))
-
-
-@rule("hardsigmoid_backward", "hardtanh_backward")
-def gate(op: Any, grad: Any, saved: Any, *bounds: Any) -> Any:
-    """The relu family: the forward pass selected a constant where the derivative is 0. NaN it has handed on."""
-    value = op(unwrap(grad), unwrap(saved), *bounds)
-    ones = torch.ones((), dtype=value.dtype, device=value.device).expand(value.shape)
-    opened = (op(ones, unwrap(saved), *bounds) != 0) | unwrap(saved).isnan()
-    return Cotangent(value, both(opened, mask_of(grad)))
-
-
-@rule("_fake_quantize_learnable_per_channel_affine_backward", "_fake_quantize_learnable_per_tensor_affine_backward")
-def fake_quantized(op: Any, grad: Any, values: Tensor, scale: Tensor, zero: Tensor, *how: Any) -> Any:
-    """Closed where the forward pass clipped to a bound, as it does NaN. The scale is a channel's, or that of all."""
-    exact = op(unwrap(grad), values, scale, zero, *how)
-    opened = op(torch.ones_like(values), values, scale, zero, *how)[0] != 0
-    mask = mask_of(grad)
-    if "per_channel" in op._schema.name:
-        used = anywhere(full(mask, values), [d for d in range(values.dim()) if d != how[0] % values.dim()])
-    else:
-        used = anywhere(full(mask, values)).expand(scale.shape)
-    return zero_ignored(exact[0], both(opened, mask)), zero_ignored(exact[1], used), zero_ignored(exact[2], used)
 
 
 @rule("add", "rsub", "sub")
@@ -179,3 +217,6 @@ def not_linear(op: Any, *args: Any, **kwargs: Any) -> Any:
 def made_up(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Numbers in a cotangent's shape."""
     return wrap(op(*unwrap(args), **unwrap(kwargs)))
+
+
+fused("_prelu_kernel_backward", "glu_backward")

@@ -1,4 +1,4 @@
-"""Segments, bags and rows: a cotangent's element goes to each member of its segment."""
+"""Losses: each row of a batch has a loss of its own, and some rows or classes are not in it."""
 
 from __future__ import annotations
 
@@ -7,61 +7,42 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..conditions import ALWAYS, AWAY_FROM_ZERO, MODERATE
 from ..cotangent import mask_of, unwrap, zero_ignored
-from ..masks import both, expanded, full
-from ..registry import rule
-from .products import bilinear
+from ..masks import both, expanded
+from ..registry import function, rule
+from .decompositions import fused
+
+function(
+    "NllLoss NllLoss2D", selects=True, safe_if=MODERATE, safe_if_saved={"self": ALWAYS, "total_weight": AWAY_FROM_ZERO}
+)  # fmt: skip
+function("CtcLoss MultiMarginLoss MultilabelMarginLoss", selects=True)
+function("BinaryCrossEntropyWithLogits MseLoss", safe_if=MODERATE)
+
+fused(
+    "binary_cross_entropy_backward",
+    "huber_loss_backward",
+    "mse_loss_backward",
+    "smooth_l1_loss_backward",
+    "soft_margin_loss_backward",
+)
 
 
-@rule("_segment_reduce_backward")
-def segment_reduce_backward(op: Any, grad: Any, output: Tensor, data: Tensor, reduce: str, **kwargs: Any) -> Any:
-    """A member counts where its segment does; of a largest or smallest, where it is that."""
-    value = op(unwrap(grad), output, data, reduce, **kwargs)
-
-    def to_members(segments: Tensor) -> Tensor:
-        """A sum hands each segment's cotangent to its members as it is."""
-        zeros = torch.zeros(segments.shape, dtype=torch.float32, device=data.device)
-        members = torch.zeros(data.shape, dtype=torch.float32, device=data.device)
-        result: Tensor = op(segments.float(), zeros, members, "sum", **{**kwargs, "initial": None})
-        return result
-
-    mask = to_members(full(mask_of(grad), output)) != 0
-    if reduce in ("max", "min"):
-        largest = to_members(output.nan_to_num())
-        mask &= (data.nan_to_num().float() == largest) | (to_members(output.isnan()) != 0)
+@rule("nll_loss_backward", "nll_loss2d_backward")
+def nll_loss_backward(
+    op: Any, grad: Any, scores: Tensor, target: Tensor, weight: Any, reduction: int, ignored: int, total: Tensor
+) -> Any:
+    """Each row selects its target's element; a row whose target is to be ignored selects none."""
+    value = op(unwrap(grad), unwrap(scores), target, weight, reduction, ignored, total)
+    classes = 1 if scores.dim() > 1 else 0
+    picked = target.unsqueeze(classes)
+    kept = picked != ignored
+    mask = torch.zeros(value.shape, dtype=torch.bool, device=value.device)
+    mask.scatter_(classes, picked.where(kept, 0), kept)
+    arriving = mask_of(grad)
+    if arriving is not None:
+        mask = mask & (arriving.unsqueeze(classes) if arriving.dim() else arriving)
     return zero_ignored(value, mask)
-
-
-@rule("_embedding_bag_backward", "_embedding_bag_dense_backward")
-def embedding_bag_backward(op: Any, grad: Any, *args: Any) -> Any:
-    """Linear in the cotangent and in the weights of the samples, where there are any. Other rows are ignored."""
-    names = [argument.name for argument in op._schema.arguments[1:]]
-    named = dict(zip(names, args, strict=False))
-    if named.get("sparse"):
-        return op(grad.value, *args)
-    place = names.index("per_sample_weights")
-
-    def apply(cotangent: Tensor, weights: Tensor | None) -> Tensor:
-        result: Tensor = op(cotangent, *args[:place], weights, *args[place + 1 :])
-        return result
-
-    weights = args[place]
-    counted = full(grad.mask, grad.value).to(grad.value.dtype)
-    mask = apply(counted, None if weights is None else torch.ones_like(weights)) != 0
-    value = apply(grad.value, None) if weights is None else bilinear(apply, grad, weights)
-    return zero_ignored(value, mask)
-
-
-@rule("_embedding_bag_per_sample_weights_backward")
-def embedding_bag_weights_backward(op: Any, grad: Any, table: Tensor, indices: Tensor, *args: Any) -> Any:
-    """The product of a bag's cotangent with the row that was looked up."""
-
-    def apply(cotangent: Tensor, rows: Tensor) -> Tensor:
-        result: Tensor = op(cotangent, rows, indices, *args)
-        return result
-
-    counted = full(grad.mask, grad.value).to(grad.value.dtype)
-    return zero_ignored(bilinear(apply, grad, table), apply(counted, torch.ones_like(table)) != 0)
 
 
 @rule("_ctc_loss_backward")

@@ -11,11 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cotangent import Cotangent, any_nan, mask_of, prefer_exact, step_of, unwrap, wrap
+from ..conditions import ALWAYS, MODERATE
+from ..cotangent import Cotangent, mask_of, prefer_exact, step_of, unwrap, wrap
 from ..failures import NotFollowed
+from ..finite import any_nan
 from ..graph import function_of
 from ..masks import all_count, anywhere, only
-from ..registry import rule
+from ..registry import function, rule
+
+# What the fourth result holds is the kernel's own, in bytes.
+function("MkldnnRnnLayer", safe_if=MODERATE, safe_if_saved={"result3": ALWAYS})
 
 _LSTM = 2
 """How PyTorch numbers the kind of cell."""

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from ..conditions import ALWAYS, MODERATE
-from ..cotangent import Cotangent, any_nan, mask_of, prefer_exact, unwrap, wrap
+from ..cotangent import Cotangent, mask_of, prefer_exact, unwrap, wrap
 from ..failures import NotFollowed
+from ..finite import any_nan
 from ..masks import all_count, anywhere, only
 from ..registry import function, rule
 from .packing import places

@@ -11,10 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..conditions import MODERATE
 from ..cotangent import Cotangent, is_finite, mask_of, prefer_exact, unwrap, zero_ignored
-from ..masks import full, only
-from ..registry import rule
+from ..masks import anywhere, full, only
+from ..registry import function, rule
 from .spreading import probe
+
+function("CudnnGridSampler GridSampler2D GridSampler3D", selects=True, safe_if=MODERATE)
 
 aten = torch.ops.aten
 
@@ -77,3 +80,10 @@ def cudnn_grid_sampler_backward(op: Any, image: Any, grid: Any, grad: Any) -> An
     return prefer_exact(
         exact, grid_sampler_backward(by_pytorch, grad, image, grid, BILINEAR, ZEROS, True, [True, True])
     )
+
+
+@rule("cudnn_affine_grid_generator_backward")
+def affine_grid_backward(op: Any, grad: Any, n: int, c: int, h: int, w: int) -> Any:
+    """Both coordinates are sums over an image's places, with constant weights."""
+    value = op(unwrap(grad), n, c, h, w)
+    return Cotangent(value, anywhere(full(mask_of(grad), unwrap(grad)), (1, 2)).unsqueeze(-1).expand(value.shape))

@@ -1,0 +1,57 @@
+"""Softmax: it mixes what lies along one dimension, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..conditions import FINITE
+from ..cotangent import prefer_exact, unwrap
+from ..finite import total
+from ..graph import signed
+from ..masks import Mask, anywhere, only
+from ..registry import function, rule, transfer
+from .decompositions import fused
+
+function("LogSoftmax SafeSoftmax Softmax", safe_if=FINITE)
+function("MaskedSoftmax", selects=True, safe_if=FINITE)
+
+aten = torch.ops.aten
+
+
+@transfer("Softmax LogSoftmax")
+def _softmax(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
+    """It mixes what lies along one dimension."""
+    if mask is None or not grad.dim():
+        return (mask,)
+    return (anywhere(mask, signed(node._saved_dim), keepdim=True).expand(grad.shape),)
+
+
+def _along_dim(mask: Tensor, output: Tensor, dim: int, *args: Any) -> tuple[Tensor, ...]:
+    return (anywhere(mask, dim, keepdim=True),)
+
+
+def _without_lost_fibres(mask: Tensor, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments, harmless along each dimension that is ignored as a whole and is not finite.
+
+    Plain PyTorch makes NaN there, so no number of its result is another for it.
+    """
+    grad, output, dim, *rest = args
+    sums = total(output, dim, keepdim=True)
+    kept = anywhere(mask, dim, keepdim=True) | (sums - sums == 0)
+    if bool(kept.all()):
+        return args
+    return (grad, only(kept, output), dim, *rest)
+
+
+fused("_log_softmax_backward_data", "_softmax_backward_data", masks=_along_dim, set_aside=_without_lost_fibres)
+
+
+@rule("_masked_softmax_backward")
+def masked_softmax_backward(op: Any, grad: Any, output: Tensor, hidden: Tensor, dim: int | None = None) -> Any:
+    """As without a mask, but what is hidden was not selected."""
+    to_all: Any = aten._softmax_backward_data(grad, output, -1 if dim is None else dim, output.dtype)
+    return prefer_exact(op(unwrap(grad), output, hidden, dim), to_all.masked_fill(hidden, 0))
