@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from ..ignoring.checkpoints import CHECKPOINT
 from ..ignoring.graph import AccumulateGrad, Edge, Graph, edge_of
 from ..ignoring.lifetimes import held_from
 from ..ignoring.masked_pass import Pass
 from ..ignoring.masks import Mask
 from ..ignoring.registry import UNKNOWN, record_of
+from ..ignoring.steps import CHECKPOINT
 from .arithmetic import without_side_effects
 from .tensors import are_finite
 

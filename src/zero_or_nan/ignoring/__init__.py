@@ -19,7 +19,7 @@ How it works, in the order of the flow:
 - `precheck`: whether plain backward is safe, by the `conditions` on what a graph saved.
 - `plan`: what to do at each node, by what is known of its type: `kinds`.
 - `masked_pass`: one pass that knows the masks: where they arrive, and where they go.
-- `steps`: what happens at one node; `checkpoints`: a node that is a pass of its own.
+- `steps`: what happens at one node, a file for each way in which a derivative is run.
 - `cotangent`, `masks`: the tensor that a derivative gets; `distributed`: where it is spread over several processes.
 - `dispatch`, `in_place`: an operator that the derivative calls finds its rule.
 - `hooks`, `threads`, `lifetimes`, `compiling`, `watching`, `vmapped`: what else a pass touches.

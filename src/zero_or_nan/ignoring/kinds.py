@@ -6,12 +6,11 @@ from typing import Any, NamedTuple
 
 from torch.autograd.function import BackwardCFunction
 
-from .checkpoints import CHECKPOINT, Recomputed
 from .checks import Checks, checks_of
 from .distributed import is_border
 from .graph import KINDS, NODES, function_of
 from .registry import FUNCTIONS, TRANSFERS, UNKNOWN, Function, Transfer, record_of
-from .steps import CustomVJP, DTensorBoundary, Linear, Opaque, Sliced, Step, Traced
+from .steps import CHECKPOINT, CustomVJP, DTensorBoundary, Linear, Opaque, Recomputed, Sliced, Step, Traced
 
 
 class NodeKind(NamedTuple):

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from .checkpoints import Recomputed
 from .compiling import compiled_autograd_aside
 from .cotangent import Cotangent, can_carry, dispatches, is_finite
 from .counts import Count
@@ -37,7 +36,7 @@ from .plan import EVERYTHING, Ahead, planned
 from .precheck import is_safe
 from .registry import Function, Transfer
 from .sparse import is_sparse
-from .steps import Linear, Sliced, Step, Traced
+from .steps import Linear, Recomputed, Sliced, Step, Traced
 from .threads import current, set_current
 from .vmapped import is_wrapped
 
@@ -328,7 +327,7 @@ class Pass:
     def _send(self, edge: Edge, last: bool, value: Any, mask: Mask) -> None:
         """A cotangent and its mask are on their way to the next node, unless that is the last one."""
         if last or edge in self.asked_for:
-            self.is_told_of(value)
+            self.confirm_suspected(value)
         if last and edge not in self.keep:
             return
         if mask is not None and value.is_complex() and all_count(mask):
@@ -344,7 +343,7 @@ class Pass:
         if edge in self.keep:
             self.masks[edge] = arrived.mask
 
-    def is_told_of(self, gradient: Any) -> None:
+    def confirm_suspected(self, gradient: Any) -> None:
         """A gradient that is not finite makes what was suspected a loss."""
         top = self
         while top.outer is not None:

@@ -1,6 +1,13 @@
 """Functions that compare a number with a bound, or with another number, and select one of them.
 
-The number that was not selected is ignored. NaN compares with nothing: it was handed on, not left out, so it counts.
+The number that was not selected is ignored. NaN compares with nothing: relu(NaN) is NaN. NaN was handed on, not left
+out, so it counts:
+
+>>> from zero_or_nan.ignoring import Cotangent
+>>> x = torch.tensor([-1.0, 2.0, torch.nan])
+>>> to_x = torch.ops.aten.threshold_backward(Cotangent(torch.ones(3)), x, 0)
+>>> to_x.value.tolist(), to_x.mask.tolist()
+([0.0, 1.0, 1.0], [False, True, True])
 """
 
 from __future__ import annotations

@@ -1,4 +1,19 @@
-"""Solvers: linear in the right-hand side, whose columns (or rows) don't influence each other."""
+"""Solvers: linear in the right-hand side, whose columns (or rows) don't influence each other.
+
+The lower triangular system L·x = b is solved from above:
+
+    x[0] = b[0] / L[0, 0]
+    x[1] = (b[1] - L[1, 0]·x[0]) / L[1, 1]
+
+So x[0] depends on b[0] alone. An unknown is ignored if all that it is computed from is ignored:
+
+>>> from zero_or_nan.ignoring import Cotangent
+>>> lower = torch.tensor([[torch.nan, 0.0], [1.0, 2.0]])
+>>> b = Cotangent(torch.tensor([[0.0], [4.0]]), mask=torch.tensor([[False], [True]]))
+>>> x = torch.linalg.solve_triangular(lower, b, upper=False)
+>>> x.value.tolist(), x.mask.tolist()
+([[0.0], [2.0]], [[False], [True]])
+"""
 
 from __future__ import annotations
 

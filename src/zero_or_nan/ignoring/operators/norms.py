@@ -1,4 +1,18 @@
-"""Norms of layers, groups, batches and weights: each mixes the elements that share their statistics."""
+"""Norms of layers, groups, batches and weights: each mixes the elements that share their statistics.
+
+A layer norm takes the mean and the spread of each row. The gradient of a row depends on this row alone, and the
+gradients of weight and bias are sums over rows. A row that the loss ignores as a whole is left out of both, whatever
+it saved:
+
+>>> from zero_or_nan.ignoring import Cotangent
+>>> x = torch.tensor([[1.0, 3.0], [torch.nan, 2.0]])
+>>> y, mean, spread = torch.native_layer_norm(x, [2], torch.ones(2), None, 0.0)
+>>> g = Cotangent(torch.tensor([[1.0, 1.0], [0.0, 0.0]]), mask=torch.tensor([[True, True], [False, False]]))
+>>> given = x, [2], mean, spread, torch.ones(2), None, [True, True, False]
+>>> to_x, to_weight, _ = torch.ops.aten.native_layer_norm_backward(g, *given)
+>>> to_x.mask.tolist(), to_weight.value.tolist()
+([[True, True], [False, False]], [-1.0, 1.0])
+"""
 
 from __future__ import annotations
 

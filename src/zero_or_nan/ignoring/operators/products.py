@@ -1,7 +1,24 @@
-"""Bilinear operators: each result sums products of a cotangent's elements with saved ones.
+"""Bilinear operators: each result is a sum of products of a cotangent's elements with saved elements.
 
-A saved NaN or inf is set aside, so that ignored elements meet only finite numbers; then what used elements would have
-met among those set aside is put back as plain PyTorch would give it: inf, -inf or NaN.
+In y = a @ b, the gradient by b is aᵀ @ g. Let the loss use the first row of y alone, so g = (3, 0):
+
+    to b[0]: a[0, 0]·3 + a[1, 0]·0
+    to b[1]: a[0, 1]·3 + a[1, 1]·0
+
+If a[1, 0] is NaN, plain PyTorch's first sum is NaN, though y[1] was never used. The rules replace the saved NaN by 0,
+so that an ignored element meets only finite numbers. The kernel stays the same, and adding 0·0 changes no bit:
+
+>>> from zero_or_nan.ignoring import Cotangent
+>>> a = torch.tensor([[1.0, 2.0], [torch.nan, 4.0]])
+>>> g = Cotangent(torch.tensor([[3.0], [0.0]]), mask=torch.tensor([[True], [False]]))
+>>> (a.t() @ g.value).tolist(), (a.t() @ g).value.tolist()
+([[nan], [6.0]], [[3.0], [6.0]])
+
+If a used element meets a saved NaN or infinity, the result that plain PyTorch gives is put back: NaN, inf or -inf.
+
+>>> everything = Cotangent(torch.tensor([[3.0], [0.0]]), mask=torch.tensor([[True], [True]]))
+>>> (a.t() @ everything).value.tolist()
+[[nan], [6.0]]
 """
 
 from __future__ import annotations

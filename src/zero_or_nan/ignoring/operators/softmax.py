@@ -1,4 +1,16 @@
-"""Softmax: it mixes what lies along one dimension, and nothing else."""
+"""Softmax: it mixes the elements along one dimension, and nothing else.
+
+For y = softmax(x), the gradient by x[i] is y[i]·(g[i] - Σ g[j]·y[j]). If the loss uses one element of a row, the
+gradient by all elements of this row counts. If the loss uses no element of a row, nothing of this row counts, also if
+all of its y are NaN, as they are in a row that an attention mask hides:
+
+>>> from zero_or_nan.ignoring import Cotangent
+>>> y = torch.tensor([[0.25, 0.75], [torch.nan, torch.nan]])
+>>> g = Cotangent(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), mask=torch.tensor([[True, False], [False, False]]))
+>>> to_x = torch._softmax_backward_data(g, y, 1, torch.float32)
+>>> to_x.value.tolist(), to_x.mask.tolist()
+([[0.1875, -0.1875], [0.0, 0.0]], [[True, True], [False, False]])
+"""
 
 from __future__ import annotations
 

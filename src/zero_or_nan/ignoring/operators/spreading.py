@@ -1,7 +1,15 @@
-"""Pooling, padding, upsampling: constant weights. What counts is where an element that counts is read.
+"""Pooling, padding, upsampling: constant weights. An element of the gradient counts if it reads an element that counts.
 
-The operator itself tells, by a NaN in place of each element that counts: times any weight, also one computed as 0, it
-arrives as NaN, and nothing else does.
+The operator itself answers this, if each element that counts is NaN and the others are 0. NaN times any weight is
+NaN, also if the weight was computed as 0, and nothing else becomes NaN. With windows of two, the cotangent's two
+elements reach two elements each:
+
+>>> from zero_or_nan.ignoring import Cotangent
+>>> g = Cotangent(torch.tensor([[[[1.0, 0.0]]]]), mask=torch.tensor([[[[True, False]]]]))
+>>> window = [1, 2], [1, 2], [0, 0], False, True, None
+>>> to_image = torch.ops.aten.avg_pool2d_backward(g, torch.zeros(1, 1, 1, 4), *window)
+>>> to_image.value.flatten().tolist(), to_image.mask.flatten().tolist()
+([0.5, 0.5, 0.0, 0.0], [True, True, False, False])
 """
 
 from __future__ import annotations

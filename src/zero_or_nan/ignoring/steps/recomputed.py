@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from .graph import edge_of
-from .masks import Mask, everywhere
-from .steps import Owner, Results, Step
+from ..graph import edge_of
+from ..masks import Mask, everywhere
+from .step import Owner, Results, Step
 
 CHECKPOINT = "CheckpointFunctionBackward"
 

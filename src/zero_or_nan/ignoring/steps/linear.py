@@ -1,0 +1,37 @@
+"""A derivative that moves elements about, or adds them up: it does the same to their mask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ..failures import NotFollowed
+from ..graph import for_each_edge, run
+from ..jagged import is_jagged, values_of, with_values
+from ..masks import Mask, full, reduced
+from .step import Results, Step
+
+
+class Linear(Step):
+    """The run of a derivative that moves elements about, or adds them up: it does the same to their mask."""
+
+    def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
+        return arriving
+
+    def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
+        if any(isinstance(value, Tensor) and value.is_nested and not is_jagged(value) for value in results):
+            self.owner.failed("a nested tensor", NotFollowed("a tensor that can't carry a mask"), suspected=True)
+            return results, [None] * len(results)
+        given = [None if v is None else _as_values(v, mask) for v, mask in zip(arriving, self.masks, strict=True)]
+        return results, [
+            None if value is None or mask is None else reduced(values_of(mask), values_of(value).shape)
+            for value, mask in zip(results, for_each_edge(self.node, run(self.node, *given)), strict=True)
+        ]
+
+
+def _as_values(like: Any, mask: Mask) -> Any:
+    """The mask as what a derivative takes for a cotangent."""
+    given = full(mask, values_of(like))
+    return with_values(like, given) if is_jagged(like) else given

@@ -1,0 +1,81 @@
+"""A derivative that nothing is known about: plain tensors go in, and everything that comes out counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..cotangent import can_carry, is_finite
+from ..failures import NotFollowed
+from ..graph import runs_of_the_engine
+from ..jagged import values_of
+from ..masks import all_count
+from .step import Results, Step, is_custom, name_of
+
+
+class Opaque(Step):
+    """The run of code that nobody has recorded: plain tensors go in, and what comes out counts.
+
+    If that loses something, a gradient ahead is not finite, and the pass warns then. It warns at once if the loss may
+    show where the pass can't look: in what the code did besides returning its results, or in a later pass.
+    """
+
+    selects = False
+
+    is_needed = True
+
+    def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
+        self._is_pytorchs = _is_pytorchs(self.node)
+        self._ignores = any(not all_count(mask) for mask in self.masks)
+        self._before = runs_of_the_engine() if self._ignores and not self._is_pytorchs else 0
+        self._versions = [_version(value) for value in arriving]
+        return arriving
+
+    def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
+        untouched = [_version(value) == version for value, version in zip(arriving, self._versions, strict=True)]
+        handed_on = {
+            id(value): mask
+            for value, mask, is_untouched in zip(arriving, self.masks, untouched, strict=True)
+            if value is not None and is_untouched
+        }
+        masks = [handed_on.get(id(result)) for result in results]
+        rest = {id(result) for result in results if id(result) in handed_on}
+        lost = [m for v, m in zip(arriving, self.masks, strict=True) if m is not None and id(v) not in rest]
+        own = [r for r in results if isinstance(r, Tensor) and id(r) not in handed_on and can_carry(r)]
+        is_lost = any(not all_count(mask) for mask in lost) or self._ignores and bool(own)
+        at_once = is_lost and torch.is_grad_enabled() or self._ignores and self._does_more(results)
+        if (
+            is_lost
+            or at_once
+            or not all(map(is_finite, own))
+            or (any(bool((values_of(r) == 0).any()) for r in own) and not self.owner.is_safe_ahead(self.node))
+        ):
+            reason = (
+                "a Function of PyTorch's own without a record"
+                if self._is_pytorchs
+                else "not one of PyTorch's operators"
+            )
+            self.owner.failed(name_of(self.node), NotFollowed(reason), suspected=self._is_pytorchs or not at_once)
+        return results, masks
+
+    def _does_more(self, results: Sequence[Any]) -> bool:
+        """Whether a gradient may have gone another way: one is missing here, or the code ran backward itself."""
+        if self._is_pytorchs:
+            return False
+        wanted = zip(self.node.next_functions, results, strict=False)
+        is_missing = any(ahead is not None and result is None for (ahead, _), result in wanted)
+        return is_missing or runs_of_the_engine() != self._before + 1
+
+
+def _version(value: Any) -> int | None:
+    """How often a tensor was written into; None for what is no tensor."""
+    return value._version if isinstance(value, Tensor) else None
+
+
+def _is_pytorchs(node: Any) -> bool:
+    """Whether a node in Python is PyTorch's own."""
+    function = getattr(node, "_forward_cls", None)
+    return function is not None and function.__module__.startswith("torch.") and not is_custom(node)
