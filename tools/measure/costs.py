@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch.masked import masked_tensor
 
 from zero_or_nan import explain, ignoring
+from zero_or_nan.ignoring.graph import Graph
 from zero_or_nan.ignoring.lifetimes import held_from
-from zero_or_nan.ignoring.masked_pass import Pass
-from zero_or_nan.ignoring.plan import nothing_ignored
+from zero_or_nan.ignoring.plan import EVERYTHING, nothing_ignored, planned
 from zero_or_nan.ignoring.precheck import is_safe
 
 from ..project import Problem, Project, write_record
@@ -304,13 +304,15 @@ PARTED = [
 """The cases of which it is told where the time goes."""
 
 
-class _Bare(Pass):
-    """A pass whose hooks do nothing: what PyTorch's engine takes to call them."""
-
-    def _enter(self, *arguments: Any) -> Any:
-        return None
-
-    _leave = _follow = _enter  # type: ignore[assignment]
+def _empty_hooks(loss: Tensor, graph: Graph, unsafe: list[Any]) -> list[Any]:
+    """Hooks that do nothing, at every place at which a pass has one; they show what the engine takes to call them."""
+    plan = planned((loss,), graph, (), unsafe, False, True, EVERYTHING)
+    after = [node for node, *_ in (*plan.transferred, *plan.interpreted)]
+    before = [node for node, *_ in plan.interpreted]
+    return [
+        *(node.register_hook(lambda *_: None) for node in after),
+        *(node.register_prehook(lambda *_: None) for node in before),
+    ]
 
 
 def parts(case: Case, contaminated: bool) -> dict[str, float]:
@@ -329,8 +331,10 @@ def parts(case: Case, contaminated: bool) -> dict[str, float]:
     def hooked(loss: Tensor) -> None:
         graph, unsafe = held_from((loss,)), list[Any]()
         nothing_ignored(graph) or is_safe(graph, unsafe)
-        with _Bare((loss,), graph, unsafe=unsafe):
-            plain(loss)
+        handles = _empty_hooks(loss, graph, unsafe)
+        plain(loss)
+        for handle in handles:
+            handle.remove()
 
     ways = {"plain": plain, "walk": walked, "look": looked}
     ways |= {"hooks": hooked} if contaminated else {}

@@ -5,6 +5,10 @@ lives while one node's derivative runs: PyTorch's own formula gets it in place o
 formula calls arrives in `dispatch`, finds its rule, and leaves as a `Cotangent` again. Between the nodes cotangents are
 plain tensors, and `masked_pass.Pass` keeps their masks.
 
+Benefit of a tensor subclass: PyTorch's hundreds of derivative formulas are used as they are, and only the few hundred
+operators that they call need rules. Downside: a formula that leaves the operators, as `.numpy()` or a pointer does,
+loses the mask. The pass then warns.
+
 Two invariants hold for every `Cotangent`:
 
 - an element that does not count is 0.0 or -0.0, never NaN or infinite;

@@ -1,8 +1,15 @@
 """One backward pass that knows what the loss ignored.
 
-PyTorch's engine runs it, hooks and all, on plain tensors. The pass stands between the nodes: as a node's derivative
-begins it takes the masks that have arrived there, and as it ends it keeps those of the results for the nodes ahead. All
-that it knows are the fields of one object.
+PyTorch's engine runs the pass, with all hooks, on plain tensors. The pass works between the nodes: before a node's
+derivative runs, it takes the masks that have arrived there; after the derivative, it keeps the masks of the results for
+the nodes ahead.
+
+Benefits of hooks on PyTorch's own engine: the order of the nodes, accumulation, checkpoints, threads, devices and the
+user's hooks are PyTorch's. Each element that is finite there has the same bits here, because the same kernels compute
+it. Downsides: two Python calls at each interpreted node, and a node that runs unknown code can't be looked into.
+
+Two designs were rejected. An engine of our own would have to follow PyTorch in all of the above. Cotangents of a
+subclass that travel through the whole engine would reach the user's hooks and the code of the user's own Functions.
 """
 
 from __future__ import annotations
@@ -84,10 +91,10 @@ class Pass:
         keep: edges whose masks are asked for at the end, in `masks`.
         outer: the pass that this one is a part of; it reports what could not be followed.
         asked_for: tensors inside of the graph whose gradients the user gets.
-        dangers: the nodes out of which ignored elements may come as other numbers than 0; all of them when none is
-            named.
-        by_rules_alone: whether each derivative is followed operator by operator, and none left to plain PyTorch, as it
-            has to be where it is recorded.
+        unsafe: the nodes out of which ignored elements may come as other numbers than 0. If there are none, each node
+            counts as unsafe.
+        by_rules_alone: whether each derivative is interpreted, operator by operator, and none is left to plain
+            PyTorch. This is needed if the pass is recorded.
         observer: is called with what each node that is not skipped hands on.
 
     Attributes:

@@ -4,6 +4,10 @@
 PyTorch's gradient is then right, and the masked pass would give the same bits. `is_safe` checks the saved tensors and
 the scalars of each node before the pass. It errs on one side only: a node without a record, a number outside of the
 bounds, or memory that is not there yet counts as not safe.
+
+Benefit: on clean data, one scan of the saved tensors is all that `ignoring` costs, and the gradient is plain PyTorch's.
+Downside: the conditions are sufficient, not necessary. A large number that backward never multiplies by anything
+ignored costs a masked pass, which changes no finite bit.
 """
 
 from __future__ import annotations
