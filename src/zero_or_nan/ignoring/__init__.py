@@ -25,7 +25,7 @@ How it works, in the order of the flow:
 - `hooks`, `threads`, `lifetimes`, `compiling`, `watching`, `vmapped`: what else a pass touches.
 - `jagged`, `sparse`: tensors whose elements lie in memory in another way.
 - `registry`: a record and perhaps a transfer for each forward function, a rule for each operator; `operators` has them,
-  one family of functions in each file. `failures`: what a rule raises.
+  one family of functions in each file. `authoring` checks what users add; `failures`: what a rule raises.
 """
 
 from . import dispatch, operators  # noqa: F401  (they register themselves)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import re
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.checkpoint import CheckpointError
 
+from .authoring import checked, result_check
 from .conditions import NEVER, Condition
-from .cotangent import unwrap
-from .failures import NotFollowed, RuleFailed
 from .graph import NODES, function_of
 from .masks import Mask
 
@@ -273,7 +269,7 @@ def derivative(names: str | type[torch.autograd.Function], **facts: Any) -> Call
     """
 
     def register(ours: Derivative) -> Derivative:
-        function(names, derivative=ours if is_own(ours) else _checked(ours), **facts)
+        function(names, derivative=ours if is_own(ours) else checked(ours), **facts)
         return ours
 
     return register
@@ -338,7 +334,7 @@ def rule(*operators: str, since: str = "2.6", until: str | None = None) -> Calla
             packets.append(packet)
 
     def register(ours: Rule) -> Rule:
-        RULES.update(dict.fromkeys(packets, ours if is_own(ours) else _checked(ours, _result_check())))
+        RULES.update(dict.fromkeys(packets, ours if is_own(ours) else checked(ours, result_check())))
         return ours
 
     return register
@@ -347,100 +343,6 @@ def rule(*operators: str, since: str = "2.6", until: str | None = None) -> Calla
 def is_own(ours: Any) -> bool:
     """Whether a rule or a derivative is the library's, and not a user's."""
     return str(ours.__module__).startswith(__package__)
-
-
-def _checked(ours: Callable[..., Any], check: Callable[..., None] = lambda *_: None) -> Callable[..., Any]:
-    """A user's rule or derivative, whose mistakes are told apart from the library's own."""
-
-    here = threading.local()
-
-    @functools.wraps(ours)
-    def checked(first: Any, *args: Any, **kwargs: Any) -> Any:
-        running: set[int] = vars(here).setdefault("running", set())
-        if id(first) in running:  # it would go on for ever
-            raise RuleFailed("it calls its own operator on a Cotangent; give that unwrap(cotangent)")
-        running.add(id(first))
-        try:
-            result = ours(first, *args, **kwargs)
-            check(first, args, kwargs, result)
-        except (NotFollowed, CheckpointError):
-            raise
-        except Exception as error:
-            raise RuleFailed(f"{type(error).__name__}: {error}") from error
-        finally:
-            running.discard(id(first))
-        return result
-
-    return checked
-
-
-def _result_check() -> Callable[..., None]:
-    """A check of what a rule returned, for one rule.
-
-    Plain PyTorch's result shows which shape, dtype and device are right. Arguments of the same kind, with a result of
-    the same kind, are not asked for twice.
-    """
-    known: set[Any] = set()
-
-    def check(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        _check_masks(op, result)
-        kinds = repr([op, _kinds(args), _kinds(tuple(kwargs.items())), _kinds(result)])
-        if kinds in known:
-            return
-        for exact, ours in zip(_flat(op(*unwrap(args), **unwrap(kwargs))), _flat(result), strict=True):
-            if isinstance(exact, torch.Tensor) and isinstance(ours, torch.Tensor) and _kinds(exact) != _kinds(ours):
-                raise TypeError(f"it returned {_described(ours)}, and the operator returns {_described(exact)}")
-        if len(known) >= MANY_KINDS:
-            known.clear()
-        known.add(kinds)
-
-    return check
-
-
-MANY_KINDS = 1000
-"""How many kinds of arguments of a rule are remembered."""
-
-
-def _flat(results: Any) -> list[Any]:
-    return [part for item in results for part in _flat(item)] if isinstance(results, (tuple, list)) else [results]
-
-
-def _kinds(things: Any) -> Any:
-    """Of arguments or results, what decides on the shape, dtype and device of a result: not the numbers in tensors."""
-    if isinstance(things, (tuple, list)):
-        return [_kinds(thing) for thing in things]
-    return (things.shape, things.dtype, things.device) if isinstance(things, torch.Tensor) else things
-
-
-def _described(tensor: torch.Tensor) -> str:
-    return f"a tensor of shape {tuple(tensor.shape)}, {tensor.dtype}, on {tensor.device}"
-
-
-def _check_masks(op: Any, result: Any) -> None:
-    """Check whether a rule returned cotangents, with masks that fit.
-
-    Raises:
-        TypeError, ValueError: when it did not.
-    """
-    results = list(result) if isinstance(result, (tuple, list)) else [result]
-    kinds = [str(returned.type) for returned in op._schema.returns]
-    if "Tensor[]" not in kinds and len(results) != len(kinds):
-        raise TypeError(f"it returned {len(results)} results, and the operator has {len(kinds)}")
-    for number, part in enumerate(results):
-        if part is None or isinstance(part, torch.Tensor) and not (part.is_floating_point() or part.is_complex()):
-            if part is None and number < len(kinds) and kinds[number] == "Tensor":
-                raise TypeError("it returned None in place of a Cotangent")
-            continue
-        if not hasattr(part, "mask") or not hasattr(part, "value"):
-            raise TypeError(f"it returned a {type(part).__name__} in place of a Cotangent")
-        if part.mask is None:
-            continue
-        if part.mask.dtype is not torch.bool:
-            raise TypeError(f"its mask is of dtype {part.mask.dtype}, and has to be bool")
-        if part.mask.shape != part.value.shape:
-            raise ValueError(f"its mask has shape {tuple(part.mask.shape)}, and its value {tuple(part.value.shape)}")
-        if bool((part.value != 0).logical_and_(part.mask.logical_not()).any()):
-            raise ValueError("it calls an element ignored that is not 0")
 
 
 def _refuse_unless_other_release(complaint: str, since: str, until: str | None) -> None:
