@@ -1,6 +1,19 @@
 """Small programs, each with the place where its NaN or infinity is born."""
 
-from . import atlas, beside, cases, clean, held_out, mechanics, modules, textbook, threads, training  # noqa: F401  (they register)
+from . import (  # noqa: F401  (they register)
+    atlas,
+    beside,
+    cases,
+    clean,
+    held_out,
+    mechanics,
+    modules,
+    reports_formulas,
+    reports_training,
+    textbook,
+    threads,
+    training,
+)
 from .program import PROGRAMS, Expected, Program
 
 __all__ = ["PROGRAMS", "Expected", "Program"]

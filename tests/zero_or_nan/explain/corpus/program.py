@@ -12,6 +12,8 @@ the second `# born 2`. `@program()` is a clean program: nothing non-finite reach
 
 A program takes no argument, prints nothing, warns of nothing, and gives the same bits each time. One without a backward
 pass returns its result.
+
+A program that was reduced from a public report also says what the report found: the cause behind the line, and the fix.
 """
 
 import inspect
@@ -25,6 +27,16 @@ import torch
 KINDS = ("contaminated", "undefined", "overflow", "bad input")
 PHASES = ("forward", "backward")
 
+CAUSES = {
+    "divergence": r"diverg",
+    "the optimizer": r"optimi[sz]er",
+    "uninitialized memory": r"uninitiali[sz]ed",
+    "a checkpoint": r"checkpoint|state.dict|loaded",
+    "a buffer": r"buffer|running",
+    "a tie": r"\btie\b",
+}
+"""Causes that a report has to name, and how its text shows that it does. It names divergence for no other cause."""
+
 
 @dataclass(frozen=True)
 class Expected:
@@ -33,7 +45,8 @@ class Expected:
     `operator` is the public name of the function or method that was called; of an `autograd.Function`, the name of its
     class. `module` is the qualified name of the innermost module that was running, from the outermost on. `entries`
     are the indices of the entries that were born: of the result going forward, of the gradient coming back. `operands`
-    is a number that stands among what made them. None: not looked at.
+    is a number that stands among what made them. None: not looked at. `behind`: an earlier origin's NaN covers this
+    one, so that it shows only when that one is repaired.
     """
 
     kind: str
@@ -42,6 +55,7 @@ class Expected:
     module: str | None = None
     entries: tuple[tuple[int, ...], ...] | None = None
     operands: str | None = None
+    behind: bool = False
 
     def __post_init__(self):
         assert self.kind in KINDS and self.phase in PHASES, (self.kind, self.phase)
@@ -49,13 +63,21 @@ class Expected:
 
 @dataclass(frozen=True)
 class Program:
-    """A program, and what is to be said of it: nothing, where it is clean."""
+    """A program, and what is to be said of it: nothing, where it is clean.
+
+    `cause` is the cause that the thread found, in the words of `CAUSES` if it is one of those. `remedy` is a pattern
+    that a remedy has to match to agree with the fix of the thread. `fails` is a pattern of remedies that were tried
+    and do not help.
+    """
 
     run: Callable[[], Any]
     expected: tuple[Expected, ...]
     lines: tuple[int, ...]
     thread: str | None = None
     since: str | None = None
+    cause: str | None = None
+    remedy: str | None = None
+    fails: str | None = None
 
     @property
     def name(self) -> str:
@@ -73,6 +95,11 @@ class Program:
     def runs_here(self) -> bool:
         return self.since is None or _release(torch.__version__) >= _release(self.since)
 
+    @property
+    def is_report(self) -> bool:
+        """Whether it says what a public report found, beyond the line."""
+        return self.theme.startswith("reports")
+
 
 PROGRAMS: list[Program] = []
 """Every program, in the order in which they stand."""
@@ -85,6 +112,9 @@ def program(
     operands: str | None = None,
     thread: str | None = None,
     since: str | None = None,
+    cause: str | None = None,
+    remedy: str | None = None,
+    fails: str | None = None,
 ) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
     """Put a function among the programs.
 
@@ -93,13 +123,14 @@ def program(
         module, entries, operands: as in `Expected`.
         thread: the public thread that it is the essence of, as `repository#number`.
         since: the first PyTorch that it is right for.
+        cause, remedy, fails: as in `Program`.
     """
     if what and isinstance(what[0], str):
         kind, phase, operator = what
         what = (Expected(kind, phase, operator, module, tuple(entries) if entries else None, operands),)
 
     def register(run: Callable[[], Any]) -> Callable[[], Any]:
-        PROGRAMS.append(Program(run, what, marked(run, len(what)), thread, since))
+        PROGRAMS.append(Program(run, what, marked(run, len(what)), thread, since, cause, remedy, fails))
         return run
 
     return register
