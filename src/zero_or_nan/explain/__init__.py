@@ -24,7 +24,8 @@ What they have in common:
 - `findings`: what a watch knows so far. `derivatives`, `births`, `calls`: what a function gives if it runs again with
   other numbers. `nodes`: notes on the nodes of the graph. `provenance`: the births that a tensor comes from.
 - `functions`: what a function's name says about it. `arithmetic`: the numbers that an element was made of, as text.
-  `places`: a line of the user's code. `tensors`: the numbers of a tensor.
+  `places`: a line of the user's code. `tensors`: the numbers of a tensor. `unseen`: keeps all this out of sight of
+  modes and profilers.
 """
 
 from .block import explain

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..ignoring.watching import Mode
 from .tensors import is_sparse, numbers_of, stored, tensors_in
+from .unseen import unseen
 
 WRITTEN: dict[str, str] = {
     "add": "{} + {}",
@@ -106,14 +107,17 @@ class _Looking(Mode):
         kwargs = kwargs or {}
         operands = _copied(args) if func._schema.is_mutable else args
         result = func(*args, **kwargs)
-        if self.nan is None and func._schema.name.partition("::")[2] not in _MOVES:
-            for out in tensors_in(result):
+        name = func._schema.name.partition("::")[2].rstrip("_")
+        if self.nan is None and name not in _MOVES:
+            together = name.startswith("_foreach_")
+            for at, out in enumerate(tensors_in(args[0] if together and result is None else result)):
                 out_here = numbers_of(out)
                 if out_here is not None:
-                    self._look(func, operands, out_here, out.dtype)
+                    of_one = [each[at] if type(each) is list else each for each in operands] if together else operands
+                    self._look(name.removeprefix("_foreach_"), of_one, out_here, out.dtype)
         return result
 
-    def _look(self, func: Any, operands: Any, out: Tensor, dtype: torch.dtype) -> None:
+    def _look(self, name: str, operands: Any, out: Tensor, dtype: torch.dtype) -> None:
         bad = ~torch.isfinite(out)
         if not bad.any():
             return
@@ -123,7 +127,6 @@ class _Looking(Mode):
         if self.entries is not None and self.entries.shape == bad.shape and bool((bad & self.entries).any()):
             bad &= self.entries
         nans = out.isnan() & bad
-        name = func._schema.name.partition("::")[2].rstrip("_")
         if nans.any() and not nan:
             self.nan = _born(name, operands, out, nans, dtype)
         elif nans.any() and nan and _entrywise(operands, out):
@@ -158,7 +161,7 @@ def first_born(function: Callable[[], Any], entries: Tensor | None = None) -> Bo
 def without_side_effects() -> Iterator[None]:
     """While entered, code leaves the random numbers as they were, and no mode and no warning shows that it ran."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices=list(devices)), torch._C.DisableTorchFunction(), warnings.catch_warnings():
+    with unseen(), torch.random.fork_rng(devices=list(devices)), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 

@@ -14,8 +14,9 @@ from torch import Tensor
 from .births import come_in, describe, newborn
 from .calls import Call, Change, apart, came_too, finite_ones, of_masks, was_there
 from .findings import Findings
-from .functions import MAKES_DATA, MEANT, Plan, buffers_of
-from .nodes import note_call, note_carried, note_passed
+from .functions import MAKES_DATA, MEANT, Plan, buffers_of, overwritten_by
+from .nodes import node_of, note_call, note_carried, note_passed
+from .places import optimizer_here
 from .provenance import Birth, Provenance, joined, without
 from .tensors import is_finite, is_sparse, numbers_of, tensors_in
 
@@ -79,6 +80,8 @@ class Attribution:
             bad: the results that are not finite.
             before: a copy of what the call has overwritten, if it could be made.
         """
+        if plan.in_place and (optimizer := optimizer_here()):
+            call = call._replace(name=f"{optimizer}.step")
         buffers = buffers_of(call.func, call.args, call.kwargs)
         operands = self._operands(call, plan, args, bad, before, buffers)
         provenance: Provenance | None = None
@@ -92,7 +95,7 @@ class Attribution:
     def came_in(self, tensor: Tensor, here: Tensor, call: Call) -> Birth:
         """The birth of a tensor that is not finite, and that no function in the block has made."""
         compiled_at, births = self.findings.compiled_at, self.findings.births
-        node = tensor.grad_fn
+        node = node_of(tensor)
         if node is None or "Compiled" not in node.name() or compiled_at is None:
             return births.known(come_in(tensor, here, call))
         compiled = call._replace(name="torch.compile", place=compiled_at)
@@ -118,7 +121,7 @@ class Attribution:
     ) -> Operands:
         provenances = self.findings.provenances
         overwrites = plan.in_place and before is None and bool(args)
-        overwritten = list(tensors_in(args[0])) if overwrites else []
+        overwritten = overwritten_by(plan, args) if overwrites else []
         skipped = set(map(id, (*buffers, *tensors_in(call.kwargs.get("out")), *overwritten)))
         found = Operands([], [], [])
         for tensor in call.tensors():
@@ -132,7 +135,7 @@ class Attribution:
                 provenances.keep(original, provenance)
             found.values.append(here)
             found.provenances.append(provenance)
-            if tensor.grad_fn is None and tensor is not before:
+            if node_of(tensor) is None and tensor is not before:
                 found.entering.extend(provenance.births)
         if overwrites:
             if not found.values and not self._secondhand(call):
@@ -173,7 +176,7 @@ class Attribution:
             carried += [(birth, rest) for birth in others]
         else:
             provenances = []
-        if result.tensor.grad_fn is not None:
+        if node_of(result.tensor) is not None:
             self._write(call, plan, result.tensor, carried, provenances)
         return joined(provenances, call.name, births)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ..ignoring.graph import KINDS, AccumulateGrad, Edge, edge_of, function_of
+from ..ignoring.graph import KINDS, AccumulateGrad, Edge, function_of
 from ..ignoring.lifetimes import held_from
 from ..ignoring.plan import nothing_ignored
 from ..ignoring.precheck import is_safe
@@ -25,14 +25,14 @@ from .derivatives import at_finite_cotangents, is_entrywise, is_only_too_large, 
 from .events import Born, Events, Reached
 from .findings import Findings, Mistakes
 from .functions import MEANT
-from .nodes import CALLED, Carried, carried_by, note_call, passed_by, saved_by, share_readable
+from .nodes import CALLED, Carried, carried_by, edge_of, note_call, passed_by, saved_by, share_readable
 from .places import Place, place_here, users_frame
 from .provenance import Birth, Provenance, joined
 from .sandbox import Sandbox
 from .shadow import Shadow, leaves_of, shadow_of
 from .tensors import all_finite, is_finite, numbers_of
+from .unseen import unseen
 
-_unwatched = torch._C.DisableTorchFunction
 _STRIDED = torch.strided
 
 
@@ -177,7 +177,7 @@ class Backward:
 
     def _hook(self, node: Any) -> Callable[..., None]:
         def look(results: Sequence[Tensor | None], arriving: Sequence[Tensor | None]) -> None:
-            with _unwatched():
+            with unseen():
                 for result in results:
                     if type(result) is not Tensor or result.dtype is not torch.float32 or result.layout is not _STRIDED:
                         here = numbers_of(result)
@@ -377,9 +377,11 @@ class Backward:
         is_from_elsewhere = False
         for target, edge, gradient in self._targets(results):
             here = numbers_of(gradient)
-            is_bad = here is not None and not is_finite(here)
+            if here is None:
+                continue
+            is_bad = not is_finite(here)
             provenance = self.arrived.get(edge) or self.findings.provenances.of(gradient)  # a hook may have made it
-            if provenance is None and here is not None and is_bad and self.loss is None:
+            if provenance is None and is_bad and self.loss is None:
                 provenance = self._added_up(edge, here)
             if provenance is not None and is_bad:
                 if self.outer is None or isinstance(target, Parameter):  # other leaves are a checkpoint's own

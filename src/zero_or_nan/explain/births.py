@@ -59,6 +59,8 @@ def newborn(call: Call, result: Tensor, entries: Tensor, at: int, change: Change
     born = call.first_born(entries, change)
     too_large = _only_too_large(call, entries, at, born, result)
     text = born.text if born is not None else ""
+    if call.name.endswith(".step"):
+        text = text.removeprefix("1 + ")  # 1 in place of the parameter, of which there is no copy from before
     return describe("made", call, result, entries, text, too_large=too_large)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from .failure import on_failure
 from .report import NotFiniteError, Report
@@ -18,6 +18,9 @@ class explain:  # noqa: N801
     time. This extra pass does not run the hooks of leaves, or hooks that were registered in the block. Three kinds of
     code run twice: hooks that were registered inside a graph before the block, code in a checkpoint, and your own
     `autograd.Function`. What the code in a checkpoint writes into tensors during the extra pass is undone.
+
+    Your own modes, `FlopCounterMode` and PyTorch's profilers do not count the operators of `explain`. A profiler that
+    records memory, stacks of Python calls, or kernels on a GPU does record those of `explain` too.
 
     `explain` watches a compiled region only from outside, and it does not look into code that `torch.func` transforms.
 
@@ -42,7 +45,10 @@ class explain:  # noqa: N801
         ('contaminated', 'exp', 'exp(100) > 3.4e38; in backward 0 × inf')
     """
 
-    on_failure = staticmethod(on_failure)
+    if TYPE_CHECKING:  # in a `staticmethod`, a function that is overloaded and generic loses its types
+        on_failure = on_failure
+    else:
+        on_failure = staticmethod(on_failure)
 
     def __init__(self, on_nan: Literal["report", "raise"] = "report") -> None:
         if on_nan not in ("report", "raise"):

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 from torch import Tensor
 
 from ..ignoring.masked_pass import REPORT
-from .places import Place, is_recomputed
+from .places import Place, is_recomputed, printable
 from .provenance import Birth, Provenance, Provenances
 from .tensors import memory, numbers_of, tensors_in
 
@@ -57,9 +57,10 @@ class Mistakes:
     def warn(self, stacklevel: int) -> None:
         if self._first is not None:
             name, error = self._first
+            what = printable(f"{name} ({type(error).__name__}: {error})")
             warnings.warn(
-                f"explain failed at {name} ({type(error).__name__}: {error}). This is a bug in zero_or_nan; "
-                f"please report it at {REPORT}. The report may be incomplete",
+                f"explain failed at {what}. This is a bug in zero_or_nan; please report it at {REPORT}. "
+                "The report may be incomplete",
                 stacklevel=stacklevel + 1,
             )
 

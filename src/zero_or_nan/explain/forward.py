@@ -16,11 +16,12 @@ from .births import describe
 from .calls import Call, recovered
 from .findings import Findings, Mistakes, Scope
 from .functions import UPDATES, Plan, is_recoverable, plan_of
-from .nodes import note_call
+from .nodes import node_of, note_call
 from .places import Place, Places
 from .provenance import Birth, Provenance
 from .sandbox import Sandbox
 from .tensors import is_finite, is_sparse, numbers_of, tensors_in
+from .unseen import unseen
 
 
 class Forward(TorchFunctionMode):
@@ -77,12 +78,14 @@ class Forward(TorchFunctionMode):
         before = None
         if plan.in_place:
             try:
-                before = self.before(plan, args)
+                with unseen():
+                    before = self.before(plan, args)
             except Exception as error:
                 self.mistakes.note(plan.name, error)
         result = func(*args, **kwargs)
         try:
-            self.after(func, plan, args, kwargs, result, before)
+            with unseen():
+                self.after(func, plan, args, kwargs, result, before)
         except Exception as error:  # our own mistake must not become the user's
             self.mistakes.note(plan.name, error)
         return result
@@ -109,12 +112,11 @@ class Forward(TorchFunctionMode):
             torch._C._set_grad_enabled(False)
         try:
             if self.findings.unconsumed:
-                with torch._C.DisableTorchFunction():
-                    self.findings.consume((args, kwargs))
+                self.findings.consume((args, kwargs))
             if self.findings.secondhand and plan.in_place:
                 self._spread_secondhand(args)
             if type(result) is Tensor:
-                node = result.grad_fn
+                node = node_of(result)
                 if node is not None:
                     place = self.places.here()
                     note_call(node, plan.name, place)
@@ -127,8 +129,7 @@ class Forward(TorchFunctionMode):
                     return
             elif result is None and not plan.in_place:
                 return
-            with torch._C.DisableTorchFunction():  # a subclass of Tensor must not see our calls
-                self._check(func, plan, args, kwargs, result, before)
+            self._check(func, plan, args, kwargs, result, before)
         finally:
             if recording:
                 torch._C._set_grad_enabled(True)
@@ -137,15 +138,16 @@ class Forward(TorchFunctionMode):
         """Check what the user's `autograd.Function` returned. Births inside of it count as its own."""
         if not self.scope.is_here() or not self.is_on():
             return
-        with self.mistakes.noted(kind.__name__), torch._C.DisableTorchFunction(), torch.no_grad():
+        with self.mistakes.noted(kind.__name__), unseen(), torch.no_grad():
             self.findings.consume(args)
             place = self.places.here()
             if not kind.__module__.startswith("torch."):
                 for birth in inside:
                     birth.operator, birth.place = kind.__name__, place
             for tensor in tensors_in(result):
-                if tensor.grad_fn is not None:
-                    note_call(tensor.grad_fn, kind.__name__, place)
+                node = node_of(tensor)
+                if node is not None:
+                    note_call(node, kind.__name__, place)
                     here = numbers_of(tensor)
                     if here is not None and not is_finite(here):
                         self._applied(Call(kind, kind.__name__, place, args), tensor, ~torch.isfinite(here))
@@ -183,9 +185,10 @@ class Forward(TorchFunctionMode):
         place: Place | None = None
         bad: list[Result] = []
         for at, tensor in enumerate(tensors_in(args[0] if plan.in_place and args else result)):
-            if tensor.grad_fn is not None and not plan.in_place:
+            node = node_of(tensor)
+            if node is not None and not plan.in_place:
                 place = place or self.places.here()
-                note_call(tensor.grad_fn, plan.name, place)
+                note_call(node, plan.name, place)
             here = numbers_of(tensor)
             if here is not None and not is_finite(here):
                 bad.append(Result(at, tensor, here))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
-from .tensors import is_sparse
+from .tensors import is_sparse, tensors_in
 
 _PUBLIC = {
     "__truediv__": "div", "__rtruediv__": "div", "__itruediv__": "div", "true_divide": "div", "divide": "div",
@@ -85,6 +85,21 @@ def plan_of(function: Any) -> Plan:
     in_place = changes or (name.endswith("_") and not name.endswith("__"))
     public = _PUBLIC.get(name) or (name.rstrip("_") if in_place else name.removesuffix("_"))
     return Plan(public, name not in _ALIASES, in_place)
+
+
+def overwritten_by(plan: Plan, args: Any) -> list[Tensor]:
+    """The tensors that a call in place has overwritten. A fused optimizer also overwrites its states."""
+    return [tensor for at in _written(f"{plan.name}_") for tensor in tensors_in(args[at : at + 1])]
+
+
+@functools.cache
+def _written(name: str) -> list[int]:
+    """The positions of the arguments that an operator in place writes to; the gradients are only rescaled."""
+    operator = getattr(torch.ops.aten, name, None) if name.startswith("_fused") else None
+    if operator is None:
+        return [0]
+    arguments = enumerate(operator.default._schema.arguments)
+    return [at for at, each in arguments if each.alias_info and each.alias_info.is_write and each.name != "grads"]
 
 
 def buffers_of(function: Any, args: Any, kwargs: Any) -> list[Tensor]:

@@ -73,9 +73,9 @@ class Narration:
             if known.looks <= _MOST_LOOKS:
                 labels = [names.of_target(target) for target in targets]
                 known.origin.reached += [each for each in dict.fromkeys(labels) if each not in known.origin.reached]
-            if known.last != birth.number:  # the statistics of a norm have a copy of their birth
+            if birth.number > known.last:  # it may reach a later pass, too; the statistics of a norm have a copy of it
                 known.origin.times += 1
-            known.last = birth.number
+                known.last = birth.number
 
     def note_elsewhere(self) -> None:
         """Note that a gradient is not finite, though no operator in this process made it so."""
@@ -105,7 +105,7 @@ class Narration:
             rank=_rank(),
             is_sure=verdict.is_sure,
         )
-        operator = "zero_grad" if birth.held else birth.operator
+        operator = "zero_grad" if birth.held else "step" if birth.operator.endswith(".step") else birth.operator
         origin.remedy, origin.chapter = remedy(verdict.kind, operator, origin.dtype, verdict.mended)
         return origin
 

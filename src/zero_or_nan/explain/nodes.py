@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ..ignoring.graph import KINDS, TELLS_OF_HOOKS, can_be_read_again, saved_tensors
+from ..ignoring import graph
+from ..ignoring.graph import KINDS, TELLS_OF_HOOKS, Edge, can_be_read_again, saved_tensors
 from ..ignoring.lifetimes import DEEP_GRAPHS
 from .places import Place
 from .provenance import Birth
@@ -31,6 +33,26 @@ Carried = dict[int, list[tuple[Birth, Tensor]]]
 """By output of a node: births, each with a mask of its elements."""
 
 
+def node_of(tensor: Tensor) -> Any:
+    """The node of a tensor in the graph, or None.
+
+    Under `no_grad`, a view of a leaf may be written to. PyTorch then refuses to say whether the view has a node.
+    """
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
+
+
+def edge_of(tensor: Any) -> Edge | None:
+    """Where the gradient of a tensor or graph edge arrives; None for what has none."""
+    try:
+        return graph.edge_of(tensor)
+    except RuntimeError:  # PyTorch asks a view of a leaf, and some layouts have no views
+        with torch.enable_grad():
+            return (tensor.clone().grad_fn.next_functions[0]) if tensor.is_leaf else None
+
+
 def note_call(node: Any, name: str, place: Place) -> None:
     """Write on a node which call it comes from. The first call counts."""
     known = node.metadata
@@ -43,7 +65,7 @@ def note_call(node: Any, name: str, place: Place) -> None:
 
 def note_carried(tensor: Tensor, carried: list[tuple[Birth, Tensor]]) -> None:
     """Write on the node of a result which of its elements are not finite."""
-    node: Any = tensor.grad_fn
+    node = node_of(tensor)
     node.metadata.setdefault(_CARRIES, {}).setdefault(tensor.output_nr, []).extend(carried)
 
 

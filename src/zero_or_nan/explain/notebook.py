@@ -9,7 +9,9 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from html import escape
+from html import escape as _escaped
+
+from .places import printable
 
 COLOURS = {"contaminated": "#0c8599", "undefined": "#e64980", "overflow": "#d9690b", "bad input": "#845ef7"}
 """Of the bar beside a card, and of the box around its word: seen on white and on black. The word has the page's ink."""
@@ -25,6 +27,11 @@ _LABEL = "flex:0 0 5.5em;font-weight:400;opacity:.85;font-size:.9em"
 _VALUE = "flex:1 1 15em;min-width:0;margin:0"
 _STEP = "display:inline-block;border:1px solid #8888;border-radius:.3em;padding:0 .4em;margin:.1em 0"
 _LINK = "color:inherit;text-decoration:underline"
+
+
+def escape(text: str) -> str:
+    """Text as HTML, all in one line."""
+    return _escaped(printable(text))
 
 
 def cards(head: str, parts: Iterable[str]) -> str:
@@ -64,7 +71,8 @@ def word(text: str) -> str:
 
 def code(text: str) -> str:
     """Lines of code; empty if there are none."""
-    return f"<pre style='{_CODE}'>{escape(text)}</pre>" if text else ""
+    lines = "\n".join(map(escape, text.split("\n")))
+    return f"<pre style='{_CODE}'>{lines}</pre>" if text else ""
 
 
 def path(steps: Iterable[str], end: str) -> str:

@@ -6,6 +6,7 @@ import functools
 import linecache
 import os
 import sys
+import unicodedata
 from types import CodeType, FrameType
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -17,6 +18,9 @@ from torch import nn
 _INSIDE = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, os.path.dirname(__file__)))
 _CALL = nn.Module._call_impl.__code__
 _CHECKPOINT = torch.utils.checkpoint.__file__
+_OBEYED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""The categories of characters that control, that change the direction, and that end a line."""
+
 _AROUND = 40
 """The number of frames in which a module is looked for."""
 
@@ -105,12 +109,40 @@ class Places:
         return place
 
 
+def printable(text: str) -> str:
+    """Text of the user's as one line, without what a terminal or a browser would obey instead of show.
+
+    >>> print(printable("a" + chr(27) + "[2Jb" + chr(0x202E) + "c"))
+    a\\x1b[2Jb\\u202ec
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        repr(each)[1:-1] if unicodedata.category(each) in _OBEYED and each != "\t" else each for each in text
+    )
+
+
 def users_frame() -> FrameType | None:
     """The deepest frame outside of PyTorch and of this library."""
     at: FrameType | None = sys._getframe(1)
     while at is not None and _is_inside(at.f_code.co_filename):
         at = at.f_back
     return at
+
+
+def optimizer_here() -> str:
+    """The name of the optimizer whose step called what runs now, as opposed to the user's closure; else empty."""
+    at: FrameType | None = sys._getframe(1)
+    while at is not None:
+        code = at.f_code
+        if code.co_name == "step" and code.co_varnames[:1] == ("self",):  # the locals of other frames would be kept
+            owner = at.f_locals.get("self")
+            if isinstance(owner, torch.optim.Optimizer):
+                return type(owner).__name__
+        if not _is_inside(code.co_filename):
+            break
+        at = at.f_back
+    return ""
 
 
 def is_recomputed() -> bool:

@@ -91,6 +91,17 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
     ("undefined", "acos"): Remedy(
         "y = torch.acos(x.clamp(-1 + 1e-7, 1 - 1e-7))  # the slope at 1 is infinite", "atlas#angles"
     ),
+    ("undefined", "step"): Remedy(
+        "# a step divides by 0 if eps is 0, or is rounded to 0 in float16\n"
+        "optimizer = torch.optim.AdamW(model.parameters(), eps=1e-4)\n"
+        "# or keep the parameters in float32, and use torch.autocast",
+        "undefined#what-to-do",
+    ),
+    ("overflow", "step"): Remedy(
+        "# the optimizer's step was too large: lower the learning rate, or clip\n"
+        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # before it",
+        OVERFLOW,
+    ),
     ("overflow", ""): Remedy(
         "# the number exists, but it is too large for its dtype:\n"
         "# scale it, or compute its logarithm\n"

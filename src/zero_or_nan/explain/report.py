@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from html import escape
 from typing import Any, Literal
 
 from . import notebook
-from .notebook import place
+from .notebook import escape, place
+from .places import printable
 
 Kind = Literal["contaminated", "undefined", "overflow", "bad input"]
 
@@ -30,7 +30,8 @@ class Origin:
         phase: "forward" if the value was not finite before backward began, "backward" if a derivative produced it.
         operator: the public name of the forward function, such as "exp" or "linear". For an `autograd.Function`, the
             name of its class. Python operators and in-place functions have the name of the plain function: `x * y` and
-            `x.mul_(y)` are "mul", and `x[0] = y` is "setitem".
+            `x.mul_(y)` are "mul", and `x[0] = y` is "setitem". For what an optimizer's step makes, the name of the
+            optimizer, such as "Adam.step".
         filename, line, source: the line of your code that called the function, even if the failure happened in
             backward.
         module: the path of the module that called the function, such as "encoder.layers.2.norm". Empty if no module
@@ -93,7 +94,7 @@ class Origin:
             *(f"    {line}" for line in self.remedy.splitlines()),
             f"  {self.chapter}" if self.chapter else "",
         ]
-        return "\n".join(line for line in lines if line)
+        return "\n".join(printable(line) for line in lines if line)
 
     @property
     def where(self) -> str:
@@ -167,7 +168,7 @@ class Report:
 
     def note(self, text: str) -> None:
         """Say once what could not be looked into."""
-        if text not in self.notes:
+        if (text := printable(text)) not in self.notes:
             self.notes.append(text)
 
     def __iter__(self) -> Iterator[Origin]:

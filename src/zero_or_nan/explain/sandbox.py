@@ -1,7 +1,8 @@
 """Where an extra backward pass runs, so that the user's program does not notice it.
 
 The user's hooks do not run in it. What it writes into buffers and into the `.grad` of tensors inside of the graph is
-put back: code that a checkpoint runs again counts batches, and keeps averages.
+put back: code that a checkpoint runs again counts batches, and keeps averages. So is what it takes out of the cache of
+a selective checkpoint. If any other mode runs in a checkpoint, the extra pass ends there.
 """
 
 from __future__ import annotations
@@ -11,17 +12,23 @@ import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils import checkpoint
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils._pytree import tree_map
 
+from ..ignoring.watching import Mode
 from .findings import Scope
 from .functions import buffers_of, plan_of
 from .places import is_recomputed
 from .tensors import tensors_in
+from .unseen import unseen
 
 Listener = Callable[[Any], None]
 
@@ -59,7 +66,7 @@ class Sandbox:
         assert self._undoing is not None
         for listener in self._undoing.listeners:
             listener(roots)
-        with torch._C._EnableTorchFunction(), self._undoing.on():
+        with torch._C._EnableTorchFunction(), self._undoing.on(), _in_no_group():
             return run(roots, *args, **kwargs)
 
     def prepared(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -102,7 +109,8 @@ class _Undoing(TorchFunctionMode):
         super().__init__()
         self.listeners: list[Listener] = []
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}
-        with torch._C.DisableTorchFunction():
+        self.caches: dict[int, tuple[Any, dict[Any, Any]]] = {}
+        with unseen():
             self.grads = [(tensor, tensor.grad) for tensor in retaining]
 
     def on(self) -> AbstractContextManager[Any]:
@@ -112,6 +120,8 @@ class _Undoing(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunction():  # the user's modes must not see an extra pass
+            if torch._C._len_torch_dispatch_stack():
+                self._check_modes()
             plan = plan_of(func)
             buffers = buffers_of(func, args, kwargs)
             if buffers and is_recomputed():
@@ -120,6 +130,21 @@ class _Undoing(TorchFunctionMode):
                 self._keep(args[:1])
             return func(*args, **kwargs)
 
+    def _check_modes(self) -> None:
+        """Keep the caches of selective checkpoints, of which each number can be taken once.
+
+        Raises:
+            RuntimeError: if there is a mode that is neither such a cache nor ours. It may count, too.
+        """
+        for mode in _get_current_dispatch_mode_stack():
+            if isinstance(mode, checkpoint._CachedTorchDispatchMode) and not _asks_the_user(mode):
+                cache = mode.storage
+                if id(cache) not in self.caches:
+                    self.caches[id(cache)] = cache, dict(cache)
+                    cache.update({key: _twins(entries) for key, entries in cache.items()})
+            elif not isinstance(mode, Mode):
+                raise RuntimeError(f"{type(mode).__name__} may allow only one pass")
+
     def _keep(self, tensors: Any) -> None:
         for tensor in tensors_in(tensors):
             if tensor.grad_fn is None and id(tensor) not in self.kept:
@@ -127,9 +152,51 @@ class _Undoing(TorchFunctionMode):
 
     def undo(self) -> None:
         """Put everything back."""
-        with torch.no_grad(), torch._C.DisableTorchFunction():
+        with unseen(), torch.no_grad():
             for tensor, value in self.kept.values():
                 with _unsafe_preserve_version_counter(tensor):
                     tensor.copy_(value)
             for tensor, grad in self.grads:
                 tensor.grad = grad
+            for cache, entries in self.caches.values():
+                cache.clear()
+                cache.update(entries)
+
+
+def _asks_the_user(mode: checkpoint._CachedTorchDispatchMode) -> bool:
+    """Whether a cache calls a policy of the user's in backward, which may count its calls. Older releases do so."""
+    policy = getattr(mode, "policy_fn", None)
+    return policy is not None and policy.__module__ != checkpoint.__name__
+
+
+def _twins(entries: Any) -> Any:
+    """The same numbers in other tensors: those that a checkpoint takes out of a cache become a part of its graph."""
+
+    def twin(entry: Any) -> Any:
+        if not isinstance(entry, checkpoint._VersionWrapper):
+            return entry
+        other = copy(entry)
+        if isinstance(entry.val, Tensor):
+            other.val = entry.val.detach()
+        return other
+
+    with unseen():
+        return tree_map(twin, entries)
+
+
+@contextmanager
+def _in_no_group() -> Iterator[None]:
+    """While entered, a pass is in no group of passes that a checkpoint runs its code for only once."""
+    group = _group()
+    if group is None:
+        yield
+        return
+    torch._C._set_graph_exec_group(None)
+    try:
+        yield
+    finally:
+        torch._C._set_graph_exec_group(group)
+
+
+_group: Callable[[], Any] = getattr(torch._C, "_get_graph_exec_group", lambda: None)
+"""The group of passes that is entered now. Newer releases of PyTorch have such groups."""

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from ..ignoring.graph import AccumulateGrad, Edge, Graph, edge_of
+from ..ignoring.graph import AccumulateGrad, Edge, Graph
 from ..ignoring.lifetimes import held_from
 from ..ignoring.masked_pass import Pass
 from ..ignoring.masks import Mask
 from ..ignoring.registry import UNKNOWN, record_of
 from ..ignoring.steps import CHECKPOINT
 from .arithmetic import without_side_effects
+from .nodes import edge_of
 from .tensors import are_finite
 
 

@@ -12,6 +12,8 @@ from torch.nn import Parameter
 
 from ..ignoring.distributed import is_distributed, part_here
 from ..ignoring.finite import total
+from ..ignoring.vmapped import is_wrapped
+from .unseen import unseen
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _DENSE = (Tensor, Parameter)
@@ -20,8 +22,6 @@ _SMALL = 10_000
 """Tensors with at most this many elements are added up together: for these, calling PyTorch takes most of the time."""
 
 T = TypeVar("T")
-
-is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def tensors_in(things: Any) -> Iterator[Tensor]:
@@ -73,7 +73,7 @@ def numbers_of(tensor: Any) -> Tensor | None:
     dtype = tensor.dtype
     if not (dtype.is_floating_point or dtype.is_complex):
         return None
-    if tensor.is_meta or tensor.is_nested or is_transformed(tensor):
+    if tensor.is_meta or tensor.is_nested or is_wrapped(tensor):
         return None
     if tensor.layout is not torch.strided:
         if not is_sparse(tensor):
@@ -103,7 +103,7 @@ def are_finite(values: Any) -> bool:
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether all tensors are finite. The answer is fetched from their device at once."""
-    with torch._C.DisableTorchFunction():  # otherwise a surrounding `explain` would watch these sums
+    with unseen():  # otherwise a surrounding `explain` would watch these sums
         return _all_finite(tensors)
 
 

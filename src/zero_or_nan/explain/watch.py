@@ -6,9 +6,8 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-import torch
-
 from ..ignoring.lifetimes import DEEP_GRAPHS
+from ..ignoring.vmapped import is_wrapped
 from .backward import Backward, Request
 from .diagnosis import diagnose, diagnose_results
 from .findings import Findings, Mistakes, Scope
@@ -19,9 +18,11 @@ from .patches import Patches
 from .places import Places, users_frame
 from .report import NotFiniteError, Report
 from .sandbox import Sandbox
-from .tensors import is_transformed, tensors_in
+from .tensors import tensors_in
+from .unseen import unseen
 
 NOT_IN_TRANSFORMS = "a function transform (torch.func) was not looked into"
+NOT_IN_BATCHES = "a backward pass for a batch of vectors (is_grads_batched, vectorize) was not looked into"
 
 
 class Watch:
@@ -57,16 +58,17 @@ class Watch:
         """Run PyTorch's engine, watched."""
         if not self.scope.is_here() or self.forward.is_aside:
             return run(roots, *args, **kwargs)
-        if any(map(is_transformed, tensors_in(roots))):
-            self.report.note(NOT_IN_TRANSFORMS)
-            return run(roots, *args, **kwargs)
+        for things, note in ((roots, NOT_IN_TRANSFORMS), (args[0], NOT_IN_BATCHES)):
+            if any(map(is_wrapped, tensors_in(things))):
+                self.report.note(note)
+                return run(roots, *args, **kwargs)
         if self.sandbox.is_entered:
             return self.sandbox.run(run, roots, *args, **kwargs)
         self.report.passes += 1
         outer = self.running
         request = Request(roots, args[0], args[3] or (), kwargs.get("accumulate_grad", True))
         backward = Backward(request, self.findings, self.sandbox, self.mistakes, outer)
-        with self.mistakes.noted("backward"), torch._C.DisableTorchFunction():
+        with self.mistakes.noted("backward"), unseen():
             backward.begin()
         self._run_within(backward)
         try:
@@ -75,7 +77,7 @@ class Watch:
         finally:
             self._run_within(outer)
             backward.let_go()
-        with self.mistakes.noted("backward"), torch._C.DisableTorchFunction():
+        with self.mistakes.noted("backward"), unseen():
             self._end_pass(backward, results)
         if self.raises and not self.report.ok and outer is None:
             raise NotFiniteError(self.report)

@@ -123,6 +123,6 @@ def held_from(roots: Sequence[Any]) -> Graph:
 def _keeps_its_object() -> bool:
     """Whether a node keeps the object by which Python sees it."""
     with torch.enable_grad():  # a watch asks where nothing is recorded
-        result = torch.ones((), requires_grad=True).exp()
+        result = torch.ones((), requires_grad=True).neg()  # saves nothing, so that no hook of the user's runs
     node = result.grad_fn
     return sys.getrefcount(node) > _FREE

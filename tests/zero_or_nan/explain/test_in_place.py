@@ -1,5 +1,7 @@
 """What functions overwrite: told from what is left of it, and copied beforehand only where it can't be."""
 
+import importlib
+
 import pytest
 import torch
 from origins import telling
@@ -9,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from zero_or_nan import explain
 
+forward = importlib.import_module("zero_or_nan.explain.forward")
 inf, nan = float("inf"), float("nan")
 
 
@@ -20,6 +23,12 @@ class Clones(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.number += func is torch.ops.aten.clone.default
         return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def copies_are_seen(monkeypatch):
+    """Modes see nothing of a watch, unless they are let."""
+    monkeypatch.setattr(forward, "unseen", torch._C.DisableTorchFunction)
 
 
 told = telling("kind", "operator", "operands", "entries")
@@ -36,6 +45,7 @@ COPIES_NOTHING = {
 }
 
 
+@pytest.mark.usefixtures("copies_are_seen")
 @pytest.mark.parametrize("name", COPIES_NOTHING)
 def test_nothing_is_copied_beforehand(name):
     x = leaf(1.0, 2.0)
@@ -46,6 +56,7 @@ def test_nothing_is_copied_beforehand(name):
         y.sum().backward()
 
 
+@pytest.mark.usefixtures("copies_are_seen")
 def test_what_can_make_an_infinity_is_copied_beforehand():
     with Clones() as clones, explain():
         y = leaf(1.0, 1.0) * 1

@@ -42,6 +42,12 @@ def situations():
     x = torch.zeros(2, 2, requires_grad=True)
     allowed = torch.tensor([[True, False], [False, False]])
     yield "undefined", "softmax", "float32", None, {"x": x, "scores": x * 1, "allowed": allowed}
+    x = torch.ones(2, dtype=torch.float16, requires_grad=True)
+    model = torch.nn.ParameterList([x])
+    yield "undefined", "step", "float16", None, {"x": x, "model": model, "loss": (x * 0).sum(), "steps": True}
+    model = torch.nn.ParameterList([leaf(1.0, 1.0)])
+    model[0].grad = torch.full((2,), 1e30)
+    yield "overflow", "step", "float32", None, {"x": model[0], "model": model, "y": model[0] * 1}
     yield "overflow", "", "float32", None, {"x": leaf(100.0), "f": lambda x: x.exp().log()}
     yield "overflow", "exp", "float32", None, {"x": leaf(100.0, 1.0)}
     x = leaf(12.0, dtype=torch.float16)
@@ -67,6 +73,9 @@ def test_its_lines_run_and_then_the_gradient_is_finite(kind, operator, dtype, me
         assert result.isfinite().all()
         ignoring.backward(result.sum())
     assert names["x"].grad is None or names["x"].grad.isfinite().all()
+    if "steps" in names:
+        session["optimizer"].step()
+        assert names["x"].isfinite().all()
 
 
 def test_each_remedy_was_tried():

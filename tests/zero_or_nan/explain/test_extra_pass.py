@@ -1,0 +1,114 @@
+"""An extra pass uses nothing up: the caches of selective checkpoints, groups of passes, modes that count."""
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from zero_or_nan import explain
+
+
+class Counts(TorchDispatchMode):
+    """Lets so many operators run, and no more."""
+
+    def __init__(self, left=1000):
+        super().__init__()
+        self.left = left
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.left -= 1
+        assert self.left >= 0
+        return func(*args, **(kwargs or {}))
+
+
+def saving(saves):
+    return functools.partial(create_selective_checkpoint_contexts, saves)
+
+
+def every_third():
+    counted = [0, 0]
+
+    def policy(context, operator, *args, **kwargs):
+        counted[context.is_recompute] += 1
+        keeps = counted[context.is_recompute] % 3
+        return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+MM, WHERE, ATTENTION = (
+    torch.ops.aten.mm.default,
+    torch.ops.aten.where.self,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+)
+CONTEXTS = {
+    "list": saving([MM, WHERE, ATTENTION]),
+    "everything": saving(lambda *args, **kwargs: CheckpointPolicy.MUST_SAVE),
+    "nothing": saving([]),
+    "a policy that counts": every_third,
+}
+
+
+def forward(x, weight, scale):
+    q, k, v = (x @ weight).split(8, -1)
+    y = F.scaled_dot_product_attention(q, k, v)
+    return torch.where(y > 0, y.exp(), (y * scale).square().sqrt())
+
+
+def step(context, scale):
+    torch.manual_seed(0)
+    weight, x = torch.randn(8, 24, requires_grad=True), torch.randn(2, 4, 8, requires_grad=True)
+    y = checkpoint(forward, x, weight, scale, use_reentrant=False, context_fn=context)
+    y.sum().backward()
+    return str([y, x.grad, weight.grad])
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.0])
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_selective_checkpoints(name, scale):
+    context = CONTEXTS[name]
+    plain = step(context, scale)
+    with explain() as report:
+        watched = step(context, scale)
+    assert watched == plain and report.ok == (scale != 0)
+    assert [origin.operator for origin in report] == ["sqrt"][: scale == 0]
+
+
+def test_whether_the_loss_uses_an_element_is_known_in_a_selective_checkpoint():
+    x = torch.tensor([1.0, 100.0], requires_grad=True)
+    context = saving([torch.ops.aten.exp.default])
+    with explain() as report:
+        checkpoint(
+            lambda x: torch.where(x < 50, x.exp(), 0), x, use_reentrant=False, context_fn=context
+        ).sum().backward()
+    (origin,) = report
+    assert (origin.kind, origin.mended, origin.is_sure) == ("contaminated", True, True)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.0])
+def test_a_mode_that_may_run_once(scale):
+    needs = Counts()
+    plain = step(lambda: (Counts(), needs), scale)
+    with explain() as report:
+        watched = step(lambda: (Counts(), Counts(1000 - needs.left)), scale)
+    assert watched == plain and report.ok == (scale != 0)
+    assert not any(origin.is_sure for origin in report)
+
+
+@pytest.mark.skipif(not hasattr(torch.utils.checkpoint, "GraphExecGroup"), reason="PyTorch has no groups yet")
+def test_a_group_of_passes():
+    def steps():
+        x = torch.tensor([1.0, 0.0], requires_grad=True)
+        one, other = checkpoint(lambda x: (x.exp(), x.sqrt()), x, use_reentrant=False)
+        with torch.utils.checkpoint.GraphExecGroup():
+            one.sum().backward()
+            other.sum().backward()
+        return x.grad.tolist()
+
+    plain = steps()
+    with explain() as report:
+        assert steps() == plain
+    assert [origin.operator for origin in report] == ["sqrt"]

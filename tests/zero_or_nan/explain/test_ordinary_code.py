@@ -1,0 +1,95 @@
+"""Ordinary code, of which nothing is reported: neither an origin, nor a mistake, nor a warning. Its results stay."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from zero_or_nan import explain
+from zero_or_nan.ignoring import lifetimes
+
+CODE = {}
+
+
+def code(function):
+    CODE[function.__name__] = function
+    return function
+
+
+@code
+def padding():
+    return [nn.Embedding(5, 3, padding_idx=0).weight, nn.EmbeddingBag(5, 3, padding_idx=0).weight]
+
+
+@code
+def a_view_of_a_leaf_under_no_grad():
+    w = torch.randn(3, 3, requires_grad=True)
+    with torch.no_grad():
+        w[0].zero_()
+        w[1].mul_(2)
+        w.view(-1)[:2].copy_(torch.ones(2))
+        row = w[2]
+        w.add_(1)
+    (w * 2).sum().backward()
+    return [w, w.grad, row.detach()]
+
+
+@code
+def initializations():
+    w = [torch.empty(4, 4) for _ in range(5)]
+    nn.init.orthogonal_(w[0])
+    nn.init.dirac_(w[1][None])
+    nn.init.sparse_(w[2], 0.5)
+    nn.init.trunc_normal_(w[3])
+    nn.init.xavier_normal_(w[4])
+    return w
+
+
+@code
+def batches_of_vectors():
+    x = torch.ones(3, requires_grad=True)
+    y = x.sqrt() * 2
+    slopes = torch.autograd.functional.jacobian(torch.exp, torch.ones(3), vectorize=True)
+    return [*torch.autograd.grad(y, x, torch.eye(3), is_grads_batched=True), slopes]
+
+
+def a_gradient_that_is_asked_for(layout):
+    x = getattr(torch.eye(3) + 1, f"to_{layout}")().requires_grad_()
+    y = x.to_dense().sqrt().sum()
+    return [gradient.to_dense() for gradient in torch.autograd.grad(y, x)]
+
+
+for layout in ("sparse", "sparse_csr", "mkldnn"):
+    if layout != "mkldnn" or torch.backends.mkldnn.is_available():
+        CODE[f"a leaf as {layout}"] = lambda layout=layout: a_gradient_that_is_asked_for(layout)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+@pytest.mark.parametrize("name", CODE)
+def test_it_is_left_alone(name):
+    torch.manual_seed(0)
+    plain = [tensor.detach().clone() for tensor in CODE[name]()]
+    torch.manual_seed(0)
+    with warnings.catch_warnings(), explain() as report:
+        result = CODE[name]()
+    assert report.ok, report
+    assert all(torch.equal(one, other) for one, other in zip(plain, result, strict=True))
+
+
+def test_a_batch_of_vectors_is_not_said_to_be_finite():
+    x = torch.zeros(2, requires_grad=True)
+    with explain() as report:
+        torch.autograd.grad(x.sqrt(), x, torch.eye(2), is_grads_batched=True)
+    assert report.notes == ["a backward pass for a batch of vectors (is_grads_batched, vectorize) was not looked into"]
+
+
+def test_finding_out_how_pytorch_keeps_nodes_runs_no_hook():
+    """It happens once in a process: it may be while a checkpoint counts what its code saves."""
+
+    def refuses(tensor):
+        raise AssertionError
+
+    lifetimes._keeps_its_object.cache_clear()
+    with torch.autograd.graph.saved_tensors_hooks(refuses, refuses):
+        lifetimes._keeps_its_object()

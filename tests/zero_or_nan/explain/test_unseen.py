@@ -1,0 +1,133 @@
+"""Modes and profilers of the user's see the same calls with and without a watch."""
+
+import importlib
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.profiler import profile
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from zero_or_nan import explain
+from zero_or_nan.explain.findings import Mistakes
+
+FORWARD = importlib.import_module("zero_or_nan.explain.forward")
+
+
+class Operators(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Functions(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.seen.append(getattr(func, "__name__", str(func)))
+        return func(*args, **(kwargs or {}))
+
+
+class Flops(FlopCounterMode):
+    def __init__(self):
+        super().__init__(display=False)
+
+    @property
+    def seen(self):
+        return self.get_total_flops()
+
+
+class Profiler(profile):
+    @property
+    def seen(self):
+        return [event.name for event in self.events()]
+
+
+class Exp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        result = x.exp()
+        ctx.save_for_backward(result)
+        return result
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.saved_tensors[0] * gradient
+
+
+def training(first=1.0):
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(inplace=True), nn.Dropout(0.3), nn.Linear(4, 2))
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        x = torch.randn(5, 3)
+        x[0] *= first
+        model(x).softmax(-1).prod().backward()
+        optimizer.step()
+
+
+def contaminated():
+    x = torch.tensor([1.0, 0.0, 100.0], requires_grad=True)
+    y = torch.where(x > 0, x.log(), x * 0)
+    y += 1
+    y.mul_(2).sum().backward()
+    (Exp.apply(x) * torch.tensor([1.0, 1.0, 0.0])).sum().backward()
+
+
+def checkpoints(reentrant):
+    layer, x = nn.Linear(3, 4), torch.randn(5, 3, requires_grad=True)
+    checkpoint(lambda x: layer(x).exp().relu(), x, use_reentrant=reentrant).sum().backward()
+    checkpoint(lambda x: (layer(x) * 0).sqrt(), x, use_reentrant=reentrant).sum().backward()
+
+
+PROGRAMS = {
+    "training": training,
+    "with NaN": lambda: training(float("nan")),
+    "contaminated": contaminated,
+    "checkpoint": lambda: checkpoints(False),
+    "reentrant checkpoint": lambda: checkpoints(True),
+}
+
+
+def seen(kind, program, inside, watch):
+    torch.manual_seed(0)
+    mode = kind()
+    outer, inner = (watch, mode) if inside else (mode, watch)
+    with outer, inner:
+        program()
+    return mode.seen
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("kind", [Operators, Functions, Flops, Profiler])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_same_is_seen(name, kind, inside):
+    program = PROGRAMS[name]
+    plain = seen(kind, program, inside, nullcontext())
+    assert seen(kind, program, inside, explain()) == plain
+
+
+@pytest.mark.parametrize("kind", [Operators, Profiler])
+def test_a_mode_goes_on_after_a_mistake(kind, monkeypatch):
+    """Whatever happens in the watch, modes and profilers are as before."""
+    monkeypatch.setattr(Mistakes, "are_raised", False)
+    monkeypatch.setattr(FORWARD.Forward, "after", lambda *_: 1 / 0)
+    x = torch.ones(2)
+    with kind() as mode:
+        with pytest.warns(UserWarning, match="explain failed at sin"), explain():
+            x.sin()
+        x.cos()
+    assert [name for name in mode.seen if "sin" in name or "cos" in name] in (
+        ["aten.sin.default", "aten.cos.default"],
+        ["aten::sin", "aten::cos"],
+    )
