@@ -10,6 +10,7 @@ What users of the library import:
 How it works: what watches emits events, and a diagnosis reads them. Each file imports only from files named after it.
 
 1. `block`, `failure`: what users call. `watch`: owns the parts of one watch, and hands on what one finds to the next.
+   `course`: the loss and the parameters over the steps before a failure.
 2. `patches`: the functions of PyTorch that the watch replaces while it lasts, by means of `zero_or_nan.replacing`.
 3. `forward`: checks each function of PyTorch as it returns. `attribution`: which elements of a bad result were *born*
    in the call, and which came with an operand. The nodes of the graph *carry* the answer to backward.

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from html import escape
+from textwrap import dedent
 from typing import Any, Literal
 
 from . import notebook
@@ -154,11 +155,14 @@ class Report:
         origins: every origin, in order of time. Empty if the loss and all gradients are finite.
         passes: the number of backward passes that were watched.
         notes: what `explain` could not check, or could not be sure of.
+        cause: what led to the origins over the steps before, such as a divergence, with the numbers and what to do.
+            Empty if the steps before do not show a cause.
     """
 
     origins: list[Origin] = field(default_factory=list)
     passes: int = 0
     notes: list[str] = field(default_factory=list)
+    cause: str = ""
 
     @property
     def ok(self) -> bool:
@@ -180,7 +184,8 @@ class Report:
         return True
 
     def __str__(self) -> str:
-        return "\n\n".join([self._head, *map(str, self.origins), *(f"note: {note}" for note in self.notes)])
+        notes = [f"note: {note}" for note in self.notes]
+        return "\n\n".join([*filter(None, [self.cause]), self._head, *map(str, self.origins), *notes])
 
     @property
     def _head(self) -> str:
@@ -198,8 +203,10 @@ class Report:
         notes = [notebook.sentence(f"Note: {note}.") for note in self.notes]
         if self.ok:
             return notebook.cards(f"✓ {_capitalized(self._head)}.", notes)
-        head = f"{self._head}:" if len(self.origins) > 1 else ""
-        return notebook.cards(head, [*(origin._card() for origin in self.origins), *notes])
+        head = [notebook.sentence(f"{self._head}:")] if len(self.origins) > 1 else []
+        text, _, lines = self.cause.partition("\n")
+        cause = [notebook.sentence(_capitalized(text)), notebook.code(dedent(lines))] if text else []
+        return notebook.cards("", [*cause, *head, *(origin._card() for origin in self.origins), *notes])
 
     def to_dict(self) -> dict[str, Any]:
         """The whole report as a dict of numbers, strings, lists and dicts. Keys are the attributes' names and `ok`."""

@@ -10,6 +10,7 @@ import torch
 
 from ..ignoring.lifetimes import DEEP_GRAPHS
 from .backward import Backward, Request
+from .course import Course, largest, loss_among
 from .diagnosis import diagnose, diagnose_results
 from .findings import Findings, Mistakes, Scope
 from .forward import Forward
@@ -19,6 +20,7 @@ from .patches import Patches
 from .places import Places, users_frame
 from .report import NotFiniteError, Report
 from .sandbox import Sandbox
+from .shadow import leaves_of
 from .tensors import is_transformed, tensors_in
 
 NOT_IN_TRANSFORMS = "a function transform (torch.func) was not looked into"
@@ -43,6 +45,7 @@ class Watch:
         self.forward = Forward(self.scope, self.findings, self.places, self.sandbox, self.mistakes)
         self.patches = Patches(self.engine, self.scope, self.forward, self.sandbox, self.mistakes)
         self.narration = Narration(report, self.places.around)
+        self.course = Course("backward pass", "backward passes")
         self.running: Backward | None = None
 
     def __enter__(self) -> Report:
@@ -87,11 +90,25 @@ class Watch:
 
     def _end_pass(self, backward: Backward, results: Any) -> None:
         """Report what a pass has found. The outermost pass speaks for those inside of it."""
+        was_ok = self.report.ok
         if backward.end(results):
             self.narration.note_elsewhere()
         if backward.events.reached and backward.outer is None:
             names = Names(users_frame())
             self.narration.add(diagnose(backward.events, backward.shadow, self.narration.verdicts), names)
+        if was_ok and backward.outer is None and backward.request.accumulates:
+            self._follow(backward)
+
+    def _follow(self, backward: Backward) -> None:
+        """Keep the numbers of a pass that was finite. Of the first other one, say what the passes before it show."""
+        leaves = [leaf for _, leaf in leaves_of(backward.graph)]
+        loss = loss_among(backward.request.roots)
+        value = None if loss is None else float(loss)
+        if not self.report.ok:
+            self.report.cause = self.course.cause(value, largest(leaves), self.report.origins[0].kind == "overflow")
+        elif value is not None and value - value == 0:
+            self.course.begin(leaves)
+            self.course.add(value, lambda: largest(leaves))
 
     def end(self) -> None:
         """End the watch, whatever ended the block, and complete the report."""
