@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from .diagnosis import Diagnosis, Verdict
+from .functions import UNINITIALIZED
 from .names import Names
 from .provenance import Birth
 from .remedies import remedy
@@ -105,17 +106,36 @@ class Narration:
             rank=_rank(),
             is_sure=verdict.is_sure,
         )
-        operator = "zero_grad" if birth.held else birth.operator
-        origin.remedy, origin.chapter = remedy(verdict.kind, operator, origin.dtype, verdict.mended)
+        origin.remedy, origin.chapter = remedy(
+            verdict.kind, _source(birth, names), origin.dtype, verdict.mended, birth.operands, birth.phase
+        )
         return origin
+
+
+def _source(birth: Birth, names: Names) -> str:
+    """What an origin comes from: a tensor that held it, or else the operator."""
+    if birth.held:
+        return "zero_grad"
+    if _is_uninitialized(birth):
+        return "uninitialized memory"
+    came_in = birth.tensor() if birth.tensor is not None else None
+    return (came_in is not None and names.role_of(came_in)) or birth.operator
+
+
+def _is_uninitialized(birth: Birth) -> bool:
+    return birth.nature == "given" and birth.operator in UNINITIALIZED
 
 
 def _operands(birth: Birth, kind: Kind, names: Names) -> str:
     """The computation that gave the number, with the name of the tensor that it came in with."""
     operands = birth.operands
     came_in = birth.tensor() if birth.tensor is not None else None
-    if came_in is not None and (name := names.of_tensor(came_in)):
-        operands = f"{operands} in {name}"
+    name = names.of_tensor(came_in) if came_in is not None else ""
+    if _is_uninitialized(birth):
+        operands = f"{operands} in {name or 'memory'}, which was not initialized, as far as explain saw"
+    elif came_in is not None and name:
+        role = names.role_of(came_in)
+        operands = f"{operands} in {name}, {role}" if role else f"{operands} in {name}"
     if birth.in_backward and kind == "contaminated":
         operands = f"{operands}; in backward {birth.in_backward}" if operands else birth.in_backward
     return operands
