@@ -17,7 +17,7 @@ How it works: what watches emits events, and a diagnosis reads them. Each file i
 4. `backward`: checks what each node passes on, notes what is born there, and what has been *reached* in the end.
    `shadow`: the same pass run by `ignoring`, in a `sandbox` that hides it from the user's program.
 5. `narration`: writes diagnoses into the report. `diagnosis`: from `events` and a shadow to the kind of each origin, by
-   pure functions.
+   pure functions. `ties`: whether the kind follows from a convention of PyTorch alone.
 6. `report`: what the user reads, as HTML by `notebook`; with `remedies`, and the user's `names`.
 
 What they have in common:

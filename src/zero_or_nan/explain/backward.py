@@ -31,6 +31,7 @@ from .provenance import Birth, Provenance, joined
 from .sandbox import Sandbox
 from .shadow import Shadow, leaves_of, shadow_of
 from .tensors import all_finite, is_finite, numbers_of
+from .ties import tie_of, value_of
 
 _unwatched = torch._C.DisableTorchFunction
 _STRIDED = torch.strided
@@ -306,7 +307,8 @@ class Backward:
             text = multiplication(node, arriving, at, entries) or (inside.births[0].operands if inside else "")
             too_large = is_only_too_large(node, arriving, at, entries)
             birth = describe("made", origination.call, result, entries, text, "backward", too_large=too_large)
-            self.events.born[node] = Born(birth, entries, is_opaque=type(node) not in KINDS)
+            value = value_of(node, birth.where[0], birth.shape)
+            self.events.born[node] = Born(birth, entries, type(node) not in KINDS, value)
         return [*births, self.events.born[node].birth]
 
     def _from_forward(self, node: Any, origination: Origination) -> list[Birth]:
@@ -390,6 +392,11 @@ class Backward:
             if self.loss is not None:
                 self.findings.secondhand.keep(gradient, self.loss)
         return is_from_elsewhere
+
+    def tie_of(self, birth: Birth, is_used: bool) -> str:
+        """How PyTorch treats what was born, if it is at a tie."""
+        at = ((node, born.value) for node, born in self.events.born.items() if born.birth is birth)
+        return next((tie for node, value in at if (tie := tie_of(node, value, is_used, self.graph))), "")
 
     def _targets(self, results: Any) -> Iterator[tuple[Tensor, Edge, Tensor]]:
         """The leaves, or the tensors that gradients were asked for, with their edges and gradients."""

@@ -55,6 +55,7 @@ class Diagnosis(NamedTuple):
         targets: the tensors that it reached, or their names.
         path: the functions on the longest path to them.
         is_implied: whether an origin in the loss implies it, so that the report leaves it out.
+        tie: how PyTorch treats it, if it is at a tie.
     """
 
     birth: Birth
@@ -62,6 +63,7 @@ class Diagnosis(NamedTuple):
     targets: Sequence[Tensor | str]
     path: Sequence[str]
     is_implied: bool = False
+    tie: str = ""
 
 
 def diagnose(events: Events, shadow: Shadow | None, known: Mapping[Birth, Verdict]) -> list[Diagnosis]:

@@ -56,7 +56,7 @@ class Narration:
     def add(self, diagnoses: Iterable[Diagnosis], names: Names) -> None:
         """Add what the report does not have yet."""
         for diagnosis in diagnoses:
-            birth, verdict, targets, path, is_implied = diagnosis
+            birth, verdict, targets, path, is_implied, tie = diagnosis
             if not verdict.is_sure:
                 self.report.note(NOT_TOLD_APART)
             if is_implied:
@@ -67,6 +67,7 @@ class Narration:
             if known is None:
                 labels = [names.of_target(target) for target in targets]
                 origin = self._origin(birth, verdict, labels, path, names)
+                origin.tie = tie
                 self._narrated[key] = _Narrated(origin, birth.number)
                 self.report.origins.append(origin)
                 continue

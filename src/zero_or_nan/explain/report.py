@@ -57,6 +57,8 @@ class Origin:
         rank: the rank of the process, if there are several processes.
         is_sure: whether `explain` could determine if the loss uses the element or ignores it. If not, a note gives the
             reason.
+        tie: how PyTorch treats the element, if it is at a tie such as the 0 of `relu`. The kind follows from this
+            convention.
     """
 
     phase: Literal["forward", "backward"]
@@ -80,6 +82,7 @@ class Origin:
     times: int = 1
     rank: int | None = None
     is_sure: bool = True
+    tie: str = ""
 
     def __str__(self) -> str:
         lines = [
@@ -118,7 +121,10 @@ class Origin:
     @property
     def means(self) -> str:
         """What its kind says, in half a sentence."""
-        text = MEANS[self.kind] + self.is_mended
+        text = MEANS[self.kind]
+        if self.tie:
+            text = f"{text.partition(':')[0]}, {self.tie}" if self.kind == "contaminated" else f"{text}; {self.tie}"
+        text += self.is_mended
         if self.is_sure:
             return text
         return text.replace("the loss uses this element, and", "if the loss uses this element,")

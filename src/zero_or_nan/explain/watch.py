@@ -95,7 +95,11 @@ class Watch:
             self.narration.note_elsewhere()
         if backward.events.reached and backward.outer is None:
             names = Names(users_frame())
-            self.narration.add(diagnose(backward.events, backward.shadow, self.narration.verdicts), names)
+            found = diagnose(backward.events, backward.shadow, self.narration.verdicts)
+            for at, (birth, verdict, *_) in enumerate(found):
+                if verdict.kind in ("contaminated", "undefined"):
+                    found[at] = found[at]._replace(tie=backward.tie_of(birth, verdict.kind == "undefined"))
+            self.narration.add(found, names)
         if was_ok and backward.outer is None and backward.request.accumulates:
             self._follow(backward)
 

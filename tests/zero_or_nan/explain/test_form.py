@@ -11,7 +11,7 @@ from zero_or_nan import explain
 from zero_or_nan.explain import NotFiniteError, Origin, Report
 from zero_or_nan.explain.report import MEANS
 
-TEXTS = "phase operator filename source module dtype device operands kind remedy chapter".split()
+TEXTS = "phase operator filename source module dtype device operands kind remedy chapter tie".split()
 NUMBERS = "line count times".split()
 LISTS = "entries shape reached path".split()
 
