@@ -56,6 +56,8 @@ class Diagnosis(NamedTuple):
         path: the functions on the longest path to them.
         is_implied: whether an origin in the loss implies it, so that the report leaves it out.
         tie: how PyTorch treats it, if it is at a tie.
+        is_hidden: whether it shows only once the contaminated origins are fixed.
+        has_others: whether gradients stay not finite because of other origins, which the loss uses.
     """
 
     birth: Birth
@@ -64,6 +66,8 @@ class Diagnosis(NamedTuple):
     path: Sequence[str]
     is_implied: bool = False
     tie: str = ""
+    is_hidden: bool = False
+    has_others: bool = False
 
 
 def diagnose(events: Events, shadow: Shadow | None, known: Mapping[Birth, Verdict]) -> list[Diagnosis]:

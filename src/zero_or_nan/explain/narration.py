@@ -22,6 +22,8 @@ NOT_TOLD_APART = (
     "which failed, or was not tried because a custom autograd.Function may allow only one pass"
 )
 
+BEHIND = "the origin in {} of line {} is behind another: it shows once the contaminated origin is fixed"
+
 _MOST_LOOKS = 20
 """The number of passes in which names are looked up for one origin. A NaN in the parameters reaches all, each time."""
 
@@ -56,18 +58,19 @@ class Narration:
     def add(self, diagnoses: Iterable[Diagnosis], names: Names) -> None:
         """Add what the report does not have yet."""
         for diagnosis in diagnoses:
-            birth, verdict, targets, path, is_implied, tie = diagnosis
+            birth, verdict, targets = diagnosis[:3]
             if not verdict.is_sure:
                 self.report.note(NOT_TOLD_APART)
-            if is_implied:
+            if diagnosis.is_implied:
                 continue
             self.verdicts[birth] = verdict
             key = birth.phase, birth.operator, birth.place.filename, birth.place.line, verdict.kind
             known = self._narrated.get(key)
             if known is None:
                 labels = [names.of_target(target) for target in targets]
-                origin = self._origin(birth, verdict, labels, path, names)
-                origin.tie = tie
+                origin = self._origin(diagnosis, labels, names)
+                if diagnosis.is_hidden:
+                    self.report.note(BEHIND.format(origin.operator, origin.line))
                 self._narrated[key] = _Narrated(origin, birth.number)
                 self.report.origins.append(origin)
                 continue
@@ -85,7 +88,8 @@ class Narration:
         if rank is not None:
             self.report.note(f"a gradient is not finite, and nothing of rank {rank} made it so: see the other ranks")
 
-    def _origin(self, birth: Birth, verdict: Verdict, labels: list[str], path: Sequence[str], names: Names) -> Origin:
+    def _origin(self, diagnosis: Diagnosis, labels: list[str], names: Names) -> Origin:
+        birth, verdict = diagnosis.birth, diagnosis.verdict
         place = birth.place
         origin = Origin(
             phase=birth.phase,
@@ -102,14 +106,14 @@ class Narration:
             operands=_operands(birth, verdict.kind, names),
             kind=verdict.kind,
             reached=list(dict.fromkeys(labels)),
-            path=list(path),
+            path=list(diagnosis.path),
             mended=verdict.mended,
             rank=_rank(),
             is_sure=verdict.is_sure,
+            tie=diagnosis.tie,
         )
-        origin.remedy, origin.chapter = remedy(
-            verdict.kind, _source(birth, names), origin.dtype, verdict.mended, birth.operands, birth.phase
-        )
+        situation = _source(birth, names), origin.dtype, verdict.mended, birth.operands, birth.phase
+        origin.remedy, origin.chapter = remedy(verdict.kind, *situation, has_others=diagnosis.has_others)
         return origin
 
 

@@ -25,6 +25,10 @@ _IGNORE = """\
 from zero_or_nan import ignoring
 ignoring.backward(loss)  # in place of loss.backward()"""
 
+_IGNORE_AND = """\
+from zero_or_nan import ignoring
+ignoring.backward(loss)  # and fix the other origins, which the loss uses"""
+
 _IGNORE_GRAD = """\
 # ignoring does not fix it here: keep the element out of the function,
 # and give the function a harmless number instead
@@ -264,7 +268,13 @@ def _situation(operator: str, operands: str) -> str:
 
 
 def remedy(
-    kind: str, operator: str, dtype: str, mended: bool | None, operands: str = "", phase: str = "forward"
+    kind: str,
+    operator: str,
+    dtype: str,
+    mended: bool | None,
+    operands: str = "",
+    phase: str = "forward",
+    has_others: bool = False,
 ) -> tuple[str, str]:
     """What to do, and the address of the section about it.
 
@@ -274,7 +284,7 @@ def remedy(
     ignoring.backward(loss)  # in place of loss.backward()
     """
     if kind == "contaminated":
-        code = _IGNORE if mended else _IGNORE_GRAD
+        code = _IGNORE if mended else _IGNORE_AND if has_others else _IGNORE_GRAD
         found = Remedy(code, CONTAMINATED.get(operator, CONTAMINATED[""]))
     elif kind == "overflow" and dtype == "float16":
         found = _HALF

@@ -136,7 +136,7 @@ class Origin:
             return ""
         if self.mended:
             return "; ignoring.backward gave finite gradients on this very graph"
-        return "; ignoring.backward did not fix it on this very graph"
+        return "; ignoring.backward alone did not give finite gradients on this very graph"
 
     def _card(self) -> str:
         module = f" in {notebook.word(self.module)}" if self.module else ""

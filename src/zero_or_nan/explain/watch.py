@@ -95,7 +95,7 @@ class Watch:
             self.narration.note_elsewhere()
         if backward.events.reached and backward.outer is None:
             names = Names(users_frame())
-            found = diagnose(backward.events, backward.shadow, self.narration.verdicts)
+            found = backward.with_hidden(diagnose(backward.events, backward.shadow, self.narration.verdicts))
             for at, (birth, verdict, *_) in enumerate(found):
                 if verdict.kind in ("contaminated", "undefined"):
                     found[at] = found[at]._replace(tie=backward.tie_of(birth, verdict.kind == "undefined"))

@@ -19,7 +19,16 @@ from tensors import leaf
 from torch import nn
 
 from zero_or_nan import explain, ignoring
-from zero_or_nan.explain.remedies import _HALF, _IGNORE, _IGNORE_GRAD, CONTAMINATED, PAGES, REMEDIES, remedy
+from zero_or_nan.explain.remedies import (
+    _HALF,
+    _IGNORE,
+    _IGNORE_AND,
+    _IGNORE_GRAD,
+    CONTAMINATED,
+    PAGES,
+    REMEDIES,
+    remedy,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 
@@ -548,7 +557,7 @@ def test_its_statements_give_the_gradient_of_a_reference(name):
 
 
 def test_each_statement_was_run():
-    every = [_IGNORE, _IGNORE_GRAD, _HALF.code, *(each.code for each in REMEDIES.values())]
+    every = [_IGNORE, _IGNORE_AND, _IGNORE_GRAD, _HALF.code, *(each.code for each in REMEDIES.values())]
     ran = {statement for name in TRIALS for statement in applied(name)}
     assert {statement for code in every for statement in statements(code)} == ran
 
