@@ -10,13 +10,14 @@ What users of the library import:
 How it works: what watches emits events, and a diagnosis reads them. Each file imports only from files named after it.
 
 1. `block`, `failure`: what users call. `watch`: owns the parts of one watch, and hands on what one finds to the next.
+   `course`: the loss and the parameters over the steps before a failure.
 2. `patches`: the functions of PyTorch that the watch replaces while it lasts, by means of `zero_or_nan.replacing`.
 3. `forward`: checks each function of PyTorch as it returns. `attribution`: which elements of a bad result were *born*
    in the call, and which came with an operand. The nodes of the graph *carry* the answer to backward.
 4. `backward`: checks what each node passes on, notes what is born there, and what has been *reached* in the end.
    `shadow`: the same pass run by `ignoring`, in a `sandbox` that hides it from the user's program.
 5. `narration`: writes diagnoses into the report. `diagnosis`: from `events` and a shadow to the kind of each origin, by
-   pure functions.
+   pure functions. `ties`: whether the kind follows from a convention of PyTorch alone.
 6. `report`: what the user reads, as HTML by `notebook`; with `remedies`, and the user's `names`.
 
 What they have in common:

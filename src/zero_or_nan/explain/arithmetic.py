@@ -386,7 +386,7 @@ def _var(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
     row = _reduced(operands, index)
     if row is None or row.numel() > 1:
         return ""
-    return "0 / 0, the spread of one element"
+    return f"0 / 0, the spread of {'one element' if row.numel() else 'no elements'}"
 
 
 @_said("_softmax _log_softmax _safe_softmax logsumexp")

@@ -14,7 +14,7 @@ from torch import Tensor
 from .births import come_in, describe, newborn
 from .calls import Call, Change, apart, came_too, finite_ones, of_masks, was_there
 from .findings import Findings
-from .functions import MAKES_DATA, MEANT, Plan, buffers_of, overwritten_by
+from .functions import MAKES_DATA, MEANT, UNINITIALIZED, Plan, buffers_of, overwritten_by
 from .nodes import node_of, note_call, note_carried, note_passed
 from .places import optimizer_here
 from .provenance import Birth, Provenance, joined, without
@@ -95,6 +95,9 @@ class Attribution:
     def came_in(self, tensor: Tensor, here: Tensor, call: Call) -> Birth:
         """The birth of a tensor that is not finite, and that no function in the block has made."""
         compiled_at, births = self.findings.compiled_at, self.findings.births
+        uninitialized = self.findings.uninitialized.of(tensor)
+        if uninitialized is not None:
+            return births.known(uninitialized.births[0])
         node = node_of(tensor)
         if node is None or "Compiled" not in node.name() or compiled_at is None:
             return births.known(come_in(tensor, here, call))
@@ -155,6 +158,9 @@ class Attribution:
     def _of_result(self, call: Call, plan: Plan, result: Result, operands: Operands) -> Provenance | None:
         """The provenance of a result that is not finite, or None if the call only brought it in."""
         if not operands.provenances and plan.name in MAKES_DATA:
+            if plan.name in UNINITIALIZED:
+                birth = come_in(result.tensor, result.here, call)
+                self.findings.uninitialized.keep(result.tensor, Provenance({birth: ()}))
             return None
         entries = ~torch.isfinite(result.here)
         split = self._split(call, plan, result, entries, operands)

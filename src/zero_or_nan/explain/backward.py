@@ -6,6 +6,7 @@ no `.grad`. It says which elements the loss ignored, and whether the gradient ex
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -14,23 +15,35 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ..ignoring.graph import KINDS, AccumulateGrad, Edge, function_of
+from ..ignoring.graph import KINDS, AccumulateGrad, Edge, function_of, run
 from ..ignoring.lifetimes import held_from
 from ..ignoring.plan import nothing_ignored
 from ..ignoring.precheck import is_safe
-from .arithmetic import limit
+from .arithmetic import limit, rerun
 from .births import come_in, describe, held_before
 from .calls import Call
 from .derivatives import at_finite_cotangents, is_entrywise, is_only_too_large, multiplication, only_passes_on
+from .diagnosis import Diagnosis, Verdict
 from .events import Born, Events, Reached
 from .findings import Findings, Mistakes
 from .functions import MEANT
-from .nodes import CALLED, Carried, carried_by, edge_of, note_call, passed_by, saved_by, share_readable
+from .nodes import (
+    CALLED,
+    Carried,
+    can_run_again,
+    carried_by,
+    edge_of,
+    note_call,
+    passed_by,
+    saved_by,
+    share_readable,
+)
 from .places import Place, place_here, users_frame
 from .provenance import Birth, Provenance, joined
 from .sandbox import Sandbox
 from .shadow import Shadow, leaves_of, shadow_of
 from .tensors import all_finite, is_finite, numbers_of
+from .ties import tie_of, value_of
 from .unseen import unseen
 
 _STRIDED = torch.strided
@@ -80,6 +93,7 @@ class Backward:
         holders: by edge of each leaf whose `.grad` this pass adds to, whether `.grad` is one more finite number in the
             sum that arrives there.
         loss: the provenance of a loss that is not finite.
+        hidden: the births in the shadow. In the pass itself, another NaN may arrive there first.
     """
 
     def __init__(
@@ -95,6 +109,7 @@ class Backward:
         self.arrived: dict[Edge, Provenance] = {}
         self.holders: dict[Edge, bool] = {} if outer is None else dict(outer.holders)
         self.loss: Provenance | None = None
+        self.hidden: list[Birth] = []
         self._handles: list[Any] = []
 
     # Before the engine runs.
@@ -174,6 +189,31 @@ class Backward:
         with self.sandbox.entered() as nested:
             self.shadow = shadow_of(roots, vectors, inputs, self.graph, keep, unsafe, nested)
         self.events.lacks_shadow = self.shadow is None
+        if self.shadow is not None and self.shadow.is_complete:
+            for node, at, bad in self.shadow.made:
+                self._note_hidden(node, at, bad)
+            self.shadow.made.clear()
+
+    def _note_hidden(self, node: Any, at: int, bad: Tensor) -> None:
+        """Note what a node makes in the shadow, now that its derivative can still run."""
+        if not can_run_again(node):
+            return
+        ones = [torch.ones(each.shape, dtype=each.dtype, device=each.device) for each in node._input_metadata]
+        slopes = None
+        with contextlib.suppress(Exception), rerun():
+            slopes = numbers_of(run(node, *ones)[at])
+        if slopes is None or slopes.shape != bad.shape:
+            return
+        bad = bad & ~torch.isfinite(slopes)
+        if not bool(bad.any()):
+            return
+        origination = self._origination(node)
+        births = self._from_forward(node, origination)
+        if not births:
+            text = multiplication(node, ones, at, bad).removeprefix("1 × ")
+            too_large = is_only_too_large(node, ones, at, bad)
+            births = [describe("made", origination.call, slopes, bad, text, "backward", too_large=too_large)]
+        self.hidden += [birth for birth in births if birth not in self.hidden]
 
     def _hook(self, node: Any) -> Callable[..., None]:
         def look(results: Sequence[Tensor | None], arriving: Sequence[Tensor | None]) -> None:
@@ -306,7 +346,8 @@ class Backward:
             text = multiplication(node, arriving, at, entries) or (inside.births[0].operands if inside else "")
             too_large = is_only_too_large(node, arriving, at, entries)
             birth = describe("made", origination.call, result, entries, text, "backward", too_large=too_large)
-            self.events.born[node] = Born(birth, entries, is_opaque=type(node) not in KINDS)
+            value = value_of(node, birth.where[0], birth.shape)
+            self.events.born[node] = Born(birth, entries, type(node) not in KINDS, value)
         return [*births, self.events.born[node].birth]
 
     def _from_forward(self, node: Any, origination: Origination) -> list[Birth]:
@@ -392,6 +433,32 @@ class Backward:
             if self.loss is not None:
                 self.findings.secondhand.keep(gradient, self.loss)
         return is_from_elsewhere
+
+    def with_hidden(self, found: list[Diagnosis]) -> list[Diagnosis]:
+        """These, and the origins that show only once the contaminated ones are fixed, if that is not enough."""
+        shadow = self.shadow
+        if (
+            shadow is None
+            or not shadow.is_complete
+            or Verdict("contaminated", False) not in [each[1] for each in found]
+        ):
+            return found
+        places = {(birth.operator, birth.place.filename, birth.place.line) for birth, *_ in found}
+        ends = [each for each in self.events.reached if each.edge and not shadow.mended(each.target, each.edge)]
+        targets = [target for target, *_ in ends]
+        hidden = [
+            Diagnosis(birth, Verdict(birth.kind_if_used, False), targets, (birth.operator,), is_hidden=True)
+            for birth in self.hidden
+            if targets and (birth.operator, birth.place.filename, birth.place.line) not in places
+        ]
+        every = [*found, *hidden]
+        has_others = any(each.verdict.kind != "contaminated" for each in every)
+        return [each._replace(has_others=has_others) for each in every]
+
+    def tie_of(self, birth: Birth, is_used: bool) -> str:
+        """How PyTorch treats what was born, if it is at a tie."""
+        at = ((node, born.value) for node, born in self.events.born.items() if born.birth is birth)
+        return next((tie for node, value in at if (tie := tie_of(node, value, is_used, self.graph))), "")
 
     def _targets(self, results: Any) -> Iterator[tuple[Tensor, Edge, Tensor]]:
         """The leaves, or the tensors that gradients were asked for, with their edges and gradients."""

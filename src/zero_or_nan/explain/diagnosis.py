@@ -55,6 +55,9 @@ class Diagnosis(NamedTuple):
         targets: the tensors that it reached, or their names.
         path: the functions on the longest path to them.
         is_implied: whether an origin in the loss implies it, so that the report leaves it out.
+        tie: how PyTorch treats it, if it is at a tie.
+        is_hidden: whether it shows only once the contaminated origins are fixed.
+        has_others: whether gradients stay not finite because of other origins, which the loss uses.
     """
 
     birth: Birth
@@ -62,6 +65,9 @@ class Diagnosis(NamedTuple):
     targets: Sequence[Tensor | str]
     path: Sequence[str]
     is_implied: bool = False
+    tie: str = ""
+    is_hidden: bool = False
+    has_others: bool = False
 
 
 def diagnose(events: Events, shadow: Shadow | None, known: Mapping[Birth, Verdict]) -> list[Diagnosis]:

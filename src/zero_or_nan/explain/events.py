@@ -19,11 +19,13 @@ class Born(NamedTuple):
         birth: the birth.
         entries: its elements in the gradient that the node passes on.
         is_opaque: whether the node's derivative is somebody's own code.
+        value: what the function gave in the forward pass at the first of the elements, if that is known.
     """
 
     birth: Birth
     entries: Tensor
     is_opaque: bool
+    value: float | None = None
 
 
 class Reached(NamedTuple):

@@ -17,6 +17,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from ..ignoring.lifetimes import held_from
 from ..replacing import put_back, replace
 from .arithmetic import on_copies
+from .course import Course, largest, loss_among
 from .report import NotFiniteError, Report
 from .shadow import leaves_of
 from .tensors import all_finite, each_in, tensors_in
@@ -53,6 +54,13 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
     states is kept from the first call on. The first evaluation must be finite. A later evaluation that is not finite is
     a failure only if a parameter becomes NaN or infinite, because a line search may reject such an evaluation.
 
+    A step that changes its parameters by its own code, without an optimizer, changes them before the check. From the
+    second call on, a copy of these parameters is kept until the step ends.
+
+    If the loss and the parameters grew over the steps before the failure, the report begins with these numbers, and
+    says that the training diverged. For this, the loss of each step is read once the gradients are checked. The
+    parameters are looked at before the first step, and while the loss is far above the first loss.
+
     Args:
         step: a function that runs forward and backward, and may call an optimizer. Its return value is checked.
         model: the model whose buffers, such as the running statistics of a batch norm, are restored before the second
@@ -87,15 +95,21 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
     def run(*args: Any, **kwargs: Any) -> Any:
         before = _Before(model)
         watch = _Watch(before, habits)
+        result = None
         try:
             with watch:
                 result = step(*args, **kwargs)
+            watch.learn()
             if watch.is_fine(result):
+                watch.add_to_course()
                 return result
         except _Failed:
             pass
         too_early = any(optimizer not in before.optimizers for optimizer in watch.stepped)
+        by_hand = habits.by_hand and watch.leaves and not before.values
+        loss = watch.loss if watch.loss is not None else loss_among(tensors_in(result))
         before.put_back()
+        size = watch.largest()
         with Watch(Report()) as report:
             try:
                 with _Watch(before, habits):
@@ -107,6 +121,10 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
             report.note(
                 "an optimizer took its step before the failure was seen, and its parameters are as it left them"
             )
+        if by_hand:
+            report.note("the step changed its parameters before the failure was seen, and they are as it left them")
+        is_overflow = not report.ok and report.origins[0].kind == "overflow"
+        report.cause = habits.course.cause(None if loss is None else float(loss), size, is_overflow)
         if report.ok:
             report.note(
                 "the step was not finite, and when it ran again, watched, it was: what happened does not repeat itself"
@@ -127,6 +145,7 @@ class _Before:
         self.numpy = numpy.random.get_state() if numpy is not None else None
         self.buffers = [] if model is None else [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
         self.grads: dict[int, tuple[Tensor, Tensor | None, Tensor | None]] = {}
+        self.values: list[tuple[Tensor, Tensor]] = []
         self.optimizers: dict[Optimizer, tuple[list[tuple[Tensor, Tensor]], dict[Tensor, dict[str, Any]]]] = {}
 
     def note(self, leaf: Tensor) -> None:
@@ -134,6 +153,10 @@ class _Before:
         if id(leaf) not in self.grads:
             grad = leaf.grad
             self.grads[id(leaf)] = leaf, grad, None if grad is None else grad.detach().clone()
+
+    def note_value(self, leaf: Tensor) -> None:
+        """Keep the value of a leaf that the step changes itself."""
+        self.values.append((leaf, leaf.detach().clone()))
 
     def note_optimizer(self, optimizer: Optimizer) -> None:
         """Keep the parameters and the state of an optimizer, before a step that may turn out to be too early."""
@@ -149,8 +172,8 @@ class _Before:
         if self.numpy is not None:
             sys.modules["numpy"].random.set_state(self.numpy)
         with torch.no_grad():
-            for buffer, value in self.buffers:
-                buffer.copy_(value)
+            for tensor, value in (*self.buffers, *self.values):
+                tensor.copy_(value)
             for leaf, grad, kept in self.grads.values():
                 if grad is not None and kept is not None:
                     grad.copy_(kept)
@@ -168,9 +191,13 @@ class _Habits:
     Attributes:
         early: the optimizers that change parameters before something else in the step can fail.
         once: the optimizers that evaluate a closure at most once, before they change a parameter.
+        by_hand: whether the step changes its parameters itself, without an optimizer.
+        course: the loss and the parameters over these calls.
     """
 
     def __init__(self) -> None:
+        self.by_hand = False
+        self.course = Course()
         self.early: WeakSet[Optimizer] = WeakSet()
         self.once: WeakSet[Optimizer] = WeakSet()
 
@@ -188,6 +215,7 @@ class _Watch:
         running: the steps of optimizers that have begun and not ended, the outermost first.
         leaves: the leaves whose gradients a pass has added to.
         is_scaled: whether a loss was scaled.
+        loss: the last loss of the step, before it was scaled, if it is known.
     """
 
     def __init__(self, before: _Before, habits: _Habits) -> None:
@@ -198,6 +226,10 @@ class _Watch:
         self.thread = threading.get_ident()
         self.leaves: dict[int, Tensor] = {}
         self.is_scaled = False
+        self.loss: Tensor | None = None
+        self._is_added = False
+        self._largest: float | None = None
+        self._versions: dict[int, int] = {}
 
     def __enter__(self) -> None:
         self.handles = (
@@ -225,16 +257,25 @@ class _Watch:
         def scaled(scaler: Any, outputs: Any) -> Any:
             if threading.get_ident() == self.thread:
                 self.is_scaled = self.is_scaled or scaler.is_enabled()
+                self.loss = loss_among(tensors_in(outputs))
             return scale(scaler, outputs)
 
         return scaled
 
     def _begins(self, roots: Any) -> None:
         self.habits.early.update(self.stepped)
-        for _, leaf in leaves_of(held_from(roots)):
-            if id(leaf) not in self.leaves:
-                self.leaves[id(leaf)] = leaf
-                self.before.note(leaf)
+        if not self.is_scaled:
+            self.loss = loss_among(roots)
+        new = {id(leaf): leaf for _, leaf in leaves_of(held_from(roots)) if id(leaf) not in self.leaves}
+        self.habits.course.begin(new.values())
+        for at, leaf in new.items():
+            self._versions[at] = leaf._version
+            self.before.note(leaf)
+            if self.habits.by_hand:
+                self.before.note_value(leaf)
+        self.leaves.update(new)
+        if self.habits.by_hand and self._largest is None:
+            self._largest = largest(self.leaves.values())
 
     def _begin_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         if threading.get_ident() != self.thread:
@@ -261,6 +302,26 @@ class _Watch:
         self.running.remove(steps[-1])
         self.stepped.append(optimizer)
         steps[-1].end(has_closure=any(isinstance(thing, _Closure) for thing in (*args[1:], *kwargs.values())))
+
+    def learn(self) -> None:
+        """Find out whether the step has changed parameters itself."""
+        if not self.stepped and any(leaf._version != self._versions[at] for at, leaf in self.leaves.items()):
+            self.habits.by_hand = True
+
+    def add_to_course(self) -> None:
+        """Keep the loss of the step, once: its gradients are finite, and no optimizer has used them yet."""
+        if self.loss is None or self._is_added:
+            return
+        self._is_added = True
+        loss = float(self.loss)
+        if loss - loss == 0:
+            self.habits.course.add(loss, self.largest)
+        else:
+            self._largest = self.largest()  # the optimizer may take its step before the loss is checked
+
+    def largest(self) -> float | None:
+        """The largest absolute value among the parameters, before the step changed them."""
+        return largest(self.leaves.values()) if self._largest is None else self._largest
 
     def is_fine(self, result: Any) -> bool:
         """Whether the step returned finite numbers, and left finite gradients if no optimizer has checked them."""
@@ -291,6 +352,7 @@ class _Step:
         # A scaler gives a fused optimizer this attribute, by which the optimizer skips such a step itself.
         if getattr(self.optimizer, "found_inf", None) is None and not self._has_finite_gradients():
             raise _Failed
+        self.watch.add_to_course()
 
     def begin_evaluation(self) -> None:
         if self.evaluations or self._has_moved():

@@ -108,6 +108,7 @@ class Findings:
         births: all births.
         provenances: those of the tensors that are not finite.
         secondhand: provenances of tensors that are finite, but were computed from the gradient of a loss that was not.
+        uninitialized: provenances of tensors whose memory was not finite when PyTorch handed it out.
         unconsumed: by memory, the provenances of results that no function has used yet.
         carries: whether any node carries a note about elements that are not finite.
         compiled_at: the call of the last compiled region. Nobody saw the functions inside of it.
@@ -117,6 +118,7 @@ class Findings:
         self.births = Births()
         self.provenances = Provenances()
         self.secondhand = Provenances()
+        self.uninitialized = Provenances()
         self.unconsumed: dict[int, Provenance] = {}
         self.carries = False
         self.compiled_at: Place | None = None
@@ -137,4 +139,5 @@ class Findings:
     def clear(self) -> None:
         self.provenances.clear()
         self.secondhand.clear()
+        self.uninitialized.clear()
         self.unconsumed.clear()

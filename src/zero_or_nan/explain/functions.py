@@ -62,6 +62,9 @@ new_empty_strided empty_permuted from_dlpack
 )
 """Functions that only bring data in. A NaN in it is reported at the first function that computes with it."""
 
+UNINITIALIZED = frozenset(name for name in MAKES_DATA if "empty" in name)
+"""Those that leave the memory as it is."""
+
 
 class Plan(NamedTuple):
     """What is known of a function before it is called.

@@ -37,6 +37,7 @@ class Names:
         self.frame = frame
         self._inside: dict[int, list[tuple[nn.Module, str]]] = {}
         self._holds: dict[int, list[tuple[nn.Module, str]]] = {}
+        self._buffers: set[int] = set()
         self._looked = False
 
     def _look(self) -> None:
@@ -48,10 +49,9 @@ class Names:
             for name, child in module.__dict__.get("_modules", {}).items():
                 if child is not None:
                     self._inside.setdefault(id(child), []).append((module, name))
-            for name, tensor in (
-                *module.__dict__.get("_parameters", {}).items(),
-                *module.__dict__.get("_buffers", {}).items(),
-            ):
+            buffers = module.__dict__.get("_buffers", {})
+            self._buffers.update(map(id, buffers.values()))
+            for name, tensor in (*module.__dict__.get("_parameters", {}).items(), *buffers.items()):
                 if tensor is not None:
                     self._holds.setdefault(id(tensor), []).append((module, name))
 
@@ -81,6 +81,13 @@ class Names:
     def of_target(self, target: Tensor | str) -> str:
         """A name for what was reached."""
         return target if isinstance(target, str) else self.of_tensor(target) or "a tensor"
+
+    def role_of(self, tensor: Tensor) -> str:
+        """What a tensor is to a module: "a parameter" or "a buffer"; empty if it is neither."""
+        self._look()
+        if id(tensor) in self._buffers:
+            return "a buffer"
+        return "a parameter" if id(tensor) in self._holds or isinstance(tensor, nn.Parameter) else ""
 
     def of_tensor(self, tensor: Tensor) -> str:
         """The name of a tensor as a parameter, a buffer or a variable; empty if it has none."""

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from .diagnosis import Diagnosis, Verdict
+from .functions import UNINITIALIZED
 from .names import Names
 from .provenance import Birth
 from .remedies import remedy
@@ -20,6 +21,8 @@ NOT_TOLD_APART = (
     "explain could not find out whether the loss uses an element or ignores it: this needs a second backward pass, "
     "which failed, or was not tried because a custom autograd.Function may allow only one pass"
 )
+
+BEHIND = "the origin in {} of line {} is behind another: it shows once the contaminated origin is fixed"
 
 _MOST_LOOKS = 20
 """The number of passes in which names are looked up for one origin. A NaN in the parameters reaches all, each time."""
@@ -55,17 +58,19 @@ class Narration:
     def add(self, diagnoses: Iterable[Diagnosis], names: Names) -> None:
         """Add what the report does not have yet."""
         for diagnosis in diagnoses:
-            birth, verdict, targets, path, is_implied = diagnosis
+            birth, verdict, targets = diagnosis[:3]
             if not verdict.is_sure:
                 self.report.note(NOT_TOLD_APART)
-            if is_implied:
+            if diagnosis.is_implied:
                 continue
             self.verdicts[birth] = verdict
             key = birth.phase, birth.operator, birth.place.filename, birth.place.line, verdict.kind
             known = self._narrated.get(key)
             if known is None:
                 labels = [names.of_target(target) for target in targets]
-                origin = self._origin(birth, verdict, labels, path, names)
+                origin = self._origin(diagnosis, labels, names)
+                if diagnosis.is_hidden:
+                    self.report.note(BEHIND.format(origin.operator, origin.line))
                 self._narrated[key] = _Narrated(origin, birth.number)
                 self.report.origins.append(origin)
                 continue
@@ -83,7 +88,8 @@ class Narration:
         if rank is not None:
             self.report.note(f"a gradient is not finite, and nothing of rank {rank} made it so: see the other ranks")
 
-    def _origin(self, birth: Birth, verdict: Verdict, labels: list[str], path: Sequence[str], names: Names) -> Origin:
+    def _origin(self, diagnosis: Diagnosis, labels: list[str], names: Names) -> Origin:
+        birth, verdict = diagnosis.birth, diagnosis.verdict
         place = birth.place
         origin = Origin(
             phase=birth.phase,
@@ -100,22 +106,43 @@ class Narration:
             operands=_operands(birth, verdict.kind, names),
             kind=verdict.kind,
             reached=list(dict.fromkeys(labels)),
-            path=list(path),
+            path=list(diagnosis.path),
             mended=verdict.mended,
             rank=_rank(),
             is_sure=verdict.is_sure,
+            tie=diagnosis.tie,
         )
-        operator = "zero_grad" if birth.held else "step" if birth.operator.endswith(".step") else birth.operator
-        origin.remedy, origin.chapter = remedy(verdict.kind, operator, origin.dtype, verdict.mended)
+        situation = _source(birth, names), origin.dtype, verdict.mended, birth.operands, birth.phase
+        origin.remedy, origin.chapter = remedy(verdict.kind, *situation, has_others=diagnosis.has_others)
         return origin
+
+
+def _source(birth: Birth, names: Names) -> str:
+    """What an origin comes from: a tensor that held it, or else the operator."""
+    if birth.held:
+        return "zero_grad"
+    if _is_uninitialized(birth):
+        return "uninitialized memory"
+    if birth.operator.endswith(".step"):
+        return "step"
+    came_in = birth.tensor() if birth.tensor is not None else None
+    return (came_in is not None and names.role_of(came_in)) or birth.operator
+
+
+def _is_uninitialized(birth: Birth) -> bool:
+    return birth.nature == "given" and birth.operator in UNINITIALIZED
 
 
 def _operands(birth: Birth, kind: Kind, names: Names) -> str:
     """The computation that gave the number, with the name of the tensor that it came in with."""
     operands = birth.operands
     came_in = birth.tensor() if birth.tensor is not None else None
-    if came_in is not None and (name := names.of_tensor(came_in)):
-        operands = f"{operands} in {name}"
+    name = names.of_tensor(came_in) if came_in is not None else ""
+    if _is_uninitialized(birth):
+        operands = f"{operands} in {name or 'memory'}, which was not initialized, as far as explain saw"
+    elif came_in is not None and name:
+        role = names.role_of(came_in)
+        operands = f"{operands} in {name}, {role}" if role else f"{operands} in {name}"
     if birth.in_backward and kind == "contaminated":
         operands = f"{operands}; in backward {birth.in_backward}" if operands else birth.in_backward
     return operands

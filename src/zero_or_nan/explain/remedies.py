@@ -1,7 +1,13 @@
-"""What to do about an origin: code to paste, and the section about it. By kind, or by kind and operator."""
+"""What to do about an origin: code to paste, and the section about it. By kind, or by kind and situation.
+
+Each statement in this file runs in a test, which compares the gradient with a reference. If no statement is right for
+every program in a situation, the remedy is advice: comments alone. Statements under one another are alternatives,
+unless one uses a name that another makes.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 PAGES = "https://zero-or-nan.github.io/zero-or-nan/chapters/"
@@ -18,6 +24,10 @@ class Remedy(NamedTuple):
 _IGNORE = """\
 from zero_or_nan import ignoring
 ignoring.backward(loss)  # in place of loss.backward()"""
+
+_IGNORE_AND = """\
+from zero_or_nan import ignoring
+ignoring.backward(loss)  # and fix the other origins, which the loss uses"""
 
 _IGNORE_GRAD = """\
 # ignoring does not fix it here: keep the element out of the function,
@@ -46,20 +56,31 @@ CONTAMINATED: dict[str, str] = {
 }
 """The sections on contamination, by operator; the empty one is for all others."""
 
+_ROWS = "undefined#a-fully-masked-attention-row"
+_LOGARITHMS = "atlas#logarithms-entropy-and-losses"
+_NO_SPREAD = "undefined#std-of-one-element"
+
 REMEDIES: dict[tuple[str, str], Remedy] = {
     ("undefined", ""): Remedy(
         "# the loss uses a number that does not exist: keep away from this point,\n"
-        "# or leave the element out\n"
-        "keep = torch.isfinite(y)\nloss = y[keep].mean()  # with ignoring.backward(loss)",
+        "# or leave the element out, with ignoring.backward(loss)\n"
+        "keep = torch.isfinite(y)\n"
+        "loss = torch.where(keep, y, 0).sum() / keep.sum().clamp_min(1)",
+        "undefined#what-to-do",
+    ),
+    ("undefined", "outside of the domain"): Remedy(
+        "# the function has no value there: look for the mistake before this line.\n"
+        "# A clamp hides it, unless the number is wrong by a rounding only",
         "undefined#what-to-do",
     ),
     ("undefined", "log"): Remedy(
-        "# of a probability: F.log_softmax(logits, dim=-1) or F.logsigmoid(logits)\n"
-        "y = x.clamp_min(1e-8).log()  # else say how small is small enough",
-        "atlas#logarithms-entropy-and-losses",
+        "log_p = F.log_softmax(logits, dim=-1)  # of a probability from a softmax\n"
+        "log_p = F.logsigmoid(logits)  # of a probability from a sigmoid\n"
+        "y = x.clamp_min(1e-8).log()  # else say how small is small enough: slope 0",
+        _LOGARITHMS,
     ),
     ("undefined", "sqrt"): Remedy(
-        "# of a sum of squares: torch.linalg.vector_norm, slope 0 there\n"
+        "y = torch.linalg.vector_norm(v, dim=-1)  # of a sum of squares: slope 0\n"
         "y = (x + 1e-12).sqrt()  # else: its slope at 0 is 5e5",
         "atlas#roots-and-powers",
     ),
@@ -69,16 +90,38 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
     ("undefined", "pow"): Remedy(
         "y = x.clamp_min(1e-8) ** p  # at 0 a power below 1 has no slope", "atlas#roots-and-powers"
     ),
+    ("undefined", "a complex power"): Remedy(
+        "# a power of a complex number has no slope at 0: this chooses 0\n"
+        "y = torch.where(z == 0, 0, torch.where(z == 0, 1, z) ** p)",
+        "atlas#roots-and-powers",
+    ),
     ("undefined", "div"): Remedy(
-        "y = a / torch.where(b == 0, 1, b)  # decide what a / 0 is to be\n"
-        "y = total / count.clamp_min(1)  # where b is a count",
+        "y = total / count.clamp_min(1)  # by a count\n"
+        "y = F.normalize(x, dim=-1, eps=1e-6)  # a vector by its norm: slope 1e6 at 0\n"
+        "log_y = x - x.logsumexp(-1, keepdim=True)  # exp(x) by their sum, a 0 of which\n"
+        "# is an underflow\n"
+        "y = torch.where(b == 0, 0, a / torch.where(b == 0, 1, b))  # else decide: 0?",
         "division-under-a-mask#what-to-do",
     ),
-    ("undefined", "std"): Remedy(
-        "y = x.std(correction=0)  # with n − 1, one element has no spread", "undefined#std-of-one-element"
+    ("undefined", "a mean of nothing"): Remedy(
+        "loss = x[keep].sum() / keep.sum().clamp_min(1)  # 0 if nothing is kept",
+        "nansum-nanmean#what-to-do",
     ),
-    ("undefined", "var"): Remedy(
-        "y = x.var(correction=0)  # with n − 1, one element has no spread", "undefined#std-of-one-element"
+    ("undefined", "a mean of no targets"): Remedy(
+        "# 0 if every target is left out\n"
+        "count = (target != -100).sum().clamp_min(1)\n"
+        'loss = F.cross_entropy(logits, target, reduction="sum") / count',
+        "undefined#cross-entropy-with-every-target-ignored",
+    ),
+    ("undefined", "a mean by weights of 0"): Remedy(
+        "# every target has the weight 0, and the weighted mean is 0 / 0:\n"
+        "# leave this batch out, or give a class of it a weight",
+        "undefined#cross-entropy-with-every-target-ignored",
+    ),
+    ("undefined", "std"): Remedy("y = x.std(correction=0)  # with n − 1, one element has no spread", _NO_SPREAD),
+    ("undefined", "var"): Remedy("y = x.var(correction=0)  # with n − 1, one element has no spread", _NO_SPREAD),
+    ("undefined", "a spread of nothing"): Remedy(
+        "# nothing was selected, and nothing has no spread: leave this batch out", _NO_SPREAD
     ),
     ("undefined", "softmax"): Remedy(
         "# a row without any allowed element has no softmax:\n"
@@ -86,7 +129,24 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "empty = ~allowed.any(-1, keepdim=True)\n"
         'scores = scores.masked_fill(~allowed & ~empty, float("-inf"))\n'
         "weights = scores.softmax(-1).masked_fill(empty, 0)",
-        "undefined#a-fully-masked-attention-row",
+        _ROWS,
+    ),
+    ("undefined", "scaled_dot_product_attention"): Remedy(
+        "# a row without any allowed element has no softmax:\n"
+        "# allow the elements, and drop the row's result\n"
+        "empty = ~allowed.any(-1, keepdim=True)\n"
+        "y = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed | empty)\n"
+        "y = y.masked_fill(empty, 0)",
+        _ROWS,
+    ),
+    ("undefined", "multi_head_attention_forward"): Remedy(
+        "# a sample of nothing but padding has no softmax:\n"
+        "# allow its elements, and drop its result\n"
+        "empty = padding.all(-1)\n"
+        "padding = padding & ~empty[:, None]\n"
+        "y, _ = attention(q, k, v, key_padding_mask=padding)\n"
+        "y = y.masked_fill(empty[:, None, None], 0)  # with batch_first=True",
+        _ROWS,
     ),
     ("undefined", "acos"): Remedy(
         "y = torch.acos(x.clamp(-1 + 1e-7, 1 - 1e-7))  # the slope at 1 is infinite", "atlas#angles"
@@ -102,23 +162,79 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # before it",
         OVERFLOW,
     ),
+    ("undefined", "ctc_loss"): Remedy(
+        "# an input that is too short for its target has no alignment: leave it out\n"
+        "loss = F.ctc_loss(log_p, targets, lengths, target_lengths, zero_infinity=True)",
+        _LOGARITHMS,
+    ),
+    ("undefined", "kl_div"): Remedy(
+        "# 0 × log(0) has no slope: give the logarithm of the target\n"
+        'loss = F.kl_div(log_q, log_p, reduction="sum", log_target=True)',
+        _LOGARITHMS,
+    ),
+    ("undefined", "linalg_svd"): Remedy(
+        "# the vectors of equal singular values are not unique, and have no slope.\n"
+        "# If the values are enough:\n"
+        "s = torch.linalg.svdvals(x)",
+        "undefined#eigenvectors-of-equal-eigenvalues",
+    ),
+    ("undefined", "linalg_eigh"): Remedy(
+        "# the vectors of equal eigenvalues are not unique, and have no slope.\n"
+        "# If the values are enough:\n"
+        "s = torch.linalg.eigvalsh(x)",
+        "undefined#eigenvectors-of-equal-eigenvalues",
+    ),
+    ("undefined", "_weight_norm"): Remedy(
+        "# weight_norm divides the direction by its norm. For a layer that begins at 0,\n"
+        "# set the magnitude to 0, and not the direction:\n"
+        "normed = layer.parametrizations.weight\n"
+        "torch.nn.init.normal_(normed.original1)  # weight_v of the older function\n"
+        "torch.nn.init.zeros_(normed.original0)  # weight_g of the older function",
+        "atlas#norms-and-distances",
+    ),
     ("overflow", ""): Remedy(
         "# the number exists, but it is too large for its dtype:\n"
         "# scale it, or compute its logarithm\n"
         "y = f(x.double())  # to see what it is",
         OVERFLOW,
     ),
+    ("overflow", "a slope"): Remedy(
+        "# the value fits its dtype, and its derivative does not: scale the input or\n"
+        "# the loss. Clipping does not help: it multiplies inf by 0, which is NaN",
+        OVERFLOW,
+    ),
     ("overflow", "exp"): Remedy(
-        "# torch.logsumexp, F.log_softmax, F.softplus and F.logsigmoid\n"
-        "# are sums of exp that do not overflow\n"
-        "y = torch.exp(x - x.max(-1, keepdim=True).values)",
+        "y = x.logsumexp(-1)  # of the logarithm of a sum of exp\n"
+        "y = x.softmax(-1)  # of exp(x) / exp(x).sum(-1)\n"
+        "y = F.softplus(x)  # of log(1 + exp(x))\n"
+        "y = x.clamp(max=20).exp()  # of a ratio or a KL: at most 5e8, slope 0 there",
         OVERFLOW,
     ),
     ("bad input", ""): Remedy(
-        "# look for the cause in the source of the data, or leave such rows out:\n"
+        "# look for the cause in the source of the data, or leave such rows out,\n"
+        "# with ignoring.backward(loss)\n"
         "good = torch.isfinite(x).all(-1)\n"
-        "loss = per_row[good].mean()  # with ignoring.backward(loss)",
+        "loss = per_row[good].sum() / good.sum().clamp_min(1)",
         "slicing-nan#what-to-do",
+    ),
+    ("bad input", "a parameter"): Remedy(
+        "# it was there before explain watched: was the parameter initialized, and is\n"
+        "# it finite in the file that it was loaded from? All such parameters:\n"
+        "every = model.named_parameters()\n"
+        "bad = [name for name, p in every if not p.isfinite().all()]",
+        "find-it-in-your-model#bad-input",
+    ),
+    ("bad input", "a buffer"): Remedy(
+        "# it was there before explain watched, from an earlier batch or from a file.\n"
+        "# For the running statistics of a norm:\n"
+        "for module in model.modules():\n"
+        '    if hasattr(module, "reset_running_stats"):\n'
+        "        module.reset_running_stats()",
+        "find-it-in-your-model#bad-input",
+    ),
+    ("bad input", "uninitialized memory"): Remedy(
+        "x = torch.zeros(shape)  # torch.empty leaves the memory as it is",
+        "find-it-in-your-model#bad-input",
     ),
     ("bad input", "zero_grad"): Remedy(
         "# backward adds to .grad, and .grad held a NaN: explain the pass before, too\n"
@@ -126,7 +242,7 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "find-it-in-your-model#bad-input",
     ),
 }
-"""By kind and operator; the empty operator is for all others."""
+"""By kind and situation: the operator, or what `_situation` says. The empty one is for all others."""
 
 _HALF = Remedy(
     "# float16 ends at 65504: a smaller scale, bfloat16,\n"
@@ -135,8 +251,42 @@ _HALF = Remedy(
     OVERFLOW,
 )
 
+_LEAST = {"sqrt": 0.0, "rsqrt": 0.0, "log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0, "acosh": 1.0}
+_WITHIN_ONE = frozenset("acos asin atanh erfinv".split())
+_ROUNDING = 1e-3
+"""How far from 1 a number may be that should be 1 but was rounded."""
 
-def remedy(kind: str, operator: str, dtype: str, mended: bool | None) -> tuple[str, str]:
+_ARGUMENT = re.compile(r"^(?:1 / )?[a-z0-9]+\((-?[\d.e-]+)\)|^(-[\d.e-]+) \*\* ")
+
+
+def _situation(operator: str, operands: str) -> str:
+    """What the operands say about an undefined number that the operator alone does not say."""
+    if "the mean of no elements" in operands:
+        return "a mean of no targets" if operator == "cross_entropy" else "a mean of nothing"
+    if "the mean of weights that are 0" in operands:
+        return "a mean by weights of 0"
+    if "the spread of no elements" in operands:
+        return "a spread of nothing"
+    if operator == "pow" and "j)" in operands:
+        return "a complex power"
+    argument = _ARGUMENT.match(operands)
+    if argument is not None:
+        number = float(argument[1] or argument[2])
+        least = 0.0 if argument[2] else _LEAST.get(operator, number)
+        if number < least or operator in _WITHIN_ONE and abs(number) > 1 + _ROUNDING:
+            return "outside of the domain"
+    return operator
+
+
+def remedy(
+    kind: str,
+    operator: str,
+    dtype: str,
+    mended: bool | None,
+    operands: str = "",
+    phase: str = "forward",
+    has_others: bool = False,
+) -> tuple[str, str]:
     """What to do, and the address of the section about it.
 
     >>> code, page = remedy("contaminated", "exp", "float32", True)
@@ -145,11 +295,15 @@ def remedy(kind: str, operator: str, dtype: str, mended: bool | None) -> tuple[s
     ignoring.backward(loss)  # in place of loss.backward()
     """
     if kind == "contaminated":
-        code = _IGNORE if mended else _IGNORE_GRAD
+        code = _IGNORE if mended else _IGNORE_AND if has_others else _IGNORE_GRAD
         found = Remedy(code, CONTAMINATED.get(operator, CONTAMINATED[""]))
     elif kind == "overflow" and dtype == "float16":
         found = _HALF
     else:
+        if kind == "undefined":
+            operator = _situation(operator, operands)
+        elif kind == "overflow" and phase == "backward":
+            operator = "a slope"
         found = REMEDIES.get((kind, operator)) or REMEDIES[kind, ""]
     page, _, anchor = found.section.partition("#")
     return found.code, f"{PAGES}{page}.html#{anchor}"

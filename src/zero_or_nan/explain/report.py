@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from textwrap import dedent
 from typing import Any, Literal
 
 from . import notebook
@@ -57,6 +58,8 @@ class Origin:
         rank: the rank of the process, if there are several processes.
         is_sure: whether `explain` could determine if the loss uses the element or ignores it. If not, a note gives the
             reason.
+        tie: how PyTorch treats the element, if it is at a tie such as the 0 of `relu`. The kind follows from this
+            convention.
     """
 
     phase: Literal["forward", "backward"]
@@ -80,6 +83,7 @@ class Origin:
     times: int = 1
     rank: int | None = None
     is_sure: bool = True
+    tie: str = ""
 
     def __str__(self) -> str:
         lines = [
@@ -118,7 +122,10 @@ class Origin:
     @property
     def means(self) -> str:
         """What its kind says, in half a sentence."""
-        text = MEANS[self.kind] + self.is_mended
+        text = MEANS[self.kind]
+        if self.tie:
+            text = f"{text.partition(':')[0]}, {self.tie}" if self.kind == "contaminated" else f"{text}; {self.tie}"
+        text += self.is_mended
         if self.is_sure:
             return text
         return text.replace("the loss uses this element, and", "if the loss uses this element,")
@@ -130,7 +137,7 @@ class Origin:
             return ""
         if self.mended:
             return "; ignoring.backward gave finite gradients on this very graph"
-        return "; ignoring.backward did not fix it on this very graph"
+        return "; ignoring.backward alone did not give finite gradients on this very graph"
 
     def _card(self) -> str:
         module = f" in {notebook.word(self.module)}" if self.module else ""
@@ -155,11 +162,14 @@ class Report:
         origins: every origin, in order of time. Empty if the loss and all gradients are finite.
         passes: the number of backward passes that were watched.
         notes: what `explain` could not check, or could not be sure of.
+        cause: what led to the origins over the steps before, such as a divergence, with the numbers and what to do.
+            Empty if the steps before do not show a cause.
     """
 
     origins: list[Origin] = field(default_factory=list)
     passes: int = 0
     notes: list[str] = field(default_factory=list)
+    cause: str = ""
 
     @property
     def ok(self) -> bool:
@@ -181,7 +191,8 @@ class Report:
         return True
 
     def __str__(self) -> str:
-        return "\n\n".join([self._head, *map(str, self.origins), *(f"note: {note}" for note in self.notes)])
+        notes = [f"note: {note}" for note in self.notes]
+        return "\n\n".join([*filter(None, [self.cause]), self._head, *map(str, self.origins), *notes])
 
     @property
     def _head(self) -> str:
@@ -199,8 +210,10 @@ class Report:
         notes = [notebook.sentence(f"Note: {note}.") for note in self.notes]
         if self.ok:
             return notebook.cards(f"✓ {_capitalized(self._head)}.", notes)
-        head = f"{self._head}:" if len(self.origins) > 1 else ""
-        return notebook.cards(head, [*(origin._card() for origin in self.origins), *notes])
+        head = [notebook.sentence(f"{self._head}:")] if len(self.origins) > 1 else []
+        text, _, lines = self.cause.partition("\n")
+        cause = [notebook.sentence(_capitalized(text)), notebook.code(dedent(lines))] if text else []
+        return notebook.cards("", [*cause, *head, *(origin._card() for origin in self.origins), *notes])
 
     def to_dict(self) -> dict[str, Any]:
         """The whole report as a dict of numbers, strings, lists and dicts. Keys are the attributes' names and `ok`."""

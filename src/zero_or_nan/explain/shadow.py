@@ -17,7 +17,7 @@ from ..ignoring.registry import UNKNOWN, record_of
 from ..ignoring.steps import CHECKPOINT
 from .arithmetic import without_side_effects
 from .nodes import edge_of
-from .tensors import are_finite
+from .tensors import are_finite, is_finite, numbers_of
 
 
 class Shadow:
@@ -26,10 +26,17 @@ class Shadow:
     Attributes:
         finite: by node, whether what `ignoring` passes on there is finite.
         masks: the masks at the edges that were asked for.
+        made: the results of nodes that are not finite though, as far as is known, what arrived there was: the node, the
+            number of the result, and its elements that are not finite and that the loss uses.
+        is_complete: whether `ignoring` could follow each operator.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, graph: Graph) -> None:
         self.finite: dict[Any, bool] = {}
+        self.made: list[tuple[Any, int, Tensor]] = []
+        self.is_complete = True
+        self._graph = graph
+        self._senders: dict[Any, list[Any]] = {}
         self.masks: dict[Edge, Mask] = {}
         self._edges: dict[Edge, bool] = {}
         self._leaves: dict[int, bool] = {}
@@ -38,9 +45,25 @@ class Shadow:
         """Whether `ignoring` gave a finite gradient to a leaf, or to a tensor that a gradient was asked for."""
         return self._edges.get(edge, self._leaves.get(id(target), False))
 
+    def let_go(self) -> None:
+        """Forget the graph, which the pass that follows frees."""
+        self._graph, self._senders = {}, {}
+
     def handed_on(self, node: Any, values: Sequence[Any], masks: Sequence[Mask]) -> None:
         """Remember whether everything that a node hands on is finite."""
         self.finite[node] = are_finite(values)
+        if self.finite[node]:
+            return
+        if not self._senders:
+            for sender, edges in self._graph.items():
+                for ahead, _ in edges:
+                    self._senders.setdefault(ahead, []).append(sender)
+        if all(self.finite.get(sender, True) for sender in self._senders.get(node, ())):
+            for at, (value, mask) in enumerate(zip(values, masks, strict=False)):
+                here = numbers_of(value)
+                if here is not None and not is_finite(here):
+                    bad = ~torch.isfinite(here)
+                    self.made.append((node, at, bad & mask if mask is not None and mask.shape == bad.shape else bad))
 
 
 def shadow_of(
@@ -69,8 +92,8 @@ def shadow_of(
     edges += [edge for edge in map(edge_of, inputs) if edge is not None and type(edge[0]) is not AccumulateGrad]
     if not edges:
         return None
-    shadow = Shadow()
-    running = Pass(roots, graph, [*keep, *edges], unsafe=unsafe, observer=shadow)
+    shadow = Shadow(graph)
+    running = _Pass(shadow, roots, graph, [*keep, *edges], unsafe=unsafe, observer=shadow)
     shadow.masks = running.masks
     try:
         with without_side_effects(), _Leaves(graph) as leaves, running:
@@ -84,7 +107,20 @@ def shadow_of(
                 shadow._edges = dict(zip(edges, map(are_finite, gradients), strict=True))
     except Exception:
         return None
+    shadow.let_go()
     return shadow
+
+
+class _Pass(Pass):
+    """A pass that says whether it could follow each operator."""
+
+    def __init__(self, shadow: Shadow, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._shadow = shadow
+
+    def failed(self, name: str, error: Exception, suspected: bool = False) -> None:
+        self._shadow.is_complete = False
+        super().failed(name, error, suspected)
 
 
 class _Leaves:

@@ -9,6 +9,7 @@ from typing import Any
 from ..ignoring.lifetimes import DEEP_GRAPHS
 from ..ignoring.vmapped import is_wrapped
 from .backward import Backward, Request
+from .course import Course, largest, loss_among
 from .diagnosis import diagnose, diagnose_results
 from .findings import Findings, Mistakes, Scope
 from .forward import Forward
@@ -18,6 +19,7 @@ from .patches import Patches
 from .places import Places, users_frame
 from .report import NotFiniteError, Report
 from .sandbox import Sandbox
+from .shadow import leaves_of
 from .tensors import tensors_in
 from .unseen import unseen
 
@@ -44,6 +46,7 @@ class Watch:
         self.forward = Forward(self.scope, self.findings, self.places, self.sandbox, self.mistakes)
         self.patches = Patches(self.engine, self.scope, self.forward, self.sandbox, self.mistakes)
         self.narration = Narration(report, self.places.around)
+        self.course = Course("backward pass", "backward passes")
         self.running: Backward | None = None
 
     def __enter__(self) -> Report:
@@ -89,11 +92,29 @@ class Watch:
 
     def _end_pass(self, backward: Backward, results: Any) -> None:
         """Report what a pass has found. The outermost pass speaks for those inside of it."""
+        was_ok = self.report.ok
         if backward.end(results):
             self.narration.note_elsewhere()
         if backward.events.reached and backward.outer is None:
             names = Names(users_frame())
-            self.narration.add(diagnose(backward.events, backward.shadow, self.narration.verdicts), names)
+            found = backward.with_hidden(diagnose(backward.events, backward.shadow, self.narration.verdicts))
+            for at, (birth, verdict, *_) in enumerate(found):
+                if verdict.kind in ("contaminated", "undefined"):
+                    found[at] = found[at]._replace(tie=backward.tie_of(birth, verdict.kind == "undefined"))
+            self.narration.add(found, names)
+        if was_ok and backward.outer is None and backward.request.accumulates:
+            self._follow(backward)
+
+    def _follow(self, backward: Backward) -> None:
+        """Keep the numbers of a pass that was finite. Of the first other one, say what the passes before it show."""
+        leaves = [leaf for _, leaf in leaves_of(backward.graph)]
+        loss = loss_among(backward.request.roots)
+        value = None if loss is None else float(loss)
+        if not self.report.ok:
+            self.report.cause = self.course.cause(value, largest(leaves), self.report.origins[0].kind == "overflow")
+        elif value is not None and value - value == 0:
+            self.course.begin(leaves)
+            self.course.add(value, lambda: largest(leaves))
 
     def end(self) -> None:
         """End the watch, whatever ended the block, and complete the report."""

@@ -153,7 +153,7 @@ def test_statistics_that_were_nan(kind, statistic):
     with explain() as report:
         norm(x).sum().backward()
     assert told(report) == [("bad input", kind.__name__[:-6].lower() + "_norm")]
-    assert report.origins[0].operands == f"nan in {statistic}" and report.origins[0].entries == [(1,)]
+    assert report.origins[0].operands == f"nan in {statistic}, a buffer" and report.origins[0].entries == [(1,)]
 
 
 def test_statistics_of_rows_that_the_loss_ignores():
@@ -230,3 +230,44 @@ def test_statistics_do_not_count_an_origin_again():
     with explain() as report:
         model(x).square().mean().backward()
     assert [(origin.kind, origin.operator, origin.times) for origin in report] == [("bad input", "linear", 1)]
+
+
+def test_a_parameter_is_not_a_row_of_data():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 1))
+    model[0].weight.data.numpy()[0, 1] = nan  # as it came from a file
+    with explain() as report:
+        model(torch.ones(1, 2)).sum().backward()
+    (origin,) = report
+    assert (origin.kind, origin.operands) == ("bad input", "nan in 0.weight, a parameter")
+    assert "loaded from" in origin.remedy and "row" not in origin.remedy
+
+
+@pytest.fixture
+def filled(monkeypatch):
+    """New memory holds NaN."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+def test_memory_that_was_not_initialized(filled):
+    w = torch.ones(2, requires_grad=True)
+    with explain() as report:
+        out = torch.empty(3)
+        out[:2] = w
+        out.sum().backward()
+    (origin,) = report
+    assert (origin.kind, origin.operator, origin.source) == ("bad input", "empty", "out = torch.empty(3)")
+    assert origin.operands == "nan in out, which was not initialized, as far as explain saw"
+    assert "torch.empty leaves the memory as it is" in origin.remedy
+
+
+def test_memory_that_was_initialized_later_is_not_to_blame(filled):
+    w = torch.tensor([1.0, 0.0], requires_grad=True)
+    with explain() as report:
+        out = torch.empty(2)
+        out[0], out[1] = w[0], w[1].log()
+        other = torch.empty(2).fill_(3.0)
+        (out + other).sum().backward()
+    assert [origin.operator for origin in report] == ["log"]

@@ -16,7 +16,7 @@ from zero_or_nan import explain
 from zero_or_nan.explain import NotFiniteError, Origin, Report
 from zero_or_nan.explain.report import MEANS
 
-TEXTS = "phase operator filename source module dtype device operands kind remedy chapter".split()
+TEXTS = "phase operator filename source module dtype device operands kind remedy chapter tie".split()
 NUMBERS = "line count times".split()
 LISTS = "entries shape reached path".split()
 
@@ -42,7 +42,7 @@ def test_names_and_arguments():
     assert (on_nan.name, on_nan.default) == ("on_nan", "report")
     assert list(inspect.signature(explain.on_failure).parameters) == ["step", "model"]
     assert issubclass(NotFiniteError, FloatingPointError)
-    assert list(inspect.signature(Report).parameters) == ["origins", "passes", "notes"]
+    assert list(inspect.signature(Report).parameters) == ["origins", "passes", "notes", "cause"]
     assert set(inspect.signature(Origin).parameters) == {*TEXTS, *NUMBERS, *LISTS, "mended", "rank", "is_sure"}
 
 
@@ -116,7 +116,7 @@ def test_a_report_as_json_is_that_report(report):
     told = report.to_dict()
     assert told == json.loads(report.to_json())
     assert {name: told[name] for name in ("ok", "passes", "notes")} == {"ok": False, "passes": 2, "notes": ["one"]}
-    assert set(told) == {"ok", "passes", "notes", "origins"}
+    assert set(told) == {"ok", "passes", "notes", "origins", "cause"} and told["cause"] == ""
     for origin, each in zip(report, told["origins"], strict=True):
         assert set(each) == {*TEXTS, *NUMBERS, *LISTS, "mended", "rank", "is_sure"}
         assert all(type(each[name]) is str and each[name] == getattr(origin, name) for name in TEXTS)
@@ -129,7 +129,7 @@ def test_a_report_as_json_is_that_report(report):
 def test_where_all_is_well_the_form_is_the_same():
     with explain() as report:
         torch.ones(1, requires_grad=True).sum().backward()
-    assert report.to_dict() == {"ok": True, "passes": 1, "origins": [], "notes": []}
+    assert report.to_dict() == {"ok": True, "passes": 1, "origins": [], "notes": [], "cause": ""}
 
 
 def test_the_error_has_the_report():

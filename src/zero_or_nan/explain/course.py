@@ -1,0 +1,151 @@
+"""The course of a training before it fails: did the loss and the parameters grow from step to step?
+
+A training that *diverges* overflows in the end, and the line that overflows is not the cause. What tells a divergence
+from another failure was measured on training runs with a known cause (`runs.py` among the tests). In each divergence of
+several steps, the loss and the largest parameter had both grown more than a millionfold before the step that failed.
+Otherwise at most one of the two had: weights that start near 0 grow while the loss falls, and a loss grows with its
+data while the weights stay. Hence two numbers are compared with those of the first step.
+
+Limits. An overflow in the first step has no course. If the second step overflows, there is one earlier loss only: the
+report then says *perhaps*. An inner loop within one step is not seen, nor is a divergence that ends before the loss is
+a thousand times the first. A gradient that is clipped bounds the steps of SGD. It does not bound those of Adam, which
+divides by the gradient's own size; the report says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .arithmetic import number
+from .tensors import numbers_of
+
+GROWN = 1000.0
+"""How many times the first loss and the first largest parameter a later one is, if it has grown."""
+
+LARGE = 10.0
+"""How large a parameter is that may be why the second step overflows, and how many times its size before the first."""
+
+_SHOWN = 3
+"""The number of losses to show between the last that was as small as the first and the one that failed."""
+
+_CLIP = "\n    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # before optimizer.step()"
+
+
+class Course:
+    """The course of a training, from its first step on.
+
+    Args:
+        unit, units: what the report calls a step.
+
+    Attributes:
+        start: the largest absolute value of a parameter before the first step.
+        steps: the number of steps that have ended.
+    """
+
+    def __init__(self, unit: str = "step", units: str = "steps") -> None:
+        self.unit, self._units = unit, units
+        self.start = 0.0
+        self.steps = 0
+        self._first = 0.0
+        self._last = 0.0
+        self._low = 0.0  # the last loss that was not above the first
+        self._higher: deque[float] = deque(maxlen=_SHOWN)  # the losses since
+        self._since = 0
+        self._jumped_at: float | None = None  # the largest parameter when the loss grew in a single step
+        self._largest: float | None = None
+
+    def begin(self, parameters: Iterable[Any]) -> None:
+        """Look at parameters before the first step changes them."""
+        if not self.steps:
+            self.start = max(self.start, largest(parameters) or 0.0)
+
+    def add(self, loss: float, largest_before: Callable[[], float | None]) -> None:
+        """Keep the numbers of a step that was finite.
+
+        Args:
+            loss: its loss.
+            largest_before: gives the largest absolute value of a parameter before the step changed it. It is asked only
+                if the loss has grown, because it takes as long as a check of the gradients.
+        """
+        self.steps += 1
+        if self.steps == 1:
+            self._first = abs(loss)
+        if abs(loss) <= self._first:
+            self._low, self._since = loss, 0
+            self._higher.clear()
+        else:
+            self._since += 1
+            self._higher.append(loss)
+        last, self._last = max(abs(self._last), self._first), loss
+        if abs(loss) < GROWN * (self._first or 1.0):
+            self._jumped_at = self._largest = None
+            return
+        is_first, self._largest = self._largest is None, largest_before()
+        if is_first and abs(loss) >= GROWN * last:
+            self._jumped_at = self._largest
+
+    def cause(self, loss: float | None, largest_now: float | None, is_overflow: bool) -> str:
+        """What led to the failure of the next step, with the numbers and a remedy; empty if the steps do not say it.
+
+        Args:
+            loss: the loss of the step that failed, if it is known.
+            largest_now: the largest absolute value of a parameter before this step; None if it is not finite.
+            is_overflow: whether the failure began with a number that is too large for its dtype.
+        """
+        size = self._largest if largest_now is None else largest_now
+        if not self.steps or size is None:
+            return ""
+        went = self._went(loss)
+        grew = f"the largest parameter grew from {number(_short(self.start))} to {number(_short(size))}"
+        scale = self.start or 1.0
+        if self._largest is not None and size >= GROWN * scale:
+            if self._jumped_at is not None and self._jumped_at < LARGE * scale:
+                return (
+                    f"the loss jumped: it went {went}. When it jumped, no parameter was above "
+                    f"{number(_short(self._jumped_at))}; only then {grew}. Look at the batch of the step in which the "
+                    f"loss jumped, and at what the model makes of it. If you clip the gradient, one batch cannot move "
+                    f"the parameters so far, except by an optimizer that rescales it, as Adam does:{_CLIP}"
+                )
+            return (
+                f"the training diverged: the loss went {went}, and {grew}. The line below is only where this ended. "
+                "Lower the learning rate, or clip the gradient, which bounds each step unless the optimizer rescales "
+                f"the gradient, as Adam does:{_CLIP}"
+            )
+        if self.steps == 1 and is_overflow and size >= LARGE * max(1.0, self.start):
+            return (
+                f"perhaps the training diverges: in the one {self.unit} before, {grew}. If it was not meant to move so "
+                "far, lower the learning rate."
+            )
+        return ""
+
+    def _went(self, loss: float | None) -> str:
+        losses: Sequence[str] = [number(_short(each)) for each in (*self._higher, *(() if loss is None else (loss,)))]
+        more = ["…"] if self._since > len(self._higher) else []
+        steps = self._since + (loss is not None)
+        return (
+            " → ".join([number(_short(self._low)), *more, *losses])
+            + f" in {steps} {self.unit if steps == 1 else self._units}"
+        )
+
+
+def largest(parameters: Iterable[Any]) -> float | None:
+    """The largest absolute value among parameters; None if there is none, or if one is not finite."""
+    with torch.no_grad(), torch._C.DisableTorchFunction():  # otherwise a surrounding `explain` would watch this
+        sizes = [float(here.abs().max()) for here in map(numbers_of, parameters) if here is not None]
+    return max(sizes) if sizes and all(map(math.isfinite, sizes)) else None
+
+
+def loss_among(tensors: Iterable[Any]) -> Tensor | None:
+    """The first that is a single real number."""
+    numbers = (here for here in map(numbers_of, tensors) if here is not None and here.numel() == 1)
+    return next((here.detach() for here in numbers if not here.is_complex()), None)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.2g}")

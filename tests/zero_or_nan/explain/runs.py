@@ -1,0 +1,468 @@
+"""Training runs that end in a NaN or an infinity: runs that diverge, and runs that only look as if they did.
+
+    @run("diverges", lr=1e8)
+    def regression(lr):
+        '''One sentence: what happens.'''
+        ...
+        return step
+
+A run returns the function of one training step, which takes the number of the step. The expectations were written
+before the tool saw a run:
+
+- "diverges": the weights and the loss grew from step to step, and a smaller learning rate cures it.
+- "jumped": the loss jumped in one step while the weights had not grown, and the weights followed.
+- "no": the last step fails for another reason.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+Step = Callable[[int], Any]
+inf, nan = float("inf"), float("nan")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run. `lr` is its learning rate, `cured_by` a rate with which it stays finite."""
+
+    make: Callable[[float], Step]
+    expected: str
+    lr: float
+    cured_by: float | None
+
+    @property
+    def name(self) -> str:
+        return self.make.__name__
+
+
+RUNS: list[Run] = []
+
+
+def run(expected: str, lr: float = 0.01, cured_by: float | None = None) -> Callable[[Any], Any]:
+    def register(make: Any) -> Any:
+        RUNS.append(Run(make, expected, lr, cured_by))
+        return make
+
+    return register
+
+
+def training(optimizer: torch.optim.Optimizer, loss_of: Callable[[int], torch.Tensor]) -> Step:
+    """A step that computes a loss from its number, and lets the optimizer move."""
+
+    def step(number: int) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(number)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def sgd(model: nn.Module, lr: float, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=lr, **options)
+
+
+# Runs that diverge.
+
+
+@run("diverges", lr=1e8, cured_by=0.1)
+def regression_at_an_absurd_rate(lr):
+    """Each step multiplies the loss by some 10¹⁷."""
+    model = nn.Linear(2, 1)
+    x = torch.randn(16, 2)
+    return training(sgd(model, lr), lambda _: F.mse_loss(model(x), x.sum(1, keepdim=True)))
+
+
+@run("diverges", lr=0.01, cured_by=1e-7)
+def features_that_were_not_scaled(lr):
+    """Square metres and years go in as they are: the curvature is some 10⁶, and a rate of 0.01 is far too large."""
+    model = nn.Linear(2, 1)
+    x = torch.rand(32, 2) * torch.tensor([200.0, 2000.0])
+    y = x @ torch.tensor([[3.0], [0.1]])
+    return training(sgd(model, lr), lambda _: F.mse_loss(model(x), y))
+
+
+@run("diverges", lr=0.5, cured_by=1e-5)
+def network_with_large_targets(lr):
+    """The targets are prices of some thousand, the rate is one for targets around 1."""
+    model = nn.Sequential(nn.Linear(3, 32), nn.Softplus(), nn.Linear(32, 1))
+    x = torch.randn(64, 3)
+    y = 1000 + 300 * x.sum(1, keepdim=True)
+    return training(sgd(model, lr), lambda _: (model(x) - y).square().mean())
+
+
+@run("diverges", lr=0.05, cured_by=1e-6)
+def polynomial_of_degree_six(lr):
+    """The powers of x reach 700; the curvature of their weights is far above 2 / 0.05."""
+    model = nn.Linear(6, 1)
+    x = torch.linspace(-3, 3, 32)[:, None] ** torch.arange(1, 7)
+    return training(sgd(model, lr), lambda _: F.mse_loss(model(x), x[:, :1].sin()))
+
+
+@run("diverges", lr=30.0, cured_by=1e-3)
+def adam_at_a_large_rate(lr):
+    """Adam moves each weight by its rate; ten layers multiply the weights."""
+    model = nn.Sequential(*(layer for _ in range(10) for layer in (nn.Linear(16, 16), nn.ReLU())), nn.Linear(16, 1))
+    x = torch.randn(32, 16)
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    return training(optimizer, lambda _: F.mse_loss(model(x), x[:, :1]))
+
+
+@run("diverges", lr=1.2, cured_by=0.05)
+def momentum_just_above_the_limit(lr):
+    """With a rate little too large the loss grows slowly, by a factor in each step, for many steps."""
+    model = nn.Linear(4, 1)
+    x = torch.randn(64, 4) * 2
+    optimizer = sgd(model, lr, momentum=0.5)
+    return training(optimizer, lambda _: F.mse_loss(model(x), x.sum(1, keepdim=True)))
+
+
+@run("diverges", lr=1.0, cured_by=1e-3)
+def recurrent_net_over_many_steps(lr):
+    """A recurrent net with ReLU: the recurrent weights grow, and their powers with them."""
+    model = nn.RNN(4, 16, nonlinearity="relu", batch_first=True)
+    x = torch.randn(8, 12, 4)
+    return training(sgd(model, lr), lambda _: F.mse_loss(model(x)[0].sum((1, 2)), x.sum((1, 2))))
+
+
+@run("diverges", lr=100.0, cured_by=0.01)
+def matrix_factorization(lr):
+    """Two factors, each step of one multiplied by the other."""
+    u, v = nn.Parameter(torch.randn(20, 4)), nn.Parameter(torch.randn(4, 20))
+    model = nn.ParameterList([u, v])
+    ratings = torch.randint(1, 6, (20, 20)).float()
+    return training(sgd(model, lr), lambda _: (u @ v - ratings).square().mean())
+
+
+@run("diverges", lr=300.0, cured_by=0.05)
+def softmax_by_hand(lr):
+    """The logits grow with the weights until exp overflows; at a small rate they stay around 1."""
+    model = nn.Linear(8, 3)
+    x, y = torch.randn(64, 8), torch.randint(0, 3, (64,))
+
+    def loss_of(_):
+        power = model(x).exp()
+        return -(power / power.sum(1, keepdim=True) + 1e-9).log()[torch.arange(64), y].mean()
+
+    return training(sgd(model, lr), loss_of)
+
+
+@run("diverges", lr=100.0, cured_by=0.01)
+def convolutions_without_a_norm(lr):
+    """Four convolutions, cross entropy, no normalization."""
+    layers = [layer for at in range(4) for layer in (nn.Conv2d(3 if at == 0 else 8, 8, 3, padding=1), nn.ReLU())]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 64, 4))
+    x, y = torch.randn(16, 3, 8, 8), torch.randint(0, 4, (16,))
+    return training(sgd(model, lr), lambda _: F.cross_entropy(model(x), y))
+
+
+@run("diverges", lr=1.0, cured_by=0.01)
+def counts_with_a_logarithmic_link(lr):
+    """Poisson regression: one step too far, and the exponential makes the next one much larger."""
+    model = nn.Linear(3, 1)
+    x = torch.randn(64, 3)
+    y = torch.poisson((x.sum(1, keepdim=True)).exp())
+    return training(sgd(model, lr), lambda _: F.poisson_nll_loss(model(x), y))
+
+
+@run("diverges", lr=1.0, cured_by=0.001)
+def critic_that_is_not_bounded(lr):
+    """A Wasserstein critic without a penalty: its loss falls to −inf, and its weights grow without a bound."""
+    model = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
+    real, fake = torch.randn(32, 2) + 2, torch.randn(32, 2)
+    return training(sgd(model, lr), lambda _: model(fake).mean() - model(real).mean())
+
+
+@run("diverges", lr=1e20, cured_by=0.1)
+def overflow_one_step_in(lr):
+    """The first step moves the weights to some 10¹⁹, and their product overflows in the second."""
+    model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
+    x = torch.randn(16, 4)
+    return training(sgd(model, lr), lambda _: F.mse_loss(model(x), x[:, :1]))
+
+
+@run("diverges", lr=3.0, cured_by=0.01)
+def updates_by_hand(lr):
+    """Gradient descent from scratch, without an optimizer."""
+    w = torch.randn(3, requires_grad=True)
+    x = torch.randn(32, 3) * 3
+
+    def step(_):
+        loss = (x @ w - x.sum(1)).square().mean()
+        loss.backward()
+        with torch.no_grad():
+            w.sub_(w.grad, alpha=lr)
+            w.grad = None
+        return loss.item()
+
+    return step
+
+
+@run("diverges", lr=10.0, cured_by=0.1)
+def weights_from_zero(lr):
+    """Linear regression whose weights start at 0, so that there is no first size to compare with."""
+    model = nn.Linear(3, 1)
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    x = torch.randn(32, 3)
+    return training(sgd(model, lr), lambda _: (model(x) - x.sum(1, keepdim=True)).square().mean())
+
+
+# Runs that fail for another reason.
+
+
+@run("no")
+def bad_initialization(lr):
+    """Weights of some 10¹⁰: the fifth layer overflows in the first step."""
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(5)))
+    for layer in model:
+        nn.init.normal_(layer.weight, std=1e10)
+    x = torch.randn(4, 8)
+    return training(sgd(model, lr), lambda _: model(x).square().mean())
+
+
+@run("no", lr=1e-3)
+def stiff_equation(lr):
+    """Explicit Euler with a step that is too large for the equation: the solution overflows, whatever the rate."""
+    rate = nn.Parameter(torch.tensor(500.0))
+    model = nn.ParameterList([rate])
+
+    def loss_of(_):
+        y = torch.ones(())
+        for _ in range(40):
+            y = y - 0.1 * rate * y
+        return (y - 0.5).square()
+
+    return training(sgd(model, lr), loss_of)
+
+
+@run("jumped", lr=0.3)
+def stiff_equation_that_the_training_made_stiff(lr):
+    """Each step sharpens the equation a little; when the weight is 20, not 18, Euler's method explodes.
+
+    The expectation was "no". But the step in which the loss explodes is finite, and its gradient moves the weight.
+    """
+    rate = nn.Parameter(torch.tensor(18.0))
+
+    def loss_of(_):
+        y = torch.ones(())
+        for _ in range(500):
+            y = (1 - 0.1 * rate) * y
+        return y.square().mul(1e-3).square() * 1e30 - rate
+
+    return training(torch.optim.SGD([rate], lr=lr), loss_of)
+
+
+@run("no")
+def huge_reward(lr):
+    """In step 6 a reward of 10³⁰ comes in; its square overflows in the same step."""
+    model = nn.Linear(4, 1)
+    x = torch.randn(8, 4)
+    return training(sgd(model, lr), lambda n: (model(x) - (1e30 if n == 6 else 1.0)).square().mean())
+
+
+@run("no")
+def forty_layers_that_add_up(lr):
+    """Each of forty layers adds ten times what came in: 11⁴⁰ overflows in the first step."""
+    layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(40))
+    for layer in layers:
+        nn.init.constant_(layer.weight, 2.5)
+    x = torch.ones(2, 4)
+
+    def loss_of(_):
+        h = x
+        for layer in layers:
+            h = h + layer(h)
+        return h.square().mean()
+
+    return training(sgd(layers, lr), loss_of)
+
+
+@run("no")
+def forty_layers_and_a_large_batch(lr):
+    """Twenty layers add up without harm; batch 5 is 10³⁰ times as large, and its square overflows in its own step."""
+    layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(20))
+    x = torch.randn(8, 4)
+
+    def loss_of(number):
+        h = x * (1e30 if number == 5 else 1.0)
+        for layer in layers:
+            h = h + 0.1 * layer(h)
+        return h.square().mean()
+
+    return training(sgd(layers, 1e-4), loss_of)
+
+
+@run("no")
+def bad_batch(lr):
+    """One element of batch 4 is 10²⁵, and its square overflows."""
+    model = nn.Linear(4, 1)
+    x = torch.randn(8, 4)
+    large = x.clone()
+    large[0, 0] = 1e25
+    return training(sgd(model, lr), lambda n: model(large if n == 4 else x).square().mean())
+
+
+@run("jumped")
+def bad_batch_that_moves_the_weights(lr):
+    """One element of batch 4 is 10¹²: the step is finite, the weights follow, and a later step overflows."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    x = torch.randn(8, 4)
+    large = x.clone()
+    large[:, 0] = 1e12
+    return training(sgd(model, lr), lambda n: F.mse_loss(model(large if n == 4 else x), x[:, :1]))
+
+
+@run("jumped")
+def huge_reward_that_moves_the_weights(lr):
+    """In step 6 a reward of 10¹⁵ comes in; two steps later the loss overflows."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    x = torch.randn(8, 4)
+    return training(sgd(model, 0.1), lambda n: (model(x) - (1e15 if n == 6 else 1.0)).square().mean())
+
+
+@run("jumped")
+def bad_batch_after_a_start_at_zero(lr):
+    """The same as a bad batch that moves the weights, with weights that start at 0."""
+    model = nn.Linear(4, 1)
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    x = torch.randn(8, 4)
+    return training(sgd(model, lr), lambda n: F.mse_loss(model(x * (1e12 if n == 4 else 1.0)), x[:, :1]))
+
+
+@run("no")
+def huge_reward_in_the_second_step(lr):
+    """The loss of the second step overflows, its gradient doesn't, and the optimizer has used it when that is seen."""
+    model = nn.Linear(4, 1)
+    x = torch.randn(8, 4)
+    return training(sgd(model, lr), lambda n: (model(x) - (1e25 if n == 1 else 1.0)).square().mean())
+
+
+@run("no")
+def weights_that_grow_while_the_loss_falls(lr):
+    """Separable classes: the weights grow a thousandfold, the loss falls, and then 1 − p is 0 and its log −inf."""
+    model = nn.Linear(2, 1)
+    nn.init.constant_(model.weight, 0.01)
+    nn.init.zeros_(model.bias)
+    x = torch.tensor([[1.0, 2.0], [2.0, 1.0], [-1.0, -2.0], [-2.0, -1.0]])
+    y = torch.tensor([[1.0], [1.0], [0.0], [0.0]])
+
+    def loss_of(_):
+        p = model(x).sigmoid()
+        return -(y * p.log() + (1 - y) * (1 - p).log()).mean()
+
+    return training(torch.optim.Adam(model.parameters(), lr=3.0), loss_of)
+
+
+@run("no")
+def logarithm_of_nothing(lr):
+    """Step 7 takes the logarithm of 0; loss and weights are as they were."""
+    model = nn.Linear(3, 1)
+    x = torch.randn(8, 3)
+    return training(sgd(model, lr), lambda n: -(model(x).sigmoid() * (0.0 if n == 7 else 1.0)).log().mean())
+
+
+@run("no")
+def target_with_a_nan(lr):
+    """A target of batch 5 is NaN."""
+    model = nn.Linear(3, 1)
+    x = torch.randn(8, 3)
+    return training(sgd(model, lr), lambda n: (model(x) - (nan if n == 5 else 1.0)).square().mean())
+
+
+@run("no", lr=0.1)
+def scale_that_starts_tiny(lr):
+    """All weights start at 10⁻⁴ or 0 and grow ten thousandfold as they should; then a NaN comes in."""
+    w = nn.Parameter(torch.full((3,), 1e-4))
+    model = nn.ParameterList([w])
+    x = torch.randn(32, 3)
+    return training(sgd(model, lr), lambda n: (x @ w - x.sum(1)).square().mean() * (nan if n == 60 else 1.0))
+
+
+@run("no", lr=0.1)
+def weights_that_start_at_zero(lr):
+    """Linear regression from 0, and an overflow of the data in step 9."""
+    model = nn.Linear(3, 1)
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    x = torch.randn(32, 3)
+    return training(
+        sgd(model, lr),
+        lambda n: (model(x * (1e30 if n == 9 else 1.0)) - x.sum(1, keepdim=True)).square().mean(),
+    )
+
+
+@run("no", lr=1e-6)
+def data_that_grow(lr):
+    """A counter of the data grows a thousandfold in each batch: the loss grows, the weights don't."""
+    model = nn.Linear(2, 1)
+    x = torch.rand(8, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    return training(optimizer, lambda n: model(x * 1000.0**n).square().mean())
+
+
+@run("no")
+def half_precision_that_overflows(lr):
+    """Activations in float16 grow slowly while the loss falls, and one is above 65504 in step 3."""
+    model = nn.Linear(2, 1)
+    x = torch.ones(4, 2)
+
+    def loss_of(number):
+        activation = (x * 20000 * (1 + number)).half()
+        return F.mse_loss(model(activation.float() / 1e5), torch.ones(4, 1)) + 0 * activation.float().sum()
+
+    return training(sgd(model, lr), loss_of)
+
+
+@run("no", lr=1e-3)
+def loss_that_jumped_and_recovered(lr):
+    """A spike in step 3 passes; in step 20 an empty mask divides 0 by 0."""
+    model = nn.Linear(3, 1)
+    x = torch.randn(16, 3)
+
+    def loss_of(number):
+        keep = torch.full((16,), number != 20)
+        each = (model(x * (50.0 if number == 3 else 1.0)) - x.sum(1, keepdim=True)).square().squeeze(1)
+        return each[keep].mean()
+
+    return training(sgd(model, lr), loss_of)
+
+
+@run("no")
+def recurrent_net_in_a_single_backward(lr):
+    """The first gradient overflows: a recurrent weight of 3 to the power of 90."""
+    w = nn.Parameter(torch.tensor(3.0))
+    model = nn.ParameterList([w])
+
+    def loss_of(_):
+        h = torch.tensor(1e-4)
+        for _ in range(85):
+            h = w * h
+        return h.square().sqrt()
+
+    return training(sgd(model, lr), loss_of)
+
+
+@run("no")
+def inner_loop_in_one_step(lr):
+    """The inner loop of a meta-learner diverges within one step: no step before shows anything."""
+    start = nn.Parameter(torch.ones(3))
+    model = nn.ParameterList([start])
+    x = torch.randn(16, 3)
+
+    def loss_of(_):
+        w = start
+        for _ in range(60):
+            inner = (x @ w - 1).square().mean()
+            (slope,) = torch.autograd.grad(inner, w, create_graph=True)
+            w = w - 5.0 * slope
+        return (x @ w - 1).square().mean()
+
+    return training(sgd(model, lr), loss_of)

@@ -1,0 +1,101 @@
+"""If fixing a contaminated origin is not enough, the report names the origin behind it, which its NaN hides."""
+
+import pytest
+import torch
+from origins import told
+from tensors import leaf
+
+from zero_or_nan import explain, ignoring
+from zero_or_nan.explain.narration import BEHIND
+
+
+def lengths_and_directions(length):
+    """Directions under a where, and the lengths themselves: 0 / 0, and behind it the slope of the length."""
+    x = torch.tensor([[0.0, 0.0], [3.0, 4.0]], requires_grad=True)
+    n = length(x)
+    directions = torch.where(n[:, None] > 0, x / n[:, None], 0)
+    return x, directions[:, 0].sum() + n.sum()
+
+
+def by_hand(x):
+    return x.square().sum(-1).sqrt()
+
+
+def test_a_slope_behind_a_division():
+    x, loss = lengths_and_directions(by_hand)
+    with explain() as report:
+        x, loss = lengths_and_directions(by_hand)
+        loss.backward()
+    assert told(report) == [("contaminated", "forward", "div"), ("undefined", "backward", "sqrt")]
+    division, root = report
+    assert division.mended is False and "fix the other origins" in division.remedy
+    assert root.source == "return x.square().sum(-1).sqrt()" and root.reached == ["x"] and root.entries == [(0,)]
+    assert root.operands == "inf, the derivative of sqrt at 0"
+    assert report.notes == [BEHIND.format("sqrt", root.line)]
+
+
+def test_both_remedies_together_give_the_gradient_of_a_reference():
+    x, loss = lengths_and_directions(lambda x: torch.linalg.vector_norm(x, dim=-1))
+    ignoring.backward(loss)
+    wide = torch.tensor([3.0, 4.0], dtype=torch.float64, requires_grad=True)
+    ((wide / (wide @ wide) ** 0.5)[0] + (wide @ wide) ** 0.5).backward()
+    torch.testing.assert_close(x.grad, torch.stack([torch.zeros(2), wide.grad.float()]))
+
+
+def test_without_the_second_use_nothing_is_behind():
+    x = torch.zeros(2, 2, requires_grad=True)
+    with explain() as report:
+        n = by_hand(x)[:, None]
+        torch.where(n > 0, x / n, 0).sum().backward()
+    assert told(report) == [("contaminated", "forward", "div")] and report.origins[0].mended
+
+
+def test_several_behind_one():
+    x, z = leaf(0.0), leaf(0.0)
+    with explain() as report:
+        n, m = x.sqrt(), z**0.5
+        (torch.where((n > 0) & (m > 0), 1 / (n * m), 0) + n + m).sum().backward()
+    assert told(report)[0] == ("contaminated", "forward", "div")
+    assert sorted(told(report)[1:]) == [("undefined", "backward", "pow"), ("undefined", "backward", "sqrt")]
+
+
+def test_a_value_that_was_infinite_in_the_forward_pass():
+    x = leaf(0.0, 2.0)
+    with explain() as report:
+        ratio = -1 / x
+        r = ratio.exp()
+        (torch.where(r > 0, 1 / r, 0).sum() + r.sum()).backward()
+    assert told(report) == [("contaminated", "forward", "div"), ("undefined", "forward", "div")]
+    assert [origin.source for origin in report][1] == "ratio = -1 / x"
+
+
+def test_an_origin_that_shows_by_itself_is_not_behind_another():
+    x, z = leaf(0.0, 1.0), leaf(0.0, 0.0)
+    with explain() as report:
+        (torch.where(x > 0, x.log(), 0).sum() + (x * z).sqrt().sum()).backward()
+    assert told(report) == [("contaminated", "forward", "log"), ("undefined", "backward", "sqrt")]
+    assert not report.notes and "fix the other origins" in report.origins[0].remedy
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(context, gradient):
+        return 2 * gradient
+
+
+@pytest.mark.filterwarnings("ignore:ignoring could not follow")
+def test_where_ignoring_cannot_follow_nothing_is_said_to_be_behind():
+    """`ignoring` then loses which elements the loss uses, and a contaminated origin would seem used."""
+    x = leaf(0.0, 4.0)
+    with explain() as report:
+        y = torch.linalg.matrix_exp(torch.where(x > 0, x.log(), 0).diag())
+        y.sum().backward()
+    assert [origin.operator for origin in report] == ["log"]
+    x = leaf(0.0, 4.0)
+    with explain() as report:
+        torch.where(x > 0, Doubled.apply(x.log()), 0).sum().backward()
+    assert [origin.operator for origin in report] == ["log"]

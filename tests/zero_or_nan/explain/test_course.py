@@ -1,0 +1,187 @@
+"""A training that diverges is called so, with its numbers; one that fails for another reason is not."""
+
+import copy
+
+import pytest
+import torch
+from runs import RUNS
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from zero_or_nan import explain
+from zero_or_nan.explain.course import GROWN, LARGE, Course
+
+WORDS = {"the training diverged": "diverges", "perhaps the training diverges": "diverges", "the loss jumped": "jumped"}
+MOST = 80
+
+
+def said(report):
+    """What a report says of the steps before, in one word."""
+    return WORDS[report.cause.partition(":")[0]] if report.cause else "no"
+
+
+def failed(run, lr=None):
+    """The report of the step that fails, or None if none does."""
+    torch.manual_seed(0)
+    step = explain.on_failure(run.make(run.lr if lr is None else lr))
+    for number in range(MOST):
+        try:
+            step(number)
+        except FloatingPointError as error:
+            return error.report
+    return None
+
+
+def runs(*expected):
+    return [pytest.param(run, id=run.name) for run in RUNS if run.expected in expected]
+
+
+def test_there_are_enough():
+    assert len(runs("diverges")) >= 12 and len(runs("no", "jumped")) >= 12
+
+
+@pytest.mark.parametrize("run", runs("diverges", "jumped", "no"))
+def test_what_diverges_is_called_so_and_nothing_else(run):
+    assert said(failed(run)) == run.expected
+
+
+@pytest.mark.parametrize("run", runs("diverges", "jumped", "no"))
+def test_a_block_around_the_whole_training(run):
+    """A block sees backward passes. In a step that changes the parameters by hand it sees them too late or not."""
+    torch.manual_seed(0)
+    step = run.make(run.lr)
+    with explain() as report:
+        for number in range(MOST):
+            step(number)
+            if not report.ok:
+                break
+    assert said(report) == run.expected
+
+
+@pytest.mark.parametrize("run", runs("diverges"))
+def test_a_smaller_rate_is_a_remedy(run):
+    assert failed(run, run.cured_by) is None
+
+
+CLIPPED = [param for param in runs("diverges", "jumped") if param.values[0].name != "updates_by_hand"]
+
+
+@pytest.mark.parametrize("run", CLIPPED)
+def test_clipping_is_a_remedy_where_it_is_named(run):
+    """The printed line runs before each step of the optimizer. Adam rescales, and is named as the exception."""
+    line = failed(run).cause.partition("\n")[2].strip()
+    if not line:
+        assert "perhaps" in failed(run).cause
+        return
+
+    class Model:
+        def __init__(self, optimizer):
+            self.parameters = lambda: [p for group in optimizer.param_groups for p in group["params"]]
+
+    hook = register_optimizer_step_pre_hook(
+        lambda optimizer, *_: exec(line, {"torch": torch, "model": Model(optimizer)}) or None
+    )
+    try:
+        assert failed(run) is None
+    finally:
+        hook.remove()
+
+
+def test_the_numbers_are_those_of_the_run():
+    run = next(run for run in RUNS if run.name == "features_that_were_not_scaled")
+    torch.manual_seed(0)
+    step = run.make(run.lr)
+    losses = [float(step(number)) for number in range(5)]
+    report = failed(run)
+    shown = report.cause.split("went ")[1].split(" in ")[0].split(" → ")
+    assert [float(each) for each in shown] == pytest.approx(losses, rel=0.1)
+    assert "in 4 steps" in report.cause
+    assert str(report).startswith(report.cause) and report.to_dict()["cause"] == report.cause
+    html = report._repr_html_()
+    assert html.index("The training diverged") < html.index("clip_grad_norm_") < html.index("born in")
+
+
+def test_the_loss_before_it_was_scaled():
+    """A scaler multiplies the loss; the report shows the loss."""
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=100.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=10**6)
+
+    @explain.on_failure
+    def step():
+        optimizer.zero_grad()
+        loss = weight.square().sum() * (1.0 if weight.abs() < 1e15 else float("nan"))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.detach()
+
+    with pytest.raises(FloatingPointError) as caught:
+        for _ in range(50):
+            step()
+    assert said(caught.value.report) == "diverges"
+    assert "the loss went 1 → " in caught.value.report.cause
+
+
+def test_a_step_that_changes_its_parameters_itself_leaves_no_trace_from_the_second_call_on():
+    w = torch.ones(2, requires_grad=True)
+
+    @explain.on_failure
+    def step(x):
+        loss = (w * x).log().sum()
+        loss.backward()
+        with torch.no_grad():
+            w.sub_(w.grad, alpha=0.1)
+        w.grad = None
+        return loss.detach()
+
+    bad = torch.tensor([0.0, 1.0])
+    with pytest.raises(FloatingPointError, match="changed its parameters before the failure was seen"):
+        step(bad)
+    with torch.no_grad():
+        w.fill_(1.0)
+    step(torch.ones(2))
+    before = copy.deepcopy(w)
+    with pytest.raises(FloatingPointError) as caught:
+        step(bad)
+    assert torch.equal(w, before) and not caught.value.report.notes
+    assert [origin.operator for origin in caught.value.report] == ["log"]
+
+
+def course(losses, sizes, start=1.0):
+    followed = Course()
+    followed.begin([torch.tensor([start])])
+    for loss, size in zip(losses, sizes, strict=True):
+        followed.add(loss, lambda size=size: size)
+    return followed
+
+
+def word(followed, now, is_overflow=True):
+    cause = followed.cause(float("inf"), now, is_overflow)
+    return WORDS[cause.partition(":")[0]] if cause else "no"
+
+
+def test_where_the_line_is_drawn():
+    """Both have to grow, and the loss may not have gone back."""
+    far = 2 * GROWN
+    assert word(course([1, far], [1, far]), far) == "diverges"
+    assert word(course([1, GROWN / 2], [1, far]), far) == "no"
+    assert word(course([1, far], [1, 1]), GROWN / 2) == "no"
+    assert word(course([1, far, 1], [1, far, far]), far) == "no"
+    assert word(course([1, far], [1, 1]), far) == "jumped"
+    assert word(course([1, far], [1, 2 * LARGE]), far) == "diverges"
+    assert word(course([1, 100, far], [1, 1, 1]), far) == "diverges", "it did not grow in a single step"
+    assert word(course([1], [1]), 2 * LARGE) == "diverges"
+    assert word(course([1], [1]), 2 * LARGE, is_overflow=False) == "no"
+    assert word(course([1], [1]), LARGE / 2) == "no"
+    assert word(course([1, 1], [1, 1]), 2 * LARGE) == "no"
+    assert word(Course(), far) == "no"
+    assert word(course([1, far], [1, far]), None) == "diverges"
+    assert word(course([-1, -far], [1, far]), far) == "diverges"
+
+
+def test_parameters_are_looked_at_only_while_the_loss_is_far_above_the_first():
+    looked = []
+    followed = Course()
+    for loss in (1.0, 0.5, 30.0, 2 * GROWN, 0.1):
+        followed.add(loss, lambda loss=loss: looked.append(loss))
+    assert looked == [2 * GROWN]

@@ -1,0 +1,114 @@
+"""At a tie the kind follows PyTorch's convention, and the report says so. It says nothing of the kind elsewhere."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tensors import leaf
+
+from zero_or_nan import explain
+
+ZEROS = torch.zeros(2)
+
+IGNORES = {
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "hardtanh": lambda y: F.hardtanh(y, 0, 1),
+    "threshold": lambda y: F.threshold(y, 0, 0),
+    "of a view": lambda y: y[:, None].relu(),
+    "of a product": lambda y: (-2 * y / 3).relu(),
+}
+USES = {
+    "clamp": lambda y: y.clamp(0, 3),
+    "clamp_min": lambda y: y.clamp_min(0),
+    "clamp_max": lambda y: y[:1].clamp_max(0),
+}
+CHOOSES = {
+    "max": lambda y: torch.stack([ZEROS, y]).max(0).values,
+    "sort": lambda y: torch.stack([ZEROS, y]).sort(0).values[1],
+    "topk": lambda y: torch.stack([ZEROS, y]).topk(1, 0).values,
+    "kthvalue": lambda y: torch.stack([ZEROS, y]).kthvalue(2, 0).values,
+    "max_pool1d": lambda y: F.max_pool1d(torch.stack([ZEROS, y]).T[None], 2),
+}
+SHARES = {
+    "maximum": lambda y: torch.maximum(y, ZEROS),
+    "minimum": lambda y: torch.minimum(y, ZEROS),
+    "amax": lambda y: torch.stack([ZEROS, y]).amax(0),
+    "max of all": lambda y: torch.cat([-y[:1], ZEROS]).max(),
+}
+NO_TIE = {
+    "below the kink": lambda y: (y - 1).relu(),
+    "hidden by where": lambda y: torch.where(y > 0, y, 0),
+    "of a sum": lambda y: (y + 1).clamp_max(0.5),
+    "not at its end": lambda y: y.clamp(-1, 5),
+    "abs": torch.abs,
+}
+
+
+def reported(function):
+    x = leaf(0.0, 4.0)
+    with explain() as report:
+        function(x.sqrt()).sum().backward()
+    (origin,) = report
+    assert origin.operator == "sqrt"
+    return origin
+
+
+@pytest.mark.parametrize("name", IGNORES)
+def test_a_slope_of_0_at_a_kink(name):
+    origin = reported(IGNORES[name])
+    assert origin.kind == "contaminated" and origin.mended
+    assert "does not use the element, and clamp and maximum do" in origin.means
+    assert "the gradient that you want exists" not in str(origin)
+
+
+@pytest.mark.parametrize("name", USES)
+def test_a_slope_of_1_at_a_kink(name):
+    origin = reported(USES[name])
+    assert origin.kind == "undefined"
+    assert f"by PyTorch's convention {name} uses the element, and relu does not" in origin.means
+
+
+@pytest.mark.parametrize("name", CHOOSES)
+def test_one_of_equal_elements(name):
+    origin = reported(CHOOSES[name])
+    assert "perhaps at a tie: of equal elements" in origin.means and "takes one" in origin.means
+    assert "the gradient that you want exists" not in str(origin)
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_all_equal_elements(name):
+    origin = reported(SHARES[name])
+    assert origin.kind == "undefined" and "uses all by PyTorch's convention" in origin.means
+
+
+@pytest.mark.parametrize("name", NO_TIE)
+def test_elsewhere_nothing_is_said(name):
+    assert reported(NO_TIE[name]).tie == ""
+
+
+def test_a_value_that_is_used_elsewhere_too_is_not_excused_by_a_tie():
+    assert reported(lambda y: y + y.relu()).tie == ""
+
+
+@pytest.mark.parametrize("function", [*IGNORES.values(), *USES.values(), *CHOOSES.values(), *SHARES.values()])
+def test_the_convention_is_pytorchs(function):
+    """What the sentences say of the functions, by their slope at 0."""
+    y = leaf(0.0, 1.0)
+    function(y).sum().backward()
+    slope = y.grad[0].item()
+    if function in IGNORES.values():
+        assert slope == 0
+    elif function in SHARES.values():
+        assert 0 < abs(slope) < 1
+    else:
+        assert slope in ((0, 1) if function in CHOOSES.values() else (1,))
+
+
+@pytest.mark.parametrize(
+    ("root", "x"), [(torch.sqrt, 0.0), (lambda x: x**0.5, 0.0), (torch.acos, 1.0)], ids=["sqrt", "pow", "acos"]
+)
+def test_functions_that_do_not_keep_their_result(root, x):
+    x = leaf(x)
+    with explain() as report:
+        root(x).relu().sum().backward()
+    assert report.origins[0].tie.startswith("at a tie")
