@@ -398,7 +398,9 @@ def _lines_named(caption: str, rows: list[dict[str, Any]], content: dict[str, An
     for tool in content["tools"]:
         lines = [row[tool]["line"] if tool in row else None for row in wrong]
         version = content.get("versions", {}).get(tool, "")
-        own = "" if version.startswith("torch ") or not version else f" ({html.escape(version)})"
+        own = (
+            "" if version.startswith("torch ") or not version else f" ({html.escape(version.removeprefix(f'{tool} '))})"
+        )
         alarms = sum(row[tool]["said"] for row in clean if tool in row)
         cells = ["–" if line is None else str(line) for line in lines]
         body.append([_TOOLS[tool] + own, *cells, str(sum(line or 0 for line in lines)), str(alarms)])

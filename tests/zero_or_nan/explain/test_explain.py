@@ -90,6 +90,30 @@ def test_each_that_is_wrong_is_a_report(wrong):
     assert set(names) <= {program.run.__name__ for program in REPORTS} and len(set(names)) == len(names)
 
 
+def test_advice_is_not_what_a_report_quotes():
+    p = torch.zeros(2, requires_grad=True)
+    with explain() as report:
+        p.log().sum().backward()  # a lower learning rate
+    assert "learning rate" in str(report) and "learning rate" not in advice(report)
+    assert "log(0)" in str(report) and "log(0)" not in advice(report)
+    assert "clamp_min" in advice(report)
+
+
+def test_divergence_is_named_for_no_other_cause():
+    program = {program.run.__name__: program for program in REPORTS}
+    diverged, similar = program["prices_of_houses"], program["forty_layers_that_add_up"]
+    named, other = "The training diverged: a lower learning rate, or clip_grad_norm_.", "Normalize each layer."
+    assert names_the_cause(diverged, named) and not names_the_cause(diverged, other)
+    assert names_the_cause(similar, other) and not names_the_cause(similar, named)
+    assert agrees(diverged, named) and not agrees(diverged, other)
+
+
+def test_a_remedy_that_fails_is_none():
+    program = next(program for program in REPORTS if program.run.__name__ == "penalty_on_leaving_the_reference")
+    assert agrees(program, "y = x.clamp(max=20).exp()") and not agrees(program, "")
+    assert not agrees(program, "y = x.clamp(max=20).exp()\ny = torch.exp(x - x.max(-1, keepdim=True).values)")
+
+
 @pytest.mark.parametrize("program", expecting(WRONG_ORIGINS, HERE))
 def test_all_origins_and_no_other(program):
     with explain() as report:
