@@ -1,53 +1,90 @@
 """How often `explain` names the origin, on programs whose answer is known, beside what people use today.
 
-The programs, and the other tools, stand in `tests/zero_or_nan/explain/corpus`.
+The programs, and the other tools, stand in `tests/zero_or_nan/explain/corpus`. The programs that were reduced from
+public reports are counted by themselves: what `explain` says of them is also compared with the cause and the fix of the
+report. The first answer to each of them stays on record.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import json
 import platform
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from zero_or_nan import explain
+from zero_or_nan.explain import Report
 
-from ..project import Project, write
+from ..project import Project, read_record, write
 
 KINDS = ("contaminated", "undefined", "overflow", "bad input")
+ANSWERS = ("kind", "line", "all", "cause", "remedy")
 
 
 def explained(project: Project) -> None:
     """Run every program under every tool, and write how they did to `results/measured/explained.json`."""
-    folder = str(project.root / "tests" / "zero_or_nan" / "explain")
-    sys.path.insert(0, folder)
+    sys.path.insert(0, str(project.root / "tests" / "zero_or_nan" / "explain"))
     programs = [program for program in importlib.import_module("corpus").PROGRAMS if program.runs_here]
-    baselines = importlib.import_module("corpus.baselines").BASELINES
-    rows: dict[str, dict[str, Any]] = {}
-    for at, program in enumerate(programs, 1):
-        if sys.stdout.isatty():
-            print(f"\r{at} of {len(programs)} programs", end="", flush=True)
-        row = rows.setdefault(_group(program), {"programs": 0, "explain": _score(), **{n: _score() for n in baselines}})
-        row["programs"] += 1
-        _count(row["explain"], _explained(program), program)
-        for name, tool in baselines.items():
-            _count(row[name], _told(tool, program), program)
-    content = {
+    reports = [program for program in programs if program.is_report]
+    known = [program for program in programs if not program.is_report]
+    baselines = importlib.import_module("corpus.baselines")
+    path = project.results / "measured" / "explained.json"
+    recorded = read_record(path) if path.is_file() else {}
+
+    now = {program.run.__name__: answers(program) for program in reports if program.expected}
+    first = recorded.get("reports", {}).get("first", {})
+    tools: dict[str, Callable[[Any], Any]] = {name: baselines.BASELINES[name] for name in baselines.versions()}
+    told = {"explain": [_explained(program) for program in programs]}
+    for name, tool in tools.items():  # one after the other: some change PyTorch while they are at work
+        print(f"{name}: {len(programs)} programs", flush=True)
+        told[name] = [_told(tool, program) for program in programs]
+    by_program = {
+        program.name: {name: column[at] for name, column in told.items()} for at, program in enumerate(programs)
+    }
+    rows = _rows(known, by_program, [*baselines.BASELINES], recorded.get("rows", []))
+    report_rows = _rows(reports, by_program, [*baselines.BASELINES], recorded.get("reports", {}).get("rows", []))
+    before = recorded.get("versions", {})
+    content: dict[str, Any] = {
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "tools": ["explain", *baselines],
-        "rows": [{"kind": kind, **rows[kind]} for kind in (*KINDS, "several origins", "clean") if kind in rows],
+        "tools": ["explain", *(name for name in baselines.BASELINES if name in tools or name in before)],
+        "versions": {**before, **baselines.versions()},
+        "rows": rows,
+        "reports": {"rows": report_rows, "first": {name: first.get(name, now[name]) for name in now}, "now": now},
     }
-    path = project.results / "measured" / "explained.json"
     write(path, json.dumps(content, indent=1) + "\n")
-    print(f"\rwritten: {path.relative_to(project.root)}")
-    for row in content["rows"]:
-        print(f"{row['kind']}: {row['programs']} programs", {name: row[name] for name in content["tools"]})
+    print(f"written: {path.relative_to(project.root)}")
+    for row in [*rows, *({**row, "kind": f"reports, {row['kind']}"} for row in report_rows)]:
+        print(f"{row['kind']}: {row['programs']} programs", {name: row.get(name) for name in content["tools"]})
+    for when in ("first", "now"):
+        print(f"reports, {when}:", summed(content["reports"][when]))
+
+
+def _rows(
+    programs: list[Any],
+    told: dict[str, dict[str, tuple[bool, bool, bool]]],
+    tools: list[str],
+    recorded: list[dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """A row for each kind, with a column for each tool. A tool that is not installed keeps its column of before."""
+    rows: dict[str, dict[str, Any]] = {}
+    for program in programs:
+        row = rows.setdefault(_group(program), {"programs": 0})
+        row["programs"] += 1
+        for name, found in told[program.name].items():
+            _count(row.setdefault(name, _score()), found)
+    for row in recorded:
+        for name in tools:
+            if row["kind"] in rows and name in row:
+                rows[row["kind"]].setdefault(name, row[name])
+    return [{"kind": kind, **rows[kind]} for kind in (*KINDS, "several origins", "clean") if kind in rows]
 
 
 def _group(program: Any) -> str:
@@ -61,25 +98,65 @@ def _score() -> dict[str, int]:
     return {"said": 0, "line": 0, "all": 0}
 
 
-def _count(score: dict[str, int], told: tuple[bool, bool, bool], program: Any) -> None:
+def _count(score: dict[str, int], told: tuple[bool, bool, bool]) -> None:
     said, line, everything = told
     score["said"] += said
     score["line"] += line
     score["all"] += everything
 
 
-def _explained(program: Any) -> tuple[bool, bool, bool]:
+def _report(program: Any) -> Report | None:
+    """What `explain` says of a program; None if one of them crashed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             with explain() as report:
                 program.run()
-        except Exception:  # what crashes has failed
-            return False, False, False
+        except Exception:
+            return None
+    return report
+
+
+def _explained(program: Any) -> tuple[bool, bool, bool]:
+    report = _report(program)
+    if report is None:  # what crashes has failed
+        return False, False, False
     found = [(origin.kind, origin.phase, origin.operator, origin.line) for origin in report]
+    return not report.ok, any(origin.line in program.lines for origin in report), found == _wanted(program)
+
+
+def _wanted(program: Any) -> list[tuple[str, str, str, int]]:
     pairs = zip(program.expected, program.lines, strict=True)
-    wanted = [(want.kind, want.phase, want.operator, line) for want, line in pairs]
-    return not report.ok, any(origin.line in program.lines for origin in report), found == wanted
+    return [(want.kind, want.phase, want.operator, line) for want, line in pairs]
+
+
+def answers(program: Any) -> str:
+    """How `explain` answers what is asked of a program from a public report: "+kind +line -all …".
+
+    Asked are the kind and the line of the first origin; whether all origins are right, and no other is reported; the
+    cause, if it is one to be named, or was named and is none; and whether the remedy agrees with the report's fix.
+    """
+    module = importlib.import_module("corpus.answers")
+    report = _report(program)
+    found = [(origin.kind, origin.phase, origin.operator, origin.line) for origin in report or ()]
+    text = module.advice(report) if report is not None else ""
+    wanted = _wanted(program)
+    right = {
+        "kind": bool(found) and found[0][0] == wanted[0][0],
+        "line": bool(found) and found[0][3] == wanted[0][3],
+        "all": found == wanted,
+        "cause": module.names_the_cause(program, text),
+        "remedy": module.agrees(program, text),
+    }
+    if right["cause"] and not program.has_cause_to_name:
+        del right["cause"]
+    return " ".join(f"{'+' if is_right else '-'}{name}" for name, is_right in right.items())
+
+
+def summed(rows: dict[str, str]) -> dict[str, str]:
+    """To how many programs each answer is right, of those that it was asked of."""
+    words = Counter(word for row in rows.values() for word in row.split())
+    return {name: f"{words['+' + name]} of {words['+' + name] + words['-' + name]}" for name in ANSWERS}
 
 
 def _told(tool: Callable[[Any], Any], program: Any) -> tuple[bool, bool, bool]:

@@ -357,36 +357,80 @@ def peers(content: dict[str, Any]) -> str:
 
 
 _TOOLS = {
-    "explain": "explain",
+    "explain": "<code>explain</code>",
     "anomaly mode": "anomaly mode",
     "forward hooks": "module hooks",
     "loss and parameters": "loss check",
+    "DebugMode": "<code>DebugMode</code>",
+    "DebugUnderflowOverflow": "<code>DebugUnderflowOverflow</code>",
+    "torchlens": "torchlens",
 }
 
 
 def explained(content: dict[str, Any]) -> str:
-    """A table of how many programs each tool names the right line of, and how often it cries for nothing."""
+    """Two tables of how many programs each tool names the right line of, and how often it reports a clean program; and
+    one of what `explain` first answered to public reports, and answers now."""
     from helpers import show
 
     wrong = [row for row in content["rows"] if row["kind"] != "clean"]
-    clean = [row for row in content["rows"] if row["kind"] == "clean"]
-    tools = content["tools"]
-    total = sum(row["programs"] for row in wrong)
-    told = sum(row["explain"]["all"] for row in wrong)
+    total, told = sum(row["programs"] for row in wrong), sum(row["explain"]["all"] for row in wrong)
     caption = (
         f"In how many of {total} programs with a known origin each tool names the right line "
         f"(torch {html.escape(content['torch'])}). In {told} of them, <code>explain</code> also gives the right phase, "
         "operator and kind, and names no other origin"
     )
-    head = ["kind", "programs", *(_TOOLS[tool] for tool in tools)]
-    rows = [[row["kind"], str(row["programs"]), *(str(row[tool]["line"]) for tool in tools)] for row in wrong]
-    rows += [
-        ["false alarms on clean programs", str(row["programs"]), *(str(row[tool]["said"]) for tool in tools)]
-        for row in clean
-    ]
-    sums = [str(sum(row[tool]["line"] for row in wrong)) for tool in tools]
-    table = show.table(caption, head, rows, ["right lines, all kinds", str(total), *sums], stack=True)
-    return show.page(f'<div class="zn-prose">{table}</div>')
+    parts = [_lines_named(caption, content["rows"], content)]
+    if reports := content.get("reports"):
+        count = sum(row["programs"] for row in reports["rows"] if row["kind"] != "clean")
+        caption = f"The same for {count} programs from public reports, which were written before explain saw them"
+        parts.append(_lines_named(caption, reports["rows"], content))
+        parts.append(_answers(reports))
+    return show.page(f'<div class="zn-prose">{"".join(parts)}</div>')
+
+
+def _lines_named(caption: str, rows: list[dict[str, Any]], content: dict[str, Any]) -> str:
+    from helpers import show
+
+    wrong = [row for row in rows if row["kind"] != "clean"]
+    clean = [row for row in rows if row["kind"] == "clean"]
+    counts = [row["programs"] for row in wrong]
+    body = [["programs", *map(str, counts), str(sum(counts)), str(sum(row["programs"] for row in clean))]]
+    for tool in content["tools"]:
+        lines = [row[tool]["line"] if tool in row else None for row in wrong]
+        version = content.get("versions", {}).get(tool, "")
+        own = (
+            "" if version.startswith("torch ") or not version else f" ({html.escape(version.removeprefix(f'{tool} '))})"
+        )
+        alarms = sum(row[tool]["said"] for row in clean if tool in row)
+        cells = ["–" if line is None else str(line) for line in lines]
+        body.append([_TOOLS[tool] + own, *cells, str(sum(line or 0 for line in lines)), str(alarms)])
+    head = ["", *(row["kind"] for row in wrong), "all kinds", "false alarms on clean programs"]
+    return show.table(caption, head, body, stack=True)
+
+
+_ANSWERS = {
+    "kind": "the kind of the first origin",
+    "line": "the line of the first origin",
+    "all": "each origin, and no other",
+    "cause": "the cause that the report found, if it is one to be named",
+    "remedy": "a remedy that agrees with the fix of the report",
+}
+
+
+def _answers(reports: dict[str, Any]) -> str:
+    """To how many programs each answer was right at first, and is now, of those that it is asked of."""
+    from helpers import show
+
+    def right(when: str, name: str) -> str:
+        words = Counter(word for answers in reports[when].values() for word in answers.split())
+        return f"{words['+' + name]} of {words['+' + name] + words['-' + name]}"
+
+    body = [[text, right("first", name), right("now", name)] for name, text in _ANSWERS.items()]
+    return show.table(
+        "What <code>explain</code> gets right in the programs from public reports",
+        ["answer", "when it first saw the program", "now"],
+        body,
+    )
 
 
 def noticed(content: dict[str, Any]) -> str:

@@ -3,9 +3,23 @@
 import pytest
 import torch
 from corpus import PROGRAMS, Program
-from corpus.baselines import BASELINES, Told, anomaly_mode, forward_hooks, loss_and_parameters
+from corpus.baselines import (
+    BASELINES,
+    Told,
+    anomaly_mode,
+    debug_mode,
+    debug_underflow_overflow,
+    forward_hooks,
+    loss_and_parameters,
+    torchlens,
+    versions,
+)
 
 BY_NAME = {program.name: program for program in PROGRAMS}
+
+
+def installed(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(name not in versions(), reason=f"{name} is not installed")
 
 
 def line_of(name: str) -> tuple[Program, int]:
@@ -53,11 +67,58 @@ def test_loss_and_parameters(name, anything):
     assert loss_and_parameters(BY_NAME[name]) == Told(anything)
 
 
-@pytest.mark.parametrize("run", BASELINES.values(), ids=BASELINES)
-def test_nothing_stays_behind(run):
+@installed("DebugMode")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "textbook.binary_cross_entropy_by_hand",  # forward
+        "cases.root_at_zero",  # backward: the line that made the node
+        "reports_training.root_mean_square_without_epsilon",  # in place
+    ],
+)
+def test_debug_mode_names_the_first_operator_with_a_bad_result(name):
+    program, line = line_of(name)
+    assert debug_mode(program) == Told(True, line)
+
+
+@installed("DebugMode")
+def test_debug_mode_takes_a_mask_of_infinity_for_a_mistake():
+    assert debug_mode(BY_NAME["clean.softmax_layer_on_masked_scores"]).anything
+
+
+@installed("DebugMode")
+def test_debug_mode_says_nothing_of_finite_numbers():
+    assert debug_mode(BY_NAME["clean.double_where"]) == Told(False)
+
+
+@installed("DebugUnderflowOverflow")
+def test_the_tool_of_transformers_sees_what_its_imitation_sees():
+    for name in ("training.batch_with_a_nan", "threads.feed_forward_in_half_precision"):
+        program, line = line_of(name)
+        assert debug_underflow_overflow(program) == forward_hooks(program) == Told(True, line)
+    assert debug_underflow_overflow(BY_NAME["threads.instance_norm_of_a_constant_graph"]) == Told(False)
+
+
+@installed("torchlens")
+@pytest.mark.parametrize("name", ["textbook.binary_cross_entropy_by_hand", "cases.root_at_zero"])
+def test_torchlens_names_a_birth_in_forward_and_in_backward(name):
+    program, line = line_of(name)
+    assert torchlens(program) == Told(True, line)
+
+
+def test_versions_are_those_of_what_is_installed():
+    found = versions()
+    assert list(found) == [name for name in BASELINES if name in found] and "anomaly mode" in found
+    assert torch.__version__.startswith(found["anomaly mode"].removeprefix("torch "))
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=installed(name)) for name in BASELINES])
+def test_nothing_stays_behind(name):
     backward, hooks = torch.autograd.backward, dict(torch.nn.modules.module._global_forward_hooks)
+    functions = torch.empty, torch.Tensor.add, torch.nn.functional.relu
     for program in PROGRAMS[:: len(PROGRAMS) // 20]:
         if program.runs_here:
-            run(program)
+            BASELINES[name](program)
     assert torch.autograd.backward is backward and not torch.is_anomaly_enabled()
     assert torch.nn.modules.module._global_forward_hooks == hooks
+    assert functions == (torch.empty, torch.Tensor.add, torch.nn.functional.relu)

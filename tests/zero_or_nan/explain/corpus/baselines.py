@@ -6,10 +6,22 @@
   hooks are on the modules of one model; these are on every module, losses included.
 - `loss_and_parameters`: of the kind of PyTorch Lightning's `check_finite_loss` and `detect_nan_parameters` (its
   `terminate_on_nan` of old): the loss before backward, the parameters after it. It names no line.
+- `debug_mode`: PyTorch's `DebugMode`, which logs each operator with its stack, and a hook of ten lines that finds the
+  first whose result is not finite.
+- `debug_underflow_overflow`: the tool of transformers itself, on each module that a program calls.
+- `torchlens`: its `find_nan` going forward, and its `bisect_nan_backward` for the first pass.
+
+PyTorch has `DebugMode` from some release on. The last two are measured where they are installed.
 """
 
+import contextlib
+import importlib
+import importlib.metadata
+import importlib.util
+import io
 import re
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +31,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from .program import Program
 
@@ -43,8 +56,7 @@ def anomaly_mode(program: Program) -> Told:
         else:
             return Told(False)
     text = "".join(str(warning.message) for warning in warned if "Traceback of forward call" in str(warning.message))
-    lines = re.findall(rf'File "{re.escape(program.filename)}", line (\d+)', text.partition("Previous calculation")[0])
-    return Told(True, int(lines[-1]) if lines else None)
+    return Told(True, _innermost(text.partition("Previous calculation")[0], program))
 
 
 def forward_hooks(program: Program) -> Told:
@@ -91,17 +103,154 @@ def loss_and_parameters(program: Program) -> Told:
     return Told(found or _any_not_finite(parameters))
 
 
+def debug_mode(program: Program) -> Told:
+    """The line of the first operator whose result is not finite; in backward, the line that made its node."""
+    from torch.utils._debug_mode import DebugMode
+
+    brings = (torch.ops.aten.lift_fresh.default, torch.ops.aten.empty.memory_format)  # data, and memory to be filled
+
+    def check(func: Any, types: Any, args: Any, kwargs: Any, result: Any) -> dict[str, bool]:
+        changed = tree_leaves(result) if result is not None else tree_leaves(args[:1])
+        tensors = [value for value in changed if isinstance(value, Tensor)]
+        return {"bad": func not in brings and _any_not_finite(tensors)}
+
+    with DebugMode(record_stack_trace=True) as mode, DebugMode.dispatch_hooks(record_hook=check):
+        program.run()
+    bad = next((call for call in mode.operators if (call.record or {}).get("bad")), None)
+    if bad is None:
+        return Told(False)
+    return Told(True, _innermost(bad.fwd_stack_trace or bad.stack_trace or "", program))
+
+
+def debug_underflow_overflow(program: Program) -> Told:
+    """The line that called the module that it names. It is given each module that the program calls."""
+    from transformers.debug_utils import DebugUnderflowOverflow  # type: ignore[import-not-found]
+
+    running: list[nn.Module] = []
+    watched: dict[nn.Module, Any] = {}
+
+    def enter(module: nn.Module, args: Any) -> None:
+        if not running and module not in watched:
+            watched[module] = DebugUnderflowOverflow(module)
+        running.append(module)
+
+    def leave(module: nn.Module, args: Any, result: Any) -> None:
+        running.pop()
+
+    hooks = (
+        nn.modules.module.register_module_forward_pre_hook(enter),
+        nn.modules.module.register_module_forward_hook(leave),
+    )
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            program.run()
+    except ValueError as error:
+        if "DebugUnderflowOverflow" not in str(error):
+            raise
+        return Told(True, _innermost("".join(traceback.format_tb(error.__traceback__)), program))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return Told(False)
+
+
+def torchlens(program: Program) -> Told:
+    """The line of the first bad result of the forward pass; if there is none, of the first birth in the first pass."""
+    import torchlens as lens  # type: ignore[import-not-found]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of tensors that were made outside of the model, and are not
+        found = lens.debug.find_nan(_Model(program), torch.ones(1), capture=lens.options.CaptureOptions(**_LENS))
+        if found.found and found.func_name not in ("tensor", "empty"):  # data, and memory to be filled
+            file, _, number = (found.source_line or "").rpartition(":")
+            return Told(True, int(number) if file == program.filename else None)
+        x = torch.ones(1, requires_grad=True)
+        capture = lens.options.CaptureOptions(save_grads=True, **_LENS)
+        trace = lens.trace(_Model(program, until_backward=True), x, capture=capture)
+        trace.log_backward(trace[trace.output_layers[0]].out)
+        backward = lens.debug.bisect_nan_backward(trace, bwd=1)
+        if backward.birth is None or backward.birth.op_label is None:
+            return Told(backward.found or found.found)
+        places = trace[backward.birth.op_label].code_context
+        lines = [place.line_number for place in places if place.file == program.filename]
+        return Told(True, lines[0] if lines else None)
+
+
+_LENS = {"unwrap_when_done": True}
+
 BASELINES: dict[str, Callable[[Program], Told]] = {
     "anomaly mode": anomaly_mode,
     "forward hooks": forward_hooks,
     "loss and parameters": loss_and_parameters,
+    "DebugMode": debug_mode,
+    "DebugUnderflowOverflow": debug_underflow_overflow,
+    "torchlens": torchlens,
 }
+"""By name. One that is not installed is missing in `versions()`."""
+
+
+def versions() -> dict[str, str]:
+    """The version of each tool that is installed; PyTorch's, of its own tools and of those that imitate others."""
+    own = {"DebugUnderflowOverflow": "transformers", "torchlens": "torchlens"}
+    found = {}
+    for name in BASELINES:
+        package = own.get(name, "torch")
+        if importlib.util.find_spec(package) and (name != "DebugMode" or _has_debug_mode()):
+            found[name] = f"{package} {importlib.metadata.version(package)}"
+    return found
+
+
+def _has_debug_mode() -> bool:
+    try:
+        module = importlib.import_module("torch.utils._debug_mode")
+    except ImportError:
+        return False
+    return hasattr(module.DebugMode, "dispatch_hooks")
+
+
+class _Stop(Exception):
+    def __init__(self, loss: Tensor) -> None:
+        super().__init__()
+        self.loss = loss
+
+
+class _Model(nn.Module):
+    """A program as a model: its forward runs the program, as a whole or until its first backward pass.
+
+    The layers that the program makes are first filled with what the memory holds, which may be a NaN. A user's model is
+    made before it is traced, so that memory is zeros here.
+    """
+
+    def __init__(self, program: Program, until_backward: bool = False) -> None:
+        super().__init__()
+        self.program, self.until_backward = program, until_backward
+
+    def forward(self, x: Tensor) -> Tensor:
+        def stop(roots: Any, *args: Any, **kwargs: Any) -> None:
+            raise _Stop(roots if isinstance(roots, Tensor) else roots[0])
+
+        with contextlib.ExitStack() as stack:
+            if not torch.are_deterministic_algorithms_enabled():
+                stack.enter_context(patch.object(torch, "empty", torch.zeros))
+            if self.until_backward:
+                stack.enter_context(patch.object(torch.autograd, "backward", stop))
+            try:
+                self.program.run()
+            except _Stop as stopped:
+                return stopped.loss.sum() + 0 * x.sum()
+        return x + 0
 
 
 class _Found(Exception):
     def __init__(self, line: int | None) -> None:
         super().__init__(line)
         self.line = line
+
+
+def _innermost(text: str, program: Program) -> int | None:
+    """The innermost line of a program in a traceback."""
+    lines = re.findall(rf'File "{re.escape(program.filename)}", line (\d+)', text)
+    return int(lines[-1]) if lines else None
 
 
 def _caller(filename: str) -> int | None:
@@ -134,4 +283,8 @@ def _leaves(loss: Tensor) -> dict[Tensor, None]:
 
 
 def _any_not_finite(tensors: Any) -> bool:
-    return any(not bool(tensor.isfinite().all()) for tensor in tensors)
+    real = [
+        tensor for tensor in tensors if not tensor.is_meta and not tensor._is_zerotensor()
+    ]  # the others have no data
+    floats = [tensor for tensor in real if tensor.is_floating_point() or tensor.is_complex()]
+    return any(not bool(tensor.isfinite().all()) for tensor in floats)

@@ -100,6 +100,11 @@ class Program:
         """Whether it says what a public report found, beyond the line."""
         return self.theme.startswith("reports")
 
+    @property
+    def has_cause_to_name(self) -> bool:
+        """Whether a report has to name the cause behind the line."""
+        return self.cause in CAUSES
+
 
 PROGRAMS: list[Program] = []
 """Every program, in the order in which they stand."""
