@@ -109,3 +109,13 @@ def test_where_ignoring_cannot_follow_nothing_is_said_to_be_behind(monkeypatch):
         _, loss = lengths_and_directions(by_hand)
         loss.backward()
     assert [origin.operator for origin in report] == ["div"]
+
+
+def test_a_product_that_overflows_behind_it_is_not_named():
+    """Its factors are finite; only in the pass of `ignoring` their product is not. The remedy does not promise a gradient."""
+    x = leaf(0.0, 0.0)
+    with explain() as report:
+        n = x * 1e30
+        (torch.where(n > 0, x / n, 0) + n * 1e30).sum().backward()
+    (origin,) = report
+    assert (origin.operator, origin.mended) == ("div", False) and "does not fix it here" in origin.remedy
