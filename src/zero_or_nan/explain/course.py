@@ -34,7 +34,25 @@ LARGE = 10.0
 _SHOWN = 3
 """The number of losses to show between the last that was as small as the first and the one that failed."""
 
-_CLIP = "\n    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # before optimizer.step()"
+_DIVERGED = """\
+the training diverged: the loss went {went}
+  {grew}
+  the origin below is only where this ended
+    # lower the learning rate. Clipping bounds each step too, unless the optimizer
+    # rescales the gradient, as Adam does:
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"""
+
+_JUMPED = """\
+the loss jumped: it went {went}
+  when it jumped, no parameter was above {before}; only then {grew}
+    # look at the batch of the step in which the loss jumped, and at what the model
+    # makes of it. After clipping, one batch cannot move the parameters so far,
+    # except by an optimizer that rescales the gradient, as Adam does:
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"""
+
+_PERHAPS = """\
+perhaps the training diverges: in the one {unit} before, {grew}
+    # if it was not meant to move so far, lower the learning rate"""
 
 
 class Course:
@@ -93,6 +111,8 @@ class Course:
     def cause(self, loss: float | None, largest_now: float | None, is_overflow: bool) -> str:
         """What led to the failure of the next step, with the numbers and a remedy; empty if the steps do not say it.
 
+        A line of the remedy is indented by four spaces, as in the text of an origin.
+
         Args:
             loss: the loss of the step that failed, if it is known.
             largest_now: the largest absolute value of a parameter before this step; None if it is not finite.
@@ -101,27 +121,15 @@ class Course:
         size = self._largest if largest_now is None else largest_now
         if not self.steps or size is None:
             return ""
-        went = self._went(loss)
         grew = f"the largest parameter grew from {number(_short(self.start))} to {number(_short(size))}"
         scale = self.start or 1.0
         if self._largest is not None and size >= GROWN * scale:
             if self._jumped_at is not None and self._jumped_at < LARGE * scale:
-                return (
-                    f"the loss jumped: it went {went}. When it jumped, no parameter was above "
-                    f"{number(_short(self._jumped_at))}; only then {grew}. Look at the batch of the step in which the "
-                    f"loss jumped, and at what the model makes of it. If you clip the gradient, one batch cannot move "
-                    f"the parameters so far, except by an optimizer that rescales it, as Adam does:{_CLIP}"
-                )
-            return (
-                f"the training diverged: the loss went {went}, and {grew}. The line below is only where this ended. "
-                "Lower the learning rate, or clip the gradient, which bounds each step unless the optimizer rescales "
-                f"the gradient, as Adam does:{_CLIP}"
-            )
+                before = number(_short(self._jumped_at))
+                return _JUMPED.format(went=self._went(loss), before=before, grew=grew)
+            return _DIVERGED.format(went=self._went(loss), grew=grew)
         if self.steps == 1 and is_overflow and size >= LARGE * max(1.0, self.start):
-            return (
-                f"perhaps the training diverges: in the one {self.unit} before, {grew}. If it was not meant to move so "
-                "far, lower the learning rate."
-            )
+            return _PERHAPS.format(unit=self.unit, grew=grew)
         return ""
 
     def _went(self, loss: float | None) -> str:

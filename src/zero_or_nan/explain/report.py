@@ -211,8 +211,12 @@ class Report:
         if self.ok:
             return notebook.cards(f"✓ {_capitalized(self._head)}.", notes)
         head = [notebook.sentence(f"{self._head}:")] if len(self.origins) > 1 else []
-        text, _, lines = self.cause.partition("\n")
-        cause = [notebook.sentence(_capitalized(text)), notebook.code(dedent(lines))] if text else []
+        remedy = [line for line in self.cause.splitlines() if line.startswith("    ")]
+        facts = [line.strip() for line in self.cause.splitlines() if line not in remedy]
+        cause = [
+            *(notebook.sentence(_capitalized(f"{fact}.")) for fact in facts),
+            notebook.code(dedent("\n".join(remedy))),
+        ]
         return notebook.cards("", [*cause, *head, *(origin._card() for origin in self.origins), *notes])
 
     def to_dict(self) -> dict[str, Any]:

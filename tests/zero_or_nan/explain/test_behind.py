@@ -1,12 +1,14 @@
 """If fixing a contaminated origin is not enough, the report names the origin behind it, which its NaN hides."""
 
-import pytest
 import torch
 from origins import told
 from tensors import leaf
 
 from zero_or_nan import explain, ignoring
 from zero_or_nan.explain.narration import BEHIND
+from zero_or_nan.explain.shadow import _Pass
+from zero_or_nan.ignoring.failures import NotFollowed
+from zero_or_nan.ignoring.masked_pass import Pass
 
 
 def lengths_and_directions(length):
@@ -75,27 +77,45 @@ def test_an_origin_that_shows_by_itself_is_not_behind_another():
         (torch.where(x > 0, x.log(), 0).sum() + (x * z).sqrt().sum()).backward()
     assert told(report) == [("contaminated", "forward", "log"), ("undefined", "backward", "sqrt")]
     assert not report.notes and "fix the other origins" in report.origins[0].remedy
+    assert [origin.times for origin in report] == [1, 1]
 
 
-class Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(context, x):
-        return 2 * x
-
-    @staticmethod
-    def backward(context, gradient):
-        return 2 * gradient
-
-
-@pytest.mark.filterwarnings("ignore:ignoring could not follow")
-def test_where_ignoring_cannot_follow_nothing_is_said_to_be_behind():
-    """`ignoring` then loses which elements the loss uses, and a contaminated origin would seem used."""
-    x = leaf(0.0, 4.0)
+def test_of_two_in_a_row_behind_it_the_first_in_backward_is_named():
     with explain() as report:
-        y = torch.linalg.matrix_exp(torch.where(x > 0, x.log(), 0).diag())
-        y.sum().backward()
-    assert [origin.operator for origin in report] == ["log"]
-    x = leaf(0.0, 4.0)
+        _, loss = lengths_and_directions(lambda x: by_hand(x) ** 0.5)
+        loss.backward()
+    assert [origin.operator for origin in report] == ["div", "pow"]
+
+
+def test_a_function_that_only_passes_a_nan_on_is_not_behind():
+    """The root of the whole loss is no step of the shadow, because nothing is ignored there."""
+    x = torch.tensor([[0.0, 0.0], [3.0, 4.0]], requires_grad=True)
     with explain() as report:
-        torch.where(x > 0, Doubled.apply(x.log()), 0).sum().backward()
-    assert [origin.operator for origin in report] == ["log"]
+        n = by_hand(x)[:, None]
+        total = torch.where(n > 0, x / n, 0).sum()
+        (total - total.detach()).sqrt().backward()
+    assert {origin.operator for origin in report} == {"div", "sqrt"} and not report.notes
+
+
+def test_where_ignoring_cannot_follow_nothing_is_said_to_be_behind(monkeypatch):
+    """`ignoring` then loses which elements the loss uses, so an ignored element would seem used."""
+
+    def enter(self):
+        self.failed("something", NotFollowed("for this test"), suspected=True)
+        return Pass.__enter__(self)
+
+    monkeypatch.setattr(_Pass, "__enter__", enter)
+    with explain() as report:
+        _, loss = lengths_and_directions(by_hand)
+        loss.backward()
+    assert [origin.operator for origin in report] == ["div"]
+
+
+def test_a_product_that_overflows_behind_it_is_not_named():
+    """Its factors are finite; only in the pass of `ignoring` their product is not. The remedy does not promise a gradient."""
+    x = leaf(0.0, 0.0)
+    with explain() as report:
+        n = x * 1e30
+        (torch.where(n > 0, x / n, 0) + n * 1e30).sum().backward()
+    (origin,) = report
+    assert (origin.operator, origin.mended) == ("div", False) and "does not fix it here" in origin.remedy
