@@ -1,8 +1,8 @@
 """The right gradient from unmodified forward code: `backward` and `grad` that skip what the loss ignored.
 
 The `gradient` argument of backward is the cotangent that every node multiplies. Here it is a tensor that knows which of
-its elements the loss ignored, and every step of backward hands that knowledge on: ignored times anything is ignored, a
-sum skips it, and a zero that was computed is still a number.
+its elements the loss ignored, and every step of backward passes that knowledge on: ignored times anything is ignored, a
+sum skips ignored terms, and a zero that was computed is still a number.
 
 What users of the library import:
 

@@ -25,6 +25,7 @@ def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         return (aside if _is_at_work() else function)(*args, **kwargs)
 
+    # PyTorch sets this on disabled functions, too: Dynamo does not trace `run` itself.
     run._torchdynamo_disable = True  # type: ignore[attr-defined]
     return run
 

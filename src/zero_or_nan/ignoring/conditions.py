@@ -35,11 +35,13 @@ def bound(dtype: torch.dtype) -> float:
 
 
 def _moderate(dtype: torch.dtype, low: float, high: float) -> bool:
+    """True if a tensor with these extremes is `MODERATE`."""
     limit = bound(dtype)
     return -limit <= low and high <= limit
 
 
 def _away_from_zero(dtype: torch.dtype, low: float, high: float) -> bool:
+    """True if a tensor with these extremes is `AWAY_FROM_ZERO`."""
     limit = bound(dtype)
     return 1 / limit <= low and high <= limit or -limit <= low and high <= -1 / limit
 

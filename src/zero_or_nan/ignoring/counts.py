@@ -146,6 +146,7 @@ class Count:
                 self._see(function_of(node.name()), ignored, bad)
 
     def _see(self, function: str, ignored: Tensor, bad: Tensor) -> None:
+        """Keep the counts of this operator if it has the most such elements so far."""
         if bad.shape == ignored.shape:
             both = bad & ignored
         elif bad.dim() and ignored.dim() and bad.size(0) == ignored.size(0):  # a layer's input: compare whole rows

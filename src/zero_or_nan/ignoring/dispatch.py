@@ -41,6 +41,7 @@ def dispatch(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @functools.cache
 def _facts(op: Any) -> tuple[bool, bool, Any]:
+    """Whether an overload writes into arguments, whether it gives a view, and the operator that has rules."""
     return op._schema.is_mutable, op.is_view, op.overloadpacket
 
 
@@ -71,6 +72,7 @@ def _is_sparse_cotangent(thing: Any) -> bool:
 
 @functools.cache
 def _is_composite(op: Any) -> bool:
+    """True if the operator is only composed of other operators."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
 
 

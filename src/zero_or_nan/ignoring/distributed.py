@@ -46,6 +46,7 @@ def is_distributed(thing: Any) -> bool:
 def whole(tensor: Any) -> Tensor:
     """A DTensor, gathered on every process."""
     gathered: Any = tensor.detach().full_tensor()  # 2.6 can't gather a leaf from inside of an operator
+    # The collective may still run in the background.
     return gathered.wait() if hasattr(gathered, "wait") else gathered  # type: ignore[no-any-return]
 
 
@@ -71,6 +72,7 @@ def cut_as(like: Any, value: Tensor) -> Any:
 
 
 def _on_every_process(value: Tensor, mesh: Any) -> Any:
+    """A tensor that is the same on all processes, as a replicated DTensor."""
     from torch.distributed.tensor import DTensor, Replicate
 
     return DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
@@ -194,6 +196,7 @@ def masks_across(border: Any, arriving: Iterable[Any], masks: Iterable[Mask]) ->
 
 
 def _as_mask(moved: Any) -> Mask:
+    """The mask from what a border's derivative made of 0 and 1."""
     if not isinstance(moved, Tensor):
         return None
     mask = not_zero(moved)

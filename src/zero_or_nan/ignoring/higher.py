@@ -67,6 +67,7 @@ class _Left(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
+        # This derivative is also applied to masks, because the record says `moves`.
         return gradient if gradient.dtype is torch.bool else gradient.to(ctx.dtype), None
 
     @staticmethod

@@ -10,14 +10,11 @@ from .cotangent import as_in_pytorch
 
 
 class PassHook(partial):  # type: ignore[type-arg]
-    """A hook of a pass. The type tells it from the user's hooks."""
+    """A hook of a pass. The type distinguishes it from the user's hooks."""
 
 
 class _GetsPlain:
-    """A user's hook, called with plain tensors: C++ passes the cotangents that the derivative got.
-
-    If several passes share the node, they share this wrapper.
-    """
+    """A user's hook, called with plain tensors in place of cotangents. Passes that share a node share this wrapper."""
 
     def __init__(self, hook: Callable[..., Any]) -> None:
         self.hook = hook
@@ -41,7 +38,7 @@ class _Restore:
 
 
 def put_first(handle: Any) -> list[Any]:
-    """Make a hook of a pass run before the user's hooks.
+    """Make a hook of a pass run before the user's hooks, so that these get its results.
 
     Args:
         handle: the handle that registering the hook returned.

@@ -36,7 +36,7 @@ def in_place(
     result = follow(out_of_place, args, kwargs, step)
     value = unwrap(result)
     if out_of_place._schema.name.removeprefix("aten::") in RESHAPING:
-        with torch._C._DisableTorchDispatch():
+        with torch._C._DisableTorchDispatch():  # gives the Cotangent itself its new shape
             op(*args, **kwargs)
         target.value, target.mask = value, mask_of(result)
         return target

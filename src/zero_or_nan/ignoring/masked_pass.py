@@ -280,7 +280,7 @@ class Pass:
             self._hand_on(node, edges, results, _NO_MASKS)
             return None
         values, masks = step.end(results, arriving)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled():  # the recorded graph keeps the cotangents, and they keep the step
             step.over()
         self._hand_on(node, edges, values, masks)
         # PyTorch checks what a hook returns, and can't check nested tensors.
@@ -370,7 +370,7 @@ class Pass:
         if value is None:
             return None, None, True
         mask = None if arrived is None else arrived.mask
-        if self.by_rules_alone and is_jagged(value):  # its values would lose the record of the gradient
+        if self.by_rules_alone and is_jagged(value):  # a jagged tensor's values would lose their record
             return value, mask, False
         if is_distributed(value):  # a hook may have changed the value on another process: all processes check
             return value, mask if mask is None else mask | not_zero(value), True

@@ -42,6 +42,7 @@ def either(a: Mask, b: Mask) -> Mask:
 
 
 def _joined(join: Any, a: Tensor, b: Tensor) -> Tensor:
+    """Two masks, joined by a bitwise operator."""
     if a is b:
         return a
     if a.numel() < MANY or (0 not in a.stride() and 0 not in b.stride()):

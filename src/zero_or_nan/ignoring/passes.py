@@ -214,6 +214,7 @@ def _pass(roots: Sequence[Any], edges: Any = None, asked_for: Any = None, record
 
 
 def _plain_is_enough(graph: Graph, recorded: bool, unsafe: list[Any]) -> bool:
+    """True if plain backward gives the right gradient. `unsafe` gets the nodes that fail the precheck."""
     return nothing_ignored(graph) or not recorded and is_safe(graph, unsafe)
 
 

@@ -97,6 +97,7 @@ def planned(
 def _skippable(graph: Graph, keep: Collection[Edge], unsafe: Collection[Any], policy: Policy) -> set[Any]:
     """The leaves, and the nodes from which on plain PyTorch can be trusted and no mask is kept."""
     skippable = set()
+    # With branches, the reverse order may come to a node before the nodes ahead of it. It is then not skipped: safe.
     for node, edges in reversed(graph.items()):
         if type(node) is AccumulateGrad:  # has no derivative
             skippable.add(node)

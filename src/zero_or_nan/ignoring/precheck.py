@@ -93,6 +93,7 @@ class _Precheck:
                     self._check_each(some, place)
 
     def _check_each(self, nodes: list[Any], place: Saved) -> None:
+        """Check nodes one by one. Small tensors are only collected, to be checked together."""
         _, unpack_hook, saved, condition = place
         small = None if condition is AWAY_FROM_ZERO else self.small[condition is MODERATE]
         for node in nodes:
@@ -302,7 +303,10 @@ def _in_memory(tensor: Tensor) -> bool:
 
 
 def _as_factor(tensor: Tensor, condition: Condition) -> Tensor:
-    """The tensor in the narrowest dtype in which it may be multiplied. PyTorch saves Python's numbers as float64."""
+    """The tensor in the narrowest dtype in which it may be multiplied, where it overflows first.
+
+    PyTorch saves integers as such, and Python's numbers as float64, whatever the dtype of the other factor is.
+    """
     dtype = tensor.dtype
     if not dtype.is_floating_point:
         return tensor.to(torch.float16 if condition is FINITE else torch.float32)

@@ -114,7 +114,7 @@ class Transfer(NamedTuple):
             return False
         for name in self.reads if trusted else self.reads + self.repair_reads:
             if getattr(getattr(node, name, None), "unpack_hook", node) is not None:
-                return False  # the hook would compute the tensor once more, or fetch it from elsewhere
+                return False  # a hook would compute the tensor again, or fetch it; before 2.10 there may be one
         return self.only_if is None or self.only_if(node)
 
 

@@ -77,6 +77,7 @@ def places(sparse: Tensor) -> Tensor:
 
 
 def _compressed(sparse: Tensor) -> tuple[Tensor, Tensor]:
+    """The index tensors of a compressed layout: where each row (or column) starts, and the indices within it."""
     if sparse.layout in _BY_ROWS:
         return sparse.crow_indices(), sparse.col_indices()
     return sparse.ccol_indices(), sparse.row_indices()

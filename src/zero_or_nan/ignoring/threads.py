@@ -48,8 +48,8 @@ def set_current(running: Any) -> None:
         if torch._C._is_key_in_tls(_KEY):
             _take_out(_KEY)
     elif inside or _other_devices():
-        value = _NOBODY if running is None else running
-        if _takes_too_much():
+        value = _NOBODY if running is None else running  # older releases can't take an object out
+        if _takes_too_much():  # add the reference that PyTorch will drop
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
         _stash(_KEY, value)
 

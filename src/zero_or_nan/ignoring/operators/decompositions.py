@@ -66,7 +66,7 @@ def fused(
                 for result, counts in zip(results, masks(full(mask, given[0]), *args[1:]), strict=False)
             )
             return mixed if isinstance(exact, tuple) else mixed[0]
-        if given is not usual:
+        if given is not usual:  # `prefer_exact` needs plain PyTorch's own result
             exact = op(*usual, **unwrap(kwargs))
         return prefer_exact(exact, _decompositions()[op](*args, **kwargs))
 

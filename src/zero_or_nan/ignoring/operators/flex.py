@@ -68,7 +68,7 @@ def _met(node: Any, query: Tensor, key: Tensor) -> Tensor:
     # function, then those of the mask function.
     read = getattr(utils, "saved_values", None) or getattr(utils, "saved_tensors_and_symints", None)
     if read is None:
-        raise NotFollowed("its mask can't be had in this release")
+        raise NotFollowed("its mask can't be read in this release")
     saved: tuple[Any, ...] = read(node)
     last = max(number for number, value in enumerate(saved) if isinstance(value, int))
     captured = saved[last + 1 :][node._score_mod_other_buffers_len :]

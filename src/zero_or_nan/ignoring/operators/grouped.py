@@ -57,6 +57,7 @@ def _from_left(apply: Callable[[Tensor, Tensor], Tensor], grad: Cotangent, saved
         pairs = used.any(0) & experts.has(len(saved)), lambda aside: aside.any(-1)
 
     def written(left: Tensor, right: Tensor) -> Tensor:
+        """The product, with 0 where nothing counts, as where the kernel writes nothing."""
         value = apply(left, right)
         return value if bool(counts.all()) else value.masked_fill_(~counts, 0)
 

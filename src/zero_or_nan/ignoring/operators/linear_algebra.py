@@ -33,7 +33,7 @@ function("LuUnpack", selects=True)
 
 @rule("linalg_solve_triangular")
 def solve_triangular(op: Any, a: Any, b: Any, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Any:
-    """By substitution, which skips ignored elements. An unknown is ignored if all elements behind it are ignored."""
+    """By substitution, which skips ignored elements. An unknown is ignored if all that it depends on is ignored."""
     exact = op(unwrap(a), unwrap(b), upper=upper, left=left, unitriangular=unitriangular)
     if type(a) is Cotangent:
         raise NotFollowed("is not linear in the matrix")

@@ -38,7 +38,7 @@ def nll_loss_backward(
     picked = target.unsqueeze(classes)
     kept = picked != ignored
     mask = torch.zeros(value.shape, dtype=torch.bool, device=value.device)
-    mask.scatter_(classes, picked.where(kept, 0), kept)
+    mask.scatter_(classes, picked.where(kept, 0), kept)  # `ignore_index` may be an invalid index
     arriving = mask_of(grad)
     if arriving is not None:
         mask = mask & (arriving.unsqueeze(classes) if arriving.dim() else arriving)

@@ -70,6 +70,7 @@ function("torch.distributions.dirichlet._Dirichlet")
 
 
 def _repair_entries(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
+    """Write 0 over ignored NaN."""
     if results[0] is not None:
         without_nan(results[0], mask)
 
@@ -83,6 +84,7 @@ def _repair_entries(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any
     repair_if=lambda node: len(node.next_functions) == 1,
 )
 def _same(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
+    """Elementwise functions of one tensor: the mask stays the same."""
     return (mask,)
 
 

@@ -75,7 +75,7 @@ def _set_aside(apply: Apply, grad: Tensor, mask: Tensor, saved: Tensor) -> Tenso
     """The value if used elements may meet saved elements that are not finite."""
     value, cleaned = _with_finite_part(apply, grad, saved)
     not_finite = saved.isfinite().logical_not_()
-    counting = torch.float32 if value.dtype in (torch.float16, torch.bfloat16) else value.dtype  # halves underflow
+    counting = torch.float32 if value.dtype in (torch.float16, torch.bfloat16) else value.dtype  # half underflows
     if not apply(mask.to(counting), not_finite.to(counting)).any():
         return value
     back = _put_back(apply, grad, mask, saved, counting)
@@ -149,10 +149,10 @@ def _by_matrix(apply: Apply, grad: Cotangent, saved: Tensor, saved_is_first: boo
         return bilinear(apply, grad, saved)
     along, across = (-2, -1) if saved_is_first else (-1, -2)  # the summed dimension in the cotangent, and in `saved`
     sums = saved if saved.dim() == 1 else total(saved, along)
-    if is_number(sums.sum()):
+    if is_number(sums.sum()):  # all of `saved` is finite
         return apply(grad.value, saved)
     used = mask if mask.dim() == 1 else anywhere(mask, across)
-    if not is_number(only(used, sums).sum()):
+    if not is_number(only(used, sums).sum()):  # a used element meets NaN or inf
         return _set_aside(apply, grad.value, mask, saved)
     places = _places_alone(used, sums, grad.value, saved, across)
     if places is not None:

@@ -48,7 +48,7 @@ def lstm_layer_backward(op: Any, *args: Any, **kwargs: Any) -> Any:
     if not any_nan(exact):
         return _with_masks(exact, counts)
     if not is_lstm:
-        raise NotFollowed("is followed for the LSTM alone")
+        raise NotFollowed("can be followed only for an LSTM")
     rerun = exact if all_count(counts) else _without(op, named, counts, weights_alone)
     masked = _through_time(named) if any_nan(rerun) else _with_masks(rerun, counts)
     pairs = zip(exact, masked)  # noqa: B905
@@ -124,6 +124,7 @@ def _without(op: Any, named: dict[str, Any], kept: Tensor, weights_alone: bool) 
 
 
 def _with_masks(values: Sequence[Any], counts: Tensor) -> tuple[Any, ...]:
+    """The results with masks, from the steps that count. All elements of a weight count if any step does."""
     of_steps, of_sequences, of_weights = counts.unsqueeze(-1), counts.any(0).unsqueeze(-1), counts.any()
     masks = {number: of_sequences for number in _OF_SEQUENCES} | {0: of_steps}
     return tuple(

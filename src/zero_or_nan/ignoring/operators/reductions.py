@@ -54,6 +54,7 @@ def segment_reduce_backward(op: Any, grad: Any, output: Tensor, data: Tensor, re
 
 
 def _by_largest(node: Any) -> bool:
+    """True for a maximum or a minimum."""
     return node._saved_reduce in ("amax", "amin")
 
 
@@ -72,6 +73,7 @@ def scatter_reduce(node: Any, grads: Any) -> tuple[Any, Any]:
 
 
 def _leaves_own_out(node: Any) -> bool:
+    """True if elements of the tensor itself may be ignored."""
     return _by_largest(node) or not node._saved_include_self
 
 
@@ -99,6 +101,7 @@ def _picked(shared: Any, picked: Tensor, result: Tensor) -> Cotangent:
 
 
 def _of_largest(node: Any) -> bool:
+    """True for a norm of order inf or -inf."""
     return float(node._saved_ord if hasattr(node, "_saved_ord") else node._saved_p or 2) in (math.inf, -math.inf)
 
 

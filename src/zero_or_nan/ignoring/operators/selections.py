@@ -65,6 +65,7 @@ def _where(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Seque
 
 
 def _fills_with_a_number(node: Any) -> bool:
+    """True if the number has no gradient."""
     return all(ahead is None for ahead, _ in node.next_functions[1:])
 
 
@@ -124,7 +125,7 @@ def masked_fill(op: Any, grad: Any, filled: Tensor, fill: Any) -> Any:
 
 @rule("masked_scatter")
 def masked_scatter(op: Any, base: Any, where: Tensor, source: Any) -> Any:
-    """The source's elements, one after the other, where the base is covered."""
+    """The base, with the source's elements, in order, where `where` is True."""
     value = op(unwrap(base), where, unwrap(source))
     beside = base if type(base) is Cotangent else source
     below, above = written_mask(base, beside), written_mask(source, beside)

@@ -216,7 +216,7 @@ def padded(op: Any, grad: Any, pad: Any, fill: Any = 0) -> Any:
     "tril", "triu", "diag_embed", "slice_backward", "select_backward", "diagonal_backward", "trace_backward", "diag",
 )  # fmt: skip
 def surrounded(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
-    """The elements, in a tensor of written zeros, which are ignored."""
+    """The elements, surrounded by written zeros. The zeros are ignored."""
     value = op(grad.value, *args, **kwargs)
     mask = everywhere(True, grad.value) if grad.mask is None else grad.mask
     return Cotangent(value, op(mask, *args, **kwargs))

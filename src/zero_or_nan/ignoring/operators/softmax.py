@@ -43,6 +43,7 @@ def _softmax(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Seq
 
 
 def _along_dim(mask: Tensor, output: Tensor, dim: int, *args: Any) -> tuple[Tensor, ...]:
+    """The same, for the rule."""
     return (anywhere(mask, dim, keepdim=True),)
 
 

@@ -103,6 +103,7 @@ def _without(op: Any, given: dict[str, Any], counts: Tensor) -> Any:
 
 
 def _with_masks(results: Any, counts: Tensor, given: dict[str, Any]) -> Any:
+    """The results with masks, from the steps that count. All elements of a weight count if any step does."""
     sequences = anywhere(counts, 0).unsqueeze(-1)
     masks = _of_input(counts, given), sequences, sequences
     *of_sequences, weights = results

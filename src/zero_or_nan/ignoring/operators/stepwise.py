@@ -37,7 +37,7 @@ def cholesky(node: Any, grads: Any) -> tuple[Any]:
         first = below[..., 0, j].unsqueeze(-1) - (rest * column.conj()).sum(-1, keepdim=True)
         both = torch.cat([first / (2 * root), rest], -1).unsqueeze(-1)
         columns.append(torch.cat([nothing(above[..., j:]), both], -2))
-        # The two factors of each product: the column's own entries, and its first one's row.
+        # Each element has lost products of two factors: one in its own row (`below`), and one in row j (`own`).
         below = below[..., :j] - both * row
         own = below[..., :1, :] - (both.conj() * lower[..., j:, :j]).sum(-2, keepdim=True)
         grad = torch.cat([above[..., :j], own, below[..., 1:, :]], -2)

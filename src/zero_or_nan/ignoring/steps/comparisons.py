@@ -42,11 +42,12 @@ class Comparisons(Watching):  # type: ignore[no-untyped-call]
         return result
 
     def where_unordered(self, condition: Any) -> Mask:
-        """Where a condition is False because it compared a NaN; None if that is nowhere so."""
+        """Where a condition is False because it compared a NaN; None if it compared none."""
         found = self.unordered.get(id(condition))
         return None if found is None else found[1]
 
     def _compared(self, result: Tensor, operand: Any) -> None:
+        """Note where an operand of a comparison is NaN."""
         if isinstance(operand, Tensor) and operand.is_floating_point() and not is_distributed(operand):
             nan = unwrap(operand).isnan()
             if bool(nan.any()):

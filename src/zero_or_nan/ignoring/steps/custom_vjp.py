@@ -19,7 +19,7 @@ from ..masks import Mask, was_broadcast
 from ..registry import is_own
 from .step import Results, Step
 
-_ONCE = "its saved tensors can be had only once here"
+_ONCE = "its saved tensors can be read only once here"
 
 
 class CustomVJP(Step):

@@ -47,6 +47,7 @@ class Opaque(Step):
         own = [r for r in results if isinstance(r, Tensor) and id(r) not in handed_on and can_carry(r)]
         is_lost = any(not all_count(mask) for mask in lost) or self._ignores and bool(own)
         at_once = is_lost and torch.is_grad_enabled() or self._ignores and self._does_more(results)
+        # The code may select, so a zero in its result may be ignored: is it multiplied by NaN or infinity ahead?
         if (
             is_lost
             or at_once
@@ -67,7 +68,7 @@ class Opaque(Step):
             return False
         wanted = zip(self.node.next_functions, results, strict=False)
         is_missing = any(ahead is not None and result is None for (ahead, _), result in wanted)
-        return is_missing or runs_of_the_engine() != self._before + 1
+        return is_missing or runs_of_the_engine() != self._before + 1  # to count is a run, too
 
 
 def _version(value: Any) -> int | None:

@@ -78,7 +78,7 @@ class Step:
 
     @property
     def makes_up_zeros(self) -> bool:
-        """Whether this is the derivative of a derivative: its zeros belong to inputs on which that does not depend."""
+        """Whether a recorded derivative is differentiated here: zeros mean that it does not depend on an input."""
         return is_recorded(self.node)
 
     @property
