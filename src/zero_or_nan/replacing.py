@@ -1,4 +1,4 @@
-"""What several users of it replace of PyTorch at once. They end in any order: threads and generators have their own."""
+"""Replaces attributes of PyTorch for several owners at once, such as two threads. They may end in any order."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 Wrap = Callable[[Any], Any]
-"""What makes a replacement out of what was there before."""
+"""Makes a replacement from the attribute's previous value."""
 
 _lock = threading.RLock()
 _places: dict[tuple[int, str], _Place] = {}
 
 
 class _Place:
-    """An attribute, with what was there, and the wraps of all owners, the first innermost."""
+    """An attribute, with its original value and the wraps of all owners. The first wrap is innermost."""
 
     def __init__(self, where: Any, name: str) -> None:
         self.where, self.name = where, name
@@ -22,8 +22,9 @@ class _Place:
         self.wraps: list[tuple[object, Wrap]] = []
 
     def renew(self) -> None:
+        """Set the attribute to the original value, wrapped for all current owners."""
         if vars(self.where)[self.name] is not self.ours:
-            return  # somebody else has wrapped it since; what is over passes everything on
+            return  # other code has wrapped the attribute since; a wrap whose owner has ended passes everything on
         now = self.original
         for _, wrap in self.wraps:
             now = wrap(now)
@@ -32,7 +33,7 @@ class _Place:
 
 
 def replace(owner: object, where: Any, name: str, wrap: Wrap) -> None:
-    """Wrap what an attribute has, until `put_back` of the owner."""
+    """Wrap an attribute of `where` for an owner, until `put_back(owner)`."""
     with _lock:
         key = id(where), name
         place = _places.get(key)
@@ -43,7 +44,7 @@ def replace(owner: object, where: Any, name: str, wrap: Wrap) -> None:
 
 
 def put_back(owner: object) -> None:
-    """Take away all that an owner has wrapped."""
+    """Remove all wraps of an owner."""
     with _lock:
         for key, place in list(_places.items()):
             if any(other is owner for other, _ in place.wraps):
@@ -54,5 +55,5 @@ def put_back(owner: object) -> None:
 
 
 def is_replaced(owner: object, where: Any) -> bool:
-    """Whether an owner has wrapped something there."""
+    """True if an owner has wrapped an attribute of `where`."""
     return any(place.where is where and any(other is owner for other, _ in place.wraps) for place in _places.values())

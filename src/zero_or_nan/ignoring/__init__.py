@@ -1,31 +1,30 @@
 """The right gradient from unmodified forward code: `backward` and `grad` that skip what the loss ignored.
 
 The `gradient` argument of backward is the cotangent that every node multiplies. Here it is a tensor that knows which of
-its elements the loss ignored, and every step of backward hands that knowledge on: ignored times anything is ignored, a
-sum skips it, and a zero that was computed is still a number.
+its elements the loss ignored, and every step of backward passes that knowledge on: ignored times anything is ignored, a
+sum skips ignored terms, and a zero that was computed is still a number.
 
 What users of the library import:
 
 - `backward`, `grad`: in place of `torch.autograd.backward` and `torch.autograd.grad`.
-- `counting`: how much of what was ignored was not finite.
-- `function`, `rule`, `derivative`: say once what an operator or an `autograd.Function` of your own does to ignored
+- `counting`: counts the ignored elements that are NaN or infinite.
+- `function`, `rule`, `derivative`: describe what an operator or an `autograd.Function` of your own does to ignored
   elements. A rule is written with `Cotangent`, `unwrap`, `mask_of`, `zero_ignored`, `prefer_exact` and `NotFollowed`.
-  `Function` and its conditions (`ALWAYS`, `FINITE`, `MODERATE`, `AWAY_FROM_ZERO`, `NEVER`) are what can be said of a
-  forward function.
+  `Function` and its conditions (`ALWAYS`, `FINITE`, `MODERATE`, `AWAY_FROM_ZERO`, `NEVER`) describe a forward function.
 
 How it works, in the order of the flow:
 
 - `passes`: the two functions, with PyTorch's own arguments.
-- `precheck`: whether plain backward is safe, by the `conditions` on what a graph saved.
-- `plan`: what to do at each node, by what is known of its type: `kinds`.
-- `masked_pass`: one pass that knows the masks: where they arrive, and where they go.
-- `steps`: what happens at one node, a file for each way in which a derivative is run.
-- `cotangent`, `masks`: the tensor that a derivative gets; `distributed`: where it is spread over several processes.
-- `dispatch`, `in_place`: an operator that the derivative calls finds its rule.
-- `hooks`, `threads`, `lifetimes`, `compiling`, `watching`, `vmapped`: what else a pass touches.
-- `jagged`, `sparse`: tensors whose elements lie in memory in another way.
-- `registry`: a record and perhaps a transfer for each forward function, a rule for each operator; `operators` has them,
-  one family of functions in each file. `authoring` checks what users add; `failures`: what a rule raises.
+- `precheck`: decides whether plain backward is safe: are the `conditions` met by the tensors that the graph saved?
+- `plan`: decides what to do at each node, by the type of the node (`kinds`).
+- `masked_pass`: one pass that carries masks from node to node.
+- `steps`: runs the derivative of one node. There is a file for each method of running it.
+- `cotangent`, `masks`: the tensor that a derivative gets. `distributed`: the same, spread over several processes.
+- `dispatch`, `in_place`: find and run the rule of an operator that the derivative calls.
+- `hooks`, `threads`, `lifetimes`, `compiling`, `watching`, `vmapped`: the parts of PyTorch that a pass touches.
+- `jagged`, `sparse`: tensors with another memory layout.
+- `registry`: a record and perhaps a transfer for each forward function, and a rule for each operator. `operators` has
+  them, one family of functions in each file. `authoring` checks what users add. `failures`: what a rule raises.
 """
 
 from . import dispatch, operators  # noqa: F401  (they register themselves)

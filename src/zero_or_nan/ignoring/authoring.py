@@ -1,4 +1,4 @@
-"""Checks of rules and derivatives that users wrote: their mistakes are told apart from the library's own."""
+"""Checks of the rules and derivatives that users write, so that a warning reports a mistake in them as such."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from .cotangent import unwrap
 from .failures import NotFollowed, RuleFailed
 
 
-def checked(ours: Callable[..., Any], check: Callable[..., None] = lambda *_: None) -> Callable[..., Any]:
-    """A user's rule or derivative, whose mistakes are told apart from the library's own."""
+def checked(implementation: Callable[..., Any], check: Callable[..., None] = lambda *_: None) -> Callable[..., Any]:
+    """A user's rule or derivative, wrapped so that a mistake in it raises `RuleFailed`."""
 
     here = threading.local()
 
-    @functools.wraps(ours)
+    @functools.wraps(implementation)
     def called(first: Any, *args: Any, **kwargs: Any) -> Any:
         running: set[int] = vars(here).setdefault("running", set())
-        if id(first) in running:  # it would go on for ever
+        if id(first) in running:  # endless recursion
             raise RuleFailed("it calls its own operator on a Cotangent; give that unwrap(cotangent)")
         running.add(id(first))
         try:
-            result = ours(first, *args, **kwargs)
+            result = implementation(first, *args, **kwargs)
             check(first, args, kwargs, result)
         except (NotFollowed, CheckpointError):
             raise
@@ -40,10 +40,10 @@ def checked(ours: Callable[..., Any], check: Callable[..., None] = lambda *_: No
 
 
 def result_check() -> Callable[..., None]:
-    """A check of what a rule returned, for one rule.
+    """A check of the results of one rule.
 
-    Plain PyTorch's result shows which shape, dtype and device are right. Arguments of the same kind, with a result of
-    the same kind, are not asked for twice.
+    Plain PyTorch's result shows which shape, dtype and device are right. For arguments and a result of the same kinds
+    as before, plain PyTorch does not run again.
     """
     known: set[Any] = set()
 
@@ -63,18 +63,19 @@ def result_check() -> Callable[..., None]:
 
 
 MANY_KINDS = 1000
-"""How many kinds of arguments of a rule are remembered."""
+"""For how many kinds of arguments a rule's check is remembered."""
 
 
 def _flat(results: Any) -> list[Any]:
+    """All results in one list."""
     return [part for item in results for part in _flat(item)] if isinstance(results, (tuple, list)) else [results]
 
 
-def _kinds(things: Any) -> Any:
-    """Of arguments or results, what decides on the shape, dtype and device of a result: not the numbers in tensors."""
-    if isinstance(things, (tuple, list)):
-        return [_kinds(thing) for thing in things]
-    return (things.shape, things.dtype, things.device) if isinstance(things, torch.Tensor) else things
+def _kinds(given: Any) -> Any:
+    """Arguments or results with each tensor replaced by its shape, dtype and device: its numbers don't matter."""
+    if isinstance(given, (tuple, list)):
+        return [_kinds(each) for each in given]
+    return (given.shape, given.dtype, given.device) if isinstance(given, torch.Tensor) else given
 
 
 def _described(tensor: torch.Tensor) -> str:
@@ -82,10 +83,10 @@ def _described(tensor: torch.Tensor) -> str:
 
 
 def _check_masks(op: Any, result: Any) -> None:
-    """Check whether a rule returned cotangents, with masks that fit.
+    """Check that a rule returned cotangents, with masks that fit.
 
     Raises:
-        TypeError, ValueError: when it did not.
+        TypeError, ValueError: if it did not.
     """
     results = list(result) if isinstance(result, (tuple, list)) else [result]
     kinds = [str(returned.type) for returned in op._schema.returns]

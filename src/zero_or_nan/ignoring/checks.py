@@ -1,4 +1,4 @@
-"""What the precheck has to look at in the nodes of one type: where they keep tensors and numbers."""
+"""What the precheck has to check in the nodes of one type: their saved tensors and numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .registry import Function
 
 
 class Saved(NamedTuple):
-    """Where nodes of a kind keep a saved tensor, or several: how to get them, and the condition that they need."""
+    """One saved tensor, or several, of the nodes of a type: how to get it from a node, and its condition."""
 
     packed: Callable[[Any], Any]
     unpack_hook: Callable[[Any], Any]
@@ -23,7 +23,7 @@ class Saved(NamedTuple):
 
 
 class Checks(NamedTuple):
-    """How to check the nodes of a kind: where they keep tensors, and how to get the scalars among their arguments."""
+    """How to check the nodes of a type: their record, their saved tensors, and how to get their scalar arguments."""
 
     function: Function
     places: tuple[Saved, ...]

@@ -1,7 +1,7 @@
-"""What must hold of the tensors that a node saved, so that plain backward makes 0 of an ignored element there.
+"""Conditions on the saved tensors of a node. If they hold, plain backward keeps an ignored element at 0 there.
 
-0 times anything finite is 0. A condition says which numbers a derivative may meet in its saved tensors without making
-NaN or infinity of a 0. `precheck` measures them.
+0 times a finite number is 0. A condition says which numbers may be in the saved tensors, so that the derivative can't
+turn a 0 into NaN or infinity. `precheck` measures the saved tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .finite import total
 
 
 class Condition(NamedTuple):
-    """What is measured of a saved tensor in one scan of its memory, and which measures are safe."""
+    """What to measure in one scan of a saved tensor, and which results are safe."""
 
     measure: Callable[[Tensor], tuple[Tensor, ...]]
     accepts: Callable[..., bool]
@@ -30,28 +30,30 @@ def _sum(tensor: Tensor) -> tuple[Tensor, ...]:
 
 @functools.cache
 def bound(dtype: torch.dtype) -> float:
-    """Squares and cubes of numbers up to here don't overflow, nor do their inverses."""
+    """A limit for absolute values: squares and cubes up to it don't overflow, nor do the inverses of these."""
     return float(torch.finfo(dtype).max ** 0.25)
 
 
 def _moderate(dtype: torch.dtype, low: float, high: float) -> bool:
+    """True if a tensor with these extremes is `MODERATE`."""
     limit = bound(dtype)
     return -limit <= low and high <= limit
 
 
 def _away_from_zero(dtype: torch.dtype, low: float, high: float) -> bool:
+    """True if a tensor with these extremes is `AWAY_FROM_ZERO`."""
     limit = bound(dtype)
     return 1 / limit <= low and high <= limit or -limit <= low and high <= -1 / limit
 
 
 ALWAYS = Condition(lambda tensor: (), lambda dtype: True)
-"""No condition. Use it for a function that multiplies only by constants, or reads its saved tensors only to select."""
+"""No condition. Use it if the derivative multiplies only by constants, or reads its saved tensors only to select."""
 
 NEVER = Condition(lambda tensor: (), lambda dtype: False)
-"""No condition is enough. Use it for an unknown function, or one that can make NaN of a 0 for every saved tensor."""
+"""No condition is enough. Use it for an unknown function, or one that can turn a 0 into NaN for every saved tensor."""
 
 FINITE = Condition(_sum, lambda dtype, total: math.isfinite(total))
-"""All elements are finite. Use it for a function that multiplies by a saved tensor, or by a bounded function of it."""
+"""All elements are finite. Use it if the derivative multiplies by a saved tensor, or by a bounded function of it."""
 
 MODERATE = Condition(torch.aminmax, _moderate)
 """No absolute value is above the 4th root of the dtype's largest number. Use it if the derivative could overflow."""

@@ -1,13 +1,13 @@
-"""A cotangent that knows which of its elements count, and the few things that every rule does with it.
+"""A cotangent that knows which of its elements count, and the functions that every rule needs.
 
-`backward` multiplies a cotangent at every node of the graph. A `Cotangent` is that tensor with a mask beside it. It
-lives while one node's derivative runs: PyTorch's own formula gets it in place of a plain tensor, each operator that the
-formula calls arrives in `dispatch`, finds its rule, and leaves as a `Cotangent` again. Between the nodes cotangents are
-plain tensors, and `masked_pass.Pass` keeps their masks.
+`backward` multiplies a cotangent at every node of the graph. A `Cotangent` is that tensor with a mask. It exists while
+one node's derivative runs: PyTorch's own formula gets it in place of a plain tensor. Each operator that the formula
+calls arrives in `dispatch`, which runs its rule, and the result is a `Cotangent` again. Between the nodes, cotangents
+are plain tensors, and `masked_pass.Pass` keeps their masks.
 
-Benefit of a tensor subclass: PyTorch's hundreds of derivative formulas are used as they are, and only the few hundred
-operators that they call need rules. Downside: a formula that leaves the operators, as `.numpy()` or a pointer does,
-loses the mask. The pass then warns.
+Benefit of a tensor subclass: PyTorch's hundreds of derivative formulas run unchanged, and only the few hundred
+operators that they call need rules. Downside: a formula that reads the memory without an operator, by `.numpy()` or a
+pointer, loses the mask. The pass then warns.
 
 Two invariants hold for every `Cotangent`:
 
@@ -34,19 +34,19 @@ from .sparse import is_sparse, stored
 from .vmapped import is_wrapped, unwrapped
 
 CHUNK = 1 << 16
-"""Entries that are mended at a time: a quarter of a megabyte of float32."""
+"""The number of elements that are repaired at a time: a quarter of a megabyte of float32."""
 
 
 class Run(Protocol):
-    """What a cotangent knows of the derivative call that it belongs to. `steps` has the calls.
+    """The derivative call that a cotangent belongs to, as the cotangent sees it. `steps` has the classes.
 
     Attributes:
         node: the node of the graph whose derivative runs.
-        entered: where the pass is recorded, each tensor between the nodes beside the cotangent that it became.
+        entered: if the pass is recorded, each tensor between the nodes, with the cotangent that it became.
         is_anothers: whether the derivative is code that was not written for PyTorch itself.
         is_over: whether the call has ended. A graph of the gradient may have saved some of its cotangents.
         selects: whether a zero that the derivative writes means "not selected".
-        makes_up_zeros: whether zeros like a cotangent are for what the derivative did not depend on.
+        makes_up_zeros: whether `zeros_like(cotangent)` is the gradient of an input on which the result does not depend.
     """
 
     is_anothers: bool
@@ -63,10 +63,10 @@ class Run(Protocol):
     def makes_up_zeros(self) -> bool: ...
 
     def where_unordered(self, condition: Tensor) -> Mask:
-        """The elements at which a condition of the derivative compared NaN; None if there are none."""
+        """The elements at which a condition of the derivative compared a NaN; None if there are none."""
 
     def failed(self, operator: str, error: Exception) -> None:
-        """The operator could not be followed: from there on the gradient is plain PyTorch's."""
+        """Report an operator that could not be followed. From there on the gradient is plain PyTorch's."""
 
 
 class Cotangent(Tensor):
@@ -93,15 +93,15 @@ class Cotangent(Tensor):
 
     value: Tensor
     mask: Mask
-    """Of a sparse cotangent, which of the elements that it stores count."""
+    """For a sparse cotangent, the mask of its stored elements."""
     step: Run | None
     viewed: tuple[Cotangent, Callable[[Tensor], Tensor]] | None
-    """For a view: what it is a view of, and how to view a mask alike."""
+    """For a view: the base cotangent, and a function that takes the same view of a mask."""
     parts: Any = None
-    """What plain PyTorch has in its place, where that is a `DTensor`."""
+    """The `DTensor` that plain PyTorch has in place of this cotangent; None if plain PyTorch has a plain tensor."""
 
     handler: ClassVar[Callable[..., Any]]
-    """What runs an operator on cotangents; `handles_operators` sets it."""
+    """The function that runs an operator on cotangents; `handles_operators` sets it."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -125,7 +125,7 @@ class Cotangent(Tensor):
         return cls.handler(op, args, kwargs or {})
 
     def numpy(self, *, force: bool = False) -> Any:
-        """The value's numbers, as of any tensor; what is made of them has no mask."""
+        """The numbers of the value. A result computed from them has no mask."""
         return self.value.numpy(force=force)
 
     def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
@@ -133,21 +133,21 @@ class Cotangent(Tensor):
 
 
 def handles_operators(handler: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a function run every operator on cotangents, called as `handler(op, args, kwargs)`.
+    """Register the function that runs every operator on cotangents, as `handler(op, args, kwargs)`.
 
-    A tensor has to know what runs its operators, and that needs all rules, which are written with this tensor.
+    The function is set from outside because it needs all rules, and the rules need this class.
     """
     Cotangent.handler = staticmethod(handler)
     return handler
 
 
 def dispatches(tensor: Tensor) -> bool:
-    """Whether a tensor is of a subclass that runs operators in its own way."""
+    """True if the tensor's class has its own `__torch_dispatch__`."""
     return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
 
 
 def can_carry(tensor: Any) -> bool:
-    """Whether a tensor can have a mask beside it: dense or jagged, floating, in memory, and no other subclass."""
+    """True if the tensor can have a mask: dense or jagged, floating or complex, in memory, and no other subclass."""
     if type(tensor) is not Tensor:
         tensor = values_of(tensor)
     return (
@@ -186,7 +186,7 @@ def unwrap(thing: Any) -> Any:
 
 
 def as_in_pytorch(thing: Any) -> Any:
-    """The same structure with what plain PyTorch has in place of every cotangent: its value, or a `DTensor`."""
+    """The same structure, with the tensor that plain PyTorch has in place of each cotangent: a value or a `DTensor`."""
     kind = type(thing)
     if kind is Cotangent:
         return thing.value if thing.parts is None else thing.parts
@@ -207,7 +207,7 @@ def mask_of(thing: Any) -> Mask:
 
 
 def step_of(things: Iterable[Any]) -> Run | None:
-    """The run of a derivative that one of the things, or of those in a list of them, belongs to."""
+    """The running derivative call that one of the things, also inside of lists and tuples, belongs to; else None."""
     for thing in things:
         kind = type(thing)
         if kind is not Tensor and kind is not Cotangent:
@@ -219,21 +219,24 @@ def step_of(things: Iterable[Any]) -> Run | None:
 
 
 def is_saved(cotangent: Cotangent) -> bool:
-    """Whether the run that made a cotangent is over: a graph of that gradient has saved it."""
+    """True if the call that made the cotangent has ended. A graph of the gradient has then saved the cotangent."""
     return cotangent.step is not None and cotangent.step.is_over
 
 
 def selecting(*things: Any) -> bool:
-    """Whether a zero that is written beside these cotangents means "not selected".
+    """True if a zero that is written beside these cotangents means "not selected".
 
-    The node whose derivative writes it tells, by what its forward function does; the zero itself can't.
+    The zero itself does not show this. The record of the node's forward function does.
     """
     step = step_of(things)
     return step is not None and step.selects
 
 
 def written_mask(thing: Any, beside: Any) -> Mask:
-    """The mask of what a derivative puts together with a cotangent: its own, or that of the zeros written in it."""
+    """The mask of a value that a derivative writes beside a cotangent.
+
+    A `Cotangent` has its own mask. In another value, the zeros are ignored if they mean "not selected".
+    """
     if type(thing) is Cotangent:
         return thing.mask
     if not selecting(beside):
@@ -242,9 +245,9 @@ def written_mask(thing: Any, beside: Any) -> Mask:
 
 
 def chosen(condition: Tensor, beside: Any, taken: bool = True) -> Tensor:
-    """Where a condition that a derivative selects by is as `taken`, or could not tell.
+    """True where a derivative's condition equals `taken`, and where the condition compared a NaN.
 
-    NaN compares with nothing: where one was compared, nothing was selected, and the element was used.
+    Every comparison with NaN is False. Such a comparison selects nothing, so the element was used.
     """
     step = step_of((beside,))
     unordered = None if step is None else step.where_unordered(condition)
@@ -277,18 +280,18 @@ def zero_ignored(value: Tensor, mask: Mask) -> Cotangent:
 
 
 def nothing(like: Any) -> Cotangent:
-    """Zeros that nothing was put into, all of them ignored."""
+    """Zeros with the shape of a tensor, all of them ignored."""
     value = torch.zeros_like(unwrap(like))
     return Cotangent(value, torch.zeros_like(value, dtype=torch.bool))
 
 
 def without_nan(value: Tensor, mask: Tensor) -> None:
-    """Write 0 over NaN where the element does not count."""
+    """Write 0 over each NaN that does not count, in place."""
     spare = None
     for part, counts in _in_cache(value, mask):
         if part.is_cpu and not has_nan(part):
             continue
-        if part.numel() == CHUNK and nothing_counts(counts):
+        if part.numel() == CHUNK and nothing_counts(counts):  # then no copy is needed
             torch.nan_to_num(part, 0.0, torch.inf, -torch.inf, out=part)
             continue
         if spare is None or spare.shape != part.shape:
@@ -298,43 +301,43 @@ def without_nan(value: Tensor, mask: Tensor) -> None:
 
 
 def _in_cache(value: Tensor, mask: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
-    """Large tensors in parts that stay in the processor's cache while they are looked at and mended."""
+    """Large tensors in parts that stay in the processor's cache while they are checked and repaired."""
     if value.numel() <= CHUNK or value.device.type != "cpu" or not (value.is_contiguous() and mask.is_contiguous()):
         return ((value, mask),)
     return zip(torch.split(value.view(-1), CHUNK), torch.split(mask.view(-1), CHUNK), strict=True)
 
 
 def clear_lost_rows(value: Tensor, counts: Tensor, row: Any) -> bool:
-    """Write 0 over each row with a NaN of which no element counts, and tell whether there is a NaN in others.
+    """Write 0 over each row that has a NaN and does not count. True if another row has a NaN.
 
     Args:
-        value: what plain PyTorch gave, changed in place.
-        counts: which rows count.
-        row: the dimensions of a row, which have one element in `counts`.
+        value: plain PyTorch's result, changed in place.
+        counts: True for each row with an element that counts.
+        row: the dimensions of a row. They have size 1 in `counts`.
     """
     total = value.sum(row, keepdim=True)
-    kept = total == total
+    kept = total == total  # False for NaN
     put_zeros(value, counts | kept)
     return not all_count(kept.logical_or_(counts.logical_not()))
 
 
-def write_over(results: Iterable[Any], mended: Iterable[Any]) -> None:
-    """Write what was mended over a derivative's results, in place."""
-    for result, careful in zip(results, mended, strict=True):
+def write_over(results: Iterable[Any], repaired: Iterable[Any]) -> None:
+    """Copy the repaired results over a derivative's results, in place."""
+    for result, better in zip(results, repaired, strict=True):
         if result is not None:
-            result.copy_(careful)
+            result.copy_(better)
 
 
-def write_over_nan(result: Tensor, mended: Tensor) -> None:
-    """Write what was mended where a derivative's result is NaN, in place; everything else keeps its bits."""
-    torch.where(result == result, result, mended, out=result)
+def write_over_nan(result: Tensor, repaired: Tensor) -> None:
+    """Replace each NaN of a derivative's result by the repaired element, in place. Other elements keep their bits."""
+    torch.where(result == result, result, repaired, out=result)
 
 
 def is_finite(thing: Any) -> bool:
-    """Whether all elements of what a derivative gave are finite; False for a tensor that can't be looked at."""
+    """True if all elements of a derivative's result are finite. False for a tensor that can't be read."""
     if isinstance(thing, (tuple, list)):
         return all(map(is_finite, thing))
-    if hasattr(thing, "__tensor_flatten__"):  # of a wrapper the parts that are here; the whole may be elsewhere
+    if hasattr(thing, "__tensor_flatten__"):  # a wrapper: its inner tensors are here, the whole may not be
         return all(is_finite(getattr(thing, part)) for part in thing.__tensor_flatten__()[0])
     thing = unwrap(values_of(thing))
     if not isinstance(thing, Tensor) or not (thing.is_floating_point() or thing.is_complex()):
@@ -346,7 +349,7 @@ def is_finite(thing: Any) -> bool:
         return True
     try:
         if thing.layout is torch.strided and not thing.is_nested and thing.untyped_storage().device.type == "meta":
-            return True  # there are no numbers
+            return True  # it has no numbers
         if thing.is_nested:
             return all(map(is_finite, thing.unbind()))
         if isinstance(thing, MaskedTensor):
@@ -357,7 +360,7 @@ def is_finite(thing: Any) -> bool:
 
 
 def ignores(thing: Any) -> bool:
-    """Whether an element of these cotangents does not count."""
+    """True if an element of these cotangents is ignored."""
     if isinstance(thing, (tuple, list)):
         return any(map(ignores, thing))
     return not all_count(mask_of(thing))
@@ -406,7 +409,7 @@ def _described(tensor: Tensor) -> str:
 
 
 def wrap(result: Any) -> Any:
-    """Plain results as cotangents all of whose elements count, as they do in plain PyTorch."""
+    """Plain results as cotangents. All of their elements count, as in plain PyTorch."""
     if isinstance(result, Tensor):
         if not can_carry(result):
             return result

@@ -1,4 +1,4 @@
-"""How much of what was ignored was not finite, so that a rising share of bad data is seen and not hidden."""
+"""Counts the ignored elements that are not finite, so that `ignoring` does not hide a rising share of bad data."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Counted:
 
 _COUNTS: list[Counted] = []
 _HOOKS: set[str] = set()
-"""The hooks on saved tensors that were used while somebody counted, on releases that don't tell of them."""
+"""The types of saved-tensor hooks that were entered while a block counted, on releases that don't report hooks."""
 _LOCK = threading.Lock()
 
 
@@ -102,7 +102,7 @@ def counting() -> Iterator[Counted]:
 
 
 def _noting(enter: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Have it known that there are hooks on saved tensors: what may run one is not read."""
+    """Note the type of each saved-tensor hook: from then on, no saved tensor is read if reading may run a hook."""
 
     def entered(hooks: Any) -> Any:
         _HOOKS.add(type(hooks).__name__)
@@ -112,7 +112,7 @@ def _noting(enter: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def one_more_pass() -> bool:
-    """A pass begins; whether anybody counts."""
+    """Count a pass that begins. True if a `counting` block is active."""
     if not _COUNTS:
         return False
     with _LOCK:
@@ -122,7 +122,7 @@ def one_more_pass() -> bool:
 
 
 class Count:
-    """What one pass ignores that is not finite: the most at one operator."""
+    """The ignored elements of one pass that are not finite, at the operator that has the most of them."""
 
     def __init__(self) -> None:
         self.entries = 0
@@ -131,23 +131,25 @@ class Count:
         self.function = ""
 
     def see(self, node: Any, masks: Sequence[Mask]) -> None:
-        """A node's derivative is about to run on cotangents with these masks."""
+        """Count at a node whose derivative is about to run on cotangents with these masks."""
         mask = masks[0] if len(masks) == 1 else None
         if mask is None:
             return
-        with torch.no_grad(), contextlib.suppress(Exception):  # to count is never worth a failure
+        with torch.no_grad(), contextlib.suppress(Exception):  # a failure to count must not fail the pass
             ignored = ~mask
             met = [bad for bad in map(_not_finite, saved_tensors(node, not _HOOKS)) if bad is not None]
             if not met and type(node) in KINDS and can_be_read_again(node, not _HOOKS):
+                # The derivative may compute the bad factor itself, as 1 / x does at 0: which zeros become NaN?
                 results = run(node, torch.zeros(mask.shape, dtype=node._input_metadata[0].dtype, device=mask.device))
                 met = [bad for bad in map(_not_finite, results) if bad is not None and bad.shape == mask.shape]
             for bad in met:
                 self._see(function_of(node.name()), ignored, bad)
 
     def _see(self, function: str, ignored: Tensor, bad: Tensor) -> None:
+        """Keep the counts of this operator if it has the most such elements so far."""
         if bad.shape == ignored.shape:
             both = bad & ignored
-        elif bad.dim() and ignored.dim() and bad.size(0) == ignored.size(0):  # rows, as of a layer's input
+        elif bad.dim() and ignored.dim() and bad.size(0) == ignored.size(0):  # a layer's input: compare whole rows
             rows = ignored.flatten(1).all(1) if ignored.dim() > 1 else ignored
             both = bad & rows.view(-1, *[1] * (bad.dim() - 1))
         else:
@@ -159,7 +161,7 @@ class Count:
             self.of_rows = rows.numel()
 
     def end(self) -> None:
-        """The pass is over."""
+        """Add the counts of this pass to all active blocks."""
         if not self.entries:
             return
         with _LOCK:
@@ -174,7 +176,7 @@ class Count:
 
 
 def _not_finite(tensor: Any) -> Tensor | None:
-    """Which elements are not finite; None where all are, or there are none."""
+    """A mask of the elements that are not finite. None if all are finite, or if they are not floating-point numbers."""
     tensor = values_of(tensor)
     if not isinstance(tensor, Tensor) or not (tensor.is_floating_point() or tensor.is_complex()):
         return None
@@ -183,7 +185,7 @@ def _not_finite(tensor: Any) -> Tensor | None:
 
 
 def _th(number: int) -> str:
-    """A number in a row of them.
+    """A number as an ordinal.
 
     >>> _th(1), _th(12), _th(23)
     ('1st', '12th', '23rd')

@@ -1,4 +1,4 @@
-"""What happens to an operator that a derivative calls on a cotangent: its rule is found and followed.
+"""Runs each operator that a derivative calls on a cotangent: finds its rule, and follows the rule.
 
 This file never changes when an operator is added.
 """
@@ -22,15 +22,15 @@ from .sparse import is_sparse
 
 @handles_operators
 def dispatch(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the operator gives, with masks, as a part of the same step."""
+    """Run an operator. Its results have masks, and belong to the same derivative call as its arguments."""
     step = step_of(args) or step_of(kwargs.values())
-    if step is None and all_saved(*args, *kwargs.values()):
+    if step is None and all_saved(*args, *kwargs.values()):  # outside of a pass these are plain tensors
         step = step_here()
         if step is None:
             return op(*unwrap(args), **unwrap(kwargs))
     if step is not None and torch.is_grad_enabled():
         remember_all((*args, *kwargs.values()))
-    mutable, view, _ = _kind(op)
+    mutable, view, _ = _facts(op)
     if mutable:
         return in_place(op, args, kwargs, step, follow)
     result = follow(op, args, kwargs, step)
@@ -40,24 +40,25 @@ def dispatch(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 @functools.cache
-def _kind(op: Any) -> tuple[bool, bool, Any]:
+def _facts(op: Any) -> tuple[bool, bool, Any]:
+    """Whether an overload writes into arguments, whether it gives a view, and the operator that has rules."""
     return op._schema.is_mutable, op.is_view, op.overloadpacket
 
 
 def follow(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], step: Run | None) -> Any:
-    """An out-of-place operator by its rule, by the operators that it is made of, or as plain PyTorch does it."""
-    rule = (RULES_OF_SPARSE if any(map(_is_sparse_cotangent, args)) else RULES).get(_kind(op)[2])
+    """Run an out-of-place operator by its rule, by the operators that it is composed of, or as plain PyTorch does."""
+    rule = (RULES_OF_SPARSE if any(map(_is_sparse_cotangent, args)) else RULES).get(_facts(op)[2])
     if rule is not None:
         try:
             return _belonging(rule(op, *args, **kwargs), step)
         except Exception as error:
-            result = op(*unwrap(args), **unwrap(kwargs))  # what plain PyTorch raises here, it raises
+            result = op(*unwrap(args), **unwrap(kwargs))  # if plain PyTorch raises, so does this
             if step is not None:
                 step.failed(_name(op), error)
             elif not isinstance(error, NotFollowed):
                 raise
             return _belonging(wrap(result), step)
-    if _is_composite(op):  # called by a rule, it arrives whole
+    if _is_composite(op):  # if a rule calls it, PyTorch has not decomposed it yet
         return op.decompose(*args, **kwargs)
     result = op(*unwrap(args), **unwrap(kwargs))
     if step is not None and _any_float(result) and (ignores((*args, *kwargs.values())) or not is_finite(result)):
@@ -71,6 +72,7 @@ def _is_sparse_cotangent(thing: Any) -> bool:
 
 @functools.cache
 def _is_composite(op: Any) -> bool:
+    """True if the operator is only composed of other operators."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
 
 
@@ -79,7 +81,7 @@ def _name(op: Any) -> str:
 
 
 def _belonging(result: Any, step: Run | None) -> Any:
-    """The result, its cotangents marked as the step's."""
+    """The result, after noting the derivative call on each of its cotangents."""
     result_values = values_of(result)
     if type(result_values) is Cotangent:
         result_values.step = step

@@ -1,11 +1,12 @@
-"""Cotangents that lie spread over several processes, as `DTensor`: each has a part, and all know the whole mask.
+"""Cotangents that are spread over several processes, as `DTensor`: each process has a part, and the whole mask.
 
-A derivative that gets such a cotangent runs twice, operator by operator: on the parts, as plain PyTorch does, and by
-the rules, on whole tensors that are gathered from all processes. What the rules give is cut up as the result of plain
-PyTorch is. That takes memory for the whole, and is done only where a look at the parts of all processes asks for care.
+If a derivative gets such a cotangent, each of its operators runs twice: on the parts, as in plain PyTorch, and by its
+rule, on whole tensors that are gathered from all processes. The result of the rule is distributed as plain PyTorch's
+result is. That takes memory for the whole tensors. It happens only if the precheck fails on one of the processes.
 
-All processes have to do the same, or they would wait for each other forever. So whatever decides what is done is known
-to all: the masks, which are brought in line where a cotangent becomes a `DTensor`, and whether care is needed at all.
+All processes have to run the same operators, or they would wait for each other forever. So each decision depends only
+on what all processes know: the masks, which are made the same where a cotangent becomes a `DTensor`, and whether one of
+the processes needs a masked pass.
 """
 
 from __future__ import annotations
@@ -31,30 +32,31 @@ BORDERS = (
     "torch.distributed.tensor._api._ToTorchTensor",
     "torch.distributed.tensor._redistribute.Redistribute",
 )
-"""The functions by which a plain tensor becomes a DTensor, a DTensor a plain one, and one is cut up otherwise."""
+"""The functions that make a DTensor of a plain tensor, a plain tensor of a DTensor, or change the placements."""
 
 
 def is_distributed(thing: Any) -> bool:
-    """Whether a tensor is spread over several processes."""
+    """True if a tensor is spread over several processes."""
     if type(thing) is Tensor:
         return False
-    tensors = sys.modules.get("torch.distributed.tensor")  # imported by none but those who use it
+    tensors = sys.modules.get("torch.distributed.tensor")  # imported only by programs that use DTensor
     return tensors is not None and isinstance(thing, tensors.DTensor)
 
 
 def whole(tensor: Any) -> Tensor:
     """A DTensor, gathered on every process."""
     gathered: Any = tensor.detach().full_tensor()  # 2.6 can't gather a leaf from inside of an operator
+    # The collective may still run in the background.
     return gathered.wait() if hasattr(gathered, "wait") else gathered  # type: ignore[no-any-return]
 
 
 def not_zero(value: Any) -> Tensor:
-    """Where a tensor, which may be distributed, is another number than 0, or none: NaN is."""
+    """A mask of a tensor's elements that are not 0, NaN included. The tensor may be distributed; the mask is whole."""
     return (whole(value) if is_distributed(value) else value) != 0
 
 
 def part_here(tensor: Any) -> Tensor | None:
-    """The part of a DTensor that this process holds; None where a part is not a part of the elements, but of a sum."""
+    """The part of a DTensor that this process holds; None if each process holds a term of a sum instead."""
     if any(placement.is_partial() for placement in tensor.placements):
         return None
     part: Tensor = tensor._local_tensor
@@ -62,7 +64,7 @@ def part_here(tensor: Any) -> Tensor | None:
 
 
 def cut_as(like: Any, value: Tensor) -> Any:
-    """A whole tensor that every process has, cut up as a DTensor is; parts of a sum can only be given as the sum."""
+    """A whole tensor, which every process has, distributed like a DTensor. `Partial` placements become `Replicate`."""
     from torch.distributed.tensor import Replicate
 
     placements = [Replicate() if placement.is_partial() else placement for placement in like.placements]
@@ -70,25 +72,26 @@ def cut_as(like: Any, value: Tensor) -> Any:
 
 
 def _on_every_process(value: Tensor, mesh: Any) -> Any:
+    """A tensor that is the same on all processes, as a replicated DTensor."""
     from torch.distributed.tensor import DTensor, Replicate
 
     return DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
-def prefer_exact(exact: Any, careful: Cotangent) -> Any:
-    """`exact`, the DTensor of plain PyTorch, where it is finite; elsewhere `careful`, which is whole."""
+def prefer_exact(exact: Any, masked: Cotangent) -> Any:
+    """Plain PyTorch's result `exact`, a DTensor, where it is finite, and elsewhere `masked`, which is whole."""
     there = whole(exact)
     finite = there.isfinite()
-    return exact if bool(finite.all()) else cut_as(exact, torch.where(finite, there, careful.value.to(there.dtype)))
+    return exact if bool(finite.all()) else cut_as(exact, torch.where(finite, there, masked.value.to(there.dtype)))
 
 
 class Gathering(Watching):  # type: ignore[no-untyped-call]
-    """While a derivative runs: its operators run on the parts, and once more on whole tensors, where rules apply."""
+    """Runs each operator of a derivative on the parts, and once more on whole tensors, to which the rules apply."""
 
     def __init__(self) -> None:
         super().__init__()
         self._wholes: dict[int, tuple[Any, Any]] = {}
-        """By each DTensor of the derivative, which is kept so that it is known again: the same as a whole."""
+        """By id, each DTensor of the derivative and the same tensor as a whole. Keeping the DTensor keeps its id."""
 
     def __torch_dispatch__(
         self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -100,11 +103,11 @@ class Gathering(Watching):  # type: ignore[no-untyped-call]
             return exact
         wholes, named_wholes = tree_map(self._as_whole, given)
         try:
-            ours = _in_one_process(op)(*wholes, **named_wholes)
+            masked = _in_one_process(op)(*wholes, **named_wholes)
         except Exception as error:
             self._failed(op, error, given)
-            ours = wrap(tree_map(self._as_whole, exact))
-        return self._paired(exact, ours)
+            masked = wrap(tree_map(self._as_whole, exact))
+        return self._paired(exact, masked)
 
     def _as_whole(self, thing: Any) -> Any:
         if not is_distributed(thing):
@@ -113,15 +116,15 @@ class Gathering(Watching):  # type: ignore[no-untyped-call]
             self._wholes[id(thing)] = thing, whole(thing)
         return self._wholes[id(thing)][1]
 
-    def _paired(self, exact: Any, ours: Any) -> Any:
-        """Our result, which knows plain PyTorch's; or that one, where nothing of the cotangent got into it."""
+    def _paired(self, exact: Any, masked: Any) -> Any:
+        """The rule's result, with plain PyTorch's in `parts`; or only the latter, if it does not have a cotangent."""
         if isinstance(exact, (tuple, list)):
-            return type(exact)(map(self._paired, exact, ours))
-        if type(ours) is Cotangent:
-            ours.parts = exact
-            return ours
+            return type(exact)(map(self._paired, exact, masked))
+        if type(masked) is Cotangent:
+            masked.parts = exact
+            return masked
         if is_distributed(exact):
-            self._wholes[id(exact)] = exact, ours
+            self._wholes[id(exact)] = exact, masked
         return exact
 
     @staticmethod
@@ -132,7 +135,7 @@ class Gathering(Watching):  # type: ignore[no-untyped-call]
 
 
 def _in_one_process(op: Any) -> Callable[..., Any]:
-    """What an operator computes on whole tensors, where DTensor has it compute something else."""
+    """The function that computes on whole tensors what DTensor computes for an operator."""
     from torch.distributed.tensor import DTensor
 
     handled: Any = DTensor._op_dispatcher._custom_op_handlers
@@ -150,7 +153,8 @@ def _handed_on(gradient: Any, output: Any, dim: int, dtype: torch.dtype) -> Any:
     return gradient.to(dtype)
 
 
-# Inside of `loss_parallel` the derivative of nll_loss is that of log_softmax too, whose own only hands it on.
+# Inside of `loss_parallel`, DTensor's derivative of nll_loss includes the derivative of log_softmax. The derivative of
+# log_softmax then only hands its cotangent on.
 _OF_A_PARALLEL_LOSS: dict[Any, Callable[..., Any]] = {
     aten.nll_loss_backward.default: _nll_loss_and_log_softmax_backward,
     aten.nll_loss2d_backward.default: _nll_loss_and_log_softmax_backward,
@@ -159,7 +163,7 @@ _OF_A_PARALLEL_LOSS: dict[Any, Callable[..., Any]] = {
 
 
 class Gathered:
-    """A node whose saved tensors are gathered as they are asked for."""
+    """A node whose saved tensors are gathered when they are read."""
 
     def __init__(self, node: Any) -> None:
         self._node = node
@@ -172,15 +176,15 @@ class Gathered:
 
 
 def masks_across(border: Any, arriving: Iterable[Any], masks: Iterable[Mask]) -> list[Mask]:
-    """What the derivative of a border makes of the masks: it does the same to 0 and 1.
+    """Apply the derivative of a border to the masks, as tensors of 0 and 1.
 
     Args:
         border: the node.
-        arriving: the cotangents that it got, plain ones or DTensors.
-        masks: theirs; for a plain one of this process alone.
+        arriving: the cotangents that arrived there, plain tensors or DTensors.
+        masks: the masks of the cotangents. The mask of a plain tensor is this process's own.
 
     Returns:
-        The masks of its results. That of a DTensor is the same on all processes.
+        The masks of the results. The mask of a DTensor is the same on all processes.
     """
     given = []
     for value, mask in zip(arriving, masks, strict=True):
@@ -192,16 +196,17 @@ def masks_across(border: Any, arriving: Iterable[Any], masks: Iterable[Mask]) ->
 
 
 def _as_mask(moved: Any) -> Mask:
+    """The mask from what a border's derivative made of 0 and 1."""
     if not isinstance(moved, Tensor):
         return None
     mask = not_zero(moved)
-    if is_distributed(moved):  # where all processes hold the same, each may have ignored something else
+    if is_distributed(moved):  # processes that hold copies may have ignored different elements
         mask = _anywhere(mask, moved.device_mesh)  # type: ignore[attr-defined]
     return None if bool(mask.all()) else mask
 
 
 def _anywhere(flags: Tensor, mesh: Any) -> Tensor:
-    """Where a flag is up on one of the processes at least."""
+    """True at each flag that is True on at least one of the processes."""
     import torch.distributed as dist
 
     found = flags.to(torch.uint8).contiguous()
@@ -211,7 +216,7 @@ def _anywhere(flags: Tensor, mesh: Any) -> Tensor:
 
 
 def on_any_process(here: bool, roots: Iterable[Any], nodes: Iterable[Any]) -> bool:
-    """Whether something holds on one of the processes that share a graph; told by them all at once."""
+    """True if `here` is True on one of the processes that share a graph. All of them have to call this together."""
     if not _is_shared():
         return here
     for mesh in _meshes(roots, nodes):
@@ -221,17 +226,17 @@ def on_any_process(here: bool, roots: Iterable[Any], nodes: Iterable[Any]) -> bo
 
 
 def is_spread(roots: Iterable[Any], nodes: Iterable[Any]) -> bool:
-    """Whether several processes share a graph."""
+    """True if several processes share a graph."""
     return _is_shared() and bool(_meshes(roots, nodes))
 
 
 def _is_shared() -> bool:
-    """Whether there are other processes to share a graph with."""
+    """True if there may be other processes that share a graph."""
     return "torch.distributed.tensor" in sys.modules and torch.distributed.is_initialized()
 
 
 def _meshes(roots: Iterable[Any], nodes: Iterable[Any]) -> list[Any]:
-    """The processes that hold what a graph is about; in the order of the graph, which is the same on all."""
+    """The meshes of processes that share a graph, in the order of the graph, which is the same on all processes."""
     from torch.distributed.device_mesh import DeviceMesh
 
     found: dict[Any, None] = {root.device_mesh: None for root in roots if is_distributed(root)}
@@ -240,12 +245,12 @@ def _meshes(roots: Iterable[Any], nodes: Iterable[Any]) -> list[Any]:
             if is_distributed(node.variable):  # type: ignore[attr-defined]
                 found[node.variable.device_mesh] = None  # type: ignore[attr-defined]
         elif is_border(node):
-            facts = [getattr(fact, "mesh", fact) for fact in vars(node).values()]  # a spec has its mesh
+            facts = [getattr(fact, "mesh", fact) for fact in vars(node).values()]  # a spec has a mesh
             found.update(dict.fromkeys(fact for fact in facts if isinstance(fact, DeviceMesh)))
     return list(found)
 
 
 def is_border(node: Any) -> bool:
-    """Whether a node is where a DTensor begins, ends, or is cut up otherwise."""
+    """True if the function of a node is one of `BORDERS`."""
     forward = getattr(node, "_forward_cls", None)
     return forward is not None and name_in_torch(forward) in BORDERS

@@ -1,4 +1,4 @@
-"""What a rule raises: for what it can't do, and, around a user's rule, for a mistake in it."""
+"""The exceptions of rules: for a case that a rule can't handle, and for a mistake in a user's rule."""
 
 
 class NotFollowed(Exception):
@@ -9,4 +9,4 @@ class NotFollowed(Exception):
 
 
 class RuleFailed(Exception):
-    """A mistake in a rule or a derivative that is not one of the library's own."""
+    """A mistake in a rule or a derivative that a user wrote."""

@@ -19,19 +19,19 @@ Edge = tuple[Any, int]
 """A node ahead, and the number of the cotangent that it gets."""
 
 Graph = dict[Any, Sequence[Edge]]
-"""Every node that backward can reach, with its edges; from the roots on, in a chain."""
+"""Every node that backward can reach, with its edges. Along a chain, the order is from the root on."""
 
 
 def edge_of(tensor: Any) -> Edge | None:
-    """Where the gradient of a tensor or graph edge arrives; None for what has none."""
+    """The edge at which the gradient of a tensor or graph edge arrives; None if it has no gradient."""
     if isinstance(tensor, Tensor) and tensor.requires_grad:
-        with torch.inference_mode(False):  # in which PyTorch gives no edge of a leaf
+        with torch.inference_mode(False):  # inside inference mode, PyTorch gives no edge of a leaf
             tensor = get_gradient_edge(tensor)
     return (tensor.node, tensor.output_nr) if isinstance(tensor, GradientEdge) else None
 
 
 def graph_from(roots: Sequence[Any]) -> Graph:
-    """All that backward from the roots, tensors or graph edges, can reach."""
+    """Every node that backward can reach from the roots, which are tensors or graph edges."""
     stack = [getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots]
     graph: Graph = {}
     while stack:
@@ -46,13 +46,13 @@ def graph_from(roots: Sequence[Any]) -> Graph:
 
 
 def run(node: Any, *cotangents: Any) -> tuple[Any, ...]:
-    """What a node's derivative makes of some cotangents."""
+    """Run a node's derivative on cotangents."""
     results: Any = (node.apply if isinstance(node, BackwardCFunction) else node)(*cotangents)
     return results if isinstance(results, tuple) else (results,)
 
 
 def for_each_edge(node: Any, results: Any) -> list[Any]:
-    """The results of a node's derivative, one for each edge; that of a Function in Python has one for each argument."""
+    """The results of a node's derivative, one for each edge. A Function in Python returns one for each argument."""
     each: list[Any] = list(results) if isinstance(results, (tuple, list)) else [results]
     if isinstance(node, BackwardCFunction):
         wanted = iter([result for result, needed in zip(each, node.needs_input_grad, strict=False) if needed])
@@ -73,12 +73,12 @@ def function_of(name: str) -> str:
 
 
 def signed(number: Any) -> Any:
-    """A number that a node keeps with a sign and shows without one, such as a dimension; None stays None."""
+    """A dimension or index with its sign: the nodes' Python attributes show -1 as 2**64 - 1. None stays None."""
     return number - (1 << 64) if number is not None and number >= 1 << 63 else number
 
 
 def runs_of_the_engine() -> int:
-    """How many backward passes PyTorch's engine has begun, in all threads, this short one included."""
+    """How many runs PyTorch's engine has begun, in all threads. To find out, this function starts one, which counts."""
     found: list[int] = []
     leaf = torch.zeros((), requires_grad=True, device="cpu")
     leaf.register_hook(lambda gradient: found.append(torch._C._current_graph_task_id()))  # type: ignore[no-untyped-call]
@@ -87,15 +87,15 @@ def runs_of_the_engine() -> int:
 
 
 TELLS_OF_HOOKS = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
-"""Whether PyTorch tells which saved tensors have hooks; it does from 2.10 on."""
+"""Whether PyTorch shows which saved tensors have hooks. It does from 2.10 on."""
 
 
 def can_be_read_again(node: Any, unknown: bool) -> bool:
-    """Whether saved tensors can be had without a hook that would compute them again, or fetch them from elsewhere.
+    """True if reading the saved tensors runs no hook, which would compute them again or fetch them from elsewhere.
 
     Args:
         node: the node that saved them.
-        unknown: the answer where PyTorch does not tell, as before 2.10.
+        unknown: the answer if PyTorch does not show the hooks, as before 2.10.
     """
     saved = [getattr(node, name) for name in _saved_by(node.__class__)]
     packed = [part for part in saved for part in (part if isinstance(part, (tuple, list)) else (part,))]
@@ -104,15 +104,16 @@ def can_be_read_again(node: Any, unknown: bool) -> bool:
 
 @functools.cache
 def _saved_by(kind: type) -> list[str]:
+    """The attributes that have a node's saved tensors in packed form: reading them runs no hook."""
     return [name for name in dir(kind) if name.startswith("_raw_saved_")]
 
 
 def saved_tensors(node: Any, unknown: bool = False) -> Iterator[Tensor]:
-    """What a node saved, as far as it can be had without running anybody's hook.
+    """The tensors that a node saved, if reading them runs no hook.
 
     Args:
         node: the node that saved them.
-        unknown: whether to read what PyTorch, before 2.10, does not tell of.
+        unknown: whether to read a tensor of which PyTorch, before 2.10, does not show whether it has a hook.
     """
     no_hook = None if unknown else 0
     is_python = isinstance(node, BackwardCFunction)
@@ -126,11 +127,11 @@ def saved_tensors(node: Any, unknown: bool = False) -> Iterator[Tensor]:
 
 
 NODES = frozenset(function_of(name) for name in dir(torch._C._functions))
-"""The forward functions whose nodes are PyTorch's own. Others run code that nobody can look into from here."""
+"""The forward functions whose nodes are PyTorch's own. All other nodes run unknown code."""
 
 KINDS = frozenset(
     kind
     for name, kind in vars(torch._C._functions).items()
     if name == "AccumulateGrad" or re.fullmatch(r"\w+Backward\d+(_copy)?", name)
 )
-"""The types of nodes that go by one name each."""
+"""The types of nodes that belong to one forward function each."""

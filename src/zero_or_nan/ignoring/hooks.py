@@ -1,4 +1,4 @@
-"""Hooks on nodes that may have hooks already: ours come first, and the others get plain tensors."""
+"""Hooks on nodes that may have the user's hooks, too. A pass's hooks run first; the user's hooks get plain tensors."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from .cotangent import as_in_pytorch
 
 
 class PassHook(partial):  # type: ignore[type-arg]
-    """A hook of a pass."""
+    """A hook of a pass. The type distinguishes it from the user's hooks."""
 
 
 class _GetsPlain:
-    """Another's hook, which C++ hands what the derivative got; passes that share the node share this."""
+    """A user's hook, called with plain tensors in place of cotangents. Passes that share a node share this wrapper."""
 
     def __init__(self, hook: Callable[..., Any]) -> None:
         self.hook = hook
         self.passes = 0
 
-    def __call__(self, *things: Any) -> Any:
-        return self.hook(*map(as_in_pytorch, things))
+    def __call__(self, *gradients: Any) -> Any:
+        return self.hook(*map(as_in_pytorch, gradients))
 
 
-class _Kept:
-    """Gives a hook its place back, when no pass needs it otherwise."""
+class _Restore:
+    """Puts a user's hook back in place of its wrapper, when the last pass that needs the wrapper ends."""
 
-    def __init__(self, hooks: dict[int, Any], number: int, kept: _GetsPlain) -> None:
-        self.hooks, self.number, self.kept = hooks, number, kept
-        kept.passes += 1
+    def __init__(self, hooks: dict[int, Any], number: int, wrapper: _GetsPlain) -> None:
+        self.hooks, self.number, self.wrapper = hooks, number, wrapper
+        wrapper.passes += 1
 
     def remove(self) -> None:
-        self.kept.passes -= 1
-        if not self.kept.passes and self.hooks.get(self.number) is self.kept:
-            self.hooks[self.number] = self.kept.hook
+        self.wrapper.passes -= 1
+        if not self.wrapper.passes and self.hooks.get(self.number) is self.wrapper:
+            self.hooks[self.number] = self.wrapper.hook
 
 
 def put_first(handle: Any) -> list[Any]:
-    """Have a hook of ours run before those of others.
+    """Make a hook of a pass run before the user's hooks, so that these get its results.
 
     Args:
-        handle: what registering it gave.
+        handle: the handle that registering the hook returned.
 
     Returns:
         The handles to remove when the pass is over.
@@ -52,8 +52,8 @@ def put_first(handle: Any) -> list[Any]:
         return handles
     for number, hook in list(hooks.items()):
         if not isinstance(hook, PassHook):
-            kept = hook if isinstance(hook, _GetsPlain) else _GetsPlain(hook)
-            del hooks[number]  # C++ goes through them in the order of insertion
-            hooks[number] = kept
-            handles.append(_Kept(hooks, number, kept))
+            wrapper = hook if isinstance(hook, _GetsPlain) else _GetsPlain(hook)
+            del hooks[number]  # C++ calls the hooks in the order of insertion
+            hooks[number] = wrapper
+            handles.append(_Restore(hooks, number, wrapper))
     return handles

@@ -1,4 +1,4 @@
-"""In-place operators and views: what is written into a cotangent reaches all that share its memory."""
+"""In-place operators and views: a write into a cotangent reaches all cotangents that share its memory."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ RESHAPING = frozenset({"as_strided", "squeeze", "swapaxes", "swapdims", "t", "tr
 def in_place(
     op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], step: Run | None, follow: Callable[..., Any]
 ) -> Any:
-    """In-place operators follow the rule of their out-of-place twin; the result is written into value and mask."""
+    """Run an in-place operator by the rule of its out-of-place form, and write the result into value and mask."""
     target = args[0] if args else None
-    written, twin = _written(op, args, kwargs), _twin(op)
-    if twin is None or type(target) is not Cotangent or len(written) != 1 or written[0] is not target:
-        # out= and foreach variants, kernels that write, or a plain tensor that takes a cotangent's values.
+    written, out_of_place = _written(op, args, kwargs), _out_of_place(op)
+    if out_of_place is None or type(target) is not Cotangent or len(written) != 1 or written[0] is not target:
+        # out= and foreach variants, kernels that write, or a plain tensor into which a cotangent is written.
         if step is not None and ignores((*args, *kwargs.values())):
-            reason = "writes into a plain tensor" if twin is not None else "has no out-of-place form"
+            reason = "writes into a plain tensor" if out_of_place is not None else "has no out-of-place form"
             step.failed(str(op._schema.name), NotFollowed(reason))
         result = op(*unwrap(args), **unwrap(kwargs))
         for tensor in written:
             if type(tensor) is Cotangent:
                 _write_mask(tensor, None)
         return _as_given(result, written)
-    result = follow(twin, args, kwargs, step)
+    result = follow(out_of_place, args, kwargs, step)
     value = unwrap(result)
-    if twin._schema.name.removeprefix("aten::") in RESHAPING:
-        with torch._C._DisableTorchDispatch():
+    if out_of_place._schema.name.removeprefix("aten::") in RESHAPING:
+        with torch._C._DisableTorchDispatch():  # gives the Cotangent itself its new shape
             op(*args, **kwargs)
         target.value, target.mask = value, mask_of(result)
         return target
-    if 0 in target.value.stride() and target.value.numel() > 1:  # an expanded tensor has no place for each entry
+    if 0 in target.value.stride() and target.value.numel() > 1:  # an expanded tensor has no memory for each element
         target.value = value.clone()
     else:
         target.value.copy_(value)
@@ -49,7 +49,7 @@ def in_place(
 
 
 def _written(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The tensors that an operator writes to, those of a list one by one."""
+    """The tensors that an operator writes into. Tensors in a list are given one by one."""
     given = [
         kwargs.get(argument.name, args[place] if place < len(args) else None)
         for place, argument in enumerate(op._schema.arguments)
@@ -60,18 +60,18 @@ def _written(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any
 
 
 @functools.cache
-def _twin(op: Any) -> Any:
-    """The operator that gives what this one writes; None where there is none."""
+def _out_of_place(op: Any) -> Any:
+    """The out-of-place form of an in-place operator; None if there is none."""
     namespace, _, name = op._schema.name.partition("::")
     if not name.endswith("_"):
         return None
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
-    twin = getattr(packet, op._overloadname, None)
-    return None if twin is None or twin._schema.is_mutable else twin
+    out_of_place = getattr(packet, op._overloadname, None)
+    return None if out_of_place is None or out_of_place._schema.is_mutable else out_of_place
 
 
 def _as_given(result: Any, written: list[Any]) -> Any:
-    """The result with each tensor that was given and written to in its own person, as the caller has it."""
+    """The result, with the caller's own object in place of each tensor that was written into."""
     own = {id(unwrap(tensor)): tensor for tensor in written}
     if isinstance(result, (tuple, list)):
         return type(result)(_as_given(part, written) for part in result)
@@ -79,7 +79,7 @@ def _as_given(result: Any, written: list[Any]) -> Any:
 
 
 def remember_view(result: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Note what a view is a view of, for the mask of what will be written into it."""
+    """Note the base of a view, so that a write into the view also changes the mask of the base."""
     parent = args[0]
     if type(parent) is not Cotangent:
         return
@@ -92,7 +92,7 @@ def remember_view(result: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _write_mask(target: Cotangent, mask: Mask) -> None:
-    """A new mask for a cotangent that was written to, and for what it is a view of.
+    """Give a new mask to a cotangent that was written into, and to the base of which it is a view.
 
     Cotangents share their masks freely, so no mask is ever written into.
     """
@@ -102,19 +102,19 @@ def _write_mask(target: Cotangent, mask: Mask) -> None:
     parent, view = target.viewed
     above, written = full(parent.mask, parent.value), full(target.mask, target.value)
     seen = view(parent.value)
-    if seen.is_conj() or seen.is_neg():  # of which a cotangent holds a copy
+    if seen.is_conj() or seen.is_neg():  # the cotangent of such a view holds a copy
         seen.copy_(target.value)
-    if seen.dtype != parent.value.dtype or seen.is_conj() or seen.is_neg():  # a bool can't be viewed so, numbers can
+    if seen.dtype != parent.value.dtype or seen.is_conj() or seen.is_neg():  # bools have no such view, numbers have
         above, written = _as_numbers(above, parent.value), _as_numbers(written, target.value)
     above = laid_out(above, parent.value)
     try:
         view(above).copy_(written)
-    except RuntimeError:  # into an expanded tensor, whose elements share memory
+    except RuntimeError:  # PyTorch refuses to write into an expanded tensor, whose elements share memory
         _write_mask(parent, None)
     else:
         _write_mask(parent, above if above.dtype is torch.bool else above != 0)
 
 
 def _as_numbers(mask: Tensor, value: Tensor) -> Tensor:
-    """The mask in the dtype of its value: each part of a number is 0 where the element does not count, else 1."""
+    """The mask in the dtype of its value: 1 for an element that counts, also in its imaginary part, and 0 else."""
     return mask.to(value.dtype) * (1 + 1j if value.is_complex() else 1)

@@ -1,6 +1,7 @@
-"""Jagged tensors: pieces of several lengths, one behind the other in a dense tensor. Their masks are that one's.
+"""Jagged tensors: pieces of different lengths, stored one after another in a dense tensor, which has the mask.
 
-What PyTorch does with them it does with those values, so a jagged cotangent is one whose values are a `Cotangent`.
+PyTorch's operators on a jagged tensor work on this dense tensor of values. So a jagged cotangent is a jagged tensor
+whose values are a `Cotangent`.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from torch import Tensor
 
 
 def is_jagged(thing: Any) -> bool:
-    """Whether this is a nested tensor of the jagged layout."""
+    """True if this is a nested tensor with the jagged layout."""
     return type(thing) is not Tensor and isinstance(thing, Tensor) and thing.layout is torch.jagged
 
 
 def values_of(thing: Any) -> Any:
-    """The values of a jagged tensor; whatever else there is, itself."""
+    """The values of a jagged tensor; any other object unchanged."""
     return thing._values if is_jagged(thing) else thing
 
 

@@ -1,4 +1,4 @@
-"""What is known of the nodes of a graph by their type: the one place that a plan and the precheck ask."""
+"""What is known about a node by its type. The plan and the precheck both read it here."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .steps import CHECKPOINT, CustomVJP, DTensorBoundary, Linear, Opaque, Recom
 
 
 class NodeKind(NamedTuple):
-    """What is known of the nodes of one type.
+    """What is known about the nodes of one type.
 
     Attributes:
         name: the name of their forward function.
-        function: its record.
-        step: how their derivative is run, if it is interpreted.
-        transfer: how a mask goes through their derivative, if plain PyTorch runs it.
-        checks: what the precheck looks at; None if no condition is enough.
-        needs_check: whether the precheck has anything to look at.
+        function: the record of the forward function.
+        step: the step that runs their derivative if it is interpreted.
+        transfer: how a mask goes through their derivative if plain PyTorch runs it; None if that is not possible.
+        checks: what the precheck checks; None if no condition is enough.
+        needs_check: False if the precheck has nothing to check, because plain backward is always safe here.
     """
 
     name: str
@@ -37,14 +37,14 @@ _KINDS: dict[type, NodeKind] = {}
 
 
 def known(kind: type) -> NodeKind | None:
-    """What is known of a type of nodes; None if it was not classified yet, or its nodes go by several names."""
+    """What is known about a type; None if it was not classified yet, or if its nodes have several functions."""
     found = _KINDS.get(kind)
-    # A record may have been registered since.
+    # The user may have registered a record since.
     return found if found is not None and FUNCTIONS.get(found.name, UNKNOWN) is found.function else None
 
 
 def classify(node: Any) -> NodeKind:
-    """What is known of a node's type. It is found out once for each type whose nodes go by one name."""
+    """What is known about a node by its type. It is remembered for each type in `KINDS`."""
     kind: Any = type(node)
     found = known(kind)
     if found is None:
@@ -60,7 +60,7 @@ def classify(node: Any) -> NodeKind:
 
 
 def _step_of(node: Any, name: str, function: Function) -> type[Step]:
-    """How the derivative of a node is run."""
+    """The step that runs the derivatives of a node's type."""
     if function.moves:
         return DTensorBoundary if is_border(node) else Linear
     if function.derivative is not None:
@@ -73,7 +73,7 @@ def _step_of(node: Any, name: str, function: Function) -> type[Step]:
 
 
 def step_at(node: Any, kind: NodeKind) -> type[Step]:
-    """How the derivative of one node is run: this may depend on how its function was called there."""
+    """The step that runs the derivative of one node. It may depend on the arguments of the forward function there."""
     step, function = kind.step, kind.function
     only_if = function.derivative_if if step is CustomVJP else function.moves if step is Linear else None
     return Step if callable(only_if) and not only_if(node) else step

@@ -1,8 +1,8 @@
-"""Deep graphs are freed one node after the other.
+"""Frees deep graphs one node after the other, without recursion.
 
-In newer releases of PyTorch a node that Python has seen is freed inside its predecessor, so that a chain of some ten
-thousand nodes, once Python has walked along it, overflows the stack when it is dropped. Held here, none is freed inside
-another; and one that nothing but this holds is let go, at the next garbage collection or pass.
+In newer releases of PyTorch, a node that Python has seen is freed inside its predecessor. If Python has walked along a
+chain of some ten thousand nodes, dropping the chain overflows the stack. This module holds the nodes, so that no node
+is freed inside another. At the next garbage collection or pass, it frees the nodes that nothing else holds.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import torch
 from .graph import Graph, graph_from
 
 DEEP = 1000
-"""Nodes from which on a graph may be too deep to be freed one node inside the other."""
+"""From this number of nodes on, a graph may be too deep to be freed recursively."""
 
 SOME = 499
-"""Of nodes that are seen one by one, how many there are to each that is kept. A prime: loops have other lengths."""
+"""One in so many of the nodes that are seen one by one is held. A prime, because loops have other lengths."""
 
 
 class _DeepGraphs:
-    """The nodes of deep graphs, each once, until nothing else holds them."""
+    """Holds the nodes of deep graphs, each once, until nothing else holds them."""
 
     def __init__(self) -> None:
         self._held: list[deque[Any]] = []
@@ -38,7 +38,7 @@ class _DeepGraphs:
         self._lock = threading.RLock()
 
     def hold(self, graph: Collection[Any]) -> None:
-        """Keep the nodes of a graph until nothing else does. The order is from the roots on."""
+        """Hold the nodes of a graph, ordered from the roots on, until nothing else holds them."""
         if len(graph) < DEEP or not _keeps_its_object():
             return
         with self._lock:
@@ -53,7 +53,7 @@ class _DeepGraphs:
         self._held.append(nodes)
 
     def saw(self, node: Any) -> None:
-        """Python has seen a node as it was made. Of these some are kept: then no chain of them is freed too deep."""
+        """Note that Python has seen a new node. Some of these nodes are held, so no chain of them is freed too deep."""
         self._seen += 1
         if self._seen % SOME or not _keeps_its_object():
             return
@@ -63,11 +63,11 @@ class _DeepGraphs:
                 self._keep(deque([node]))
 
     def sweep(self) -> None:
-        """Let go of what nothing else holds; a graph whose first node is alive is alive."""
+        """Free the nodes that nothing else holds. A graph is alive as long as something holds its first node."""
         if not self._held or not self._lock.acquire(blocking=False):
             return
         try:
-            if not self._sweeping:  # what is freed may run code of the user's
+            if not self._sweeping:  # freeing a node may run the user's code, which may call this again
                 self._sweeping = True
                 self._let_go()
                 self._sweeping = False
@@ -75,7 +75,7 @@ class _DeepGraphs:
             self._lock.release()
 
     def _let_go(self) -> None:
-        for nodes in filter(_is_free, self._held[::-1]):  # the later lead to the earlier
+        for nodes in filter(_is_free, self._held[::-1]):  # later graphs hold nodes of earlier ones
             alive: deque[Any] = deque()
             while nodes:
                 node = nodes.popleft()
@@ -83,28 +83,29 @@ class _DeepGraphs:
                     alive.append(node)
                 else:
                     self._known.discard(id(node))
-                del node  # freed here, and its successors are still held
+                del node  # frees it here, while its successors are still held
             nodes.extend(alive)
         self._held[:] = [nodes for nodes in self._held if nodes]
         if not self._held and self._collected in gc.callbacks:
             gc.callbacks.remove(self._collected)
 
     def forked(self) -> None:
-        """In a new process nobody else has the lock, whoever had it."""
+        """Renew the lock in a forked process: a thread that held it does not exist there."""
         self._lock, self._sweeping = threading.RLock(), False
 
     def _collected(self, phase: str, info: dict[str, int]) -> None:
+        """The callback of the garbage collector."""
         if phase == "stop" and any(map(_is_free, self._held)):
             self.sweep()
 
 
 def _is_free(nodes: deque[Any]) -> bool:
-    """Whether nothing else holds the first of these."""
+    """True if nothing else holds the first of these nodes."""
     return bool(nodes) and sys.getrefcount(nodes[0]) <= _FREE
 
 
 _FREE = 2
-"""The references to a node that a local variable, or a container, and a call hold."""
+"""The number of references to a node if only a local variable or a container, and the call that counts, hold it."""
 
 DEEP_GRAPHS = _DeepGraphs()
 if hasattr(os, "register_at_fork"):
@@ -112,7 +113,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def held_from(roots: Sequence[Any]) -> Graph:
-    """All that backward from the roots can reach, to be let go of when nobody else holds it."""
+    """Every node that backward can reach from the roots. Deep graphs are held until nothing else holds them."""
     DEEP_GRAPHS.sweep()
     graph = graph_from(roots)
     DEEP_GRAPHS.hold(graph)
@@ -121,8 +122,8 @@ def held_from(roots: Sequence[Any]) -> Graph:
 
 @functools.cache
 def _keeps_its_object() -> bool:
-    """Whether a node keeps the object by which Python sees it."""
-    with torch.enable_grad():  # a watch asks where nothing is recorded
+    """True if a node keeps its Python object alive, as it does in newer releases."""
+    with torch.enable_grad():  # `explain` may call this while nothing is recorded
         result = torch.ones((), requires_grad=True).neg()  # saves nothing, so that no hook of the user's runs
     node = result.grad_fn
     return sys.getrefcount(node) > _FREE

@@ -1,12 +1,12 @@
 """One backward pass that knows what the loss ignored.
 
-PyTorch's engine runs the pass, with all hooks, on plain tensors. The pass works between the nodes: before a node's
-derivative runs, it takes the masks that have arrived there; after the derivative, it keeps the masks of the results for
-the nodes ahead.
+PyTorch's engine runs the pass, with all hooks, on plain tensors. The pass works between the nodes. Before a node's
+derivative runs, the pass takes the masks that have arrived there. After the derivative, the pass keeps the masks of the
+results for the nodes ahead.
 
 Benefits of hooks on PyTorch's own engine: the order of the nodes, accumulation, checkpoints, threads, devices and the
 user's hooks are PyTorch's. Each element that is finite there has the same bits here, because the same kernels compute
-it. Downsides: two Python calls at each interpreted node, and a node that runs unknown code can't be looked into.
+it. Downsides: two Python calls at each interpreted node, and masks can't follow unknown code inside of a node.
 
 Two designs were rejected. An engine of our own would have to follow PyTorch in all of the above. Cotangents of a
 subclass that travel through the whole engine would reach the user's hooks and the code of the user's own Functions.
@@ -59,19 +59,19 @@ _current_pass: Callable[[], int] = torch._C._current_graph_task_id
 
 
 class _Arrived(NamedTuple):
-    """A mask on its way to a node, and the one cotangent that it belongs to as long as there is only one."""
+    """A mask on its way to a node. `value` is its cotangent, as long as only one cotangent was sent there."""
 
     mask: Mask
     value: weakref.ref[Tensor] | None
     version: int
 
     def is_still(self, value: Tensor) -> bool:
-        """Whether this is that one, as it was sent."""
+        """True if this is the cotangent that was sent, and nothing was written into it."""
         return self.value is not None and self.value() is value and value._version == self.version
 
 
 def _sent(mask: Mask, value: Tensor) -> _Arrived:
-    """A mask and its one cotangent. Inference tensors have no version, so whether a hook wrote to one is not known."""
+    """A mask and its cotangent. An inference tensor has no version, so a hook's write to it would go unnoticed."""
     return _Arrived(mask, None, 0) if value.is_inference() else _Arrived(mask, weakref.ref(value), value._version)
 
 
@@ -79,35 +79,35 @@ class Observer(Protocol):
     """Watches a pass, and changes nothing."""
 
     def handed_on(self, node: Any, values: Sequence[Any], masks: Sequence[Mask]) -> None:
-        """A node's derivative gave these values, one for each edge or None, and these are their masks."""
+        """Called after a node's derivative, with a value, or None, and a mask for each edge."""
 
 
 class Pass:
-    """One pass from some roots; to be entered around the call of PyTorch's engine.
+    """One masked pass from some roots. Enter it around the call of PyTorch's engine.
 
     Args:
         roots: the tensors or graph edges to differentiate.
-        graph: all that can be reached from them.
-        keep: edges whose masks are asked for at the end, in `masks`.
-        outer: the pass that this one is a part of; it reports what could not be followed.
+        graph: all nodes that can be reached from the roots.
+        keep: the edges whose masks `masks` has at the end.
+        outer: the pass that this pass is a part of. It reports what could not be followed.
         asked_for: tensors inside of the graph whose gradients the user gets.
-        unsafe: the nodes out of which ignored elements may come as other numbers than 0. If there are none, each node
-            counts as unsafe.
+        unsafe: the nodes whose derivatives may turn ignored elements into other numbers than 0. If it is empty, each
+            node counts as unsafe.
         by_rules_alone: whether each derivative is interpreted, operator by operator, and none is left to plain
             PyTorch. This is needed if the pass is recorded.
-        observer: is called with what each node that is not skipped hands on.
+        observer: is called with the results of each node that is not skipped.
 
     Attributes:
-        masks: the masks at the edges that are kept, None where all elements count. An edge that no cotangent has
-            reached is missing.
-        entered: where the pass is recorded, each tensor between the nodes beside the cotangent that it became.
+        masks: the mask of each edge in `keep`, None if all elements count. If no cotangent has reached an edge, it has
+            no mask here.
+        entered: if the pass is recorded, each tensor between the nodes, with the cotangent that it became.
     """
 
     policy = EVERYTHING
-    """What the plan of a pass may do. Tests take some of it away."""
+    """Which shortcuts the plan of a pass may take. Tests forbid some."""
 
     raises_bugs = False
-    """Whether an error in a rule is raised, as tests want it, in place of a warning."""
+    """Whether an error in a rule is raised, as the tests need it, instead of reported in a warning."""
 
     def __init__(
         self,
@@ -145,13 +145,13 @@ class Pass:
         self._aside.__enter__()
         try:
             for root in self.roots:
-                if isinstance(root, Tensor) and root._backward_hooks:  # these run before anything else
+                if isinstance(root, Tensor) and root._backward_hooks:  # they run before the first node
                     self._handles += put_first(root.register_hook(PassHook(self._begun)))  # type: ignore[no-untyped-call]
             plan = planned(
                 self.roots, self.graph, self.keep, self.unsafe, self.by_rules_alone, self.outer is None, self.policy
             )
             self.by_rules_alone = plan.by_rules_alone
-            if plan.first is not None:  # which run of the engine is ours, before anybody's hook starts another
+            if plan.first is not None:  # to know this pass's run of the engine before a user's hook starts another run
                 self._handles.append(plan.first.register_prehook(PassHook(self._begun)))
             for node, ahead, kind, repair in plan.transferred:
                 self._transfer(node, ahead, kind, repair)
@@ -187,30 +187,30 @@ class Pass:
                 stacklevel=_users_line(),
             )
         if self._lost:
-            told = ", ".join(f"{name} ({reason})" for name, reason in sorted(self._lost.items()))
+            names = ", ".join(f"{name} ({reason})" for name, reason in sorted(self._lost.items()))
             warnings.warn(
-                f"ignoring could not follow {told}: from there on the gradient is plain PyTorch's, and ignored "
+                f"ignoring could not follow {names}: from there on the gradient is plain PyTorch's, and ignored "
                 f"elements may contaminate it. What to do: {HELP}",
                 stacklevel=_users_line(),
             )
 
     def failed(self, name: str, error: Exception, suspected: bool = False) -> None:
-        """Something could not be followed: by what a rule says of itself, or by mistake.
+        """Record that something could not be followed.
 
-        What is only suspected to have lost something is told of when a gradient turns out not to be finite.
+        If it is only `suspected` to have lost a mask, a warning reports it only if a gradient is not finite.
         """
         if self.outer is not None:
             self.outer.failed(name, error, suspected)
         elif isinstance(error, NotFollowed):
-            is_told_later = suspected and not self.keep  # a mask that is asked for is lost at once
-            (self._suspected if is_told_later else self._lost).setdefault(name, str(error))
+            is_deferred = suspected and not self.keep  # a mask that the user asked for is wrong at once
+            (self._suspected if is_deferred else self._lost).setdefault(name, str(error))
         elif isinstance(error, RuleFailed):
             self._mistakes.setdefault(name, str(error))
         else:
             self._bugs.append((name, error))
 
     def recomputing(self, function: Any) -> Recomputed | None:
-        """The checkpoint that runs and computes this function again."""
+        """The running step of the checkpoint that computes this function again; None if there is none."""
         steps = [step for node, step in self._running.items() if getattr(node, "run_function", None) is function]
         return steps[0] if steps and isinstance(steps[0], Recomputed) and current() is self else None
 
@@ -219,46 +219,47 @@ class Pass:
         return Pass(roots, held_from(roots), keep, self)
 
     def step_at(self, node: Any) -> Step | None:
-        """The run of a node's derivative, while it lasts."""
+        """The step of a node whose derivative runs now; None if it does not run."""
         return self._running.get(node)
 
     def is_safe_ahead(self, node: Any) -> bool:
-        """Whether plain PyTorch's backward can be trusted from this node on."""
+        """True if plain PyTorch's backward can be trusted from this node on."""
         return is_safe(graph_from([GradientEdge(ahead, 0) for ahead, _ in node.next_functions if ahead is not None]))
 
-    # What happens to a cotangent: it arrives, a step is made of it, its results are on their way.
+    # A cotangent arrives at a node, a step runs the derivative, and the results go to the next nodes.
 
     def _enter(
-        self, node: Any, kind: Callable[..., Step], function: Function, arriving: tuple[Any, ...]
+        self, node: Any, step_type: Callable[..., Step], function: Function, arriving: tuple[Any, ...]
     ) -> tuple[Any, ...] | None:
+        """The hook before an interpreted node: begins a step."""
         if not self._is_mine():
             return None
         recorded = is_recorded(node)
         if recorded:
             arriving = tuple(self._at_constants(node, number, value) for number, value in enumerate(arriving))
-        masks, values, masked, strange = [], [], recorded, None
+        masks, values, masked, unmaskable = [], [], recorded, None
         for number, value in enumerate(arriving):
-            value, mask, carries = self._arriving(node, number, value, kind is Step and not self.by_rules_alone)
+            value, mask, carries = self._arriving(node, number, value, step_type is Step and not self.by_rules_alone)
             masks.append(mask)
             values.append(value)
             masked = masked or mask is not None
-            if not carries or kind in _ON_COTANGENTS and _is_anothers(value):
-                strange = value
-        if strange is not None:
-            self._pass_by(strange)
+            if not carries or step_type in _ON_COTANGENTS and _is_anothers(value):
+                unmaskable = value
+        if unmaskable is not None:
+            self._pass_by(unmaskable)
             return None
-        if not masked and function.selects is False and (kind is Step or kind is Linear):
+        if not masked and function.selects is False and (step_type is Step or step_type is Linear):
             return None
         if self.count is not None:
             self.count.see(node, masks)
-        step = kind(self, node, function, masks)
+        step = step_type(self, node, function, masks)
         if not masked and not step.is_needed:
             return None
         self._running[node] = step
         return tuple(step.begin(values))
 
     def _at_constants(self, node: Any, number: int, value: Any) -> Any:
-        """What arrives at a node that an earlier pass recorded: 0, and ignored, where it reaches a constant."""
+        """The value that arrives at a node, with 0, and ignored, at each element that an earlier pass ignored there."""
         counts = constants(node, number)
         if value is None or counts is None or not can_carry(value) or is_jagged(value):
             return value
@@ -271,6 +272,7 @@ class Pass:
     def _leave(
         self, node: Any, edges: Sequence[tuple[Edge, bool]], results: tuple[Any, ...], arriving: tuple[Any, ...]
     ) -> tuple[Any, ...] | None:
+        """The hook after an interpreted node: ends its step."""
         if not self._is_mine():
             return None
         step = self._running.pop(node, None)
@@ -278,10 +280,10 @@ class Pass:
             self._hand_on(node, edges, results, _NO_MASKS)
             return None
         values, masks = step.end(results, arriving)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled():  # the recorded graph keeps the cotangents, and they keep the step
             step.over()
         self._hand_on(node, edges, values, masks)
-        # PyTorch looks at what a hook returns, and can't at nested tensors.
+        # PyTorch checks what a hook returns, and can't check nested tensors.
         return None if all(map(operator.is_, values, results)) else tuple(values)
 
     def _follow(
@@ -294,7 +296,7 @@ class Pass:
         results: tuple[Any, ...],
         arriving: tuple[Any, ...],
     ) -> None:
-        """Plain PyTorch's derivative has run on plain tensors, and only its mask follows."""
+        """The hook after a transferred node: plain PyTorch's derivative has run, and now the mask goes through it."""
         if not self._is_mine():
             return
         grad, mask, carries = self._arriving(node, 0, arriving[0])
@@ -332,15 +334,15 @@ class Pass:
             self.observer.handed_on(node, values, sent)
 
     def _send(self, edge: Edge, last: bool, value: Any, mask: Mask) -> None:
-        """A cotangent and its mask are on their way to the next node, unless that is the last one."""
+        """Keep a cotangent's mask for the next node, unless the mask ends here because that node is skipped."""
         if last or edge in self.asked_for:
             self.confirm_suspected(value)
         if last and edge not in self.keep:
             return
         if mask is not None and value.is_complex() and all_count(mask):
-            mask = None  # a part of each entry was selected: what is ahead can be plain PyTorch's
+            mask = None  # its real or its imaginary part counts, so plain PyTorch can run what is ahead
         before = self._arrived.get(edge)
-        if before is not None:
+        if before is not None:  # the engine adds the cotangents; two sparse ones may store different elements
             arrived = _Arrived(None if is_sparse(value) else either(before.mask, mask), None, 0)
         elif mask is None:
             arrived = _NOTHING_IGNORED
@@ -351,7 +353,7 @@ class Pass:
             self.masks[edge] = arrived.mask
 
     def confirm_suspected(self, gradient: Any) -> None:
-        """A gradient that is not finite makes what was suspected a loss."""
+        """Report what was suspected to have lost a mask, if a gradient is not finite."""
         top = self
         while top.outer is not None:
             top = top.outer
@@ -359,18 +361,18 @@ class Pass:
             top._lost.update(top._suspected)
 
     def _arriving(self, node: Any, number: int, value: Any, may_be_sparse: bool = False) -> tuple[Any, Mask, bool]:
-        """A cotangent, which of its elements count, and whether it can carry a mask at all.
+        """A cotangent, its mask, and whether it can carry a mask at all.
 
-        Besides what was sent here, whatever a hook has made another number than 0 counts. A ZeroTensor of which nothing
-        counts becomes zeros in memory.
+        If a user's hook has turned an ignored element into a number other than 0, the element counts. A ZeroTensor
+        whose elements are all ignored becomes zeros in memory.
         """
         arrived = self._arrived.pop((node, number), None)
         if value is None:
             return None, None, True
         mask = None if arrived is None else arrived.mask
-        if self.by_rules_alone and is_jagged(value):  # its values would lose the record of the gradient
+        if self.by_rules_alone and is_jagged(value):  # a jagged tensor's values would lose their record
             return value, mask, False
-        if is_distributed(value):  # another process may have got another value from a hook: all of them look
+        if is_distributed(value):  # a hook may have changed the value on another process: all processes check
             return value, mask if mask is None else mask | not_zero(value), True
         if _is_zerotensor(value) and mask is not None and nothing_counts(mask):
             return value + torch.zeros_like(value), mask, True
@@ -381,48 +383,51 @@ class Pass:
         return value, mask if mask is None else and_whatever_is_not_0(mask, values_of(value)), True
 
     def send(self, edge: Edge, mask: Mask) -> None:
-        """A mask for a cotangent that the engine is given by others, for a pass inside of this one."""
+        """Set the mask of a cotangent with which the engine starts. The outer pass calls this on its inner pass."""
         if mask is not None:
             self._arrived[edge] = _Arrived(mask, None, 0)
 
-    # Whose turn it is.
+    # Whether the engine runs for this pass.
 
     def _begun(self, cotangent: Tensor) -> None:
+        """The hook at the start of the engine's run, which notes that the run belongs to this pass."""
         self._is_mine()
 
     def _is_mine(self) -> bool:
-        """Whether the engine calls for this pass: the nodes may be shared with another thread's, or a hook's."""
+        """True if the engine runs for this pass. Another thread's pass, or a hook's, may share the nodes."""
         running = _current_pass()
         if self._engine_pass is None and current() is self:
             self._engine_pass = running
         return running == self._engine_pass
 
     def _transfer(self, node: Any, ahead: Ahead, kind: NodeKind, repair: Any) -> None:
-        """Let plain PyTorch run the node's derivative, and have the mask follow it."""
+        """Let plain PyTorch run the node's derivative, and send the mask through it afterwards."""
         assert kind.transfer is not None
         leave = PassHook(self._follow, node, ahead, kind.function, kind.transfer, repair)
         self._handles += put_first(node.register_hook(leave))
 
     def _interpret(self, node: Any, ahead: Ahead, step: type[Step], function: Function) -> None:
-        """Have a step of ours around the run of the node's derivative."""
-        self._handles.append(node.register_prehook(PassHook(self._enter, node, step, function)))  # after the others
+        """Put a step around the run of the node's derivative."""
+        # The user's prehooks run before this one, so the step gets what they return.
+        self._handles.append(node.register_prehook(PassHook(self._enter, node, step, function)))
         self._handles += put_first(node.register_hook(PassHook(self._leave, node, ahead)))
         if step is Recomputed:
             self._handles.append(Recomputed.prepare(node, self))
 
-    def _pass_by(self, strange: Any) -> None:
-        """A tensor that can't carry a mask: its node is plain PyTorch's."""
-        if _is_zerotensor(strange):  # all of it counts, and plain PyTorch's derivative is right
+    def _pass_by(self, unmaskable: Any) -> None:
+        """Leave a node to plain PyTorch, because a tensor that arrives there can't carry a mask."""
+        if _is_zerotensor(unmaskable):  # all of its elements count, so plain PyTorch's derivative is right
             return
-        if is_wrapped(strange):
+        if is_wrapped(unmaskable):
             self.failed("a tensor inside of torch.vmap or torch.func", NotFollowed(_INSIDE), suspected=True)
             return
-        kind = "a nested tensor" if strange.is_nested else type(strange).__name__
+        kind = "a nested tensor" if unmaskable.is_nested else type(unmaskable).__name__
         if kind == "Tensor":
-            kind = str(strange.layout)
+            kind = str(unmaskable.layout)
         self.failed(kind, NotFollowed("a tensor that can't carry a mask"), suspected=True)
 
     def _let_go(self) -> None:
+        """Remove the hooks, and free what the pass holds."""
         self._aside.__exit__(None, None, None)
         for step in self._running.values():
             step.abandon()
@@ -440,10 +445,10 @@ def _is_zerotensor(value: Any) -> bool:
 
 
 def _unless_constant(node: Any, value: Any, mask: Mask) -> Mask:
-    """The mask of what a derivative gave, where the result depends on the input.
+    """The mask of a derivative's result. If the result is a ZeroTensor, all of its elements are ignored.
 
-    A product with a ZeroTensor, the tangent of a constant, is one whatever the other factor is, also NaN: so the other
-    factor is ignored. `sgn` gives a ZeroTensor too, but sgn(NaN) is NaN.
+    A ZeroTensor is the tangent of a constant. A product with it is a ZeroTensor, also if the other factor is NaN. So
+    the other factor is ignored. `sgn` is an exception: it gives a ZeroTensor too, but sgn(NaN) is NaN.
     """
     if _is_zerotensor(value) and function_of(node.name()) != "Sgn":
         return everywhere(False, value)
@@ -451,16 +456,16 @@ def _unless_constant(node: Any, value: Any, mask: Mask) -> Mask:
 
 
 _ON_COTANGENTS = (Step, Traced, Sliced)
-"""How a derivative is run that gets cotangents in place of plain tensors."""
+"""The steps whose derivative gets cotangents in place of plain tensors."""
 
 
 def _is_anothers(value: Any) -> bool:
-    """Whether this is a tensor of a subclass, not known here, that runs operators in its own way."""
+    """True for a tensor of an unknown subclass that has its own `__torch_dispatch__`."""
     return value is not None and dispatches(value) and not is_jagged(value) and not is_distributed(value)
 
 
 def _users_line() -> int:
-    """How many calls above the caller's the user's code stands: what calls us through the compiler is none."""
+    """The `stacklevel` of the user's line, for a warning of the caller. Frames of the compiler are not the user's."""
     names = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_stack(sys._getframe(1))]
     between = itertools.takewhile(lambda name: name.startswith(("zero_or_nan.", "torch._")), names)
     return 1 + len(list(between))

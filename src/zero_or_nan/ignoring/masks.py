@@ -1,7 +1,8 @@
-"""Masks of cotangents: True where the element counts, None where all do.
+"""Masks of cotangents: True at each element that counts. None means that all elements count.
 
-Most are whole rows or columns. A mask has the shape of its value, but a dimension along which it is constant may be
-expanded: of stride 0, one bool in memory. Whatever is computed of it is computed of its *core*, that bool alone.
+Most masks are constant along rows or columns. A mask has the shape of its value, but a dimension along which the mask
+is constant may be expanded: it has stride 0 and takes one bool in memory. Mask arithmetic works on the *core*, which
+has size 1 in each expanded dimension.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 Mask = Tensor | None
 
 MANY = 2048
-"""Entries from which on it pays to look at a mask as bytes, and at its core: `amax` of bytes is faster than `any`."""
+"""From this number of elements on, it pays to use a mask's core and its bytes: `amax` of bytes is faster than `any`."""
 
 
 def core(mask: Tensor) -> Tensor:
@@ -29,31 +30,32 @@ def core(mask: Tensor) -> Tensor:
 
 
 def both(a: Mask, b: Mask) -> Mask:
-    """A product counts where all its factors do."""
+    """The mask of a product: an element counts if it counts in both factors."""
     if a is None or b is None:
         return b if a is None else a
     return _joined(torch.bitwise_and, a, b)
 
 
 def either(a: Mask, b: Mask) -> Mask:
-    """A sum counts where one of its terms does."""
+    """The mask of a sum: an element counts if it counts in one of the terms."""
     return None if a is None or b is None else _joined(torch.bitwise_or, a, b)
 
 
 def _joined(join: Any, a: Tensor, b: Tensor) -> Tensor:
+    """Two masks, joined by a bitwise operator."""
     if a is b:
         return a
     if a.numel() < MANY or (0 not in a.stride() and 0 not in b.stride()):
         result: Tensor = join(a, b)
         return result
     shape = a.shape if a.shape == b.shape else torch.broadcast_shapes(a.shape, b.shape)  # type: ignore[no-untyped-call]
-    # As bytes they are joined many times faster where one of them is broadcast.
+    # If one of the masks is broadcast, joining bytes is many times faster than joining bools.
     joined: Tensor = join(core(a).view(torch.uint8), core(b).view(torch.uint8))
     return joined.view(torch.bool).expand(shape)
 
 
 def anywhere(mask: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
-    """Whether an element along the dimensions counts; along all of them when none is named."""
+    """Reduce a mask over some dimensions, or over all: True if one of the reduced elements counts."""
     if dim is None or (isinstance(dim, (list, tuple)) and not dim):
         found = _any(core(mask))
         return found.reshape((1,) * mask.dim()) if keepdim else found
@@ -78,7 +80,7 @@ def _any(mask: Tensor, dims: tuple[int, ...] = (), keepdim: bool = False) -> Ten
 
 
 def all_count(mask: Mask) -> bool:
-    """Whether no element is ignored."""
+    """True if no element is ignored."""
     if mask is None:
         return True
     small = core(mask)
@@ -88,12 +90,12 @@ def all_count(mask: Mask) -> bool:
 
 
 def nothing_counts(mask: Tensor) -> bool:
-    """Whether every element is ignored."""
+    """True if every element is ignored."""
     return not bool(_any(core(mask)))
 
 
 def reshaped(mask: Tensor, shape: Sequence[int]) -> Tensor:
-    """The mask in another shape of as many elements; the last dimensions stay expanded where they are."""
+    """The mask in another shape with as many elements. If possible, the last dimensions stay expanded."""
     shape = tuple(shape)
     if -1 in shape:
         others = 1
@@ -105,28 +107,28 @@ def reshaped(mask: Tensor, shape: Sequence[int]) -> Tensor:
     steps = mask.stride()
     if 0 not in steps or mask.numel() < MANY:
         return mask.reshape(shape)
-    # The last dimensions along which the mask is constant, and as much of the new shape's as divides them.
-    kept, alike = mask.dim(), 1
+    # The last dimensions along which the mask is constant, and the last new dimensions that fit into these.
+    kept, constant = mask.dim(), 1
     while kept and (steps[kept - 1] == 0 or mask.shape[kept - 1] == 1):
         kept -= 1
-        alike *= mask.shape[kept]
+        constant *= mask.shape[kept]
     new, inner, entries = len(shape), 1, 1
     for d in range(len(shape) - 1, -1, -1):
         entries *= shape[d]
-        if alike % entries == 0:
+        if constant % entries == 0:
             new, inner = d, entries
     if inner > 1:
-        outer = mask.as_strided((*mask.shape[:kept], alike // inner), (*steps[:kept], 0))
+        outer = mask.as_strided((*mask.shape[:kept], constant // inner), (*steps[:kept], 0))
         return outer.reshape(*shape[:new], *(1,) * (len(shape) - new)).expand(shape)
-    if alike > 1 and shape[-1] % alike == 0 and mask.is_cpu:  # heads that became a dimension, and are joined again
-        groups = mask.as_strided(mask.shape[:kept], steps[:kept]).reshape(-1, shape[-1] // alike)
+    if constant > 1 and shape[-1] % constant == 0 and mask.is_cpu:  # attention heads are joined again
+        groups = mask.as_strided(mask.shape[:kept], steps[:kept]).reshape(-1, shape[-1] // constant)
         if bool((groups == groups[:, :1]).all()):
             return groups[:, 0].reshape(*shape[:-1], 1).expand(shape)
     return mask.reshape(shape)
 
 
 def and_whatever_is_not_0(mask: Tensor, values: Tensor) -> Tensor:
-    """The mask, and each element that is another number than 0; small, where all of these count anyway."""
+    """The mask, with True at each element that is not 0. If these elements count anyway, the mask stays expanded."""
     if mask.numel() >= MANY and mask.stride(-1) == 0 and values.stride(-1) == 1 and _bits(values) is not None:
         small = core(mask)
         alike = [d for d in range(mask.dim()) if small.shape[d] != mask.shape[d]]
@@ -140,20 +142,20 @@ _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _bits(values: Tensor) -> torch.dtype | None:
-    """The integers that the values can be taken for, where that pays.
+    """The integer dtype as which the values can be viewed, if that pays; else None.
 
-    On a CPU `where` branches at each element. A product with the bits takes a third of the time for masks of whole
-    rows, and a fifth for those without any order.
+    On a CPU `where` branches at each element. An integer product takes a third of the time if the mask consists of
+    whole rows, and a fifth if it has no order. A product of floats would not do: NaN times 0 is NaN.
     """
     as_written = values.is_cpu and values.numel() >= MANY and not values.is_conj() and not values.is_neg()
     return _BITS.get(values.element_size()) if as_written else None
 
 
 def only(counts: Tensor, values: Tensor) -> Tensor:
-    """The values that count, and zeros, in memory as they were: kernels don't ask.
+    """The values that count, and 0 in place of the others. The strides stay the same: kernels don't check them.
 
     Args:
-        counts: of a shape that can be expanded to that of the values.
+        counts: a mask whose shape expands to that of the values.
         values: plain, of any dtype.
     """
     bits = _bits(values)
@@ -169,7 +171,7 @@ def put_zeros(values: Tensor, counts: Tensor) -> None:
 
     Args:
         values: plain, changed in place.
-        counts: of a shape that can be expanded to that of the values.
+        counts: a mask whose shape expands to that of the values.
     """
     bits = _bits(values)
     if bits is None:
@@ -179,38 +181,42 @@ def put_zeros(values: Tensor, counts: Tensor) -> None:
 
 
 def put_where_ignored(values: Tensor, counts: Tensor, others: Tensor) -> None:
-    """Write the others over the values that don't count.
+    """Write `others` over the values that don't count.
 
     Args:
         values: plain, changed in place.
-        counts: of the shape of the values, or one that can be expanded to it.
-        others: of the shape and dtype of the values; used up.
+        counts: a mask whose shape expands to that of the values.
+        others: of the shape and dtype of the values. This function overwrites it.
     """
     bits = _bits(values)
     if bits is None:
         torch.where(counts, values, others, out=values)
     else:
         here, there = values.view(bits), others.view(bits)
+        # counts - 1 has all bits set where an element is ignored, and none elsewhere: XOR exchanges only the former.
         here.bitwise_xor_(there.bitwise_xor_(here).bitwise_and_(counts.to(bits).sub_(1)))
 
 
 def full(mask: Mask, like: Tensor) -> Tensor:
-    """The mask itself, or one by which all elements count. It may be expanded: masks are never written into."""
+    """The mask itself, or for None one by which all elements count. It may be expanded: never write into a mask."""
     return everywhere(True, like) if mask is None else mask
 
 
 def everywhere(counts: bool, like: Tensor) -> Tensor:
-    """A mask of one byte, expanded to the shape of a tensor."""
+    """A mask with the same bool at every element: one byte, expanded to the shape of a tensor."""
     return torch.tensor(counts, device=like.device).expand(like.shape)
 
 
 def expanded(mask: Mask, shape: Sequence[int]) -> Mask:
-    """The mask in a shape that it can be broadcast to."""
+    """The mask, expanded to a shape."""
     return mask if mask is None or mask.shape == shape else mask.expand(shape)
 
 
 def reduced(counts: Tensor, shape: Sequence[int]) -> Tensor:
-    """A mask from what a derivative made of one: sums where it added, in the shape before it was broadcast."""
+    """The mask of a derivative's result, in the shape of the input, from what the derivative made of a mask.
+
+    A number other than 0 counts. Dimensions that the forward pass broadcast are reduced.
+    """
     mask = counts if counts.dtype is torch.bool else counts != 0
     if mask.shape == torch.Size(shape):
         return mask
@@ -222,19 +228,19 @@ def reduced(counts: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def was_broadcast(shape: torch.Size, to: torch.Size) -> bool:
-    """Whether a tensor of the one shape can be expanded to the other."""
+    """True if a tensor of `shape` can be expanded to the shape `to`."""
     pairs = zip(reversed(shape), reversed(to), strict=False)
     return len(shape) <= len(to) and all(size in (1, wide) for size, wide in pairs)
 
 
 def laid_out(mask: Tensor, value: Tensor) -> Tensor:
-    """A copy of the mask that lies in memory as the value does, so that every view of one is a view of the other."""
+    """A copy of the mask with the strides and offset of the value: each view of the value fits the mask, too."""
     memory = torch.zeros(value.storage_offset() + extent(value), dtype=mask.dtype, device=value.device)
     return memory.as_strided(value.size(), value.stride(), value.storage_offset()).copy_(mask)
 
 
 def extent(value: Tensor) -> int:
-    """How many elements there are in memory from the first to the last of a tensor's."""
+    """The number of elements in memory from a tensor's first element to its last."""
     if not value.numel():
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(value.size(), value.stride(), strict=True))

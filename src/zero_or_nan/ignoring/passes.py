@@ -1,4 +1,4 @@
-"""`backward` and `grad` with PyTorch's own arguments, and the choice between the plain pass and the careful one."""
+"""`backward` and `grad` with PyTorch's own arguments, and the choice between plain backward and the masked pass."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def backward(
     >>> x.grad
     tensor([2.7183, 0.0000])
     """
-    roots, into = _sequence(tensors), _kept(inputs)
+    roots, into = _sequence(tensors), _iterable_again(inputs)
     with _pass(roots, asked_for=into, recorded=create_graph):
         torch.autograd.backward(roots, grad_tensors, retain_graph, create_graph, grad_variables, into)
 
@@ -152,7 +152,7 @@ def grad(
         allow_unused=allow_unused,
         materialize_grads=materialize_grads,
     )
-    roots, of, given = _sequence(outputs), _kept(inputs), _kept(grad_outputs)
+    roots, of, given = _sequence(outputs), _iterable_again(inputs), _iterable_again(grad_outputs)
     by_vmap = _batched_by_vmap(roots, of, given, create_graph)
     if by_vmap:
         with outside():
@@ -165,16 +165,16 @@ def grad(
             )
         return _each(lambda gradient: None if gradient is None else batched_again(gradient), gradients)
     batch = _batch(roots, given) if is_grads_batched else None
-    if is_grads_batched and not batch:
+    if is_grads_batched and not batch:  # PyTorch raises its own error
         return torch.autograd.grad(roots, of, given, retain_graph, is_grads_batched=True, **rest)
     if batch is None:
         return _grad(roots, of, given, retain_graph, ignored, rest)
-    # PyTorch's own `vmap` can't carry a mask.
+    # PyTorch runs a batch by `vmap`, which can't carry a mask.
     return _one_by_one(lambda vectors, retain: _grad(roots, of, vectors, retain, ignored, rest), batch, retain_graph)
 
 
 def _one_by_one(function: Callable[[Any, bool | None], Any], batch: Sequence[Any], retain_graph: bool | None) -> Any:
-    """The gradients for a batch of vectors, by one pass for each."""
+    """The gradients for a batch of vectors. Each vector gets its own pass."""
     rows = [function(vectors, True) for vectors in batch[:-1]]
     rows.append(function(batch[-1], retain_graph))
     return _each(lambda *gradients: _stacked(list(gradients)), *rows)
@@ -182,42 +182,44 @@ def _one_by_one(function: Callable[[Any, bool | None], Any], batch: Sequence[Any
 
 def _grad(roots: Any, inputs: Any, given: Any, retain_graph: bool | None, ignored: str, rest: dict[str, Any]) -> Any:
     edges = _each(_edge_of_masked, _as_results(inputs)) if ignored == "masked" else {}
-    with _pass(roots, edges, inputs, rest["create_graph"]) as careful:
+    with _pass(roots, edges, inputs, rest["create_graph"]) as masked_pass:
         result = torch.autograd.grad(roots, inputs, given, retain_graph, **rest)
     if ignored == "zero":
         return result
-    return _each(lambda gradient, edge: _masked(gradient, edge, careful), result, edges)
+    return _each(lambda gradient, edge: _masked(gradient, edge, masked_pass), result, edges)
 
 
 def _pass(roots: Sequence[Any], edges: Any = None, asked_for: Any = None, recorded: bool = False) -> Any:
-    """What PyTorch's engine is to run in: nothing, where plain backward will do and no masks are asked for.
+    """The context for PyTorch's engine: a masked pass, or no context if plain backward is enough.
 
-    A gradient that is differentiated again, or forward while it is computed, is harmless only where nothing can be
-    ignored: the numbers that the next pass, or the tangents, are multiplied by are not there yet.
+    Plain backward is not enough if masks are asked for. If the gradient is differentiated again, or has tangents in
+    forward mode, plain backward is enough only if nothing can be ignored: the precheck can't see the numbers that the
+    next pass, or the tangents, will be multiplied by.
     """
     recorded = recorded or in_forward_mode()
     is_counted = one_more_pass()
     graph = held_from(roots)
     unsafe: list[Any] = []
-    will_do = _plain_will_do(graph, recorded, unsafe)
+    plain_is_enough = _plain_is_enough(graph, recorded, unsafe)
     if edges is None or not edges:
-        if not on_any_process(not will_do, roots, graph):
+        if not on_any_process(not plain_is_enough, roots, graph):
             return _PLAIN
         kept: Any = ()
     else:
         kept = edges.values() if isinstance(edges, dict) else edges
     keep = [edge for edge in kept if edge is not None]
-    careful = Pass(roots, graph, keep, asked_for=_inside(asked_for), unsafe=unsafe, by_rules_alone=recorded)
-    careful.count = Count() if is_counted else None
-    return careful
+    masked_pass = Pass(roots, graph, keep, asked_for=_inside(asked_for), unsafe=unsafe, by_rules_alone=recorded)
+    masked_pass.count = Count() if is_counted else None
+    return masked_pass
 
 
-def _plain_will_do(graph: Graph, recorded: bool, unsafe: list[Any]) -> bool:
+def _plain_is_enough(graph: Graph, recorded: bool, unsafe: list[Any]) -> bool:
+    """True if plain backward gives the right gradient. `unsafe` gets the nodes that fail the precheck."""
     return nothing_ignored(graph) or not recorded and is_safe(graph, unsafe)
 
 
 def _batched_by_vmap(roots: Sequence[Any], inputs: Any, given: Any, recorded: bool) -> list[tuple[Any, ...]]:
-    """The vectors of each pass where `torch.vmap` goes over several, and plain backward will not do."""
+    """The vectors of each pass if `torch.vmap` batches them and plain backward is not enough; else an empty list."""
     if given is None or not in_transform():
         return []
     batch = batched_by_vmap(_sequence(given), (*roots, *_tensors_in(inputs)))
@@ -225,21 +227,21 @@ def _batched_by_vmap(roots: Sequence[Any], inputs: Any, given: Any, recorded: bo
         return []
     with outside():
         graph = held_from(roots)
-        care = not _plain_will_do(graph, recorded or in_forward_mode(), [])
-        return batch if on_any_process(care, roots, graph) else []
+        needs_masks = not _plain_is_enough(graph, recorded or in_forward_mode(), [])
+        return batch if on_any_process(needs_masks, roots, graph) else []
 
 
 def _sequence(tensors: Any) -> tuple[Any, ...]:
     return (tensors,) if isinstance(tensors, (Tensor, GradientEdge)) else tuple(tensors)
 
 
-def _kept(tensors: Any) -> Any:
-    """An iterator can be gone through only once."""
+def _iterable_again(tensors: Any) -> Any:
+    """The tensors; an iterator as a tuple, because it could be used only once."""
     return tuple(tensors) if isinstance(tensors, Iterator) else tensors
 
 
 def _each(function: Callable[..., Any], *results: Any) -> Any:
-    """The function of the gradients of each input, in the form in which PyTorch gave them."""
+    """Call the function with the gradients of each input. Returns a dict if PyTorch returned one, else a tuple."""
     if isinstance(results[0], dict):
         return {name: function(*(result[name] for result in results)) for name in results[0]}
     return tuple(map(function, *results))
@@ -250,56 +252,59 @@ def _tensors_in(inputs: Any) -> Iterable[Any]:
 
 
 def _inside(inputs: Any) -> list[Tensor]:
-    """Those of the inputs that are not leaves."""
+    """The inputs that are not leaves."""
     return [tensor for tensor in _tensors_in(inputs) if isinstance(tensor, Tensor) and tensor.grad_fn is not None]
 
 
 def _as_results(inputs: Any) -> Any:
-    """The inputs in the form in which their gradients will come."""
+    """The inputs in the form of the result: a dict or a tuple."""
     return inputs if isinstance(inputs, dict) else _sequence(inputs)
 
 
 def _edge_of_masked(tensor: Any) -> Edge | None:
-    """The edge of an input. What PyTorch's masked tensors would refuse is refused here, before the graph is freed."""
+    """The edge of an input. Raises here for what `MaskedTensor` would refuse later, when the graph is freed."""
     if isinstance(tensor, Tensor) and (tensor.layout is not torch.strided or tensor.is_nested):
         kind = "a nested tensor" if tensor.layout is torch.strided else tensor.layout
         raise ValueError(f'ignored="masked" needs dense inputs, and an input is {kind}; use "zero"')
-    dtype = getattr(_kind(tensor), "dtype", torch.float32)
+    dtype = getattr(_metadata(tensor), "dtype", torch.float32)
     if dtype not in (torch.float16, torch.float32, torch.float64):
         raise ValueError(f'ignored="masked" can\'t be used with an input of {dtype}; use "zero"')
     return edge_of(tensor)
 
 
-def _masked(gradient: Any, edge: Edge | None, careful: Pass) -> Any:
+def _masked(gradient: Any, edge: Edge | None, masked_pass: Pass) -> Any:
+    """The gradient as a `MaskedTensor`."""
     if gradient is None:
         return None
     if gradient.layout is not torch.strided or is_distributed(gradient):
         kind = "a DTensor" if is_distributed(gradient) else gradient.layout
         raise ValueError(f'ignored="masked" needs a dense gradient, and this one is {kind}; use "zero"')
     gradient = gradient.detach()
-    if edge in careful.masks:
-        mask = full(careful.masks[edge], gradient)
+    if edge in masked_pass.masks:
+        mask = full(masked_pass.masks[edge], gradient)
         return masked_tensor(gradient, mask | (gradient != 0))
-    # What backward never reached, and materialize_grads made up; but for a gradient that was given.
-    return masked_tensor(gradient, everywhere(edge in map(edge_of, careful.roots), gradient).clone())
+    # Backward sent nothing to this edge. The gradient of a root was given by the caller, so it counts; zeros that
+    # materialize_grads made up are ignored.
+    return masked_tensor(gradient, everywhere(edge in map(edge_of, masked_pass.roots), gradient).clone())
 
 
-def _kind(root: Any) -> Any:
-    """Where the shape and dtype of a tensor or a graph edge are told."""
+def _metadata(root: Any) -> Any:
+    """An object that has the shape and dtype of a tensor or graph edge."""
     return root.node._input_metadata[root.output_nr] if isinstance(root, GradientEdge) else root
 
 
 def _batch(roots: Sequence[Any], given: Any) -> list[tuple[Tensor, ...]]:
-    """The vectors of each pass; none when PyTorch would refuse the batch."""
+    """The vectors of each pass; an empty list if PyTorch would refuse the batch."""
     batches = () if given is None else _sequence(given)
     fits = len(batches) == len(roots) and all(
-        isinstance(batch, Tensor) and batch.dim() > 0 and batch.shape[1:] == tuple(_kind(root).shape)
+        isinstance(batch, Tensor) and batch.dim() > 0 and batch.shape[1:] == tuple(_metadata(root).shape)
         for batch, root in zip(batches, roots, strict=True)
     )
     return list(zip(*batches, strict=True)) if fits and len({len(batch) for batch in batches}) == 1 else []
 
 
 def _stacked(gradients: list[Any]) -> Any:
+    """The gradients of one input, of all passes, as one tensor."""
     if gradients[0] is None:
         return None
     if isinstance(gradients[0], MaskedTensor):

@@ -3,11 +3,11 @@
 A node is one of three:
 
 - *skipped*: plain PyTorch runs its derivative, and no mask is needed from there on;
-- *transferred*: plain PyTorch runs its derivative, and the mask alone goes through it;
+- *transferred*: plain PyTorch runs its derivative, and afterwards only the mask goes through the derivative;
 - *interpreted*: its derivative runs on cotangents that know their masks, operator by operator.
 
-A skipped node costs nothing, a transferred node one hook, an interpreted node two hooks and the rules. The choice is
-made by the node's type (`kinds`), and by whether the precheck found its saved tensors safe.
+A skipped node costs nothing, a transferred node one hook, an interpreted node two hooks and the rules. The plan
+depends on the node's type (`kinds`), and on whether the precheck found the node's saved tensors safe.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from .registry import UNKNOWN, Function
 from .steps import CustomVJP, Linear, Step
 
 Ahead = Sequence[tuple[Edge, bool]]
-"""The edges of a node, and of each whether the mask ends there: the node ahead is skipped."""
+"""The edges of a node. A bool beside each edge says whether the mask ends there, because the node ahead is skipped."""
 
 
 class Policy(NamedTuple):
     """Which shortcuts a plan may take.
 
     Attributes:
-        skips: whether nodes are left to plain PyTorch from where it can be trusted. Leaves always are.
-        transfers: whether a mask may go through a derivative alone.
+        skips: whether a node is skipped if plain PyTorch can be trusted from there on. Leaves are always skipped.
+        transfers: whether nodes are transferred.
     """
 
     skips: bool = True
@@ -45,10 +45,10 @@ class Plan(NamedTuple):
     """What to do at each node that is not skipped.
 
     Attributes:
-        by_rules_alone: whether each derivative has to be interpreted.
-        first: the first node of a prefix that no mask reaches, if there is such a prefix.
-        transferred: of each such node its edges, its kind, and what repairs the results, if anything has to.
-        interpreted: of each such node its edges, how its derivative is run, and its function's record.
+        by_rules_alone: whether every derivative has to be interpreted.
+        first: the first node of the prefix that no mask reaches; None if there is no such prefix.
+        transferred: each such node, its edges, its kind, and the function that repairs the results, if needed.
+        interpreted: each such node, its edges, the step that runs its derivative, and its function's record.
     """
 
     by_rules_alone: bool
@@ -69,14 +69,14 @@ def planned(
     """The plan for one pass.
 
     Args:
-        roots, graph, keep, unsafe, by_rules_alone: as of the pass.
-        is_outermost: whether the pass is not a part of another one.
+        roots, graph, keep, unsafe, by_rules_alone: the same as for the pass.
+        is_outermost: whether the pass is not a part of another pass.
         policy: which shortcuts the plan may take.
     """
-    # A recorded pass is differentiated again, and several processes have to do the same.
+    # The record of a pass is differentiated again, and several processes have to run the same operators.
     by_rules_alone = by_rules_alone or any_recorded(graph) or is_spread(roots, graph)
     if by_rules_alone:
-        unsafe = ()
+        unsafe = ()  # as for the pass: if it is empty, each node counts as unsafe
     skipped = _skippable(graph, keep, unsafe, policy)
     prefix = _unmasked_prefix(roots, graph) if is_outermost and not by_rules_alone and not keep else {}
     plan = Plan(by_rules_alone, next(iter(prefix), None), [], [])
@@ -95,8 +95,9 @@ def planned(
 
 
 def _skippable(graph: Graph, keep: Collection[Edge], unsafe: Collection[Any], policy: Policy) -> set[Any]:
-    """The leaves, and the nodes from which on plain PyTorch can be trusted."""
+    """The leaves, and the nodes from which on plain PyTorch can be trusted and no mask is kept."""
     skippable = set()
+    # With branches, the reverse order may come to a node before the nodes ahead of it. It is then not skipped: safe.
     for node, edges in reversed(graph.items()):
         if type(node) is AccumulateGrad:  # has no derivative
             skippable.add(node)
@@ -114,8 +115,8 @@ def _skippable(graph: Graph, keep: Collection[Edge], unsafe: Collection[Any], po
 
 
 def _unmasked_prefix(roots: Sequence[Any], graph: Graph) -> dict[Any, None]:
-    """The nodes that no mask can reach: from the root on, as long as there is one edge and no selection."""
-    prefix: dict[Any, None] = {}  # in order, and quick to look up: a deep graph may be all prefix
+    """The nodes that no mask can reach: a chain from the root on, whose nodes have one edge each and select nothing."""
+    prefix: dict[Any, None] = {}  # ordered, and with quick lookup: a deep graph may consist of the prefix alone
     if len(roots) != 1:
         return prefix
     node = getattr(roots[0], "grad_fn", None) or getattr(roots[0], "node", None)

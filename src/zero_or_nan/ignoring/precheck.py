@@ -1,13 +1,13 @@
-"""Whether plain backward is safe on a graph: a check of the tensors that the graph saved, before the pass.
+"""Checks before the pass whether plain backward is safe on a graph, by the tensors that the graph saved.
 
-0 times anything finite is 0. If every number that backward multiplies by is finite, an ignored element stays 0. Plain
+0 times a finite number is 0. If every number that backward multiplies by is finite, an ignored element stays 0. Plain
 PyTorch's gradient is then right, and the masked pass would give the same bits. `is_safe` checks the saved tensors and
-the scalars of each node before the pass. It errs on one side only: a node without a record, a number outside of the
-bounds, or memory that is not there yet counts as not safe.
+the scalars of each node. It errs on one side only: a node without a record, a number outside of the bounds, or memory
+that is not there yet counts as unsafe.
 
 Benefit: on clean data, one scan of the saved tensors is all that `ignoring` costs, and the gradient is plain PyTorch's.
-Downside: the conditions are sufficient, not necessary. A large number that backward never multiplies by anything
-ignored costs a masked pass, which changes no finite bit.
+Downside: the conditions are sufficient, but not necessary. If backward never multiplies a large number by an ignored
+element, the masked pass is not needed. It then costs time, but it changes no finite bit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .sparse import is_sparse, stored
 from .vmapped import is_wrapped
 
 LARGE = 10_000
-"""From this number of elements on, it pays to remember the outcome for a tensor."""
+"""From this number of elements on, it pays to remember the result of a check."""
 
 SMALL = 5000
 """Up to this number of elements, it pays to copy tensors and check them together."""
@@ -41,10 +41,10 @@ TOGETHER = 500
 """The largest number of tensors that are checked together."""
 
 ROOM = 1 << 18
-"""The largest number of elements that are copied for that: a megabyte of float32."""
+"""The largest number of elements that are copied to be checked together: a megabyte of float32."""
 
 MANY = 16
-"""Nodes of one kind from which on it pays to find out whether they saved the same kind of tensor."""
+"""From this number of nodes of one kind on, it pays to test whether their saved tensors can be checked together."""
 
 _DENSE = (Tensor, Parameter)
 _UNKNOWN = object()
@@ -56,11 +56,12 @@ class _Precheck:
     """One check of the nodes of a graph.
 
     Attributes:
-        refused: the nodes out of which ignored elements may come as other numbers than 0, as far as they are known yet.
-        seen: what was found of large tensors: a relu's result is the next layer's input.
-        elsewhere: what was measured on another device, with the node that it is for; not fetched yet.
-        small: tensors that are to be finite, and those that are to be moderate, with the nodes that they are for; all
-            of them are checked together.
+        refused: the unsafe nodes that are known so far.
+        seen: the results for large tensors. Several nodes may save the same tensor: a relu's result is the next
+            layer's input.
+        elsewhere: measures of tensors on another device, with their nodes. They are fetched at the end, together.
+        small: two lists of nodes with a small tensor: it must be finite (first list) or moderate (second list). The
+            tensors of a list are checked together.
     """
 
     def __init__(self) -> None:
@@ -92,6 +93,7 @@ class _Precheck:
                     self._check_each(some, place)
 
     def _check_each(self, nodes: list[Any], place: Saved) -> None:
+        """Check nodes one by one. Small tensors are only collected, to be checked together."""
         _, unpack_hook, saved, condition = place
         small = None if condition is AWAY_FROM_ZERO else self.small[condition is MODERATE]
         for node in nodes:
@@ -108,13 +110,13 @@ class _Precheck:
                             if len(small) > ROOM // SMALL:
                                 self._check_small(condition, small)
                             continue
-                except (AttributeError, RuntimeError):  # several tensors, none, or one that is not there
+                except (AttributeError, RuntimeError):  # several tensors, None, or a freed tensor
                     pass
             if not self._accepts(node, place):
                 self.refused.append(node)
 
     def _accepts(self, node: Any, place: Saved) -> bool:
-        """Whether the tensors that a node keeps in one place are as they have to be, as far as it is known yet."""
+        """True if the tensors in one place of a node meet its condition. Another device's measures are not awaited."""
         try:
             packed = place.packed(node)
             if type(packed) is tuple:
@@ -123,13 +125,14 @@ class _Precheck:
             elif not _is_there(packed):
                 return False
             saved = place.saved(node)
-        except RuntimeError:  # freed, or changed in place: backward will say so, if it gets there
+        except RuntimeError:  # freed, or changed in place: backward itself will raise if it gets there
             return False
         if type(saved) is tuple:
             return all(tensor is None or self._accepts_tensor(node, tensor, place.condition) for tensor in saved)
         return saved is None or self._accepts_tensor(node, saved, place.condition)
 
     def _accepts_tensor(self, node: Any, tensor: Any, condition: Condition) -> bool:
+        """The same for one tensor."""
         if type(tensor) not in _DENSE:
             part = part_here(tensor) if is_distributed(tensor) else values_of(tensor)
             if part is None or type(part) not in _DENSE:
@@ -149,7 +152,7 @@ class _Precheck:
             if dtype is torch.bool and condition is not AWAY_FROM_ZERO:
                 return True
         key = None
-        if entries > LARGE:  # others are measured sooner than remembered
+        if entries > LARGE:  # a smaller tensor is measured faster than remembered
             key = (tensor.data_ptr(), dtype, tensor.shape, tensor.stride(), condition)
             found = self.seen.get(key)
             if found is not None:
@@ -172,7 +175,7 @@ class _Precheck:
         return True
 
     def finish(self) -> None:
-        """Look at what was put off."""
+        """Check the small tensors, and fetch the measures from other devices."""
         finite, moderate = self.small
         if finite:
             self._check_small(FINITE, finite)
@@ -182,7 +185,7 @@ class _Precheck:
             self._check_elsewhere()
 
     def _check_small(self, condition: Condition, small: list[tuple[Any, Tensor]]) -> None:
-        """Check all of them together: most of the time goes into calling PyTorch."""
+        """Check small tensors together: most of the time goes into calling PyTorch."""
         if len(small) == 1 or not _accepted_here(flatten_dense_tensors([tensor for _, tensor in small]), condition):
             for node, tensor in small:
                 if not _accepted_here(tensor, condition):
@@ -190,7 +193,7 @@ class _Precheck:
         small.clear()
 
     def _check_elsewhere(self) -> None:
-        """All measures on other devices are fetched at once: one wait in place of hundreds."""
+        """Fetch all measures from other devices at once: one wait in place of hundreds."""
         all_measures = [measure.double() for _, (measures, _, _) in self.elsewhere for measure in measures]
         numbers = iter(torch.stack(all_measures).tolist())
         self.refused += [
@@ -201,12 +204,12 @@ class _Precheck:
 
 
 def is_safe(nodes: Iterable[Any], unsafe: list[Any] | None = None) -> bool:
-    """Whether ignored elements can't contaminate what comes out of these nodes.
+    """True if every ignored element that arrives at these nodes leaves them as 0.
 
     Args:
         nodes: the nodes to check.
-        unsafe: gets all nodes out of which ignored elements may come as other numbers than 0. Without it, this ends
-            at the first kind that has one.
+        unsafe: a list to which all nodes are added that may turn an ignored element into another number than 0. If it
+            is None, the check ends at the first kind of node that has one.
     """
     by_kind: dict[type, list[Any]] = {}
     for node in nodes:
@@ -237,7 +240,7 @@ def is_safe(nodes: Iterable[Any], unsafe: list[Any] | None = None) -> bool:
 
 
 def _accepts_alike(nodes: list[Any], place: Saved) -> bool:
-    """Whether many small tensors are as they have to be; False also where they are not all alike."""
+    """True if many small tensors are alike and meet their condition. If False, the caller checks each by itself."""
     try:
         if list(map(place.unpack_hook, nodes)).count(None) != len(nodes):
             return False
@@ -246,10 +249,10 @@ def _accepts_alike(nodes: list[Any], place: Saved) -> bool:
             set(map(_facts, tensors)) <= _USUAL
             and 0 < tensors[0].numel() <= min(SMALL, ROOM // len(tensors))
             and all(map(Tensor.data_ptr, tensors))
-            and not any(map(Tensor.storage_offset, tensors))  # with one the address does not tell that memory is there
+            and not any(map(Tensor.storage_offset, tensors))  # with an offset, the address is not 0 for freed memory
             and _accepted_here(torch.stack(tensors), place.condition)
         )
-    except (AttributeError, RuntimeError):  # several tensors, none, one that is not there, or of another shape
+    except (AttributeError, RuntimeError):  # several tensors, None, a freed tensor, or another shape
         return False
 
 
@@ -259,32 +262,33 @@ _USUAL = {(kind, torch.float32, True, False) for kind in _DENSE}
 
 
 def _accepted_here(tensor: Tensor, condition: Condition) -> bool:
+    """True if a tensor in this processor's memory meets a condition."""
     if condition is FINITE and tensor.dtype is torch.float32:
         return is_number(tensor.sum())
     tensor = _in_memory_order(tensor)
     if condition is MODERATE and tensor.is_contiguous() and tensor.dtype in (torch.float32, torch.float64):
         entries = tensor.view(-1)
-        squares = torch.dot(entries, entries).item()  # had in half the time of the extremes
+        squares = torch.dot(entries, entries).item()  # takes half the time of the extremes
         if squares <= bound(tensor.dtype) ** 2:
             return True
-        if squares - squares != 0:  # moderate ones have a finite sum
+        if squares - squares != 0:  # not finite: the squares of moderate numbers have a finite sum
             return False
     return condition.accepts(tensor.dtype, *[measure.item() for measure in condition.measure(tensor)])
 
 
 def _is_there(packed: Any) -> bool:
-    """Whether a saved tensor is to be had as it is. Unpacking could recompute (checkpoint); older ones can't tell."""
+    """True if reading a saved tensor runs no hook, which could recompute it. Older releases can't tell: False."""
     return getattr(packed, "unpack_hook", _UNKNOWN) is None
 
 
 def _is_moderate(number: Any, node: Any) -> bool:
-    """Whether a number that a derivative multiplies by neither is infinite nor becomes so in its dtype."""
+    """True if a number that a derivative multiplies by is moderate in the derivative's dtype."""
     dtype = node._input_metadata[0].dtype
     return dtype.is_floating_point and bool(abs(number) <= bound(dtype))
 
 
 def _in_memory(tensor: Tensor) -> bool:
-    """Whether the numbers are there: a sharded parameter's memory is given back until a hook brings it again."""
+    """True if the numbers are in memory. A sharded parameter's memory is freed until a hook gathers it again."""
     if tensor.is_nested or tensor.is_meta or tensor._is_zerotensor() or is_wrapped(tensor):
         return False
     if tensor.is_contiguous():
@@ -299,7 +303,10 @@ def _in_memory(tensor: Tensor) -> bool:
 
 
 def _as_factor(tensor: Tensor, condition: Condition) -> Tensor:
-    """In the narrowest dtype that it can be multiplied in: Python's numbers are saved as float64, integers as such."""
+    """The tensor in the narrowest dtype in which it may be multiplied, where it overflows first.
+
+    PyTorch saves integers as such, and Python's numbers as float64, whatever the dtype of the other factor is.
+    """
     dtype = tensor.dtype
     if not dtype.is_floating_point:
         return tensor.to(torch.float16 if condition is FINITE else torch.float32)
@@ -307,7 +314,7 @@ def _as_factor(tensor: Tensor, condition: Condition) -> Tensor:
 
 
 def _in_memory_order(tensor: Tensor) -> Tensor:
-    """The same elements; a transposed weight takes `aminmax` ten times as long as the weight."""
+    """The same elements, in the order of the memory: `aminmax` of a transposed weight takes ten times as long."""
     if tensor.is_contiguous():
         return tensor
     if tensor.dim() == 2:

@@ -1,4 +1,4 @@
-"""What `ignoring` knows of PyTorch: of each forward function one record, of each operator in backward one rule."""
+"""What `ignoring` knows about PyTorch: a record for each forward function, and a rule for each operator in backward."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .graph import NODES, function_of
 from .masks import Mask
 
 GENERATED = "GeneratedBackwardFor_"
-"""So begins the name of each Function that `torch.library` makes, one for each overload of an operator."""
+"""The prefix of the name of each Function that `torch.library` makes, one for each overload of an operator."""
 
 NEWEST = (2, 15)
-"""The newest release whose names were checked. What a later one has renamed is passed over, not refused."""
+"""The newest release whose names were checked. On a later release, a missing name is not an error."""
 
 Rule = Callable[..., Any]
 Derivative = Callable[[Any, Sequence[Any]], Sequence[Any]]
@@ -58,7 +58,7 @@ class Function:
     derivative_if: Callable[[Any], bool] | None = None
 
     def may_select(self, node: Any) -> bool:
-        """Whether it selects as it was called at this node."""
+        """Whether the function selects, as it was called at this node."""
         return self.selects if isinstance(self.selects, bool) else self.selects(node)
 
     def __post_init__(self) -> None:
@@ -70,14 +70,16 @@ class Function:
 
 
 UNKNOWN = Function()
+"""The record of a function that nobody has recorded."""
+
 FUNCTIONS: dict[str | type, Function] = {}
-"""The record of each forward function, by the name of its nodes without "Backward0"; of one in Python, by its class."""
+"""The records. A key is the name of a function's nodes without "Backward0", or the class of a Function in Python."""
 
 RULES: dict[Any, Rule] = {}
-"""What each operator does to a cotangent, by the operator (`torch.ops.aten.mul`), for all its overloads."""
+"""The rules. A key is an operator, such as `torch.ops.aten.mul`; the rule is for all its overloads."""
 
 RULES_OF_SPARSE: dict[Any, Rule] = {}
-"""The same where a cotangent is sparse, and its mask that of the elements that it stores."""
+"""The rules for a sparse cotangent. Its mask is the mask of the elements that it stores."""
 
 
 class Transfer(NamedTuple):
@@ -104,7 +106,7 @@ class Transfer(NamedTuple):
     repair_reads: tuple[str, ...] = ()
 
     def may_follow(self, node: Any, trusted: bool) -> bool:
-        """Whether a node can be left to plain PyTorch; `trusted` if the precheck found it safe."""
+        """True if plain PyTorch can run a node's derivative. `trusted`: the precheck found the node safe."""
         kind = node._input_metadata[0]
         if kind.is_nested_tensor or not kind.dtype.is_floating_point:
             return False
@@ -112,7 +114,7 @@ class Transfer(NamedTuple):
             return False
         for name in self.reads if trusted else self.reads + self.repair_reads:
             if getattr(getattr(node, name, None), "unpack_hook", node) is not None:
-                return False  # what unpacks it would compute it once more, or fetch it from elsewhere
+                return False  # a hook would compute the tensor again, or fetch it; before 2.10 there may be one
         return self.only_if is None or self.only_if(node)
 
 
@@ -197,7 +199,7 @@ def function(
 
 
 def _keys(names: str | type, since: str, until: str | None) -> Iterator[str | type]:
-    """What the records of these functions are found by."""
+    """The keys in `FUNCTIONS` for these functions."""
     if isinstance(names, type) and issubclass(names, torch.autograd.Function):
         yield names
         return
@@ -227,7 +229,7 @@ def record_of(node: Any) -> Function:
 
 
 def name_in_torch(forward: type) -> str:
-    """What the record of a Function in Python, of PyTorch's own or made by `torch.library`, is found by."""
+    """The key in `FUNCTIONS` for a Function in Python that is PyTorch's own, or that `torch.library` made."""
     name = forward.__name__
     return name if name.startswith(GENERATED) else f"{forward.__module__}.{name}"
 
@@ -268,9 +270,9 @@ def derivative(names: str | type[torch.autograd.Function], **facts: Any) -> Call
     tensor([2., 0.])
     """
 
-    def register(ours: Derivative) -> Derivative:
-        function(names, derivative=ours if is_own(ours) else checked(ours), **facts)
-        return ours
+    def register(implementation: Derivative) -> Derivative:
+        function(names, derivative=implementation if is_own(implementation) else checked(implementation), **facts)
+        return implementation
 
     return register
 
@@ -333,19 +335,24 @@ def rule(*operators: str, since: str = "2.6", until: str | None = None) -> Calla
         else:
             packets.append(packet)
 
-    def register(ours: Rule) -> Rule:
-        RULES.update(dict.fromkeys(packets, ours if is_own(ours) else checked(ours, result_check())))
-        return ours
+    def register(implementation: Rule) -> Rule:
+        RULES.update(
+            dict.fromkeys(
+                packets, implementation if is_own(implementation) else checked(implementation, result_check())
+            )
+        )
+        return implementation
 
     return register
 
 
-def is_own(ours: Any) -> bool:
-    """Whether a rule or a derivative is the library's, and not a user's."""
-    return str(ours.__module__).startswith(__package__)
+def is_own(implementation: Any) -> bool:
+    """True if a rule or a derivative belongs to the library; False if a user wrote it."""
+    return str(implementation.__module__).startswith(__package__)
 
 
 def _refuse_unless_other_release(complaint: str, since: str, until: str | None) -> None:
+    """Raise if this release should have the name."""
     here = _numbers(torch.__version__)
     if _numbers(since) <= here <= (NEWEST if until is None else _numbers(until)):
         raise ValueError(
@@ -355,5 +362,6 @@ def _refuse_unless_other_release(complaint: str, since: str, until: str | None) 
 
 
 def _numbers(version: str) -> tuple[int, int]:
+    """The major and minor number of a version."""
     major, minor = re.findall(r"\d+", version)[:2]
     return int(major), int(minor)

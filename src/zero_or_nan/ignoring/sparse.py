@@ -1,6 +1,6 @@
-"""Sparse tensors: what they store, and where.
+"""Sparse tensors: the elements that they store, and the indices of these elements.
 
-An element that is not stored is not multiplied: what it would have met is ignored. One that is stored as 0 is used.
+A product skips an element that is not stored, so it ignores the other factor there. It uses an element stored as 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LAYOUTS = frozenset((torch.sparse_coo, torch.sparse_csc, torch.sparse_bsc, *_BY
 
 
 def is_sparse(thing: Any) -> bool:
-    """Whether this is a tensor that stores some of its elements only."""
+    """True if this is a sparse tensor."""
     return isinstance(thing, Tensor) and thing.layout in _LAYOUTS
 
 
@@ -31,7 +31,7 @@ def stored(sparse: Tensor) -> Tensor:
 
 
 def with_stored(sparse: Tensor, values: Tensor) -> Tensor:
-    """The sparse tensor with other values in the same places."""
+    """The sparse tensor with other values at the same indices."""
     if sparse.layout is torch.sparse_coo:
         return torch.sparse_coo_tensor(
             sparse._indices(), values, sparse.shape, is_coalesced=sparse.is_coalesced(), check_invariants=False
@@ -42,10 +42,11 @@ def with_stored(sparse: Tensor, values: Tensor) -> Tensor:
 
 
 def has_sparse_factor(node: Any) -> bool:
-    """Whether a product's node saved a sparse factor, or may have saved one where that can't be seen."""
+    """True if the node of a product saved a sparse factor, or if the saved tensors can't be read."""
     kind: Any = type(node)
     strides = _strides(kind)
-    if strides is not None and all(strides(node)):  # PyTorch keeps none for a sparse factor, or one without a gradient
+    # PyTorch keeps no strides for a sparse factor, or for a factor that needs no gradient.
+    if strides is not None and all(strides(node)):
         return False
     try:
         return not can_be_read_again(node, unknown=False) or any(map(is_sparse, saved_tensors(node)))
@@ -55,15 +56,16 @@ def has_sparse_factor(node: Any) -> bool:
 
 @functools.cache
 def _strides(kind: type) -> Callable[[Any], Any] | None:
+    """How to get the strides of both factors from a node of a type; None if the nodes don't have them."""
     names = [name for name in dir(kind) if name.endswith("_sym_strides")]
     return operator.attrgetter(*names) if len(names) == 2 else None
 
 
 def places(sparse: Tensor) -> Tensor:
-    """The indices of each element that is stored, one dimension in each row.
+    """The indices of the stored elements, with a row for each dimension.
 
     Raises:
-        NotFollowed: when whole blocks are stored, or the matrices of a batch in a compressed layout.
+        NotFollowed: if whole blocks are stored, or a batch of matrices in a compressed layout.
     """
     if sparse.layout is torch.sparse_coo:
         return sparse._indices()
@@ -75,6 +77,7 @@ def places(sparse: Tensor) -> Tensor:
 
 
 def _compressed(sparse: Tensor) -> tuple[Tensor, Tensor]:
+    """The index tensors of a compressed layout: where each row (or column) starts, and the indices within it."""
     if sparse.layout in _BY_ROWS:
         return sparse.crow_indices(), sparse.col_indices()
     return sparse.ccol_indices(), sparse.row_indices()

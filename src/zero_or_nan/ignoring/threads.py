@@ -1,8 +1,9 @@
-"""Which pass a thread works for. PyTorch's engine takes it along to the other threads that run nodes of that pass.
+"""Which pass a thread works for. PyTorch's engine hands this to the other threads that run nodes of the pass.
 
-It does so with what is stashed for a thread. Whatever is stashed is let go as the thread ends, and needs Python for
-that: a program that ends at the same moment is aborted. So nothing is stashed where it is not needed, what is stashed
-is taken out again, as PyTorch can from 2.13 on, and what is stashed inside of the engine's run is undone by the engine.
+The engine does so for an object that is stashed in the thread's local state. When a thread ends, it frees the object,
+which needs Python: if the program ends at the same moment, it is aborted. So an object is stashed only if it is needed,
+and taken out again, which PyTorch can do from 2.13 on. An object that is stashed during the engine's run is removed by
+the engine.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ _here = threading.local()
 
 
 class _Nobody:
-    """What is there when no pass is running."""
+    """The object that is stashed when no pass is running."""
 
 
 _NOBODY = _Nobody()
 
 
 def current() -> Any:
-    """The pass that this thread works for; None outside of one."""
+    """The pass that this thread works for; None outside of a pass."""
     if _engine_run() != -1 and torch._C._is_key_in_tls(_KEY):
         found = torch._C._get_obj_in_tls(_KEY)
         if not isinstance(found, _Nobody):
@@ -39,7 +40,7 @@ def current() -> Any:
 
 
 def set_current(running: Any) -> None:
-    """Have this thread work for a pass, or for none."""
+    """Set the pass that this thread works for, or None."""
     inside = _engine_run() != -1
     if not inside:
         _here.running = running
@@ -47,26 +48,26 @@ def set_current(running: Any) -> None:
         if torch._C._is_key_in_tls(_KEY):
             _take_out(_KEY)
     elif inside or _other_devices():
-        value = _NOBODY if running is None else running
-        if _takes_too_much():
+        value = _NOBODY if running is None else running  # older releases can't take an object out
+        if _takes_too_much():  # add the reference that PyTorch will drop
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
         _stash(_KEY, value)
 
 
 def _other_devices() -> bool:
-    """Whether nodes may run in threads of their own, as those of each device but the processor do."""
-    # To ask whether there is a GPU would set CUDA up, and then nobody may fork.
+    """True if nodes may run in other threads. The engine has a thread for each device except the CPU."""
+    # Asking whether there is a GPU would initialize CUDA, and after that the process can't fork.
     if torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         return torch.cuda.is_initialized()  # type: ignore[no-any-return, no-untyped-call]
     try:
         return torch.accelerator.current_accelerator() is not None
-    except RuntimeError:  # 2.6 raises where there is none
+    except RuntimeError:  # 2.6 raises if there is none
         return False
 
 
 @functools.cache
 def _takes_too_much() -> bool:
-    """Whether PyTorch gives a reference back that it never took, as 2.6 does."""
+    """True if PyTorch drops a reference to the stashed object that it never took, as 2.6 does."""
     probe = _Nobody()
     before = sys.getrefcount(probe)
     _stash(_KEY, probe)

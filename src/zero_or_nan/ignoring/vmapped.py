@@ -1,7 +1,7 @@
-"""`torch.vmap` over a pass: a mask can't go along with a batch, so there is one pass for each vector of it.
+"""`torch.vmap` over a pass: a batched tensor can't carry a mask, so each vector of the batch gets its own pass.
 
-That is possible where the graph was made outside of `vmap`, and only the vectors of the vector-Jacobian product are
-batched. A graph made inside of a transform of `torch.func` can't be followed, and the pass says so.
+This works if the graph was made outside of `vmap`, and only the vectors of the vector-Jacobian product are batched. A
+graph that was made inside of a transform of `torch.func` can't be followed, and the pass warns.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 _functorch: Any = torch._C._functorch
 
 outside = temporarily_pop_interpreter_stack
-"""Leaves the innermost transform of `torch.func` while it is entered."""
+"""A context outside of the innermost transform of `torch.func`."""
 
 
 def in_transform() -> bool:
-    """Whether this runs inside of a transform of `torch.func`, such as `vmap`."""
+    """True inside of a transform of `torch.func`, such as `vmap`."""
     return _functorch.maybe_current_level() is not None
 
 
 def is_wrapped(tensor: Tensor) -> bool:
-    """Whether a tensor stands for others: those of a batch, or one that a transform of `torch.func` follows."""
+    """True if a tensor is a wrapper that a transform of `torch.func` made, such as the batched tensors of `vmap`."""
     return bool(_functorch.is_functorch_wrapped_tensor(tensor) or _functorch.is_legacy_batchedtensor(tensor))
 
 
 def unwrapped(tensor: Tensor) -> Tensor:
-    """The numbers that a tensor stands for; itself where they can't be had."""
+    """The tensor inside of all wrappers of `torch.func`; the tensor itself if it has none."""
     while _functorch.is_functorch_wrapped_tensor(tensor):
         tensor = _functorch.get_unwrapped(tensor)
     return tensor
 
 
 def batched_by_vmap(vectors: Sequence[Any], graph: Iterable[Any]) -> list[tuple[Any, ...]]:
-    """The vectors of each pass, where the innermost transform is `vmap`, and the graph is from outside of it.
+    """The vectors of each pass, if the innermost transform is `vmap` and the graph was made outside of it.
 
     Args:
         vectors: one for each root, or None.
         graph: the roots and inputs.
 
     Returns:
-        Tensors as they are outside of that `vmap`; nothing where this is another situation.
+        Tensors as they are outside of that `vmap`; an empty list in any other situation.
     """
     if any(isinstance(thing, Tensor) and is_wrapped(thing) for thing in graph):
         return []
@@ -62,6 +62,6 @@ def batched_by_vmap(vectors: Sequence[Any], graph: Iterable[Any]) -> list[tuple[
 
 
 def batched_again(gradients: Tensor) -> Tensor:
-    """What `vmap` goes on with: one tensor for the gradients of all passes, which are its first dimension."""
+    """The gradients of all passes as a batched tensor of `vmap`. The first dimension has the passes."""
     result: Tensor = _functorch._add_batch_dim(gradients, 0, _functorch.maybe_current_level())
     return result

@@ -1,4 +1,4 @@
-"""What looks on at the operators that are called: while a derivative runs, whether they get a cotangent or not."""
+"""Dispatch modes: they see each operator that is called while a derivative runs, with or without a cotangent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Watching(Mode):  # type: ignore[no-untyped-call]
-    """A mode between two hooks of a node. Where the derivative fails in between, the engine itself ends it."""
+    """A mode that lasts from one hook of a node to another. If the derivative in between fails, the engine ends it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,17 +1,17 @@
-"""What `ignoring` knows of PyTorch's functions, one family in each file.
+"""What `ignoring` knows about PyTorch's functions, one family in each file.
 
 A file has three kinds of entries, all for the same functions:
 
-- `function`: the record of a forward function. It says what the function selects, and which saved tensors its
-  derivative multiplies by. A function without a record selects nothing, and its graph is never taken to be safe.
+- `function`: the record of a forward function. It says whether the function selects, and which saved tensors its
+  derivative multiplies by. A function without a record selects nothing, and the precheck never calls it safe.
 - `transfer`: how a mask goes through a derivative that plain PyTorch runs, because the saved tensors are safe or
   because the result can be repaired.
 - `rule` and `derivative`: what an operator of the derivative, or the whole derivative, does to a `Cotangent`.
 
-Every function needs rules for the operators of its derivative. Transfers are there for speed alone: such a node costs
-one hook and a little arithmetic on the mask, while interpreting it costs two hooks and a rule for each operator. The
-downside is that a transfer says again, for one function, what the rules of its operators say together. The tests run
-random programs both as planned and by rules alone, and compare.
+Every function needs rules for the operators of its derivative. Transfers only save time: a transferred node costs one
+hook and a little arithmetic on the mask, while an interpreted node costs two hooks and a rule for each operator. The
+downside is that a transfer repeats, for one function, what the rules of its operators say together. The tests run
+random programs both as planned and by rules alone, and compare the results.
 """
 
 from . import (

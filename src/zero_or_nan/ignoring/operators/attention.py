@@ -1,8 +1,8 @@
-"""Attention: the fused kernels keep no weights; backward computes them again, of what the loss ignored as well.
+"""Attention: the fused kernels save no weights. Backward computes the weights again, also for ignored queries.
 
-A query that the loss ignored, and a key that only such queries meet, have no part in the gradient. So they are taken
-out before the kernel runs: elements of the batch by running it on the others, single queries and keys by harmless
-numbers in their place. Only where that leaves a NaN is the kernel's work done step by step, from the weights.
+A query that the loss ignored, and a key that only such queries meet, have no part in the gradient. So both are removed
+before the kernel runs. For whole elements of the batch, the kernel runs on the other elements. A single query or key is
+replaced by 0. Only if that leaves a NaN, the kernel's computation is done step by step, from the weights.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from ..masks import Mask, anywhere, both, core, everywhere, full, only, reduced
 from ..registry import function, rule, transfer
 from .products import taken
 
-# An attention mask is -inf where it cuts off; what it does harm to shows in the logsumexp. The output averages values.
+# An attention mask is -inf where it hides a key. Other numbers that do harm there show in the logsumexp. The output is
+# an average of the values, so it needs no condition of its own.
 ATTENTION: Any = dict(
     selects=True,
     safe_if=MODERATE,
@@ -39,14 +40,14 @@ function(
 )
 function("ScaledDotProductCudnnAttention ScaledDotProductFusedAttentionOverrideable", since="2.13", **ATTENTION)
 
-# These may have sequences one behind the other, and memory behind the last that nobody writes to.
+# These may have sequences one after another, and memory after the last one that no kernel writes to.
 function("EfficientAttention FlashAttention", selects=True)
 
 LARGE = 10_000
-"""Entries from which on it pays to take elements of the batch out, rather than have zeros in their place."""
+"""From this number of elements on, it pays to take ignored elements of the batch out, rather than set them to 0."""
 
 SHORT = 128
-"""Keys up to which the kernel is as fast as to take elements of the batch out."""
+"""Up to this number of keys, running the kernel on all elements is as fast as taking some of them out."""
 
 FLASH = "aten::_flash_attention_backward"
 
@@ -55,12 +56,12 @@ COMMON_NAMES = {"grad_out": "grad", "grad_out_": "grad", "attn_mask": "bias", "a
 PER_HEAD = ("grad", "query", "key", "value", "out")
 
 TOKENS_FIRST = ("aten::_efficient_attention_backward", FLASH)
-"""These have the tokens before the heads, and may have sequences of several lengths one behind the other."""
+"""These have the tokens before the heads, and may have sequences of different lengths one after another."""
 
 
 @functools.cache
 def _names(op: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Of an operator's arguments: its own, and the common ones."""
+    """The names of an operator's arguments: its own names, and the names that most operators use."""
     own = tuple(argument.name for argument in op._schema.arguments)
     return own, tuple(COMMON_NAMES.get(name, name) for name in own)
 
@@ -69,8 +70,8 @@ def _names(op: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
 class Call:
     """One call of a fused derivative on plain tensors.
 
-    `named` has its arguments by the names that most of the operators give them, and its tensors as batch × heads ×
-    tokens × features, however the operator wants them.
+    `named` has its arguments by the names that most operators use. Its tensors have the dimensions batch × heads ×
+    tokens × features, also if the operator has another order.
     """
 
     op: Any
@@ -78,6 +79,7 @@ class Call:
 
     @classmethod
     def of(cls, op: Any, args: Any, kwargs: Any) -> Call:
+        """The call with these arguments."""
         own, common = _names(op)
         given = dict(zip(own, unwrap(args), strict=False)) | unwrap(kwargs)
         call = cls(op, {name: given[own] for own, name in zip(own, common, strict=True) if own in given})
@@ -95,6 +97,7 @@ class Call:
         return [*map(self.turned, results[:3]), *results[3:]]
 
     def with_(self, **others: Any) -> Call:
+        """The same call with other arguments."""
         return Call(self.op, self.named | others)
 
     def turned(self, tensor: Tensor) -> Tensor:
@@ -104,6 +107,7 @@ class Call:
         return (tensor.unsqueeze(0) if tensor.dim() == 3 else tensor).transpose(1, 2)
 
     def turned_back(self, tensor: Tensor) -> Tensor:
+        """A tensor of batch × heads × tokens × features in the operator's own order."""
         if self.has_heads_first:
             return tensor
         tensor = tensor.transpose(1, 2)
@@ -115,7 +119,7 @@ class Call:
 
     @property
     def starts(self) -> tuple[Tensor, Tensor] | None:
-        """Where each sequence starts, in the queries and in the keys, if they stand one behind the other."""
+        """Where each sequence starts, in the queries and in the keys, if the sequences are packed one after another."""
         short = "cu_seqlens_" if "cu_seqlens_q" in self.named else "cum_seq_"
         queries, keys = self[f"{short}q"], self[f"{short}k"]
         return None if self.has_heads_first or queries is None or not queries.numel() else (queries, keys)
@@ -139,7 +143,7 @@ class Call:
     "_scaled_dot_product_flash_attention_for_cpu_backward",
 )
 def attention_backward(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """The gradients of query, key, value and bias; what a causal mask or -inf cuts off is not selected."""
+    """The gradients of query, key, value and bias. A pair that a causal mask or -inf cuts off is not selected."""
     call = Call.of(op, args, kwargs)
     mask = mask_of(args[0])
     results = _of_used_elements(call, None if mask is None else call.turned(mask))
@@ -150,20 +154,20 @@ def attention_backward(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def is_short_and_whole(node: Any) -> bool:
-    """Whether each query attends to all keys, so few that a run of the kernel costs no more than to take some out."""
+    """True if each query attends to all keys, and these are so few that a run of the kernel on all of them is cheap."""
     query, key = node._saved_query, node._saved_key
     whole = not node._saved_is_causal and node._saved_attn_mask is None and query.shape[1] == key.shape[1]
     return whole and (key.shape[2] <= SHORT or query.numel() + key.numel() < LARGE)
 
 
 def whole_masks(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Which queries count, and which keys, where each attends to all."""
+    """Which queries and which keys count, if each query attends to all keys."""
     queries = anywhere(mask, -1, keepdim=True)
     return queries, anywhere(queries, -2, keepdim=True)
 
 
 def repair_attention(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
-    """Zeros where nothing is used; if that leaves a NaN, once more without what is not used, and then by the rule."""
+    """Write 0 over ignored rows. If that leaves a NaN, run the kernel without ignored tokens, and then the rule."""
     queries, keys = whole_masks(mask)
     is_left = False
     for result, counts in zip(results, (queries, keys, keys), strict=True):
@@ -175,10 +179,12 @@ def repair_attention(node: Any, grad: Tensor, mask: Tensor, results: Sequence[An
     options = dict(attn_mask=None, scale=node._saved_scale)
     kept = [only(used, each) for used, each in zip((queries, keys, keys, queries), saved, strict=False)]
     weights = saved[4].masked_fill(queries[..., 0].logical_not(), torch.inf)  # exp(score - inf) is a weight of 0
-    careful = op(grad, *kept, weights, node._saved_dropout_p, False, **options)
-    if any_nan(careful):
-        careful = unwrap(attention_backward(op, Cotangent(grad, mask), *saved, node._saved_dropout_p, False, **options))
-    write_over(results, careful)
+    repaired = op(grad, *kept, weights, node._saved_dropout_p, False, **options)
+    if any_nan(repaired):
+        repaired = unwrap(
+            attention_backward(op, Cotangent(grad, mask), *saved, node._saved_dropout_p, False, **options)
+        )
+    write_over(results, repaired)
 
 
 @transfer(
@@ -189,7 +195,7 @@ def repair_attention(node: Any, grad: Tensor, mask: Tensor, results: Sequence[An
     repair_reads=("_raw_saved_value", "_raw_saved_output", "_raw_saved_logsumexp"),
 )
 def _attention(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    """A query mixes all keys, and a key goes to all queries."""
+    """Each query reads all keys, and each key goes to all queries."""
     if mask is None:
         return [None] * len(results)
     queries, keys = whole_masks(mask)
@@ -203,17 +209,17 @@ def _attention(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> S
 
 
 def _of_used_elements(call: Call, mask: Mask) -> list[Any]:
-    """The gradients, from those elements of the batch alone that the loss uses."""
+    """The gradients, computed from the elements of the batch that the loss uses."""
     rows = core(full(mask, call["grad"])).any(-1, keepdim=True)
     used = rows.flatten(1).any(1).expand(len(call["query"]))
-    # What dropout drops depends on the size of the batch, and the gradient of a bias may be a sum over it.
+    # What dropout drops depends on the size of the batch, and the gradient of a bias may be a sum over the batch.
     if mask is None or call["dropout_p"] or call.wants_bias or mask.numel() < LARGE or bool(used.all()):
         return _of_used_tokens(call, mask, rows)
     places = used.nonzero()[:, 0]
     if not len(places):
         return [Cotangent(torch.zeros_like(t), everywhere(False, t)) for t in map(call.__getitem__, PER_HEAD[1:4])]
     if len(places) * call["key"].shape[1] == 1:
-        # PyTorch's threads take a head each; a single one they would share, and round otherwise.
+        # Each of PyTorch's threads takes a head. A single head is shared by all threads, which rounds differently.
         return _of_used_tokens(call, mask, rows)
     per_element = [name for name in (*PER_HEAD, "logsumexp", "bias") if _has_elements(call[name], len(used))]
     part = call.with_(**{name: taken(call[name], places) for name in per_element})
@@ -230,7 +236,7 @@ def _has_elements(tensor: Tensor | None, count: int) -> bool:
 
 
 def _put(part: Tensor, origin: Tensor) -> Tensor:
-    """Those elements in their places: where each comes from is given, and zeros are behind the last."""
+    """The elements of a part of the batch, and 0 for the others. `origin` has the index of each element in the part."""
     order = sorted(range(part.dim()), key=part.stride, reverse=True)
     back = sorted(range(part.dim()), key=order.__getitem__)
     batch, laid_out = order.index(0), part.permute(order)
@@ -242,7 +248,10 @@ def _put(part: Tensor, origin: Tensor) -> Tensor:
 
 
 def _of_used_tokens(call: Call, mask: Mask, rows: Tensor) -> list[Any]:
-    """The gradients; the kernel runs on what was saved if it is finite, or else without what is not used."""
+    """The gradients, by the kernel: on the saved tensors if they are finite, then without ignored queries and keys.
+
+    If both leave a NaN, they are computed step by step.
+    """
     cut = _cut_off(call, mask)
     if mask is None and cut is None:
         return list(wrap(call()))
@@ -256,22 +265,22 @@ def _of_used_tokens(call: Call, mask: Mask, rows: Tensor) -> list[Any]:
         results = _settled(call, _without(call, queries, keys)(), masks, pairs)
     if results is not None:
         return results
-    careful = _step_by_step(call, mask, cut)
+    masked = _step_by_step(call, mask, cut)
     exact = call() if exact is None else exact
-    return [*prefer_exact(exact[:3], careful[:3]), *_merged_bias(exact[3:], careful[3])]
+    return [*prefer_exact(exact[:3], masked[:3]), *_merged_bias(exact[3:], masked[3])]
 
 
 def _is_finite(call: Call) -> bool:
-    """Whether no NaN nor inf was given."""
+    """True if query, key and value are finite."""
     query, key, value = (total(call[name]) for name in ("query", "key", "value"))
     return is_number(query + key + value)
 
 
 def _without(call: Call, queries: Tensor, keys: Tensor) -> Call:
-    """The call with nothing of the queries and keys that don't count; exp(score - inf) is a weight of 0."""
+    """The call with 0 for the queries and keys that don't count. A weight of exp(score - inf) is 0."""
     changed = {name: only(queries, call[name]) for name in ("query", "out")}
     changed |= {name: only(keys, call[name]) for name in ("key", "value")}
-    # One number for each query, whatever dimensions the kernel gives it; some round the count up.
+    # The logsumexp has a number for each query, in dimensions that depend on the kernel. Some pad the queries.
     given, tokens = call["logsumexp"], call["query"].shape[-2]
     each = given.unsqueeze(0) if given.dim() == 2 else given.squeeze(-1) if given.dim() == 4 else given
     if each.shape[2] >= tokens:
@@ -290,7 +299,7 @@ def _settled(call: Call, values: list[Any], masks: list[Tensor], pairs: Tensor) 
     results: list[Any] = [*values[:3], *wrap(values[3:])]
     for number, mask in enumerate(masks):
         value = values[number]
-        if call.starts:  # what belongs to no sequence is memory that nobody wrote to
+        if call.starts:  # no kernel has written to memory that belongs to no sequence
             value = value.masked_fill(~mask, 0)
         if not has_nan(value):
             results[number] = Cotangent(value, mask.expand(value.shape))
@@ -302,7 +311,7 @@ def _settled(call: Call, values: list[Any], masks: list[Tensor], pairs: Tensor) 
 
 
 def _cut_off(call: Call, mask: Mask) -> Tensor | None:
-    """Which pairs of query and key are cut off. Where a NaN came through all the same, nothing was: it was used."""
+    """Which pairs of query and key are cut off. If a used output is not finite, none of its query's pairs is."""
     key = call["key"]
     tokens, others = call["query"].shape[-2], key.shape[-2]
     cut = None
@@ -327,13 +336,13 @@ def _cut_off(call: Call, mask: Mask) -> Tensor | None:
 
 
 def _came_through(out: Tensor, mask: Mask) -> Tensor:
-    """The queries with an element that counts and is not finite."""
+    """True for each query whose output has an element that counts and is not finite."""
     used = out if mask is None else only(core(mask), out)
     return (used * 0).sum(-1, keepdim=True) != 0
 
 
 def _packed(call: Call, *starts: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Which pairs are of two sequences, or of none; and which of one sequence a causal mask cuts off."""
+    """Which pairs do not belong to one sequence, and which pairs of one sequence a causal mask cuts off."""
     places, owners, behind = [], [], []
     for start, name in zip(starts, ("query", "key"), strict=True):
         place = torch.arange(call[name].shape[-2], device=start.device)
@@ -354,7 +363,7 @@ def _packed(call: Call, *starts: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def _step_by_step(call: Call, mask: Mask, cut: Tensor | None) -> list[Any]:
-    """From the weights, which are computed again in at least float32."""
+    """The gradients from the weights, which are computed again in at least float32."""
     windows = call["window_size_left"], call["window_size_right"], call["window_size"]
     if any(window is not None and window > 0 for window in windows) or windows[0] == 0:
         raise NotFollowed("attends within a window")
@@ -386,15 +395,16 @@ def _step_by_step(call: Call, mask: Mask, cut: Tensor | None) -> list[Any]:
 
 
 def _selected(cotangent: Any, kept: Tensor) -> Cotangent:
+    """The cotangent with 0, ignored, where `kept` is False."""
     kept = kept.expand(cotangent.shape)
     return Cotangent(unwrap(cotangent).masked_fill(~kept, 0), both(kept, mask_of(cotangent)))
 
 
 def _kept(call: Call) -> Tensor:
-    """Which weights dropout kept: the kernel itself tells, for it draws by the same seed again.
+    """Which weights dropout kept. The kernel shows this, because it draws again with the same seed.
 
-    With queries and keys of zeros all weights are alike; a cotangent with rows of the identity then brings the weights
-    of as many queries to light as there are features, one in each column of the gradient of the values.
+    With queries and keys of zeros, all weights are equal. If the cotangent is an identity for as many queries as there
+    are features, each column of the gradient of the values has the weights of one query.
     """
     query, value = call["query"], call["value"]
     batch, heads, tokens = query.shape[:3]
@@ -417,6 +427,7 @@ def _kept(call: Call) -> Tensor:
 
 
 def _merged_bias(exact: list[Any], to_scores: Cotangent) -> list[Any]:
+    """The gradient of the bias, if there is one: a sum over the scores."""
     if not exact or exact[0] is None or not exact[0].numel():
         return exact
     extra = 4 - exact[0].dim()
@@ -426,12 +437,12 @@ def _merged_bias(exact: list[Any], to_scores: Cotangent) -> list[Any]:
 
 
 def _repeated(shared: Tensor, heads: int) -> Tensor:
-    """Keys and values of fewer heads serve several queries' heads each."""
+    """Keys or values for each head of the queries: several heads may share one."""
     return shared if shared.shape[1] == heads else shared.repeat_interleave(heads // shared.shape[1], 1)
 
 
 def summed_to(heads: int, entries: Any, reduce: Any) -> Any:
-    """From the queries' heads back to the shared ones."""
+    """Reduce from the heads of the queries to the heads that they share."""
     if entries.shape[1] in (1, heads):
         return entries
     return reduce(entries.unflatten(1, (heads, entries.shape[1] // heads)), 2)

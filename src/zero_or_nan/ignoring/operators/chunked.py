@@ -1,6 +1,6 @@
-"""A linear layer and its cross entropy, chunk by chunk: PyTorch's own operators in Python, with backwards of their own.
+"""A linear layer and its cross entropy, chunk by chunk: two of PyTorch's operators, with backwards in Python.
 
-Both write into memory of their own, where no mask can follow. So each has a derivative here that stands beside it.
+Both backwards write into memory of their own, where no mask can follow. So each has a second formula here.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ OPERATOR = f"{GENERATED}torch_nn__linear_cross_entropy_batch_chunked"
 
 @derivative(f"{OPERATOR}_default")
 def of_all_rows(node: Any, grads: Any) -> tuple[Any, ...]:
-    """The mean or the sum, whose gradients the forward pass has computed: all of them count, as they are, or nothing.
+    """The mean or the sum. The forward pass has computed all gradients, so all of their elements count, or none.
 
-    Backward may hand them out once only. Those that are not finite are NaN here.
+    The saved gradients can be read only once, by PyTorch's own backward. So the gradients here are NaN, or 0 if they
+    are ignored; they replace elements that are not finite.
     """
     mask = mask_of(grads[0])
     counts = mask is None or bool(mask)
@@ -38,7 +39,7 @@ def of_all_rows(node: Any, grads: Any) -> tuple[Any, ...]:
 
 @derivative(f"{OPERATOR}_no_reduction_default")
 def of_each_row(node: Any, grads: Any) -> tuple[Any, ...]:
-    """The softmax less 1 at the target, times the target's weight, which is 0 where the target is to be ignored."""
+    """Softmax minus one-hot target, times the weight of the target, which is 0 for `ignore_index`."""
     rows, layer, target, bias, weight = node.saved_tensors
     wide = torch.promote_types(rows.dtype, torch.float32)
     rows, layer = rows.to(wide), layer.to(wide)

@@ -1,4 +1,4 @@
-"""Convolutions: bilinear operators of an image and a kernel, and a sum with a bias."""
+"""Convolutions: bilinear operators of an image and a kernel, plus a bias."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .two_cotangents import product_of_two
 
 
 def _leaves_out_inputs(node: Any) -> bool:
-    """A convolution whose kernel strides over elements that it never reads."""
+    """True if the stride is larger than 1, and not transposed: the kernel may skip elements of the image."""
     return not node._saved_transposed and any(step > 1 for step in node._saved_stride)
 
 
@@ -28,7 +28,7 @@ aten = torch.ops.aten
 
 @rule("convolution_backward", "convolution_backward_overrideable")
 def convolution_backward(op: Any, grad: Any, saved: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Two bilinear operators and a sum: the gradients of input, weight and bias."""
+    """The gradients of input, weight and bias: two bilinear operators and a sum."""
     if type(grad) is not Cotangent:  # a derivative of a derivative
         return wrap(op(unwrap(grad), unwrap(saved), unwrap(weight), *args, **kwargs))
     sizes, stride, padding, dilation, transposed, output_padding, groups, wanted = _convolution(args)
@@ -54,7 +54,8 @@ def convolution_backward(op: Any, grad: Any, saved: Tensor, weight: Tensor, *arg
     mask = full(grad.mask, grad.value)
     results: list[Any] = list(wrap(exact))
     if wanted[0]:
-        # One channel a group, and a kernel of ones: does any entry that counts reach there? Halves would underflow.
+        # Which elements does a used element reach? Ask with one channel in each group, and a kernel of ones. In
+        # float32, because half precision would underflow.
         n, channels, *space = mask.shape
         reach = anywhere(mask.reshape(n, groups, channels // groups, *space), 2).float()
         ones = torch.ones((groups, 1, *weight.shape[2:]), dtype=reach.dtype, device=reach.device)
@@ -81,30 +82,31 @@ def convolution_backward(op: Any, grad: Any, saved: Tensor, weight: Tensor, *arg
 def _convolution_of_two(
     exact: Any, grad: Cotangent, saved: Any, weight: Any, to_input: Apply, to_weight: Apply, wanted: Any
 ) -> Any:
-    """The same of a cotangent that was saved."""
-    careful = [
+    """The same if one of the saved tensors is a cotangent."""
+    masked = [
         product_of_two(to_input, grad, weight) if wanted[0] else None,
         product_of_two(to_weight, grad, saved) if wanted[1] else None,
         grad.sum([0, *range(2, grad.dim())]) if wanted[2] else None,
     ]
-    return tuple(e if c is None else prefer_exact(e, c) for e, c in zip(exact, careful, strict=True))
+    return tuple(e if c is None else prefer_exact(e, c) for e, c in zip(exact, masked, strict=True))
 
 
 def _convolution(args: Any) -> Any:
-    """The arguments after the weight; `convolution_backward_overrideable` has no sizes of a bias."""
+    """The arguments after the weight. `convolution_backward_overrideable` has no `bias_sizes`: add None."""
     return args if len(args) == 8 else (None, *args)
 
 
-def _repaired(exact: Tensor, careful: Tensor) -> Tensor:
-    return torch.where(exact.isfinite(), exact, careful)
+def _repaired(exact: Tensor, masked: Tensor) -> Tensor:
+    """Plain PyTorch's elements where they are finite, and the masked ones elsewhere."""
+    return torch.where(exact.isfinite(), exact, masked)
 
 
-# What the derivatives of a convolution are differentiated to.
+# Operators that are called if the derivative of a convolution is differentiated again.
 
 
 @rule("convolution", "convolution_overrideable", "_convolution")
 def convolution(op: Any, image: Any, kernel: Any, bias: Any, *geometry: Any, **kwargs: Any) -> Any:
-    """A product of image and kernel, and a sum with the bias; each of them may be a cotangent."""
+    """A product of image and kernel, plus the bias. Each of the three may be a cotangent."""
     exact = op(unwrap(image), unwrap(kernel), unwrap(bias), *geometry, **kwargs)
     if all(mask_of(thing) is None for thing in (image, kernel, bias)):
         return Cotangent(exact)
@@ -121,7 +123,7 @@ def convolution(op: Any, image: Any, kernel: Any, bias: Any, *geometry: Any, **k
 
 @derivative("ConvTbc", safe_if=MODERATE)
 def convolution_in_time(node: Any, grads: Any) -> Any:
-    """A convolution of steps × batch × channels."""
+    """By the usual convolution: this one has the dimensions steps × batch × channels."""
     image, kernel, biases = node._saved_self.permute(1, 2, 0), node._saved_weight.permute(2, 1, 0), node._saved_bias
     geometry = [1], [node._saved_pad], [1], False, [0], 1
     to_image, to_kernel, to_bias = aten.convolution_backward(
@@ -134,7 +136,7 @@ def convolution_in_time(node: Any, grads: Any) -> Any:
 def slow_convolution_backward(
     op: Any, grad: Any, image: Tensor, kernel: Tensor, size: Any, stride: Any, padding: Any, wanted: Any
 ) -> Any:
-    """A convolution that is called by the name of its kernel."""
+    """By the usual operator: this one has the name of a kernel."""
     exact = op(unwrap(grad), image, kernel, size, stride, padding, wanted)
     geometry = stride, padding, [1, 1], False, [0, 0], 1
     return prefer_exact(exact, aten.convolution_backward(grad, image, kernel, kernel.shape[:1], *geometry, wanted))

@@ -1,8 +1,7 @@
 """Fused derivatives: PyTorch's own decompositions turn them into operators that have rules.
 
 Benefit: one line registers a fused derivative, and its formula is PyTorch's. Downside: a decomposition is slow. It runs
-only if the fused result has a NaN. Elsewhere the result is right as it is, and its mask comes from what the function
-mixes with what.
+only if the fused result has a NaN. Otherwise the result is right, and `masks` gives its mask.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ def fused(
 
     Args:
         names: the operators.
-        since: as of `rule`.
+        since: the same as for `rule`.
         masks: gives the masks of the results, as `masks(mask, *args)`, from the mask of the cotangent and the other
             arguments. Without it, the decomposition runs whenever something is ignored.
-        set_aside: gives the arguments with harmless numbers in place of what the loss ignored altogether.
+        set_aside: gives the arguments with 0 in place of rows (or samples) that the loss ignored as a whole.
 
     Returns:
         The rule.
@@ -52,7 +51,7 @@ def fused(
     _names.extend(names)
 
     def decomposed(op: Any, *args: Any, **kwargs: Any) -> Any:
-        """Plain PyTorch's result, and the decomposition's where plain PyTorch's is not finite."""
+        """Plain PyTorch's result where it is finite, and the decomposition's elsewhere."""
         if all(mask_of(arg) is None for arg in args):
             return wrap(op(*unwrap(args), **unwrap(kwargs)))
         mask = mask_of(args[0])
@@ -67,7 +66,7 @@ def fused(
                 for result, counts in zip(results, masks(full(mask, given[0]), *args[1:]), strict=False)
             )
             return mixed if isinstance(exact, tuple) else mixed[0]
-        if given is not usual:
+        if given is not usual:  # `prefer_exact` needs plain PyTorch's own result
             exact = op(*usual, **unwrap(kwargs))
         return prefer_exact(exact, _decompositions()[op](*args, **kwargs))
 

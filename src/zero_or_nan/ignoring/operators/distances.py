@@ -1,4 +1,4 @@
-"""Distances between all pairs of rows: sums over pairs of the cotangent times a direction."""
+"""Distances between all pairs of rows. The gradient is a sum over pairs: the cotangent times a direction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..registry import rule
 
 @rule("_cdist_backward")
 def cdist_backward(op: Any, grad: Any, x1: Tensor, x2: Tensor, p: float, distance: Tensor) -> Any:
-    """With all directions spelled out, where the fused kernel multiplies an ignored element with NaN."""
+    """By a tensor of all directions, if the fused kernel multiplies an ignored element by NaN."""
     exact = op(unwrap(grad), x1, x2, p, distance)
     if grad.mask is None:
         return Cotangent(exact)
@@ -23,7 +23,7 @@ def cdist_backward(op: Any, grad: Any, x1: Tensor, x2: Tensor, p: float, distanc
 
 @rule("_pdist_backward")
 def pdist_backward(op: Any, grad: Any, x: Tensor, p: float, distance: Tensor) -> Any:
-    """As `cdist`, with each pair once. A row and itself are no pair, so the diagonal is ignored."""
+    """The same as `cdist`, with each pair once. A row and itself are not a pair, so the diagonal is ignored."""
     exact = op(unwrap(grad), x, p, distance)
     if grad.mask is None:
         return Cotangent(exact)
@@ -37,7 +37,7 @@ def pdist_backward(op: Any, grad: Any, x: Tensor, p: float, distance: Tensor) ->
 
 
 def _directions(x1: Tensor, x2: Tensor, p: float, distance: Tensor) -> Tensor:
-    """How each pair's distance grows with the elements of its first row; 0 for a row and itself, as in PyTorch."""
+    """The derivative of each pair's distance by its first row. It is 0 for a row and itself, as in PyTorch."""
     difference = x1.unsqueeze(-2) - x2.unsqueeze(-3)
     sign = torch.where(difference.isnan(), difference, difference.sign())  # PyTorch's sign of NaN is 0
     distance = distance.unsqueeze(-1)
@@ -45,6 +45,6 @@ def _directions(x1: Tensor, x2: Tensor, p: float, distance: Tensor) -> Tensor:
         return torch.zeros_like(difference)
     size = difference.abs()
     if math.isinf(p):
-        return sign * (1 - (size - distance).abs().ceil().clamp(max=1))  # as PyTorch has it, NaN where both are inf
+        return sign * (1 - (size - distance).abs().ceil().clamp(max=1))  # PyTorch's formula; NaN if both are inf
     direction = sign if p == 1 else sign * size ** (p - 1) / distance ** (p - 1)
     return torch.where((distance == 0) | (size == 0) & (p < 1), torch.zeros_like(direction), direction)

@@ -1,4 +1,4 @@
-"""Rows that are looked up in a table: what was not looked up is ignored."""
+"""Rows that are looked up in a table. Rows that were not looked up are ignored."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ function("EmbeddingBag", selects=True)
 
 @rule("embedding_dense_backward")
 def looked_up(op: Any, grad: Any, indices: Tensor, rows: int, padding: int, *args: Any) -> Any:
-    """Rows that were not looked up are ignored. The padding's row was: that its gradient is 0 is a convention."""
+    """Rows that were not looked up are ignored. The padding row was looked up: its gradient is 0 by convention."""
     value = op(grad.value, indices, rows, padding, *args)
     return Cotangent(value, op(probe(grad.mask, grad.value), indices, rows, -1, *args).isnan())
 
 
 @rule("_embedding_bag_backward", "_embedding_bag_dense_backward")
 def embedding_bag_backward(op: Any, grad: Any, *args: Any) -> Any:
-    """Linear in the cotangent and in the weights of the samples, where there are any. Other rows are ignored."""
+    """Linear in the cotangent and, if there are any, in the weights of the samples. Other rows are ignored."""
     names = [argument.name for argument in op._schema.arguments[1:]]
     named = dict(zip(names, args, strict=False))
     if named.get("sparse"):

@@ -1,8 +1,8 @@
-"""Flex attention as it runs uncompiled: PyTorch's own derivative again, without what the loss ignored.
+"""Uncompiled flex attention: PyTorch's own derivative runs again, without what the loss ignored.
 
-The derivative is a function in Python that multiplies whole matrices of scores, those of ignored queries as well. It
-runs a second time with zeros in place of the queries that don't count, and of the keys that only such queries meet or
-that the block mask cuts off. What was compiled with it is a region of its own, and is named in a warning.
+The derivative is a function in Python that multiplies whole matrices of scores, also for ignored queries. It runs a
+second time, with zeros in place of the queries that don't count, and of the keys that only such queries meet or that
+the block mask cuts off. Compiled flex attention can't be followed; a warning names the compiled region.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .attention import summed_to
 
 @derivative("torch._higher_order_ops.flex_attention.FlexAttentionAutogradOp")
 def flex_attention(node: Any, grads: Any) -> tuple[Any, ...]:
-    """The gradients of query, key and value, and of tensors that the score's function captured."""
+    """The gradients of query, key and value, and of tensors that the score function captured."""
     (query, key, value, out, logsumexp), rest = node.saved_tensors[:5], node.saved_tensors[5:]
     to_out, to_logsumexp = grads[:2]
     rows = core(full(mask_of(to_out), unwrap(to_out))).any(-1, keepdim=True)
@@ -39,7 +39,7 @@ def flex_attention(node: Any, grads: Any) -> tuple[Any, ...]:
         logsumexp.masked_fill(~queries[..., 0], torch.inf),  # exp(score - inf) is a weight of 0
     )
     given = only(queries, unwrap(to_out)), unwrap(to_logsumexp).masked_fill(~queries[..., 0], 0)
-    unused = [None] * (len(grads) - 2)  # the largest scores, which newer releases give besides
+    unused = [None] * (len(grads) - 2)  # newer releases also return the largest scores
     results = list(node._forward_cls.backward(_Cleaned(node, (*cleaned, *rest)), *given, *unused))
     if any(isinstance(result, Tensor) and has_nan(result) for result in results):
         raise NotFollowed("a query that counts met NaN or inf")
@@ -59,15 +59,16 @@ class _Cleaned:
 
 
 def _met(node: Any, query: Tensor, key: Tensor) -> Tensor:
-    """Which pairs of query and key the block mask lets meet."""
+    """Which pairs of query and key the block mask allows."""
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
     from torch._higher_order_ops import utils
     from torch.nn.attention.flex_attention import _vmap_for_bhqkv
 
-    # Behind the mask's own integers stand the tensors that the functions captured, the score's before the mask's.
+    # After the integers of the block mask come the tensors that the functions captured: first those of the score
+    # function, then those of the mask function.
     read = getattr(utils, "saved_values", None) or getattr(utils, "saved_tensors_and_symints", None)
     if read is None:
-        raise NotFollowed("its mask can't be had in this release")
+        raise NotFollowed("its mask can't be read in this release")
     saved: tuple[Any, ...] = read(node)
     last = max(number for number, value in enumerate(saved) if isinstance(value, int))
     captured = saved[last + 1 :][node._score_mod_other_buffers_len :]

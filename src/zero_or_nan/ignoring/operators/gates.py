@@ -1,7 +1,7 @@
 """Functions that compare a number with a bound, or with another number, and select one of them.
 
-The number that was not selected is ignored. NaN compares with nothing: relu(NaN) is NaN. NaN was handed on, not left
-out, so it counts:
+The number that was not selected is ignored. Every comparison with NaN is False, and relu(NaN) is NaN: the function
+passes the NaN on, so the element counts:
 
 >>> from zero_or_nan.ignoring import Cotangent
 >>> x = torch.tensor([-1.0, 2.0, torch.nan])
@@ -38,26 +38,26 @@ function(
 
 @transfer("Relu", reads=("_raw_saved_result",))
 def _relu(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    """Open above 0, and at NaN, which it has handed on."""
+    """An element counts if the result is above 0, or NaN, which relu passes on."""
     return (both(node._saved_result.bool(), mask),)
 
 
 @rule("hardshrink_backward", "softshrink_backward")
 def shrunk(op: Any, grad: Any, saved: Any, bound: Any) -> Any:
-    """As `gate`; but where what is shrunk to 0 is the number 0 alone, there is nothing to select."""
+    """The same as `gate`, but with a bound of 0 only the number 0 becomes 0, so nothing is selected."""
     return gate(op, grad, saved, bound) if bound else Cotangent(op(unwrap(grad), unwrap(saved), bound), mask_of(grad))
 
 
 @rule("threshold_backward")
 def threshold_backward(op: Any, grad: Any, saved: Any, bound: Any) -> Any:
-    """As `gate`, told at once: it is open at NaN too."""
+    """The same as `gate`, with the mask from one comparison. A NaN counts."""
     mask = (unwrap(saved) <= bound).logical_not_()
     return Cotangent(op(unwrap(grad), unwrap(saved), bound), both(mask, mask_of(grad)))
 
 
 @rule("hardsigmoid_backward", "hardtanh_backward")
 def gate(op: Any, grad: Any, saved: Any, *bounds: Any) -> Any:
-    """The relu family: the forward pass selected a constant where the derivative is 0. NaN it has handed on."""
+    """The relu family: where the derivative is 0, the forward pass selected a constant. It passed NaN on."""
     value = op(unwrap(grad), unwrap(saved), *bounds)
     ones = torch.ones((), dtype=value.dtype, device=value.device).expand(value.shape)
     opened = (op(ones, unwrap(saved), *bounds) != 0) | unwrap(saved).isnan()
@@ -66,7 +66,10 @@ def gate(op: Any, grad: Any, saved: Any, *bounds: Any) -> Any:
 
 @rule("_fake_quantize_learnable_per_channel_affine_backward", "_fake_quantize_learnable_per_tensor_affine_backward")
 def fake_quantized(op: Any, grad: Any, values: Tensor, scale: Tensor, zero: Tensor, *how: Any) -> Any:
-    """Closed where the forward pass clipped to a bound, as it does NaN. The scale is a channel's, or that of all."""
+    """An element is ignored if the forward pass clipped it to a bound, as it does with NaN.
+
+    There is a scale for each channel, or one for the tensor.
+    """
     exact = op(unwrap(grad), values, scale, zero, *how)
     opened = op(torch.ones_like(values), values, scale, zero, *how)[0] != 0
     mask = mask_of(grad)

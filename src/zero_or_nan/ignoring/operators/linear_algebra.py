@@ -33,7 +33,7 @@ function("LuUnpack", selects=True)
 
 @rule("linalg_solve_triangular")
 def solve_triangular(op: Any, a: Any, b: Any, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Any:
-    """By substitution, which skips what is ignored: an unknown is ignored when all that it is computed from is."""
+    """By substitution, which skips ignored elements. An unknown is ignored if all that it depends on is ignored."""
     exact = op(unwrap(a), unwrap(b), upper=upper, left=left, unitriangular=unitriangular)
     if type(a) is Cotangent:
         raise NotFollowed("is not linear in the matrix")
@@ -48,13 +48,14 @@ def solve_triangular(op: Any, a: Any, b: Any, *, upper: bool, left: bool = True,
 
 
 def _reached(mask: Tensor, upper: bool) -> Tensor:
-    """An unknown depends on the given rows from the end where substitution begins up to its own."""
+    """The mask of the unknowns. An unknown depends on the given rows from where substitution begins up to its own."""
     rows = mask.to(torch.int32)
     rows = rows.flip(-2).cumsum(-2).flip(-2) if upper else rows.cumsum(-2)
     return rows != 0
 
 
 def _substitute(matrix: Tensor, given: Cotangent, upper: bool, unitriangular: bool) -> Any:
+    """The unknowns, one row after the other."""
     size = matrix.shape[-1]
     order = range(size - 1, -1, -1) if upper else range(size)
     done: list[Any] = []
@@ -72,7 +73,7 @@ def _substitute(matrix: Tensor, given: Cotangent, upper: bool, unitriangular: bo
 def triangular_solve(
     op: Any, b: Any, a: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> Any:
-    """The older name of the same."""
+    """The older operator for the same, with other arguments."""
     exact, copy = op(unwrap(b), unwrap(a), upper, transpose, unitriangular)
     matrix, upper = (a.mT, not upper) if transpose else (a, upper)
     return prefer_exact(exact, torch.linalg.solve_triangular(matrix, b, upper=upper, unitriangular=unitriangular)), copy
@@ -80,7 +81,7 @@ def triangular_solve(
 
 @rule("cholesky_solve")
 def cholesky_solve(op: Any, b: Any, factor: Any, upper: bool = False) -> Any:
-    """Two triangular solutions."""
+    """By two triangular systems."""
     exact = op(unwrap(b), unwrap(factor), upper)
     lower = factor.mH if upper else factor
     half = torch.linalg.solve_triangular(lower, b, upper=False)
@@ -89,12 +90,12 @@ def cholesky_solve(op: Any, b: Any, factor: Any, upper: bool = False) -> Any:
 
 @rule("linalg_lu_solve")
 def lu_solve(op: Any, lu: Any, pivots: Tensor, b: Any, *, left: bool = True, adjoint: bool = False) -> Any:
-    """A permutation and two triangular solutions."""
+    """By a permutation and two triangular systems."""
     exact = op(unwrap(lu), pivots, unwrap(b), left=left, adjoint=adjoint)
     if mask_of(b) is None:
         return wrap(exact)
     given = b if left else b.mH
-    # X A = B is the adjoint system for the adjoints.
+    # X A = B is the same as the adjoint system A* X* = B*.
     adjoint = adjoint if left else not adjoint
     permutation = torch.lu_unpack(lu, pivots, unpack_data=False)[0]
 
@@ -112,19 +113,19 @@ def lu_solve(op: Any, lu: Any, pivots: Tensor, b: Any, *, left: bool = True, adj
 
 @rule("_linalg_solve_ex")
 def solve_ex(op: Any, a: Any, b: Any, *, left: bool = True, check_errors: bool = False) -> Any:
-    """With the factors that it gives besides."""
+    """By the LU factors, which the operator also returns."""
     exact, *factors, info = op(unwrap(a), unwrap(b), left=left, check_errors=check_errors)
     if mask_of(b) is None:
         return Cotangent(exact), *factors, info
     vector = unwrap(b).dim() == unwrap(a).dim() - 1
     columns = b.unsqueeze(-1) if vector else b
-    careful = torch.linalg.lu_solve(*factors, columns, left=left)
-    return prefer_exact(exact, careful.squeeze(-1) if vector else careful), *factors, info
+    masked = torch.linalg.lu_solve(*factors, columns, left=left)
+    return prefer_exact(exact, masked.squeeze(-1) if vector else masked), *factors, info
 
 
 @rule("ormqr")
 def multiplied_by_reflections(op: Any, reflectors: Any, scales: Any, other: Any, left: bool = True, *args: Any) -> Any:
-    """Columns (or rows) don't meet; what else to skip, `stepwise` tells."""
+    """A product with a unitary matrix, which keeps the columns (or rows) apart. Its own derivative is in `stepwise`."""
     value = op(unwrap(reflectors), unwrap(scales), unwrap(other), left, *args)
     mask = mask_of(other)
     return zero_ignored(value, None if mask is None else anywhere(mask, -2 if left else -1, True))
@@ -132,7 +133,7 @@ def multiplied_by_reflections(op: Any, reflectors: Any, scales: Any, other: Any,
 
 @rule("linalg_cross")
 def cross(op: Any, a: Any, b: Any, *, dim: int = -1) -> Any:
-    """Products and a difference."""
+    """The difference of two products."""
     exact = op(unwrap(a), unwrap(b), dim=dim)
     if mask_of(a) is None and mask_of(b) is None:
         return Cotangent(exact)

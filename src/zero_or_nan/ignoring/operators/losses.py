@@ -1,4 +1,4 @@
-"""Losses: each row of a batch has a loss of its own, and some rows or classes are not in it."""
+"""Losses: each row of a batch has its own loss, and some rows or classes are not part of it."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ fused(
 def nll_loss_backward(
     op: Any, grad: Any, scores: Tensor, target: Tensor, weight: Any, reduction: int, ignored: int, total: Tensor
 ) -> Any:
-    """Each row selects its target's element; a row whose target is to be ignored selects none."""
+    """Each row selects the element of its target. A row whose target is `ignore_index` selects none."""
     value = op(unwrap(grad), unwrap(scores), target, weight, reduction, ignored, total)
     classes = 1 if scores.dim() > 1 else 0
     picked = target.unsqueeze(classes)
     kept = picked != ignored
     mask = torch.zeros(value.shape, dtype=torch.bool, device=value.device)
-    mask.scatter_(classes, picked.where(kept, 0), kept)
+    mask.scatter_(classes, picked.where(kept, 0), kept)  # `ignore_index` may be an invalid index
     arriving = mask_of(grad)
     if arriving is not None:
         mask = mask & (arriving.unsqueeze(classes) if arriving.dim() else arriving)
@@ -59,9 +59,9 @@ def ctc_loss_backward(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Each sequence has a loss of its own, of the frames up to its length, and of its target's classes and the blank.
+    """Each sequence has its own loss, of the frames up to its length, and of the classes in its target and the blank.
 
-    PyTorch's gradient by another class is its probability, as of a log_softmax. It stays, where it is a number.
+    For any other class, PyTorch's gradient is the probability, as for a log_softmax. It is kept if it is finite.
     """
     saved = unwrap((log_probs, targets, input_lengths, target_lengths, likelihood, log_alpha))
     value = op(unwrap(grad), *saved, blank, *args, **kwargs)
@@ -86,7 +86,7 @@ def ctc_loss_backward(
 
 @rule("multi_margin_loss_backward", "multilabel_margin_loss_backward")
 def margin_loss_backward(op: Any, grad: Any, saved: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Each row of the batch has a loss of its own. An element beyond the margin is not in it, unless its row is NaN."""
+    """Each row has its own loss. An element beyond the margin is ignored, unless its row has a NaN."""
     value = op(unwrap(grad), saved, *args, **kwargs)
     unordered = saved.isnan().any(-1, keepdim=True) if saved.dim() else saved.isnan()
     with_ones = op(torch.ones_like(unwrap(grad)), saved, *args, **kwargs)

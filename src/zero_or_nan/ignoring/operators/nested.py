@@ -1,4 +1,4 @@
-"""Nested tensors: PyTorch gives some of their nodes names of their own."""
+"""Nested tensors: some of their nodes have special names in PyTorch."""
 
 from __future__ import annotations
 

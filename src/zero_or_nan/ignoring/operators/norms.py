@@ -1,8 +1,8 @@
 """Norms of layers, groups, batches and weights: each mixes the elements that share their statistics.
 
 A layer norm takes the mean and the spread of each row. The gradient of a row depends on this row alone, and the
-gradients of weight and bias are sums over rows. A row that the loss ignores as a whole is left out of both, whatever
-it saved:
+gradients of weight and bias are sums over rows. A row that the loss ignores as a whole is left out of both, even if it
+is NaN:
 
 >>> from zero_or_nan.ignoring import Cotangent
 >>> x = torch.tensor([[1.0, 3.0], [torch.nan, 2.0]])
@@ -43,6 +43,7 @@ aten = torch.ops.aten
 
 
 def _of_layer(mask: Tensor, saved: Tensor, shape: Any, *args: Any) -> tuple[Tensor, ...]:
+    """The masks of the gradients of input, weight and bias, for statistics of each row."""
     row, batch = range(-len(shape), 0), range(mask.dim() - len(shape))
     weight = anywhere(mask, list(batch)) if batch else mask
     return anywhere(mask, list(row), keepdim=True), weight, weight
@@ -51,6 +52,7 @@ def _of_layer(mask: Tensor, saved: Tensor, shape: Any, *args: Any) -> tuple[Tens
 def _of_group(
     mask: Tensor, saved: Tensor, mean: Any, rstd: Any, weight: Any, n: int, c: int, hxw: int, groups: int, *args: Any
 ) -> tuple[Tensor, ...]:
+    """The same for statistics of each group of channels of a sample."""
     group = anywhere(mask.reshape(n, groups, -1), -1)
     members = group.repeat_interleave(c // groups, 1).reshape(n, c, *(1,) * (saved.dim() - 2))
     channel = anywhere(mask.reshape(n, c, hxw), (0, 2))
@@ -58,20 +60,22 @@ def _of_group(
 
 
 def _of_batch(mask: Tensor, saved: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    """The same for statistics of each channel of the batch."""
     channel = anywhere(mask, [d for d in range(mask.dim()) if d != 1])
     return channel.reshape(1, -1, *(1,) * (mask.dim() - 2)), channel, channel
 
 
 def _of_batch_or_frozen(mask: Tensor, saved: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    """The same, but frozen statistics mix no elements of the input."""
     masks = _of_batch(mask, saved)
     train = args[5]
     return masks if train else (mask, *masks[1:])
 
 
 def _without_lost_rows(mask: Tensor, args: tuple[Any, ...], statistics: tuple[int, ...]) -> tuple[Any, ...]:
-    """Layer norm's arguments, harmless in each row that is ignored as a whole, and whose statistics are not finite.
+    """Layer norm's arguments with 0 in each row that is ignored as a whole, and whose statistics are not finite.
 
-    Plain PyTorch makes NaN of such a row, so no number of its result is another for it.
+    Plain PyTorch's result is NaN in such a row, so no finite number changes.
     """
     kept = anywhere(mask, list(range(-len(args[2]), 0)), keepdim=True)
     finite = functools.reduce(torch.add, [args[place] - args[place] for place in statistics]) == 0
@@ -86,7 +90,7 @@ def _without_lost_rows(mask: Tensor, args: tuple[Any, ...], statistics: tuple[in
 
 
 def _without_lost_samples(mask: Tensor, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same for a batch norm that is frozen; otherwise each sample is in the statistics of all."""
+    """The same for samples of a frozen batch norm. In training, each sample is part of the statistics of all."""
     train = args[7]
     return args if train else (args[0], without_lost_samples(mask, args[1]), *args[2:])
 
@@ -106,9 +110,9 @@ fused("batch_norm_backward", "cudnn_batch_norm_backward")
 
 
 def repair_layer_norm(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
-    """Zeros in the rows that are ignored as a whole, and sums over the others; if that leaves a NaN, by the rule.
+    """Write 0 over rows that are ignored as a whole, and sum over the other rows. If that leaves a NaN, use the rule.
 
-    A row's gradient depends on no other row.
+    The gradient of a row depends on no other row.
     """
     to_input, *sums = results
     shape = node._saved_normalized_shape
@@ -121,15 +125,15 @@ def repair_layer_norm(node: Any, grad: Tensor, mask: Tensor, results: Sequence[A
         wanted = [False, *(result is not None for result in sums)]
         places, entries = kept.reshape(-1).nonzero()[:, 0], math.prod(shape)
         rows = [part.reshape(kept.numel(), -1).index_select(0, places) for part in (grad, saved, *statistics)]
-        careful = op(*rows[:2], [entries], *rows[2:], *(None if a is None else a.reshape(-1) for a in affine), wanted)
-        for result, once_more in zip(sums, careful[1:], strict=True):
+        repaired = op(*rows[:2], [entries], *rows[2:], *(None if a is None else a.reshape(-1) for a in affine), wanted)
+        for result, once_more in zip(sums, repaired[1:], strict=True):
             if result is not None:
                 write_over_nan(result, once_more.view(result.shape))
         is_left |= any_nan(sums)
     if is_left:
         wanted = [result is not None for result in results]
-        careful = layer_norm_backward(op, Cotangent(grad, mask), saved, shape, *statistics, *affine, wanted)
-        write_over(results, unwrap(careful))
+        repaired = layer_norm_backward(op, Cotangent(grad, mask), saved, shape, *statistics, *affine, wanted)
+        write_over(results, unwrap(repaired))
 
 
 @transfer(
@@ -138,7 +142,7 @@ def repair_layer_norm(node: Any, grad: Tensor, mask: Tensor, results: Sequence[A
     repair_reads=tuple(f"_raw_saved_{name}" for name in ("input", "result1", "result2", "weight", "bias")),
 )
 def _layer_norm(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    """It mixes each row; weight and bias get a sum over rows."""
+    """Each row is mixed. The gradients of weight and bias are sums over rows."""
     if mask is None:
         return [None] * len(results)
     row = len(node._saved_normalized_shape)
@@ -149,13 +153,13 @@ def _layer_norm(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> 
 
 @rule("_weight_norm_interface_backward")
 def weight_norm_backward(op: Any, grad: Any, *saved: Any) -> Any:
-    """By the formula that PyTorch has for second derivatives."""
+    """By the formula that PyTorch uses for second derivatives."""
     return prefer_exact(op(unwrap(grad), *saved), aten._weight_norm_differentiable_backward(grad, *saved))
 
 
 @rule("miopen_batch_norm_backward")
 def batch_norm_backward(op: Any, images: Tensor, grad: Any, weight: Tensor, *statistics: Any) -> Any:
-    """As PyTorch's own, of a norm that is trained."""
+    """The same as PyTorch's own batch norm in training."""
     exact = op(images, unwrap(grad), weight, *statistics)
     *known, epsilon = statistics
     return prefer_exact(exact, aten.native_batch_norm_backward(grad, images, weight, *known, True, epsilon, [True] * 3))

@@ -1,4 +1,4 @@
-"""Functions of each element by itself: a product counts where all its factors do, a sum where one of its terms does."""
+"""Elementwise functions. A product counts if all of its factors count, a sum if one of its terms counts."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ function("CopyBackwards", selects=True, safe_if=ALWAYS)
 function("Add", moves=lambda node: getattr(node, "_saved_alpha", 1) == 1, safe_if=ALWAYS, scalars=("alpha",))
 function("Sub Rsub", safe_if=ALWAYS, scalars=("alpha",))
 
-# Products with what was saved, or with a bounded function of it: it has to be finite.
+# Products with a saved tensor, or with a bounded function of it: the saved tensor has to be finite.
 
 function("Abs Cos Exp Exp2 Expm1 Mul Sigmoid Sin Tanh", safe_if=FINITE)
 function("NativeDropout", safe_if=FINITE, scalars=("p",))
 function("LeakyRelu", safe_if=ALWAYS, scalars=("negative_slope",))
 
-# The derivative is finite for finite numbers, but could overflow on its way.
+# The derivative is finite for finite numbers, but its computation could overflow.
 
 
 def _has_a_low_threshold(node: Any) -> bool:
-    """Below it the exponential is computed, and must not overflow."""
+    """True if exp can't overflow below the threshold, where softplus computes it."""
     return bool(abs(node._saved_beta * node._saved_threshold) <= 80)
 
 
 def _has_a_small_power(node: Any) -> bool:
-    """A root of a negative number is NaN, and an exponent may be a tensor."""
+    """True for an exponent of 1, 2, 3 or 4. A root of a negative number is NaN, and an exponent may be a tensor."""
     return isinstance(node._saved_exponent, (int, float)) and node._saved_exponent in (1, 2, 3, 4)
 
 
@@ -59,7 +59,7 @@ function("Elu", safe_if=MODERATE, scalars=("alpha", "scale"))
 function("Softplus", safe_if=MODERATE, scalars=("beta",), only_if=_has_a_low_threshold)
 function("Pow", safe_if=MODERATE, only_if=_has_a_small_power)
 
-# Quotients: what was saved is divided by.
+# Quotients: the derivative divides by a saved tensor.
 
 function("Log Log10 Log2 Reciprocal Rsqrt Sqrt", safe_if=AWAY_FROM_ZERO)
 function("Div", safe_if=AWAY_FROM_ZERO, safe_if_saved={"self": MODERATE})
@@ -70,6 +70,7 @@ function("torch.distributions.dirichlet._Dirichlet")
 
 
 def _repair_entries(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
+    """Write 0 over ignored NaN."""
     if results[0] is not None:
         without_nan(results[0], mask)
 
@@ -83,6 +84,7 @@ def _repair_entries(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any
     repair_if=lambda node: len(node.next_functions) == 1,
 )
 def _same(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
+    """Elementwise functions of one tensor: the mask stays the same."""
     return (mask,)
 
 
@@ -93,11 +95,12 @@ def _kept(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequen
 
 @transfer("Mul Div Sub Rsub Add")
 def _broadcast(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    """To each of two that were broadcast."""
+    """Each of the two operands may have been broadcast."""
     return [mask if mask is None or result is None else reduced(mask, result.shape) for result in results]
 
 
 def _all_factors(args: tuple[Any, ...]) -> Mask:
+    """The mask of a product of all cotangents among the arguments."""
     mask: Mask = None
     for arg in args:
         mask = both(mask, mask_of(arg))
@@ -125,13 +128,13 @@ def _all_factors(args: tuple[Any, ...]) -> Mask:
     "xlogy",
 )
 def product(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """A cotangent times what the forward pass saved."""
+    """A cotangent times a function of the saved tensors."""
     return zero_ignored(op(*unwrap(args), **unwrap(kwargs)), _all_factors((*args, *kwargs.values())))
 
 
 @rule("mul")
 def mul(op: Any, a: Any, b: Any) -> Any:
-    """As any product; but many derivatives say "selected" by a factor of type bool."""
+    """The same as `product`, but many derivatives select by a bool factor: its False is then a written zero."""
     mask = _all_factors((a, b))
     cotangent, factor = (a, b) if type(a) is Cotangent else (b, a)
     if isinstance(factor, Tensor) and factor.dtype is torch.bool and selecting(cotangent):
@@ -143,7 +146,7 @@ def mul(op: Any, a: Any, b: Any) -> Any:
 
 
 def _fills_in(cotangent: Cotangent) -> bool:
-    """Of a plain tensor this derivative fills zeros in; of a subclass it multiplies, which would give -0.0."""
+    """True if the derivative fills zeros into a plain tensor, but multiplies a subclass, which would give -0.0."""
     step = step_of((cotangent,))
     return step is not None and function_of(step.node.name()) in ("Max", "Min")
 
@@ -199,7 +202,7 @@ def converted(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
 
 @rule("copy")
 def copied(op: Any, target: Any, source: Any, non_blocking: bool = False) -> Any:
-    """What is written over a cotangent replaces it, mask and all."""
+    """The source replaces the cotangent and its mask."""
     value = op(unwrap(target), unwrap(source))
     beside = target if type(target) is Cotangent else source
     return Cotangent(value, expanded(written_mask(source, beside), value.shape))
@@ -207,7 +210,7 @@ def copied(op: Any, target: Any, source: Any, non_blocking: bool = False) -> Any
 
 @rule("abs", "exp", "log", "nan_to_num", "pow", "sgn", "sign", "sqrt", "square", "clamp", "clamp_min")
 def not_linear(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """An element that was ignored stays so unless it became a number other than 0."""
+    """Operators that are not linear. An ignored element stays ignored unless it becomes a number other than 0."""
     value = op(*unwrap(args), **unwrap(kwargs))
     mask = _all_factors(args)
     return Cotangent(value, mask if mask is None else mask.expand(value.shape) | (value != 0))
@@ -215,7 +218,7 @@ def not_linear(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 @rule("full_like", "new_full", "new_ones", "ones_like")
 def made_up(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Numbers in a cotangent's shape."""
+    """New numbers in the shape of a cotangent. All of them count."""
     return wrap(op(*unwrap(args), **unwrap(kwargs)))
 
 

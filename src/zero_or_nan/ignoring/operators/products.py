@@ -47,10 +47,10 @@ Meeting = Callable[[Tensor, Tensor], bool]
 
 
 def bilinear(apply: Apply, grad: Cotangent, saved: Tensor, never_meet: Meeting | None = None) -> Tensor:
-    """The value of `apply(grad, saved)`, ignored elements skipped.
+    """The value of `apply(grad, saved)`, without the ignored elements.
 
-    Where `apply(grad.value, saved)` is finite the bits are the same. `never_meet`, where there is a cheap one, tells
-    from what is used and what was saved that no used element is multiplied with NaN or inf.
+    If an element of `apply(grad.value, saved)` is finite, it has the same bits here. `never_meet(mask, saved)` is an
+    optional cheap test: True if no used element is multiplied by NaN or inf.
     """
     if type(saved) is Cotangent:
         return product_of_two(apply, grad, saved).value
@@ -62,44 +62,44 @@ def bilinear(apply: Apply, grad: Cotangent, saved: Tensor, never_meet: Meeting |
 
 
 def _with_finite_part(apply: Apply, grad: Tensor, saved: Tensor) -> tuple[Tensor, Tensor]:
-    """The value without what is not finite, and what was saved without it."""
+    """The value with 0 in place of each saved element that is not finite, and the saved tensor with these zeros."""
     cleaned = finite_part(saved)
     value = apply(grad, cleaned)
-    if cleaned.stride() != saved.stride():  # another layout may take another kernel, and round differently
+    if cleaned.stride() != saved.stride():  # other strides may choose another kernel, which rounds differently
         exact = apply(grad, saved)
         value = torch.where(exact.isfinite(), exact, value)
     return value, cleaned
 
 
 def _set_aside(apply: Apply, grad: Tensor, mask: Tensor, saved: Tensor) -> Tensor:
-    """The value where used elements may meet what is not finite."""
+    """The value if used elements may meet saved elements that are not finite."""
     value, cleaned = _with_finite_part(apply, grad, saved)
-    aside = saved.isfinite().logical_not_()
-    counting = torch.float32 if value.dtype in (torch.float16, torch.bfloat16) else value.dtype  # halves underflow
-    if not apply(mask.to(counting), aside.to(counting)).any():
+    not_finite = saved.isfinite().logical_not_()
+    counting = torch.float32 if value.dtype in (torch.float16, torch.bfloat16) else value.dtype  # half underflows
+    if not apply(mask.to(counting), not_finite.to(counting)).any():
         return value
     back = _put_back(apply, grad, mask, saved, counting)
-    if not all_finite(grad):  # inf times what was set aside is put back, too
+    if not all_finite(grad):  # products of a cotangent that is not finite are in `back`
         value = apply(finite_part(grad), cleaned)
-    return torch.where(back == 0, value, value + back)  # -0.0 + 0.0 is 0.0
+    return torch.where(back == 0, value, value + back)  # not value + back alone: -0.0 + 0.0 is 0.0
 
 
 def _put_back(apply: Apply, grad: Tensor, used: Tensor, saved: Tensor, counting: torch.dtype) -> Tensor:
-    """What the used elements give that are not finite, or meet one that is not: NaN, inf, -inf, and 0 elsewhere."""
+    """NaN, inf or -inf for each result in which a used factor is not finite; 0 for the others."""
 
     def meet(left: Tensor, right: Tensor) -> Tensor:
         return apply(left.to(counting), right.to(counting)) != 0
 
-    strange, aside = grad.isfinite().logical_not_(), saved.isfinite().logical_not_()
+    grad_not_finite, not_finite = grad.isfinite().logical_not_(), saved.isfinite().logical_not_()
     if grad.is_complex():
-        return torch.where(meet(used, aside) | meet(strange, torch.ones_like(aside)), torch.nan, 0.0)
+        return torch.where(meet(used, not_finite) | meet(grad_not_finite, torch.ones_like(not_finite)), torch.nan, 0.0)
     up, down = saved == torch.inf, saved == -torch.inf
     nan = meet(used, saved.isnan()) | meet(used & (grad == 0), up | down)
     positive, negative = grad > 0, grad < 0
     to_inf = meet(positive, up) | meet(negative, down)
     to_minus_inf = meet(positive, down) | meet(negative, up)
-    if bool(strange.any()):
-        nan |= meet(grad.isnan(), torch.ones_like(aside)) | meet(grad.isinf(), saved == 0)
+    if bool(grad_not_finite.any()):
+        nan |= meet(grad.isnan(), torch.ones_like(not_finite)) | meet(grad.isinf(), saved == 0)
         up, down = grad == torch.inf, grad == -torch.inf
         to_inf |= meet(up, saved > 0) | meet(down, saved < 0)
         to_minus_inf |= meet(up, saved < 0) | meet(down, saved > 0)
@@ -109,18 +109,18 @@ def _put_back(apply: Apply, grad: Tensor, used: Tensor, saved: Tensor, counting:
 
 
 def without_lost_samples(mask: Mask, saved: Tensor) -> Tensor:
-    """What was saved of a batch, harmless where only samples that are ignored altogether are not finite."""
+    """The saved batch, with finite numbers alone if all samples with NaN or inf are ignored as a whole."""
     if mask is None or all_finite(saved):
         return saved
     used = anywhere(mask, list(range(1, mask.dim())))
-    lost_alone = is_number(only(used, total(saved, *range(1, saved.dim()))).sum())
-    cleaned = finite_part(saved) if lost_alone else saved
+    only_ignored = is_number(only(used, total(saved, *range(1, saved.dim()))).sum())
+    cleaned = finite_part(saved) if only_ignored else saved
     return cleaned if cleaned.stride() == saved.stride() else saved
 
 
 @rule("mm", "bmm", "mv", "dot", "vdot")
 def matrix_product(op: Any, a: Any, b: Any) -> Any:
-    """One factor is the cotangent; the mask is its own, reduced over what is summed."""
+    """One factor is the cotangent. The mask is the cotangent's, reduced over the summed dimension."""
     if is_sparse(unwrap(a)) or is_sparse(unwrap(b)):
         return sparse_product(op, a, b)
     if type(a) is Cotangent and type(b) is Cotangent:
@@ -140,16 +140,19 @@ def matrix_product(op: Any, a: Any, b: Any) -> Any:
 
 
 def _by_matrix(apply: Apply, grad: Cotangent, saved: Tensor, saved_is_first: bool = False) -> Tensor:
-    """`bilinear` for a matrix product: a used element meets a row of the second factor, a column of the first."""
+    """`bilinear` for a matrix product, with quick tests: a row (or column) of `saved` is used or ignored as a whole.
+
+    If `saved_is_first`, the product is saved @ grad, else grad @ saved.
+    """
     mask = grad.mask
     if mask is None:
         return bilinear(apply, grad, saved)
-    along, across = (-2, -1) if saved_is_first else (-1, -2)  # what is summed over lies along this in the cotangent
+    along, across = (-2, -1) if saved_is_first else (-1, -2)  # the summed dimension in the cotangent, and in `saved`
     sums = saved if saved.dim() == 1 else total(saved, along)
-    if is_number(sums.sum()):
+    if is_number(sums.sum()):  # all of `saved` is finite
         return apply(grad.value, saved)
     used = mask if mask.dim() == 1 else anywhere(mask, across)
-    if not is_number(only(used, sums).sum()):
+    if not is_number(only(used, sums).sum()):  # a used element meets NaN or inf
         return _set_aside(apply, grad.value, mask, saved)
     places = _places_alone(used, sums, grad.value, saved, across)
     if places is not None:
@@ -158,21 +161,22 @@ def _by_matrix(apply: Apply, grad: Cotangent, saved: Tensor, saved_is_first: boo
 
 
 def _places_alone(used: Tensor, sums: Tensor, grad: Tensor, saved: Tensor, across: int) -> Tensor | None:
-    """What alone is to be summed over where plain PyTorch's product is NaN throughout: there no bits are to be kept.
+    """The indices that have to be summed over, if plain PyTorch's product is NaN everywhere; else None.
 
-    It is, where one of the lost rows holds no finite number.
+    Then no bits have to be kept, so the sum may leave the others out. The product is NaN everywhere if one of the
+    ignored rows has no finite number.
     """
     if not saved.dim() == grad.dim() == 2 or grad.numel() * saved.numel() <= CHEAP * len(used):
         return None
     places = used.nonzero()[:, 0]
     if len(places) > MOST * len(used):
         return None
-    lost = (sums - sums != 0).nonzero()[:1, 0]  # none where it is their sum that overflows
+    lost = (sums - sums != 0).nonzero()[:1, 0]  # empty if no row is lost, and only the sum of the sums overflows
     return places if len(lost) and not bool(saved.index_select(across, lost).isfinite().any()) else None
 
 
 def taken(tensor: Tensor, places: Tensor, dim: int = 0) -> Tensor:
-    """Some of a tensor's rows, or of what lies along another dimension, laid out in memory as all of them were."""
+    """Some of a tensor's rows, or of the slices along another dimension. The dimensions keep their order in memory."""
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
     back = sorted(range(tensor.dim()), key=order.__getitem__)
     return tensor.permute(order).index_select(order.index(dim % tensor.dim()), places).permute(back)
@@ -180,7 +184,7 @@ def taken(tensor: Tensor, places: Tensor, dim: int = 0) -> Tensor:
 
 @rule("addmm", "baddbmm", "addbmm", "addmv", "addr")
 def added_product(op: Any, base: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    """A product and a sum, both with rules of their own."""
+    """By a product and a sum, which have their own rules."""
     multiply: dict[str, Any] = {"addmm": torch.mm, "baddbmm": torch.bmm, "addmv": torch.mv, "addr": torch.outer}
     name = op._schema.name.removeprefix("aten::")
     exact = op(unwrap(base), unwrap(a), unwrap(b), beta=beta, alpha=alpha)
@@ -189,12 +193,12 @@ def added_product(op: Any, base: Any, a: Any, b: Any, *, beta: Any = 1, alpha: A
 
 
 def ignores_base(node: Any) -> bool:
-    """Whether a sum with a product leaves its base out: PyTorch documents that it is not read for beta=0."""
+    """True if the base needs a gradient and is ignored: PyTorch documents that it is not read if beta is 0."""
     return bool(node._saved_beta == 0) and node.next_functions[0][0] is not None
 
 
 def uses_base(node: Any) -> bool:
-    """Whether it does not, or the base has no gradient anyway."""
+    """True if the base is used, or needs no gradient."""
     return not ignores_base(node)
 
 
@@ -207,7 +211,7 @@ def uses_base(node: Any) -> bool:
     only_if=uses_base,  # 0 times an infinite cotangent is NaN
 )
 def product_alone(node: Any, grads: Any) -> Any:
-    """PyTorch's own formula, but nothing goes back to a base that was ignored."""
+    """PyTorch's own formula, but the gradient of the base, which was ignored, is ignored."""
     base, *factors = run(node, *grads)
     return nothing(base), *factors
 
@@ -216,7 +220,7 @@ def product_alone(node: Any, grads: Any) -> Any:
 def trilinear(
     op: Any, a: Any, b: Any, c: Any, expand1: Any, expand2: Any, expand3: Any, summed: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """The derivatives of a bilinear layer: three factors, multiplied where they overlap, then summed."""
+    """The derivatives of a bilinear layer: three factors are broadcast, multiplied and summed."""
     exact = op(unwrap(a), unwrap(b), unwrap(c), expand1, expand2, expand3, summed, *args, **kwargs)
     if all(mask_of(factor) is None for factor in (a, b, c)):
         return Cotangent(exact)
@@ -224,20 +228,21 @@ def trilinear(
 
 
 def _expanded(factor: Any, dims: Any) -> Any:
+    """The factor with new dimensions of size 1."""
     for dim in sorted(dims):
         factor = factor.unsqueeze(dim)
     return factor
 
 
 CHEAP = 1 << 20
-"""Products of elements, up to which a matrix product costs less than that Python finds it."""
+"""Up to this number of multiplications, a matrix product costs less than Python's part of the call."""
 
 MOST = 0.75
-"""The part of the rows up to which it pays to multiply them alone."""
+"""If at most this part of the rows is used, it pays to multiply these rows alone."""
 
 
 def is_cheap(node: Any) -> bool:
-    """Whether a second product costs next to nothing."""
+    """True if running the product a second time costs next to nothing."""
     if getattr(node, "_saved_alpha", 1) != 1 or getattr(node, "_saved_beta", 1) != 1:
         return False
     shape = node._input_metadata[0].shape
@@ -246,7 +251,7 @@ def is_cheap(node: Any) -> bool:
 
 
 def repair_products(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
-    """Both products of `Mm` and `Addmm` once more where plain PyTorch's have NaN."""
+    """Compute the two products of `Mm` and `Addmm` once more if plain PyTorch's results have NaN."""
     to_first, to_second = results[-2:]
     if to_first is not None and has_nan(to_first):
         first = _without_lost_rows(grad, mask, node._saved_mat2.t())
@@ -258,7 +263,7 @@ def repair_products(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any
 
 
 def _without_lost_rows(grad: Tensor, mask: Tensor, saved: Tensor) -> Tensor:
-    """A product without the rows of what was saved that only ignored elements meet; else NaN and inf are set aside."""
+    """A product with zeros in place of saved rows that only ignored elements meet. If it has NaN, by `_by_matrix`."""
     value = torch.mm(grad, only(anywhere(mask, -2).unsqueeze(-1), saved))
     return _by_matrix(torch.mm, Cotangent(grad, mask), saved) if has_nan(value) else value
 
@@ -280,7 +285,7 @@ def _is_dense_sum(node: Any) -> bool:
 )
 @transfer("Bmm", only_if=_is_dense)
 def _product(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    """To each factor what it met: the rows, and the columns."""
+    """Each row of the first factor goes into a row of the result, each column of the second into a column."""
     if mask is None:
         return None, None
     rows, columns = results

@@ -1,4 +1,4 @@
-"""Functions that reduce or order a dimension: a sum skips ignored elements, and a maximum selects one element."""
+"""Functions that reduce or sort a dimension: a sum skips ignored elements, and a maximum selects one element."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ function("Nanmedian SegmentReduce", selects=True)
 
 @rule("sum", "mean")
 def summed(op: Any, grad: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
-    """The ignored terms are zeros, so the plain sum skips them."""
+    """Ignored terms are zeros, so the plain sum is right."""
     if op._overloadname in ("dim_IntList", "dim"):
         value = op(grad.value, dim, keepdim, **kwargs)
     else:
@@ -36,11 +36,11 @@ def summed(op: Any, grad: Any, dim: Any = None, keepdim: bool = False, **kwargs:
 
 @rule("_segment_reduce_backward")
 def segment_reduce_backward(op: Any, grad: Any, output: Tensor, data: Tensor, reduce: str, **kwargs: Any) -> Any:
-    """A member counts where its segment does; of a largest or smallest, where it is that."""
+    """A member of a segment counts if the segment does. With "max" or "min", it must also be the result."""
     value = op(unwrap(grad), output, data, reduce, **kwargs)
 
     def to_members(segments: Tensor) -> Tensor:
-        """A sum hands each segment's cotangent to its members as it is."""
+        """Each segment's number for all of its members, by the derivative of a sum."""
         zeros = torch.zeros(segments.shape, dtype=torch.float32, device=data.device)
         members = torch.zeros(data.shape, dtype=torch.float32, device=data.device)
         result: Tensor = op(segments.float(), zeros, members, "sum", **{**kwargs, "initial": None})
@@ -54,12 +54,13 @@ def segment_reduce_backward(op: Any, grad: Any, output: Tensor, data: Tensor, re
 
 
 def _by_largest(node: Any) -> bool:
+    """True for a maximum or a minimum."""
     return node._saved_reduce in ("amax", "amin")
 
 
 @derivative("ScatterReduce", selects=_by_largest, derivative_if=_by_largest)
 def scatter_reduce(node: Any, grads: Any) -> tuple[Any, Any]:
-    """Those that are the largest of their place share its cotangent; NaN is shared by all that were compared."""
+    """The elements that equal the largest (smallest) at their index share its cotangent. If it is NaN, all do."""
     grad, own, dim = grads[0], node._saved_self, node._saved_dim
     index, source, result = node._saved_index, node._saved_src, node._saved_result
     dim = signed(dim)
@@ -72,12 +73,13 @@ def scatter_reduce(node: Any, grads: Any) -> tuple[Any, Any]:
 
 
 def _leaves_own_out(node: Any) -> bool:
+    """True if elements of the tensor itself may be ignored."""
     return _by_largest(node) or not node._saved_include_self
 
 
 @derivative("IndexReduce", selects=_leaves_own_out, derivative_if=_by_largest)
 def index_reduce(node: Any, grads: Any) -> tuple[Any, Any]:
-    """As `scatter_reduce`, a row at a time. What is written over by `include_self=False` is ignored."""
+    """The same as `scatter_reduce`, by rows. Elements that `include_self=False` leaves out are ignored."""
     grad, own, dim, index = grads[0], node._saved_self, node._saved_dim, node._saved_index
     source, result = node._saved_source, node._saved_result
     dim = signed(dim)
@@ -91,6 +93,7 @@ def index_reduce(node: Any, grads: Any) -> tuple[Any, Any]:
 
 
 def _picked(shared: Any, picked: Tensor, result: Tensor) -> Cotangent:
+    """The shared cotangent at the picked elements, and NaN where the result is NaN and counts."""
     nan = result.isnan()
     value = unwrap(shared).masked_fill(~picked, 0).masked_fill(nan, torch.nan)
     arriving = torch.ones_like(picked) if shared.mask is None else shared.mask
@@ -98,12 +101,13 @@ def _picked(shared: Any, picked: Tensor, result: Tensor) -> Cotangent:
 
 
 def _of_largest(node: Any) -> bool:
+    """True for a norm of order inf or -inf."""
     return float(node._saved_ord if hasattr(node, "_saved_ord") else node._saved_p or 2) in (math.inf, -math.inf)
 
 
 @derivative("LinalgVectorNorm", selects=_of_largest, derivative_if=_of_largest)
 def largest_norm(node: Any, grads: Any) -> tuple[Any]:
-    """Those whose size is the norm share its cotangent; NaN is of all entries."""
+    """The elements whose absolute value equals the norm share its cotangent. With a NaN norm, all elements do."""
     (grad, *_), x, norm, dims = grads, node._saved_self, node._saved_result, node._saved_dim
     if x.dim() and not node._saved_keepdim:
         chosen = sorted(d % x.dim() for d in (list(map(signed, dims)) if dims else range(x.dim())))

@@ -1,8 +1,8 @@
 """Functions that select elements by a condition or by indices, or that write over some of them.
 
 The derivative of such a function writes zeros, and so does the derivative of a step function. In the first, a zero
-means that the result did not depend on the element; in the second, the zero is a number. `selecting` decides between
-the two, by the node that writes the zero.
+means that the result did not depend on the element. In the second, the zero is a number. `selecting` distinguishes the
+two, by the node whose derivative writes the zero.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ function("DiagonalScatter IndexPutImpl Put UnsafeIndex UnsafeIndexPut UnsafeMask
 
 
 def _fills_with_a_tensor(node: Any) -> bool:
-    """Whose gradient is a sum, which PyTorch takes in another order for a subclass."""
+    """True if the number is a tensor with a gradient: a sum, which PyTorch adds in another order for a subclass."""
     values = node.next_functions[1:]
     return any(ahead is not None for ahead, _ in values) and can_be_read_again(node, unknown=False)
 
@@ -47,7 +47,7 @@ function("MaskedFill", selects=True, moves=_fills_with_a_tensor, safe_if=ALWAYS)
 function("Fill Zero", selects=True, moves=True, safe_if=ALWAYS)
 function("Cauchy Exponential Geometric LogNormal Normal Random Uniform", selects=True)
 
-# The function draws by its input, the in-place one draws over it.
+# The function draws with its input as probabilities. The in-place one overwrites its input, so it selects.
 function("Bernoulli", selects=lambda node: node.name() != "BernoulliBackward0")
 
 
@@ -65,6 +65,7 @@ def _where(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Seque
 
 
 def _fills_with_a_number(node: Any) -> bool:
+    """True if the number has no gradient."""
     return all(ahead is None for ahead, _ in node.next_functions[1:])
 
 
@@ -78,11 +79,11 @@ aten = torch.ops.aten
 
 @rule("where")
 def where(op: Any, condition: Tensor, a: Any, b: Any) -> Any:
-    """Each element of the result is one of the sources', with its mask."""
+    """Each element of the result comes from one of the sources, with its mask."""
     value = op(condition, unwrap(a), unwrap(b))
-    if type(condition) is Cotangent:  # a cotangent as condition: its numbers
+    if type(condition) is Cotangent:  # only its numbers matter
         condition = unwrap(condition)
-    # The usual form, where(condition, cotangent, 0), and its mirror.
+    # The usual form, where(condition, cotangent, 0), and where(condition, 0, cotangent).
     for source, other, taken in ((a, b, True), (b, a, False)):
         if type(source) is Cotangent and _is_zero(other):
             mask = mask_of(source)
@@ -93,13 +94,14 @@ def where(op: Any, condition: Tensor, a: Any, b: Any) -> Any:
     mask_a, mask_b = written_mask(a, beside), written_mask(b, beside)
     if mask_a is None and mask_b is None:
         return Cotangent(value)
-    # A number that stands in place of an ignored entry counts, a zero does not.
+    # A plain number in place of an ignored element counts, a plain zero does not.
     mask_a = mask_a if type(a) is Cotangent or mask_b is None or selecting(beside) else _not_zero(a, value) | mask_b
     mask_b = mask_b if type(b) is Cotangent or mask_a is None or selecting(beside) else _not_zero(b, value) | mask_a
     return Cotangent(value, torch.where(condition, full(mask_a, value), full(mask_b, value)).expand(value.shape))
 
 
 def _is_zero(thing: Any) -> bool:
+    """True for the number 0, also as a plain tensor without dimensions."""
     if type(thing) is Cotangent or isinstance(thing, Tensor) and thing.dim():
         return False
     return bool(thing == 0)
@@ -111,7 +113,7 @@ def _not_zero(thing: Any, value: Tensor) -> Tensor:
 
 @rule("masked_fill")
 def masked_fill(op: Any, grad: Any, filled: Tensor, fill: Any) -> Any:
-    """A zero over an ignored element leaves it ignored, whatever the zero means; another number counts."""
+    """A zero over an ignored element leaves it ignored, whatever the zero means. Another number counts."""
     value = op(unwrap(grad), unwrap(filled), unwrap(fill))
     mask = mask_of(grad)
     if unwrap(fill) != 0:
@@ -123,7 +125,7 @@ def masked_fill(op: Any, grad: Any, filled: Tensor, fill: Any) -> Any:
 
 @rule("masked_scatter")
 def masked_scatter(op: Any, base: Any, where: Tensor, source: Any) -> Any:
-    """The source's elements, one after the other, where the base is covered."""
+    """The base, with the source's elements, in order, where `where` is True."""
     value = op(unwrap(base), where, unwrap(source))
     beside = base if type(base) is Cotangent else source
     below, above = written_mask(base, beside), written_mask(source, beside)
@@ -135,13 +137,13 @@ def masked_scatter(op: Any, base: Any, where: Tensor, source: Any) -> Any:
 
 @rule("masked_select")
 def masked_select(op: Any, grad: Any, where: Tensor) -> Any:
-    """Each element takes its mask along."""
+    """Each selected element keeps its mask."""
     return Cotangent(op(grad.value, where), None if grad.mask is None else op(grad.mask, where))
 
 
 @rule("zeros_like", "zero")
 def zeros_like(op: Any, grad: Any, **kwargs: Any) -> Any:
-    """Overwritten in place, or the derivative of a step."""
+    """Zeros that overwrite a cotangent, or that are the derivative of a step function."""
     value = op(unwrap(grad), **kwargs)
     if not (value.is_floating_point() or value.is_complex()):
         return value
@@ -168,7 +170,7 @@ def uninitialised(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
 
 @rule("fill")
 def fill(op: Any, grad: Any, number: Any) -> Any:
-    """As `zeros_like`, when the number is 0."""
+    """The same as `zeros_like` if the number is 0. Another number counts."""
     value = op(unwrap(grad), unwrap(number))
     zero = selecting(grad) and unwrap(number) == 0
     return Cotangent(value, everywhere(False, value) if zero else None)
@@ -178,7 +180,7 @@ def fill(op: Any, grad: Any, number: Any) -> Any:
 def index_put(
     op: Any, base: Any, indices: Any, source: Any, accumulate: bool = False, *rest: Any, **kwargs: Any
 ) -> Any:
-    """Places are overwritten, or added to: what counts is where something that counts was put."""
+    """Elements are overwritten, or added to. An element counts if an element that counts was put there."""
     value = op(unwrap(base), indices, unwrap(source), accumulate, *rest, **kwargs)
     beside = base if type(base) is Cotangent else source
     below, above = written_mask(base, beside), written_mask(source, beside)
@@ -192,7 +194,7 @@ def index_put(
 
 @rule("scatter")
 def scatter(op: Any, base: Any, dim: int, index: Tensor, source: Any, **kwargs: Any) -> Any:
-    """Places along a dimension are overwritten."""
+    """Elements along a dimension are overwritten."""
     value = op(unwrap(base), dim, index, unwrap(source), **kwargs)
     if kwargs.get("reduce") is not None:
         raise NotFollowed("is not linear with a reduction")
@@ -219,7 +221,7 @@ def index_fill(op: Any, base: Any, dim: int, index: Tensor, number: Any) -> Any:
 
 @rule("index_copy", "slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter")
 def put_in(op: Any, base: Any, *args: Any, **kwargs: Any) -> Any:
-    """Some places of a base are overwritten by a source, cotangents both."""
+    """Some elements of a base are overwritten by a source. Both may be cotangents."""
     value = op(unwrap(base), *unwrap(args), **unwrap(kwargs))
     beside = next(thing for thing in (base, *args, *kwargs.values()) if type(thing) is Cotangent)
 
@@ -244,7 +246,7 @@ def added_into(op: Any, base: Any, dim: int, index: Tensor, source: Any, **kwarg
 
 @rule("put")
 def put(op: Any, base: Any, index: Tensor, source: Any, accumulate: bool = False) -> Any:
-    """As `added_into`, with places counted through."""
+    """The same as `added_into`, with indices into the flattened base."""
     value = op(unwrap(base), index, unwrap(source), accumulate)
     beside = base if type(base) is Cotangent else source
     below, above = written_mask(base, beside), written_mask(source, beside)

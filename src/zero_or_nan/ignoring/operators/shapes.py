@@ -1,4 +1,4 @@
-"""Functions that move elements about, copy them, or surround them by zeros: the mask moves along."""
+"""Functions that move elements, copy them, or put zeros around them. The mask moves with the elements."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ function(
 function("AsStridedScatter DiagEmbed", safe_if=ALWAYS)
 function("torch.autograd._functions.tensor.Resize", moves=True, safe_if=ALWAYS)
 
-# A part of the elements, in places that do not depend on their values.
+# Functions that select a part of the elements, at indices that do not depend on values.
 
 function(
     "ConstantPadNd Diagonal Select Slice Split SplitWithSizes Tril Triu Unbind UnsafeSplit UnsafeSplitWithSizes",
@@ -58,7 +58,7 @@ def _moves(node: Any) -> bool:
     only_if=_moves,
 )
 def _moved(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    """It moves elements about, or adds them up: it does the same to their mask."""
+    """The derivative only moves elements or adds them up, so it also runs on the mask."""
     if mask is None:
         return [None] * len(results)
     return [
@@ -69,7 +69,7 @@ def _moved(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Seque
 
 @transfer("Select")
 def _select(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    """As a slice, which has one element along the dimension."""
+    """The same as a slice with one element along the dimension."""
     if results[0] is None:
         return (None,)
     dim, index = signed(node._saved_dim), signed(node._saved_index)
@@ -80,7 +80,7 @@ def _select(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequ
 
 @transfer("Slice")
 def _slice(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    """What was sliced away is ignored, in a mask of the one dimension that was sliced, where nothing else arrives."""
+    """Elements that were sliced away are ignored. If no mask arrives, only the sliced dimension is not expanded."""
     if results[0] is None:
         return (None,)
     dim, start, end = (signed(number) for number in (node._saved_dim, node._saved_start, node._saved_end))
@@ -90,7 +90,7 @@ def _slice(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Seque
 
 
 def _around(shape: torch.Size, dim: int, mask: Mask, grad: Tensor) -> tuple[Tensor, Mask]:
-    """A mask of nothing, as large as it has to be, and that of what is to be written into it along a dimension."""
+    """A mask of False, as small as possible, and the core of the mask that has to be written into it."""
     inner = None if mask is None else core(mask)
     sizes = [1] * len(shape) if inner is None else list(inner.shape)
     sizes[dim] = shape[dim]
@@ -98,6 +98,7 @@ def _around(shape: torch.Size, dim: int, mask: Mask, grad: Tensor) -> tuple[Tens
 
 
 def _written(place: Tensor, inner: Mask) -> None:
+    """Write a mask into a place; None is True everywhere."""
     if inner is None:
         place.fill_(True)
     else:
@@ -105,6 +106,7 @@ def _written(place: Tensor, inner: Mask) -> None:
 
 
 def _zip(value: Any, mask: Any) -> Any:
+    """A cotangent from a value and a mask, or a tuple or list of cotangents."""
     if isinstance(value, Tensor):
         return Cotangent(value, mask)
     masks = [None] * len(value) if mask is None else mask
@@ -147,7 +149,7 @@ def _zip(value: Any, mask: Any) -> Any:
     "unsqueeze",
 )
 def carried(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
-    """Views, copies of views and gathers: each element of the result is one of the cotangent's."""
+    """Views, copies of views and gathers: each element of the result is an element of the cotangent."""
     value = op(grad.value, *args, **kwargs)
     kwargs.pop("sparse_grad", None)
     return _zip(value, None if grad.mask is None else op(grad.mask, *args, **kwargs))
@@ -155,7 +157,7 @@ def carried(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
 
 @rule("_reshape_alias", "_unsafe_view", "reshape", "view", "view_copy")
 def viewed(op: Any, grad: Any, size: Any, *args: Any) -> Any:
-    """The mask may lie in memory in another order than the value: reshaped, it is copied where a view can't be had."""
+    """A view of the value. The mask may have other strides, so it is reshaped, and copied if a view is impossible."""
     if isinstance(size, torch.dtype):
         return Cotangent(op(grad.value, size))
     return Cotangent(op(grad.value, size, *args), None if grad.mask is None else grad.mask.reshape(size))
@@ -163,7 +165,7 @@ def viewed(op: Any, grad: Any, size: Any, *args: Any) -> Any:
 
 @rule("as_strided")
 def strided(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
-    """Strides are of the memory: the mask has to lie there as the value does."""
+    """A view by strides, so the mask needs the value's memory layout."""
     mask = grad.mask
     if mask is not None:
         mask = op(laid_out(mask, grad.value), *args, **kwargs)
@@ -172,7 +174,7 @@ def strided(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
 
 @rule("cat", "stack", "hstack", "vstack")
 def joined(op: Any, parts: Any, *args: Any, **kwargs: Any) -> Any:
-    """Cotangents beside each other, and zeros for an output that was not used."""
+    """Cotangents that are joined, with zeros for an output that was not used."""
     value = op(unwrap(parts), *args, **kwargs)
     beside = next(part for part in parts if type(part) is Cotangent)
     masks = [written_mask(part, beside) for part in parts]
@@ -183,20 +185,20 @@ def joined(op: Any, parts: Any, *args: Any, **kwargs: Any) -> Any:
 
 @rule("view_as_real", "view_as_real_copy")
 def as_real(op: Any, grad: Any) -> Any:
-    """Both parts of an element count, or none."""
+    """Both parts of an element count, or neither."""
     value = op(grad.value)
     return Cotangent(value, None if grad.mask is None else grad.mask.unsqueeze(-1).expand(value.shape))
 
 
 @rule("view_as_complex", "view_as_complex_copy")
 def as_complex(op: Any, grad: Any) -> Any:
-    """An element counts where one of its parts does."""
+    """An element counts if one of its parts counts."""
     return Cotangent(op(grad.value), None if grad.mask is None else grad.mask.any(-1))
 
 
 @rule("complex", "polar")
 def put_together(op: Any, real: Any, imag: Any) -> Any:
-    """A complex cotangent counts where one of its parts does; a part may never have been there."""
+    """An element counts if one of its parts counts. One of the parts may be plain zeros."""
     value = op(unwrap(real), unwrap(imag))
     beside = real if type(real) is Cotangent else imag
     masks = [written_mask(part, beside) for part in (real, imag)]
@@ -205,7 +207,7 @@ def put_together(op: Any, real: Any, imag: Any) -> Any:
 
 @rule("constant_pad_nd")
 def padded(op: Any, grad: Any, pad: Any, fill: Any = 0) -> Any:
-    """Also the derivative of a crop: what was cropped off is ignored."""
+    """Padding, also as the derivative of a crop. Elements that were cropped are ignored."""
     value = op(grad.value, pad, fill)
     return Cotangent(value, op(full(grad.mask, grad.value), pad, bool(fill != 0)))
 
@@ -214,7 +216,7 @@ def padded(op: Any, grad: Any, pad: Any, fill: Any = 0) -> Any:
     "tril", "triu", "diag_embed", "slice_backward", "select_backward", "diagonal_backward", "trace_backward", "diag",
 )  # fmt: skip
 def surrounded(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
-    """Entries keep their places in a larger tensor of written zeros."""
+    """The elements, surrounded by written zeros. The zeros are ignored."""
     value = op(grad.value, *args, **kwargs)
     mask = everywhere(True, grad.value) if grad.mask is None else grad.mask
     return Cotangent(value, op(mask, *args, **kwargs))

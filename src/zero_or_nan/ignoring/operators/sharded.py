@@ -1,4 +1,4 @@
-"""Sharded tensors (`DTensor`): at the border to plain tensors, elements move from one process to others."""
+"""Sharded tensors (`DTensor`): at the border to plain tensors, elements move from one process to another."""
 
 from __future__ import annotations
 

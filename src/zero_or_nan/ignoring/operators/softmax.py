@@ -1,8 +1,8 @@
-"""Softmax: it mixes the elements along one dimension, and nothing else.
+"""Softmax: it mixes the elements along one dimension, and no others.
 
 For y = softmax(x), the gradient by x[i] is y[i]·(g[i] - Σ g[j]·y[j]). If the loss uses one element of a row, the
-gradient by all elements of this row counts. If the loss uses no element of a row, nothing of this row counts, also if
-all of its y are NaN, as they are in a row that an attention mask hides:
+gradient by all elements of this row counts. If the loss uses no element of a row, the whole row is ignored, even if all
+of its y are NaN, as in a row that an attention mask hides:
 
 >>> from zero_or_nan.ignoring import Cotangent
 >>> y = torch.tensor([[0.25, 0.75], [torch.nan, torch.nan]])
@@ -36,20 +36,21 @@ aten = torch.ops.aten
 
 @transfer("Softmax LogSoftmax")
 def _softmax(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    """It mixes what lies along one dimension."""
+    """All elements along the dimension count if one of them does."""
     if mask is None or not grad.dim():
         return (mask,)
     return (anywhere(mask, signed(node._saved_dim), keepdim=True).expand(grad.shape),)
 
 
 def _along_dim(mask: Tensor, output: Tensor, dim: int, *args: Any) -> tuple[Tensor, ...]:
+    """The same, for the rule."""
     return (anywhere(mask, dim, keepdim=True),)
 
 
 def _without_lost_fibres(mask: Tensor, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments, harmless along each dimension that is ignored as a whole and is not finite.
+    """The arguments with 0 in each row along the dimension that is ignored as a whole and is not finite.
 
-    Plain PyTorch makes NaN there, so no number of its result is another for it.
+    Plain PyTorch's result is NaN in such a row, so no finite number changes.
     """
     grad, output, dim, *rest = args
     sums = total(output, dim, keepdim=True)
@@ -64,6 +65,6 @@ fused("_log_softmax_backward_data", "_softmax_backward_data", masks=_along_dim, 
 
 @rule("_masked_softmax_backward")
 def masked_softmax_backward(op: Any, grad: Any, output: Tensor, hidden: Tensor, dim: int | None = None) -> Any:
-    """As without a mask, but what is hidden was not selected."""
+    """The same as without an attention mask, but hidden elements were not selected."""
     to_all: Any = aten._softmax_backward_data(grad, output, -1 if dim is None else dim, output.dtype)
     return prefer_exact(op(unwrap(grad), output, hidden, dim), to_all.masked_fill(hidden, 0))

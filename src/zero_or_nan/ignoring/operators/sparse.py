@@ -1,4 +1,4 @@
-"""Products with a sparse factor, as a graph network's with its adjacency matrix, and cotangents that are sparse."""
+"""Products with a sparse factor, such as a graph network's adjacency matrix, and sparse cotangents."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ function("SparseMmReduceImpl", selects=True, safe_if=FINITE)
 
 
 def sparse_product(op: Any, a: Any, b: Any) -> Cotangent:
-    """A matrix product of which one factor is sparse: an element that no stored one meets is ignored.
+    """A matrix product with one sparse factor. An element that no stored element is multiplied by is ignored.
 
-    A backward of the user's own may leave zeros that it computed out of a sparse matrix: there an element counts
-    wherever one that is summed does.
+    A user's own backward may have left zeros that it computed out of its sparse matrix. So in such a backward, an
+    element of the result counts if any element along the summed dimension counts.
     """
     exact = op(unwrap(a), unwrap(b))
     sparse_is_first = is_sparse(unwrap(a))
@@ -35,7 +35,7 @@ def sparse_product(op: Any, a: Any, b: Any) -> Cotangent:
     if step is not None and step.is_anothers and not step.selects:
         mask = anywhere(used, -1 if vector else summed, keepdim=not vector)
     else:
-        if not vector and used.shape[kept] and not used.stride(kept):  # all columns are alike, or all rows
+        if not vector and used.shape[kept] and not used.stride(kept):  # the columns (or rows) are all alike: take one
             used = used.narrow(kept, 0, 1)
         pattern, counts = _counts(sparse), used.to(exact.dtype)
         mask = (op(pattern, counts) if sparse_is_first else op(counts, pattern)) != 0
@@ -43,19 +43,19 @@ def sparse_product(op: Any, a: Any, b: Any) -> Cotangent:
     if not has_nan(exact):
         return Cotangent(exact, mask)
     if sparse_is_first:
-        careful = _by_element(sparse, dense if not vector else dense.unsqueeze(-1))
+        masked = _by_element(sparse, dense if not vector else dense.unsqueeze(-1))
     else:
-        careful = _by_element(sparse.transpose(-1, -2), dense.transpose(-1, -2)).transpose(-1, -2)
-    merged: Cotangent = prefer_exact(exact, Cotangent(careful.reshape(exact.shape), mask))
+        masked = _by_element(sparse.transpose(-1, -2), dense.transpose(-1, -2)).transpose(-1, -2)
+    merged: Cotangent = prefer_exact(exact, Cotangent(masked.reshape(exact.shape), mask))
     return merged
 
 
 def _by_element(sparse: Any, dense: Any) -> Tensor:
-    """The value of `sparse @ dense`, each stored element multiplied by itself."""
+    """The value of `sparse @ dense`, as a sum over the stored elements, so that an ignored factor meets no NaN."""
     *batch, row, column = places(unwrap(sparse))
     rows, columns = sparse.shape[-2:]
-    for of in batch:
-        row, column = of * rows + row, of * columns + column
+    for matrix in batch:
+        row, column = matrix * rows + row, matrix * columns + column
     values = Cotangent(stored(sparse.value), sparse.mask) if type(sparse) is Cotangent else stored(sparse)
     terms = values.unsqueeze(-1) * dense.reshape(-1, dense.shape[-1]).index_select(0, column)
     shape = *sparse.shape[:-1], dense.shape[-1]
@@ -64,15 +64,15 @@ def _by_element(sparse: Any, dense: Any) -> Tensor:
     return value
 
 
-# Cotangents that are sparse: PyTorch makes them for what is stored alone.
+# Sparse cotangents: PyTorch makes them where only the stored elements have a gradient.
 
 
 def of_sparse(*names: str) -> Callable[[Rule], Rule]:
-    """Register the rule of an operator for cotangents that are sparse."""
+    """Register the rule of an operator for sparse cotangents."""
 
-    def register(ours: Rule) -> Rule:
-        RULES_OF_SPARSE.update((getattr(torch.ops.aten, name), ours) for name in names)
-        return ours
+    def register(implementation: Rule) -> Rule:
+        RULES_OF_SPARSE.update((getattr(torch.ops.aten, name), implementation) for name in names)
+        return implementation
 
     return register
 
@@ -82,7 +82,7 @@ of_sparse("mm", "mv", "bmm")(sparse_product)
 
 @rule("_sparse_coo_tensor_with_dims_and_tensors", "_sparse_coo_tensor_unsafe", "sparse_coo_tensor")
 def made_sparse(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """What is not in it is 0 and ignored: the gradient of a sparse embedding, or of the elements that are stored."""
+    """A sparse cotangent from stored elements, as for a sparse embedding. Elements that are not stored are ignored."""
     value = op(*unwrap(args), **unwrap(kwargs))
     values = next((arg for arg in args if type(arg) is Cotangent), None)
     return Cotangent(value, None if values is None else full(values.mask, values.value))
@@ -90,46 +90,46 @@ def made_sparse(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 @of_sparse("_values", "values", "detach", "clone")
 def taken_out(op: Any, grad: Any, **kwargs: Any) -> Any:
-    """The elements that are stored, or a copy."""
+    """The stored elements of a sparse cotangent, or a copy of it."""
     return Cotangent(op(grad.value, **kwargs), grad.mask)
 
 
 @of_sparse("_to_dense")
 def made_dense(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
-    """What is not stored is ignored."""
+    """The dense form of a sparse cotangent. Elements that were not stored are ignored."""
     return Cotangent(op(grad.value, *args, **kwargs), op(_counts(grad), *args, **kwargs) != 0)
 
 
 @rule("sparse_mask")
 def picked(op: Any, grad: Any, pattern: Any, *args: Any, **kwargs: Any) -> Any:
-    """The elements of a dense cotangent in the places that are stored."""
+    """The elements of a dense cotangent at the indices of a sparse tensor."""
     value = op(unwrap(grad), unwrap(pattern), *args, **kwargs)
     return Cotangent(value, full(mask_of(grad), unwrap(grad))[tuple(places(value))])
 
 
 @of_sparse("sparse_mask")
 def picked_again(op: Any, grad: Any, pattern: Any, *args: Any, **kwargs: Any) -> Any:
-    """Those of a sparse one; what it does not store is ignored."""
+    """The elements of a sparse cotangent at the indices of another one. Elements that it does not store are ignored."""
     value = op(unwrap(grad), unwrap(pattern), *args, **kwargs)
     return Cotangent(value, stored(op(_counts(grad), unwrap(pattern), *args, **kwargs)) != 0)
 
 
 @rule("sparse_sampled_addmm")
 def sampled(op: Any, base: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    """The elements of a product in the places that are stored."""
+    """The elements of a product at the indices of a sparse tensor."""
     exact = op(unwrap(base), unwrap(a), unwrap(b), beta=beta, alpha=alpha)
     row, column = places(exact)
     terms = a.index_select(0, row) * b.t().index_select(0, column)
     values, added = terms.sum(-1) * alpha, stored(unwrap(base)) * beta
     merged = prefer_exact(
         stored(exact), values + added if bool(added.any()) else values
-    )  # a derivative adds to nothing
+    )  # in a derivative, the added elements are all 0
     return Cotangent(with_stored(exact, merged.value), full(merged.mask, merged.value))
 
 
 @rule("_sparse_mm_reduce_impl_backward")
 def reduced_product(op: Any, sparse: Any, grad: Any, dense: Any, reduce: str, chosen: Any, wanted: Any) -> Any:
-    """Both gradients of `torch.sparse.mm` with a reduction: of the stored elements, and of what they multiply."""
+    """Both gradients of `torch.sparse.mm` with a reduction: of the stored elements, and of the dense factor."""
     to_stored, to_dense = op(unwrap(sparse), unwrap(grad), unwrap(dense), reduce, chosen, wanted)
     row, column = places(unwrap(sparse))
     arriving = grad.index_select(0, row)  # at each stored element
@@ -148,6 +148,6 @@ def reduced_product(op: Any, sparse: Any, grad: Any, dense: Any, reduce: str, ch
 
 
 def _counts(sparse: Any) -> Tensor:
-    """A sparse tensor of 1 in the places where a stored element counts."""
+    """The sparse tensor with 1 for each stored element that counts, and 0 for the others."""
     values = stored(unwrap(sparse))
     return with_stored(unwrap(sparse), full(mask_of(sparse), values).to(values.dtype))

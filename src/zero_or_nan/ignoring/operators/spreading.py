@@ -1,8 +1,8 @@
 """Pooling, padding, upsampling: constant weights. An element of the gradient counts if it reads an element that counts.
 
-The operator itself answers this, if each element that counts is NaN and the others are 0. NaN times any weight is
-NaN, also if the weight was computed as 0, and nothing else becomes NaN. With windows of two, the cotangent's two
-elements reach two elements each:
+The operator itself shows this, if each element that counts is NaN and the others are 0. NaN times any weight is NaN,
+also if the weight was computed as 0, and nothing else becomes NaN. With windows of two, the cotangent's two elements
+reach two elements each:
 
 >>> from zero_or_nan.ignoring import Cotangent
 >>> g = Cotangent(torch.tensor([[[[1.0, 0.0]]]]), mask=torch.tensor([[[[True, False]]]]))
@@ -109,7 +109,7 @@ function("UpsampleLanczos2DAa", since="2.13", selects=True)
     "upsample_trilinear3d_backward",
 )
 def spread(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
-    """Pooling, padding, upsampling, looking up: each result a sum of elements with weights."""
+    """Pooling, padding, upsampling: each result is a weighted sum of elements."""
     value = op(grad.value, *unwrap(args), **unwrap(kwargs))
     return Cotangent(value, op(probe(grad.mask, grad.value), *_finite(args), **kwargs).isnan())
 
@@ -125,5 +125,5 @@ def probe(mask: Mask, value: Tensor) -> Tensor:
 
 
 def _finite(args: Any) -> Any:
-    """Saved tensors are there for their shape or their indices; a NaN in them must not reach the mask."""
+    """The arguments without NaN: saved tensors give only shapes or indices, so a NaN must not reach the mask."""
     return [a.nan_to_num() if isinstance(a, Tensor) and a.is_floating_point() else a for a in unwrap(args)]

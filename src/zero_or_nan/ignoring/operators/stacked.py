@@ -1,6 +1,6 @@
-"""All layers of a recurrent net in one kernel, as GPUs run them: where that gives NaN, it runs again without the lost.
+"""All layers of a recurrent net in one kernel, as on GPUs. If it gives NaN, it runs again without the ignored steps.
 
-What it keeps of its forward run is its own, so that is done once more too, with zeros for what is ignored.
+Only the kernel can read what its forward run saved. So the forward run is also repeated, with 0 for ignored steps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..registry import function, rule
 from .packing import places
 from .recurrent import back_in_time
 
-# The fourth result holds what is the kernel's own, in bytes; the fifth all weights, one behind the other.
+# result3 is the kernel's reserve, in bytes. result4 holds all weights, one after another.
 function(
     "CudnnRnn MiopenRnn",
     safe_if=MODERATE,
@@ -31,7 +31,7 @@ _GRADS = ("grad_output", "grad_hy", "grad_cy")
 
 @rule("_cudnn_rnn_backward", "miopen_rnn_backward")
 def rnn_backward(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """The gradients of the input, of the first states and cells, and a list of the weights'."""
+    """The gradients of the input, of the first hidden and cell states, and a list with those of the weights."""
     named = {a.name: value for a, value in zip(op._schema.arguments, args, strict=False)} | kwargs
     counts, given = _reached(named), unwrap(named)
     exact = op(**given | {"reserve": given["reserve"].clone()})  # the kernel writes into it
@@ -41,10 +41,10 @@ def rnn_backward(op: Any, *args: Any, **kwargs: Any) -> Any:
         return _with_masks(exact, counts, given)
     if given["train"] and given["dropout"] and given["num_layers"] > 1:
         raise NotFollowed("has dropout between its layers, which would drop others now")
-    again = exact if all_count(counts) else _without(op, given, counts)
-    if _has_nan(again) and _has_parts(named):
+    rerun = exact if all_count(counts) else _without(op, given, counts)
+    if _has_nan(rerun) and _has_parts(named):
         raise NotFollowed("mixes what counts of a step with what is ignored")
-    return prefer_exact(exact, _with_masks(again, counts, given))
+    return prefer_exact(exact, _with_masks(rerun, counts, given))
 
 
 def _has_nan(results: Any) -> bool:
@@ -52,7 +52,7 @@ def _has_nan(results: Any) -> bool:
 
 
 def _reached(named: dict[str, Any]) -> Tensor | None:
-    """Which steps of which sequences the cotangents reach, a sequence in a column; None for all."""
+    """Which steps (rows) of which sequences (columns) the cotangents reach; None for all."""
     output, *states = given = [mask_of(named[name]) for name in _GRADS]
     if any(mask is None and named[name] is not None for name, mask in zip(_GRADS, given, strict=True)):
         return None
@@ -72,17 +72,18 @@ def _reached(named: dict[str, Any]) -> Tensor | None:
 
 
 def _has_parts(named: dict[str, Any]) -> bool:
-    """Whether of a step, or of the states at an end, a part counts and a part is ignored: NaN may be in either."""
+    """True if a part of a step, or of a last state, counts and another part is ignored. NaN may be in either part."""
     masks = ((mask_of(named[name]), dims) for name, dims in zip(_GRADS, (-1, (0, -1), (0, -1)), strict=True))
     return any(mask is not None and bool((mask != anywhere(mask, dims, True)).any()) for mask, dims in masks)
 
 
 def _places(given: dict[str, Any]) -> tuple[Tensor, ...]:
+    """The step and the sequence of each element of a packed input."""
     return tuple(place.to(given["hx"].device) for place in places(torch.tensor(given["batch_sizes"])))
 
 
 def _of_input(counts: Tensor, given: dict[str, Any]) -> Tensor:
-    """The same in the order of the input, with one dimension more for its features."""
+    """The mask in the order of the input, with a dimension for its features."""
     if given["batch_sizes"]:
         counts = counts[_places(given)]
     elif given["batch_first"]:
@@ -91,7 +92,7 @@ def _of_input(counts: Tensor, given: dict[str, Any]) -> Tensor:
 
 
 def _without(op: Any, given: dict[str, Any], counts: Tensor) -> Any:
-    """Forward and backward once more, with zeros for the steps that the cotangents don't reach."""
+    """Run forward and backward once more, with 0 for the steps that the cotangents don't reach."""
     states = {name: given[name] for name in ("hx", "cx") if given[name] is not None}
     sequences = anywhere(counts, 0).unsqueeze(-1)
     given = given | {name: only(sequences, state) for name, state in states.items()}
@@ -102,6 +103,7 @@ def _without(op: Any, given: dict[str, Any], counts: Tensor) -> Any:
 
 
 def _with_masks(results: Any, counts: Tensor, given: dict[str, Any]) -> Any:
+    """The results with masks, from the steps that count. All elements of a weight count if any step does."""
     sequences = anywhere(counts, 0).unsqueeze(-1)
     masks = _of_input(counts, given), sequences, sequences
     *of_sequences, weights = results

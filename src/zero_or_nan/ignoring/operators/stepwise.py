@@ -1,9 +1,8 @@
 """Derivatives step by step, for functions whose first outputs need only the first inputs.
 
-Column j of a QR decomposition is computed from the columns up to j. PyTorch differentiates the decomposition with
-products and solutions of whole matrices, in which a NaN of the last column meets the cotangents of the first. Here
-each step of the textbook algorithm is differentiated by itself, the last one first: what is ignored never meets what is
-used.
+Column j of a QR decomposition is computed from the columns up to j. PyTorch's derivative multiplies whole matrices and
+solves whole systems, so a NaN of the last column meets the cotangents of the first column. Here, each step of the
+textbook algorithm is differentiated by itself, the last step first. So ignored elements never meet used ones.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from ..registry import derivative, rule
 
 @derivative("LinalgCholeskyEx")
 def cholesky(node: Any, grads: Any) -> tuple[Any]:
-    """Each column of the factor: one of the matrix less products of columns before it, divided by its root."""
+    """Each column of the factor is a column of the matrix, less products of earlier columns, divided by a root."""
     (grad, *_), lower = grads, node._saved_L
     if lower.is_complex():
         raise NotFollowed("has a gradient that is not Hermitian, of which a part can't be replaced")
@@ -38,7 +37,7 @@ def cholesky(node: Any, grads: Any) -> tuple[Any]:
         first = below[..., 0, j].unsqueeze(-1) - (rest * column.conj()).sum(-1, keepdim=True)
         both = torch.cat([first / (2 * root), rest], -1).unsqueeze(-1)
         columns.append(torch.cat([nothing(above[..., j:]), both], -2))
-        # The two factors of each product: the column's own entries, and its first one's row.
+        # Each element has lost products of two factors: one in its own row (`below`), and one in row j (`own`).
         below = below[..., :j] - both * row
         own = below[..., :1, :] - (both.conj() * lower[..., j:, :j]).sum(-2, keepdim=True)
         grad = torch.cat([above[..., :j], own, below[..., 1:, :]], -2)
@@ -48,11 +47,11 @@ def cholesky(node: Any, grads: Any) -> tuple[Any]:
 
 @derivative("CholeskyInverse")
 def cholesky_inverse(node: Any, grads: Any) -> tuple[Any]:
-    """The inverse of the last rows and columns, a row and a column more at each step. One triangle is not read.
+    """The inverse of the last rows and columns grows by a row and a column at each step. One triangle is not read.
 
-    Let r be a root on the factor's diagonal, c the column below it, and B the inverse that belongs to what is behind
-    both. The step adds the column v = -B c / r, its adjoint as a row, and the corner u / r, where u = 1 / r - c v.
-    For complex numbers, c in u and the r below u are conjugate.
+    Let r be a root on the factor's diagonal, c the column below it, and B the inverse for the rows and columns behind
+    both. The step adds the column v = -B c / r, its adjoint as a row, and the corner u / r, where u = 1 / r - c v. For
+    complex numbers, c in u, and r in u / r, are conjugate.
     """
     (grad,), lower, inverse = grads, node._saved_self, node._saved_result
     if node._saved_upper:
@@ -75,7 +74,7 @@ def cholesky_inverse(node: Any, grads: Any) -> tuple[Any]:
 
 @derivative("LinalgLuFactorEx")
 def lu_factor(node: Any, grads: Any) -> tuple[Any]:
-    """Both factors in one matrix."""
+    """The LU decomposition with both factors in one matrix."""
     grad, packed = grads[0], node._saved_LU
     permutation = torch.lu_unpack(packed, node._saved_pivots, unpack_data=False)[0] if node._saved_pivot else None
     return (_eliminated(permutation, packed, packed, grad, grad),)
@@ -83,13 +82,13 @@ def lu_factor(node: Any, grads: Any) -> tuple[Any]:
 
 @derivative("LinalgLu")
 def lu(node: Any, grads: Any) -> tuple[Any]:
-    """A matrix for each factor."""
+    """The LU decomposition with a matrix for each factor."""
     permutation = node._saved_P if node._saved_pivot else None
     return (_eliminated(permutation, node._saved_L, node._saved_U, *grads[-2:]),)
 
 
 def _eliminated(permutation: Tensor | None, lower: Tensor, upper: Tensor, grad_lower: Any, grad_upper: Any) -> Any:
-    """Gauss' elimination: below and right of each pivot the rest of the matrix loses a product."""
+    """The gradient of the matrix. Gaussian elimination subtracts a product from the rest of the matrix at each step."""
     count = min(lower.shape[-2], upper.shape[-1])
     rest: Any = nothing(grad_lower[..., count:, :1] + grad_upper[..., :1, count:])
     for j in reversed(range(count)):
@@ -106,10 +105,10 @@ def _eliminated(permutation: Tensor | None, lower: Tensor, upper: Tensor, grad_l
 
 @derivative("LinalgQr")
 def qr(node: Any, grads: Any) -> tuple[Any]:
-    """Gram and Schmidt's: each column loses its part along the directions before it, and is scaled to length 1."""
+    """By Gram-Schmidt: each column loses its parts along the earlier directions, and is scaled to length 1."""
     (grad_q, grad_r), q, r = grads, node._saved_Q, node._saved_R
     rows, count = q.shape[-2:]
-    # Where all but one direction are taken, the last one does not depend on its column.
+    # In a real square matrix, the other directions determine the last one, so it does not depend on its own column.
     taken = count - 1 if rows == count and not q.is_complex() else count
     columns: list[Any] = []
     for j in reversed(range(taken, r.shape[-1])):
@@ -133,12 +132,13 @@ def qr(node: Any, grads: Any) -> tuple[Any]:
 
 
 def _combined(directions: Tensor, parts: Any) -> Any:
+    """The sum of the directions (columns), each times its part."""
     return (directions * parts.unsqueeze(-2)).sum(-1)
 
 
 @derivative("LinalgHouseholderProduct")
 def householder_product(node: Any, grads: Any) -> tuple[Any, Any]:
-    """The reflections of the identity, whose first columns the later ones don't reach."""
+    """The reflections applied to the identity. Later reflections leave its first columns unchanged."""
     vectors = node._saved_input
     identity = torch.eye(*vectors.shape[-2:], dtype=vectors.dtype, device=vectors.device).expand(vectors.shape)
     return _reflected(vectors, node._saved_tau, identity, grads[0], adjoint=False, identity=True)[:2]
@@ -146,7 +146,7 @@ def householder_product(node: Any, grads: Any) -> tuple[Any, Any]:
 
 @derivative("Ormqr")
 def ormqr(node: Any, grads: Any) -> tuple[Any, Any, Any]:
-    """The reflections of a matrix; from the right they are those of its adjoint."""
+    """The reflections applied to a matrix. From the right, they are applied to its adjoint."""
     vectors, scales, other, (grad, *_) = node._saved_self, node._saved_input2, node._saved_input3, grads
     if node._saved_left:
         return _reflected(vectors, scales, other, grad, node._saved_transpose)
@@ -159,8 +159,8 @@ def _reflected(
 ) -> tuple[Any, Any, Any]:
     """The gradients of vectors, scales and matrix.
 
-    Reflection i is 1 - scale * vector * vector's adjoint from row i on. Of an identity it finds column i and those
-    before it as they were made, so that the adjoint with column i is 1, whatever is in the vector.
+    Reflection i is 1 - scale * vector * vector's adjoint, from row i on. In the identity, column i and the columns
+    before it are still unchanged then. So the product of the vector's adjoint with column i is 1 for any vector.
     """
     rows, count = vectors.shape[-2], scales.shape[-1]
     steps = []
@@ -184,7 +184,7 @@ def _reflected(
         grad_scales[i] = by_scale.conj() if adjoint else by_scale
         scaled = right * -scale.conj()
         grad_along = (scaled * vector.conj()).sum(-2, keepdim=True)
-        rest = 1 if identity else 0  # what is along the first column is 1, whatever is in the vector
+        rest = 1 if identity else 0  # `along` is 1 for the first column, so the vector gets no gradient from it
         by_vector = (scaled * along.conj()).sum(-1) + (grad_along.conj() * given)[..., rest:].sum(-1)
         grad_vectors[i] = torch.cat([nothing(vectors[..., : i + 1, i]), by_vector[..., 1:]], -1)
         grad = torch.cat([above, torch.cat([left, right + vector * grad_along], -1)], -2)
@@ -193,10 +193,10 @@ def _reflected(
 
 @derivative("Logcumsumexp")
 def logcumsumexp(node: Any, grads: Any) -> tuple[Any]:
-    """The sum up to an element is a part of the next one's; in PyTorch's formula cotangents are added as logarithms.
+    """The sum up to an element is a term of the next sum. PyTorch's formula adds cotangents as logarithms instead.
 
-    The gradient of total k by x[i] is exp(x[i] - total[k]), here a product of steps exp(total[j] - total[j + 1]). Two
-    totals that are equal cancel out, also if both are -inf. A total of -inf that is itself used is undefined.
+    The gradient of total k by x[i] is exp(x[i] - total[k]), here a product of steps exp(total[j] - total[j + 1]). If
+    two totals are equal, the step is 1, also if both are -inf. If a total of -inf is used, its gradient is undefined.
     """
     (grad,), total = grads, node._saved_result
     if total.dim():
@@ -211,14 +211,17 @@ def logcumsumexp(node: Any, grads: Any) -> tuple[Any]:
 
 @derivative("Cumprod")
 def cumprod(node: Any, grads: Any) -> tuple[Any]:
-    """The product up to an element is a factor of the next one; PyTorch's formula divides by the element."""
+    """The product up to an element is a factor of the next product. PyTorch divides by the element instead."""
     return _accumulated(node, grads, lambda x, before, after: (x, before))
 
 
 def _accumulated(
     node: Any, grads: Any, derivatives: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 ) -> tuple[Any]:
-    """From what each step takes and gives: its derivatives by what came before, and by its element of x."""
+    """The gradient of x for a function that accumulates.
+
+    `derivatives(x, before, after)` gives the derivatives of each step by the total before it, and by its element of x.
+    """
     (grad,), x, total, dim = grads, node._saved_self, node._saved_result, node._saved_dim
     if x.dim() == 0:
         return (grad,)
@@ -236,7 +239,10 @@ def _accumulated(
 
 @rule("linalg_matrix_exp")
 def matrix_exp(op: Any, blocks: Any) -> Any:
-    """In PyTorch's formula the cotangent is the block above right of a matrix twice as large, before and after."""
+    """PyTorch's formula has the cotangent in the upper right block of a matrix of twice the size.
+
+    The whole block of the result counts if one element of the cotangent counts.
+    """
     value, size = op(unwrap(blocks)), blocks.shape[-1] // 2
     if blocks.mask is None:
         return Cotangent(value)

@@ -1,6 +1,6 @@
-"""Products of two cotangents, in gradients of gradients: one arrives, the other was saved by the pass before.
+"""Products of two cotangents, in gradients of gradients: one arrives, and the pass before saved the other.
 
-A term counts where both of its factors do.
+A term counts if both of its factors count.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Apply = Callable[[Any, Any], Tensor]
 
 
 def product_of_two(apply: Apply, a: Any, b: Any) -> Cotangent:
-    """The bilinear `apply` of two factors, one of them a cotangent or both; ignored times NaN or inf is ignored."""
+    """The bilinear `apply` of two factors. One or both are cotangents. Ignored times NaN or inf is ignored."""
     value = apply(unwrap(a), unwrap(b))
     if mask_of(a) is None and mask_of(b) is None:
         return Cotangent(value)
@@ -30,21 +30,21 @@ def product_of_two(apply: Apply, a: Any, b: Any) -> Cotangent:
 
 
 def _counted(factor: Any) -> Tensor:
-    """1 for each element that counts; in a dtype that adds up many of them."""
+    """1 for each element that counts, and 0 for the others, in a dtype that can count many elements."""
     value = unwrap(factor)
     wide = value.dtype in (torch.float64, torch.complex128)
     return full(mask_of(factor), value).to(torch.float64 if wide else torch.float32)
 
 
 def _by_kind(apply: Apply, a: Tensor, b: Tensor, used_a: Tensor, used_b: Tensor) -> Tensor:
-    """Finite elements multiplied as ever; then what used elements met among the others is put back as inf or NaN."""
+    """Multiply the finite elements as usual. Then put back inf or NaN where used elements met the others."""
     finite_a, finite_b = (x.masked_fill(x.isfinite().logical_not(), 0) for x in (a, b))
     value = apply(finite_a, finite_b)
     back = torch.zeros_like(value)
     for sign_a, kind_a in _kinds(a):
         for sign_b, kind_b in _kinds(b):
             product = sign_a * sign_b
-            if abs(product) in (0, 1):  # two finite numbers; 0 meets inf below
+            if abs(product) in (0, 1):  # both are finite, so `value` has their product
                 continue
             met = apply(used_a * kind_a, used_b * kind_b) != 0
             back = back + torch.where(met, product, 0.0).to(back.dtype)
@@ -52,7 +52,7 @@ def _by_kind(apply: Apply, a: Tensor, b: Tensor, used_a: Tensor, used_b: Tensor)
 
 
 def _kinds(value: Tensor) -> list[tuple[float, Tensor]]:
-    """The kinds of numbers that there are, by one of each: NaN, the infinities, positive, negative, 0."""
+    """The kinds of numbers in a tensor: NaN, the infinities, positive, negative, 0. Each has an example and a mask."""
     if value.is_complex():  # an infinite part meets both parts of the other factor
         return [(torch.nan, value.isfinite().logical_not()), (0.0, value.isfinite())]
     finite = value.isfinite()

@@ -1,6 +1,6 @@
-"""What happens at one node: its derivative runs once, and that run is a step of the pass.
+"""The steps of a pass. A step is the run of one node's derivative.
 
-There is a file for each way in which a derivative is run. `kinds` chooses the way, by the type of the node.
+There is a file for each method of running a derivative. `kinds` chooses the method by the type of the node.
 """
 
 from .boundary import DTensorBoundary

@@ -1,4 +1,4 @@
-"""The place where a tensor begins or ends to be spread over several processes."""
+"""A node that makes a DTensor of a plain tensor, or the reverse, or that changes placements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .step import Results, Step
 
 
 class DTensorBoundary(Step):
-    """Where a tensor begins or ends to be spread over several processes: what it does, all of them do together."""
+    """The run of a derivative in which all processes take part: it also runs on the masks, on all of them together."""
 
     selects = False
     is_needed = True

@@ -1,4 +1,4 @@
-"""What a derivative compares while it runs, and where NaN made that meaningless."""
+"""Watches what a derivative compares: a comparison with NaN selects nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from ..watching import Watching
 
 
 class Comparisons(Watching):  # type: ignore[no-untyped-call]
-    """What a derivative compares while it runs, and where NaN made that meaningless."""
+    """Notes the elements at which a derivative compares a NaN.
+
+    Args:
+        first_alone: whether only the first argument of a comparison is checked for NaN.
+    """
 
     COMPARING = frozenset(getattr(torch.ops.aten, name) for name in ("eq", "ge", "gt", "le", "lt"))
     JOINING = frozenset(getattr(torch.ops.aten, name) for name in ("logical_and", "logical_or", "logical_and_"))
@@ -23,28 +27,29 @@ class Comparisons(Watching):  # type: ignore[no-untyped-call]
         super().__init__()
         self.places = slice(1) if first_alone else slice(2)
         self.unordered: dict[int, tuple[Tensor, Tensor]] = {}
-        """By each result of a comparison, which is kept so that it is known again: where its element was NaN."""
+        """By id, each result of a comparison, and where it compared a NaN. Keeping the result keeps its id."""
 
     def __torch_dispatch__(
         self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = op(*args, **(kwargs or {}))
         if op.overloadpacket in self.COMPARING:
-            for entry in args[:2] if op.overloadpacket is torch.ops.aten.eq else args[self.places]:
-                self._compared(result, entry)
+            for operand in args[:2] if op.overloadpacket is torch.ops.aten.eq else args[self.places]:
+                self._compared(result, operand)
         elif op.overloadpacket in self.JOINING:
             for condition in args:
                 self._note(result, self.where_unordered(condition))
         return result
 
     def where_unordered(self, condition: Any) -> Mask:
-        """Where a condition is False because an element was NaN; None where it never is."""
+        """Where a condition is False because it compared a NaN; None if it compared none."""
         found = self.unordered.get(id(condition))
         return None if found is None else found[1]
 
-    def _compared(self, result: Tensor, entry: Any) -> None:
-        if isinstance(entry, Tensor) and entry.is_floating_point() and not is_distributed(entry):
-            nan = unwrap(entry).isnan()
+    def _compared(self, result: Tensor, operand: Any) -> None:
+        """Note where an operand of a comparison is NaN."""
+        if isinstance(operand, Tensor) and operand.is_floating_point() and not is_distributed(operand):
+            nan = unwrap(operand).isnan()
             if bool(nan.any()):
                 self._note(result, nan.expand(result.shape))
 

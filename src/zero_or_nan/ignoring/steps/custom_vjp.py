@@ -1,4 +1,4 @@
-"""A derivative that the library has a second formula for, because PyTorch's mixes used elements with ignored ones."""
+"""A derivative with a second formula in the library, because PyTorch's formula mixes used and ignored elements."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ..masks import Mask, was_broadcast
 from ..registry import is_own
 from .step import Results, Step
 
-_ONCE = "its saved tensors can be had only once here"
+_ONCE = "its saved tensors can be read only once here"
 
 
 class CustomVJP(Step):
-    """The run of a derivative that ours may stand in for: PyTorch's runs as ever, and is mended when it is done."""
+    """The run of a derivative with a second formula. PyTorch's runs as usual, and the second repairs its results."""
 
     is_needed = True
 
@@ -46,39 +46,39 @@ class CustomVJP(Step):
                 for number, value in enumerate(arriving)
             ]
             node = Gathered(self.node) if any(map(is_distributed, arriving)) else self.node
-            careful = derivative(node, given)
+            returned = derivative(node, given)
             try:
-                ours = for_each_edge(self.node, careful)
-                for exact, result, (ahead, _) in zip(results, ours, self.node.next_functions, strict=True):
+                by_edge = for_each_edge(self.node, returned)
+                for exact, result, (ahead, _) in zip(results, by_edge, self.node.next_functions, strict=True):
                     if ahead is not None and isinstance(exact, Tensor) and not isinstance(result, Tensor):
                         raise TypeError(f"it returned {result} in place of a Cotangent")
-                ended = [_repaired(exact, result) for exact, result in zip(results, ours, strict=True)]
+                ended = [_repaired(exact, result) for exact, result in zip(results, by_edge, strict=True)]
             except (TypeError, ValueError, RuntimeError) as error:
                 raise error if is_own(derivative) else RuleFailed(f"{type(error).__name__}: {error}") from error
         except Exception as error:
-            is_hidden = isinstance(error, CheckpointError)  # of which older releases don't tell before
+            is_hidden = isinstance(error, CheckpointError)  # older releases don't show this hook in advance
             self.failed(name, NotFollowed(_ONCE) if is_hidden else error)
             return results, [None] * len(results)
         return [value for value, _ in ended], [mask for _, mask in ended]
 
 
-def _repaired(exact: Any, careful: Any) -> tuple[Any, Mask]:
-    """Plain PyTorch's result where it is finite, elsewhere ours; what it gives as another number than 0 counts."""
+def _repaired(exact: Any, masked: Any) -> tuple[Any, Mask]:
+    """Plain PyTorch's result where it is finite, elsewhere the formula's; and its mask. What is not 0 counts."""
     if not isinstance(exact, Tensor):
         return exact, None
-    if isinstance(careful, Tensor) and careful.shape != exact.shape and was_broadcast(exact.shape, careful.shape):
+    if isinstance(masked, Tensor) and masked.shape != exact.shape and was_broadcast(exact.shape, masked.shape):
         # PyTorch has summed over what was broadcast.
-        careful = careful.sum_to_size(exact.shape)
-    mask = mask_of(careful)
+        masked = masked.sum_to_size(exact.shape)
+    mask = mask_of(masked)
     value = (
-        distributed.prefer_exact(exact, careful)
+        distributed.prefer_exact(exact, masked)
         if is_distributed(exact)
-        else unwrap(prefer_exact(exact.detach(), careful))
+        else unwrap(prefer_exact(exact.detach(), masked))
     )
     if mask is not None:
         mask = mask | distributed.not_zero(value)
     if (exact.requires_grad or in_forward_mode()) and is_finite(exact) and is_finite(tangent_of(exact)):
-        # So is the record of how PyTorch got it.
+        # Keep PyTorch's own tensor, with its record.
         remember(exact, mask)
         return exact, mask
-    return left([careful], [value])[0], mask
+    return left([masked], [value])[0], mask

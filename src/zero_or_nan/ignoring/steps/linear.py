@@ -1,4 +1,4 @@
-"""A derivative that moves elements about, or adds them up: it does the same to their mask."""
+"""A derivative that only moves elements or adds them up: it is also applied to the mask."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .step import Results, Step
 
 
 class Linear(Step):
-    """The run of a derivative that moves elements about, or adds them up: it does the same to their mask."""
+    """The run of a derivative that only moves elements or adds them up. The derivative runs again on the mask."""
 
     def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
         return arriving
@@ -32,6 +32,6 @@ class Linear(Step):
 
 
 def _as_values(like: Any, mask: Mask) -> Any:
-    """The mask as what a derivative takes for a cotangent."""
+    """The mask in the form of a cotangent, so that the derivative can run on it."""
     given = full(mask, values_of(like))
     return with_values(like, given) if is_jagged(like) else given

@@ -1,4 +1,4 @@
-"""A derivative that nothing is known about: plain tensors go in, and everything that comes out counts."""
+"""A derivative about which nothing is known: it gets plain tensors, and all elements of its results count."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .step import Results, Step, is_custom, name_of
 
 
 class Opaque(Step):
-    """The run of code that nobody has recorded: plain tensors go in, and what comes out counts.
+    """The run of code without a record: it gets plain tensors, and all elements of its results count.
 
-    If that loses something, a gradient ahead is not finite, and the pass warns then. It warns at once if the loss may
-    show where the pass can't look: in what the code did besides returning its results, or in a later pass.
+    If this loses a mask and a gradient ahead is not finite, the pass warns. It warns at once if NaN may appear in a
+    place that the pass can't check: if the code does more than return its results, or if there will be a later pass.
     """
 
     selects = False
@@ -47,6 +47,7 @@ class Opaque(Step):
         own = [r for r in results if isinstance(r, Tensor) and id(r) not in handed_on and can_carry(r)]
         is_lost = any(not all_count(mask) for mask in lost) or self._ignores and bool(own)
         at_once = is_lost and torch.is_grad_enabled() or self._ignores and self._does_more(results)
+        # The code may select, so a zero in its result may be ignored: is it multiplied by NaN or infinity ahead?
         if (
             is_lost
             or at_once
@@ -62,20 +63,20 @@ class Opaque(Step):
         return results, masks
 
     def _does_more(self, results: Sequence[Any]) -> bool:
-        """Whether a gradient may have gone another way: one is missing here, or the code ran backward itself."""
+        """True if a gradient may bypass the results: a result is missing, or the code ran a backward pass itself."""
         if self._is_pytorchs:
             return False
         wanted = zip(self.node.next_functions, results, strict=False)
         is_missing = any(ahead is not None and result is None for (ahead, _), result in wanted)
-        return is_missing or runs_of_the_engine() != self._before + 1
+        return is_missing or runs_of_the_engine() != self._before + 1  # to count is a run, too
 
 
 def _version(value: Any) -> int | None:
-    """How often a tensor was written into; None for what is no tensor."""
+    """How often a tensor was written into; None for anything else."""
     return value._version if isinstance(value, Tensor) else None
 
 
 def _is_pytorchs(node: Any) -> bool:
-    """Whether a node in Python is PyTorch's own."""
+    """True if the node of a Function in Python is PyTorch's own."""
     function = getattr(node, "_forward_cls", None)
     return function is not None and function.__module__.startswith("torch.") and not is_custom(node)

@@ -1,4 +1,4 @@
-"""Reentrant checkpoints: their backward computes a part of the graph again, and is a pass of its own over that part."""
+"""Reentrant checkpoints: their backward computes a part of the graph again, and runs a backward pass over that part."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ CHECKPOINT = "CheckpointFunctionBackward"
 
 
 class Recomputed(Step):
-    """The run of a checkpoint's backward: the masks go in at what was computed again, and out at its inputs."""
+    """The run of a checkpoint's backward. An inner pass carries the masks from the recomputed outputs to the inputs."""
 
     selects = False
     is_needed = True
     inside: Any = None
 
     def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
-        # An output that was not used gets zeros that PyTorch makes up.
+        # PyTorch makes up zeros for an output that was not used.
         self.unused = [value is None for value in arriving]
         return arriving
 
@@ -41,13 +41,13 @@ class Recomputed(Step):
 
     @staticmethod
     def prepare(node: Any, owner: Owner) -> Any:
-        """Have the function that is computed again tell the pass that runs; until the handle is removed."""
-        return _Told(node, owner)
+        """Make the checkpoint's function report its outputs to the pass that runs, until the handle is removed."""
+        return _Subscription(node, owner)
 
     def recomputed(self, inputs: Sequence[Any], outputs: Any) -> None:
-        """A pass inside of this one follows what was just computed."""
+        """Begin an inner pass over the part of the graph that was just computed again."""
         results = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
-        # The results of this node are counted through its tensors alone.
+        # The results of this node are numbered by its tensor inputs alone.
         leaves = enumerate(tensor for tensor in inputs if isinstance(tensor, Tensor))
         edges = ((number, edge_of(leaf)) for number, leaf in leaves)
         self.leaves = {number: edge for number, edge in edges if edge is not None}
@@ -59,27 +59,29 @@ class Recomputed(Step):
                 self.inside.send((result.grad_fn, result.output_nr), everywhere(False, result) if unused else mask)
 
 
-class _Told:
-    """A pass that a checkpoint's function tells what it computed; several passes may share the node."""
+class _Subscription:
+    """Makes a checkpoint's function report its outputs to a pass. Several passes may share the node."""
 
     lock = threading.Lock()
 
     def __init__(self, node: Any, owner: Owner) -> None:
         self.node, self.owner = node, owner
         with self.lock:
-            if not isinstance(node.run_function, _Telling):
-                node.run_function = _Telling(node.run_function)
-            self.telling = node.run_function
-            self.telling.passes.append(owner)
+            if not isinstance(node.run_function, _Reporting):
+                node.run_function = _Reporting(node.run_function)
+            self.reporting = node.run_function
+            self.reporting.passes.append(owner)
 
     def remove(self) -> None:
         with self.lock:
-            self.telling.passes.remove(self.owner)
-            if not self.telling.passes and self.node.run_function is self.telling:
-                self.node.run_function = self.telling.function
+            self.reporting.passes.remove(self.owner)
+            if not self.reporting.passes and self.node.run_function is self.reporting:
+                self.node.run_function = self.reporting.function
 
 
-class _Telling:
+class _Reporting:
+    """A checkpoint's function that reports its outputs to the pass that runs."""
+
     def __init__(self, function: Any) -> None:
         self.function = function
         self.passes: list[Owner] = []

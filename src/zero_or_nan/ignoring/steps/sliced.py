@@ -1,4 +1,4 @@
-"""The derivative of a function that wrote into a slice of its input."""
+"""The derivative of an in-place function that wrote into a slice."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _profiler: Any = torch.autograd
 
 
 class Sliced(Step):
-    """The run of an in-place function's derivative on the slice that it wrote to.
+    """The run of an in-place function's derivative, on the slice that the function wrote into.
 
-    `CopySlices` hides which function that was. PyTorch's profiler tells: it sees the wrapped derivative begin.
+    The node `CopySlices` does not show which function that was. PyTorch's profiler does: it records that the wrapped
+    derivative begins.
     """
 
     def __init__(self, owner: Owner, node: Any, function: Function, masks: Sequence[Mask]) -> None:
@@ -31,7 +32,7 @@ class Sliced(Step):
     def selects(self) -> bool:
         if self._found is None:
             self._found = self._wrapped()
-        # How the function was called is not to be seen from here.
+        # The arguments of the function can't be seen from here, so a callable `selects` counts as False.
         return self._found.selects is True
 
     is_needed = True
@@ -52,12 +53,12 @@ class Sliced(Step):
         self._stopped()
         ended, masks = super().end(results, arriving)
         values = list(ended)
-        # For a subclass PyTorch sums up the gradient of a number that was written in another order.
+        # If a number was written, its gradient is a sum, which PyTorch adds up in another order for a tensor subclass.
         numbers = [i for i, value in enumerate(values) if i and value is not None and not value.dim()]
         if numbers and can_be_read_again(self.node, unknown=False):
             exact = self.node(*unwrap(arriving))
             for i in numbers:
-                if not exact[i].dim():  # broadcast, the engine sums it up as ours was
+                if not exact[i].dim():  # if it is broadcast, the engine sums it up, as it did for the masked result
                     values[i] = unwrap(prefer_exact(exact[i], values[i]))
         return values, masks
 
@@ -70,7 +71,7 @@ class Sliced(Step):
         return UNKNOWN
 
     def _stopped(self) -> list[Any]:
-        """What the profiler saw on this thread."""
+        """Stop the profiler. Returns its events; an empty list if it did not run."""
         if not self._profiling:
             return []
         self._profiling = False

@@ -1,7 +1,7 @@
-"""The run of one derivative of PyTorch's own, on cotangents that know their masks.
+"""The run of one of PyTorch's own derivatives, on cotangents that know their masks.
 
-A step is begun with the plain cotangents that arrive and their masks, hands the derivative what it should get, and ends
-with plain results and their masks. Other kinds of derivatives have steps of their own, in the files beside this one.
+A step begins with the plain cotangents that arrive, and their masks. It hands the derivative its arguments, and ends
+with plain results and their masks. Other derivatives have their own classes of steps, in the files beside this one.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from ..registry import GENERATED, Function
 from .comparisons import Comparisons
 
 Results = tuple[Sequence[Any], Sequence[Mask]]
-"""What a derivative gave, as plain tensors, and the mask of each."""
+"""The results of a derivative, as plain tensors, and their masks."""
 
 
 class Owner(Protocol):
-    """What a step asks of the pass that it belongs to.
+    """The pass that a step belongs to, as the step sees it.
 
     Attributes:
-        entered: as in `cotangent.Run`.
+        entered: the same as in `cotangent.Run`.
     """
 
     entered: dict[int, tuple[Tensor, Cotangent]]
 
     def failed(self, name: str, error: Exception, suspected: bool = False) -> None:
-        """Something could not be followed."""
+        """Record that something could not be followed."""
 
     def is_safe_ahead(self, node: Any) -> bool:
-        """Whether plain PyTorch's backward can be trusted from this node on."""
+        """True if plain PyTorch's backward can be trusted from this node on."""
 
     def inner(self, roots: Sequence[Any], keep: Iterable[Edge]) -> Any:
         """A pass inside of this one, over a part of the graph that was computed again."""
 
     def recomputing(self, function: Any) -> Any:
-        """The step that runs and computes this function again; None if there is none."""
+        """The running step that computes this function again; None if there is none."""
 
 
 class Step:
-    """The run of a derivative of PyTorch's own, on cotangents that know their masks."""
+    """The run of one of PyTorch's own derivatives, on cotangents that know their masks."""
 
     is_anothers = False
-    """Whether the derivative is code that was not written for PyTorch itself: what it makes zeros for is not known."""
+    """Whether the derivative is code that was not written for PyTorch itself: what its zeros mean is not known."""
 
     is_over = False
     """Whether the run has ended. A graph of the gradient may have saved some of its cotangents."""
@@ -68,7 +68,7 @@ class Step:
 
     @property
     def entered(self) -> dict[int, tuple[Tensor, Cotangent]]:
-        """Each tensor that entered a step of this pass, beside its cotangent."""
+        """Each tensor that entered a step of this pass, with its cotangent."""
         return self.owner.entered
 
     @property
@@ -78,20 +78,21 @@ class Step:
 
     @property
     def makes_up_zeros(self) -> bool:
-        """Whether zeros like a cotangent are for what a derivative did not depend on: one that is differentiated."""
+        """Whether a recorded derivative is differentiated here: zeros mean that it does not depend on an input."""
         return is_recorded(self.node)
 
     @property
     def is_needed(self) -> bool:
-        """Whether anything can be ignored here though no masks arrive."""
+        """Whether the step has to run even if no masks arrive, because elements may become ignored here."""
         return self.selects
 
     @property
     def compares(self) -> bool:
-        """Whether the derivative may compare what was saved."""
+        """Whether the derivative may compare saved tensors."""
         return self.function.compares
 
     def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
+        """Begin the step with the plain cotangents that arrive. Returns the arguments for the derivative."""
         if self.compares:
             self._watch_comparisons()
         cotangents = [
@@ -104,6 +105,7 @@ class Step:
         return cotangents
 
     def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
+        """End the step with the derivative's results."""
         if self._gathering is not None:
             self._gathering.stop()
         if self._comparisons is not None:
@@ -112,9 +114,9 @@ class Step:
         return values, [self._mask_of(result) for result in results]
 
     def _mask_of(self, result: Any) -> Mask:
-        """That of a cotangent. Zeros that a derivative makes up without one are ignored with it.
+        """The mask of a result. If a derivative returns plain zeros, they get the mask of the arriving cotangent.
 
-        Such are the zeros of x**0, and of a product with a ZeroTensor, the tangent of a constant in forward mode.
+        Plain zeros are, for example, the derivative of x**0, and a product with a ZeroTensor in forward mode.
         """
         if type(result) is not Tensor or not (can_carry(result) or result._is_zerotensor()):
             return mask_of(result)
@@ -127,12 +129,12 @@ class Step:
         return next((reduced(mask, result.shape) for mask in masks), None)
 
     def over(self) -> None:
-        """What the run refers to is let go."""
+        """Note that the run has ended, and free what it refers to."""
         self.is_over = True
         del self.owner, self.node, self.masks
 
     def cotangent(self, value: Any, mask: Mask) -> Any:
-        """What the derivative gets in place of a plain tensor."""
+        """The cotangent that the derivative gets in place of a plain tensor."""
         if is_jagged(value):
             return with_values(value, Cotangent(value._values, mask, self))
         if not is_distributed(value):
@@ -142,45 +144,45 @@ class Step:
         return cotangent
 
     def all_ignored(self, number: int) -> Cotangent:
-        """What the derivative gets for an output that was not used: zeros, all ignored."""
+        """The cotangent of an output that was not used: zeros, all ignored."""
         kind = self.node._input_metadata[number]
         zeros = torch.zeros(tuple(kind.shape), dtype=kind.dtype, device=kind.device)
         return Cotangent(zeros, torch.zeros_like(zeros, dtype=torch.bool), self)
 
     def _watch_comparisons(self) -> None:
-        """Until the end."""
+        """Watch the derivative's comparisons until the step ends."""
         first, *others = (ahead is not None for ahead, _ in self.node.next_functions)
-        # `clamp` compares its input with its bounds: where these have no gradient, whether they are NaN is no matter.
+        # `clamp` compares its input with its bounds. If the bounds have no gradient, a NaN in them does not matter.
         self._comparisons = Comparisons(first and not any(others))
         self._comparisons.start()
 
     def where_unordered(self, condition: Tensor) -> Mask:
-        """Where a condition that the derivative made could not tell, for NaN compares with nothing."""
+        """The elements at which a condition of the derivative compared a NaN; None if there are none."""
         return None if self._comparisons is None else self._comparisons.where_unordered(condition)
 
     def abandon(self) -> None:
-        """The derivative failed, and will not end."""
+        """Undo what `begin` did, because the derivative failed and `end` will not be called."""
 
     def failed(self, operator: str, error: Exception) -> None:
-        """From this operator on the gradient is plain PyTorch's."""
+        """Record that an operator could not be followed. From there on the gradient is plain PyTorch's."""
         self.owner.failed(operator, error, suspected=True)
 
 
 def _given_back(result: Any) -> Any:
-    """What the engine gets of a result."""
+    """The plain tensor, or DTensor, that the engine gets in place of a result."""
     if type(result) is Cotangent and result.parts is not None:
         return distributed.prefer_exact(result.parts, result)
     return unwrap(result)
 
 
 def is_custom(node: Any) -> bool:
-    """Whether `torch.library` made the node, for an operator that is not PyTorch's own."""
+    """True if `torch.library` made the node, for an operator that is not PyTorch's own."""
     name: str = node.name()
     return name.startswith(GENERATED) and not name.startswith(f"{GENERATED}torch_")
 
 
 def name_of(node: Any) -> str:
-    """What a warning calls somebody's own derivative."""
+    """The name of a user's derivative in a warning."""
     name: str = node.name().removesuffix("Backward")
     operator = name.removeprefix(GENERATED)
     if operator == name:
