@@ -31,14 +31,16 @@ class Checks(NamedTuple):
 
 
 @functools.cache
-def checks_of(kind: type, function: Function) -> Checks | None:
+def checks_of(node_type: type, function: Function) -> Checks | None:
     """How to check the nodes of a type; None if no condition is enough for their function."""
     usual = function.safe_if
     if usual is NEVER:
         return None
-    saved = [attribute.removeprefix("_raw_saved_") for attribute in dir(kind) if attribute.startswith("_raw_saved_")]
+    saved = [
+        attribute.removeprefix("_raw_saved_") for attribute in dir(node_type) if attribute.startswith("_raw_saved_")
+    ]
     conditions = {attribute: function.safe_if_saved.get(attribute, usual) for attribute in saved}
-    saved_in = "saved_{}" if issubclass(kind, BackwardCFunction) else "_saved_{}"
+    saved_in = "saved_{}" if issubclass(node_type, BackwardCFunction) else "_saved_{}"
     places = tuple(
         Saved(
             attrgetter(f"_raw_saved_{a}"),
@@ -50,4 +52,4 @@ def checks_of(kind: type, function: Function) -> Checks | None:
         if condition is not ALWAYS
     )
     scalars = [f"_saved_{scalar}" for scalar in function.scalars]
-    return Checks(function, places, tuple(attrgetter(scalar) for scalar in scalars if hasattr(kind, scalar)))
+    return Checks(function, places, tuple(attrgetter(scalar) for scalar in scalars if hasattr(node_type, scalar)))

@@ -103,9 +103,9 @@ def can_be_read_again(node: Any, unknown: bool) -> bool:
 
 
 @functools.cache
-def _saved_by(kind: type) -> list[str]:
+def _saved_by(node_type: type) -> list[str]:
     """The attributes that have a node's saved tensors in packed form: reading them runs no hook."""
-    return [name for name in dir(kind) if name.startswith("_raw_saved_")]
+    return [name for name in dir(node_type) if name.startswith("_raw_saved_")]
 
 
 def saved_tensors(node: Any, unknown: bool = False) -> Iterator[Tensor]:

@@ -36,26 +36,26 @@ class NodeKind(NamedTuple):
 _KINDS: dict[type, NodeKind] = {}
 
 
-def known(kind: type) -> NodeKind | None:
+def known(node_type: type) -> NodeKind | None:
     """What is known about a type; None if it was not classified yet, or if its nodes have several functions."""
-    found = _KINDS.get(kind)
+    found = _KINDS.get(node_type)
     # The user may have registered a record since.
     return found if found is not None and FUNCTIONS.get(found.name, UNKNOWN) is found.function else None
 
 
 def classify(node: Any) -> NodeKind:
     """What is known about a node by its type. It is remembered for each type in `KINDS`."""
-    kind: Any = type(node)
-    found = known(kind)
+    node_type: Any = type(node)
+    found = known(node_type)
     if found is None:
         name, function = function_of(node.name()), record_of(node)
-        own = kind in KINDS
-        checks = checks_of(kind, function)
+        own = node_type in KINDS
+        checks = checks_of(node_type, function)
         needs_check = checks is None or bool(checks.places or checks.scalars or function.only_if)
         transfer = TRANSFERS.get(name) if own else None
         found = NodeKind(name, function, _step_of(node, name, function), transfer, checks, needs_check)
         if own:
-            _KINDS[kind] = found
+            _KINDS[node_type] = found
     return found
 
 

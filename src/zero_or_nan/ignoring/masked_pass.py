@@ -71,7 +71,7 @@ class _Arrived(NamedTuple):
 
 
 def _sent(mask: Mask, value: Tensor) -> _Arrived:
-    """A mask and its cotangent. An inference tensor has no version, so a hook's write to it would go unnoticed."""
+    """A mask and its cotangent, which is left out if it has no version, as in inference mode: a hook may change it."""
     return _Arrived(mask, None, 0) if value.is_inference() else _Arrived(mask, weakref.ref(value), value._version)
 
 
@@ -421,10 +421,10 @@ class Pass:
         if is_wrapped(unmaskable):
             self.failed("a tensor inside of torch.vmap or torch.func", NotFollowed(_INSIDE), suspected=True)
             return
-        kind = "a nested tensor" if unmaskable.is_nested else type(unmaskable).__name__
-        if kind == "Tensor":
-            kind = str(unmaskable.layout)
-        self.failed(kind, NotFollowed("a tensor that can't carry a mask"), suspected=True)
+        described = "a nested tensor" if unmaskable.is_nested else type(unmaskable).__name__
+        if described == "Tensor":
+            described = str(unmaskable.layout)
+        self.failed(described, NotFollowed("a tensor that can't carry a mask"), suspected=True)
 
     def _let_go(self) -> None:
         """Remove the hooks, and free what the pass holds."""

@@ -213,17 +213,17 @@ def is_safe(nodes: Iterable[Any], unsafe: list[Any] | None = None) -> bool:
     """
     by_kind: dict[type, list[Any]] = {}
     for node in nodes:
-        kind = type(node)
-        if kind in by_kind:
-            by_kind[kind].append(node)
+        node_type = type(node)
+        if node_type in by_kind:
+            by_kind[node_type].append(node)
         else:
-            by_kind[kind] = [node]
+            by_kind[node_type] = [node]
     checking = _Precheck()
     recording = torch.is_grad_enabled()
     torch._C._set_grad_enabled(False)
     try:
-        for kind, alike in by_kind.items():
-            found = known(kind)
+        for node_type, alike in by_kind.items():
+            found = known(node_type)
             if found is None:
                 for node in alike:
                     checking.check([node], classify(node).checks)

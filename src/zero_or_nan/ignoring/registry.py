@@ -107,8 +107,8 @@ class Transfer(NamedTuple):
 
     def may_follow(self, node: Any, trusted: bool) -> bool:
         """True if plain PyTorch can run a node's derivative. `trusted`: the precheck found the node safe."""
-        kind = node._input_metadata[0]
-        if kind.is_nested_tensor or not kind.dtype.is_floating_point:
+        metadata = node._input_metadata[0]
+        if metadata.is_nested_tensor or not metadata.dtype.is_floating_point:
             return False
         if not trusted and (self.repair is None or self.repair_if is not None and not self.repair_if(node)):
             return False

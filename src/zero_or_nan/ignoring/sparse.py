@@ -43,8 +43,8 @@ def with_stored(sparse: Tensor, values: Tensor) -> Tensor:
 
 def has_sparse_factor(node: Any) -> bool:
     """True if the node of a product saved a sparse factor, or if the saved tensors can't be read."""
-    kind: Any = type(node)
-    strides = _strides(kind)
+    node_type: Any = type(node)
+    strides = _strides(node_type)
     # PyTorch keeps no strides for a sparse factor, or for a factor that needs no gradient.
     if strides is not None and all(strides(node)):
         return False
@@ -55,9 +55,9 @@ def has_sparse_factor(node: Any) -> bool:
 
 
 @functools.cache
-def _strides(kind: type) -> Callable[[Any], Any] | None:
+def _strides(node_type: type) -> Callable[[Any], Any] | None:
     """How to get the strides of both factors from a node of a type; None if the nodes don't have them."""
-    names = [name for name in dir(kind) if name.endswith("_sym_strides")]
+    names = [name for name in dir(node_type) if name.endswith("_sym_strides")]
     return operator.attrgetter(*names) if len(names) == 2 else None
 
 

@@ -28,8 +28,10 @@ def of_all_rows(node: Any, grads: Any) -> tuple[Any, ...]:
 
     def gradient(place: int) -> Cotangent:
         ahead, number = node.next_functions[place]
-        kind = ahead._input_metadata[number]
-        value = torch.full(tuple(kind.shape), torch.nan if counts else 0.0, dtype=kind.dtype, device=kind.device)
+        metadata = ahead._input_metadata[number]
+        value = torch.full(
+            tuple(metadata.shape), torch.nan if counts else 0.0, dtype=metadata.dtype, device=metadata.device
+        )
         return Cotangent(value, everywhere(counts, value))
 
     places = (0, 1, 3)  # rows, layer, bias

@@ -145,8 +145,8 @@ class Step:
 
     def all_ignored(self, number: int) -> Cotangent:
         """The cotangent of an output that was not used: zeros, all ignored."""
-        kind = self.node._input_metadata[number]
-        zeros = torch.zeros(tuple(kind.shape), dtype=kind.dtype, device=kind.device)
+        metadata = self.node._input_metadata[number]
+        zeros = torch.zeros(tuple(metadata.shape), dtype=metadata.dtype, device=metadata.device)
         return Cotangent(zeros, torch.zeros_like(zeros, dtype=torch.bool), self)
 
     def _watch_comparisons(self) -> None:
