@@ -353,9 +353,7 @@ def root_mean_square_without_epsilon():
         optimizer.step()  # born
 
 
-@program(
-    "undefined", "forward", "Adagrad.step", thread="ml-explore/mlx#3712", cause="the optimizer", remedy=r"\beps\b"
-)
+@program("undefined", "forward", "Adagrad.step", thread="ml-explore/mlx#3712", cause="the optimizer", remedy=r"\beps\b")
 def fused_adagrad_without_epsilon():
     """The same for Adagrad, in one kernel for all parameters.
 
