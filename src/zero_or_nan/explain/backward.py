@@ -218,25 +218,25 @@ class Backward:
     def _hook(self, node: Any) -> Callable[..., None]:
         def look(results: Sequence[Tensor | None], arriving: Sequence[Tensor | None]) -> None:
             with unseen():
-                for result in results:
-                    if type(result) is not Tensor or result.dtype is not torch.float32 or result.layout is not _STRIDED:
-                        here = numbers_of(result)
-                        if here is None or is_finite(here):
-                            continue
-                    else:  # the usual case, in as few steps as possible
-                        try:
-                            total = result.sum().item()
-                        except RuntimeError:  # on the meta device, or nested
-                            continue
-                        if total - total == 0 or is_finite(result):
-                            continue
-                    try:
+                try:
+                    for result in results:
+                        if type(result) is Tensor and result.dtype is torch.float32 and result.layout is _STRIDED:
+                            try:  # the usual case, in as few steps as possible
+                                total = result.sum().item()
+                            except RuntimeError:  # on the meta device, or nested
+                                continue
+                            if total - total == 0 or is_finite(result):
+                                continue
+                        else:
+                            here = numbers_of(result)
+                            if here is None or is_finite(here):
+                                continue
                         self._not_finite(node, results, arriving)
-                    except Exception as error:
-                        self.mistakes.note(str(node.name()), error)
-                    break
-                if torch.is_grad_enabled():
-                    self._recorded(node, results)
+                        break
+                    if torch.is_grad_enabled():
+                        self._recorded(node, results)
+                except Exception as error:
+                    self.mistakes.note(str(node.name()), error)
 
         return look
 

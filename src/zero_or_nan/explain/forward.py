@@ -5,6 +5,8 @@ One sum says whether a result is finite. If it is not, `attribution` finds out w
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -52,6 +54,18 @@ class Forward(TorchFunctionMode):
             above.append(mode)
         for mode in reversed(above):
             _push_mode(mode)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """While entered, this mode is not there, if it is on top of the stack."""
+        is_top = self.is_on() and _get_current_function_mode_stack()[-1] is self
+        if is_top:
+            _pop_mode()
+        try:
+            yield
+        finally:
+            if is_top:
+                _push_mode(self)
 
     def begin_compiled(self) -> None:
         """Leave while the compiler works, or its code runs: the compiler must see the user's code alone."""

@@ -11,6 +11,7 @@ import torch
 from torch.autograd import Function
 from torch.autograd.function import _HookMixin
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils import checkpoint
 
 from ..ignoring.graph import TELLS_OF_HOOKS
 from ..replacing import is_replaced, put_back, replace
@@ -30,6 +31,8 @@ class Patches:
     - PyTorch's engine starts through the watch.
     - `autograd.Function.apply` reports its results: PyTorch has no other sign of them.
     - Hooks on nodes are registered through the sandbox, so that they do not run in an extra pass.
+    - A checkpoint reports that it runs its code again, so that an extra pass uses nothing up.
+    - Modules take their fast paths: they ask whether anything overrides PyTorch's functions, and a watch does not.
     - Hooks on saved tensors are counted, on releases of PyTorch that do not know a node's hooks.
     - A compiled region is left alone: the compiler must see the user's code, and not ours.
 
@@ -50,6 +53,8 @@ class Patches:
             replace(self, module, "_engine_run_backward", self._engine)
         replace(self, Function, "apply", self._apply)
         replace(self, _HookMixin, "_register_hook", self._register_hook)
+        replace(self, checkpoint._recomputation_hook, "__init__", self._recomputing)
+        replace(self, torch.overrides, "has_torch_function", self._has_torch_function)
         if not TELLS_OF_HOOKS:
             replace(self, saved_tensors_hooks, "__enter__", _counted)
             replace(self, saved_tensors_hooks, "__exit__", _uncounted)
@@ -81,6 +86,20 @@ class Patches:
             return register.__func__(hooks, hook)
 
         return staticmethod(registered)
+
+    def _recomputing(self, init: Any) -> Any:
+        def began(hook: Any, frame: Any, *details: Any) -> None:
+            self._sandbox.begin_again(frame())
+            init(hook, frame, *details)
+
+        return began
+
+    def _has_torch_function(self, has: Any) -> Any:
+        def overrides(things: Any) -> bool:
+            with self._forward.aside():
+                return has(things)
+
+        return overrides
 
     def _compile(self, compile: Any) -> Any:
         def compiled(*args: Any, **kwargs: Any) -> Any:

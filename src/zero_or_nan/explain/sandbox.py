@@ -2,7 +2,7 @@
 
 The user's hooks do not run in it. What it writes into buffers and into the `.grad` of tensors inside of the graph is
 put back: code that a checkpoint runs again counts batches, and keeps averages. So is what it takes out of the cache of
-a selective checkpoint. If any other mode runs in a checkpoint, the extra pass ends there.
+a selective checkpoint. If a checkpoint enters anything else for its second run, the extra pass ends there.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import checkpoint
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_map
 
-from ..ignoring.watching import Mode
 from .findings import Scope
 from .functions import buffers_of, plan_of
 from .places import is_recomputed
@@ -68,6 +66,15 @@ class Sandbox:
             listener(roots)
         with torch._C._EnableTorchFunction(), self._undoing.on(), _in_no_group():
             return run(roots, *args, **kwargs)
+
+    def begin_again(self, frame: Any) -> None:
+        """A checkpoint is about to run its code again."""
+        if self._undoing is not None and self._undoing.is_on():
+            again = frame.recompute_fn
+            context = dict(zip(again.__code__.co_freevars, again.__closure__ or (), strict=True)).get(
+                "recompute_context"
+            )
+            self._undoing.begin_again(None if context is None else context.cell_contents)
 
     def prepared(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The arguments with which to call `Tensor.register_hook` or `Tensor.retain_grad`."""
@@ -115,13 +122,15 @@ class _Undoing(TorchFunctionMode):
 
     def on(self) -> AbstractContextManager[Any]:
         """While entered, the code of a checkpoint is watched. A pass in a pass must not push this mode twice."""
-        return nullcontext() if self in _get_current_function_mode_stack() else self
+        return nullcontext() if self.is_on() else self
+
+    def is_on(self) -> bool:
+        """Whether the extra pass runs in this thread."""
+        return self in _get_current_function_mode_stack()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunction():  # the user's modes must not see an extra pass
-            if torch._C._len_torch_dispatch_stack():
-                self._check_modes()
             plan = plan_of(func)
             buffers = buffers_of(func, args, kwargs)
             if buffers and is_recomputed():
@@ -130,20 +139,20 @@ class _Undoing(TorchFunctionMode):
                 self._keep(args[:1])
             return func(*args, **kwargs)
 
-    def _check_modes(self) -> None:
-        """Keep the caches of selective checkpoints, of which each number can be taken once.
+    def begin_again(self, context: Any) -> None:
+        """Prepare for what a checkpoint enters while its code runs again.
 
         Raises:
-            RuntimeError: if there is a mode that is neither such a cache nor ours. It may count, too.
+            RuntimeError: if it is neither nothing nor a cache. It may be of a kind that is entered once, or count.
         """
-        for mode in _get_current_dispatch_mode_stack():
-            if isinstance(mode, checkpoint._CachedTorchDispatchMode) and not _asks_the_user(mode):
-                cache = mode.storage
-                if id(cache) not in self.caches:
-                    self.caches[id(cache)] = cache, dict(cache)
-                    cache.update({key: _twins(entries) for key, entries in cache.items()})
-            elif not isinstance(mode, Mode):
-                raise RuntimeError(f"{type(mode).__name__} may allow only one pass")
+        if isinstance(context, nullcontext):
+            return
+        if not isinstance(context, checkpoint._CachedTorchDispatchMode) or _asks_the_user(context):
+            raise RuntimeError(f"{type(context).__name__} may allow only one pass")
+        cache = context.storage
+        if id(cache) not in self.caches:
+            self.caches[id(cache)] = cache, dict(cache)
+            cache.update({key: _twins(entries) for key, entries in cache.items()})
 
     def _keep(self, tensors: Any) -> None:
         for tensor in tensors_in(tensors):

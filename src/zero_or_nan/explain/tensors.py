@@ -61,7 +61,7 @@ def numbers_of(tensor: Any) -> Tensor | None:
     """The numbers of a tensor, or None if they are not floats or cannot be read.
 
     For a distributed tensor these are the numbers of its part in this process, for a sparse one those that it stores.
-    Numbers of eight bits are widened.
+    Numbers of eight bits, and complex numbers of two halves, are widened.
     """
     if type(tensor) not in _DENSE:
         if not isinstance(tensor, Tensor):
@@ -83,6 +83,8 @@ def numbers_of(tensor: Any) -> Tensor | None:
         return None
     if dtype.itemsize == 1:  # PyTorch cannot add up numbers of eight bits, nor widen two numbers in one byte
         return None if "x2" in str(dtype) else tensor.detach().to(torch.float32)
+    if dtype is torch.complex32:  # nor add these up
+        return tensor.detach().to(torch.complex64)
     return tensor
 
 

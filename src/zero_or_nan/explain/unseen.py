@@ -1,4 +1,4 @@
-"""The watch's own operators, kept out of sight of the user's modes and of PyTorch's profilers."""
+"""The watch's own operators, kept out of sight of the user's modes, PyTorch's profilers and `torch.jit.trace`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from torch._C import _autograd
 
 _modes = torch._C._len_torch_dispatch_stack
 _is_profiled = _autograd._profiler_enabled
+_is_traced = torch._C._is_tracing
+_set_trace: Any = vars(torch._C)["_set_tracing_state"]
 
 
 def unseen() -> AbstractContextManager[Any]:
-    """While entered, no `TorchFunctionMode`, no `TorchDispatchMode`, no subclass of Tensor and no profiler sees the
-    functions and operators that are called."""
-    return _Unseen() if _modes() or _is_profiled() else torch._C.DisableTorchFunction()
+    """While entered, no mode, no subclass of Tensor, no profiler and no tracer sees the operators that are called."""
+    is_watched = _modes() or _is_profiled() or _is_traced()
+    return _Unseen() if is_watched else torch._C.DisableTorchFunction()
 
 
 class _Here(threading.local):
@@ -27,12 +29,14 @@ _here = _Here()
 
 
 class _Unseen:
-    """The same while there are dispatch modes or a profiler."""
+    """The same while there are dispatch modes, a profiler or a tracer."""
 
     def __enter__(self) -> None:
         self.functions = torch._C.DisableTorchFunction()
         self.functions.__enter__()
         self.modes = [torch._C._pop_torch_dispatch_stack(None) for _ in range(_modes())]
+        self.trace = torch._C._get_tracing_state()
+        _set_trace(None)
         self.is_profiled = _is_profiled()
         if self.is_profiled:
             _here.depth += 1
@@ -42,6 +46,7 @@ class _Unseen:
         if self.is_profiled:
             _here.depth -= 1
             _autograd._enable_record_function(not _here.depth)
+        _set_trace(self.trace)
         for mode in reversed(self.modes):
             torch._C._push_on_torch_dispatch_stack(mode)
         self.functions.__exit__(*details)

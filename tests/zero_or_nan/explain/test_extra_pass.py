@@ -1,12 +1,17 @@
 """An extra pass uses nothing up: the caches of selective checkpoints, groups of passes, modes that count."""
 
 import functools
+from contextlib import contextmanager
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from zero_or_nan import explain
 
@@ -96,6 +101,18 @@ def test_a_mode_that_may_run_once(scale):
         watched = step(lambda: (Counts(), Counts(1000 - needs.left)), scale)
     assert watched == plain and report.ok == (scale != 0)
     assert not any(origin.is_sure for origin in report)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.0])
+def test_a_context_that_is_entered_once(scale):
+    @contextmanager
+    def once():
+        yield
+
+    plain = step(lambda: (once(), once()), scale)
+    with explain() as report:
+        watched = step(lambda: (once(), once()), scale)
+    assert watched == plain and report.ok == (scale != 0)
 
 
 @pytest.mark.skipif(not hasattr(torch.utils.checkpoint, "GraphExecGroup"), reason="PyTorch has no groups yet")

@@ -1,7 +1,5 @@
 """What functions overwrite: told from what is left of it, and copied beforehand only where it can't be."""
 
-import importlib
-
 import pytest
 import torch
 from origins import telling
@@ -10,8 +8,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zero_or_nan import explain
+from zero_or_nan.explain import forward
 
-forward = importlib.import_module("zero_or_nan.explain.forward")
 inf, nan = float("inf"), float("nan")
 
 

@@ -54,6 +54,23 @@ def batches_of_vectors():
     return [*torch.autograd.grad(y, x, torch.eye(3), is_grads_batched=True), slopes]
 
 
+@code
+def complex_halves():
+    x = torch.ones(3, dtype=torch.complex64, requires_grad=True)
+    y = torch.view_as_real(x.chalf()).float()
+    y.sum().backward()
+    return [y, x.grad]
+
+
+@code
+def the_fast_paths_of_modules():
+    """They give 0 in padded rows, where the others compute something."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2).eval()
+    with torch.inference_mode():
+        return [model(torch.randn(2, 3, 8), src_key_padding_mask=torch.tensor([[False, False, True]] * 2)).clone()]
+
+
 def a_gradient_that_is_asked_for(layout):
     x = getattr(torch.eye(3) + 1, f"to_{layout}")().requires_grad_()
     y = x.to_dense().sqrt().sum()
@@ -66,6 +83,8 @@ for layout in ("sparse", "sparse_csr", "mkldnn"):
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
 @pytest.mark.parametrize("name", CODE)
 def test_it_is_left_alone(name):
     torch.manual_seed(0)
@@ -75,6 +94,14 @@ def test_it_is_left_alone(name):
         result = CODE[name]()
     assert report.ok, report
     assert all(torch.equal(one, other) for one, other in zip(plain, result, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_trace_has_the_users_operators_alone():
+    with explain():
+        traced = torch.jit.trace(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), torch.randn(2, 4))
+    operators = [node.kind() for node in traced.inlined_graph.nodes() if node.kind() != "prim::GetAttr"]
+    assert operators == ["aten::linear", "aten::relu"]
 
 
 def test_a_batch_of_vectors_is_not_said_to_be_finite():

@@ -1,6 +1,5 @@
 """Modes and profilers of the user's see the same calls with and without a watch."""
 
-import importlib
 from contextlib import nullcontext
 
 import pytest
@@ -13,9 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from zero_or_nan import explain
+from zero_or_nan.explain import forward
 from zero_or_nan.explain.findings import Mistakes
-
-FORWARD = importlib.import_module("zero_or_nan.explain.forward")
 
 
 class Operators(TorchDispatchMode):
@@ -121,7 +119,7 @@ def test_the_same_is_seen(name, kind, inside):
 def test_a_mode_goes_on_after_a_mistake(kind, monkeypatch):
     """Whatever happens in the watch, modes and profilers are as before."""
     monkeypatch.setattr(Mistakes, "are_raised", False)
-    monkeypatch.setattr(FORWARD.Forward, "after", lambda *_: 1 / 0)
+    monkeypatch.setattr(forward.Forward, "after", lambda *_: 1 / 0)
     x = torch.ones(2)
     with kind() as mode:
         with pytest.warns(UserWarning, match="explain failed at sin"), explain():
