@@ -196,6 +196,8 @@ class Backward:
 
     def _note_hidden(self, node: Any, at: int, bad: Tensor) -> None:
         """Note what a node makes in the shadow, now that its derivative can still run."""
+        origination = self._origination(node)
+        share_readable(node, origination.node)
         if not can_run_again(node):
             return
         ones = [torch.ones(each.shape, dtype=each.dtype, device=each.device) for each in node._input_metadata]
@@ -207,7 +209,6 @@ class Backward:
         bad = bad & ~torch.isfinite(slopes)
         if not bool(bad.any()):
             return
-        origination = self._origination(node)
         births = self._from_forward(node, origination)
         if not births:
             text = multiplication(node, ones, at, bad).removeprefix("1 × ")

@@ -112,7 +112,7 @@ def test_where_ignoring_cannot_follow_nothing_is_said_to_be_behind(monkeypatch):
 
 
 def test_a_product_that_overflows_behind_it_is_not_named():
-    """Its factors are finite, and only in the pass of `ignoring` is their product not finite."""
+    """Its factors are finite, but not their product in the pass of `ignoring`. The remedy promises no gradient."""
     x = leaf(0.0, 0.0)
     with explain() as report:
         n = x * 1e30
