@@ -10,7 +10,7 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -40,14 +40,18 @@ class Sandbox:
         return self._undoing is not None
 
     @contextmanager
-    def entered(self) -> Iterator[Callable[[Listener], None]]:
+    def entered(self, recomputes: bool) -> Iterator[Callable[[Listener], None]]:
         """While entered, passes are extra passes. Gives a function that takes listeners.
 
         A listener is called with the roots of each pass, also of those that a checkpoint starts inside of another.
+
+        Args:
+            recomputes: whether a checkpoint may run code again. If so, each function that is called is watched, also
+                those that `ignoring` calls, which takes as long as `ignoring` itself.
         """
         outer = self._undoing
         retaining = [tensor for tensor in (known() for known in self._retaining.values()) if tensor is not None]
-        self._undoing = undoing = _Undoing(retaining)
+        self._undoing = undoing = _Undoing(retaining, recomputes)
         try:
             yield undoing.listeners.append
         finally:
@@ -59,7 +63,7 @@ class Sandbox:
         assert self._undoing is not None
         for listener in self._undoing.listeners:
             listener(roots)
-        with torch._C._EnableTorchFunction(), self._undoing.on():
+        with self._undoing.on():
             return run(roots, *args, **kwargs)
 
     def prepared(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -96,18 +100,25 @@ class _Undoing(TorchFunctionMode):
 
     Args:
         retaining: tensors inside of a graph that keep their gradients.
+        recomputes: whether a checkpoint may run code again.
     """
 
-    def __init__(self, retaining: Iterable[Tensor]) -> None:
+    def __init__(self, retaining: Iterable[Tensor], recomputes: bool) -> None:
         super().__init__()
+        self.recomputes = recomputes
         self.listeners: list[Listener] = []
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}
         with torch._C.DisableTorchFunction():
             self.grads = [(tensor, tensor.grad) for tensor in retaining]
 
-    def on(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def on(self) -> Iterator[None]:
         """While entered, the code of a checkpoint is watched. A pass in a pass must not push this mode twice."""
-        return nullcontext() if self in _get_current_function_mode_stack() else self
+        if not self.recomputes:
+            yield
+            return
+        with torch._C._EnableTorchFunction(), nullcontext() if self in _get_current_function_mode_stack() else self:
+            yield
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
