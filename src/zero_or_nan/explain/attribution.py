@@ -18,7 +18,7 @@ from .functions import MAKES_DATA, MEANT, UNINITIALIZED, Plan, buffers_of, overw
 from .nodes import node_of, note_call, note_carried, note_passed
 from .places import optimizer_here
 from .provenance import Birth, Provenance, joined, without
-from .tensors import is_finite, is_sparse, numbers_of, tensors_in
+from .tensors import any_of, is_finite, is_sparse, not_finite, numbers_of, tensors_in
 
 
 class Result(NamedTuple):
@@ -52,13 +52,13 @@ class _Split(NamedTuple):
     """A result, split by where its elements come from.
 
     Attributes:
-        born: the elements that the call made.
+        born: the elements that the call made; None if it made none.
         operands: the operands that the other elements come from.
         made_of: the infinities that the code wrote down, and that the call turned into the elements.
         change: puts finite numbers in place of NaN and infinities that the elements were not made of.
     """
 
-    born: Tensor
+    born: Tensor | None
     operands: Operands
     made_of: tuple[Birth, ...] = ()
     change: Change = finite_ones
@@ -102,7 +102,7 @@ class Attribution:
         if node is None or "Compiled" not in node.name() or compiled_at is None:
             return births.known(come_in(tensor, here, call))
         compiled = call._replace(name="torch.compile", place=compiled_at)
-        birth = describe("made", compiled, tensor, ~torch.isfinite(here), "inside of a compiled region")
+        birth = describe("made", compiled, tensor, not_finite(here), "inside of a compiled region")
         note_call(node, "torch.compile", compiled_at)
         birth = births.known(birth)
         note_passed(node, (birth,))
@@ -129,7 +129,7 @@ class Attribution:
         found = Operands([], [], [])
         for tensor in call.tensors():
             here = numbers_of(tensor)
-            if here is None or id(tensor) in skipped or bool(torch.isfinite(here).all()):
+            if here is None or id(tensor) in skipped or is_finite(here):
                 continue
             original = args[0] if tensor is before and not is_sparse(tensor) else tensor
             provenance = provenances.of(original)
@@ -150,8 +150,8 @@ class Attribution:
         """Find what was already not finite when a function in place first overwrote it."""
         for at, tensor, here in bad:
             if self.findings.provenances.of(tensor) is None:
-                came = was_there(call, here, ~torch.isfinite(here), at)
-                if bool(came.any()):
+                came = was_there(call, here, not_finite(here), at)
+                if any_of(came):
                     birth = self.findings.births.known(come_in(tensor, torch.where(came, here, 0), call))
                     self.findings.provenances.keep(tensor, Provenance({birth: ()}))
 
@@ -162,47 +162,52 @@ class Attribution:
                 birth = come_in(result.tensor, result.here, call)
                 self.findings.uninitialized.keep(result.tensor, Provenance({birth: ()}))
             return None
-        entries = ~torch.isfinite(result.here)
-        split = self._split(call, plan, result, entries, operands)
+        split = self._split(call, plan, result, operands)
         born, (_, provenances, entering) = split.born, split.operands
-        if bool(born.any()) and (secondhand := self._secondhand(call)):
-            born, provenances = torch.zeros_like(born), [*provenances, *secondhand]
+        if born is not None and (secondhand := self._secondhand(call)):
+            born, provenances = None, [*provenances, *secondhand]
         births: list[Birth] = []
-        if bool(born.any()):
+        carried: list[tuple[Birth, Tensor]] = []
+        if born is None:  # the node of an earlier call carries what that call made
+            if entering:
+                bad = not_finite(result.here)
+                carried += [(birth, bad) for birth in dict.fromkeys(entering)]
+        else:
             birth = self.findings.births.known(newborn(call, result.tensor, born, result.at, split.change))
             birth.made_of = split.made_of
             births.append(birth)
-        carried = [(birth, born) for birth in births]
-        rest = entries & ~born
-        if births and provenances and call.name not in MEANT:
-            rest |= came_too(call, born, result.at)
-        if bool(rest.any()) or not births:
-            # The node of an earlier call carries what that call made. Beside a birth here, this node carries it too.
-            others = dict.fromkeys([*entering, *(joined(provenances).births if births else ())])
-            carried += [(birth, rest) for birth in others]
-        else:
-            provenances = []
+            carried.append((birth, born))
+            rest = not_finite(result.here) & ~born
+            if provenances and call.name not in MEANT:
+                rest |= came_too(call, born, result.at)
+            if any_of(rest):  # beside a birth here, this node carries earlier ones too
+                others = dict.fromkeys([*entering, *joined(provenances).births])
+                carried += [(birth, rest) for birth in others]
+            else:
+                provenances = []
         if node_of(result.tensor) is not None:
             self._write(call, plan, result.tensor, carried, provenances)
         return joined(provenances, call.name, births)
 
-    def _split(self, call: Call, plan: Plan, result: Result, entries: Tensor, operands: Operands) -> _Split:
+    def _split(self, call: Call, plan: Plan, result: Result, operands: Operands) -> _Split:
         """Split the elements of a result that are not finite."""
         at, _, here = result
         if plan.in_place and operands.provenances and not operands.values:
-            return _Split(torch.zeros_like(entries), operands)  # they were there before the call
-        born = apart(call, here, entries, operands.values, at)
+            return _Split(None, operands)  # they were there before the call
+        born = apart(call, here, operands.values, at)
         known = joined(operands.provenances).births
         masks = [birth for birth in known if birth.nature == "meant" or birth.infinite == -math.inf]
         if not masks:
             return _Split(born, operands)
         change = functools.partial(finite_ones, keep={birth.infinite for birth in masks})
         are_meant = all(_is_meant(birth, call.name) for birth in masks)
-        made, harm = of_masks(call, here, entries & ~born, operands.values, at, change)
-        are_undefined = bool(made.any())
+        others = not_finite(here) if born is None else not_finite(here) & ~born
+        made, harm = of_masks(call, here, others, operands.values, at, change)
+        are_undefined = any_of(made)
         made_of: tuple[Birth, ...] = ()
         if are_meant:
-            born = born | made
+            born = made if born is None else born | made
+            born = born if any_of(born) else None
             made_of = tuple(birth for birth in masks if birth.nature == "meant" and are_undefined)
         elif are_undefined:
             for birth in masks:
@@ -225,7 +230,7 @@ class Attribution:
             base = tensor._base
             if plan.in_place and base is not None and base.grad_fn is not None:  # its node is new too
                 note_call(base.grad_fn, call.name, call.place)
-                self.carry(base, [(birth, ~torch.isfinite(base)) for birth, _ in carried])
+                self.carry(base, [(birth, not_finite(base)) for birth, _ in carried])
         if provenances:
             note_passed(tensor.grad_fn, joined(provenances).births)
 

@@ -7,7 +7,9 @@ no `.grad`. It says which elements the loss ignored, and whether the gradient ex
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -42,7 +44,7 @@ from .places import Place, place_here, users_frame
 from .provenance import Birth, Provenance, joined
 from .sandbox import Sandbox
 from .shadow import Shadow, leaves_of, shadow_of
-from .tensors import all_finite, is_finite, numbers_of
+from .tensors import all_finite, any_of, is_finite, is_finite_at_each, not_finite, numbers_of
 from .ties import tie_of, value_of
 from .unseen import unseen
 
@@ -111,6 +113,7 @@ class Backward:
         self.loss: Provenance | None = None
         self.hidden: list[Birth] = []
         self._handles: list[Any] = []
+        self._callers: dict[Any, Any] = {}
 
     # Before the engine runs.
 
@@ -186,7 +189,7 @@ class Backward:
         keep = [(node, 0) for node in unsafe if type(node) is not AccumulateGrad]
         keep += [(node, output) for node, carried in self.carried.items() for output in carried]
         roots, vectors, inputs, _ = self.request
-        with self.sandbox.entered() as nested:
+        with self.sandbox.entered(recomputes=not all(map(can_run_again, self.graph))) as nested:
             self.shadow = shadow_of(roots, vectors, inputs, self.graph, keep, unsafe, nested)
         self.events.lacks_shadow = self.shadow is None
         if self.shadow is not None and self.shadow.is_complete:
@@ -226,7 +229,7 @@ class Backward:
                                 total = result.sum().item()
                             except RuntimeError:  # on the meta device, or nested
                                 continue
-                            if total - total == 0 or is_finite(result):
+                            if total - total == 0 or is_finite_at_each(result):
                                 continue
                         else:
                             here = numbers_of(result)
@@ -260,13 +263,13 @@ class Backward:
             here = numbers_of(result)
             if here is None or ahead is None or is_finite(here):
                 continue
-            bad = ~torch.isfinite(here)
+            bad = not_finite(here)
             made = at_finite_cotangents(node, arriving, bad)
             if made is None:
                 if is_innocent is None:
                     is_innocent = bool(provenances) and only_passes_on(node, arriving)
                 made = None if is_innocent else bad
-            elif not bool(made.any()):
+            elif not any_of(made):
                 made = None if provenances else bad
             births = [] if made is None else self._births(node, origination, arriving, results, at, made)
             provenance = joined(provenances, origination.name, births)
@@ -288,13 +291,13 @@ class Backward:
 
     def _added_up(self, edge: Edge, here: Tensor) -> Provenance | None:
         """The provenance of a sum that is too large, if the gradients that were added up were finite."""
-        senders = [node for node, edges in self.graph.items() for other in edges if other == edge]
+        senders = [node for node, slot in self._senders.get(edge[0], ()) if slot == edge[1]]
         count = len(senders) + self.holders.get(edge, False)
         if count < 2 or bool(here.isnan().any()):
             return None
         call = self._origination(senders[0]).call
         text = f"the sum of {count} gradients > {limit(here.dtype)}"
-        birth = describe("made", call, here, ~torch.isfinite(here), text, "backward", too_large=True)
+        birth = describe("made", call, here, not_finite(here), text, "backward", too_large=True)
         return Provenance({birth: (call.name,)})
 
     def _carried(self, node: Any, origination: Origination) -> Carried:
@@ -306,14 +309,14 @@ class Backward:
             return None
         entries = bad.clone()
         for pairs in self._carried(node, origination).values():
-            for _, not_finite in pairs:
-                if not_finite.shape != bad.shape:
+            for _, mask in pairs:
+                if mask.shape != bad.shape:
                     return None
-                entries &= ~not_finite
+                entries &= ~mask
         for saved in saved_by(node):
             try:
                 here = numbers_of(saved)
-                entries &= torch.isfinite(saved if here is None else here)
+                entries &= torch.isfinite(saved) if here is None else ~not_finite(here)
             except RuntimeError:  # broadcast along the way
                 return None
         return entries
@@ -335,12 +338,14 @@ class Backward:
         new = self._at_finite_operands(node, origination, bad)
         old = bad if new is None else bad & ~new
         births: list[Birth] = []
-        if bool(old.any()):
+        if any_of(old):
             births = self._from_forward(node, origination)
-            text = multiplication(node, arriving, at, old)
-            for birth in births:
-                birth.in_backward = birth.in_backward or text
-            if births and (new is None or not bool(new.any())):
+            untold = [birth for birth in births if not birth.in_backward]
+            if untold:  # the text takes another run of the derivative, so it is made for the first node alone
+                text = multiplication(node, arriving, at, old)
+                for birth in untold:
+                    birth.in_backward = text
+            if births and (new is None or not any_of(new)):
                 return births
         if node not in self.events.born:
             entries = new if births and new is not None else bad
@@ -387,20 +392,39 @@ class Backward:
         called = node.metadata.get(CALLED)
         if called is not None:
             return Origination(node, *called)
-        consumers: dict[Any, list[Any]] = {}
-        for other, edges in self.graph.items():
-            for ahead, _ in edges:
-                consumers.setdefault(ahead, []).append(other)
-        waiting, seen = [node], {node}
+        if node not in self._callers:
+            self._callers[node] = self._caller(node)
+        caller = self._callers[node]
+        if caller is not None:
+            return Origination(caller, *caller.metadata[CALLED])
+        return Origination(node, function_of(node.name()), self.findings.compiled_at or place_here(users_frame()))
+
+    def _caller(self, node: Any) -> Any:
+        """The nearest node that knows its call, among those that a node sends its gradient for; None if none does."""
+        waiting, seen = deque([node]), {node}
         while waiting:
-            at = waiting.pop(0)
-            called = at.metadata.get(CALLED)
-            if called is not None:
-                return Origination(at, *called)
-            new = [consumer for consumer in dict.fromkeys(consumers.get(at, ())) if consumer not in seen]
+            at = waiting.popleft()
+            if not waiting and at in self._callers:  # all ways lead through it
+                return self._callers[at]
+            if CALLED in at.metadata:
+                return at
+            new = [
+                sender
+                for sender in dict.fromkeys(sender for sender, _ in self._senders.get(at, ()))
+                if sender not in seen
+            ]
             seen.update(new)
             waiting += new
-        return Origination(node, function_of(node.name()), self.findings.compiled_at or place_here(users_frame()))
+        return None
+
+    @functools.cached_property
+    def _senders(self) -> dict[Any, list[tuple[Any, int]]]:
+        """By node, the nodes whose gradients arrive there, each with the number of the cotangent."""
+        senders: dict[Any, list[tuple[Any, int]]] = {}
+        for node, edges in self.graph.items():
+            for ahead, slot in edges:
+                senders.setdefault(ahead, []).append((node, slot))
+        return senders
 
     # After the engine has run.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from .arithmetic import Born, is_nan, number
 from .calls import Call, Change
 from .provenance import Birth
-from .tensors import first_entries, first_stored, is_sparse, numbers_of
+from .tensors import any_of, first_entries, first_stored, is_sparse, not_finite, numbers_of
 
 
 def describe(
@@ -27,7 +27,7 @@ def describe(
 
 def come_in(tensor: Tensor, here: Tensor, call: Call) -> Birth:
     """The birth of a tensor that is not finite, and that nothing in the block made."""
-    bad = ~torch.isfinite(here)
+    bad = not_finite(here)
     first = here[bad][0].item()
     infinite = first if isinstance(first, float) and bool((here[bad] == first).all()) else 0.0
     return describe("given", call, tensor, bad, number(first), infinite=infinite, tensor=weakref.ref(tensor))
@@ -35,7 +35,7 @@ def come_in(tensor: Tensor, here: Tensor, call: Call) -> Birth:
 
 def held_before(grad: Tensor, here: Tensor, call: Call) -> Birth:
     """The birth of a `.grad` that is not finite before a pass adds to it."""
-    bad = ~torch.isfinite(here)
+    bad = not_finite(here)
     text = f"{number(here[bad][0].item())} in .grad before this pass"
     return describe("given", call, grad, bad, text, held=True)
 
@@ -73,7 +73,7 @@ def _only_too_large(call: Call, entries: Tensor, at: int, born: Born | None, res
     except Exception:
         wider = None
     if wider is not None and wider.shape == entries.shape and wider.dtype != result.dtype:
-        has_room = bool(torch.isfinite(wider)[entries].any())
+        has_room = any_of(entries & ~not_finite(wider))
         if has_room:
             return True
     return born is not None and not born.is_pole

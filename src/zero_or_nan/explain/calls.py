@@ -6,7 +6,6 @@ its elements the operator made, and which came with an operand.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable, Collection, Sequence
@@ -16,10 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..ignoring.masks import was_broadcast
 from .arithmetic import Born, first_born, on_copies, rerun
 from .functions import WEIGHS_ALL
 from .places import Place
-from .tensors import each_in, numbers_of, tensors_in
+from .tensors import any_of, each_in, is_finite, not_finite, numbers_of, tensors_in
 
 Change = Callable[[Tensor], Tensor]
 
@@ -64,16 +64,18 @@ class Call(NamedTuple):
 
 def finite_ones(tensor: Tensor, keep: Collection[float] = ()) -> Tensor:
     """The tensor, with 1 in place of each NaN and infinity, except for the infinities to keep."""
-    stays = torch.isfinite(tensor)
+    if not keep and not tensor.is_complex():
+        return tensor.nan_to_num(1.0, 1.0, 1.0)
+    goes = not_finite(tensor)
     for infinity in keep:
-        stays |= tensor == infinity
-    return torch.where(stays, tensor, torch.ones_like(tensor))
+        goes &= tensor != infinity
+    return torch.where(goes, 1.0, tensor)
 
 
 def _all_different(tensor: Tensor, scale: float) -> Tensor:
     """The tensor, with another number between ¼ and ¾ of the scale for each element that is not finite."""
     numbers = scale * (torch.arange(tensor.numel(), dtype=torch.float32, device=tensor.device) * 0.618 % 0.5 + 0.25)
-    return torch.where(torch.isfinite(tensor), tensor, numbers.reshape(tensor.shape).to(tensor.dtype))
+    return torch.where(not_finite(tensor), numbers.reshape(tensor.shape).to(tensor.dtype), tensor)
 
 
 _STAND_INS: tuple[Change, ...] = (
@@ -84,32 +86,33 @@ _STAND_INS: tuple[Change, ...] = (
 numbers: it may be a pole, as 1 is of `logit`, and equal numbers make a matrix singular, or leave a row no spread."""
 
 
-def apart(call: Call, result: Tensor, bad: Tensor, inputs: Sequence[Tensor], at: int) -> Tensor:
-    """The elements that an operator made, as opposed to those that came with an operand.
+def apart(call: Call, result: Tensor, inputs: Sequence[Tensor], at: int) -> Tensor | None:
+    """The elements that an operator made, as opposed to those that came with an operand; None if it made none.
 
     Such an element is the same whatever finite numbers take the place of the operands' NaN and infinities.
 
     Args:
         call: the call of the operator.
-        result: one of its results.
-        bad: the elements of the result that are not finite.
+        result: one of its results, which is not finite.
         inputs: the operands that are not finite.
         at: the position of the result among the results.
     """
+    births = not_finite(result)
     if not inputs:
-        return bad
-    births = bad
-    for change in _STAND_INS:
-        alone = call.result(at, bad, change)
-        if alone is None:
-            return torch.zeros_like(bad)
-        births = births & _same(alone, result)
-        if not bool(births.any()):
-            return births
+        return births
     if call.infinite_number() is None:  # such a number may have replaced an element of an operand
         for value in inputs:
-            with contextlib.suppress(RuntimeError):  # of another shape
-                births = births & torch.isfinite(value.broadcast_to(bad.shape))
+            if was_broadcast(value.shape, result.shape):
+                births &= ~not_finite(value)
+        if not any_of(births):  # the usual case, found out without another run
+            return None
+    for change in _STAND_INS:
+        alone = call.result(at, result, change)
+        if alone is None or is_finite(alone):
+            return None
+        births &= _same(alone, result)
+        if not any_of(births):
+            return None
     return births
 
 
@@ -123,12 +126,12 @@ def came_too(call: Call, births: Tensor, at: int) -> Tensor:
         alone = call.result(at, births, functools.partial(_small_ones, small=small))
         if alone is None:
             return torch.zeros_like(births)
-        births = births & ~torch.isfinite(alone)
+        births = births & not_finite(alone)
     return births
 
 
 def _small_ones(tensor: Tensor, small: float) -> Tensor:
-    return torch.where(torch.isfinite(tensor), small, tensor)
+    return torch.where(not_finite(tensor), tensor, small)
 
 
 def of_masks(
@@ -150,8 +153,8 @@ def of_masks(
         alone = call.result(at, bad, change)
     if alone is None:
         return torch.zeros_like(bad), True
-    wrong = bad & ~torch.isfinite(alone)
-    return (wrong if call.name in WEIGHS_ALL else wrong & alone.isnan()), bool(wrong.any())
+    wrong = bad & not_finite(alone)
+    return (wrong if call.name in WEIGHS_ALL else wrong & alone.isnan()), any_of(wrong)
 
 
 def was_there(call: Call, result: Tensor, bad: Tensor, at: int) -> Tensor:

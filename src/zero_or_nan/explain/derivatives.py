@@ -14,7 +14,7 @@ from ..ignoring.graph import function_of, run
 from .arithmetic import first_born, number, on_copies, rerun
 from .calls import finite_ones
 from .nodes import can_run_again, saved_by
-from .tensors import are_finite, numbers_of
+from .tensors import are_finite, is_finite, not_finite, numbers_of
 
 _ENTRYWISE = frozenset("""
 Exp Exp2 Log Log2 Log10 Log1P Sqrt Rsqrt Pow Mul Div Reciprocal Sin Cos Tan Asin Acos Atan Atanh Acosh Asinh Sinh Cosh
@@ -54,7 +54,7 @@ def only_passes_on(node: Any, arriving: Sequence[Any]) -> bool:
 def at_finite_cotangents(node: Any, arriving: Sequence[Any], bad: Tensor) -> Tensor | None:
     """The elements of a gradient that are not finite though their cotangents are; None if that cannot be told."""
     cotangent = numbers_of(arriving[0]) if len(arriving) == 1 and is_entrywise(node) else None
-    return None if cotangent is None or cotangent.shape != bad.shape else bad & torch.isfinite(cotangent)
+    return None if cotangent is None or cotangent.shape != bad.shape else bad & ~not_finite(cotangent)
 
 
 def multiplication(node: Any, arriving: Sequence[Any], at: int, bad: Tensor) -> str:
@@ -84,7 +84,7 @@ def is_only_too_large(node: Any, arriving: Sequence[Any], at: int, bad: Tensor) 
     with contextlib.suppress(Exception), rerun():
         small = [None if value is None else torch.sign(value) * 1e-3 for value in arriving]
         slopes = numbers_of(run(node, *small)[at])
-        if slopes is not None and bool(torch.isfinite(slopes[bad]).all()):
+        if slopes is not None and is_finite(slopes[bad]):
             return True
     return is_entrywise(node) and not _is_at_pole(node, tuple(bad.nonzero()[0].tolist()), bad)
 

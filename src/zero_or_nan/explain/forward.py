@@ -22,7 +22,7 @@ from .nodes import node_of, note_call
 from .places import Place, Places
 from .provenance import Birth, Provenance
 from .sandbox import Sandbox
-from .tensors import is_finite, is_sparse, numbers_of, tensors_in
+from .tensors import is_finite, is_sparse, not_finite, numbers_of, tensors_in
 from .unseen import unseen
 
 
@@ -164,7 +164,7 @@ class Forward(TorchFunctionMode):
                     note_call(node, kind.__name__, place)
                     here = numbers_of(tensor)
                     if here is not None and not is_finite(here):
-                        self._applied(Call(kind, kind.__name__, place, args), tensor, ~torch.isfinite(here))
+                        self._applied(Call(kind, kind.__name__, place, args), tensor, not_finite(here))
 
     def _applied(self, call: Call, tensor: Tensor, bad: Tensor) -> None:
         """A result of an `autograd.Function` is not finite."""

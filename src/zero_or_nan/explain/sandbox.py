@@ -11,7 +11,7 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from typing import Any
 
@@ -45,14 +45,18 @@ class Sandbox:
         return self._undoing is not None
 
     @contextmanager
-    def entered(self) -> Iterator[Callable[[Listener], None]]:
+    def entered(self, recomputes: bool) -> Iterator[Callable[[Listener], None]]:
         """While entered, passes are extra passes. Gives a function that takes listeners.
 
         A listener is called with the roots of each pass, also of those that a checkpoint starts inside of another.
+
+        Args:
+            recomputes: whether a checkpoint may run code again. If so, each function that is called is watched, also
+                those that `ignoring` calls, which takes as long as `ignoring` itself.
         """
         outer = self._undoing
         retaining = [tensor for tensor in (known() for known in self._retaining.values()) if tensor is not None]
-        self._undoing = undoing = _Undoing(retaining)
+        self._undoing = undoing = _Undoing(retaining, recomputes)
         try:
             yield undoing.listeners.append
         finally:
@@ -64,7 +68,7 @@ class Sandbox:
         assert self._undoing is not None
         for listener in self._undoing.listeners:
             listener(roots)
-        with torch._C._EnableTorchFunction(), self._undoing.on(), _in_no_group():
+        with self._undoing.on(), _in_no_group():
             return run(roots, *args, **kwargs)
 
     def begin_again(self, frame: Any) -> None:
@@ -110,19 +114,26 @@ class _Undoing(TorchFunctionMode):
 
     Args:
         retaining: tensors inside of a graph that keep their gradients.
+        recomputes: whether a checkpoint may run code again.
     """
 
-    def __init__(self, retaining: Iterable[Tensor]) -> None:
+    def __init__(self, retaining: Iterable[Tensor], recomputes: bool) -> None:
         super().__init__()
+        self.recomputes = recomputes
         self.listeners: list[Listener] = []
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}
         self.caches: dict[int, tuple[Any, dict[Any, Any]]] = {}
         with unseen():
             self.grads = [(tensor, tensor.grad) for tensor in retaining]
 
-    def on(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def on(self) -> Iterator[None]:
         """While entered, the code of a checkpoint is watched. A pass in a pass must not push this mode twice."""
-        return nullcontext() if self.is_on() else self
+        if not self.recomputes:
+            yield
+            return
+        with torch._C._EnableTorchFunction(), nullcontext() if self.is_on() else self:
+            yield
 
     def is_on(self) -> bool:
         """Whether the extra pass runs in this thread."""
