@@ -35,8 +35,9 @@ class _Unseen:
         self.functions = torch._C.DisableTorchFunction()
         self.functions.__enter__()
         self.modes = [torch._C._pop_torch_dispatch_stack(None) for _ in range(_modes())]
-        self.trace = torch._C._get_tracing_state()
-        _set_trace(None)
+        self.trace = torch._C._get_tracing_state() if _is_traced() else None
+        if self.trace is not None:
+            _set_trace(None)
         self.is_profiled = _is_profiled()
         if self.is_profiled:
             _here.depth += 1
@@ -46,7 +47,8 @@ class _Unseen:
         if self.is_profiled:
             _here.depth -= 1
             _autograd._enable_record_function(not _here.depth)
-        _set_trace(self.trace)
+        if self.trace is not None:  # PyTorch refuses this inside of a DTensor's operators
+            _set_trace(self.trace)
         for mode in reversed(self.modes):
             torch._C._push_on_torch_dispatch_stack(mode)
         self.functions.__exit__(*details)
