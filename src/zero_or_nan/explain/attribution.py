@@ -47,6 +47,12 @@ class Operands(NamedTuple):
         provenances = [without(provenance, births) for provenance in self.provenances]
         return self._replace(provenances=provenances, entering=[each for each in self.entering if each not in births])
 
+    def without_nan(self) -> Operands:
+        """The operands as a result without NaN has to do with them: `nansum` leaves a NaN out."""
+        births = joined(self.provenances).births
+        nans = [birth for birth in births if birth.is_nan]
+        return self.without(nans) if len(nans) < len(births) else self
+
 
 class _Split(NamedTuple):
     """A result, split by where its elements come from.
@@ -157,16 +163,21 @@ class Attribution:
         if not operands.provenances and plan.name in MAKES_DATA:
             return None
         entries = ~torch.isfinite(result.here)
+        nans = result.here.isnan() & entries
+        if not bool(nans.any()):
+            operands = operands.without_nan()
         split = self._split(call, plan, result, entries, operands)
         born, (_, provenances, entering) = split.born, split.operands
         if bool(born.any()) and (secondhand := self._secondhand(call)):
             born, provenances = torch.zeros_like(born), [*provenances, *secondhand]
-        births: list[Birth] = []
-        if bool(born.any()):
-            birth = self.findings.births.known(newborn(call, result.tensor, born, result.at, split.change))
-            birth.made_of = split.made_of
-            births.append(birth)
-        carried = [(birth, born) for birth in births]
+        carried: list[tuple[Birth, Tensor]] = []
+        for part in (born & nans, born & ~nans):
+            if bool(part.any()):
+                birth = newborn(call, result.tensor, part, result.at, split.change)
+                birth.made_of = split.made_of
+                birth.half = carried[0][0] if carried else None
+                carried.append((self.findings.births.known(birth), part))
+        births = [birth for birth, _ in carried]
         rest = entries & ~born
         if births and provenances and call.name not in MEANT:
             rest |= came_too(call, born, result.at)
