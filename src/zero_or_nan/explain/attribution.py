@@ -47,6 +47,12 @@ class Operands(NamedTuple):
         provenances = [without(provenance, births) for provenance in self.provenances]
         return self._replace(provenances=provenances, entering=[each for each in self.entering if each not in births])
 
+    def without_nan(self) -> Operands:
+        """The operands as a result without NaN has to do with them: `nansum` leaves a NaN out."""
+        births = joined(self.provenances).births
+        nans = [birth for birth in births if birth.is_nan]
+        return self.without(nans) if len(nans) < len(births) else self
+
 
 class _Split(NamedTuple):
     """A result, split by where its elements come from.
@@ -162,21 +168,27 @@ class Attribution:
                 birth = come_in(result.tensor, result.here, call)
                 self.findings.uninitialized.keep(result.tensor, Provenance({birth: ()}))
             return None
+        nans = result.here.isnan()
+        if not any_of(nans):
+            operands = operands.without_nan()
         split = self._split(call, plan, result, operands)
         born, (_, provenances, entering) = split.born, split.operands
         if born is not None and (secondhand := self._secondhand(call)):
             born, provenances = None, [*provenances, *secondhand]
-        births: list[Birth] = []
         carried: list[tuple[Birth, Tensor]] = []
+        births: list[Birth] = []
         if born is None:  # the node of an earlier call carries what that call made
             if entering:
                 bad = not_finite(result.here)
                 carried += [(birth, bad) for birth in dict.fromkeys(entering)]
         else:
-            birth = self.findings.births.known(newborn(call, result.tensor, born, result.at, split.change))
-            birth.made_of = split.made_of
-            births.append(birth)
-            carried.append((birth, born))
+            for part in (born & nans, born & ~nans):
+                if any_of(part):
+                    birth = newborn(call, result.tensor, part, result.at, split.change)
+                    birth.made_of = split.made_of
+                    birth.half = births[0] if births else None
+                    births.append(self.findings.births.known(birth))
+                    carried.append((births[-1], part))
             rest = not_finite(result.here) & ~born
             if provenances and call.name not in MEANT:
                 rest |= came_too(call, born, result.at)

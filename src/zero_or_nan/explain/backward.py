@@ -212,7 +212,7 @@ class Backward:
         bad = bad & ~torch.isfinite(slopes)
         if not bool(bad.any()):
             return
-        births = self._from_forward(node, origination)
+        births = self._from_forward(node, origination, bad)
         if not births:
             text = multiplication(node, ones, at, bad).removeprefix("1 × ")
             too_large = is_only_too_large(node, ones, at, bad)
@@ -339,7 +339,7 @@ class Backward:
         old = bad if new is None else bad & ~new
         births: list[Birth] = []
         if any_of(old):
-            births = self._from_forward(node, origination)
+            births = self._from_forward(node, origination, old)
             untold = [birth for birth in births if not birth.in_backward]
             if untold:  # the text takes another run of the derivative, so it is made for the first node alone
                 text = multiplication(node, arriving, at, old)
@@ -356,10 +356,13 @@ class Backward:
             self.events.born[node] = Born(birth, entries, type(node) not in KINDS, value)
         return [*births, self.events.born[node].birth]
 
-    def _from_forward(self, node: Any, origination: Origination) -> list[Birth]:
-        """The births in the forward pass that made a factor of this node not finite."""
-        carried = self._carried(node, origination)
-        births = self._at_fault(birth for pairs in carried.values() for birth, _ in pairs)
+    def _from_forward(self, node: Any, origination: Origination, bad: Tensor) -> list[Birth]:
+        """The births in the forward pass that made a factor of this node not finite, at some elements."""
+        pairs = [pair for pairs in self._carried(node, origination).values() for pair in pairs]
+        if is_entrywise(node):
+            here = [pair for pair in pairs if pair[1].shape != bad.shape or bool((pair[1] & bad).any())]
+            pairs = here or pairs
+        births = self._at_fault(birth for birth, _ in pairs)
         if not births:
             births = self._at_fault(joined(filter(None, map(self._provenance_of, saved_by(node)))).births)
         births = births or self._at_fault(passed_by(origination.node)) or self._came_in(node, origination)

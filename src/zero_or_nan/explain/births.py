@@ -22,7 +22,9 @@ def describe(
     shape = entries.shape if where is None else whole.shape
     where = first_entries(entries) if where is None else where
     count, kind = int(entries.sum()), (tuple(shape), whole.dtype, whole.device)
-    return Birth(nature, phase, call.name, call.place, where, count, *kind, operands, **more)
+    here = numbers_of(whole)
+    is_nan = here is not None and here.shape == entries.shape and not bool((entries & ~here.isnan()).any())
+    return Birth(nature, phase, call.name, call.place, where, count, *kind, operands, is_nan=is_nan, **more)
 
 
 def come_in(tensor: Tensor, here: Tensor, call: Call) -> Birth:

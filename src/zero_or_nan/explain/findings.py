@@ -80,7 +80,7 @@ class Births:
     def known(self, birth: Birth) -> Birth:
         """The birth, or the earlier one if a checkpoint in backward only repeats the call."""
         place = birth.place
-        key = birth.operator, place.code, place.instruction, place.module
+        key = birth.operator, place.code, place.instruction, place.module, birth.half is not None
         if self.in_backward:
             if is_recomputed():
                 return self._by_call.get(key, birth)

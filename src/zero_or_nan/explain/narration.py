@@ -78,6 +78,11 @@ class Narration:
             if known.looks <= _MOST_LOOKS:
                 labels = [names.of_target(target) for target in targets]
                 known.origin.reached += [each for each in dict.fromkeys(labels) if each not in known.origin.reached]
+            if known.last == birth.number - 1 and birth.half is not None and birth.half.number == known.last:
+                known.last = birth.number
+                if known.origin.times == 1:
+                    known.origin.entries = sorted([*known.origin.entries, *birth.where])[:5]
+                    known.origin.count += birth.count
             if birth.number > known.last:  # it may reach a later pass, too; the statistics of a norm have a copy of it
                 known.origin.times += 1
                 known.last = birth.number

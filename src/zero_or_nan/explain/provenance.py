@@ -40,6 +40,8 @@ class Birth:
         too_large: whether the number was only too large for the dtype.
         infinite: the infinity, if every element that came in or was written down is this same infinity; else 0.
         tensor: the tensor that came in.
+        is_nan: whether every element is NaN. An element that is infinite does not come from it.
+        half: the birth of the NaN in the same call, of which this is the birth of the infinities.
         held: whether it was in `.grad` before a pass added to it.
         in_backward: the multiplication in backward that turned it into a gradient that is not finite, as text.
         made_of: the infinities that the code wrote down and that it was made of.
@@ -59,6 +61,8 @@ class Birth:
     too_large: bool = False
     infinite: float = 0.0
     tensor: weakref.ref[Tensor] | None = None
+    is_nan: bool = False
+    half: Birth | None = None
     held: bool = False
     in_backward: str = ""
     made_of: tuple[Birth, ...] = ()
