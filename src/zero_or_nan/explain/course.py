@@ -145,8 +145,14 @@ class Course:
 def largest(parameters: Iterable[Any]) -> float | None:
     """The largest absolute value among parameters; None if there is none, or if one is not finite."""
     with torch.no_grad(), torch._C.DisableTorchFunction():  # otherwise a surrounding `explain` would watch this
-        sizes = [float(here.abs().max()) for here in map(numbers_of, parameters) if here is not None]
+        ends = [_ends(here) for here in map(numbers_of, parameters) if here is not None]
+    sizes = [abs(float(end)) for pair in ends for end in pair]
     return max(sizes) if sizes and all(map(math.isfinite, sizes)) else None
+
+
+def _ends(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest number. This is several times faster than the largest of all absolute values."""
+    return tuple(torch.aminmax(torch.view_as_real(tensor) if tensor.is_complex() else tensor))  # type: ignore[return-value]
 
 
 def loss_among(tensors: Iterable[Any]) -> Tensor | None:

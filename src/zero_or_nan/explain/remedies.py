@@ -98,8 +98,7 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
     ("undefined", "div"): Remedy(
         "y = total / count.clamp_min(1)  # by a count\n"
         "y = F.normalize(x, dim=-1, eps=1e-6)  # a vector by its norm: slope 1e6 at 0\n"
-        "log_y = x - x.logsumexp(-1, keepdim=True)  # exp(x) by their sum, a 0 of which\n"
-        "# is an underflow\n"
+        "log_y = x - x.logsumexp(-1, keepdim=True)  # exp(x) by a sum that underflows\n"
         "y = torch.where(b == 0, 0, a / torch.where(b == 0, 1, b))  # else decide: 0?",
         "division-under-a-mask#what-to-do",
     ),

@@ -9,7 +9,7 @@ from runs import RUNS
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from zero_or_nan import explain
-from zero_or_nan.explain.course import GROWN, LARGE, Course
+from zero_or_nan.explain.course import GROWN, LARGE, Course, largest
 
 WORDS = {"the training diverged": "diverges", "perhaps the training diverges": "diverges", "the loss jumped": "jumped"}
 MOST = 80
@@ -208,6 +208,14 @@ def test_where_the_line_is_drawn():
     assert word(Course(), far) == "no"
     assert word(course([1, far], [1, far]), None) == "diverges"
     assert word(course([-1, -far], [1, far]), far) == "diverges"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64])
+def test_the_largest_of_parameters(dtype):
+    one, other = torch.tensor([[1.0, -3.0]]).to(dtype), torch.tensor(2.0).to(dtype)
+    assert largest([one, other, torch.arange(5), torch.empty(0)]) == 3
+    assert largest([one, other.clone().fill_(float("nan"))]) is None
+    assert largest([torch.arange(5)]) is None
 
 
 def test_parameters_are_looked_at_only_while_the_loss_is_far_above_the_first():
