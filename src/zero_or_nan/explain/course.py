@@ -3,8 +3,9 @@
 A training that *diverges* overflows in the end, and the line that overflows is not the cause. What tells a divergence
 from another failure was measured on training runs with a known cause (`runs.py` among the tests). In each divergence of
 several steps, the loss and the largest parameter had both grown more than a millionfold before the step that failed.
-Otherwise at most one of the two had: weights that start near 0 grow while the loss falls, and a loss grows with its
-data while the weights stay. Hence two numbers are compared with those of the first step.
+In other failures at most one of the two had: weights that start near 0 grow while the loss falls, and a loss grows with
+its data while the weights stay. Hence two numbers are compared with those of the first step. The exception is a single
+bad batch: the loss jumps while the weights have not grown, and then the weights follow. The report tells it apart.
 
 Limits. An overflow in the first step has no course. If the second step overflows, there is one earlier loss only: the
 report then says *perhaps*. An inner loop within one step is not seen, nor is a divergence that ends before the loss is
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ GROWN = 1000.0
 """How many times the first loss and the first largest parameter a later one is, if it has grown."""
 
 LARGE = 10.0
-"""How large a parameter is that may be why the second step overflows, and how many times its size before the first."""
+"""How large a parameter is, at least, that may be why a step overflows, and how many times its first size."""
 
 _SHOWN = 3
 """The number of losses to show between the last that was as small as the first and the one that failed."""
@@ -123,7 +124,7 @@ class Course:
             return ""
         grew = f"the largest parameter grew from {number(_short(self.start))} to {number(_short(size))}"
         scale = self.start or 1.0
-        if self._largest is not None and size >= GROWN * scale:
+        if self._largest is not None and size >= max(LARGE, GROWN * scale):
             if self._jumped_at is not None and self._jumped_at < LARGE * scale:
                 before = number(_short(self._jumped_at))
                 return _JUMPED.format(went=self._went(loss), before=before, grew=grew)
@@ -133,20 +134,25 @@ class Course:
         return ""
 
     def _went(self, loss: float | None) -> str:
-        losses: Sequence[str] = [number(_short(each)) for each in (*self._higher, *(() if loss is None else (loss,)))]
-        more = ["…"] if self._since > len(self._higher) else []
+        losses = [self._low, *self._higher, *(() if loss is None else (loss,))]
+        texts = [number(_short(each)) for each in losses]
+        if self._since > len(self._higher):
+            texts.insert(1, "…")
         steps = self._since + (loss is not None)
-        return (
-            " → ".join([number(_short(self._low)), *more, *losses])
-            + f" in {steps} {self.unit if steps == 1 else self._units}"
-        )
+        return f"{' → '.join(texts)} in {steps} {self.unit if steps == 1 else self._units}"
 
 
 def largest(parameters: Iterable[Any]) -> float | None:
     """The largest absolute value among parameters; None if there is none, or if one is not finite."""
     with torch.no_grad(), torch._C.DisableTorchFunction():  # otherwise a surrounding `explain` would watch this
-        sizes = [float(here.abs().max()) for here in map(numbers_of, parameters) if here is not None]
+        ends = [_ends(here) for here in map(numbers_of, parameters) if here is not None]
+    sizes = [abs(float(end)) for pair in ends for end in pair]
     return max(sizes) if sizes and all(map(math.isfinite, sizes)) else None
+
+
+def _ends(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest number. This is several times faster than the largest of all absolute values."""
+    return tuple(torch.aminmax(torch.view_as_real(tensor) if tensor.is_complex() else tensor))  # type: ignore[return-value]
 
 
 def loss_among(tensors: Iterable[Any]) -> Tensor | None:

@@ -94,7 +94,7 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
     @functools.wraps(step)
     def run(*args: Any, **kwargs: Any) -> Any:
         before = _Before(model)
-        watch = _Watch(before, habits)
+        watch = _Watch(before, habits, habits.course)
         result = None
         try:
             with watch:
@@ -112,7 +112,7 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
         size = watch.largest()
         with Watch(Report()) as report:
             try:
-                with _Watch(before, habits):
+                with _Watch(before, habits, Course()):
                     step(*args, **kwargs)
             except _Failed:
                 pass
@@ -145,7 +145,7 @@ class _Before:
         self.numpy = numpy.random.get_state() if numpy is not None else None
         self.buffers = [] if model is None else [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
         self.grads: dict[int, tuple[Tensor, Tensor | None, Tensor | None]] = {}
-        self.values: list[tuple[Tensor, Tensor]] = []
+        self.values: dict[int, tuple[Tensor, Tensor]] = {}
         self.optimizers: dict[Optimizer, tuple[list[tuple[Tensor, Tensor]], dict[Tensor, dict[str, Any]]]] = {}
 
     def note(self, leaf: Tensor) -> None:
@@ -156,7 +156,8 @@ class _Before:
 
     def note_value(self, leaf: Tensor) -> None:
         """Keep the value of a leaf that the step changes itself."""
-        self.values.append((leaf, leaf.detach().clone()))
+        if id(leaf) not in self.values:
+            self.values[id(leaf)] = leaf, leaf.detach().clone()
 
     def note_optimizer(self, optimizer: Optimizer) -> None:
         """Keep the parameters and the state of an optimizer, before a step that may turn out to be too early."""
@@ -172,7 +173,7 @@ class _Before:
         if self.numpy is not None:
             sys.modules["numpy"].random.set_state(self.numpy)
         with torch.no_grad():
-            for tensor, value in (*self.buffers, *self.values):
+            for tensor, value in (*self.buffers, *self.values.values()):
                 tensor.copy_(value)
             for leaf, grad, kept in self.grads.values():
                 if grad is not None and kept is not None:
@@ -211,6 +212,7 @@ class _Watch:
     """While entered, stops an optimizer before it uses a gradient that is not finite.
 
     Attributes:
+        course: gets the loss of the step, if it is finite.
         stepped: the optimizers that have changed their parameters, as far as is known.
         running: the steps of optimizers that have begun and not ended, the outermost first.
         leaves: the leaves whose gradients a pass has added to.
@@ -218,9 +220,10 @@ class _Watch:
         loss: the last loss of the step, before it was scaled, if it is known.
     """
 
-    def __init__(self, before: _Before, habits: _Habits) -> None:
+    def __init__(self, before: _Before, habits: _Habits, course: Course) -> None:
         self.before = before
         self.habits = habits
+        self.course = course
         self.stepped: list[Optimizer] = []
         self.running: list[_Step] = []
         self.thread = threading.get_ident()
@@ -267,7 +270,7 @@ class _Watch:
         if not self.is_scaled:
             self.loss = loss_among(roots)
         new = {id(leaf): leaf for _, leaf in leaves_of(held_from(roots)) if id(leaf) not in self.leaves}
-        self.habits.course.begin(new.values())
+        self.course.begin(new.values())
         for at, leaf in new.items():
             self._versions[at] = leaf._version
             self.before.note(leaf)
@@ -315,7 +318,7 @@ class _Watch:
         self._is_added = True
         loss = float(self.loss)
         if loss - loss == 0:
-            self.habits.course.add(loss, self.largest)
+            self.course.add(loss, self.largest)
         else:
             self._largest = self.largest()  # the optimizer may take its step before the loss is checked
 

@@ -98,8 +98,7 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
     ("undefined", "div"): Remedy(
         "y = total / count.clamp_min(1)  # by a count\n"
         "y = F.normalize(x, dim=-1, eps=1e-6)  # a vector by its norm: slope 1e6 at 0\n"
-        "log_y = x - x.logsumexp(-1, keepdim=True)  # exp(x) by their sum, a 0 of which\n"
-        "# is an underflow\n"
+        "log_y = x - x.logsumexp(-1, keepdim=True)  # exp(x) by a sum that underflows\n"
         "y = torch.where(b == 0, 0, a / torch.where(b == 0, 1, b))  # else decide: 0?",
         "division-under-a-mask#what-to-do",
     ),
@@ -218,15 +217,15 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "slicing-nan#what-to-do",
     ),
     ("bad input", "a parameter"): Remedy(
-        "# it was there before explain watched: was the parameter initialized, and is\n"
+        "# explain did not see how it got there: was the parameter initialized, and is\n"
         "# it finite in the file that it was loaded from? All such parameters:\n"
         "every = model.named_parameters()\n"
         "bad = [name for name, p in every if not p.isfinite().all()]",
         "find-it-in-your-model#bad-input",
     ),
     ("bad input", "a buffer"): Remedy(
-        "# it was there before explain watched, from an earlier batch or from a file.\n"
-        "# For the running statistics of a norm:\n"
+        "# explain did not see how it got there: by an earlier batch, or from a file?\n"
+        "# This resets the running statistics of a norm:\n"
         "for module in model.modules():\n"
         '    if hasattr(module, "reset_running_stats"):\n'
         "        module.reset_running_stats()",

@@ -9,7 +9,7 @@ from runs import RUNS
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from zero_or_nan import explain
-from zero_or_nan.explain.course import GROWN, LARGE, Course
+from zero_or_nan.explain.course import GROWN, LARGE, Course, largest
 
 WORDS = {"the training diverged": "diverges", "perhaps the training diverges": "diverges", "the loss jumped": "jumped"}
 MOST = 80
@@ -150,6 +150,32 @@ def test_a_step_that_changes_its_parameters_itself_leaves_no_trace_from_the_seco
     assert [origin.operator for origin in caught.value.report] == ["log"]
 
 
+def test_the_second_run_of_a_step_is_not_one_more_step(monkeypatch):
+    """Two optimizers: the first takes its step in both runs, and then the second fails."""
+    w, v = torch.ones(1, requires_grad=True), torch.ones(1, requires_grad=True)
+    first, second = torch.optim.SGD([w], lr=1e-3), torch.optim.SGD([v], lr=1e10)
+    courses = []
+
+    @explain.on_failure
+    def step(scale):
+        for parameter, optimizer, factor in ((w, first, 1.0), (v, second, scale)):
+            optimizer.zero_grad()
+            (parameter * factor).square().sum().backward()
+            optimizer.step()
+
+    add = Course.add
+
+    def noted(self, *of):
+        courses.append(self)
+        add(self, *of)
+
+    monkeypatch.setattr(Course, "add", noted)
+    step(1.0)
+    with pytest.raises(FloatingPointError):
+        step(1e30)
+    assert courses.count(courses[0]) == 2 == courses[0].steps
+
+
 def course(losses, sizes, start=1.0):
     followed = Course()
     followed.begin([torch.tensor([start])])
@@ -177,9 +203,19 @@ def test_where_the_line_is_drawn():
     assert word(course([1], [1]), 2 * LARGE, is_overflow=False) == "no"
     assert word(course([1], [1]), LARGE / 2) == "no"
     assert word(course([1, 1], [1, 1]), 2 * LARGE) == "no"
+    assert word(course([1, far], [1e-4, 1], start=1e-4), 1.0) == "no", "weights of size 1 make nothing overflow"
+    assert word(course([1, far], [1e-4, 1], start=1e-4), 2 * LARGE) == "diverges"
     assert word(Course(), far) == "no"
     assert word(course([1, far], [1, far]), None) == "diverges"
     assert word(course([-1, -far], [1, far]), far) == "diverges"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64])
+def test_the_largest_of_parameters(dtype):
+    one, other = torch.tensor([[1.0, -3.0]]).to(dtype), torch.tensor(2.0).to(dtype)
+    assert largest([one, other, torch.arange(5), torch.empty(0)]) == 3
+    assert largest([one, other.clone().fill_(float("nan"))]) is None
+    assert largest([torch.arange(5)]) is None
 
 
 def test_parameters_are_looked_at_only_while_the_loss_is_far_above_the_first():
