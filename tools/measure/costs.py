@@ -236,14 +236,14 @@ CASES = {
 }
 
 
-def _in_turn(ways: dict[str, T], seconds: float) -> Iterator[tuple[str, T]]:
-    """Each way in turn, five rounds at least; to and fro, for who comes first finds the memory in another state."""
+def _in_turn(ways: dict[str, T], seconds: float, rounds: int = 5) -> Iterator[tuple[str, T]]:
+    """Each way in turn, some rounds at least; to and fro, for who comes first finds the memory in another state."""
     started, there = time.monotonic(), list(ways.items())
     gc.disable()
     try:
         for number in itertools.count(1):
             yield from there if number % 2 else there[::-1]
-            if number >= 5 and time.monotonic() - started >= seconds:
+            if number >= rounds and time.monotonic() - started >= seconds:
                 return
     finally:
         gc.enable()
@@ -292,6 +292,143 @@ def watched(case: Case) -> dict[str, float]:
             run()
             least[way] = min(least[way], time.perf_counter() - start)
     return least
+
+
+Step = Callable[[Callable[[Tensor], None]], Tensor]
+"""A training step that is not finite, from what goes backward to its loss."""
+
+
+def _one_bad_row(model: Callable[[], nn.Module], shape: tuple[int, ...]) -> Callable[[], Step]:
+    """A model on a batch of which one row is NaN, and the loss uses it."""
+
+    def made() -> Step:
+        layers, rows, _ = _model_and_rows(model, shape, False)
+        rows[1] = torch.nan
+
+        def step(backward: Callable[[Tensor], None]) -> Tensor:
+            layers.zero_grad()
+            loss: Tensor = layers(rows).square().mean()
+            backward(loss)
+            return loss
+
+        return step
+
+    return made
+
+
+class _Convolutions(nn.Sequential):
+    """Two convolutions and a linear layer, for images of 32 × 32."""
+
+    def __init__(self) -> None:
+        first = (nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+        second = (nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+        super().__init__(*first, *second, nn.Flatten(), nn.Linear(32 * 64, 10))
+
+
+def _masked_attention(width: int, tokens: int, batch: int) -> Callable[[], Step]:
+    """A layer of attention, written by hand, with one sequence of which every key is masked."""
+
+    def made() -> Step:
+        torch.manual_seed(0)
+        project, leave = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        rows, masked = torch.randn(batch, tokens, width), torch.zeros(batch, 1, tokens, dtype=torch.bool)
+        masked[1] = True
+
+        def step(backward: Callable[[Tensor], None]) -> Tensor:
+            project.zero_grad()
+            leave.zero_grad()
+            query, key, value = project(rows).chunk(3, -1)
+            scores = (query @ key.transpose(1, 2) / width**0.5).masked_fill(masked, -torch.inf)
+            loss = leave(scores.softmax(-1) @ value).square().mean()
+            backward(loss)
+            return loss
+
+        return step
+
+    return made
+
+
+def _bad_chain(nodes: int, at: int = 0, used: bool = True) -> Callable[[], Step]:
+    """A chain with one element that becomes NaN before some node, and that the loss uses, or slices away."""
+
+    def made() -> Step:
+        weight, spoils = torch.full((4,), 0.5, requires_grad=True), torch.tensor([torch.nan, 1.0, 1.0, 1.0])
+
+        def step(backward: Callable[[Tensor], None]) -> Tensor:
+            weight.grad = None
+            x = weight * 1.0
+            for number in range(nodes):
+                x = (x * spoils if number == at else x).sin()
+            loss = (x if used else x[1:]).sum()
+            backward(loss)
+            return loss
+
+        return step
+
+    return made
+
+
+def _logarithms(count: int, size: int) -> Callable[[], Step]:
+    """Logarithms of 0, each of which is an origin of its own."""
+
+    def made() -> Step:
+        weight = torch.ones(size, requires_grad=True)
+
+        def step(backward: Callable[[Tensor], None]) -> Tensor:
+            weight.grad = None
+            loss = torch.zeros(())
+            for number in range(count):
+                loss = loss + (weight * torch.arange(size).sub(number % size)).abs().log().sum()
+            backward(loss)
+            return loss
+
+        return step
+
+    return made
+
+
+FAILING = {
+    "one logarithm of 0": _logarithms(1, 64),
+    "4-layer MLP, width 64, batch 32, one row of NaN": _one_bad_row(lambda: _perceptron(64), (32, 64)),
+    "4-layer MLP, width 1024, batch 256, one row of NaN": _one_bad_row(lambda: _perceptron(1024), (256, 1024)),
+    "2 convolutions, 32 images of 32 × 32, one of NaN": _one_bad_row(_Convolutions, (32, 3, 32, 32)),
+    "ResNet-18, 4 images of 64 × 64, one of NaN": _one_bad_row(_resnet, (4, 3, 64, 64)),
+    "attention, width 256, 8 × 64 tokens, one sequence masked": _masked_attention(256, 64, 8),
+    "a chain of 1,000 nodes, NaN at the start": _bad_chain(1_000),
+    "a chain of 10,000 nodes, NaN at the start": _bad_chain(10_000),
+    "a chain of 10,000 nodes, NaN in the middle": _bad_chain(10_000, 5_000),
+    "a chain of 10,000 nodes, NaN that is sliced away": _bad_chain(10_000, used=False),
+    "a chain of 100,000 nodes, NaN at the start": _bad_chain(100_000),
+    "100 logarithms of 0": _logarithms(100, 64),
+}
+"""Steps that `explain` has something to say about."""
+
+
+def failing(name: str) -> dict[str, float]:
+    """Seconds of a step that is not finite: alone, with the backward of `ignoring`, and while `explain` watches."""
+    step = FAILING[name]()
+    ways: dict[str, tuple[Callable[[], AbstractContextManager[Any]], Callable[[Tensor], None]]] = {
+        "plain": (nullcontext, _plain),
+        "ignoring": (nullcontext, ignoring.backward),
+        "explain": (explain, _plain),
+    }
+    least = dict.fromkeys(ways, float("inf"))
+    for way, (watch, backward) in _in_turn(ways, SECONDS, 3):
+        start = time.perf_counter()
+        with watch():
+            step(backward)
+        least[way] = min(least[way], time.perf_counter() - start)
+    return least
+
+
+def _failures() -> list[dict[str, Any]]:
+    rows = []
+    for name in FAILING:
+        seconds = failing(name)
+        rows.append({"case": name, "seconds": seconds})
+        times = {way: round(took / seconds["plain"], 2) for way, took in seconds.items() if way != "plain"}
+        print(f"{name}, a step that fails: {times} of plain", flush=True)
+    return rows
 
 
 PARTED = [
@@ -420,6 +557,7 @@ def costs(project: Project) -> None:
         "rows": rows,
         "parts": parted,
         "watched": watches,
+        "failing": _failures(),
     }
     path = project.results / "measured" / "costs.json"
     path.parent.mkdir(exist_ok=True)

@@ -190,7 +190,24 @@ def watching(content: dict[str, Any]) -> str:
         f"(torch {content['torch']}, {content['machine']})"
     )
     head = ["model", *(f"<code>{name}</code>" for name in ways.values())]
-    return show.page(f'<div class="zn-prose">{show.table(caption, head, rows)}</div>')
+    return show.page(f'<div class="zn-prose">{show.table(caption, head, rows)}{_failing(content)}</div>')
+
+
+def _failing(content: dict[str, Any]) -> str:
+    """A table of what it costs to be told of a NaN."""
+    from helpers import show
+
+    rows = []
+    for row in content["failing"]:
+        plain, passed, took = (row["seconds"][way] for way in ("plain", "ignoring", "explain"))
+        shown = [f"{1000 * plain:.1f}", f"{1000 * took:.0f}", f"{took / plain:.1f}", f"{passed / plain:.1f}"]
+        rows.append([html.escape(row["case"]), *shown])
+    caption = (
+        "Time of a step that is not finite: in milliseconds, and as a multiple of plain PyTorch's time "
+        f"(torch {content['torch']}, {content['machine']})"
+    )
+    head = ["step", "plain, ms", "<code>explain</code>, ms", "<code>explain</code>", "<code>ignoring</code>"]
+    return show.table(caption, head, rows)
 
 
 def _by_nodes(rows: list[dict[str, Any]]) -> str:

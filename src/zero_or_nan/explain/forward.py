@@ -129,6 +129,8 @@ class Forward(TorchFunctionMode):
                 self.findings.consume((args, kwargs))
             if self.findings.secondhand and plan.in_place:
                 self._spread_secondhand(args)
+            place: Place | None = None
+            bad: list[Result] = []
             if type(result) is Tensor:
                 node = node_of(result)
                 if node is not None:
@@ -141,9 +143,14 @@ class Forward(TorchFunctionMode):
                     if self.findings.provenances and here is not None:
                         self._forget_overwritten(plan, here)
                     return
+                if not plan.in_place:
+                    bad = [Result(0, result, here)]
             elif result is None and not plan.in_place:
                 return
-            self._check(func, plan, args, kwargs, result, before)
+            if bad:
+                self._attribute(func, plan, args, kwargs, bad, before, place)
+            else:
+                self._check(func, plan, args, kwargs, result, before)
         finally:
             if recording:
                 torch._C._set_grad_enabled(True)
@@ -207,8 +214,21 @@ class Forward(TorchFunctionMode):
             if here is not None and not is_finite(here):
                 bad.append(Result(at, tensor, here))
         if bad:
-            place = place or self.places.here()
-            if is_recoverable(plan, args):
-                before = recovered(func, args, kwargs)
-            earlier = args if before is None else tuple(before if each is args[0] else each for each in args)
-            self.attribution.attribute(Call(func, plan.name, place, earlier, kwargs), plan, args, bad, before)
+            self._attribute(func, plan, args, kwargs, bad, before, place)
+
+    def _attribute(
+        self,
+        func: Any,
+        plan: Plan,
+        args: Any,
+        kwargs: Any,
+        bad: list[Result],
+        before: Tensor | None,
+        place: Place | None,
+    ) -> None:
+        """Find out where the results that are not finite come from."""
+        place = place or self.places.here()
+        if is_recoverable(plan, args):
+            before = recovered(func, args, kwargs)
+        earlier = args if before is None else tuple(before if each is args[0] else each for each in args)
+        self.attribution.attribute(Call(func, plan.name, place, earlier, kwargs), plan, args, bad, before)

@@ -88,7 +88,7 @@ class Provenance:
         return tuple(self.paths)
 
 
-def joined(provenances: Iterable[Provenance], step: str = "", born: Iterable[Birth] = ()) -> Provenance:
+def joined(provenances: Iterable[Provenance], step: str = "", born: Collection[Birth] = ()) -> Provenance:
     """The provenance of a result of several tensors. If a birth took several paths, the longest is kept; of equals, the
     first.
 
@@ -97,15 +97,23 @@ def joined(provenances: Iterable[Provenance], step: str = "", born: Iterable[Bir
         step: the user's function that the result comes from, if there is one.
         born: the births in that function.
     """
+    each = list(dict.fromkeys(provenances))
+    if len(each) == 1 and not born and not any(_grows(path, step) for path in each[0].paths.values()):
+        return each[0]  # a deep graph shares it
     paths: dict[Birth, tuple[str, ...]] = {}
-    for provenance in provenances:
+    for provenance in each:
         for birth, path in provenance.paths.items():
-            longer = (*path, step) if step and len(path) < MOST_STEPS and path[-1:] != (step,) else path
+            longer = (*path, step) if _grows(path, step) else path
             if birth not in paths or len(longer) > len(paths[birth]):
                 paths[birth] = longer
     for birth in born:
         paths.setdefault(birth, (step,))
     return Provenance(paths)
+
+
+def _grows(path: tuple[str, ...], step: str) -> bool:
+    """Whether a step makes a path longer."""
+    return bool(step) and len(path) < MOST_STEPS and path[-1:] != (step,)
 
 
 def without(provenance: Provenance, births: Collection[Birth]) -> Provenance:

@@ -5,10 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from tools.measure import costs
 from tools.pages import measured
 from tools.project import Project
+from zero_or_nan import explain
 
 pytestmark = pytest.mark.filterwarnings("ignore:It is not recommended to create a MaskedTensor")  # it makes its own
 
@@ -91,8 +93,11 @@ def row(operator, samples, contaminated, mended, **others):
 
 def test_a_watched_step_is_measured_by_one_that_nobody_watches():
     seconds = {"plain": 2.0, "detect_anomaly": 5.0, "explain": 3.0, "on_failure": 2.1}
-    html = measured.watching({"torch": "2", "machine": "m", "watched": [{"case": "a <net>", "seconds": seconds}]})
-    assert cells(html)[-4:] == ["a &lt;net&gt;", "2.50", "1.50", "1.05"]
+    failed = {"case": "a <bad> net", "seconds": {"plain": 0.002, "ignoring": 0.005, "explain": 0.023}}
+    content = {"torch": "2", "machine": "m", "watched": [{"case": "a <net>", "seconds": seconds}], "failing": [failed]}
+    found = cells(measured.watching(content))
+    assert found[found.index("a &lt;net&gt;") :][:4] == ["a &lt;net&gt;", "2.50", "1.50", "1.05"]
+    assert found[-5:] == ["a &lt;bad&gt; net", "2.0", "23", "11.5", "2.5"]
 
 
 def test_tests_of_other_projects_are_counted_and_those_that_fail_are_named():
@@ -158,6 +163,19 @@ def test_a_step_is_watched_by_every_tool(monkeypatch):
     assert all(0 < seconds < 10 for seconds in found.values())
 
 
+@pytest.mark.parametrize("name", [name for name in costs.FAILING if "0,000" not in name])
+def test_a_step_that_fails_is_explained(name):
+    with explain() as report:
+        costs.FAILING[name]()(torch.Tensor.backward)
+    assert report.origins
+
+
+def test_a_step_that_fails_is_measured_in_three_ways(monkeypatch):
+    monkeypatch.setattr(costs, "SECONDS", 0)
+    found = costs.failing("one logarithm of 0")
+    assert list(found) == ["plain", "ignoring", "explain"] and all(0 < seconds < 10 for seconds in found.values())
+
+
 def test_mended_lists_contaminated_operators_and_counts_all():
     rows = [
         row("exp", 4, 2, 1, without_rule=["aten::foo"], unmended={"overflow": 1}),
@@ -218,6 +236,7 @@ def test_the_recorded_costs_are_of_todays_cases():
         (name, contaminated) for name in costs.CASES for contaminated in (False, True)
     ]
     assert [row["case"] for row in content["watched"]] == costs.WATCHED
+    assert [row["case"] for row in content["failing"]] == list(costs.FAILING)
     assert [(row["case"], row["contaminated"]) for row in content["parts"]] == [
         (name, state) for name in costs.PARTED for state in (False, True)
     ]

@@ -47,6 +47,7 @@ def work():
         (places, "place_here"),
         (forward, "is_finite"),
         (forward.Forward, "_check"),
+        (forward.Forward, "_attribute"),
         (watch.Watch, "_end_pass"),
         (attribution, "come_in"),
         (calls.Call, "results"),
@@ -82,7 +83,7 @@ def test_it_goes_on(monkeypatch, where, name, passes):
 
 def test_one_warning(monkeypatch):
     monkeypatch.setattr(findings.Mistakes, "are_raised", False)
-    monkeypatch.setattr(forward.Forward, "_check", wrong)
+    monkeypatch.setattr(forward.Forward, "_attribute", wrong)
     with pytest.warns(UserWarning, match=r"explain failed at .*Wrong: by us.*a bug in zero_or_nan") as told, explain():
         work()
     assert len(told) == 1 and told[0].filename == __file__
