@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from scratch import ROOT
 from torch import nn
 
 import zero_or_nan
@@ -326,6 +327,17 @@ def test_a_callback_without_its_trainer(make):
     trainer = make(rows())
     with pytest.raises(RuntimeError, match="no Trainer that has this callback"):
         ExplainCallback().on_train_begin(trainer.args, trainer.state, trainer.control, model=trainer.model)
+
+
+def test_the_program_of_the_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "chapters" / "find-it-in-your-model.md").read_text(encoding="utf-8")
+    (program,) = (code for code in page.split("```python\n") if "explain.huggingface" in code.partition("```")[0])
+    program = program.partition("```")[0]
+    assert max(map(len, program.splitlines())) <= 78
+    with pytest.raises(NotFiniteError) as caught:
+        exec(program, {"__name__": "__main__"})
+    assert [(origin.kind, origin.operator) for origin in caught.value.report] == [("undefined", "div")]
 
 
 SCRIPT = """

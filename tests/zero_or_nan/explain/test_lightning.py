@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from scratch import ROOT
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -260,6 +261,19 @@ def test_resuming(tmp_path):
     with pytest.raises(Mine):
         trained.fit(again, loader(batches()), ckpt_path=path)
     assert again.calls == [3, 4] and trained.global_step == 8
+
+
+def test_the_program_of_the_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "chapters" / "find-it-in-your-model.md").read_text(encoding="utf-8")
+    (program,) = (code for code in page.split("```python\n") if "explain.lightning" in code.partition("```")[0])
+    program = program.partition("```")[0].replace(
+        "from lightning import pytorch as pl", "import pytorch_lightning as pl"
+    )
+    assert max(map(len, program.splitlines())) <= 78
+    with pytest.raises(NotFiniteError) as caught:
+        exec(program, {"__name__": "__main__"})
+    assert [(origin.kind, origin.operator) for origin in caught.value.report] == [("undefined", "sqrt")]
 
 
 SCRIPT = """
