@@ -5,11 +5,13 @@ What users of the library import:
 - `explain`: a watch over a block of code, `with explain() as report`; `explain.on_failure` for a training step.
 - `Report`, `Origin`: what it finds; `NotFiniteError`: what it raises, if you ask it to.
 
-`python -m zero_or_nan.explain script.py` watches a script.
+`python -m zero_or_nan.explain script.py` watches a script. `explain.huggingface` and `explain.lightning` each have a
+callback for a trainer; no other file needs these frameworks, or imports these two files.
 
 How it works: what watches emits events, and a diagnosis reads them. Each file imports only from files named after it.
 
-1. `block`, `failure`: what users call. `watch`: owns the parts of one watch, and hands on what one finds to the next.
+1. `huggingface`, `lightning`: callbacks, which put `methods` that are explained when they fail into a trainer.
+   `block`, `failure`: what users call. `watch`: owns the parts of one watch, and hands on what one finds to the next.
    `course`: the loss and the parameters over the steps before a failure.
 2. `patches`: the functions of PyTorch that the watch replaces while it lasts, by means of `zero_or_nan.replacing`.
 3. `forward`: checks each function of PyTorch as it returns. `attribution`: which elements of a bad result were *born*

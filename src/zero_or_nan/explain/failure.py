@@ -6,7 +6,8 @@ import functools
 import random
 import sys
 import threading
-from collections.abc import Callable
+from collections import UserDict
+from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar, overload
 from weakref import WeakSet
 
@@ -69,7 +70,8 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
     Raises:
         NotFiniteError: if a result or a gradient is not finite. The report is in `.report`. A gradient that
             `torch.amp.GradScaler` scaled is not checked, because the scaler itself skips such a step. When the error is
-            raised, random numbers, `.grad` and the buffers of `model` are as they were before the step.
+            raised, random numbers, `.grad`, the buffers of `model`, and the dicts among the arguments are as they were
+            before the step.
 
     Example:
         >>> import torch
@@ -93,7 +95,7 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
 
     @functools.wraps(step)
     def run(*args: Any, **kwargs: Any) -> Any:
-        before = _Before(model)
+        before = _Before(model, (args, kwargs))
         watch = _Watch(before, habits, habits.course)
         result = None
         try:
@@ -137,7 +139,8 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
 class _Before:
     """A copy of what a step changes, made before the step."""
 
-    def __init__(self, model: nn.Module | None) -> None:
+    def __init__(self, model: nn.Module | None, arguments: Any) -> None:
+        self.dicts = [(mapping, dict(mapping)) for mapping in _dicts(arguments)]
         self.torch = torch.get_rng_state()
         self.cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         self.python = random.getstate()
@@ -166,6 +169,10 @@ class _Before:
             self.optimizers[optimizer] = values, {p: on_copies(optimizer.state[p]) for p in list(optimizer.state)}
 
     def put_back(self) -> None:
+        for mapping, items in self.dicts:
+            if list(mapping) != list(items) or any(mapping[key] is not item for key, item in items.items()):
+                mapping.clear()
+                mapping.update(items)
         torch.set_rng_state(self.torch)
         if self.cuda:
             torch.cuda.set_rng_state_all(self.cuda)
@@ -415,6 +422,21 @@ class _Closure:
 
 def _is_closure(thing: Any) -> bool:
     return callable(thing) and not isinstance(thing, nn.Module)
+
+
+def _dicts(arguments: Any) -> Iterable[dict[Any, Any]]:
+    """The dicts in arguments, at any depth but not in lists, which may be long: a step may pop labels from a batch."""
+    found = {}
+    left = [arguments]
+    while left:
+        thing = left.pop()
+        thing = thing.data if isinstance(thing, UserDict) else thing  # as tokenizers of Hugging Face return it
+        if isinstance(thing, tuple):
+            left += thing
+        elif isinstance(thing, dict) and id(thing) not in found:
+            found[id(thing)] = thing
+            left += thing.values()
+    return found.values()
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

@@ -237,7 +237,7 @@ class NotFiniteError(FloatingPointError):
     """
 
     def __init__(self, report: Report) -> None:
-        super().__init__(str(report))
+        super().__init__(report)
         self.report = report
 
 

@@ -1,0 +1,80 @@
+"""A callback for Hugging Face's Trainer. This file needs `transformers`; no other file imports this one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+try:
+    from transformers import Trainer, TrainerCallback
+except ImportError as error:
+    raise ImportError("zero_or_nan.explain.huggingface needs transformers: pip install transformers") from error
+
+from .methods import ExplainedMethod, put_back
+from .tensors import all_finite, tensors_in
+
+
+class ExplainCallback(TrainerCallback):
+    """Stops a Hugging Face training at the first batch whose loss or gradient is not finite, and explains the batch.
+
+    From the beginning of a training to its end, the trainer's `training_step` is decorated with `explain.on_failure`.
+    If gradients are accumulated, each batch is checked. The trainers of TRL take the same callback: `SFTTrainer` and
+    `GRPOTrainer` were tried, of TRL 1.16.0.
+
+    Raises:
+        NotFiniteError: from `trainer.train()`, before the optimizer uses the gradient. The report names the step. The
+            Trainer's `logging_nan_inf_filter`, which is on by default, keeps NaN losses out of the log. The report says
+            if it would have hidden this loss.
+
+    Example::
+
+        from zero_or_nan.explain.huggingface import ExplainCallback
+
+        trainer = Trainer(model, args, train_dataset=data, callbacks=[ExplainCallback()])
+        trainer.train()
+    """
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Decorate the method."""
+        _TrainingStep(self, self._trainer(), kwargs["model"])
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Put the method back."""
+        put_back(self._trainer(), "training_step")
+
+    def is_of(self, trainer: Trainer) -> bool:
+        """Whether a trainer has this callback."""
+        return any(callback is self for callback in trainer.callback_handler.callbacks)
+
+    def _trainer(self) -> Trainer:
+        """The trainer that called. A trainer does not pass itself to its callbacks, so it is taken from its frame."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            caller = frame.f_locals.get("self")
+            if isinstance(caller, Trainer) and self.is_of(caller):
+                return caller
+            frame = frame.f_back
+        raise RuntimeError("no Trainer that has this callback called it: use Trainer(…, callbacks=[ExplainCallback()])")
+
+
+class _TrainingStep(ExplainedMethod):
+    def __init__(self, callback: ExplainCallback, trainer: Trainer, model: Any) -> None:
+        super().__init__(trainer, "training_step", model)
+        self.callback = callback
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.callback.is_of(self.owner):
+            return super().__call__(*args, **kwargs)
+        # A training ended by an exception outside of its steps, and the callback was removed since.
+        put_back(self.owner, self.name)
+        return self.method(*args, **kwargs)
+
+    def notes(self, loss: Any) -> Iterator[str]:
+        yield f"the Trainer stopped at global_step {self.owner.state.global_step}"
+        if self.owner.args.logging_nan_inf_filter and not all_finite(tensors_in(loss)):
+            yield (
+                "the Trainer would have hidden this loss: with logging_nan_inf_filter=True it logs the average of the "
+                "losses before it instead, or 0"
+            )

@@ -1,0 +1,88 @@
+"""A callback for Lightning, by either of its names. This file needs one of them; no other file imports this one."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from .methods import ExplainedMethod, put_back
+
+_NAMES = ("lightning.pytorch", "pytorch_lightning")
+"""Two packages with the same code, but each has a class `Callback` of its own."""
+
+
+def _callback_classes() -> tuple[Any, ...]:
+    """Those that the user has imported, or else the first that is installed."""
+    modules = [sys.modules[name] for name in _NAMES if sys.modules.get(name)]
+    missing = None
+    for name in _NAMES:
+        if not modules:
+            try:
+                modules.append(importlib.import_module(name))
+            except ImportError as error:
+                missing = error
+    if not modules:
+        raise ImportError("zero_or_nan.explain.lightning needs Lightning: pip install lightning") from missing
+    return tuple(module.Callback for module in modules)
+
+
+class ExplainCallback(*_callback_classes()):  # type: ignore[misc]
+    """Stops a Lightning training at the first batch whose loss or gradient is not finite, and explains the batch.
+
+    From the beginning of a training to its end, what the trainer does for a batch is decorated with
+    `explain.on_failure`: `training_step`, backward, clipping and the step of the optimizer. If gradients are
+    accumulated, each batch is checked. Manual optimization needs nothing else.
+
+    Raises:
+        NotFiniteError: from `trainer.fit()`, before the optimizer uses the gradient. The report names the step, the
+            epoch and the batch.
+
+    Example::
+
+        from zero_or_nan.explain.lightning import ExplainCallback
+
+        trainer = Trainer(callbacks=[ExplainCallback()])
+        trainer.fit(model, data)
+    """
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Decorate the methods."""
+        for loop in _optimization(trainer):
+            _Run(loop, "run", pl_module)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Put the methods back."""
+        for loop in _optimization(trainer):
+            put_back(loop, "run")
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Put the methods back."""
+        self.teardown(trainer, pl_module, "fit")
+
+
+def _optimization(trainer: Any) -> list[Any]:
+    """The loops whose method `run` takes a batch, and does all that the trainer does with it."""
+    loop = trainer.fit_loop.epoch_loop
+    return [loop.automatic_optimization, loop.manual_optimization]
+
+
+class _Run(ExplainedMethod):
+    def keep(self) -> Any:
+        counts = [count for count in vars(self.owner).values() if hasattr(count, "load_state_dict")]
+        return [(count, count.state_dict()) for count in counts]
+
+    def restore(self, counts: Any) -> None:
+        for count, kept in counts:
+            count.load_state_dict(kept)
+
+    def loss_of(self, result: Any) -> Any:
+        return (result or {}).get("loss")
+
+    def notes(self, loss: Any) -> Iterator[str]:
+        trainer = self.owner.trainer
+        yield (
+            f"Lightning stopped at global_step {trainer.global_step}, in epoch {trainer.current_epoch}, "
+            f"at batch {trainer.fit_loop.batch_idx}"
+        )

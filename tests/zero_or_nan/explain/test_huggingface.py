@@ -1,0 +1,376 @@
+"""Hugging Face's Trainer with the callback: a bad batch stops the training and is explained; nothing else changes."""
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from scratch import ROOT
+from torch import nn
+
+import zero_or_nan
+from zero_or_nan.explain import NotFiniteError
+
+transformers = pytest.importorskip("transformers")
+accelerate = pytest.importorskip("accelerate")
+
+from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
+
+from zero_or_nan.explain.huggingface import ExplainCallback  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # frameworks have warnings of their own
+
+HOME = str(Path(zero_or_nan.__file__).parents[1])
+HIDDEN = "would have hidden this loss"
+
+
+@pytest.fixture(autouse=True)
+def no_state_of_accelerate():
+    yield
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerate.state.GradientState._reset_state()
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.2), nn.Linear(6, 1))
+
+    def forward(self, x, scale, labels=None):
+        error = (self.body(x) - labels).square()
+        return {"loss": error.mean() * scale.mean().log()}
+
+
+class Length(Model):
+    """Its loss is finite where its gradient is not."""
+
+    def forward(self, x, scale, labels=None):
+        return {"loss": (self.body(x) * scale).square().sum().sqrt()}
+
+
+LOG = ("undefined", "log", 'return {"loss": error.mean() * scale.mean().log()}')
+SQRT = ("undefined", "sqrt", 'return {"loss": (self.body(x) * scale).square().sum().sqrt()}')
+
+
+def rows(bad=None):
+    """Eight batches of two; the batch with this number is bad."""
+    generator = torch.Generator().manual_seed(0)
+    return [
+        {
+            "x": torch.randn(4, generator=generator),
+            "scale": torch.tensor([3.0 * (number // 2 != bad)]),
+            "labels": torch.randn(1, generator=generator),
+        }
+        for number in range(16)
+    ]
+
+
+@pytest.fixture
+def make(tmp_path):
+    def make(data, *callbacks, model=None, kind=Trainer, evaluated=None, **options):
+        args = {
+            "output_dir": str(tmp_path / "out"), "per_device_train_batch_size": 2, "num_train_epochs": 1,
+            "logging_steps": 1, "save_strategy": "no", "learning_rate": 0.01, "report_to": [], "use_cpu": True,
+            "disable_tqdm": True, "train_sampling_strategy": "sequential", **options,
+        }  # fmt: skip
+        arguments = TrainingArguments(**args)
+        data = {"train_dataset": data, "eval_dataset": evaluated}
+        return kind(model or Model(), arguments, **data, callbacks=list(callbacks))
+
+    return make
+
+
+def state_of(model):
+    """Parameters, buffers and gradients of a model, and the state of PyTorch's random numbers."""
+    grads = [torch.zeros(()) if p.grad is None else p.grad.clone() for p in model.parameters()]
+    return [*(value.clone() for value in model.state_dict().values()), *grads, torch.get_rng_state()]
+
+
+def same(some, others):
+    return all(torch.equal(*pair) for pair in zip(some, others, strict=True))
+
+
+def failure(trainer, **options):
+    """What a training raises, which leaves nothing behind."""
+    with pytest.raises(NotFiniteError) as caught:
+        trainer.train(**options)
+    assert "training_step" not in vars(trainer)
+    return caught.value
+
+
+def origins(error):
+    return [(origin.kind, origin.operator, origin.source) for origin in error.report]
+
+
+class Mine(Exception):
+    pass
+
+
+class Before(TrainerCallback):
+    """Keeps the state before the batch with this number, and ends the training there."""
+
+    def __init__(self, number):
+        self.number, self.done = number, 0
+
+    def on_step_begin(self, args, state, control, model, **kwargs):
+        if self.done == self.number:
+            self.state = state_of(model)
+            raise Mine
+
+    def on_substep_end(self, *args, **kwargs):
+        self.done += 1
+        self.on_step_begin(*args, **kwargs)
+
+    def on_step_end(self, *args, **kwargs):
+        self.done += 1
+
+
+@pytest.mark.parametrize("bad", [0, 3, 4])
+@pytest.mark.parametrize("accumulated", [1, 3])
+def test_a_bad_batch_leaves_no_trace(make, bad, accumulated):
+    """Also if its gradients would only be added to those of other batches."""
+    trainer = make(rows(bad), ExplainCallback(), gradient_accumulation_steps=accumulated)
+    error = failure(trainer)
+    assert origins(error) == [LOG]
+    assert error.report.notes[0] == f"the Trainer stopped at global_step {bad // accumulated}"
+    assert error.report.notes[0] in str(error)
+    failed = state_of(trainer.model)
+    before = Before(bad)
+    with pytest.raises(Mine):
+        make(rows(), before, gradient_accumulation_steps=accumulated).train()
+    assert same(failed, before.state)
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 3}, {"bf16": True}])
+def test_a_clean_training(make, options):
+    """Bit for bit as without the callback, and each batch is trained on once."""
+
+    class Counts(Trainer):
+        calls = 0
+
+        def compute_loss(self, *args, **kwargs):
+            self.calls += 1
+            return super().compute_loss(*args, **kwargs)
+
+    options = {
+        "eval_strategy": "steps", "eval_steps": 2, "evaluated": rows(1), "per_device_eval_batch_size": 2,
+        "num_train_epochs": 2, "logging_nan_inf_filter": False, **options,
+    }  # fmt: skip
+    plain = make(rows(), **options)
+    plain.train()
+    after = state_of(plain.model)
+    watched = make(rows(), ExplainCallback(), kind=Counts, **options)
+    watched.train()
+    assert same(state_of(watched.model), after) and logs(watched) == logs(plain)
+    evaluations = [logged["eval_loss"] for logged in watched.state.log_history if "eval_loss" in logged]
+    assert watched.calls == 16 + 8 * len(evaluations)
+    assert len(evaluations) > 1 and not any(map(math.isfinite, evaluations))  # they are not what is trained on
+    assert "training_step" not in vars(watched)
+
+
+def logs(trainer):
+    seen = [{key: value for key, value in logged.items() if "per_second" not in key and "runtime" not in key}
+            for logged in trainer.state.log_history]  # fmt: skip
+    return str(seen)
+
+
+@pytest.mark.parametrize("filters", [True, False])
+@pytest.mark.parametrize("model, origin", [(Model, LOG), (Length, SQRT)])
+def test_what_the_filter_would_have_hidden(make, model, origin, filters):
+    plain = make(rows(2), model=model(), logging_nan_inf_filter=filters)
+    plain.train()
+    logged = plain.state.log_history[2]
+    assert math.isfinite(float(logged["loss"])) == (filters or model is Length)
+    assert not math.isfinite(float(logged["grad_norm"]))
+    error = failure(make(rows(2), ExplainCallback(), model=model(), logging_nan_inf_filter=filters))
+    assert origins(error) == [origin]
+    assert (HIDDEN in str(error)) == (filters and model is Model)
+
+
+def test_a_model_of_transformers(make):
+    """All labels of a batch are left out: the mean of nothing."""
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=16, n_positions=8)
+    tokens = torch.arange(6)
+    data = [{"input_ids": tokens, "labels": tokens if number < 4 else torch.full((6,), -100)} for number in range(6)]
+    error = failure(make(data, ExplainCallback(), model=transformers.GPT2LMHeadModel(config)))
+    ((kind, operator, source),) = origins(error)
+    assert (kind, operator) == ("undefined", "div") and "num_items_in_batch" in source and HIDDEN in str(error)
+    assert "global_step 2" in str(error)
+
+
+class Own(Trainer):
+    """Has a step of its own, which keeps count and takes the labels out of the batch."""
+
+    count = 0
+    seen = ()
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        labels = inputs.pop("labels")
+        self.seen = (*self.seen, self.count)
+        self.count += 1
+        loss = model(**inputs, labels=labels)["loss"]
+        loss.backward()
+        return loss.detach()
+
+
+class Inherited(Own):
+    """Calls the step above it, as the trainers of TRL do."""
+
+    def training_step(self, *args, **kwargs):
+        self.count += 10
+        return super().training_step(*args, **kwargs)
+
+
+@pytest.mark.parametrize("kind, step", [(Own, 1), (Inherited, 11)])
+def test_trainers_with_a_step_of_their_own(make, kind, step):
+    """What they count, and pop from the batch, is the same in the second run, and as it was after it."""
+    trainer = make(rows(2), ExplainCallback(), kind=kind)
+    seen = []
+    trainer.add_callback(Once(lambda: seen.append(trainer.count)))
+    assert origins(failure(trainer)) == [LOG]
+    assert seen == [step] and trainer.count == 2 * step and trainer.seen == (step - 1, 2 * step - 1)
+
+
+def test_a_method_that_the_user_put_on_the_trainer(make):
+    trainer = make(rows(2), ExplainCallback())
+    calls = []
+
+    def step(*args):
+        calls.append(trainer.state.global_step)
+        return Trainer.training_step(trainer, *args)
+
+    trainer.training_step = step
+    with pytest.raises(NotFiniteError):
+        trainer.train()
+    assert trainer.training_step is step and calls == [0, 1, 2, 2]
+
+
+def test_resuming(make, tmp_path):
+    """From the last checkpoint, with the bad batch replaced by another, and at last by a good one."""
+    options = {"save_strategy": "steps", "save_steps": 2}
+    plain = make(rows(), **options)
+    plain.train()
+    trainer = make(rows(5), ExplainCallback(), **options, output_dir=str(tmp_path / "other"))
+    assert "global_step 5" in str(failure(trainer))
+    for bad in (5, 4):
+        trainer.train_dataset = rows(bad)
+        assert f"global_step {bad}" in str(failure(trainer, resume_from_checkpoint=True))
+    trainer.train_dataset = rows()
+    trainer.train(resume_from_checkpoint=True)
+    assert same(trainer.model.state_dict().values(), plain.model.state_dict().values())
+
+
+class Once(TrainerCallback):
+    """Does something when the first step has ended."""
+
+    def __init__(self, does):
+        self.does = does
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 1:
+            self.does()
+
+
+def test_trainers_in_trainers(make):
+    """Each is watched if it has the callback, also by the same callback; afterwards the outer one goes on."""
+    callback = ExplainCallback()
+    watched, unwatched = make(rows(1), callback), make(rows(1))
+    caught = []
+
+    def others():
+        unwatched.train()
+        caught.append(failure(watched))
+
+    outer = make(rows(3), callback, Once(others))
+    assert "global_step 3" in str(failure(outer))
+    assert "global_step 1" in str(caught[0]) and unwatched.state.global_step == 8
+    assert not any(map(torch.isfinite, [next(unwatched.model.parameters()).sum()]))
+
+
+def test_an_error_elsewhere(make):
+    """A training that ended outside of its steps is explained from anew by the next; without the callback, by none."""
+
+    def fails():
+        raise Mine
+
+    trainer = make(rows(2), ExplainCallback(), Once(fails))
+    for _ in range(2):
+        with pytest.raises(Mine):
+            trainer.train()
+    trainer.remove_callback(Once)
+    assert origins(failure(trainer)) == [LOG]
+    trainer.add_callback(Once(fails))
+    with pytest.raises(Mine):
+        trainer.train()
+    trainer.remove_callback(Once)
+    trainer.remove_callback(ExplainCallback)
+    trainer.train()
+    assert "training_step" not in vars(trainer) and trainer.state.global_step == 8
+
+
+def test_an_error_in_a_step(make):
+    class Fails(Trainer):
+        def compute_loss(self, *args, **kwargs):
+            raise Mine
+
+    trainer = make(rows(), ExplainCallback, kind=Fails)
+    with pytest.raises(Mine):
+        trainer.train()
+    assert "training_step" not in vars(trainer)
+
+
+def test_a_callback_without_its_trainer(make):
+    trainer = make(rows())
+    with pytest.raises(RuntimeError, match="no Trainer that has this callback"):
+        ExplainCallback().on_train_begin(trainer.args, trainer.state, trainer.control, model=trainer.model)
+
+
+def test_the_program_of_the_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "chapters" / "find-it-in-your-model.md").read_text(encoding="utf-8")
+    (program,) = (code for code in page.split("```python\n") if "explain.huggingface" in code.partition("```")[0])
+    program = program.partition("```")[0]
+    assert max(map(len, program.splitlines())) <= 78
+    with pytest.raises(NotFiniteError) as caught:
+        exec(program, {"__name__": "__main__"})
+    assert [(origin.kind, origin.operator) for origin in caught.value.report] == [("undefined", "div")]
+
+
+SCRIPT = """
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+class Model(GPT2LMHeadModel):
+    def forward(self, input_ids, labels, weight, **kwargs):
+        output = super().forward(input_ids, labels=labels)
+        output.loss = output.loss * weight.mean().log()
+        return output
+
+tokens = torch.arange(6)
+data = [{"input_ids": tokens, "labels": tokens, "weight": torch.tensor(3.0 * (row < 4))} for row in range(8)]
+arguments = TrainingArguments(
+    "out", per_device_train_batch_size=2, num_train_epochs=1, save_strategy="no", report_to=[], use_cpu=True,
+    disable_tqdm=True, train_sampling_strategy="sequential",
+)
+config = GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=16, n_positions=8)
+trainer = Trainer(Model(config), arguments, train_dataset=data)
+trainer.train()
+print("trained", trainer.state.global_step)
+"""
+
+
+@pytest.mark.slow
+def test_a_script(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-m", "zero_or_nan.explain", "train.py"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": HOME}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    first = done.stdout.partition("undefined: ")[2].splitlines()
+    assert first[:3] == ["log(0) = -inf", "  train.py:9", "    output.loss = output.loss * weight.mean().log()"]
+    assert done.returncode == 1 and "trained 4" in done.stdout, done.stderr

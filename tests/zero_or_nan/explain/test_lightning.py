@@ -1,0 +1,313 @@
+"""Lightning with the callback: a bad batch stops the training and is explained; nothing else changes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from scratch import ROOT
+from torch import nn
+from torch.utils.data import DataLoader
+
+import zero_or_nan
+from zero_or_nan.explain import NotFiniteError
+
+pl = pytest.importorskip("pytorch_lightning")
+
+from zero_or_nan.explain.lightning import ExplainCallback  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # frameworks have warnings of their own
+
+HOME = str(Path(zero_or_nan.__file__).parents[1])
+
+LOG = ("undefined", "log", "loss = self(x).square().mean() * scale.log()")
+SQRT = ("undefined", "sqrt", "loss = (self(x) * scale).square().sum().sqrt()")
+
+
+class Mine(Exception):
+    pass
+
+
+class Module(pl.LightningModule):
+    """Keeps its state before each batch, and counts how often it is called for a batch."""
+
+    ends_at = None
+
+    def __init__(self, make=torch.optim.Adam):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.2), nn.Linear(6, 1))
+        self.make, self.states, self.calls = make, {}, []
+
+    def forward(self, x):
+        return self.body(x)
+
+    def loss_of(self, x, scale):
+        loss = self(x).square().mean() * scale.log()
+        return loss
+
+    def training_step(self, batch, number):
+        self.calls.append(number)
+        if number == self.ends_at:
+            raise Mine
+        loss = self.loss_of(batch.pop("x"), batch.pop("scale"))
+        self.log("loss", loss)
+        return {"loss": loss, "other": torch.tensor(torch.nan)}
+
+    def validation_step(self, batch, number):
+        return self.loss_of(**batch)
+
+    def on_train_batch_start(self, batch, number):
+        self.states[number] = self.state()
+
+    def on_before_backward(self, loss):
+        self.before_backward = self.grads()
+
+    def grads(self):
+        return [torch.zeros(()) if p.grad is None else p.grad.clone() for p in self.parameters()]
+
+    def state(self):
+        return [*(value.clone() for value in self.state_dict().values()), torch.get_rng_state()]
+
+    def configure_optimizers(self):
+        return self.make(self.parameters(), lr=0.01)
+
+
+class Length(Module):
+    """Its loss is finite where its gradient is not."""
+
+    def loss_of(self, x, scale):
+        loss = (self(x) * scale).square().sum().sqrt()
+        return loss
+
+
+class Manual(Module):
+    """Two optimizers, of which the first has changed its parameters when the second fails."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch, number):
+        self.calls.append(number)
+        if number == self.ends_at:
+            raise Mine
+        first, second = self.optimizers()
+        first.zero_grad()
+        self.manual_backward(self(batch["x"]).square().mean())
+        first.step()
+        loss = super().loss_of(batch["x"], batch["scale"])
+        second.zero_grad()
+        self.manual_backward(loss)
+        second.step()
+
+    def configure_optimizers(self):
+        return self.make(self.body[0].parameters(), lr=0.01), self.make(self.body[3].parameters(), lr=0.01)
+
+
+def batches(bad=None, generator=0):
+    generator = torch.Generator().manual_seed(generator)
+    return [
+        {"x": torch.randn(5, 4, generator=generator), "scale": torch.tensor(3.0 * (number != bad))}
+        for number in range(8)
+    ]
+
+
+def loader(data):
+    return DataLoader([dict(batch) for batch in data], batch_size=None)
+
+
+def trainer(*callbacks, framework=pl, **options):
+    quiet = ["enable_checkpointing", "enable_progress_bar", "enable_model_summary", "logger"]
+    options = {"max_epochs": 1, **dict.fromkeys(quiet, False), **options}
+    return framework.Trainer(accelerator="cpu", devices=1, callbacks=list(callbacks), **options)
+
+
+def is_put_back(trained):
+    loop = trained.fit_loop.epoch_loop
+    return not any("run" in vars(part) for part in (loop.automatic_optimization, loop.manual_optimization))
+
+
+def failure(trained, *arguments, **options):
+    """What a training raises, which leaves nothing behind."""
+    with pytest.raises(NotFiniteError) as caught:
+        trained.fit(*arguments, **options)
+    assert is_put_back(trained)
+    return caught.value
+
+
+def origins(error):
+    return [(origin.kind, origin.operator, origin.source) for origin in error.report]
+
+
+def same(some, others):
+    return all(torch.equal(*pair) for pair in zip(some, others, strict=True))
+
+
+OPTIONS = {
+    "plain": {},
+    "accumulated": {"accumulate_grad_batches": 3},
+    "clipped": {"gradient_clip_val": 0.5},
+    "bf16": {"precision": "bf16-mixed"},
+    "bf16, true": {"precision": "bf16-true"},
+    "all": {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5, "precision": "bf16-mixed"},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("model, origin, bad", [(Module, LOG, 0), (Module, LOG, 4), (Length, SQRT, 5)])
+def test_a_bad_batch_leaves_no_trace(model, origin, bad, options):
+    """Also if its gradients would only be added to those of other batches. `.grad` is as backward found it."""
+    trained, module = trainer(ExplainCallback(), **options), model()
+    error = failure(trained, module, loader(batches(bad)))
+    assert origins(error) == [origin]
+    assert module.calls == [*range(bad + 1), bad]
+    steps = bad // options.get("accumulate_grad_batches", 1)
+    assert error.report.notes == [f"Lightning stopped at global_step {steps}, in epoch 0, at batch {bad}"]
+    assert error.report.notes[0] in str(error)
+    failed = module.state()
+    plain = model()
+    plain.ends_at = bad
+    with pytest.raises(Mine):
+        trainer(**options).fit(plain, loader(batches()))
+    assert same(failed, module.states[bad]) and same(failed, plain.states[bad])
+    assert same(module.grads(), module.before_backward)
+    if bad % options.get("accumulate_grad_batches", 1):
+        assert same(module.grads(), plain.grads())
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam, torch.optim.LBFGS])
+def test_optimizers(make):
+    module = Module(make)
+    module.training_step = lambda batch, batch_idx: module.loss_of(**batch)
+    assert origins(failure(trainer(ExplainCallback()), module, loader(batches(3)))) == [LOG]
+    assert same(module.state(), module.states[3])
+
+
+def test_manual_optimization():
+    """What the first optimizer has changed by then is taken back."""
+    module = Manual()
+    error = failure(trainer(ExplainCallback()), module, loader(batches(3)))
+    assert origins(error) == [LOG] and module.calls == [0, 1, 2, 3, 3]
+    assert error.report.notes == ["Lightning stopped at global_step 6, in epoch 0, at batch 3"]
+    assert same(module.state(), module.states[3])
+
+
+@pytest.mark.parametrize("model", [Module, Manual])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_a_clean_training(model, options):
+    """Bit for bit as without the callback, and each batch is trained on once; a validation may be bad."""
+    if model is Manual:
+        options = {key: value for key, value in options.items() if key == "precision"}
+    options = {"val_check_interval": 2, "max_epochs": 2, **options}
+    plain, watched, trained = model(), model(), trainer(ExplainCallback(), **options)
+    torch.manual_seed(1)
+    trainer(**options).fit(plain, loader_twice(), loader(batches(1)))
+    after = plain.state()
+    torch.manual_seed(1)
+    trained.fit(watched, loader_twice(), loader(batches(1)))
+    assert same(watched.state(), after) and watched.calls == [*range(8)] * 2 and is_put_back(trained)
+    assert same(watched.grads(), plain.grads()) and all(torch.isfinite(value).all() for value in after)
+
+
+def loader_twice():
+    """Batches from which each epoch may pop."""
+    return DataLoader(batches(), batch_size=None, collate_fn=dict)
+
+
+def test_an_error_elsewhere():
+    class Fails(Module):
+        def on_train_batch_end(self, outputs, batch, number):
+            raise Mine
+
+    trained = trainer(ExplainCallback())
+    for model in (Fails(), Module()):
+        model.ends_at = 0
+        with pytest.raises(Mine):
+            trained.fit(model, loader(batches()))
+        assert is_put_back(trained)
+    assert origins(failure(trained, Module(), loader(batches(1)))) == [LOG]
+
+
+def test_trainers_in_trainers():
+    """Each is watched if it has the callback, also by the same callback; afterwards the outer one goes on."""
+    callback, caught = ExplainCallback(), []
+    unwatched = Module()
+
+    class Outer(Module):
+        def on_train_batch_end(self, outputs, batch, number):
+            if number == 0:
+                trainer().fit(unwatched, loader(batches(1)))
+                caught.append(failure(trainer(callback), Module(), loader(batches(1))))
+
+    error = failure(trainer(callback), Outer(), loader(batches(3)))
+    assert "global_step 3" in str(error) and "global_step 1" in str(caught[0])
+    assert unwatched.calls == [*range(8)] and not all(p.isfinite().all() for p in unwatched.parameters())
+
+
+def test_resuming(tmp_path):
+    """A checkpoint that is saved as the training ends is one from before the bad batch."""
+    path = str(tmp_path / "last.ckpt")
+
+    class Saves(pl.Callback):
+        def on_exception(self, trained, module, error):
+            trained.save_checkpoint(path)
+
+    error = failure(trainer(ExplainCallback(), Saves()), Manual(), loader(batches(3)))
+    assert "global_step 6" in str(error)
+    again = Manual()
+    again.ends_at = 4
+    trained = trainer(ExplainCallback())
+    with pytest.raises(Mine):
+        trained.fit(again, loader(batches()), ckpt_path=path)
+    assert again.calls == [3, 4] and trained.global_step == 8
+
+
+def test_the_program_of_the_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "chapters" / "find-it-in-your-model.md").read_text(encoding="utf-8")
+    (program,) = (code for code in page.split("```python\n") if "explain.lightning" in code.partition("```")[0])
+    program = program.partition("```")[0].replace(
+        "from lightning import pytorch as pl", "import pytorch_lightning as pl"
+    )
+    assert max(map(len, program.splitlines())) <= 78
+    with pytest.raises(NotFiniteError) as caught:
+        exec(program, {"__name__": "__main__"})
+    assert [(origin.kind, origin.operator) for origin in caught.value.report] == [("undefined", "sqrt")]
+
+
+SCRIPT = """
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch, number):
+        return self.layer(batch["x"]).square().mean() * batch["scale"].log()
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+
+batches = [{"x": torch.randn(5, 4), "scale": torch.tensor(3.0 * (number < 2))} for number in range(4)]
+quiet = ["enable_checkpointing", "enable_progress_bar", "enable_model_summary", "logger"]
+trainer = pl.Trainer(accelerator="cpu", devices=1, max_epochs=1, **dict.fromkeys(quiet, False))
+trainer.fit(Module(), DataLoader(batches, batch_size=None))
+print("trained", trainer.global_step)
+"""
+
+
+@pytest.mark.slow
+def test_a_script(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-m", "zero_or_nan.explain", "train.py"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": HOME}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    first = done.stdout.partition("undefined: ")[2].splitlines()
+    source = 'return self.layer(batch["x"]).square().mean() * batch["scale"].log()'
+    assert first[:3] == ["log(0) = -inf", "  train.py:12", f"    {source}"], done.stderr
+    assert done.returncode == 1 and "trained 4" in done.stdout
