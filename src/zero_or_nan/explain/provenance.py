@@ -40,6 +40,7 @@ class Birth:
         too_large: whether the number was only too large for the dtype.
         infinite: the infinity, if every element that came in or was written down is this same infinity; else 0.
         tensor: the tensor that came in.
+        uninitialized: the call that handed out the memory of the tensor, if nothing has initialized it.
         held: whether it was in `.grad` before a pass added to it.
         in_backward: the multiplication in backward that turned it into a gradient that is not finite, as text.
         made_of: the infinities that the code wrote down and that it was made of.
@@ -59,6 +60,7 @@ class Birth:
     too_large: bool = False
     infinite: float = 0.0
     tensor: weakref.ref[Tensor] | None = None
+    uninitialized: str = ""
     held: bool = False
     in_backward: str = ""
     made_of: tuple[Birth, ...] = ()
