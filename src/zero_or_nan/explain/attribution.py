@@ -101,12 +101,14 @@ class Attribution:
     def came_in(self, tensor: Tensor, here: Tensor, call: Call) -> Birth:
         """The birth of a tensor that is not finite, and that no function in the block has made."""
         compiled_at, births = self.findings.compiled_at, self.findings.births
-        uninitialized = self.findings.uninitialized.of(tensor)
-        if uninitialized is not None:
-            return births.known(uninitialized.births[0])
         node = node_of(tensor)
         if node is None or "Compiled" not in node.name() or compiled_at is None:
-            return births.known(come_in(tensor, here, call))
+            birth = come_in(tensor, here, call)
+            uninitialized = self.findings.uninitialized.of(tensor)
+            if uninitialized is not None:
+                (empty,) = uninitialized.births
+                birth.uninitialized = f"{empty.operator} in line {empty.place.line}"
+            return births.known(birth)
         compiled = call._replace(name="torch.compile", place=compiled_at)
         birth = describe("made", compiled, tensor, not_finite(here), "inside of a compiled region")
         note_call(node, "torch.compile", compiled_at)

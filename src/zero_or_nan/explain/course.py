@@ -5,7 +5,8 @@ from another failure was measured on training runs with a known cause (`runs.py`
 several steps, the loss and the largest parameter had both grown more than a millionfold before the step that failed.
 In other failures at most one of the two had: weights that start near 0 grow while the loss falls, and a loss grows with
 its data while the weights stay. Hence two numbers are compared with those of the first step. The exception is a single
-bad batch: the loss jumps while the weights have not grown, and then the weights follow. The report tells it apart.
+bad batch: the loss jumps while the weights have hardly grown, and then the weights follow. Many layers, or a recurrent
+net, look the same if a step was too long, so the report then names both causes.
 
 Limits. An overflow in the first step has no course. If the second step overflows, there is one earlier loss only: the
 report then says *perhaps*. An inner loop within one step is not seen, nor is a divergence that ends before the loss is
@@ -46,9 +47,9 @@ the training diverged: the loss went {went}
 _JUMPED = """\
 the loss jumped: it went {went}
   when it jumped, no parameter was above {before}; only then {grew}
-    # look at the batch of the step in which the loss jumped, and at what the model
-    # makes of it. After clipping, one batch cannot move the parameters so far,
-    # except by an optimizer that rescales the gradient, as Adam does:
+    # either the batch of that step is bad, or the step before it was too long: look
+    # at the batch, and lower the learning rate. Clipping bounds a step, unless the
+    # optimizer rescales the gradient, as Adam does:
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"""
 
 _PERHAPS = """\

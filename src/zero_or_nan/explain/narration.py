@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from .diagnosis import Diagnosis, Verdict
-from .functions import UNINITIALIZED
 from .names import Names
 from .provenance import Birth
 from .remedies import remedy
@@ -126,7 +125,7 @@ def _source(birth: Birth, names: Names) -> str:
     """What an origin comes from: a tensor that held it, or else the operator."""
     if birth.held:
         return "zero_grad"
-    if _is_uninitialized(birth):
+    if birth.uninitialized:
         return "uninitialized memory"
     if birth.operator.endswith(".step"):
         return "step"
@@ -134,17 +133,13 @@ def _source(birth: Birth, names: Names) -> str:
     return (came_in is not None and names.role_of(came_in)) or birth.operator
 
 
-def _is_uninitialized(birth: Birth) -> bool:
-    return birth.nature == "given" and birth.operator in UNINITIALIZED
-
-
 def _operands(birth: Birth, kind: Kind, names: Names) -> str:
     """The computation that gave the number, with the name of the tensor that it came in with."""
     operands = birth.operands
     came_in = birth.tensor() if birth.tensor is not None else None
     name = names.of_tensor(came_in) if came_in is not None else ""
-    if _is_uninitialized(birth):
-        operands = f"{operands} in {name or 'memory'}, which was not initialized, as far as explain saw"
+    if birth.uninitialized:
+        operands = f"{operands} in {name or 'memory'}, not initialized since {birth.uninitialized}"
     elif came_in is not None and name:
         role = names.role_of(came_in)
         operands = f"{operands} in {name}, {role}" if role else f"{operands} in {name}"

@@ -232,6 +232,7 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "find-it-in-your-model#bad-input",
     ),
     ("bad input", "uninitialized memory"): Remedy(
+        "# as far as explain saw, nothing has written all of this memory\n"
         "x = torch.zeros(shape)  # torch.empty leaves the memory as it is",
         "find-it-in-your-model#bad-input",
     ),

@@ -258,8 +258,8 @@ def test_memory_that_was_not_initialized(filled):
         out[:2] = w
         out.sum().backward()
     (origin,) = report
-    assert (origin.kind, origin.operator, origin.source) == ("bad input", "empty", "out = torch.empty(3)")
-    assert origin.operands == "nan in out, which was not initialized, as far as explain saw"
+    assert (origin.kind, origin.operator) == ("bad input", "setitem")
+    assert origin.operands == f"nan in out, not initialized since empty in line {origin.line - 1}"
     assert "torch.empty leaves the memory as it is" in origin.remedy
 
 
