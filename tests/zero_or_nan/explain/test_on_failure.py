@@ -2,6 +2,7 @@
 
 import copy
 import random
+from collections import UserDict
 
 import numpy as np
 import pytest
@@ -547,3 +548,30 @@ def test_the_state_that_an_optimizer_made_in_the_failed_step_is_removed():
     with pytest.raises(NotFiniteError):
         step(True)
     assert list(adam.state) == [early] and same(adam.state_dict(), before) and late.tolist() == [1]
+
+
+@pytest.mark.parametrize("form", ["dict", "UserDict", "in a tuple", "in a dict", "by name", "in itself"])
+def test_a_step_may_pop_from_its_batch(form):
+    """The second run gets the same batch, and so does who catches the error."""
+    seen = []
+    batch = {"x": torch.zeros(2), "labels": torch.ones(2), "more": 1}
+
+    @explain.on_failure
+    def step(given=None, **more):
+        given = more.get("batch", given)
+        inner = {"in a tuple": lambda: given[1], "in a dict": lambda: given["inner"]}.get(form, lambda: given)()
+        seen.append((list(inner), inner.pop("labels")))
+        inner["more"], inner["new"] = 2, 3
+        x = inner["x"].requires_grad_()
+        x.sqrt().sum().backward()
+
+    passed = {"UserDict": UserDict(batch), "in a tuple": (1, batch), "in a dict": {"inner": batch}}.get(form, batch)
+    if form == "in itself":
+        batch["itself"] = batch
+    before = dict(batch)
+    with pytest.raises(NotFiniteError) as caught:
+        step(batch=passed) if form == "by name" else step(passed)
+    assert [origin.operator for origin in caught.value.report] == ["sqrt"] and not caught.value.report.notes
+    assert [names for names, _ in seen] == [list(before)] * 2
+    after = dict(passed) if form == "UserDict" else batch
+    assert list(after) == list(before) and all(after[name] is value for name, value in before.items())
