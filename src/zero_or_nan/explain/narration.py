@@ -96,7 +96,7 @@ class Narration:
             filename=place.filename,
             line=place.line,
             source=place.source,
-            module=names.of_module(place.module, self._around),
+            module=f"{birth.optimizer}.step" if birth.optimizer else names.of_module(place.module, self._around),
             entries=birth.where,
             count=birth.count,
             shape=birth.shape,
@@ -110,7 +110,7 @@ class Narration:
             rank=_rank(),
             is_sure=verdict.is_sure,
         )
-        operator = "zero_grad" if birth.held else "step" if birth.operator.endswith(".step") else birth.operator
+        operator = "zero_grad" if birth.held else "step" if birth.optimizer else birth.operator
         origin.remedy, origin.chapter = remedy(verdict.kind, operator, origin.dtype, verdict.mended)
         return origin
 
