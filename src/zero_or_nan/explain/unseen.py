@@ -34,9 +34,13 @@ class _Unseen:
     def __enter__(self) -> None:
         self.functions = torch._C.DisableTorchFunction()
         self.functions.__enter__()
-        self.modes = [torch._C._pop_torch_dispatch_stack(None) for _ in range(_modes())]
-        self.trace = torch._C._get_tracing_state()
-        _set_trace(None)
+        # PyTorch's own modes, as of fake tensors, have a key, and are below all others. They stay.
+        modes = [torch._C._get_dispatch_stack_at(at) for at in range(_modes())]
+        others = [mode for mode in modes if getattr(mode, "_mode_key", None) is None]
+        self.modes = [torch._C._pop_torch_dispatch_stack(None) for _ in others]
+        self.trace = torch._C._get_tracing_state() if _is_traced() else None
+        if self.trace is not None:
+            _set_trace(None)
         self.is_profiled = _is_profiled()
         if self.is_profiled:
             _here.depth += 1
@@ -46,7 +50,8 @@ class _Unseen:
         if self.is_profiled:
             _here.depth -= 1
             _autograd._enable_record_function(not _here.depth)
-        _set_trace(self.trace)
+        if self.trace is not None:
+            _set_trace(self.trace)
         for mode in reversed(self.modes):
             torch._C._push_on_torch_dispatch_stack(mode)
         self.functions.__exit__(*details)
