@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .arithmetic import Born, is_nan, number
 from .calls import Call, Change
+from .places import optimizer_here
 from .provenance import Birth
 from .tensors import any_of, first_entries, first_stored, is_sparse, not_finite, numbers_of
 
@@ -61,9 +62,10 @@ def newborn(call: Call, result: Tensor, entries: Tensor, at: int, change: Change
     born = call.first_born(entries, change)
     too_large = _only_too_large(call, entries, at, born, result)
     text = born.text if born is not None else ""
-    if call.name.endswith(".step"):
+    optimizer = optimizer_here()
+    if optimizer:
         text = text.removeprefix("1 + ")  # 1 in place of the parameter, of which there is no copy from before
-    return describe("made", call, result, entries, text, too_large=too_large)
+    return describe("made", call, result, entries, text, too_large=too_large, optimizer=optimizer)
 
 
 def _only_too_large(call: Call, entries: Tensor, at: int, born: Born | None, result: Tensor) -> bool:

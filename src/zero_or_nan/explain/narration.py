@@ -101,7 +101,7 @@ class Narration:
             filename=place.filename,
             line=place.line,
             source=place.source,
-            module=names.of_module(place.module, self._around),
+            module=f"{birth.optimizer}.step" if birth.optimizer else names.of_module(place.module, self._around),
             entries=birth.where,
             count=birth.count,
             shape=birth.shape,
@@ -127,7 +127,7 @@ def _source(birth: Birth, names: Names) -> str:
         return "zero_grad"
     if birth.uninitialized:
         return "uninitialized memory"
-    if birth.operator.endswith(".step"):
+    if birth.optimizer:
         return "step"
     came_in = birth.tensor() if birth.tensor is not None else None
     return (came_in is not None and names.role_of(came_in)) or birth.operator

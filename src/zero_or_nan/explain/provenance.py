@@ -43,6 +43,7 @@ class Birth:
         is_nan: whether every element is NaN. An element that is infinite does not come from it.
         half: the birth of the NaN in the same call, of which this is the birth of the infinities.
         uninitialized: the call that handed out the memory of the tensor, if nothing has initialized it.
+        optimizer: the name of the optimizer whose step made it, if one did.
         held: whether it was in `.grad` before a pass added to it.
         in_backward: the multiplication in backward that turned it into a gradient that is not finite, as text.
         made_of: the infinities that the code wrote down and that it was made of.
@@ -65,6 +66,7 @@ class Birth:
     is_nan: bool = False
     half: Birth | None = None
     uninitialized: str = ""
+    optimizer: str = ""
     held: bool = False
     in_backward: str = ""
     made_of: tuple[Birth, ...] = ()

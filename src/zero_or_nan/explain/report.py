@@ -31,12 +31,11 @@ class Origin:
         phase: "forward" if the value was not finite before backward began, "backward" if a derivative produced it.
         operator: the public name of the forward function, such as "exp" or "linear". For an `autograd.Function`, the
             name of its class. Python operators and in-place functions have the name of the plain function: `x * y` and
-            `x.mul_(y)` are "mul", and `x[0] = y` is "setitem". For what an optimizer's step makes, the name of the
-            optimizer, such as "Adam.step".
+            `x.mul_(y)` are "mul", and `x[0] = y` is "setitem".
         filename, line, source: the line of your code that called the function, even if the failure happened in
             backward.
-        module: the path of the module that called the function, such as "encoder.layers.2.norm". Empty if no module
-            did.
+        module: the path of the module that called the function, such as "encoder.layers.2.norm". If an
+            optimizer did, its name, such as "Adam.step". Empty otherwise.
         entries: the indices of the first elements that are not finite, at most five, in row-major order.
         count: the number of all elements that are not finite.
         shape, dtype, device: those of the tensor that holds the elements. In forward, this tensor is the function's

@@ -34,7 +34,10 @@ class _Unseen:
     def __enter__(self) -> None:
         self.functions = torch._C.DisableTorchFunction()
         self.functions.__enter__()
-        self.modes = [torch._C._pop_torch_dispatch_stack(None) for _ in range(_modes())]
+        # PyTorch's own modes, as of fake tensors, have a key, and are below all others. They stay.
+        modes = [torch._C._get_dispatch_stack_at(at) for at in range(_modes())]
+        others = [mode for mode in modes if getattr(mode, "_mode_key", None) is None]
+        self.modes = [torch._C._pop_torch_dispatch_stack(None) for _ in others]
         self.trace = torch._C._get_tracing_state() if _is_traced() else None
         if self.trace is not None:
             _set_trace(None)
