@@ -152,7 +152,7 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
     ),
     ("undefined", "step"): Remedy(
         "# a step divides by 0 if eps is 0, or is rounded to 0 in float16\n"
-        "optimizer = torch.optim.AdamW(model.parameters(), eps=1e-4)\n"
+        "optimizer = torch.optim.AdamW(model.parameters(), eps=1e-4)  # for example\n"
         "# or keep the parameters in float32, and use torch.autocast",
         "undefined#what-to-do",
     ),

@@ -65,13 +65,10 @@ def test_what_is_seen(program, capsys):
     for expected, line in zip(program.expected, program.lines, strict=True):
         if expected.behind:  # covered by the NaN of another; that it is there, `ignoring` shows below
             continue
-        if expected.operator == "empty":  # no operator makes what memory holds: the first that reads it took a NaN
-            assert "torch.empty(" in linecache.getline(program.filename, line) and seen.forward[0].how == "took nan"
-            continue
         is_born(seen, expected, line)
         if len(program.expected) == 1:
             is_first(seen, expected, line, harmless(program))
-    times = [seen.forward.index(events[0]) for each, line in forward(program) if (events := at(seen, each, line))]
+    times = [seen.forward.index(at(seen, expected, line)[0]) for expected, line in forward(program)]
     assert times == sorted(times)
     printed = capsys.readouterr()
     assert not printed.out and not printed.err

@@ -404,7 +404,7 @@ def step_whose_eps_is_rounded_to_0():
         x.grad = None
         x.square().sum().backward()
 
-    return Trial(program, "undefined", "AdamW.step", x, names, None, lambda x: x.square())
+    return Trial(program, "undefined", "addcdiv", x, names, None, lambda x: x.square())
 
 
 @trial
@@ -422,7 +422,7 @@ def step_that_is_too_large():
 
     names = {"model": nn.ParameterList([weight])}
     return Trial(
-        program, "overflow", "SGD.step", x, names, None, lambda x: weight.detach().double() * x, before=clipped
+        program, "overflow", "add", x, names, None, lambda x: weight.detach().double() * x, before=clipped
     )
 
 

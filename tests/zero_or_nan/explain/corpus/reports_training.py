@@ -318,7 +318,7 @@ def label_smoothing_in_half_precision():
     loss.backward()
 
 
-@program("undefined", "forward", "Adam.step", thread="pytorch/pytorch#147437", cause="the optimizer", remedy=r"\beps\b")
+@program("undefined", "forward", "addcdiv", thread="pytorch/pytorch#147437", cause="the optimizer", remedy=r"\beps\b")
 def adam_whose_second_moment_is_zero():
     """A gradient of 1e-4 has a square that float16 rounds to 0, as it does Adam's eps: a number is divided by 0.
 
@@ -336,7 +336,7 @@ def adam_whose_second_moment_is_zero():
         optimizer.step()  # born
 
 
-@program("undefined", "forward", "RMSprop.step", thread="ml-explore/mlx#3712", cause="the optimizer", remedy=r"\beps\b")
+@program("undefined", "forward", "addcdiv", thread="ml-explore/mlx#3712", cause="the optimizer", remedy=r"\beps\b")
 def root_mean_square_without_epsilon():
     """RMSprop with an eps of 0 divides the gradient of a token that doesn't occur by its root: 0 / 0.
 
@@ -353,7 +353,9 @@ def root_mean_square_without_epsilon():
         optimizer.step()  # born
 
 
-@program("undefined", "forward", "Adagrad.step", thread="ml-explore/mlx#3712", cause="the optimizer", remedy=r"\beps\b")
+@program(
+    "undefined", "forward", "_fused_adagrad", thread="ml-explore/mlx#3712", cause="the optimizer", remedy=r"\beps\b"
+)
 def fused_adagrad_without_epsilon():
     """The same for Adagrad, in one kernel for all parameters.
 
@@ -463,7 +465,7 @@ def pointer_network_under_a_fused_optimizer():
 
 
 @program(
-    "bad input", "forward", "empty", thread="sauradip/STALE#16", cause="uninitialized memory",
+    "bad input", "forward", "matmul", thread="sauradip/STALE#16", cause="uninitialized memory",
     remedy=r"nn\.init|torch\.zeros|torch\.randn|initiali[sz]e",
 )  # fmt: skip
 def parameter_that_was_never_filled():
@@ -474,15 +476,15 @@ def parameter_that_was_never_filled():
     """
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)  # the memory then holds NaN for sure
-    background = nn.Parameter(torch.empty(1, 4))  # born
+    background = nn.Parameter(torch.empty(1, 4))
     torch.use_deterministic_algorithms(False)
     frames = nn.Linear(5, 4)(torch.randn(3, 5))
-    alike = frames @ background.T
+    alike = frames @ background.T  # born
     F.binary_cross_entropy_with_logits(alike, torch.tensor([[1.0], [0.0], [1.0]])).backward()
 
 
 @program(
-    "bad input", "forward", "empty", thread="vllm-project/vllm#940", cause="uninitialized memory",
+    "bad input", "forward", "matmul", thread="vllm-project/vllm#940", cause="uninitialized memory",
     remedy=r"torch\.zeros|initiali[sz]e",
 )  # fmt: skip
 def cache_that_was_not_written_yet():
@@ -492,11 +494,11 @@ def cache_that_was_not_written_yet():
     """
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)  # the memory then holds NaN for sure
-    cache = torch.empty(3, 4)  # born
+    cache = torch.empty(3, 4)
     torch.use_deterministic_algorithms(False)
     cache[:2] = torch.randn(2, 4)
     query = nn.Linear(4, 4)
-    scores = query(torch.randn(2, 4)) @ cache.T
+    scores = query(torch.randn(2, 4)) @ cache.T  # born
     scores.softmax(-1).square().sum().backward()
 
 

@@ -320,7 +320,7 @@ def experts_with_a_tail_of_padding():
     Mixture()(buffer, count=4).square().mean().backward()
 
 
-@program("undefined", "forward", "Adam.step", thread="optax#1754")
+@program("undefined", "forward", "_foreach_addcdiv", thread="optax#1754")
 def adam_in_half_precision():
     """1e-8 is 0 in float16: where a gradient is 0 Adam divides 0 by √0 + 0, and the next loss is NaN."""
     torch.manual_seed(0)
