@@ -143,3 +143,23 @@ def test_what_comes_in_beside_what_is_made():
         (x * 1).sum(1)[1].backward()
     assert told(report)[-1] == ("overflow", "forward", "sum")
     assert "bad input" not in [origin.kind for origin in report]
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_a_nan_that_nansum_leaves_out_is_not_an_origin(passes):
+    x = torch.tensor([-1.0, 0.0, 2.0], requires_grad=True)
+    with explain() as report:
+        loss = x.log().nansum()
+        if passes:
+            loss.backward()
+    (origin,) = report
+    assert (origin.operands, origin.entries, origin.count) == ("log(0) = -inf", [(1,)], 1)
+
+
+def test_nan_and_infinity_of_one_call_are_one_origin():
+    x = torch.tensor([0.0, -1.0, 2.0], requires_grad=True)
+    with explain() as report:
+        for _ in range(2):
+            x.log().sum().backward()
+    (origin,) = report
+    assert (origin.operands, origin.entries, origin.count, origin.times) == ("log(-1)", [(0,), (1,)], 2, 2)
