@@ -1,5 +1,7 @@
 """What `explain` does again at each node of a step that fails, and what it does once: counted, not timed."""
 
+from collections import deque
+
 import pytest
 import torch
 from torch import nn
@@ -58,15 +60,21 @@ def test_calls_are_watched_in_an_extra_pass_only_if_a_checkpoint_may_run(monkeyp
     assert bool(seen) == recomputes
 
 
-def test_the_node_that_knows_its_call_is_looked_for_once(monkeypatch):
+def test_the_way_to_a_call_is_not_gone_from_each_node_anew(monkeypatch):
+    looked = []
+
+    class Waiting(deque):
+        def popleft(self):
+            looked.append(self[0])
+            return super().popleft()
+
+    monkeypatch.setattr(backward, "deque", Waiting)
     x = torch.tensor([1.0, torch.nan], requires_grad=True)
     for _ in range(20):
         x = x.sin()  # before the block: no node of these knows its call
-    looked = counted(monkeypatch, backward.Backward, "_caller")
     with explain() as report:
         x.sum().backward()
-    nodes = [node for _, node in looked]
-    assert len(report.origins) == 1 and len(nodes) == len(set(nodes)) == 20
+    assert len(report.origins) == 1 and 20 <= len(looked) <= 40
 
 
 def test_a_provenance_that_nothing_changes_is_shared():
