@@ -203,8 +203,8 @@ def _failing(content: dict[str, Any]) -> str:
         shown = [f"{1000 * plain:.1f}", f"{1000 * took:.0f}", f"{took / plain:.1f}", f"{passed / plain:.1f}"]
         rows.append([html.escape(row["case"]), *shown])
     caption = (
-        "Time of a step that is not finite: in milliseconds, and as a multiple of plain PyTorch's time "
-        f"(torch {content['torch']}, {content['machine']})"
+        "Processor time of a step that is not finite, in one thread: in milliseconds, and as a multiple of plain "
+        f"PyTorch's (torch {content['torch']}, {content['machine'].partition(',')[0]})"
     )
     head = ["step", "plain, ms", "<code>explain</code>, ms", "<code>explain</code>", "<code>ignoring</code>"]
     return show.table(caption, head, rows)
