@@ -421,9 +421,7 @@ def step_that_is_too_large():
         assert weight.grad <= 1
 
     names = {"model": nn.ParameterList([weight])}
-    return Trial(
-        program, "overflow", "add", x, names, None, lambda x: weight.detach().double() * x, before=clipped
-    )
+    return Trial(program, "overflow", "add", x, names, None, lambda x: weight.detach().double() * x, before=clipped)
 
 
 @trial
