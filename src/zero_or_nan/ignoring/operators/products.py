@@ -76,30 +76,39 @@ def _set_aside(apply: Apply, grad: Tensor, mask: Tensor, saved: Tensor) -> Tenso
     value, cleaned = _with_finite_part(apply, grad, saved)
     not_finite = saved.isfinite().logical_not_()
     counting = torch.float32 if value.dtype in (torch.float16, torch.bfloat16) else value.dtype  # half underflows
-    if not apply(mask.to(counting), not_finite.to(counting)).any():
+    met = apply(mask.to(counting), not_finite.to(counting)) != 0
+    if not bool(met.any()):
         return value
-    back = _put_back(apply, grad, mask, saved, counting)
+    back = _put_back(apply, grad, mask, saved, met, counting)
     if not all_finite(grad):  # products of a cotangent that is not finite are in `back`
         value = apply(finite_part(grad), cleaned)
     return torch.where(back == 0, value, value + back)  # not value + back alone: -0.0 + 0.0 is 0.0
 
 
-def _put_back(apply: Apply, grad: Tensor, used: Tensor, saved: Tensor, counting: torch.dtype) -> Tensor:
-    """NaN, inf or -inf for each result in which a used factor is not finite; 0 for the others."""
+def _put_back(apply: Apply, grad: Tensor, used: Tensor, saved: Tensor, met: Tensor, counting: torch.dtype) -> Tensor:
+    """NaN, inf or -inf for each result in which a used factor is not finite; 0 for the others.
+
+    Args:
+        apply, grad, saved: the product and its factors.
+        used: the elements of `grad` that count.
+        met: the results in which a used element meets a saved one that is not finite.
+        counting: the dtype in which masks are multiplied.
+    """
 
     def meet(left: Tensor, right: Tensor) -> Tensor:
         return apply(left.to(counting), right.to(counting)) != 0
 
-    grad_not_finite, not_finite = grad.isfinite().logical_not_(), saved.isfinite().logical_not_()
-    if grad.is_complex():
-        return torch.where(meet(used, not_finite) | meet(grad_not_finite, torch.ones_like(not_finite)), torch.nan, 0.0)
+    grad_not_finite = grad.isfinite().logical_not_()
+    if grad.is_complex() or not (bool(saved.isinf().any()) or bool(grad.isinf().any())):  # NaN alone: few products
+        nan = met | meet(grad_not_finite, torch.ones_like(saved)) if bool(grad_not_finite.any()) else met
+        return torch.zeros(nan.shape, dtype=grad.dtype, device=nan.device).masked_fill_(nan, torch.nan)
     up, down = saved == torch.inf, saved == -torch.inf
     nan = meet(used, saved.isnan()) | meet(used & (grad == 0), up | down)
     positive, negative = grad > 0, grad < 0
     to_inf = meet(positive, up) | meet(negative, down)
     to_minus_inf = meet(positive, down) | meet(negative, up)
     if bool(grad_not_finite.any()):
-        nan |= meet(grad.isnan(), torch.ones_like(not_finite)) | meet(grad.isinf(), saved == 0)
+        nan |= meet(grad.isnan(), torch.ones_like(saved)) | meet(grad.isinf(), saved == 0)
         up, down = grad == torch.inf, grad == -torch.inf
         to_inf |= meet(up, saved > 0) | meet(down, saved < 0)
         to_minus_inf |= meet(up, saved < 0) | meet(down, saved > 0)
