@@ -309,7 +309,7 @@ def _ranges(operands: Any) -> str:
             if has.any():
                 kinds.append(name)
         texts.append(f"{'×'.join(map(str, here.shape)) or 'one'} elements ({', '.join(kinds)})")
-    return ", ".join(texts[:3]) or "no tensors"
+    return ", ".join(texts[:3]) or "no elements"
 
 
 # Operators that combine many elements: each has a sentence of its own.

@@ -69,8 +69,8 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "undefined#what-to-do",
     ),
     ("undefined", "outside of the domain"): Remedy(
-        "# the function has no value there: look for the mistake before this line.\n"
-        "# A clamp hides it, unless the number is wrong by a rounding only",
+        "# a negative number has no logarithm and no root, and acos ends at 1: look for\n"
+        "# the mistake before this line. A clamp hides it, unless it is a rounding",
         "undefined#what-to-do",
     ),
     ("undefined", "log"): Remedy(
@@ -103,6 +103,7 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "division-under-a-mask#what-to-do",
     ),
     ("undefined", "a mean of nothing"): Remedy(
+        "# the mean of no elements is 0 / 0\n"
         "loss = x[keep].sum() / keep.sum().clamp_min(1)  # 0 if nothing is kept",
         "nansum-nanmean#what-to-do",
     ),
@@ -267,6 +268,8 @@ def _situation(operator: str, operands: str) -> str:
         return "a mean by weights of 0"
     if "the spread of no elements" in operands:
         return "a spread of nothing"
+    if operands.endswith("of no elements = nan"):  # a loss that takes the mean
+        return "a mean of nothing"
     if operator == "pow" and "j)" in operands:
         return "a complex power"
     argument = _ARGUMENT.match(operands)

@@ -28,10 +28,8 @@ WRONG_REMEDIES = {
         message_passing_that_begins_too_large stiff_equation forty_layers_that_add_up""",
     "rows are to be left out for a NaN in a parameter or a buffer": """
         checkpoint_with_nan running_variance_with_nan batch_that_was_skipped_too_late""",
-    "a negative number is to be clamped, or gets an eps that is too small": """
-        squashed_action_that_was_scaled_too_early diffusion_with_a_negative_density degree_of_negative_edges""",
     "a 0 that underflowed is to be replaced by 1": "plan_of_transport_that_underflows",
-    "the text for all others": "image_without_an_instance filter_that_was_pruned",
+    "the text for all others": "filter_that_was_pruned",
     "a complex number is to be clamped": "root_of_a_complex_zero",
 }
 

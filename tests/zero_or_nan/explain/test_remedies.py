@@ -612,6 +612,7 @@ def test_each_statement_was_run():
         (lambda: leaf(1.0, 2.0)[:0].std(), "a spread of nothing"),
         (lambda: leaf(1.0, 2.0)[:0].mean(), "a mean of nothing"),
         (lambda: F.nll_loss(leaf(1.0)[None], torch.tensor([-100])), "a mean of nothing"),
+        (lambda: F.smooth_l1_loss(leaf(1.0)[:0], torch.zeros(0)), "a mean of nothing"),
         (lambda: F.cross_entropy(leaf(1.0)[None], torch.tensor([0]), torch.zeros(1)), "a mean by weights of 0"),
     ],
 )
