@@ -103,8 +103,7 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "division-under-a-mask#what-to-do",
     ),
     ("undefined", "a mean of nothing"): Remedy(
-        "# the mean of no elements is 0 / 0\n"
-        "loss = x[keep].sum() / keep.sum().clamp_min(1)  # 0 if nothing is kept",
+        "# the mean of no elements is 0 / 0\nloss = x[keep].sum() / keep.sum().clamp_min(1)  # 0 if nothing is kept",
         "nansum-nanmean#what-to-do",
     ),
     ("undefined", "a mean of no targets"): Remedy(
