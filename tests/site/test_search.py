@@ -97,6 +97,7 @@ QUERIES = {
     "cross entropy nan": ("atlas undefined", 3),
     "norm at zero gradient nan": ("atlas undefined", 3),
     "#6394": ("undefined", 2),
+    "learning rate too high": ("find-it-in-your-model", 3),
     # A word that no page has does not hide the page of the others.
     "nansum foobarbaz": ("nansum-nanmean", 3),
 }
@@ -106,10 +107,10 @@ NO_PAGE = {
     "how to bake sourdough bread": 0,
     "torch.foo gradient nan": 0,
     "EinsumBackward0 nan": 0,
-    "dataloader workers": 0,
+    "dataloader workers": 1,
     "LSTM exploding gradient": 2,
     "quantization aware training": 3,
-    "learning rate scheduler warmup": 3,
+    "tensorboard histogram logging": 3,
     "CumprodBackward0": 3,
 }
 TWO_PAGES = "RuntimeError: Function 'DivBackward0' returned nan values in its 0th output."

@@ -421,7 +421,7 @@ def _lines_named(caption: str, rows: list[dict[str, Any]], content: dict[str, An
         alarms = sum(row[tool]["said"] for row in clean if tool in row)
         cells = ["–" if line is None else str(line) for line in lines]
         body.append([_TOOLS[tool] + own, *cells, str(sum(line or 0 for line in lines)), str(alarms)])
-    head = ["", *(row["kind"] for row in wrong), "all kinds", "false alarms on clean programs"]
+    head = ["tool", *(row["kind"] for row in wrong), "all kinds", "false alarms on clean programs"]
     return show.table(caption, head, body, stack=True)
 
 

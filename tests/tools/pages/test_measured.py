@@ -126,7 +126,7 @@ def test_lines_that_tools_name_are_counted_and_so_are_false_alarms():
     html = measured.explained(content)
     assert "of 9 programs" in html and "In 6 of them" in html
     found = cells(html)
-    assert found[:5] == ["", "undefined", "overflow", "all kinds", "false alarms on clean programs"]
+    assert found[:5] == ["tool", "undefined", "overflow", "all kinds", "false alarms on clean programs"]
     assert found[5:] == [
         "programs",
         "5",
