@@ -209,8 +209,8 @@ class Backward:
             slopes = numbers_of(run(node, *ones)[at])
         if slopes is None or slopes.shape != bad.shape:
             return
-        bad = bad & ~torch.isfinite(slopes)
-        if not bool(bad.any()):
+        bad = bad & not_finite(slopes)
+        if not any_of(bad):
             return
         births = self._from_forward(node, origination, bad)
         if not births:
@@ -360,7 +360,7 @@ class Backward:
         """The births in the forward pass that made a factor of this node not finite, at some elements."""
         pairs = [pair for pairs in self._carried(node, origination).values() for pair in pairs]
         if is_entrywise(node):
-            here = [pair for pair in pairs if pair[1].shape != bad.shape or bool((pair[1] & bad).any())]
+            here = [pair for pair in pairs if pair[1].shape != bad.shape or any_of(pair[1] & bad)]
             pairs = here or pairs
         births = self._at_fault(birth for birth, _ in pairs)
         if not births:

@@ -17,7 +17,7 @@ from ..ignoring.registry import UNKNOWN, record_of
 from ..ignoring.steps import CHECKPOINT
 from .arithmetic import without_side_effects
 from .nodes import edge_of
-from .tensors import are_finite, is_finite, numbers_of
+from .tensors import are_finite, is_finite, not_finite, numbers_of
 
 
 class Shadow:
@@ -62,7 +62,7 @@ class Shadow:
             for at, (value, mask) in enumerate(zip(values, masks, strict=False)):
                 here = numbers_of(value)
                 if here is not None and not is_finite(here):
-                    bad = ~torch.isfinite(here)
+                    bad = not_finite(here)
                     self.made.append((node, at, bad & mask if mask is not None and mask.shape == bad.shape else bad))
 
 

@@ -105,7 +105,7 @@ def is_finite_at_each(tensor: Tensor) -> bool:
 
 
 def not_finite(tensor: Tensor) -> Tensor:
-    """A mask of the elements that are NaN or infinite, in a tenth of the time of `torch.isfinite`."""
+    """A mask of the elements that are NaN or infinite; on a CPU faster than `torch.isfinite`."""
     return (tensor - tensor).to(torch.bool)
 
 

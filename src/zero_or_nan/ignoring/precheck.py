@@ -25,7 +25,7 @@ from torch.nn import Parameter
 from .checks import Checks, Saved
 from .conditions import AWAY_FROM_ZERO, FINITE, MODERATE, Condition, bound
 from .distributed import is_distributed, part_here
-from .finite import is_number
+from .finite import all_finite
 from .jagged import values_of
 from .kinds import classify, known
 from .sparse import is_sparse, stored
@@ -264,7 +264,7 @@ _USUAL = {(kind, torch.float32, True, False) for kind in _DENSE}
 def _accepted_here(tensor: Tensor, condition: Condition) -> bool:
     """True if a tensor in this processor's memory meets a condition."""
     if condition is FINITE and tensor.dtype is torch.float32:
-        return is_number(tensor.sum())
+        return all_finite(tensor)
     tensor = _in_memory_order(tensor)
     if condition is MODERATE and tensor.is_contiguous() and tensor.dtype in (torch.float32, torch.float64):
         entries = tensor.view(-1)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..cotangent import Cotangent, mask_of, unwrap, wrap
 from ..failures import NotFollowed
-from ..finite import has_nan
+from ..finite import any_nan
 from ..masks import core, full, only
 from ..registry import derivative
 from .attention import summed_to
@@ -41,7 +41,7 @@ def flex_attention(node: Any, grads: Any) -> tuple[Any, ...]:
     given = only(queries, unwrap(to_out)), unwrap(to_logsumexp).masked_fill(~queries[..., 0], 0)
     unused = [None] * (len(grads) - 2)  # newer releases also return the largest scores
     results = list(node._forward_cls.backward(_Cleaned(node, (*cleaned, *rest)), *given, *unused))
-    if any(isinstance(result, Tensor) and has_nan(result) for result in results):
+    if any_nan(results):
         raise NotFollowed("a query that counts met NaN or inf")
     masks = [mask.expand(result.shape) for mask, result in zip((queries, keys, keys), results, strict=False)]
     return (*map(Cotangent, results, masks), *wrap(results[3:]))
