@@ -28,6 +28,7 @@ from .distributed import is_distributed, part_here
 from .finite import all_finite
 from .jagged import values_of
 from .kinds import classify, known
+from .masks import extent
 from .sparse import is_sparse, stored
 from .vmapped import is_wrapped
 
@@ -291,15 +292,10 @@ def _in_memory(tensor: Tensor) -> bool:
     """True if the numbers are in memory. A sharded parameter's memory is freed until a hook gathers it again."""
     if tensor.is_nested or tensor.is_meta or tensor._is_zerotensor() or is_wrapped(tensor):
         return False
-    if tensor.is_contiguous():
-        if not tensor.storage_offset():
-            return tensor.untyped_storage().nbytes() >= tensor.nbytes
-        extent = tensor.numel()
-    else:
-        extent = 1
-        for size, step in zip(tensor.size(), tensor.stride(), strict=True):
-            extent += (size - 1) * step
-    return tensor.untyped_storage().nbytes() >= (tensor.storage_offset() + extent) * tensor.element_size()
+    if tensor.is_contiguous() and not tensor.storage_offset():  # as most are: the quickest answer
+        return tensor.untyped_storage().nbytes() >= tensor.nbytes
+    last = tensor.storage_offset() + extent(tensor)
+    return tensor.untyped_storage().nbytes() >= last * tensor.element_size()
 
 
 def _as_factor(tensor: Tensor, condition: Condition) -> Tensor:
