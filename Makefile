@@ -7,7 +7,7 @@ RUN := $(BIN)/python -m tools
 ROOT = [ "$$(id -u)" = 0 ] || { echo "error: apt-get can install packages only as root: run sudo apt-get install chromium epubcheck nodejs npm, then make browser again" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
-.PHONY: help book chapter check test test-fast browser notebooks record serve site-report bench costs mended masked honesty explained setups coverage noticed matrix peers lint pins outdated audit watch pdf epub clean
+.PHONY: help book chapter check test test-fast browser notebooks record serve site-report bench costs mended masked honesty explained setups colab coverage noticed matrix peers lint pins outdated audit watch pdf epub clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -74,6 +74,9 @@ explained: $(BIN)/.ready  ## count how often explain and other tools find the or
 
 setups: $(BIN)/.ready  ## run ignoring in all training setups; write their table to results/measured/
 	$(RUN) setups
+
+colab: $(BIN)/.ready  ## run every notebook as Colab runs it; make test runs a few
+	NOTEBOOKS=all $(BIN)/python -m pytest -n 0 tests/installed/test_colab.py
 
 matrix: $(BIN)/.ready  ## run claims, library tests and a sample of operators on all PyTorch releases (or on TORCH="2.9.1 2.15.0")
 	$(RUN) matrix $(TORCH)

@@ -1,11 +1,13 @@
 """Fresh machines: Python, torch with what it needs, and an empty folder to work in.
 
-torch is installed once. Every machine is an empty environment on top of that, and can't change what lies below it.
+Every machine is an empty environment. It finds torch and what torch needs, and nothing else of the environment in which
+the tests run: links lead there, so that nothing is installed twice. With TORCH="torch==2.6.*", pip installs that PyTorch
+once, and every machine finds it there.
+
 A clone of this working tree stands for the published repository, so that what is tested is what is about to be
 committed: only git is told so, through its environment.
 
-Needs git, the package index, and room for one more PyTorch in the temporary folder while it runs. Where one is missing
-these tests fail. torch comes at the pin of the book, or as TORCH asks for it ("torch==2.6.*"), then without any pins.
+Needs git, and the package index if TORCH is set. If one of them is missing, these tests fail.
 """
 
 import os
@@ -18,6 +20,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tools.project import Project
 
@@ -70,6 +74,15 @@ class Machine:
         pip = (sys.executable, "-m", "pip", "--python", self.python, "install", "--quiet", "--no-compile")
         run(*pip, *PINS, *wanted, env=self.variables, hint="Is the package index within reach?")
 
+    def link(self, *wanted):
+        """Find these packages, and all that they need, where the tests find them."""
+        for name in needed(*wanted):
+            package = metadata.distribution(name)
+            for entry in {file.parts[0] for file in package.files or ()} - {"..", "__pycache__"}:
+                link, target = self.packages / entry, Path(package.locate_file(entry))
+                if not link.exists() and target.exists():
+                    link.symlink_to(target)
+
     def run(self, code):
         """What a program prints, in the working folder."""
         return run(self.python, "-c", code, cwd=self.folder, env=self.variables)
@@ -101,12 +114,30 @@ class Machines:
             "MPLCONFIGDIR": str(home / "matplotlib"),
         }
         self.torch = Machine(home / "torch", self.variables)
-        self.torch.install(TORCH or "torch")
-        self.torch.run("import torch, torch.masked")  # once, so that what is compiled now is compiled for all machines
+        self.provide(self.torch, TORCH or "torch")
+
+    def provide(self, machine, *wanted):
+        """Packages of others that a machine has from the start."""
+        if TORCH:
+            machine.install(*wanted)
+        else:
+            machine.link(*wanted)
 
     def machine(self, name, below=None):
         """A machine with torch alone, or with all that another has. What changes on it, no other machine sees."""
         return Machine(self.home / name, self.variables, below or self.torch)
+
+
+def needed(*wanted):
+    """The names of packages and of all that they need here, each once."""
+    found, rest = {}, list(wanted)
+    while rest:
+        name = canonicalize_name(rest.pop())
+        if name not in found:
+            found[name] = None
+            requirements = map(Requirement, metadata.requires(name) or ())
+            rest += [each.name for each in requirements if not each.marker or each.marker.evaluate({"extra": ""})]
+    return list(found)
 
 
 def pinned(name):

@@ -3,6 +3,8 @@
 import json
 import math
 import struct
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from scratch import ROOT
@@ -16,11 +18,116 @@ ALL = [*PAGES, "search.html", "search.html?q=nan", "search.html?q=zzzzqqq", "gen
 KIB = 1024
 
 
-def test_every_page_opens_without_a_word_and_asks_no_other_host(visit):
-    for path in [*ALL, "", "chapters/welcome.html"]:
-        visit.open(path)
-        assert visit.troubles == [], path
-        assert visit.elsewhere == [], path
+OPEN_ALL = "for (const each of document.querySelectorAll('details')) each.open = true"
+BROKEN_NUMBERS = """() => {
+    const all = [...document.querySelectorAll("td span[class^=zn-], .zn-entries span")]
+        .filter(span => span.checkVisibility() && !span.textContent.includes(" "));
+    const lines = (span) => new Set([...span.getClientRects()].map((box) => box.top)).size;
+    return [all.filter(span => lines(span) > 1).map(span => span.textContent), all.length];
+}"""
+# A drawing is scaled to the page. 10 px here are 11 px on a phone that is 390 px wide.
+SMALL_TEXTS = """() => {
+    const texts = [...document.querySelectorAll("article figure svg text")];
+    const all = texts.filter((text) => text.getBoundingClientRect().width).map((text) => {
+        const { a, b } = text.getScreenCTM();
+        return [parseFloat(getComputedStyle(text).fontSize) * Math.hypot(a, b), text.textContent];
+    });
+    return [all.filter(([size]) => size < 10), all.length];
+}"""
+SCROLLING = """() => [...document.querySelectorAll(".zn-scroll, table")]
+    .filter((each) => each.scrollWidth > each.clientWidth + 1 && each.clientWidth > 0)
+    .map((each) => each.textContent.slice(0, 60))"""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one visit of a page showed: tests about all pages share the visits, which take long."""
+
+    size: int
+    troubles: list[str]
+    elsewhere: list[str]
+    axe: list[str]
+    fix: Any
+    broken: list[Any]
+    small: list[Any]
+    width: int
+    scrolling: list[str]
+    charts: list[tuple[Any, list[Any]]]
+
+
+def look(tab: Visit, path: str) -> Seen:
+    size = weigh(tab, path)  # nothing is taken from a cache
+    troubles, elsewhere = list(tab.troubles), list(tab.elsewhere)
+    fix = tab.page.locator("#at-a-glance .cell .cell_output").first
+    at_first = (axe(tab, ROOT), fix.bounding_box() if fix.count() else None)
+    numbers = tab.page.evaluate(BROKEN_NUMBERS), tab.page.evaluate(SMALL_TEXTS)
+    tab.page.evaluate(OPEN_ALL)
+    width = tab.page.evaluate("document.documentElement.scrollWidth")
+    charts = [
+        (chart.bounding_box(), [svg.bounding_box() for svg in chart.locator("svg").all() if svg.is_visible()])
+        for chart in tab.page.locator(".zn-chart").all()
+    ]
+    return Seen(size, troubles, elsewhere, *at_first, *numbers, width, tab.page.evaluate(SCROLLING), charts)
+
+
+# Each width and each theme once; `make site-report` looks at all four.
+@pytest.fixture(scope="module", params=["wide, light", "narrow, dark"])
+def view(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def seen(browser: Any, address: str, view: str) -> dict[str, Seen]:
+    """Every page, in one view."""
+    with Visit(browser, address, **VIEWS[view]) as tab:
+        return {path: look(tab, path) for path in [*ALL, "", "chapters/welcome.html"]}
+
+
+def test_every_page_opens_without_a_word_and_asks_no_other_host(seen):
+    for path, page in seen.items():
+        assert page.troubles == [], path
+        assert page.elsewhere == [], path
+
+
+def test_axe_finds_nothing_on_any_page(seen):
+    assert [f"{path}: {found}" for path, page in seen.items() for found in page.axe] == []
+
+
+def test_no_page_is_wider_than_its_window_and_no_table_scrolls_there(seen, view):
+    for path, page in seen.items():
+        assert page.width <= VIEWS[view]["viewport"]["width"], path
+        assert page.scrolling == [], path
+
+
+def test_the_lines_to_copy_and_what_they_print_are_in_the_first_screen_of_a_wide_window(seen, view):
+    boxes = {path: page.fix for path, page in seen.items() if page.fix}
+    assert len(boxes) >= 8
+    if view.startswith("wide"):
+        for path, box in boxes.items():
+            assert box["y"] + box["height"] <= 900, path
+
+
+def test_no_number_is_broken_and_the_text_of_figures_can_be_read(seen):
+    for path, page in seen.items():
+        assert page.broken[0] == [], path
+        assert page.small[0] == [], path
+    assert sum(page.broken[1] for page in seen.values()) > 300
+    assert sum(page.small[1] > 0 for page in seen.values()) >= 5
+
+
+def test_every_page_is_light(seen):
+    for path, page in seen.items():
+        assert page.size <= 350 * KIB, path
+
+
+def test_charts_fill_the_column(seen, view):
+    charts = [chart for page in seen.values() for chart in page.charts]
+    assert len(charts) >= 5
+    for room, boxes in charts:
+        assert min(box["x"] for box in boxes) - room["x"] < 1
+        assert room["x"] + room["width"] - max(box["x"] + box["width"] for box in boxes) < 1
+        # The panels are in one row, or in one column.
+        assert len({round(box["y" if view.startswith("wide") else "x"]) for box in boxes}) == 1
 
 
 def test_the_browser_that_is_used_notices_other_hosts_and_errors(visit):
@@ -47,17 +154,6 @@ def test_a_page_runs_no_script_that_is_written_into_it(visit):
     assert visit.page.title() != "run" and any("inline script" in said for said in visit.troubles)
 
 
-# Each width and each theme once; `make site-report` looks at all four.
-@pytest.mark.parametrize("view", ["wide, light", "narrow, dark"])
-def test_axe_finds_nothing_on_any_page(browser, address, view):
-    with Visit(browser, address, **VIEWS[view]) as tab:
-        findings = []
-        for path in ALL:
-            tab.open(path)
-            findings += [f"{path}: {found}" for found in axe(tab, ROOT)]
-    assert findings == []
-
-
 def test_axe_finds_nothing_where_the_contents_are_open_and_the_code_unfolded(phone):
     phone.open("chapters/where-over-exp.html")
     phone.page.locator("a.menu").click()
@@ -69,69 +165,6 @@ def test_axe_as_it_is_used_finds_something_where_something_is(visit):
     visit.open(PAGES[0])
     visit.page.evaluate("document.querySelector('main').append(new Image())")
     assert any(found.startswith("image-alt") for found in axe(visit, ROOT))
-
-
-@pytest.mark.parametrize("width", [360, 1280])
-def test_no_page_is_wider_than_its_window_and_no_table_scrolls_there(browser, address, width):
-    with Visit(browser, address, viewport={"width": width, "height": 900}) as tab:
-        for path in ALL:
-            tab.open(path)
-            tab.page.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
-            assert tab.page.evaluate("document.documentElement.scrollWidth") <= width, path
-            wide = tab.page.evaluate(
-                """() => [...document.querySelectorAll(".zn-scroll, table")]
-                    .filter((each) => each.scrollWidth > each.clientWidth + 1 && each.clientWidth > 0)
-                    .map((each) => each.textContent.slice(0, 60))"""
-            )
-            assert wide == [], path
-
-
-def test_the_lines_to_copy_and_what_they_print_are_in_the_first_screen(browser, address):
-    seen = 0
-    with Visit(browser, address, viewport={"width": 1280, "height": 900}) as tab:
-        for path in PAGES:
-            tab.open(path)
-            fix = tab.page.locator("#at-a-glance .cell .cell_output").first
-            if fix.count():
-                box = fix.bounding_box()
-                assert box and box["y"] + box["height"] <= 900, path
-                seen += 1
-    assert seen >= 8
-
-
-def test_on_a_phone_no_number_is_broken_and_the_text_of_figures_can_be_read(phone):
-    seen = {"entries": 0, "figures": 0}
-    for path in PAGES:
-        phone.open(path)
-        broken, entries = phone.page.evaluate(
-            """() => {
-                const all = [...document.querySelectorAll("td span[class^=zn-], .zn-entries span")]
-                    .filter(span => span.checkVisibility() && !span.textContent.includes(" "));
-                const lines = (span) => new Set([...span.getClientRects()].map((box) => box.top)).size;
-                return [all.filter(span => lines(span) > 1).map(span => span.textContent), all.length];
-            }"""
-        )
-        assert broken == [], path
-        # A drawing is scaled to the page. 10 px here are 11 px on a phone that is 390 px wide.
-        small, texts = phone.page.evaluate(
-            """() => {
-                const texts = [...document.querySelectorAll("article figure svg text")];
-                const all = texts.filter((text) => text.getBoundingClientRect().width).map((text) => {
-                    const { a, b } = text.getScreenCTM();
-                    return [parseFloat(getComputedStyle(text).fontSize) * Math.hypot(a, b), text.textContent];
-                });
-                return [all.filter(([size]) => size < 10), all.length];
-            }"""
-        )
-        assert small == [], path
-        seen["entries"] += entries
-        seen["figures"] += texts > 0
-    assert seen["entries"] > 300 and seen["figures"] >= 5
-
-
-def test_every_page_is_light(visit):
-    for path in PAGES:  # nothing is taken from a cache
-        assert weigh(visit, path) <= 350 * KIB, path
 
 
 def test_everything_is_reached_by_keyboard_and_the_focus_is_seen(visit):
@@ -203,25 +236,6 @@ def test_without_storage_the_page_works_all_the_same(visit):
     light = paper(visit)
     visit.page.get_by_role("button", name="Dark mode").click()
     assert paper(visit) != light and visit.troubles == []
-
-
-@pytest.mark.parametrize("view", ["wide, light", "narrow, light"])
-def test_charts_fill_the_column(browser, address, view):
-    charts = 0
-    with Visit(browser, address, **VIEWS[view]) as tab:
-        for path in PAGES:
-            tab.open(path)
-            tab.page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
-            for chart in tab.page.locator(".zn-chart").all():
-                room = chart.bounding_box()
-                boxes = [svg.bounding_box() for svg in chart.locator("svg").all() if svg.is_visible()]
-                assert min(box["x"] for box in boxes) - room["x"] < 1
-                assert room["x"] + room["width"] - max(box["x"] + box["width"] for box in boxes) < 1
-                # The panels stand in one row, or in one column.
-                places = {round(box["y" if view.startswith("wide") else "x"]) for box in boxes}
-                assert len(places) == 1
-                charts += 1
-    assert charts >= 5
 
 
 def test_figures_take_the_colours_of_the_page(visit):
