@@ -1,7 +1,7 @@
 """Fresh machines: Python, torch with what it needs, and an empty folder to work in.
 
 Every machine is an empty environment. It finds torch and what torch needs, and nothing else of the environment in which
-the tests run: links lead there, so that nothing is installed twice. With TORCH="torch==2.6.*", pip installs that PyTorch
+the tests run. Links lead there, so nothing is installed twice. With TORCH="torch==2.6.*", pip installs that PyTorch
 once, and every machine finds it there.
 
 A clone of this working tree stands for the published repository, so that what is tested is what is about to be
