@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import show
-from .entries import MASKED, Entries, describe, outcome
+from .entries import MASKED, Entries, Kind, describe, nested, outcome
 from .threads import Thread
 
 Given = Mapping[str, Any]
@@ -80,6 +81,18 @@ class Formula:
         x = torch.tensor(self.at)
         return self._run(copied, x, {key: torch.tensor(value) for key, value in self.given.items()})
 
+    def node(self) -> str:
+        """The node that anomaly mode names for the formula by hand at the point, or "" if no node returns NaN."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the mode warns that it is slow, and where the forward call was
+                with torch.autograd.detect_anomaly():
+                    self.measured(copied=False)
+        except RuntimeError as error:
+            found = re.search(r"Function '(\w+)' returned nan values", str(error))
+            return found[1] if found else ""
+        return ""
+
     def furthest(self, copied: bool = True) -> tuple[float, float]:
         """How far value and gradient in float32 are from the formula by hand in float64, on ordinary inputs.
 
@@ -126,7 +139,10 @@ class _Table:
             by_hand, copied = _gradients(row)
             right = "no gradient" if row.reference is None else _entries(row.reference)
             link = f'<a href="#{row.anchor}">{html.escape(row.name)}</a>'
-            body.append([link, _entries(by_hand), _entries(copied), right, row.effect])
+            if node := row.node():
+                link += f'<br><code class="zn-word">{html.escape(node)}</code>'
+            effect = f'<span class="zn-word">{row.effect}</span>'
+            body.append([link, _entries(by_hand), _entries(copied), right, effect])
         caption = "Gradients at the point where the formula by hand breaks, in float32"
         return f'<div class="zn-prose">{show.table(caption, head, body)}</div>'
 
@@ -139,9 +155,16 @@ def _gradients(row: Formula) -> tuple[Tensor, Tensor]:
 
 
 def _entries(value: Any) -> str:
+    """A gradient with three digits for each element, and a single NaN if all of it is NaN: there are many columns."""
     form = outcome(value)
     assert isinstance(form, Entries)
-    return f'<span class="zn-entries">{show.result(form)}</span>'
+    cells = [show.entry(_short(text), kind) for text, kind in zip(form.texts(None), form.kinds(), strict=True)]
+    all_nan = all(kind is Kind.NAN for kind in form.kinds())
+    return f'<span class="zn-entries">{cells[0] if all_nan else nested(cells, form.shape)}</span>'
+
+
+def _short(text: str) -> str:
+    return text if text in ("--", "NaN") else f"{float(text) + 0.0:.3g}"
 
 
 def _wide(value: Any) -> Any:
@@ -391,7 +414,7 @@ FORMULAS = (
         "focal(x, y)",
         [-200.0, 100.0],
         [math.nan, math.nan],
-        [-1.0, 0.0],
+        [-1.0, -1.5 * math.exp(-150)],
         "Exact",
         _logits,
         8,
@@ -530,8 +553,8 @@ _ALL = (
         "kornia#918",
         "NaN gradients on backward pass with focal loss",
         "kornia/kornia/issues/918",
-        "Closed. kornia#924 of 2021, merged, added an epsilon. kornia#1362, merged later, took logsigmoid in its place. "
-        "By its description, the epsilon was not enough in float16.",
+        "Closed. kornia#924 of 2021, merged, added an epsilon. kornia#1362, merged later, took logsigmoid instead. By "
+        "its description, the epsilon was not enough in float16.",
     ),
     _found(
         "torchmetrics#1029",
@@ -543,7 +566,7 @@ _ALL = (
         "optax#1786",
         "Keep kl_divergence finite when target probabilities are zero",
         "google-deepmind/optax/pull/1786",
-        "Open. The same formula in JAX: a guard keeps the value right, and the gradient is NaN. The value is NaN where a "
+        "Open. The same formula in JAX: a guard keeps the value right, and the gradient is NaN. The value is NaN if a "
         "target of 0 meets a masked logit.",
     ),
     _found(
@@ -570,8 +593,8 @@ _ALL = (
         "pytorch#16199",
         "optionally zero infinite losses in CTCLoss",
         "pytorch/pytorch/pull/16199",
-        "A pull request of 2019, closed. The author was half inclined to make zero_infinity the default, and left it off "
-        "to keep the old behaviour.",
+        "A pull request of 2019, closed. The author was half inclined to make zero_infinity the default. It is off, to "
+        "keep the old behaviour.",
     ),
     _found(
         "pytorch#176910",
@@ -609,8 +632,7 @@ _ALL = (
         "auraloss#25",
         "SDR loss sensitive to nan",
         "csteinmetz1/auraloss/issues/25",
-        "Closed. The maintainer: a target of zeros gives NaN. It should not occur in training, but the code should handle "
-        "it.",
+        "Closed. The maintainer: a target of zeros gives NaN. Training should have none, but the code should cope.",
     ),
     _found(
         "miles#1363",
