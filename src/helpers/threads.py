@@ -122,6 +122,16 @@ _ALL = (
         "much can be done; the norm was given a subgradient of its own.",
     ),
     Thread(
+        "171327",
+        "pytorch#171327",
+        "bceloss provides too huge grad. Imo, it's bad.",
+        "https://github.com/pytorch/pytorch/issues/171327",
+        "Closed. The asker calls the gradient 1e12 correct but too large, and asks for no action. An answer advised to "
+        "clip gradients; the decision behind the closing was not found.",
+        171327,
+        "2026-11-23",
+    ),
+    Thread(
         "round-off",
         "Stack Overflow, 2018",
         "PyTorch gradient differs from manually calculated gradient",

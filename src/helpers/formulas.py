@@ -1,0 +1,677 @@
+"""Formulas that people write for losses and geometry, where they break, and what to write in their place.
+
+All that is stated about a formula is here, in one place, as for the points of the atlas: the code, the point, and the
+gradient that mathematics gives there. The rest is measured when the table is shown. The page shows the same lines of
+code, and a test compares the two.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import show
+from .entries import MASKED, Entries, Kind, describe, nested, outcome
+from .threads import Thread
+
+Given = Mapping[str, Any]
+"""The values of the names that a formula needs in addition to `x`."""
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A formula by hand and the formula to copy, at a point where the first one breaks.
+
+    Args:
+        name: the name that people use, with the point.
+        section: the heading of its section on the page.
+        by_hand: the code of the function that people write.
+        write: the code of the function to copy.
+        call: a call of `write`, with `x` and the names in `given`. A call of `by_hand` has `_by_hand` before its `(`.
+        at: the value of `x` at the point, a number or nested lists of numbers.
+        gradient: what plain PyTorch gives for the formula by hand there.
+        reference: the gradient at the point, from a formula of its own. It is `MASKED` at each element that the formula
+            to copy leaves out. None if there is no gradient.
+        effect: what the formula to copy does about the point: one of the words in `helpers.atlas.EFFECTS`.
+        ordinary: gives ordinary inputs, always the same: `x` and the other names.
+        ulps: how far the formula to copy may be from float64 on ordinary inputs. See `furthest`.
+        given: the values of the other names at the point.
+        chosen: the gradient of the formula to copy, if it is not the reference.
+    """
+
+    name: str
+    section: str
+    by_hand: str
+    write: str
+    call: str
+    at: Any
+    gradient: Any
+    reference: Any
+    effect: str
+    ordinary: Callable[[], tuple[Tensor, Given]]
+    ulps: int
+    given: Given = field(default_factory=dict)
+    chosen: Any = None
+
+    @property
+    def anchor(self) -> str:
+        """The anchor of the section."""
+        return show.anchor(self.section)
+
+    @property
+    def expected(self) -> Any:
+        """The gradient that the formula to copy must have at the point. It is 0 at each element that is left out."""
+        if self.chosen is not None:
+            return self.chosen
+        form = outcome(self.reference)
+        assert isinstance(form, Entries)
+        return torch.where(form.mask, form.data, 0.0)
+
+    def measured(self, copied: bool = True) -> tuple[Tensor, Tensor]:
+        """Value and gradient in float32 at the point, of the formula to copy or of the one by hand."""
+        x = torch.tensor(self.at)
+        return self._run(copied, x, {key: torch.tensor(value) for key, value in self.given.items()})
+
+    def node(self) -> str:
+        """The node that anomaly mode names for the formula by hand at the point, or "" if no node returns NaN."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the mode warns that it is slow, and where the forward call was
+                with torch.autograd.detect_anomaly():
+                    self.measured(copied=False)
+        except RuntimeError as error:
+            found = re.search(r"Function '(\w+)' returned nan values", str(error))
+            return found[1] if found else ""
+        return ""
+
+    def furthest(self, copied: bool = True) -> tuple[float, float]:
+        """How far value and gradient in float32 are from the formula by hand in float64, on ordinary inputs.
+
+        Returns:
+            The largest difference of the values, in ulps of float32 at the value, at least at 1; and that of the
+            gradients, in ulps of float32 at the largest element of the gradient.
+        """
+        x, given = self.ordinary()
+        value, gradient = self._run(copied, x, given)
+        wide = {key: _wide(each) for key, each in given.items()}
+        right, right_gradient = self._run(False, x.double(), wide)
+        ulp = torch.finfo(torch.float32).eps
+        by_value = (value - right).abs() / right.abs().clamp(min=1) / ulp
+        by_gradient = (gradient - right_gradient).abs().max() / right_gradient.abs().max() / ulp
+        return by_value.max().item(), by_gradient.item()
+
+    def _run(self, copied: bool, x: Tensor, given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        x = x.clone().requires_grad_()
+        names = {"torch": torch, "F": F, "x": x, **given}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # std of one element gives one
+            exec(self.write if copied else self.by_hand, names)
+            value = eval(self.call if copied else self.call.replace("(", "_by_hand(", 1), names)
+            (gradient,) = torch.autograd.grad(value.sum(), x)
+        return value.detach(), gradient
+
+
+def formulas(rows: Sequence[Formula]) -> None:
+    """Show a table of formulas, each with its gradient at the point, by hand and in the formula to copy."""
+    show.show(_Table(rows))
+
+
+@dataclass(frozen=True)
+class _Table:
+    rows: Sequence[Formula]
+
+    def text(self) -> str:
+        return "\n".join(f"{row.name}: {', '.join(map(describe, map(outcome, _gradients(row))))}" for row in self.rows)
+
+    def html(self) -> str:
+        head = ["Formula and point", "By hand", "To copy", "Right", "What the copy does"]
+        body = []
+        for row in self.rows:
+            by_hand, copied = _gradients(row)
+            right = "no gradient" if row.reference is None else _entries(row.reference)
+            link = f'<a href="#{row.anchor}">{html.escape(row.name)}</a>'
+            if node := row.node():
+                link += f'<br><code class="zn-word">{html.escape(node)}</code>'
+            effect = f'<span class="zn-word">{row.effect}</span>'
+            body.append([link, _entries(by_hand), _entries(copied), right, effect])
+        caption = "Gradients at the point where the formula by hand breaks, in float32"
+        return f'<div class="zn-prose">{show.table(caption, head, body)}</div>'
+
+    def json(self) -> dict[str, Any] | None:
+        return None
+
+
+def _gradients(row: Formula) -> tuple[Tensor, Tensor]:
+    return row.measured(copied=False)[1], row.measured()[1]
+
+
+def _entries(value: Any) -> str:
+    """A gradient with three digits for each element, and a single NaN if all of it is NaN: there are many columns."""
+    form = outcome(value)
+    assert isinstance(form, Entries)
+    cells = [show.entry(_short(text), kind) for text, kind in zip(form.texts(None), form.kinds(), strict=True)]
+    all_nan = all(kind is Kind.NAN for kind in form.kinds())
+    return f'<span class="zn-entries">{cells[0] if all_nan else nested(cells, form.shape)}</span>'
+
+
+def _short(text: str) -> str:
+    return text if text in ("--", "NaN") else f"{float(text) + 0.0:.3g}"
+
+
+def _wide(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _distributions() -> tuple[Tensor, Given]:
+    return 3 * _random(1000, 10), {"p": (3 * _random(1000, 10, seed=1)).softmax(-1)}
+
+
+def _logits() -> tuple[Tensor, Given]:
+    return torch.linspace(-12, 12, 1000), {"y": torch.arange(1000).remainder(2).float()}
+
+
+def _sequences() -> tuple[Tensor, Given]:
+    lengths = torch.tensor([1, 2, 3, 4])
+    targets = torch.tensor([[1, 0, 0, 0], [2, 1, 0, 0], [3, 3, 1, 0], [4, 2, 2, 1]])
+    return _random(12, 4, 5), {"targets": targets, "frames": torch.tensor([12, 11, 10, 9]), "lengths": lengths}
+
+
+def _boxes() -> tuple[Tensor, Given]:
+    corners = [5 * _random(1000, 2, seed=seed) for seed in (0, 1)]
+    sizes = [0.2 + _random(1000, 2, seed=seed).abs() * 4 for seed in (2, 3)]
+    both = [torch.cat([low, low + size], -1) for low, size in zip(corners, sizes, strict=True)]
+    return both[0], {"b": both[1]}
+
+
+def _signals() -> tuple[Tensor, Given]:
+    target = _random(100, 64)
+    return target + torch.logspace(-2, 1, 100)[:, None] * _random(100, 64, seed=1), {"target": target}
+
+
+def _tokens() -> tuple[Tensor, Given]:
+    return 2 * _random(1000) - 3, {"old": 2 * _random(1000, seed=1) - 3, "advantage": _random(1000, seed=2)}
+
+
+def _rotations() -> tuple[Tensor, Given]:
+    q = F.normalize(_random(1000, 4), dim=-1)
+    return torch.where(q[:, :1] < 0, -q, q), {}
+
+
+KL = (
+    """def kl_by_hand(p, logits):
+    q = logits.softmax(-1)
+    return (p * (p / q).log()).sum(-1)""",
+    """def kl(p, logits):
+    log_q = torch.where(p > 0, logits.log_softmax(-1), 0.0)
+    return F.kl_div(log_q, p, reduction="none").sum(-1)""",
+)
+ENTROPY = (
+    """def entropy_by_hand(logits):
+    log_p = logits.log_softmax(-1)
+    return -(log_p.exp() * log_p).sum(-1)""",
+    """def entropy(logits):
+    log_p = logits.log_softmax(-1)
+    p = log_p.exp()
+    return -(p * torch.where(p > 0, log_p, 0.0)).sum(-1)""",
+)
+BCE = (
+    """def bce_by_hand(logits, y):
+    p = logits.sigmoid()
+    return -(y * p.log() + (1 - y) * (1 - p).log())""",
+    """def bce(logits, y):
+    loss = F.binary_cross_entropy_with_logits
+    return loss(logits, y, reduction="none")""",
+)
+BCE_LOSS = """def bce_by_hand(logits, y):
+    return F.binary_cross_entropy(logits.sigmoid(), y, reduction="none")"""
+FOCAL = (
+    """def focal_by_hand(logits, y, gamma=0.5):
+    p = logits.sigmoid()
+    p = torch.where(y > 0, p, 1 - p)
+    return -((1 - p) ** gamma) * p.log()""",
+    """def focal(logits, y, gamma=0.5):
+    s = torch.where(y > 0, logits, -logits)  # y is 0 or 1
+    return -F.logsigmoid(s) * (gamma * F.logsigmoid(-s)).exp()""",
+)
+CTC = (
+    """def ctc_by_hand(logits, targets, frames, lengths):
+    log_p = logits.log_softmax(-1)
+    return F.ctc_loss(log_p, targets, frames, lengths)""",
+    """def ctc(logits, targets, frames, lengths):
+    log_p = logits.log_softmax(-1)
+    options = {"reduction": "none", "zero_infinity": True}
+    losses = F.ctc_loss(log_p, targets, frames, lengths, **options)
+    place = torch.arange(1, targets.shape[1], device=targets.device)
+    twice = targets[:, 1:] == targets[:, :-1]
+    twice = (twice & (place < lengths[:, None])).sum(1)
+    fits = frames >= lengths + twice  # a blank between equal labels
+    losses = losses / lengths.clamp(min=1)
+    return losses.sum() / fits.sum().clamp(min=1)""",
+)
+COSINE = (
+    """def cosine_by_hand(a, b):
+    return (a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1))""",
+    """def cosine(a, b):
+    some = a.any(-1) & b.any(-1)
+    a = torch.where(some[..., None], a, 1.0)
+    return torch.where(some, F.cosine_similarity(a, b, dim=-1), 0.0)""",
+)
+_AREAS = """    most, least = torch.maximum(a, b), torch.minimum(a, b)
+    inner = (least[..., 2:] - most[..., :2]).clamp(min=0).prod(-1)
+    hull = (most[..., 2:] - least[..., :2]).prod(-1)
+    one, other = [(c[..., 2:] - c[..., :2]).prod(-1) for c in (a, b)]
+    union = one + other - inner
+"""
+GIOU = (
+    f"""def giou_by_hand(a, b):
+{_AREAS}    return inner / union - (hull - union) / hull""",
+    f"""def ratio(a, b):
+    return torch.where(b > 0, a / torch.where(b > 0, b, 1.0), 0.0)
+
+
+def giou(a, b):
+{_AREAS}    return ratio(inner, union) - ratio(hull - union, hull)""",
+)
+SI_SDR = (
+    """def si_sdr_by_hand(estimate, target):
+    energy = target.square().sum(-1, True)
+    wanted = (estimate * target).sum(-1, True) / energy * target
+    top = wanted.square().sum(-1)
+    bottom = (estimate - wanted).square().sum(-1)
+    return 10 * (top / bottom).log10()""",
+    """def si_sdr(estimate, target, eps=1e-8):
+    energy = target.square().sum(-1, True) + eps
+    wanted = (estimate * target).sum(-1, True) / energy * target
+    top = wanted.square().sum(-1) + eps
+    bottom = (estimate - wanted).square().sum(-1) + eps
+    return 10 * (top / bottom).log10()""",
+)
+POLICY = (
+    """def policy_by_hand(new, old, advantage, eps=0.2):
+    ratio = (new - old).exp()
+    clipped = ratio.clamp(1 - eps, 1 + eps)
+    return -torch.minimum(ratio * advantage, clipped * advantage)""",
+    """def policy(new, old, advantage, eps=0.2):
+    ratio = (new - old).clamp(max=20).exp()
+    clipped = ratio.clamp(1 - eps, 1 + eps)
+    return -torch.minimum(ratio * advantage, clipped * advantage)""",
+)
+AXIS_ANGLE = (
+    """def axis_angle_by_hand(q):
+    w, v = q[..., :1], q[..., 1:]
+    n = v.square().sum(-1, True).sqrt()
+    scale = 2 * torch.atan2(n, w) / n
+    return torch.where(n > 0, scale, 2.0) * v""",
+    """def axis_angle(q):
+    q = torch.where(q[..., :1] < 0, -q, q)  # the same rotation
+    w, v = q[..., :1], q[..., 1:]
+    square = v.square().sum(-1, True)
+    tiny = square < 1e-6 * w**2
+    n = torch.where(tiny, 1.0, square).sqrt()
+    scale = 2 * torch.atan2(n, w) / n
+    w = torch.where(tiny, w, 1.0)
+    series = 2 / w - 2 * square / (3 * w**3)
+    return torch.where(tiny, series, scale) * v""",
+)
+QUATERNION = (
+    """def quaternion_by_hand(v):
+    angle = v.square().sum(-1, True).sqrt()
+    axis = v / angle
+    sine = (angle / 2).sin()
+    return torch.cat([(angle / 2).cos(), sine * axis], -1)""",
+    """def quaternion(v):
+    angle = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
+    scale = torch.sinc(angle / (2 * torch.pi)) / 2
+    return torch.cat([(angle / 2).cos(), scale * v], -1)""",
+)
+STANDARDIZED = (
+    """def standardized_by_hand(a):
+    return (a - a.mean()) / (a.std() + 1e-8)""",
+    """def standardized(a):
+    spread = a.std(correction=min(1, a.numel() - 1))
+    return (a - a.mean()) / (spread + 1e-8)""",
+)
+
+
+def _entropy_slopes(logits: Sequence[float]) -> list[float]:
+    """−p·(log p + H), by Python's own arithmetic."""
+    total = sum(map(math.exp, logits))
+    shares = [math.exp(logit) / total for logit in logits]
+    entropy = -sum(p * math.log(p) for p in shares if p)
+    return [-p * (math.log(p) + entropy) if p else 0.0 for p in shares]
+
+
+FORMULAS = (
+    Formula(
+        "BCE by hand, a sure and wrong logit",
+        "BCE: a logit that is sure",
+        *BCE,
+        "bce(x, y)",
+        20.0,
+        math.nan,
+        1 / (1 + math.exp(-20)),
+        "Exact",
+        _logits,
+        8,
+        {"y": 0.0},
+    ),
+    Formula(
+        "BCELoss of a sigmoid, the same logit",
+        "BCE: a logit that is sure",
+        BCE_LOSS,
+        BCE[1],
+        "bce(x, y)",
+        20.0,
+        0.0,
+        1 / (1 + math.exp(-20)),
+        "Exact",
+        _logits,
+        8,
+        {"y": 0.0},
+    ),
+    Formula(
+        "KL, a target of 0",
+        "KL divergence: a target of 0",
+        *KL,
+        "kl(p, x)",
+        [0.0, 0.0, 0.0],
+        [math.nan] * 3,
+        [1 / 3, 1 / 3 - 0.25, 1 / 3 - 0.75],
+        "Exact",
+        _distributions,
+        8,
+        {"p": [0.0, 0.25, 0.75]},
+    ),
+    Formula(
+        "entropy, a masked logit",
+        "Entropy: a masked logit",
+        *ENTROPY,
+        "entropy(x)",
+        [0.0, 1.0, -math.inf],
+        [math.nan] * 3,
+        _entropy_slopes([0.0, 1.0, -math.inf]),
+        "Exact",
+        lambda: (_distributions()[0], {}),
+        16,
+    ),
+    Formula(
+        "focal loss, logits −200 and 100",
+        "Focal loss: sure logits",
+        *FOCAL,
+        "focal(x, y)",
+        [-200.0, 100.0],
+        [math.nan, math.nan],
+        [-1.0, -1.5 * math.exp(-150)],
+        "Exact",
+        _logits,
+        8,
+        {"y": [1.0, 1.0]},
+    ),
+    Formula(
+        "CTC, two equal labels in two frames",
+        "CTC: a target that does not fit",
+        *CTC,
+        "ctc(x, targets, frames, lengths)",
+        [[[0.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]]],
+        [[[math.nan, math.nan], [1 / 12, -1 / 12]]] * 2,
+        [[[MASKED, MASKED], [1 / 6, -1 / 6]]] * 2,
+        "Removes",
+        _sequences,
+        64,
+        {"targets": [[1, 1], [1, 0]], "frames": [2, 2], "lengths": [2, 1]},
+    ),
+    Formula(
+        "cosine of a zero vector",
+        "Cosine of a zero vector",
+        *COSINE,
+        "cosine(x, b)",
+        [0.0, 0.0],
+        [math.nan, math.nan],
+        None,
+        "Chooses",
+        lambda: (_random(1000, 8), {"b": _random(1000, 8, seed=1)}),
+        8,
+        {"b": [1.0, 0.0]},
+        [0.0, 0.0],
+    ),
+    Formula(
+        "GIoU of two empty boxes",
+        "IoU and GIoU of empty boxes",
+        *GIOU,
+        "giou(x, b)",
+        [1.0, 1.0, 1.0, 1.0],
+        [math.nan] * 4,
+        None,
+        "Chooses",
+        _boxes,
+        8,
+        {"b": [1.0, 1.0, 1.0, 1.0]},
+        [0.0] * 4,
+    ),
+    Formula(
+        "SI-SDR, a silent target",
+        "SI-SDR and SI-SNR of silence",
+        *SI_SDR,
+        "si_sdr(x, target)",
+        [0.5, -0.5],
+        [math.nan, math.nan],
+        None,
+        "Bounds",
+        _signals,
+        128,
+        {"target": [0.0, 0.0]},
+        [-20 / math.log(10), 20 / math.log(10)],
+    ),
+    Formula(
+        "policy ratio, log-ratio 100, advantage 1",
+        "Policy ratio: the exp overflows",
+        *POLICY,
+        "policy(x, old, advantage)",
+        100.0,
+        math.nan,
+        0.0,
+        "Exact",
+        _tokens,
+        16,
+        {"old": 0.0, "advantage": 1.0},
+    ),
+    Formula(
+        "policy ratio, log-ratio 100, advantage −1",
+        "Policy ratio: the exp overflows",
+        *POLICY,
+        "policy(x, old, advantage)",
+        100.0,
+        math.inf,
+        math.exp(100),
+        "Bounds",
+        _tokens,
+        16,
+        {"old": 0.0, "advantage": -1.0},
+        0.0,
+    ),
+    Formula(
+        "quaternions 1 and −1 to axis and angle",
+        "Quaternion to axis and angle: no rotation",
+        *AXIS_ANGLE,
+        "axis_angle(x)",
+        [[1.0, 0.0, 0.0, 0.0], [-1.0, 0.0, 0.0, 0.0]],
+        [[math.nan] * 4] * 2,
+        [[0.0, 2.0, 2.0, 2.0], [0.0, -2.0, -2.0, -2.0]],
+        "Exact",
+        _rotations,
+        32,
+    ),
+    Formula(
+        "axis and angle 0 to a quaternion",
+        "Axis and angle to a quaternion: angle 0",
+        *QUATERNION,
+        "quaternion(x)",
+        [0.0, 0.0, 0.0],
+        [math.nan] * 3,
+        [0.5, 0.5, 0.5],
+        "Exact",
+        lambda: (_random(1000, 3), {}),
+        8,
+    ),
+    Formula(
+        "std of one element, in a division",
+        "Standardizing one element",
+        *STANDARDIZED,
+        "standardized(x) * weight",
+        [3.0],
+        [math.nan],
+        None,
+        "Chooses",
+        lambda: (_random(20), {"weight": _random(20, seed=1)}),
+        16,
+        {"weight": 1.0},
+        [0.0],
+    ),
+)
+"""Every formula, in the order of the page."""
+
+
+def _found(label: str, title: str, url: str, state: str) -> Thread:
+    return Thread(label, label, title, f"https://github.com/{url}", state, looked_up="2026-11-23")
+
+
+_ALL = (
+    _found(
+        "kornia#918",
+        "NaN gradients on backward pass with focal loss",
+        "kornia/kornia/issues/918",
+        "Closed. kornia#924 of 2021, merged, added an epsilon. kornia#1362, merged later, took logsigmoid instead. By "
+        "its description, the epsilon was not enough in float16.",
+    ),
+    _found(
+        "torchmetrics#1029",
+        "KL-Divergence gives NaN on 0-probabilities",
+        "Lightning-AI/torchmetrics/issues/1029",
+        "Closed. A maintainer made a pull request to solve it.",
+    ),
+    _found(
+        "optax#1786",
+        "Keep kl_divergence finite when target probabilities are zero",
+        "google-deepmind/optax/pull/1786",
+        "Open. The same formula in JAX: a guard keeps the value right, and the gradient is NaN. The value is NaN if a "
+        "target of 0 meets a masked logit.",
+    ),
+    _found(
+        "trl#7221",
+        "entropy_from_logits returns NaN for zero-probability tokens",
+        "huggingface/trl/issues/7221",
+        "Closed. Several pull requests were proposed, among them trl#7252.",
+    ),
+    _found(
+        "trl#7252",
+        "fix: handle zero-probability tokens in entropy_from_logits",
+        "huggingface/trl/pull/7252",
+        "Closed. It applied nan_to_num to the products. An automatic review answered that the gradient stays NaN.",
+    ),
+    _found(
+        "pytorch#31557",
+        "[docs] F.ctc_loss docs to warn clearly about invalid inf-causing inputs; zero_infinity to become enabled by "
+        "default",
+        "pytorch/pytorch/issues/31557",
+        "Open. Its example: two equal labels do not fit into two frames. The asker calls the infinite loss "
+        "mathematically correct, and asks for better documentation.",
+    ),
+    _found(
+        "pytorch#16199",
+        "optionally zero infinite losses in CTCLoss",
+        "pytorch/pytorch/pull/16199",
+        "A pull request of 2019, closed. The author was half inclined to make zero_infinity the default. It is off, to "
+        "keep the old behaviour.",
+    ),
+    _found(
+        "pytorch#176910",
+        "CTC loss cuDNN backend ignores `zero_infinity=True`",
+        "pytorch/pytorch/issues/176910",
+        "Closed. About CUDA; the fix is pytorch#176911, for which the merge was ordered in July 2026.",
+    ),
+    _found(
+        "pytorch#18250",
+        "Using sqrt for better precision in cosine_similarity",
+        "pytorch/pytorch/pull/18250",
+        "Closed. A comment of 2019: an earlier change gave NaN gradients for a vector of zeros; it should be 0 on one "
+        "side and large on the other.",
+    ),
+    _found(
+        "pytorch#115786",
+        "Inaccurate Results in Cosine Similarity Calculation with Float64",
+        "pytorch/pytorch/issues/115786",
+        "Closed. The vector there is near the size of eps, 1e-8, and its cosine differs from NumPy's.",
+    ),
+    _found(
+        "vision#3405",
+        "avoid nan value caused by divide by zero while computing box IoU",
+        "pytorch/vision/pull/3405",
+        "Closed without a merge. A maintainer: the union is 0 for degenerate boxes alone, they are not allowed, and an "
+        "eps is not the desired solution.",
+    ),
+    _found(
+        "vision#7746",
+        "Generalized IOU loss doesn't handle 0-length and -width boxes correctly, expected 0.0 but got 1.0",
+        "pytorch/vision/issues/7746",
+        "Open. An eps makes the loss of two equal empty boxes 1. An answer: such boxes violate the format.",
+    ),
+    _found(
+        "auraloss#25",
+        "SDR loss sensitive to nan",
+        "csteinmetz1/auraloss/issues/25",
+        "Closed. The maintainer: a target of zeros gives NaN. Training should have none, but the code should cope.",
+    ),
+    _found(
+        "miles#1363",
+        "Clamp PPO ratio exponentials to fix NaN logits",
+        "radixark/miles/pull/1363",
+        "Merged. It clamps the log-ratio to ±20. By its description, inf × 0 arises where the advantage is 0.",
+    ),
+    _found(
+        "trl#6637",
+        "fix(grpo): clip the KL log-ratio before exp to avoid inf overflow",
+        "huggingface/trl/pull/6637",
+        "Open. The same for the KL term of GRPO.",
+    ),
+    _found(
+        "kornia#3949",
+        "NaN gradients at the identity: quaternion_to_axis_angle and axis_angle_to_quaternion differentiate through an "
+        "unguarded sqrt(0)",
+        "kornia/kornia/issues/3949",
+        "Closed. kornia#3980, merged, uses a double where.",
+    ),
+    _found(
+        "kornia#4237",
+        "quaternion_to_axis_angle: wrong identity gradient for negative and non-unit quaternions",
+        "kornia/kornia/issues/4237",
+        "Closed. After that fix, the gradient at −1 was finite and had the wrong sign. kornia#4246, merged, divides by "
+        "the real part.",
+    ),
+    _found(
+        "pytorch3d#188",
+        "Singularity at pi in so3_log_map()",
+        "facebookresearch/pytorch3d/issues/188",
+        "Closed. A maintainer first doubted that the instability can be avoided, and then wrote a fix.",
+    ),
+    _found(
+        "stable-baselines3#1028",
+        "Fix advantage normalization with mini-batchsize of 1",
+        "DLR-RM/stable-baselines3/pull/1028",
+        "A pull request of 2022, merged. By its description, a batch of one makes all results NaN.",
+    ),
+)
+SOURCES: dict[str, Thread] = {entry.key: entry for entry in _ALL}
+"""The threads on the page, by their labels."""
