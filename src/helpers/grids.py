@@ -84,5 +84,7 @@ def _html(cell: Cell) -> str:
             for words, each in _epochs(cell)
         )
     if isinstance(cell, str):
-        return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(cell))
+        text = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(cell))
+        # A word that the narrow column of a table would break, such as float16.
+        return f'<span class="zn-word">{text}</span>' if re.fullmatch(r"\w{1,16}", cell) else text
     return show.result(outcome(cell))

@@ -124,15 +124,16 @@ _ALL = (
     upstream(
         40497,
         "Mixed precision causes NaN loss",
-        "Open. Several causes are reported: an epsilon that is 0 in float16, weights that are too small for float16, and "
-        "a scale of GradScaler that falls too far. No decision was found.",
+        "Open. Several causes are reported: an epsilon that is 0 in float16, weights that are too small for float16, "
+        "and a scale of GradScaler that falls too far. No decision was found.",
         looked_up="2026-11-23",
     ),
     upstream(
         184572,
         "`torch.maximum` / `torch.clamp_min` gradients at tie point violate PyTorch's documented subgradient "
         "convention and are inconsistent with `F.relu`",
-        "Closed, by pytorch#191142. Scalar bounds get the subgradient 0; with tensors on both sides, each side gets half.",
+        "Closed, by pytorch#191142. With a number as the bound, the subgradient is 0; with a tensor, each side gets "
+        "half.",
         looked_up="2026-11-23",
     ),
     Thread(

@@ -21,9 +21,14 @@ def test_code_is_marked_and_everything_is_escaped():
     assert "&lt;a&gt;" in html and "<code>x &lt; 0</code> &amp; y" in html
 
 
+def test_a_word_is_not_broken():
+    html = Grid("a", ["f", "dtype"], [["two words", "float16"]]).html()
+    assert '<span class="zn-word">float16</span>' in html and "<th" in html and ">two words<" in html
+
+
 def test_a_number_looks_like_a_result_and_a_text_does_not():
     html = Grid("a", ["f", "g"], [["0", torch.tensor([0.0, math.inf])]]).html()
-    assert ">0</th>" in html and 'class="zn-inf"' in html and 'class="zn-zero"' in html
+    assert ">0</span></th>" in html and 'class="zn-inf"' in html and 'class="zn-zero"' in html
 
 
 def test_outside_of_a_notebook_it_prints_a_line_for_each_row(capsys):
