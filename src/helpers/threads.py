@@ -60,10 +60,10 @@ def thread(key: str) -> Thread:
     return THREADS[key]
 
 
-def upstream(number: int, title: str, state: str, kind: str = "issues") -> Thread:
+def upstream(number: int, title: str, state: str, kind: str = "issues", looked_up: str = LOOKED_UP) -> Thread:
     """An issue of PyTorch's, or of another `kind`: `"pull"`."""
     url = f"https://github.com/pytorch/pytorch/{kind}/{number}"
-    return Thread(str(number), f"pytorch#{number}", title, url, state, number)
+    return Thread(str(number), f"pytorch#{number}", title, url, state, number, looked_up)
 
 
 _ALL = (
@@ -120,6 +120,21 @@ _ALL = (
         "chain rule will lead to Nan, sqrt() example",
         "Closed. A maintainer: sqrt has the derivative inf at 0, and where an expression is put together by hand not "
         "much can be done; the norm was given a subgradient of its own.",
+    ),
+    upstream(
+        40497,
+        "Mixed precision causes NaN loss",
+        "Open. Several causes are reported: an epsilon that is 0 in float16, weights that are too small for float16, "
+        "and a scale of GradScaler that falls too far. No decision was found.",
+        looked_up="2026-11-23",
+    ),
+    upstream(
+        184572,
+        "`torch.maximum` / `torch.clamp_min` gradients at tie point violate PyTorch's documented subgradient "
+        "convention and are inconsistent with `F.relu`",
+        "Closed, by pytorch#191142. With a number as the bound, the subgradient is 0; with a tensor, each side gets "
+        "half.",
+        looked_up="2026-11-23",
     ),
     Thread(
         "171327",
