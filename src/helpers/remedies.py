@@ -138,7 +138,7 @@ class Row:
 
     @property
     def marks(self) -> str:
-        """A mark for each column: what a page states of the row.
+        """The mark of each column, which a page states.
 
         >>> from helpers.recipes import IGNORED
         >>> compare(IGNORED[:1])[0].marks

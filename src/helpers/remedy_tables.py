@@ -14,7 +14,7 @@ from . import show
 from .entries import Raised, describe
 from .figures import BLUE, GREY, ORANGE, RED, sketch
 from .recipes import IGNORED, USED, Situation
-from .remedies import COLUMNS, WORDS, Cell, Row, compare
+from .remedies import COLUMNS, REWRITES, WORDS, Cell, Row, compare, plain_of, program
 from .ways import way
 
 
@@ -149,9 +149,9 @@ def chart(found: Remedies) -> None:
     """Draw how often each remedy gets each word, in the rows whose element the loss ignores."""
     styles: dict[str, dict[str, Any]] = {
         "right": {"color": BLUE},
-        "wrong number": {"color": ORANGE, "hatch": "xx", "edgecolor": "black"},
+        "wrong number": {"facecolor": ORANGE, "hatch": "xx"},
         "NaN or inf": {"facecolor": "none", "edgecolor": RED, "hatch": "///"},
-        "error": {"facecolor": "none", "edgecolor": GREY, "hatch": ".."},
+        "error": {"facecolor": "none", "edgecolor": GREY, "hatch": "--"},
         "no place": {"facecolor": "none", "edgecolor": GREY, "linestyle": ":"},
     }
     names = sorted(COLUMNS, key=lambda name: (-found.count(name, "right", rows=found.ignored), COLUMNS.index(name)))
@@ -163,63 +163,93 @@ def chart(found: Remedies) -> None:
     caption = f"{len(found.ignored)} cases in which the loss ignores an element: what each method gives."
     with sketch(f"For each method, the number of cases by result. {'; '.join(parts)}.", caption, height=6.2) as drawn:
         axes, left = drawn.axes, [0] * len(names)
+        styles["wrong number"]["edgecolor"] = axes.xaxis.label.get_color()  # the page's ink, in light and in dark
+        places = range(len(names))
         for word, style in styles.items():
-            axes.barh([way(name).title for name in names], counts[word], left=left, height=0.62, label=word, **style)
+            some = [at for at in places if counts[word][at]]
+            wide = [counts[word][at] for at in some]
+            axes.barh(some, wide, left=[left[at] for at in some], height=0.62, label=word, **style)
             left = [before + more for before, more in zip(left, counts[word], strict=True)]
+        axes.set_yticks(places, [way(name).title for name in names])
         axes.invert_yaxis()
         axes.set(xlabel="cases", xlim=(0, len(found.ignored)))
         axes.set_ylabel("method")
         axes.set_xticks(range(0, len(found.ignored) + 1, 5))
-        axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1), ncols=3, columnspacing=1, handlelength=1.5)
+        axes.legend(loc="lower center", bbox_to_anchor=(0.35, 1), ncols=2, columnspacing=1, handlelength=1.5)
     show.show(drawn.figure)
 
 
 def numbers_table(rows: Sequence[Row], word: str, caption: str) -> None:
-    """Show each number that came out with a word, beside the reference, and the remedies that gave it."""
+    """Show each number that came out with a word, and the remedies that gave it, beside the reference."""
     body, plain = [], []
     for row in rows:
         by: dict[str, list[str]] = {}
         for name, cell in row.cells.items():
             if cell.word == word:
                 by.setdefault(describe(cell.gradient, 3), []).append(way(name).title)
-        for gradient, names in by.items():
+        lines = [f"{gradient}: {', '.join(names)}" for gradient, names in by.items()]
+        if lines:
             right = describe(row.reference, 3)
-            plain.append(f"{row.situation.name}: {gradient}, reference {right}: {', '.join(names)}")
-            body.append([html.escape(text) for text in (row.situation.name, gradient, right, ", ".join(names))])
-    head = ["case", "gives", "reference", "by"]
+            plain += [f"{row.situation.name}, reference {right}", *(f"  {line}" for line in lines)]
+            told = "<br>".join(
+                f"<strong>{html.escape(gradient)}</strong> {html.escape(', '.join(names))}"
+                for gradient, names in by.items()
+            )
+            body.append([html.escape(row.situation.name), html.escape(right), told])
+    head = ["case", "reference", "gives, by which remedy"]
     show.show(Shown("\n".join(plain), f'<div class="zn-prose">{show.table(caption, head, body)}</div>'))
 
 
 def programs(rows: Sequence[Row]) -> None:
-    """Show every program of every row with what it gives, each row folded."""
+    """Show what every remedy gives in every row, each row folded, with the code of those that rewrite it.
+
+    The lines of the other remedies are the same in every row, and stand above the rows.
+    """
+    first = rows[0].situation
+    plain = (plain_of(first, "vanilla") + plain_of(first, "module hook")).splitlines()
+    lines = {name: (program(first, name) or "").splitlines() for name in COLUMNS if name not in REWRITES}
+    added = "".join(
+        f"<dt>{html.escape(way(name).title)}</dt><dd>{_pre([line for line in code if line not in plain])}</dd>"
+        for name, code in lines.items()
+        if name != "vanilla"
+    )
+    head = "Lines that are the same in every case"
+    same = f'<details class="zn-programs"><summary>{head}</summary><dl>{added}</dl></details>'
     cards = "".join(_card(row) for row in rows)
-    show.show(Shown("\n".join(f"{row.situation.name}: {len(row.cells)} programs" for row in rows), cards))
+    text = "\n".join(
+        f"{row.situation.name}, {way(name).title}: {describe(cell.gradient, 3)}"
+        for row in rows
+        for name, cell in row.cells.items()
+        if cell.code
+    )
+    show.show(Shown(text, f"{same}{cards}"))
 
 
 def _card(row: Row) -> str:
     situation = row.situation
     cells = "".join(
-        f"<dt>{WORDS[cell.word]} {html.escape(way(name).title)}: {cell.word}</dt><dd>{_gives(cell)}"
-        f"<pre>{html.escape(cell.code.strip())}</pre></dd>"
+        f"<dt>{WORDS[cell.word]} {html.escape(way(name).title)}: {_gives(cell)}</dt>"
+        + (f"<dd>{_pre(cell.code.splitlines()[:-1])}</dd>" if name in ("vanilla", *REWRITES) else "")
         for name, cell in row.cells.items()
         if cell.code
     )
-    start = f"x = torch.tensor({situation.x}, requires_grad=True)\n{situation.given}"
+    start = [f"x = torch.tensor({situation.x}, requires_grad=True)", *situation.given.splitlines()]
     used = "" if situation.ignores else " (used)"
     return (
-        f'<details class="zn-programs"><summary>{html.escape(situation.name)}{used}</summary>'
-        f"<pre>{html.escape(start)}</pre>"
-        f'<p>Reference: <span class="zn-entries">{show.result(row.reference)}</span></p><dl>{cells}</dl></details>'
+        f'<details class="zn-programs"><summary>{html.escape(situation.name)}{used}</summary>{_pre(start)}'
+        f"<p>Reference: {html.escape(describe(row.reference))}</p><dl>{cells}</dl></details>"
     )
 
 
+def _pre(lines: Sequence[str]) -> str:
+    return f"<pre>{html.escape(chr(10).join(lines))}</pre>"
+
+
 def _gives(cell: Cell) -> str:
-    steps = "; ".join(f"{name}: {step}" for name, step in zip(("SGD", "Adam"), cell.steps, strict=False))
-    result = f'x.grad: <span class="zn-entries">{show.result(cell.gradient)}</span>'
+    said = describe(cell.gradient)
     if isinstance(cell.gradient, Raised):
-        result = f"{show.result(cell.gradient)}: {html.escape(cell.gradient.message.strip().splitlines()[0][:120])}"
-        steps = ""
-    return f"<p>{result}{f' ({html.escape(steps)})' if steps else ''}</p>"
+        said += f": {cell.gradient.message.strip().splitlines()[0][:100]}"
+    return html.escape(said)
 
 
 @dataclass(frozen=True)
@@ -273,7 +303,7 @@ def tree(found: Remedies) -> Question:
                 {
                     "Yes": End(
                         "double where",
-                        "Write the function that has this gradient. The two where choose 0.",
+                        "Write the function that has this gradient. The double where chooses 0.",
                         f"a chosen number in {chosen} of {used} cases",
                     ),
                     "No": End(

@@ -202,21 +202,25 @@ def test_the_table_has_a_mark_and_a_word_in_every_cell_and_links_to_the_pages(mo
     assert item.text().splitlines() == ["A <caption>", f"log <0>  {rows[0].marks}"]
 
 
-def test_numbers_that_are_alike_stand_in_one_row(monkeypatch):
-    item, soup = shown(remedy_tables.numbers_table, monkeypatch, compare([IGNORED[3]]), "wrong number", "Wrong")
-    assert item.text().splitlines() == [
-        "nanmean: 1, reference 1.5: substitute",
-        "nanmean: 0, reference 1.5: hook, scrub",
-    ]
-    assert len(soup.select("tbody tr")) == 2
+def test_numbers_that_are_alike_stand_in_one_line(monkeypatch):
+    rows = compare([IGNORED[3], situation()])
+    item, soup = shown(remedy_tables.numbers_table, monkeypatch, rows, "wrong number", "Wrong")
+    assert item.text().splitlines() == ["nanmean, reference 1.5", "  1: substitute", "  0: hook, scrub"]
+    assert len(soup.select("tbody tr")) == 1 and [s.get_text() for s in soup.select("strong")] == ["1", "0"]
 
 
-def test_every_program_is_shown_with_its_gradient_or_its_error(monkeypatch):
+def test_every_rewritten_program_is_shown_and_every_gradient_or_error(monkeypatch):
     rows = compare([situation(instead={"select first": "loss = x / '<'"})])
-    _, soup = shown(remedy_tables.programs, monkeypatch, rows)
-    texts = [pre.get_text() for pre in soup.select("dd pre")]
-    assert texts == [c.code.strip() for c in rows[0].cells.values() if c.code]
-    assert "raises TypeError" in soup.get_text() and "SGD: NaN weights" in soup.get_text()
+    item, soup = shown(remedy_tables.programs, monkeypatch, rows)
+    same, card = soup.select("details")
+    assert [dt.get_text() for dt in same.select("dt")] == [
+        WAYS[n].title for n in COLUMNS if n not in ("vanilla", *REWRITES)
+    ]
+    assert same.select("dd pre")[-1].get_text() == "ignoring.backward(loss)"
+    assert "return tuple" in same.get_text() and "class Model" not in same.get_text()
+    assert [pre.get_text() for pre in card.select("dd pre")] == [rows[0].situation.plain, "loss = x / '<'"]
+    assert len(card.select("dt")) == sum(bool(c.code) for c in rows[0].cells.values()) == len(item.text().splitlines())
+    assert "raises TypeError: unsupported" in card.get_text()
 
 
 def test_the_table_of_methods_and_the_chart_say_every_count(found, monkeypatch):
