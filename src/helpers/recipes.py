@@ -202,7 +202,7 @@ IGNORED = (
         used="x > 0",
     ),
     Situation(
-        "norm of a zero vector, by hand",
+        "norm of 0, by hand",
         "undefined#distance-of-equal-points-norm-of-zero",
         _ROWS,
         [[0.0, 0.0], [3.0, 4.0]],
@@ -394,7 +394,7 @@ USED = (
         ignores=False,
     ),
     Situation(
-        "norm of a zero vector, by hand",
+        "norm of 0, by hand",
         "undefined#distance-of-equal-points-norm-of-zero",
         _ROWS,
         [[0.0, 0.0], [3.0, 4.0]],

@@ -92,7 +92,7 @@ QUERIES = {
     "SqrtBackward0": ("atlas undefined", 2),
     "RuntimeError: Function 'SqrtBackward0' returned nan values in its 0th output.": ("atlas undefined", 3),
     "LinalgVectorNormBackward0": ("atlas undefined", 2),
-    "log of zero gradient nan": ("atlas undefined", 3),
+    "log of zero gradient nan": ("atlas undefined", 4),
     "softmax -inf nan": ("atlas undefined", 2),
     "log_softmax": ("atlas undefined", 2),
     "attention mask softmax": ("undefined", 3),
