@@ -147,6 +147,26 @@ _ALL = (
         "2026-11-23",
     ),
     Thread(
+        "94700",
+        "pytorch#94700",
+        'get NaN during backward of "nan_to_num"',
+        "https://github.com/pytorch/pytorch/issues/94700",
+        "Closed. Asked for a gradient of 0 where nan_to_num has replaced a NaN. A maintainer: the NaN is the expected "
+        "behaviour, with a pointer to pytorch#89543.",
+        94700,
+        "2026-11-23",
+    ),
+    Thread(
+        "46849",
+        "pytorch#46849",
+        "clip_grad_norm_ silently passes when not finite",
+        "https://github.com/pytorch/pytorch/issues/46849",
+        "Closed. Asked for an exception. pytorch#53843 added error_if_nonfinite for it; pytorch#55169 switched it off "
+        "by default.",
+        46849,
+        "2026-11-23",
+    ),
+    Thread(
         "round-off",
         "Stack Overflow, 2018",
         "PyTorch gradient differs from manually calculated gradient",

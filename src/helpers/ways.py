@@ -71,6 +71,26 @@ register(
 register("idiom", "idiom", "Plain PyTorch with the expression to write instead, from the atlas of undefined points.")
 register("scrub", "scrub", "Plain PyTorch, then NaN replaced by 0 in the finished gradient.")
 register("hook", "hook", "Plain PyTorch, with a backward hook on an input that replaces its gradient's NaN by 0.")
+register(
+    "hook on result",
+    "hook on y",
+    "Plain PyTorch, with a backward hook on the result of the dangerous function instead.",
+)
+register(
+    "module hook",
+    "module hook",
+    "Plain PyTorch in a module, whose backward hook replaces NaN by 0 in the gradients of the module's inputs.",
+)
+register(
+    "substitute",
+    "substitute",
+    "Plain PyTorch with a harmless number in place of the dangerous input, and no selection.",
+)
+register("multiply", "times mask", "Plain PyTorch with the result multiplied by a mask of zeros and ones.")
+register("nan_to_num", "nan_to_num", "Plain PyTorch with `nan_to_num` on the result, in the forward pass.")
+register("epsilon", "epsilon", "Plain PyTorch with a small number added, or with a bound, that keeps the slope finite.")
+register("clip", "clip", "Plain PyTorch, then `clip_grad_norm_`.")
+register("clip or stop", "clip or stop", "Plain PyTorch, then `clip_grad_norm_` with `error_if_nonfinite=True`.")
 register("float64", "float64", "The vanilla code in float64.")
 register(
     "finite differences",

@@ -15,7 +15,7 @@ from tools.project import Project
 PROJECT = Project(ROOT)
 TEXT = {".md", ".ipynb", ".yml", ".yaml", ".toml", ".cff", ".py", ".html", ".css", ".js", ".svg", ""}
 # Those whose repositories the book speaks of, and those whose actions its pipeline runs.
-OTHERS = {"pytorch", "jax-ml", "keras-team", "ipython", "actions"}
+OTHERS = {"pytorch", "jax-ml", "keras-team", "ipython", "actions", "NVlabs"}
 
 
 def anchors(soup: BeautifulSoup) -> set[str]:

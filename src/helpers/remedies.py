@@ -1,0 +1,290 @@
+"""Every remedy on every row of `helpers.recipes`: each program is run, and judged by a reference gradient.
+
+Nothing about a result is written down here. A `Cell` holds a program, what the program gave, and the word for it.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.masked import MaskedTensor, as_masked_tensor, masked_tensor
+
+from zero_or_nan import ignoring
+
+from .entries import Absent, Entries, Outcome, outcome
+from .recipes import Situation
+from .reference import reference
+from .verdict import ROUNDED, judge
+
+REWRITES = ("select first", "double where", "substitute", "multiply", "epsilon", "masked")
+"""The remedies that rewrite the forward code. What they write stands in `Situation.instead`."""
+
+COLUMNS = (
+    "vanilla",
+    "select first",
+    "double where",
+    "substitute",
+    "multiply",
+    "nan_to_num",
+    "epsilon",
+    "hook on result",
+    "hook",
+    "module hook",
+    "scrub",
+    "clip",
+    "clip or stop",
+    "masked",
+    "ignoring",
+)
+"""The methods, in the order of the table: plain PyTorch, changes of the forward code, changes of the gradient."""
+
+WORDS = {
+    "right": "✓",
+    "wrong number": "≠",
+    "NaN or inf": "✗",
+    "error": "!",
+    "undefined": "∅",
+    "chosen": "◆",
+    "no place": "·",
+}
+"""The words for a result, with their marks.
+
+- *right*: every element is the reference's, up to `ROUNDED` ulps, and 0 or masked where the loss ignores the element.
+- *wrong number*: every element is finite, and at least one of them is not the gradient. Nothing warns about it.
+- *NaN or inf*: at least one element is not finite, although its gradient exists.
+- *error*: the program raised.
+- *undefined*: the gradient of an element does not exist. It is left NaN, infinite or masked, and the rest is right.
+- *chosen*: the gradient of an element does not exist, and the result has a finite number there. The rest is right.
+- *no place*: the remedy can't be written for this computation.
+"""
+
+STEP = 1e-6
+"""How far an element moves when the slope of a loss is measured, in float64."""
+
+_BEFORE = {"hook": "x.register_hook(torch.nan_to_num)\n"}
+_AFTER_Y = {"nan_to_num": "y = y.nan_to_num()\n", "hook on result": "y.register_hook(torch.nan_to_num)\n"}
+_BACKWARD = {
+    "scrub": "loss.backward()\nx.grad.nan_to_num_(nan=0, posinf=1e5, neginf=-1e5)\n",
+    "clip": "loss.backward()\ntorch.nn.utils.clip_grad_norm_([x], max_norm=100)\n",
+    "clip or stop": "loss.backward()\ntorch.nn.utils.clip_grad_norm_([x], max_norm=100, error_if_nonfinite=True)\n",
+    "ignoring": "ignoring.backward(loss)\n",
+}
+_MODULE_HOOK = """\
+def scrubbed(module, grad_input, grad_output):
+    return tuple(g if g is None else g.nan_to_num() for g in grad_input)
+model.register_full_backward_hook(scrubbed)
+"""
+
+
+def program(situation: Situation, remedy: str) -> str | None:
+    """The lines of a remedy, from the forward code to the gradient; None where the remedy has no place."""
+    if remedy in REWRITES:
+        code = situation.instead.get(remedy)
+        return None if code is None else f"{code}\nloss.backward()\n"
+    if remedy == "module hook":
+        return _module(situation, _MODULE_HOOK)
+    lines = situation.plain.splitlines(keepends=True)
+    made = next(number for number, line in enumerate(lines) if line.startswith("y ="))
+    lines.insert(made + 1, _AFTER_Y.get(remedy, ""))
+    return f"{_BEFORE.get(remedy, '')}{''.join(lines)}\n{_BACKWARD.get(remedy, 'loss.backward()' + chr(10))}"
+
+
+def _module(situation: Situation, hook: str) -> str:
+    """The plain code as a module. The leaf is the module's input, or its parameter."""
+    body = "".join(f"        {line}\n" for line in situation.plain.replace("loss = ", "return ").splitlines())
+    parameter = "x = model.x = torch.nn.Parameter(x)\n" if situation.data else ""
+    return (
+        f"class Model(torch.nn.Module):\n    def forward(self, {situation.data or 'x'}):\n{body}"
+        f"model = Model()\n{parameter}{hook}loss = model({situation.data or 'x'})\nloss.backward()\n"
+    )
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A remedy on a row, run.
+
+    Attributes:
+        word: one of `WORDS`.
+        gradient: what `x.grad` holds, or the exception.
+        loss: the value of the loss; None if there is none.
+        lines: how many lines of the plain program change, or are added.
+        steps: what `SGD` and `Adam` do with the gradient: *ok*, *NaN weights*, or the type of an exception.
+        code: the program.
+    """
+
+    word: str
+    gradient: Outcome
+    loss: Tensor | None = None
+    lines: int = 0
+    steps: tuple[str, ...] = ()
+    code: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A situation with its reference gradient, and a cell for each of `COLUMNS`."""
+
+    situation: Situation
+    reference: Entries
+    cells: dict[str, Cell]
+
+    @property
+    def marks(self) -> str:
+        """The mark of each column, which a page states.
+
+        >>> from helpers.recipes import IGNORED
+        >>> compare(IGNORED[:1])[0].marks
+        '✗✓✓✓✗✗·✗✓✓✓✗!✓✓'
+        """
+        return "".join(WORDS[cell.word] for cell in self.cells.values())
+
+    def same_loss(self, remedy: str) -> bool:
+        """Whether the loss has the same bits as plain PyTorch's; any NaN is the same as any other."""
+        plain, here = self.cells["vanilla"].loss, self.cells[remedy].loss
+        return plain is not None and here is not None and _bits(plain) == _bits(here)
+
+
+def _bits(value: Tensor) -> bytes:
+    return b"nan" if value.isnan() else value.numpy().tobytes()
+
+
+def compare(situations: Iterable[Situation]) -> list[Row]:
+    """Run every remedy on every situation."""
+    return [_row(situation) for situation in situations]
+
+
+def _row(situation: Situation) -> Row:
+    names = _names(situation)
+    used = torch.as_tensor(eval(situation.used, names)) if situation.used else None
+    wide = {name: value.double() if _is_float(value) else value for name, value in names.items()}
+    wanted = reference(lambda x: eval(situation.alone, {**wide, "x": x}).sum(), names["x"], used)
+    if not situation.ignores:
+        wanted = _without_undefined(situation, wanted)
+    return Row(situation, wanted, {remedy: _cell(situation, wanted, remedy) for remedy in COLUMNS})
+
+
+def _without_undefined(situation: Situation, gradient: Entries) -> Entries:
+    """The gradient with NaN at each element where it is not the slope of the function itself, on both sides.
+
+    PyTorch has a number by convention at some of these points, such as the 0 of `atan2` at the origin.
+    """
+    numbers = gradient.data.flatten().tolist()
+    kept = [
+        number if all(_slope_is(number, situation, at, STEP * sign) for sign in (-1, 1)) else math.nan
+        for at, number in enumerate(numbers)
+    ]
+    return Entries(torch.tensor(kept, dtype=torch.float64).reshape(gradient.shape), gradient.mask)
+
+
+def _slope_is(number: float, situation: Situation, element: int, step: float) -> bool:
+    """Whether a number is the difference quotient of the loss, in float64, when one element moves by `step`.
+
+    Terms of the loss that do not move count as 0, also if they are NaN or infinite.
+    """
+    names = {name: value.double() if _is_float(value) else value for name, value in _names(situation).items()}
+    before = names["x"].detach()
+    after = before.clone()
+    after.view(-1)[element] += step
+    old, new = (eval(situation.alone, {**names, "x": x}) for x in (before, after))
+    moved = torch.where((old == new) | (old.isnan() & new.isnan()), 0, new - old).sum().item()
+    return abs(moved / step - number) <= 1e-3 * max(1.0, abs(number))
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _names(situation: Situation) -> dict[str, Any]:
+    """What the code of a situation sees: its leaf, its data, and PyTorch."""
+    names: dict[str, Any] = {
+        "torch": torch,
+        "F": F,
+        "inf": math.inf,
+        "nan": math.nan,
+        "ignoring": ignoring,
+        "masked_tensor": masked_tensor,
+        "as_masked_tensor": as_masked_tensor,
+        "x": torch.tensor(situation.x, requires_grad=True),
+    }
+    exec(situation.given, names)
+    return names
+
+
+def _cell(situation: Situation, wanted: Entries, remedy: str) -> Cell:
+    code = program(situation, remedy)
+    if code is None:
+        return Cell("no place", Absent())
+    lines = changed(plain_of(situation, remedy), code)
+    names = _names(situation)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.masked says that it is a prototype, module hooks that no input counts
+        try:
+            exec(code, names)
+        except Exception as error:
+            return Cell("error", outcome(error), _value(names), lines, (type(error).__name__,), code)
+        gradient = outcome(names["x"].grad)
+        steps = tuple(_step(optimizer, names["x"]) for optimizer in (torch.optim.SGD, torch.optim.Adam))
+    return Cell(_word(situation, wanted, gradient), gradient, _value(names), lines, steps, code)
+
+
+def plain_of(situation: Situation, remedy: str) -> str:
+    """The plain program that a remedy changes: for a hook on a module, the one that has the module."""
+    code = _module(situation, "") if remedy == "module hook" else program(situation, "vanilla")
+    assert code is not None
+    return code
+
+
+def _value(names: dict[str, Any]) -> Tensor | None:
+    value = names.get("loss")
+    if isinstance(value, MaskedTensor):
+        value = value.get_data()
+    return value.detach().clone() if isinstance(value, Tensor) else None
+
+
+def changed(before: str, after: str) -> int:
+    """How many lines of a program change: those that are new, or those that are gone, whichever are more.
+
+    >>> changed("y = x.log()", "y = (x + 1e-8).log()")
+    1
+    """
+    old, new = Counter(before.splitlines()), Counter(after.splitlines())
+    return max((old - new).total(), (new - old).total())
+
+
+def _step(optimizer: Callable[..., torch.optim.Optimizer], x: Tensor) -> str:
+    before = x.detach().clone()
+    try:
+        optimizer([x], lr=0.1).step()
+    except Exception as error:
+        return type(error).__name__
+    fine = bool(x.isfinite().all())
+    with torch.no_grad():
+        x.copy_(before)
+    return "ok" if fine else "NaN weights"
+
+
+def _word(situation: Situation, wanted: Entries, gradient: Outcome) -> str:
+    if not isinstance(gradient, Entries):
+        return "error"
+    words = judge(wanted, gradient, ROUNDED)
+    finite = [math.isfinite(number) or not shown for number, shown in _pairs(gradient)]
+    exists = [math.isfinite(number) for number in wanted.data.flatten().tolist()]
+    rest = all(word == "right" for word, defined in zip(words, exists, strict=True) if defined)
+    if all(exists):
+        return "right" if rest else "wrong number" if all(finite) else "NaN or inf"
+    given = [fine and shown for fine, (_, shown) in zip(finite, _pairs(gradient), strict=True)]
+    if not rest:
+        return "wrong number" if all(finite) else "NaN or inf"
+    return "chosen" if any(g for g, defined in zip(given, exists, strict=True) if not defined) else "undefined"
+
+
+def _pairs(gradient: Entries) -> list[tuple[float, bool]]:
+    return list(zip(gradient.data.flatten().tolist(), gradient.mask.flatten().tolist(), strict=True))

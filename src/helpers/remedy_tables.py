@@ -1,0 +1,348 @@
+"""What `helpers.remedies` found, for readers: tables, a chart, every program, and a tree that says what to take."""
+
+from __future__ import annotations
+
+import html
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zero_or_nan.explain.remedies import PAGES
+
+from . import show
+from .entries import Raised, describe
+from .figures import BLUE, GREY, ORANGE, RED, sketch
+from .recipes import IGNORED, USED, Situation
+from .remedies import COLUMNS, REWRITES, WORDS, Cell, Row, compare, plain_of, program
+from .ways import way
+
+
+@dataclass(frozen=True)
+class Remedies:
+    """All rows, run: those whose element the loss ignores, and those whose element it uses."""
+
+    ignored: Sequence[Row]
+    used: Sequence[Row]
+
+    @property
+    def rows(self) -> list[Row]:
+        """Both kinds, in the order of the tables."""
+        return [*self.ignored, *self.used]
+
+    def count(self, remedy: str, *words: str, rows: Sequence[Row] | None = None) -> int:
+        """In how many rows a remedy got one of these words; among all rows, unless `rows` are given."""
+        return sum(row.cells[remedy].word in words for row in (self.rows if rows is None else rows))
+
+    def lines(self, remedy: str) -> tuple[int, int]:
+        """The fewest and the most lines that a remedy changes."""
+        found = [row.cells[remedy].lines for row in self.rows if row.cells[remedy].word != "no place"]
+        return min(found), max(found)
+
+    def same_loss(self, remedy: str) -> tuple[int, int]:
+        """In how many rows the loss has plain PyTorch's bits, and in how many there is a loss."""
+        found = [row.same_loss(remedy) for row in self.rows if row.cells[remedy].loss is not None]
+        return sum(found), len(found)
+
+    def accepted(self, remedy: str) -> tuple[int, int]:
+        """In how many rows SGD and Adam take a step and leave finite weights, and in how many there is a gradient."""
+        found = [set(cell.steps) == {"ok"} for cell in self.of(remedy) if cell.word not in ("no place", "error")]
+        return sum(found), len(found)
+
+    def refused(self, remedy: str) -> bool:
+        """Whether an optimizer raises at the gradient."""
+        cells = [cell for cell in self.of(remedy) if cell.word != "error"]
+        return any(step not in ("ok", "NaN weights") for cell in cells for step in cell.steps)
+
+    def of(self, remedy: str) -> list[Cell]:
+        """The cells of a remedy, row by row."""
+        return [row.cells[remedy] for row in self.rows]
+
+
+def every_remedy() -> Remedies:
+    """Run every remedy on every row of `helpers.recipes`."""
+    return Remedies(compare(IGNORED), compare(USED))
+
+
+@dataclass(frozen=True)
+class Shown:
+    """HTML with the text that stands for it elsewhere."""
+
+    plain: str
+    body: str
+
+    def text(self) -> str:
+        return self.plain
+
+    def html(self) -> str:
+        return self.body
+
+    def json(self) -> dict[str, Any] | None:
+        return None
+
+
+def mark(word: str) -> str:
+    """A word as its mark; the word itself is there for a screen reader."""
+    return f'<span aria-hidden="true">{WORDS[word]}</span><span class="zn-said-only">{word}</span>'
+
+
+def marks_table(rows: Sequence[Row], caption: str) -> None:
+    """Show a row for each situation, and a mark for each remedy."""
+    head = "".join(f'<th scope="col"><span>{html.escape(way(name).title)}</span></th>' for name in COLUMNS)
+    body = "".join(
+        f'<tr><th scope="row">{_linked(row.situation)}</th>'
+        + "".join(f'<td class="zn-{_kind(cell.word)}-cell">{mark(cell.word)}</td>' for cell in row.cells.values())
+        + "</tr>"
+        for row in rows
+    )
+    legend = ", ".join(f"<b>{symbol}</b> {word}" for word, symbol in WORDS.items() if _occurs(rows, word))
+    width = max(len(row.situation.name) for row in rows)
+    plain = "\n".join([caption, *(f"{row.situation.name:<{width}}  {row.marks}" for row in rows)])
+    table = (
+        f'<table class="zn-remedies"><caption>{html.escape(caption)}</caption><thead><tr>'
+        f'<th scope="col">case</th>{head}</tr></thead><tbody>{body}</tbody></table>'
+    )
+    show.show(Shown(plain, f'{table}<p class="zn-note">{legend}.</p>'))
+
+
+def _occurs(rows: Sequence[Row], word: str) -> bool:
+    return any(cell.word == word for row in rows for cell in row.cells.values())
+
+
+def _kind(word: str) -> str:
+    return {"right": "good", "wrong number": "bad", "chosen": "own"}.get(word, "other")
+
+
+def _linked(situation: Situation) -> str:
+    name, sharp, anchor = situation.page.partition("#")
+    return f'<a href="{PAGES}{name}.html{sharp}{anchor}">{html.escape(situation.name)}</a>'
+
+
+def methods_table(found: Remedies) -> None:
+    """Show a row for each remedy: how often it is right and wrong, and what it asks of the code."""
+    ignored = len(found.ignored)
+    rows, plain = [], []
+    for name in COLUMNS:
+        counts = Counter(row.cells[name].word for row in found.ignored)
+        chosen = found.count(name, "chosen", rows=found.used)
+        fewest, most = found.lines(name)
+        (same, losses), (ok, gradients) = found.same_loss(name), found.accepted(name)
+        accepted = "refused" if found.refused(name) else f"{ok} of {gradients}" if gradients else "no gradient"
+        cells = [
+            f"{counts['right']} of {ignored}",
+            str(counts["wrong number"]),
+            str(counts["NaN or inf"]),
+            str(counts["error"]),
+            f"{chosen} of {len(found.used)}",
+            str(most) if fewest == most else f"{fewest}–{most}",
+            f"{same} of {losses}",
+            accepted,
+        ]
+        plain.append(f"{way(name).title}: {', '.join(cells)}")
+        rows.append([html.escape(way(name).title), *cells])
+    head = ["method", "right", "wrong number", "NaN or inf", "error", "chosen", "lines", "same loss", "steps"]
+    caption = f"{len(rows) - 1} remedies and plain PyTorch, counted"
+    show.show(Shown("\n".join(plain), f'<div class="zn-figures">{show.table(caption, head, rows)}</div>'))
+
+
+def chart(found: Remedies) -> None:
+    """Draw how often each remedy gets each word, in the rows whose element the loss ignores."""
+    styles: dict[str, dict[str, Any]] = {
+        "right": {"color": BLUE},
+        "wrong number": {"facecolor": ORANGE, "hatch": "xx"},
+        "NaN or inf": {"facecolor": "none", "edgecolor": RED, "hatch": "///"},
+        "error": {"facecolor": "none", "edgecolor": GREY, "hatch": "--"},
+        "no place": {"facecolor": "none", "edgecolor": GREY, "linestyle": ":"},
+    }
+    names = sorted(COLUMNS, key=lambda name: (-found.count(name, "right", rows=found.ignored), COLUMNS.index(name)))
+    counts = {word: [found.count(name, word, rows=found.ignored) for name in names] for word in styles}
+    parts = [
+        f"{way(name).title} {', '.join(f'{counts[word][at]} {word}' for word in styles if counts[word][at])}"
+        for at, name in enumerate(names)
+    ]
+    caption = f"{len(found.ignored)} cases in which the loss ignores an element: what each method gives."
+    with sketch(f"For each method, the number of cases by result. {'; '.join(parts)}.", caption, height=6.2) as drawn:
+        axes, left = drawn.axes, [0] * len(names)
+        styles["wrong number"]["edgecolor"] = axes.xaxis.label.get_color()  # the page's ink, in light and in dark
+        places = range(len(names))
+        for word, style in styles.items():
+            some = [at for at in places if counts[word][at]]
+            wide = [counts[word][at] for at in some]
+            axes.barh(some, wide, left=[left[at] for at in some], height=0.62, label=word, **style)
+            left = [before + more for before, more in zip(left, counts[word], strict=True)]
+        axes.set_yticks(places, [way(name).title for name in names])
+        axes.invert_yaxis()
+        axes.set(xlabel="cases", xlim=(0, len(found.ignored)))
+        axes.set_ylabel("method")
+        axes.set_xticks(range(0, len(found.ignored) + 1, 5))
+        axes.legend(loc="lower center", bbox_to_anchor=(0.35, 1), ncols=2, columnspacing=1, handlelength=1.5)
+    show.show(drawn.figure)
+
+
+def numbers_table(rows: Sequence[Row], word: str, caption: str) -> None:
+    """Show each number that came out with a word, and the remedies that gave it, beside the reference."""
+    body, plain = [], []
+    for row in rows:
+        by: dict[str, list[str]] = {}
+        for name, cell in row.cells.items():
+            if cell.word == word:
+                by.setdefault(describe(cell.gradient, 3), []).append(way(name).title)
+        lines = [f"{gradient}: {', '.join(names)}" for gradient, names in by.items()]
+        if lines:
+            right = describe(row.reference, 3)
+            plain += [f"{row.situation.name}, reference {right}", *(f"  {line}" for line in lines)]
+            told = "<br>".join(
+                f"<strong>{html.escape(gradient)}</strong> {html.escape(', '.join(names))}"
+                for gradient, names in by.items()
+            )
+            body.append([html.escape(row.situation.name), html.escape(right), told])
+    head = ["case", "reference", "gives, by which remedy"]
+    show.show(Shown("\n".join(plain), f'<div class="zn-prose">{show.table(caption, head, body)}</div>'))
+
+
+def programs(rows: Sequence[Row]) -> None:
+    """Show what every remedy gives in every row, each row folded, with the code of those that rewrite it.
+
+    The lines of the other remedies are the same in every row, and stand above the rows.
+    """
+    first = rows[0].situation
+    plain = (plain_of(first, "vanilla") + plain_of(first, "module hook")).splitlines()
+    lines = {name: (program(first, name) or "").splitlines() for name in COLUMNS if name not in REWRITES}
+    added = "".join(
+        f"<dt>{html.escape(way(name).title)}</dt><dd>{_pre([line for line in code if line not in plain])}</dd>"
+        for name, code in lines.items()
+        if name != "vanilla"
+    )
+    head = "Lines that are the same in every case"
+    same = f'<details class="zn-programs"><summary>{head}</summary><dl>{added}</dl></details>'
+    cards = "".join(_card(row) for row in rows)
+    text = "\n".join(
+        f"{row.situation.name}, {way(name).title}: {describe(cell.gradient, 3)}"
+        for row in rows
+        for name, cell in row.cells.items()
+        if cell.code
+    )
+    show.show(Shown(text, f"{same}{cards}"))
+
+
+def _card(row: Row) -> str:
+    situation = row.situation
+    cells = "".join(
+        f"<dt>{WORDS[cell.word]} {html.escape(way(name).title)}: {_gives(cell)}</dt>"
+        + (f"<dd>{_pre(cell.code.splitlines()[:-1])}</dd>" if name in ("vanilla", *REWRITES) else "")
+        for name, cell in row.cells.items()
+        if cell.code
+    )
+    start = [f"x = torch.tensor({situation.x}, requires_grad=True)", *situation.given.splitlines()]
+    used = "" if situation.ignores else " (used)"
+    return (
+        f'<details class="zn-programs"><summary>{html.escape(situation.name)}{used}</summary>{_pre(start)}'
+        f"<p>Reference: {html.escape(describe(row.reference))}</p><dl>{cells}</dl></details>"
+    )
+
+
+def _pre(lines: Sequence[str]) -> str:
+    return f"<pre>{html.escape(chr(10).join(lines))}</pre>"
+
+
+def _gives(cell: Cell) -> str:
+    said = describe(cell.gradient)
+    if isinstance(cell.gradient, Raised):
+        said += f": {cell.gradient.message.strip().splitlines()[0][:100]}"
+    return html.escape(said)
+
+
+@dataclass(frozen=True)
+class End:
+    """An end of the tree: a column of the table, what to do with it, and the count that speaks for it."""
+
+    remedy: str
+    advice: str
+    count: str
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question of the tree, and what follows each answer."""
+
+    text: str
+    answers: Mapping[str, Question | End]
+
+
+def tree(found: Remedies) -> Question:
+    """Which remedy to take: at most five ends, each a column of the table, with its count."""
+    ignored, used, every = len(found.ignored), len(found.used), len(found.rows)
+
+    def right(remedy: str) -> str:
+        return f"right in {found.count(remedy, 'right', rows=found.ignored)} of {ignored} cases"
+
+    chosen = found.count("double where", "chosen", rows=found.used)
+    kept = found.count("ignoring", "undefined", rows=found.used)
+    quiet = every - found.count("clip or stop", "NaN or inf", "undefined", "wrong number")
+    return Question(
+        "Does the loss use the bad element?",
+        {
+            "No": Question(
+                "Can you change the forward code?",
+                {
+                    "Yes, and the shape may change": End(
+                        "select first", "Select the good rows before the dangerous function.", right("select first")
+                    ),
+                    "Yes, but the shape must stay": End(
+                        "double where", "One where inside the function, and one outside.", right("double where")
+                    ),
+                    "No": End(
+                        "ignoring",
+                        "Call ignoring.backward(loss).",
+                        f"{right('ignoring')}; an undefined gradient stays undefined in {kept} of {used}",
+                    ),
+                },
+            ),
+            "Yes": Question(
+                "Do you know which gradient you want there?",
+                {
+                    "Yes": End(
+                        "double where",
+                        "Write the function that has this gradient. The double where chooses 0.",
+                        f"a chosen number in {chosen} of {used} cases",
+                    ),
+                    "No": End(
+                        "clip or stop",
+                        "Stop before the optimizer steps, and find the line.",
+                        f"no NaN and no wrong number reaches the optimizer in {quiet} of {every} cases",
+                    ),
+                },
+            ),
+        },
+    )
+
+
+def ends(node: Question | End) -> list[End]:
+    """The ends of a tree, from top to bottom."""
+    return [node] if isinstance(node, End) else [end for after in node.answers.values() for end in ends(after)]
+
+
+def decision_tree(found: Remedies) -> None:
+    """Show the tree: as nested lists, which a screen reader reads, with lines drawn beside them."""
+    root = tree(found)
+    show.show(Shown("\n".join(_lines(root)), f'<div class="zn-tree">{_branch(root)}</div>'))
+
+
+def _branch(node: Question | End) -> str:
+    if isinstance(node, End):
+        name = html.escape(way(node.remedy).title)
+        return f'<p class="zn-end"><b>{name}</b>: {html.escape(node.advice)}<span>{html.escape(node.count)}</span></p>'
+    answers = "".join(
+        f'<li><p class="zn-answer">{html.escape(answer)}</p>{_branch(after)}</li>'
+        for answer, after in node.answers.items()
+    )
+    return f'<p class="zn-question">{html.escape(node.text)}</p><ul>{answers}</ul>'
+
+
+def _lines(node: Question | End, indent: str = "") -> list[str]:
+    if isinstance(node, End):
+        return [f"{indent}{way(node.remedy).title}: {node.advice} ({node.count})"]
+    lines = [f"{indent}{node.text}"]
+    for answer, after in node.answers.items():
+        lines += [f"{indent}- {answer}", *_lines(after, f"{indent}  ")]
+    return lines
