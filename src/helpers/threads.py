@@ -60,10 +60,10 @@ def thread(key: str) -> Thread:
     return THREADS[key]
 
 
-def upstream(number: int, title: str, state: str, kind: str = "issues") -> Thread:
+def upstream(number: int, title: str, state: str, kind: str = "issues", looked_up: str = LOOKED_UP) -> Thread:
     """An issue of PyTorch's, or of another `kind`: `"pull"`."""
     url = f"https://github.com/pytorch/pytorch/{kind}/{number}"
-    return Thread(str(number), f"pytorch#{number}", title, url, state, number)
+    return Thread(str(number), f"pytorch#{number}", title, url, state, number, looked_up)
 
 
 _ALL = (
@@ -128,6 +128,19 @@ _ALL = (
         "https://stackoverflow.com/questions/53274587/pytorch-gradient-differs-from-manually-calculated-gradient",
         "Answered: both are rounded, each in its own way. pytorch#13886 asks the same, and was closed with a pointer "
         "to the forum.",
+    ),
+    upstream(
+        38714,
+        "RuntimeError: Function 'PowBackward1' returned nan values in its 1st output.",
+        "Closed. A maintainer: anomaly mode raises this error because a NaN occurred; the author has to find out why "
+        "the network computes NaN.",
+        looked_up="2026-11-23",
+    ),
+    upstream(
+        19806,
+        "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn",
+        "Closed. A maintainer: questions belong in the forum.",
+        looked_up="2026-11-23",
     ),
 )
 THREADS: dict[str, Thread] = {entry.key: entry for entry in _ALL}
