@@ -73,8 +73,8 @@ def nodes() -> dict[str, Node]:
 
 
 def node_names() -> None:
-    """Show a table of all nodes. Each row can be found by the search of the site under the node's name."""
-    show.show(_Table(tuple(nodes().values()), made_by()))
+    """Show a list of all nodes. The search of the site finds each by its name."""
+    show.show(_List(tuple(nodes().values()), made_by()))
 
 
 def made_by(calls: Sequence[str] | None = None) -> dict[str, list[str]]:
@@ -97,7 +97,7 @@ def made_by(calls: Sequence[str] | None = None) -> dict[str, list[str]]:
 
 
 @dataclass(frozen=True)
-class _Table:
+class _List:
     nodes: Sequence[Node]
     calls: dict[str, list[str]]
 
@@ -106,15 +106,23 @@ class _Table:
 
     def html(self) -> str:
         version = torch.__version__.partition("+")[0]
-        caption = f"The {len(self.nodes)} nodes of PyTorch {version} that have a derivative"
-        head = ("Node", "Function that makes it", "Also made by", "Outputs, and the input whose gradient each is")
-        anchors = [f"node-{node.name}" for node in self.nodes]
-        return show.table(caption, head, [self._row(node) for node in self.nodes], anchors=anchors)
+        rows = "".join(map(self._row, self.nodes))
+        count = f"<p>The {len(self.nodes)} nodes of PyTorch {version} that have a derivative:</p>"
+        return f'{count}<ul class="zn-nodes">{rows}</ul>'
 
-    def _row(self, node: Node) -> tuple[str, ...]:
-        calls = ", ".join(map(_code, self.calls.get(node.name, ()))) or "–"
-        outputs = "<br>".join(f"{number}: {_code(name)}" for number, name in enumerate(node.inputs)) or "–"
-        return _code(node.name), _code(node.function) if node.function else "–", calls, outputs
+    def _row(self, node: Node) -> str:
+        """The name on its own, for it is what is searched for, and in one line what there is to say of it."""
+        said = [_code(node.function)] if node.function else []
+        if calls := self.calls.get(node.name):
+            said.append(f"also {', '.join(map(_code, calls))}")
+        if node.inputs:
+            outputs = ", ".join(f"{number} {_code(name)}" for number, name in enumerate(node.inputs))
+            said.append(f"outputs: {outputs}")
+        # Found by the search of the site only if no page is about this name.
+        return (
+            f'<li class="zn-searched" id="node-{node.name}" data-fallback>'
+            f"<p><strong>{node.name}</strong></p><p>{'; '.join(said)}</p></li>"
+        )
 
     def json(self) -> dict[str, Any] | None:
         return None

@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from itertools import zip_longest
 from typing import Any, Protocol
 
 from .entries import Absent, Entries, Kind, Outcome, Raised, nested
@@ -68,7 +67,6 @@ def table(
     foot: Sequence[str] = (),
     data: Mapping[str, str] | None = None,
     stack: bool | None = None,
-    anchors: Sequence[str] = (),
 ) -> str:
     """An HTML table whose first row and first column are headers. All cells are HTML already.
 
@@ -79,12 +77,10 @@ def table(
         foot: the cells of a last row, below a rule.
         data: `data-` attributes of the table, for scripts and tests.
         stack: whether the rows become stacks on a phone; by default those of a table with more than `STACK` columns.
-        anchors: an id for each row. The site's search then finds a row by its first cell, if no page is about that.
     """
     labels = [html.escape(_plain(cell), quote=True) for cell in head]
     top = "".join(f'<th scope="col" role="columnheader">{cell}</th>' for cell in head)
-    attributes_of = [f' id="{html.escape(name, quote=True)}" class="zn-searched" data-fallback' for name in anchors]
-    body = "".join(_row(row, labels, more) for row, more in zip_longest(rows, attributes_of, fillvalue=""))
+    body = "".join(_row(row, labels) for row in rows)
     end = f'<tfoot role="rowgroup"{_widest([foot])}>{_row(foot, labels)}</tfoot>' if foot else ""
     attributes = "".join(f' data-{key}="{html.escape(value, quote=True)}"' for key, value in (data or {}).items())
     kind = ' class="zn-stack"' if (len(head) > STACK if stack is None else stack) else ""
@@ -98,10 +94,10 @@ def table(
     )
 
 
-def _row(cells: Sequence[str], labels: Sequence[str], attributes: str = "") -> str:
+def _row(cells: Sequence[str], labels: Sequence[str]) -> str:
     first, *rest = zip(cells, labels, strict=True)
     return (
-        f'<tr role="row"{attributes}><th scope="row" role="rowheader" data-head="{first[1]}">{first[0]}</th>'
+        f'<tr role="row"><th scope="row" role="rowheader" data-head="{first[1]}">{first[0]}</th>'
         + "".join(f'<td role="cell" data-head="{label}">{cell}</td>' for cell, label in rest)
         + "</tr>"
     )

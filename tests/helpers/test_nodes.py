@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from helpers.nodes import _CALLS, Node, _listed, _prefix, made_by, node_names, nodes
+from helpers.nodes import _CALLS, Node, _List, _listed, _prefix, made_by, node_names, nodes
 
 EVERY = nodes()
 
@@ -112,7 +112,13 @@ def test_an_entry_of_the_list_is_read_as_pytorch_reads_it():
     assert list(_listed("")) == [] and _prefix("log_softmax") == "LogSoftmaxBackward"
 
 
-def test_the_table_has_a_row_for_every_node(capsys):
+def test_the_list_has_every_node_and_says_what_its_outputs_are(capsys):
+    html = _List([EVERY["AddmmBackward0"], Node("CopyBackwards")], {"AddmmBackward0": ["F.linear"]}).html()
+    version = torch.__version__.partition("+")[0]
+    said = f"The 2 nodes of PyTorch {version} that have a derivative: AddmmBackward0 torch.addmm ; also F.linear ; "
+    said += "outputs: 0 self , 1 mat1 , 2 mat2 CopyBackwards"
+    assert re.sub("<[^>]*>", " ", html).split() == said.split()
+    assert html.count("data-fallback") == 2 and 'id="node-CopyBackwards"' in html
     node_names()
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(EVERY) and "PowBackward1: self, exponent of pow.Tensor_Tensor" in lines

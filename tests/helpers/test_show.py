@@ -283,12 +283,6 @@ def test_a_table_can_carry_data():
     assert ' data-verdict="a: &quot;right&quot;"' in table("c", ["a"], [["r"]], data={"verdict": 'a: "right"'})
 
 
-def test_rows_with_anchors_can_be_linked_and_found():
-    made = table("c", ["a", "b"], [["1", "2"], ["3", "4"]], anchors=["one", 'a"'])
-    assert '<tr role="row" id="one" class="zn-searched" data-fallback><th scope="row"' in made
-    assert 'id="a&quot;"' in made and made.count("data-fallback") == 2
-
-
 def test_a_row_that_does_not_fit_its_head_is_refused():
     with pytest.raises(ValueError):
         table("c", ["a", "b"], [["r", "s", "t"]])
