@@ -8,6 +8,7 @@ ROOT = [ "$$(id -u)" = 0 ] || { echo "error: apt-get can install packages only a
 
 .DEFAULT_GOAL := help
 .PHONY: help book chapter check test test-fast browser notebooks record serve site-report bench costs mended masked honesty explained setups colab coverage noticed matrix peers lint pins outdated audit watch pdf epub clean
+.PHONY: help book chapter check from-notebook test test-fast browser notebooks record serve site-report bench costs mended masked honesty explained setups coverage noticed matrix peers lint pins outdated audit watch pdf epub clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -36,8 +37,12 @@ tests/site/node_modules/.ready: tests/site/package-lock.json
 notebooks: $(BIN)/.ready  ## write notebooks/*.ipynb from chapters/*.md
 	$(RUN) notebooks
 
-chapter: $(BIN)/.ready  ## write an edited notebook, for example from Colab, back to its chapter: NOTEBOOK=path/to/where-over-exp.ipynb
-	$(RUN) chapter $(if $(NOTEBOOK),"$(NOTEBOOK)") $(CHAPTER)
+# Some systems have a NAME in the environment, the machine's.
+chapter: $(BIN)/.ready  ## begin a new chapter, with its line in the contents and its thread: NAME=issue-12345
+	$(RUN) chapter $(if $(findstring command,$(origin NAME)),"$(NAME)")
+
+from-notebook: $(BIN)/.ready  ## write an edited notebook, for example from Colab, back to its chapter: NOTEBOOK=path/to/where-over-exp.ipynb
+	$(RUN) from-notebook $(if $(NOTEBOOK),"$(NOTEBOOK)") $(CHAPTER)
 
 record: $(BIN)/.ready  ## write the results of this PyTorch to results/
 	$(RUN) record

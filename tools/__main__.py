@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .project import Project
 
-STEPS = ("book", "chapter", "check", "record", "notebooks")
+STEPS = ("book", "chapter", "check", "from-notebook", "record", "notebooks")
 """Commands that are a method of `steps.build.Build`."""
 MEASURES = ("bench", "costs", "explained", "honesty", "masked", "mended", "noticed", "setups", "site-report")
 VERSIONS = ("audit", "library-tests", "matrix", "mended-sample", "peers", "pins", "tell", "watch")
@@ -28,8 +28,9 @@ COMMANDS = {
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 """What a disk says that is full or may not be written to: no bug of ours."""
 OF_SOME = {
-    "chapter": "the path of an edited notebook, and the chapter's name if the file has another name",
+    "chapter": "the name of the new chapter",
     "check": "chapters",
+    "from-notebook": "the path of an edited notebook, and the chapter's name if the file has another name",
     "matrix": "versions of PyTorch",
     "noticed": "chapters",
     "peers": "packages",

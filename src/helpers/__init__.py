@@ -9,6 +9,7 @@
 - `backward_figure`: the graph of a computation, and the cotangents that flow back through it, step by step.
 - `what_counts`: which elements a function uses, by the definition and by `ignoring`.
 - `atlas`: points where a gradient is undefined, or a convention, each measured when it is shown.
+- `node_names`: every node of PyTorch's graphs that has a derivative, with the function that makes it.
 - `control`: samples of a small computation, which a reader of the site can play with.
 - `ClaimFailed`: what a claim that does not hold raises.
 
@@ -25,6 +26,7 @@ from .counting import what_counts
 from .entries import MASKED, Entries, Kind
 from .figures import drawing
 from .library import library_card
+from .nodes import node_names
 from .reference import reference
 from .releases import Since
 from .threads import THREADS, Thread
@@ -53,6 +55,7 @@ __all__ = [
     "drawing",
     "library_card",
     "node_index",
+    "node_names",
     "reference",
     "ulp_distance",
     "what_counts",

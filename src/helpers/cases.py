@@ -62,7 +62,7 @@ class Case:
             observed: a tensor, `MaskedTensor`, number, or None (for a `.grad` that is None).
             expected: a value of the same kinds, or a nested list of numbers that may contain `nan`, `inf` and `MASKED`.
                 Plain numbers are rounded to the observed dtype. If a release of PyTorch changed the result, a `Since`
-                of such values.
+                of such values. `...` says that the value is still to be filled in.
             ulps: the largest allowed difference, in units in the last place of the observed dtype.
             rtol: the largest allowed difference, as a fraction of the expected value. `atol` is added to it.
             atol: the largest allowed difference, as an absolute number.
@@ -72,6 +72,7 @@ class Case:
             ClaimFailed: if the claim does not hold. The message shows both sides and the first difference.
             KeyError: if no method with this name is registered.
             TypeError, ValueError: if one side has no elements to compare, or if a tolerance is negative.
+            NotImplementedError: if `expected` is `...`. The message says what to fill in.
 
         >>> Case("4132").claim("vanilla", "x.grad", torch.tensor([float("nan"), 1.0]), [float("nan"), 1.0])
         holds: 4132 · vanilla · x.grad = [NaN, 1]  (exactly)
@@ -136,6 +137,10 @@ class Case:
             LookupError: if a method in `expected` made no claim about `quantity`.
             ValueError: if the shapes differ, or if the number of labels is wrong.
         """
+        words: Mapping[str, object] = expected
+        for name, word in words.items():
+            if word is ...:
+                raise NotImplementedError(f"fill in the word that {name} gets for {quantity}, in place of ...")
         made = {claim.way: claim for claim in self.claims if claim.quantity == quantity}
         lacking = [name for name in expected if name not in made]
         if lacking:
@@ -158,6 +163,8 @@ class Case:
         tolerance: Tolerance,
         warned: tuple[str, ...] = (),
     ) -> None:
+        if expected is ...:
+            raise NotImplementedError(f"fill in what {name} gives for {quantity}, in place of ...")
         here = form(expected.at(torch.__version__) if isinstance(expected, Since) else expected)
         history = epochs(expected, form)
         claim = Claim(self.key, way(name).name, quantity, here, observed, tolerance, warned, history)

@@ -174,6 +174,19 @@ _ALL = (
         "Answered: both are rounded, each in its own way. pytorch#13886 asks the same, and was closed with a pointer "
         "to the forum.",
     ),
+    upstream(
+        38714,
+        "RuntimeError: Function 'PowBackward1' returned nan values in its 1st output.",
+        "Closed. A maintainer: anomaly mode raises this error because a NaN occurred; the author has to find out why "
+        "the network computes NaN.",
+        looked_up="2026-11-23",
+    ),
+    upstream(
+        19806,
+        "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn",
+        "Closed. A maintainer: questions belong in the forum.",
+        looked_up="2026-11-23",
+    ),
 )
 THREADS: dict[str, Thread] = {entry.key: entry for entry in _ALL}
 """Every thread, by the key of its case, in the order of the chapters."""

@@ -8,6 +8,7 @@ from mdit_py_plugins.front_matter import front_matter_plugin
 from scratch import ROOT
 
 from tools.project import Project
+from tools.steps.scaffold import MARK
 
 PAGES = Project(ROOT).pages
 LONG = 25
@@ -44,6 +45,11 @@ def prose(text):
 
 def sentences(paragraph):
     return re.split(r"(?<=[.!?])[”)\"]*\s+(?=[A-Z“\"(`])", paragraph)
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "_toc.yml"], ids=lambda page: page.stem)
+def test_nothing_is_left_to_fill_in(page):
+    assert re.findall(rf"{MARK}.*", page.read_text(encoding="utf-8")) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

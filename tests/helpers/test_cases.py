@@ -45,6 +45,17 @@ def test_a_claim_is_kept_as_it_was_stated(case, capsys):
     assert capsys.readouterr().out.startswith("holds: 4132 · masked · x.grad = [0.5]")
 
 
+def test_a_claim_that_is_to_be_filled_in_says_so_and_is_not_made(case):
+    with pytest.raises(NotImplementedError, match=r"fill in what masked gives for x\.grad, in place of \.\.\."):
+        case.claim("masked", "x.grad", torch.ones(1), ...)
+    to_fill = pytest.raises(NotImplementedError, match="fill in what vanilla gives for backward")
+    with to_fill, case.raises("vanilla", "backward", ...):
+        raise RuntimeError
+    with pytest.raises(NotImplementedError, match=r"fill in the word that vanilla gets for x\.grad"):
+        case.verdict("x.grad", outcome(torch.ones(1)), {"vanilla": ...})
+    assert case.claims == []
+
+
 @pytest.mark.parametrize(
     ("observed", "expected"),
     [

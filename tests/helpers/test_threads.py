@@ -22,6 +22,7 @@ def test_an_unknown_thread_is_refused_and_the_known_ones_are_named():
 def test_every_thread_has_what_a_page_shows():
     for entry in THREADS.values():
         assert entry.label and entry.title and entry.url.startswith("https://")
+        assert "Fill in" not in entry.text() + entry.label
         assert entry.state.startswith(("Open", "Closed", "Answered")) and entry.state.endswith((".", ".)"))
 
 

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,132 +17,37 @@ from tools.steps.read import read
 
 NAME, QUERY = "log-under-a-mask", "loss is nan after log of zero in where"
 
-THREAD = """\
-    Thread(
-        "log-of-zero",
-        "PyTorch forum 1",
-        "NaN gradient of log under torch.where",
-        "https://discuss.pytorch.org/t/log-of-zero/1",
-        "Answered: select before the logarithm.",
-    ),
-)
-THREADS"""
 EDITS = {
-    "src/helpers/threads.py": (")\nTHREADS", THREAD),
-    "_toc.yml": ("chapters/slicing-nan\n", f"chapters/slicing-nan\n      - file: chapters/{NAME}\n"),
-    "chapters/welcome.md": ("|---|---|\n", f"|---|---|\n| The loss is NaN after `log` | [Log of zero]({NAME}.md) |\n"),
-    "tests/site/test_search.py": ("\nQUERIES = {\n", f'\nQUERIES = {{\n    "{QUERY}": ("{NAME}", 8),\n'),
+    "src/helpers/threads.py": {
+        "Fill in: the place, and its number or year": "PyTorch forum 1",
+        "Fill in: the title of the thread": "NaN gradient of log under torch.where",
+        "https://fill-in": "https://discuss.pytorch.org/t/log-of-zero/1",
+        "Fill in: Open, Closed or Answered. What was decided.": "Answered: select before the logarithm.",
+    },
+    "_toc.yml": {"Fill in: a short title": "log under a mask"},
+    "chapters/welcome.md": {"|---|---|\n": f"|---|---|\n| The loss is NaN after `log` | [Log of zero]({NAME}.md) |\n"},
+    "tests/site/test_search.py": {"\nQUERIES = {\n": f'\nQUERIES = {{\n    "{QUERY}": ("{NAME}", 8),\n'},
 }
-"""What is changed besides the new page, in every file that the text names: a place in it and what follows."""
+"""What is changed in every file that the text names, besides the page."""
 
 PAGE = {
-    "At a glance": """\
-- **Symptom.** `torch.where` discards the logarithm of 0, and its gradient is NaN.
-- **Cause.** 0 × inf.
-- **Fix.** Select first.
-
-```{code-cell} ipython3
-import torch
-
-x = torch.tensor([1.0, 0.0], requires_grad=True)
-x[x > 0].log().sum().backward()
-print(x.grad)
-```
-
-```{code-cell} ipython3
-:tags: [hide-input]
-
-from helpers import MASKED, Case, backward_figure, reference
-
-nan = float("nan")
-case = Case("log-of-zero")
-case
-```
-""",
-    "What happens": """\
-```{code-cell} ipython3
-x = torch.tensor([1.0, 0.0], requires_grad=True)
-loss = torch.where(x > 0, x.log(), torch.zeros(2)).sum()
-loss.backward(retain_graph=True)
-print(x.grad)
-```
-
-```{code-cell} ipython3
-:tags: [hide-cell]
-
-case.claim("vanilla", "x.grad", x.grad, [1.0, nan])
-```
-""",
-    "Why": """\
-```{code-cell} ipython3
-:tags: [hide-input]
-
-backward_figure(loss, {"x": x}, caption="Backward through where over log, at 1 and 0.")
-```
-""",
-    "With torch.masked": """\
-```{code-cell} ipython3
-from torch.masked import masked_tensor
-
-mx = masked_tensor(x.detach(), x.detach() > 0, requires_grad=True)
-mx.log().sum().backward()
-print(mx.grad)
-```
-
-```{code-cell} ipython3
-:tags: [hide-cell]
-
-case.claim("masked", "x.grad", mx.grad, [1.0, MASKED])
-```
-""",
-    "With ignoring.backward": """\
-```{code-cell} ipython3
-from zero_or_nan import ignoring
-
-x = torch.tensor([1.0, 0.0], requires_grad=True)
-ignoring.backward(torch.where(x > 0, x.log(), torch.zeros(2)).sum())
-print(x.grad)
-```
-
-```{code-cell} ipython3
-:tags: [hide-cell]
-
-case.claim("ignoring", "x.grad", x.grad, [1.0, 0.0])
-```
-""",
-    "Results compared": """\
-```{code-cell} ipython3
-:tags: [hide-input]
-
-used = x.detach() > 0
-wanted = reference(lambda x: x.log().sum(), x.detach(), used=used)
-words = {"vanilla": "contaminated", "masked": "right", "ignoring": "right"}
-case.verdict("x.grad", wanted, words)
-```
-""",
-    "What to do": "Select the positive elements before the logarithm.\n",
-    "Exercises": """\
-**1.** What is the slope of the logarithm at 1?
-
-```{code-cell} ipython3
-:tags: [hide-cell, solution]
-
-x = torch.tensor(1.0, requires_grad=True)
-x.log().backward()
-print(x.grad)
-```
-
-**2.** And at 2?
-
-```{code-cell} ipython3
-:tags: [hide-cell, solution]
-
-x = torch.tensor(2.0, requires_grad=True)
-x.log().backward()
-print(x.grad)
-```
-""",
+    "Fill in: the NaN symptom in the words that people search for (PyTorch log-under-a-mask)": (
+        "NaN gradient from the logarithm of 0 under torch.where, in PyTorch"
+    ),
+    "Fill in: the symptom, the cause and the fix, in one or two sentences. Search engines show them.": (
+        "Why the logarithm of 0 gives a NaN gradient although torch.where discards it."
+    ),
+    "Fill in: error messages, names of nodes, and words that people search for": f"{QUERY}, LogBackward0",
+    "# Fill in: the symptom · log-under-a-mask": "# NaN gradient from the logarithm of 0 under torch.where · forum 1",
+    'case.claim("select first", "x.grad", x.grad, ...)': 'case.claim("select first", "x.grad", x.grad, [1, 0])',
+    'case.claim("vanilla", "x.grad", x.grad, ...)': 'case.claim("vanilla", "x.grad", x.grad, [1, nan])',
+    'case.claim("masked", "x.grad", mx.grad, ...)': 'case.claim("masked", "x.grad", mx.grad, [1, MASKED])',
+    'case.claim("ignoring", "x.grad", x.grad, ...)': 'case.claim("ignoring", "x.grad", x.grad, [1, 0])',
+    '{"vanilla": ..., "masked": ..., "ignoring": ...}': (
+        '{"vanilla": "contaminated", "masked": "right", "ignoring": "right"}'
+    ),
 }
+"""What is filled in: the code of the page stays as it was begun, and so do the words that are not listed."""
 
 SUBJECT = """
 import sys, pytest
@@ -179,26 +85,9 @@ def section(title: str) -> str:
 STEPS = section("A chapter")
 
 
-def front_matter(root: Path) -> str:
-    """That of another chapter, in this one's words."""
-    text = (root / "chapters" / "where-over-division.md").read_text(encoding="utf-8").split("\n---\n")[0]
-    words = {
-        "title": "NaN gradient from the logarithm of 0 under torch.where, in PyTorch",
-        "description": "Why the logarithm of 0 gives a NaN gradient although torch.where discards it.",
-        "keywords": f"{QUERY}, LogBackward0",
-    }
-    for key, value in words.items():
-        text = re.sub(rf'(?m)^    {key}: ".*"$', f'    {key}: "{value}"', text)
-    return text + "\n---\n"
-
-
-def page(root: Path) -> str:
-    """A chapter of the shape that the text asks for."""
-    shape = re.search(r"Keep the shape: (.*?\*)\.\s", STEPS, re.DOTALL)
-    headings = re.findall(r"\*([^*]+)\*", " ".join(shape[1].split()))
-    parts = [f"## {heading}\n\n{PAGE[heading]}" for heading in headings]
-    title = "# NaN gradient from the logarithm of 0 under torch.where · forum 1\n"
-    return "\n".join([front_matter(root), title, *parts])
+def fill_in(path: Path, words: dict[str, str]) -> None:
+    for old, new in words.items():
+        edit(path, old, new)
 
 
 @pytest.fixture
@@ -218,18 +107,25 @@ def checkout(site: Path, tmp_path: Path) -> Book:
     return book
 
 
-def run(book: Book, *command: str) -> None:
+def run(book: Book, *command: str, status: int = 0) -> str:
     done = subprocess.run(command, cwd=book.root, env=book.environment, text=True, capture_output=True)
-    assert done.returncode == 0, f"{command}\n{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
+    assert done.returncode == status, f"{command}\n{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
+    return done.stdout + done.stderr
 
 
-def keep_outputs(book: Book, before: Path) -> None:
-    """Take the outputs of all pages for new, to save their time, but not those of the page that lists the threads."""
+def keep_outputs(book: Book, before: Path, *pages: str) -> Path:
+    """Take the outputs of all pages but these for new, to save their time: their sources did not change.
+
+    Threads and claims are a part of what outputs depend on. So a build would run every page again.
+    """
     folder = cache_folder(Project(book.root))
     assert folder != before
     before.rename(folder)
     cache = get_cache(folder)
-    cache.remove_cache(cache.match_cache_notebook(read(book.chapter("references"))).pk)
+    for name in pages:
+        with suppress(KeyError):  # the new page, which was not run yet
+            cache.remove_cache(cache.match_cache_notebook(read(book.chapter(name))).pk)
+    return folder
 
 
 @pytest.mark.timeout(3600)  # a build and hundreds of tests: on a loaded machine many times their usual minutes
@@ -238,14 +134,21 @@ def test_a_new_chapter_by_the_steps_of_the_text_passes_its_tests(checkout):
     outputs = cache_folder(Project(root))
     files = re.findall(r"`([\w/.<>-]+\.(?:py|md|yml))`", STEPS)
     assert set(files) == {"chapters/<name>.md", *EDITS}, "the text names other files than a chapter needs"
-    checkout.chapter(NAME).write_text(page(root), encoding="utf-8")
-    for path, (old, new) in EDITS.items():
-        edit(root / path, old, new)
-    keep_outputs(checkout, outputs)
-    commands = list(dict.fromkeys(re.findall(r"`make ([a-z-]+)`", STEPS)))
-    assert commands[-1] == "test"
-    for name in commands[:-1]:
-        run(checkout, "make", name)
+    commands = list(dict.fromkeys(re.findall(r"`make ([a-z-]+)(?: [A-Z]+=[\w-]+)?`", STEPS)))
+    assert commands == ["chapter", "check", "record", "book", "test"]
+    run(checkout, "make", "chapter", f"NAME={NAME}")
+    said = run(checkout, "make", "check", f"CHAPTER={NAME}", status=2)
+    assert f"chapters/{NAME}.md, code cell 3" in said and "fill in what select first gives for x.grad" in said
+    for path, words in EDITS.items():
+        fill_in(root / path, words)
+    page = checkout.chapter(NAME)
+    fill_in(page, PAGE)
+    page.write_text(page.read_text(encoding="utf-8").replace("Fill in: ", "As an example: "), encoding="utf-8")
+    # The page that lists the threads is run again, and after the record the new page too.
+    outputs = keep_outputs(checkout, outputs, "references")
+    run(checkout, "make", "record")
+    keep_outputs(checkout, outputs, "references", NAME)
+    run(checkout, "make", "book")
     run(checkout, sys.executable, "-c", SUBJECT.replace("QUERY", repr(QUERY)).replace("NAME", repr(NAME)))
 
 

@@ -36,6 +36,11 @@ function isName(unit) {
   return /[\d_./]|\p{Ll}\p{Lu}/u.test(unit);
 }
 
+// The name of a node in the graph, as error messages have it: ExpBackward0, and MyFunctionBackward of a class of the user's.
+function isNode(unit) {
+  return /[\p{L}\d]Backwards?(?:Autograd\p{L}+)?\d*(?:_copy)?$/iu.test(unit);
+}
+
 function stem(unit) {
   const lower = unit.toLowerCase();
   if (isName(unit)) return lower;
@@ -73,6 +78,10 @@ function sum(numbers) {
 class Book {
   constructor(records) {
     this.terms = new Map(); // each with a word that it stands for
+    // What is found by its name alone, and only where no page is about that name: the list of all nodes.
+    this.fallbacks = new Map();
+    for (const record of records) if (record.fallback) this.fallbacks.set(stem(record.heading), record);
+    records = records.filter((record) => !record.fallback);
     this.index = new MiniSearch({
       fields: Object.keys(FIELDS),
       storeFields: ["address", "page", "heading", "own", "rows", "text"],
@@ -166,16 +175,40 @@ class Book {
   }
 
   word(unit) {
-    const { terms, instead = false, loose = false } = this.meant(unit);
+    return (isNode(unit) && this.node(unit)) || this.among(unit, this.meant(unit));
+  }
+
+  // The name of a node: what pages are about, by their keywords and headings, before the list of all nodes. A name that is
+  // not in the list is a class of the user's own, or is of another PyTorch: the recipe is about those.
+  node(unit) {
+    const whole = stem(unit);
+    const meant = this.meant(unit);
+    if (meant.terms.length && !meant.loose) {
+      const word = this.among(unit, meant);
+      if (word.hits.some(names)) return word;
+    }
+    const row = this.fallbacks.get(whole) ?? this.fallbacks.get(`${whole}0`);
+    if (row) {
+      const hit = { ...row, own: row.heading, score: 1, match: {}, terms: [stem(row.heading)] };
+      return { unit, terms: hit.terms, instead: false, loose: false, hits: [hit], weight: this.weight(1), most: 1 };
+    }
+    const recipe = /\d/.test(unit.slice(-1)) ? "xbackward0" : "myfunctionbackward";
+    return this.terms.has(recipe) ? this.among(unit, { terms: [recipe], instead: true }) : null;
+  }
+
+  // The fewer pages have or name a word the more it tells; most tells one that none has.
+  weight(having) {
+    return (0.1 + Math.log((2 * this.size) / (having || 2))) ** 2;
+  }
+
+  among(unit, { terms, instead = false, loose = false }) {
     const sections = new Map();
     for (const hit of terms.flatMap((term) => this.index.search(term))) {
       if (hit.score > (sections.get(hit.address)?.score ?? 0)) sections.set(hit.address, hit);
     }
     const hits = [...sections.values()];
     const having = new Set(hits.map((hit) => hit.page)).size + new Set(hits.filter(names).map((hit) => hit.page)).size;
-    // The fewer pages have or name a word the more it tells; most tells one that none has.
-    const weight = (0.1 + Math.log((2 * this.size) / (loose ? 2 : having || 2))) ** 2;
-    return { unit, terms, instead, loose, hits, weight, most: Math.max(...hits.map((hit) => hit.score)) };
+    return { unit, terms, instead, loose, hits, weight: this.weight(loose ? 2 : having), most: Math.max(...hits.map((hit) => hit.score)) };
   }
 
   // The words that a word was taken for, as pages have them.

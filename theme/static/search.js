@@ -1,17 +1,15 @@
 // The search page: what find.js finds, which words of the query no page has, and what to do when no page is about it.
 "use strict";
 
+// The most lines of a pasted text that are looked up.
+const TRIED = 20;
 const found = document.getElementById("found");
 const results = document.getElementById("results");
 const asked = new URLSearchParams(location.search);
-const query = telling(asked.get("q") ?? "");
+// Of a pasted text, each line that may say what was wrong; the first is shown.
+const said = telling(asked.get("q") ?? "");
+const query = said[0] ?? "";
 for (const field of document.querySelectorAll('input[name="q"]')) field.value = query;
-
-// Of a pasted traceback, the line that says what was wrong: the last one that names an error.
-function telling(text) {
-  const lines = text.split("\n").map((line) => line.trim()).filter(Boolean);
-  return lines.findLast((line) => /\w(Error|Exception|Warning)\b|returned nan values/.test(line)) ?? lines.at(-1) ?? "";
-}
 
 function element(name, ...content) {
   const made = document.createElement(name);
@@ -120,10 +118,15 @@ async function search() {
     return;
   }
   const book = new Book(records);
-  const answer = book.find(query);
-  // Who pasted a message on the first page wants the page about it, not a list. Back leads to the first page.
-  if (asked.has("open") && answer.about) location.replace(answer.pages[0].sections[0].address);
-  else show(book, answer);
+  // Who pasted a message on the first page wants the page about it, not a list. Back leads to the first page. What wraps
+  // an error, such as a launcher's own, is on no page: then another line may be.
+  const lines = asked.has("open") ? said.slice(0, TRIED) : [];
+  const whole = ({ about }) => about;
+  const part = ({ about, words }) => about && words.every(({ hits }) => hits.length);
+  const first = (texts, good) => texts.map((text) => book.find(text)).find(good);
+  const answer = first(lines, whole) ?? first(lines.flatMap(readings), part);
+  if (answer) location.replace(answer.pages[0].sections[0].address);
+  else show(book, book.find(query));
 }
 
 if (query) search();

@@ -23,13 +23,15 @@ from .theme import metadata
 
 MARK = "zn-searched"
 """The class of what is searched of HTML: a record of its own where it has an `id`, a part of its section else."""
+FALLBACK = "data-fallback"
+"""The attribute of a marked element that is found by its heading alone, and only if no page is about that name."""
 
 _PASSED_OVER = (nodes.section, nodes.title, nodes.comment, nodes.Invisible)
 _APART = ("desc_name", "desc_parameter", "desc_parameterlist", "desc_returns", "desc_signature")
 """Parts of the signature of a function: between them the page has signs that are nowhere in its text."""
 
 
-def records(env: BuildEnvironment, project: Project) -> list[dict[str, str]]:
+def records(env: BuildEnvironment, project: Project) -> list[dict[str, Any]]:
     """The sections of all pages, in order: address, page, heading, text, the rows of what is drawn.
 
     The first of a page has its keywords too. What is marked in an output follows its section, under its `data-heading`
@@ -53,9 +55,11 @@ def records(env: BuildEnvironment, project: Project) -> list[dict[str, str]]:
             if number == 0:
                 record["keywords"] = " ".join(meta.get(key, "") for key in ("title", "description", "keywords"))
             found.append(record)
-            for anchor, heading, lines in drawn.marked():
-                marked = {"address": f"{path}#{anchor}", "page": page, "heading": heading, "own": lines[0]}
-                found.append({**marked, "text": " · ".join(lines[1:]), "rows": ""})
+            for anchor, heading, lines, fallback in drawn.marked():
+                marked = {"address": f"{path}#{anchor}", "page": page, "heading": heading}
+                # The search looks a fallback up by its heading, and has no use for its words.
+                more = {"fallback": True} if fallback else {"own": lines[0], "rows": ""}
+                found.append({**marked, "text": " · ".join(lines[1:]), **more})
     return found
 
 
@@ -109,7 +113,7 @@ class Drawn(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.words: list[str] = []
-        self._marked: list[tuple[str, str, list[str]]] = []
+        self._marked: list[tuple[str, str, list[str], bool]] = []
         self._open: list[tuple[str, list[str] | None]] = []
         self._output = False
 
@@ -121,12 +125,12 @@ class Drawn(HTMLParser):
             self.words.append("\n")
             self.feed(raw.astext())
 
-    def marked(self) -> Iterator[tuple[str, str, list[str]]]:
-        """Of each marked element its `id`, its heading, and its lines."""
-        for anchor, heading, parts in self._marked:
+    def marked(self) -> Iterator[tuple[str, str, list[str], bool]]:
+        """Of each marked element its `id`, its heading, its lines, and whether it is a fallback."""
+        for anchor, heading, parts, fallback in self._marked:
             lines = [" ".join(line.split()) for line in "".join(parts).split("\n")]
-            if lines := [line for line in lines if line]:
-                yield anchor, heading or lines[0], lines
+            if lines := [line for line in lines if line.strip("–")]:
+                yield anchor, heading or lines[0], lines, fallback
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Decide where the text of an element goes: where that of the one around it does, unless it is special."""
@@ -141,7 +145,8 @@ class Drawn(HTMLParser):
         elif MARK in given.get("class", "").split():
             into = self.words
             if "id" in given:
-                self._marked.append((given["id"], given.get("data-heading", ""), into := []))
+                into = []
+                self._marked.append((given["id"], given.get("data-heading", ""), into, FALLBACK in given))
         elif into is None and self._output and (tag in ("caption", "figcaption") or given.get("scope") == "row"):
             into = self.words
         self._open.append((tag, into))

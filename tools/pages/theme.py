@@ -94,6 +94,7 @@ def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.documen
         "has_backward": "data-backward" in body,
         "has_cells": "cell_output" in body,
         "has_control": "data-control=" in body,
+        "has_paste": 'class="paste"' in body,
         "has_verdict": "data-verdict" in body,
         "heading": heading,
         "home": project.site_url,

@@ -18,6 +18,7 @@ from .pair import pair
 from .ran import Run
 from .record import check_records, record
 from .render import Renderer, RenderFailed
+from .scaffold import scaffold
 from .site import COVERED, Site
 from .unpair import unpair
 
@@ -80,10 +81,20 @@ class Build:
         print(f"{len(changed)} of {len(self.project.chapters)} notebooks rewritten")
         return 0
 
-    def chapter(self, notebook: str = "", name: str = "") -> int:
+    def chapter(self, name: str = "") -> int:
+        """Begin a new chapter, whose claims are to be filled in."""
+        if not name:
+            raise Problem(
+                "no name is given; run make chapter NAME=issue-12345. To write an edited notebook back to its chapter, "
+                "run make from-notebook NOTEBOOK=path/to/where-over-exp.ipynb"
+            )
+        print(scaffold(self.project, name))
+        return 0
+
+    def from_notebook(self, notebook: str = "", name: str = "") -> int:
         """Write the chapter of a notebook that somebody edited."""
         if not notebook:
-            raise Problem("no notebook is named; run make chapter NOTEBOOK=path/to/where-over-exp.ipynb")
+            raise Problem("no notebook is named; run make from-notebook NOTEBOOK=path/to/where-over-exp.ipynb")
         print(unpair(self.project, Path(notebook), name))
         return 0
 

@@ -95,6 +95,15 @@ def test_what_is_marked_and_has_an_id_is_a_record_of_its_own():
     assert (norm["own"], norm["text"]) == ("x.norm() at 0", "NaN or 0")
 
 
+def test_a_fallback_is_found_by_its_heading_and_says_so():
+    html = (
+        '<table><tr id="node-A" class="zn-searched" data-fallback><th>ABackward0</th><td>–</td><td>a</td></tr></table>'
+    )
+    *_, row = found(cell(["hide-input"], "node_names()", html))
+    address = "page.html#node-A"
+    assert row == {"address": address, "page": "Page", "heading": "ABackward0", "text": "a", "fallback": True}
+
+
 def test_an_end_that_nothing_began_and_a_beginning_without_end_do_no_harm():
     drawn = Drawn()
     for html in ("</p><p>a<table><caption>one", "<caption>two</caption></table>"):

@@ -116,7 +116,7 @@ def test_an_edited_notebook_changes_its_chapter_in_that_place_alone(book, change
 
 def test_added_cells_have_links_and_tags_as_chapters_have_them(book):
     path = saved(book, add, "downloaded.ipynb")
-    done = book.run("chapter", str(path), "one")
+    done = book.run("from-notebook", str(path), "one")
     assert done.stdout == "chapters/one.md: cells: 2 added. Now run make record, then make book\n", done.stderr
     text = book.chapter("one").read_text(encoding="utf-8")
     assert "\nMore [words](two.md).\n" in text and text.endswith(":tags: [hide-input]\n\nprint(3)\n```\n")
@@ -156,8 +156,8 @@ def test_a_file_that_is_no_notebook_is_named(book, content, said):
     with pytest.raises(Problem, match=said):
         unpair(Project(book.root), path)
     assert (
-        book.run("chapter").stderr
-        == "error: no notebook is named; run make chapter NOTEBOOK=path/to/where-over-exp.ipynb\n"
+        book.run("from-notebook").stderr
+        == "error: no notebook is named; run make from-notebook NOTEBOOK=path/to/where-over-exp.ipynb\n"
     )
 
 
@@ -166,6 +166,8 @@ def test_a_chapter_that_jupytext_wrote_from_a_notebook_stops_the_build(book):
     cells = copy.deepcopy(nbformat.reads(notebook(project, book.chapter("one")), as_version=4).cells)
     source = next(cell.source for cell in cells if cell.cell_type == "code")
     book.append("one", source)
-    with pytest.raises(Problem, match=r"one.md contains the set-up cell.*make chapter NOTEBOOK=notebooks/one.ipynb"):
+    with pytest.raises(
+        Problem, match=r"one.md contains the set-up cell.*make from-notebook NOTEBOOK=notebooks/one.ipynb"
+    ):
         read(book.chapter("one"))
     assert anywhere(project, book.chapter("two"), read(book.chapter("two")))

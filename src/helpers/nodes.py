@@ -1,0 +1,242 @@
+"""The nodes of PyTorch's graphs that have a derivative: what makes each, and whose gradient each output is.
+
+`Function 'PowBackward1' returned nan values in its 1th output` names a node and a number. PyTorch's own list
+of derivatives, which is installed with torch, says what both mean. So no name is written down here.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from . import show
+
+_NAME = re.compile(r"Backward(s|Autograd\w+?)?\d*(_copy)?$")
+_PLACES = {
+    "torch.linalg": torch.linalg,
+    "torch.special": torch.special,
+    "torch.fft": torch.fft,
+    "torch": torch,
+    "Tensor": Tensor,
+    "F": F,
+}
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of the graph by its name in error messages.
+
+    Attributes:
+        name: such as `"PowBackward1"`.
+        operator: the ATen operator whose derivative the node computes: `"pow.Tensor_Tensor"`. Empty if PyTorch's list
+            does not have the node.
+        inputs: the names of the operator's inputs, in the order of the node's outputs: output 1 is the gradient of
+            `inputs[1]`.
+    """
+
+    name: str
+    operator: str = ""
+    inputs: tuple[str, ...] = ()
+
+    @property
+    def function(self) -> str:
+        """The function of Python that has the operator's name, such as `torch.pow`; else the operator's own name."""
+        name = self.operator.partition(".")[0]
+        for public in dict.fromkeys((name.lstrip("_"), name)):
+            for place, module in _PLACES.items():
+                family = place.rpartition(".")[2] + "_"
+                short = public.removeprefix(family) if place != "torch" else public
+                if short and hasattr(module, short) and (short != public or not place.startswith("torch.")):
+                    return f"{place}.{short}"
+        return f"aten::{name}" if name else ""
+
+
+def nodes() -> dict[str, Node]:
+    """Every node of this PyTorch that has a derivative, by its name, in alphabetical order."""
+    listed = {node.name: node for node in _listed(_derivatives())}
+
+    def node(name: str) -> Node:
+        original = listed.get(name.removesuffix("_copy"), Node(name))
+        return Node(name, original.operator, original.inputs)
+
+    return {name: node(name) for name in sorted(dir(torch._C._functions)) if _NAME.search(name)}
+
+
+def node_names() -> None:
+    """Show a list of all nodes. The search of the site finds each by its name."""
+    show.show(_List(tuple(nodes().values()), made_by()))
+
+
+def made_by(calls: Sequence[str] | None = None) -> dict[str, list[str]]:
+    """Which nodes the graphs of some calls have: for each node the functions that were called.
+
+    Args:
+        calls: expressions of `F`, `nn`, `torch` and of `t`, which makes a tensor with that shape. By default, common
+            layers and losses, whose node has another name than the function.
+    """
+    found: dict[str, list[str]] = {}
+    for call in _CALLS if calls is None else calls:
+        function = call.partition("(")[0]
+        result = eval(call, {"torch": torch, "F": F, "nn": nn, "t": _tensor, "labels": torch.tensor([0, 1])})
+        while isinstance(result, tuple):
+            result = result[0]
+        for name in _graph(result.grad_fn):
+            if name not in _COMMON and function not in found.setdefault(name, []):
+                found[name].append(function)
+    return found
+
+
+@dataclass(frozen=True)
+class _List:
+    nodes: Sequence[Node]
+    calls: dict[str, list[str]]
+
+    def text(self) -> str:
+        return "\n".join(f"{node.name}: {', '.join(node.inputs)} of {node.operator}" for node in self.nodes)
+
+    def html(self) -> str:
+        version = torch.__version__.partition("+")[0]
+        rows = "".join(map(self._row, self.nodes))
+        count = f"<p>The {len(self.nodes)} nodes of PyTorch {version} that have a derivative:</p>"
+        return f'{count}<ul class="zn-nodes">{rows}</ul>'
+
+    def _row(self, node: Node) -> str:
+        """The name on its own, for it is what is searched for, and in one line what there is to say of it."""
+        said = [_code(node.function)] if node.function else []
+        if calls := self.calls.get(node.name):
+            said.append(f"also {', '.join(map(_code, calls))}")
+        if node.inputs:
+            outputs = ", ".join(f"{number} {_code(name)}" for number, name in enumerate(node.inputs))
+            said.append(f"outputs: {outputs}")
+        # Found by the search of the site only if no page is about this name.
+        return (
+            f'<li class="zn-searched" id="node-{node.name}" data-fallback>'
+            f"<p><strong>{node.name}</strong></p><p>{'; '.join(said)}</p></li>"
+        )
+
+    def json(self) -> dict[str, Any] | None:
+        return None
+
+
+_CALLS = (
+    "F.linear(t(2, 3), t(4, 3), t(4))",
+    "F.conv1d(t(1, 1, 4), t(1, 1, 2))",
+    "F.conv2d(t(1, 1, 4, 4), t(1, 1, 2, 2))",
+    "F.conv3d(t(1, 1, 4, 4, 4), t(1, 1, 2, 2, 2))",
+    "F.conv_transpose2d(t(1, 1, 4, 4), t(1, 1, 2, 2))",
+    "F.layer_norm(t(2, 3), (3,))",
+    "F.group_norm(t(2, 4), 2)",
+    "F.batch_norm(t(2, 3), None, None, training=True)",
+    "F.cross_entropy(t(2, 3), labels)",
+    "F.nll_loss(t(2, 3), labels)",
+    "F.binary_cross_entropy(t(2).sigmoid(), t(2).sigmoid())",
+    "F.binary_cross_entropy_with_logits(t(2), t(2))",
+    "F.kl_div(t(2), t(2), reduction='sum')",
+    "F.gaussian_nll_loss(t(2), t(2), t(2).abs())",
+    "F.huber_loss(t(2), t(2))",
+    "F.smooth_l1_loss(t(2), t(2))",
+    "F.mse_loss(t(2), t(2))",
+    "F.l1_loss(t(2), t(2))",
+    "F.ctc_loss(t(4, 2, 3), labels.new_ones(2, 1), (4, 4), (1, 1))",
+    "F.cosine_similarity(t(2, 3), t(2, 3))",
+    "F.normalize(t(2, 3))",
+    "F.pairwise_distance(t(2, 3), t(2, 3))",
+    "F.softmax(t(2), 0)",
+    "F.log_softmax(t(2), 0)",
+    "F.logsigmoid(t(2))",
+    "F.scaled_dot_product_attention(t(1, 1, 2, 4), t(1, 1, 2, 4), t(1, 1, 2, 4))",
+    "F.max_pool2d(t(1, 1, 4, 4), 2)",
+    "F.dropout(t(2))",
+    "F.embedding(labels, t(2, 3))",
+    "F.interpolate(t(1, 1, 2, 2), scale_factor=2, mode='bilinear')",
+    "nn.LSTMCell(3, 2)(t(1, 3))",
+    "nn.GRUCell(3, 2)(t(1, 3))",
+    "torch.einsum('ij,jk->ik', t(2, 3), t(3, 2))",
+    "torch.matmul(t(2, 3), t(3, 2))",
+    "torch.matmul(t(2, 2, 3), t(2, 3, 2))",
+    "torch.norm(t(3))",
+    "torch.std(t(3))",
+)
+"""Layers and losses whose nodes have other names. What is in the graph of each is measured when the table is made."""
+
+_COMMON = {
+    f"{name}Backward0"
+    for name in (
+        "Abs Add Clone Div Expand Mean Mul Neg Permute Reshape Select Sigmoid Slice Squeeze Sub Sum T Transpose "
+        "UnsafeSplit UnsafeView Unsqueeze View"
+    ).split()
+}
+"""Nodes that are in the graph of almost everything."""
+
+
+def _tensor(*shape: int) -> Tensor:
+    return torch.linspace(-1, 1, max(1, torch.Size(shape).numel())).reshape(shape).requires_grad_()
+
+
+def _graph(root: Any) -> Iterator[str]:
+    seen, waiting = set(), [root]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen and not hasattr(node, "variable"):
+            seen.add(node)
+            yield node.name()
+            waiting += [following for following, _ in node.next_functions]
+
+
+def _derivatives() -> str:
+    """PyTorch's own list of derivatives; empty in an installation without it."""
+    found = find_spec("torchgen")
+    places = found.submodule_search_locations if found else None
+    path = Path(next(iter(places)), "packaged", "autograd", "derivatives.yaml") if places else None
+    return path.read_text(encoding="utf-8") if path and path.is_file() else ""
+
+
+def _code(text: str) -> str:
+    return f"<code>{html.escape(text)}</code>"
+
+
+def _listed(text: str) -> Iterator[Node]:
+    """The nodes of a list of derivatives. Names are counted as PyTorch's own generator counts them."""
+    count: Counter[str] = Counter()
+    for block in re.split(r"(?m)^- name: ", text)[1:]:
+        schema, _, rest = block.partition("\n")
+        operator, _, arguments = schema.strip().partition("(")
+        given = [part.split("=")[0].split()[-1] for part in arguments.rpartition(") ->")[0].split(", ") if " " in part]
+        for key, lines in _dispatched(rest):
+            with_derivative = {
+                name.strip()
+                for names, formula in re.findall(r"(?m)^ *([\w, ]+): *(\S.*)$", lines)
+                for name in names.split(",")
+                if formula.strip() != "non_differentiable"
+            }
+            inputs = tuple(name for name in given if name in with_derivative)
+            if inputs:
+                prefix = _prefix(operator.partition(".")[0]) + ("" if key == "Default" else key)
+                yield Node(f"{prefix}{count[prefix]}", operator, inputs)
+                count[prefix] += 1
+
+
+def _dispatched(block: str) -> Iterator[tuple[str, str]]:
+    """The lines of each dispatch key of a block; those of a block without keys belong to the default."""
+    block = re.sub(r"(?m)^\s*#.*$", "", block)
+    _, has_keys, keyed = block.partition("  dispatch:\n")
+    if not has_keys:
+        yield "Default", block
+        return
+    parts = re.split(r"(?m)^    (\w+):\s*$", keyed)
+    yield from zip(parts[1::2], parts[2::2], strict=True)
+
+
+def _prefix(operator: str) -> str:
+    camel = "".join(part.title() for part in operator.split("_"))
+    return f"{camel}Backward".replace("ForwardBackward", "Backward")

@@ -1,0 +1,124 @@
+"""The list of nodes agrees with PyTorch: with the classes that it has, and with the graphs that it makes."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from helpers.nodes import _CALLS, Node, _List, _listed, _prefix, made_by, node_names, nodes
+
+EVERY = nodes()
+
+
+def test_every_class_with_a_derivative_has_a_node_and_nothing_else_has():
+    classes = {name for name in dir(torch._C._functions) if "Backward" in name}
+    assert set(EVERY) == classes and len(classes) > 500
+    assert {name for name, node in EVERY.items() if not node.operator} == {
+        "CopyBackwards", "SendRpcBackward", "UndefinedGradBackward"
+    }  # fmt: skip
+
+
+def test_every_operator_exists_and_has_the_inputs():
+    for node in EVERY.values():
+        if node.operator:
+            name, _, overload = node.operator.partition(".")
+            schema = torch._C._get_schema(f"aten::{name}", overload)
+            given = [argument.name for argument in schema.arguments]
+            assert list(node.inputs) == [name for name in given if name in node.inputs] != [], node
+
+
+X, Y = torch.full((2, 2), 0.5, requires_grad=True), torch.full((2, 2), 1.5, requires_grad=True)
+MADE = {
+    "X ** 2": (lambda: X**2, "PowBackward0", ("self",)),
+    "X ** Y": (lambda: X**Y, "PowBackward1", ("self", "exponent")),
+    "2 ** Y": (lambda: 2**Y, "PowBackward2", ("exponent",)),
+    "X / Y": (lambda: X / Y, "DivBackward0", ("self", "other")),
+    "F.linear": (lambda: F.linear(X, Y, Y[0]), "AddmmBackward0", ("self", "mat1", "mat2")),
+    "X.sum()": (lambda: X.sum(), "SumBackward0", ("self",)),
+    "X.sum(0)": (lambda: X.sum(0), "SumBackward1", ("self",)),
+    "where": (lambda: torch.where(X > 0, X, Y), "WhereBackward0", ("self", "other")),
+    "conv": (lambda: F.conv1d(X[None], Y[None], Y[0, :1]), "ConvolutionBackward0", ("input", "weight", "bias")),
+    "norm": (lambda: torch.linalg.vector_norm(X), "LinalgVectorNormBackward0", ("self",)),
+    "softmax": (lambda: X.softmax(0), "SoftmaxBackward0", ("self",)),
+}
+
+
+@pytest.mark.parametrize("what", MADE)
+def test_a_node_has_as_many_outputs_as_inputs_in_their_order(what):
+    make, name, inputs = MADE[what]
+    node = make().grad_fn
+    assert node.name() == name and EVERY[name].inputs == inputs
+    assert len(node.next_functions) == len(inputs)
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:Error detected in")
+def test_the_output_that_anomaly_mode_counts_is_the_input_of_that_number():
+    base, exponent = torch.tensor(-2.0, requires_grad=True), torch.tensor(2.0, requires_grad=True)
+    with pytest.raises(RuntimeError) as caught, torch.autograd.detect_anomaly():
+        (base**exponent).backward()
+    name, number = re.search(r"'(\w+)' returned nan values in its (\d)th", str(caught.value)).groups()
+    assert EVERY[name].inputs[int(number)] == "exponent"
+
+
+def test_the_function_is_one_that_python_has():
+    assert EVERY["PowBackward1"].function == "torch.pow"
+    assert EVERY["LinalgEighBackward0"].function == "torch.linalg.eigh"
+    assert EVERY["LogSoftmaxBackward0"].function == "torch.log_softmax"
+    assert EVERY["MaskedFillBackward0"].function == "torch.masked_fill" and EVERY["GeluBackward0"].function == "F.gelu"
+    assert Node("A", "special_i0e").function == "torch.special.i0e"
+    assert Node("A", "no_such_operator").function == "aten::no_such_operator" and Node("A").function == ""
+
+
+def test_layers_and_losses_are_found_in_their_graphs():
+    made = made_by()
+    assert made["ConvolutionBackward0"][:2] == ["F.conv1d", "F.conv2d"]
+    assert made["AddmmBackward0"][0] == "F.linear"
+    assert "F.cross_entropy" in made["NllLossBackward0"] and "F.cross_entropy" in made["LogSoftmaxBackward0"]
+    assert set(made) <= set(EVERY) and "ViewBackward0" not in made
+    assert made_by(["F.relu(t(2))"]) == {"ReluBackward0": ["F.relu"]}
+    assert len(_CALLS) == len(set(_CALLS))
+
+
+def test_an_entry_of_the_list_is_read_as_pytorch_reads_it():
+    text = """
+# A comment.
+- name: f.Tensor(Tensor self, Tensor[] others, *, Scalar alpha=1) -> Tensor
+  self: grad
+  others: not_implemented("f")
+  result: auto_linear
+
+- name: f.Scalar(Tensor self, Scalar other) -> Tensor
+  self, other: grads
+  output_differentiability: [True, False]
+
+- name: g_forward(Tensor self, Tensor index, Tensor x) -> Tensor
+  dispatch:
+    Default:
+      x: grad
+      index: non_differentiable
+    AutogradCUDA:
+      self, x: grad
+
+- name: none(Tensor self) -> Tensor
+  self: non_differentiable
+"""
+    assert list(_listed(text)) == [
+        Node("FBackward0", "f.Tensor", ("self", "others")),
+        Node("FBackward1", "f.Scalar", ("self", "other")),
+        Node("GBackward0", "g_forward", ("x",)),
+        Node("GBackwardAutogradCUDA0", "g_forward", ("self", "x")),
+    ]
+    assert list(_listed("")) == [] and _prefix("log_softmax") == "LogSoftmaxBackward"
+
+
+def test_the_list_has_every_node_and_says_what_its_outputs_are(capsys):
+    html = _List([EVERY["AddmmBackward0"], Node("CopyBackwards")], {"AddmmBackward0": ["F.linear"]}).html()
+    version = torch.__version__.partition("+")[0]
+    said = f"The 2 nodes of PyTorch {version} that have a derivative: AddmmBackward0 torch.addmm ; also F.linear ; "
+    said += "outputs: 0 self , 1 mat1 , 2 mat2 CopyBackwards"
+    assert re.sub("<[^>]*>", " ", html).split() == said.split()
+    assert html.count("data-fallback") == 2 and 'id="node-CopyBackwards"' in html
+    node_names()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(EVERY) and "PowBackward1: self, exponent of pow.Tensor_Tensor" in lines
