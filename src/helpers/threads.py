@@ -60,10 +60,10 @@ def thread(key: str) -> Thread:
     return THREADS[key]
 
 
-def upstream(number: int, title: str, state: str, kind: str = "issues") -> Thread:
+def upstream(number: int, title: str, state: str, kind: str = "issues", looked_up: str = LOOKED_UP) -> Thread:
     """An issue of PyTorch's, or of another `kind`: `"pull"`."""
     url = f"https://github.com/pytorch/pytorch/{kind}/{number}"
-    return Thread(str(number), f"pytorch#{number}", title, url, state, number)
+    return Thread(str(number), f"pytorch#{number}", title, url, state, number, looked_up)
 
 
 _ALL = (
@@ -128,6 +128,21 @@ _ALL = (
         "https://stackoverflow.com/questions/53274587/pytorch-gradient-differs-from-manually-calculated-gradient",
         "Answered: both are rounded, each in its own way. pytorch#13886 asks the same, and was closed with a pointer "
         "to the forum.",
+    ),
+    upstream(
+        87076,
+        "Nandense layer for missing values",
+        "Open. Asks for a layer that takes inputs with missing values. A maintainer answered that this might be an "
+        "application for MaskedTensor.",
+        looked_up="2026-11-23",
+    ),
+    upstream(
+        124348,
+        "[RFC] efficient nan-checker for distributed-collectives",
+        "Closed. Asks for a check that stops the rank that first sees a NaN, before it communicates with other ranks. "
+        "pytorch#125726 proposes it for NCCL, as TORCH_NCCL_NAN_CHECK; pytorch#191064 for every backend, as "
+        "TORCH_DIST_NAN_CHECK.",
+        looked_up="2026-11-23",
     ),
 )
 THREADS: dict[str, Thread] = {entry.key: entry for entry in _ALL}

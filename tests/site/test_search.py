@@ -97,6 +97,13 @@ QUERIES = {
     "cross entropy nan": ("atlas undefined", 3),
     "norm at zero gradient nan": ("atlas undefined", 3),
     "#6394": ("undefined", 2),
+    "missing data nan": ("two-penguins", 3),
+    "missing targets multi-task nan": ("two-penguins", 3),
+    "impute or drop rows": ("two-penguins", 2),
+    "#87076": ("two-penguins", 2),
+    "DDP nan on one rank": ("one-poisoned-rank", 3),
+    "TORCH_NCCL_NAN_CHECK": ("one-poisoned-rank", 2),
+    "#124348": ("one-poisoned-rank", 2),
     "learning rate too high": ("find-it-in-your-model", 3),
     # A word that no page has does not hide the page of the others.
     "nansum foobarbaz": ("nansum-nanmean", 3),
