@@ -9,6 +9,7 @@ ROOT = [ "$$(id -u)" = 0 ] || { echo "error: apt-get can install packages only a
 .DEFAULT_GOAL := help
 .PHONY: help book chapter check test test-fast browser notebooks record serve site-report bench costs mended masked honesty explained setups colab coverage noticed matrix peers lint pins outdated audit watch pdf epub clean
 .PHONY: help book chapter check from-notebook test test-fast browser notebooks record serve site-report bench costs mended masked honesty explained setups coverage noticed matrix peers lint pins outdated audit watch pdf epub clean
+.PHONY: help book chapter check test test-fast browser notebooks record serve site-report bench costs mended masked honesty explained penguins setups coverage noticed matrix peers lint pins outdated audit watch pdf epub clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -76,6 +77,9 @@ honesty: $(BIN)/.ready  ## look for NaN that the loss uses and ignoring hides, o
 
 explained: $(BIN)/.ready  ## count how often explain and other tools find the origin of a NaN; write results/measured/
 	$(RUN) explained
+
+penguins: $(BIN)/.ready  ## train on the Palmer penguins with 0 to 60 % of the data missing, method by method; write results/measured/
+	$(RUN) penguins
 
 setups: $(BIN)/.ready  ## run ignoring in all training setups; write their table to results/measured/
 	$(RUN) setups

@@ -185,6 +185,18 @@ _ALL = (
         19806,
         "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn",
         "Closed. A maintainer: questions belong in the forum.",
+        87076,
+        "Nandense layer for missing values",
+        "Open. Asks for a layer that takes inputs with missing values. A maintainer answered that this might be an "
+        "application for MaskedTensor.",
+        looked_up="2026-11-23",
+    ),
+    upstream(
+        124348,
+        "[RFC] efficient nan-checker for distributed-collectives",
+        "Closed. Asks for a check that stops the rank that first sees a NaN, before it communicates with other ranks. "
+        "pytorch#125726 proposes it for NCCL, as TORCH_NCCL_NAN_CHECK; pytorch#191064 for every backend, as "
+        "TORCH_DIST_NAN_CHECK.",
         looked_up="2026-11-23",
     ),
 )

@@ -131,6 +131,13 @@ QUERIES = {
     "SI-SNR nan": ("losses-and-geometry", 3),
     "quaternion to axis angle nan gradient": ("losses-and-geometry", 3),
     "std of one element": ("atlas undefined losses-and-geometry", 4),
+    "missing data nan": ("two-penguins", 3),
+    "missing targets multi-task nan": ("two-penguins", 3),
+    "impute or drop rows": ("two-penguins", 2),
+    "#87076": ("two-penguins", 2),
+    "DDP nan on one rank": ("one-poisoned-rank", 3),
+    "TORCH_NCCL_NAN_CHECK": ("one-poisoned-rank", 2),
+    "#124348": ("one-poisoned-rank", 2),
     "learning rate too high": ("find-it-in-your-model", 3),
     "exploding gradients": ("find-it-in-your-model", 3),
     # The list of all nodes, where no page is about the name; what to do with a name that is not in the list.

@@ -90,7 +90,7 @@ class Narration:
         """Note that a gradient is not finite, though no operator in this process made it so."""
         rank = _rank()
         if rank is not None:
-            self.report.note(f"a gradient is not finite, and nothing of rank {rank} made it so: see the other ranks")
+            self.report.note_other_ranks(rank)
 
     def _origin(self, diagnosis: Diagnosis, labels: list[str], names: Names) -> Origin:
         birth, verdict = diagnosis.birth, diagnosis.verdict

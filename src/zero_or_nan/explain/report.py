@@ -170,15 +170,22 @@ class Report:
     notes: list[str] = field(default_factory=list)
     cause: str = ""
 
+    came_from_another_process = False  # a gradient that is not finite: this process only received it
+
     @property
     def ok(self) -> bool:
-        """True if the loss and all gradients are finite."""
+        """True if the loss and all gradients are finite, as far as this process computed them."""
         return not self.origins
 
     def note(self, text: str) -> None:
         """Say once what could not be looked into."""
         if (text := printable(text)) not in self.notes:
             self.notes.append(text)
+
+    def note_other_ranks(self, rank: int) -> None:
+        """Note that a gradient is not finite, and that the process of this rank did not make it so."""
+        self.came_from_another_process = True
+        self.note(f"a gradient is not finite, and nothing of rank {rank} made it so: see the other ranks")
 
     def __iter__(self) -> Iterator[Origin]:
         return iter(self.origins)
@@ -200,6 +207,8 @@ class Report:
         passes = {0: "no backward pass was run", 1: "one backward pass was watched"}.get(
             self.passes, f"{self.passes} backward passes were watched"
         )
+        if self.came_from_another_process:
+            return f"a gradient is not finite, and it came from another process ({passes})"
         return f"nothing that is not finite reached the loss or a gradient ({passes})"
 
     def __repr__(self) -> str:
@@ -208,7 +217,8 @@ class Report:
     def _repr_html_(self) -> str:
         notes = [notebook.sentence(f"Note: {note}.") for note in self.notes]
         if self.ok:
-            return notebook.cards(f"✓ {_capitalized(self._head)}.", notes)
+            mark = "" if self.came_from_another_process else "✓ "
+            return notebook.cards(f"{mark}{_capitalized(self._head)}.", notes)
         head = [notebook.sentence(f"{self._head}:")] if len(self.origins) > 1 else []
         remedy = [line for line in self.cause.splitlines() if line.startswith("    ")]
         facts = [line.strip() for line in self.cause.splitlines() if line not in remedy]

@@ -249,3 +249,19 @@ def test_changes_that_the_build_did_not_notice_are_listed():
     assert "In 4 of them" in text and "In the other 2" in text
     content["pages"]["two"] = {**row, "noticed": 2, "missed": ["code cell 1 (a < b)"]}
     assert "after 5 of 6 changes" in (text := measured.noticed(content)) and "a &lt; b" in text
+
+
+def test_a_difference_between_methods_is_that_of_the_same_seeds():
+    dropped, ours = [0.5, 0.7, 0.9], [0.4, 0.61, 0.79]
+    rows = [
+        {"missing": missing, "share": share, "method": method, "errors": ours if method == "ignoring" else dropped}
+        for missing in ("targets", "inputs") for share in (0.0, 0.6) for method in measured._METHODS
+    ]  # fmt: skip
+    rows += [{"missing": "inputs", "share": 0.0, "method": "plain PyTorch", "errors": [None, None, 0.3]}]
+    facts = {"made_with": {"torch": "2", "device": "cpu"}, "seeds": 3, "steps": 1, "tested": 9, "rows": rows}
+    text = measured.penguins(facts)
+    found = cells(text)
+    assert "gave NaN in 2 of 3 runs" in text
+    assert found[found.index("ignoring") :][:3] == ["ignoring", "0.600 ± 0.113", "−0.100 ± 0.006"]
+    assert "<strong>−0.100 ± 0.006</strong>" in text
+    assert found[found.index("drop rows") :][:3] == ["drop rows", "0.700 ± 0.115", "–"]

@@ -297,4 +297,5 @@ def test_several_processes(tmp_path):
         assert found["DTensor, clean"] == []
     assert second["DDP"] == [["bad input", "forward", "linear", 1, "0"]]
     assert first["DDP"] == [] and "see the other ranks" in first["notes"]
+    assert first["notes"].startswith("a gradient is not finite, and it came from another process (one backward pass")
     assert second["DTensor"] == [["undefined", "backward", "sqrt", 1, ""]] and first["DTensor"] == []
