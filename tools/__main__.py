@@ -14,7 +14,18 @@ if TYPE_CHECKING:
 
 STEPS = ("book", "chapter", "check", "record", "notebooks")
 """Commands that are a method of `steps.build.Build`."""
-MEASURES = ("bench", "costs", "explained", "honesty", "masked", "mended", "noticed", "setups", "site-report")
+MEASURES = (
+    "attention",
+    "bench",
+    "costs",
+    "explained",
+    "honesty",
+    "masked",
+    "mended",
+    "noticed",
+    "setups",
+    "site-report",
+)
 VERSIONS = ("audit", "library-tests", "matrix", "mended-sample", "peers", "pins", "tell", "watch")
 COMMANDS = {
     "serve": ".serve",
