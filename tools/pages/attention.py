@@ -28,7 +28,7 @@ def attention(record: dict[str, Any]) -> str:
             for label, cells in ((label, list(enumerate(found))) for label, found in having[newest].items())
         ]
         caption = f"<code>{html.escape(name)}</code>, on a CPU, PyTorch {spans(list(having))}"
-        tables.append(show.table(caption, head, rows))
+        tables.append(show.table(caption, head, rows, stack=True))
     return show.page(f'<div class="zn-prose">{"".join(tables)}</div>')
 
 
