@@ -10,6 +10,7 @@ ROOT = [ "$$(id -u)" = 0 ] || { echo "error: apt-get can install packages only a
 .PHONY: help book chapter check test test-fast browser notebooks record serve site-report bench costs mended masked honesty explained setups colab coverage noticed matrix peers lint pins outdated audit watch pdf epub clean
 .PHONY: help book chapter check from-notebook test test-fast browser notebooks record serve site-report bench costs mended masked honesty explained setups coverage noticed matrix peers lint pins outdated audit watch pdf epub clean
 .PHONY: help book chapter check test test-fast browser notebooks record serve site-report bench costs mended masked honesty explained penguins setups coverage noticed matrix peers lint pins outdated audit watch pdf epub clean
+.PHONY: help book chapter check test test-fast browser notebooks record serve site-report bench costs mended attention masked honesty explained setups coverage noticed matrix peers lint pins outdated audit watch pdf epub clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -68,6 +69,9 @@ costs: $(BIN)/.ready  ## measure time and memory of ignoring; write results/meas
 
 mended: $(BIN)/.ready  ## measure on how many of PyTorch's own samples ignoring fixes the gradient; write results/measured/
 	$(RUN) mended
+
+attention: $(BIN)/.ready  ## try masked rows in Flex attention and in a Hugging Face model on this PyTorch; write results/measured/
+	$(RUN) attention
 
 masked: $(BIN)/.ready  ## measure which operators torch.masked has on this PyTorch; write results/measured/ (make matrix: on every release)
 	$(RUN) masked

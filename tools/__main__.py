@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 STEPS = ("book", "chapter", "check", "from-notebook", "record", "notebooks")
 """Commands that are a method of `steps.build.Build`."""
-MEASURES = tuple("bench costs explained honesty masked mended noticed penguins setups site-report".split())
+MEASURES = tuple("attention bench costs explained honesty masked mended noticed penguins setups site-report".split())
 VERSIONS = ("audit", "library-tests", "matrix", "mended-sample", "peers", "pins", "tell", "watch")
 COMMANDS = {
     "serve": ".serve",

@@ -4,6 +4,7 @@
 - `MASKED`: the element that `torch.masked` prints as `--`, for what a claim expects.
 - `Since`: an expectation that a release of PyTorch changed.
 - `reference`: the gradient in float64 on the used elements alone.
+- `across`: a table of claims that are alike, with what is recorded of other releases.
 - `ulp_distance`: how many ulps lead from each element of a tensor to that of another.
 - `drawing`: a figure in the page's own colours.
 - `backward_figure`: the graph of a computation, and the cotangents that flow back through it, step by step.
@@ -16,6 +17,7 @@
 Needs `zero_or_nan`, torch (2.6 or newer) with the networkx that it brings, numpy and matplotlib, and nothing else.
 """
 
+from .across import across
 from .atlas import atlas, decisions, node_index
 from .backward import backward_figure
 from .cases import Case
@@ -48,6 +50,7 @@ __all__ = [
     "Verdict",
     "WAYS",
     "Way",
+    "across",
     "atlas",
     "backward_figure",
     "control",

@@ -7,6 +7,7 @@ The file has one line for each claim and verdict. If runs gave different outcome
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -88,6 +89,31 @@ def observed(case: str, way: str | None, quantity: str) -> tuple[str, dict[str, 
         if (fact["case"], fact.get("way"), fact["quantity"]) == (case, way, quantity):
             return str(record["torch"]), dict(fact["observed"])  # type: ignore[index]
     return None
+
+
+def by_release(case: str, way: str, quantity: str) -> list[tuple[str, dict[str, Any]]]:
+    """What each recorded release gave on a CPU, oldest release first."""
+    return [
+        (str(record["torch"]), dict(fact["observed"]))
+        for record in records()
+        if record["device"] == "cpu"
+        for fact in record["outcomes"]
+        if (fact["case"], fact.get("way"), fact["quantity"]) == (case, way, quantity)
+    ]
+
+
+def alike(one: str, other: str) -> bool:
+    """Whether two recorded elements are the same, or numbers that differ by rounding. Zero is alike to zero only.
+
+    >>> alike("NaN", "NaN"), alike("0.5", "0.50000006"), alike("0", "1e-9")
+    (True, True, False)
+    """
+    if one == other:
+        return True
+    try:
+        return math.isclose(float(one), float(other), rel_tol=1e-4)
+    except ValueError:  # masked, or a truth value
+        return False
 
 
 def verified(case: str) -> list[tuple[str, list[str]]]:

@@ -78,7 +78,7 @@ def table(
         data: `data-` attributes of the table, for scripts and tests.
         stack: whether the rows become stacks on a phone; by default those of a table with more than `STACK` columns.
     """
-    labels = [html.escape(_plain(cell), quote=True) for cell in head]
+    labels = [html.escape(plain(cell), quote=True) for cell in head]
     top = "".join(f'<th scope="col" role="columnheader">{cell}</th>' for cell in head)
     body = "".join(_row(row, labels) for row in rows)
     end = f'<tfoot role="rowgroup"{_widest([foot])}>{_row(foot, labels)}</tfoot>' if foot else ""
@@ -87,7 +87,7 @@ def table(
     # Roles, for a table that is laid out as stacks is no table to a browser. A table that is too wide all the same
     # scrolls inside its own box, which the keyboard can reach, and never moves the page sideways.
     return (
-        f'<div class="zn-scroll" tabindex="0" role="group" aria-label="{html.escape(_plain(caption), quote=True)}">'
+        f'<div class="zn-scroll" tabindex="0" role="group" aria-label="{html.escape(plain(caption), quote=True)}">'
         f'<table role="table"{kind}{attributes}><caption>{caption}</caption>'
         f'<thead role="rowgroup"><tr role="row">{top}</tr></thead>'
         f'<tbody role="rowgroup"{_widest(rows)}>{body}</tbody>{end}</table></div>'
@@ -105,7 +105,7 @@ def _row(cells: Sequence[str], labels: Sequence[str]) -> str:
 
 def _widest(rows: Sequence[Sequence[str]]) -> str:
     """The width of the longest line in a cell, which says how many cells of a stack stand side by side."""
-    lines = (_plain(line) for row in rows for cell in row[1:] for line in cell.split("<br>"))
+    lines = (plain(line) for row in rows for cell in row[1:] for line in cell.split("<br>"))
     return f' style="--widest: {max(map(len, lines), default=0)}ch"'
 
 
@@ -139,7 +139,8 @@ def anchor(*words: str) -> str:
     return "-".join(re.findall("[a-z0-9]+", " ".join(words).lower()))
 
 
-def _plain(fragment: str) -> str:
+def plain(fragment: str) -> str:
+    """The text of a piece of HTML."""
     return html.unescape(re.sub(r"<[^>]*>", "", fragment))
 
 

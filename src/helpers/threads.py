@@ -167,6 +167,17 @@ _ALL = (
         "2026-11-23",
     ),
     Thread(
+        "41508",
+        "pytorch#41508",
+        "nn.MultiheadAttention causes gradients to become NaN under some use cases",
+        "https://github.com/pytorch/pytorch/issues/41508",
+        "Open, since 2020. A padding mask and a window leave a query without a key. scaled_dot_product_attention gives "
+        "such a row 0 since pytorch#133882; two open pull requests of 2026, pytorch#189045 and pytorch#196170, do so "
+        "where need_weights is True.",
+        41508,
+        "2026-11-23",
+    ),
+    Thread(
         "round-off",
         "Stack Overflow, 2018",
         "PyTorch gradient differs from manually calculated gradient",

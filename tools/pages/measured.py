@@ -19,6 +19,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from ..project import Problem, Project, read_record
+from .attention import attention
 from .masked import masked
 
 _BOTH = ("forward", "backward")
@@ -652,6 +653,12 @@ class MeasuredMasked(Measured):
     source, draw = "masked", masked
 
 
+class MeasuredAttention(Measured):
+    """`make attention`."""
+
+    source, draw = "attention", attention
+
+
 class MeasuredNoticed(Measured):
     """`make noticed`."""
 
@@ -675,6 +682,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("measured-penguins", MeasuredPenguins)
     app.add_directive("measured-setups", MeasuredSetups)
     app.add_directive("measured-masked", MeasuredMasked)
+    app.add_directive("measured-attention", MeasuredAttention)
     app.add_directive("measured-noticed", MeasuredNoticed)
     app.add_directive("measured-peers", MeasuredPeers)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,95 @@
+"""A table of claims that are alike: this run beside the records of other releases."""
+
+import re
+
+import pytest
+import torch
+
+from helpers import MASKED, Case, across, recorded
+from helpers.across import Across
+
+nan = float("nan")
+HEAD = ["what", "first", "second"]
+
+
+@pytest.fixture
+def case():
+    made = Case("52248")
+    made.claim("vanilla", "halves", torch.tensor([0.5, nan]), [0.5, nan])
+    return made
+
+
+def record(version, *entries, device="cpu", **observed):
+    fact = {"case": "52248", "way": "vanilla", "quantity": "halves", "observed": observed or {"entries": list(entries)}}
+    return {"torch": version, "device": device, "outcomes": [fact]}
+
+
+@pytest.fixture
+def known(monkeypatch):
+    def put(*records):
+        monkeypatch.setattr(recorded, "records", lambda: records)
+        monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
+
+    return put
+
+
+def last_cell(case):
+    shown = Across("Two numbers", tuple(HEAD), {"a <i>half</i>": case.claims[0]}).html()
+    return re.findall(r"<td[^>]*>(.*?)</td>", shown, re.DOTALL)[-1]
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        ([], "not recorded"),
+        ([record("2.13.0", "0.5", "NaN")], "not recorded"),  # this release is not another one
+        ([record("2.6.0", "0.5", "NaN"), record("2.7.0", "0.50000003", "NaN")], "the same"),
+        ([record("2.6.0", "1", "0"), record("2.15.0", "0.5", "NaN")], "1, 0 (2.6)<br>the same (2.15)"),
+        ([record("2.6.0", "0.5", "0")], "0.5, 0"),
+        ([record("2.6.0", "0.5")], "0.5"),
+        ([record("2.6.0", raised="TypeError")], "raises TypeError"),
+        ([record("2.6.0", absent=True)], "None"),
+        ([record("2.6.0", "1", "0", device="cuda")], "not recorded"),
+    ],
+)
+def test_the_last_column_says_what_other_releases_gave(case, known, records, said):
+    known(*records)
+    assert re.sub(r"</?span[^>]*>", "", last_cell(case)) == said
+
+
+def test_the_text_does_not_depend_on_the_records(case, known, capsys):
+    texts = []
+    for records in ([], [record("2.6.0", "1", "0")]):
+        known(*records)
+        capsys.readouterr()
+        across(case, "vanilla", "Two <b>numbers</b>", HEAD, {"a <i>half</i>": "halves"})
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] == "Two numbers\n  a half: 0.5, NaN\n"
+
+
+def test_a_row_shows_each_element_and_the_caption_the_releases(case, known):
+    known(record("2.6.0", "0.5", "NaN"), record("2.7.0", "1", "NaN"))
+    case.claim("masked", "some", [0.0, MASKED], [0.0, MASKED])
+    html = Across("Two", tuple(HEAD), {"row": case.claims[0], "other": case.claims[1]}).html()
+    assert "Two, on PyTorch 2.13.0; recorded on 2.6 and 2.7</caption>" in html
+    assert "the same (2.6)<br>1, NaN (2.7)" in html and "--" in html and "not recorded" in html
+
+
+@pytest.mark.parametrize(
+    ("way", "head", "quantity", "message"),
+    [
+        ("vanilla", HEAD, "thirds", "no claim about 'thirds' by vanilla; made by: halves"),
+        ("masked", HEAD, "halves", "made by: none"),
+        ("vanilla", HEAD[:2], "halves", "needs 1 elements"),
+    ],
+)
+def test_a_row_without_a_fitting_claim_is_an_error(case, way, head, quantity, message):
+    with pytest.raises(LookupError, match=message):
+        across(case, way, "Two", head, {"row": quantity})
+
+
+def test_a_claim_of_an_exception_has_no_elements(case):
+    with case.raises("vanilla", "fails", TypeError):
+        raise TypeError
+    with pytest.raises(LookupError, match="needs 2 elements"):
+        across(case, "vanilla", "Two", HEAD, {"row": "fails"})

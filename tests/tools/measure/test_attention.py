@@ -1,0 +1,77 @@
+"""Masked rows in Flex attention and in a Hugging Face model: the record, and how a difference is said."""
+
+import json
+
+import pytest
+import torch
+from scratch import ROOT
+
+from tools.measure import attention
+from tools.measure.attention import FLEX, HEADS, LLAMA, add, flex, llama, off, recorded
+from tools.pages import attention as page
+from tools.project import Project, read_record
+
+nan = float("nan")
+FILE = ROOT / "results" / "measured" / "attention.json"
+
+
+@pytest.fixture(scope="module")
+def content():
+    return json.loads(FILE.read_text(encoding="utf-8"))
+
+
+def test_every_row_has_a_text_for_each_column(content):
+    for tables in recorded(content).values():
+        assert tables[FLEX]
+        assert all(len(row) == len(HEADS[name]) for name, rows in tables.items() for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "measure"), [(FLEX, flex), (LLAMA, llama)])
+def test_the_record_is_what_this_pytorch_does(content, name, measure):
+    if name == LLAMA:
+        pytest.importorskip("transformers")
+    tables = recorded(content).get(torch.__version__.partition("+")[0])
+    if tables is None or not tables[name]:
+        pytest.skip("this PyTorch isn't recorded")
+    assert measure() == tables[name]
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ([[1.0], [2.0]], "0"),
+        ([[1.000001], [2.0]], "0"),
+        ([[1.0], [2.5]], "0.5"),
+        ([[1.0], [nan]], "NaN"),
+        ([[nan], [2.5]], "NaN"),
+        ([[1.0], None], "NaN"),
+    ],
+)
+def test_a_difference_in_words(found, said):
+    tensors = [None if each is None else torch.tensor(each) for each in found]
+    assert off(tensors, [torch.tensor([1.0]), torch.tensor([2.0])]) == said
+
+
+def test_a_release_is_added_beside_the_others_and_drawn(tmp_path):
+    for name in ("_config.yml", "_toc.yml"):
+        (tmp_path / name).touch()
+    project = Project(tmp_path)
+    (project.results / "measured").mkdir(parents=True)
+    model = [["eager", "NaN", "NaN", "NaN", "NaN"]]
+    add(project, "2.10.0", {FLEX: [["block_mask", "0", "0"]], LLAMA: model})
+    add(project, "2.9.0", {FLEX: [["block_mask", "0", "raises <X>"]], LLAMA: []})
+    content = read_record(project.results / "measured" / "attention.json")
+    assert content["releases"] == ["2.9.0", "2.10.0"]
+    assert recorded(content)["2.9.0"] == {FLEX: [["block_mask", "0", "raises <X>"]], LLAMA: []}
+    drawn = page.attention(content)
+    assert 'raises &lt;X&gt;</span> <span class="zn-note">(2.9)' in drawn
+    assert "PyTorch 2.9 and 2.10" in drawn and "PyTorch 2.10</caption>" in drawn
+
+
+def test_the_reference_of_flex_leaves_the_masked_key_out():
+    inputs = [torch.randn(1, 1, 3, 4) for _ in range(3)]
+    wanted = attention._used(inputs)
+    inputs[1][0, 0, 2] = nan
+    assert all(torch.equal(a, b) for a, b in zip(wanted, attention._used(inputs), strict=True))
+    assert all(not each[..., 2, :].any() for each in wanted)

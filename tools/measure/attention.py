@@ -1,0 +1,177 @@
+"""A query that may attend to no key, where a page is too slow to try it: Flex attention, and a Hugging Face model."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from helpers.recorded import unfolded
+from helpers.releases import number
+
+from ..project import Project, read_record, write_record
+from ..steps.record import folded
+
+KEEP = torch.tensor([[True, True, False], [True, True, False], [False, False, False]])
+"""Which keys a query may attend to: the last query to none."""
+SMALL = 1e-5
+"""A difference from the reference that is round-off."""
+
+FLEX, LLAMA = "flex_attention", "LlamaForCausalLM"
+HEADS = {
+    LLAMA: ["attention and mask", "logits, off by", "loss", "loss without it", "its gradient, off by"],
+    FLEX: ["mask", "output of the row", "gradients, off by"],
+}
+"""The columns of each table. The first says what is measured in a row."""
+
+Rows = dict[str, list[list[str]]]
+"""The rows of each table, as texts."""
+
+
+def attention(project: Project) -> None:
+    """Try everything on this PyTorch, and add the outcomes to `results/measured/attention.json`."""
+    found = {FLEX: flex(), LLAMA: llama() if find_spec("transformers") else []}
+    release = torch.__version__.partition("+")[0]
+    path = add(project, release, found)
+    for name, rows in found.items():
+        print(f"torch {release}, {name}: {len(rows)} rows")
+    print(f"written: {path.relative_to(project.root)}")
+
+
+def flex() -> list[list[str]]:
+    """Unfused Flex attention by form of the mask: what the row gives that attends to nothing, and the gradients."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    attend: Callable[..., Tensor] = flex_attention
+    lowest = torch.finfo(torch.float32).min
+    block = create_block_mask(lambda b, h, i, j: KEEP[i, j], 1, 1, 3, 3, device="cpu")
+    forms: dict[str, dict[str, Any]] = {
+        "block_mask": {"block_mask": block},
+        "score_mod, −inf": {"score_mod": lambda s, b, h, i, j: torch.where(KEEP[i, j], s, -torch.inf)},
+        "score_mod, finfo.min": {"score_mod": lambda s, b, h, i, j: torch.where(KEEP[i, j], s, lowest)},
+    }
+    rows = []
+    for form, options in forms.items():
+        torch.manual_seed(0)
+        inputs = [torch.randn(1, 1, 3, 4) for _ in range(3)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            last = attend(*inputs, **options)[0, 0, 2]
+            even = torch.allclose(last, inputs[2][0, 0].mean(0))
+            value = "mean of v" if even else "0" if not last.any() else "NaN" if last.isnan().any() else "other"
+            q, k, v = leaves = [each.clone().requires_grad_() for each in inputs]
+            try:
+                attend(q, k, v, **options)[0, 0, :2].square().sum().backward()
+                gradients = off([each.grad for each in leaves], _used(inputs))
+            except NotImplementedError as error:
+                gradients = f"raises {type(error).__name__}"
+        rows.append([form, value, gradients])
+    return rows
+
+
+def _used(inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients of the used rows' loss in float64: queries and keys that are masked take no part."""
+    q, k, v = (each[..., :2, :].double().requires_grad_() for each in inputs)
+    loss = ((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v).square().sum()
+    return [F.pad(each, (0, 0, 0, 1)) for each in torch.autograd.grad(loss, (q, k, v))]
+
+
+def off(found: Sequence[Tensor | None], wanted: Sequence[Tensor]) -> str:
+    """How far tensors are from their references at most, in words: `0` is round-off."""
+    pairs = zip(found, wanted, strict=True)
+    apart = [torch.full_like(b, torch.nan) if a is None else a.double() - b.double() for a, b in pairs]
+    far = torch.stack([each.abs().max() for each in apart]).max()  # NaN if one of them is
+    return "NaN" if far.isnan() else "0" if far < SMALL else f"{far:.2g}"
+
+
+IDS = torch.tensor([[1, 2, 3, 4], [0, 0, 5, 6]])
+TOKEN = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
+"""Two sentences; the second has two tokens, behind two of padding."""
+
+
+def llama() -> list[list[str]]:
+    """A tiny model of two layers, from a configuration, by attention and by form of the mask."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    causal = torch.ones(4, 4, dtype=torch.bool).tril() & TOKEN.bool()[:, None, None]
+    masks = {
+        "2-D, of tokens": TOKEN,
+        "4-D, bool": causal,
+        "4-D, −inf": torch.zeros(causal.shape).masked_fill(~causal, -torch.inf),
+        "4-D, finfo.min": torch.zeros(causal.shape).masked_fill(~causal, torch.finfo(torch.float32).min),
+    }
+    rows = []
+    for kind in ("eager", "sdpa"):
+        model = _model(kind)
+        with torch.no_grad():
+            alone = [model(input_ids=IDS[:1]).logits[0], model(input_ids=IDS[1:, 2:]).logits[0]]
+        labels = IDS.masked_fill(TOKEN == 0, -100)
+        kept = labels.clone()
+        kept[1, 2] = -100  # the row of padding before it would have to predict it
+        wanted = _alone(_model(kind).double(), kept)
+        for name, mask in masks.items():
+            model.zero_grad()
+            result = model(input_ids=IDS, attention_mask=mask, labels=kept)
+            result.loss.backward()
+            gradient = off([each.grad for each in model.parameters()], wanted)
+            logits = [result.logits[0].detach(), result.logits[1, 2:].detach()]
+            with torch.no_grad():
+                loss = model(input_ids=IDS, attention_mask=mask, labels=labels).loss
+            texts = [_number(loss), _number(result.loss)]
+            rows.append([f"{kind}, {name}", off(logits, alone), *texts, gradient])
+    return rows
+
+
+def _model(kind: str) -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=16, num_key_value_heads=2, pad_token_id=0, attn_implementation=kind, **sizes)
+    model: nn.Module = LlamaForCausalLM(config)
+    return model
+
+
+def _alone(model: nn.Module, labels: Tensor) -> list[Tensor]:
+    """The gradients in float64, of each sentence by itself and without padding."""
+    call: Callable[..., Any] = model
+    terms = []
+    for ids, wanted in ((IDS[:1], labels[:1]), (IDS[1:, 2:], labels[1:, 2:])):
+        logits = call(input_ids=ids).logits[0, :-1]
+        terms.append(F.cross_entropy(logits, wanted[0, 1:], reduction="sum", ignore_index=-100))
+    count = int((labels[:, 1:] != -100).sum())
+    return list(torch.autograd.grad(sum(terms) / count, list(model.parameters())))  # type: ignore[arg-type]
+
+
+def _number(loss: Tensor) -> str:
+    return "NaN" if loss.isnan() else f"{loss.item():.3f}"
+
+
+def add(project: Project, release: str, found: Rows) -> Path:
+    """Put the rows of a release into the record, beside those of the others; return the file."""
+    path = project.results / "measured" / "attention.json"
+    known = recorded(read_record(path)) if path.is_file() else {}
+    releases = dict(sorted({**known, release: found}.items(), key=lambda each: number(each[0])))
+    lines = {
+        name: [{"table": table, "row": row[0], "cells": row[1:]} for table, rows in tables.items() for row in rows]
+        for name, tables in releases.items()
+    }
+    write_record(path, {"releases": list(releases), "rows": folded(lines, ["table", "row"], first=release)})
+    return path
+
+
+def recorded(content: dict[str, Any]) -> dict[str, Rows]:
+    """What the record says, by release."""
+    lines = unfolded(content["releases"], content["rows"])
+    return {
+        name: {
+            table: [[line["row"], *line["cells"]] for line in lines[name] if line["table"] == table] for table in HEADS
+        }
+        for name in lines
+    }
