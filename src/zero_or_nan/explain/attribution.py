@@ -16,6 +16,7 @@ from .calls import Call, Change, apart, came_too, finite_ones, of_masks, was_the
 from .findings import Findings
 from .functions import MAKES_DATA, MEANT, UNINITIALIZED, Plan, buffers_of, overwritten_by
 from .nodes import node_of, note_call, note_carried, note_passed
+from .places import is_loading
 from .provenance import Birth, Provenance, joined, without
 from .tensors import any_of, is_finite, is_sparse, not_finite, numbers_of, tensors_in
 
@@ -87,6 +88,9 @@ class Attribution:
             bad: the results that are not finite.
             before: a copy of what the call has overwritten, if it could be made.
         """
+        if plan.in_place and plan.name == "copy" and is_loading():
+            self.findings.provenances.forget(args[0])  # it came in with the parameter or buffer, at its first use
+            return
         buffers = buffers_of(call.func, call.args, call.kwargs)
         operands = self._operands(call, plan, args, bad, before, buffers)
         provenance: Provenance | None = None
