@@ -401,7 +401,7 @@ FAILING = {
     "a chain of 100,000 nodes, NaN at the start": _bad_chain(100_000),
     "100 logarithms of 0": _logarithms(100, 64),
 }
-"""Steps that `explain` has something to say about."""
+"""Steps that `explain` has something to say about. The first is so small that it shows the fixed price of a report."""
 
 
 def failing(name: str) -> dict[str, float]:

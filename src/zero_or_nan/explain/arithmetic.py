@@ -24,6 +24,9 @@ WRITTEN: dict[str, str] = {
     "add": "{} + {}",
     "sub": "{} − {}",
     "rsub": "{1} − {0}",
+    "add, scaled": "{0} + {2} × {1}",
+    "sub, scaled": "{0} − {2} × {1}",
+    "rsub, scaled": "{1} − {2} × {0}",
     "mul": "{} × {}",
     "div": "{} / {}",
     "pow": "{} ** {}",
@@ -52,7 +55,7 @@ GROWING = frozenset(
 exp exp2 expm1 sinh cosh prod cumprod mm addmm bmm baddbmm mv dot sum cumsum mean mul add sub rsub addcmul square
 _to_copy copy linear convolution mkldnn_convolution linalg_vector_norm norm tan special_i0 i0 gamma mvlgamma
 """.split()
-)
+) | {"add, scaled", "sub, scaled", "rsub, scaled"}
 """Operators that are infinite only by overflow. All others are infinite at a point, as log is at 0."""
 
 
@@ -114,7 +117,7 @@ class _Looking(Mode):
                 out_here = numbers_of(out)
                 if out_here is not None:
                     of_one = [each[at] if type(each) is list else each for each in operands] if together else operands
-                    self._look(name.removeprefix("_foreach_"), of_one, out_here, out.dtype)
+                    self._look(*_scaled(name.removeprefix("_foreach_"), of_one, kwargs), out_here, out.dtype)
         return result
 
     def _look(self, name: str, operands: Any, out: Tensor, dtype: torch.dtype) -> None:
@@ -227,6 +230,13 @@ def _copied(things: Any) -> Any:
     if isinstance(things, Tensor):
         return things.clone()
     return type(things)(_copied(thing) for thing in things) if isinstance(things, (tuple, list)) else things
+
+
+def _scaled(name: str, operands: Any, kwargs: Any) -> tuple[str, Any]:
+    """A function and its operands. One that multiplies an operand by `alpha` is a function of its own."""
+    alpha = kwargs.get("alpha", 1)
+    scaled = f"{name}, scaled"
+    return (name, operands) if alpha == 1 or scaled not in WRITTEN else (scaled, [*operands, alpha])
 
 
 def _entrywise(operands: Any, out: Tensor) -> bool:

@@ -16,6 +16,7 @@ from .calls import Call, Change, apart, came_too, finite_ones, of_masks, was_the
 from .findings import Findings
 from .functions import MAKES_DATA, MEANT, UNINITIALIZED, Plan, buffers_of, overwritten_by
 from .nodes import node_of, note_call, note_carried, note_passed
+from .places import is_loading
 from .provenance import Birth, Provenance, joined, without
 from .tensors import any_of, is_finite, is_sparse, not_finite, numbers_of, tensors_in
 
@@ -48,9 +49,11 @@ class Operands(NamedTuple):
 
     def without_nan(self) -> Operands:
         """The operands as a result without NaN has to do with them: `nansum` leaves a NaN out."""
-        births = joined(self.provenances).births
-        nans = [birth for birth in births if birth.is_nan]
-        return self.without(nans) if len(nans) < len(births) else self
+        return self.without([birth for birth in joined(self.provenances).births if birth.is_nan])
+
+    def has_nan_and_others(self) -> bool:
+        """Whether some of the births are of NaN alone, and some are not."""
+        return len({birth.is_nan for provenance in self.provenances for birth in provenance.births}) == 2
 
 
 class _Split(NamedTuple):
@@ -85,6 +88,9 @@ class Attribution:
             bad: the results that are not finite.
             before: a copy of what the call has overwritten, if it could be made.
         """
+        if plan.in_place and plan.name == "copy" and is_loading():
+            self.findings.provenances.forget(args[0])  # it came in with the parameter or buffer, at its first use
+            return
         buffers = buffers_of(call.func, call.args, call.kwargs)
         operands = self._operands(call, plan, args, bad, before, buffers)
         provenance: Provenance | None = None
@@ -127,14 +133,14 @@ class Attribution:
         before: Tensor | None,
         buffers: Sequence[Tensor],
     ) -> Operands:
-        provenances = self.findings.provenances
+        provenances, masks = self.findings.provenances, self.findings.masks
         overwrites = plan.in_place and before is None and bool(args)
         overwritten = overwritten_by(plan, args) if overwrites else []
         skipped = set(map(id, (*buffers, *tensors_in(call.kwargs.get("out")), *overwritten)))
         found = Operands([], [], [])
         for tensor in call.tensors():
             here = numbers_of(tensor)
-            if here is None or id(tensor) in skipped or is_finite(here):
+            if here is None or id(tensor) in skipped or masks.of(here) is None:
                 continue
             original = args[0] if tensor is before and not is_sparse(tensor) else tensor
             provenance = provenances.of(original)
@@ -167,8 +173,7 @@ class Attribution:
                 birth = come_in(result.tensor, result.here, call)
                 self.findings.uninitialized.keep(result.tensor, Provenance({birth: ()}))
             return None
-        nans = result.here.isnan()
-        if not any_of(nans):
+        if operands.has_nan_and_others() and not any_of(result.here.isnan()):
             operands = operands.without_nan()
         split = self._split(call, plan, result, operands)
         born, (_, provenances, entering) = split.born, split.operands
@@ -181,6 +186,7 @@ class Attribution:
                 bad = not_finite(result.here)
                 carried += [(birth, bad) for birth in dict.fromkeys(entering)]
         else:
+            nans = result.here.isnan()
             for part in (born & nans, born & ~nans):
                 if any_of(part):
                     birth = newborn(call, result.tensor, part, result.at, split.change)
@@ -205,7 +211,7 @@ class Attribution:
         at, _, here = result
         if plan.in_place and operands.provenances and not operands.values:
             return _Split(None, operands)  # they were there before the call
-        born = apart(call, here, operands.values, at)
+        born = apart(call, here, operands.values, at, self.findings.masks)
         known = joined(operands.provenances).births
         masks = [birth for birth in known if birth.nature == "meant" or birth.infinite == -math.inf]
         if not masks:

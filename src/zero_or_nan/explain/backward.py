@@ -44,7 +44,7 @@ from .places import Place, place_here, users_frame
 from .provenance import Birth, Provenance, joined
 from .sandbox import Sandbox
 from .shadow import Shadow, leaves_of, shadow_of
-from .tensors import all_finite, any_of, is_finite, is_finite_at_each, not_finite, numbers_of
+from .tensors import all_finite, any_of, is_finite, not_finite, numbers_of
 from .ties import tie_of, value_of
 from .unseen import unseen
 
@@ -220,6 +220,8 @@ class Backward:
         self.hidden += [birth for birth in births if birth not in self.hidden]
 
     def _hook(self, node: Any) -> Callable[..., None]:
+        masks = self.findings.masks
+
         def look(results: Sequence[Tensor | None], arriving: Sequence[Tensor | None]) -> None:
             with unseen():
                 try:
@@ -229,7 +231,7 @@ class Backward:
                                 total = result.sum().item()
                             except RuntimeError:  # on the meta device, or nested
                                 continue
-                            if total - total == 0 or is_finite_at_each(result):
+                            if total - total == 0 or masks.of(result, is_checked=True) is None:
                                 continue
                         else:
                             here = numbers_of(result)
@@ -261,13 +263,15 @@ class Backward:
         is_innocent: bool | None = None
         for at, ((ahead, slot), result) in enumerate(zip(node.next_functions, results, strict=False)):
             here = numbers_of(result)
-            if here is None or ahead is None or is_finite(here):
+            bad = None if here is None or ahead is None else self.findings.masks.of(here)
+            if here is None or bad is None:
                 continue
-            bad = not_finite(here)
-            made = at_finite_cotangents(node, arriving, bad)
+            made = at_finite_cotangents(node, arriving, bad, self.findings.masks, bool(provenances))
             if made is None:
                 if is_innocent is None:
-                    is_innocent = bool(provenances) and only_passes_on(node, arriving)
+                    is_innocent = bool(provenances) and (
+                        self._adds_nothing(node, origination, provenances, bad) or only_passes_on(node, arriving)
+                    )
                 made = None if is_innocent else bad
             elif not any_of(made):
                 made = None if provenances else bad
@@ -283,11 +287,21 @@ class Backward:
         """The provenances of the cotangents that are not finite."""
         for at, value in enumerate(arriving):
             here = numbers_of(value)
-            if here is not None and not is_finite(here):
+            if here is not None and self.findings.masks.of(here) is not None:
                 provenance = self.arrived.get((node, at)) or self.findings.provenances.of(value)
                 provenance = provenance or self._added_up((node, at), here)
                 if provenance is not None:
                     yield provenance
+
+    def _adds_nothing(
+        self, node: Any, origination: Origination, provenances: Sequence[Provenance], bad: Tensor
+    ) -> bool:
+        """Whether the births that a node could bring in have arrived there already, and their text is made."""
+        if is_entrywise(node) or type(node).__name__ == "CheckpointFunctionBackward":
+            return False
+        births = self._from_forward(node, origination, bad)
+        arrived = {birth for provenance in provenances for birth in provenance.births}
+        return bool(births) and all(birth in arrived and birth.in_backward for birth in births)
 
     def _added_up(self, edge: Edge, here: Tensor) -> Provenance | None:
         """The provenance of a sum that is too large, if the gradients that were added up were finite."""

@@ -13,13 +13,15 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import Parameter
 
 from ..ignoring.masks import was_broadcast
 from .arithmetic import Born, first_born, on_copies, rerun
 from .functions import WEIGHS_ALL
 from .places import Place
-from .tensors import any_of, each_in, is_finite, not_finite, numbers_of, tensors_in
+from .tensors import Masks, any_of, each_in, is_finite, not_finite, numbers_of, tensors_in
 
 Change = Callable[[Tensor], Tensor]
 
@@ -86,7 +88,7 @@ _STAND_INS: tuple[Change, ...] = (
 numbers: it may be a pole, as 1 is of `logit`, and equal numbers make a matrix singular, or leave a row no spread."""
 
 
-def apart(call: Call, result: Tensor, inputs: Sequence[Tensor], at: int) -> Tensor | None:
+def apart(call: Call, result: Tensor, inputs: Sequence[Tensor], at: int, masks: Masks) -> Tensor | None:
     """The elements that an operator made, as opposed to those that came with an operand; None if it made none.
 
     Such an element is the same whatever finite numbers take the place of the operands' NaN and infinities.
@@ -96,24 +98,58 @@ def apart(call: Call, result: Tensor, inputs: Sequence[Tensor], at: int) -> Tens
         result: one of its results, which is not finite.
         inputs: the operands that are not finite.
         at: the position of the result among the results.
+        masks: of which elements are not finite.
     """
-    births = not_finite(result)
+    bad = masks.of(result, is_checked=True)
+    assert bad is not None
     if not inputs:
-        return births
+        return bad
+    births = bad
     if call.infinite_number() is None:  # such a number may have replaced an element of an operand
         for value in inputs:
             if was_broadcast(value.shape, result.shape):
-                births &= ~not_finite(value)
+                came = masks.of(value, is_checked=True)
+                assert came is not None
+                if came.shape == bad.shape and torch.equal(came, bad):  # the usual case
+                    return None
+                births = births & ~came
         if not any_of(births):  # the usual case, found out without another run
             return None
+    if _is_small_product(call, result):
+        return None
     for change in _STAND_INS:
         alone = call.result(at, result, change)
         if alone is None or is_finite(alone):
             return None
-        births &= _same(alone, result)
+        births = births & _same(alone, result)
         if not any_of(births):
             return None
     return births
+
+
+_PRODUCTS = frozenset({
+    F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm,
+    F.conv1d, F.conv2d, F.conv3d,
+})  # fmt: skip
+"""Functions whose results are sums of products of one element each of their first two arguments."""
+
+
+def _is_small_product(call: Call, result: Tensor) -> bool:
+    """Whether the result is a sum of products, which cannot overflow once 1 is in place of NaN and infinities.
+
+    For large operands it takes much less to find this out than to multiply once more.
+    """
+    numbers = [tensor for tensor in call.tensors() if type(tensor) in (Tensor, Parameter)]
+    if call.func not in _PRODUCTS or len(numbers) != len(call.tensors()) or result.is_complex():
+        return False
+    sizes = []
+    for tensor in numbers:
+        here = numbers_of(tensor)
+        if here is None:
+            return False
+        sizes.append(max(1.0, *(abs(float(end)) for end in torch.aminmax(finite_ones(here)))))
+    largest = max(numbers[0].numel(), numbers[1].numel()) * sizes[0] * sizes[1] + max(sizes)
+    return largest < torch.finfo(result.dtype).max / 2
 
 
 def came_too(call: Call, births: Tensor, at: int) -> Tensor:

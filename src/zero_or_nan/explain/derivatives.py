@@ -14,7 +14,7 @@ from ..ignoring.graph import function_of, run
 from .arithmetic import first_born, number, on_copies, rerun
 from .calls import finite_ones
 from .nodes import can_run_again, saved_by
-from .tensors import are_finite, is_finite, not_finite, numbers_of
+from .tensors import Masks, are_finite, is_finite, numbers_of
 
 _ENTRYWISE = frozenset("""
 Exp Exp2 Log Log2 Log10 Log1P Sqrt Rsqrt Pow Mul Div Reciprocal Sin Cos Tan Asin Acos Atan Atanh Acosh Asinh Sinh Cosh
@@ -51,10 +51,21 @@ def only_passes_on(node: Any, arriving: Sequence[Any]) -> bool:
         return True
 
 
-def at_finite_cotangents(node: Any, arriving: Sequence[Any], bad: Tensor) -> Tensor | None:
-    """The elements of a gradient that are not finite though their cotangents are; None if that cannot be told."""
+def at_finite_cotangents(node: Any, arriving: Sequence[Any], bad: Tensor, masks: Masks, is_bad: bool) -> Tensor | None:
+    """The elements of a gradient that are not finite though their cotangents are; None if that cannot be told.
+
+    Args:
+        node: the node that passed the gradient on.
+        arriving: its cotangents.
+        bad: the elements of the gradient that are not finite.
+        masks: of which elements are not finite.
+        is_bad: whether it is known already that one of the cotangents is not finite.
+    """
     cotangent = numbers_of(arriving[0]) if len(arriving) == 1 and is_entrywise(node) else None
-    return None if cotangent is None or cotangent.shape != bad.shape else bad & ~not_finite(cotangent)
+    if cotangent is None or cotangent.shape != bad.shape:
+        return None
+    came = masks.of(cotangent, is_bad)
+    return bad if came is None else bad & ~came
 
 
 def multiplication(node: Any, arriving: Sequence[Any], at: int, bad: Tensor) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..ignoring.masked_pass import REPORT
 from .places import Place, is_recomputed, printable
 from .provenance import Birth, Provenance, Provenances
-from .tensors import memory, numbers_of, tensors_in
+from .tensors import Masks, memory, numbers_of, tensors_in
 
 _MOST_UNCONSUMED = 1000
 
@@ -109,6 +109,7 @@ class Findings:
         provenances: those of the tensors that are not finite.
         secondhand: provenances of tensors that are finite, but were computed from the gradient of a loss that was not.
         uninitialized: provenances of tensors whose memory was not finite when PyTorch handed it out.
+        masks: of which elements of the tensors are not finite.
         unconsumed: by memory, the provenances of results that no function has used yet.
         carries: whether any node carries a note about elements that are not finite.
         compiled_at: the call of the last compiled region. Nobody saw the functions inside of it.
@@ -120,6 +121,7 @@ class Findings:
         self.secondhand = Provenances()
         self.uninitialized = Provenances()
         self.unconsumed: dict[int, Provenance] = {}
+        self.masks = Masks()
         self.carries = False
         self.compiled_at: Place | None = None
 
@@ -141,3 +143,4 @@ class Findings:
         self.secondhand.clear()
         self.uninitialized.clear()
         self.unconsumed.clear()
+        self.masks.clear()

@@ -129,6 +129,8 @@ class Forward(TorchFunctionMode):
                 self.findings.consume((args, kwargs))
             if self.findings.secondhand and plan.in_place:
                 self._spread_secondhand(args)
+            if plan.in_place:
+                self.findings.masks.clear()  # what was written by way of `.data` has the version that it had
             place: Place | None = None
             bad: list[Result] = []
             if type(result) is Tensor:
@@ -139,7 +141,7 @@ class Forward(TorchFunctionMode):
                     if plan.in_place:
                         self._note_base(plan, result, place)
                 here = numbers_of(result)
-                if here is None or is_finite(here):
+                if here is None or self.findings.masks.of(here) is None:
                     if self.findings.provenances and here is not None:
                         self._forget_overwritten(plan, here)
                     return
@@ -211,7 +213,7 @@ class Forward(TorchFunctionMode):
                 place = place or self.places.here()
                 note_call(node, plan.name, place)
             here = numbers_of(tensor)
-            if here is not None and not is_finite(here):
+            if here is not None and self.findings.masks.of(here) is not None:
                 bad.append(Result(at, tensor, here))
         if bad:
             self._attribute(func, plan, args, kwargs, bad, before, place)

@@ -6,13 +6,19 @@ import gc
 import inspect
 import itertools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+T = TypeVar("T")
+
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")
 """Names that DistributedDataParallel, the compiler and FSDP put before those of the user."""
+
+_MOST_ENDS = 8
+"""The number of modules around which others are looked for at once."""
 
 
 def all_modules() -> list[nn.Module]:
@@ -29,23 +35,56 @@ def all_modules() -> list[nn.Module]:
 class Names:
     """The names that can be found now.
 
+    Modules that were called in the block, or that are variables, are found at once. A walk over all objects finds the
+    others. The walk takes as long as many passes of a small model, so it happens at most once, and only if something
+    is looked up that may be in a module that is not found yet.
+
     Args:
         frame: the user's frame, whose variables give names to tensors.
+        called: modules that were called in the block.
     """
 
-    def __init__(self, frame: FrameType | None = None) -> None:
+    def __init__(self, frame: FrameType | None = None, called: Iterable[nn.Module] = ()) -> None:
         self.frame = frame
+        self._called = list(called)
+        self._forget()
+        self._looked = self._looked_everywhere = False
+
+    def _forget(self) -> None:
         self._inside: dict[int, list[tuple[nn.Module, str]]] = {}
         self._holds: dict[int, list[tuple[nn.Module, str]]] = {}
         self._buffers: set[int] = set()
-        self._looked = False
+        self._ended: set[int] = set()
+        """The modules of which it is known whether other modules hold them."""
 
     def _look(self) -> None:
-        """Find all modules. This takes as long as a pass of a small model, so it happens at most once."""
+        """Find the modules that were called, and those that are variables."""
         if self._looked:
             return
         self._looked = True
-        for module in all_modules():
+        found: dict[int, nn.Module] = {}
+        left = [*self._called]
+        frame = self.frame
+        while frame is not None:
+            left += _of_variables(frame, lambda values: [each for _, each in values if isinstance(each, nn.Module)])
+            frame = frame.f_back
+        left.reverse()
+        while left:
+            module = left.pop()
+            if id(module) not in found:
+                found[id(module)] = module
+                left += [child for child in module.__dict__.get("_modules", {}).values() if child is not None][::-1]
+        self._add(found.values())
+
+    def _look_everywhere(self) -> None:
+        """Find all modules."""
+        if not self._looked_everywhere:
+            self._looked = self._looked_everywhere = True
+            self._forget()
+            self._add(all_modules())
+
+    def _add(self, modules: Iterable[nn.Module]) -> None:
+        for module in modules:
             for name, child in module.__dict__.get("_modules", {}).items():
                 if child is not None:
                     self._inside.setdefault(id(child), []).append((module, name))
@@ -54,6 +93,19 @@ class Names:
             for name, tensor in (*module.__dict__.get("_parameters", {}).items(), *buffers.items()):
                 if tensor is not None:
                     self._holds.setdefault(id(tensor), []).append((module, name))
+
+    def _find_above(self, module: nn.Module) -> None:
+        """Find the modules around a module, if there are others than those that are known."""
+        seen = set()
+        while id(module) in self._inside and id(module) not in seen:
+            seen.add(id(module))  # modules may hold each other
+            module, _ = self._inside[id(module)][0]
+        if self._looked_everywhere or id(module) in self._ended:
+            return
+        ends = [module, *(each for each in self._called if id(each) not in self._inside)][:_MOST_ENDS]
+        self._ended.update(map(id, ends))
+        if any(map(_holds_modules, gc.get_referrers(*ends))):  # a walk over all objects, too, but in C
+            self._look_everywhere()
 
     def of_module(self, module: nn.Module | None, around: Mapping[nn.Module, Sequence[nn.Module]] | None = None) -> str:
         """The path of a module from the outermost module that holds it; empty if no module does.
@@ -65,9 +117,10 @@ class Names:
         if module is None:
             return ""
         self._look()
+        outer = next(iter((around or {}).get(module, ())), None)
+        self._find_above(outer or module)
         parts: list[str] = []
         seen = set()
-        outer = next(iter((around or {}).get(module, ())), None)
         if outer is not None and outer is not module:
             parts = [name for name, inner in outer.named_modules() if inner is module][:1]
             module = outer
@@ -84,31 +137,46 @@ class Names:
 
     def role_of(self, tensor: Tensor) -> str:
         """What a tensor is to a module: "a parameter" or "a buffer"; empty if it is neither."""
-        self._look()
+        self._find_holder(tensor)
         if id(tensor) in self._buffers:
             return "a buffer"
         return "a parameter" if id(tensor) in self._holds or isinstance(tensor, nn.Parameter) else ""
 
     def of_tensor(self, tensor: Tensor) -> str:
         """The name of a tensor as a parameter, a buffer or a variable; empty if it has none."""
-        self._look()
+        self._find_holder(tensor)
         if id(tensor) in self._holds:
             module, name = self._holds[id(tensor)][0]
             path = self.of_module(module)
+            module, name = self._holds[id(tensor)][0]  # this may have found more of them
             return f"{path}.{name}" if path else name
+        return self._variable(tensor)
+
+    def _find_holder(self, tensor: Tensor) -> None:
+        """Find the modules that hold a tensor. What is a variable, and no parameter, is taken to be in no other."""
+        self._look()
+        if id(tensor) not in self._holds and (isinstance(tensor, nn.Parameter) or not self._variable(tensor)):
+            self._look_everywhere()
+
+    def _variable(self, tensor: Tensor) -> str:
         frame = self.frame
         while frame is not None:
-            found = _variable(tensor, frame)
+            found = _of_variables(frame, lambda values: [name for name, value in values if value is tensor])
             if found:
-                return found
+                return found[0]
             frame = frame.f_back
         return ""
 
 
-def _variable(tensor: Tensor, frame: FrameType) -> str:
+def _holds_modules(thing: Any) -> bool:
+    """Whether an object looks like the dict in which a module has its children."""
+    return isinstance(thing, dict) and all(value is None or isinstance(value, nn.Module) for value in thing.values())
+
+
+def _of_variables(frame: FrameType, choose: Callable[[list[tuple[str, Any]]], list[T]]) -> list[T]:
+    """What is chosen of the variables of a frame, as pairs of name and value."""
     variables = frame.f_locals
-    names = (name for name, value in list(variables.items()) if value is tensor and not name.startswith("_"))
-    found = next(names, "")
+    found = choose([(name, value) for name, value in list(variables.items()) if not name.startswith("_")])
     # Up to Python 3.12 a function's frame keeps this copy of its variables, and with it all tensors, until the function
     # returns. So the copy is cleared, unless the user has it from `locals()`: then it has more references than those of
     # the frame, this function and the call of `getrefcount`.

@@ -17,6 +17,7 @@ from torch import nn
 
 _INSIDE = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, os.path.dirname(__file__)))
 _CALL = nn.Module._call_impl.__code__
+_LOAD = nn.Module._load_from_state_dict.__code__
 _CHECKPOINT = torch.utils.checkpoint.__file__
 _OBEYED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """The categories of characters that control, that change the direction, and that end a line."""
@@ -143,6 +144,16 @@ def optimizer_here() -> str:
             break
         at = at.f_back
     return ""
+
+
+def is_loading() -> bool:
+    """Whether a module copies what it loads into its parameters and buffers."""
+    at: FrameType | None = sys._getframe(1)
+    while at is not None and _is_inside(at.f_code.co_filename):
+        if at.f_code is _LOAD:
+            return True
+        at = at.f_back
+    return False
 
 
 def is_recomputed() -> bool:

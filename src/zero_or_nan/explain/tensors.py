@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch._C._nn import flatten_dense_tensors
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 
 from ..ignoring.distributed import is_distributed, part_here
@@ -21,6 +22,10 @@ _DENSE = (Tensor, Parameter)
 
 _SMALL = 10_000
 """Tensors with at most this many elements are added up together: for these, calling PyTorch takes most of the time."""
+
+_MOST_KEPT = 16
+_MOST_SMALL = 100_000
+"""How many masks are kept, and how many elements of small ones."""
 
 T = TypeVar("T")
 
@@ -107,6 +112,55 @@ def is_finite_at_each(tensor: Tensor) -> bool:
 def not_finite(tensor: Tensor) -> Tensor:
     """A mask of the elements that are NaN or infinite; on a CPU faster than `torch.isfinite`."""
     return (tensor - tensor).to(torch.bool)
+
+
+class Masks:
+    """The masks of the elements that are not finite, for the last tensors that were looked at.
+
+    What one function or node passes on is what the next one gets, and its mask is asked for again. The masks that are
+    kept are few, and together not larger than two of the last one, or they are small.
+    """
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._kept: dict[int, tuple[tuple[Any, ...], StorageWeakRef, Tensor]] = {}
+
+    def of(self, tensor: Tensor, is_checked: bool = False) -> Tensor | None:
+        """A mask of the elements that are NaN or infinite, which nobody may change; None if there are none.
+
+        Args:
+            tensor: the numbers.
+            is_checked: whether it is known already that their sum is not finite.
+        """
+        if not is_checked:  # even of what is kept, for NumPy may have written to it
+            value = total(tensor).item()
+            if value - value == 0:
+                return None
+        is_kept = not tensor.is_inference()
+        if is_kept:
+            storage = tensor.untyped_storage()
+            layout = tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride()
+            key, at = storage._cdata, (tensor._version, *layout)
+            kept = self._kept.get(key)
+            if kept is not None and kept[0] == at:
+                return kept[2]
+        mask = not_finite(tensor)
+        if not any_of(mask):
+            return None
+        if is_kept:
+            self._keep(key, at, StorageWeakRef(storage), mask)
+        return mask
+
+    def _keep(self, key: int, at: tuple[Any, ...], storage: StorageWeakRef, mask: Tensor) -> None:
+        _, _, before = self._kept.pop(key, (None, None, None))
+        self._size += mask.numel() - (0 if before is None else before.numel())
+        while len(self._kept) >= _MOST_KEPT or self._kept and self._size > max(_MOST_SMALL, 2 * mask.numel()):
+            self._size -= self._kept.pop(next(iter(self._kept)))[2].numel()
+        self._kept[key] = at, storage, mask
+
+    def clear(self) -> None:
+        self._kept.clear()
+        self._size = 0
 
 
 def any_of(mask: Tensor) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+from torch import nn
+
 from ..ignoring.lifetimes import DEEP_GRAPHS
 from ..ignoring.vmapped import is_wrapped
 from .backward import Backward, Request
@@ -96,7 +98,7 @@ class Watch:
         if backward.end(results):
             self.narration.note_elsewhere()
         if backward.events.reached and backward.outer is None:
-            names = Names(users_frame())
+            names = Names(users_frame(), self._called())
             found = backward.with_hidden(diagnose(backward.events, backward.shadow, self.narration.verdicts))
             for at, (birth, verdict, *_) in enumerate(found):
                 if verdict.kind in ("contaminated", "undefined"):
@@ -104,6 +106,10 @@ class Watch:
             self.narration.add(found, names)
         if was_ok and backward.outer is None and backward.request.accumulates:
             self._follow(backward)
+
+    def _called(self) -> list[nn.Module]:
+        """The outermost modules that were called in the block."""
+        return list(dict.fromkeys(modules[0] for modules in self.places.around.values()))
 
     def _follow(self, backward: Backward) -> None:
         """Keep the numbers of a pass that was finite. Of the first other one, say what the passes before it show."""
@@ -125,7 +131,7 @@ class Watch:
         with self.mistakes.noted("the end"):
             if not self.report.passes and self.findings.unconsumed:
                 results = diagnose_results(self.findings.unconsumed.values())
-                self.narration.add(results, Names(users_frame()))
+                self.narration.add(results, Names(users_frame(), self._called()))
         self.mistakes.warn(stacklevel=3)
         if self.findings.compiled_at is not None:
             self.report.note("explain watched a compiled region from outside: it can't see the functions in it")

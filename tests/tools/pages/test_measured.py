@@ -94,10 +94,13 @@ def row(operator, samples, contaminated, mended, **others):
 def test_a_watched_step_is_measured_by_one_that_nobody_watches():
     seconds = {"plain": 2.0, "detect_anomaly": 5.0, "explain": 3.0, "on_failure": 2.1}
     failed = {"case": "a <bad> net", "seconds": {"plain": 0.002, "ignoring": 0.005, "explain": 0.023}}
-    content = {"torch": "2", "machine": "m", "watched": [{"case": "a <net>", "seconds": seconds}], "failing": [failed]}
+    small = {"case": "small", "seconds": {"plain": 0.001, "ignoring": 0.001, "explain": 0.003}}
+    content = {"torch": "2", "machine": "m", "watched": [{"case": "a <net>", "seconds": seconds}]}
+    content["failing"] = [small, failed]
     found = cells(measured.watching(content))
     assert found[found.index("a &lt;net&gt;") :][:4] == ["a &lt;net&gt;", "2.50", "1.50", "1.05"]
-    assert found[-5:] == ["a &lt;bad&gt; net", "2.0", "23", "11.5", "2.5"]
+    assert found[-6:] == ["a &lt;bad&gt; net", "2.0", "23", "11.5", "10.0", "2.5"]
+    assert "the 3 ms of the quickest step" in measured.watching(content)
 
 
 def test_tests_of_other_projects_are_counted_and_those_that_fail_are_named():

@@ -271,3 +271,30 @@ def test_memory_that_was_initialized_later_is_not_to_blame(filled):
         other = torch.empty(2).fill_(3.0)
         (out + other).sum().backward()
     assert [origin.operator for origin in report] == ["log"]
+
+
+@pytest.mark.parametrize("name, role", [("1.weight", "a parameter"), ("1.running_var", "a buffer")])
+@pytest.mark.parametrize("inside", [True, False])
+def test_what_was_loaded_is_named(name, role, inside):
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).eval()
+    published = {key: value.clone() for key, value in model.state_dict().items()}
+    published[name][1] = torch.nan
+    if not inside:
+        model.load_state_dict(published)
+    with explain() as report:
+        if inside:
+            model.load_state_dict(published)
+        model(torch.ones(3, 2)).sum().backward()
+    (origin,) = report
+    assert (origin.kind, origin.operator, origin.operands) == ("bad input", "batch_norm", f"nan in {name}, {role}")
+    assert ("named_parameters" if role == "a parameter" else "reset_running_stats") in origin.remedy
+
+
+def test_what_was_loaded_over_a_nan_is_finite():
+    layer = nn.Linear(2, 2)
+    with explain() as report:
+        with torch.no_grad():
+            layer.weight.mul_(torch.nan)
+        layer.load_state_dict(nn.Linear(2, 2).state_dict())
+        layer(torch.ones(3, 2)).sum().backward()
+    assert report.ok

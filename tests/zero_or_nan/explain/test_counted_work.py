@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from zero_or_nan import explain
-from zero_or_nan.explain import backward, calls, sandbox
+from zero_or_nan.explain import backward, calls, names, sandbox, tensors
 from zero_or_nan.explain.provenance import MOST_STEPS, Provenance, joined
 from zero_or_nan.explain.tensors import any_of, is_finite, is_finite_at_each, not_finite
 
@@ -99,3 +99,86 @@ def test_what_is_not_finite(dtype, size):
         here[-1] = bad
         assert torch.equal(not_finite(here), ~torch.isfinite(here))
         assert not is_finite(here) and any_of(not_finite(here))
+
+
+def test_the_derivative_runs_again_only_where_a_birth_may_be_new(monkeypatch):
+    again = counted(monkeypatch, backward, "only_passes_on")
+    with_a_bad_row(6)
+    assert len(again) <= 2
+
+
+def test_a_product_that_cannot_overflow_is_not_multiplied_again(monkeypatch):
+    again = counted(monkeypatch, calls.Call, "result")
+    with_a_bad_row(6)
+    assert "linear" not in {args[0].name for args in again}
+
+
+@pytest.mark.parametrize("width, weight", [(2, 2e38), (1, 2e38), (1, 4.0)])
+def test_a_product_that_overflows_too_is_an_origin_of_its_own(width, weight):
+    x = torch.full((2, width), 1.0)
+    x[0, 0] = torch.nan
+    large = torch.full((1, width), weight, requires_grad=True)
+    with explain() as report:
+        nn.functional.linear(x, large).mul(1.0).sum().backward()
+    assert [origin.operator for origin in report] == (["linear"] * 2 if width == 2 else ["linear"])
+
+
+def test_a_tensor_is_looked_at_once(monkeypatch):
+    masks = counted(monkeypatch, tensors, "not_finite")
+    x = torch.tensor([1.0, torch.nan], requires_grad=True)
+    with explain() as report:
+        y = x * 1.0
+        for _ in range(20):
+            y = y.sin()
+        y.sum().backward()
+    assert len(report.origins) == 1 and len(masks) <= 2 * 20 + 8
+
+
+def test_a_mask_that_is_kept_is_that_of_the_numbers_as_they_are():
+    masks, x = tensors.Masks(), torch.tensor([1.0, torch.nan, 1.0])
+    first = masks.of(x)
+    assert first.tolist() == [False, True, False] and masks.of(x) is first
+    x[0] = torch.inf
+    assert masks.of(x).tolist() == [True, True, False]
+    assert masks.of(x[1:]).tolist() == [True, False] and masks.of(x[2:]) is None
+    x.numpy()[:] = 0
+    assert masks.of(x) is None
+    masks.clear()
+    assert not masks._kept and not masks._size
+
+
+def test_few_masks_are_kept():
+    masks = tensors.Masks()
+    small = [torch.full((2,), torch.nan) for _ in range(100)]
+    assert all(masks.of(each) is not None for each in small)
+    assert len(masks._kept) == tensors._MOST_KEPT and masks._size == 2 * len(masks._kept)
+    large = [torch.full((200_000,), torch.nan) for _ in range(5)]
+    assert all(masks.of(each) is not None for each in large)
+    assert masks._size == 400_000 == sum(mask.numel() for *_, mask in masks._kept.values())
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_all_modules_are_looked_for_only_if_others_may_hold_those_that_are_found(monkeypatch, hidden):
+    everywhere = counted(monkeypatch, names, "all_modules")
+    model = nn.Sequential(nn.Linear(2, 2))
+    held = {"held": nn.ModuleDict({"inner": model})} if hidden else {}
+    with explain() as report:
+        model(torch.full((1, 2), torch.nan)).sum().backward()
+    assert len(everywhere) == hidden
+    assert "inner.0.weight" in str(report) if held else "inner" not in str(report) and "0.weight" in str(report)
+
+
+def test_a_plain_tensor_that_is_a_variable_is_found_without_a_walk(monkeypatch):
+    walks = counted(monkeypatch, names.gc, "get_referrers")
+    weight = torch.zeros(2, requires_grad=True)
+    with explain() as report:
+        weight.log().sum().backward()
+    assert not walks and report.origins[0].reached == ["the loss", "weight"]
+
+
+def test_a_parameter_that_no_variable_leads_to_is_found(monkeypatch):
+    everywhere = counted(monkeypatch, names, "all_modules")
+    held = [nn.Linear(1, 1)]
+    with explain() as report:
+        (held[0].weight * torch.nan).sum().backward()
+    assert everywhere and report.origins[0].reached == ["the loss", "weight"]

@@ -66,3 +66,16 @@ def test_a_mean_over_no_target_is_0_by_0(shape, label, weight, said):
     with explain() as report:
         F.cross_entropy(logits, target, weight and torch.tensor(weight)).backward()
     assert report.origins[0].operands.startswith("0 / 0 = nan") and said in report.origins[0].operands
+
+
+@pytest.mark.parametrize("function, text", [
+    (lambda a, b: a.add(b, alpha=-1e30), "1e10 + -1e30 × 1e20 < -3.4e38"),
+    (lambda a, b: a.clone().add_(b, alpha=-1e30), "1e10 + -1e30 × 1e20 < -3.4e38"),
+    (lambda a, b: a.sub(b, alpha=1e30), "1e10 − 1e30 × 1e20 < -3.4e38"),
+    (lambda a, b: torch.rsub(b, a, alpha=1e30), "1e10 − 1e30 × 1e20 < -3.4e38"),
+    (lambda a, b: torch._foreach_add([a], [b], alpha=1e30)[0], "1e10 + 1e30 × 1e20 > 3.4e38"),
+])  # fmt: skip
+def test_what_is_scaled_is_shown_with_its_scale(function, text):
+    with explain() as report:
+        function(torch.tensor([1.0, 1e10]).requires_grad_(), torch.tensor([0.0, 1e20])).sum().backward()
+    assert [(origin.kind, origin.operands) for origin in report] == [("overflow", text)]
