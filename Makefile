@@ -7,10 +7,7 @@ RUN := $(BIN)/python -m tools
 ROOT = [ "$$(id -u)" = 0 ] || { echo "error: apt-get can install packages only as root: run sudo apt-get install chromium epubcheck nodejs npm, then make browser again" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
-.PHONY: help book chapter check test test-fast browser notebooks record serve site-report bench costs mended masked honesty explained setups colab coverage noticed matrix peers lint pins outdated audit watch pdf epub clean
-.PHONY: help book chapter check from-notebook test test-fast browser notebooks record serve site-report bench costs mended masked honesty explained setups coverage noticed matrix peers lint pins outdated audit watch pdf epub clean
-.PHONY: help book chapter check test test-fast browser notebooks record serve site-report bench costs mended masked honesty explained penguins setups coverage noticed matrix peers lint pins outdated audit watch pdf epub clean
-.PHONY: help book chapter check test test-fast browser notebooks record serve site-report bench costs mended attention masked honesty explained setups coverage noticed matrix peers lint pins outdated audit watch pdf epub clean
+.PHONY: help book chapter from-notebook check test test-fast browser notebooks record serve site-report bench costs attention mended masked honesty explained penguins setups colab coverage noticed matrix peers lint pins outdated audit watch pdf epub clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15

@@ -136,46 +136,34 @@ _ALL = (
         "half.",
         looked_up="2026-11-23",
     ),
-    Thread(
-        "171327",
-        "pytorch#171327",
+    upstream(
+        171327,
         "bceloss provides too huge grad. Imo, it's bad.",
-        "https://github.com/pytorch/pytorch/issues/171327",
         "Closed. The asker calls the gradient 1e12 correct but too large, and asks for no action. An answer advised to "
         "clip gradients; the decision behind the closing was not found.",
-        171327,
-        "2026-11-23",
+        looked_up="2026-11-23",
     ),
-    Thread(
-        "94700",
-        "pytorch#94700",
+    upstream(
+        94700,
         'get NaN during backward of "nan_to_num"',
-        "https://github.com/pytorch/pytorch/issues/94700",
         "Closed. Asked for a gradient of 0 where nan_to_num has replaced a NaN. A maintainer: the NaN is the expected "
         "behaviour, with a pointer to pytorch#89543.",
-        94700,
-        "2026-11-23",
+        looked_up="2026-11-23",
     ),
-    Thread(
-        "46849",
-        "pytorch#46849",
+    upstream(
+        46849,
         "clip_grad_norm_ silently passes when not finite",
-        "https://github.com/pytorch/pytorch/issues/46849",
         "Closed. Asked for an exception. pytorch#53843 added error_if_nonfinite for it; pytorch#55169 switched it off "
         "by default.",
-        46849,
-        "2026-11-23",
+        looked_up="2026-11-23",
     ),
-    Thread(
-        "41508",
-        "pytorch#41508",
+    upstream(
+        41508,
         "nn.MultiheadAttention causes gradients to become NaN under some use cases",
-        "https://github.com/pytorch/pytorch/issues/41508",
         "Open, since 2020. A padding mask and a window leave a query without a key. scaled_dot_product_attention gives "
         "such a row 0 since pytorch#133882; two open pull requests of 2026, pytorch#189045 and pytorch#196170, do so "
         "where need_weights is True.",
-        41508,
-        "2026-11-23",
+        looked_up="2026-11-23",
     ),
     Thread(
         "round-off",
@@ -196,6 +184,9 @@ _ALL = (
         19806,
         "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn",
         "Closed. A maintainer: questions belong in the forum.",
+        looked_up="2026-11-23",
+    ),
+    upstream(
         87076,
         "Nandense layer for missing values",
         "Open. Asks for a layer that takes inputs with missing values. A maintainer answered that this might be an "
