@@ -129,6 +129,16 @@ _ALL = (
         "Answered: both are rounded, each in its own way. pytorch#13886 asks the same, and was closed with a pointer "
         "to the forum.",
     ),
+    Thread(
+        "31016",
+        "pytorch#31016",
+        "Use mse and sgd, the gradient explode",
+        "https://github.com/pytorch/pytorch/issues/31016",
+        "Closed. The asker: with Adam, or with another loss, nothing explodes. A maintainer: this may be no bug of "
+        "PyTorch; asks for code that shows it, and points to the forum. No cause was found in the thread.",
+        31016,
+        "2026-11-23",
+    ),
 )
 THREADS: dict[str, Thread] = {entry.key: entry for entry in _ALL}
 """Every thread, by the key of its case, in the order of the chapters."""

@@ -97,7 +97,11 @@ QUERIES = {
     "cross entropy nan": ("atlas undefined", 3),
     "norm at zero gradient nan": ("atlas undefined", 3),
     "#6394": ("undefined", 2),
-    "learning rate too high": ("find-it-in-your-model", 3),
+    "learning rate too high": ("divergence", 4),
+    "exploding gradients": ("divergence", 4),
+    "loss goes to inf then nan": ("divergence", 6),
+    "clip_grad_norm_ nan": ("divergence", 4),
+    "#31016": ("divergence", 2),
     # A word that no page has does not hide the page of the others.
     "nansum foobarbaz": ("nansum-nanmean", 3),
 }
