@@ -139,6 +139,15 @@ _ALL = (
         31016,
         "2026-11-23",
     ),
+    Thread(
+        "transformers-13619",
+        "transformers#13619",
+        "[Trainer] Add nan/inf logging filter",
+        "https://github.com/huggingface/transformers/pull/13619",
+        "Closed: merged. It adds the option that keeps NaN and inf out of the log, for losses such as CTC's, which may "
+        "be inf in one step. Its description calls the default False; in the Trainer of today it is True.",
+        looked_up="2026-11-23",
+    ),
 )
 THREADS: dict[str, Thread] = {entry.key: entry for entry in _ALL}
 """Every thread, by the key of its case, in the order of the chapters."""

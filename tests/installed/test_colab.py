@@ -98,7 +98,7 @@ def kernel(machine):
 def colab(machines):
     """What every Colab has that this book needs."""
     made = machines.machine("colab")
-    made.install("numpy", "matplotlib", "ipykernel")
+    made.install("numpy", "matplotlib", "ipykernel", "transformers", "accelerate")
     made.run("import ipykernel.kernelapp, matplotlib.pyplot")  # once, as torch
     return made
 

@@ -102,6 +102,9 @@ QUERIES = {
     "loss goes to inf then nan": ("divergence", 6),
     "clip_grad_norm_ nan": ("divergence", 4),
     "#31016": ("divergence", 2),
+    "loss 0.0 grad_norm nan": ("loss-0-grad-norm-nan", 3),
+    "logging_nan_inf_filter": ("loss-0-grad-norm-nan", 3),
+    "LlamaFactory loss 0": ("loss-0-grad-norm-nan", 3),
     # A word that no page has does not hide the page of the others.
     "nansum foobarbaz": ("nansum-nanmean", 3),
 }
