@@ -46,6 +46,9 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
     then runs again inside `explain`, with the same random numbers and the same `.grad` as before. The error that is
     raised contains the report.
 
+    If the loss is not finite and all gradients are, a copy of parameters and states is kept until the step ends, because
+    the step fails only if it returns this loss.
+
     If a step has several optimizers, one may change its parameters before another one fails. The first call learns
     which optimizers do this. From the second call on, a copy of their parameters and states is kept until the step
     ends.
@@ -186,7 +189,7 @@ class _Before:
                 if grad is not None and kept is not None:
                     grad.copy_(kept)
                 leaf.grad = grad
-            for optimizer, (values, states) in self.optimizers.items():
+            for optimizer, (values, states) in reversed(self.optimizers.items()):  # the first copy counts
                 for parameter, value in values:
                     parameter.copy_(value)
                 optimizer.state.clear()
@@ -225,6 +228,7 @@ class _Watch:
         leaves: the leaves whose gradients a pass has added to.
         is_scaled: whether a loss was scaled.
         loss: the last loss of the step, before it was scaled, if it is known.
+        is_doubtful: whether this loss is not finite, although all gradients are. The step fails if it returns the loss.
     """
 
     def __init__(self, before: _Before, habits: _Habits, course: Course) -> None:
@@ -237,6 +241,7 @@ class _Watch:
         self.leaves: dict[int, Tensor] = {}
         self.is_scaled = False
         self.loss: Tensor | None = None
+        self.is_doubtful = False
         self._is_added = False
         self._largest: float | None = None
         self._versions: dict[int, int] = {}
@@ -327,6 +332,7 @@ class _Watch:
         if loss - loss == 0:
             self.course.add(loss, self.largest)
         else:
+            self.is_doubtful = True
             self._largest = self.largest()  # the optimizer may take its step before the loss is checked
 
     def largest(self) -> float | None:
@@ -363,6 +369,8 @@ class _Step:
         if getattr(self.optimizer, "found_inf", None) is None and not self._has_finite_gradients():
             raise _Failed
         self.watch.add_to_course()
+        if self.watch.is_doubtful:
+            self.watch.before.note_optimizer(self.optimizer)
 
     def begin_evaluation(self) -> None:
         if self.evaluations or self._has_moved():

@@ -575,3 +575,37 @@ def test_a_step_may_pop_from_its_batch(form):
     assert [names for names, _ in seen] == [list(before)] * 2
     after = dict(passed) if form == "UserDict" else batch
     assert list(after) == list(before) and all(after[name] is value for name, value in before.items())
+
+
+@pytest.mark.parametrize("form", ["a step", "a closure", "two steps"])
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])
+def test_an_infinite_loss_whose_gradient_is_finite(make, form):
+    w = nn.Parameter(torch.tensor([1.0]))
+    optimizers = [make([w], lr=1e-3) for _ in range(2 if form == "two steps" else 1)]
+
+    @explain.on_failure
+    def step(x, is_returned=True):
+        def evaluated():
+            loss = (3 * (w + x)).square().sum()  # at 1e19, the loss is 9e38 and overflows; the gradient is 2e20
+            w.grad = None
+            loss.backward()
+            return loss
+
+        if form == "a closure":
+            loss = optimizers[0].step(evaluated)
+        else:
+            loss = evaluated()
+            for optimizer in optimizers:
+                optimizer.step()
+        return loss if is_returned else None
+
+    step(0.0)
+    before, states = w.detach().clone(), [copy.deepcopy(optimizer.state_dict()["state"]) for optimizer in optimizers]
+    with pytest.raises(NotFiniteError) as failure:
+        step(1e19)
+    assert [origin.kind for origin in failure.value.report] == ["overflow"]
+    assert not any("took its step before" in note for note in failure.value.report.notes)
+    assert torch.equal(w, before)
+    assert same([optimizer.state_dict()["state"] for optimizer in optimizers], states)
+    assert step(1e19, is_returned=False) is None  # nothing that the step returns or leaves behind is infinite
+    assert not torch.equal(w, before)
