@@ -305,7 +305,7 @@ IGNORED = (
     ),
     Situation(
         "a fully masked softmax row",
-        "undefined#a-fully-masked-attention-row",
+        "attention#what-to-do",
         _SCORES,
         [[1.0], [2.0]],
         "y = scores.masked_fill(~keep, -inf).softmax(-1) @ x\nloss = y[:1].sum()",
@@ -503,7 +503,7 @@ USED = (
     ),
     Situation(
         "a fully masked softmax row",
-        "undefined#a-fully-masked-attention-row",
+        "attention#what-to-do",
         _SCORES,
         [[1.0], [2.0]],
         "y = scores.masked_fill(~keep, -inf).softmax(-1) @ x\nloss = y.sum()",

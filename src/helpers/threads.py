@@ -116,34 +116,6 @@ _ALL = (
         "Answered: expected. Autograd no longer knows that the zeros it multiplies stand for “ignored”.",
     ),
     upstream(
-        6394,
-        "chain rule will lead to Nan, sqrt() example",
-        "Closed. A maintainer: sqrt has the derivative inf at 0, and where an expression is put together by hand not "
-        "much can be done; the norm was given a subgradient of its own.",
-    ),
-    upstream(
-        40497,
-        "Mixed precision causes NaN loss",
-        "Open. Several causes are reported: an epsilon that is 0 in float16, weights that are too small for float16, "
-        "and a scale of GradScaler that falls too far. No decision was found.",
-        looked_up="2026-11-23",
-    ),
-    upstream(
-        184572,
-        "`torch.maximum` / `torch.clamp_min` gradients at tie point violate PyTorch's documented subgradient "
-        "convention and are inconsistent with `F.relu`",
-        "Closed, by pytorch#191142. With a number as the bound, the subgradient is 0; with a tensor, each side gets "
-        "half.",
-        looked_up="2026-11-23",
-    ),
-    upstream(
-        171327,
-        "bceloss provides too huge grad. Imo, it's bad.",
-        "Closed. The asker calls the gradient 1e12 correct but too large, and asks for no action. An answer advised to "
-        "clip gradients; the decision behind the closing was not found.",
-        looked_up="2026-11-23",
-    ),
-    upstream(
         94700,
         'get NaN during backward of "nan_to_num"',
         "Closed. Asked for a gradient of 0 where nan_to_num has replaced a NaN. A maintainer: the NaN is the expected "
@@ -158,6 +130,35 @@ _ALL = (
         looked_up="2026-11-23",
     ),
     upstream(
+        19806,
+        "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn",
+        "Closed. A maintainer: questions belong in the forum.",
+        looked_up="2026-11-23",
+    ),
+    upstream(
+        31016,
+        "Use mse and sgd, the gradient explode",
+        "Closed. The asker: with Adam, or with another loss, nothing explodes. A maintainer: this may be no bug of "
+        "PyTorch; asks for code that shows it, and points to the forum. No cause was found in the thread.",
+        looked_up="2026-11-23",
+    ),
+    Thread(
+        "transformers-13619",
+        "transformers#13619",
+        "[Trainer] Add nan/inf logging filter",
+        "https://github.com/huggingface/transformers/pull/13619",
+        "Closed: merged. It adds the option that keeps NaN and inf out of the log, for losses such as CTC's, which may "
+        "be inf in one step. Its description calls the default False; in the Trainer of today it is True.",
+        looked_up="2026-11-23",
+    ),
+    upstream(
+        40497,
+        "Mixed precision causes NaN loss",
+        "Open. Several causes are reported: an epsilon that is 0 in float16, weights that are too small for float16, "
+        "and a scale of GradScaler that falls too far. No decision was found.",
+        looked_up="2026-11-23",
+    ),
+    upstream(
         41508,
         "nn.MultiheadAttention causes gradients to become NaN under some use cases",
         "Open, since 2020. A padding mask and a window leave a query without a key. scaled_dot_product_attention gives "
@@ -165,25 +166,11 @@ _ALL = (
         "where need_weights is True.",
         looked_up="2026-11-23",
     ),
-    Thread(
-        "round-off",
-        "Stack Overflow, 2018",
-        "PyTorch gradient differs from manually calculated gradient",
-        "https://stackoverflow.com/questions/53274587/pytorch-gradient-differs-from-manually-calculated-gradient",
-        "Answered: both are rounded, each in its own way. pytorch#13886 asks the same, and was closed with a pointer "
-        "to the forum.",
-    ),
     upstream(
-        38714,
-        "RuntimeError: Function 'PowBackward1' returned nan values in its 1st output.",
-        "Closed. A maintainer: anomaly mode raises this error because a NaN occurred; the author has to find out why "
-        "the network computes NaN.",
-        looked_up="2026-11-23",
-    ),
-    upstream(
-        19806,
-        "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn",
-        "Closed. A maintainer: questions belong in the forum.",
+        171327,
+        "bceloss provides too huge grad. Imo, it's bad.",
+        "Closed. The asker calls the gradient 1e12 correct but too large, and asks for no action. An answer advised to "
+        "clip gradients; the decision behind the closing was not found.",
         looked_up="2026-11-23",
     ),
     upstream(
@@ -199,6 +186,35 @@ _ALL = (
         "Closed. Asks for a check that stops the rank that first sees a NaN, before it communicates with other ranks. "
         "pytorch#125726 proposes it for NCCL, as TORCH_NCCL_NAN_CHECK; pytorch#191064 for every backend, as "
         "TORCH_DIST_NAN_CHECK.",
+        looked_up="2026-11-23",
+    ),
+    upstream(
+        6394,
+        "chain rule will lead to Nan, sqrt() example",
+        "Closed. A maintainer: sqrt has the derivative inf at 0, and where an expression is put together by hand not "
+        "much can be done; the norm was given a subgradient of its own.",
+    ),
+    upstream(
+        184572,
+        "`torch.maximum` / `torch.clamp_min` gradients at tie point violate PyTorch's documented subgradient "
+        "convention and are inconsistent with `F.relu`",
+        "Closed, by pytorch#191142. With a number as the bound, the subgradient is 0; with a tensor, each side gets "
+        "half.",
+        looked_up="2026-11-23",
+    ),
+    Thread(
+        "round-off",
+        "Stack Overflow, 2018",
+        "PyTorch gradient differs from manually calculated gradient",
+        "https://stackoverflow.com/questions/53274587/pytorch-gradient-differs-from-manually-calculated-gradient",
+        "Answered: both are rounded, each in its own way. pytorch#13886 asks the same, and was closed with a pointer "
+        "to the forum.",
+    ),
+    upstream(
+        38714,
+        "RuntimeError: Function 'PowBackward1' returned nan values in its 1st output.",
+        "Closed. A maintainer: anomaly mode raises this error because a NaN occurred; the author has to find out why "
+        "the network computes NaN.",
         looked_up="2026-11-23",
     ),
 )

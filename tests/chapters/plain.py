@@ -11,6 +11,7 @@ import sys
 import traceback
 import warnings
 
+import numpy
 import torch  # noqa: F401
 
 # What a reader need not have. torch is imported before them: it copes without NumPy, and warns.
@@ -20,6 +21,9 @@ ABSENT = ("helpers", "numpy", "matplotlib", "IPython", "tools")
 def run(cells: list[str]) -> dict[str, str]:
     """What the cells print, one after another in one session; `error` is empty when all came to their end."""
     session: dict[str, object] = {"__name__": "__main__"}
+    # transformers brings NumPy, and needs it.
+    needs_numpy = any("import transformers" in cell for cell in cells)
+    sys.modules["numpy"] = numpy if needs_numpy else None  # type: ignore[assignment]
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
         for number, cell in enumerate(cells, 1):

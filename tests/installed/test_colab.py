@@ -126,7 +126,7 @@ def kernel(machine):
 def colab(machines):
     """What every Colab has that this book needs."""
     made = machines.machine("colab")
-    machines.provide(made, "numpy", "matplotlib", "ipykernel")
+    machines.provide(made, "numpy", "matplotlib", "ipykernel", "transformers", "accelerate")
     return made
 
 

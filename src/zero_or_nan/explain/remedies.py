@@ -50,13 +50,13 @@ CONTAMINATED: dict[str, str] = {
     "pow": "undefined#what-to-do",
     "norm": "undefined#what-to-do",
     "acos": "undefined#what-to-do",
-    "softmax": "undefined#a-fully-masked-attention-row",
-    "scaled_dot_product_attention": "undefined#a-fully-masked-attention-row",
-    "multi_head_attention_forward": "undefined#a-fully-masked-attention-row",
+    "softmax": "attention#what-to-do",
+    "scaled_dot_product_attention": "attention#what-to-do",
+    "multi_head_attention_forward": "attention#what-to-do",
 }
 """The sections on contamination, by operator; the empty one is for all others."""
 
-_ROWS = "undefined#a-fully-masked-attention-row"
+_ROWS = "attention#what-to-do"
 _LOGARITHMS = "atlas#logarithms-entropy-and-losses"
 _NO_SPREAD = "undefined#std-of-one-element"
 
@@ -154,22 +154,22 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "# a step divides by 0 if eps is 0, or is rounded to 0 in float16\n"
         "optimizer = torch.optim.AdamW(model.parameters(), eps=1e-4)  # for example\n"
         "# or keep the parameters in float32, and use torch.autocast",
-        "undefined#what-to-do",
+        "mixed-precision#adam-makes-the-weights-nan",
     ),
     ("overflow", "step"): Remedy(
         "# the optimizer's step was too large: lower the learning rate, or clip\n"
         "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # before it",
-        OVERFLOW,
+        "divergence#what-to-do",
     ),
     ("undefined", "ctc_loss"): Remedy(
         "# an input that is too short for its target has no alignment: leave it out\n"
         "loss = F.ctc_loss(log_p, targets, lengths, target_lengths, zero_infinity=True)",
-        _LOGARITHMS,
+        "losses-and-geometry#ctc-a-target-that-does-not-fit",
     ),
     ("undefined", "kl_div"): Remedy(
         "# 0 × log(0) has no slope: give the logarithm of the target\n"
         'loss = F.kl_div(log_q, log_p, reduction="sum", log_target=True)',
-        _LOGARITHMS,
+        "losses-and-geometry#kl-divergence-a-target-of-0",
     ),
     ("undefined", "linalg_svd"): Remedy(
         "# the vectors of equal singular values are not unique, and have no slope.\n"
@@ -248,7 +248,7 @@ _HALF = Remedy(
     "# float16 ends at 65504: a smaller scale, bfloat16,\n"
     "# or float32 for this function alone\n"
     "with torch.autocast(device_type, enabled=False):\n    y = f(x.float())",
-    OVERFLOW,
+    "mixed-precision#what-to-do",
 )
 
 _LEAST = {"sqrt": 0.0, "rsqrt": 0.0, "log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0, "acosh": 1.0}
