@@ -46,8 +46,8 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
     then runs again inside `explain`, with the same random numbers and the same `.grad` as before. The error that is
     raised contains the report.
 
-    If the loss is not finite and all gradients are, a copy of parameters and states is kept until the step ends, because
-    the step fails only if it returns this loss.
+    If the loss is not finite and all gradients are, a copy of parameters and states is kept until the step ends. Such a
+    step fails only if it returns the loss.
 
     If a step has several optimizers, one may change its parameters before another one fails. The first call learns
     which optimizers do this. From the second call on, a copy of their parameters and states is kept until the step
