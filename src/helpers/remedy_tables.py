@@ -228,8 +228,8 @@ def programs(rows: Sequence[Row]) -> None:
 def _card(row: Row) -> str:
     situation = row.situation
     cells = "".join(
-        f"<dt>{WORDS[cell.word]} {html.escape(way(name).title)}: {_gives(cell)}</dt>"
-        + (f"<dd>{_pre(cell.code.splitlines()[:-1])}</dd>" if name in ("vanilla", *REWRITES) else "")
+        f"<dt>{WORDS[cell.word]} {html.escape(way(name).title)}</dt><dd>{_gives(cell)}"
+        + (f"{_pre(cell.code.splitlines()[:-1])}</dd>" if name in ("vanilla", *REWRITES) else "</dd>")
         for name, cell in row.cells.items()
         if cell.code
     )

@@ -135,8 +135,11 @@ def anchor(*words: str) -> str:
 
     >>> anchor("claim", "10729", "vanilla", "x.grad, result clamped")
     'claim-10729-vanilla-x-grad-result-clamped'
+    >>> anchor("where(y >= 0), at −1"), anchor("where(y > 0), at 1")
+    ('where-y-ge-0-at-minus-1', 'where-y-0-at-1')
     """
-    return "-".join(re.findall("[a-z0-9]+", " ".join(words).lower()))
+    text = " ".join(words).lower().replace(">=", " ge ")
+    return "-".join(re.findall("[a-z0-9]+", re.sub(r"(?<![a-z0-9])[−-](?=\d)", " minus ", text)))
 
 
 def plain(fragment: str) -> str:

@@ -16,6 +16,8 @@ PROJECT = Project(ROOT)
 PAGES = [*map(PROJECT.path, PROJECT.names)]
 ALL = [*PAGES, "search.html", "search.html?q=nan", "search.html?q=zzzzqqq", "genindex.html", "404.html"]
 KIB = 1024
+TABLES_FIRST = [PROJECT.path("chapters/not-your-case")]
+"""Pages that begin with a table, in which readers find the lines to copy."""
 
 
 OPEN_ALL = "for (const each of document.querySelectorAll('details')) each.open = true"
@@ -90,7 +92,7 @@ def test_every_page_opens_without_a_word_and_asks_no_other_host(seen):
 
 
 def test_axe_finds_nothing_on_any_page(seen):
-    assert [f"{path}: {found}" for path, page in seen.items() for found in page.axe] == []
+    assert [f"{path}: {found}" for path in ALL for found in seen[path].axe] == []
 
 
 def test_no_page_is_wider_than_its_window_and_no_table_scrolls_there(seen, view):
@@ -100,7 +102,7 @@ def test_no_page_is_wider_than_its_window_and_no_table_scrolls_there(seen, view)
 
 
 def test_the_lines_to_copy_and_what_they_print_are_in_the_first_screen_of_a_wide_window(seen, view):
-    boxes = {path: page.fix for path, page in seen.items() if page.fix}
+    boxes = {path: page.fix for path, page in seen.items() if page.fix and path not in TABLES_FIRST}
     assert len(boxes) >= 8
     if view.startswith("wide"):
         for path, box in boxes.items():

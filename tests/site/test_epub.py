@@ -65,7 +65,7 @@ def test_every_page_of_the_book_is_in_it_in_order_and_in_its_part(texts, book):
     contents = texts["nav.xhtml"].find(f".//{HTML}nav")
     assert [link.get("href") for link in contents.iter(f"{HTML}a")] == [*pages, "genindex.xhtml"]
     parts = [text(part) for part in contents.iter(f"{HTML}span")]
-    assert parts == ["Zero or NaN", "Undefined", "Only rounded", "The library", "Teach and look up"]
+    assert parts == ["Zero or NaN", "In training", "Undefined", "Only rounded", "The library", "Teach and look up"]
 
 
 def test_it_says_what_it_is(texts, book):

@@ -150,7 +150,7 @@ PASTED = {
     "an assert of CUDA": (CUDA, "not-your-case"),
     "an assertion of the user's": (
         'Traceback (most recent call last):\n  File "t.py", line 3\n    assert ok\nAssertionError: loss is nan',
-        "find-it-in-your-model a-run-that-dies-at-step-7",
+        "find-it-in-your-model a-run-that-dies-at-step-7 loss-0-grad-norm-nan divergence",
     ),
     "a class of the user's": (SQRT.replace("SqrtBackward0", "_RasterizeToPixelsBackward"), "returned-nan-values"),
     "a compiled function": (SQRT.replace("SqrtBackward0", "CompiledFunctionBackward"), "returned-nan-values"),

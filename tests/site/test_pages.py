@@ -60,12 +60,12 @@ def test_every_part_of_the_book_is_there(pages, name, title):
 
 
 def test_a_page_is_light_without_its_figures(site):
-    """At most 25 KiB, compressed as a server does."""
+    """At most 30 KiB, compressed as a server does."""
     sizes = {}
     for name in PROJECT.names:
         text = (site / PROJECT.path(name)).read_text(encoding="utf-8")
         sizes[name] = len(gzip.compress(re.sub("<figure.*?</figure>", "", text, flags=re.DOTALL).encode()))
-    assert {name: size for name, size in sizes.items() if size > 25 * 1024} == {}
+    assert {name: size for name, size in sizes.items() if size > 30 * 1024} == {}
 
 
 def test_the_front_door_is_the_welcome_page_and_its_own_name_leads_there(site):
@@ -208,8 +208,9 @@ def test_the_overview_counts_what_was_collected(pages, facts):
 
 def test_the_overview_has_every_case_that_has_a_verdict(pages, facts):
     verdicts = [fact for fact in facts if fact["type"] == "verdict"]
-    # Pages about finding a NaN, masked tensors, messages and other causes compare no gradients: they have claims alone.
-    assert {fact["case"] for fact in verdicts} == set(THREADS) - {"160016", "147140", "38714", "19806"}
+    # The other pages compare no methods element by element: they have claims alone.
+    compared = "10729 52248 67180 4132 slicing-nan gradient-argument 6394 round-off 40497 41508".split()
+    assert {fact["case"] for fact in verdicts} == set(compared) <= set(THREADS)
     rows = overview(pages).select("tbody tr")
     assert len(rows) == len(verdicts)
     for row, verdict in zip(rows, verdicts, strict=True):
