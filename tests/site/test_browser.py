@@ -82,13 +82,19 @@ def view(request: pytest.FixtureRequest) -> str:
 def seen(browser: Any, address: str, view: str) -> dict[str, Seen]:
     """Every page, in one view."""
     with Visit(browser, address, **VIEWS[view]) as tab:
-        return {path: look(tab, path) for path in [*ALL, "", "chapters/welcome.html"]}
+        return {path: look(tab, path) for path in [*ALL, ""]}
 
 
 def test_every_page_opens_without_a_word_and_asks_no_other_host(seen):
     for path, page in seen.items():
         assert page.troubles == [], path
         assert page.elsewhere == [], path
+
+
+def test_the_address_of_the_first_page_among_the_others_leads_to_it_without_a_word(visit):
+    visit.open("chapters/welcome.html")
+    visit.page.wait_for_url("**/index.html")
+    assert visit.troubles == visit.elsewhere == []
 
 
 def test_axe_finds_nothing_on_any_page(seen):
