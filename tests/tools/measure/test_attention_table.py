@@ -65,7 +65,7 @@ def test_a_release_is_added_beside_the_others_and_drawn(tmp_path):
     assert content["releases"] == ["2.9.0", "2.10.0"]
     assert recorded(content)["2.9.0"] == {FLEX: [["block_mask", "0", "raises <X>"]], LLAMA: []}
     drawn = page.attention(content)
-    assert 'raises &lt;X&gt;</span> <span class="zn-note">(2.9)' in drawn
+    assert 'raises &lt;X&gt; <span class="zn-note">(2.9)' in drawn
     assert "PyTorch 2.9 and 2.10" in drawn and "PyTorch 2.10</caption>" in drawn
 
 
