@@ -210,7 +210,7 @@ def test_the_overview_has_every_case_that_has_a_verdict(pages, facts):
     verdicts = [fact for fact in facts if fact["type"] == "verdict"]
     # The other pages compare no methods element by element: they have claims alone.
     compared = "10729 52248 67180 4132 slicing-nan gradient-argument 6394 round-off 40497 41508".split()
-    assert {fact["case"] for fact in verdicts} == set(compared) <= set(THREADS)
+    assert set(compared) <= {fact["case"] for fact in verdicts} <= set(THREADS)
     rows = overview(pages).select("tbody tr")
     assert len(rows) == len(verdicts)
     for row, verdict in zip(rows, verdicts, strict=True):
