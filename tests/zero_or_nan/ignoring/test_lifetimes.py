@@ -95,6 +95,7 @@ def test_what_somebody_holds_stays_and_is_let_go_after_that():
 def test_a_small_pass_does_not_ask_each_node_of_a_deep_graph_that_lives():
     loss = chain(leaf(1.0, 1.0)).sum()
     ignoring.backward(loss, retain_graph=True)
+    graphs = len(lifetimes.DEEP_GRAPHS._held)  # of other tests too, if something still holds them
     asked = []
 
     class Spied(type(lifetimes.sys)):
@@ -107,7 +108,7 @@ def test_a_small_pass_does_not_ask_each_node_of_a_deep_graph_that_lives():
         ignoring.backward(leaf(1.0, 1.0).sum())
     finally:
         lifetimes.sys = real
-    assert len(asked) < DEEP  # about two for each graph that is held, and another test's graph may still be
+    assert len(asked) <= 2 * max(graphs, 1)
     del loss
     asked.clear()
     held()
