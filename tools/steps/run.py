@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -86,28 +87,39 @@ def run_one(chapter: Path, notebook: NotebookNode, timeout: int) -> Run:
     from jupyter_cache.executors.utils import single_nb_execution
     from myst_nb.core.utils import coalesce_streams
     from nbclient.exceptions import CellTimeoutError, DeadKernelError
+    from traitlets.config import Config
 
     started = time.monotonic()
-    at = [0]
+    at: list[int] = []
 
     def entered(cell: NotebookNode, cell_index: int) -> None:
-        at[0] = cell_index
+        at[:] = [cell_index]
 
-    fatal = None
-    try:
-        result = single_nb_execution(
-            notebook,
-            cwd=str(chapter.parent),
-            timeout=timeout,
-            allow_errors=True,
-            on_cell_start=entered,
-            # Not asked but ended: a kernel whose cell hangs would first raise KeyboardInterrupt there, and complain.
-            shutdown_kernel="immediate",
-        )
-        if isinstance(result.err, CellTimeoutError):
-            fatal = f"does not end: still running after {timeout} s"
-    except DeadKernelError:
-        fatal = "ends its kernel: the Python process died"
+    def execute() -> str | None:
+        with tempfile.TemporaryDirectory(prefix="kernel-") as folder:
+            try:
+                result = single_nb_execution(
+                    notebook,
+                    cwd=str(chapter.parent),
+                    timeout=timeout,
+                    allow_errors=True,
+                    on_cell_start=entered,
+                    # Not asked but ended: a kernel whose cell hangs would first raise KeyboardInterrupt there, and
+                    # complain.
+                    shutdown_kernel="immediate",
+                    config=Config(KernelManager=_connection(folder)),
+                )
+            except DeadKernelError:
+                return "ends its kernel: the Python process died"
+            except RuntimeError as error:
+                if at:
+                    raise
+                return f"has no kernel: {error}"
+        return f"does not end: still running after {timeout} s" if isinstance(result.err, CellTimeoutError) else None
+
+    fatal = execute()
+    if fatal and not at:  # the kernel died before its first cell: nothing has run, so it may start once more
+        fatal = execute()
     for cell in notebook.cells:
         if "outputs" in cell:
             cell.outputs = coalesce_streams(whole(cell.outputs))
@@ -118,8 +130,17 @@ def run_one(chapter: Path, notebook: NotebookNode, timeout: int) -> Run:
         if output.output_type == "error" and "raises-exception" not in cell.metadata.get("tags", [])
     ]
     if fatal is not None:
-        troubles.append(_trouble(notebook, at[0], fatal))
+        troubles.append(_trouble(notebook, at[0] if at else 0, fatal))
     return Run(chapter, notebook, time.monotonic() - started, cached=False, troubles=tuple(troubles))
+
+
+def _connection(folder: str) -> dict[str, str]:
+    """A kernel is reached through files in a folder of its own, where the system has sockets that are files.
+
+    A port is chosen before the kernel opens it. Until then any other process may take it, a chapter's own too, and the
+    kernel would die before its first cell.
+    """
+    return {"transport": "ipc", "connection_file": f"{folder}/connection.json"} if os.name == "posix" else {}
 
 
 def whole(outputs: list[NotebookNode]) -> list[NotebookNode]:
