@@ -7,7 +7,7 @@ RUN := $(BIN)/python -m tools
 ROOT = [ "$$(id -u)" = 0 ] || { echo "error: apt-get can install packages only as root: run sudo apt-get install chromium epubcheck nodejs npm, then make browser again" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
-.PHONY: help book chapter from-notebook check test test-fast browser notebooks record serve site-report bench costs attention mended masked honesty explained penguins setups colab coverage noticed matrix peers lint pins outdated audit watch pdf epub clean
+.PHONY: help book chapter from-notebook check test test-fast browser notebooks record serve site-report bench costs attention fixed masked honesty explained penguins setups colab coverage noticed matrix peers lint pins outdated audit watch pdf epub clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -64,8 +64,8 @@ bench: $(BIN)/.ready costs  ## measure what a gradient costs, then how long the 
 costs: $(BIN)/.ready  ## measure time and memory of ignoring; write results/measured/
 	$(RUN) costs
 
-mended: $(BIN)/.ready  ## measure on how many of PyTorch's own samples ignoring fixes the gradient; write results/measured/
-	$(RUN) mended
+fixed: $(BIN)/.ready  ## measure on how many of PyTorch's own samples ignoring fixes the gradient; write results/measured/
+	$(RUN) fixed
 
 attention: $(BIN)/.ready  ## try masked rows in Flex attention and in a Hugging Face model on this PyTorch; write results/measured/
 	$(RUN) attention

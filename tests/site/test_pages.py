@@ -295,7 +295,7 @@ def test_no_page_has_a_formula_that_would_need_a_script(pages):
 @pytest.mark.parametrize("name", [path.stem for path in PROJECT.pages])
 def test_the_foot_of_a_page_leads_to_its_editor_and_to_a_report_that_names_it(pages, name):
     main = page(pages, name).select_one("main")
-    edit, report = (main.select_one(f".mend a.{kind}") for kind in ("edit", "report"))
+    edit, report = (main.select_one(f".feedback a.{kind}") for kind in ("edit", "report"))
     assert attribute(edit, "href") == f"{PROJECT.repository}/edit/{PROJECT.branch}/chapters/{name}.md"
     assert (ROOT / "chapters" / f"{name}.md").is_file()
     address = urlsplit(attribute(report, "href"))
@@ -309,7 +309,7 @@ def test_the_foot_of_a_page_leads_to_its_editor_and_to_a_report_that_names_it(pa
     found = origin(PROJECT)
     assert found is None or f"commit {found.commit}" in asked["body"][0]
     # Not before the text: the first screen is for the answer.
-    assert main.find("article").find_next(class_="mend") is not None
+    assert main.find("article").find_next(class_="feedback") is not None
 
 
 @pytest.mark.parametrize("name", [path.stem for path in PROJECT.pages])

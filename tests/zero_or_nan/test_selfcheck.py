@@ -60,7 +60,7 @@ def test_all_is_as_recorded(done):
     assert [row["name"] for row in content["cases"]] == list(CASES)
     assert [row["name"] for row in content["operators"]] == operators.OPERATORS
     for row in content["operators"]:
-        assert row["samples"] >= row["contaminated"] == row["mended"] > 0 == row["broken"] == row["other_bits"]
+        assert row["samples"] >= row["contaminated"] == row["fixed"] > 0 == row["broken"] == row["other_bits"]
 
 
 def test_two_runs_print_the_same_bytes_and_meet_rules_of_every_kind(done, monkeypatch):

@@ -1,11 +1,11 @@
-"""Why a poisoned sample is left unmended: each cause in a sentence that can be checked."""
+"""Why a poisoned sample is not fixed: each cause in a sentence that can be checked."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from zero_or_nan.selfcheck.poisoned import Unmended
+from zero_or_nan.selfcheck.poisoned import NotFixed
 
 ENDS = ("the process died", "no end in ")
 """So begins what is said of work that came to no end."""
@@ -24,7 +24,7 @@ class Cause:
 
     name: str
     sentence: str
-    explains: Callable[[str, Unmended], bool]
+    explains: Callable[[str, NotFixed], bool]
 
 
 CAUSES = (
@@ -49,6 +49,6 @@ CAUSES = (
 )
 
 
-def cause_of(operator: str, sample: Unmended) -> str:
+def cause_of(operator: str, sample: NotFixed) -> str:
     """The name of the first cause that explains the sample."""
     return next((cause.name for cause in CAUSES if cause.explains(operator, sample)), UNEXPLAINED)

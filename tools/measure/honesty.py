@@ -1,4 +1,4 @@
-"""Whether `ignoring` hides anything, asked of PyTorch's own operator database: the counterpart of `mended`.
+"""Whether `ignoring` hides anything, asked of PyTorch's own operator database: the counterpart of `fixed`.
 
 A gradient that is undefined where the loss looks has to stay undefined. Each operator's inputs get there as
 `x + sqrt(z)` with z = 0: the value is that of x, the slope by z is infinite. So plain PyTorch's gradient by z is not

@@ -24,7 +24,7 @@ FILES = (
 )
 """The tests of `tests/zero_or_nan` that have rows, in the order of the table."""
 
-FACTS: dict[str, Any] = {"mends": True, "holds_on": [], "not_run": ""}
+FACTS: dict[str, Any] = {"fixes": True, "holds_on": [], "not_run": ""}
 """Of a row: whether the gradient is right there, on which releases that was tested, and else why not."""
 
 VERSION = torch.__version__.partition("+")[0]

@@ -23,7 +23,7 @@ from ..project import write
 from ..steps.origin import Origin
 from . import checkout
 from .cover import cover
-from .mend import versions
+from .feedback import versions
 from .theme import metadata, outputs
 
 NAME = "zero_or_nan_epub"

@@ -258,26 +258,26 @@ def _pairs(rows: list[dict[str, Any]], figure: Callable[[dict[str, Any]], str]) 
     return [[html.escape(case), *figures] for case, figures in cases.items()]
 
 
-def mended(content: dict[str, Any]) -> str:
-    """Three tables: operators with unmended samples, the totals in the foot; why they are left; folded, the others."""
+def fixed(content: dict[str, Any]) -> str:
+    """Three tables: operators with samples that are not fixed, with the totals; why they are left; folded, the others."""
     from helpers import show
 
-    columns = ("samples", "contaminated", "mended", "broken")
+    columns = ("samples", "contaminated", "fixed", "broken")
     total = content["totals"]
     rows = [row for row in content["rows"] if row["contaminated"]]
-    left = sorted((row for row in rows if row["mended"] < row["contaminated"]), key=_mended_share)
-    whole = [row for row in rows if row["mended"] == row["contaminated"]]
+    left = sorted((row for row in rows if row["fixed"] < row["contaminated"]), key=_fixed_share)
+    whole = [row for row in rows if row["fixed"] == row["contaminated"]]
 
     def lines(rows: list[dict[str, Any]]) -> list[list[str]]:
         return [[_with_notes(row), *(str(row[column]) for column in columns)] for row in rows]
 
     caption = (
-        f"{total['mended']} of {total['contaminated']} contaminated samples fixed "
-        f"({_share(total['mended'], total['contaminated'])}), {total['broken']} broken; "
+        f"{total['fixed']} of {total['contaminated']} contaminated samples fixed "
+        f"({_share(total['fixed'], total['contaminated'])}), {total['broken']} broken; "
         f"{content['operators']} operators, torch {html.escape(content['torch'])}"
     )
     foot = ["all operators", *(str(total[column]) for column in columns)]
-    head = ["operator", *(column.replace("mended", "fixed") for column in columns)]
+    head = ["operator", *columns]
     parts = [show.table(caption, head, lines(left), foot)]
     if left:
         parts.append(_causes(content["causes"], left))
@@ -294,7 +294,7 @@ def _causes(sentences: dict[str, str], rows: list[dict[str, Any]]) -> str:
 
     counts: Counter[str] = Counter()
     for row in rows:
-        counts.update(row["unmended"])
+        counts.update(row["not_fixed"])
     lines = [
         [html.escape(name), str(count), html.escape(sentences.get(name, "Not known yet."))]
         for name, count in counts.most_common()
@@ -308,13 +308,13 @@ def _share(part: int, whole: int) -> str:
     return f"{math.floor(1000 * part / whole) / 10:.1f}%"
 
 
-def _mended_share(row: dict[str, Any]) -> tuple[float, str]:
-    return row["mended"] / row["contaminated"], row["operator"]
+def _fixed_share(row: dict[str, Any]) -> tuple[float, str]:
+    return row["fixed"] / row["contaminated"], row["operator"]
 
 
 def _with_notes(row: dict[str, Any]) -> str:
-    """Below the operator: why samples are not mended, where plain PyTorch died, and operators without a rule."""
-    notes = [f"{count} × {html.escape(cause)}" for cause, count in row["unmended"].items()]
+    """Below the operator: why samples are not fixed, where plain PyTorch died, and operators without a rule."""
+    notes = [f"{count} × {html.escape(cause)}" for cause, count in row["not_fixed"].items()]
     if row["crashed"]:
         notes.append(f"plain PyTorch crashes on {row['crashed']}")
     names = ", ".join(f"<code>{html.escape(each.removeprefix('aten::'))}</code>" for each in row["without_rule"])
@@ -595,7 +595,7 @@ def _right_on(row: dict[str, Any]) -> str:
     from helpers.recorded import spans
 
     tested = f'<span class="zn-word">{spans(row["holds_on"])}</span>'
-    return (tested if row["mends"] else "<strong>no</strong>") if row["holds_on"] else html.escape(row["not_run"])
+    return (tested if row["fixes"] else "<strong>no</strong>") if row["holds_on"] else html.escape(row["not_run"])
 
 
 def _code(text: str) -> str:
@@ -621,10 +621,10 @@ class MeasuredWatching(Measured):
     source, draw = "costs", watching
 
 
-class MeasuredMended(Measured):
-    """`make mended`."""
+class MeasuredFixed(Measured):
+    """`make fixed`."""
 
-    source, draw = "mended", mended
+    source, draw = "fixed", fixed
 
 
 class MeasuredHonesty(Measured):
@@ -680,7 +680,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("measured-costs", MeasuredCosts)
     app.add_directive("measured-costs-in-short", MeasuredCostsInShort)
     app.add_directive("measured-watching", MeasuredWatching)
-    app.add_directive("measured-mended", MeasuredMended)
+    app.add_directive("measured-fixed", MeasuredFixed)
     app.add_directive("measured-honesty", MeasuredHonesty)
     app.add_directive("measured-explained", MeasuredExplained)
     app.add_directive("measured-penguins", MeasuredPenguins)

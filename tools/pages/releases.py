@@ -121,7 +121,7 @@ def tested(folder: Path) -> str:
     held = {column.version: [fact["holds"] for fact in column.record["outcomes"]] for column in columns(folder)}
     rows = []
     for row in read_record(folder / "measured" / "matrix.json")["rows"]:
-        claims, tests, mended = (row.get(part, {}) for part in ("claims", "tests", "mended"))
+        claims, tests, fixed = (row.get(part, {}) for part in ("claims", "tests", "fixed"))
         facts = held.get(row["torch"])
         rows.append(
             [
@@ -129,9 +129,9 @@ def tested(folder: Path) -> str:
                 f"{sum(facts)} of {len(facts)}" if facts else _wrong(row, claims),
                 f"{tests['passed']} passed, {len(tests['failed'])} failed" if "passed" in tests else _wrong(row, tests),
                 (
-                    f"{mended['mended']} of {mended['contaminated']} fixed, {mended['broken']} broken"
-                    if "mended" in mended
-                    else _wrong(row, mended)
+                    f"{fixed['fixed']} of {fixed['contaminated']} fixed, {fixed['broken']} broken"
+                    if "fixed" in fixed
+                    else _wrong(row, fixed)
                 ),
             ]
         )

@@ -25,7 +25,7 @@ from ..steps.origin import Origin, origin
 from ..steps.pair import with_outputs
 from . import checkout
 from .cards import card, icon
-from .mend import edit, report, versions
+from .feedback import edit, report, versions
 
 NAME = "zero_or_nan"
 
@@ -101,7 +101,7 @@ def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.documen
         "icons": ICONS,
         "keywords": meta.get("keywords", ""),
         "made": _made(app, project, name) if doctree is not None else {},
-        "mend": _mend(app, project, name, heading) if doctree is not None else {},
+        "feedback": _feedback(app, project, name, heading) if doctree is not None else {},
         "pdf": f"{project.site_url}/{project.pdf.name}",
         "repository": project.repository,
         "sections": _sections(context),
@@ -208,8 +208,8 @@ def _made(app: Sphinx, project: Project, name: str) -> dict[str, Any]:
     return made
 
 
-def _mend(app: Sphinx, project: Project, name: str, heading: str) -> dict[str, str]:
-    """Where to mend a page, and where to say what is wrong with it."""
+def _feedback(app: Sphinx, project: Project, name: str, heading: str) -> dict[str, str]:
+    """Where to edit a page, and where to say what is wrong with it."""
     at = app.config.zero_or_nan_origin
     return {"edit": edit(project, name), "report": report(project, name, heading, Origin(*at) if at else None)}
 

@@ -24,7 +24,7 @@ RELEASES = tuple(f"2.{minor}.0" for minor in range(6, 16))
 PARTS = {
     "claims": ("-m", "tools", "record"),
     "tests": ("-m", "tools", "library-tests"),
-    "mended": ("-m", "tools", "mended-sample"),
+    "fixed": ("-m", "tools", "fixed-sample"),
     "masked": ("-m", "tools", "masked"),
 }
 """What runs on each version, as arguments of its Python."""
@@ -117,8 +117,8 @@ class Run(Isolated):
         path = book / "_build" / "library-tests.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"error": self._last()}
 
-    def _mended(self, book: Path, status: int) -> dict[str, Any]:
-        path = book / "_build" / "mended.json"
+    def _fixed(self, book: Path, status: int) -> dict[str, Any]:
+        path = book / "_build" / "fixed.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"error": self._last()}
 
     def _masked(self, book: Path, status: int) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def _told(name: str, found: dict[str, Any]) -> str:
         return f"{found['passed']} passed, {found['skipped']} skipped, {len(found['failed'])} failed"
     if name == "masked" and "works" in found:
         return f"{found['works']} of {found['of']} operators of masked tensors work"
-    if name == "mended" and "mended" in found:
-        figures = f"{found['mended']} of {found['contaminated']} contaminated samples fixed"
+    if name == "fixed" and "fixed" in found:
+        figures = f"{found['fixed']} of {found['contaminated']} contaminated samples fixed"
         return f"{figures}, {found['broken']} broken, {found['other_bits']} with other bits"
     return f"failed: {found['error']}"

@@ -486,7 +486,7 @@ class Backward:
         ):
             return found
         places = {(birth.operator, birth.place.filename, birth.place.line) for birth, *_ in found}
-        ends = [each for each in self.events.reached if each.edge and not shadow.mended(each.target, each.edge)]
+        ends = [each for each in self.events.reached if each.edge and not shadow.fixed(each.target, each.edge)]
         targets = [target for target, *_ in ends]
         hidden = [
             Diagnosis(birth, Verdict(birth.kind_if_used, False), targets, (birth.operator,), is_hidden=True)

@@ -28,7 +28,7 @@ class Shadow(Protocol):
     def finite(self) -> Mapping[Any, bool]:
         """By node, whether what `ignoring` passes on there is finite."""
 
-    def mended(self, target: Any, edge: Edge) -> bool:
+    def fixed(self, target: Any, edge: Edge) -> bool:
         """Whether `ignoring` gave a finite gradient there."""
 
 
@@ -37,12 +37,12 @@ class Verdict(NamedTuple):
 
     Attributes:
         kind: its kind.
-        mended: whether `ignoring` gave finite gradients everywhere it reached; None if that is not known.
+        fixed: whether `ignoring` gave finite gradients everywhere it reached; None if that is not known.
         is_sure: whether it is known if the loss uses the elements.
     """
 
     kind: Kind
-    mended: bool | None = None
+    fixed: bool | None = None
     is_sure: bool = True
 
 
@@ -107,14 +107,14 @@ def _verdict(birth: Birth, ends: Sequence[Reached], events: Events, shadow: Shad
     if birth.held:
         return Verdict("bad input")
     leaves = [(reached.target, reached.edge) for reached in ends if reached.edge is not None]
-    mended = None
+    fixed = None
     if shadow is not None and leaves:
-        mended = all(shadow.mended(target, edge) for target, edge in leaves)
+        fixed = all(shadow.fixed(target, edge) for target, edge in leaves)
     used = True if shadow is None else _is_used(birth, events, shadow)
     in_loss = len(leaves) < len(ends)
-    if used is False or (mended and not in_loss and not _is_made_by_hook(birth, events)):
-        return Verdict("contaminated", mended)
-    return Verdict(birth.kind_if_used, mended, is_sure=not events.lacks_shadow)
+    if used is False or (fixed and not in_loss and not _is_made_by_hook(birth, events)):
+        return Verdict("contaminated", fixed)
+    return Verdict(birth.kind_if_used, fixed, is_sure=not events.lacks_shadow)
 
 
 def _is_used(birth: Birth, events: Events, shadow: Shadow) -> bool | None:

@@ -111,12 +111,12 @@ class Narration:
             kind=verdict.kind,
             reached=list(dict.fromkeys(labels)),
             path=list(diagnosis.path),
-            mended=verdict.mended,
+            fixed=verdict.fixed,
             rank=_rank(),
             is_sure=verdict.is_sure,
             tie=diagnosis.tie,
         )
-        situation = _source(birth, names), origin.dtype, verdict.mended, birth.operands, birth.phase
+        situation = _source(birth, names), origin.dtype, verdict.fixed, birth.operands, birth.phase
         origin.remedy, origin.chapter = remedy(verdict.kind, *situation, has_others=diagnosis.has_others)
         return origin
 

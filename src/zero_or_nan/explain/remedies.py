@@ -284,7 +284,7 @@ def remedy(
     kind: str,
     operator: str,
     dtype: str,
-    mended: bool | None,
+    fixed: bool | None,
     operands: str = "",
     phase: str = "forward",
     has_others: bool = False,
@@ -297,7 +297,7 @@ def remedy(
     ignoring.backward(loss)  # in place of loss.backward()
     """
     if kind == "contaminated":
-        code = _IGNORE if mended else _IGNORE_AND if has_others else _IGNORE_GRAD
+        code = _IGNORE if fixed else _IGNORE_AND if has_others else _IGNORE_GRAD
         found = Remedy(code, CONTAMINATED.get(operator, CONTAMINATED[""]))
     elif kind == "overflow" and dtype == "float16":
         found = _HALF

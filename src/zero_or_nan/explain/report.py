@@ -49,7 +49,7 @@ class Origin:
             parameter.
         reached: the names of the tensors that the NaN or infinity reached: the loss, parameters, inputs.
         path: the functions between the origin and the tensors in `reached`.
-        mended: whether `ignoring` gave finite gradients on the same graph. None if `ignoring` was not tried.
+        fixed: whether `ignoring` gave finite gradients on the same graph. None if `ignoring` was not tried.
         remedy: the fix: code to paste, with a sentence as a comment.
         chapter: the address of the book's section about this kind of origin.
         times: how often this origin was found with the same line, operator, phase and kind. In forward, each call of
@@ -76,7 +76,7 @@ class Origin:
     kind: Kind
     reached: list[str] = field(default_factory=list)
     path: list[str] = field(default_factory=list)
-    mended: bool | None = None
+    fixed: bool | None = None
     remedy: str = ""
     chapter: str = ""
     times: int = 1
@@ -124,17 +124,17 @@ class Origin:
         text = MEANS[self.kind]
         if self.tie:
             text = f"{text.partition(':')[0]}, {self.tie}" if self.kind == "contaminated" else f"{text}; {self.tie}"
-        text += self.is_mended
+        text += self.is_fixed
         if self.is_sure:
             return text
         return text.replace("the loss uses this element, and", "if the loss uses this element,")
 
     @property
-    def is_mended(self) -> str:
+    def is_fixed(self) -> str:
         """What `ignoring` made of it, where that was tried."""
-        if self.kind != "contaminated" or self.mended is None:
+        if self.kind != "contaminated" or self.fixed is None:
             return ""
-        if self.mended:
+        if self.fixed:
             return "; ignoring.backward gave finite gradients on this very graph"
         return "; ignoring.backward alone did not give finite gradients on this very graph"
 

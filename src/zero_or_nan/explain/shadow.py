@@ -41,7 +41,7 @@ class Shadow:
         self._edges: dict[Edge, bool] = {}
         self._leaves: dict[int, bool] = {}
 
-    def mended(self, target: Any, edge: Edge) -> bool:
+    def fixed(self, target: Any, edge: Edge) -> bool:
         """Whether `ignoring` gave a finite gradient to a leaf, or to a tensor that a gradient was asked for."""
         return self._edges.get(edge, self._leaves.get(id(target), False))
 

@@ -21,7 +21,7 @@ Exit status: 0 when all is as recorded, 1 after a difference, 2 for a wrong use,
 - `cases`: a list of `name`, `thread`, `ulps`, and the words `plain` and `ignoring`; `recorded` has the same two, or is
   null where nothing was recorded.
 - `operators`: a list of `name`, the words, `recorded`, and the counts of poisoned samples: `samples`, `contaminated`,
-  `mended`, `broken`, `other_bits`, as `poisoned.Tally` explains them.
+  `fixed`, `broken`, `other_bits`, as `poisoned.Tally` explains them.
 - `operators_left_out`: why there are none, or null.
 - `differences`: a list of `kind`, `name`, `way` ("plain" or "ignoring"), `observed`, `recorded`.
 

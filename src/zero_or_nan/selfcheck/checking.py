@@ -71,7 +71,7 @@ def ask_operator(name: str, op: Any, device: torch.device) -> Row:
     plain = "contaminated" if tally.contaminated else "right"
     if tally.broken:
         ours = "wrong"
-    elif tally.mended < tally.contaminated:
+    elif tally.fixed < tally.contaminated:
         ours = NOT_FOLLOWED if tally.without_rule else "contaminated"
     else:
         ours = "other bits" if tally.other_bits else "right"

@@ -34,7 +34,7 @@ Gradients = Callable[..., Any]
 
 
 @dataclass
-class Unmended:
+class NotFixed:
     """A contaminated sample whose gradient `ignoring` does not get right.
 
     `finite`: it differs from the right one only where plain PyTorch's is finite, and so is kept. `failure`: why there
@@ -51,7 +51,7 @@ class Tally:
     """The poisoned samples of one operator, and what became of them.
 
     `contaminated`: plain PyTorch's gradient is not that of the clean input. `crashed`: those of them at which its
-    process died. `mended`: our gradient is right, among the contaminated. `broken`: plain PyTorch's is and ours is not.
+    process died. `fixed`: our gradient is right, among the contaminated. `broken`: plain PyTorch's is and ours is not.
     `other_bits`: ours differs from plain PyTorch's where that is finite. `left_out`: samples of the database that are
     too large.
     """
@@ -60,13 +60,13 @@ class Tally:
     samples: int = 0
     contaminated: int = 0
     crashed: int = 0
-    mended: int = 0
+    fixed: int = 0
     broken: int = 0
     other_bits: int = 0
     left_out: int = 0
     without_rule: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    unmended: list[Unmended] = field(default_factory=list)
+    not_fixed: list[NotFixed] = field(default_factory=list)
 
     def add(self, other: Tally) -> None:
         """Count the samples of another tally too."""
@@ -74,17 +74,17 @@ class Tally:
             setattr(self, count, getattr(self, count) + getattr(other, count))
         self.without_rule = sorted({*self.without_rule, *other.without_rule})
         self.notes += other.notes
-        self.unmended += other.unmended
+        self.not_fixed += other.not_fixed
 
     def lose(self, case: str, failure: str) -> None:
-        """Count a sample of which nothing is known but that it failed: as contaminated, and not mended."""
+        """Count a sample of which nothing is known but that it failed: as contaminated, and not fixed."""
         self.samples += 1
         self.contaminated += 1
-        self.unmended.append(Unmended(case, failure=failure))
-        self.notes.append(f"not mended: {case} {failure}")
+        self.not_fixed.append(NotFixed(case, failure=failure))
+        self.notes.append(f"not fixed: {case} {failure}")
 
 
-COUNTS = ("samples", "contaminated", "crashed", "mended", "broken", "other_bits", "left_out")
+COUNTS = ("samples", "contaminated", "crashed", "fixed", "broken", "other_bits", "left_out")
 
 
 @dataclass
@@ -266,19 +266,19 @@ def judge(case: Case, gradients: Gradients, tally: Tally, crash: str = "") -> No
     tally.samples += 1
     tally.contaminated += contaminated
     tally.crashed += bool(crash)
-    tally.mended += contaminated and right
+    tally.fixed += contaminated and right
     tally.broken += not contaminated and not right
     tally.other_bits += not bits
     if right and bits:
         return
     tally.without_rule = sorted({*tally.without_rule, *without_rule})
-    what = "not mended" if contaminated and not right else "broken" if not right else "other bits"
+    what = "not fixed" if contaminated and not right else "broken" if not right else "other bits"
     failed = f"{type(ours).__name__}: {str(ours)[:200]}" if isinstance(ours, Exception) else ""
     finite = not failed and not crash and same(_where_finite(plain, wanted, ours), wanted, precise)
     remark = " (only where plain PyTorch's gradient is finite, and so is kept)" if finite else ""
     tally.notes.append(f"{what}: {case.name} {failed or ' '.join(without_rule)}{remark}")
     if contaminated and not right:
-        tally.unmended.append(Unmended(case.name, finite, failed))
+        tally.not_fixed.append(NotFixed(case.name, finite, failed))
 
 
 def _where_finite(plain: list[Tensor], wanted: list[Tensor], ours: Any) -> list[Tensor]:

@@ -105,7 +105,7 @@ def differences(row: Row, words: Words | None, device: str) -> Iterator[Differen
     if row.plain != plain:
         kind = FIXED_UPSTREAM if row.plain == "right" else CHANGED_UPSTREAM
         yield Difference(kind, row.name, "plain", row.plain, plain)
-    # Where plain PyTorch gives nothing either, it is not ours to mend.
+    # Where plain PyTorch gives nothing either, it is not ours to fix.
     nothing = row.ignoring == row.plain and (row.plain == NO_SAMPLE or row.plain.startswith("raises "))
     if row.ignoring not in ("right", ours) and not nothing:
         yield Difference(BROKEN_HERE, row.name, "ignoring", row.ignoring, ours)

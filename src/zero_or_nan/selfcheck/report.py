@@ -18,7 +18,7 @@ from .records import KINDS, Difference, Records, differences, release_of
 from .words import ROUNDED, ULPS
 
 WIDTH = 80
-COUNTS = ("samples", "contaminated", "mended", "broken", "other_bits")
+COUNTS = ("samples", "contaminated", "fixed", "broken", "other_bits")
 
 
 @dataclass
@@ -128,7 +128,7 @@ class Report:
 
 
 CASES_HEAD = f"{'case':41}{'plain PyTorch':19} ignoring"
-OPERATORS_HEAD = f"{'operator':33}{'poisoned':>9}{'contaminated':>13}{'mended':>7}{'broken':>7}{'other bits':>11}"
+OPERATORS_HEAD = f"{'operator':33}{'poisoned':>9}{'contaminated':>13}{'fixed':>7}{'broken':>7}{'other bits':>11}"
 
 
 def name_of(device: torch.device) -> str:

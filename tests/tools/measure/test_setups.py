@@ -12,7 +12,7 @@ from tools.measure import setups
 from tools.pages import measured
 from tools.project import Problem
 
-SHOWN = ("setup", "code", "remark", "mends", "tests")
+SHOWN = ("setup", "code", "remark", "fixes", "tests")
 CONFIGURATION = "[tool.pytest.ini_options]\nmarkers = ['setup(name): a row']\n"
 
 
@@ -124,12 +124,12 @@ def test_the_table_tells_right_from_not_right_and_from_not_tested():
             "setup": "A `x`",
             "code": "a < b",
             "remark": "r `y`",
-            "mends": True,
+            "fixes": True,
             "holds_on": ["2.6.0", "2.13.1"],
             "not_run": "",
         },
-        {"setup": "B", "code": "b", "remark": "", "mends": False, "holds_on": ["2.6.0"], "not_run": ""},
-        {"setup": "C", "code": "c", "remark": "", "mends": True, "holds_on": [], "not_run": "not yet tested"},
+        {"setup": "B", "code": "b", "remark": "", "fixes": False, "holds_on": ["2.6.0"], "not_run": ""},
+        {"setup": "C", "code": "c", "remark": "", "fixes": True, "holds_on": [], "not_run": "not yet tested"},
     ]
     table = BeautifulSoup(measured.setups({"rows": rows}), "html.parser")
     cells = [[cell.get_text() for cell in row.select("th, td")] for row in table.select("tbody tr")]

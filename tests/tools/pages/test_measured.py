@@ -86,9 +86,9 @@ def swept(*rows, **causes):
     return {"torch": "2", "operators": len(rows), "totals": totals, "causes": causes, "rows": told}
 
 
-def row(operator, samples, contaminated, mended, **others):
-    counts = {"samples": samples, "contaminated": contaminated, "mended": mended, "broken": 0, "crashed": 0}
-    return {"operator": operator, **counts, "left_out": 0, "without_rule": [], "unmended": {}, **others}
+def row(operator, samples, contaminated, fixed, **others):
+    counts = {"samples": samples, "contaminated": contaminated, "fixed": fixed, "broken": 0, "crashed": 0}
+    return {"operator": operator, **counts, "left_out": 0, "without_rule": [], "not_fixed": {}, **others}
 
 
 def test_a_watched_step_is_measured_by_one_that_nobody_watches():
@@ -179,13 +179,13 @@ def test_a_step_that_fails_is_measured_in_three_ways(monkeypatch):
     assert list(found) == ["plain", "ignoring", "explain"] and all(0 < seconds < 10 for seconds in found.values())
 
 
-def test_mended_lists_contaminated_operators_and_counts_all():
+def test_fixed_lists_contaminated_operators_and_counts_all():
     rows = [
-        row("exp", 4, 2, 1, without_rule=["aten::foo"], unmended={"overflow": 1}),
+        row("exp", 4, 2, 1, without_rule=["aten::foo"], not_fixed={"overflow": 1}),
         row("neg", 6, 0, 0, left_out=3),
         row("log", 2, 2, 2, crashed=1),
     ]
-    html = measured.mended(swept(*rows, overflow="It is <too> large."))
+    html = measured.fixed(swept(*rows, overflow="It is <too> large."))
     assert "3 of 4 contaminated samples fixed (75.0%), 0 broken; 3 operators" in html
     assert "3 samples of the database were left out, because they are too large." in html
     found = cells(html)
@@ -197,9 +197,9 @@ def test_mended_lists_contaminated_operators_and_counts_all():
 
 
 def test_the_causes_are_counted_and_what_none_explains_is_said_to_be_so():
-    rows = [row("exp", 4, 4, 1, unmended={"overflow": 1, "unexplained": 2})]
-    rows += [row("mm", 4, 3, 1, unmended={"overflow": 2})]
-    html = measured.mended(swept(*rows, overflow="It is <too> large.", other="No."))
+    rows = [row("exp", 4, 4, 1, not_fixed={"overflow": 1, "unexplained": 2})]
+    rows += [row("mm", 4, 3, 1, not_fixed={"overflow": 2})]
+    html = measured.fixed(swept(*rows, overflow="It is <too> large.", other="No."))
     found = cells(html[html.index("<caption>Why 5 samples") :])
     assert found[:9] == [
         "cause", "samples", "what happens", "overflow", "3", "It is &lt;too&gt; large.",
@@ -209,8 +209,8 @@ def test_the_causes_are_counted_and_what_none_explains_is_said_to_be_so():
 
 
 def test_a_share_is_never_rounded_up_to_all():
-    rows = [row("exp", 9999, 9999, 9998, unmended={"overflow": 1})]
-    assert "(99.9%)" in measured.mended(swept(*rows))
+    rows = [row("exp", 9999, 9999, 9998, not_fixed={"overflow": 1})]
+    assert "(99.9%)" in measured.fixed(swept(*rows))
 
 
 @pytest.mark.parametrize("contaminated", [False, True])

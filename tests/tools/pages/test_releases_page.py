@@ -152,7 +152,7 @@ def test_what_ran_is_told_with_what_failed_and_with_the_claims_that_are_recorded
     held = {"x": True, "y": False, "z": True}
     put(tmp_path, "2.6.0", *(claim(entries("1"), quantity=name, holds=holds) for name, holds in held.items()))
     row = {"torch": "2.6.0", "claims": {"held": 1, "of": 1}, "tests": {"passed": 5, "skipped": 0, "failed": ["a"]},
-           "mended": {"error": "<it died>"}}  # fmt: skip
+           "fixed": {"error": "<it died>"}}  # fmt: skip
     (tmp_path / "measured").mkdir()
     found = {"rows": [row, {"torch": "2.7.0", "error": "no such version"}]}
     (tmp_path / "measured" / "matrix.json").write_text(json.dumps(found), encoding="utf-8")

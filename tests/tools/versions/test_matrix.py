@@ -49,8 +49,8 @@ setup = {"setup": "AMP", "code": "x", "holds_on": [pathlib.Path.cwd().parent.nam
 found = {"passed": 3, "skipped": 1, "failed": [], "setups": [setup]}
 pathlib.Path("_build/library-tests.json").write_text(json.dumps(found))
 """
-SAMPLES = {"samples": 2, "contaminated": 2, "mended": 2, "broken": 0, "other_bits": 0, "crashed": []}
-MENDED = f"import json, pathlib; pathlib.Path('_build/mended.json').write_text(json.dumps({SAMPLES!r}))"
+SAMPLES = {"samples": 2, "contaminated": 2, "fixed": 2, "broken": 0, "other_bits": 0, "crashed": []}
+FIXED = f"import json, pathlib; pathlib.Path('_build/fixed.json').write_text(json.dumps({SAMPLES!r}))"
 MASKED = """
 import json, pathlib
 version = pathlib.Path.cwd().parent.name.removeprefix("torch-")
@@ -61,7 +61,7 @@ pathlib.Path("results/measured/masked.json").write_text(json.dumps({"releases": 
 """
 GOOD = {
     "tests": {"passed": 3, "skipped": 1, "failed": []},
-    "mended": SAMPLES,
+    "fixed": SAMPLES,
     "masked": {"works": 1, "of": 2},
 }
 
@@ -80,7 +80,7 @@ def project(tmp_path, monkeypatch):
     rows = [{"setup": "AMP", "code": "x", "holds_on": ["2.13.0", "2.5.0"], "not_run": ""}]
     setups.write_text(json.dumps({"rows": rows}), encoding="utf-8")
     monkeypatch.setattr(matrix, "_COPIED", ("_config.yml", "pyproject.toml", "chapters", "src", "tests"))
-    parts = {"claims": ("-c", CLAIMS), "tests": ("-c", TESTS), "mended": ("-c", MENDED), "masked": ("-c", MASKED)}
+    parts = {"claims": ("-c", CLAIMS), "tests": ("-c", TESTS), "fixed": ("-c", FIXED), "masked": ("-c", MASKED)}
     monkeypatch.setattr(matrix, "PARTS", parts)
     monkeypatch.setattr(Run, "_install", installed)
     for module in (isolated, matrix):  # nothing is installed here, so the tests also pass on a disk that is almost full
@@ -160,8 +160,8 @@ def test_a_part_that_crashes_is_a_failure_and_not_absent(project, monkeypatch, p
 
 
 @pytest.mark.parametrize(
-    ("part", "figure"), [("tests", {"failed": ["a"]}), ("mended", {"broken": 1}), ("mended", {"crashed": ["mm"]}),
-                         ("mended", {"other_bits": 1})],
+    ("part", "figure"), [("tests", {"failed": ["a"]}), ("fixed", {"broken": 1}), ("fixed", {"crashed": ["mm"]}),
+                         ("fixed", {"other_bits": 1})],
 )  # fmt: skip
 def test_what_a_part_must_not_find_is_a_failure(project, part, figure):
     good = {"torch": "2.6.0", "claims": {"held": 1, "of": 1}, **GOOD}

@@ -30,7 +30,7 @@ def test_a_slope_behind_a_division():
         loss.backward()
     assert told(report) == [("contaminated", "forward", "div"), ("undefined", "backward", "sqrt")]
     division, root = report
-    assert division.mended is False and "fix the other origins" in division.remedy
+    assert division.fixed is False and "fix the other origins" in division.remedy
     assert root.source == "return x.square().sum(-1).sqrt()" and root.reached == ["x"] and root.entries == [(0,)]
     assert root.operands == "inf, the derivative of sqrt at 0"
     assert report.notes == [BEHIND.format("sqrt", root.line)]
@@ -49,7 +49,7 @@ def test_without_the_second_use_nothing_is_behind():
     with explain() as report:
         n = by_hand(x)[:, None]
         torch.where(n > 0, x / n, 0).sum().backward()
-    assert told(report) == [("contaminated", "forward", "div")] and report.origins[0].mended
+    assert told(report) == [("contaminated", "forward", "div")] and report.origins[0].fixed
 
 
 def test_several_behind_one():
@@ -118,4 +118,4 @@ def test_a_product_that_overflows_behind_it_is_not_named():
         n = x * 1e30
         (torch.where(n > 0, x / n, 0) + n * 1e30).sum().backward()
     (origin,) = report
-    assert (origin.operator, origin.mended) == ("div", False) and "does not fix it here" in origin.remedy
+    assert (origin.operator, origin.fixed) == ("div", False) and "does not fix it here" in origin.remedy

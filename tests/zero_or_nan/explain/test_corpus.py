@@ -127,7 +127,7 @@ def at(seen: Seen, expected: Expected, line: int) -> list[Event]:
 
 
 @pytest.mark.parametrize("program", WRONG)
-def test_contaminated_is_what_ignoring_mends(program):
+def test_contaminated_is_what_ignoring_fixes(program):
     kinds = {expected.kind for expected in program.expected}
     assert ends_finite(program, by_ignoring=True) == (kinds == {"contaminated"})
 
@@ -138,7 +138,7 @@ def test_a_clean_program_is_clean_by_ignoring(program):
 
 
 @pytest.mark.parametrize("program", WRONG)
-def test_a_wider_dtype_mends_what_overflows_alone(program):
+def test_a_wider_dtype_fixes_what_overflows_alone(program):
     """0 / 0 is NaN in float64 too, but where the 0 itself was rounded in float32."""
     kinds = {expected.kind for expected in program.expected}
     assert kinds == {"undefined"} or program.name not in ROUNDED

@@ -23,10 +23,10 @@ class Shadow:
 
     masks: dict = field(default_factory=dict)
     finite: dict = field(default_factory=dict)
-    is_mended: bool = False
+    is_fixed: bool = False
 
-    def mended(self, target, edge):
-        return self.is_mended
+    def fixed(self, target, edge):
+        return self.is_fixed
 
 
 def birth(phase="forward", nature="made", **more):
@@ -86,7 +86,7 @@ def test_no_cotangent_at_an_edge_means_that_the_loss_ignores_it_but_a_root_is_th
 
 def test_finite_gradients_mean_that_the_loss_ignores_it_unless_the_loss_has_it():
     bad = birth()
-    shadow = Shadow({("log", 0): FIRST}, is_mended=True)
+    shadow = Shadow({("log", 0): FIRST}, is_fixed=True)
     carried = {"log": {0: [(bad, FIRST)]}}
     assert verdict(Events(carried=carried, reached=[reached(bad)]), shadow) == Verdict("contaminated", True)
     events = Events(carried=carried, reached=[in_loss(bad), reached(bad)])
@@ -111,7 +111,7 @@ def test_at_an_opaque_node_the_mask_of_what_arrives_decides():
 
 
 def test_a_hook_does_not_run_in_a_shadow_so_the_loss_uses_what_a_hook_made():
-    assert verdict(Events(reached=[reached(birth("backward"))]), Shadow(is_mended=True)) == Verdict("undefined", True)
+    assert verdict(Events(reached=[reached(birth("backward"))]), Shadow(is_fixed=True)) == Verdict("undefined", True)
 
 
 def test_births_come_in_order_of_time_each_by_its_longest_path_and_with_all_that_it_reached():

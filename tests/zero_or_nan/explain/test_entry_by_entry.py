@@ -31,7 +31,7 @@ def test_what_arrives_is_not_born_again():
 
 
 def test_a_hook_that_divides_by_zero_is_not_what_the_loss_ignores():
-    """`ignoring` mends all but the NaN of the hook, which it would run too."""
+    """`ignoring` fixes all but the NaN of the hook, which it would run too."""
     v = torch.tensor([1.0, 100.0], requires_grad=True)
     w = torch.tensor([1.0, 2.0], requires_grad=True)
     with explain() as report:

@@ -105,7 +105,7 @@ def test_all_origins_and_no_other(program):
         assert want.entries is None or tuple(origin.entries[: len(want.entries)]) == want.entries
         assert want.operands is None or want.operands in origin.operands
         if want.kind == "contaminated":
-            assert origin.mended is not None
+            assert origin.fixed is not None
 
 
 def test_a_nan_that_the_code_writes_is_told_of_where_it_is_written():

@@ -90,7 +90,7 @@ def test_whether_the_loss_uses_an_element_is_known_in_a_selective_checkpoint():
             lambda x: torch.where(x < 50, x.exp(), 0), x, use_reentrant=False, context_fn=context
         ).sum().backward()
     (origin,) = report
-    assert (origin.kind, origin.mended, origin.is_sure) == ("contaminated", True, True)
+    assert (origin.kind, origin.fixed, origin.is_sure) == ("contaminated", True, True)
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.0])

@@ -43,7 +43,7 @@ def test_names_and_arguments():
     assert list(inspect.signature(explain.on_failure).parameters) == ["step", "model"]
     assert issubclass(NotFiniteError, FloatingPointError)
     assert list(inspect.signature(Report).parameters) == ["origins", "passes", "notes", "cause"]
-    assert set(inspect.signature(Origin).parameters) == {*TEXTS, *NUMBERS, *LISTS, "mended", "rank", "is_sure"}
+    assert set(inspect.signature(Origin).parameters) == {*TEXTS, *NUMBERS, *LISTS, "fixed", "rank", "is_sure"}
 
 
 TYPED = """\
@@ -118,11 +118,11 @@ def test_a_report_as_json_is_that_report(report):
     assert {name: told[name] for name in ("ok", "passes", "notes")} == {"ok": False, "passes": 2, "notes": ["one"]}
     assert set(told) == {"ok", "passes", "notes", "origins", "cause"} and told["cause"] == ""
     for origin, each in zip(report, told["origins"], strict=True):
-        assert set(each) == {*TEXTS, *NUMBERS, *LISTS, "mended", "rank", "is_sure"}
+        assert set(each) == {*TEXTS, *NUMBERS, *LISTS, "fixed", "rank", "is_sure"}
         assert all(type(each[name]) is str and each[name] == getattr(origin, name) for name in TEXTS)
         assert all(type(each[name]) is int and each[name] == getattr(origin, name) for name in NUMBERS)
         assert all(type(each[name]) is list for name in LISTS)
-        assert each["mended"] in (True, False, None) and each["rank"] is None and each["is_sure"] is True
+        assert each["fixed"] in (True, False, None) and each["rank"] is None and each["is_sure"] is True
     assert told["origins"][0]["entries"] == [[0, 1]] and told["origins"][0]["shape"] == [1, 2]
 
 

@@ -82,8 +82,8 @@ def test_random_programs_that_are_not(start):
         if not is_clean:
             leaves, loss = drawn(number).by_pytorch(torch.float32)
             ignoring.backward(loss)
-            mended = all_finite([loss, *(leaf.grad for leaf in leaves)])
-            assert mended == ({origin.kind for origin in report} == {"contaminated"}), (number, report)
+            fixed = all_finite([loss, *(leaf.grad for leaf in leaves)])
+            assert fixed == ({origin.kind for origin in report} == {"contaminated"}), (number, report)
 
 
 @pytest.mark.parametrize("name", sorted({*LAYERS} - {"AdaptiveLogSoftmaxWithLoss"}))

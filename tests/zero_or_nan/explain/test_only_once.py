@@ -54,7 +54,7 @@ def test_the_gradient_is_that_of_plain_pytorch_and_nobody_says_what_he_does_not_
         watched = step(function, 100.0)
     assert str(plain) == str(watched) and "nan" in str(plain)
     (origin,) = report
-    assert not origin.is_sure and origin.mended is None and origin.kind == "overflow"
+    assert not origin.is_sure and origin.fixed is None and origin.kind == "overflow"
     assert "if the loss uses this element, the number is too large" in str(origin)
     assert any("may allow only one pass" in note for note in report.notes)
 
@@ -81,4 +81,4 @@ def test_one_that_is_recorded_may_run_twice_and_is_told_apart():
     with explain() as report:
         step(Exp, 100.0)
     (origin,) = report
-    assert origin.is_sure and (origin.kind, origin.mended) == ("contaminated", True) and not report.notes
+    assert origin.is_sure and (origin.kind, origin.fixed) == ("contaminated", True) and not report.notes

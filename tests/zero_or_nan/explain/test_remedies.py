@@ -43,10 +43,10 @@ def statements(code):
 
 
 @pytest.mark.parametrize(("kind", "operator"), KINDS)
-@pytest.mark.parametrize("mended", [True, False])
+@pytest.mark.parametrize("fixed", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_it_fits_a_notebook_and_leads_to_a_section_that_is_there(kind, operator, dtype, mended, request):
-    code, address = remedy(kind, operator, dtype, mended)
+def test_it_fits_a_notebook_and_leads_to_a_section_that_is_there(kind, operator, dtype, fixed, request):
+    code, address = remedy(kind, operator, dtype, fixed)
     assert all(len(line) <= 78 for line in code.splitlines())
     page, _, anchor = address.removeprefix(PAGES).partition(".html#")
     text = (request.config.rootpath / "chapters" / f"{page}.md").read_text(encoding="utf-8")
@@ -570,7 +570,7 @@ def applied(name):
 def explained(tried):
     """The remedy, from the report on the program if there is one."""
     if tried.program is None:
-        return remedy(tried.kind, tried.operator, "float32", mended=False)[0]
+        return remedy(tried.kind, tried.operator, "float32", fixed=False)[0]
     with explain() as report:
         tried.program()
     origin = report.origins[0]

@@ -60,7 +60,7 @@ def test_gradients_from_before_the_block(name, bad):
         PASSES[name](w, v)
     (origin,) = report
     assert (origin.kind, origin.phase, origin.operator) == ("bad input", "forward", "backward")
-    assert (origin.entries, origin.times, origin.mended) == ([(0,)], 1 + (name == "of one each"), None)
+    assert (origin.entries, origin.times, origin.fixed) == ([(0,)], 1 + (name == "of one each"), None)
     assert origin.operands == f"{bad} in .grad before this pass" and "zero_grad" in origin.remedy
     assert {"w", "v"} <= set(origin.reached)
 

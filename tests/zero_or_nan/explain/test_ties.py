@@ -56,7 +56,7 @@ def reported(function):
 @pytest.mark.parametrize("name", IGNORES)
 def test_a_slope_of_0_at_a_kink(name):
     origin = reported(IGNORES[name])
-    assert origin.kind == "contaminated" and origin.mended
+    assert origin.kind == "contaminated" and origin.fixed
     assert "does not use the element, and clamp and maximum do" in origin.means
     assert "the gradient that you want exists" not in str(origin)
 

@@ -76,7 +76,7 @@ def test_a_zero_in_place_of_an_ignored_entry_leaves_it_ignored_and_a_number_coun
 @pytest.mark.parametrize("used", [
     torch.arange(2 * CHUNK + 3) % 2 == 0, torch.arange(3 * CHUNK) >= 2 * CHUNK, torch.arange(3 * CHUNK) > CHUNK + 5
 ], ids=["mixed", "in order", "in order, within a part"])  # fmt: skip
-def test_a_large_cotangent_is_mended_in_all_its_parts(used):
+def test_a_large_cotangent_is_fixed_in_all_its_parts(used):
     factor = torch.where(used, 3.0, float("nan"))
     factor[-1] = float("nan")
     product = Cotangent(used.float(), used) * factor

@@ -398,7 +398,7 @@ def test_a_full_backward_hook_may_change_the_gradient(change):
     lambda x, run: run(lambda y, n, z: torch.where(z < n, y, 0.0), x.exp(), 50, x * 1),
     lambda x, run: run(lambda y: (y * 1, torch.where(y < 50, y, 0.0)), x.exp())[1],
 ])  # fmt: skip
-def test_a_checkpoint_is_mended_and_recomputed_as_often_as_in_plain(form, reentrant):
+def test_a_checkpoint_is_fixed_and_recomputed_as_often_as_in_plain(form, reentrant):
     counts = []
     for auto in (torch.autograd, ignoring):
         count = []
@@ -657,7 +657,7 @@ def test_a_foreign_function_contaminates_as_in_plain_pytorch(told):
     assert len(told) == 1 and "Exponential" in str(told[0].message)
 
 
-def test_selections_ahead_of_a_foreign_function_are_mended_again(told):
+def test_selections_ahead_of_a_foreign_function_are_fixed_again(told):
     x = torch.tensor([1.0, 100.0], requires_grad=True)
     y = Doubled.apply(safe(x))
     ignoring.backward(y[:1].sum() + y[1:].sum())
@@ -875,7 +875,7 @@ def test_a_compiled_forward(backend, told):
         assert len(messages) == 1 and "CompiledFunction" in messages[0]
 
 
-def test_a_selection_ahead_of_a_compiled_region_is_mended(told):
+def test_a_selection_ahead_of_a_compiled_region_is_fixed(told):
     torch._dynamo.reset()
     compiled = torch.compile(lambda y: y * 2, backend="aot_eager")
     x = contaminated(2)

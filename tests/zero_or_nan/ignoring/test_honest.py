@@ -216,7 +216,7 @@ def test_a_hook_gives_the_same_whatever_else_is_in_the_loss(unrelated):
 
 # What the loss ignored.
 
-MENDED = {
+FIXED = {
     "relu_ on a slice": (in_place(lambda s: s.relu_()), [4.0, 0.0], [0.25, 0.0]),
     "zero_ on a slice": (in_place(lambda s: s.zero_()), [4.0, 0.0], [0.0, 0.0]),
     "fill_ on a slice": (in_place(lambda s: s.fill_(2.0)), [4.0, 0.0], [0.0, 0.0]),
@@ -303,9 +303,9 @@ MENDED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MENDED)
+@pytest.mark.parametrize("name", FIXED)
 def test_what_the_loss_ignores_stays_out_in_silence(name):
-    loss, values, expected = MENDED[name]
+    loss, values, expected = FIXED[name]
     ours, plain, told = gradients(loss, values)
     assert ours.tolist() == pytest.approx(expected) and not told
     assert plain.isnan().any()

@@ -288,7 +288,7 @@ def test_a_second_pass_over_a_freed_graph_raises_pytorchs_error(values):
     assert outcome(lambda: again(ignoring)) == expected
 
 
-def test_an_input_beside_what_was_freed_is_mended():
+def test_an_input_beside_what_was_freed_is_fixed():
     x = leaf(1.0, 2.0)
     below = x.exp()
     torch.autograd.backward(below.sum())

@@ -1,4 +1,4 @@
-"""Rules of linear algebra, transforms and products: mended where the loss ignores, NaN where it uses."""
+"""Rules of linear algebra, transforms and products: fixed where the loss ignores, NaN where it uses."""
 
 import math
 

@@ -235,7 +235,7 @@ def test_a_transformation_that_is_ignored(dims, corners):
     assert torch.equal(ours[0], plain[0])
 
 
-def test_the_other_library_is_mended_by_pytorchs_own_kernel():
+def test_the_other_library_is_fixed_by_pytorchs_own_kernel():
     """On a processor there is no cuDNN; something in its place gives what it would."""
     image, grid = samples(2)
     image[0, 1] = nan

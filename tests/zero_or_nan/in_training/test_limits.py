@@ -37,7 +37,7 @@ def compiler(monkeypatch):
     "model = torch.compile(model)\nloss = loss_of(model, rows)\nignoring.backward(loss)",
     "A compiled region is one node. Where ignored elements make a gradient NaN, a warning names it; "
     "from there on it is plain PyTorch's.",
-    mends=False,
+    fixes=False,
 )
 def test_a_compiled_model(compiler):
     def train(ignoring, rows):
@@ -116,7 +116,7 @@ class Squared(torch.autograd.Function):
     "Your own `autograd.Function`",
     "squares = Squared.apply(model(rows))\nloss = torch.where(used, squares, 0.0).sum()\nignoring.backward(loss)",
     "If it makes ignored elements NaN, a warning names it; from there on the gradient is plain PyTorch's.",
-    mends=False,
+    fixes=False,
 )
 def test_a_function_of_ones_own():
     def train(ignoring, rows):
@@ -208,7 +208,7 @@ def test_vmap_and_jacrev_inside_the_loss():
     "`torch.func.grad`",
     "gradients = torch.func.grad(loss_of_parameters)(parameters)",
     "Does not go through `ignoring`: bad rows contaminate it, without a warning. The next row has the alternative.",
-    mends=False,
+    fixes=False,
 )
 def test_the_gradient_of_torch_func_is_plain_pytorchs():
     def gradients_of(rows):

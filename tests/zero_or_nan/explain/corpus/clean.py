@@ -150,7 +150,7 @@ def data_cleaned_by_nan_to_num():
 
 
 @program()
-def hook_that_mends():
+def hook_that_fixes():
     """√0 makes an infinite gradient of an inner tensor, and its hook puts 0 in the place of it."""
     x = torch.tensor([1.0, 0.0], requires_grad=True)
     inner = x * 2
@@ -310,7 +310,7 @@ def log_under_where_behind_a_relu():
 
 
 @program()
-def norm_by_hand_that_a_hook_mends():
+def norm_by_hand_that_a_hook_fixes():
     """√ of a sum of squares at 0 gives NaN to an inner tensor, whose hook replaces it."""
     offset = torch.zeros(2, 3, requires_grad=True)
     moved = offset * 2

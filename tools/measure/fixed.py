@@ -1,4 +1,4 @@
-"""How much `ignoring` mends, measured on PyTorch's own operator database: cases that this project did not choose.
+"""How much `ignoring` fixes, measured on PyTorch's own operator database: cases that this project did not choose.
 
 How a sample is poisoned and judged stands in `zero_or_nan.selfcheck.poisoned`. Each operator has a process of its own.
 Where that dies, or comes to no end, each sample has: then one crash costs one sample.
@@ -84,8 +84,8 @@ def _judged_alone(case: Case, gradients: Gradients) -> Tally:
     return lost
 
 
-def mended(project: Project) -> None:
-    """Measure all operators, print those that are not mended, and write `results/measured/mended.json`."""
+def fixed(project: Project) -> None:
+    """Measure all operators, print those that are not fixed, and write `results/measured/fixed.json`."""
     started = time.monotonic()
     tallies = measure_all(operators())
     content = {
@@ -96,7 +96,7 @@ def mended(project: Project) -> None:
         **totals_and_rows(tallies),
     }
     suffix = "" if torch.__version__.startswith("2.13") else f"-torch-{torch.__version__.split('+')[0]}"
-    path = project.results / "measured" / f"mended{suffix}.json"
+    path = project.results / "measured" / f"fixed{suffix}.json"
     path.parent.mkdir(exist_ok=True)
     write_record(path, content)
     print(f"written: {path.relative_to(project.root)}, after {time.monotonic() - started:.0f} s")
@@ -116,9 +116,9 @@ def totals_and_rows(tallies: list[Tally]) -> dict[str, Any]:
 
 
 def row(tally: Tally) -> dict[str, Any]:
-    """A tally as it is recorded: the unmended samples counted by their cause."""
-    causes = Counter(cause_of(tally.operator, sample) for sample in tally.unmended)
-    return {**asdict(tally), "unmended": dict(sorted(causes.items()))}
+    """A tally as it is recorded: the samples that are not fixed counted by their cause."""
+    causes = Counter(cause_of(tally.operator, sample) for sample in tally.not_fixed)
+    return {**asdict(tally), "not_fixed": dict(sorted(causes.items()))}
 
 
 def measure_all(chosen: list[Any], samples: int = SAMPLES) -> list[Tally]:
@@ -141,7 +141,7 @@ def measure_all(chosen: list[Any], samples: int = SAMPLES) -> list[Tally]:
 
 def _line(tally: Tally, *parts: Tally) -> str:
     counts = ", ".join(f"{getattr(tally, count)} {count.replace('_', ' ')}" for count in COUNTS)
-    unexplained = sum(row(part)["unmended"].get(UNEXPLAINED, 0) for part in parts or (tally,))
+    unexplained = sum(row(part)["not_fixed"].get(UNEXPLAINED, 0) for part in parts or (tally,))
     return f"{tally.operator}: {counts}, {unexplained} unexplained"
 
 

@@ -10,23 +10,23 @@ import pytest
 import torch
 from torch.testing._internal.opinfo.core import SampleInput
 
-from tools.measure import causes, mended
+from tools.measure import causes, fixed
 from tools.project import Project
 from zero_or_nan import ignoring
 from zero_or_nan.selfcheck import poisoned
 
-OPERATORS = {mended.name_of(op): op for op in mended.operators()}
-RECORDED = json.loads((Project(Path.cwd()).results / "measured" / "mended.json").read_text(encoding="utf-8"))
+OPERATORS = {fixed.name_of(op): op for op in fixed.operators()}
+RECORDED = json.loads((Project(Path.cwd()).results / "measured" / "fixed.json").read_text(encoding="utf-8"))
 ROWS = {row["operator"]: row for row in RECORDED["rows"]}
 
 
-def test_what_is_recorded_as_mended_is_good_enough():
+def test_what_is_recorded_as_fixed_is_good_enough():
     total = RECORDED["totals"]
-    for count in ("contaminated", "crashed", "mended", "broken", "other_bits"):
+    for count in ("contaminated", "crashed", "fixed", "broken", "other_bits"):
         assert total[count] == sum(row[count] for row in ROWS.values())
     assert RECORDED["operators"] == len(OPERATORS)
     assert total["contaminated"] > 9000
-    assert total["mended"] >= 0.99 * total["contaminated"]
+    assert total["fixed"] >= 0.99 * total["contaminated"]
     assert total["broken"] == total["other_bits"] == 0
 
 
@@ -34,47 +34,47 @@ def test_what_is_recorded_as_mended_is_good_enough():
 @pytest.mark.parametrize("name", sorted(OPERATORS)[::12])
 def test_an_operator_is_as_recorded(name):
     """A twelfth of the operators, a few samples of each. No sample contaminates an operator that has no row."""
-    tally = mended.measure(OPERATORS[name], samples=3)
+    tally = fixed.measure(OPERATORS[name], samples=3)
     assert tally.broken == tally.other_bits == 0
     if name not in ROWS:
         assert tally.contaminated == 0, tally.notes
-    elif ROWS[name]["mended"] == ROWS[name]["contaminated"]:
-        assert tally.mended == tally.contaminated, tally.notes
+    elif ROWS[name]["fixed"] == ROWS[name]["contaminated"]:
+        assert tally.fixed == tally.contaminated, tally.notes
 
 
 def test_operators_without_anything_to_tell_are_counted_and_have_no_row():
     tallies = [
         poisoned.Tally("clean", samples=4, left_out=1),
-        poisoned.Tally("mended", samples=2, contaminated=2, mended=2),
+        poisoned.Tally("fixed", samples=2, contaminated=2, fixed=2),
         poisoned.Tally("broken", samples=1, broken=1),
         poisoned.Tally("other", samples=1, other_bits=1),
     ]
-    found = mended.totals_and_rows(tallies)
-    assert [row["operator"] for row in found["rows"]] == ["mended", "broken", "other"]
+    found = fixed.totals_and_rows(tallies)
+    assert [row["operator"] for row in found["rows"]] == ["fixed", "broken", "other"]
     assert found["operators"] == 4 and found["totals"] == {
-        "samples": 8, "contaminated": 2, "crashed": 0, "mended": 2, "broken": 1, "other_bits": 1, "left_out": 1,
+        "samples": 8, "contaminated": 2, "crashed": 0, "fixed": 2, "broken": 1, "other_bits": 1, "left_out": 1,
     }  # fmt: skip
 
 
-def test_plain_pytorch_mends_nothing():
-    tally = mended.measure(OPERATORS["mm"], torch.autograd.grad)
-    assert tally.contaminated > 0 == tally.mended
+def test_plain_pytorch_fixes_nothing():
+    tally = fixed.measure(OPERATORS["mm"], torch.autograd.grad)
+    assert tally.contaminated > 0 == tally.fixed
 
 
-def test_scrubbing_mends_what_was_not_summed_and_nothing_else():
+def test_scrubbing_fixes_what_was_not_summed_and_nothing_else():
     def scrub(*args, **kwargs):
         return [gradient.nan_to_num() for gradient in torch.autograd.grad(*args, **kwargs)]
 
-    entrywise, summed = mended.measure(OPERATORS["exp"], scrub), mended.measure(OPERATORS["mm"], scrub)
-    assert entrywise.mended == entrywise.contaminated > 0
-    assert summed.mended < summed.contaminated
+    entrywise, summed = fixed.measure(OPERATORS["exp"], scrub), fixed.measure(OPERATORS["mm"], scrub)
+    assert entrywise.fixed == entrywise.contaminated > 0
+    assert summed.fixed < summed.contaminated
 
 
 def test_a_gradient_that_plain_pytorch_has_right_can_be_broken():
     def doubled(*args, **kwargs):
         return [2 * gradient for gradient in torch.autograd.grad(*args, **kwargs)]
 
-    tally = mended.measure(OPERATORS["neg"], doubled, samples=3)
+    tally = fixed.measure(OPERATORS["neg"], doubled, samples=3)
     assert tally.broken == tally.samples == tally.other_bits > 0
     assert tally.notes[0].startswith("broken: sample ")
 
@@ -82,8 +82,8 @@ def test_a_gradient_that_plain_pytorch_has_right_can_be_broken():
 @pytest.mark.usefixtures("by_rules_alone")
 def test_a_missing_rule_is_named(monkeypatch):
     monkeypatch.delitem(ignoring.RULES, torch.ops.aten.mm)
-    tally = mended.measure(OPERATORS["mm"])
-    assert tally.mended < tally.contaminated
+    tally = fixed.measure(OPERATORS["mm"])
+    assert tally.fixed < tally.contaminated
     assert tally.without_rule == ["aten::mm"]
 
 
@@ -114,11 +114,11 @@ def killing(samples):
 
 
 def test_a_crash_costs_one_sample_and_the_rest_goes_on(capsys):
-    crashed, other = mended.measure_all([killing([4]), OPERATORS["neg"]])
+    crashed, other = fixed.measure_all([killing([4]), OPERATORS["neg"]])
     # Half of the input and the last entry; by index and by where; NaN and inf crash, 3e38 does not.
-    assert (crashed.samples, crashed.crashed, crashed.contaminated, crashed.mended) == (12, 8, 8, 0)
-    assert mended.row(crashed)["unmended"] == {"no end": 8}
-    assert crashed.unmended[0].failure == "the process died: SIGKILL"
+    assert (crashed.samples, crashed.crashed, crashed.contaminated, crashed.fixed) == (12, 8, 8, 0)
+    assert fixed.row(crashed)["not_fixed"] == {"no end": 8}
+    assert crashed.not_fixed[0].failure == "the process died: SIGKILL"
     assert other.samples > 0 == other.contaminated
     assert "all operators: " in capsys.readouterr().out
 
@@ -128,23 +128,23 @@ def test_where_plain_pytorch_dies_ours_may_not():
     for case in poisoned.poisoned(killing([4]), 1, tally):
         clean = [x.clone().requires_grad_() for x in case.clean]
         right = torch.autograd.grad(case.loss(clean), clean)
-        tally.add(mended._judged_alone(case, lambda *args, right=right, **options: right))
-    assert (tally.crashed, tally.contaminated, tally.mended, tally.broken) == (8, 8, 8, 0)
+        tally.add(fixed._judged_alone(case, lambda *args, right=right, **options: right))
+    assert (tally.crashed, tally.contaminated, tally.fixed, tally.broken) == (8, 8, 8, 0)
 
 
 def test_an_operator_that_takes_too_long_is_cut_short(monkeypatch):
-    monkeypatch.setattr(mended, "SECONDS", 0)
-    tally = mended.measure(OPERATORS["mm"])
-    assert mended.row(tally)["unmended"] == {"no end": 1}
-    assert (tally.samples, tally.contaminated, tally.mended) == (1, 1, 0)
+    monkeypatch.setattr(fixed, "SECONDS", 0)
+    tally = fixed.measure(OPERATORS["mm"])
+    assert fixed.row(tally)["not_fixed"] == {"no end": 1}
+    assert (tally.samples, tally.contaminated, tally.fixed) == (1, 1, 0)
 
 
 def test_a_hanging_process_is_one_lost_sample(monkeypatch):
-    monkeypatch.setattr(mended, "measure", lambda op, **options: time.sleep(60))
-    monkeypatch.setattr(mended, "SECONDS", 0.1)
-    monkeypatch.setattr(mended, "SECONDS_ALONE", 0.1)
-    (tally,) = mended.measure_all([OPERATORS["mm"]])
-    assert mended.row(tally)["unmended"] == {"no end": 1}
+    monkeypatch.setattr(fixed, "measure", lambda op, **options: time.sleep(60))
+    monkeypatch.setattr(fixed, "SECONDS", 0.1)
+    monkeypatch.setattr(fixed, "SECONDS_ALONE", 0.1)
+    (tally,) = fixed.measure_all([OPERATORS["mm"]])
+    assert fixed.row(tally)["not_fixed"] == {"no end": 1}
 
 
 def test_what_can_not_be_made_is_lost_and_unexplained():
@@ -153,9 +153,9 @@ def test_what_can_not_be_made_is_lost_and_unexplained():
 
     op = killing([])
     op.sample_inputs = refused
-    tally = mended.measure(op)
-    assert (tally.samples, tally.contaminated, tally.mended) == (1, 1, 0)
-    assert mended.row(tally)["unmended"] == {"unexplained": 1}
+    tally = fixed.measure(op)
+    assert (tally.samples, tally.contaminated, tally.fixed) == (1, 1, 0)
+    assert fixed.row(tally)["not_fixed"] == {"unexplained": 1}
 
 
 def test_a_large_sample_is_left_out_and_counted(monkeypatch):
@@ -180,7 +180,7 @@ def test_the_loss_selects_in_two_ways(way):
 
 
 def test_a_view_of_a_part_of_its_memory_is_measured_with_all_of_it():
-    tally = mended.measure(OPERATORS["as_strided.partial_views"])
+    tally = fixed.measure(OPERATORS["as_strided.partial_views"])
     assert tally.samples > 0 and not tally.notes
 
 
@@ -198,12 +198,12 @@ def test_a_gradient_that_grows_with_the_poison_is_no_sample():
 
 
 @pytest.mark.parametrize(("operator", "sample", "cause"), [
-    ("mm", poisoned.Unmended("a", finite=True), "finite in PyTorch"),
-    ("mm", poisoned.Unmended("a", failure="the process died: SIGSEGV"), "no end"),
-    ("mm", poisoned.Unmended("a", failure="ValueError: no"), causes.UNEXPLAINED),
-    ("mm", poisoned.Unmended("last element inf"), causes.UNEXPLAINED),
-    ("nn.functional.scaled_dot_product_attention", poisoned.Unmended("last element inf"), "computed zero"),
-    ("nn.functional.scaled_dot_product_attention", poisoned.Unmended("last element nan"), causes.UNEXPLAINED),
+    ("mm", poisoned.NotFixed("a", finite=True), "finite in PyTorch"),
+    ("mm", poisoned.NotFixed("a", failure="the process died: SIGSEGV"), "no end"),
+    ("mm", poisoned.NotFixed("a", failure="ValueError: no"), causes.UNEXPLAINED),
+    ("mm", poisoned.NotFixed("last element inf"), causes.UNEXPLAINED),
+    ("nn.functional.scaled_dot_product_attention", poisoned.NotFixed("last element inf"), "computed zero"),
+    ("nn.functional.scaled_dot_product_attention", poisoned.NotFixed("last element nan"), causes.UNEXPLAINED),
 ])  # fmt: skip
 def test_a_cause_explains_what_it_is_for(operator, sample, cause):
     assert causes.cause_of(operator, sample) == cause

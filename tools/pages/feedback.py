@@ -1,4 +1,4 @@
-"""Where a reader mends a page, or says what is wrong with it: addresses in the repository, with all that is known."""
+"""Where a reader edits a page, or says what is wrong with it: addresses in the repository, with all that is known."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from scratch import ROOT
 
-from tools.pages.mend import edit, report, versions
+from tools.pages.feedback import edit, report, versions
 from tools.project import Project
 from tools.steps.origin import Origin
 from zero_or_nan.ignoring.masked_pass import REPORT
