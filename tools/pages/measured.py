@@ -259,7 +259,7 @@ def _pairs(rows: list[dict[str, Any]], figure: Callable[[dict[str, Any]], str]) 
 
 
 def fixed(content: dict[str, Any]) -> str:
-    """Three tables: operators with samples that are not fixed, with the totals; why they are left; folded, the others."""
+    """Three tables: operators with samples that are not fixed, the totals; why; folded, the others."""
     from helpers import show
 
     columns = ("samples", "contaminated", "fixed", "broken")
