@@ -35,18 +35,33 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             folder = file.rpartition("/")[0]
             return folder if folder in ("tests/installed", "tests/site") else file
 
-    config.option.loadscopereorder = False  # by the number of tests: the slowest files have few, and would come last
+    config.option.loadscopereorder = False  # by the number of tests: the slowest files have few
     return Scheduling(config, log)
 
 
-def pytest_collection_finish() -> None:
-    """Let the garbage collector leave out what is imported by now.
+def leave_out() -> None:
+    """Let the garbage collector leave out what is there by now.
 
     Otherwise each collection walks through all of it, and so does each report of `explain`, to find the user's modules.
     """
     gc.collect()
     gc.freeze()
 
+
+def pytest_collection_finish() -> None:
+    """What is imported."""
+    leave_out()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """What a file leaves for others: the parsed pages of the site are a million objects."""
+    if nextitem is None or nextitem.path != item.path:
+        leave_out()
+
+
+LONGEST = ("tests/site/", "tests/installed/")
+"""What begins first, so that the processes end at about the same time. One builds the site as the other needs none."""
 
 SLOW_FOLDERS = ("tests/installed", "tests/site", "tests/tools/steps", "tests/tools/versions", "tests/tools/test_")
 """What builds books, prints one, or installs something."""
@@ -56,7 +71,8 @@ SLOW_FIXTURES = {"site", "results", "done", "ran"}
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What `make test-fast` leaves out, beside what is marked where it stands."""
+    """The order of the files, and what `make test-fast` leaves out, beside what is marked where it stands."""
+    items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in LONGEST])
     for item in items:
         if item.nodeid.startswith(SLOW_FOLDERS) or SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("slow")
