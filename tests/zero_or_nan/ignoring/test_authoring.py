@@ -266,32 +266,32 @@ def by_entry(op, gradient, x, bound):
     return ignoring.zero_ignored(op(ignoring.unwrap(gradient), x, bound), ignoring.mask_of(gradient))
 
 
-def test_an_operator_without_a_record_is_told_of_by_its_name(library):
-    clip = clipped(library, record=False)
-    gradient, (message,) = told(lambda: gradient_of(lambda x: clip(x, 2.0), (1.0, nan)))
-    assert gradient[1].isnan() and f"could not follow {library}::clip (" in message
-
-
-def test_a_kernel_without_a_rule_is_told_of(library):
-    clip = clipped(library)
+@pytest.mark.parametrize("record", [False, True])
+def test_a_kernel_without_a_rule_is_told_of(library, record):
+    clip = clipped(library, record)
     gradient, (message,) = told(lambda: gradient_of(lambda x: clip(x, 2.0), (1.0, nan)))
     assert gradient[1].isnan() and f"{library}::clip_backward (no rule)" in message
 
 
 @pytest.mark.setup(
     "Your own operator of `torch.library`",
-    'ignoring.function("mylib::clip")\n@ignoring.rule("mylib::clip_backward")\ndef by_entry(op, gradient, x, bound):\n'
+    '@ignoring.rule("mylib::clip_backward")\ndef by_entry(op, gradient, x, bound):\n'
     "    value = op(ignoring.unwrap(gradient), x, bound)\n"
     "    return ignoring.zero_ignored(value, ignoring.mask_of(gradient))",
     "A rule for the kernel that its backward calls. Without it a warning names the kernel.",
 )
-def test_with_record_and_rule_it_is_followed(library):
-    clip = clipped(library)
+@pytest.mark.parametrize("record", [False, True])
+def test_with_a_rule_it_is_followed(library, record):
+    clip = clipped(library, record)
     ignoring.rule(f"{library}::clip_backward")(by_entry)
     gradient, warned = told(lambda: gradient_of(lambda x: clip(x, 2.0), (1.0, nan, nan), (True, False, True)))
     expected = gradient_of(lambda x: 2 * torch.tanh(x / 2), (1.0, nan, nan), (True, False, True))
     assert torch.allclose(gradient, expected, rtol=1e-6, equal_nan=True)
-    assert gradient[1] == 0 and gradient[2].isnan() and warned == []
+    assert gradient[1] == 0 and gradient[2].isnan()
+    if record:
+        assert warned == []
+    else:  # the NaN may be there because the backward selects
+        assert f"{library}::clip (it may select, and has no record)" in warned[0]
 
 
 @pytest.mark.parametrize("careful", [False, True])

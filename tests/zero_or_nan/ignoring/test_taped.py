@@ -61,7 +61,7 @@ def straight_through(ctx, gradient):
 
 def clamped(ctx, gradient):
     (x,) = ctx.saved_tensors
-    return torch.where((x >= -1) & (x <= 1), gradient, torch.zeros_like(gradient))
+    return torch.where((x > -0.9) & (x < 0.9), gradient, torch.zeros_like(gradient))
 
 
 def swish(ctx, gradient):
@@ -305,7 +305,7 @@ PROGRAMS = {
         apply_after(lambda x: x.relu(), lambda ctx, g: g.masked_fill(ctx.saved_tensors[0] <= 0, 0)),
         lambda x, w: (x * w).clamp(min=0),
     ),
-    "clamp": (apply_after(lambda x: x.clamp(-1, 1), clamped), lambda x, w: (x * w).clamp(-1, 1)),
+    "clamp": (apply_after(lambda x: x.clamp(-0.9, 0.9), clamped), lambda x, w: (x * w).clamp(-0.9, 0.9)),
     "swish": (apply_after(F.silu, swish), lambda x, w: (x * w) / (1 + (-x * w).exp())),
     "gelu": (apply_after(F.gelu, gelu), lambda x, w: F.gelu(x * w)),
     "linear with bias": (

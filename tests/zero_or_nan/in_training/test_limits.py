@@ -115,7 +115,7 @@ class Squared(torch.autograd.Function):
 @pytest.mark.setup(
     "Your own `autograd.Function`",
     "squares = Squared.apply(model(rows))\nloss = torch.where(used, squares, 0.0).sum()\nignoring.backward(loss)",
-    "Not followed, with a warning: NumPy, pointers, kernels without a rule, `out=`, kept tensors, a backward pass inside.",
+    "Not followed, with a warning: NumPy, pointers, kernels without a rule, `out=`, kept tensors, a pass inside.",
 )
 def test_a_function_of_ones_own():
     def train(ignoring, rows):

@@ -29,6 +29,8 @@ class Taped(Opaque):
 
     is_anothers = True
     tape: Tape | None = None
+    has_failed = False
+    """Whether a warning names an operator of the derivative."""
 
     def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
         super().begin(arriving)
@@ -66,7 +68,9 @@ class Taped(Opaque):
         for doubt in tape.doubts:
             self.owner.failed(name_of(self.node), NotFollowed(doubt), suspected=True)
         # The code may select: a zero that it writes may mean "not selected". Does anything multiply that zero?
-        if not all(map(is_finite, values)) or (
+        if self.has_failed:
+            pass
+        elif not all(map(is_finite, values)) or (
             any(map(_has_counted_zeros, values, masks)) and not self.owner.is_safe_ahead(self.node)
         ):
             self.owner.failed(name_of(self.node), NotFollowed("it may select, and has no record"), suspected=True)
@@ -78,6 +82,10 @@ class Taped(Opaque):
             self.reason, self.at_once = str(error), error.at_once
         else:
             self.owner.failed(name_of(self.node), error, suspected=True)
+
+    def failed(self, operator: str, error: Exception) -> None:
+        self.has_failed = True
+        super().failed(operator, error)
 
     def abandon(self) -> None:
         vars(self.node).pop("apply", None)
