@@ -19,7 +19,7 @@ can't say what became of them. A decision of Python that contaminated numbers ha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from .compiling import not_compiled
 from .cotangent import Cotangent, Run, mask_of, unwrap
 from .dispatch import dispatch
 from .failures import NotFollowed
@@ -52,6 +53,9 @@ WITH_THE_SHAPE_OF = frozenset(
     ).split()
 )
 """Operators that take nothing but the shape of a tensor: the numbers that they write count."""
+
+REPLACING = frozenset(getattr(torch.ops.aten, name) for name in ("resize_", "resize_as_", "set_"))
+"""Operators that give a tensor other memory."""
 
 ZEROS = frozenset(getattr(torch.ops.aten, name) for name in "new_zeros zeros zeros_like".split())
 """Operators that make zeros."""
@@ -173,24 +177,17 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
 
     Args:
         step: the run of the backward, to which the cotangents belong.
-        known: tensors that are there before the backward runs, such as what it saved.
 
     Attributes:
         lost: why the tape can't follow the backward; None if it can.
-        doubts: what may have brought numbers in that no operator has made.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, step: Run, known: Iterable[Tensor]) -> None:
+    def __init__(self, step: Run) -> None:
         super().__init__()
-        known = [tensor for tensor in known if _key(tensor) is not None]
         self.step = step
         self.lost: Lost | Exception | None = None
-        self.doubts: set[str] = set()
-        self._known = {_key(tensor) for tensor in known}
-        # Their addresses stay taken as long as these exist.
-        self._held = [StorageWeakRef(tensor.untyped_storage()) for tensor in known]  # type: ignore[no-untyped-call]
         self.is_paused = False
         self._memory: dict[int, _Memory] = {}
         self._many = 64
@@ -248,6 +245,7 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
 
     # How one operator runs.
 
+    @not_compiled  # the user's backward may call compiled code
     def __torch_dispatch__(
         self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -274,7 +272,9 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
         """Look at an operator before it runs. Returns what to call with its result."""
         given = _tensors((args, kwargs))
         for tensor in given:
-            self._meet(tensor, op)
+            memory = self._memory.get(_key(tensor))  # type: ignore[arg-type]
+            if memory is not None:
+                memory.check(tensor)
         in_sum = getattr(op, "overloadpacket", None) in SUMS or _accumulates(op, args, kwargs)
         followed = [tensor for tensor in given if self._follows(tensor, in_sum)]
         if not isinstance(op, torch._ops.OpOverload):
@@ -300,6 +300,8 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
             if any(all(tensor is not each for each in written) for tensor in followed):
                 raise Lost(f"{name} draws random numbers by ignored elements")
             return partial(self._overwritten, written)
+        if op.overloadpacket in REPLACING:
+            raise Lost(f"{name} gives a tensor other memory")
         if written:
             if out_of_place(op) is None or len(written) != 1 or written[0] is not args[0]:
                 raise Lost(f"{name} writes into its arguments")
@@ -340,20 +342,6 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
         mask = mask_of(dispatch(op, args, kwargs))
         return None if mask is None else mask.logical_not()
 
-    def _meet(self, tensor: Tensor, op: Any) -> None:
-        """Check an argument: does its storage have what operators have written there?"""
-        key = _key(tensor)
-        memory = None if key is None else self._memory.get(key)
-        if memory is not None:
-            memory.check(tensor)
-        elif (
-            key not in self._known
-            and (tensor.is_floating_point() or tensor.is_complex())
-            and not tensor.requires_grad
-            and op is not torch.ops.aten.lift_fresh.default
-        ):
-            self.doubts.add("uses a tensor that no operator has made")
-
     def _follows(self, tensor: Tensor, in_sum: bool = False) -> bool:
         """Whether a tensor has ignored or repaired elements, or empty ones, if they matter."""
         key = _key(tensor)
@@ -391,7 +379,7 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
         """Note results that depend on no ignored element."""
         for tensor in _tensors(result):
             key = _key(tensor)
-            if key is not None and key not in self._memory and key not in self._known:
+            if key is not None and key not in self._memory:
                 self._add(tensor, False)
 
     def _overwritten(self, written: Sequence[Tensor], result: Any) -> None:
@@ -442,6 +430,7 @@ class _Leaving(TorchFunctionMode):
         super().__init__()
         self.tape = tape
 
+    @not_compiled
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

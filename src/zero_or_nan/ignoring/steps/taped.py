@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from ..cotangent import can_carry, is_finite
 from ..failures import NotFollowed
-from ..graph import saved_tensors
 from ..higher import in_forward_mode
 from ..jagged import is_jagged
 from ..masks import Mask, everywhere
@@ -43,7 +41,7 @@ class Taped(Opaque):
     def _apply(self, *cotangents: Any) -> Any:
         """Run the derivative, with a tape."""
         self.abandon()
-        tape = Tape(self, _known(self.node))
+        tape = Tape(self)
         for value, given, mask in zip(cotangents, self._arriving, self.masks, strict=True):
             if given is not None and value is not given:  # the node runs in another thread, too
                 return self.node.apply(*cotangents)
@@ -65,8 +63,6 @@ class Taped(Opaque):
             self._lost(tape.lost)
             return super().end(results, arriving)
         values, masks = [value for value, _ in ended], [mask for _, mask in ended]
-        for doubt in tape.doubts:
-            self.owner.failed(name_of(self.node), NotFollowed(doubt), suspected=True)
         # The code may select: a zero that it writes may mean "not selected". Does anything multiply that zero?
         if self.has_failed:
             pass
@@ -97,9 +93,3 @@ def _has_counted_zeros(value: Any, mask: Mask) -> bool:
         return False
     zeros = value == 0
     return bool((zeros if mask is None else zeros & mask).any())
-
-
-def _known(node: Any) -> Iterator[Tensor]:
-    """Tensors that are there before a derivative runs: what it saved, and the attributes of its `ctx`."""
-    yield from saved_tensors(node)
-    yield from (leaf for leaf in tree_leaves(vars(node)) if isinstance(leaf, Tensor))
