@@ -623,7 +623,7 @@ def test_what_no_tape_can_see_is_told_of(name):
 
 
 @pytest.mark.parametrize("how", [torch.jit.script, partial(torch.compile, backend="aot_eager")], ids=["jit", "compile"])
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit", "ignore:The .grad attribute")
 def test_compiled_code_inside_is_followed_or_told_of(how):
     product = how(times_exp)
     program = apply_after(exp, lambda ctx, g: product(g, ctx.saved_tensors[0]))
