@@ -20,6 +20,7 @@ How it works, in the order of the flow:
 - `masked_pass`: one pass that carries masks from node to node.
 - `steps`: runs the derivative of one node. There is a file for each method of running it.
 - `cotangent`, `masks`: the tensor that a derivative gets. `distributed`: the same, spread over several processes.
+- `tape`: follows the operators that a user's own derivative calls on plain tensors.
 - `dispatch`, `in_place`: find and run the rule of an operator that the derivative calls.
 - `hooks`, `threads`, `lifetimes`, `compiling`, `watching`, `vmapped`: the parts of PyTorch that a pass touches.
 - `jagged`, `sparse`: tensors with another memory layout.

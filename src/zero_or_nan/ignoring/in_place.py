@@ -22,20 +22,20 @@ def in_place(
 ) -> Any:
     """Run an in-place operator by the rule of its out-of-place form, and write the result into value and mask."""
     target = args[0] if args else None
-    written, out_of_place = _written(op, args, kwargs), _out_of_place(op)
-    if out_of_place is None or type(target) is not Cotangent or len(written) != 1 or written[0] is not target:
+    written, functional = written_by(op, args, kwargs), out_of_place(op)
+    if functional is None or type(target) is not Cotangent or len(written) != 1 or written[0] is not target:
         # out= and foreach variants, kernels that write, or a plain tensor into which a cotangent is written.
         if step is not None and ignores((*args, *kwargs.values())):
-            reason = "writes into a plain tensor" if out_of_place is not None else "has no out-of-place form"
+            reason = "writes into a plain tensor" if functional is not None else "has no out-of-place form"
             step.failed(str(op._schema.name), NotFollowed(reason))
         result = op(*unwrap(args), **unwrap(kwargs))
         for tensor in written:
             if type(tensor) is Cotangent:
                 _write_mask(tensor, None)
         return _as_given(result, written)
-    result = follow(out_of_place, args, kwargs, step)
+    result = follow(functional, args, kwargs, step)
     value = unwrap(result)
-    if out_of_place._schema.name.removeprefix("aten::") in RESHAPING:
+    if functional._schema.name.removeprefix("aten::") in RESHAPING:
         with torch._C._DisableTorchDispatch():  # gives the Cotangent itself its new shape
             op(*args, **kwargs)
         target.value, target.mask = value, mask_of(result)
@@ -48,7 +48,7 @@ def in_place(
     return target
 
 
-def _written(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def written_by(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The tensors that an operator writes into. Tensors in a list are given one by one."""
     given = [
         kwargs.get(argument.name, args[place] if place < len(args) else None)
@@ -60,14 +60,14 @@ def _written(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any
 
 
 @functools.cache
-def _out_of_place(op: Any) -> Any:
+def out_of_place(op: Any) -> Any:
     """The out-of-place form of an in-place operator; None if there is none."""
     namespace, _, name = op._schema.name.partition("::")
     if not name.endswith("_"):
         return None
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
-    out_of_place = getattr(packet, op._overloadname, None)
-    return None if out_of_place is None or out_of_place._schema.is_mutable else out_of_place
+    found = getattr(packet, op._overloadname, None)
+    return None if found is None or found._schema.is_mutable else found
 
 
 def _as_given(result: Any, written: list[Any]) -> Any:

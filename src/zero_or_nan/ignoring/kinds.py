@@ -10,7 +10,7 @@ from .checks import Checks, checks_of
 from .distributed import is_border
 from .graph import KINDS, NODES, function_of
 from .registry import FUNCTIONS, TRANSFERS, UNKNOWN, Function, Transfer, record_of
-from .steps import CHECKPOINT, CustomVJP, DTensorBoundary, Linear, Opaque, Recomputed, Sliced, Step, Traced
+from .steps import CHECKPOINT, CustomVJP, DTensorBoundary, Linear, Opaque, Recomputed, Sliced, Step, Taped, Traced
 
 
 class NodeKind(NamedTuple):
@@ -66,7 +66,7 @@ def _step_of(node: Any, name: str, function: Function) -> type[Step]:
     if function.derivative is not None:
         return CustomVJP
     if isinstance(node, BackwardCFunction):
-        return Recomputed if name == CHECKPOINT else Opaque if function is UNKNOWN else Traced
+        return Recomputed if name == CHECKPOINT else Taped if function is UNKNOWN else Traced
     if name not in NODES:
         return Opaque
     return Sliced if name == "CopySlices" else Step

@@ -145,12 +145,13 @@ def transfer(names: str, *, since: str = "2.6", until: str | None = None, **fact
 def function(
     names: str | type[torch.autograd.Function], *, since: str = "2.6", until: str | None = None, **facts: Any
 ) -> Any:
-    """Make a record of one or more forward functions, so that `ignoring` follows their backward.
+    """Make a record of one or more forward functions, so that `ignoring` knows what their backward does.
 
-    `ignoring` follows PyTorch's own derivatives with or without a record. It follows your own code only if the code has
-    a record. The backward of your `torch.autograd.Function` or `torch.library` operator then gets a `Cotangent` in
-    place of each tensor, and each operator that this backward calls is handled by its rule. To make the record, the
-    name is enough.
+    `ignoring` follows a backward with or without a record. Without a record, the backward of your
+    `torch.autograd.Function` or `torch.library` operator runs on plain tensors, and `ignoring` follows the operators
+    that it calls. A record is needed if the function selects, if the gradient is differentiated again, or if clean data
+    should run in plain PyTorch. With a record, the backward gets a `Cotangent` in place of each tensor, and each
+    operator that it calls is handled by its rule. To make the record, the name is enough.
 
     Args:
         names: one of three. A name of a PyTorch function: the name of its node without "Backward0", such as "Mul" or

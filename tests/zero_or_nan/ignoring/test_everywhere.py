@@ -427,10 +427,13 @@ def test_parameters_inside_a_checkpoint(reentrant):
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_foreign_function_inside_a_checkpoint_is_told_of(reentrant, told):
-    x = torch.tensor([1.0, 100.0], requires_grad=True)
-    ignoring.backward(torch.where(x < 50, checkpoint(lambda y: Doubled.apply(y * 1), x.exp(), use_reentrant=reentrant),
-                                  0.0).sum())  # fmt: skip
-    assert [w.category for w in told] == [UserWarning] and "Doubled" in str(told[0].message)
+    for function, is_lost in ((Doubled, False), (Exponential, True)):
+        x = torch.tensor([1.0, 100.0], requires_grad=True)
+        y = checkpoint(lambda y, function=function: function.apply(y * 1), x.exp(), use_reentrant=reentrant)
+        ignoring.backward(torch.where(x < 50, y, 0.0).sum())
+        assert [w.category for w in told] == [UserWarning] * is_lost
+        assert is_lost or right(x, 2)
+    assert "Exponential" in str(told[0].message)
 
 
 def test_a_checkpoint_is_left_as_it_was():
@@ -639,15 +642,15 @@ class Exponential(torch.autograd.Function):
             return torch.from_numpy(gradient.numpy() * y.numpy())
 
 
-@pytest.mark.parametrize("function", [Doubled, Exponential])
-def test_a_foreign_function_gets_plain_tensors_and_is_named_once_where_something_is_lost(function, told):
-    for second, warned in ((2.0, 0), (100.0, 1)):
+@pytest.mark.parametrize("function, is_lost", [(Doubled, False), (Exponential, True)])
+def test_a_foreign_function_gets_plain_tensors_and_is_named_once_where_something_is_lost(function, is_lost, told):
+    for second, warned in ((2.0, 0), (100.0, is_lost)):
         x = torch.tensor([1.0, second], requires_grad=True)
         y = function.apply(function.apply(x.exp().log()))
         ignoring.backward(torch.where(x < 1.5, y, 0.0).sum())
         assert x.grad[0] > 2 and x.grad[1].isnan() == warned
         assert [w.category for w in told] == [UserWarning] * warned
-    assert str(told[0].message).count(function.__name__) == 1
+    assert "".join(str(one.message) for one in told).count(function.__name__) == is_lost
 
 
 def test_a_foreign_function_contaminates_as_in_plain_pytorch(told):
@@ -712,8 +715,9 @@ def test_a_foreign_function_with_several_outputs_and_none(told):
     a, b = Both.apply(x, 2)
     ignoring.backward(torch.where(x < 50, a, 0.0).sum())
     assert x.grad.tolist() == [2.0, 0.0] and not told
+    x.grad = None
     ignoring.backward(torch.where(x < 50, Both.apply(x.exp(), 2)[0], 0.0).sum())
-    assert x.grad[1].isnan() and "Both" in str(told[0].message)
+    assert right(x, 2) and not told
 
 
 def derivative(backward, forward=lambda ctx, x, w: x * w.detach()):
@@ -745,6 +749,10 @@ def written(ctx, gradient):
     return gradient.mul_(torch.tensor([1.0, inf])), torch.zeros(2)
 
 
+def by_numpy(ctx, gradient):
+    return torch.from_numpy(gradient.numpy() * 1), gradient
+
+
 # What a Function does behind a selection, what is done ahead of it, and whether that loses anything.
 UNRECORDED = {
     "finite": (derivative(lambda ctx, g: (g * 2, g)), lambda x: x, False),
@@ -753,10 +761,11 @@ UNRECORDED = {
         lambda x: (x - 1).sqrt().relu().sqrt(),
         False,
     ),
-    "NaN": (derivative(lambda ctx, g: (g * inf, g)), lambda x: x, True),
-    "0 times inf later": (derivative(lambda ctx, g: (g * 1, g)), lambda x: (x - 1).sqrt(), True),
-    "0 times inf much later": (derivative(lambda ctx, g: (g * 1, g)), lambda x: ((x - 1).sqrt() * 2).sin() + 1, True),
-    "written in place": (derivative(written), lambda x: x, True),
+    "NaN": (derivative(lambda ctx, g: (g * torch.tensor([1.0, inf]), g)), lambda x: x, False),
+    "0 times inf later": (derivative(lambda ctx, g: (g * 1, g)), lambda x: (x - 1).sqrt(), False),
+    "0 times inf much later": (derivative(lambda ctx, g: (g * 1, g)), lambda x: ((x - 1).sqrt() * 2).sin() + 1, False),
+    "0 times inf later, after NumPy": (derivative(by_numpy), lambda x: (x - 1).sqrt(), True),
+    "written in place": (derivative(written), lambda x: x, False),
     "no gradient": (derivative(accumulating, kept), lambda x: x, True),
     "a pass of its own": (derivative(ran_backward, kept), lambda x: x, True),
 }
@@ -772,19 +781,21 @@ def test_a_foreign_function_is_told_of_where_something_is_lost(name, create_grap
     messages = [str(one.message) for one in told if "ignoring" in str(one.message)]
     assert len(messages) == (is_lost or create_graph)  # with a record, a later pass may lose something
     assert all("could not follow Unrecorded (" in message for message in messages)
-    assert is_lost or x.grad.isfinite().all()
+    assert is_lost or create_graph or x.grad.isfinite().all()
 
 
 def test_a_foreign_function_is_told_of_where_a_mask_is_asked_for(told):
     x = torch.tensor([2.0, 1.0], requires_grad=True)
-    ignoring.grad(Doubled.apply(x)[:1].sum(), x, ignored="masked")
-    assert "Doubled" in "".join(str(one.message) for one in told)
+    (found,) = ignoring.grad(Doubled.apply(x)[:1].sum(), x, ignored="masked")
+    assert found.get_mask().tolist() == [True, False] and not [one for one in told if "ignoring" in str(one.message)]
+    ignoring.grad(Exponential.apply(x)[:1].sum(), x, ignored="masked")
+    assert "Exponential" in "".join(str(one.message) for one in told)
 
 
 def test_a_foreign_function_ahead_of_a_sparse_gradient_is_told_of(told):
     table = torch.ones(3, 1, requires_grad=True)
     rows = F.embedding(torch.tensor([0, 1]), table, sparse=True)
-    ignoring.backward(derivative(lambda ctx, g: (g * inf, None))(rows, torch.ones(1))[:1].sum())
+    ignoring.backward(derivative(lambda ctx, g: (g * float((g * inf).sum()), None))(rows, torch.ones(1))[:1].sum())
     assert table.grad.to_dense()[1].isnan() and "Unrecorded" in str(told[0].message)
 
 
@@ -994,7 +1005,7 @@ def test_a_warning_names_the_users_line(compiler, monkeypatch):
 
     class Mine(torch.autograd.Function):
         forward = staticmethod(lambda ctx, x: 2 * x)
-        backward = staticmethod(lambda ctx, gradient: 2 * gradient)
+        backward = staticmethod(lambda ctx, gradient: torch.from_numpy(2 * gradient.numpy()))
 
     x = torch.full((2,), 100.0, requires_grad=True)
     loss = Mine.apply(x.exp())[:1].sum()

@@ -10,6 +10,7 @@ from .opaque import Opaque
 from .recomputed import CHECKPOINT, Recomputed
 from .sliced import Sliced
 from .step import Owner, Results, Step
+from .taped import Taped
 from .traced import Traced
 
 __all__ = [
@@ -23,5 +24,6 @@ __all__ = [
     "Results",
     "Sliced",
     "Step",
+    "Taped",
     "Traced",
 ]

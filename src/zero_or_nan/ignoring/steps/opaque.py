@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,12 @@ class Opaque(Step):
 
     is_needed = True
 
+    reason = "not one of PyTorch's operators"
+    """Why the code is not followed, for the warning."""
+
+    at_once = False
+    """Whether the code may have sent NaN to a place that the pass can't check."""
+
     def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
         self._is_pytorchs = _is_pytorchs(self.node)
         self._ignores = any(not all_count(mask) for mask in self.masks)
@@ -46,7 +53,7 @@ class Opaque(Step):
         lost = [m for v, m in zip(arriving, self.masks, strict=True) if m is not None and id(v) not in rest]
         own = [r for r in results if isinstance(r, Tensor) and id(r) not in handed_on and can_carry(r)]
         is_lost = any(not all_count(mask) for mask in lost) or self._ignores and bool(own)
-        at_once = is_lost and torch.is_grad_enabled() or self._ignores and self._does_more(results)
+        at_once = self.at_once or is_lost and torch.is_grad_enabled() or self._ignores and self._does_more(results)
         # The code may select, so a zero in its result may be ignored: is it multiplied by NaN or infinity ahead?
         if (
             is_lost
@@ -54,11 +61,7 @@ class Opaque(Step):
             or not all(map(is_finite, own))
             or (any(bool((values_of(r) == 0).any()) for r in own) and not self.owner.is_safe_ahead(self.node))
         ):
-            reason = (
-                "a Function of PyTorch's own without a record"
-                if self._is_pytorchs
-                else "not one of PyTorch's operators"
-            )
+            reason = "a Function of PyTorch's own without a record" if self._is_pytorchs else self.reason
             self.owner.failed(name_of(self.node), NotFollowed(reason), suspected=self._is_pytorchs or not at_once)
         return results, masks
 
@@ -68,7 +71,12 @@ class Opaque(Step):
             return False
         wanted = zip(self.node.next_functions, results, strict=False)
         is_missing = any(ahead is not None and result is None for (ahead, _), result in wanted)
-        return is_missing or runs_of_the_engine() != self._before + 1  # to count is a run, too
+        return is_missing or self.ran_backward
+
+    @functools.cached_property
+    def ran_backward(self) -> bool:
+        """Whether the code ran a backward pass itself."""
+        return runs_of_the_engine() != self._before + 1  # to count is a run, too
 
 
 def _version(value: Any) -> int | None:
