@@ -7,6 +7,7 @@ from .boundary import DTensorBoundary
 from .custom_vjp import CustomVJP
 from .linear import Linear
 from .opaque import Opaque
+from .over_nothing import OverNothing, is_over_nothing
 from .recomputed import CHECKPOINT, Recomputed
 from .sliced import Sliced
 from .step import Owner, Results, Step
@@ -18,10 +19,12 @@ __all__ = [
     "DTensorBoundary",
     "Linear",
     "Opaque",
+    "OverNothing",
     "Owner",
     "Recomputed",
     "Results",
     "Sliced",
     "Step",
     "Traced",
+    "is_over_nothing",
 ]
