@@ -7,6 +7,7 @@ sum skips ignored terms, and a zero that was computed is still a number.
 What users of the library import:
 
 - `backward`, `grad`: in place of `torch.autograd.backward` and `torch.autograd.grad`.
+- `func`: `grad`, `grad_and_value`, `vjp` and `jacrev` in place of those of `torch.func`.
 - `counting`: counts the ignored elements that are NaN or infinite.
 - `function`, `rule`, `derivative`: describe what an operator or an `autograd.Function` of your own does to ignored
   elements. A rule is written with `Cotangent`, `unwrap`, `mask_of`, `zero_ignored`, `prefer_exact` and `NotFollowed`.
@@ -28,7 +29,7 @@ How it works, in the order of the flow:
   them, one family of functions in each file. `authoring` checks what users add. `failures`: what a rule raises.
 """
 
-from . import dispatch, operators  # noqa: F401  (they register themselves)
+from . import dispatch, func, operators  # noqa: F401  (the other two register themselves)
 from .conditions import ALWAYS, AWAY_FROM_ZERO, FINITE, MODERATE, NEVER
 from .cotangent import Cotangent, mask_of, prefer_exact, unwrap, zero_ignored
 from .counts import Counted, counting
@@ -51,6 +52,7 @@ __all__ = [
     "backward",
     "counting",
     "derivative",
+    "func",
     "function",
     "grad",
     "mask_of",

@@ -9,9 +9,10 @@ Benefit of a tensor subclass: PyTorch's hundreds of derivative formulas run unch
 operators that they call need rules. Downside: a formula that reads the memory without an operator, by `.numpy()` or a
 pointer, loses the mask. The pass then warns.
 
-Two invariants hold for every `Cotangent`:
+Three invariants hold for every `Cotangent`:
 
 - an element that does not count is 0.0 or -0.0, never NaN or infinite;
+- a cotangent without elements has a mask without elements, so a sum over it does not count;
 - an element that is finite in plain PyTorch's backward has the very same bits here.
 """
 
@@ -29,7 +30,7 @@ from torch.nn import Parameter
 from .failures import NotFollowed
 from .finite import has_nan, is_number
 from .jagged import is_jagged, values_of, with_values
-from .masks import Mask, all_count, nothing_counts, put_where_ignored, put_zeros
+from .masks import Mask, all_count, everywhere, nothing_counts, put_where_ignored, put_zeros
 from .sparse import is_sparse, stored
 from .vmapped import is_wrapped, unwrapped
 
@@ -111,6 +112,8 @@ class Cotangent(Tensor):
             value = value.resolve_conj().resolve_neg()
         if dispatches(value):
             raise NotFollowed(f"a {type(value).__name__} can't carry a mask")
+        if mask is None and not value.numel() and not is_sparse(value):
+            mask = everywhere(False, value)  # so that a sum over nothing counts nothing
         self = Tensor._make_subclass(cls, value)
         self.value = value
         self.mask = mask

@@ -72,6 +72,11 @@ def function_of(name: str) -> str:
     return found[1] if found else name
 
 
+def has_empty_result(node: Any) -> bool:
+    """True if a result of the forward function has no elements: it then depends on no element of the arguments."""
+    return any(not metadata.is_nested_tensor and 0 in metadata.shape for metadata in node._input_metadata)
+
+
 def signed(number: Any) -> Any:
     """A dimension or index with its sign: the nodes' Python attributes show -1 as 2**64 - 1. None stays None."""
     return number - (1 << 64) if number is not None and number >= 1 << 63 else number

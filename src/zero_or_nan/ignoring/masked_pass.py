@@ -43,7 +43,7 @@ from .plan import EVERYTHING, Ahead, planned
 from .precheck import is_safe
 from .registry import Function, Transfer
 from .sparse import is_sparse
-from .steps import Linear, Recomputed, Sliced, Step, Traced
+from .steps import CustomVJP, Linear, OverNothing, Recomputed, Sliced, Step, Traced, is_over_nothing
 from .threads import current, set_current
 from .vmapped import is_wrapped
 
@@ -237,6 +237,8 @@ class Pass:
         recorded = is_recorded(node)
         if recorded:
             arriving = tuple(self._at_constants(node, number, value) for number, value in enumerate(arriving))
+        if step_type in _OF_PYTORCH and is_over_nothing(arriving):
+            step_type = OverNothing
         masks, values, masked, unmaskable = [], [], recorded, None
         for number, value in enumerate(arriving):
             value, mask, carries = self._arriving(node, number, value, step_type is Step and not self.by_rules_alone)
@@ -370,6 +372,8 @@ class Pass:
         if value is None:
             return None, None, True
         mask = None if arrived is None else arrived.mask
+        if mask is None and not value.is_nested and not value.numel() and not is_sparse(value):
+            mask = everywhere(False, value)
         if self.by_rules_alone and is_jagged(value):  # a jagged tensor's values would lose their record
             return value, mask, False
         if is_distributed(value):  # a hook may have changed the value on another process: all processes check
@@ -454,6 +458,9 @@ def _unless_constant(node: Any, value: Any, mask: Mask) -> Mask:
         return everywhere(False, value)
     return mask
 
+
+_OF_PYTORCH = (Step, Linear, CustomVJP)
+"""The steps that run one derivative of PyTorch's own."""
 
 _ON_COTANGENTS = (Step, Traced, Sliced)
 """The steps whose derivative gets cotangents in place of plain tensors."""

@@ -21,7 +21,7 @@ from .masked_pass import Pass
 from .masks import everywhere, full
 from .plan import nothing_ignored
 from .precheck import is_safe
-from .vmapped import batched_again, batched_by_vmap, in_transform, outside
+from .vmapped import batched_again, batched_by_vmap, in_transform, is_wrapped, outside, outside_all, refuse_inside
 
 _PLAIN = contextlib.nullcontext()
 TensorOrEdge = Tensor | GradientEdge
@@ -121,6 +121,7 @@ def grad(
 
     Raises:
         RuntimeError, ValueError, TypeError: in the same situations as `torch.autograd.grad`, with the same message.
+        RuntimeError: if a transform of `torch.func` hides the numbers from `ignoring`. Use `ignoring.func` instead.
         ValueError: if `ignored` is neither "zero" nor "masked". With "masked", also if an input or a gradient is
             sparse, nested or a DTensor, or has a dtype other than float16, float32 and float64. `MaskedTensor` supports
             only these three.
@@ -164,6 +165,12 @@ def grad(
                 retain_graph,
             )
         return _each(lambda gradient: None if gradient is None else batched_again(gradient), gradients)
+    if in_transform():
+        if not any(isinstance(t, Tensor) and is_wrapped(t) for t in (*roots, *_tensors_in(of), *_tensors_in(given))):
+            with outside_all():
+                return grad(roots, of, given, retain_graph, is_grads_batched=is_grads_batched, ignored=ignored, **rest)
+        refuse_inside("ignoring.grad", (*roots, *_tensors_in(of)), vmap_too=True)
+        refuse_inside("ignoring.grad", _tensors_in(given))
     batch = _batch(roots, given) if is_grads_batched else None
     if is_grads_batched and not batch:  # PyTorch raises its own error
         return torch.autograd.grad(roots, of, given, retain_graph, is_grads_batched=True, **rest)

@@ -12,11 +12,11 @@ depends on the node's type (`kinds`), and on whether the precheck found the node
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from .distributed import is_spread
-from .graph import KINDS, AccumulateGrad, Edge, Graph
+from .graph import KINDS, AccumulateGrad, Edge, Graph, has_empty_result
 from .higher import any_recorded, is_recorded
 from .kinds import NodeKind, classify, step_at
 from .registry import UNKNOWN, Function
@@ -122,15 +122,15 @@ def _unmasked_prefix(roots: Sequence[Any], graph: Graph) -> dict[Any, None]:
     node = getattr(roots[0], "grad_fn", None) or getattr(roots[0], "node", None)
     while node is not None and type(node) in KINDS and type(node) is not AccumulateGrad:
         kind, edges = classify(node), graph[node]
-        if kind.function.selects is not False or kind.step is CustomVJP or len(edges) != 1:
+        if kind.function.selects is not False or kind.step is CustomVJP or len(edges) != 1 or has_empty_result(node):
             break
         prefix[node] = None
         node = edges[0][0]
     return prefix
 
 
-def nothing_ignored(nodes: Iterable[Any]) -> bool:
-    """True if no node here can produce an ignored element: none selects, and none is unknown."""
+def nothing_ignored(nodes: Collection[Any]) -> bool:
+    """True if no node here can produce an ignored element: none selects, is unknown, or has an empty result."""
     for node in nodes:
         if type(node) is not AccumulateGrad:
             kind = classify(node)
@@ -140,4 +140,4 @@ def nothing_ignored(nodes: Iterable[Any]) -> bool:
                 return False
             if kind.step not in (Step, Linear) and step_at(node, kind) not in (Step, Linear):
                 return False
-    return True
+    return not any(map(has_empty_result, nodes))  # last, because it takes longer

@@ -1,17 +1,25 @@
 """`torch.vmap` over a pass: a batched tensor can't carry a mask, so each vector of the batch gets its own pass.
 
 This works if the graph was made outside of `vmap`, and only the vectors of the vector-Jacobian product are batched. A
-graph that was made inside of a transform of `torch.func` can't be followed, and the pass warns.
+graph that was made inside of a transform of `torch.func` is refused (`refuse_inside`). `func` makes the graph of all
+samples itself, outside of all levels of `vmap` (`together`, `under_vmap`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
+from torch._C._functorch import TransformType
+from torch._functorch.pyfunctorch import (
+    VmapInterpreter,
+    retrieve_all_functorch_interpreters,
+    retrieve_current_functorch_interpreter,
+    temporarily_pop_interpreter_stack,
+)
 
 _functorch: Any = torch._C._functorch
 
@@ -22,6 +30,20 @@ outside = temporarily_pop_interpreter_stack
 def in_transform() -> bool:
     """True inside of a transform of `torch.func`, such as `vmap`."""
     return _functorch.maybe_current_level() is not None
+
+
+def level() -> int:
+    """The number of transforms of `torch.func` around this code."""
+    return _functorch.maybe_current_level() or 0
+
+
+@contextlib.contextmanager
+def outside_all() -> Iterator[None]:
+    """A context outside of all transforms of `torch.func`."""
+    with contextlib.ExitStack() as stack:
+        while in_transform():
+            stack.enter_context(outside())
+        yield
 
 
 def is_wrapped(tensor: Tensor) -> bool:
@@ -65,3 +87,75 @@ def batched_again(gradients: Tensor) -> Tensor:
     """The gradients of all passes as a batched tensor of `vmap`. The first dimension has the passes."""
     result: Tensor = _functorch._add_batch_dim(gradients, 0, _functorch.maybe_current_level())
     return result
+
+
+def together(tensor: Tensor) -> Tensor:
+    """A tensor with all samples of all levels of `vmap`, whose first dimensions are these levels, the outermost first.
+
+    A tensor that is the same for all samples is expanded.
+    """
+    with contextlib.ExitStack() as stack:
+        while in_transform():
+            transform = retrieve_current_functorch_interpreter()
+            stack.enter_context(outside())
+            if not isinstance(transform, VmapInterpreter):
+                continue
+            if _functorch.is_batchedtensor(tensor) and _functorch.maybe_get_level(tensor) == transform.level():
+                tensor = _functorch.get_unwrapped(tensor).movedim(_functorch.maybe_get_bdim(tensor), 0)
+            else:
+                tensor = tensor.expand(transform.batch_size(), *tensor.shape)
+        return tensor
+
+
+def under_vmap(samples: Tensor) -> Tensor:
+    """The inverse of `together`: a batched tensor, from a tensor with all samples."""
+    if not in_transform():
+        return samples
+    transform = retrieve_current_functorch_interpreter()
+    with outside():
+        inner = under_vmap(samples)
+    return batched_again(inner) if isinstance(transform, VmapInterpreter) else inner
+
+
+_REFUSED = {
+    TransformType.Vmap: (
+        "torch.vmap",
+        "Use torch.vmap over ignoring.func.grad, vjp or jacrev instead, or a loop",
+    ),
+    TransformType.Grad: (
+        "torch.func.grad, vjp or jacrev",
+        "Use the function of the same name in ignoring.func instead, which may contain this call",
+    ),
+    TransformType.Jvp: (
+        "torch.func.jvp or jacfwd",
+        "Use the forward mode of torch.autograd.forward_ad instead, or ignoring.func.vjp or jacrev",
+    ),
+    TransformType.Functionalize: ("torch.func.functionalize", "Call it outside"),
+}
+"""The name of each transform, and what to use in place of it."""
+
+
+def refuse_inside(name: str, tensors: Iterable[Any], vmap_too: bool = False) -> None:
+    """Raise if a transform of `torch.func` has wrapped one of the tensors: their graph and their numbers are hidden.
+
+    Args:
+        name: the function that was called.
+        tensors: its arguments.
+        vmap_too: whether `torch.vmap` is refused, too.
+
+    Raises:
+        RuntimeError: says what to use instead.
+    """
+    kinds = [kind for tensor in tensors if isinstance(tensor, Tensor) for kind in _transforms_of(tensor)]
+    kinds.sort(key=TransformType.Vmap.__eq__)  # what works in place of the others works in place of `vmap`
+    if kinds and (vmap_too or kinds[0] != TransformType.Vmap):
+        name_there, instead = _REFUSED[kinds[0]]
+        raise RuntimeError(f"{name} was called inside of {name_there}, which hides from it what is ignored. {instead}")
+
+
+def _transforms_of(tensor: Tensor) -> Iterator[TransformType]:
+    """The transforms that have wrapped a tensor."""
+    kinds = {transform.level(): transform.key() for transform in retrieve_all_functorch_interpreters()}
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        yield kinds.get(_functorch.maybe_get_level(tensor), TransformType.Grad)
+        tensor = _functorch.get_unwrapped(tensor)

@@ -195,13 +195,44 @@ def functionalized(y, x):
     return torch.func.functionalize(lambda v: ignoring.grad(y, x, v)[0])(torch.ones(2))
 
 
-INSIDE = {
+HIDING = {
     "torch.func.grad": lambda x: grad(lambda v: ignoring.grad(guard(v).sum(), v, create_graph=True)[0].sum())(x),
     "jacrev": lambda x: jacrev(lambda v: ignoring.grad(guard(v).sum(), v, create_graph=True)[0])(x),
     "vmap of grad": lambda x: vmap(grad(lambda v: ignoring.grad(guard(v).sum(), v, create_graph=True)[0].sum()))(
         x[None]
     ),
+    "grad of vmap": lambda x: grad(lambda v: vmap(lambda row: ignoring.grad(guard(row).sum(), row)[0])(v[None]).sum())(
+        x
+    ),
+    "of the vector": lambda x: grad(lambda v: ignoring.grad(guard(x), x, v)[0].sum())(torch.ones(2)),
+    "jvp": lambda x: jvp(lambda v: ignoring.grad(guard(v).sum(), v)[0], (x,), (x,)),
+    "hessian": lambda x: hessian(lambda v: ignoring.grad(guard(v).sum(), v, create_graph=True)[0].sum())(x),
+    "vmap of the graph": lambda x: vmap(lambda row: ignoring.grad(guard(row).sum(), row)[0])(x[None]),
     "functionalize": lambda x: functionalized(guard(x), x),
+}
+INSTEAD = {
+    "jvp": "torch.func.jvp.*forward mode of torch.autograd.forward_ad",
+    "hessian": "torch.func.grad, vjp or jacrev.*same name in ignoring.func",
+    "vmap of the graph": "torch.vmap.*Use torch.vmap over ignoring.func.grad",
+    "functionalize": "Call it outside",
+}
+
+
+@pytest.mark.parametrize("values", [[1.0, 100.0], [1.0, 2.0]])
+@pytest.mark.parametrize("inside", HIDING)
+def test_a_transform_that_hides_the_numbers_is_refused(inside, values):
+    with pytest.raises(RuntimeError, match=INSTEAD.get(inside, "same name in ignoring.func")):
+        HIDING[inside](torch.tensor(values, requires_grad=True))
+
+
+def test_what_does_not_depend_on_the_transformed_numbers_is_no_reason_to_refuse():
+    x = torch.tensor([1.0, 100.0], requires_grad=True)
+    loss = guard(x).sum()
+    slope = grad(lambda v: (v * ignoring.grad(loss, x)[0]).sum())(torch.ones(2))
+    assert slope.tolist() == pytest.approx([math.e, 0.0])
+
+
+PRIVATE = {
     "PyTorch's private vmap": lambda x: _vmap(lambda v: ignoring.grad(guard(x), x, v)[0])(torch.ones(1, 2)),
     "a Function under it": lambda x: _vmap(lambda v: ignoring.grad(Squared.apply(guard(x)), x, v)[0])(torch.ones(1, 2)),
     "a record under it": lambda x: _vmap(lambda v: ignoring.grad(guard(x), x, v, create_graph=True)[0])(
@@ -210,15 +241,10 @@ INSIDE = {
 }
 
 
-@pytest.mark.parametrize("inside", INSIDE)
-def test_what_a_transform_hides_is_warned_about(inside):
+@pytest.mark.parametrize("inside", PRIVATE)
+def test_what_the_private_vmap_hides_is_warned_about(inside):
     with pytest.warns(UserWarning, match="a tensor inside of torch.vmap"):
-        INSIDE[inside](torch.tensor([1.0, 100.0], requires_grad=True))
-
-
-@pytest.mark.parametrize("inside", ["torch.func.grad", "jacrev", "vmap of grad", "functionalize"])
-def test_finite_numbers_inside_of_a_transform_are_no_reason_to_warn(inside):
-    INSIDE[inside](torch.tensor([1.0, 2.0], requires_grad=True))
+        PRIVATE[inside](torch.tensor([1.0, 100.0], requires_grad=True))
 
 
 # Tensors of a subclass.

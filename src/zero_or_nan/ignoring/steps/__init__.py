@@ -7,6 +7,7 @@ from .boundary import DTensorBoundary
 from .custom_vjp import CustomVJP
 from .linear import Linear
 from .opaque import Opaque
+from .over_nothing import OverNothing, is_over_nothing
 from .recomputed import CHECKPOINT, Recomputed
 from .sliced import Sliced
 from .step import Owner, Results, Step
@@ -19,6 +20,7 @@ __all__ = [
     "DTensorBoundary",
     "Linear",
     "Opaque",
+    "OverNothing",
     "Owner",
     "Recomputed",
     "Results",
@@ -26,4 +28,5 @@ __all__ = [
     "Step",
     "Taped",
     "Traced",
+    "is_over_nothing",
 ]

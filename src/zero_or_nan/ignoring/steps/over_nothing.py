@@ -1,0 +1,28 @@
+"""The derivative of a result without elements: each element of the gradient is a sum over nothing, so it is ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..distributed import not_zero
+from ..jagged import values_of
+from .step import Results, Step
+
+
+class OverNothing(Step):
+    """The run of a derivative to which only cotangents without elements arrive. Plain PyTorch runs it."""
+
+    is_needed = True
+
+    def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
+        return arriving
+
+    def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
+        return results, [None if value is None else not_zero(values_of(value)) for value in results]
+
+
+def is_over_nothing(arriving: Sequence[Any]) -> bool:
+    """True if cotangents arrive at a node, and none of them has an element."""
+    there = [values_of(value) for value in arriving if value is not None]
+    return bool(there) and not any(value.is_nested or value.numel() for value in there)

@@ -1,0 +1,410 @@
+"""`ignoring.func`: beside `torch.func` if nothing is ignored, else beside float64 on the used elements alone."""
+
+import math
+import warnings
+
+import pytest
+import torch
+import torch.autograd.forward_ad as fw
+from torch import nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_flatten, tree_map
+
+from zero_or_nan import ignoring
+from zero_or_nan.ignoring import passes
+
+func, inf, nan = ignoring.func, math.inf, math.nan
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # PyTorch's forward mode calls it
+
+
+def assert_same(found, right, exact=True):
+    """The same structure, types, bits, and the same question whether it can be differentiated again."""
+    ours, structure = tree_flatten(found)
+    theirs, wanted = tree_flatten(right)
+    assert structure == wanted
+    for a, b in zip(ours, theirs, strict=True):
+        assert type(a) is type(b)
+        if isinstance(a, torch.Tensor):
+            assert a.requires_grad == b.requires_grad
+            torch.testing.assert_close(a, b, equal_nan=True, **(dict(rtol=0, atol=0) if exact else {}))
+        else:
+            assert a == b
+
+
+def numbers(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+X, W, B = numbers(4, 3), numbers(3, 5), numbers(5)
+
+
+def layer(x, w, b):
+    return torch.tanh(x @ w + b)
+
+
+def total(x, w, b):
+    return layer(x, w, b).square().sum()
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.LayerNorm(5), nn.Linear(5, 2))
+
+
+MODEL = network()
+PARAMETERS = dict(MODEL.named_parameters())
+DETACHED = {name: parameter.detach() for name, parameter in PARAMETERS.items()}
+
+
+def loss(parameters, rows):
+    return functional_call(MODEL, parameters, (rows,)).square().mean()
+
+
+def with_aux(parameters, rows):
+    return loss(parameters, rows), {"rows": rows, "twice": [rows * 2], "number": torch.ones(2)}
+
+
+NESTED = {
+    "grad of grad of grad": lambda f: f.grad(lambda a: f.grad(lambda b: f.grad(lambda c: (c**4).sum())(b)[0])(a)[1])(B),
+    "jacrev of grad": lambda f: f.jacrev(f.grad(lambda v: (v.exp() / v.exp().sum()).square().sum()))(B),
+    "jacrev of jacrev": lambda f: f.jacrev(f.jacrev(lambda v: v.sin() * v.sum()))(B),
+    "grad of vjp": lambda f: f.grad(lambda v: f.vjp(torch.sin, v)[1](v)[0].sum())(B),
+    "grad of a value": lambda f: f.grad(lambda v: f.grad_and_value(lambda u: (u**3).sum())(v)[1] * v[0])(B),
+    "grad, of what is around": lambda f: f.grad(lambda v: f.grad(lambda u: (u * v).prod())(B).sum())(B + 1),
+}
+CLEAN = {
+    **{
+        f"{name}, argnums={argnums}": lambda f, name=name, argnums=argnums: getattr(f, name)(total, argnums)(X, W, B)
+        for name in ("grad", "grad_and_value")
+        for argnums in (0, 1, -1, (0, 2), (2, 0, 1))
+    },
+    "parameters": lambda f: f.grad_and_value(loss)(PARAMETERS, X),
+    "detached parameters": lambda f: f.grad_and_value(loss, (0, 1))(DETACHED, X),
+    "aux": lambda f: f.grad(with_aux, has_aux=True)(DETACHED, X),
+    "aux of parameters": lambda f: f.grad_and_value(with_aux, has_aux=True)(PARAMETERS, X),
+    "a parameter from outside": lambda f: f.grad_and_value(lambda x: MODEL(x).sum())(X),
+    "keywords": lambda f: f.grad(lambda x, scale=1.0: (x.exp() * scale).sum())(X, scale=3.0),
+    "a list in a tuple": lambda f: f.grad(lambda t: (t[0] * t[1][0]).sum())((X, [X + 1])),
+    "an argument that is not used": lambda f: f.grad(lambda x, w: x.sum(), (0, 1))(X, W),
+    "a result that does not depend on it": lambda f: f.grad(lambda x: W.sum())(X),
+    "an integer result": lambda f: f.grad(lambda x: x.argmax())(X),
+    "a complex argument": lambda f: f.grad(lambda z: (z * z.conj()).real.sum())(torch.complex(X, X)),
+    "half": lambda f: f.grad(lambda x: (x @ x.T).exp().sum())(X.bfloat16()),
+    "jacrev, by two": lambda f: f.jacrev(layer, (0, 2))(X, W, B),
+    "jacrev of a dict by a dict": lambda f: f.jacrev(
+        lambda p, x: {"out": functional_call(MODEL, p, (x,)), "sum": (x.sum(),)}, (0, 1)
+    )(DETACHED, X),
+    "jacrev, aux": lambda f: f.jacrev(lambda x: (x.sin(), x), has_aux=True)(X),
+    "jacrev of a scalar": lambda f: f.jacrev(torch.sum)(X),
+    "jacrev of nothing": lambda f: f.jacrev(lambda x: x[:0])(X),
+    "vjp": lambda f: f.vjp(lambda a, b: {"u": a @ b, "v": a.sin()}, X, W)[1]({"u": numbers(4, 5), "v": X}),
+    "vjp, its result": lambda f: f.vjp(lambda a: [a.sin(), a], X)[0],
+    "vjp, aux": lambda f: f.vjp(lambda a: (a.sin(), a), X, has_aux=True)[2],
+    "vjp, of the vector": lambda f: f.vjp(torch.sin, X)[1](X.clone().requires_grad_()),
+    "vjp, twice": lambda f: [pull(X) for _, pull in [f.vjp(torch.sin, X)] for _ in range(2)],
+    "vmap of a product": lambda f: torch.vmap(f.vjp(torch.sin, X)[1])(numbers(7, 4, 3)),
+    **NESTED,
+}
+
+
+@pytest.mark.parametrize("recording", [True, False])
+@pytest.mark.parametrize("case", CLEAN)
+def test_where_nothing_is_ignored_it_is_torch_func(case, recording):
+    with torch.set_grad_enabled(recording):
+        # There, torch.func adds the terms of a sum in another order.
+        assert_same(CLEAN[case](func), CLEAN[case](torch.func), exact=case != "grad, of what is around")
+
+
+@pytest.mark.parametrize("chunk_size", [None, 1, 2, 3, 100])
+def test_chunks_of_a_jacobian(chunk_size):
+    for fn in (layer, lambda x, w, b: (layer(x, w, b), w.sum())):
+        rows = [f.jacrev(fn, (0, 1), chunk_size=chunk_size)(X, W, B) for f in (func, torch.func)]
+        assert_same(*rows)
+
+
+VMAPPED = {
+    "rows": lambda f: torch.vmap(f.grad(lambda x: x.exp().sum()))(X),
+    "columns": lambda f: torch.vmap(f.grad(lambda x: x.exp().sum()), in_dims=1, out_dims=1)(X),
+    "gradients of each sample": lambda f: torch.vmap(f.grad_and_value(loss), in_dims=(None, 0))(DETACHED, X),
+    "of parameters": lambda f: torch.vmap(f.grad(loss), in_dims=(None, 0))(PARAMETERS, X),
+    "aux": lambda f: torch.vmap(f.grad(with_aux, has_aux=True), in_dims=(None, 0))(DETACHED, X),
+    "vmap of vmap": lambda f: torch.vmap(torch.vmap(f.grad(lambda x, c: (x * c).sin())), in_dims=(0, None))(X, X[0]),
+    "around and inside": lambda f: torch.vmap(f.grad(lambda m: torch.vmap(torch.dot)(m, m).sum()))(numbers(2, 4, 3)),
+    "inside": lambda f: f.grad(lambda x: torch.vmap(lambda row: row.sin().prod())(x).sum())(X),
+    "jacrev": lambda f: torch.vmap(f.jacrev(lambda x: x.sin() * x.sum()))(X),
+    "jacrev of grad": lambda f: torch.vmap(f.jacrev(f.grad(lambda x: x.sin().prod())))(X),
+    "vjp": lambda f: torch.vmap(lambda x, v: f.vjp(lambda u: u * u.sum(), x)[1](v)[0])(X, X + 1),
+    "vjp, one vector": lambda f: torch.vmap(lambda x: f.vjp(lambda u: u * u.sum(), x)[1](X[0])[0])(X),
+    "with what is around": lambda f: torch.vmap(lambda x, y: f.grad(lambda u: (u * y).prod())(x))(X, X + 1),
+    "chunks": lambda f: torch.vmap(f.grad(lambda x: x.exp().sum()), chunk_size=3)(X),
+    "the same for all": lambda f: torch.vmap(lambda x: f.grad(lambda p: p.sin().sum())(B))(X),
+}
+
+
+@pytest.mark.parametrize("case", VMAPPED)
+def test_under_vmap_where_nothing_is_ignored_it_is_torch_func(case):
+    assert_same(VMAPPED[case](func), VMAPPED[case](torch.func), exact=False)
+
+
+# Where something is ignored.
+
+BAD = [nan, inf, 3e38]
+
+
+def with_bad_rows(rows):
+    """Each second row is bad."""
+    bad = torch.tensor(BAD)[torch.arange(len(rows)) % 3, None].expand_as(rows)
+    return torch.stack([rows, bad], 1).flatten(0, 1)
+
+
+def used(rows):
+    return (rows.abs() < 10).all(-1)
+
+
+def masked_loss(parameters, rows):
+    out = functional_call(MODEL, parameters, (rows,))
+    return torch.where(used(rows)[..., None], out.square(), 0).sum()
+
+
+def in_float64(tree):
+    return tree_map(lambda t: t.double(), tree)
+
+
+def assert_close_to(found, right):
+    for a, b in zip(tree_flatten(found)[0], tree_flatten(right)[0], strict=True):
+        torch.testing.assert_close(a.detach().double(), b, rtol=1e-4, atol=1e-5)
+
+
+def is_finite(tree):
+    return all(bool(t.isfinite().all()) for t in tree_flatten(tree)[0])
+
+
+@pytest.mark.parametrize("parameters", [PARAMETERS, DETACHED], ids=["parameters", "detached"])
+def test_bad_rows_do_not_reach_the_gradient(parameters):
+    rows = with_bad_rows(X)
+    assert not is_finite(torch.func.grad(masked_loss)(parameters, rows))
+    right = torch.func.grad_and_value(masked_loss)(in_float64(DETACHED), X.double())
+    assert_close_to(func.grad_and_value(masked_loss)(parameters, rows), right)
+    assert_close_to(func.grad(masked_loss)(parameters, rows), right[0])
+
+
+def test_bad_rows_do_not_reach_a_jacobian():
+    rows = with_bad_rows(X)
+
+    def outputs(parameters, rows):
+        return functional_call(MODEL, parameters, (rows,))[used(rows)]
+
+    for chunk_size in (None, 2):
+        found = func.jacrev(outputs, chunk_size=chunk_size)(DETACHED, rows)
+        assert_close_to(found, torch.func.jacrev(outputs)(in_float64(DETACHED), X.double()))
+    assert not is_finite(torch.func.jacrev(outputs)(DETACHED, rows))
+
+
+def test_bad_rows_do_not_reach_a_vector_jacobian_product():
+    rows, vector = with_bad_rows(X), numbers(4, 2)
+
+    def outputs(parameters, rows):
+        return functional_call(MODEL, parameters, (rows,))[used(rows)]
+
+    def product(f, parameters, rows, vector):
+        return f.vjp(lambda parameters: outputs(parameters, rows), parameters)[1](vector)
+
+    right = product(torch.func, in_float64(DETACHED), X.double(), vector.double())
+    assert_close_to(product(func, DETACHED, rows, vector), right)
+    vectors = numbers(3, 4, 2)
+    _, pull = func.vjp(lambda parameters: outputs(parameters, rows), DETACHED)
+    assert_close_to(torch.vmap(pull)(vectors), tree_map(lambda *t: torch.stack(t).double(), *map(pull, vectors)))
+
+
+def test_the_gradient_of_each_sample():
+    """Each sample is a set of rows, one of which is bad."""
+    sets = torch.stack([with_bad_rows(X), with_bad_rows(X + 1)])
+    right = torch.vmap(torch.func.grad(masked_loss), in_dims=(None, 0))(
+        in_float64(DETACHED), torch.stack([X, X + 1]).double()
+    )
+    assert_close_to(torch.vmap(func.grad(masked_loss), in_dims=(None, 0))(DETACHED, sets), right)
+    assert not is_finite(torch.vmap(torch.func.grad(masked_loss), in_dims=(None, 0))(DETACHED, sets))
+    by_jacrev = torch.vmap(func.jacrev(masked_loss), in_dims=(None, 0))(DETACHED, sets)
+    assert_close_to(by_jacrev, right)
+
+
+def roots(x):
+    """Its first derivative is undefined at 0, its second is infinite there, and the loss ignores both."""
+    return torch.where(x > 0, x.sqrt() * x.log(), 0)
+
+
+SECOND = {
+    "grad of grad": lambda f, x: f.grad(lambda v: (f.grad(lambda u: roots(u).sum())(v) * v).sum())(x),
+    "jacrev of grad": lambda f, x: f.jacrev(f.grad(lambda v: roots(v).prod() + roots(v).sum()))(x),
+    "jacrev of jacrev": lambda f, x: f.jacrev(f.jacrev(roots))(x),
+    "grad of vjp": lambda f, x: f.grad(lambda v: f.vjp(roots, v)[1](v)[0].square().sum())(x),
+    "third": lambda f, x: f.grad(lambda a: f.grad(lambda b: f.grad(lambda c: roots(c).sum())(b).sum())(a).sum())(x),
+    "vmap of jacrev of grad": lambda f, x: torch.vmap(f.jacrev(f.grad(lambda v: roots(v).sum())))(x[None]),
+}
+
+
+@pytest.mark.parametrize("case", SECOND)
+def test_gradients_of_gradients(case):
+    x = torch.tensor([2.0, 3.0, 0.0, -1.0])
+    positive = torch.tensor([2.0, 3.0], dtype=torch.float64)
+    x = x if case != "jacrev of grad" else torch.tensor([2.0, 3.0])  # a product with 0 would use all
+    found, right = SECOND[case](func, x), SECOND[case](torch.func, positive)
+    if case != "jacrev of grad":
+        assert not is_finite(SECOND[case](torch.func, x))
+    size = right.dim() * (2,) if case != "vmap of jacrev of grad" else (1, 2, 2)
+    corner = found[tuple(map(slice, size))]
+    torch.testing.assert_close(corner.double(), right, rtol=1e-4, atol=1e-5)
+    assert found.count_nonzero() == corner.count_nonzero() and is_finite(found)
+
+
+def test_a_gradient_in_a_loss_that_is_differentiated_by_backward():
+    x = torch.tensor([2.0, 0.0], requires_grad=True)
+    ignoring.backward(func.grad(lambda v: roots(v).sum())(x).sum())
+    right = torch.func.grad(torch.func.grad(roots))(torch.tensor(2.0, dtype=torch.float64))
+    assert x.grad.tolist() == [pytest.approx(right.item(), rel=1e-5), 0.0]
+
+
+def test_used_undefined_gradients_stay():
+    assert func.grad(lambda x: x.sqrt().sum())(torch.tensor([0.0, 4.0])).tolist() == [inf, 0.25]
+    assert func.grad(lambda x: (x.sqrt() * x).sum())(torch.zeros(1)).isnan().all()
+    assert torch.vmap(func.grad(lambda x: (x.sqrt() * x).sum()))(torch.zeros(2, 1)).isnan().all()
+
+
+def test_in_forward_mode():
+    x = torch.tensor([2.0, 0.0])
+    with fw.dual_level():
+        slope = func.grad(lambda v: roots(v).sum())(fw.make_dual(x, torch.ones(2)))
+        tangent = fw.unpack_dual(slope).tangent
+    right = torch.func.grad(torch.func.grad(roots))(torch.tensor(2.0, dtype=torch.float64))
+    assert tangent.tolist() == [pytest.approx(right.item(), rel=1e-5), 0.0]
+
+
+def test_in_inference_mode():
+    outside = torch.tensor([1.0, 100.0])
+    with torch.inference_mode():
+        for x in (outside, torch.tensor([1.0, 100.0])):
+            slope = func.grad(lambda v: torch.where(v < 50, v.exp(), 0).sum())(x)
+            assert slope.tolist() == [pytest.approx(math.e), 0.0]
+
+
+def test_what_is_not_followed_is_warned_about():
+    class Squared(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return torch.from_numpy((2 * ctx.saved_tensors[0] * gradient).numpy())
+
+    with pytest.warns(UserWarning, match="could not follow Squared"):
+        func.grad(lambda x: torch.where(x < 50, Squared.apply(x.exp()), 0).sum())(torch.tensor([1.0, 100.0]))
+
+
+def test_a_clean_jacobian_is_one_pass_of_the_engine(monkeypatch):
+    calls, engine = [], torch.autograd.grad
+    monkeypatch.setattr(torch.autograd, "grad", lambda *args, **options: (calls.append(1), engine(*args, **options))[1])
+    func.jacrev(torch.exp)(torch.tensor([1.0, 2.0, 3.0]))
+    assert len(calls) == 1
+
+
+def test_nothing_is_recorded_that_nobody_can_differentiate(monkeypatch):
+    recorded, run = [], passes._pass
+    monkeypatch.setattr(passes, "_pass", lambda *args: (recorded.append(args[3]), run(*args))[1])
+    func.grad(loss)(DETACHED, X)
+    func.grad(loss)(PARAMETERS, X)
+    with torch.no_grad():
+        func.grad(loss)(PARAMETERS, X)
+    assert recorded == [False, True, False]
+
+
+# Mistakes.
+
+TWO = torch.ones(2)
+WRITTEN = {
+    "a leaf": lambda: func.grad(lambda x: x.mul_(2).sum())(TWO.clone()),
+    "a tensor with a graph": lambda: func.grad(lambda x: x.mul_(2).sum())(TWO.clone().requires_grad_() * 1),
+}
+MISTAKES = {
+    "not a scalar": (lambda f: f.grad(lambda x: x)(TWO), r"grad: .* real scalar tensor.* shape \(2,\).*jacrev"),
+    "complex": (lambda f: f.grad(lambda x: x.sum() * 1j)(TWO), "grad: .* real scalar tensor.*complex64"),
+    "None": (lambda f: f.grad(lambda x: None)(TWO), "grad: .*should return tensors.*returned None"),
+    "a number": (lambda f: f.grad_and_value(lambda x: 3.0)(TWO), "grad_and_value: .*returned 3.0"),
+    "out of range": (lambda f: f.grad(torch.sum, 3)(TWO), "grad: argnums has 3.* 1 positional"),
+    "below the range": (lambda f: f.grad(torch.sum, -2)(TWO), "grad: argnums has -2.* 1 positional"),
+    "no argument": (lambda f: f.grad(torch.sum)(), "grad: argnums has 0.* 0 positional"),
+    "twice": (lambda f: f.grad(torch.dot, (0, -2))(TWO, TWO), r"argnums should name each argument once.*\(0, -2\)"),
+    "an empty tuple": (lambda f: f.grad(torch.sum, ())(TWO), "argnums is empty"),
+    "a name": (lambda f: f.jacrev(torch.sum, "x")(TWO), "jacrev: argnums .*int.*'x'"),
+    "a float": (lambda f: f.grad(lambda x: x)(1.0), "grad .*argument 0 is 1.0"),
+    "a float inside": (lambda f: f.grad(lambda x: x["a"][0])({"a": [1.0]}), r"argument 0\['a'\]\[0\] is 1.0"),
+    "integers": (lambda f: f.grad(lambda x: x.sum() * 1.0)(TWO.long()), "argument 0 is a tensor .*int64.*argnums"),
+    "no aux": (lambda f: f.grad(torch.sum, has_aux=True)(TWO), r"has_aux=True .*\(result, aux\).*tensor of shape \(\)"),
+    "outputs that are no tensors": (lambda f: f.vjp(lambda x: (x, 3), TWO), "vjp: .*should return tensors"),
+    "no outputs": (lambda f: f.vjp(lambda x: (), TWO), "vjp: .*should return tensors"),
+    "integer outputs": (lambda f: f.jacrev(lambda x: x.long())(TWO), "jacrev: all outputs .*int64"),
+    "another structure": (lambda f: f.vjp(torch.sin, TWO)[1]((TWO,)), "vjp: the cotangents should have the structure"),
+    "another shape": (lambda f: f.vjp(torch.sin, TWO)[1](torch.ones(3)), "Mismatch in shape"),
+    "a vector that is no tensor": (
+        lambda f: f.vjp(torch.sin, TWO)[1](3.0),
+        "vjp: the cotangents should be tensors.*3.0",
+    ),
+    "a complex jacobian": (lambda f: f.jacrev(lambda x: x * 1j)(TWO), "jacrev needs real numbers, and the result"),
+    "a complex argument": (lambda f: f.jacrev(torch.real)(TWO * 1j), "jacrev needs real numbers, and an argument"),
+    "chunks of nothing": (lambda f: f.jacrev(torch.sin, chunk_size=0), "chunk_size should be greater than 0"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_raise_what_torch_func_raises_and_say_more(mistake):
+    make, message = MISTAKES[mistake]
+    with pytest.raises((RuntimeError, ValueError, TypeError)) as theirs:
+        make(torch.func)
+    with pytest.raises(theirs.type, match=message):
+        make(func)
+
+
+@pytest.mark.parametrize("case", WRITTEN)
+def test_a_function_that_writes_into_its_argument(case):
+    with pytest.raises(RuntimeError, match="leaf Variable that requires grad|wrote into its argument.*clone"):
+        WRITTEN[case]()
+
+
+AROUND = {
+    "torch.func.grad": lambda x: torch.func.grad(lambda v: func.grad(torch.sum)(v).sum())(x),
+    "torch.func.vjp": lambda x: torch.func.vjp(func.grad(torch.sum), x),
+    "torch.func.jacrev": lambda x: torch.func.jacrev(func.jacrev(torch.sin))(x),
+    "torch.func.jvp": lambda x: torch.func.jvp(func.grad(torch.sum), (x,), (x,)),
+    "torch.func.jacfwd": lambda x: torch.func.jacfwd(func.grad(torch.sum))(x),
+    "torch.func.hessian": lambda x: torch.func.hessian(lambda v: func.grad(torch.sum)(v).sum())(x),
+    "vmap of torch.func.grad": lambda x: torch.vmap(torch.func.grad(lambda v: func.grad(torch.sum)(v).sum()))(x[None]),
+    "torch.func.grad of vmap": lambda x: torch.func.grad(lambda v: torch.vmap(func.grad(torch.sum))(v[None]).sum())(x),
+    "what the function holds": lambda x: torch.func.grad(lambda v: func.grad(lambda u: (u * v).sum())(TWO).sum())(x),
+    "torch.func.functionalize": lambda x: torch.func.functionalize(func.grad(torch.sum))(x),
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_other_transforms_around_it_are_refused(around):
+    with pytest.raises(RuntimeError, match=r"ignoring.func.\w+ was called inside of torch.func"):
+        AROUND[around](torch.ones(2))
+
+
+def test_a_product_that_leaves_its_vmap_is_refused():
+    pulls = []
+
+    def keep(x):
+        pulls.append(func.vjp(torch.sin, x)[1])
+        return torch.vmap(pulls[-1])(torch.ones(3, 2))[0]
+
+    with pytest.raises(RuntimeError, match="another level of torch.vmap"):
+        torch.vmap(keep)(torch.ones(4, 2))
+    with pytest.raises(RuntimeError, match="another level of torch.vmap"):
+        pulls[-1](TWO)
+
+
+def test_no_warning_of_its_own():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        func.grad(masked_loss)(DETACHED, with_bad_rows(X))
