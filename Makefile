@@ -7,7 +7,7 @@ RUN := $(BIN)/python -m tools
 ROOT = [ "$$(id -u)" = 0 ] || { echo "error: apt-get can install packages only as root: run sudo apt-get install chromium epubcheck nodejs npm, then make browser again" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
-.PHONY: help book chapter from-notebook check test test-fast browser notebooks record serve site-report bench costs attention fixed masked honesty explained penguins setups colab coverage noticed matrix peers lint pins outdated audit watch pdf epub clean
+.PHONY: help book chapter from-notebook check test test-fast browser notebooks record serve site-report bench costs attention fixed masked honesty explained penguins remedies setups colab coverage noticed matrix peers lint pins outdated audit watch pdf epub clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -81,6 +81,9 @@ explained: $(BIN)/.ready  ## count how often explain and other tools find the or
 
 penguins: $(BIN)/.ready  ## train on the Palmer penguins with 0 to 60 % of the data missing, method by method; write results/measured/
 	$(RUN) penguins
+
+remedies: $(BIN)/.ready  ## measure the time of each remedy of the page that compares them; write results/measured/
+	$(RUN) remedies
 
 setups: $(BIN)/.ready  ## run ignoring in all training setups; write their table to results/measured/
 	$(RUN) setups

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 STEPS = ("book", "chapter", "check", "from-notebook", "record", "notebooks")
 """Commands that are a method of `steps.build.Build`."""
-MEASURES = tuple("attention bench costs explained honesty masked fixed noticed penguins setups site-report".split())
+MEASURES = tuple(
+    "attention bench costs explained honesty masked fixed noticed penguins remedies setups site-report".split()
+)
 VERSIONS = ("audit", "library-tests", "matrix", "fixed-sample", "peers", "pins", "tell", "watch")
 COMMANDS = {
     "serve": ".serve",

@@ -356,8 +356,8 @@ def _entropy_slopes(logits: Sequence[float]) -> list[float]:
 
 FORMULAS = (
     Formula(
-        "BCE by hand, a sure and wrong logit",
-        "BCE: a logit that is sure",
+        "BCE by hand, a confident and wrong logit",
+        "BCE: a confident logit",
         *BCE,
         "bce(x, y)",
         20.0,
@@ -370,7 +370,7 @@ FORMULAS = (
     ),
     Formula(
         "BCELoss of a sigmoid, the same logit",
-        "BCE: a logit that is sure",
+        "BCE: a confident logit",
         BCE_LOSS,
         BCE[1],
         "bce(x, y)",
@@ -409,7 +409,7 @@ FORMULAS = (
     ),
     Formula(
         "focal loss, logits −200 and 100",
-        "Focal loss: sure logits",
+        "Focal loss: confident logits",
         *FOCAL,
         "focal(x, y)",
         [-200.0, 100.0],

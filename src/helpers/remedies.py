@@ -162,7 +162,7 @@ def compare(situations: Iterable[Situation]) -> list[Row]:
 
 
 def _row(situation: Situation) -> Row:
-    names = _names(situation)
+    names = namespace(situation)
     used = torch.as_tensor(eval(situation.used, names)) if situation.used else None
     wide = {name: value.double() if _is_float(value) else value for name, value in names.items()}
     wanted = reference(lambda x: eval(situation.alone, {**wide, "x": x}).sum(), names["x"], used)
@@ -189,7 +189,7 @@ def _slope_is(number: float, situation: Situation, element: int, step: float) ->
 
     Terms of the loss that do not move count as 0, also if they are NaN or infinite.
     """
-    names = {name: value.double() if _is_float(value) else value for name, value in _names(situation).items()}
+    names = {name: value.double() if _is_float(value) else value for name, value in namespace(situation).items()}
     before = names["x"].detach()
     after = before.clone()
     after.view(-1)[element] += step
@@ -202,7 +202,7 @@ def _is_float(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def _names(situation: Situation) -> dict[str, Any]:
+def namespace(situation: Situation) -> dict[str, Any]:
     """What the code of a situation sees: its leaf, its data, and PyTorch."""
     names: dict[str, Any] = {
         "torch": torch,
@@ -223,7 +223,7 @@ def _cell(situation: Situation, wanted: Entries, remedy: str) -> Cell:
     if code is None:
         return Cell("no place", Absent())
     lines = changed(plain_of(situation, remedy), code)
-    names = _names(situation)
+    names = namespace(situation)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.masked says that it is a prototype, module hooks that no input counts
         try:

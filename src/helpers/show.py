@@ -58,6 +58,8 @@ def page(body: str) -> str:
 
 STACK = 3
 """The columns that fit on a phone side by side; the rows of a wider table become stacks of labelled elements there."""
+PHONE = 36
+"""The characters of code that fit on a line there."""
 
 
 def table(
@@ -76,14 +78,17 @@ def table(
         rows: the cells of each row, as many as there are headers; the first is the row's header.
         foot: the cells of a last row, below a rule.
         data: `data-` attributes of the table, for scripts and tests.
-        stack: whether the rows become stacks on a phone; by default those of a table with more than `STACK` columns.
+        stack: whether the rows become stacks on a phone; by default those of a table with more than `STACK` columns, or
+            with code that is too long for a phone.
     """
     labels = [html.escape(plain(cell), quote=True) for cell in head]
     top = "".join(f'<th scope="col" role="columnheader">{cell}</th>' for cell in head)
     body = "".join(_row(row, labels) for row in rows)
     end = f'<tfoot role="rowgroup"{_widest([foot])}>{_row(foot, labels)}</tfoot>' if foot else ""
     attributes = "".join(f' data-{key}="{html.escape(value, quote=True)}"' for key, value in (data or {}).items())
-    kind = ' class="zn-stack"' if (len(head) > STACK if stack is None else stack) else ""
+    if stack is None:
+        stack = len(head) > STACK or _longest_words([head, *rows]) > PHONE
+    kind = ' class="zn-stack"' if stack else ""
     # Roles, for a table that is laid out as stacks is no table to a browser. A table that is too wide all the same
     # scrolls inside its own box, which the keyboard can reach, and never moves the page sideways.
     return (
@@ -101,6 +106,16 @@ def _row(cells: Sequence[str], labels: Sequence[str]) -> str:
         + "".join(f'<td role="cell" data-head="{label}">{cell}</td>' for cell, label in rest)
         + "</tr>"
     )
+
+
+def _longest_words(rows: Sequence[Sequence[str]]) -> int:
+    """How many characters a line needs if code does not break: the longest word of each column. Other text breaks."""
+
+    def longest(cell: str) -> int:
+        code = " ".join(re.findall(r"<code>(.*?)</code>", cell))
+        return max((len(word) for word in plain(code).split()), default=0) or min(len(plain(cell)), 7)
+
+    return sum(max(map(longest, column)) for column in zip(*rows, strict=True))
 
 
 def _widest(rows: Sequence[Sequence[str]]) -> str:

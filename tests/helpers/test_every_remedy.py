@@ -136,7 +136,7 @@ def test_a_row_says_which_page_is_about_it_and_has_a_dangerous_line(situation):
 
 @pytest.mark.parametrize("situation", IGNORED, ids=[s.name for s in IGNORED])
 def test_the_loss_of_an_ignored_row_is_finite_and_the_same_with_the_used_elements_alone(situation):
-    names = remedies._names(situation)
+    names = remedies.namespace(situation)
     exec(situation.plain, names)
     used = eval(situation.used, names) if situation.used else ...
     alone = eval(situation.alone, {**names, "x": names["x"][used]}).sum()

@@ -82,7 +82,7 @@ def _sigmoid(x):
 
 
 HIGH = {
-    "BCE by hand, a sure and wrong logit": lambda: [mpmath.diff(lambda x: -mpmath.log(1 - _sigmoid(x)), 20)],
+    "BCE by hand, a confident and wrong logit": lambda: [mpmath.diff(lambda x: -mpmath.log(1 - _sigmoid(x)), 20)],
     "focal loss, logits −200 and 100": lambda: [
         mpmath.diff(lambda x: -mpmath.sqrt(1 - _sigmoid(x)) * mpmath.log(_sigmoid(x)), at) for at in (-200, 100)
     ],

@@ -264,6 +264,11 @@ def test_a_wide_table_can_be_stacked_with_labels_and_stays_a_table():
     assert '<td role="cell" data-head="d">y</td>' in wide
     assert "zn-stack" in table("c", ["a"], [["v"]], stack=True)
     assert "zn-stack" not in table("c", list("abcd"), [list("vwxy")], stack=False)
+    words = ["<code>F.binary_cross_entropy_with_logits</code>, <code>log</code>", "float32"]
+    assert "zn-stack" in table("c", ["a", "b"], [words]) and "zn-stack" not in table(
+        "c", ["a", "b"], [words], stack=False
+    )
+    assert "zn-stack" not in table("c", ["a", "b"], [[f"<code>log</code>{' other words' * 9}", "a long text " * 9]])
     labelled = table("c", ["a", "<code>x &amp; y</code>"], [["r", "s"]])
     assert 'data-head="x &amp; y"' in labelled
 

@@ -21,6 +21,8 @@ QUERIES = {
     "RuntimeError: Function 'MulBackward0' returned nan values in its 1th output.": ("nansum-nanmean", 2),
     "RuntimeError: Function 'AddmmBackward0' returned nan values in its 2th output.": ("slicing-nan", 2),
     "AddmmBackward0": ("slicing-nan", 2),
+    "MmBackward0": ("slicing-nan", 2),
+    "RuntimeError: Function 'MmBackward0' returned nan values in its 1th output.": ("slicing-nan", 2),
     "torch.where picks the safe branch, but the gradient is NaN": ("where-over-exp", 2),
     "A division by zero is masked out, and its gradient is NaN": ("division-under-a-mask", 4),
     "nansum or nanmean is finite, its gradient is NaN": ("nansum-nanmean", 2),

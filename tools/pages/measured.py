@@ -574,6 +574,37 @@ def _lines_of_methods(
     return sketch.figure
 
 
+def remedies(content: dict[str, Any]) -> str:
+    """A table of the time of each remedy, as a multiple of plain PyTorch's: in the middle case, the least, the most."""
+    from helpers import show
+    from helpers.remedies import COLUMNS
+    from helpers.ways import way
+
+    sizes = sorted({row["elements"] for row in content["rows"]})
+    lines = []
+    for name in COLUMNS[1:]:
+        spans = (remedy_times(content, name, size) for size in sizes)
+        cells = [f"{statistics.median(found):.1f} ({min(found):.1f}–{max(found):.1f})" for found in spans]
+        lines.append([html.escape(way(name).title), *cells])
+    caption = (
+        f"Processor time of forward and backward, as a multiple of plain PyTorch's: the median of {_cases(content)} "
+        f"cases, and the least and the most (torch {html.escape(content['made_with']['torch'])}, one thread)"
+    )
+    head = ["method", *(f"{size:,} elements".replace(",", " ") for size in sizes)]
+    return show.page(f'<div class="zn-prose zn-figures">{show.table(caption, head, lines)}</div>')
+
+
+def _cases(content: dict[str, Any]) -> int:
+    return len({row["case"] for row in content["rows"]})
+
+
+def remedy_times(content: dict[str, Any], remedy: str, elements: int) -> list[float]:
+    """The time of a remedy in each case that it has a place in. A hook on a module is compared with the module."""
+    base = "plain PyTorch in a module" if remedy == "module hook" else "vanilla"
+    rows = [row["seconds"] for row in content["rows"] if row["elements"] == elements]
+    return [times[remedy] / times[base] for times in rows if remedy in times]
+
+
 def setups(content: dict[str, Any]) -> str:
     """A table of the setups: what is written there, what happens, and on which releases that was tested."""
     from helpers import show
@@ -645,6 +676,12 @@ class MeasuredPenguins(Measured):
     source, draw = "penguins", penguins
 
 
+class MeasuredRemedies(Measured):
+    """`make remedies`."""
+
+    source, draw = "remedies", remedies
+
+
 class MeasuredSetups(Measured):
     """`make setups`."""
 
@@ -684,6 +721,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("measured-honesty", MeasuredHonesty)
     app.add_directive("measured-explained", MeasuredExplained)
     app.add_directive("measured-penguins", MeasuredPenguins)
+    app.add_directive("measured-remedies", MeasuredRemedies)
     app.add_directive("measured-setups", MeasuredSetups)
     app.add_directive("measured-masked", MeasuredMasked)
     app.add_directive("measured-attention", MeasuredAttention)

@@ -1,0 +1,76 @@
+"""What each remedy of the page *Every remedy, compared* costs: the time of its program, next to plain PyTorch's.
+
+The programs are those of the page. Only `x` is longer: its two elements are repeated, because the time of two elements
+is that of calling functions. So the cases are those whose code works for any number of elements. All programs of a case
+run in turn, in one thread, and the median of many rounds counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import statistics
+import time
+import warnings
+from dataclasses import replace
+from types import CodeType
+from typing import Any
+
+import torch
+
+from helpers.recipes import IGNORED, Situation
+from helpers.remedies import COLUMNS, namespace, plain_of, program
+
+from ..project import Project, write_record
+
+ELEMENTWISE = tuple(s for s in IGNORED if isinstance(s.x, list) and s.given.startswith("ok = x"))
+"""Cases of the page whose code works for any number of elements. The loss ignores half of them."""
+MODULE = "plain PyTorch in a module"
+"""What a hook on a module is compared with: the class is made again in each round."""
+ROUNDS = {2**14: 300, 2**20: 15}
+"""How often each program runs, by the number of elements."""
+
+
+def seconds(situation: Situation, elements: int, rounds: int) -> dict[str, float]:
+    """The processor time of forward and backward, by remedy; a remedy that has no place here is left out.
+
+    A program that raises is timed until it raises.
+    """
+    assert isinstance(situation.x, list)
+    names = namespace(replace(situation, x=situation.x * (elements // len(situation.x))))
+    texts = {MODULE: plain_of(situation, "module hook"), **{name: program(situation, name) for name in COLUMNS}}
+    codes = {name: compile(text, name, "exec") for name, text in texts.items() if text is not None}
+    times: dict[str, list[float]] = {name: [] for name in codes}
+    for _ in range(rounds):
+        for name, code in codes.items():
+            times[name].append(_once(code, names))
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def _once(code: CodeType, names: dict[str, Any]) -> float:
+    fresh = {**names, "x": names["x"].detach().clone().requires_grad_()}  # hooks of the last round are gone
+    with warnings.catch_warnings(), contextlib.suppress(RuntimeError):
+        warnings.simplefilter("ignore")  # torch.masked says that it is a prototype
+        start = time.process_time()
+        try:
+            exec(code, fresh)
+        finally:
+            took = time.process_time() - start
+    return took
+
+
+def remedies(project: Project) -> None:
+    """Time every remedy on every case, and write the times to `results/measured/remedies.json`."""
+    torch.set_num_threads(1)
+    rows = []
+    for elements, rounds in ROUNDS.items():
+        for situation in ELEMENTWISE:
+            found = seconds(situation, elements, rounds)
+            times = {name: round(took, 7) for name, took in found.items()}
+            rows.append({"case": situation.name, "elements": elements, "seconds": times})
+            ratios = ", ".join(f"{name} {took / found['vanilla']:.2f}" for name, took in found.items())
+            print(f"{situation.name}, {elements} elements: {ratios}", flush=True)
+    made_with = {"torch": torch.__version__.partition("+")[0], "python": platform.python_version(), "device": "cpu"}
+    path = project.results / "measured" / "remedies.json"
+    write_record(path, {"made_with": made_with, "rows": rows})
+    print(f"written: {path.relative_to(project.root)}")
