@@ -10,6 +10,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from .births import UNREADABLE
+from .underflow import UNDERFLOWED
+
 PAGES = "https://zero-or-nan.github.io/zero-or-nan/chapters/"
 OVERFLOW = "find-it-in-your-model#overflow"
 
@@ -91,16 +94,27 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "y = x.clamp_min(1e-8) ** p  # at 0 a power below 1 has no slope", "atlas#roots-and-powers"
     ),
     ("undefined", "a complex power"): Remedy(
-        "# a power of a complex number has no slope at 0: this chooses 0\n"
-        "y = torch.where(z == 0, 0, torch.where(z == 0, 1, z) ** p)",
+        "# a power of a complex number has no slope at 0: choose 0, or keep away from 0\n"
+        "y = torch.where(z == 0, 0, torch.where(z == 0, 1, z) ** p)\n"
+        "y = (z + 1e-12) ** p  # of a root: slope 5e5 at 0",
         "atlas#roots-and-powers",
     ),
     ("undefined", "div"): Remedy(
         "y = total / count.clamp_min(1)  # by a count\n"
         "y = F.normalize(x, dim=-1, eps=1e-6)  # a vector by its norm: slope 1e6 at 0\n"
-        "log_y = x - x.logsumexp(-1, keepdim=True)  # exp(x) by a sum that underflows\n"
         "y = torch.where(b == 0, 0, a / torch.where(b == 0, 1, b))  # else decide: 0?",
         "division-under-a-mask#what-to-do",
+    ),
+    ("undefined", "an underflow in div"): Remedy(
+        "# exp underflowed, and the sum is 0. Another number in place of this 0 gives a\n"
+        "# wrong value: compute the logarithm of exp(x) by its sum\n"
+        "log_y = x - x.logsumexp(-1, keepdim=True)",
+        "division-under-a-mask#what-to-do",
+    ),
+    ("undefined", "an underflow in log"): Remedy(
+        "# exp underflowed to 0, and a clamp would give a wrong value\n"
+        "y = x.logsumexp(-1)  # of x.exp().sum(-1).log(); of x.exp().log() it is x",
+        _LOGARITHMS,
     ),
     ("undefined", "a mean of nothing"): Remedy(
         "# the mean of no elements is 0 / 0\nloss = x[keep].sum() / keep.sum().clamp_min(1)  # 0 if nothing is kept",
@@ -184,11 +198,13 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "undefined#eigenvectors-of-equal-eigenvalues",
     ),
     ("undefined", "_weight_norm"): Remedy(
-        "# weight_norm divides the direction by its norm. For a layer that begins at 0,\n"
-        "# set the magnitude to 0, and not the direction:\n"
-        "normed = layer.parametrizations.weight\n"
-        "torch.nn.init.normal_(normed.original1)  # weight_v of the older function\n"
-        "torch.nn.init.zeros_(normed.original0)  # weight_g of the older function",
+        "# weight_norm divides a direction by its norm, which is 0. To initialize a row\n"
+        "# with 0, or to prune it, set its magnitude to 0, and not its direction:\n"
+        "g = layer.parametrizations.weight.original0  # weight_g of the older function\n"
+        "v = layer.parametrizations.weight.original1  # weight_v of the older function\n"
+        "empty = (v == 0).flatten(1).all(1)  # with dim=0\n"
+        "with torch.no_grad():\n"
+        "    v[empty], g[empty] = 1.0, 0.0",
         "atlas#norms-and-distances",
     ),
     ("overflow", ""): Remedy(
@@ -200,6 +216,13 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
     ("overflow", "a slope"): Remedy(
         "# the value fits its dtype, and its derivative does not: scale the input or\n"
         "# the loss. Clipping does not help: it multiplies inf by 0, which is NaN",
+        OVERFLOW,
+    ),
+    ("overflow", "large numbers"): Remedy(
+        "# a number was large before this line. If each layer or time step makes it\n"
+        "# larger: normalize between them, begin with smaller weights (initialization),\n"
+        "# or take smaller steps. Otherwise scale it, or compute its logarithm\n"
+        "y = f(x.double())  # to see what it is",
         OVERFLOW,
     ),
     ("overflow", "exp"): Remedy(
@@ -231,8 +254,21 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "        module.reset_running_stats()",
         "find-it-in-your-model#bad-input",
     ),
+    ("bad input", "kept in a buffer"): Remedy(
+        "# the running statistics of a norm kept what an earlier batch brought in:\n"
+        "# check a batch before the model sees it. This resets the statistics:\n"
+        "for module in model.modules():\n"
+        '    if hasattr(module, "reset_running_stats"):\n'
+        "        module.reset_running_stats()",
+        "find-it-in-your-model#bad-input",
+    ),
+    ("bad input", "an unreadable tensor"): Remedy(
+        "# explain can't say whether this number was computed or came in with data:\n"
+        "# check the tensor before this line",
+        "find-it-in-your-model#bad-input",
+    ),
     ("bad input", "uninitialized memory"): Remedy(
-        "# as far as explain saw, nothing has written all of this memory\n"
+        "# uninitialized: as far as explain saw, nothing has written all of this memory\n"
         "x = torch.zeros(shape)  # torch.empty leaves the memory as it is",
         "find-it-in-your-model#bad-input",
     ),
@@ -269,6 +305,8 @@ def _situation(operator: str, operands: str) -> str:
         return "a spread of nothing"
     if operands.endswith("of no elements = nan"):  # a loss that takes the mean
         return "a mean of nothing"
+    if operands.endswith(UNDERFLOWED):
+        return f"an underflow in {operator}"
     if operator == "pow" and "j)" in operands:
         return "a complex power"
     argument = _ARGUMENT.match(operands)
@@ -288,6 +326,7 @@ def remedy(
     operands: str = "",
     phase: str = "forward",
     has_others: bool = False,
+    of_large: bool = False,
 ) -> tuple[str, str]:
     """What to do, and the address of the section about it.
 
@@ -306,6 +345,10 @@ def remedy(
             operator = _situation(operator, operands)
         elif kind == "overflow" and phase == "backward":
             operator = "a slope"
+        elif kind == "overflow" and of_large and (kind, operator) not in REMEDIES:
+            operator = "large numbers"
+        elif operands.endswith(UNREADABLE):
+            operator = "an unreadable tensor"
         found = REMEDIES.get((kind, operator)) or REMEDIES[kind, ""]
     page, _, anchor = found.section.partition("#")
     return found.code, f"{PAGES}{page}.html#{anchor}"
