@@ -71,6 +71,13 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "loss = torch.where(keep, y, 0).sum() / keep.sum().clamp_min(1)",
         "undefined#what-to-do",
     ),
+    ("undefined", "a derivative"): Remedy(
+        "# the value exists, and its derivative does not: no filter of the results helps.\n"
+        "# Choose the points that the function does not see, and what it is there\n"
+        "safe = torch.where(at, torch.ones_like(x), x)\n"
+        "y = torch.where(at, 0, f(safe))",
+        "undefined#what-to-do",
+    ),
     ("undefined", "outside of the domain"): Remedy(
         "# a negative number has no logarithm and no root, and acos ends at 1: look for\n"
         "# the mistake before this line. A clamp hides it, unless it is a rounding",
@@ -287,6 +294,9 @@ _HALF = Remedy(
     "mixed-precision#what-to-do",
 )
 
+_NAMES = {"svd": "linalg_svd", "arccos": "acos"}
+"""Older names of functions."""
+
 _LEAST = {"sqrt": 0.0, "rsqrt": 0.0, "log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0, "acosh": 1.0}
 _WITHIN_ONE = frozenset("acos asin atanh erfinv".split())
 _ROUNDING = 1e-3
@@ -342,7 +352,9 @@ def remedy(
         found = _HALF
     else:
         if kind == "undefined":
-            operator = _situation(operator, operands)
+            operator = _situation(_NAMES.get(operator, operator), operands)
+            if phase == "backward" and (kind, operator) not in REMEDIES:
+                operator = "a derivative"
         elif kind == "overflow" and phase == "backward":
             operator = "a slope"
         elif kind == "overflow" and of_large and (kind, operator) not in REMEDIES:

@@ -129,6 +129,15 @@ def something_undefined():
 
 
 @trial
+def something_without_a_derivative():
+    x = leaf(0.0, 4.0)
+    return Trial(
+        lambda: torch.special.entr(x).sum().backward(), "undefined", "special_entr", x,
+        {"x": x, "f": torch.special.entr, "at": x == 0}, "y", lambda x: masked(lambda x: -x * x.log(), x, [1]),
+    )  # fmt: skip
+
+
+@trial
 def log_of_a_softmax():
     logits = leaf(0.0, 200.0)
     return Trial(
@@ -379,6 +388,12 @@ def equal_singular_values():
         lambda: torch.linalg.svd(x)[0].sum().backward(), "undefined", "linalg_svd", x, {"x": x}, "s",
         lambda x: x.diagonal(),  # the sum of the singular values has the slope U Vᵀ, here the identity
     )  # fmt: skip
+
+
+@trial
+def equal_singular_values_by_the_older_name():
+    x = torch.eye(2, requires_grad=True)
+    return Trial(lambda: torch.svd(x)[0].sum().backward(), "undefined", "svd", x, {"x": x}, "s", lambda x: x.diagonal())
 
 
 @trial
@@ -647,6 +662,8 @@ def test_each_statement_was_run():
         (lambda: leaf(0.5, 2.0).acosh(), "outside of the domain"),
         (lambda: leaf(1.0001, 0.0).acos(), "acos"),
         (lambda: leaf(-1.0, 1.0).log1p(), ""),
+        (lambda: torch.special.xlogy(leaf(0.0, 1.0), leaf(0.0, 1.0)), "a derivative"),
+        (lambda: leaf(1.0, 0.0).asin(), "a derivative"),
         (lambda: leaf(0.0, 1.0).log(), "log"),
         (lambda: leaf(-0.0, 1.0).log(), "log"),
         (lambda: leaf(1.0, 2.0)[:0].std(), "a spread of nothing"),
