@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -11,14 +12,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .births import come_in, describe, newborn
+from .births import come_in, come_out, describe, newborn
 from .calls import Call, Change, apart, came_too, finite_ones, of_masks, was_there
 from .findings import Findings
 from .functions import MAKES_DATA, MEANT, UNINITIALIZED, Plan, buffers_of, overwritten_by
 from .nodes import node_of, note_call, note_carried, note_passed
 from .places import is_loading
 from .provenance import Birth, Provenance, joined, without
-from .tensors import any_of, is_finite, is_sparse, not_finite, numbers_of, tensors_in
+from .tensors import any_of, is_finite, is_sparse, not_finite, numbers_of, tensors_in, unreadable_layout
 
 
 class Result(NamedTuple):
@@ -90,7 +91,10 @@ class Attribution:
         """
         if plan.in_place and plan.name == "copy" and is_loading():
             self.findings.provenances.forget(args[0])  # it came in with the parameter or buffer, at its first use
+            self.findings.uninitialized.forget(args[0])
             return
+        if plan.in_place and all(self._is_left_over(call, result) for result in bad):
+            return  # the same: it is read at its first use
         buffers = buffers_of(call.func, call.args, call.kwargs)
         operands = self._operands(call, plan, args, bad, before, buffers)
         provenance: Provenance | None = None
@@ -157,6 +161,16 @@ class Attribution:
             found.provenances.extend(provenances.of_each(overwritten))
         return found
 
+    def _is_left_over(self, call: Call, result: Result) -> bool:
+        """Whether uninitialized memory holds these numbers, and a call in place has written beside them."""
+        at, tensor, here = result
+        if node_of(tensor) is not None or self.findings.uninitialized.of(tensor) is None:
+            return False
+        if self.findings.provenances.of(tensor) is not None:
+            return False
+        bad = not_finite(here)
+        return torch.equal(was_there(call, here, bad, at), bad)
+
     def _was_there(self, call: Call, bad: list[Result]) -> None:
         """Find what was already not finite when a function in place first overwrote it."""
         for at, tensor, here in bad:
@@ -175,6 +189,12 @@ class Attribution:
             return None
         if operands.has_nan_and_others() and not any_of(result.here.isnan()):
             operands = operands.without_nan()
+        layout = "" if operands.provenances else next(filter(None, map(unreadable_layout, call.tensors())), "")
+        if layout:
+            birth = self.findings.births.known(come_out(result.tensor, not_finite(result.here), call, layout))
+            if node_of(result.tensor) is not None:
+                self.carry(result.tensor, [(birth, not_finite(result.here))])
+            return Provenance({birth: ()})
         split = self._split(call, plan, result, operands)
         born, (_, provenances, entering) = split.born, split.operands
         if born is not None and (secondhand := self._secondhand(call)):
@@ -260,7 +280,8 @@ class Attribution:
             here = numbers_of(tensor)
             if here is not None and self.findings.provenances.of(tensor) is None and not is_finite(here):
                 paths = provenance.paths if provenance is not None else {}
-                copies = Provenance({replace(birth): path for birth, path in paths.items()})
+                kept_in = weakref.ref(tensor)
+                copies = Provenance({replace(birth, kept_in=kept_in): path for birth, path in paths.items()})
                 self.findings.provenances.keep(tensor, copies)
 
     def _secondhand(self, call: Call) -> list[Provenance]:

@@ -24,7 +24,14 @@ from ..ignoring.precheck import is_safe
 from .arithmetic import limit, rerun
 from .births import come_in, describe, held_before
 from .calls import Call
-from .derivatives import at_finite_cotangents, is_entrywise, is_only_too_large, multiplication, only_passes_on
+from .derivatives import (
+    at_finite_cotangents,
+    is_entrywise,
+    is_only_too_large,
+    is_product,
+    multiplication,
+    only_passes_on,
+)
 from .diagnosis import Diagnosis, Verdict
 from .events import Born, Events, Reached
 from .findings import Findings, Mistakes
@@ -376,6 +383,9 @@ class Backward:
         if is_entrywise(node):
             here = [pair for pair in pairs if pair[1].shape != bad.shape or any_of(pair[1] & bad)]
             pairs = here or pairs
+        elif is_product(node):  # what the call itself made is in the result, and is no factor
+            earlier = passed_by(origination.node)
+            pairs = [pair for pair in pairs if pair[0] in earlier] or pairs
         births = self._at_fault(birth for birth, _ in pairs)
         if not births:
             births = self._at_fault(joined(filter(None, map(self._provenance_of, saved_by(node)))).births)

@@ -13,6 +13,10 @@ from .calls import Call, Change
 from .places import optimizer_here
 from .provenance import Birth
 from .tensors import any_of, first_entries, first_stored, is_sparse, not_finite, numbers_of
+from .underflow import UNDERFLOWED, after_underflow
+
+UNREADABLE = ", which explain can't read"
+"""How the text ends of what came out of such a tensor."""
 
 
 def describe(
@@ -33,7 +37,14 @@ def come_in(tensor: Tensor, here: Tensor, call: Call) -> Birth:
     bad = not_finite(here)
     first = here[bad][0].item()
     infinite = first if isinstance(first, float) and bool((here[bad] == first).all()) else 0.0
-    return describe("given", call, tensor, bad, number(first), infinite=infinite, tensor=weakref.ref(tensor))
+    base = None if tensor._base is None else weakref.ref(tensor._base)
+    return describe("given", call, tensor, bad, number(first), infinite=infinite, tensor=weakref.ref(tensor), base=base)
+
+
+def come_out(tensor: Tensor, bad: Tensor, call: Call, layout: str) -> Birth:
+    """The birth of what a call took out of a tensor whose numbers cannot be read."""
+    text = f"{number(tensor[bad][0].item())} out of a tensor of layout {layout}{UNREADABLE}"
+    return describe("given", call, tensor, bad, text)
 
 
 def held_before(grad: Tensor, here: Tensor, call: Call) -> Birth:
@@ -60,20 +71,24 @@ def newborn(call: Call, result: Tensor, entries: Tensor, at: int, change: Change
     if written is not None and not (here is not None and bool((here.isnan() & entries).any())):
         return describe("meant", call, result, entries, str(written), infinite=written)
     born = call.first_born(entries, change)
-    too_large = _only_too_large(call, entries, at, born, result)
+    too_large = _only_too_large(call, entries, at, born, result, change)
     text = born.text if born is not None else ""
+    if call.name in ("div", "log") and not too_large and any(map(after_underflow, call.tensors()[-1:])):
+        text += UNDERFLOWED
+    of_large = born is not None and born.of_large
     optimizer = optimizer_here()
     if optimizer:
         text = text.removeprefix("1 + ")  # 1 in place of the parameter, of which there is no copy from before
-    return describe("made", call, result, entries, text, too_large=too_large, optimizer=optimizer)
+    more = {"too_large": too_large, "of_large": of_large, "optimizer": optimizer}
+    return describe("made", call, result, entries, text, **more)
 
 
-def _only_too_large(call: Call, entries: Tensor, at: int, born: Born | None, result: Tensor) -> bool:
+def _only_too_large(call: Call, entries: Tensor, at: int, born: Born | None, result: Tensor, change: Change) -> bool:
     """Whether the true value is a number that the dtype has no room for."""
     if born is not None and is_nan(born.result) and not born.of_large:
         return False
     try:
-        wider = call.results(_in_double)[at]
+        wider = call.results(lambda tensor: _in_double(change(tensor)))[at]
     except Exception:
         wider = None
     if wider is not None and wider.shape == entries.shape and wider.dtype != result.dtype:

@@ -22,6 +22,11 @@ class explain:  # noqa: N801
     Your own modes, `FlopCounterMode` and PyTorch's profilers do not count the operators of `explain`. A profiler that
     records memory, stacks of Python calls, or kernels on a GPU does record those of `explain` too.
 
+    If there are several processes, each watches itself. With `on_nan="raise"`, a process also raises if its gradients
+    are not finite because of another process. So all processes of `DistributedDataParallel` raise after the same pass,
+    and nothing is communicated for it. In a pass that does not synchronize gradients, as in `no_sync()`, only the
+    process with the NaN raises. If it goes on after the error, it has to take part in what the others communicate.
+
     `explain` watches a compiled region only from outside, and it does not look into code that `torch.func` transforms.
 
     Args:

@@ -47,9 +47,9 @@ the training diverged: the loss went {went}
 _JUMPED = """\
 the loss jumped: it went {went}
   when it jumped, no parameter was above {before}; only then {grew}
-    # either the batch of that step is bad, or the step before it was too long: look
-    # at the batch, and lower the learning rate. Clipping bounds a step, unless the
-    # optimizer rescales the gradient, as Adam does:
+    # either the batch of that step is bad, or the training diverges because a step
+    # was too long: look at the batch, and lower the learning rate. Clipping bounds
+    # each step too, unless the optimizer rescales the gradient, as Adam does:
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"""
 
 _PERHAPS = """\

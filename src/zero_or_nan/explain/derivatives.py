@@ -22,6 +22,9 @@ Tanh Sigmoid LogSigmoid Softplus Abs Expm1 Erf Erfc Erfinv Logit Lgamma Digamma 
 MaskedFill Neg
 """.split())  # fmt: skip
 
+_PRODUCTS = frozenset("Mm Addmm Bmm Baddbmm Addbmm Mv Addmv Addr Dot Convolution SlowConvDilated2D".split())
+"""Functions whose derivative multiplies by an operand, and has no use for the result."""
+
 _ENDS = frozenset({"Acos", "Asin", "Atanh", "Acosh", "Erfinv", "Logit"})
 """Functions whose derivative is infinite at 1 and -1. The derivatives of others are infinite at 0."""
 
@@ -38,6 +41,11 @@ _FROM_RESULT: dict[str, Callable[[float], float]] = {
 def is_entrywise(node: Any) -> bool:
     """Whether each element of the gradient depends on one element of the cotangent."""
     return function_of(node.name()) in _ENTRYWISE
+
+
+def is_product(node: Any) -> bool:
+    """Whether a node adds up products: its derivative then multiplies by an operand, whatever the result was."""
+    return function_of(node.name()) in _PRODUCTS
 
 
 def only_passes_on(node: Any, arriving: Sequence[Any]) -> bool:
@@ -93,9 +101,9 @@ def is_only_too_large(node: Any, arriving: Sequence[Any], at: int, bad: Tensor) 
     if not can_run_again(node):
         return False
     with contextlib.suppress(Exception), rerun():
-        small = [None if value is None else torch.sign(value) * 1e-3 for value in arriving]
+        small = [None if value is None else torch.sign(value) * 1e-3 for value in _finite(arriving)]
         slopes = numbers_of(run(node, *small)[at])
-        if slopes is not None and is_finite(slopes[bad]):
+        if slopes is not None and is_finite(slopes.sum_to_size(bad.shape)[bad]):  # a bias was broadcast
             return True
     return is_entrywise(node) and not _is_at_pole(node, tuple(bad.nonzero()[0].tolist()), bad)
 

@@ -61,6 +61,11 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
     A step that changes its parameters by its own code, without an optimizer, changes them before the check. From the
     second call on, a copy of these parameters is kept until the step ends.
 
+    If there are several processes, decorate the step on each. A gradient that `DistributedDataParallel` has averaged is
+    not finite on all of them, so all run the step again, and all raise. If a step fails on one process only, its second
+    run may wait for the others: this can happen if a loss is not finite and all gradients are, or if each process keeps
+    a part of the gradients.
+
     If the loss and the parameters grew over the steps before the failure, the report begins with these numbers, and
     says that the training diverged. For this, the loss of each step is read once the gradients are checked. The
     parameters are looked at before the first step, and while the loss is far above the first loss.

@@ -142,7 +142,7 @@ class Forward(TorchFunctionMode):
                         self._note_base(plan, result, place)
                 here = numbers_of(result)
                 if here is None or self.findings.masks.of(here) is None:
-                    if self.findings.provenances and here is not None:
+                    if here is not None and (self.findings.provenances or self.findings.uninitialized):
                         self._forget_overwritten(plan, here)
                     return
                 if not plan.in_place:
@@ -198,10 +198,9 @@ class Forward(TorchFunctionMode):
 
     def _forget_overwritten(self, plan: Plan, here: Tensor) -> None:
         """A tensor that was overwritten as a whole, and is finite now, has no provenance any more."""
-        if plan.in_place and self.findings.provenances.of(here) is not None:
-            whole = here.untyped_storage().nbytes() == here.nbytes
-            if whole:
-                self.findings.provenances.forget(here)
+        if plan.in_place and here.untyped_storage().nbytes() == here.nbytes:
+            self.findings.provenances.forget(here)
+            self.findings.uninitialized.forget(here)
 
     def _check(self, func: Any, plan: Plan, args: Any, kwargs: Any, result: Any, before: Tensor | None) -> None:
         """Check the results of a function one by one."""

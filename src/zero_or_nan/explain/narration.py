@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .diagnosis import Diagnosis, Verdict
 from .names import Names
@@ -117,7 +117,9 @@ class Narration:
             tie=diagnosis.tie,
         )
         situation = _source(birth, names), origin.dtype, verdict.fixed, birth.operands, birth.phase
-        origin.remedy, origin.chapter = remedy(verdict.kind, *situation, has_others=diagnosis.has_others)
+        origin.remedy, origin.chapter = remedy(
+            verdict.kind, *situation, has_others=diagnosis.has_others, of_large=birth.of_large
+        )
         return origin
 
 
@@ -129,20 +131,32 @@ def _source(birth: Birth, names: Names) -> str:
         return "uninitialized memory"
     if birth.optimizer:
         return "step"
-    came_in = birth.tensor() if birth.tensor is not None else None
+    if birth.nature == "given" and birth.kept_in is not None:
+        return "kept in a buffer"
+    came_in = _came_in(birth, names)
     return (came_in is not None and names.role_of(came_in)) or birth.operator
+
+
+def _came_in(birth: Birth, names: Names) -> Tensor | None:
+    """The tensor that a birth came in with; of a view that has no name, the tensor that it is a view of."""
+    tensors = [known() for known in (birth.tensor, birth.base) if known is not None]
+    there = [tensor for tensor in tensors if tensor is not None]
+    return next((tensor for tensor in there if names.of_tensor(tensor)), there[0] if there else None)
 
 
 def _operands(birth: Birth, kind: Kind, names: Names) -> str:
     """The computation that gave the number, with the name of the tensor that it came in with."""
     operands = birth.operands
-    came_in = birth.tensor() if birth.tensor is not None else None
+    came_in = _came_in(birth, names)
     name = names.of_tensor(came_in) if came_in is not None else ""
     if birth.uninitialized:
         operands = f"{operands} in {name or 'memory'}, not initialized since {birth.uninitialized}"
     elif came_in is not None and name:
         role = names.role_of(came_in)
         operands = f"{operands} in {name}, {role}" if role else f"{operands} in {name}"
+    kept_in = birth.kept_in() if birth.kept_in is not None else None
+    if kept_in is not None:
+        operands = f"{operands}, kept since in {names.of_tensor(kept_in) or 'running statistics'}"
     if birth.in_backward and kind == "contaminated":
         operands = f"{operands}; in backward {birth.in_backward}" if operands else birth.in_backward
     return operands

@@ -45,6 +45,9 @@ class Birth:
         uninitialized: the call that handed out the memory of the tensor, if nothing has initialized it.
         optimizer: the name of the optimizer whose step made it, if one did.
         held: whether it was in `.grad` before a pass added to it.
+        of_large: whether a number that it was made of was large already.
+        base: the tensor that `tensor` is a view of.
+        kept_in: the buffer of a module that kept it since.
         in_backward: the multiplication in backward that turned it into a gradient that is not finite, as text.
         made_of: the infinities that the code wrote down and that it was made of.
         number: the position in order of time.
@@ -68,6 +71,9 @@ class Birth:
     uninitialized: str = ""
     optimizer: str = ""
     held: bool = False
+    of_large: bool = False
+    base: weakref.ref[Tensor] | None = None
+    kept_in: weakref.ref[Tensor] | None = None
     in_backward: str = ""
     made_of: tuple[Birth, ...] = ()
     number: int = field(default_factory=itertools.count().__next__)

@@ -10,6 +10,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from .births import UNREADABLE
+from .underflow import UNDERFLOWED
+
 PAGES = "https://zero-or-nan.github.io/zero-or-nan/chapters/"
 OVERFLOW = "find-it-in-your-model#overflow"
 
@@ -68,6 +71,13 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "loss = torch.where(keep, y, 0).sum() / keep.sum().clamp_min(1)",
         "undefined#what-to-do",
     ),
+    ("undefined", "a derivative"): Remedy(
+        "# the value exists, and its derivative does not: no filter of the results helps.\n"
+        "# Choose the points that the function does not see, and what it is there\n"
+        "safe = torch.where(at, torch.ones_like(x), x)\n"
+        "y = torch.where(at, 0, f(safe))",
+        "undefined#what-to-do",
+    ),
     ("undefined", "outside of the domain"): Remedy(
         "# a negative number has no logarithm and no root, and acos ends at 1: look for\n"
         "# the mistake before this line. A clamp hides it, unless it is a rounding",
@@ -91,16 +101,27 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "y = x.clamp_min(1e-8) ** p  # at 0 a power below 1 has no slope", "atlas#roots-and-powers"
     ),
     ("undefined", "a complex power"): Remedy(
-        "# a power of a complex number has no slope at 0: this chooses 0\n"
-        "y = torch.where(z == 0, 0, torch.where(z == 0, 1, z) ** p)",
+        "# a power of a complex number has no slope at 0: choose 0, or keep away from 0\n"
+        "y = torch.where(z == 0, 0, torch.where(z == 0, 1, z) ** p)\n"
+        "y = (z + 1e-12) ** p  # of a root: slope 5e5 at 0",
         "atlas#roots-and-powers",
     ),
     ("undefined", "div"): Remedy(
         "y = total / count.clamp_min(1)  # by a count\n"
         "y = F.normalize(x, dim=-1, eps=1e-6)  # a vector by its norm: slope 1e6 at 0\n"
-        "log_y = x - x.logsumexp(-1, keepdim=True)  # exp(x) by a sum that underflows\n"
         "y = torch.where(b == 0, 0, a / torch.where(b == 0, 1, b))  # else decide: 0?",
         "division-under-a-mask#what-to-do",
+    ),
+    ("undefined", "an underflow in div"): Remedy(
+        "# exp underflowed, and the sum is 0. Another number in place of this 0 gives a\n"
+        "# wrong value: compute the logarithm of exp(x) by its sum\n"
+        "log_y = x - x.logsumexp(-1, keepdim=True)",
+        "division-under-a-mask#what-to-do",
+    ),
+    ("undefined", "an underflow in log"): Remedy(
+        "# exp underflowed to 0, and a clamp would give a wrong value\n"
+        "y = x.logsumexp(-1)  # of x.exp().sum(-1).log(); of x.exp().log() it is x",
+        _LOGARITHMS,
     ),
     ("undefined", "a mean of nothing"): Remedy(
         "# the mean of no elements is 0 / 0\nloss = x[keep].sum() / keep.sum().clamp_min(1)  # 0 if nothing is kept",
@@ -184,11 +205,13 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "undefined#eigenvectors-of-equal-eigenvalues",
     ),
     ("undefined", "_weight_norm"): Remedy(
-        "# weight_norm divides the direction by its norm. For a layer that begins at 0,\n"
-        "# set the magnitude to 0, and not the direction:\n"
-        "normed = layer.parametrizations.weight\n"
-        "torch.nn.init.normal_(normed.original1)  # weight_v of the older function\n"
-        "torch.nn.init.zeros_(normed.original0)  # weight_g of the older function",
+        "# weight_norm divides a direction by its norm, which is 0. To initialize a row\n"
+        "# with 0, or to prune it, set its magnitude to 0, and not its direction:\n"
+        "g = layer.parametrizations.weight.original0  # weight_g of the older function\n"
+        "v = layer.parametrizations.weight.original1  # weight_v of the older function\n"
+        "empty = (v == 0).flatten(1).all(1)  # with dim=0\n"
+        "with torch.no_grad():\n"
+        "    v[empty], g[empty] = 1.0, 0.0",
         "atlas#norms-and-distances",
     ),
     ("overflow", ""): Remedy(
@@ -200,6 +223,13 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
     ("overflow", "a slope"): Remedy(
         "# the value fits its dtype, and its derivative does not: scale the input or\n"
         "# the loss. Clipping does not help: it multiplies inf by 0, which is NaN",
+        OVERFLOW,
+    ),
+    ("overflow", "large numbers"): Remedy(
+        "# a number was large before this line. If each layer or time step makes it\n"
+        "# larger: normalize between them, begin with smaller weights (initialization),\n"
+        "# or take smaller steps. Otherwise scale it, or compute its logarithm\n"
+        "y = f(x.double())  # to see what it is",
         OVERFLOW,
     ),
     ("overflow", "exp"): Remedy(
@@ -231,8 +261,21 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "        module.reset_running_stats()",
         "find-it-in-your-model#bad-input",
     ),
+    ("bad input", "kept in a buffer"): Remedy(
+        "# the running statistics of a norm kept what an earlier batch brought in:\n"
+        "# check a batch before the model sees it. This resets the statistics:\n"
+        "for module in model.modules():\n"
+        '    if hasattr(module, "reset_running_stats"):\n'
+        "        module.reset_running_stats()",
+        "find-it-in-your-model#bad-input",
+    ),
+    ("bad input", "an unreadable tensor"): Remedy(
+        "# explain can't say whether this number was computed or came in with data:\n"
+        "# check the tensor before this line",
+        "find-it-in-your-model#bad-input",
+    ),
     ("bad input", "uninitialized memory"): Remedy(
-        "# as far as explain saw, nothing has written all of this memory\n"
+        "# uninitialized: as far as explain saw, nothing has written all of this memory\n"
         "x = torch.zeros(shape)  # torch.empty leaves the memory as it is",
         "find-it-in-your-model#bad-input",
     ),
@@ -250,6 +293,9 @@ _HALF = Remedy(
     "with torch.autocast(device_type, enabled=False):\n    y = f(x.float())",
     "mixed-precision#what-to-do",
 )
+
+_NAMES = {"svd": "linalg_svd", "arccos": "acos"}
+"""Older names of functions."""
 
 _LEAST = {"sqrt": 0.0, "rsqrt": 0.0, "log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0, "acosh": 1.0}
 _WITHIN_ONE = frozenset("acos asin atanh erfinv".split())
@@ -269,6 +315,8 @@ def _situation(operator: str, operands: str) -> str:
         return "a spread of nothing"
     if operands.endswith("of no elements = nan"):  # a loss that takes the mean
         return "a mean of nothing"
+    if operands.endswith(UNDERFLOWED):
+        return f"an underflow in {operator}"
     if operator == "pow" and "j)" in operands:
         return "a complex power"
     argument = _ARGUMENT.match(operands)
@@ -288,6 +336,7 @@ def remedy(
     operands: str = "",
     phase: str = "forward",
     has_others: bool = False,
+    of_large: bool = False,
 ) -> tuple[str, str]:
     """What to do, and the address of the section about it.
 
@@ -303,9 +352,15 @@ def remedy(
         found = _HALF
     else:
         if kind == "undefined":
-            operator = _situation(operator, operands)
+            operator = _situation(_NAMES.get(operator, operator), operands)
+            if phase == "backward" and (kind, operator) not in REMEDIES:
+                operator = "a derivative"
         elif kind == "overflow" and phase == "backward":
             operator = "a slope"
+        elif kind == "overflow" and of_large and (kind, operator) not in REMEDIES:
+            operator = "large numbers"
+        elif operands.endswith(UNREADABLE):
+            operator = "an unreadable tensor"
         found = REMEDIES.get((kind, operator)) or REMEDIES[kind, ""]
     page, _, anchor = found.section.partition("#")
     return found.code, f"{PAGES}{page}.html#{anchor}"

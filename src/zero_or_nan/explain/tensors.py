@@ -94,6 +94,15 @@ def numbers_of(tensor: Any) -> Tensor | None:
     return tensor
 
 
+def unreadable_layout(tensor: Tensor) -> str:
+    """The layout of a tensor whose numbers `numbers_of` cannot read because of it; empty if it can."""
+    if tensor.is_nested:
+        return "nested"
+    if tensor.layout is torch.strided or is_sparse(tensor):
+        return ""
+    return str(tensor.layout).removeprefix("torch.").removeprefix("_")
+
+
 def is_finite(tensor: Tensor) -> bool:
     """Whether all elements are finite.
 

@@ -298,3 +298,74 @@ def test_what_was_loaded_over_a_nan_is_finite():
         layer.load_state_dict(nn.Linear(2, 2).state_dict())
         layer(torch.ones(3, 2)).sum().backward()
     assert report.ok
+
+
+def test_what_was_loaded_into_new_memory_is_not_called_uninitialized(filled):
+    with explain() as report:
+        layer = nn.Linear(2, 2)
+        layer.load_state_dict({"weight": torch.full((2, 2), nan), "bias": torch.zeros(2)})
+        layer(torch.ones(3, 2)).sum().backward()
+    (origin,) = report
+    assert origin.operands == "nan in weight, a parameter" and "loaded from" in origin.remedy
+
+
+def test_memory_of_which_a_part_was_written_is_named_where_it_is_read(filled):
+    query = leaf(1.0, 2.0)
+    with explain() as report:
+        cache = torch.empty(3, 2)
+        cache[:2] = torch.ones(2, 2)
+        used = cache.T * query[:, None]
+        used.sum().backward()
+    (origin,) = report
+    assert (origin.operator, origin.source) == ("mul", "used = cache.T * query[:, None]")
+    assert origin.operands == f"nan in cache, not initialized since empty in line {origin.line - 2}"
+
+
+@pytest.mark.parametrize(
+    "use", [lambda x, w: x @ w.T, lambda x, w: x * w[0], lambda x, w: (x * w.flatten()[:2]).relu()]
+)
+def test_a_parameter_that_is_read_by_a_view_is_named(use):
+    layer = nn.Linear(2, 2)
+    layer.weight.data.numpy()[0, 0] = nan
+    x = leaf(1.0, 2.0)
+    with explain() as report:
+        use(x[None], layer.weight).sum().backward()
+    (origin,) = report
+    assert origin.operands == "nan in weight, a parameter" and "named_parameters" in origin.remedy
+
+
+@pytest.mark.parametrize("bad, kind", [(nan, "bad input"), (-1.0, "undefined")])
+def test_what_running_statistics_kept_is_said_of_them(bad, kind):
+    """A batch whose loss nobody uses leaves its NaN in the statistics, and a later pass reads it there."""
+    model = nn.Sequential(nn.BatchNorm1d(2))
+    with explain() as report:
+        rows = torch.tensor([[bad, 1.0], [1.0, 2.0]])
+        model(rows.log() if kind == "undefined" else rows)
+        model.eval()
+        model(leaf(1.0, 2.0)[None]).sum().backward()
+    (origin,) = report
+    assert origin.kind == kind and origin.operands.endswith(", kept since in 0.running_mean")
+    assert ("reset_running_stats" in origin.remedy) == (kind == "bad input")
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("layout", ["mkldnn", "nested"])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_what_comes_out_of_a_tensor_that_cannot_be_read(layout, recorded):
+    """Its numbers, and where they were made, are out of reach; the report says so, and names the line."""
+    if layout == "mkldnn" and not torch.backends.mkldnn.is_available():
+        pytest.skip("no mkldnn")
+    x = torch.tensor([[3e38, 1.0]], requires_grad=recorded)
+    w = leaf(1.0, 2.0)
+    with explain() as report:
+        if layout == "mkldnn":
+            total = x.to_mkldnn() + x.to_mkldnn()
+            y = total.to_dense()
+        else:
+            total = torch.nested.as_nested_tensor([x]) * 2
+            y = total.to_padded_tensor(0.0)
+        (y * w).sum().backward()
+    (origin,) = report
+    assert origin.kind == "bad input" and origin.source in ("y = total.to_dense()", "y = total.to_padded_tensor(0.0)")
+    assert origin.operands == f"inf out of a tensor of layout {layout}, which explain can't read"
+    assert "check the tensor before this line" in origin.remedy and "w" in origin.reached

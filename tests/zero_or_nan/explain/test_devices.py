@@ -289,6 +289,76 @@ torch.distributed.destroy_process_group()
 """
 
 
+TOGETHER = """
+import json, sys
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from zero_or_nan import explain
+from zero_or_nan.explain import NotFiniteError
+from zero_or_nan.explain.findings import Mistakes
+
+Mistakes.are_raised = True
+torch.set_num_threads(1)
+rank, store = int(sys.argv[1]), sys.argv[2]
+distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+good = torch.ones(2, 2)
+rows = good * (float("nan") if rank == 1 else 1)
+said = {}
+
+def agrees():  # a collective that each process has to reach
+    count = torch.ones(1)
+    distributed.all_reduce(count)
+    return count.item() == 2
+
+def step(x):
+    optimizer.zero_grad()
+    model(x).sum().backward()
+    optimizer.step()
+
+def kept(name, call):
+    weights = [p.detach().clone() for p in model.parameters()]
+    try:
+        call()
+        raised = None
+    except NotFiniteError as error:
+        raised = [origin.rank for origin in error.report], "see the other ranks" in str(error)
+    same = all(torch.equal(p, weight) for p, weight in zip(model.parameters(), weights))
+    said[name] = [raised, same, agrees()]
+
+def watched(x):
+    with explain(on_nan="raise"):
+        step(x)
+
+def alone(x):
+    with explain(on_nan="raise"), model.no_sync():
+        model(x).sum().backward()
+
+kept("raise", lambda: watched(rows))
+kept("raise, clean", lambda: watched(good))
+kept("on_failure", lambda: explain.on_failure(step)(rows))
+kept("on_failure, clean", lambda: explain.on_failure(step)(good))
+kept("no_sync", lambda: alone(rows))
+for name, value in said.items():
+    print("result", json.dumps([name, value]), flush=True)
+distributed.destroy_process_group()
+"""
+
+
+def test_all_processes_raise_together(tmp_path):
+    """Each raises before its optimizer takes a step, and none waits for another afterwards."""
+    names = ["raise", "raise, clean", "on_failure", "on_failure, clean", "no_sync"]
+    first, second = results_of_two(TOGETHER, tmp_path / "store", names)
+    for name in ("raise", "on_failure"):
+        assert first[name] == [[[], True], True, True]
+        assert second[name] == [[[1], False], True, True]
+        assert first[f"{name}, clean"] == second[f"{name}, clean"] == [None, False, True]
+    assert first["no_sync"][0] is None and second["no_sync"][0] == [[1], False]  # a limit that the docstring states
+
+
 def test_several_processes(tmp_path):
     names = ["DDP, clean", "DDP", "DTensor, clean", "DTensor", "notes"]
     first, second = results_of_two(SCRIPT, tmp_path / "store", names)

@@ -1,17 +1,13 @@
 """Hugging Face's Trainer with the callback: a bad batch stops the training and is explained; nothing else changes."""
 
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from explained_script import explained
 from scratch import ROOT
 from torch import nn
 
-import zero_or_nan
 from zero_or_nan.explain import NotFiniteError
 
 transformers = pytest.importorskip("transformers")
@@ -23,7 +19,6 @@ from zero_or_nan.explain.huggingface import ExplainCallback  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # frameworks have warnings of their own
 
-HOME = str(Path(zero_or_nan.__file__).parents[1])
 HIDDEN = "would have hidden this loss"
 
 
@@ -368,11 +363,6 @@ print("trained", trainer.state.global_step)
 
 @pytest.mark.slow
 def test_a_script(tmp_path):
-    (tmp_path / "train.py").write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "-m", "zero_or_nan.explain", "train.py"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": HOME}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    first = done.stdout.partition("undefined: ")[2].splitlines()
-    assert first[:3] == ["log(0) = -inf", "  train.py:9", "    output.loss = output.loss * weight.mean().log()"]
+    first, done = explained(tmp_path, SCRIPT)
+    assert first == ["log(0) = -inf", "  train.py:9", "    output.loss = output.loss * weight.mean().log()"]
     assert done.returncode == 1 and "trained 4" in done.stdout, done.stderr

@@ -1,17 +1,12 @@
 """Lightning with the callback: a bad batch stops the training and is explained; nothing else changes."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from explained_script import explained
 from scratch import ROOT
 from torch import nn
 from torch.utils.data import DataLoader
 
-import zero_or_nan
 from zero_or_nan.explain import NotFiniteError
 
 pl = pytest.importorskip("pytorch_lightning")
@@ -20,7 +15,6 @@ from zero_or_nan.explain.lightning import ExplainCallback  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # frameworks have warnings of their own
 
-HOME = str(Path(zero_or_nan.__file__).parents[1])
 
 LOG = ("undefined", "log", "loss = self(x).square().mean() * scale.log()")
 SQRT = ("undefined", "sqrt", "loss = (self(x) * scale).square().sum().sqrt()")
@@ -302,12 +296,7 @@ print("trained", trainer.global_step)
 
 @pytest.mark.slow
 def test_a_script(tmp_path):
-    (tmp_path / "train.py").write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "-m", "zero_or_nan.explain", "train.py"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": HOME}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    first = done.stdout.partition("undefined: ")[2].splitlines()
+    first, done = explained(tmp_path, SCRIPT)
     source = 'return self.layer(batch["x"]).square().mean() * batch["scale"].log()'
-    assert first[:3] == ["log(0) = -inf", "  train.py:12", f"    {source}"], done.stderr
+    assert first == ["log(0) = -inf", "  train.py:12", f"    {source}"], done.stderr
     assert done.returncode == 1 and "trained 4" in done.stdout
