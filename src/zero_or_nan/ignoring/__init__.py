@@ -23,6 +23,7 @@ How it works, in the order of the flow:
 - `cotangent`, `masks`: the tensor that a derivative gets. `distributed`: the same, spread over several processes.
 - `tape`: follows the operators that a user's own derivative calls on plain tensors.
 - `dispatch`, `in_place`: find and run the rule of an operator that the derivative calls.
+- `compiled`: the backward graph of a compiled region, and what its zeros mean.
 - `hooks`, `threads`, `lifetimes`, `compiling`, `watching`, `vmapped`: the parts of PyTorch that a pass touches.
 - `jagged`, `sparse`: tensors with another memory layout.
 - `registry`: a record and perhaps a transfer for each forward function, and a rule for each operator. `operators` has

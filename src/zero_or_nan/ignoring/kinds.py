@@ -7,10 +7,23 @@ from typing import Any, NamedTuple
 from torch.autograd.function import BackwardCFunction
 
 from .checks import Checks, checks_of
+from .compiled import is_region
 from .distributed import is_border
 from .graph import KINDS, NODES, function_of
 from .registry import FUNCTIONS, TRANSFERS, UNKNOWN, Function, Transfer, record_of
-from .steps import CHECKPOINT, CustomVJP, DTensorBoundary, Linear, Opaque, Recomputed, Sliced, Step, Taped, Traced
+from .steps import (
+    CHECKPOINT,
+    Compiled,
+    CustomVJP,
+    DTensorBoundary,
+    Linear,
+    Opaque,
+    Recomputed,
+    Sliced,
+    Step,
+    Taped,
+    Traced,
+)
 
 
 class NodeKind(NamedTuple):
@@ -65,6 +78,8 @@ def _step_of(node: Any, name: str, function: Function) -> type[Step]:
         return DTensorBoundary if is_border(node) else Linear
     if function.derivative is not None:
         return CustomVJP
+    if is_region(node):
+        return Compiled
     if isinstance(node, BackwardCFunction):
         return Recomputed if name == CHECKPOINT else Taped if function is UNKNOWN else Traced
     if name not in NODES:

@@ -879,11 +879,7 @@ def test_a_compiled_forward(backend, told):
         pytest.skip(f"nothing to compile with here: {error}")
     ignoring.backward(torch.where(x < 50, y, 0.0).sum())
     messages = [str(w.message) for w in told if "ignoring" in str(w.message)]
-    if backend == "eager":
-        assert right(x, 2) and not messages
-    else:
-        assert x.grad[0] == pytest.approx(2 * math.e)
-        assert len(messages) == 1 and "CompiledFunction" in messages[0]
+    assert not messages and x.grad.tolist() == pytest.approx([2 * math.e, 0])
 
 
 def test_a_selection_ahead_of_a_compiled_region_is_fixed(told):

@@ -4,6 +4,7 @@ There is a file for each method of running a derivative. `kinds` chooses the met
 """
 
 from .boundary import DTensorBoundary
+from .compiled import Compiled
 from .custom_vjp import CustomVJP
 from .linear import Linear
 from .opaque import Opaque
@@ -16,6 +17,7 @@ from .traced import Traced
 
 __all__ = [
     "CHECKPOINT",
+    "Compiled",
     "CustomVJP",
     "DTensorBoundary",
     "Linear",

@@ -32,9 +32,11 @@ class Owner(Protocol):
 
     Attributes:
         entered: the same as in `cotangent.Run`.
+        keep: the edges whose masks the pass was asked for.
     """
 
     entered: dict[int, tuple[Tensor, Cotangent]]
+    keep: set[Edge]
 
     def failed(self, name: str, error: Exception, suspected: bool = False) -> None:
         """Record that something could not be followed."""

@@ -1,0 +1,277 @@
+"""The backward graph of a compiled region, and what its zeros mean.
+
+AOTAutograd keeps the backward of each region as a graph of PyTorch's operators, because compiled autograd needs it. The
+graph alone does not show what a zero means: `where(condition, g, 0)` is the derivative of `where`, which selects, and
+also a part of the derivative of `std`, which writes 0 by convention. The forward function decides. AOTAutograd notes
+the number of the autograd node on each operator, in the backward and in the forward graph. So the forward operator with
+the same number names the function, and the function has a record.
+
+A backend such as inductor compiles the forward graph away, and no function is known. Nothing is guessed then: `meaning`
+is None, and only elements that are ignored already when they arrive at the region are followed.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType, MethodType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from .failures import NotFollowed
+from .graph import NODES
+from .registry import FUNCTIONS, UNKNOWN, Function
+
+aten = torch.ops.aten
+
+_BY_LETTERS = {name.lower(): name for name in NODES}
+"""The names of the nodes in lower case: the operator `max_pool2d_with_indices` has nodes `MaxPool2DWithIndices`."""
+
+_INTO_VIEWS = frozenset({"as_strided_scatter", "copy", "diagonal_scatter", "select_scatter", "slice_scatter"})
+"""What becomes of a write into a view. Its node `CopySlices` has no forward operator of its own."""
+
+_ON_NUMBERS = frozenset(vars(operator)[name] for name in operator.__all__) | {
+    torch.sym_float, torch.sym_int, torch.sym_max, torch.sym_min,
+}  # fmt: skip
+
+
+class Region(NamedTuple):
+    """A compiled region.
+
+    Attributes:
+        module: its backward. The graph's arguments are those of `_backward_impl`; the cotangents come last.
+        functions: the record of the forward function, by the number of its autograd node.
+    """
+
+    module: GraphModule
+    functions: dict[int, Function]
+
+    def meaning(self, node: Any) -> Function | None:
+        """The record of the function whose derivative calls an operator of the graph; None if it is not known."""
+        if node.meta.get("partitioner_tag") != "is_backward":
+            return None  # the user's own derivative, in releases that mark it
+        return self.functions.get(node.meta.get("seq_nr", -1))
+
+
+_regions: weakref.WeakKeyDictionary[type, Region] = weakref.WeakKeyDictionary()
+_shown: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+
+
+def is_region(node: Any) -> bool:
+    """True if a node is the backward of a compiled region."""
+    forward = getattr(node, "_forward_cls", None)
+    return forward is not None and forward.__name__ == "CompiledFunction" and forward.__module__.startswith("torch.")
+
+
+def shows_its_functions(forward: Any) -> bool:
+    """True if the backend keeps the forward graph of a region, as `aot_eager` does and inductor does not."""
+    shown = _shown.get(forward)
+    if shown is None:
+        shown = _shown[forward] = _graph_inside(getattr(forward, "compiled_fw", None)) is not None
+    return shown
+
+
+def region_of(forward: Any) -> Region:
+    """The compiled region behind a Function of AOTAutograd.
+
+    Raises:
+        NotFollowed: if the graph is missing, or has operators that can't be followed.
+    """
+    found = _regions.get(forward)
+    if found is None:
+        info: Any = getattr(forward, "_lazy_backward_info", None)
+        module = getattr(info, "bw_module", None)
+        if module is None and hasattr(info, "bw_module_fn"):
+            module = info.bw_module_fn()
+        if not isinstance(module, GraphModule):
+            raise NotFollowed("a compiled region without its backward graph")
+        ahead = _graph_inside(getattr(forward, "compiled_fw", None))
+        found = Region(module, {} if ahead is None else _functions(ahead))
+        for node in module.graph.nodes:
+            _check(node, found)
+        _regions[forward] = found
+    return found
+
+
+def _check(node: Any, region: Region) -> None:
+    """Refuse an operator that draws random numbers, writes into a tensor, or is not one of PyTorch's."""
+    target: Any = node.target
+    if node.op != "call_function" or target in _ON_NUMBERS:
+        return
+    if not isinstance(target, torch._ops.OpOverload):
+        raise NotFollowed(f"a compiled region with {getattr(target, '__name__', target)}")
+    if target.namespace not in ("aten", "prims") or target.namespace == "prims" and target not in AS_ATEN:
+        raise NotFollowed(f"a compiled region with {target._schema.name}")
+    if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
+        raise NotFollowed(f"a compiled region with {target._schema.name}, which can't be run twice")
+    function = region.meaning(node)
+    if function is not None and function.derivative is not None and function is not FUNCTIONS["Addmm"]:
+        # `Addmm` has one for beta=0 alone. In a region, the base then counts.
+        raise NotFollowed("a compiled region with a function whose derivative ignoring replaces")
+
+
+def _graph_inside(compiled: Any) -> Any:
+    """The forward graph, if the backend only wrapped it into functions; else None."""
+    stack, seen = [compiled], set()
+    while stack:
+        thing = stack.pop()
+        if isinstance(thing, GraphModule):
+            return thing.graph
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, MethodType):
+            stack.append(thing.__self__)
+        elif isinstance(thing, FunctionType):
+            stack += [cell.cell_contents for cell in thing.__closure__ or () if _is_filled(cell)]
+            stack += [value for value in vars(thing).values() if callable(value)]
+    return None
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return callable(cell.cell_contents)
+    except ValueError:  # empty
+        return False
+
+
+def _functions(ahead: Any) -> dict[int, Function]:
+    """The records of the forward functions, by number.
+
+    The first operator with a number made the node. Later ones have no derivative, and show the number of the last node.
+    """
+    found: dict[int, Function | None] = {}
+    for node in ahead.nodes:
+        number = node.meta.get("seq_nr")
+        if node.op != "call_function" or number is None or node.meta.get("partitioner_tag") == "is_backward":
+            continue
+        made = node.meta.get("original_aten", node.target)
+        name = getattr(getattr(made, "overloadpacket", made), "__name__", "")
+        if name in _INTO_VIEWS:
+            return {}
+        if number not in found:
+            of_user = [str(entry[0]) for entry in node.meta.get("source_fn_stack", ())]
+            known = bool(of_user) and not any("autograd" in entry for entry in of_user)
+            found[number] = _record(name, node.args) if known else None
+    return {number: function for number, function in found.items() if function is not None}
+
+
+def _record(name: str, arguments: Sequence[Any]) -> Function | None:
+    """The record of an operator; None if no node has its name."""
+    if name == "linalg_vector_norm" and (len(arguments) < 2 or math.isfinite(arguments[1])):
+        return UNKNOWN  # its record is for orders of inf
+    of_node = _BY_LETTERS.get(name.replace("_", ""))
+    return None if of_node is None else FUNCTIONS.get(of_node, UNKNOWN)
+
+
+# What inductor's decompositions call, in operators that have rules.
+
+AS_ATEN: dict[Any, Callable[..., Any]] = {
+    torch.ops.prims.convert_element_type.default: lambda a, dtype: aten._to_copy(a, dtype=dtype),
+    torch.ops.prims.rev.default: aten.flip.default,
+}
+if hasattr(torch.ops.prims, "fma"):
+    AS_ATEN[torch.ops.prims.fma.default] = lambda a, b, c: aten.add(aten.mul(a, b), c)
+
+
+def tangents_of(forward: Any) -> list[int]:
+    """Which of the cotangents that arrive at the region its graph gets, in order.
+
+    Raises:
+        NotFollowed: if the graph gets other arguments, too.
+    """
+    metadata = forward.metadata
+    if (
+        forward.maybe_subclass_metadata is not None
+        or metadata.num_backward_tokens
+        or metadata.is_rng_op_functionalized
+        or getattr(metadata, "num_graphsafe_rng_states", 0)
+    ):
+        raise NotFollowed("a compiled region with tensor subclasses, tokens or random numbers")
+    written, outputs = metadata.mutated_inp_runtime_indices, metadata.output_info
+    inputs = [metadata.input_info[i] for i in written]
+    found = [i for i, each in enumerate(inputs) if each.mutates_data and each.requires_grad]
+    found += [
+        len(written) + i
+        for i, each in enumerate(outputs)
+        if each.output_type.name in ("non_alias", "unsafe_view_alias", "custom_function_view")
+        and issubclass(each.raw_type, Tensor)
+        and getattr(each, "requires_grad_for_backward", each.requires_grad)
+    ]
+    start = len(written) + len(outputs)
+    return found + list(range(start, start + metadata.num_intermediate_bases))
+
+
+class Arguments:
+    """Notes the arguments of a compiled backward, until `stop`. Reading them elsewhere would run saved-tensor hooks.
+
+    Args:
+        node: the node of the region.
+    """
+
+    _lock = threading.Lock()
+
+    def __init__(self, node: Any) -> None:
+        self.node = node
+        self.values: list[Any] | None = None
+        self.forward = node._forward_cls
+        with self._lock:
+            before = vars(self.forward).get("_backward_impl")
+            if before is None:
+                return
+            if not isinstance(before, _Noting):
+                before = _Noting(before)
+                self.forward._backward_impl = before
+            before.wanted[node] = self
+
+    def note(self, values: Sequence[Any]) -> None:
+        """Keep the arguments. Compiled code may write into those that are donated to it, so copy these.
+
+        A backend that keeps its graphs runs them as they are, and writes into none.
+        """
+        donated = () if shows_its_functions(self.forward) else self.forward.metadata.bw_donated_idxs or ()
+        self.values = [
+            value.clone() if place in donated and isinstance(value, Tensor) else value
+            for place, value in enumerate(values)
+        ]
+
+    def stop(self) -> list[Any] | None:
+        """The arguments; None if the backward did not run, or if this release runs it in another way."""
+        with self._lock:
+            noting = vars(self.forward).get("_backward_impl")
+            if isinstance(noting, _Noting):
+                noting.wanted.pop(self.node, None)
+                if not noting.wanted:
+                    self.forward._backward_impl = noting.before
+        values, self.values = self.values, None
+        return values
+
+
+class _Noting:
+    """A compiled backward that notes its arguments for the steps that want them."""
+
+    def __init__(self, before: Any) -> None:
+        self.before = before
+        self.wanted: dict[Any, Arguments] = {}
+
+    def __call__(self, node: Any, values: Any) -> Any:
+        arguments = self.wanted.get(node)
+        if arguments is not None:
+            arguments.note(values)
+        return self.before.__get__(None, type(self))(node, values)
+
+
+def users_last(module: GraphModule) -> Iterator[tuple[Any, list[Any]]]:
+    """The graph's operators in order, each with the nodes whose results nobody needs afterwards."""
+    last: dict[Any, Any] = {}
+    for node in module.graph.nodes:
+        for argument in node.all_input_nodes:
+            last[argument] = node
+    for node in module.graph.nodes:
+        yield node, [argument for argument in node.all_input_nodes if last[argument] is node]

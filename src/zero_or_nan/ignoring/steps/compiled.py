@@ -1,0 +1,259 @@
+"""The backward of a compiled region. If it is contaminated, its graph is followed, operator by operator.
+
+The compiled code runs first, as it is. If all of its results are finite, nothing else happens. Otherwise the graph that
+AOTAutograd keeps runs once more, on cotangents that know their masks. Only an element that is not finite in the
+compiled result is taken from there. The graph of a region that does not show its functions runs only if ignored
+elements arrive.
+
+Benefit: each finite bit is the compiled one's, and a clean pass costs one check. Downside: on a contaminated pass, the
+region runs twice, the second time as slowly as uncompiled code under `ignoring`. And until the compiled code ends, its
+arguments stay in memory.
+
+Rejected: to run the region again, uncompiled, from its inputs. Dropout would draw another mask, and the gradient would
+be finite and wrong.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ..compiled import AS_ATEN, Arguments, region_of, shows_its_functions, tangents_of, users_last
+from ..cotangent import Cotangent, can_carry, dispatches, is_finite, mask_of, prefer_exact, unwrap
+from ..failures import NotFollowed
+from ..graph import for_each_edge
+from ..higher import in_forward_mode
+from ..masks import Mask, all_count, everywhere
+from ..registry import Function
+from .comparisons import Comparisons
+from .step import Results, Step
+
+aten = torch.ops.aten
+
+NAME = "CompiledFunction"
+
+_RESHAPED = frozenset({aten.view.default, aten._unsafe_view.default})
+"""A view may meet other strides than were traced."""
+
+_BY_STRIDES = frozenset({aten.as_strided, aten.as_strided_scatter, aten._reshape_alias})
+
+_ADDING = frozenset({aten.add, aten.sub, aten.rsub})
+_ADDING_A_PRODUCT = frozenset(
+    {aten.addbmm, aten.addcdiv, aten.addcmul, aten.addmm, aten.addmv, aten.addr, aten.baddbmm}
+)
+_JOINING = frozenset({aten.cat, aten.stack})
+
+_AMBIGUOUS = NotFollowed("a compiled region does not show what a zero in its backward means")
+
+
+class Compiled(Step):
+    """The run of a compiled region's backward, which may be followed by a run of its graph on cotangents."""
+
+    is_needed = True
+    makes_up_zeros = False
+
+    _here: Any = None
+    """The operator of the graph that runs."""
+
+    def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
+        # If no function is known, only what is ignored already can be followed.
+        wanted = shows_its_functions(self.node._forward_cls) or not all(map(all_count, self.masks))
+        self._arguments = Arguments(self.node) if wanted else None
+        return arriving
+
+    def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
+        arguments = None if self._arguments is None else self._arguments.stop()
+        if not self._is_in_doubt(results):
+            return results, [None] * len(results)
+        try:
+            return self._followed(arguments, results, arriving)
+        except Exception as error:
+            reason = error if isinstance(error, NotFollowed) else NotFollowed(f"{type(error).__name__}: {error}")
+            self.owner.failed(NAME, reason, suspected=True)
+            return results, [None] * len(results)
+        finally:
+            self._here = self._comparisons = None
+            self._compared: dict[int, Any] = {}
+
+    def abandon(self) -> None:
+        if self._arguments is not None:
+            self._arguments.stop()
+
+    def _is_in_doubt(self, results: Sequence[Any]) -> bool:
+        """True if masks are needed: a result is not finite, or a zero may be multiplied by NaN or infinity ahead."""
+        own = [result for result in results if isinstance(result, Tensor)]
+        if self.owner.keep or not is_finite(own):
+            return True
+        return any(bool((result == 0).any()) for result in own) and not self.owner.is_safe_ahead(self.node)
+
+    # The graph, on cotangents.
+
+    def _followed(self, arguments: list[Any] | None, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
+        """The results and masks, by a run of the graph.
+
+        Raises:
+            NotFollowed: if the graph is not there, or if its results are not those of the compiled code.
+        """
+        if torch.is_grad_enabled() or in_forward_mode():
+            raise NotFollowed("a compiled region has no second derivative")
+        if arguments is None:
+            raise NotFollowed("a compiled region that does not show its functions")
+        forward = self.node._forward_cls
+        region = region_of(forward)
+        places = tangents_of(forward)
+        first = len(arguments) - len(places)
+        given = [node for node in region.module.graph.nodes if node.op == "placeholder"]
+        if len(given) != len(arguments) or first < 0:
+            raise NotFollowed("a compiled region whose graph has other arguments than its code")
+        for number, place in enumerate(places, first):
+            value, sent = arguments[number], arriving[place]
+            if type(value) is not Tensor or sent is not None and (value.shape, value.dtype) != (sent.shape, sent.dtype):
+                raise NotFollowed("a compiled region whose graph has other cotangents than its code")
+            mask = everywhere(False, value) if sent is None else self.masks[place]
+            arguments[number] = Cotangent(value, mask, cast(Any, self))
+        with torch.no_grad(), torch._C._DisableAutocast():
+            self._comparisons = Comparisons(first_alone=False)
+            self._comparisons.start()
+            try:
+                returned = self._run(region, arguments)
+            finally:
+                self._comparisons.stop()
+            return self._merged(results, for_each_edge(self.node, returned))
+
+    def _run(self, region: Any, arguments: list[Any]) -> Any:
+        """Run the graph. Returns its results, one for each argument of the forward graph."""
+        self._region, self._compared, self._flagged = region, {}, False
+        known: dict[Any, Any] = {}
+        values = iter(arguments)
+        for node, last in users_last(region.module):
+            if node.op == "placeholder":
+                known[node] = next(values)
+            elif node.op == "get_attr":
+                known[node] = operator.attrgetter(node.target)(region.module)
+            elif node.op == "call_function":
+                self._here = node
+                args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
+                known[node] = self._call(node.target, args, kwargs)
+            else:
+                return torch.fx.node.map_arg(node.args[0], known.__getitem__)
+            for argument in last:
+                del known[argument]
+        raise NotFollowed("a compiled region whose graph has no results")
+
+    def _call(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Run one operator."""
+        packet = getattr(target, "overloadpacket", None)
+        if packet in _BY_STRIDES and any(map(_is_cotangent, args)):
+            raise NotFollowed(f"a compiled region with {target.name()}, which reads the memory of a cotangent")
+        if packet in _ADDING or packet in _JOINING:
+            self._check_terms(packet, args)
+        elif packet in _ADDING_A_PRODUCT and not _is_cotangent(args[0]) and any(map(_is_cotangent, args)):
+            self._undecided()
+        if target in _RESHAPED:
+            target = aten.reshape.default
+        result = AS_ATEN.get(target, target)(*args, **kwargs)
+        if (
+            packet in Comparisons.COMPARING
+            or packet in Comparisons.JOINING
+            and all(id(part) in self._compared for part in args)
+        ):
+            self._compared[id(result)] = result
+        return result
+
+    def _check_terms(self, packet: Any, args: Any) -> None:
+        """Report a plain tensor beside a cotangent. The derivative is linear, so it is a zero, perhaps an ignored one.
+
+        In a derivative that selects, a zero that nothing else uses is the derivative's own.
+        """
+        terms = args[0] if packet in _JOINING else args[:2]
+        if all(map(_is_cotangent, terms)) or not any(map(_is_cotangent, terms)):
+            return
+        plain = [node for node, term in zip(self._terms(packet), terms, strict=True) if not _is_cotangent(term)]
+        if packet in _JOINING and all(self._is_own(node) for node in plain):
+            return
+        self._undecided()
+
+    def _terms(self, packet: Any) -> Sequence[Any]:
+        terms: Sequence[Any] = self._here.args[0] if packet in _JOINING else self._here.args[:2]
+        return terms
+
+    def _is_own(self, node: Any) -> bool:
+        """True if a constant belongs to the derivative that runs. The compiler merges equal constants of several."""
+        own = node.meta.get("seq_nr") == self._here.meta.get("seq_nr") and not node.all_input_nodes
+        return own and len(node.users) == 1 and list(self._here.args[0]).count(node) == 1
+
+    def _merged(self, results: Sequence[Any], returned: Sequence[Any]) -> Results:
+        """The compiled results where they are finite, elsewhere those of the graph; and the masks."""
+        values: list[Any] = []
+        masks: list[Mask] = []
+        for exact, result in zip(results, returned, strict=True):
+            mask = None
+            if isinstance(exact, Tensor):
+                if not isinstance(result, Tensor) or exact.shape != result.shape or dispatches(exact):
+                    raise NotFollowed("a compiled region whose graph has other results than its code")
+                if not _agree(exact, unwrap(result)):
+                    raise NotFollowed("a compiled region whose graph computes other numbers than its code")
+                if _is_cotangent(result):
+                    exact = unwrap(prefer_exact(exact, result))
+                    mask = mask_of(result)
+                    mask = mask if mask is None else mask | (exact != 0)
+                elif can_carry(exact):
+                    self._undecided()
+            values.append(exact)
+            masks.append(mask)
+        return values, masks
+
+    # What the rules ask.
+
+    @property
+    def is_anothers(self) -> bool:  # type: ignore[override]
+        """Whether the derivative that runs is not known."""
+        return self._function() is None
+
+    @property
+    def selects(self) -> bool:
+        """Whether a zero that the derivative writes means "not selected". If that is not known, it counts."""
+        function = self._function()
+        if function is None or not isinstance(function.selects, bool):
+            self._undecided()
+            return False
+        return function.selects
+
+    def _function(self) -> Function | None:
+        """The record of the forward function whose derivative runs."""
+        return None if self._here is None else self._region.meaning(self._here)
+
+    def where_unordered(self, condition: Tensor) -> Mask:
+        """The elements at which a condition compared a NaN. If the graph did not make the condition: all of them."""
+        function = self._function()
+        if function is None or not function.compares or self._comparisons is None:
+            return None
+        if id(condition) not in self._compared:
+            self._undecided()
+            return everywhere(True, condition)
+        return self._comparisons.where_unordered(condition)
+
+    def _undecided(self) -> None:
+        """Report a zero that counts because nothing shows that it is ignored."""
+        if not self._flagged:
+            self._flagged = True
+            self.owner.failed(NAME, _AMBIGUOUS, suspected=True)
+
+
+def _is_cotangent(thing: Any) -> bool:
+    return type(thing) is Cotangent
+
+
+def _agree(exact: Tensor, followed: Tensor) -> bool:
+    """True if two results agree where both are finite. If not, the graph's arguments are not those of the code."""
+    both = exact.isfinite() & followed.isfinite()
+    exact, followed = exact[both], followed[both]
+    if not exact.numel() or not (exact.is_floating_point() or exact.is_complex()):
+        return True
+    size = torch.maximum(exact.abs().amax(), followed.abs().amax())
+    tolerance = max(torch.finfo(exact.dtype).eps, torch.finfo(torch.float32).eps) ** 0.5
+    return bool((exact - followed).abs().amax() <= tolerance * size)

@@ -1,0 +1,243 @@
+"""Compiled regions: their backward graph is followed where they are contaminated, and no miss is silent."""
+
+import warnings
+
+import pytest
+import test_modules as table
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from zero_or_nan import ignoring
+from zero_or_nan.ignoring import compiled as graphs
+
+NAN = float("nan")
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def gradient(program, x, backward=ignoring.backward):
+    """Of a program's result by x, and what `ignoring` warned of."""
+    leaf = x.clone().requires_grad_()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        backward(program(leaf))
+    return leaf.grad, [str(each.message) for each in told if "ignoring could not follow" in str(each.message)]
+
+
+def in_place(x):
+    y = x.sqrt() * 1
+    y[1:] = 0
+    return y.sum()
+
+
+def under_autocast(x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return torch.where(x > 0, (x.sqrt()[:, None] @ torch.ones(1, 2)).sum(1).float(), 0.0).sum()
+
+
+def broken(x):
+    y = x.sqrt()
+    torch._dynamo.graph_break()
+    return torch.where(x > 0, y, 0.0).sum()
+
+
+BATCH_NORM = torch.nn.BatchNorm1d(2).eval()
+
+FOLLOWED = {
+    "where": (lambda x: torch.where(x > 0, x.sqrt(), 0.0).sum(), [1.0, 0.0, 4.0]),
+    "masked_fill": (lambda x: x.log().masked_fill(~(x > 0), 0.0).sum(), [1.0, -1.0, NAN]),
+    "slice": (lambda x: x.sqrt()[:1].sum(), [1.0, 0.0]),
+    "index": (lambda x: x.sqrt()[[0, 2]].sum(), [1.0, 0.0, 4.0]),
+    "pad": (lambda x: torch.nn.functional.pad(x.sqrt(), (0, -1)).sum(), [1.0, 0.0]),
+    "cat": (lambda x: torch.cat([x.sqrt()[:1], x[1:]]).prod(), [1.0, 0.0]),
+    "split": (lambda x: (x.sqrt().split(1)[0] + 1).sum(), [1.0, 0.0]),
+    "max": (lambda x: x.sqrt().max(), [1.0, 0.0]),
+    "relu": (lambda x: torch.where(x > 0, x.sqrt(), 0.0).relu().sum(), [1.0, 0.0]),
+    "matrix product": (lambda x: (x.view(3, 1) @ torch.ones(1, 2))[[0, 2]].square().sum(), [1.0, NAN, 4.0]),
+    "normalize": (lambda x: torch.nn.functional.normalize(x.view(3, 1))[[0, 2]].sum(), [1.0, NAN, 4.0]),
+    "BatchNorm": (lambda x: BATCH_NORM(x.view(2, 2).sqrt())[:1].sum(), [1.0, 4.0, 0.0, 0.0]),
+    "AMP": (under_autocast, [1.0, 0.0, 4.0]),
+    "graph break": (broken, [1.0, 0.0, 4.0]),
+    "checkpoint": (
+        lambda x: checkpoint(lambda z: torch.where(z > 0, z.sqrt(), 0.0), x, use_reentrant=False).sum(), [1.0, 0.0],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_a_region_is_followed(name):
+    program, numbers = FOLLOWED[name]
+    x = torch.tensor(numbers)
+    wanted, _ = gradient(program, x)
+    found, told = gradient(torch.compile(program, backend="aot_eager"), x)
+    plain, _ = gradient(torch.compile(program, backend="aot_eager"), x, torch.autograd.backward)
+    assert wanted.isfinite().all() and not told
+    torch.testing.assert_close(found, wanted)
+    assert torch.equal(found[plain.isfinite()], plain[plain.isfinite()])
+
+
+class Clipped(torch.autograd.Function):
+    """A straight-through gradient: its zeros are a convention, though its forward function selects."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.where(x > -1, x, 0.0)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return torch.where(x > 5, gradient, 0.0)
+
+
+USED = {
+    "std": (lambda x: x.sqrt().std(), [0.0, 0.0]),
+    "std of NaN": (lambda x: x.log().std(), [0.0, 0.0]),
+    "sign": (lambda x: torch.sign(x.sqrt()).sum() + x.sum(), [0.0, 0.0]),
+    "sign beside a slice": (lambda x: torch.sign(x.sqrt())[:1].sum() + x.sum(), [0.0, 0.0]),
+    "sign beside a part": (lambda x: torch.cat([x.sqrt().sign()[:1], x[1:]]).sum(), [0.0, 1.0]),
+    "clamp": (lambda x: x.log().clamp(min=-1).sum(), [1.0, NAN]),
+    "clamp beside the same condition": (
+        lambda x: (lambda y: torch.where(y >= 0, 1.0, 2.0).sum() + y.clamp(min=0).sum())(x.log()), [2.0, NAN],
+    ),
+    "norm": (lambda x: torch.linalg.vector_norm(x.sqrt()), [0.0, 0.0]),
+    "a function of the user": (lambda x: Clipped.apply(x.sqrt()).sum(), [0.0, 0.0]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "aot_eager_decomp_partition"])
+@pytest.mark.parametrize("name", USED)
+def test_what_the_loss_uses_stays_nan(name, backend):
+    program, numbers = USED[name]
+    x = torch.tensor(numbers)
+    plain, _ = gradient(program, x, torch.autograd.backward)
+    found, _ = gradient(torch.compile(program, backend=backend), x)
+    uncompiled, _ = gradient(program, x)
+    assert not plain.isfinite().all()
+    assert torch.equal(found.isfinite() & ~uncompiled.isfinite(), torch.zeros(len(x), dtype=torch.bool))
+
+
+NOT_FOLLOWED = {
+    "a write into a view": (in_place, [1.0, 0.0]),
+    "a derivative of ours": (lambda x: x.sqrt().cumprod(0)[:1].sum(), [1.0, 0.0]),
+    "a comparison that was saved": (lambda x: x.sqrt().amax(), [1.0, 0.0]),
+}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "aot_eager_decomp_partition"])
+@pytest.mark.parametrize("name", NOT_FOLLOWED)
+def test_what_is_not_followed_warns(name, backend):
+    program, numbers = NOT_FOLLOWED[name]
+    found, told = gradient(torch.compile(program, backend=backend), torch.tensor(numbers))
+    assert found[0].isfinite() and (found[1].isfinite() or len(told) == 1 and "CompiledFunction" in told[0])
+
+
+def test_a_constant_whose_zeros_may_be_ignored_warns():
+    """Decompositions trace the derivative of `sign` as a constant, without a cotangent."""
+    program = torch.compile(lambda x: torch.sign(x.sqrt())[:1].sum() + x.sum(), backend="aot_eager_decomp_partition")
+    found, told = gradient(program, torch.zeros(2))
+    assert found[1] == 1 or len(told) == 1
+
+
+def selected(x):
+    return torch.where(x > 0, x.sqrt() * 2, 0.0).sum()
+
+
+def test_a_clean_pass_interprets_nothing(monkeypatch):
+    monkeypatch.setattr("zero_or_nan.ignoring.steps.compiled.region_of", lambda forward: pytest.fail("interpreted"))
+    x = torch.tensor([1.0, 4.0, -1.0])
+    program = torch.compile(lambda x: torch.where(x > 0, x * 2, 0.0).sum(), backend="aot_eager")
+    assert gradient(program, x)[0].tolist() == [2, 2, 0]
+
+
+def test_graphs_that_change_sizes():
+    program = torch.compile(selected, backend="aot_eager", dynamic=True)
+    for size in (3, 5, 4):
+        x = torch.arange(float(size))
+        found, told = gradient(program, x)
+        assert not told and torch.equal(found, gradient(selected, x)[0])
+
+
+def test_passes_that_repeat():
+    x = torch.tensor([1.0, 0.0], requires_grad=True)
+    loss = torch.compile(selected, backend="aot_eager")(x)
+    ignoring.backward(loss, retain_graph=True)
+    ignoring.backward(loss)
+    assert x.grad.tolist() == [2, 0]
+
+
+def test_a_selection_behind_the_region_and_masks_that_are_asked_for():
+    x = torch.tensor([1.0, 0.0, 4.0], requires_grad=True)
+    roots = torch.compile(lambda x: x.sqrt() * 2, backend="aot_eager")
+    (found,) = ignoring.grad(torch.where(x > 0, roots(x), 0.0).sum(), [x])
+    assert found.tolist() == [1, 0, 0.5]
+    (masked,) = ignoring.grad(torch.where(x > 0, roots(x), 0.0).sum(), [x], ignored="masked")
+    assert masked.get_mask().tolist() == [True, False, True]
+    inside = checkpoint(roots, x, use_reentrant=False)  # reading the saved tensors computes them again, once
+    ignoring.backward(torch.where(x > 0, inside, 0.0).sum())
+    assert x.grad.tolist() == [1, 0, 0.5]
+
+
+def test_dropout_keeps_the_mask_that_was_drawn():
+    torch.manual_seed(0)
+    x = torch.arange(64.0).requires_grad_()
+    y = torch.compile(lambda x: torch.nn.functional.dropout(x.sqrt() * 2, 0.5), backend="aot_eager")(x)
+    kept = y.detach() != 0
+    ignoring.backward(torch.where(x > 0, y, 0.0).sum())
+    assert x.grad.isfinite().all() and torch.equal(x.grad[1:] != 0, kept[1:])
+
+
+def test_nothing_stays_behind():
+    x = torch.tensor([1.0, 0.0], requires_grad=True)
+    loss = torch.compile(selected, backend="aot_eager")(x)
+    forward = loss.grad_fn._forward_cls
+    before = vars(forward)["_backward_impl"]
+    ignoring.backward(loss)
+    assert vars(forward)["_backward_impl"] is before and x.grad.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        lambda patch: patch.setattr("zero_or_nan.ignoring.steps.compiled.tangents_of", lambda forward: [0, 0]),
+        lambda patch: patch.setattr("zero_or_nan.ignoring.steps.compiled.tangents_of", lambda forward: []),
+        lambda patch: patch.setattr("zero_or_nan.ignoring.steps.compiled._agree", lambda exact, followed: False),
+        lambda patch: patch.setattr(graphs, "_graph_inside", lambda compiled: None),
+        lambda patch: patch.setattr(graphs.Arguments, "note", lambda arguments, values: None),
+        lambda patch: patch.delitem(ignoring.RULES, torch.ops.aten.div),
+    ],
+    ids=["tangents", "no tangents", "numbers", "forward graph", "arguments", "rule"],
+)
+def test_whatever_does_not_match_warns(break_it, monkeypatch):
+    x = torch.tensor([1.0, 0.0], requires_grad=True)
+    loss = torch.compile(selected, backend="aot_eager")(x)
+    break_it(monkeypatch)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        ignoring.backward(loss)
+    assert x.grad[0] == 1 and x.grad[1].isnan() and len(told) == 1
+
+
+@pytest.mark.parametrize("bad", ["nan", "inf"])
+@pytest.mark.parametrize("name", ["Linear", "LayerNorm", "GroupNorm", "Softplus", "GELU", "MultiheadAttention"])
+def test_bad_rows_of_layers_that_are_sliced_away(name, bad):
+    make, shape, out, inputs = table.LAYERS[name]
+    torch.manual_seed(0)
+    module = make()
+    tensors = [torch.randn(shape) for _ in range(inputs)]
+    rows = shape[0] // 2
+    compiled = torch.compile(lambda *leaves: out(module(*leaves))[:rows], backend="aot_eager")
+    wanted = table.gradients(torch.autograd.backward, module, tensors, rows, out)
+    spoiled = table.spoiled(tensors, rows, table.BAD[bad])
+    module.zero_grad()
+    leaves = [tensor.requires_grad_() for tensor in spoiled]
+    output = compiled(*leaves)
+    torch.manual_seed(0)
+    ignoring.backward((output * torch.rand_like(output)).sum())
+    found = [torch.zeros_like(p) if p.grad is None else p.grad for p in (*module.parameters(), *leaves)]
+    assert table.agree(found, wanted)
