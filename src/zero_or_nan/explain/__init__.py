@@ -25,8 +25,8 @@ How it works: what watches emits events, and a diagnosis reads them. Each file i
 What they have in common:
 
 - `findings`: what a watch knows so far. `derivatives`, `births`, `calls`: what a function gives if it runs again with
-  other numbers. `nodes`: notes on the nodes of the graph. `provenance`: the births that a tensor comes from.
-  `underflow`: whether a 0 was an exponential.
+  other numbers. `underflow`: whether a 0 was an exponential. `nodes`: notes on the nodes of the graph.
+  `provenance`: the births that a tensor comes from.
 - `functions`: what a function's name says about it. `arithmetic`: the numbers that an element was made of, as text.
   `places`: a line of the user's code. `tensors`: the numbers of a tensor. `unseen`: keeps all this out of sight of
   modes and profilers.

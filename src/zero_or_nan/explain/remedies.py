@@ -72,8 +72,8 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "undefined#what-to-do",
     ),
     ("undefined", "a derivative"): Remedy(
-        "# the value exists, and its derivative does not: no filter of the results helps.\n"
-        "# Choose the points that the function does not see, and what it is there\n"
+        "# the value exists, but its derivative does not: to filter results is no help.\n"
+        "# Keep the points `at` out of the function, and choose its value there\n"
         "safe = torch.where(at, torch.ones_like(x), x)\n"
         "y = torch.where(at, 0, f(safe))",
         "undefined#what-to-do",
