@@ -106,7 +106,7 @@ def _check(node: Any, region: Region) -> None:
         return
     if not isinstance(target, torch._ops.OpOverload):
         raise NotFollowed(f"a compiled region with {getattr(target, '__name__', target)}")
-    if target.namespace not in ("aten", "prims") or target.namespace == "prims" and target not in AS_ATEN:
+    if target.namespace not in ("aten", "prims") or target.namespace == "prims" and target._schema.name not in AS_ATEN:
         raise NotFollowed(f"a compiled region with {target._schema.name}")
     if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
         raise NotFollowed(f"a compiled region with {target._schema.name}, which can't be run twice")
@@ -172,12 +172,12 @@ def _record(name: str, arguments: Sequence[Any]) -> Function | None:
 
 # What inductor's decompositions call, in operators that have rules.
 
-AS_ATEN: dict[Any, Callable[..., Any]] = {
-    torch.ops.prims.convert_element_type.default: lambda a, dtype: aten._to_copy(a, dtype=dtype),
-    torch.ops.prims.rev.default: aten.flip.default,
+AS_ATEN: dict[str, Callable[..., Any]] = {
+    "prims::convert_element_type": lambda a, dtype: aten._to_copy(a, dtype=dtype),
+    "prims::fma": lambda a, b, c: aten.add(aten.mul(a, b), c),
+    "prims::rev": aten.flip.default,
 }
-if hasattr(torch.ops.prims, "fma"):
-    AS_ATEN[torch.ops.prims.fma.default] = lambda a, b, c: aten.add(aten.mul(a, b), c)
+"""By name: inductor registers some of its operators only when it is imported."""
 
 
 def tangents_of(forward: Any) -> list[int]:

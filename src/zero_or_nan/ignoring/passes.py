@@ -62,8 +62,8 @@ def backward(
 
     Warns:
         UserWarning: at most once in a pass, if `ignoring` could not follow an operator and the gradient may be wrong
-            because of this. Examples are an operator without a rule, a region that inductor compiled, and an
-            `autograd.Function` that uses NumPy. From that operator on, the gradient is plain PyTorch's.
+            because of this. Examples are an operator without a rule, an `autograd.Function` that uses NumPy, and a
+            compiled region that does not show what its zeros mean. From there on, the gradient is plain PyTorch's.
 
     Source:
         The page *What counts as ignored* of the book defines what is ignored. The cases that made this function

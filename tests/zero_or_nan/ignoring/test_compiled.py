@@ -223,6 +223,30 @@ def test_whatever_does_not_match_warns(break_it, monkeypatch):
     assert x.grad[0] == 1 and x.grad[1].isnan() and len(told) == 1
 
 
+@pytest.mark.parametrize("bad", [NAN, float("inf")])
+def test_a_loss_that_selects_from_what_inductor_compiled(bad):
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.GELU(), torch.nn.Linear(8, 3)]
+    model = torch.nn.Sequential(*layers, torch.nn.ReLU(), torch.nn.Softmax(-1))
+    rows, used = torch.randn(3, 4), torch.tensor([[True], [True], [False]])
+    compiled = torch.compile(model)
+    try:
+        compiled(rows)
+    except torch._dynamo.exc.BackendCompilerFailed as error:
+        pytest.skip(f"nothing to compile with here: {error}")
+
+    def gradients(backward, model, rows):
+        model.zero_grad()
+        backward(torch.where(used, model(rows).square(), 0.0).sum())
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    wanted = gradients(torch.autograd.backward, model, rows)
+    spoiled = torch.where(used, rows, bad)
+    torch.testing.assert_close(gradients(ignoring.backward, compiled, spoiled), wanted)
+    clean, plain = (gradients(by, compiled, rows) for by in (ignoring.backward, torch.autograd.backward))
+    assert all(map(torch.equal, clean, plain))
+
+
 @pytest.mark.parametrize("bad", ["nan", "inf"])
 @pytest.mark.parametrize("name", ["Linear", "LayerNorm", "GroupNorm", "Softplus", "GELU", "MultiheadAttention"])
 def test_bad_rows_of_layers_that_are_sliced_away(name, bad):

@@ -155,7 +155,9 @@ class Compiled(Step):
             self._undecided()
         if target in _RESHAPED:
             target = aten.reshape.default
-        result = AS_ATEN.get(target, target)(*args, **kwargs)
+        if getattr(target, "namespace", "") == "prims":
+            target = AS_ATEN[target._schema.name]
+        result = target(*args, **kwargs)
         if (
             packet in Comparisons.COMPARING
             or packet in Comparisons.JOINING
