@@ -223,6 +223,8 @@ def test_whatever_does_not_match_warns(break_it, monkeypatch):
     assert x.grad[0] == 1 and x.grad[1].isnan() and len(told) == 1
 
 
+@pytest.mark.skipif(torch.__version__.startswith("2.7."), reason="no backward graph in the compiler's cache")
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore:Skipping serial")  # of inductor itself
 @pytest.mark.parametrize("bad", [NAN, float("inf")])
 def test_a_loss_that_selects_from_what_inductor_compiled(bad):
     torch.manual_seed(0)

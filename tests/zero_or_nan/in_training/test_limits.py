@@ -33,6 +33,8 @@ def compiler(monkeypatch):
 @pytest.fixture(params=["aot_eager", "inductor"])
 def backend(request, monkeypatch):
     """`torch.compile` with one of two backends. Inductor needs a compiler of C++."""
+    if torch.__version__.startswith("2.7."):
+        pytest.skip("what PyTorch 2.7 finds in the compiler's cache lacks its backward graph")
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=request.param))
     torch._dynamo.reset()
     try:
@@ -45,7 +47,7 @@ def backend(request, monkeypatch):
     torch._dynamo.reset()
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of PyTorch itself, as it imports inductor
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore:Skipping serial")  # of inductor itself
 @pytest.mark.setup(
     "A compiled model",
     "model = torch.compile(model)\nloss = loss_of(model, rows)\nignoring.backward(loss)",
