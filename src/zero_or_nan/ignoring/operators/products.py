@@ -81,10 +81,8 @@ def _set_aside(apply: Apply, grad: Tensor, mask: Tensor, saved: Tensor) -> Tenso
     back = _put_back(apply, grad, mask, saved, met, counting)
     if not back.is_complex() and bool(back.isnan().all()):  # as after a whole row of NaN
         return back
-    if all_finite(grad):
-        value = _with_finite_part(apply, grad, saved)
-    else:  # products of a cotangent that is not finite are in `back`
-        value = apply(finite_part(grad), finite_part(saved))
+    part = grad if all_finite(grad) else finite_part(grad)  # products with the rest of it are in `back`
+    value = _with_finite_part(apply, part, saved)
     return torch.where(back == 0, value, value + back)  # not value + back alone: -0.0 + 0.0 is 0.0
 
 
