@@ -128,3 +128,53 @@ def test_the_gradient_of_a_gradient_with_a_base_that_is_not_read():
     second = ignoring.grad(first[0].sum() + first[1].sum(), [zeros, x])
     assert not second[0].any()
     torch.testing.assert_close(second[1], torch.autograd.grad(expected.sum(), x)[0])
+
+
+NUMBERS = {
+    "NaN in both": ([0.0, -0.0, 1.0, -2.0, nan], [0.0, 1.0, 3.0, nan]),
+    "NaN and inf in both": ([0.0, 1.0, -2.0, nan, inf, -inf], [0.0, 1.0, -1.0, nan, inf, -inf]),
+    "NaN in many": ([1.0, nan], [2.0, nan]),
+    "NaN in the saved one": ([0.0, 1.0, 2.0], [1.0, 2.0, 3.0, 4.0, nan]),
+}
+
+
+@pytest.mark.parametrize("numbers", NUMBERS)
+def test_used_elements_that_meet_what_is_not_finite(numbers):
+    torch.manual_seed(0)
+    few = [torch.tensor(each) for each in NUMBERS[numbers]]
+    for share in (0.2, 0.5, 0.9, 1.0) * 5:
+        used = torch.rand(3, 4) < share
+        cotangent = torch.where(used, few[0][torch.randint(len(few[0]), (3, 4))], 0.0)
+        saved = few[1][torch.randint(len(few[1]), (4, 2))]
+        terms = torch.where(used[:, :, None], cotangent[:, :, None].double() * saved.double(), 0.0)
+        product = ignoring.Cotangent(cotangent, used) @ saved
+        torch.testing.assert_close(product.value.double(), terms.sum(1), equal_nan=True)
+
+
+@pytest.mark.parametrize("bad", ["the kernel", "an image", "an image and the kernel"])
+def test_a_convolution_of_what_is_not_finite_beside_an_ignored_image(bad):
+    torch.manual_seed(0)
+    images, kernel = torch.randn(3, 2, 5, 5), torch.randn(2, 2, 3, 3)
+    images[2] = nan
+    if "image" in bad:
+        images[0, 1, 2, 2] = nan
+    if "kernel" in bad:
+        kernel[1, 0, 0, 0] = inf
+
+    def gradients(by, images, dtype, used):
+        leaves = [images.to(dtype).requires_grad_(), kernel.to(dtype).requires_grad_()]
+        return by(torch.nn.functional.conv2d(*leaves)[:used].sigmoid().sum(), leaves)
+
+    expected = gradients(torch.autograd.grad, images[:2], torch.float64, 2)
+    found = gradients(ignoring.grad, images, torch.float32, 2)
+    assert not found[0][2].any()
+    torch.testing.assert_close(found[0][:2].double(), expected[0], equal_nan=True, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found[1].double(), expected[1], equal_nan=True, rtol=1e-4, atol=1e-5)
+
+
+def test_a_product_that_is_undefined_everywhere_takes_one_product_of_masks():
+    used, saved = torch.ones(3, 4, dtype=torch.bool), torch.randn(4, 2)
+    saved[1] = nan
+    multiply = mock.Mock(side_effect=torch.mm)
+    assert products.bilinear(multiply, ignoring.Cotangent(torch.randn(3, 4), used), saved).isnan().all()
+    assert multiply.call_count == 1

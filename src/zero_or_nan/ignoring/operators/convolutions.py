@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..conditions import MODERATE
 from ..cotangent import Cotangent, mask_of, prefer_exact, unwrap, wrap
-from ..finite import has_nan
+from ..finite import all_finite, has_nan
 from ..masks import anywhere, full
 from ..registry import derivative, function, rule
 from .products import Apply, bilinear, without_lost_samples
@@ -62,7 +62,8 @@ def convolution_backward(op: Any, grad: Any, saved: Tensor, weight: Tensor, *arg
         reached = to_input(reach, ones) > 0.5
         members = saved.shape[1] // groups
         reached = reached.expand(saved.shape) if groups == 1 else reached.repeat_interleave(members, 1)
-        value = exact[0] if not has_nan(exact[0]) else _repaired(exact[0], bilinear(to_input, grad, weight))
+        is_plain = all_finite(weight) or not has_nan(exact[0])
+        value = exact[0] if is_plain else _repaired(exact[0], bilinear(to_input, grad, weight))
         results[0] = Cotangent(value, reached)
     if grad.mask is None:
         return tuple(results)

@@ -57,31 +57,32 @@ def bilinear(apply: Apply, grad: Cotangent, saved: Tensor, never_meet: Meeting |
     if grad.mask is None or all_finite(saved):
         return apply(grad.value, saved)
     if never_meet is not None and never_meet(grad.mask, saved):
-        return _with_finite_part(apply, grad.value, saved)[0]
+        return _with_finite_part(apply, grad.value, saved)
     return _set_aside(apply, grad.value, grad.mask, saved)
 
 
-def _with_finite_part(apply: Apply, grad: Tensor, saved: Tensor) -> tuple[Tensor, Tensor]:
-    """The value with 0 in place of each saved element that is not finite, and the saved tensor with these zeros."""
+def _with_finite_part(apply: Apply, grad: Tensor, saved: Tensor) -> Tensor:
+    """The value with 0 in place of each saved element that is not finite."""
     cleaned = finite_part(saved)
     value = apply(grad, cleaned)
     if cleaned.stride() != saved.stride():  # other strides may choose another kernel, which rounds differently
         exact = apply(grad, saved)
         value = torch.where(exact.isfinite(), exact, value)
-    return value, cleaned
+    return value
 
 
 def _set_aside(apply: Apply, grad: Tensor, mask: Tensor, saved: Tensor) -> Tensor:
     """The value if used elements may meet saved elements that are not finite."""
-    value, cleaned = _with_finite_part(apply, grad, saved)
     not_finite = saved.isfinite().logical_not_()
-    counting = torch.float32 if value.dtype in (torch.float16, torch.bfloat16) else value.dtype  # half underflows
+    counting = torch.float32 if grad.dtype in (torch.float16, torch.bfloat16) else grad.dtype  # half underflows
     met = apply(mask.to(counting), not_finite.to(counting)) != 0
     if not bool(met.any()):
-        return value
+        return _with_finite_part(apply, grad, saved)
     back = _put_back(apply, grad, mask, saved, met, counting)
-    if not all_finite(grad):  # products of a cotangent that is not finite are in `back`
-        value = apply(finite_part(grad), cleaned)
+    if not back.is_complex() and bool(back.isnan().all()):  # as after a whole row of NaN
+        return back
+    part = grad if all_finite(grad) else finite_part(grad)  # products with the rest of it are in `back`
+    value = _with_finite_part(apply, part, saved)
     return torch.where(back == 0, value, value + back)  # not value + back alone: -0.0 + 0.0 is 0.0
 
 
@@ -100,7 +101,8 @@ def _put_back(apply: Apply, grad: Tensor, used: Tensor, saved: Tensor, met: Tens
 
     grad_not_finite = grad.isfinite().logical_not_()
     if grad.is_complex() or not (bool(saved.isinf().any()) or bool(grad.isinf().any())):  # NaN alone: few products
-        nan = met | meet(grad_not_finite, torch.ones_like(saved)) if bool(grad_not_finite.any()) else met
+        is_enough = bool(met.all()) or not bool(grad_not_finite.any())
+        nan = met if is_enough else met | meet(grad_not_finite, torch.ones_like(saved))
         return torch.zeros(nan.shape, dtype=grad.dtype, device=nan.device).masked_fill_(nan, torch.nan)
     up, down = saved == torch.inf, saved == -torch.inf
     nan = meet(used, saved.isnan()) | meet(used & (grad == 0), up | down)
@@ -166,7 +168,7 @@ def _by_matrix(apply: Apply, grad: Cotangent, saved: Tensor, saved_is_first: boo
     places = _places_alone(used, sums, grad.value, saved, across)
     if places is not None:
         return apply(taken(grad.value, places, along), taken(saved, places, across))
-    return _with_finite_part(apply, grad.value, saved)[0]
+    return _with_finite_part(apply, grad.value, saved)
 
 
 def _places_alone(used: Tensor, sums: Tensor, grad: Tensor, saved: Tensor, across: int) -> Tensor | None:
