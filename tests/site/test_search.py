@@ -96,7 +96,7 @@ QUERIES = {
     "softmax all -inf": ("attention atlas", 4),
     "#41508": ("attention", 3),
     "why is 0*inf nan": ("where-over-exp", 8),
-    "masked mean ignore nan": ("nansum-nanmean", 7),
+    "masked mean ignore nan": ("nansum-nanmean", 8),
     "cuda mixed precision": ("use-it-in-your-project", 2),
     "weight gradient nan linear layer sliced rows": ("slicing-nan", 2),
     "fix nan gradient without changing forward code": ("ignoring-what-the-loss-ignored", 3),
