@@ -1,7 +1,8 @@
 """Whether the loss uses or ignores an element by a convention alone: the element is at a tie.
 
-At 0 the slope of `relu` may be anything between 0 and 1. PyTorch chooses 0, so the loss ignores the element; `clamp`
-chooses 1, and `maximum` a half, so the loss uses it. The kind of an origin follows the convention. The report says so.
+At 0 the slope of `relu` may be anything between 0 and 1. PyTorch chooses 0, so the loss ignores the element; `maximum`
+chooses a half, so the loss uses it. `clamp` with a number chose 1 before PyTorch 2.14, and chooses 0 since
+(pytorch#191142). The kind of an origin follows the convention. The report says so.
 
 A tie is found if the function that takes the element is at most some views and multiplications away. Through a sum, or
 a layer, the value that arrives at the function is not known, and nothing is said.
@@ -20,19 +21,23 @@ from torch import Tensor
 from ..ignoring.graph import Graph, function_of
 from .nodes import CALLED, can_run_again
 
+_CLAMPS: dict[str, Callable[[Any], tuple[float, ...]]] = {
+    "Clamp": lambda node: (node._saved_min, node._saved_max),
+    "ClampMin": lambda node: (node._saved_min,),
+    "ClampMax": lambda node: (node._saved_max,),
+}
+_CLAMPS_USE = torch.__version__ < "2.14"  # compared as versions
+
 _IGNORES: dict[str, Callable[[Any], tuple[float, ...]]] = {
     "Relu": lambda node: (0.0,),
     "Threshold": lambda node: (node._saved_threshold,),
     "Hardtanh": lambda node: (node._saved_min_val, node._saved_max_val),
     "Hardsigmoid": lambda node: (-3.0, 3.0),
+    **({} if _CLAMPS_USE else _CLAMPS),
 }
 """Functions whose slope at a kink is 0 by convention, with the kinks."""
 
-_USES: dict[str, Callable[[Any], tuple[float, ...]]] = {
-    "Clamp": lambda node: (node._saved_min, node._saved_max),
-    "ClampMin": lambda node: (node._saved_min,),
-    "ClampMax": lambda node: (node._saved_max,),
-}
+_USES = _CLAMPS if _CLAMPS_USE else {}
 """Functions whose slope at a kink is 1 by convention, with the kinks."""
 
 _CHOOSES = frozenset("""
@@ -106,7 +111,7 @@ def _convention(node: Any, value: float, is_used: bool) -> str:
     if kinks is not None and any(kink is not None and float(kink) == value for kink in kinks(node)):
         if is_used:
             return f"at a tie: by PyTorch's convention {name} uses the element, and relu does not"
-        return f"at a tie: by PyTorch's convention {name} does not use the element, and clamp and maximum do"
+        return f"at a tie: by PyTorch's convention {name} does not use the element, and maximum does"
     if {kind, kind + number} & _CHOOSES:
         return f"perhaps at a tie: of equal elements, {name} takes one by PyTorch's convention"
     if is_used and {kind, kind + number} & _SHARES:
