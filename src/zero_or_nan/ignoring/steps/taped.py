@@ -64,10 +64,10 @@ class Taped(Opaque):
             return super().end(results, arriving)
         values, masks = [value for value, _ in ended], [mask for _, mask in ended]
         # The code may select: a zero that it writes may mean "not selected". Does anything multiply that zero?
-        if self.has_failed:
-            pass
-        elif not all(map(is_finite, values)) or (
-            any(map(_has_counted_zeros, values, masks)) and not self.owner.is_safe_ahead(self.node)
+        if not self.has_failed and (
+            not all(map(is_finite, values))
+            or any(map(_has_counted_zeros, values, masks))
+            and not self.owner.is_safe_ahead(self.node)
         ):
             self.owner.failed(name_of(self.node), NotFollowed("it may select, and has no record"), suspected=True)
         return values, masks
