@@ -81,7 +81,7 @@ def table(
         stack: whether the rows become stacks on a phone; by default those of a table with more than `STACK` columns, or
             with code that is too long for a phone.
     """
-    labels = [html.escape(plain(cell), quote=True) for cell in head]
+    labels = [html.escape(plain(cell.replace("<br>", " ")), quote=True) for cell in head]
     top = "".join(f'<th scope="col" role="columnheader">{cell}</th>' for cell in head)
     body = "".join(_row(row, labels) for row in rows)
     end = f'<tfoot role="rowgroup"{_widest([foot])}>{_row(foot, labels)}</tfoot>' if foot else ""

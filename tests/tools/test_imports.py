@@ -56,3 +56,16 @@ def test_a_circle_is_found_also_where_it_is_for_annotations(tmp_path):
     )
     (tmp_path / "house" / "c.py").write_text("def late():\n    import house.a\n")
     assert circles(modules("house", tmp_path)) == [["house.a", "house.b"]]
+
+
+def test_the_library_asks_a_tensors_form_and_does_not_know_the_forms_by_name():
+    files = modules("zero_or_nan", ROOT / "src")
+    knowing = {name: set(imported(name, files)) for name in files}
+    core = "zero_or_nan.ignoring"
+
+    def who_imports(form):
+        return {name.removeprefix(f"{core}.") for name, found in knowing.items() if f"{core}.{form}" in found}
+
+    assert who_imports("jagged") == {core}
+    of_graphs = {"kinds", "passes", "plan", "steps.boundary", "operators.sharded"}  # which several processes share
+    assert who_imports("distributed") == {core} | of_graphs

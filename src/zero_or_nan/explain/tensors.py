@@ -11,8 +11,8 @@ from torch._C._nn import flatten_dense_tensors
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 
-from ..ignoring.distributed import is_distributed, part_here
 from ..ignoring.finite import total
+from ..ignoring.forms import form_of
 from ..ignoring.masks import anywhere
 from ..ignoring.vmapped import is_wrapped
 from .unseen import unseen
@@ -72,7 +72,8 @@ def numbers_of(tensor: Any) -> Tensor | None:
     if type(tensor) not in _DENSE:
         if not isinstance(tensor, Tensor):
             return None
-        part = part_here(tensor) if is_distributed(tensor) else tensor
+        form = form_of(tensor)
+        part = form.here(tensor) if form.is_shared else tensor
         if part is None or type(part).__torch_dispatch__ is not Tensor.__torch_dispatch__:
             return None
         tensor = part.as_subclass(Tensor)

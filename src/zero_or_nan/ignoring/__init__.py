@@ -20,17 +20,17 @@ How it works, in the order of the flow:
 - `plan`: decides what to do at each node, by the type of the node (`kinds`).
 - `masked_pass`: one pass that carries masks from node to node.
 - `steps`: runs the derivative of one node. There is a file for each method of running it.
-- `cotangent`, `masks`: the tensor that a derivative gets. `distributed`: the same, spread over several processes.
+- `cotangent`, `masks`: the tensor that a derivative gets.
 - `tape`: follows the operators that a user's own derivative calls on plain tensors.
 - `dispatch`, `in_place`: find and run the rule of an operator that the derivative calls.
 - `compiled`: the backward graph of a compiled region, and what its zeros mean.
 - `hooks`, `threads`, `lifetimes`, `compiling`, `watching`, `vmapped`: the parts of PyTorch that a pass touches.
-- `jagged`, `sparse`: tensors with another memory layout.
+- `forms`: where a tensor has its numbers. `jagged`, `distributed`: two such forms. `sparse`: what sparse tensors store.
 - `registry`: a record and perhaps a transfer for each forward function, and a rule for each operator. `operators` has
   them, one family of functions in each file. `authoring` checks what users add. `failures`: what a rule raises.
 """
 
-from . import dispatch, func, operators  # noqa: F401  (the other two register themselves)
+from . import dispatch, distributed, func, jagged, operators  # noqa: F401  (all but `func` register themselves)
 from .conditions import ALWAYS, AWAY_FROM_ZERO, FINITE, MODERATE, NEVER
 from .cotangent import Cotangent, mask_of, prefer_exact, unwrap, zero_ignored
 from .counts import Counted, counting

@@ -29,7 +29,7 @@ from torch.nn import Parameter
 
 from .failures import NotFollowed
 from .finite import has_nan, is_number
-from .jagged import is_jagged, values_of, with_values
+from .forms import values_of, with_values
 from .masks import Mask, all_count, everywhere, nothing_counts, put_where_ignored, put_zeros
 from .sparse import is_sparse, stored
 from .vmapped import is_wrapped, unwrapped
@@ -181,11 +181,10 @@ def unwrap(thing: Any) -> Any:
         return thing.value
     if kind is tuple or kind is list:
         return kind([unwrap(item) for item in thing])
-    if kind is not Tensor and is_jagged(thing):
-        return with_values(thing, thing._values.value) if type(thing._values) is Cotangent else thing
     if kind is dict:
         return {key: unwrap(item) for key, item in thing.items()} if thing else thing
-    return thing
+    values = values_of(thing)
+    return with_values(thing, values.value) if type(values) is Cotangent else thing
 
 
 def as_in_pytorch(thing: Any) -> Any:
@@ -416,7 +415,7 @@ def wrap(result: Any) -> Any:
     if isinstance(result, Tensor):
         if not can_carry(result):
             return result
-        return with_values(result, Cotangent(values_of(result))) if is_jagged(result) else Cotangent(result)
+        return with_values(result, Cotangent(values_of(result)))
     if isinstance(result, (tuple, list)):
         return type(result)(wrap(item) for item in result)
     return result

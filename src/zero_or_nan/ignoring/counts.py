@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..replacing import put_back, replace
+from .forms import values_of
 from .graph import KINDS, TELLS_OF_HOOKS, can_be_read_again, function_of, run, saved_tensors
-from .jagged import values_of
 from .masks import Mask
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from .cotangent import Cotangent, Run, handles_operators, ignores, is_finite, step_of, unwrap, wrap
 from .failures import NotFollowed
+from .forms import values_of
 from .higher import all_saved, remember_all, step_here
 from .in_place import in_place, remember_view
-from .jagged import values_of
 from .registry import RULES, RULES_OF_SPARSE
 from .sparse import is_sparse
 

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from .cotangent import Cotangent, as_in_pytorch, wrap
+from .cotangent import Cotangent, Run, as_in_pytorch, wrap
+from .forms import Form, not_zero, register
 from .graph import AccumulateGrad, run
 from .masks import Mask, full
 from .registry import name_in_torch
@@ -50,17 +51,37 @@ def whole(tensor: Any) -> Tensor:
     return gathered.wait() if hasattr(gathered, "wait") else gathered  # type: ignore[no-any-return]
 
 
-def not_zero(value: Any) -> Tensor:
-    """A mask of a tensor's elements that are not 0, NaN included. The tensor may be distributed; the mask is whole."""
-    return (whole(value) if is_distributed(value) else value) != 0
+@register
+class Distributed(Form):
+    """The form of DTensors. A mask is whole: each process has the mask of all elements."""
 
+    is_shared = True
 
-def part_here(tensor: Any) -> Tensor | None:
-    """The part of a DTensor that this process holds; None if each process holds a term of a sum instead."""
-    if any(placement.is_partial() for placement in tensor.placements):
-        return None
-    part: Tensor = tensor._local_tensor
-    return part
+    def has(self, tensor: Any) -> bool:
+        return is_distributed(tensor)
+
+    def here(self, tensor: Any) -> Any:
+        return None if any(placement.is_partial() for placement in tensor.placements) else tensor._local_tensor
+
+    def not_zero(self, tensor: Any) -> Tensor:
+        return whole(tensor) != 0
+
+    def cotangent(self, value: Any, mask: Mask, step: Run) -> Cotangent:
+        cotangent = Cotangent(whole(value), mask, step)
+        cotangent.parts = value
+        return cotangent
+
+    def prefer_exact(self, exact: Any, masked: Cotangent) -> Any:
+        """Plain PyTorch's result `exact`, a DTensor, where it is finite, and elsewhere `masked`, which is whole."""
+        there = whole(exact)
+        finite = there.isfinite()
+        return exact if bool(finite.all()) else cut_as(exact, torch.where(finite, there, masked.value.to(there.dtype)))
+
+    def reader(self, node: Any) -> Any:
+        return Gathered(node)
+
+    def watching(self) -> Watching:
+        return Gathering()
 
 
 def cut_as(like: Any, value: Tensor) -> Any:
@@ -76,13 +97,6 @@ def _on_every_process(value: Tensor, mesh: Any) -> Any:
     from torch.distributed.tensor import DTensor, Replicate
 
     return DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
-
-
-def prefer_exact(exact: Any, masked: Cotangent) -> Any:
-    """Plain PyTorch's result `exact`, a DTensor, where it is finite, and elsewhere `masked`, which is whole."""
-    there = whole(exact)
-    finite = there.isfinite()
-    return exact if bool(finite.all()) else cut_as(exact, torch.where(finite, there, masked.value.to(there.dtype)))
 
 
 class Gathering(Watching):  # type: ignore[no-untyped-call]

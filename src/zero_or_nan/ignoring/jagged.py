@@ -9,21 +9,32 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+
+from .cotangent import Cotangent, Run
+from .failures import NotFollowed
+from .forms import Form, register
+from .masks import Mask
 
 
-def is_jagged(thing: Any) -> bool:
-    """True if this is a nested tensor with the jagged layout."""
-    return type(thing) is not Tensor and isinstance(thing, Tensor) and thing.layout is torch.jagged
+@register
+class Jagged(Form):
+    """The form of nested tensors with the jagged layout."""
 
+    can_be_recorded = False  # the values would lose their record
 
-def values_of(thing: Any) -> Any:
-    """The values of a jagged tensor; any other object unchanged."""
-    return thing._values if is_jagged(thing) else thing
+    def has(self, tensor: Any) -> bool:
+        return tensor.layout is torch.jagged
 
+    def values(self, tensor: Any) -> Any:
+        return tensor._values
 
-def with_values(jagged: Any, values: Any) -> Any:
-    """The jagged tensor with other values in its pieces."""
-    names, context = jagged.__tensor_flatten__()
-    parts = {name: getattr(jagged, name) for name in names}
-    return type(jagged).__tensor_unflatten__(parts | {"_values": values}, context, jagged.shape, jagged.stride())
+    def with_values(self, tensor: Any, values: Any) -> Any:
+        names, context = tensor.__tensor_flatten__()
+        parts = {name: getattr(tensor, name) for name in names}
+        return type(tensor).__tensor_unflatten__(parts | {"_values": values}, context, tensor.shape, tensor.stride())
+
+    def cotangent(self, value: Any, mask: Mask, step: Run) -> Any:
+        return self.with_values(value, Cotangent(value._values, mask, step))
+
+    def reader(self, node: Any) -> Any:
+        raise NotFollowed("gets a nested tensor")

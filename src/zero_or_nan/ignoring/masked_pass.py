@@ -30,12 +30,11 @@ from torch.autograd.graph import GradientEdge
 from .compiling import compiled_autograd_aside
 from .cotangent import Cotangent, can_carry, dispatches, is_finite
 from .counts import Count
-from .distributed import is_distributed, not_zero
 from .failures import NotFollowed, RuleFailed
+from .forms import form_of, is_dense, not_zero, values_of
 from .graph import Edge, Graph, edge_of, function_of, graph_from
 from .higher import constants, is_recorded, tangent_of, without
 from .hooks import PassHook, put_first
-from .jagged import is_jagged, values_of
 from .kinds import NodeKind
 from .lifetimes import held_from
 from .masks import Mask, all_count, and_whatever_is_not_0, both, either, everywhere, nothing_counts
@@ -263,7 +262,7 @@ class Pass:
     def _at_constants(self, node: Any, number: int, value: Any) -> Any:
         """The value that arrives at a node, with 0, and ignored, at each element that an earlier pass ignored there."""
         counts = constants(node, number)
-        if value is None or counts is None or not can_carry(value) or is_jagged(value):
+        if value is None or counts is None or not can_carry(value) or not form_of(value).can_be_recorded:
             return value
         kept = without(value, counts)
         arrived = self._arrived.get((node, number))
@@ -374,9 +373,10 @@ class Pass:
         mask = None if arrived is None else arrived.mask
         if mask is None and not value.is_nested and not value.numel() and not is_sparse(value):
             mask = everywhere(False, value)
-        if self.by_rules_alone and is_jagged(value):  # a jagged tensor's values would lose their record
+        form = form_of(value)
+        if self.by_rules_alone and not form.can_be_recorded:
             return value, mask, False
-        if is_distributed(value):  # a hook may have changed the value on another process: all processes check
+        if form.is_shared:  # a hook may have changed the value on another process: all processes check
             return value, mask if mask is None else mask | not_zero(value), True
         if _is_zerotensor(value) and mask is not None and nothing_counts(mask):
             return value + torch.zeros_like(value), mask, True
@@ -468,7 +468,7 @@ _ON_COTANGENTS = (Step, Traced, Sliced)
 
 def _is_anothers(value: Any) -> bool:
     """True for a tensor of an unknown subclass that has its own `__torch_dispatch__`."""
-    return value is not None and dispatches(value) and not is_jagged(value) and not is_distributed(value)
+    return value is not None and dispatches(value) and is_dense(value)
 
 
 def _users_line() -> int:

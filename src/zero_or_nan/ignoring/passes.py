@@ -13,7 +13,8 @@ from torch.masked import MaskedTensor, masked_tensor
 
 from .compiling import not_compiled
 from .counts import Count, one_more_pass
-from .distributed import is_distributed, on_any_process
+from .distributed import on_any_process
+from .forms import is_dense
 from .graph import Edge, Graph, edge_of
 from .higher import in_forward_mode
 from .lifetimes import held_from
@@ -283,8 +284,8 @@ def _masked(gradient: Any, edge: Edge | None, masked_pass: Pass) -> Any:
     """The gradient as a `MaskedTensor`."""
     if gradient is None:
         return None
-    if gradient.layout is not torch.strided or is_distributed(gradient):
-        kind = "a DTensor" if is_distributed(gradient) else gradient.layout
+    if gradient.layout is not torch.strided or not is_dense(gradient):
+        kind = f"a {type(gradient).__name__}" if gradient.layout is torch.strided else gradient.layout
         raise ValueError(f'ignored="masked" needs a dense gradient, and this one is {kind}; use "zero"')
     gradient = gradient.detach()
     if edge in masked_pass.masks:

@@ -24,9 +24,8 @@ from torch.nn import Parameter
 
 from .checks import Checks, Saved
 from .conditions import AWAY_FROM_ZERO, FINITE, MODERATE, Condition, bound
-from .distributed import is_distributed, part_here
 from .finite import all_finite
-from .jagged import values_of
+from .forms import form_of
 from .kinds import classify, known
 from .masks import extent
 from .sparse import is_sparse, stored
@@ -135,7 +134,7 @@ class _Precheck:
     def _accepts_tensor(self, node: Any, tensor: Any, condition: Condition) -> bool:
         """The same for one tensor."""
         if type(tensor) not in _DENSE:
-            part = part_here(tensor) if is_distributed(tensor) else values_of(tensor)
+            part = form_of(tensor).here(tensor)
             if part is None or type(part) not in _DENSE:
                 return False
             tensor = part

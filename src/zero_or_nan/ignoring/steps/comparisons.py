@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..cotangent import unwrap
-from ..distributed import is_distributed
+from ..forms import form_of
 from ..masks import Mask
 from ..watching import Watching
 
@@ -48,7 +48,7 @@ class Comparisons(Watching):  # type: ignore[no-untyped-call]
 
     def _compared(self, result: Tensor, operand: Any) -> None:
         """Note where an operand of a comparison is NaN."""
-        if isinstance(operand, Tensor) and operand.is_floating_point() and not is_distributed(operand):
+        if isinstance(operand, Tensor) and operand.is_floating_point() and not form_of(operand).is_shared:
             nan = unwrap(operand).isnan()
             if bool(nan.any()):
                 self._note(result, nan.expand(result.shape))

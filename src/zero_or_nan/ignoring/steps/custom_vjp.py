@@ -8,13 +8,11 @@ from typing import Any
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointError
 
-from .. import distributed
 from ..cotangent import is_finite, mask_of, prefer_exact, unwrap
-from ..distributed import Gathered, is_distributed
 from ..failures import NotFollowed, RuleFailed
+from ..forms import form_of, not_zero
 from ..graph import can_be_read_again, for_each_edge, function_of
 from ..higher import in_forward_mode, left, remember, tangent_of
-from ..jagged import is_jagged
 from ..masks import Mask, was_broadcast
 from ..registry import is_own
 from .step import Results, Step
@@ -37,15 +35,15 @@ class CustomVJP(Step):
             return results, [None] * len(results)
         name = function_of(self.node.name())
         try:
-            if any(map(is_jagged, arriving)):
-                raise NotFollowed("gets a nested tensor")
             if derivative is None or not can_be_read_again(self.node, unknown=True):
                 raise NotFollowed(_ONCE)
             given = [
                 self.all_ignored(number) if value is None else self.cotangent(value, self.masks[number])
                 for number, value in enumerate(arriving)
             ]
-            node = Gathered(self.node) if any(map(is_distributed, arriving)) else self.node
+            node = self.node
+            for form in {form_of(value) for value in arriving}:
+                node = form.reader(node)
             returned = derivative(node, given)
             try:
                 by_edge = for_each_edge(self.node, returned)
@@ -70,13 +68,10 @@ def _repaired(exact: Any, masked: Any) -> tuple[Any, Mask]:
         # PyTorch has summed over what was broadcast.
         masked = masked.sum_to_size(exact.shape)
     mask = mask_of(masked)
-    value = (
-        distributed.prefer_exact(exact, masked)
-        if is_distributed(exact)
-        else unwrap(prefer_exact(exact.detach(), masked))
-    )
+    form = form_of(exact)
+    value = form.prefer_exact(exact, masked) if form.is_shared else unwrap(prefer_exact(exact.detach(), masked))
     if mask is not None:
-        mask = mask | distributed.not_zero(value)
+        mask = mask | not_zero(value)
     if (exact.requires_grad or in_forward_mode()) and is_finite(exact) and is_finite(tangent_of(exact)):
         # Keep PyTorch's own tensor, with its record.
         remember(exact, mask)

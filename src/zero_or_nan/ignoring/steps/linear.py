@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from ..failures import NotFollowed
+from ..forms import is_dense, values_of, with_values
 from ..graph import for_each_edge, run
-from ..jagged import is_jagged, values_of, with_values
 from ..masks import Mask, full, reduced
 from .step import Results, Step
 
@@ -21,7 +21,7 @@ class Linear(Step):
         return arriving
 
     def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
-        if any(isinstance(value, Tensor) and value.is_nested and not is_jagged(value) for value in results):
+        if any(isinstance(value, Tensor) and value.is_nested and is_dense(value) for value in results):
             self.owner.failed("a nested tensor", NotFollowed("a tensor that can't carry a mask"), suspected=True)
             return results, [None] * len(results)
         given = [None if v is None else _as_values(v, mask) for v, mask in zip(arriving, self.masks, strict=True)]
@@ -33,5 +33,4 @@ class Linear(Step):
 
 def _as_values(like: Any, mask: Mask) -> Any:
     """The mask in the form of a cotangent, so that the derivative can run on it."""
-    given = full(mask, values_of(like))
-    return with_values(like, given) if is_jagged(like) else given
+    return with_values(like, full(mask, values_of(like)))

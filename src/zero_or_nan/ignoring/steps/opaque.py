@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..cotangent import can_carry, is_finite
 from ..failures import NotFollowed
+from ..forms import values_of
 from ..graph import runs_of_the_engine
-from ..jagged import values_of
 from ..masks import all_count
 from .step import Results, Step, is_custom, name_of
 

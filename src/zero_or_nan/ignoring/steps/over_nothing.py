@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..distributed import not_zero
-from ..jagged import values_of
+from ..forms import not_zero, values_of
 from .step import Results, Step
 
 
@@ -19,7 +18,7 @@ class OverNothing(Step):
         return arriving
 
     def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
-        return results, [None if value is None else not_zero(values_of(value)) for value in results]
+        return results, [None if value is None else not_zero(value) for value in results]
 
 
 def is_over_nothing(arriving: Sequence[Any]) -> bool:

@@ -12,15 +12,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .. import distributed
 from ..cotangent import Cotangent, can_carry, is_finite, mask_of, unwrap
-from ..distributed import Gathering, is_distributed
 from ..failures import NotFollowed
+from ..forms import DENSE, form_of
 from ..graph import Edge, function_of
 from ..higher import entered, is_recorded, left
-from ..jagged import is_jagged, with_values
 from ..masks import Mask, all_count, reduced, was_broadcast
 from ..registry import GENERATED, Function
+from ..watching import Watching
 from .comparisons import Comparisons
 
 Results = tuple[Sequence[Any], Sequence[Mask]]
@@ -66,7 +65,7 @@ class Step:
         self.function = function
         self.masks = masks
         self._comparisons: Comparisons | None = None
-        self._gathering: Gathering | None = None
+        self._watching: Watching | None = None
 
     @property
     def entered(self) -> dict[int, tuple[Tensor, Cotangent]]:
@@ -101,15 +100,15 @@ class Step:
             value if value is None else self.cotangent(value, mask)
             for value, mask in zip(arriving, self.masks, strict=True)
         ]
-        if any(map(is_distributed, arriving)):
-            self._gathering = Gathering()
-            self._gathering.start()
+        self._watching = next(filter(None, (form_of(value).watching() for value in arriving)), None)
+        if self._watching is not None:
+            self._watching.start()
         return cotangents
 
     def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
         """End the step with the derivative's results."""
-        if self._gathering is not None:
-            self._gathering.stop()
+        if self._watching is not None:
+            self._watching.stop()
         if self._comparisons is not None:
             self._comparisons.stop()
         values = left(results, [_given_back(result) for result in results])
@@ -137,13 +136,8 @@ class Step:
 
     def cotangent(self, value: Any, mask: Mask) -> Any:
         """The cotangent that the derivative gets in place of a plain tensor."""
-        if is_jagged(value):
-            return with_values(value, Cotangent(value._values, mask, self))
-        if not is_distributed(value):
-            return entered(value, mask, self)
-        cotangent = Cotangent(distributed.whole(value), mask, self)
-        cotangent.parts = value
-        return cotangent
+        form = form_of(value)
+        return entered(value, mask, self) if form is DENSE else form.cotangent(value, mask, self)
 
     def all_ignored(self, number: int) -> Cotangent:
         """The cotangent of an output that was not used: zeros, all ignored."""
@@ -173,7 +167,7 @@ class Step:
 def _given_back(result: Any) -> Any:
     """The plain tensor, or DTensor, that the engine gets in place of a result."""
     if type(result) is Cotangent and result.parts is not None:
-        return distributed.prefer_exact(result.parts, result)
+        return form_of(result.parts).prefer_exact(result.parts, result)
     return unwrap(result)
 
 

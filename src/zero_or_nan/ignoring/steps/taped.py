@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..cotangent import can_carry, is_finite
 from ..failures import NotFollowed
+from ..forms import is_dense
 from ..higher import in_forward_mode
-from ..jagged import is_jagged
 from ..masks import Mask, everywhere
 from ..tape import Lost, Tape
 from .opaque import Opaque
@@ -34,7 +34,7 @@ class Taped(Opaque):
         super().begin(arriving)
         self._arriving = arriving
         is_taped = self._ignores and not self._is_pytorchs and not torch.is_grad_enabled() and not in_forward_mode()
-        if is_taped and all(value is None or can_carry(value) and not is_jagged(value) for value in arriving):
+        if is_taped and all(value is None or can_carry(value) and is_dense(value) for value in arriving):
             self.node.apply = self._apply  # called by the engine, after it has made up zeros for None
         return arriving
 
@@ -89,7 +89,7 @@ class Taped(Opaque):
 
 def _has_counted_zeros(value: Any, mask: Mask) -> bool:
     """Whether a result has a zero that is not ignored."""
-    if not isinstance(value, Tensor) or not can_carry(value) or is_jagged(value):
+    if not isinstance(value, Tensor) or not can_carry(value) or not is_dense(value):
         return False
     zeros = value == 0
     return bool((zeros if mask is None else zeros & mask).any())

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from .. import distributed
 from ..cotangent import Cotangent, can_carry
 from ..failures import NotFollowed
+from ..forms import not_zero
 from .step import Results, Step, name_of
 
 
@@ -39,7 +39,7 @@ class Traced(Step):
         values, masks = super().end(results, arriving)
         # A write without an operator, into the memory of a Cotangent, is not in the mask: count what is not 0.
         return values, [
-            mask if mask is None or value is None else mask | distributed.not_zero(value)
+            mask if mask is None or value is None else mask | not_zero(value)
             for value, mask in zip(values, masks, strict=True)
         ]
 
