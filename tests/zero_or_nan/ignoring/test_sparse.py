@@ -137,6 +137,14 @@ def test_a_graph_network_learns_as_on_the_used_nodes_alone(kind, layout):
         assert torch.allclose(ours, alone, rtol=1e-6)
 
 
+def test_a_zero_that_a_conversion_does_not_store_is_used():
+    z = torch.zeros(2, 2, requires_grad=True)
+    numbers = (torch.tensor([[1.0, 0.0], [2.0, 0.0]]) + z.sqrt()).to_sparse().to_dense()
+    (ours,), (plain,), _ = gradients(numbers[0].sum(), [z])
+    assert plain[0, 1].isnan() and ours[0, 1].isnan()
+    assert ours[1, 0] == 0  # stored, and then sliced away
+
+
 def test_the_gradient_of_a_gradient():
     x = torch.tensor([[2.0], [1.0], [1.0], [0.0]], requires_grad=True)
     loss = (sparse(torch.tensor(WEIGHTS), "coo") @ x.rsqrt())[:1].sum()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..conditions import FINITE
-from ..cotangent import Cotangent, mask_of, prefer_exact, step_of, unwrap
+from ..cotangent import Cotangent, mask_of, prefer_exact, selecting, step_of, unwrap
 from ..finite import has_nan
 from ..masks import anywhere, full
 from ..registry import RULES_OF_SPARSE, Rule, function, rule
@@ -96,8 +96,15 @@ def taken_out(op: Any, grad: Any, **kwargs: Any) -> Any:
 
 @of_sparse("_to_dense")
 def made_dense(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
-    """The dense form of a sparse cotangent. Elements that were not stored are ignored."""
-    return Cotangent(op(grad.value, *args, **kwargs), op(_counts(grad), *args, **kwargs) != 0)
+    """The dense form of a sparse cotangent. Elements that were not stored are ignored if the forward function selects.
+
+    `to_sparse` does not: it stores no zeros, but it uses a zero like any other number.
+    """
+    mask = op(_counts(grad), *args, **kwargs) != 0
+    if not selecting(grad):
+        values = stored(grad.value)
+        mask = mask | (op(with_stored(grad.value, torch.ones_like(values)), *args, **kwargs) == 0)
+    return Cotangent(op(grad.value, *args, **kwargs), mask)
 
 
 @rule("sparse_mask")
