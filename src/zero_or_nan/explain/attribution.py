@@ -57,7 +57,7 @@ class Operands(NamedTuple):
 
     def has_nan_and_others(self) -> bool:
         """Whether some of the births are of NaN alone, and some are not."""
-        return len({birth.is_nan for provenance in self.provenances for birth in provenance.births}) == 2
+        return len({birth.is_nan for provenance in self.provenances for birth in provenance.paths}) == 2
 
 
 class _Split(NamedTuple):
@@ -235,7 +235,7 @@ class Attribution:
         if plan.in_place and operands.provenances and not operands.values:
             return _Split(None, operands)  # they were there before the call
         born = apart(call, here, bad, operands.came, at)
-        known = joined(operands.provenances).births
+        known = dict.fromkeys(birth for provenance in operands.provenances for birth in provenance.paths)
         masks = [birth for birth in known if birth.nature == "meant" or birth.infinite == -math.inf]
         if not masks:
             return _Split(born, operands)

@@ -276,7 +276,7 @@ class Backward:
             if bad is None or ahead is None:
                 continue
             made: Tensor | None = bad
-            if is_element_by_element(node, arriving, bad):
+            if is_element_by_element(node, arriving, bad, came):
                 if came is not None:
                     made = beyond(bad, came)
                     if made is None and not provenances:

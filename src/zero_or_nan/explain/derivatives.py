@@ -59,11 +59,18 @@ def only_passes_on(node: Any, arriving: Sequence[Any]) -> bool:
         return True
 
 
-def is_element_by_element(node: Any, arriving: Sequence[Any], bad: Tensor) -> bool:
-    """Whether each element of a gradient, of which a mask is given, depends on the same element of the cotangent."""
+def is_element_by_element(node: Any, arriving: Sequence[Any], bad: Tensor, came: Tensor | None = None) -> bool:
+    """Whether each element of a gradient depends on the same element of the cotangent.
+
+    Args:
+        node: the node that passed the gradient on.
+        arriving: its cotangents.
+        bad: a mask of the gradient.
+        came: a mask of the cotangent, if it is known.
+    """
     if len(arriving) != 1 or not is_entrywise(node):
         return False
-    cotangent = numbers_of(arriving[0])
+    cotangent = numbers_of(arriving[0]) if came is None else came
     return cotangent is not None and cotangent.shape == bad.shape
 
 

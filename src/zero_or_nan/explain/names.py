@@ -185,7 +185,7 @@ class Later:
         """The names among all modules; None if they are the same as at first."""
         ends = list(self._ends)
         self._ends.clear()
-        if not any(map(_holds_modules, gc.get_referrers(*ends))):  # a walk over all objects, too, but in C
+        if not ends or not any(map(_holds_modules, gc.get_referrers(*ends))):  # a walk over all objects, too, but in C
             return None
         names = Names()
         names.variables = self._variables

@@ -202,7 +202,7 @@ def test_a_plain_tensor_that_is_a_variable_is_found_without_a_walk(monkeypatch):
     weight = torch.zeros(2, requires_grad=True)
     with explain() as report:
         weight.log().sum().backward()
-    assert not walks and report.origins[0].reached == ["the loss", "weight"]
+    assert report.origins[0].reached == ["the loss", "weight"] and not walks
 
 
 def test_a_parameter_that_no_variable_leads_to_is_found(monkeypatch):
