@@ -23,11 +23,12 @@ from .tensors import any_of, is_finite, is_sparse, not_finite, numbers_of, tenso
 
 
 class Result(NamedTuple):
-    """A result of a call that is not finite: its position among the results, the tensor, and its numbers."""
+    """A result of a call that is not finite: its position, the tensor, its numbers, and which of them are not."""
 
     at: int
     tensor: Tensor
     here: Tensor
+    bad: Tensor
 
 
 class Operands(NamedTuple):
@@ -35,11 +36,13 @@ class Operands(NamedTuple):
 
     Attributes:
         values: their numbers.
+        came: masks of those that are not finite.
         provenances: those of the operands, and of what a function in place overwrites.
         entering: births in operands that have no node: the graph gets to know them at this call.
     """
 
     values: list[Tensor]
+    came: list[Tensor]
     provenances: list[Provenance]
     entering: list[Birth]
 
@@ -54,7 +57,7 @@ class Operands(NamedTuple):
 
     def has_nan_and_others(self) -> bool:
         """Whether some of the births are of NaN alone, and some are not."""
-        return len({birth.is_nan for provenance in self.provenances for birth in provenance.births}) == 2
+        return len({birth.is_nan for provenance in self.provenances for birth in provenance.paths}) == 2
 
 
 class _Split(NamedTuple):
@@ -141,10 +144,11 @@ class Attribution:
         overwrites = plan.in_place and before is None and bool(args)
         overwritten = overwritten_by(plan, args) if overwrites else []
         skipped = set(map(id, (*buffers, *tensors_in(call.kwargs.get("out")), *overwritten)))
-        found = Operands([], [], [])
+        found = Operands([], [], [], [])
         for tensor in call.tensors():
             here = numbers_of(tensor)
-            if here is None or id(tensor) in skipped or masks.of(here) is None:
+            mask = None if here is None or id(tensor) in skipped else masks.of(here)
+            if here is None or mask is None:
                 continue
             original = args[0] if tensor is before and not is_sparse(tensor) else tensor
             provenance = provenances.of(original)
@@ -152,6 +156,7 @@ class Attribution:
                 provenance = Provenance({self.came_in(original, here, call): ()})
                 provenances.keep(original, provenance)
             found.values.append(here)
+            found.came.append(mask)
             found.provenances.append(provenance)
             if node_of(tensor) is None and tensor is not before:
                 found.entering.extend(provenance.births)
@@ -163,19 +168,18 @@ class Attribution:
 
     def _is_left_over(self, call: Call, result: Result) -> bool:
         """Whether uninitialized memory holds these numbers, and a call in place has written beside them."""
-        at, tensor, here = result
+        at, tensor, here, bad = result
         if node_of(tensor) is not None or self.findings.uninitialized.of(tensor) is None:
             return False
         if self.findings.provenances.of(tensor) is not None:
             return False
-        bad = not_finite(here)
         return torch.equal(was_there(call, here, bad, at), bad)
 
     def _was_there(self, call: Call, bad: list[Result]) -> None:
         """Find what was already not finite when a function in place first overwrote it."""
-        for at, tensor, here in bad:
+        for at, tensor, here, mask in bad:
             if self.findings.provenances.of(tensor) is None:
-                came = was_there(call, here, not_finite(here), at)
+                came = was_there(call, here, mask, at)
                 if any_of(came):
                     birth = self.findings.births.known(come_in(tensor, torch.where(came, here, 0), call))
                     self.findings.provenances.keep(tensor, Provenance({birth: ()}))
@@ -191,20 +195,19 @@ class Attribution:
             operands = operands.without_nan()
         layout = "" if operands.provenances else next(filter(None, map(unreadable_layout, call.tensors())), "")
         if layout:
-            birth = self.findings.births.known(come_out(result.tensor, not_finite(result.here), call, layout))
+            birth = self.findings.births.known(come_out(result.tensor, result.bad, call, layout))
             if node_of(result.tensor) is not None:
-                self.carry(result.tensor, [(birth, not_finite(result.here))])
+                self.carry(result.tensor, [(birth, result.bad)])
             return Provenance({birth: ()})
         split = self._split(call, plan, result, operands)
-        born, (_, provenances, entering) = split.born, split.operands
+        born, (*_, provenances, entering) = split.born, split.operands
         if born is not None and (secondhand := self._secondhand(call)):
             born, provenances = None, [*provenances, *secondhand]
         carried: list[tuple[Birth, Tensor]] = []
         births: list[Birth] = []
         if born is None:  # the node of an earlier call carries what that call made
             if entering:
-                bad = not_finite(result.here)
-                carried += [(birth, bad) for birth in dict.fromkeys(entering)]
+                carried += [(birth, result.bad) for birth in dict.fromkeys(entering)]
         else:
             nans = result.here.isnan()
             for part in (born & nans, born & ~nans):
@@ -214,7 +217,7 @@ class Attribution:
                     birth.half = births[0] if births else None
                     births.append(self.findings.births.known(birth))
                     carried.append((births[-1], part))
-            rest = not_finite(result.here) & ~born
+            rest = result.bad & ~born
             if provenances and call.name not in MEANT:
                 rest |= came_too(call, born, result.at)
             if any_of(rest):  # beside a birth here, this node carries earlier ones too
@@ -228,17 +231,17 @@ class Attribution:
 
     def _split(self, call: Call, plan: Plan, result: Result, operands: Operands) -> _Split:
         """Split the elements of a result that are not finite."""
-        at, _, here = result
+        at, _, here, bad = result
         if plan.in_place and operands.provenances and not operands.values:
             return _Split(None, operands)  # they were there before the call
-        born = apart(call, here, operands.values, at, self.findings.masks)
-        known = joined(operands.provenances).births
+        born = apart(call, here, bad, operands.came, at)
+        known = dict.fromkeys(birth for provenance in operands.provenances for birth in provenance.paths)
         masks = [birth for birth in known if birth.nature == "meant" or birth.infinite == -math.inf]
         if not masks:
             return _Split(born, operands)
         change = functools.partial(finite_ones, keep={birth.infinite for birth in masks})
         are_meant = all(_is_meant(birth, call.name) for birth in masks)
-        others = not_finite(here) if born is None else not_finite(here) & ~born
+        others = bad if born is None else bad & ~born
         made, harm = of_masks(call, here, others, operands.values, at, change)
         are_undefined = any_of(made)
         made_of: tuple[Birth, ...] = ()

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ from .arithmetic import limit, rerun
 from .births import come_in, describe, held_before
 from .calls import Call
 from .derivatives import (
-    at_finite_cotangents,
+    is_element_by_element,
     is_entrywise,
     is_only_too_large,
     is_product,
@@ -51,7 +51,7 @@ from .places import Place, place_here, users_frame
 from .provenance import Birth, Provenance, joined
 from .sandbox import Sandbox
 from .shadow import Shadow, leaves_of, shadow_of
-from .tensors import all_finite, any_of, is_finite, not_finite, numbers_of
+from .tensors import all_finite, any_of, beyond, is_finite, not_finite, numbers_of
 from .ties import tie_of, value_of
 from .unseen import unseen
 
@@ -232,20 +232,21 @@ class Backward:
         def look(results: Sequence[Tensor | None], arriving: Sequence[Tensor | None]) -> None:
             with unseen():
                 try:
-                    for result in results:
+                    bad: dict[int, Tensor] = {}
+                    for at, result in enumerate(results):
                         if type(result) is Tensor and result.dtype is torch.float32 and result.layout is _STRIDED:
                             try:  # the usual case, in as few steps as possible
                                 total = result.sum().item()
                             except RuntimeError:  # on the meta device, or nested
                                 continue
-                            if total - total == 0 or masks.of(result, is_checked=True) is None:
-                                continue
+                            mask = None if total - total == 0 else masks.of_bad(result)
                         else:
                             here = numbers_of(result)
-                            if here is None or is_finite(here):
-                                continue
-                        self._not_finite(node, results, arriving)
-                        break
+                            mask = None if here is None else masks.of(here)
+                        if mask is not None:
+                            bad[at] = mask
+                    if bad:
+                        self._not_finite(node, results, arriving, bad)
                     if torch.is_grad_enabled():
                         self._recorded(node, results)
                 except Exception as error:
@@ -262,26 +263,31 @@ class Backward:
                 origination = self._origination(node)
                 note_call(result.grad_fn, origination.name, origination.place)
 
-    def _not_finite(self, node: Any, results: Sequence[Any], arriving: Sequence[Any]) -> None:
-        """Follow what a node passes on that is not finite."""
-        provenances = list(self._arriving(node, arriving))
+    def _not_finite(
+        self, node: Any, results: Sequence[Any], arriving: Sequence[Any], found: Mapping[int, Tensor]
+    ) -> None:
+        """Follow what a node passes on that is not finite: some of its results, each with a mask of the elements."""
+        provenances, came = self._arriving(node, arriving)
         origination = self._origination(node)
         share_readable(node, origination.node)
         is_innocent: bool | None = None
         for at, ((ahead, slot), result) in enumerate(zip(node.next_functions, results, strict=False)):
-            here = numbers_of(result)
-            bad = None if here is None or ahead is None else self.findings.masks.of(here)
-            if here is None or bad is None:
+            bad = found.get(at)
+            if bad is None or ahead is None:
                 continue
-            made = at_finite_cotangents(node, arriving, bad, self.findings.masks, bool(provenances))
-            if made is None:
+            made: Tensor | None = bad
+            if is_element_by_element(node, arriving, bad, came):
+                if came is not None:
+                    made = beyond(bad, came)
+                    if made is None and not provenances:
+                        made = bad
+            else:
                 if is_innocent is None:
                     is_innocent = bool(provenances) and (
                         self._adds_nothing(node, origination, provenances, bad) or only_passes_on(node, arriving)
                     )
-                made = None if is_innocent else bad
-            elif not any_of(made):
-                made = None if provenances else bad
+                if is_innocent:
+                    made = None
             births = [] if made is None else self._births(node, origination, arriving, results, at, made)
             provenance = joined(provenances, origination.name, births)
             before = self.arrived.get((ahead, slot))
@@ -290,15 +296,20 @@ class Backward:
             self.arrived[ahead, slot] = provenance
             self.findings.provenances.keep(result, provenance)
 
-    def _arriving(self, node: Any, arriving: Sequence[Any]) -> Iterator[Provenance]:
-        """The provenances of the cotangents that are not finite."""
+    def _arriving(self, node: Any, arriving: Sequence[Any]) -> tuple[list[Provenance], Tensor | None]:
+        """The provenances of the cotangents that are not finite, and the elements of the last of them."""
+        provenances: list[Provenance] = []
+        came: Tensor | None = None
         for at, value in enumerate(arriving):
             here = numbers_of(value)
-            if here is not None and self.findings.masks.of(here) is not None:
+            mask = None if here is None else self.findings.masks.of(here)
+            if here is not None and mask is not None:
+                came = mask
                 provenance = self.arrived.get((node, at)) or self.findings.provenances.of(value)
                 provenance = provenance or self._added_up((node, at), here)
                 if provenance is not None:
-                    yield provenance
+                    provenances.append(provenance)
+        return provenances, came
 
     def _adds_nothing(
         self, node: Any, origination: Origination, provenances: Sequence[Provenance], bad: Tensor

@@ -21,7 +21,7 @@ from ..ignoring.masks import was_broadcast
 from .arithmetic import Born, first_born, on_copies, rerun
 from .functions import WEIGHS_ALL
 from .places import Place
-from .tensors import Masks, any_of, each_in, is_finite, not_finite, numbers_of, tensors_in
+from .tensors import any_of, each_in, is_finite, not_finite, numbers_of, tensors_in
 
 Change = Callable[[Tensor], Tensor]
 
@@ -88,32 +88,28 @@ _STAND_INS: tuple[Change, ...] = (
 numbers: it may be a pole, as 1 is of `logit`, and equal numbers make a matrix singular, or leave a row no spread."""
 
 
-def apart(call: Call, result: Tensor, inputs: Sequence[Tensor], at: int, masks: Masks) -> Tensor | None:
+def apart(call: Call, result: Tensor, bad: Tensor, came: Sequence[Tensor], at: int) -> Tensor | None:
     """The elements that an operator made, as opposed to those that came with an operand; None if it made none.
 
     Such an element is the same whatever finite numbers take the place of the operands' NaN and infinities.
 
     Args:
         call: the call of the operator.
-        result: one of its results, which is not finite.
-        inputs: the operands that are not finite.
+        result: one of its results.
+        bad: its elements that are not finite.
+        came: the same of each operand that is not finite.
         at: the position of the result among the results.
-        masks: of which elements are not finite.
     """
-    bad = masks.of(result, is_checked=True)
-    assert bad is not None
-    if not inputs:
+    if not came:
         return bad
     births = bad
     if call.infinite_number() is None:  # such a number may have replaced an element of an operand
-        for value in inputs:
-            if was_broadcast(value.shape, result.shape):
-                came = masks.of(value, is_checked=True)
-                assert came is not None
-                if came.shape == bad.shape and torch.equal(came, bad):  # the usual case
-                    return None
-                births = births & ~came
-        if not any_of(births):  # the usual case, found out without another run
+        for mask in came:
+            if mask.shape == bad.shape and torch.equal(mask, bad):  # the usual case
+                return None
+            if was_broadcast(mask.shape, bad.shape):
+                births = births & ~mask
+        if not any_of(births):  # found out without another run
             return None
     if _is_small_product(call, result):
         return None

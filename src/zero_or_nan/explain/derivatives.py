@@ -14,7 +14,7 @@ from ..ignoring.graph import function_of, run
 from .arithmetic import first_born, number, on_copies, rerun
 from .calls import finite_ones
 from .nodes import can_run_again, saved_by
-from .tensors import Masks, are_finite, is_finite, numbers_of
+from .tensors import are_finite, is_finite, numbers_of
 
 _ENTRYWISE = frozenset("""
 Exp Exp2 Log Log2 Log10 Log1P Sqrt Rsqrt Pow Mul Div Reciprocal Sin Cos Tan Asin Acos Atan Atanh Acosh Asinh Sinh Cosh
@@ -59,28 +59,26 @@ def only_passes_on(node: Any, arriving: Sequence[Any]) -> bool:
         return True
 
 
-def at_finite_cotangents(node: Any, arriving: Sequence[Any], bad: Tensor, masks: Masks, is_bad: bool) -> Tensor | None:
-    """The elements of a gradient that are not finite though their cotangents are; None if that cannot be told.
+def is_element_by_element(node: Any, arriving: Sequence[Any], bad: Tensor, came: Tensor | None = None) -> bool:
+    """Whether each element of a gradient depends on the same element of the cotangent.
 
     Args:
         node: the node that passed the gradient on.
         arriving: its cotangents.
-        bad: the elements of the gradient that are not finite.
-        masks: of which elements are not finite.
-        is_bad: whether it is known already that one of the cotangents is not finite.
+        bad: a mask of the gradient.
+        came: a mask of the cotangent, if it is known.
     """
-    cotangent = numbers_of(arriving[0]) if len(arriving) == 1 and is_entrywise(node) else None
-    if cotangent is None or cotangent.shape != bad.shape:
-        return None
-    came = masks.of(cotangent, is_bad)
-    return bad if came is None else bad & ~came
+    if len(arriving) != 1 or not is_entrywise(node):
+        return False
+    cotangent = numbers_of(arriving[0]) if came is None else came
+    return cotangent is not None and cotangent.shape == bad.shape
 
 
 def multiplication(node: Any, arriving: Sequence[Any], at: int, bad: Tensor) -> str:
     """The cotangent times the derivative at the first of the elements, as text."""
     with contextlib.suppress(Exception):
         cotangent = numbers_of(arriving[0])
-        if cotangent is not None and len(arriving) == 1 and cotangent.shape == bad.shape and is_entrywise(node):
+        if cotangent is not None and is_element_by_element(node, arriving, bad):
             index = tuple(bad.nonzero()[0].tolist())
             slope = math.inf
             if can_run_again(node):

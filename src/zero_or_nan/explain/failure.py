@@ -133,8 +133,7 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
             )
         if by_hand:
             report.note("the step changed its parameters before the failure was seen, and they are as it left them")
-        is_overflow = not report.ok and report.origins[0].kind == "overflow"
-        report.cause = habits.course.cause(None if loss is None else float(loss), size, is_overflow)
+        report.cause = habits.course.cause(None if loss is None else float(loss), size, report.begins_with_overflow)
         if report.ok and not report.came_from_another_process:
             report.note(
                 "the step was not finite, and when it ran again, watched, it was: what happened does not repeat itself"

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..ignoring.masked_pass import REPORT
 from .places import Place, is_recomputed, printable
 from .provenance import Birth, Provenance, Provenances
-from .tensors import Masks, memory, numbers_of, tensors_in
+from .tensors import Masks, address, memory, tensors_in
 
 _MOST_UNCONSUMED = 1000
 
@@ -120,7 +120,7 @@ class Findings:
         self.provenances = Provenances()
         self.secondhand = Provenances()
         self.uninitialized = Provenances()
-        self.unconsumed: dict[int, Provenance] = {}
+        self.unconsumed: dict[int | None, Provenance] = {}
         self.masks = Masks()
         self.carries = False
         self.compiled_at: Place | None = None
@@ -135,8 +135,7 @@ class Findings:
     def consume(self, things: Any) -> None:
         """Note that a function has used these tensors."""
         for tensor in tensors_in(things):
-            if numbers_of(tensor) is not None:
-                self.unconsumed.pop(memory(tensor)._cdata, None)
+            self.unconsumed.pop(address(tensor), None)
 
     def clear(self) -> None:
         self.provenances.clear()

@@ -141,12 +141,13 @@ class Forward(TorchFunctionMode):
                     if plan.in_place:
                         self._note_base(plan, result, place)
                 here = numbers_of(result)
-                if here is None or self.findings.masks.of(here) is None:
+                mask = None if here is None else self.findings.masks.of(here)
+                if here is None or mask is None:
                     if here is not None and (self.findings.provenances or self.findings.uninitialized):
                         self._forget_overwritten(plan, here)
                     return
                 if not plan.in_place:
-                    bad = [Result(0, result, here)]
+                    bad = [Result(0, result, here, mask)]
             elif result is None and not plan.in_place:
                 return
             if bad:
@@ -212,8 +213,9 @@ class Forward(TorchFunctionMode):
                 place = place or self.places.here()
                 note_call(node, plan.name, place)
             here = numbers_of(tensor)
-            if here is not None and self.findings.masks.of(here) is not None:
-                bad.append(Result(at, tensor, here))
+            mask = None if here is None else self.findings.masks.of(here)
+            if here is not None and mask is not None:
+                bad.append(Result(at, tensor, here, mask))
         if bad:
             self._attribute(func, plan, args, kwargs, bad, before, place)
 

@@ -6,9 +6,10 @@ import gc
 import inspect
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from torch import Tensor, nn
 
@@ -16,9 +17,6 @@ T = TypeVar("T")
 
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")
 """Names that DistributedDataParallel, the compiler and FSDP put before those of the user."""
-
-_MOST_ENDS = 8
-"""The number of modules around which others are looked for at once."""
 
 
 def all_modules() -> list[nn.Module]:
@@ -37,15 +35,22 @@ class Names:
 
     Modules that were called in the block, or that are variables, are found at once. A walk over all objects finds the
     others. The walk takes as long as many passes of a small model, so it happens at most once, and only if something
-    is looked up that may be in a module that is not found yet.
+    is looked up that is in no module that was found. Whether other modules hold those that were found is a question
+    for `Later`.
 
     Args:
         frame: the user's frame, whose variables give names to tensors.
         called: modules that were called in the block.
+
+    Attributes:
+        variables: by the id of a tensor, the name of the variable that it is; empty if it is none.
+        ends: modules that no other module holds, as far as is known.
     """
 
     def __init__(self, frame: FrameType | None = None, called: Iterable[nn.Module] = ()) -> None:
         self.frame = frame
+        self.variables: dict[int, str] = {}
+        self.ends: dict[int, nn.Module] = {}
         self._called = list(called)
         self._forget()
         self._looked = self._looked_everywhere = False
@@ -54,8 +59,6 @@ class Names:
         self._inside: dict[int, list[tuple[nn.Module, str]]] = {}
         self._holds: dict[int, list[tuple[nn.Module, str]]] = {}
         self._buffers: set[int] = set()
-        self._ended: set[int] = set()
-        """The modules of which it is known whether other modules hold them."""
 
     def _look(self) -> None:
         """Find the modules that were called, and those that are variables."""
@@ -76,7 +79,7 @@ class Names:
                 left += [child for child in module.__dict__.get("_modules", {}).values() if child is not None][::-1]
         self._add(found.values())
 
-    def _look_everywhere(self) -> None:
+    def look_everywhere(self) -> None:
         """Find all modules."""
         if not self._looked_everywhere:
             self._looked = self._looked_everywhere = True
@@ -94,31 +97,26 @@ class Names:
                 if tensor is not None:
                     self._holds.setdefault(id(tensor), []).append((module, name))
 
-    def _find_above(self, module: nn.Module) -> None:
-        """Find the modules around a module, if there are others than those that are known."""
+    def _find_end(self, module: nn.Module) -> None:
+        """Find the outermost module around a module, among those that are known."""
         seen = set()
         while id(module) in self._inside and id(module) not in seen:
             seen.add(id(module))  # modules may hold each other
             module, _ = self._inside[id(module)][0]
-        if self._looked_everywhere or id(module) in self._ended:
-            return
-        ends = [module, *(each for each in self._called if id(each) not in self._inside)][:_MOST_ENDS]
-        self._ended.update(map(id, ends))
-        if any(map(_holds_modules, gc.get_referrers(*ends))):  # a walk over all objects, too, but in C
-            self._look_everywhere()
+        if not self._looked_everywhere:
+            self.ends[id(module)] = module
 
-    def of_module(self, module: nn.Module | None, around: Mapping[nn.Module, Sequence[nn.Module]] | None = None) -> str:
+    def of_module(self, module: nn.Module | None, outer: nn.Module | None = None) -> str:
         """The path of a module from the outermost module that holds it; empty if no module does.
 
         Args:
             module: the module.
-            around: by module, the modules whose calls led to its own. They hold it, unless they are gone by now.
+            outer: the outermost module whose call led to its own. It holds the module, unless it is gone by now.
         """
         if module is None:
             return ""
         self._look()
-        outer = next(iter((around or {}).get(module, ())), None)
-        self._find_above(outer or module)
+        self._find_end(outer or module)
         parts: list[str] = []
         seen = set()
         if outer is not None and outer is not module:
@@ -148,7 +146,6 @@ class Names:
         if id(tensor) in self._holds:
             module, name = self._holds[id(tensor)][0]
             path = self.of_module(module)
-            module, name = self._holds[id(tensor)][0]  # this may have found more of them
             return f"{path}.{name}" if path else name
         return self._variable(tensor)
 
@@ -156,16 +153,44 @@ class Names:
         """Find the modules that hold a tensor. What is a variable, and no parameter, is taken to be in no other."""
         self._look()
         if id(tensor) not in self._holds and (isinstance(tensor, nn.Parameter) or not self._variable(tensor)):
-            self._look_everywhere()
+            self.look_everywhere()
 
     def _variable(self, tensor: Tensor) -> str:
-        frame = self.frame
-        while frame is not None:
-            found = _of_variables(frame, lambda values: [name for name, value in values if value is tensor])
-            if found:
-                return found[0]
-            frame = frame.f_back
-        return ""
+        if id(tensor) not in self.variables:
+            frame, found = self.frame, list[str]()
+            while frame is not None and not found:
+                found = _of_variables(frame, lambda values: [name for name, value in values if value is tensor])
+                frame = frame.f_back
+            self.variables[id(tensor)] = found[0] if found else ""
+        return self.variables[id(tensor)]
+
+
+class Later:
+    """Looks names up again when somebody reads them, if other modules hold those that were found at first.
+
+    To find out takes a walk over all objects, as long as many passes of a small model. Until then, this keeps nothing
+    of the user's alive.
+    """
+
+    def __init__(self) -> None:
+        self._ends: WeakSet[nn.Module] = WeakSet()
+        self._variables: dict[int, str] = {}
+
+    def add(self, names: Names) -> None:
+        """Take over what was found, and what was not."""
+        self._ends.update(names.ends.values())
+        self._variables.update(names.variables)
+
+    def names(self) -> Names | None:
+        """The names among all modules; None if they are the same as at first."""
+        ends = list(self._ends)
+        self._ends.clear()
+        if not ends or not any(map(_holds_modules, gc.get_referrers(*ends))):  # a walk over all objects, too, but in C
+            return None
+        names = Names()
+        names.variables = self._variables
+        names.look_everywhere()
+        return names
 
 
 def _holds_modules(thing: Any) -> bool:

@@ -81,8 +81,10 @@ class Patches:
 
     def _register_hook(self, register: Any) -> Any:
         def registered(hooks: Any, hook: Callable[..., Any]) -> Any:
-            with self._mistakes.noted("a hook"):
+            try:
                 hook = self._sandbox.silenced(hook)
+            except Exception as error:
+                self._mistakes.note("a hook", error)
             return register.__func__(hooks, hook)
 
         return staticmethod(registered)

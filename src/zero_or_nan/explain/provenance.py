@@ -108,8 +108,12 @@ def joined(provenances: Iterable[Provenance], step: str = "", born: Collection[B
         born: the births in that function.
     """
     each = list(dict.fromkeys(provenances))
-    if len(each) == 1 and not born and not any(_grows(path, step) for path in each[0].paths.values()):
-        return each[0]  # a deep graph shares it
+    if len(each) == 1 and not born:
+        for path in each[0].paths.values():
+            if _grows(path, step):
+                break
+        else:
+            return each[0]  # a deep graph shares it
     paths: dict[Birth, tuple[str, ...]] = {}
     for provenance in each:
         for birth, path in provenance.paths.items():

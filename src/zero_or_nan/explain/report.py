@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from textwrap import dedent
 from typing import Any, Literal
@@ -175,7 +175,26 @@ class Report:
     @property
     def ok(self) -> bool:
         """True if the loss and all gradients are finite, as far as this process computed them."""
-        return not self.origins
+        return not self._unread
+
+    @property
+    def begins_with_overflow(self) -> bool:
+        """Whether the first origin is a number that is too large for its dtype."""
+        return not self.ok and self._unread[0].kind == "overflow"
+
+    @property
+    def _unread(self) -> list[Origin]:
+        """The origins as they are."""
+        origins: list[Origin] = vars(self)["origins"]
+        return origins
+
+    def add(self, origin: Origin, complete: Callable[[], None]) -> None:
+        """Add an origin, and a function to call when somebody reads the origins."""
+        self._unread.append(origin)
+        vars(self)["_complete"] = complete
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"origins": self.origins, **vars(self)}  # they are complete when the others are looked at
 
     def note(self, text: str) -> None:
         """Say once what could not be looked into."""
@@ -191,7 +210,7 @@ class Report:
         return iter(self.origins)
 
     def __len__(self) -> int:
-        return len(self.origins)
+        return len(self._unread)
 
     def __bool__(self) -> bool:
         return True
@@ -236,6 +255,22 @@ class Report:
     def to_json(self) -> str:
         """The same content as `to_dict`, as JSON."""
         return json.dumps({"ok": self.ok, **asdict(self)}, indent=2)
+
+
+class _Completed:
+    """An attribute that is completed when it is read."""
+
+    def __get__(self, report: Report, owner: type[Report]) -> list[Origin]:
+        complete = vars(report).pop("_complete", None)
+        if complete is not None:
+            complete()
+        return report._unread
+
+    def __set__(self, report: Report, origins: list[Origin]) -> None:
+        vars(report)["origins"] = origins
+
+
+Report.origins = _Completed()  # type: ignore[assignment]
 
 
 class NotFiniteError(FloatingPointError):

@@ -29,6 +29,7 @@ from .tensors import tensors_in
 from .unseen import unseen
 
 Listener = Callable[[Any], None]
+_OURS = f"{__package__}."
 
 
 class Sandbox:
@@ -97,8 +98,7 @@ class Sandbox:
 
     def silenced(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """A hook of the user's that does not run in an extra pass. Hooks of this package always run."""
-        is_ours = (getattr(hook, "__module__", None) or "").startswith(f"{__package__}.")
-        if not self._scope.is_here() or self.is_entered or is_ours:
+        if self.is_entered or (getattr(hook, "__module__", None) or "").startswith(_OURS) or not self._scope.is_here():
             return hook
 
         def run(*args: Any, **kwargs: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -30,21 +30,24 @@ _MOST_SMALL = 100_000
 T = TypeVar("T")
 
 
-def tensors_in(things: Any) -> Iterator[Tensor]:
+def tensors_in(things: Any) -> list[Tensor]:
     """The tensors in arguments or results, at any depth."""
     return each_in(things, Tensor)
 
 
-def each_in(things: Any, kind: type[T]) -> Iterator[T]:
+def each_in(things: Any, kind: type[T]) -> list[T]:
     """The instances of a type in arguments or results, at any depth."""
-    if isinstance(things, kind):
-        yield things
-    elif isinstance(things, (tuple, list)):
-        for thing in things:
-            yield from each_in(thing, kind)
-    elif isinstance(things, dict):
-        for thing in things.values():
-            yield from each_in(thing, kind)
+    found: list[T] = []
+    left = [things]
+    while left:
+        thing = left.pop()
+        if isinstance(thing, kind):
+            found.append(thing)
+        elif isinstance(thing, (tuple, list)):
+            left += thing[::-1]
+        elif isinstance(thing, dict):
+            left += [*thing.values()][::-1]
+    return found
 
 
 def is_sparse(tensor: Tensor) -> bool:
@@ -61,6 +64,14 @@ def stored(tensor: Tensor) -> Tensor:
 def memory(tensor: Tensor) -> Any:
     """The storage that holds the numbers of a tensor. Views, detached and saved tensors share it."""
     return (stored(tensor) if is_sparse(tensor) else tensor).untyped_storage()
+
+
+def address(tensor: Tensor) -> int | None:
+    """Which memory this is, as a number; None if the tensor has no memory of its own."""
+    try:
+        return int(memory(tensor)._cdata)
+    except (RuntimeError, TypeError):
+        return None
 
 
 def numbers_of(tensor: Any) -> Tensor | None:
@@ -121,7 +132,8 @@ def is_finite_at_each(tensor: Tensor) -> bool:
 
 def not_finite(tensor: Tensor) -> Tensor:
     """A mask of the elements that are NaN or infinite; on a CPU faster than `torch.isfinite`."""
-    return (tensor - tensor).to(torch.bool)
+    difference = tensor - tensor  # 0, or NaN
+    return difference.ne(difference)
 
 
 class Masks:
@@ -135,17 +147,13 @@ class Masks:
         self._size = 0
         self._kept: dict[int, tuple[tuple[Any, ...], StorageWeakRef, Tensor]] = {}
 
-    def of(self, tensor: Tensor, is_checked: bool = False) -> Tensor | None:
-        """A mask of the elements that are NaN or infinite, which nobody may change; None if there are none.
+    def of(self, tensor: Tensor) -> Tensor | None:
+        """A mask of the elements that are NaN or infinite, which nobody may change; None if there are none."""
+        value = total(tensor).item()  # even of what is kept, for NumPy may have written to it
+        return None if value - value == 0 else self.of_bad(tensor)
 
-        Args:
-            tensor: the numbers.
-            is_checked: whether it is known already that their sum is not finite.
-        """
-        if not is_checked:  # even of what is kept, for NumPy may have written to it
-            value = total(tensor).item()
-            if value - value == 0:
-                return None
+    def of_bad(self, tensor: Tensor) -> Tensor | None:
+        """The same if it is known already that the sum of the elements is not finite."""
         is_kept = not tensor.is_inference()
         if is_kept:
             storage = tensor.untyped_storage()
@@ -176,6 +184,14 @@ class Masks:
 def any_of(mask: Tensor) -> bool:
     """Whether an element of a mask is True."""
     return bool(anywhere(mask))
+
+
+def beyond(mask: Tensor, other: Tensor) -> Tensor | None:
+    """The elements of a mask that are not in another of the same shape; None if there are none."""
+    if torch.equal(mask, other):  # the usual case, in one step
+        return None
+    more = mask & ~other
+    return more if any_of(more) else None
 
 
 def are_finite(values: Any) -> bool:

@@ -117,7 +117,7 @@ class Watch:
         loss = loss_among(backward.request.roots)
         value = None if loss is None else float(loss)
         if not self.report.ok:
-            self.report.cause = self.course.cause(value, largest(leaves), self.report.origins[0].kind == "overflow")
+            self.report.cause = self.course.cause(value, largest(leaves), self.report.begins_with_overflow)
         elif value is not None and value - value == 0:
             self.course.begin(leaves)
             self.course.add(value, lambda: largest(leaves))

@@ -1,5 +1,8 @@
 """What `explain` does again at each node of a step that fails, and what it does once: counted, not timed."""
 
+import gc
+import pickle
+import weakref
 from collections import deque
 
 import pytest
@@ -160,12 +163,38 @@ def test_few_masks_are_kept():
 @pytest.mark.parametrize("hidden", [False, True])
 def test_all_modules_are_looked_for_only_if_others_may_hold_those_that_are_found(monkeypatch, hidden):
     everywhere = counted(monkeypatch, names, "all_modules")
+    walks = counted(monkeypatch, names.gc, "get_referrers")
     model = nn.Sequential(nn.Linear(2, 2))
     held = {"held": nn.ModuleDict({"inner": model})} if hidden else {}
     with explain() as report:
         model(torch.full((1, 2), torch.nan)).sum().backward()
-    assert len(everywhere) == hidden
+    assert not report.ok and len(report) == 1 and not walks and not everywhere  # nobody has read a name
     assert "inner.0.weight" in str(report) if held else "inner" not in str(report) and "0.weight" in str(report)
+    assert len(walks) == 1 + hidden and len(everywhere) == hidden
+
+
+def test_a_name_that_is_looked_up_later_keeps_nothing_alive():
+    model, x = nn.Sequential(nn.Linear(2, 2)), torch.full((1, 2), torch.nan, requires_grad=True)
+    held = {"held": nn.ModuleDict({"inner": model})}
+    with explain() as report:
+        model(x).sum().backward()
+    kept = [weakref.ref(thing) for thing in (model, model[0], held["held"], x, model[0].weight)]
+    del model, x, held
+    gc.collect()
+    assert not any(known() is not None for known in kept)
+    assert report.origins[0].module == "0" and report.origins[0].reached == ["the loss", "0.weight"]
+
+
+def test_names_are_looked_up_among_what_is_there_by_then():
+    model, x = nn.Sequential(nn.Linear(2, 2)), torch.full((1, 2), torch.nan, requires_grad=True)
+    with explain() as report:
+        model(x).sum().backward()
+    held = [nn.ModuleDict({"inner": model})]
+    del model
+    (origin,) = pickle.loads(pickle.dumps(report)).origins
+    assert held and origin.module == "inner.0" and origin.reached == ["the loss", "inner.0.weight"]
+    assert "nan in x" in origin.operands
+    assert origin == report.origins[0]
 
 
 def test_a_plain_tensor_that_is_a_variable_is_found_without_a_walk(monkeypatch):
@@ -173,7 +202,7 @@ def test_a_plain_tensor_that_is_a_variable_is_found_without_a_walk(monkeypatch):
     weight = torch.zeros(2, requires_grad=True)
     with explain() as report:
         weight.log().sum().backward()
-    assert not walks and report.origins[0].reached == ["the loss", "weight"]
+    assert report.origins[0].reached == ["the loss", "weight"] and not walks
 
 
 def test_a_parameter_that_no_variable_leads_to_is_found(monkeypatch):
