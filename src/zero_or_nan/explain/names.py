@@ -66,7 +66,7 @@ class Names:
         left = [*self._called]
         frame = self.frame
         while frame is not None:
-            left += _of_variables(frame, lambda values: [each for _, each in values if isinstance(each, nn.Module)])
+            left += of_variables(frame, lambda values: [each for _, each in values if isinstance(each, nn.Module)])
             frame = frame.f_back
         left.reverse()
         while left:
@@ -118,7 +118,7 @@ class Names:
             return ""
         self._look()
         outer = next(iter((around or {}).get(module, ())), None)
-        self._find_above(outer or module)
+        self._find_above(module if outer is None else outer)
         parts: list[str] = []
         seen = set()
         if outer is not None and outer is not module:
@@ -161,7 +161,7 @@ class Names:
     def _variable(self, tensor: Tensor) -> str:
         frame = self.frame
         while frame is not None:
-            found = _of_variables(frame, lambda values: [name for name, value in values if value is tensor])
+            found = of_variables(frame, lambda values: [name for name, value in values if value is tensor])
             if found:
                 return found[0]
             frame = frame.f_back
@@ -173,7 +173,7 @@ def _holds_modules(thing: Any) -> bool:
     return isinstance(thing, dict) and all(value is None or isinstance(value, nn.Module) for value in thing.values())
 
 
-def _of_variables(frame: FrameType, choose: Callable[[list[tuple[str, Any]]], list[T]]) -> list[T]:
+def of_variables(frame: FrameType, choose: Callable[[list[tuple[str, Any]]], list[T]]) -> list[T]:
     """What is chosen of the variables of a frame, as pairs of name and value."""
     variables = frame.f_locals
     found = choose([(name, value) for name, value in list(variables.items()) if not name.startswith("_")])

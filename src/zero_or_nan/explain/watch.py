@@ -19,6 +19,7 @@ from .names import Names
 from .narration import Narration
 from .patches import Patches
 from .places import Places, users_frame
+from .regions import Regions
 from .report import NotFiniteError, Report
 from .sandbox import Sandbox
 from .shadow import leaves_of
@@ -45,8 +46,9 @@ class Watch:
         self.findings = Findings()
         self.places = Places()
         self.sandbox = Sandbox(self.scope)
-        self.forward = Forward(self.scope, self.findings, self.places, self.sandbox, self.mistakes)
-        self.patches = Patches(self.engine, self.scope, self.forward, self.sandbox, self.mistakes)
+        self.regions = Regions(self.findings, self.places, report.note)
+        self.forward = Forward(self.scope, self.findings, self.places, self.regions, self.sandbox, self.mistakes)
+        self.patches = Patches(self.engine, self.scope, self.forward, self.regions, self.sandbox, self.mistakes)
         self.narration = Narration(report, self.places.around)
         self.course = Course("backward pass", "backward passes")
         self.running: Backward | None = None
@@ -72,7 +74,7 @@ class Watch:
         self.report.passes += 1
         outer = self.running
         request = Request(roots, args[0], args[3] or (), kwargs.get("accumulate_grad", True))
-        backward = Backward(request, self.findings, self.sandbox, self.mistakes, outer)
+        backward = Backward(request, self.findings, self.regions, self.sandbox, self.mistakes, outer)
         with self.mistakes.noted("backward"), unseen():
             backward.begin()
         self._run_within(backward)
@@ -133,8 +135,6 @@ class Watch:
                 results = diagnose_results(self.findings.unconsumed.values())
                 self.narration.add(results, Names(users_frame(), self._called()))
         self.mistakes.warn(stacklevel=3)
-        if self.findings.compiled_at is not None:
-            self.report.note("explain watched a compiled region from outside: it can't see the functions in it")
         # A module that was first imported in the block may keep our replacements, as Dynamo does, and they keep these.
         self.findings.clear()
         self.places.around.clear()
