@@ -109,14 +109,14 @@ class Attribution:
     def came_in(self, tensor: Tensor, here: Tensor, call: Call) -> Birth:
         """The birth of a tensor that is not finite, and that no function in the block has made."""
         births, node = self.findings.births, node_of(tensor)
-        if not is_compiled(node) or self.findings.compiled_at is None:
+        place = self.regions.place_of(node)
+        if not is_compiled(node) or place is None:
             birth = come_in(tensor, here, call)
             uninitialized = self.findings.uninitialized.of(tensor)
             if uninitialized is not None:
                 (empty,) = uninitialized.births
                 birth.uninitialized = f"{empty.operator} in line {empty.place.line}"
             return births.known(birth)
-        place = self.regions.place_of(node)
         compiled = call._replace(name=COMPILED, place=place)
         birth = describe("made", compiled, tensor, not_finite(here), "inside of a compiled region")
         note_call(node, COMPILED, place)

@@ -223,6 +223,8 @@ class Backward:
         with self.sandbox.entered(recomputes=not all(map(can_run_again, self.graph))) as nested:
             self.shadow = shadow_of(roots, vectors, inputs, self.graph, keep, unsafe, nested)
         self.events.lacks_shadow = self.shadow is None
+        if self.shadow is not None and not self.shadow.is_complete:
+            self.events.is_partial = any(map(is_compiled, self.graph))
         if self.shadow is not None and self.shadow.is_complete:
             for node, at, bad in self.shadow.made:
                 self._note_hidden(node, at, bad)
@@ -450,13 +452,13 @@ class Backward:
         called = node.metadata.get(CALLED)
         if called is not None:
             return Origination(node, *called)
+        if is_compiled(node):
+            return Origination(node, COMPILED, self.regions.place_of(node) or place_here(users_frame()))
         if node not in self._callers:
             self._callers[node] = self._caller(node)
         caller = self._callers[node]
         if caller is not None:
             return Origination(caller, *caller.metadata[CALLED])
-        if is_compiled(node) and self.findings.compiled_at is not None:
-            return Origination(node, COMPILED, self.regions.place_of(node))
         return Origination(node, function_of(node.name()), self.findings.compiled_at or place_here(users_frame()))
 
     def _caller(self, node: Any) -> Any:
@@ -493,8 +495,6 @@ class Backward:
 
         A pass through the second run of the region finds it out. Its roots are the elements that count outside.
         """
-        if all(bool(not_finite(here).all()) for here in map(numbers_of, arriving) if here is not None):
-            return {}  # no element could be told apart
         again = self.regions.again(node)
         if again is None:
             return {}
@@ -534,8 +534,9 @@ class Backward:
     def _counting(self, edge: Edge, value: Tensor) -> Tensor:
         """The elements of a cotangent that the loss uses, as far as that is known."""
         mask = None if self.shadow is None else self.shadow.masks.get(edge)
-        is_known = mask is not None and mask.shape == value.shape
-        return mask if is_known else torch.ones(value.shape, dtype=torch.bool, device=value.device)
+        if mask is not None and mask.shape == value.shape:
+            return mask
+        return torch.ones(value.shape, dtype=torch.bool, device=value.device)
 
     def _through(
         self, roots: Sequence[Tensor], vectors: Sequence[Tensor], again: SecondRun, came: dict[Edge | None, Provenance]
@@ -552,12 +553,14 @@ class Backward:
         finally:
             inner.let_go()
         inner.end(gradients)
+        is_alone = not self.events.is_partial or sum(map(is_compiled, self.graph)) == 1
         own = {*again.births, *(born.birth for born in inner.events.born.values())}
         for birth, verdict, *_ in diagnose(inner.events, inner.shadow, {}):
             known = self.events.inside.get(birth)
             if birth in own and (known is None or known.kind == "contaminated"):
                 tie = inner.tie_of(birth, is_used=verdict.kind != "contaminated")
-                self.events.inside[birth] = Inside(verdict.kind, verdict.is_sure, tie)
+                is_sure = verdict.is_sure and (is_alone or verdict.kind == "contaminated")
+                self.events.inside[birth] = Inside(verdict.kind, is_sure, verdict.fixed, tie)
         return inner
 
     # After the engine has run.

@@ -35,11 +35,13 @@ class Inside(NamedTuple):
     Attributes:
         kind: the kind of the origin.
         is_sure: whether it is known if the loss uses the elements.
+        fixed: whether `ignoring` gave finite gradients of the uncompiled code.
         tie: how PyTorch treats it, if it is at a tie.
     """
 
     kind: Kind
     is_sure: bool
+    fixed: bool | None
     tie: str
 
 
@@ -62,6 +64,7 @@ class Events:
         reached: what was reached, in order of time.
         inside: by birth in a compiled region, what the pass inside of the region found out.
         lacks_shadow: whether there is no shadow, though the graph needs one.
+        is_partial: whether the shadow ends at a compiled region, in which `ignoring` could not follow the masks.
     """
 
     roots: set[Edge | None] = field(default_factory=set)
@@ -70,3 +73,4 @@ class Events:
     reached: list[Reached] = field(default_factory=list)
     inside: dict[Birth, Inside] = field(default_factory=dict)
     lacks_shadow: bool = False
+    is_partial: bool = False

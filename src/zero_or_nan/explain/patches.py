@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.autograd.function import FunctionCtx, _HookMixin
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import checkpoint
 
+from ..ignoring.compiling import not_compiled
 from ..ignoring.graph import TELLS_OF_HOOKS
 from ..replacing import is_replaced, put_back, replace
 from .findings import Mistakes, Scope
@@ -75,7 +77,7 @@ class Patches:
         put_back(self)
 
     def _engine(self, run: Any) -> Any:
-        return functools.partial(self._run, run)
+        return not_compiled(functools.partial(self._run, run))
 
     def _apply(self, apply: Any) -> Any:
         def applied(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
@@ -158,6 +160,15 @@ class Patches:
             return switch(callback)
 
         return switched
+
+    @contextmanager
+    def in_between(self) -> Iterator[None]:
+        """While entered, no region runs: compiled code has ended at what can't be compiled, such as a backward pass."""
+        region, self._region, self._forward.is_aside = self._region, None, False
+        try:
+            yield
+        finally:
+            self._region, self._forward.is_aside = region, True
 
     def _switch_inside(self, switch: Any, callback: Any, caller: FrameType) -> Any:
         """A switch inside of a region: off, before compiled code runs or what must not be compiled, and on again.

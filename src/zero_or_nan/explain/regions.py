@@ -1,12 +1,16 @@
 """A compiled region, seen from inside: its graph runs once more, uncompiled, on copies, and each function is watched.
 
-Compiled code can't be watched, and code of the user's must not run twice, for it may print and count. But the graph that
-Dynamo made of a region has only its calls of PyTorch's functions, each with its line. AOTAutograd keeps the graph, also
-of a region that was compiled long before the watch. All results stay those of the compiled code: the second run only
-says where they come from, and it happens only if they are not finite.
+Nothing can watch compiled code, and the user's own code must not run twice, because it may print and count. But the
+graph that Dynamo made of a region has only its calls of PyTorch's functions, each with its line. AOTAutograd keeps the
+graph, also of a region that was compiled long before the watch. All results stay those of the compiled code. The second
+run only says where they come from, and it happens only if they are not finite.
 
-The second run uses other kernels than the compiled code, and may draw other random numbers. So what it finds counts only
-if the second run is not finite in the tensor in which the compiled code is not.
+The second run uses other kernels than the compiled code, and may draw other random numbers. So what it finds counts
+only if the same results are not finite in both.
+
+Rejected: to run the user's function again, uncompiled (side effects happen twice); to let all compiled code run
+uncompiled during a watch (the bits change); to follow the graph of AOTAutograd (a backend such as inductor keeps its
+backward part only, and not always the lines).
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
 
-from ..ignoring.graph import AccumulateGrad
+from ..ignoring.graph import AccumulateGrad, Edge
 from .arithmetic import without_side_effects
 from .findings import Findings
 from .names import of_variables
@@ -39,17 +43,24 @@ COMPILED = "torch.compile"
 
 UNCOMPILED = 'with torch.compiler.set_stance("force_eager"), it runs uncompiled'
 RAN_AGAIN = "explain ran a compiled region a second time, uncompiled and on copies, to find the line inside of it"
+FIXED_UNCOMPILED = (
+    "ignoring.backward did not give finite gradients of the compiled code, which does not show what each zero in it "
+    f"means. Of the same code uncompiled, it does: {UNCOMPILED}"
+)
 DREW_AGAIN = "the compiled region draws random numbers, and the second run may have drawn others"
 NOT_INSIDE = f"explain could not look inside of a compiled region: {UNCOMPILED}, and explain sees its lines"
-CAME_BEFORE = "a compiled region ran before explain began, so its lines are not known: call the model inside of the block"
+CAME_BEFORE = (
+    "a compiled region ran before explain began, so its lines are not known: call the model inside of the block"
+)
 ALONE = f"the compiled code gave a NaN or an infinity that the same code does not give uncompiled: {UNCOMPILED}"
 
 NOT_REPEATED = (
-    "a compiled region gave a NaN or an infinity, and when explain ran it a second time, uncompiled, it did not: the region "
-    f"draws random numbers, or writes into its arguments. {UNCOMPILED}, and explain sees its lines"
+    "a compiled region gave a NaN or an infinity, and when explain ran it a second time, uncompiled, it did not: the "
+    f"region draws random numbers, or writes into its arguments. {UNCOMPILED}, and explain sees its lines"
 )
 
 _LINE = re.compile(r'File "(.+)", line (\d+), in (.+)')
+_NAME = re.compile(r"[^.\[\]'\"]+")
 _AS_THEY_ARE = ("non_alias", "unsafe_view_alias", "custom_function_view")
 """The kinds of results whose cotangents arrive at the region. Others are views, made outside of it."""
 
@@ -89,14 +100,15 @@ class Region:
         """The module whose code calls a function of the graph."""
         for path, *_ in reversed((node.meta.get("nn_module_stack") or {}).values()):
             with contextlib.suppress(Exception):
-                scope, root, *names = re.findall(r"[^.\[\]'\"]+", path)
-                found = self.roots[scope][root].get_submodule(".".join(names))
+                scope, root, *names = _NAME.findall(path)
+                inner = ".".join(name for name in names if name != "_modules")
+                found = self.roots[scope][root].get_submodule(inner)
                 if isinstance(found, nn.Module):
                     return found
         return self.around[-1] if self.around else None
 
     def place_of(self, node: Node) -> Place:
-        """The line of the user's that calls a function of the graph; that of the region, if all others are PyTorch's."""
+        """The user's line that calls a function of the graph; that of the region, if all others are PyTorch's."""
         module = self.module_of(node)
         for filename, line, function in reversed(_LINE.findall(node.meta.get("stack_trace") or "")):
             if not is_inside(filename):
@@ -135,11 +147,13 @@ class Regions:
         note: writes a note into the report.
 
     Attributes:
+        is_blind: whether a region ran whose graph a backend runs as it is. Its nodes look like those of any code.
         watched: a context in which functions are watched, and which hides them from the user's own modes.
     """
 
     def __init__(self, findings: Findings, places: Places, note: Callable[[str], None]) -> None:
         self._findings, self._places, self.note = findings, places, note
+        self.is_blind = False
         self._running: tuple[FrameType, Region] | None = None
         self.watched: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
 
@@ -151,6 +165,7 @@ class Regions:
             return
         compiled, given = frame.f_locals.get("fn"), frame.f_locals.get("args")
         graph = graph_of(compiled)
+        self.is_blind = self.is_blind or isinstance(getattr(compiled, "__self__", None), GraphModule)
         if graph is not None and given is not None and torch.is_grad_enabled() and frame.f_back is not None:
             with unseen(), torch.no_grad():
                 self._running = frame, self._region(graph, given, frame.f_back)
@@ -220,11 +235,10 @@ class Regions:
             self.note(NOT_INSIDE)
         return None
 
-    def place_of(self, node: Any) -> Place:
-        """The call of a region."""
+    def place_of(self, node: Any) -> Place | None:
+        """The call of the region of a node, or else of the last one; None before the first."""
         region = region_of(node)
-        place = self._findings.compiled_at if region is None else region.place
-        return place or self._places.here()
+        return self._findings.compiled_at if region is None else region.place
 
     def differs(self, node: Any) -> None:
         """Note that the second run was finite where the compiled code was not."""
@@ -241,7 +255,9 @@ class Regions:
         if region.again is None and not region.has_failed:
             try:
                 region.again = self._run(region)
-                self.note(f"{RAN_AGAIN}. {DREW_AGAIN}" if region.again.drew else RAN_AGAIN)
+                self.note(RAN_AGAIN)
+                if region.again.drew:
+                    self.note(DREW_AGAIN)
             except Exception:  # the memory may be full, or the graph has what only compilers run
                 region.has_failed = True
                 self.note(NOT_INSIDE)
