@@ -35,7 +35,7 @@ from .names import of_variables
 from .nodes import CALLED, edge_of, node_of, note_carried, note_region, region_of
 from .places import Place, Places, is_inside, modules_around, place_at
 from .provenance import Birth, Provenance
-from .tensors import not_finite, numbers_of
+from .tensors import is_finite, not_finite, numbers_of
 from .unseen import unseen
 
 COMPILED = "torch.compile"
@@ -54,6 +54,10 @@ CAME_BEFORE = (
 )
 ALONE = f"the compiled code gave a NaN or an infinity that the same code does not give uncompiled: {UNCOMPILED}"
 
+NOT_BETWEEN = (
+    "a NaN or an infinity came out of code between two compiled regions, which ran uncompiled, and unwatched by explain: "
+    f"{UNCOMPILED}, and explain sees its lines"
+)
 NOT_REPEATED = (
     "a compiled region gave a NaN or an infinity, and when explain ran it a second time, uncompiled, it did not: the "
     f"region draws random numbers, or writes into its arguments. {UNCOMPILED}, and explain sees its lines"
@@ -297,11 +301,13 @@ class Regions:
         here = numbers_of(given)
         if here is not None and (known := self._findings.provenances.of(given) or self._from_before(edge, here)):
             self._findings.provenances.keep(passed, known)
+        elif here is not None and edge is not None and _is_unwatched(edge[0]) and not is_finite(here):
+            self.note(NOT_BETWEEN)
         return _Copy(start, passed)
 
     def _from_before(self, edge: Any, here: Tensor) -> Provenance | None:
         """The provenance of an argument that comes straight out of another region."""
-        if edge is None or region_of(edge[0]) is None or not bool(not_finite(here).any()):
+        if edge is None or region_of(edge[0]) is None or is_finite(here):
             return None
         return self._made(edge[0], here, is_direct=True)
 
@@ -354,6 +360,11 @@ class _Run(Interpreter):
         self._at(n)
         return super().run_node(n)
 
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if getattr(target, "__name__", "") == "tag_activation_checkpoint":  # the code in a checkpoint is a graph, too
+            return _Run(args[0], self._at).run(*args[1:])
+        return super().call_function(target, args, kwargs)
+
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         value = super().get_attr(target, args, kwargs)
         return value.clone() if isinstance(value, Tensor) else value
@@ -367,6 +378,11 @@ def graph_of(compiled: Any) -> GraphModule | None:
     graph = getattr(getattr(compiled, "named_parameters", None), "__self__", None)
     is_pure = isinstance(graph, GraphModule) and next(graph.parameters(), None) is None
     return graph if is_pure else None
+
+
+def _is_unwatched(node: Any) -> bool:
+    """Whether a node comes from a call that nobody watched, as opposed to a leaf."""
+    return type(node) is not AccumulateGrad and CALLED not in node.metadata
 
 
 def _version(value: Any) -> int:
