@@ -55,7 +55,7 @@ CAME_BEFORE = (
 ALONE = f"the compiled code gave a NaN or an infinity that the same code does not give uncompiled: {UNCOMPILED}"
 
 NOT_BETWEEN = (
-    "a NaN or an infinity came out of code between two compiled regions, which ran uncompiled, and unwatched by explain: "
+    "a NaN or an infinity came out of code between two compiled regions, which ran uncompiled, and unwatched: "
     f"{UNCOMPILED}, and explain sees its lines"
 )
 NOT_REPEATED = (

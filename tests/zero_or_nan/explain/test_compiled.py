@@ -335,6 +335,7 @@ def has_a_compiler():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of inductor's own imports
 @pytest.mark.skipif(not has_a_compiler(), reason="inductor needs a compiler of C++")
 @pytest.mark.parametrize("make", [in_backward, in_forward, bad_data, one_of_each_phase], ids=lambda make: make.__name__)
 def test_inductor(make):
@@ -345,6 +346,7 @@ def test_inductor(make):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of inductor's own imports
 @pytest.mark.skipif(not has_a_compiler(), reason="inductor needs a compiler of C++")
 def test_inductor_does_not_show_what_zeros_mean():
     """The kind is that of the uncompiled code, and a note says why `ignoring` gave no finite gradient here."""
