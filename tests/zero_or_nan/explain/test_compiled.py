@@ -159,7 +159,7 @@ def bad_data(compiled):
 
 @program
 def a_bad_row_that_is_dropped(compiled):
-    model, x = compiled(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))), torch.randn(4, 3)
+    model, x = compiled(nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.LayerNorm(3), nn.Linear(3, 1))), torch.randn(4, 3)
     x[1] = inf
     return lambda: model(x)[[0, 2, 3]].square().mean().backward()
 
