@@ -19,6 +19,7 @@ from .functions import MAKES_DATA, MEANT, UNINITIALIZED, Plan, buffers_of, overw
 from .nodes import node_of, note_call, note_carried, note_passed
 from .places import is_loading
 from .provenance import Birth, Provenance, joined, without
+from .regions import COMPILED, Regions, is_compiled
 from .tensors import any_of, is_finite, is_sparse, not_finite, numbers_of, tensors_in, unreadable_layout
 
 
@@ -79,8 +80,8 @@ class _Split(NamedTuple):
 class Attribution:
     """Attributes results to births, and writes what it finds into the findings and onto the nodes of the graph."""
 
-    def __init__(self, findings: Findings) -> None:
-        self.findings = findings
+    def __init__(self, findings: Findings, regions: Regions) -> None:
+        self.findings, self.regions = findings, regions
 
     def attribute(self, call: Call, plan: Plan, args: Any, bad: list[Result], before: Tensor | None) -> None:
         """Find out what the results of a call come from.
@@ -110,18 +111,18 @@ class Attribution:
 
     def came_in(self, tensor: Tensor, here: Tensor, call: Call) -> Birth:
         """The birth of a tensor that is not finite, and that no function in the block has made."""
-        compiled_at, births = self.findings.compiled_at, self.findings.births
-        node = node_of(tensor)
-        if node is None or "Compiled" not in node.name() or compiled_at is None:
+        births, node = self.findings.births, node_of(tensor)
+        place = self.regions.place_of(node)
+        if not is_compiled(node) or place is None:
             birth = come_in(tensor, here, call)
             uninitialized = self.findings.uninitialized.of(tensor)
             if uninitialized is not None:
                 (empty,) = uninitialized.births
                 birth.uninitialized = f"{empty.operator} in line {empty.place.line}"
             return births.known(birth)
-        compiled = call._replace(name="torch.compile", place=compiled_at)
+        compiled = call._replace(name=COMPILED, place=place)
         birth = describe("made", compiled, tensor, not_finite(here), "inside of a compiled region")
-        note_call(node, "torch.compile", compiled_at)
+        note_call(node, COMPILED, place)
         birth = births.known(birth)
         note_passed(node, (birth,))
         return birth
@@ -153,7 +154,7 @@ class Attribution:
             original = args[0] if tensor is before and not is_sparse(tensor) else tensor
             provenance = provenances.of(original)
             if provenance is None:
-                provenance = Provenance({self.came_in(original, here, call): ()})
+                provenance = self.regions.made(original) or Provenance({self.came_in(original, here, call): ()})
                 provenances.keep(original, provenance)
             found.values.append(here)
             found.came.append(mask)

@@ -32,8 +32,8 @@ from .derivatives import (
     multiplication,
     only_passes_on,
 )
-from .diagnosis import Diagnosis, Verdict
-from .events import Born, Events, Reached
+from .diagnosis import Diagnosis, Verdict, diagnose
+from .events import Born, Events, Inside, Reached
 from .findings import Findings, Mistakes
 from .functions import MEANT
 from .nodes import (
@@ -44,14 +44,16 @@ from .nodes import (
     edge_of,
     note_call,
     passed_by,
+    region_of,
     saved_by,
     share_readable,
 )
 from .places import Place, place_here, users_frame
 from .provenance import Birth, Provenance, joined
+from .regions import COMPILED, NOT_INSIDE, Regions, SecondRun, is_compiled, outputs_of
 from .sandbox import Sandbox
 from .shadow import Shadow, leaves_of, shadow_of
-from .tensors import all_finite, any_of, beyond, is_finite, not_finite, numbers_of
+from .tensors import all_finite, any_of, are_finite, beyond, is_finite, not_finite, numbers_of
 from .ties import tie_of, value_of
 from .unseen import unseen
 
@@ -91,7 +93,7 @@ class Backward:
 
     Args:
         request: the question to the engine.
-        findings, sandbox, mistakes: those of the watch.
+        findings, regions, sandbox, mistakes: those of the watch.
         outer: the run that this one is a part of, as in a reentrant checkpoint.
 
     Attributes:
@@ -106,10 +108,16 @@ class Backward:
     """
 
     def __init__(
-        self, request: Request, findings: Findings, sandbox: Sandbox, mistakes: Mistakes, outer: Backward | None
+        self,
+        request: Request,
+        findings: Findings,
+        regions: Regions,
+        sandbox: Sandbox,
+        mistakes: Mistakes,
+        outer: Backward | None,
     ) -> None:
         self.request, self.outer = request, outer
-        self.findings, self.sandbox, self.mistakes = findings, sandbox, mistakes
+        self.findings, self.regions, self.sandbox, self.mistakes = findings, regions, sandbox, mistakes
         self.graph = held_from(request.roots)
         self.carried: dict[Any, Carried] = {}
         roots = {edge_of(root) for root in request.roots}
@@ -126,8 +134,7 @@ class Backward:
 
     def begin(self) -> None:
         """Look at what goes in, cast the shadow, and put a hook on each node."""
-        if self.findings.provenances:
-            self._check_roots()
+        self._check_roots()
         self._check_vectors()
         if self.request.accumulates:
             self._check_holders()
@@ -140,10 +147,15 @@ class Backward:
         for node in self.graph:
             if type(node) is not AccumulateGrad:
                 self._handles.append(node.register_hook(self._hook(node)))
+                if is_compiled(node):
+                    self._handles.append(node.register_prehook(self._begin_compiled))
+
+    def _begin_compiled(self, arriving: Any) -> None:
+        self.findings.in_compiled = True
 
     def _check_roots(self) -> None:
         for root in self.request.roots:
-            provenance = self._provenance_of(root)
+            provenance = self._provenance_of_root(root)
             if provenance is not None:
                 if self.outer is None:
                     self.events.reached.append(Reached("the loss", None, provenance))
@@ -187,6 +199,17 @@ class Backward:
                 self.findings.provenances.keep(grad, provenance)
             self.arrived[edge] = provenance
 
+    def _provenance_of_root(self, root: Any) -> Provenance | None:
+        """The same, also if the root comes straight out of a compiled region."""
+        if not self.findings.provenances and self.findings.compiled_at is None:
+            return None
+        provenance = self._provenance_of(root)
+        if provenance is None and self.outer is None and isinstance(root, Tensor):
+            here = numbers_of(root)
+            if here is not None and not is_finite(here):
+                return self.regions.made(root)
+        return provenance
+
     def _provenance_of(self, value: Any) -> Provenance | None:
         """The provenance of a tensor that is not finite, if it is known."""
         here = numbers_of(value)
@@ -195,10 +218,13 @@ class Backward:
     def _cast_shadow(self, unsafe: Sequence[Any]) -> None:
         keep = [(node, 0) for node in unsafe if type(node) is not AccumulateGrad]
         keep += [(node, output) for node, carried in self.carried.items() for output in carried]
+        keep += [(node, output) for node in self.graph if region_of(node) is not None for output in outputs_of(node)]
         roots, vectors, inputs, _ = self.request
         with self.sandbox.entered(recomputes=not all(map(can_run_again, self.graph))) as nested:
             self.shadow = shadow_of(roots, vectors, inputs, self.graph, keep, unsafe, nested)
         self.events.lacks_shadow = self.shadow is None
+        if self.shadow is not None and not self.shadow.is_complete:
+            self.events.is_partial = any(map(is_compiled, self.graph))
         if self.shadow is not None and self.shadow.is_complete:
             for node, at, bad in self.shadow.made:
                 self._note_hidden(node, at, bad)
@@ -230,6 +256,7 @@ class Backward:
         masks = self.findings.masks
 
         def look(results: Sequence[Tensor | None], arriving: Sequence[Tensor | None]) -> None:
+            self.findings.in_compiled = False
             with unseen():
                 try:
                     bad: dict[int, Tensor] = {}
@@ -270,10 +297,14 @@ class Backward:
         provenances, came = self._arriving(node, arriving)
         origination = self._origination(node)
         share_readable(node, origination.node)
+        inside = self._inside(node, arriving, results) if is_compiled(node) else {}
         is_innocent: bool | None = None
         for at, ((ahead, slot), result) in enumerate(zip(node.next_functions, results, strict=False)):
             bad = found.get(at)
             if bad is None or ahead is None:
+                continue
+            if at in inside:
+                self._arrive((ahead, slot), result, inside[at])
                 continue
             made: Tensor | None = bad
             if is_element_by_element(node, arriving, bad, came):
@@ -289,12 +320,14 @@ class Backward:
                 if is_innocent:
                     made = None
             births = [] if made is None else self._births(node, origination, arriving, results, at, made)
-            provenance = joined(provenances, origination.name, births)
-            before = self.arrived.get((ahead, slot))
-            if before is not None:
-                provenance = joined([before, provenance])
-            self.arrived[ahead, slot] = provenance
-            self.findings.provenances.keep(result, provenance)
+            self._arrive((ahead, slot), result, joined(provenances, origination.name, births))
+
+    def _arrive(self, edge: Edge, value: Tensor, provenance: Provenance) -> None:
+        before = self.arrived.get(edge)
+        if before is not None:
+            provenance = joined([before, provenance])
+        self.arrived[edge] = provenance
+        self.findings.provenances.keep(value, provenance)
 
     def _arriving(self, node: Any, arriving: Sequence[Any]) -> tuple[list[Provenance], Tensor | None]:
         """The provenances of the cotangents that are not finite, and the elements of the last of them."""
@@ -430,6 +463,8 @@ class Backward:
         called = node.metadata.get(CALLED)
         if called is not None:
             return Origination(node, *called)
+        if is_compiled(node):
+            return Origination(node, COMPILED, self.regions.place_of(node) or place_here(users_frame()))
         if node not in self._callers:
             self._callers[node] = self._caller(node)
         caller = self._callers[node]
@@ -464,10 +499,86 @@ class Backward:
                 senders.setdefault(ahead, []).append((node, slot))
         return senders
 
+    # Inside of a compiled region.
+
+    def _inside(self, node: Any, arriving: Sequence[Any], results: Sequence[Any]) -> dict[int, Provenance]:
+        """By number of a result, where it comes from inside of a compiled region, as far as that is known.
+
+        A pass through the second run of the region finds it out. Its roots are the elements that count outside.
+        """
+        again = self.regions.again(node)
+        if again is None:
+            return {}
+        roots: list[Tensor] = []
+        vectors: list[Tensor] = []
+        came: dict[Edge | None, Provenance] = {}
+        ignored: list[Provenance] = []
+        numbers = outputs_of(node)
+        for at, value in enumerate(arriving):
+            if value is None:
+                continue
+            output = again.outputs[numbers[at]] if at in numbers else None
+            if output is None or not output.requires_grad:
+                self.regions.note(NOT_INSIDE)
+                return {}
+            counts = self._counting((node, at), value)
+            with torch.enable_grad():
+                roots.append(output[counts])
+            vectors.append(value.detach()[counts])
+            known = self.arrived.get((node, at)) or self.findings.provenances.of(value)
+            if known is not None and not are_finite(vectors[-1]):
+                came[edge_of(roots[-1])] = known
+            if known is not None and not are_finite(value.detach()[~counts]):
+                ignored.append(known)
+        inner = self._through(roots, vectors, again, came)
+        found: dict[int, Provenance] = {}
+        for at, (edge, result) in enumerate(zip(node.next_functions, results, strict=False)):
+            if are_finite(result):
+                continue
+            reached = [each.provenance for each in inner.events.reached if again.edges.get(each.edge) == edge]
+            if reached or ignored:
+                found[at] = joined([*ignored, *reached])
+            else:
+                self.regions.differs(node)
+        return found
+
+    def _counting(self, edge: Edge, value: Tensor) -> Tensor:
+        """The elements of a cotangent that the loss uses, as far as that is known."""
+        mask = None if self.shadow is None else self.shadow.masks.get(edge)
+        if mask is not None and mask.shape == value.shape:
+            return mask
+        return torch.ones(value.shape, dtype=torch.bool, device=value.device)
+
+    def _through(
+        self, roots: Sequence[Tensor], vectors: Sequence[Tensor], again: SecondRun, came: dict[Edge | None, Provenance]
+    ) -> Backward:
+        """The pass through the second run of a region."""
+        request = Request(roots, vectors, again.inputs, accumulates=False)
+        inner = Backward(request, self.findings, self.regions, self.sandbox, self.mistakes, None)
+        inner.loss = self.loss
+        inner.begin()
+        inner.arrived.update((edge, provenance) for edge, provenance in came.items() if edge is not None)
+        try:
+            with self.sandbox.entered(recomputes=False):
+                gradients = torch.autograd.grad(roots, again.inputs, vectors, retain_graph=True, allow_unused=True)
+        finally:
+            inner.let_go()
+        inner.end(gradients)
+        is_alone = not self.events.is_partial or sum(map(is_compiled, self.graph)) == 1
+        own = {*again.births, *(born.birth for born in inner.events.born.values())}
+        for birth, verdict, *_ in diagnose(inner.events, inner.shadow, {}):
+            known = self.events.inside.get(birth)
+            if birth in own and (known is None or known.kind == "contaminated"):
+                tie = inner.tie_of(birth, is_used=verdict.kind != "contaminated")
+                is_sure = verdict.is_sure and (is_alone or verdict.kind == "contaminated")
+                self.events.inside[birth] = Inside(verdict.kind, is_sure, verdict.fixed, tie)
+        return inner
+
     # After the engine has run.
 
     def let_go(self) -> None:
         """Take the hooks off the nodes."""
+        self.findings.in_compiled = False
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -520,6 +631,8 @@ class Backward:
 
     def tie_of(self, birth: Birth, is_used: bool) -> str:
         """How PyTorch treats what was born, if it is at a tie."""
+        if birth in self.events.inside:
+            return self.events.inside[birth].tie
         at = ((node, born.value) for node, born in self.events.born.items() if born.birth is birth)
         return next((tie for node, value in at if (tie := tie_of(node, value, is_used, self.graph))), "")
 

@@ -27,7 +27,9 @@ class explain:  # noqa: N801
     and nothing is communicated for it. In a pass that does not synchronize gradients, as in `no_sync()`, only the
     process with the NaN raises. If it goes on after the error, it has to take part in what the others communicate.
 
-    `explain` watches a compiled region only from outside, and it does not look into code that `torch.func` transforms.
+    If a compiled region gives a NaN or an infinity, in forward or in backward, `explain` runs the graph of the region a
+    second time, uncompiled and on copies, and reports the line inside of it. The results stay those of the compiled
+    code. `explain` does not look into code that `torch.func` transforms.
 
     Args:
         on_nan: with "report", the block continues. With "raise", `NotFiniteError` is raised at the end of the backward

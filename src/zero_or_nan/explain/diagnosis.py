@@ -112,9 +112,13 @@ def _verdict(birth: Birth, ends: Sequence[Reached], events: Events, shadow: Shad
         fixed = all(shadow.fixed(target, edge) for target, edge in leaves)
     used = True if shadow is None else _is_used(birth, events, shadow)
     in_loss = len(leaves) < len(ends)
+    inside = events.inside.get(birth)
+    if inside is not None and (in_loss or not fixed):
+        return Verdict(inside.kind, fixed, is_sure=inside.is_sure and not events.lacks_shadow)
+    is_sure = not events.lacks_shadow and (in_loss or not events.is_partial)
     if used is False or (fixed and not in_loss and not _is_made_by_hook(birth, events)):
         return Verdict("contaminated", fixed)
-    return Verdict(birth.kind_if_used, fixed, is_sure=not events.lacks_shadow)
+    return Verdict(birth.kind_if_used, fixed, is_sure)
 
 
 def _is_used(birth: Birth, events: Events, shadow: Shadow) -> bool | None:

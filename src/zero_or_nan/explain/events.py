@@ -10,6 +10,7 @@ from torch import Tensor
 from ..ignoring.graph import Edge
 from .nodes import Carried
 from .provenance import Birth, Provenance
+from .report import Kind
 
 
 class Born(NamedTuple):
@@ -26,6 +27,22 @@ class Born(NamedTuple):
     entries: Tensor
     is_opaque: bool
     value: float | None = None
+
+
+class Inside(NamedTuple):
+    """What the pass inside of a compiled region found out about a birth there.
+
+    Attributes:
+        kind: the kind of the origin.
+        is_sure: whether it is known if the loss uses the elements.
+        fixed: whether `ignoring` gave finite gradients of the uncompiled code.
+        tie: how PyTorch treats it, if it is at a tie.
+    """
+
+    kind: Kind
+    is_sure: bool
+    fixed: bool | None
+    tie: str
 
 
 class Reached(NamedTuple):
@@ -45,11 +62,15 @@ class Events:
         carried: by node, the elements of its outputs that were not finite in the forward pass.
         born: by node, the birth there in backward.
         reached: what was reached, in order of time.
+        inside: by birth in a compiled region, what the pass inside of the region found out.
         lacks_shadow: whether there is no shadow, though the graph needs one.
+        is_partial: whether the shadow ends at a compiled region, in which `ignoring` could not follow the masks.
     """
 
     roots: set[Edge | None] = field(default_factory=set)
     carried: dict[Any, Carried] = field(default_factory=dict)
     born: dict[Any, Born] = field(default_factory=dict)
     reached: list[Reached] = field(default_factory=list)
+    inside: dict[Birth, Inside] = field(default_factory=dict)
     lacks_shadow: bool = False
+    is_partial: bool = False

@@ -112,7 +112,8 @@ class Findings:
         masks: of which elements of the tensors are not finite.
         unconsumed: by memory, the provenances of results that no function has used yet.
         carries: whether any node carries a note about elements that are not finite.
-        compiled_at: the call of the last compiled region. Nobody saw the functions inside of it.
+        compiled_at: the call of the last compiled region.
+        in_compiled: whether the backward of a compiled region is running. Its functions are not the user's.
     """
 
     def __init__(self) -> None:
@@ -124,6 +125,7 @@ class Findings:
         self.masks = Masks()
         self.carries = False
         self.compiled_at: Place | None = None
+        self.in_compiled = False
 
     def keep_result(self, tensor: Tensor, provenance: Provenance) -> None:
         """Keep the provenance of a result that no function has used yet."""

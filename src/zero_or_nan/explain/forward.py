@@ -21,6 +21,7 @@ from .functions import UPDATES, Plan, is_recoverable, plan_of
 from .nodes import node_of, note_call
 from .places import Place, Places
 from .provenance import Birth, Provenance
+from .regions import Regions
 from .sandbox import Sandbox
 from .tensors import is_finite, is_sparse, not_finite, numbers_of, tensors_in
 from .unseen import unseen
@@ -33,11 +34,20 @@ class Forward(TorchFunctionMode):
         is_aside: whether a compiled region runs, which nobody watches from inside.
     """
 
-    def __init__(self, scope: Scope, findings: Findings, places: Places, sandbox: Sandbox, mistakes: Mistakes) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        findings: Findings,
+        places: Places,
+        regions: Regions,
+        sandbox: Sandbox,
+        mistakes: Mistakes,
+    ) -> None:
         super().__init__()
         self.scope, self.findings, self.places, self.mistakes = scope, findings, places, mistakes
         self.sandbox = sandbox
-        self.attribution = Attribution(findings)
+        self.attribution = Attribution(findings, regions)
+        regions.watched = self.alone
         self.is_aside = False
 
     def is_on(self) -> bool:
@@ -67,6 +77,17 @@ class Forward(TorchFunctionMode):
             if is_top:
                 _push_mode(self)
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While entered, this is the only mode: what runs a second time must not be seen by those of the user."""
+        others = [_pop_mode() for _ in _get_current_function_mode_stack()]
+        try:
+            with torch._C._EnableTorchFunction(), self:
+                yield
+        finally:
+            for mode in reversed(others):
+                _push_mode(mode)
+
     def begin_compiled(self) -> None:
         """Leave while the compiler works, or its code runs: the compiler must see the user's code alone."""
         if self.is_on() and _get_current_function_mode_stack()[-1] is self:
@@ -82,7 +103,7 @@ class Forward(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         plan = plan_of(func)
-        if not plan.is_checked or self.scope.is_over:
+        if not plan.is_checked or self.scope.is_over or self.findings.in_compiled:
             if func is Tensor.register_hook or func is Tensor.retain_grad:
                 try:
                     args, kwargs = self.sandbox.prepared(func, args, kwargs)

@@ -69,7 +69,7 @@ class Names:
         left = [*self._called]
         frame = self.frame
         while frame is not None:
-            left += _of_variables(frame, lambda values: [each for _, each in values if isinstance(each, nn.Module)])
+            left += of_variables(frame, lambda values: [each for _, each in values if isinstance(each, nn.Module)])
             frame = frame.f_back
         left.reverse()
         while left:
@@ -116,7 +116,7 @@ class Names:
         if module is None:
             return ""
         self._look()
-        self._find_end(outer or module)
+        self._find_end(module if outer is None else outer)
         parts: list[str] = []
         seen = set()
         if outer is not None and outer is not module:
@@ -159,7 +159,7 @@ class Names:
         if id(tensor) not in self.variables:
             frame, found = self.frame, list[str]()
             while frame is not None and not found:
-                found = _of_variables(frame, lambda values: [name for name, value in values if value is tensor])
+                found = of_variables(frame, lambda values: [name for name, value in values if value is tensor])
                 frame = frame.f_back
             self.variables[id(tensor)] = found[0] if found else ""
         return self.variables[id(tensor)]
@@ -198,7 +198,7 @@ def _holds_modules(thing: Any) -> bool:
     return isinstance(thing, dict) and all(value is None or isinstance(value, nn.Module) for value in thing.values())
 
 
-def _of_variables(frame: FrameType, choose: Callable[[list[tuple[str, Any]]], list[T]]) -> list[T]:
+def of_variables(frame: FrameType, choose: Callable[[list[tuple[str, Any]]], list[T]]) -> list[T]:
     """What is chosen of the variables of a frame, as pairs of name and value."""
     variables = frame.f_locals
     found = choose([(name, value) for name, value in list(variables.items()) if not name.startswith("_")])

@@ -21,7 +21,8 @@ T = TypeVar("T")
 
 NOT_TOLD_APART = (
     "explain could not find out whether the loss uses an element or ignores it: this needs a second backward pass, "
-    "which failed, or was not tried because a custom autograd.Function may allow only one pass"
+    "which failed, ended at a compiled region, or was not tried because a custom autograd.Function may allow only one "
+    "pass"
 )
 
 BEHIND = "the origin in {} of line {} is behind another: it shows once the contaminated origin is fixed"

@@ -26,6 +26,9 @@ _PASSES = "zero_or_nan.passes"
 _READABLE = "zero_or_nan.readable"
 """The key for whether its saved tensors can be read without running a hook. Newer releases of PyTorch know this."""
 
+_REGION = "zero_or_nan.region"
+"""The key for the call of a compiled region that the node comes from."""
+
 HOOKS: list[Any] = []
 """The hooks on saved tensors that are active now, on releases of PyTorch that do not know a node's hooks."""
 
@@ -72,6 +75,16 @@ def note_carried(tensor: Tensor, carried: list[tuple[Birth, Tensor]]) -> None:
 def note_passed(node: Any, births: tuple[Birth, ...]) -> None:
     """Write on a node which births came with the operands of its call. The first note counts."""
     node.metadata.setdefault(_PASSES, births)
+
+
+def note_region(node: Any, region: Any) -> None:
+    """Write on the node of a compiled region which call of the region it comes from."""
+    node.metadata[_REGION] = region
+
+
+def region_of(node: Any) -> Any:
+    """The call of a compiled region that a node comes from, or None."""
+    return None if node is None else node.metadata.get(_REGION)
 
 
 def share_readable(node: Any, caller: Any) -> None:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
 from torch.autograd import Function
-from torch.autograd.function import _HookMixin
+from torch.autograd.function import FunctionCtx, _HookMixin
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import checkpoint
 
+from ..ignoring.compiling import not_compiled
 from ..ignoring.graph import TELLS_OF_HOOKS
 from ..replacing import is_replaced, put_back, replace
 from .findings import Mistakes, Scope
 from .forward import Forward
 from .nodes import HOOKS
+from .regions import Regions
 from .sandbox import Sandbox
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
@@ -35,17 +39,24 @@ class Patches:
     - Modules take their fast paths: they ask whether anything overrides PyTorch's functions, and a watch does not.
     - Hooks on saved tensors are counted, on releases of PyTorch that do not know a node's hooks.
     - A compiled region is left alone: the compiler must see the user's code, and not ours.
+    - The node of a compiled region reports that it saves its tensors: then the call of the region is written on it.
 
     Args:
         engine: runs PyTorch's engine, which it gets as its first argument.
-        scope, forward, sandbox, mistakes: those of the watch.
+        scope, forward, regions, sandbox, mistakes: those of the watch.
     """
 
     def __init__(
-        self, engine: Callable[..., Any], scope: Scope, forward: Forward, sandbox: Sandbox, mistakes: Mistakes
+        self,
+        engine: Callable[..., Any],
+        scope: Scope,
+        forward: Forward,
+        regions: Regions,
+        sandbox: Sandbox,
+        mistakes: Mistakes,
     ) -> None:
         self._run, self._scope, self._forward = engine, scope, forward
-        self._sandbox, self._mistakes = sandbox, mistakes
+        self._regions, self._sandbox, self._mistakes = regions, sandbox, mistakes
         self._region: Any = None
 
     def put_on(self) -> None:
@@ -53,6 +64,7 @@ class Patches:
             replace(self, module, "_engine_run_backward", self._engine)
         replace(self, Function, "apply", self._apply)
         replace(self, _HookMixin, "_register_hook", self._register_hook)
+        replace(self, FunctionCtx, "save_for_backward", self._save)
         replace(self, checkpoint._recomputation_hook, "__init__", self._recomputing)
         replace(self, torch.overrides, "has_torch_function", self._has_torch_function)
         if not TELLS_OF_HOOKS:
@@ -65,7 +77,7 @@ class Patches:
         put_back(self)
 
     def _engine(self, run: Any) -> Any:
-        return functools.partial(self._run, run)
+        return not_compiled(functools.partial(self._run, run))
 
     def _apply(self, apply: Any) -> Any:
         def applied(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
@@ -88,6 +100,15 @@ class Patches:
             return register.__func__(hooks, hook)
 
         return staticmethod(registered)
+
+    def _save(self, save: Any) -> Any:
+        def saved(context: Any, *tensors: Any) -> Any:
+            if self._scope.is_here():
+                with self._mistakes.noted("a compiled region"):
+                    self._regions.saves(context)
+            return save(context, *tensors)
+
+        return saved
 
     def _recomputing(self, init: Any) -> Any:
         def began(hook: Any, frame: Any, *details: Any) -> None:
@@ -134,10 +155,33 @@ class Patches:
                     self._forward.begin_compiled()
                 elif self._region is caller and not callable(callback):
                     self._region = None
+                    self._regions.leave()
                     self._forward.end_compiled()
+                elif self._forward.is_aside and caller.f_code.co_name == "_fn":
+                    return self._switch_inside(switch, callback, caller)
             return switch(callback)
 
         return switched
+
+    @contextmanager
+    def in_between(self) -> Iterator[None]:
+        """While entered, no region runs: compiled code has ended at what can't be compiled, such as a backward pass."""
+        region, self._region, self._forward.is_aside = self._region, None, False
+        try:
+            yield
+        finally:
+            self._region, self._forward.is_aside = region, True
+
+    def _switch_inside(self, switch: Any, callback: Any, caller: FrameType) -> Any:
+        """A switch inside of a region: off, before compiled code runs or what must not be compiled, and on again.
+
+        Our own code runs while the compiler is off.
+        """
+        is_on = callable(callback)
+        before = None if is_on else switch(callback)
+        with self._mistakes.noted("a compiled region"):
+            (self._regions.leave if is_on else self._regions.enter)(caller)
+        return switch(callback) if is_on else before
 
 
 def _counted(enter: Any) -> Any:

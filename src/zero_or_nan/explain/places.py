@@ -22,6 +22,8 @@ _CHECKPOINT = torch.utils.checkpoint.__file__
 _OBEYED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """The categories of characters that control, that change the direction, and that end a line."""
 
+_NOWHERE = compile("", "", "exec")
+
 _AROUND = 40
 """The number of frames in which a module is looked for."""
 
@@ -51,7 +53,7 @@ class Place(NamedTuple):
 
 
 @functools.cache
-def _is_inside(filename: str) -> bool:
+def is_inside(filename: str) -> bool:
     """Whether code is PyTorch's or ours."""
     return filename.startswith(_INSIDE) or filename.startswith("<frozen")
 
@@ -65,7 +67,7 @@ def place_here(frame: FrameType | None = None) -> Place:
     at: FrameType | None = sys._getframe(1) if frame is None else frame
     start = at
     module = None
-    while at is not None and _is_inside(at.f_code.co_filename):
+    while at is not None and is_inside(at.f_code.co_filename):
         if module is None and at.f_code is _CALL:
             module = at.f_locals.get("self")
         start, at = at, at.f_back
@@ -78,6 +80,14 @@ def place_here(frame: FrameType | None = None) -> Place:
             module = at.f_locals.get("self")
         at = at.f_back
     return Place(found.f_code, found.f_lasti, module)
+
+
+def place_at(filename: str, line: int, function: str, module: nn.Module | None) -> Place:
+    """A place of which only the line is known."""
+    code = _NOWHERE.replace(
+        co_filename=filename, co_firstlineno=line, co_name=function, co_qualname=function, co_linetable=b""
+    )
+    return Place(code, 0, module)
 
 
 def modules_around() -> list[nn.Module]:
@@ -96,13 +106,17 @@ class Places:
 
     Attributes:
         around: by module, the modules whose calls led to its own, the outermost first.
+        inside: the call that a compiled region is at, while its graph runs a second time.
     """
 
     def __init__(self) -> None:
         self.around: WeakKeyDictionary[nn.Module, list[nn.Module]] = WeakKeyDictionary()
+        self.inside: Place | None = None
 
     def here(self) -> Place:
         """The call that led here."""
+        if self.inside is not None:
+            return self.inside
         place = place_here()
         module = place.module
         if module is not None and module not in self.around:
@@ -126,7 +140,7 @@ def printable(text: str) -> str:
 def users_frame() -> FrameType | None:
     """The deepest frame outside of PyTorch and of this library."""
     at: FrameType | None = sys._getframe(1)
-    while at is not None and _is_inside(at.f_code.co_filename):
+    while at is not None and is_inside(at.f_code.co_filename):
         at = at.f_back
     return at
 
@@ -140,7 +154,7 @@ def optimizer_here() -> str:
             owner = at.f_locals.get("self")
             if isinstance(owner, torch.optim.Optimizer):
                 return type(owner).__name__
-        if not _is_inside(code.co_filename):
+        if not is_inside(code.co_filename):
             break
         at = at.f_back
     return ""
@@ -149,7 +163,7 @@ def optimizer_here() -> str:
 def is_loading() -> bool:
     """Whether a module copies what it loads into its parameters and buffers."""
     at: FrameType | None = sys._getframe(1)
-    while at is not None and _is_inside(at.f_code.co_filename):
+    while at is not None and is_inside(at.f_code.co_filename):
         if at.f_code is _LOAD:
             return True
         at = at.f_back

@@ -21,6 +21,12 @@ def unseen() -> AbstractContextManager[Any]:
     return _Unseen() if is_watched else torch._C.DisableTorchFunction()
 
 
+def is_compiling() -> bool:
+    """Whether PyTorch traces code, with tensors that have no numbers: its own modes have a key."""
+    modes = (torch._C._get_dispatch_stack_at(at) for at in range(_modes()))
+    return any(getattr(mode, "_mode_key", None) is not None for mode in modes)
+
+
 class _Here(threading.local):
     depth = 0
 

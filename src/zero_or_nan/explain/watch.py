@@ -12,21 +12,26 @@ from ..ignoring.lifetimes import DEEP_GRAPHS
 from ..ignoring.vmapped import is_wrapped
 from .backward import Backward, Request
 from .course import Course, largest, loss_among
-from .diagnosis import diagnose, diagnose_results
+from .diagnosis import Verdict, diagnose, diagnose_results
 from .findings import Findings, Mistakes, Scope
 from .forward import Forward
 from .names import Names
 from .narration import Narration
 from .patches import Patches
 from .places import Places, users_frame
+from .regions import FIXED_UNCOMPILED, NOT_INSIDE, Regions
 from .report import NotFiniteError, Report
 from .sandbox import Sandbox
 from .shadow import leaves_of
 from .tensors import tensors_in
-from .unseen import unseen
+from .unseen import is_compiling, unseen
 
 NOT_IN_TRANSFORMS = "a function transform (torch.func) was not looked into"
 NOT_IN_BATCHES = "a backward pass for a batch of vectors (is_grads_batched, vectorize) was not looked into"
+NO_PASS = (
+    "compiled code ran, and no backward pass outside of it: explain sees neither a pass inside of compiled code, nor "
+    'its results that no function uses. With torch.compiler.set_stance("force_eager"), explain sees all'
+)
 
 
 class Watch:
@@ -45,8 +50,9 @@ class Watch:
         self.findings = Findings()
         self.places = Places()
         self.sandbox = Sandbox(self.scope)
-        self.forward = Forward(self.scope, self.findings, self.places, self.sandbox, self.mistakes)
-        self.patches = Patches(self.engine, self.scope, self.forward, self.sandbox, self.mistakes)
+        self.regions = Regions(self.findings, self.places, report.note)
+        self.forward = Forward(self.scope, self.findings, self.places, self.regions, self.sandbox, self.mistakes)
+        self.patches = Patches(self.engine, self.scope, self.forward, self.regions, self.sandbox, self.mistakes)
         self.narration = Narration(report, self.places.around)
         self.course = Course("backward pass", "backward passes")
         self.running: Backward | None = None
@@ -61,8 +67,13 @@ class Watch:
 
     def engine(self, run: Callable[..., Any], roots: Any, *args: Any, **kwargs: Any) -> Any:
         """Run PyTorch's engine, watched."""
-        if not self.scope.is_here() or self.forward.is_aside:
+        if not self.scope.is_here():
             return run(roots, *args, **kwargs)
+        if self.forward.is_aside:
+            if is_compiling():
+                return run(roots, *args, **kwargs)
+            with self.patches.in_between():
+                return self.engine(run, roots, *args, **kwargs)
         for things, note in ((roots, NOT_IN_TRANSFORMS), (args[0], NOT_IN_BATCHES)):
             if any(map(is_wrapped, tensors_in(things))):
                 self.report.note(note)
@@ -72,7 +83,7 @@ class Watch:
         self.report.passes += 1
         outer = self.running
         request = Request(roots, args[0], args[3] or (), kwargs.get("accumulate_grad", True))
-        backward = Backward(request, self.findings, self.sandbox, self.mistakes, outer)
+        backward = Backward(request, self.findings, self.regions, self.sandbox, self.mistakes, outer)
         with self.mistakes.noted("backward"), unseen():
             backward.begin()
         self._run_within(backward)
@@ -103,6 +114,9 @@ class Watch:
             for at, (birth, verdict, *_) in enumerate(found):
                 if verdict.kind in ("contaminated", "undefined"):
                     found[at] = found[at]._replace(tie=backward.tie_of(birth, verdict.kind == "undefined"))
+                inside = backward.events.inside.get(birth)
+                if verdict == Verdict("contaminated", False) and inside is not None and inside.fixed:
+                    self.report.note(FIXED_UNCOMPILED)
             self.narration.add(found, names)
         if was_ok and backward.outer is None and backward.request.accumulates:
             self._follow(backward)
@@ -132,9 +146,11 @@ class Watch:
             if not self.report.passes and self.findings.unconsumed:
                 results = diagnose_results(self.findings.unconsumed.values())
                 self.narration.add(results, Names(users_frame(), self._called()))
+        if self.regions.is_blind and not self.report.ok:
+            self.report.note(NOT_INSIDE)
+        if not self.report.passes and self.findings.compiled_at is not None:
+            self.report.note(NO_PASS)
         self.mistakes.warn(stacklevel=3)
-        if self.findings.compiled_at is not None:
-            self.report.note("explain watched a compiled region from outside: it can't see the functions in it")
         # A module that was first imported in the block may keep our replacements, as Dynamo does, and they keep these.
         self.findings.clear()
         self.places.around.clear()
