@@ -86,7 +86,7 @@ def follow_compiled() -> None:
     Source:
         `torch._inductor.custom_graph_pass` describes such passes.
 
-    >>> follow_compiled()
+    >>> follow_compiled()  # doctest: +SKIP
     """
     global _is_followed
     import torch._functorch.config
