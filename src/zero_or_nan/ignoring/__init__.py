@@ -9,6 +9,7 @@ What users of the library import:
 - `backward`, `grad`: in place of `torch.autograd.backward` and `torch.autograd.grad`.
 - `func`: `grad`, `grad_and_value`, `vjp` and `jacrev` in place of those of `torch.func`.
 - `counting`: counts the ignored elements that are NaN or infinite.
+- `follow_compiled`: lets inductor keep what is needed to follow a compiled region that selects inside.
 - `function`, `rule`, `derivative`: describe what an operator or an `autograd.Function` of your own does to ignored
   elements. A rule is written with `Cotangent`, `unwrap`, `mask_of`, `zero_ignored`, `prefer_exact` and `NotFollowed`.
   `Function` and its conditions (`ALWAYS`, `FINITE`, `MODERATE`, `AWAY_FROM_ZERO`, `NEVER`) describe a forward function.
@@ -23,7 +24,7 @@ How it works, in the order of the flow:
 - `cotangent`, `masks`: the tensor that a derivative gets.
 - `tape`: follows the operators that a user's own derivative calls on plain tensors.
 - `dispatch`, `in_place`: find and run the rule of an operator that the derivative calls.
-- `compiled`: the backward graph of a compiled region, and what its zeros mean.
+- `compiled`: the backward graph of a compiled region. `meanings`: what its zeros mean.
 - `hooks`, `threads`, `lifetimes`, `compiling`, `watching`, `vmapped`: the parts of PyTorch that a pass touches.
 - `forms`: where a tensor has its numbers. `jagged`, `distributed`: two such forms. `sparse`: what sparse tensors store.
 - `registry`: a record and perhaps a transfer for each forward function, and a rule for each operator. `operators` has
@@ -35,6 +36,7 @@ from .conditions import ALWAYS, AWAY_FROM_ZERO, FINITE, MODERATE, NEVER
 from .cotangent import Cotangent, mask_of, prefer_exact, unwrap, zero_ignored
 from .counts import Counted, counting
 from .failures import NotFollowed
+from .meanings import follow_compiled
 from .passes import backward, grad
 from .registry import FUNCTIONS, RULES, Function, derivative, function, rule
 
@@ -53,6 +55,7 @@ __all__ = [
     "backward",
     "counting",
     "derivative",
+    "follow_compiled",
     "func",
     "function",
     "grad",

@@ -1,22 +1,17 @@
-"""The backward graph of a compiled region, and what its zeros mean.
+"""The backward graph of a compiled region, and the arguments that it ran on.
 
-AOTAutograd keeps the backward of each region as a graph of PyTorch's operators, because compiled autograd needs it. The
-graph alone does not show what a zero means: `where(condition, g, 0)` is the derivative of `where`, which selects, and
-also a part of the derivative of `std`, which writes 0 by convention. The forward function decides. AOTAutograd notes
-the number of the autograd node on each operator, in the backward and in the forward graph. So the forward operator with
-the same number names the function, and the function has a record.
-
-A backend such as inductor compiles the forward graph away, and no function is known. Nothing is guessed then: `meaning`
-is None, and only elements that are ignored already when they arrive at the region are followed.
+AOTAutograd keeps the backward of each region as a graph of PyTorch's operators, because compiled autograd needs it.
+What a zero in it means is in `meanings`: a backend that keeps the forward graph, as `aot_eager` does, shows it.
+Inductor compiles the forward graph away, and shows it only through the marks of `follow_compiled`. Without them nothing
+is guessed: `meaning` is None, and only elements that are ignored already when they arrive at the region are followed.
 """
 
 from __future__ import annotations
 
-import math
 import operator
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
@@ -25,16 +20,10 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from .failures import NotFollowed
-from .graph import NODES
-from .registry import FUNCTIONS, UNKNOWN, Function
+from .meanings import functions_in, is_followed, is_own, marks_in, number_of
+from .registry import FUNCTIONS, Function
 
 aten = torch.ops.aten
-
-_BY_LETTERS = {name.lower(): name for name in NODES}
-"""The names of the nodes in lower case: the operator `max_pool2d_with_indices` has nodes `MaxPool2DWithIndices`."""
-
-_INTO_VIEWS = frozenset({"as_strided_scatter", "copy", "diagonal_scatter", "select_scatter", "slice_scatter"})
-"""What becomes of a write into a view. Its node `CopySlices` has no forward operator of its own."""
 
 _ON_NUMBERS = frozenset(vars(operator)[name] for name in operator.__all__) | {
     torch.sym_float, torch.sym_int, torch.sym_max, torch.sym_min,
@@ -46,21 +35,33 @@ class Region(NamedTuple):
 
     Attributes:
         module: its backward. The graph's arguments are those of `_backward_impl`; the cotangents come last.
-        functions: the record of the forward function, by the number of its autograd node.
+        functions: the record of the forward function, by the number of its autograd node; None if the forward graph is
+            not there.
+        marks: the record of the forward function, by the operator of the graph that has a mark.
     """
 
     module: GraphModule
-    functions: dict[int, Function]
+    functions: Mapping[int, Function] | None
+    marks: Mapping[Any, Function]
 
     def meaning(self, node: Any) -> Function | None:
         """The record of the function whose derivative calls an operator of the graph; None if it is not known."""
-        if node.meta.get("partitioner_tag") != "is_backward":
-            return None  # the user's own derivative, in releases that mark it
-        return self.functions.get(node.meta.get("seq_nr", -1))
+        return self.marks.get(node) if self.functions is None else self.functions.get(number_of(node))
+
+    @property
+    def shows(self) -> bool:
+        """Whether the graph shows anything about what its zeros mean."""
+        return self.functions is not None or bool(self.marks)
+
+    def owns(self, node: Any, constant: Any) -> bool:
+        """True if a constant belongs to the derivative that calls an operator. The compiler merges equal constants."""
+        if self.functions is None:  # a mark has checked this before anything was merged
+            return node in self.marks and not constant.all_input_nodes
+        return is_own(node, constant)
 
 
 _regions: weakref.WeakKeyDictionary[type, Region] = weakref.WeakKeyDictionary()
-_shown: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+_functions: weakref.WeakKeyDictionary[type, Mapping[int, Function] | None] = weakref.WeakKeyDictionary()
 
 
 def is_region(node: Any) -> bool:
@@ -69,12 +70,17 @@ def is_region(node: Any) -> bool:
     return forward is not None and forward.__name__ == "CompiledFunction" and forward.__module__.startswith("torch.")
 
 
-def shows_its_functions(forward: Any) -> bool:
-    """True if the backend keeps the forward graph of a region, as `aot_eager` does and inductor does not."""
-    shown = _shown.get(forward)
-    if shown is None:
-        shown = _shown[forward] = _graph_inside(getattr(forward, "compiled_fw", None)) is not None
-    return shown
+def functions_of(forward: Any) -> Mapping[int, Function] | None:
+    """The records of a region's functions; None if the backend does not keep its forward graph, as `aot_eager` does."""
+    if forward not in _functions:
+        ahead = _graph_inside(getattr(forward, "compiled_fw", None))
+        _functions[forward] = None if ahead is None else functions_in(ahead)
+    return _functions[forward]
+
+
+def may_show_zeros(forward: Any) -> bool:
+    """True if a region may show what its zeros mean."""
+    return is_followed() or functions_of(forward) is not None
 
 
 def region_of(forward: Any) -> Region:
@@ -91,8 +97,8 @@ def region_of(forward: Any) -> Region:
             module = info.bw_module_fn()
         if not isinstance(module, GraphModule):
             raise NotFollowed("a compiled region without its backward graph")
-        ahead = _graph_inside(getattr(forward, "compiled_fw", None))
-        found = Region(module, {} if ahead is None else _functions(ahead))
+        functions = functions_of(forward)
+        found = Region(module, functions, marks_in(module.graph) if functions is None else {})
         for node in module.graph.nodes:
             _check(node, found)
         _regions[forward] = found
@@ -141,41 +147,20 @@ def _is_filled(cell: Any) -> bool:
         return False
 
 
-def _functions(ahead: Any) -> dict[int, Function]:
-    """The records of the forward functions, by number.
-
-    The first operator with a number made the node. Later ones have no derivative, and show the number of the last node.
-    """
-    found: dict[int, Function | None] = {}
-    for node in ahead.nodes:
-        number = node.meta.get("seq_nr")
-        if node.op != "call_function" or number is None or node.meta.get("partitioner_tag") == "is_backward":
-            continue
-        made = node.meta.get("original_aten", node.target)
-        name = getattr(getattr(made, "overloadpacket", made), "__name__", "")
-        if name in _INTO_VIEWS:
-            return {}
-        if number not in found:
-            of_user = [str(entry[0]) for entry in node.meta.get("source_fn_stack", ())]
-            known = bool(of_user) and not any("autograd" in entry for entry in of_user)
-            found[number] = _record(name, node.args) if known else None
-    return {number: function for number, function in found.items() if function is not None}
-
-
-def _record(name: str, arguments: Sequence[Any]) -> Function | None:
-    """The record of an operator; None if no node has its name."""
-    if name == "linalg_vector_norm" and (len(arguments) < 2 or math.isfinite(arguments[1])):
-        return UNKNOWN  # its record is for orders of inf
-    of_node = _BY_LETTERS.get(name.replace("_", ""))
-    return None if of_node is None else FUNCTIONS.get(of_node, UNKNOWN)
-
-
 # What inductor's decompositions call, in operators that have rules.
+
+
+def _itself(name: str) -> Callable[..., Any]:
+    return lambda *args, **kwargs: getattr(torch.ops.prims, name)(*args, **kwargs)
+
 
 AS_ATEN: dict[str, Callable[..., Any]] = {
     "prims::convert_element_type": lambda a, dtype: aten._to_copy(a, dtype=dtype),
     "prims::fma": lambda a, b, c: aten.add(aten.mul(a, b), c),
     "prims::rev": aten.flip.default,
+    # These get the places of the largest elements, and no cotangent.
+    "prims::_low_memory_max_pool_offsets_to_indices": _itself("_low_memory_max_pool_offsets_to_indices"),
+    "prims::_low_memory_max_pool2d_offsets_to_indices": _itself("_low_memory_max_pool2d_offsets_to_indices"),
 }
 """By name: inductor registers some of its operators only when it is imported."""
 
@@ -235,7 +220,7 @@ class Arguments:
 
         A backend that keeps its graphs runs them as they are, and writes into none.
         """
-        donated = () if shows_its_functions(self.forward) else self.forward.metadata.bw_donated_idxs or ()
+        donated = () if functions_of(self.forward) is not None else self.forward.metadata.bw_donated_idxs or ()
         self.values = [
             value.clone() if place in donated and isinstance(value, Tensor) else value
             for place, value in enumerate(values)

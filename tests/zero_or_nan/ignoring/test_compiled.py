@@ -1,16 +1,32 @@
 """Compiled regions: their backward graph is followed where they are contaminated, and no miss is silent."""
 
+import os
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import test_modules as table
 import torch
+import torch._functorch.config
+import torch._inductor.config
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.decomposition import select_decomp_table
 from torch.utils.checkpoint import checkpoint
 
 from zero_or_nan import ignoring
 from zero_or_nan.ignoring import compiled as graphs
+from zero_or_nan.ignoring import meanings
 
 NAN = float("nan")
+
+pytestmark = [  # of the compiler itself
+    pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd"),
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Skipping serial"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +43,52 @@ def gradient(program, x, backward=ignoring.backward):
         warnings.simplefilter("always")
         backward(program(leaf))
     return leaf.grad, [str(each.message) for each in told if "ignoring could not follow" in str(each.message)]
+
+
+class Hidden:
+    """Runs a graph, and does not show it: a wrapper would copy what is in `__dict__`."""
+
+    __slots__ = ("__weakref__", "module")
+
+    def __init__(self, module):
+        self.module = module
+
+    def __call__(self, *arguments):
+        return self.module(*arguments)
+
+
+def as_inductor(module, inputs):
+    """A backend with inductor's graphs, and no compiler of C++."""
+    from torch._inductor.compile_fx import _recursive_joint_graph_passes  # warns, so not at the top
+
+    def partition(joint, inputs, **rest):
+        _recursive_joint_graph_passes(joint)
+        rest.pop("static_lifetime_input_indices", None)
+        return min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **rest)
+
+    backend = aot_autograd(
+        fw_compiler=lambda module, inputs: Hidden(module),
+        partition_fn=partition,
+        decompositions=select_decomp_table(),
+    )
+    return backend(module, inputs)
+
+
+RELEASE = tuple(map(int, torch.__version__.split(".")[:2]))
+MARKS = pytest.mark.skipif(RELEASE < (2, 13), reason="the marks are measured from 2.13 on; 2.6 warns")
+
+
+@pytest.fixture
+def marked(monkeypatch):
+    """`follow_compiled`, for one test."""
+    monkeypatch.setattr(meanings, "_is_followed", False)
+    passes = dict.fromkeys(("joint_custom_pre_pass", "joint_custom_post_pass"))
+    with (
+        torch._inductor.config.patch({**passes, "fallback_random": True}),
+        torch._functorch.config.patch(donated_buffer=True),
+    ):
+        ignoring.follow_compiled()
+        yield
 
 
 def in_place(x):
@@ -81,6 +143,18 @@ def test_a_region_is_followed(name):
     assert torch.equal(found[plain.isfinite()], plain[plain.isfinite()])
 
 
+@MARKS
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_a_marked_region_is_followed(name, marked):
+    program, numbers = FOLLOWED[name]
+    x = torch.tensor(numbers)
+    wanted, _ = gradient(program, x)
+    found, told = gradient(torch.compile(program, backend=as_inductor), x)
+    plain, _ = gradient(torch.compile(program, backend=as_inductor), x, torch.autograd.backward)
+    torch.testing.assert_close(found, wanted)
+    assert not told and torch.equal(found[plain.isfinite()], plain[plain.isfinite()])
+
+
 class Clipped(torch.autograd.Function):
     """A straight-through gradient: its zeros are a convention, though its forward function selects."""
 
@@ -95,7 +169,55 @@ class Clipped(torch.autograd.Function):
         return torch.where(x > 5, gradient, 0.0)
 
 
+class LikeWhere(torch.autograd.Function):
+    """Its backward is that of a `where`, and its zeros are a convention."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return torch.where(x > 0, gradient, 0.0)
+
+
+class LikeSlice(torch.autograd.Function):
+    """Its backward is that of a slice, and its zeros are a convention."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        found = torch.zeros_like(gradient)
+        found[:1] = gradient[:1]
+        return found
+
+
+def positive(x):
+    return torch.where(x > 0, x, 0.0).sum()
+
+
 USED = {
+    "the same where, of the user": (
+        lambda x: (lambda y: positive(y) + LikeWhere.apply(y).sum())(x.sqrt()), [1.0, 0.0],
+    ),
+    "the same where, of the user, first": (
+        lambda x: (lambda y: LikeWhere.apply(y).sum() + positive(y))(x.sqrt()), [1.0, 0.0],
+    ),
+    "the same slice, of the user": (
+        lambda x: (lambda y: y[:1].sum() + LikeSlice.apply(y).sum())(x.sqrt()), [1.0, 0.0],
+    ),
+    "LPPool": (
+        lambda x: torch.nn.functional.lp_pool1d(x.sqrt().view(1, 1, -1), 2, 2).sum(), [0.0, 0.0, 1.0, 2.0],
+    ),
+    "pow": (lambda x: (x.sqrt() ** 0).sum() + x.sum(), [0.0, 1.0]),
+    "relu beside clamp": (
+        lambda x: (lambda y: y.relu().sum() + y.clamp(min=0).sum())(x.log()), [2.0, NAN],
+    ),
     "std": (lambda x: x.sqrt().std(), [0.0, 0.0]),
     "std of NaN": (lambda x: x.log().std(), [0.0, 0.0]),
     "sign": (lambda x: torch.sign(x.sqrt()).sum() + x.sum(), [0.0, 0.0]),
@@ -110,9 +232,9 @@ USED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "aot_eager_decomp_partition"])
+@pytest.mark.parametrize("backend", ["aot_eager", "aot_eager_decomp_partition", as_inductor])
 @pytest.mark.parametrize("name", USED)
-def test_what_the_loss_uses_stays_nan(name, backend):
+def test_what_the_loss_uses_stays_nan(name, backend, marked):
     program, numbers = USED[name]
     x = torch.tensor(numbers)
     plain, _ = gradient(program, x, torch.autograd.backward)
@@ -142,6 +264,75 @@ def test_a_constant_whose_zeros_may_be_ignored_warns():
     program = torch.compile(lambda x: torch.sign(x.sqrt())[:1].sum() + x.sum(), backend="aot_eager_decomp_partition")
     found, told = gradient(program, torch.zeros(2))
     assert found[1] == 1 or len(told) == 1
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_a_zero_that_the_compiler_leaves_out_still_counts(is_marked, request):
+    """The zero is the derivative of `sign`, and is added to a cotangent that is ignored."""
+    if is_marked:
+        request.getfixturevalue("marked")
+
+    def program(x):
+        return x.sqrt(), x.sqrt().sign()
+
+    def loss(results):
+        return torch.where(torch.tensor([True, False]), results[0], 0.0).sum() + results[1].sum()
+
+    compiled = torch.compile(program, backend=as_inductor)
+    found, told = gradient(lambda x: loss(compiled(x)), torch.tensor([1.0, 0.0]))
+    assert found[1].isnan() and ("ignoring.follow_compiled()" in told[0]) is not is_marked
+
+
+@pytest.mark.parametrize("name", [name for name in FOLLOWED if name not in ("graph break", "checkpoint")])
+def test_without_marks_the_warning_names_the_line_to_add(name):
+    program, numbers = FOLLOWED[name]
+    x = torch.tensor(numbers)
+    found, told = gradient(torch.compile(program, backend=as_inductor), x)
+    wanted, _ = gradient(program, x)
+    assert torch.allclose(found, wanted) or len(told) == 1 and "ignoring.follow_compiled()" in told[0]
+
+
+@MARKS
+def test_marks_keep_what_was_set_before(marked, monkeypatch):
+    seen = []
+    for name in ("joint_custom_pre_pass", "joint_custom_post_pass"):
+        setattr(torch._inductor.config, name, seen.append)  # the fixture sets it back
+    monkeypatch.setattr(meanings, "_is_followed", False)
+    ignoring.follow_compiled()
+    passes = torch._inductor.config.joint_custom_pre_pass
+    ignoring.follow_compiled()
+    assert torch._inductor.config.joint_custom_pre_pass is passes
+    assert passes.uuid() is None  # unknown code: nothing may come from a cache
+    found, _ = gradient(torch.compile(selected, backend=as_inductor), torch.tensor([1.0, 0.0]))
+    assert found.tolist() == [1, 0] and len(seen) == 2
+
+
+ANEW = """
+import warnings, torch
+from zero_or_nan import ignoring
+
+warnings.simplefilter("error", UserWarning)
+ignoring.follow_compiled()
+x = torch.tensor([1.0, 0.0, 4.0], requires_grad=True)
+warnings.filterwarnings("ignore", "Skipping serial")
+try:
+    loss = torch.compile(lambda x: torch.where(x > 0, x.sqrt() * 2, 0.0).sum() + x.sqrt()[:1].sum())(x)
+except torch._dynamo.exc.BackendCompilerFailed:
+    raise SystemExit(5)
+ignoring.backward(loss)
+print(x.grad.tolist())
+"""
+
+
+@MARKS
+def test_marks_outlast_the_compilers_cache(tmp_path):
+    source = str(Path(ignoring.__file__).parents[2])
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": source}
+    for _ in range(2):
+        ran = subprocess.run([sys.executable, "-c", ANEW], env=environment, capture_output=True, text=True)
+        if ran.returncode == 5:
+            pytest.skip("nothing to compile with here")
+        assert ran.stdout.strip() == "[1.5, 0.0, 0.5]", ran.stderr
 
 
 def selected(x):
@@ -224,7 +415,6 @@ def test_whatever_does_not_match_warns(break_it, monkeypatch):
 
 
 @pytest.mark.skipif(torch.__version__.startswith("2.7."), reason="no backward graph in the compiler's cache")
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore:Skipping serial")  # of inductor itself
 @pytest.mark.parametrize("bad", [NAN, float("inf")])
 def test_a_loss_that_selects_from_what_inductor_compiled(bad):
     torch.manual_seed(0)

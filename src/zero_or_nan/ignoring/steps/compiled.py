@@ -22,13 +22,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..compiled import AS_ATEN, Arguments, region_of, shows_its_functions, tangents_of, users_last
+from ..compiled import AS_ATEN, Arguments, may_show_zeros, region_of, tangents_of, users_last
 from ..cotangent import Cotangent, can_carry, dispatches, is_finite, mask_of, prefer_exact, unwrap
 from ..failures import NotFollowed
 from ..graph import for_each_edge
 from ..higher import in_forward_mode
-from ..masks import Mask, all_count, everywhere
-from ..registry import Function
+from ..masks import Mask, all_count, everywhere, nothing_counts
+from ..meanings import ADDING, JOINING
+from ..registry import UNKNOWN, Function
 from .comparisons import Comparisons
 from .step import Results, Step
 
@@ -41,13 +42,11 @@ _RESHAPED = frozenset({aten.view.default, aten._unsafe_view.default})
 
 _BY_STRIDES = frozenset({aten.as_strided, aten.as_strided_scatter, aten._reshape_alias})
 
-_ADDING = frozenset({aten.add, aten.sub, aten.rsub})
 _ADDING_A_PRODUCT = frozenset(
     {aten.addbmm, aten.addcdiv, aten.addcmul, aten.addmm, aten.addmv, aten.addr, aten.baddbmm}
 )
-_JOINING = frozenset({aten.cat, aten.stack})
 
-_AMBIGUOUS = NotFollowed("a compiled region does not show what a zero in its backward means")
+_AMBIGUOUS = "a compiled region does not show what a zero in its backward means"
 
 
 class Compiled(Step):
@@ -61,7 +60,7 @@ class Compiled(Step):
 
     def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
         # If no function is known, only what is ignored already can be followed.
-        wanted = shows_its_functions(self.node._forward_cls) or not all(map(all_count, self.masks))
+        wanted = may_show_zeros(self.node._forward_cls) or not all(map(all_count, self.masks))
         self._arguments = Arguments(self.node) if wanted else None
         return arriving
 
@@ -101,7 +100,7 @@ class Compiled(Step):
         if torch.is_grad_enabled() or in_forward_mode():
             raise NotFollowed("a compiled region has no second derivative")
         if arguments is None:
-            raise NotFollowed("a compiled region that does not show its functions")
+            raise NotFollowed(self._hinted(_AMBIGUOUS))
         forward = self.node._forward_cls
         region = region_of(forward)
         places = tangents_of(forward)
@@ -114,6 +113,8 @@ class Compiled(Step):
             if type(value) is not Tensor or sent is not None and (value.shape, value.dtype) != (sent.shape, sent.dtype):
                 raise NotFollowed("a compiled region whose graph has other cotangents than its code")
             mask = everywhere(False, value) if sent is None else self.masks[place]
+            if not region.shows and not given[number].users and not (mask is not None and nothing_counts(mask)):
+                raise NotFollowed(self._hinted(_AMBIGUOUS))  # its derivative was a constant zero, and was left out
             arguments[number] = Cotangent(value, mask, cast(Any, self))
         with torch.no_grad(), torch._C._DisableAutocast():
             self._comparisons = Comparisons(first_alone=False)
@@ -131,7 +132,7 @@ class Compiled(Step):
         values = iter(arguments)
         for node, last in users_last(region.module):
             if node.op == "placeholder":
-                known[node] = next(values)
+                known[node] = self._counted(node, next(values))
             elif node.op == "get_attr":
                 known[node] = operator.attrgetter(node.target)(region.module)
             elif node.op == "call_function":
@@ -149,7 +150,7 @@ class Compiled(Step):
         packet = getattr(target, "overloadpacket", None)
         if packet in _BY_STRIDES and any(map(_is_cotangent, args)):
             raise NotFollowed(f"a compiled region with {target.name()}, which reads the memory of a cotangent")
-        if packet in _ADDING or packet in _JOINING:
+        if packet in ADDING or packet in JOINING:
             self._check_terms(packet, args)
         elif packet in _ADDING_A_PRODUCT and not _is_cotangent(args[0]) and any(map(_is_cotangent, args)):
             self._undecided()
@@ -157,7 +158,7 @@ class Compiled(Step):
             target = aten.reshape.default
         if getattr(target, "namespace", "") == "prims":
             target = AS_ATEN[target._schema.name]
-        result = target(*args, **kwargs)
+        result = self._counted(self._here, target(*args, **kwargs))
         if (
             packet in Comparisons.COMPARING
             or packet in Comparisons.JOINING
@@ -166,27 +167,29 @@ class Compiled(Step):
             self._compared[id(result)] = result
         return result
 
+    def _counted(self, node: Any, result: Any) -> Any:
+        """A result; if a mark says that it is not decided, all of it counts."""
+        if self._region.marks.get(node) is not UNKNOWN or not _is_cotangent(result):
+            return result
+        self._undecided()
+        return Cotangent(unwrap(result), None, cast(Any, self))
+
     def _check_terms(self, packet: Any, args: Any) -> None:
         """Report a plain tensor beside a cotangent. The derivative is linear, so it is a zero, perhaps an ignored one.
 
         In a derivative that selects, a zero that nothing else uses is the derivative's own.
         """
-        terms = args[0] if packet in _JOINING else args[:2]
+        terms = args[0] if packet in JOINING else args[:2]
         if all(map(_is_cotangent, terms)) or not any(map(_is_cotangent, terms)):
             return
         plain = [node for node, term in zip(self._terms(packet), terms, strict=True) if not _is_cotangent(term)]
-        if packet in _JOINING and all(self._is_own(node) for node in plain):
+        if packet in JOINING and all(self._region.owns(self._here, node) for node in plain):
             return
         self._undecided()
 
     def _terms(self, packet: Any) -> Sequence[Any]:
-        terms: Sequence[Any] = self._here.args[0] if packet in _JOINING else self._here.args[:2]
+        terms: Sequence[Any] = self._here.args[0] if packet in JOINING else self._here.args[:2]
         return terms
-
-    def _is_own(self, node: Any) -> bool:
-        """True if a constant belongs to the derivative that runs. The compiler merges equal constants of several."""
-        own = node.meta.get("seq_nr") == self._here.meta.get("seq_nr") and not node.all_input_nodes
-        return own and len(node.users) == 1 and list(self._here.args[0]).count(node) == 1
 
     def _merged(self, results: Sequence[Any], returned: Sequence[Any]) -> Results:
         """The compiled results where they are finite, elsewhere those of the graph; and the masks."""
@@ -207,6 +210,8 @@ class Compiled(Step):
                     self._undecided()
             values.append(exact)
             masks.append(mask)
+        if not self._region.shows and not all(map(is_finite, values)):
+            self._undecided()  # another derivative of ours might have repaired it
         return values, masks
 
     # What the rules ask.
@@ -243,7 +248,12 @@ class Compiled(Step):
         """Report a zero that counts because nothing shows that it is ignored."""
         if not self._flagged:
             self._flagged = True
-            self.owner.failed(NAME, _AMBIGUOUS, suspected=True)
+            self.owner.failed(NAME, NotFollowed(self._hinted(_AMBIGUOUS)), suspected=True)
+
+    def _hinted(self, reason: str) -> str:
+        """The reason, and what to do if inductor could show more."""
+        shown = may_show_zeros(self.node._forward_cls)
+        return reason if shown else f"{reason}; call ignoring.follow_compiled() before torch.compile"
 
 
 def _is_cotangent(thing: Any) -> bool:
