@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .. import distributed
 from ..cotangent import Cotangent, can_carry, is_finite, mask_of, unwrap
+from ..counts import Count
 from ..distributed import Gathering, is_distributed
 from ..failures import NotFollowed
 from ..graph import Edge, function_of
@@ -33,10 +34,12 @@ class Owner(Protocol):
     Attributes:
         entered: the same as in `cotangent.Run`.
         keep: the edges whose masks the pass was asked for.
+        count: counts the ignored elements that are not finite, if a `counting` block is active.
     """
 
     entered: dict[int, tuple[Tensor, Cotangent]]
     keep: set[Edge]
+    count: Count | None
 
     def failed(self, name: str, error: Exception, suspected: bool = False) -> None:
         """Record that something could not be followed."""
