@@ -58,6 +58,20 @@ def fsdp2(net):
     return net
 
 
+def fsdp2_with_compiled_layers(net):
+    torch._dynamo.reset()
+    net.first.compile(backend="aot_eager")
+    net.last.compile(backend="aot_eager")
+    return fsdp2(net)
+
+
+def fsdp2_compiled(net):
+    torch._dynamo.reset()
+    net = fsdp2(net)
+    net.compile(backend="aot_eager")
+    return net
+
+
 def fsdp2_with_a_checkpoint(net):
     net.checkpointed = True
     return fsdp2(net)
