@@ -7,7 +7,7 @@ RUN := $(BIN)/python -m tools
 ROOT = [ "$$(id -u)" = 0 ] || { echo "error: apt-get can install packages only as root: run sudo apt-get install chromium epubcheck nodejs npm, then make browser again" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
-.PHONY: help book chapter from-notebook check test test-fast browser notebooks record serve site-report bench costs attention fixed masked honesty explained penguins remedies setups colab coverage noticed matrix peers lint pins outdated audit watch pdf epub clean
+.PHONY: help book chapter from-notebook check test test-fast browser notebooks record serve site-report bench costs attention compiled fixed masked honesty explained penguins remedies setups colab coverage noticed matrix peers lint pins outdated audit watch pdf epub clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -72,6 +72,9 @@ attention: $(BIN)/.ready  ## try masked rows in Flex attention and in a Hugging 
 
 masked: $(BIN)/.ready  ## measure which operators torch.masked has on this PyTorch; write results/measured/ (make matrix: on every release)
 	$(RUN) masked
+
+compiled: $(BIN)/.ready  ## measure how much ignoring follows in compiled regions (or only under BACKEND="aot_eager inductor"); write results/measured/
+	$(RUN) compiled $(BACKEND)
 
 honesty: $(BIN)/.ready  ## look for NaN that the loss uses and ignoring hides, on PyTorch's own samples; write results/measured/
 	$(RUN) honesty

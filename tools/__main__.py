@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 STEPS = ("book", "chapter", "check", "from-notebook", "record", "notebooks")
 """Commands that are a method of `steps.build.Build`."""
 MEASURES = tuple(
-    "attention bench costs explained honesty masked fixed noticed penguins remedies setups site-report".split()
+    "attention bench compiled costs explained honesty masked fixed noticed penguins remedies setups site-report".split()
 )
 VERSIONS = ("audit", "library-tests", "matrix", "fixed-sample", "peers", "pins", "tell", "watch")
 COMMANDS = {
@@ -32,6 +32,7 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 OF_SOME = {
     "chapter": "the name of the new chapter",
     "check": "chapters",
+    "compiled": "backends of torch.compile",
     "from-notebook": "the path of an edited notebook, and the chapter's name if the file has another name",
     "matrix": "versions of PyTorch",
     "noticed": "chapters",

@@ -1,105 +1,384 @@
-"""Measures how many layers of `torch.nn` `ignoring` follows inside of a compiled region.
+"""How much `ignoring` follows inside of compiled regions: every layer and every loss of `torch.nn`, backend by backend.
 
-Each layer of the tests' table runs compiled, with bad rows that the loss slices away, or deselects by `where`. The
-gradient has to be plain PyTorch's on the good rows. A third loss uses all rows: no NaN may then become a number.
+Some rows of each batch are NaN or infinite, and the loss leaves them out: by a slice, by `where`, or by `ignore_index`.
+The selection is a part of the compiled region, or comes behind it. The gradient has to be plain PyTorch's, uncompiled,
+of the same batch with finite rows in place of the bad ones. Another loss uses all rows: no NaN may then become a number
+that uncompiled code does not give.
 
-    python -m tools.measure.compiled [--backend aot_eager] [NAME ...]
+A program runs cold, again after a plain pass, and again compiled anew, when the caches of the compiler are warm. The
+worst run counts. Each layer and each loss has a process of its own: one that dies has failed.
+
+    python -m tools.measure.compiled BACKEND NAME ...
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
+import os
 import sys
+import time
 import warnings
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch._dynamo
 from torch import Tensor, nn
 
+from helpers.releases import number
 from zero_or_nan import ignoring
 
+from ..project import Problem, Project, read_record, write_record
+from .apart import apart
+
 TESTS = Path(__file__).parents[2] / "tests" / "zero_or_nan" / "ignoring"
+"""Where the table of layers is, which the tests of uncompiled layers run."""
+
+BACKENDS = ("aot_eager", "aot_eager_decomp_partition", "inductor")
+"""`inductor` needs a compiler of C++, and takes an hour."""
+BAD = ("nan", "inf")
+SECONDS = 900
+"""How long one layer or loss may take."""
+RELEASE = torch.__version__.partition("+")[0]
+
+OUTCOMES = ("hidden", "silent", "other bits", "failed", "warned", "refused", "miscompiled", "right")
+"""What became of a program with one kind of bad rows, the worst first.
+
+- hidden: the loss uses the NaN, and a gradient is finite that is neither in uncompiled code nor in plain PyTorch;
+- silent: the gradient is wrong, and no warning says so;
+- other bits: nothing is bad, or plain PyTorch's gradient is finite at an element, and ours has other bits;
+- failed: the program raised an error, its process died, or it came to no end;
+- warned: the gradient is contaminated, and a warning says so;
+- refused: plain PyTorch, uncompiled, raises an error for the bad rows;
+- miscompiled: plain PyTorch gives another gradient as soon as it is compiled, and so does ours;
+- right.
+"""
+VIOLATIONS = OUTCOMES[:4]
+
+Region = Callable[[Any], Any]
+"""Compiles a function, or returns it unchanged."""
 
 
-def losses(rows: int) -> dict[str, Any]:
-    """The losses, by name. Each gets the output of a layer, and positive weights of its shape."""
+class Program(NamedTuple):
+    """A loss of some tensors.
 
-    def deselected(output: Tensor, weights: Tensor) -> Tensor:
-        used = (torch.arange(len(output)) < rows).view(-1, *[1] * (output.dim() - 1))
-        return torch.where(used, output * weights, 0.0).sum()
+    Attributes:
+        name: how the loss leaves out the bad rows.
+        of: makes the loss, a function of the tensors, with `compile` around its region.
+        given: the tensors.
+        rows: how many rows are good. If the loss uses all of them, it uses the bad ones.
+        parameters: what else gets a gradient.
+    """
 
+    name: str
+    of: Callable[[Region], Callable[[Sequence[Tensor]], Tensor]]
+    given: list[Tensor]
+    rows: int
+    parameters: list[nn.Parameter]
+
+
+# The programs.
+
+
+def _used(tensor: Tensor, rows: int) -> Tensor:
+    return (torch.arange(len(tensor)) < rows).view(-1, *[1] * (tensor.dim() - 1))
+
+
+def _selections(rows: int) -> dict[str, Callable[[Tensor], Tensor]]:
     return {
-        "sliced": lambda output, weights: (output * weights)[:rows].sum(),
-        "deselected": deselected,
-        "all used": lambda output, weights: (output * weights).sum(),
+        "sliced": lambda terms: terms[:rows],
+        "deselected": lambda terms: torch.where(_used(terms, rows), terms, 0.0),
     }
 
 
-def measured(name: str, backend: str, table: Any) -> dict[str, str]:
-    """By loss and bad number: "fixed", "warned", "silent", or "hidden"."""
+def of_layer(name: str) -> Iterator[Program]:
+    """The programs of a layer: its selection is in the region, or behind it."""
+    table = _table()
     make, shape, out, inputs = table.LAYERS[name]
     torch.manual_seed(0)
     module: nn.Module = make()
-    given = [torch.randn(shape) for _ in range(inputs)]
-    found, rows = {}, shape[0] // 2
-    for kind, loss in losses(rows).items():
-        torch._dynamo.reset()
+    given, rows = [torch.randn(shape) for _ in range(inputs)], shape[0] // 2
+    targets = [torch.tensor([0, 3, 5, 2])] if name == "AdaptiveLogSoftmaxWithLoss" else []
 
-        def program(leaves: list[Tensor], weights: Tensor, loss: Any = loss) -> Any:
-            return loss(out(module(*leaves)), weights)
+    def layer(leaves: Sequence[Tensor]) -> Any:
+        return out(module(*leaves, *targets))
 
-        with torch.no_grad():
-            weights = torch.rand_like(out(module(*given)))
-        run = torch.compile(program, backend=backend)
+    with torch.no_grad():
+        weights = torch.rand_like(layer(given))
 
-        def gradients(backward: Any, tensors: list[Tensor], program: Any, weights: Tensor = weights) -> list[Tensor]:
-            leaves = [tensor.clone().requires_grad_() for tensor in tensors]
-            module.zero_grad()
-            backward(program(leaves, weights))
-            return [torch.zeros_like(p) if p.grad is None else p.grad for p in (*module.parameters(), *leaves)]
+    def inside(select: Any, compile: Region) -> Any:
+        return compile(lambda leaves: select(layer(leaves) * weights).sum())
 
-        for label in ("nan", "inf"):
-            bad = table.spoiled(given, rows, table.BAD[label])
-            with warnings.catch_warnings(record=True) as told:
-                warnings.simplefilter("always")
-                ours = gradients(ignoring.backward, bad, run)
-            is_told = any("ignoring could not follow" in str(warning.message) for warning in told)
-            if kind == "all used":
-                uncompiled = gradients(ignoring.backward, bad, program)
-                kept = all(bool((a.isfinite() <= b.isfinite()).all()) for a, b in zip(ours, uncompiled, strict=True))
-                found[f"{kind}, {label}"] = "fixed" if kept else "hidden"
-                continue
-            expected = gradients(torch.autograd.backward, given, program)
-            fixed = table.agree(ours, expected)
-            found[f"{kind}, {label}"] = "fixed" if fixed else "warned" if is_told else "silent"
+    def behind(select: Any, compile: Region) -> Any:
+        region = compile(layer)
+        return lambda leaves: select(region(leaves) * weights).sum()
+
+    parameters = list(module.parameters())
+    for kind, select in _selections(rows).items():
+        yield Program(kind, partial(inside, select), given, rows, parameters)
+        yield Program(f"{kind} behind the region", partial(behind, select), given, rows, parameters)
+    yield Program("all used", partial(inside, lambda terms: terms), given, rows, parameters)
+
+
+class Loss(NamedTuple):
+    """A loss of `torch.nn`.
+
+    Attributes:
+        targets: what it compares with, row by row.
+        predictions: how many tensors it compares.
+        call: how the module is called, with predictions and targets.
+        prepared: what is done to a prediction before.
+    """
+
+    targets: Sequence[Tensor] = ()
+    predictions: int = 1
+    call: Callable[..., Tensor] = lambda module, *arguments: module(*arguments)
+    prepared: Callable[[Tensor], Tensor] = lambda prediction: prediction
+    width: int = 5
+
+
+IGNORE = -100
+
+
+def losses() -> dict[str, Loss]:
+    """Every loss of `torch.nn`. A prediction is a linear layer's; it has four rows."""
+    torch.manual_seed(0)
+    signs, unit = torch.tensor([1.0, -1.0, 1.0, -1.0]), torch.rand(4, 5)
+    kinds = {
+        "same": unit,
+        "unit": unit,
+        "sign": signs[:, None].expand(4, 5),
+        "class": torch.arange(4),
+        "classes": torch.tensor([[0, 2, -1, 0, 0]] * 4),
+    }
+    found = {name: Loss([kinds[kind]]) for name, kind in _table().LOSSES.items()}
+    found["BCELoss"] = Loss([unit], prepared=torch.sigmoid)
+    found["NLLLoss"] = Loss([kinds["class"]], prepared=lambda prediction: prediction.log_softmax(1))
+    found["CosineEmbeddingLoss"] = Loss([signs], 2)
+    found["MarginRankingLoss"] = Loss([kinds["sign"]], 2)
+    found["TripletMarginLoss"] = found["TripletMarginWithDistanceLoss"] = Loss((), 3)
+    found["GaussianNLLLoss"] = Loss([unit, unit + 0.5])
+
+    def ctc(module: nn.Module, prediction: Tensor, targets: Tensor) -> Tensor:
+        steps = prediction.view(len(prediction), 6, 5).log_softmax(-1).transpose(0, 1)
+        lengths = torch.full((len(prediction),), 6), torch.full((len(prediction),), 2)
+        result: Tensor = module(steps, targets, *lengths)
+        return result
+
+    found["CTCLoss"] = Loss([torch.tensor([[1, 2], [3, 4], [2, 1], [4, 3]])], call=ctc, width=30)
     return found
 
 
-def main() -> int:
-    """Print what is not fixed, and the counts. The exit status is 1 if anything is hidden, or missed in silence."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*")
-    parser.add_argument("--backend", default="aot_eager")
-    chosen = parser.parse_args()
-    sys.path.insert(0, str(TESTS))
-    table = importlib.import_module("test_modules")
-    counts: Counter[str] = Counter()
-    for name in chosen.names or table.LAYERS:
-        if name == "AdaptiveLogSoftmaxWithLoss":  # needs a target
-            continue
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found = measured(name, chosen.backend, table)
-        counts.update(found.values())
-        rest = {case: what for case, what in found.items() if what != "fixed"}
-        if rest:
-            print(name, rest, flush=True)
+def of_loss(name: str) -> Iterator[Program]:
+    """The programs of a loss, by reduction. Rows are left out before it, after it, or by `ignore_index`."""
+    loss = losses()[name]
+    torch.manual_seed(0)
+    linear, rows = nn.Linear(3, loss.width), 2
+    given, parameters = [torch.randn(4, 3) for _ in range(loss.predictions)], list(linear.parameters())
+    for reduction in ("none", "mean", "sum"):
+        module = getattr(nn, name)(reduction=reduction)
+
+        def terms(leaves: Sequence[Tensor], before: Any, targets: Any, module: nn.Module = module) -> Tensor:
+            predictions = [before(loss.prepared(linear(leaf))) for leaf in leaves]
+            return loss.call(module, *predictions, *targets)
+
+        def after(select: Any, compile: Region, terms: Any = terms) -> Any:
+            return compile(lambda leaves: select(terms(leaves, lambda p: p, loss.targets)).sum())
+
+        def before(select: Any, targets: Any, compile: Region, terms: Any = terms) -> Any:
+            return compile(lambda leaves: terms(leaves, select, targets).sum())
+
+        def program(kind: str, of: Any, reduction: str = reduction) -> Program:
+            return Program(f"{reduction}, {kind}", of, given, rows, parameters)
+
+        for kind, select in _selections(rows).items():
+            kept = [target[:rows] for target in loss.targets] if kind == "sliced" else loss.targets
+            yield program(kind, partial(after, select) if reduction == "none" else partial(before, select, kept))
+        if hasattr(module, "ignore_index"):
+            target = loss.targets[0].clone()
+            target[rows:] = IGNORE
+            yield program("ignore_index", partial(before, lambda p: p, [target]))
+        yield program("all used", partial(after, lambda t: t))
+
+
+def names() -> list[str]:
+    """All layers, then all losses."""
+    return [*_table().LAYERS, *losses()]
+
+
+def _table() -> Any:
+    if str(TESTS) not in sys.path:
+        sys.path.insert(0, str(TESTS))
+    return importlib.import_module("test_modules")
+
+
+# What becomes of them.
+
+
+def measure(name: str, backend: str) -> dict[str, str]:
+    """The outcome of each program of a layer or loss, with each kind of bad rows."""
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    torch.set_num_threads(1)
+    found: dict[str, str] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for program in of_layer(name) if name in _table().LAYERS else of_loss(name):
+            for bad in BAD:
+                found[f"{program.name}, {bad}"] = ""
+            try:
+                found |= judged(program, backend)
+            except Exception as error:
+                lost = f"failed: {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+                found |= {f"{program.name}, {bad}": lost for bad in BAD}
+    return found
+
+
+def judged(program: Program, backend: str) -> dict[str, str]:
+    """The outcome of a program, with each kind of bad rows.
+
+    Raises:
+        Exception: if the program can't be compiled, or can't run.
+    """
+    import torch._inductor.config as inductor
+
+    plain, compile = torch.autograd.backward, partial(torch.compile, backend=backend)
+    uncompiled = program.of(lambda function: function)
+    wanted = gradients(plain, uncompiled, program, program.given)
+    if not all(bool(gradient.isfinite().all()) for gradient in wanted):
+        raise ValueError("the gradient is not finite for finite rows")
+    runs: dict[str, list[str]] = {}
+    with inductor.patch(fallback_random=True):  # pooling and dropout draw what uncompiled code draws
+        for _ in ("the caches are cold", "they are warm"):
+            torch._dynamo.reset()
+            compiled = program.of(compile)
+            for run in ("before a plain pass", "after it"):
+                for bad in BAD:
+                    spoiled = _table().spoiled(program.given, program.rows, float(bad))
+                    outcome = _outcome(program, uncompiled, compiled, spoiled, wanted)
+                    runs.setdefault(f"{program.name}, {bad}", []).append(outcome)
+                if run == "before a plain pass":
+                    before, ours = (
+                        gradients(by, compiled, program, program.given) for by in (plain, ignoring.backward)
+                    )
+                    if not all(map(torch.equal, before, ours)):
+                        runs[f"{program.name}, {BAD[0]}"].append("other bits")
+    return {case: min(outcomes, key=OUTCOMES.index) for case, outcomes in runs.items()}
+
+
+def _outcome(program: Program, uncompiled: Any, compiled: Any, spoiled: list[Tensor], wanted: list[Tensor]) -> str:
+    plain = torch.autograd.backward
+    try:
+        gradients(plain, uncompiled, program, spoiled)
+    except Exception:
+        return "refused"
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        ours = gradients(ignoring.backward, compiled, program, spoiled)
+    theirs = gradients(plain, compiled, program, spoiled)
+    if not all(torch.equal(a[b.isfinite()], b[b.isfinite()]) for a, b in zip(ours, theirs, strict=True)):
+        return "other bits"
+    if program.name.endswith("all used"):
+        wanted = gradients(ignoring.backward, uncompiled, program, spoiled)
+        became = [a.isfinite() & ~b.isfinite() for a, b in zip(ours, wanted, strict=True)]
+        if any(bool((here & ~a.isfinite()).any()) for here, a in zip(became, theirs, strict=True)):
+            return "hidden"
+        return "miscompiled" if any(map(torch.any, became)) else "right"
+    if _table().agree(ours, wanted):
+        return "right"
+    alike = gradients(plain, compiled, program, program.given)
+    if _table().agree(ours, alike):
+        return "miscompiled"
+    return "warned" if any(str(each.message).startswith("ignoring") for each in told) else "silent"
+
+
+def gradients(backward: Any, loss: Any, program: Program, given: Sequence[Tensor]) -> list[Tensor]:
+    """Of all parameters and tensors. Random numbers are the same each time."""
+    torch.manual_seed(0)
+    leaves = [tensor.clone().requires_grad_() for tensor in given]
+    for parameter in program.parameters:
+        parameter.grad = None
+    backward(loss(leaves))
+    return [torch.zeros_like(p) if p.grad is None else p.grad for p in (*program.parameters, *leaves)]
+
+
+def measure_all(chosen: Sequence[str], backend: str) -> dict[str, dict[str, str]]:
+    """The outcomes by layer or loss, each measured in a process of its own. Prints what is not right."""
+    found = {}
+    with ThreadPoolExecutor(2) as pool:
+        for name, outcomes in zip(chosen, pool.map(_in_a_process, chosen, repeat(backend)), strict=True):
+            found[name] = outcomes
+            rest = {case: outcome for case, outcome in outcomes.items() if outcome != "right"}
+            if rest:
+                print(f"{backend}, {name}: {rest}", flush=True)
+    return found
+
+
+def _in_a_process(name: str, backend: str) -> dict[str, str]:
+    found: dict[str, str] | str = apart(lambda: measure(name, backend), SECONDS)
+    return {"all programs": f"failed: {found}"} if isinstance(found, str) else found
+
+
+# The record.
+
+
+def compiled(project: Project, *backends: str) -> None:
+    """Measure everything under these backends, or under all, and write `results/measured/compiled.json`.
+
+    Raises:
+        Problem: if a backend has another name; it names those that are measured.
+    """
+    if strange := [backend for backend in backends if backend not in BACKENDS]:
+        raise Problem(f"no such backend: {', '.join(strange)}; use some of {', '.join(BACKENDS)}")
+    started = time.monotonic()
+    for backend in backends or BACKENDS:
+        found = measure_all(names(), backend)
+        path = add(project, RELEASE, backend, found)
+        print(f"torch {RELEASE}, {backend}: {dict(tally(found))}")
+        print(f"written: {path.relative_to(project.root)}, after {time.monotonic() - started:.0f} s", flush=True)
+
+
+def tally(found: dict[str, dict[str, str]]) -> Counter[str]:
+    """How many programs had each outcome."""
+    return Counter(outcome.partition(":")[0] for outcomes in found.values() for outcome in outcomes.values())
+
+
+def add(project: Project, release: str, backend: str, found: dict[str, dict[str, str]]) -> Path:
+    """Put the outcomes under a backend of a release into the record, in place of those that it had; return the file.
+
+    The record has a row of counts for layers and one for losses, and a row for each layer or loss with an exception.
+    """
+    path = project.results / "measured" / "compiled.json"
+    known = read_record(path) if path.is_file() else {"totals": [], "exceptions": []}
+    here = {"torch": release, "backend": backend}
+    layers = _table().LAYERS
+    totals, exceptions = [], []
+    for kind, are_layers in (("layers", True), ("losses", False)):
+        some = {name: outcomes for name, outcomes in found.items() if (name in layers) is are_layers}
+        counts = tally(some)
+        totals.append(
+            {**here, "of": kind, "names": len(some), **{outcome: counts[outcome] for outcome in reversed(OUTCOMES)}}
+        )
+    for name, outcomes in found.items():
+        by_outcome: dict[str, list[str]] = {}
+        for case, outcome in outcomes.items():
+            if outcome != "right":
+                by_outcome.setdefault(outcome, []).append(case)
+        if by_outcome:
+            exceptions.append({**here, "name": name, **by_outcome})
+    content = {}
+    for key, rows in (("totals", totals), ("exceptions", exceptions)):
+        others = [row for row in known[key] if {**row, **here} != row]
+        content[key] = sorted(others + rows, key=lambda row: (number(row["torch"]), BACKENDS.index(row["backend"])))
+    write_record(path, content)
+    return path
+
+
+if __name__ == "__main__":  # some of them by name, for whoever changes how regions are followed
+    counts = tally(measure_all(sys.argv[2:] or names(), sys.argv[1]))
     print(dict(counts))
-    return int(bool(counts["silent"] or counts["hidden"]))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(any(counts[outcome] for outcome in VIOLATIONS))

@@ -6,6 +6,7 @@ rounds: whatever disturbs a measurement makes it longer. Peak memory is that of 
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import itertools
 import os
@@ -14,14 +15,15 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
+import torch._dynamo
 from torch import Tensor, nn
 from torch.masked import masked_tensor
 
@@ -52,6 +54,7 @@ class Case:
     memory: bool = True
     entries: int | None = None
     nodes: int | None = None
+    is_compiled: bool = False
 
 
 def _plain(loss: Tensor) -> None:
@@ -84,6 +87,19 @@ def _model_and_rows(
         used //= 2
         rows[used:] = torch.nan
     return layers, rows, used
+
+
+def _in_regions(
+    model: Callable[[], nn.Module], shape: tuple[int, ...], backend: str
+) -> Callable[[bool], dict[str, Any]]:
+    """The same of a compiled model. Its plain backward is compiled, too."""
+
+    def made() -> nn.Module:
+        torch._dynamo.reset()
+        compiled: Any = torch.compile(model(), backend=backend)
+        return cast(nn.Module, compiled)
+
+    return _layers(made, shape)
 
 
 def _penalised(model: Callable[[], nn.Module], shape: tuple[int, ...]) -> Callable[[bool], dict[str, Any]]:
@@ -234,6 +250,19 @@ CASES = {
         ),
     )
 }
+
+
+_LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "transformer layer, width 512, 8 × 64 tokens": (lambda: _transformer(512, 8), (8, 64, 512)),
+    "transformer layer, width 1024, 8 × 64 tokens": (lambda: _transformer(1024, 8), (8, 64, 1024)),
+    "block of ResNet-18, 64 channels, 8 images of 56 × 56": (lambda: _Block(64, 64).eval(), (8, 64, 56, 56)),
+}
+COMPILED = {
+    f"{name}, {backend}": Case(f"{name}, {backend}", _in_regions(model, shape, backend), is_compiled=True)
+    for name, (model, shape) in _LAYERS.items()
+    for backend in ("aot_eager", "inductor")
+}
+"""Models of the size of one layer of a real model, which run compiled. Inductor needs a compiler of C++."""
 
 
 def _in_turn(ways: dict[str, T], seconds: float, rounds: int = 5) -> Iterator[tuple[str, T]]:
@@ -504,10 +533,23 @@ def peak(case: Case, contaminated: bool, way: str) -> int:
         if way in ways:
             forward, backward = ways[way]
             backward(forward())
-    before = _status("VmRSS")
-    forward, backward = case.ways(contaminated)[way]
+    if case.is_compiled:  # the compiler takes more memory than a gradient
+        forward, backward = case.ways(contaminated)[way]
+        backward(forward())
+        _forget_peak()
+        before = _status("VmRSS")
+    else:
+        before = _status("VmRSS")
+        forward, backward = case.ways(contaminated)[way]
     backward(forward())
     return _status("VmHWM") - before
+
+
+def _forget_peak() -> None:
+    """Give free memory back, and set the peak of this process to what it holds now."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def _status(field: str) -> int:
@@ -527,12 +569,10 @@ def _peaks(case: Case, contaminated: bool) -> dict[str, int]:
     return {way: min(fresh(way) for _ in range(3)) for way in case.ways(contaminated)}
 
 
-def costs(project: Project) -> None:
-    """Measure every case, print each as it comes, and write `results/measured/costs.json`."""
-    warnings.simplefilter("ignore")  # torch.masked says that it is a prototype, again and again
-    torch.set_num_threads(min(2, os.cpu_count() or 1))
+def _rows(cases: Iterable[Case]) -> list[dict[str, Any]]:
+    """The times of each case, clean and contaminated, and its peaks of memory. Prints each as it comes."""
     rows = []
-    for case in CASES.values():
+    for case in cases:
         for contaminated in (False, True):
             row: dict[str, Any] = {
                 "case": case.name,
@@ -545,6 +585,15 @@ def costs(project: Project) -> None:
                 row["peak"] = _peaks(case, contaminated)
             rows.append(row)
             print(_line(row), flush=True)
+    return rows
+
+
+def costs(project: Project) -> None:
+    """Measure every case, print each as it comes, and write `results/measured/costs.json`."""
+    warnings.simplefilter("ignore")  # torch.masked says that it is a prototype, again and again
+    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    compiled = _rows(COMPILED.values())  # first: a recorded gradient would make all later passes slower
+    rows = _rows(CASES.values())
     parted = []
     for name, contaminated in itertools.product(PARTED, (False, True)):
         seconds = parts(CASES[name], contaminated)
@@ -562,6 +611,7 @@ def costs(project: Project) -> None:
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
         "rows": rows,
+        "compiled": compiled,
         "parts": parted,
         "watched": watches,
         "failing": _failures(),
@@ -593,4 +643,4 @@ def _line(row: dict[str, Any]) -> str:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     name, dirty, chosen = sys.argv[1:]
-    print(peak(CASES[name], bool(int(dirty)), chosen))
+    print(peak({**CASES, **COMPILED}[name], bool(int(dirty)), chosen))

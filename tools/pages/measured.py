@@ -57,6 +57,10 @@ def costs(content: dict[str, Any]) -> str:
         f"(torch {content['torch']}, {content['machine']})"
     )
     tables = [show.table(caption, ["model", *states], _pairs(models, _backward))]
+    if compiled := content.get("compiled"):
+        caption = "The same of compiled models, as a multiple of plain PyTorch's time, compiled in the same way"
+        tables.append(show.table(caption, ["model, backend", *states], _pairs(compiled, _backward)))
+        weighed = weighed + compiled
     chains = [row for row in rows if row.get("nodes")]
     if chains:
         tables.append(_by_nodes(chains))
@@ -341,6 +345,38 @@ def honesty(content: dict[str, Any]) -> str:
     rows = [[f"<code>{html.escape(row['operator'])}</code>", *(str(row[c]) for c in columns)] for row in found]
     foot = ["all operators", *(str(total[column]) for column in columns)]
     return show.page(f'<div class="zn-prose">{show.table(caption, head, rows, foot)}</div>')
+
+
+def compiled(content: dict[str, Any]) -> str:
+    """A table of what became of the programs, by release and backend; folded, what is not right."""
+    from helpers import show
+
+    totals = content["totals"]
+    outcomes = [key for key in totals[0] if key not in ("torch", "backend", "of", "names")]
+    programs = sum(row[outcome] for row in totals for outcome in outcomes)
+    caption = (
+        f"{sum(row['right'] for row in totals):,} of {programs:,} compiled programs with bad rows get the right "
+        f"gradient, {sum(row['silent'] + row['hidden'] for row in totals)} get another one without a warning"
+    )
+    lines = [
+        [html.escape(row["torch"]), f"<code>{html.escape(row['backend'])}</code>", f"{row['names']} {row['of']}"]
+        + [str(row[outcome]) for outcome in outcomes]
+        for row in totals
+    ]
+    parts = [show.table(caption, ["PyTorch", "backend", "of", *outcomes], lines)]
+    left = [
+        [f"{html.escape(row['torch'])}, <code>{html.escape(row['backend'])}</code>", html.escape(row["name"])]
+        + ["<br>".join(f"{html.escape(what)}: {html.escape('; '.join(cases))}" for what, cases in _exceptions(row))]
+        for row in content["exceptions"]
+    ]
+    if left:
+        table = show.table("Programs that are not right", ["PyTorch", "layer or loss", "outcome"], left, stack=True)
+        parts.append(f"<details><summary>{len(left)} rows of programs that are not right</summary>{table}</details>")
+    return show.page(f'<div class="zn-prose">{"".join(parts)}</div>')
+
+
+def _exceptions(row: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    return [(outcome, cases) for outcome, cases in row.items() if outcome not in ("torch", "backend", "name")]
 
 
 def peers(content: dict[str, Any]) -> str:
@@ -664,6 +700,12 @@ class MeasuredHonesty(Measured):
     source, draw = "honesty", honesty
 
 
+class MeasuredCompiled(Measured):
+    """`make compiled`."""
+
+    source, draw = "compiled", compiled
+
+
 class MeasuredExplained(Measured):
     """`make explained`."""
 
@@ -719,6 +761,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("measured-watching", MeasuredWatching)
     app.add_directive("measured-fixed", MeasuredFixed)
     app.add_directive("measured-honesty", MeasuredHonesty)
+    app.add_directive("measured-compiled", MeasuredCompiled)
     app.add_directive("measured-explained", MeasuredExplained)
     app.add_directive("measured-penguins", MeasuredPenguins)
     app.add_directive("measured-remedies", MeasuredRemedies)

@@ -19,7 +19,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from .cotangent import can_carry
 from .failures import NotFollowed
+from .finite import all_finite
 from .meanings import functions_in, is_followed, is_own, marks_in, number_of
 from .registry import FUNCTIONS, Function
 
@@ -193,18 +195,55 @@ def tangents_of(forward: Any) -> list[int]:
     return found + list(range(start, start + metadata.num_intermediate_bases))
 
 
+_FINITE_OF_FINITE = frozenset(
+    """
+    _log_softmax_backward_data _scaled_dot_product_flash_attention_for_cpu_backward _softmax_backward_data
+    _to_copy _unsafe_view add addmm alias avg_pool2d_backward bmm cat clone constant_pad_nd convolution_backward
+    detach embedding_dense_backward expand full gelu_backward hardtanh_backward leaky_relu_backward
+    max_pool2d_with_indices_backward mm mul native_batch_norm_backward native_dropout_backward
+    native_layer_norm_backward neg ones_like permute reshape select select_backward sigmoid_backward silu_backward
+    slice slice_backward split squeeze sub sum t tanh_backward threshold_backward transpose unsqueeze view where
+    zeros zeros_like
+    """.split()
+)
+"""The operators that give finite numbers for finite numbers, if nothing overflows."""
+
+_finite_of_finite: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+
+
+def gives_finite_of_finite(forward: Any) -> bool:
+    """True if the backward of a region gives finite numbers for finite arguments, if nothing overflows."""
+    found = _finite_of_finite.get(forward)
+    if found is None:
+        try:
+            nodes = list(region_of(forward).module.graph.nodes)
+        except NotFollowed:
+            nodes = []
+        names = [
+            getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+            for node in nodes
+            if node.op == "call_function" and node.target not in _ON_NUMBERS
+        ]
+        found = _finite_of_finite[forward] = bool(names) and _FINITE_OF_FINITE.issuperset(names)
+    return found
+
+
 class Arguments:
     """Notes the arguments of a compiled backward, until `stop`. Reading them elsewhere would run saved-tensor hooks.
 
     Args:
         node: the node of the region.
+        only_if_in_doubt: whether the arguments are needed only if a result is not finite. If they are finite, and the
+            results will be, they are not held: the compiled code frees them as it goes, and uses their memory again.
     """
 
     _lock = threading.Lock()
 
-    def __init__(self, node: Any) -> None:
+    def __init__(self, node: Any, only_if_in_doubt: bool = False) -> None:
         self.node = node
+        self.only_if_in_doubt = only_if_in_doubt
         self.values: list[Any] | None = None
+        self.were_finite = False
         self.forward = node._forward_cls
         with self._lock:
             before = vars(self.forward).get("_backward_impl")
@@ -220,11 +259,18 @@ class Arguments:
 
         A backend that keeps its graphs runs them as they are, and writes into none.
         """
+        if self.only_if_in_doubt and gives_finite_of_finite(self.forward) and all(map(is_surely_finite, values)):
+            self.were_finite = True
+            return
         donated = () if functions_of(self.forward) is not None else self.forward.metadata.bw_donated_idxs or ()
         self.values = [
             value.clone() if place in donated and isinstance(value, Tensor) else value
             for place, value in enumerate(values)
         ]
+
+    def hold_from_now_on(self) -> None:
+        """Hold the arguments of this region in later passes: a number of it has overflowed."""
+        _finite_of_finite[self.forward] = False
 
     def stop(self) -> list[Any] | None:
         """The arguments; None if the backward did not run, or if this release runs it in another way."""
@@ -236,6 +282,13 @@ class Arguments:
                     self.forward._backward_impl = noting.before
         values, self.values = self.values, None
         return values
+
+
+def is_surely_finite(value: Any) -> bool:
+    """True if one sum shows that a tensor is finite, or if it holds no floating-point numbers."""
+    if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return True
+    return can_carry(value) and all_finite(value)
 
 
 class _Noting:

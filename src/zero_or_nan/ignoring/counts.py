@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..replacing import put_back, replace
+from .cotangent import Cotangent, mask_of, unwrap
 from .forms import values_of
 from .graph import KINDS, TELLS_OF_HOOKS, can_be_read_again, function_of, run, saved_tensors
 from .masks import Mask
@@ -144,6 +145,19 @@ class Count:
                 met = [bad for bad in map(_not_finite, results) if bad is not None and bad.shape == mask.shape]
             for bad in met:
                 self._see(function_of(node.name()), ignored, bad)
+
+    def see_operator(self, function: str, operator: Callable[..., Any], args: Sequence[Any]) -> None:
+        """Count at an operator of a compiled function's derivative, which is about to run on a cotangent."""
+        masks = [mask for mask in map(mask_of, args) if mask is not None]
+        if len(masks) != 1:
+            return
+        with torch.no_grad(), contextlib.suppress(Exception):
+            met = [bad for arg in args if (bad := _not_finite(unwrap(arg))) is not None]
+            if not met:
+                result = operator(*(torch.zeros_like(arg.value) if type(arg) is Cotangent else arg for arg in args))
+                met = [bad for bad in [_not_finite(result)] if bad is not None]
+            for bad in met:
+                self._see(function, ~masks[0], bad)
 
     def _see(self, function: str, ignored: Tensor, bad: Tensor) -> None:
         """Keep the counts of this operator if it has the most such elements so far."""

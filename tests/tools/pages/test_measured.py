@@ -268,3 +268,12 @@ def test_a_difference_between_methods_is_that_of_the_same_seeds():
     assert found[found.index("ignoring") :][:3] == ["ignoring", "0.600 ± 0.113", "−0.100 ± 0.006"]
     assert "<strong>−0.100 ± 0.006</strong>" in text
     assert found[found.index("drop rows") :][:3] == ["drop rows", "0.700 ± 0.115", "–"]
+
+
+def test_compiled_models_have_a_table_of_their_own():
+    content = json.loads((Project(Path.cwd()).results / "measured" / "costs.json").read_text(encoding="utf-8"))
+    row = {"case": "a <layer>, inductor", "entries": None, "nodes": None, "peak": {"plain": 2, "ignoring": 3}}
+    seconds = {way: {"forward": 1.0, "backward": took} for way, took in (("plain", 2.0), ("ignoring", 2.5))}
+    rows = [{**row, "contaminated": state, "seconds": seconds} for state in (False, True)]
+    drawn = measured.costs({**content, "compiled": rows})
+    assert drawn.count("a &lt;layer&gt;, inductor") == 2 and "1.25" in drawn and "1.50" in drawn

@@ -392,6 +392,48 @@ def test_nothing_stays_behind():
     assert vars(forward)["_backward_impl"] is before and x.grad.tolist() == [1, 0]
 
 
+@pytest.fixture
+def held(monkeypatch):
+    """Whether the arguments of each region that ran were held."""
+    found, note = [], graphs.Arguments.note
+
+    def noting(arguments, values):
+        note(arguments, values)
+        found.append(arguments.values is not None)
+
+    monkeypatch.setattr(graphs.Arguments, "note", noting)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("program", "numbers", "is_held"),
+    [
+        (lambda x: torch.relu(x * 2).sum(), [1.0, 0.0], False),
+        (lambda x: torch.relu(x * 2).sum(), [1.0, NAN], True),
+        (lambda x: x.sqrt().relu().sum(), [1.0, 4.0], True),  # could be infinite
+        (lambda x: x.cumprod(0)[:1].sum(), [1.0, 4.0], True),  # has no graph that can be followed
+    ],
+)
+def test_arguments_are_held_only_if_they_may_be_needed(program, numbers, is_held, held):
+    found, _ = gradient(torch.compile(program, backend="aot_eager"), torch.tensor(numbers))
+    assert held == [is_held] and found.isfinite().all()
+
+
+def test_arguments_are_held_for_masks_and_for_what_is_ahead(held):
+    x = torch.tensor([4.0, 1.0], requires_grad=True)
+    program = torch.compile(lambda x: torch.relu(x * 2)[:1].sum(), backend="aot_eager")
+    (masked,) = ignoring.grad(program(x), [x], ignored="masked")
+    ignoring.backward(program(x.sqrt()))
+    assert held == [True, True] and masked.get_mask().tolist() == [True, False]
+
+
+def test_a_first_overflow_of_finite_arguments_warns_and_the_next_is_followed():
+    program = torch.compile(lambda x: (x * 1e20)[:1].sum() * 1e20, backend="aot_eager")
+    for warned in (1, 0):
+        found, told = gradient(program, torch.tensor([1.0, 2.0]))
+        assert found.tolist() == [float("inf"), 0] and len(told) == warned
+
+
 @pytest.mark.parametrize(
     "break_it",
     [

@@ -9,7 +9,7 @@ from processes import results_of_two
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this PyTorch is not distributed")
 
 SCRIPT = """
-import json, sys
+import functools, json, sys
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -45,11 +45,18 @@ bad = rows.clone()
 bad[1, 2:] = torch.tensor([float("nan"), float("inf"), 3e38])
 
 
-def trained(checkpointed=False, **options):
+compiled = functools.partial(torch.compile, backend="aot_eager")
+
+
+def trained(checkpointed=False, compile="", **options):
     net = Net(checkpointed)
     if not options.get("find_unused_parameters"):
         del net.idle
-    model = DistributedDataParallel(net, **options)
+    torch._dynamo.reset()
+    if "bucket_cap_mb" in options:  # the first bucket may not be larger than the others
+        dist._DEFAULT_FIRST_BUCKET_BYTES = 1
+    model = DistributedDataParallel(compiled(net) if compile == "inside" else net, **options)
+    model = compiled(model) if compile == "around" else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(3):
         optimizer.zero_grad()
@@ -91,6 +98,10 @@ WAYS = {
     "find_unused_parameters": {"find_unused_parameters": True},
     "gradient_as_bucket_view": {"gradient_as_bucket_view": True},
     "checkpoint": {"checkpointed": True},
+    "a compiled module": {"compile": "inside"},
+    "a compiled module with a checkpoint": {"compile": "inside", "checkpointed": True},
+    "compiled around": {"compile": "around"},
+    "compiled around, with a graph for each bucket": {"compile": "around", "bucket_cap_mb": 1e-5},
 }
 
 

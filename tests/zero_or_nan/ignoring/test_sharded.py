@@ -58,6 +58,20 @@ def fsdp2(net):
     return net
 
 
+def fsdp2_with_compiled_layers(net):
+    torch._dynamo.reset()
+    net.first.compile(backend="aot_eager")
+    net.last.compile(backend="aot_eager")
+    return fsdp2(net)
+
+
+def fsdp2_compiled(net):
+    torch._dynamo.reset()
+    net = fsdp2(net)
+    net.compile(backend="aot_eager")
+    return net
+
+
 def fsdp2_with_a_checkpoint(net):
     net.checkpointed = True
     return fsdp2(net)
@@ -146,7 +160,7 @@ DTENSOR = pytest.mark.setup(
 )  # fmt: skip
 ROWS = {
     "fsdp1": FSDP1, "fsdp1_with_original_parameters": FSDP1, "fsdp1_nested": FSDP1,
-    "fsdp2": FSDP2, "fsdp2_with_a_checkpoint": FSDP2,
+    "fsdp2": FSDP2, "fsdp2_with_a_checkpoint": FSDP2, "fsdp2_with_compiled_layers": FSDP2, "fsdp2_compiled": FSDP2,
     "tensor_parallel": TENSOR_PARALLEL, "distributed_tensors": DTENSOR,
 }  # fmt: skip
 SHARDINGS = [pytest.param(sharding, marks=row) for sharding, row in ROWS.items()]

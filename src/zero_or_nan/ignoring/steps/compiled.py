@@ -7,7 +7,8 @@ elements arrive.
 
 Benefit: each finite bit is the compiled one's, and a clean pass costs one check. Downside: on a contaminated pass, the
 region runs twice, the second time as slowly as uncompiled code under `ignoring`. And until the compiled code ends, its
-arguments stay in memory.
+arguments stay in memory, unless they are finite and the graph gives finite numbers of them: each step would then need
+more memory, and to get memory from the system takes a fifth of the time of a convolution's backward.
 
 Rejected: to run the region again, uncompiled, from its inputs. Dropout would draw another mask, and the gradient would
 be finite and wrong.
@@ -17,15 +18,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from ..compiled import AS_ATEN, Arguments, may_show_zeros, region_of, tangents_of, users_last
+from ..compiled import AS_ATEN, Arguments, is_surely_finite, may_show_zeros, region_of, tangents_of, users_last
 from ..cotangent import Cotangent, can_carry, dispatches, is_finite, mask_of, prefer_exact, unwrap
 from ..failures import NotFollowed
-from ..graph import for_each_edge
+from ..graph import AccumulateGrad, for_each_edge
 from ..higher import in_forward_mode
 from ..masks import Mask, all_count, everywhere, nothing_counts
 from ..meanings import ADDING, JOINING
@@ -61,7 +63,9 @@ class Compiled(Step):
     def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
         # If no function is known, only what is ignored already can be followed.
         wanted = may_show_zeros(self.node._forward_cls) or not all(map(all_count, self.masks))
-        self._arguments = Arguments(self.node) if wanted else None
+        leads_to_leaves = all(type(ahead) is AccumulateGrad for ahead, _ in self.node.next_functions if ahead)
+        only_if_in_doubt = leads_to_leaves and not self.owner.keep
+        self._arguments = Arguments(self.node, only_if_in_doubt) if wanted else None
         return arriving
 
     def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
@@ -85,9 +89,11 @@ class Compiled(Step):
     def _is_in_doubt(self, results: Sequence[Any]) -> bool:
         """True if masks are needed: a result is not finite, or a zero may be multiplied by NaN or infinity ahead."""
         own = [result for result in results if isinstance(result, Tensor)]
-        if self.owner.keep or not is_finite(own):
+        if self.owner.keep or not (all(map(is_surely_finite, own)) or is_finite(own)):
             return True
-        return any(bool((result == 0).any()) for result in own) and not self.owner.is_safe_ahead(self.node)
+        ahead = zip(results, self.node.next_functions, strict=True)
+        inside = [result for result, (node, _) in ahead if result is not None and type(node) is not AccumulateGrad]
+        return not all(bool(result.all()) for result in inside) and not self.owner.is_safe_ahead(self.node)
 
     # The graph, on cotangents.
 
@@ -99,6 +105,9 @@ class Compiled(Step):
         """
         if torch.is_grad_enabled() or in_forward_mode():
             raise NotFollowed("a compiled region has no second derivative")
+        if self._arguments is not None and self._arguments.were_finite:
+            self._arguments.hold_from_now_on()
+            raise NotFollowed("a compiled region in which a number overflowed for the first time")
         if arguments is None:
             raise NotFollowed(self._hinted(_AMBIGUOUS))
         forward = self.node._forward_cls
@@ -158,6 +167,8 @@ class Compiled(Step):
             target = aten.reshape.default
         if getattr(target, "namespace", "") == "prims":
             target = AS_ATEN[target._schema.name]
+        if self.owner.count is not None:
+            self.owner.count.see_operator(NAME, partial(target, **kwargs), args)
         result = self._counted(self._here, target(*args, **kwargs))
         if (
             packet in Comparisons.COMPARING

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..cotangent import Cotangent, can_carry, is_finite, mask_of, unwrap
+from ..counts import Count
 from ..failures import NotFollowed
 from ..forms import DENSE, form_of
 from ..graph import Edge, function_of
@@ -32,10 +33,12 @@ class Owner(Protocol):
     Attributes:
         entered: the same as in `cotangent.Run`.
         keep: the edges whose masks the pass was asked for.
+        count: counts the ignored elements that are not finite, if a `counting` block is active.
     """
 
     entered: dict[int, tuple[Tensor, Cotangent]]
     keep: set[Edge]
+    count: Count | None
 
     def failed(self, name: str, error: Exception, suspected: bool = False) -> None:
         """Record that something could not be followed."""

@@ -1,0 +1,351 @@
+"""What is around a compiled region, and in it: training goes as on the good rows alone, or a warning says why not."""
+
+import warnings
+from functools import partial
+
+import pytest
+import torch
+from comparing import BAD, FINITE, GOOD, STEPS, compare, is_finite, is_used, loss_of, network, same_bits, state
+from torch import nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
+from zero_or_nan import ignoring
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore:Skipping serial"),  # of inductor itself
+    pytest.mark.filterwarnings("ignore:The .grad attribute"),  # Dynamo looks at it
+]
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def has_inductor():
+    """Whether inductor can be used here: it needs a compiler of C++."""
+    if torch.__version__.startswith("2.7."):
+        return False  # what PyTorch 2.7 finds in the compiler's cache lacks its backward graph
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.compile(torch.sin)(torch.ones(2))
+    except torch._dynamo.exc.BackendCompilerFailed:
+        return False
+    return True
+
+
+class Program:
+    """Trains a network. Subclasses change what is around its compiled region, and what is in it.
+
+    Args:
+        compile: makes the region: of the model, or, if `whole`, of the loss with its selection.
+    """
+
+    every = 1
+    """After how many steps the gradients are set to zero."""
+
+    def __init__(self, compile, whole=False):
+        self.compile, self.whole = compile, whole
+
+    def model(self):
+        return network()
+
+    def loss(self, model, rows):
+        return loss_of(model, rows)
+
+    def losses(self):
+        """A function of the model and the rows, with its region."""
+        if self.whole:
+            return self.compile(self.loss)
+        regions = {}
+        return lambda model, rows: self.loss(regions.setdefault(model, self.compile(model)), rows)
+
+    def optimizer(self, model):
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(self, ignoring, loss, optimizer):
+        ignoring.backward(loss)
+        optimizer.step()
+
+    def __call__(self, ignoring, rows):
+        torch._dynamo.reset()
+        model = self.model()
+        optimizer, loss_of_rows = self.optimizer(model), self.losses()
+        for number in range(STEPS * self.every):
+            if number % self.every == 0:
+                optimizer.zero_grad()
+            loss = loss_of_rows(model, rows)
+            self.step(ignoring, loss, optimizer)
+        written = [buffer.clone() for buffer in model.buffers() if buffer.is_floating_point()]
+        return [*state(model, loss), *written]
+
+
+class Plain(Program):
+    pass
+
+
+class AfterANorm(Program):
+    """The statistics of the norm are those of the good rows. The region writes them into buffers."""
+
+    def model(self):
+        return Normed()
+
+    def loss(self, model, rows):
+        return model(rows).square().sum()
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.last = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 1)
+
+    def forward(self, rows):
+        good = self.first(rows).view(3, -1, 6)[:, :2].reshape(6, 6)
+        return self.last(torch.tanh(self.norm(good)))
+
+
+class Writing(Program):
+    """The region writes into a buffer, and in place into what a gradient goes through."""
+
+    def model(self):
+        model = Activated(network())
+        model.register_buffer("seen", torch.zeros(4))
+        return model
+
+
+class Activated(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, rows):
+        self.seen.mul_(0.5).add_(torch.where(is_used(rows)[:, None], rows, 0.0).sum(0))
+        hidden = self.layers[0](rows)
+        hidden.tanh_()
+        return self.layers[2](hidden)
+
+
+class WritingArguments(Program):
+    """The region writes into an argument that has a gradient."""
+
+    def losses(self):
+        activate = self.compile(activated)
+
+        def loss(model, rows):
+            hidden = model[0](rows) * 1
+            activate(hidden)
+            return torch.where(is_used(rows)[:, None], model[2](hidden).square(), 0.0).sum()
+
+        return loss
+
+
+def activated(hidden):
+    hidden.tanh_()
+    return hidden.sum()
+
+
+class Accumulated(Program):
+    """The gradients of two passes are added."""
+
+    every = 2
+
+
+class Retained(Program):
+    """Two passes over the same region."""
+
+    def step(self, ignoring, loss, optimizer):
+        ignoring.backward(loss, retain_graph=True)
+        ignoring.backward(loss)
+        optimizer.step()
+
+
+class Mixed(Program):
+    """Autocast and GradScaler, outside of the region."""
+
+    def loss(self, model, rows):
+        with torch.autocast("cpu", torch.bfloat16):
+            return loss_of(model, rows)
+
+    def __call__(self, ignoring, rows):
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+        return super().__call__(ignoring, rows)
+
+    def step(self, ignoring, loss, optimizer):
+        ignoring.backward(self.scaler.scale(loss))
+        self.scaler.step(optimizer)
+        self.scaler.update()
+
+
+class CheckpointAround(Program):
+    def loss(self, model, rows):
+        out = checkpoint(model, rows, use_reentrant=False)
+        return torch.where(is_used(rows)[:, None], out.square(), 0.0).sum()
+
+
+class CheckpointInside(Program):
+    def model(self):
+        return Checkpointed(network())
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, rows):
+        return self.layers[2](checkpoint(self.layers[:2], rows, use_reentrant=False))
+
+
+class CompiledSteps(Program):
+    def step(self, ignoring, loss, optimizer):
+        ignoring.backward(loss)
+        self.compile(optimizer.step)()
+
+
+class Called(Program):
+    """Parameters are arguments of `functional_call`, in the region."""
+
+    def loss(self, model, rows):
+        return loss_of(partial(functional_call, model, dict(model.named_parameters())), rows)
+
+
+class Hooked(Program):
+    """Hooks on parameters see plain gradients, and change them."""
+
+    def model(self):
+        model = network()
+        for parameter in model.parameters():
+            parameter.register_hook(lambda gradient: gradient * 0.5 if type(gradient) is torch.Tensor else None)
+            parameter.register_post_accumulate_grad_hook(doubled)
+        return model
+
+
+def doubled(parameter):
+    parameter.grad.mul_(2.0)
+
+
+class Tied(Program):
+    """One weight in two layers."""
+
+    def model(self):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+        model[2].weight = model[0].weight
+        return model
+
+
+class Broken(Program):
+    """A graph break between two layers."""
+
+    def model(self):
+        model = network()
+        model[1] = Breaking()
+        return model
+
+
+class Breaking(nn.Module):
+    def forward(self, x):
+        x = torch.tanh(x)
+        torch._dynamo.graph_break()
+        return x
+
+
+class OfAdam(Program):
+    def optimizer(self, model):
+        return torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+OPTIONS = {"dynamic": {"dynamic": True}, "one graph": {"fullgraph": True}}
+PROGRAMS = [
+    Plain, Accumulated, AfterANorm, Broken, Called, CheckpointAround, CheckpointInside, CompiledSteps, Hooked, Mixed,
+    OfAdam, Retained, Tied, Writing, WritingArguments,
+]  # fmt: skip
+LOOSE = {Mixed: {"rtol": 2e-2, "atol": 2e-3}}
+WHOLE = [program for program in PROGRAMS if program not in (CompiledSteps, WritingArguments)]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_a_compiled_model(program):
+    compare(program(partial(torch.compile, backend="aot_eager")), **LOOSE.get(program, {}))
+
+
+@pytest.mark.parametrize("program", WHOLE, ids=lambda program: program.__name__)
+def test_a_compiled_loss(program):
+    compare(program(partial(torch.compile, backend="aot_eager"), whole=True), **LOOSE.get(program, {}))
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_options_of_the_compiler(options):
+    compare(Plain(partial(torch.compile, backend="aot_eager", **options)))
+    compare(Plain(partial(torch.compile, backend="aot_eager", **options), whole=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [Accumulated, Broken, CheckpointAround, Mixed, Tied], ids=lambda p: p.__name__)
+def test_inductor(program):
+    if not has_inductor():
+        pytest.skip("nothing to compile with here")
+    compare(program(torch.compile), **LOOSE.get(program, {}))
+
+
+@pytest.mark.slow
+def test_options_of_inductor():
+    if not has_inductor():
+        pytest.skip("nothing to compile with here")
+    compare(Plain(partial(torch.compile, mode="reduce-overhead", fullgraph=True)))
+    compare(Plain(partial(torch.compile, dynamic=True)))
+
+
+def test_a_norm_over_bad_rows_stays_nan():
+    """In training mode its statistics mix the rows. The buffers are written once, as in uncompiled code."""
+    found = []
+    for compile in (lambda model: model, partial(torch.compile, backend="aot_eager")):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 1))
+        ignoring.backward(loss_of(compile(model), BAD))
+        found.append([*(p.grad for p in model.parameters()), *model.buffers()])
+    uncompiled, compiled = found
+    torch.testing.assert_close(compiled, uncompiled, equal_nan=True)
+    assert not is_finite(compiled)
+
+
+def masked_gradients(compile, rows, whole):
+    torch._dynamo.reset()
+    model = network()
+    x = rows.clone().requires_grad_()
+    loss = compile(loss_of)(model, x) if whole else loss_of(compile(model), x)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="ignoring")
+        return ignoring.grad(loss, [x, *model.parameters()], ignored="masked")
+
+
+@pytest.mark.parametrize("rows", [BAD, FINITE, GOOD], ids=["bad", "finite", "good"])
+@pytest.mark.parametrize("whole", [False, True])
+def test_masks_are_those_of_uncompiled_code(rows, whole):
+    compiled = masked_gradients(partial(torch.compile, backend="aot_eager"), rows, whole)
+    for ours, theirs in zip(compiled, masked_gradients(lambda model: model, rows, whole), strict=True):
+        assert torch.equal(ours.get_mask(), theirs.get_mask())
+        torch.testing.assert_close(ours.get_data(), theirs.get_data())
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_is_ignored_is_counted_in_a_region_too(whole):
+    counts = []
+    for compile in (lambda model: model, partial(torch.compile, backend="aot_eager")):
+        torch._dynamo.reset()
+        model = network()
+        loss = compile(loss_of)(model, BAD) if whole else loss_of(compile(model), BAD)
+        with ignoring.counting() as counted:
+            ignoring.backward(loss)
+        counts.append((counted.passes, counted.kept_clean, counted.rows, counted.of_rows))
+    assert counts[0] == counts[1] == (1, 1, 2, 9)
+
+
+def test_same_bits_without_a_pass():
+    """Nothing is ignored and all is finite: a compiled step has the bits of plain PyTorch's."""
+    same_bits(Plain(partial(torch.compile, backend="aot_eager")), GOOD)
