@@ -7,7 +7,7 @@ RUN := $(BIN)/python -m tools
 ROOT = [ "$$(id -u)" = 0 ] || { echo "error: apt-get can install packages only as root: run sudo apt-get install chromium epubcheck nodejs npm, then make browser again" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
-.PHONY: help book chapter from-notebook check test test-fast browser notebooks record serve site-report bench costs attention compiled fixed masked honesty explained penguins remedies setups colab coverage noticed matrix peers lint pins outdated audit watch pdf epub clean
+.PHONY: help book chapter from-notebook check test test-fast browser notebooks record serve site-report bench costs attention compiled fixed masked honesty explained penguins remedies setups colab twice coverage noticed matrix peers lint pins outdated audit watch pdf epub clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -93,6 +93,9 @@ setups: $(BIN)/.ready  ## run ignoring in all training setups; write their table
 
 colab: $(BIN)/.ready  ## run every notebook as Colab runs it; make test runs a few
 	NOTEBOOKS=all $(BIN)/python -m pytest -n 0 tests/installed/test_colab.py
+
+twice: $(BIN)/.ready  ## build the site twice, the second time from nothing, and compare every byte; make test runs two thirds of the chapters twice
+	TWICE=all $(BIN)/python -m pytest -n 0 tests/site/test_builds.py
 
 matrix: $(BIN)/.ready  ## run claims, library tests and a sample of operators on all PyTorch releases (or on TORCH="2.9.1 2.15.0")
 	$(RUN) matrix $(TORCH)

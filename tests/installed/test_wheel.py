@@ -50,10 +50,31 @@ print(json.dumps([rebound, sorted(new - sys.stdlib_module_names), warnings.filte
 
 TYPED = """\
 import torch
-from zero_or_nan import ignoring
-ignoring.grad(torch.ones(()), [], ignored={word!r})
+from torch import Tensor, nn
+from zero_or_nan import explain, ignoring
+
 reveal_type(ignoring.backward)
 reveal_type(ignoring.grad)
+ignoring.grad(torch.ones(()), [], ignored="masked")
+ignoring.grad(torch.ones(()), [], ignored="nothing")  # wrong
+
+@explain.on_failure
+def bare(x: Tensor) -> Tensor: return x
+
+@explain.on_failure(model=nn.Linear(1, 1))
+def with_model(x: Tensor, n: int = 1) -> Tensor: return x
+
+class Trainer:
+    @explain.on_failure()
+    def step(self) -> float: return 1.0
+
+reveal_type(bare)
+reveal_type(with_model)
+reveal_type(Trainer().step)
+reveal_type(explain.on_failure(with_model, model=None))
+with explain() as report: reveal_type(report.origins)
+with_model(1)  # wrong
+explain.on_failure(model=1)  # wrong
 """
 
 MYPY = ("--strict", "--no-error-summary", "--no-color-output", "--config-file=")
@@ -206,19 +227,22 @@ def test_a_reader_can_check_it_with_torch_alone(machine):
 
 
 def test_a_strict_type_checker_sees_its_types(machine):
-    right, wrong = (types(machine, TYPED.format(word=word)) for word in ("masked", "nothing"))
-    (backward, grad) = right
-    assert "retain_graph: bool | None =" in backward and "ignored: Literal['zero'] | Literal['masked'] =" in grad
-    (error, *rest) = wrong
-    assert rest == right
-    assert 'error: Argument "ignored" to "grad" has incompatible type' in error and "[arg-type]" in error
-
-
-def types(machine, program):
-    """What mypy says of a program that stands on this machine."""
-    (machine.folder / "program.py").write_text(program)
-    options = (f"--python-executable={machine.python}", f"--cache-dir={machine.prefix.parent / 'mypy'}", "program.py")
+    (machine.folder / "program.py").write_text(TYPED)
+    options = (f"--python-executable={machine.python}", "--cache-dir=/dev/null", "program.py")
     command = [sys.executable, "-m", "mypy", *MYPY, *options]
     done = subprocess.run(command, cwd=machine.folder, env=machine.variables, capture_output=True, text=True)
     assert done.stderr == ""
-    return done.stdout.splitlines()
+    said = done.stdout.replace("torch._tensor.", "")
+    backward, grad, *of_explain = re.findall(r'Revealed type is "(.*)"', said)
+    assert "retain_graph: bool | None =" in backward and "ignored: Literal['zero'] | Literal['masked'] =" in grad
+    assert of_explain == [
+        "def (x: Tensor) -> Tensor",
+        "def (x: Tensor, n: int =) -> Tensor",
+        "def () -> float",
+        "def (x: Tensor, n: int =) -> Tensor",
+        "list[zero_or_nan.explain.report.Origin]",
+    ], said
+    wrong = [number for number, line in enumerate(TYPED.splitlines(), 1) if line.endswith("# wrong")]
+    errors = dict(re.findall(r"(?m)^program.py:(\d+): error: (.*)", said))
+    assert [int(number) for number in errors] == wrong, said
+    assert 'Argument "ignored" to "grad" has incompatible type' in errors[str(wrong[0])] and len(wrong) == 3

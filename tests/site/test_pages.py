@@ -182,11 +182,6 @@ def test_a_page_shows_what_explain_says_of_its_own_code(pages, name, kind):
     assert report.strip().startswith(kind) and "Cell In[" in report
 
 
-def test_no_page_shows_where_on_this_machine_it_was_made(site):
-    texts = {path: path.read_text(encoding="utf-8") for path in site.rglob("*") if path.suffix in (".html", ".ipynb")}
-    assert texts and [path for path, text in texts.items() if re.search(r"ipykernel_\d|/tmp/", text)] == []
-
-
 @notebooks
 def test_what_a_page_asserts_is_folded_behind_a_line_that_counts_it(pages, name):
     soup = page(pages, name)

@@ -49,11 +49,13 @@ PAGE = {
 }
 """What is filled in: the code of the page stays as it was begun, and so do the words that are not listed."""
 
-SUBJECT = """
-import sys, pytest
+SUBJECT = r"""
+import re, sys, pytest
 from pathlib import Path
 
 OTHERS = {path.stem for path in Path("chapters").glob("*.md")} - {NAME}
+
+OWN = {"behind", "facts", "pages", "site"}
 
 class Subject:
     # Of the tests of the tools, those that look at this checkout's own pages; the others make books of their own.
@@ -62,7 +64,7 @@ class Subject:
         kept = []
         for item in items:
             names, path = set(getattr(item, "fixturenames", ())), item.path.as_posix()
-            own = "/tests/tools/" not in path or names & {"behind", "facts", "pages", "site"}
+            own = "/tests/tools/" not in path or names & OWN
             values = item.callspec.params.values() if hasattr(item, "callspec") else ()
             about = {value for value in values if isinstance(value, str)}
             if QUERY in item.name or own and not names & {"browser", "checkout", "tmp_path"} and not about & OTHERS:
@@ -70,7 +72,10 @@ class Subject:
         assert any(QUERY in item.name for item in kept) and any(NAME in item.name for item in kept)
         items[:] = kept
 
-where = ["tests/helpers/test_threads.py", "tests/chapters", "tests/site", "tests/tools"]
+# The files of the other tests of the tools are not even imported.
+asks = re.compile(rf"def \w+\([^)]*\b({'|'.join(OWN)})\b")
+tools = [str(path) for path in sorted(Path("tests/tools").rglob("test_*.py")) if asks.search(path.read_text())]
+where = ["tests/helpers/test_threads.py", "tests/chapters", "tests/site", *tools]
 sys.exit(pytest.main([*where, "-q", "-p", "no:cacheprovider"], plugins=[Subject()]))
 """
 """The tests that a chapter is subject to; of those in a browser, the one of its query."""

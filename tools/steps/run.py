@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -41,7 +42,7 @@ def run_all(project: Project, chapters: Sequence[Path], timeout: int, jobs: int 
     # The longest first, so that no long chapter is left running alone at the end.
     first = sorted(todo, key=lambda each: -sum(len(c.source) for c in todo[each].cells if c.cell_type == "code"))
     pool = ThreadPoolExecutor(jobs or (os.cpu_count() or 1) + 1)
-    with Warmth(several=len(todo) > 1):
+    with Warmth(several=sum(map(needs_torch, todo.values())) > 1):
         import nbclient  # noqa: F401  # here, while the warm server starts; before the threads that need it
 
         try:
@@ -53,6 +54,12 @@ def run_all(project: Project, chapters: Sequence[Path], timeout: int, jobs: int 
                 yield run
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def needs_torch(notebook: NotebookNode) -> bool:
+    """Whether a chapter imports PyTorch, by itself or with the helpers or the library."""
+    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    return bool(re.search(r"^\s*(import|from) (torch|helpers|zero_or_nan)\b", code, re.MULTILINE))
 
 
 def from_cache(project: Project, chapters: Sequence[Path]) -> Iterator[tuple[Path, NotebookNode]]:

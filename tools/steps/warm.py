@@ -30,7 +30,7 @@ class Warmth:
     Elsewhere than on Linux, where a fork of a process with PyTorch in it can't be relied on, kernels start as usual.
 
     Args:
-        several: whether there will be more than one kernel. A single one imports what it needs alone.
+        several: whether more than one kernel will import PyTorch. A single one imports what it needs alone.
     """
 
     def __init__(self, several: bool) -> None:

@@ -2,16 +2,11 @@
 
 import inspect
 import json
-import os
-import pathlib
-import re
-import subprocess
 import sys
 
 import pytest
 import torch
 
-import zero_or_nan
 from zero_or_nan import explain
 from zero_or_nan.explain import NotFiniteError, Origin, Report
 from zero_or_nan.explain.report import MEANS
@@ -44,60 +39,6 @@ def test_names_and_arguments():
     assert issubclass(NotFiniteError, FloatingPointError)
     assert list(inspect.signature(Report).parameters) == ["origins", "passes", "notes", "cause"]
     assert set(inspect.signature(Origin).parameters) == {*TEXTS, *NUMBERS, *LISTS, "fixed", "rank", "is_sure"}
-
-
-TYPED = """\
-from torch import Tensor, nn
-from zero_or_nan import explain
-
-@explain.on_failure
-def bare(x: Tensor) -> Tensor: return x
-
-@explain.on_failure(model=nn.Linear(1, 1))
-def with_model(x: Tensor, n: int = 1) -> Tensor: return x
-
-class Trainer:
-    @explain.on_failure()
-    def step(self) -> float: return 1.0
-
-reveal_type(bare)
-reveal_type(with_model)
-reveal_type(Trainer().step)
-reveal_type(explain.on_failure(with_model, model=None))
-with explain() as report: reveal_type(report.origins)
-with_model(1)
-explain.on_failure(model=1)
-"""
-
-
-@pytest.mark.slow
-def test_a_strict_type_checker_sees_the_types(tmp_path):
-    (tmp_path / "program.py").write_text(TYPED)
-    options = (
-        "--strict",
-        "--no-error-summary",
-        "--no-color-output",
-        "--config-file=",
-        "--cache-dir=/dev/null",
-        "--follow-imports=silent",
-    )
-    source = pathlib.Path(zero_or_nan.__file__).parents[1]
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", *options, "program.py"],
-        cwd=tmp_path,
-        env={**os.environ, "MYPYPATH": str(source)},
-        capture_output=True,
-        text=True,
-    )
-    revealed = re.findall(r'Revealed type is "(.*)"', done.stdout.replace("torch._tensor.", ""))
-    assert revealed == [
-        "def (x: Tensor) -> Tensor",
-        "def (x: Tensor, n: int =) -> Tensor",
-        "def () -> float",
-        "def (x: Tensor, n: int =) -> Tensor",
-        "list[zero_or_nan.explain.report.Origin]",
-    ], done.stdout
-    assert re.findall(r"(?m)^program.py:(\d+): error", done.stdout) == ["19", "20"], done.stdout
 
 
 def test_on_failure_needs_no_object():
