@@ -225,6 +225,8 @@ def measure(name: str, backend: str) -> dict[str, str]:
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     torch.set_num_threads(1)
     found: dict[str, str] = {}
+    if backend == "inductor":
+        ignoring.follow_compiled()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for program in of_layer(name) if name in _table().LAYERS else of_loss(name):

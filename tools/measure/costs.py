@@ -92,9 +92,10 @@ def _model_and_rows(
 def _in_regions(
     model: Callable[[], nn.Module], shape: tuple[int, ...], backend: str
 ) -> Callable[[bool], dict[str, Any]]:
-    """The same of a compiled model. Its plain backward is compiled, too."""
+    """The same of a compiled model. Its plain backward is compiled, too, with the marks that inductor needs."""
 
     def made() -> nn.Module:
+        ignoring.follow_compiled()
         torch._dynamo.reset()
         compiled: Any = torch.compile(model(), backend=backend)
         return cast(nn.Module, compiled)

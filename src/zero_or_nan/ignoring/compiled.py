@@ -3,7 +3,8 @@
 AOTAutograd keeps the backward of each region as a graph of PyTorch's operators, because compiled autograd needs it.
 What a zero in it means is in `meanings`: a backend that keeps the forward graph, as `aot_eager` does, shows it.
 Inductor compiles the forward graph away, and shows it only through the marks of `follow_compiled`. Without them nothing
-is guessed: `meaning` is None, and only elements that are ignored already when they arrive at the region are followed.
+is guessed, and the region is not followed: inductor leaves out a zero that is added, and with it, that an element was
+used.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Region(NamedTuple):
 
     module: GraphModule
     functions: Mapping[int, Function] | None
-    marks: Mapping[Any, Function]
+    marks: Mapping[Any, Function | None]
 
     def meaning(self, node: Any) -> Function | None:
         """The record of the function whose derivative calls an operator of the graph; None if it is not known."""
@@ -52,7 +53,7 @@ class Region(NamedTuple):
 
     @property
     def shows(self) -> bool:
-        """Whether the graph shows anything about what its zeros mean."""
+        """Whether the graph shows what its zeros mean."""
         return self.functions is not None or bool(self.marks)
 
     def owns(self, node: Any, constant: Any) -> bool:

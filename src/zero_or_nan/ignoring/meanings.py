@@ -54,10 +54,12 @@ _MARKS = {
     5: Function(),
     6: Function(derivative=lambda node, cotangents: ()),
     7: UNKNOWN,
+    8: None,
 }
 """The marks, by the length of the chain: what the record of the function says. No graph has such chains otherwise.
 
-7 is for a term to which a zero is added: whether the sum counts is not known.
+7 is for a term to which a zero is added: whether the sum counts is not known. 8 says nothing about its operator, but
+that the graph was marked: no zero was left out of it.
 """
 
 _MARK = "zero_or_nan"
@@ -168,6 +170,10 @@ def _is_whole(node: Any) -> bool:
 def _mark(graph: Any) -> None:
     """The second pass, after inductor has removed what does nothing: put the marks in."""
     first = next(node for node in graph.nodes if node.op != "placeholder")
+    tangents = [node for node in graph.nodes if node.op == "placeholder" and node.name.startswith("tangents")]
+    if not any(_MARK in node.meta for node in graph.nodes):
+        for tangent in tangents[:1]:
+            tangent.meta[_MARK] = 8
     for node in list(graph.nodes):
         last, users = node, list(node.users)
         if not isinstance(node.meta.get("val"), torch.Tensor):
@@ -182,7 +188,7 @@ def _mark(graph: Any) -> None:
                 user.replace_input_with(node, last)
 
 
-def marks_in(graph: Any) -> dict[Any, Function]:
+def marks_in(graph: Any) -> dict[Any, Function | None]:
     """The records that the marks of a graph stand for, by the operator that is marked."""
     found = {}
     for node in graph.nodes:

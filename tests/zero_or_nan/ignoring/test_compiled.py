@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import test_modules as table
 import torch
-import torch._functorch.config
 import torch._inductor.config
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -74,20 +73,10 @@ def as_inductor(module, inputs):
     return backend(module, inputs)
 
 
-RELEASE = tuple(map(int, torch.__version__.split(".")[:2]))
-MARKS = pytest.mark.skipif(RELEASE < (2, 13), reason="the marks are measured from 2.13 on; 2.6 warns")
-
-
 @pytest.fixture
-def marked(monkeypatch):
-    """`follow_compiled`, for one test."""
-    monkeypatch.setattr(meanings, "_is_followed", False)
-    passes = dict.fromkeys(("joint_custom_pre_pass", "joint_custom_post_pass"))
-    with (
-        torch._inductor.config.patch({**passes, "fallback_random": True}),
-        torch._functorch.config.patch(donated_buffer=True),
-    ):
-        ignoring.follow_compiled()
+def marked(marked):
+    """Inductor marks what it compiles, and draws the random numbers that uncompiled code draws."""
+    with torch._inductor.config.patch(fallback_random=True):
         yield
 
 
@@ -143,7 +132,6 @@ def test_a_region_is_followed(name):
     assert torch.equal(found[plain.isfinite()], plain[plain.isfinite()])
 
 
-@MARKS
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_a_marked_region_is_followed(name, marked):
     program, numbers = FOLLOWED[name]
@@ -266,20 +254,29 @@ def test_a_constant_whose_zeros_may_be_ignored_warns():
     assert found[1] == 1 or len(told) == 1
 
 
+LEFT_OUT = {
+    "a result of its own": (
+        lambda x: (x.sqrt(), x.sqrt().sign()), lambda roots, signs: roots[:1].sum() + signs.sum(),
+    ),
+    "a result with more in it": (
+        lambda x: (x.sqrt() * 2, x.sqrt().sign() + 3 * x), lambda roots, sums: roots[:1].sum() + sums.sum(),
+    ),
+    "a part of the same result": (
+        lambda x: (torch.cat([x.sqrt() * 2, x.sqrt().sign()]),), lambda both: both[[0, 2, 3]].sum(),
+    ),
+}  # fmt: skip
+"""Programs, and their losses. All use the sign of a root, and none the second root otherwise."""
+
+
 @pytest.mark.parametrize("is_marked", [True, False])
-def test_a_zero_that_the_compiler_leaves_out_still_counts(is_marked, request):
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_a_zero_that_the_compiler_leaves_out_still_counts(name, is_marked, request):
     """The zero is the derivative of `sign`, and is added to a cotangent that is ignored."""
     if is_marked:
         request.getfixturevalue("marked")
-
-    def program(x):
-        return x.sqrt(), x.sqrt().sign()
-
-    def loss(results):
-        return torch.where(torch.tensor([True, False]), results[0], 0.0).sum() + results[1].sum()
-
+    program, loss = LEFT_OUT[name]
     compiled = torch.compile(program, backend=as_inductor)
-    found, told = gradient(lambda x: loss(compiled(x)), torch.tensor([1.0, 0.0]))
+    found, told = gradient(lambda x: loss(*compiled(x)), torch.tensor([1.0, 0.0]))
     assert found[1].isnan() and ("ignoring.follow_compiled()" in told[0]) is not is_marked
 
 
@@ -292,7 +289,6 @@ def test_without_marks_the_warning_names_the_line_to_add(name):
     assert torch.allclose(found, wanted) or len(told) == 1 and "ignoring.follow_compiled()" in told[0]
 
 
-@MARKS
 def test_marks_keep_what_was_set_before(marked, monkeypatch):
     seen = []
     for name in ("joint_custom_pre_pass", "joint_custom_post_pass"):
@@ -304,7 +300,7 @@ def test_marks_keep_what_was_set_before(marked, monkeypatch):
     assert torch._inductor.config.joint_custom_pre_pass is passes
     assert passes.uuid() is None  # unknown code: nothing may come from a cache
     found, _ = gradient(torch.compile(selected, backend=as_inductor), torch.tensor([1.0, 0.0]))
-    assert found.tolist() == [1, 0] and len(seen) == 2
+    assert found.tolist() == [1, 0] and len(seen) >= 2
 
 
 ANEW = """
@@ -324,8 +320,7 @@ print(x.grad.tolist())
 """
 
 
-@MARKS
-def test_marks_outlast_the_compilers_cache(tmp_path):
+def test_marks_outlast_the_compilers_cache(marked, tmp_path):
     source = str(Path(ignoring.__file__).parents[2])
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": source}
     for _ in range(2):
@@ -456,9 +451,8 @@ def test_whatever_does_not_match_warns(break_it, monkeypatch):
     assert x.grad[0] == 1 and x.grad[1].isnan() and len(told) == 1
 
 
-@pytest.mark.skipif(torch.__version__.startswith("2.7."), reason="no backward graph in the compiler's cache")
 @pytest.mark.parametrize("bad", [NAN, float("inf")])
-def test_a_loss_that_selects_from_what_inductor_compiled(bad):
+def test_a_loss_that_selects_from_what_inductor_compiled(bad, marked):
     torch.manual_seed(0)
     layers = [torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.GELU(), torch.nn.Linear(8, 3)]
     model = torch.nn.Sequential(*layers, torch.nn.ReLU(), torch.nn.Softmax(-1))

@@ -27,8 +27,6 @@ def _fresh():
 
 def has_inductor():
     """Whether inductor can be used here: it needs a compiler of C++."""
-    if torch.__version__.startswith("2.7."):
-        return False  # what PyTorch 2.7 finds in the compiler's cache lacks its backward graph
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -287,14 +285,14 @@ def test_options_of_the_compiler(options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [Accumulated, Broken, CheckpointAround, Mixed, Tied], ids=lambda p: p.__name__)
-def test_inductor(program):
+def test_inductor(program, marked):
     if not has_inductor():
         pytest.skip("nothing to compile with here")
     compare(program(torch.compile), **LOOSE.get(program, {}))
 
 
 @pytest.mark.slow
-def test_options_of_inductor():
+def test_options_of_inductor(marked):
     if not has_inductor():
         pytest.skip("nothing to compile with here")
     compare(Plain(partial(torch.compile, mode="reduce-overhead", fullgraph=True)))

@@ -5,8 +5,6 @@ from functools import partial
 
 import pytest
 import torch
-import torch._functorch.config
-import torch._inductor.config
 from comparing import (
     STEPS,
     compare,
@@ -18,7 +16,6 @@ from comparing import (
 from torch.func import functional_call, jacrev, vmap
 
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring import meanings
 
 
 @pytest.fixture
@@ -33,8 +30,6 @@ def compiler(monkeypatch):
 @pytest.fixture(params=["aot_eager", "inductor"])
 def backend(request, monkeypatch):
     """`torch.compile` with one of two backends. Inductor needs a compiler of C++."""
-    if torch.__version__.startswith("2.7."):
-        pytest.skip("what PyTorch 2.7 finds in the compiler's cache lacks its backward graph")
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=request.param))
     torch._dynamo.reset()
     try:
@@ -50,13 +45,15 @@ def backend(request, monkeypatch):
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore:Skipping serial")  # of inductor itself
 @pytest.mark.setup(
     "A compiled model",
-    "model = torch.compile(model)\nloss = loss_of(model, rows)\nignoring.backward(loss)",
+    "ignoring.follow_compiled()\nmodel = torch.compile(model)\nloss = loss_of(model, rows)\nignoring.backward(loss)",
     "On a contaminated pass, its backward graph is followed. If that fails, a warning says so.",
 )
-def test_a_compiled_model(backend):
+def test_a_compiled_model(unmarked, backend):
     def train(ignoring, rows):
         torch._dynamo.reset()
         model = network()
+        if hasattr(ignoring, "follow_compiled"):
+            ignoring.follow_compiled()
         model = torch.compile(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(STEPS):
@@ -69,26 +66,14 @@ def test_a_compiled_model(backend):
     compare(train)
 
 
-@pytest.fixture
-def unmarked(monkeypatch):
-    """What `ignoring.follow_compiled` sets is set back after the test."""
-    monkeypatch.setattr(meanings, "_is_followed", False)
-    passes = dict.fromkeys(("joint_custom_pre_pass", "joint_custom_post_pass"))
-    with torch._inductor.config.patch(passes), torch._functorch.config.patch(donated_buffer=True):
-        yield
-
-
-@pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13), reason="the marks are measured from 2.13 on; 2.6 warns"
-)
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore:Skipping serial")  # of inductor itself
 @pytest.mark.setup(
     "A compiled model, with a selection inside of the region",
     "ignoring.follow_compiled()\nloss_of_rows = torch.compile(loss_of)\nloss = loss_of_rows(model, rows)\n"
     "ignoring.backward(loss)",
-    "Inductor drops what its zeros mean unless `follow_compiled` is called first. PyTorch 2.6 warns.",
+    "With `follow_compiled`, inductor keeps what the zeros of its graphs mean. Older releases warn.",
 )
-def test_a_compiled_selection(backend, unmarked):
+def test_a_compiled_selection(unmarked, backend):
     def train(ignoring, rows):
         torch._dynamo.reset()
         model = network()

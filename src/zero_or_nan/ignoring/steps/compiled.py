@@ -2,8 +2,7 @@
 
 The compiled code runs first, as it is. If all of its results are finite, nothing else happens. Otherwise the graph that
 AOTAutograd keeps runs once more, on cotangents that know their masks. Only an element that is not finite in the
-compiled result is taken from there. The graph of a region that does not show its functions runs only if ignored
-elements arrive.
+compiled result is taken from there. A region that does not show what its zeros mean is not followed.
 
 Benefit: each finite bit is the compiled one's, and a clean pass costs one check. Downside: on a contaminated pass, the
 region runs twice, the second time as slowly as uncompiled code under `ignoring`. And until the compiled code ends, its
@@ -29,7 +28,7 @@ from ..cotangent import Cotangent, can_carry, dispatches, is_finite, mask_of, pr
 from ..failures import NotFollowed
 from ..graph import AccumulateGrad, for_each_edge
 from ..higher import in_forward_mode
-from ..masks import Mask, all_count, everywhere, nothing_counts
+from ..masks import Mask, everywhere
 from ..meanings import ADDING, JOINING
 from ..registry import UNKNOWN, Function
 from .comparisons import Comparisons
@@ -49,6 +48,7 @@ _ADDING_A_PRODUCT = frozenset(
 )
 
 _AMBIGUOUS = "a compiled region does not show what a zero in its backward means"
+_NOT_SHOWN = f"{_AMBIGUOUS}; call ignoring.follow_compiled() before torch.compile"
 
 
 class Compiled(Step):
@@ -61,8 +61,7 @@ class Compiled(Step):
     """The operator of the graph that runs."""
 
     def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
-        # If no function is known, only what is ignored already can be followed.
-        wanted = may_show_zeros(self.node._forward_cls) or not all(map(all_count, self.masks))
+        wanted = may_show_zeros(self.node._forward_cls)
         leads_to_leaves = all(type(ahead) is AccumulateGrad for ahead, _ in self.node.next_functions if ahead)
         only_if_in_doubt = leads_to_leaves and not self.owner.keep
         self._arguments = Arguments(self.node, only_if_in_doubt) if wanted else None
@@ -109,9 +108,11 @@ class Compiled(Step):
             self._arguments.hold_from_now_on()
             raise NotFollowed("a compiled region in which a number overflowed for the first time")
         if arguments is None:
-            raise NotFollowed(self._hinted(_AMBIGUOUS))
+            raise NotFollowed(_NOT_SHOWN)
         forward = self.node._forward_cls
         region = region_of(forward)
+        if not region.shows:
+            raise NotFollowed(_NOT_SHOWN)
         places = tangents_of(forward)
         first = len(arguments) - len(places)
         given = [node for node in region.module.graph.nodes if node.op == "placeholder"]
@@ -122,8 +123,6 @@ class Compiled(Step):
             if type(value) is not Tensor or sent is not None and (value.shape, value.dtype) != (sent.shape, sent.dtype):
                 raise NotFollowed("a compiled region whose graph has other cotangents than its code")
             mask = everywhere(False, value) if sent is None else self.masks[place]
-            if not region.shows and not given[number].users and not (mask is not None and nothing_counts(mask)):
-                raise NotFollowed(self._hinted(_AMBIGUOUS))  # its derivative was a constant zero, and was left out
             arguments[number] = Cotangent(value, mask, cast(Any, self))
         with torch.no_grad(), torch._C._DisableAutocast():
             self._comparisons = Comparisons(first_alone=False)
@@ -221,8 +220,6 @@ class Compiled(Step):
                     self._undecided()
             values.append(exact)
             masks.append(mask)
-        if not self._region.shows and not all(map(is_finite, values)):
-            self._undecided()  # another derivative of ours might have repaired it
         return values, masks
 
     # What the rules ask.
@@ -259,12 +256,7 @@ class Compiled(Step):
         """Report a zero that counts because nothing shows that it is ignored."""
         if not self._flagged:
             self._flagged = True
-            self.owner.failed(NAME, NotFollowed(self._hinted(_AMBIGUOUS)), suspected=True)
-
-    def _hinted(self, reason: str) -> str:
-        """The reason, and what to do if inductor could show more."""
-        shown = may_show_zeros(self.node._forward_cls)
-        return reason if shown else f"{reason}; call ignoring.follow_compiled() before torch.compile"
+            self.owner.failed(NAME, NotFollowed(_AMBIGUOUS), suspected=True)
 
 
 def _is_cotangent(thing: Any) -> bool:
