@@ -9,7 +9,7 @@ What users of the library import:
 - `backward`, `grad`: in place of `torch.autograd.backward` and `torch.autograd.grad`.
 - `func`: `grad`, `grad_and_value`, `vjp` and `jacrev` in place of those of `torch.func`.
 - `counting`: counts the ignored elements that are NaN or infinite.
-- `follow_compiled`: lets inductor keep what is needed to follow a compiled region that selects inside.
+- `follow_compiled`: lets inductor keep what is needed to follow a compiled region.
 - `function`, `rule`, `derivative`: describe what an operator or an `autograd.Function` of your own does to ignored
   elements. A rule is written with `Cotangent`, `unwrap`, `mask_of`, `zero_ignored`, `prefer_exact` and `NotFollowed`.
   `Function` and its conditions (`ALWAYS`, `FINITE`, `MODERATE`, `AWAY_FROM_ZERO`, `NEVER`) describe a forward function.

@@ -19,6 +19,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,7 +66,7 @@ that the graph was marked: no zero was left out of it.
 _MARK = "zero_or_nan"
 """The key of a mark in the metadata of an operator, until the second pass."""
 
-_VERSION = "1"
+_VERSION = "2"
 """Changes with what the passes do. With the records, it is a part of the keys of PyTorch's caches."""
 
 _is_followed = False
@@ -77,7 +78,7 @@ def is_followed() -> bool:
 
 
 def follow_compiled() -> None:
-    """Let inductor keep what `ignoring` needs, so that it can follow regions that select inside.
+    """Let inductor keep what `ignoring` needs to follow the regions that it compiles.
 
     Call it before `torch.compile` compiles: regions that were compiled earlier stay as they are. It adds two passes to
     inductor for the whole process, in `torch._inductor.config.joint_custom_pre_pass` and `joint_custom_post_pass`.
@@ -85,14 +86,24 @@ def follow_compiled() -> None:
     False: the compiled backward then leaves its arguments as they are, so that `ignoring` can use them again. Backends
     that keep their forward graph, such as "aot_eager", need none of this.
 
+    Warns:
+        UserWarning: if PyTorch is older than 2.8. Nothing is set then, and `ignoring` can't follow what inductor compiles.
+
     Source:
         `torch._inductor.custom_graph_pass` describes such passes.
 
     >>> follow_compiled()  # doctest: +SKIP
     """
     global _is_followed
-    import torch._functorch.config
-    import torch._inductor.config as config
+    if torch.__version__ < "2.8":  # compared as versions
+        warnings.warn(
+            f"ignoring.follow_compiled() needs PyTorch 2.8 or newer, and this is {torch.__version__}: "
+            "what inductor compiles is not followed",
+            stacklevel=2,
+        )
+        return
+    from torch._functorch import config as functorch
+    from torch._inductor import config
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
     class Passes(CustomGraphPass):
@@ -111,7 +122,7 @@ def follow_compiled() -> None:
             return None if None in names else (*names, _fingerprint())
 
     if not _is_followed:
-        torch._functorch.config.donated_buffer = False
+        functorch.donated_buffer = False
         config.joint_custom_pre_pass = Passes(config.joint_custom_pre_pass, _note)
         config.joint_custom_post_pass = Passes(config.joint_custom_post_pass, _mark)
         _is_followed = True

@@ -222,7 +222,9 @@ USED = {
 
 @pytest.mark.parametrize("backend", ["aot_eager", "aot_eager_decomp_partition", as_inductor])
 @pytest.mark.parametrize("name", USED)
-def test_what_the_loss_uses_stays_nan(name, backend, marked):
+def test_what_the_loss_uses_stays_nan(name, backend, request):
+    if backend is as_inductor:
+        request.getfixturevalue("marked")
     program, numbers = USED[name]
     x = torch.tensor(numbers)
     plain, _ = gradient(program, x, torch.autograd.backward)
@@ -301,6 +303,13 @@ def test_marks_keep_what_was_set_before(marked, monkeypatch):
     assert passes.uuid() is None  # unknown code: nothing may come from a cache
     found, _ = gradient(torch.compile(selected, backend=as_inductor), torch.tensor([1.0, 0.0]))
     assert found.tolist() == [1, 0] and len(seen) >= 2
+
+
+def test_an_older_release_is_told_what_it_lacks(unmarked, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.7.1"))
+    with pytest.warns(UserWarning, match=r"needs PyTorch 2.8 or newer, and this is 2.7.1"):
+        ignoring.follow_compiled()
+    assert torch._inductor.config.joint_custom_pre_pass is None and not meanings.is_followed()
 
 
 ANEW = """
