@@ -87,7 +87,7 @@ def follow_compiled() -> None:
     that keep their forward graph, such as "aot_eager", need none of this.
 
     Warns:
-        UserWarning: if PyTorch is older than 2.8. Nothing is set then, and `ignoring` can't follow what inductor compiles.
+        UserWarning: if PyTorch is older than 2.8. Nothing is set then, and what inductor compiles is not followed.
 
     Source:
         `torch._inductor.custom_graph_pass` describes such passes.
