@@ -40,7 +40,7 @@ TESTS = Path(__file__).parents[2] / "tests" / "zero_or_nan" / "ignoring"
 """Where the table of layers is, which the tests of uncompiled layers run."""
 
 BACKENDS = ("aot_eager", "aot_eager_decomp_partition", "inductor")
-"""`inductor` needs a compiler of C++, and takes an hour."""
+"""`inductor` needs a compiler of C++, and takes by far the longest."""
 BAD = ("nan", "inf")
 SECONDS = 900
 """How long one layer or loss may take."""

@@ -358,12 +358,13 @@ def compiled(content: dict[str, Any]) -> str:
         f"{sum(row['right'] for row in totals):,} of {programs:,} compiled programs with bad rows get the right "
         f"gradient, {sum(row['silent'] + row['hidden'] for row in totals)} get another one without a warning"
     )
+    shown = [outcome for outcome in outcomes if any(row[outcome] for row in totals)]
     lines = [
-        [html.escape(row["torch"]), f"<code>{html.escape(row['backend'])}</code>", f"{row['names']} {row['of']}"]
-        + [str(row[outcome]) for outcome in outcomes]
+        [f"{html.escape(row['torch'])}, <code>{html.escape(row['backend'])}</code>", f"{row['names']} {row['of']}"]
+        + [str(row[outcome]) for outcome in shown]
         for row in totals
     ]
-    parts = [show.table(caption, ["PyTorch", "backend", "of", *outcomes], lines)]
+    parts = [show.table(caption, ["PyTorch, backend", "of", *shown], lines)]
     left = [
         [f"{html.escape(row['torch'])}, <code>{html.escape(row['backend'])}</code>", html.escape(row["name"])]
         + ["<br>".join(f"{html.escape(what)}: {html.escape('; '.join(cases))}" for what, cases in _exceptions(row))]

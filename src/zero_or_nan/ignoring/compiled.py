@@ -74,7 +74,10 @@ def is_region(node: Any) -> bool:
 
 
 def functions_of(forward: Any) -> Mapping[int, Function] | None:
-    """The records of a region's functions; None if the backend does not keep its forward graph, as `aot_eager` does."""
+    """The records of a region's functions; None if the backend does not keep its forward graph, as `aot_eager` does.
+
+    A backend that keeps it is trusted to run both graphs as they were traced: a zero that it left out would be missed.
+    """
     if forward not in _functions:
         ahead = _graph_inside(getattr(forward, "compiled_fw", None))
         _functions[forward] = None if ahead is None else functions_in(ahead)

@@ -869,7 +869,9 @@ def test_what_was_lost_in_one_pass_is_not_told_in_the_next(by_rules, monkeypatch
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
-def test_a_compiled_forward(backend, told):
+def test_a_compiled_forward(backend, told, request):
+    if backend == "inductor":
+        request.getfixturevalue("marked")
     torch._dynamo.reset()
     x = contaminated(2)
     compiled = torch.compile(lambda y: torch.where(y < 50, y.exp(), 0.0) * 2, backend=backend)
