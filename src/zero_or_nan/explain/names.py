@@ -6,10 +6,10 @@ import gc
 import inspect
 import itertools
 import sys
+import weakref
 from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 from torch import Tensor, nn
 
@@ -173,17 +173,18 @@ class Later:
     """
 
     def __init__(self) -> None:
-        self._ends: WeakSet[nn.Module] = WeakSet()
+        # No WeakSet: its callbacks crash Python 3.11 if the garbage collector frees a set and its modules together.
+        self._ends: dict[int, weakref.ref[nn.Module]] = {}
         self._variables: dict[int, str] = {}
 
     def add(self, names: Names) -> None:
         """Take over what was found, and what was not."""
-        self._ends.update(names.ends.values())
+        self._ends.update((key, weakref.ref(module)) for key, module in names.ends.items())
         self._variables.update(names.variables)
 
     def names(self) -> Names | None:
         """The names among all modules; None if they are the same as at first."""
-        ends = list(self._ends)
+        ends = [module for known in self._ends.values() if (module := known()) is not None]
         self._ends.clear()
         if not ends or not any(map(_holds_modules, gc.get_referrers(*ends))):  # a walk over all objects, too, but in C
             return None
