@@ -30,7 +30,10 @@ from zero_or_nan.explain.regions import (
     RAN_AGAIN,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo asks for it
+pytestmark = [
+    pytest.mark.usefixtures("fresh_compiler"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # Dynamo asks for it
+]
 
 nan, inf = float("nan"), float("inf")
 REGIONS = sys.modules["zero_or_nan.explain.regions"]
@@ -41,13 +44,6 @@ def program(make):
     """Gets what compiles a function, and returns the block to explain."""
     PROGRAMS.append(make)
     return make
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 def at_0():

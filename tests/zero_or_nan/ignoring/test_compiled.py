@@ -21,18 +21,12 @@ from zero_or_nan.ignoring import meanings
 
 NAN = float("nan")
 
-pytestmark = [  # of the compiler itself
+pytestmark = [
+    pytest.mark.usefixtures("fresh_compiler"),
     pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd"),
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Skipping serial"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def gradient(program, x, backward=ignoring.backward):

@@ -13,27 +13,10 @@ from torch.utils.checkpoint import checkpoint
 from zero_or_nan import ignoring
 
 pytestmark = [
+    pytest.mark.usefixtures("fresh_compiler"),
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore:Skipping serial"),  # of inductor itself
     pytest.mark.filterwarnings("ignore:The .grad attribute"),  # Dynamo looks at it
 ]
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-def has_inductor():
-    """Whether inductor can be used here: it needs a compiler of C++."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            torch.compile(torch.sin)(torch.ones(2))
-    except torch._dynamo.exc.BackendCompilerFailed:
-        return False
-    return True
 
 
 class Program:
@@ -285,16 +268,12 @@ def test_options_of_the_compiler(options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [Accumulated, Broken, CheckpointAround, Mixed, Tied], ids=lambda p: p.__name__)
-def test_inductor(program, marked):
-    if not has_inductor():
-        pytest.skip("nothing to compile with here")
+def test_inductor(program, marked, inductor):
     compare(program(torch.compile), **LOOSE.get(program, {}))
 
 
 @pytest.mark.slow
-def test_options_of_inductor(marked):
-    if not has_inductor():
-        pytest.skip("nothing to compile with here")
+def test_options_of_inductor(marked, inductor):
     compare(Plain(partial(torch.compile, mode="reduce-overhead", fullgraph=True)))
     compare(Plain(partial(torch.compile, dynamic=True)))
 

@@ -1,6 +1,5 @@
 """Around code that a backward pass can't look into, and without a backward pass."""
 
-import warnings
 from functools import partial
 
 import pytest
@@ -19,27 +18,17 @@ from zero_or_nan import ignoring
 
 
 @pytest.fixture
-def compiler(monkeypatch):
+def compiler(monkeypatch, fresh_compiler):
     """`torch.compile`, without the step that needs a compiler of C++."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture(params=["aot_eager", "inductor"])
-def backend(request, monkeypatch):
+def backend(request, monkeypatch, fresh_compiler):
     """`torch.compile` with one of two backends. Inductor needs a compiler of C++."""
+    if request.param == "inductor":
+        request.getfixturevalue("inductor")
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=request.param))
-    torch._dynamo.reset()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            torch.compile(torch.sin)(torch.ones(2))
-    except torch._dynamo.exc.BackendCompilerFailed as error:
-        pytest.skip(f"nothing to compile with here: {error}")
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore:Skipping serial")  # of inductor itself
