@@ -212,7 +212,7 @@ def _failing(content: dict[str, Any]) -> str:
     caption = (
         "Processor time of a step that is not finite, in one thread: in milliseconds, and as a multiple of plain "
         f"PyTorch's (torch {content['torch']}, {content['machine'].partition(',')[0]}). A report has a fixed price, "
-        f"once for each failure: the {1000 * fixed:.0f} ms of the quickest step. A model adds a search for its modules"
+        f"once for each failure: the {1000 * fixed:.0f} ms of the quickest step"
     )
     less = "<code>explain</code>, less the fixed price"
     head = ["step", "plain, ms", "<code>explain</code>, ms", "<code>explain</code>", less, "<code>ignoring</code>"]
