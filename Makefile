@@ -7,7 +7,7 @@ RUN := $(BIN)/python -m tools
 ROOT = [ "$$(id -u)" = 0 ] || { echo "error: apt-get can install packages only as root: run sudo apt-get install chromium epubcheck nodejs npm, then make browser again" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
-.PHONY: help book chapter from-notebook check test test-fast browser notebooks record serve site-report bench costs attention compiled fixed masked honesty explained penguins remedies setups colab twice coverage noticed matrix peers lint pins outdated audit watch pdf epub clean
+.PHONY: help book chapter from-notebook check test test-fast test-whole browser notebooks record serve site-report bench costs attention compiled fixed masked honesty explained penguins remedies setups colab twice coverage noticed matrix peers lint pins outdated audit watch pdf epub clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -23,6 +23,9 @@ test: $(BIN)/.ready  ## run all tests, in two processes (or in JOBS=4)
 
 test-fast: $(BIN)/.ready  ## run the tests that need no site, no browser and no installation: while you work
 	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
+
+test-whole: $(BIN)/.ready  ## run all tests with all their cases: of many alike, make test runs a sample
+	WHOLE_TESTS=1 $(BIN)/python -m pytest -n $(JOBS)
 
 browser: $(BIN)/.ready tests/site/node_modules/.ready  ## install what the tests of the site need: Chromium and epubcheck (both need root), axe-core and Lighthouse
 	@$(BIN)/python -c 'from tools.measure.browser import executable as e; exit(not e())' || { $(ROOT) apt-get update && apt-get install -y chromium; }

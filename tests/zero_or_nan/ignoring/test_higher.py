@@ -11,13 +11,14 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from programs import WEIGHTS, Number, programs
+from sample import examples
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from zero_or_nan import ignoring
 from zero_or_nan.ignoring.higher import without
 
-properties = settings(deadline=None, derandomize=True, database=None, max_examples=1000)
+properties = settings(deadline=None, derandomize=True, database=None, max_examples=examples(1000))
 
 
 def gradients(auto, program, order, dtype=torch.float64):

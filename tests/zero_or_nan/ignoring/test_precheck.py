@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, assume, given, settings
 from programs import programs
+from sample import examples
 from tensors import bits, leaf
 from torch import nn
 
@@ -343,7 +344,7 @@ def test_exactly_one_pass_is_made(value, care, monkeypatch):
 
 @tells
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-@settings(deadline=None, derandomize=True, database=None, max_examples=300,
+@settings(deadline=None, derandomize=True, database=None, max_examples=examples(300),
           suppress_health_check=[HealthCheck.filter_too_much])  # fmt: skip
 @given(program=programs())
 def test_a_random_program_that_is_called_harmless_is(dtype, program):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, example, given, settings
 from programs import Program, programs
+from sample import examples
 
 from zero_or_nan import ignoring
 from zero_or_nan.ignoring import cotangent, masks, passes, precheck
@@ -19,7 +20,7 @@ properties = settings(
     deadline=None,
     derandomize=True,
     database=None,
-    max_examples=400,
+    max_examples=examples(400),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
