@@ -104,27 +104,14 @@ def follow_compiled() -> None:
         return
     from torch._functorch import config as functorch
     from torch._inductor import config
-    from torch._inductor.custom_graph_pass import CustomGraphPass
 
-    class Passes(CustomGraphPass):
-        """The passes that were there before, and one of ours."""
-
-        def __init__(self, before: Any, own: Any) -> None:
-            self.before = () if before is None else tuple(before) if isinstance(before, (list, tuple)) else (before,)
-            self.own = own
-
-        def __call__(self, graph: Any) -> None:
-            for each in (*self.before, self.own):
-                each(graph)
-
-        def uuid(self) -> Any:
-            names = [each.uuid() if isinstance(each, CustomGraphPass) else None for each in self.before]
-            return None if None in names else (*names, _fingerprint())
+    from .inductor import Passes
 
     if not _is_followed:
         functorch.donated_buffer = False
-        config.joint_custom_pre_pass = Passes(config.joint_custom_pre_pass, _note)
-        config.joint_custom_post_pass = Passes(config.joint_custom_post_pass, _mark)
+        fingerprint = _fingerprint()
+        config.joint_custom_pre_pass = Passes(config.joint_custom_pre_pass, _note, fingerprint)
+        config.joint_custom_post_pass = Passes(config.joint_custom_post_pass, _mark, fingerprint)
         _is_followed = True
 
 

@@ -1,6 +1,9 @@
 """Compiled regions: their backward graph is followed where they are contaminated, and no miss is silent."""
 
+import json
 import os
+import pickle
+import random
 import subprocess
 import sys
 import warnings
@@ -307,30 +310,41 @@ def test_an_older_release_is_told_what_it_lacks(unmarked, monkeypatch):
 
 
 ANEW = """
-import warnings, torch
+import sys, warnings, torch
+from torch._dynamo.utils import counters
 from zero_or_nan import ignoring
 
 warnings.simplefilter("error", UserWarning)
 ignoring.follow_compiled()
-x = torch.tensor([1.0, 0.0, 4.0], requires_grad=True)
+x, factor = torch.tensor([1.0, 0.0, 4.0], requires_grad=True), float(sys.argv[1])
 warnings.filterwarnings("ignore", "Skipping serial")
 try:
-    loss = torch.compile(lambda x: torch.where(x > 0, x.sqrt() * 2, 0.0).sum() + x.sqrt()[:1].sum())(x)
+    loss = torch.compile(lambda x: torch.where(x > 0, x.sqrt() * factor, 0.0).sum() + x.sqrt()[:1].sum())(x)
 except torch._dynamo.exc.BackendCompilerFailed:
     raise SystemExit(5)
 ignoring.backward(loss)
-print(x.grad.tolist())
+print(x.grad.tolist(), counters["inductor"]["fxgraph_cache_hit"])
 """
 
 
-def test_marks_outlast_the_compilers_cache(marked, tmp_path):
-    source = str(Path(ignoring.__file__).parents[2])
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": source}
-    for _ in range(2):
-        ran = subprocess.run([sys.executable, "-c", ANEW], env=environment, capture_output=True, text=True)
+def test_marks_outlast_the_compilers_cache(marked):
+    source, factor = str(Path(ignoring.__file__).parents[2]), 2 + random.random()  # nothing is in the cache yet
+    for hits in (0, 2):
+        process = [sys.executable, "-c", ANEW, str(factor)]
+        ran = subprocess.run(process, env={**os.environ, "PYTHONPATH": source}, capture_output=True, text=True)
         if ran.returncode == 5:
             pytest.skip("nothing to compile with here")
-        assert ran.stdout.strip() == "[1.5, 0.0, 0.5]", ran.stderr
+        assert ran.returncode == 0, ran.stderr
+        found, _, counted = ran.stdout.strip().rpartition(" ")
+        wanted = torch.tensor([(factor + 1) / 2, 0, factor / 4])
+        torch.testing.assert_close(torch.tensor(json.loads(found)), wanted)
+        assert int(counted) == hits, ran.stderr
+
+
+def test_what_inductor_keeps_in_its_keys_can_be_pickled(marked):
+    """PyTorch 2.8 pickles the passes themselves, and compiles anew each time if it can't."""
+    passes = torch._inductor.config.joint_custom_pre_pass
+    assert pickle.loads(pickle.dumps(passes)).uuid() == passes.uuid()
 
 
 def selected(x):
