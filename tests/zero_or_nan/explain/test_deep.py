@@ -31,13 +31,13 @@ def chain(length, bad):
 
 def forward_alone(bad):
     with explain() as report:
-        chain(10_000, bad)
+        chain(5_000, bad)
     assert not report.origins
 
 
 def forward_and_backward(bad):
     with explain() as report:
-        loss = chain(5_000, bad)
+        loss = chain(2_500, bad)
         loss.backward()
         del loss
     assert len(report.origins) == bad
@@ -47,7 +47,7 @@ def a_total_that_keeps_its_graph(bad):
     weight = torch.ones(2, requires_grad=True)
     with explain() as report:
         total = torch.zeros(())
-        for step in range(5_000):
+        for step in range(2_500):
             loss = (weight[:1] * (torch.nan if bad and step == 5 else 1.0)).sum()
             loss.backward(retain_graph=True)
             total = total + loss
@@ -58,7 +58,7 @@ def a_total_that_keeps_its_graph(bad):
 def on_failure(bad):
     @explain.on_failure
     def step():
-        loss = chain(5_000, bad)
+        loss = chain(2_500, bad)
         loss.backward()
         return loss
 
@@ -70,7 +70,7 @@ def on_failure(bad):
         assert not bad
 
 
-threading.stack_size(1 << 19)  # where 5,000 nodes are too deep already
+threading.stack_size(1 << 18)  # where 2,500 nodes are too deep already
 run = globals()[sys.argv[1]]
 for bad in (False, True):
     thread = threading.Thread(target=run, args=(bad,))
