@@ -23,7 +23,7 @@ from torch.fx import GraphModule
 from .cotangent import can_carry
 from .failures import NotFollowed
 from .finite import all_finite
-from .meanings import functions_in, is_followed, is_own, marks_in, number_of
+from .meanings import PICKED, functions_in, is_followed, is_own, marks_in, number_of, picks
 from .registry import FUNCTIONS, Function
 
 aten = torch.ops.aten
@@ -55,6 +55,13 @@ class Region(NamedTuple):
     def shows(self) -> bool:
         """Whether the graph shows what its zeros mean."""
         return self.functions is not None or bool(self.marks)
+
+    def picks(self, node: Any) -> bool:
+        """True if an operator multiplies by zeros that mean "not selected"."""
+        if self.functions is None:
+            return self.marks.get(node) is PICKED
+        function = self.meaning(node)
+        return function is not None and function.selects is True and picks(node)
 
     def owns(self, node: Any, constant: Any) -> bool:
         """True if a constant belongs to the derivative that calls an operator. The compiler merges equal constants."""
@@ -164,7 +171,8 @@ AS_ATEN: dict[str, Callable[..., Any]] = {
     "prims::convert_element_type": lambda a, dtype: aten._to_copy(a, dtype=dtype),
     "prims::fma": lambda a, b, c: aten.add(aten.mul(a, b), c),
     "prims::rev": aten.flip.default,
-    # These get the places of the largest elements, and no cotangent.
+    # These get sizes or the places of the largest elements, and no cotangent.
+    "prims::iota": _itself("iota"),
     "prims::_low_memory_max_pool_offsets_to_indices": _itself("_low_memory_max_pool_offsets_to_indices"),
     "prims::_low_memory_max_pool2d_offsets_to_indices": _itself("_low_memory_max_pool2d_offsets_to_indices"),
 }

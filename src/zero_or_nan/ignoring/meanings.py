@@ -49,6 +49,9 @@ _WRITING_ZEROS = frozenset(
 JOINING = frozenset({aten.cat, aten.stack})
 ADDING = frozenset({aten.add, aten.sub, aten.rsub})
 
+PICKED = Function(selects=True)
+"""What stands for the function of a product that `picks`."""
+
 _MARKS = {
     3: Function(selects=True),
     4: Function(selects=True, compares=True),
@@ -56,6 +59,7 @@ _MARKS = {
     6: Function(derivative=lambda node, cotangents: ()),
     7: UNKNOWN,
     8: None,
+    9: PICKED,
 }
 """The marks, by the length of the chain: what the record of the function says. No graph has such chains otherwise.
 
@@ -66,7 +70,7 @@ that the graph was marked: no zero was left out of it.
 _MARK = "zero_or_nan"
 """The key of a mark in the metadata of an operator, until the second pass."""
 
-_VERSION = "2"
+_VERSION = "3"
 """Changes with what the passes do. With the records, it is a part of the keys of PyTorch's caches."""
 
 _is_followed = False
@@ -143,6 +147,8 @@ def _note(graph: Any) -> None:
             continue
         if function.derivative is not None and function is not FUNCTIONS["Addmm"]:
             node.meta[_MARK] = 6
+        elif function.selects and picks(node):
+            node.meta[_MARK] = 9
         elif packet in _WRITING_ZEROS and _is_whole(node):
             node.meta[_MARK] = 5 if not function.selects else 4 if function.compares else 3
 
@@ -169,9 +175,8 @@ def _mark(graph: Any) -> None:
     """The second pass, after inductor has removed what does nothing: put the marks in."""
     first = next(node for node in graph.nodes if node.op != "placeholder")
     tangents = [node for node in graph.nodes if node.op == "placeholder" and node.name.startswith("tangents")]
-    if not any(_MARK in node.meta for node in graph.nodes):
-        for tangent in tangents[:1]:
-            tangent.meta[_MARK] = 8
+    for tangent in tangents[:1]:
+        tangent.meta.setdefault(_MARK, 8)  # always: an operator that is marked may end up in the forward graph
     for node in list(graph.nodes):
         last, users = node, list(node.users)
         if not isinstance(node.meta.get("val"), torch.Tensor):
@@ -184,6 +189,18 @@ def _mark(graph: Any) -> None:
         if last is not node:
             for user in users:
                 user.replace_input_with(node, last)
+
+
+def picks(node: Any) -> bool:
+    """True if an operator multiplies by zeros into which a number was scattered.
+
+    So the decomposed derivative of `nll_loss` picks the class of each row. In a function that selects, the zeros mean
+    "not selected". A zero in its other factor, the weights of the classes, does not.
+    """
+    if getattr(node.target, "overloadpacket", None) is not aten.mul:
+        return False
+    factors = [factor for factor in node.args if isinstance(factor, torch.fx.Node)]
+    return any(factor.target is aten.scatter.value and factor.args[3] != 0 for factor in factors)
 
 
 def marks_in(graph: Any) -> dict[Any, Function | None]:
@@ -243,5 +260,5 @@ def _record(name: str, arguments: Sequence[Any]) -> Function | None:
     """The record of an operator; None if no node has its name."""
     if name == "linalg_vector_norm" and (len(arguments) < 2 or math.isfinite(arguments[1])):
         return UNKNOWN  # its record is for orders of inf
-    of_node = _BY_LETTERS.get(name.replace("_", ""))
+    of_node = _BY_LETTERS.get(name.removesuffix("_forward").replace("_", ""))
     return None if of_node is None else FUNCTIONS.get(of_node, UNKNOWN)

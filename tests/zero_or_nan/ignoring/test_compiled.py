@@ -16,6 +16,7 @@ import torch._inductor.config
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from zero_or_nan import ignoring
@@ -101,14 +102,21 @@ FOLLOWED = {
     "masked_fill": (lambda x: x.log().masked_fill(~(x > 0), 0.0).sum(), [1.0, -1.0, NAN]),
     "slice": (lambda x: x.sqrt()[:1].sum(), [1.0, 0.0]),
     "index": (lambda x: x.sqrt()[[0, 2]].sum(), [1.0, 0.0, 4.0]),
-    "pad": (lambda x: torch.nn.functional.pad(x.sqrt(), (0, -1)).sum(), [1.0, 0.0]),
+    "pad": (lambda x: F.pad(x.sqrt(), (0, -1)).sum(), [1.0, 0.0]),
     "cat": (lambda x: torch.cat([x.sqrt()[:1], x[1:]]).prod(), [1.0, 0.0]),
     "split": (lambda x: (x.sqrt().split(1)[0] + 1).sum(), [1.0, 0.0]),
     "max": (lambda x: x.sqrt().max(), [1.0, 0.0]),
     "relu": (lambda x: torch.where(x > 0, x.sqrt(), 0.0).relu().sum(), [1.0, 0.0]),
     "matrix product": (lambda x: (x.view(3, 1) @ torch.ones(1, 2))[[0, 2]].square().sum(), [1.0, NAN, 4.0]),
-    "normalize": (lambda x: torch.nn.functional.normalize(x.view(3, 1))[[0, 2]].sum(), [1.0, NAN, 4.0]),
+    "normalize": (lambda x: F.normalize(x.view(3, 1))[[0, 2]].sum(), [1.0, NAN, 4.0]),
     "BatchNorm": (lambda x: BATCH_NORM(x.view(2, 2).sqrt())[:1].sum(), [1.0, 4.0, 0.0, 0.0]),
+    "cross_entropy": (lambda x: F.cross_entropy(x.view(2, 2), torch.tensor([0, -100])), [1.0, 2.0, NAN, NAN]),
+    "cross_entropy of images": (
+        lambda x: F.cross_entropy(x.view(1, 2, 1, 2), torch.tensor([[[0, -100]]])), [1.0, NAN, 2.0, NAN],
+    ),
+    "nll_loss beside another class": (
+        lambda x: F.nll_loss(x.view(2, 2).log(), torch.tensor([0, -100])), [1.0, 0.0, 0.0, 0.0],
+    ),
     "AMP": (under_autocast, [1.0, 0.0, 4.0]),
     "graph break": (broken, [1.0, 0.0, 4.0]),
     "checkpoint": (
@@ -186,6 +194,21 @@ def positive(x):
     return torch.where(x > 0, x, 0.0).sum()
 
 
+CLASSES = torch.tensor([0, 1])
+
+
+class PickedByNumbers(torch.autograd.Function):
+    """Its backward is that of `nll_loss`, and its zeros are a convention."""
+
+    @staticmethod
+    def forward(ctx, scores):
+        return scores.sum() * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return torch.ops.aten.nll_loss_backward(gradient, torch.ones(2, 2), CLASSES, None, 2, -100, torch.ones(()))
+
+
 USED = {
     "the same where, of the user": (
         lambda x: (lambda y: positive(y) + LikeWhere.apply(y).sum())(x.sqrt()), [1.0, 0.0],
@@ -197,7 +220,7 @@ USED = {
         lambda x: (lambda y: y[:1].sum() + LikeSlice.apply(y).sum())(x.sqrt()), [1.0, 0.0],
     ),
     "LPPool": (
-        lambda x: torch.nn.functional.lp_pool1d(x.sqrt().view(1, 1, -1), 2, 2).sum(), [0.0, 0.0, 1.0, 2.0],
+        lambda x: F.lp_pool1d(x.sqrt().view(1, 1, -1), 2, 2).sum(), [0.0, 0.0, 1.0, 2.0],
     ),
     "pow": (lambda x: (x.sqrt() ** 0).sum() + x.sum(), [0.0, 1.0]),
     "relu beside clamp": (
@@ -211,6 +234,13 @@ USED = {
     "clamp": (lambda x: x.log().clamp(min=-1).sum(), [1.0, NAN]),
     "clamp beside the same condition": (
         lambda x: (lambda y: torch.where(y >= 0, 1.0, 2.0).sum() + y.clamp(min=0).sum())(x.log()), [2.0, NAN],
+    ),
+    "nll_loss with a weight of 0": (
+        lambda x: F.nll_loss(x.view(2, 2).log(), torch.tensor([0, 1]), torch.tensor([0.0, 1.0])), [0.0, 1.0, 1.0, 2.0],
+    ),
+    "nll_loss beside the same product": (
+        lambda x: (lambda y: F.nll_loss(y, CLASSES, reduction="sum") + PickedByNumbers.apply(y))(x.view(2, 2).log()),
+        [1.0, 0.0, 1.0, 2.0],
     ),
     "norm": (lambda x: torch.linalg.vector_norm(x.sqrt()), [0.0, 0.0]),
     "a function of the user": (lambda x: Clipped.apply(x.sqrt()).sum(), [0.0, 0.0]),
@@ -389,7 +419,7 @@ def test_a_selection_behind_the_region_and_masks_that_are_asked_for():
 def test_dropout_keeps_the_mask_that_was_drawn():
     torch.manual_seed(0)
     x = torch.arange(64.0).requires_grad_()
-    y = torch.compile(lambda x: torch.nn.functional.dropout(x.sqrt() * 2, 0.5), backend="aot_eager")(x)
+    y = torch.compile(lambda x: F.dropout(x.sqrt() * 2, 0.5), backend="aot_eager")(x)
     kept = y.detach() != 0
     ignoring.backward(torch.where(x > 0, y, 0.0).sum())
     assert x.grad.isfinite().all() and torch.equal(x.grad[1:] != 0, kept[1:])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..conditions import ALWAYS, AWAY_FROM_ZERO, MODERATE
-from ..cotangent import mask_of, unwrap, zero_ignored
+from ..cotangent import mask_of, selecting, unwrap, zero_ignored
 from ..masks import both, expanded
 from ..registry import function, rule
 from .decompositions import fused
@@ -39,6 +39,7 @@ def nll_loss_backward(
     kept = picked != ignored
     mask = torch.zeros(value.shape, dtype=torch.bool, device=value.device)
     mask.scatter_(classes, picked.where(kept, 0), kept)  # `ignore_index` may be an invalid index
+    mask |= not selecting(grad)
     arriving = mask_of(grad)
     if arriving is not None:
         mask = mask & (arriving.unsqueeze(classes) if arriving.dim() else arriving)
@@ -80,7 +81,7 @@ def ctc_loss_backward(
     read[:, blank] = True
     arriving = mask_of(grad)
     mask = both(inside, None if arriving is None else arriving.reshape(1, -1, 1))
-    counts = read | value.isfinite()
+    counts = read | value.isfinite() | (not selecting(grad))
     return zero_ignored(value.masked_fill_(counts.logical_not(), 0), mask & counts)
 
 
@@ -90,7 +91,7 @@ def margin_loss_backward(op: Any, grad: Any, saved: Tensor, *args: Any, **kwargs
     value = op(unwrap(grad), saved, *args, **kwargs)
     unordered = saved.isnan().any(-1, keepdim=True) if saved.dim() else saved.isnan()
     with_ones = op(torch.ones_like(unwrap(grad)), saved, *args, **kwargs)
-    mask = (with_ones != 0) | unordered
+    mask = (with_ones != 0) | unordered | (not selecting(grad))
     arriving = mask_of(grad)
     if arriving is not None:
         mask = mask & (arriving.unsqueeze(-1) if saved.dim() > 1 and arriving.dim() else arriving.any())

@@ -168,7 +168,11 @@ class Compiled(Step):
             target = AS_ATEN[target._schema.name]
         if self.owner.count is not None:
             self.owner.count.see_operator(NAME, partial(target, **kwargs), args)
-        result = self._counted(self._here, target(*args, **kwargs))
+        result = target(*args, **kwargs)
+        if self._region.picks(self._here) and any(map(_is_cotangent, args)):
+            factor = next(arg for arg in args if not _is_cotangent(arg))
+            result = torch.where(factor != 0, result, 0.0)
+        result = self._counted(self._here, result)
         if (
             packet in Comparisons.COMPARING
             or packet in Comparisons.JOINING
