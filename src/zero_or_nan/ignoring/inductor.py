@@ -8,7 +8,7 @@ from typing import Any
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 
-class Passes(CustomGraphPass):  # type: ignore[misc]
+class Passes(CustomGraphPass):
     """The passes that were there before, and one of ours.
 
     PyTorch 2.8 puts the object itself into the keys of its caches, later releases what `uuid` returns. So it is made of

@@ -134,13 +134,16 @@ class Compiled(Step):
             return self._merged(results, for_each_edge(self.node, returned))
 
     def _run(self, region: Any, arguments: list[Any]) -> Any:
-        """Run the graph. Returns its results, one for each argument of the forward graph."""
+        """Run the graph. Returns its results, one for each argument of the forward graph.
+
+        Takes the arguments out of their list, so that each is freed as soon as no operator needs it.
+        """
         self._region, self._compared, self._flagged = region, {}, False
         known: dict[Any, Any] = {}
-        values = iter(arguments)
+        arguments.reverse()
         for node, last in users_last(region.module):
             if node.op == "placeholder":
-                known[node] = self._counted(node, next(values))
+                known[node] = self._counted(node, arguments.pop())
             elif node.op == "get_attr":
                 known[node] = operator.attrgetter(node.target)(region.module)
             elif node.op == "call_function":
