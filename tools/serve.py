@@ -6,7 +6,7 @@ import gzip
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import lru_cache, partial
 from http import HTTPStatus
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -32,7 +32,7 @@ class _Handler(SimpleHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", self.guess_type(str(path)))
         if path.suffix in _TEXT and "gzip" in self.headers.get("Accept-Encoding", ""):
-            content = gzip.compress(content, mtime=0)
+            content = _compressed(content)
             self.send_header("Content-Encoding", "gzip")
         self.send_header("Content-Length", str(len(content)))
         self.send_header("Cache-Control", "max-age=600")  # as GitHub Pages has it
@@ -41,6 +41,11 @@ class _Handler(SimpleHTTPRequestHandler):
 
     def log_message(self, *args: object) -> None:
         """Silence: the browser says what it could not load."""
+
+
+@lru_cache(maxsize=50)
+def _compressed(content: bytes) -> bytes:
+    return gzip.compress(content, mtime=0)
 
 
 class _Server(ThreadingHTTPServer):

@@ -235,15 +235,6 @@ def test_the_set_up_cell_says_nothing(through):
     assert printed(setup_cell(through.notebook)) == ""
 
 
-def test_a_notebook_with_outputs_runs_as_it_is_downloaded(machine, site):
-    # One of them: a test of the site has it that each has the cells of the one in Colab.
-    run = play(machine, site / "_sources" / "chapters" / "where-over-exp.ipynb")
-    assert run.error == ""
-    assert run.files == cloned(machine)
-    stated = [output.data[MIME] for output in outputs(run.notebook) if MIME in output.get("data", {})]
-    assert len(stated) > 10 and all(fact.get("holds", True) for fact in stated)
-
-
 def test_the_set_up_cell_does_nothing_where_both_are_there(machine, machines, setup):
     machine.find(machines.clone / "src")
     unreachable(machine)

@@ -3,7 +3,7 @@
 import pytest
 from scratch import ROOT
 
-from tools.measure.browser import Visit
+from tools.measure.browser import VIEWS, Visit
 from tools.project import Project
 
 PROJECT = Project(ROOT)
@@ -15,6 +15,13 @@ TRACEBACK = """Traceback (most recent call last):
     return Variable._execution_engine.run_backward(  # Calls into the C++ engine
 RuntimeError: Function 'AddmmBackward0' returned nan values in its 2th output.
 """
+
+
+@pytest.fixture(scope="module")
+def tab(browser, address):
+    """One for all texts that are pasted, which leave nothing behind."""
+    with Visit(browser, address, **VIEWS["wide, light"]) as tab:
+        yield tab
 
 
 def box(tab, selector):
@@ -85,13 +92,13 @@ def test_other_figures_do_not_play_by_themselves_and_a_step_pauses_one_that_play
         ("RuntimeError: grad can be implicitly created only for scalar outputs\n\n", "backward-gradient-argument"),
     ],
 )
-def test_a_pasted_message_opens_the_page_about_it_and_back_leads_back(visit, message, page):
-    visit.open("")
-    visit.page.get_by_label("Error message or traceback").fill(message)
-    visit.page.get_by_role("button", name="Open the page about it").click()
-    visit.page.wait_for_url(f"**/chapters/{page}.html*")
-    visit.page.go_back()
-    visit.page.wait_for_url(lambda url: "search" not in url and "chapters" not in url)
+def test_a_pasted_message_opens_the_page_about_it_and_back_leads_back(tab, message, page):
+    tab.open("")
+    tab.page.get_by_label("Error message or traceback").fill(message)
+    tab.page.get_by_role("button", name="Open the page about it").click()
+    tab.page.wait_for_url(f"**/chapters/{page}.html*")
+    tab.page.go_back()
+    tab.page.wait_for_url(lambda url: "search" not in url and "chapters" not in url)
 
 
 ANOMALY = r"""D:\anaconda3\Lib\site-packages\torch\autograd\graph.py:824: UserWarning: Error detected in SqrtBackward0. Traceback of forward call that caused the error:
@@ -163,40 +170,40 @@ PASTED = {
 }
 
 
-def paste(visit, text):
+def paste(tab, text):
     """Put a text into the box at once: typing a long one takes a browser minutes."""
-    box = visit.page.get_by_label("Error message or traceback")
+    box = tab.page.get_by_label("Error message or traceback")
     box.evaluate("(box, text) => { box.spellcheck = false; box.value = text; }", text)
 
 
 @pytest.mark.parametrize("what", PASTED)
-def test_of_a_whole_text_the_line_that_says_what_is_wrong_decides(visit, what):
+def test_of_a_whole_text_the_line_that_says_what_is_wrong_decides(tab, what):
     text, pages = PASTED[what]
-    visit.open("")
-    paste(visit, text)
-    with visit.page.expect_request("**/search.html?**") as asked:
-        visit.page.get_by_role("button", name="Open the page about it").click()
+    tab.open("")
+    paste(tab, text)
+    with tab.page.expect_request("**/search.html?**") as asked:
+        tab.page.get_by_role("button", name="Open the page about it").click()
     # A server refuses a long address, and needs to know nothing else of the text.
     assert len(asked.value.url) < 4000
-    visit.page.wait_for_url("**/chapters/**")
-    assert visit.page.url.partition("/chapters/")[2].partition(".html")[0] in pages.split()
+    tab.page.wait_for_url("**/chapters/**", wait_until="commit")
+    assert tab.page.url.partition("/chapters/")[2].partition(".html")[0] in pages.split()
 
 
 @pytest.mark.parametrize("text", [LOG, "epoch 1\nall is well\nsaved the checkpoint", " \n\n x"])
-def test_a_text_without_an_error_opens_no_page_by_itself(visit, text):
-    visit.open("")
-    paste(visit, text)
-    visit.page.get_by_role("button", name="Open the page about it").click()
-    visit.page.locator("#found", has_text="for “").or_(visit.page.locator("#found", has_text="about “")).wait_for()
-    assert "/search.html" in visit.page.url and visit.troubles == []
+def test_a_text_without_an_error_opens_no_page_by_itself(tab, text):
+    tab.open("")
+    paste(tab, text)
+    tab.page.get_by_role("button", name="Open the page about it").click()
+    tab.page.locator("#found", has_text="for “").or_(tab.page.locator("#found", has_text="about “")).wait_for()
+    assert "/search.html" in tab.page.url and tab.troubles == []
 
 
-def test_a_pasted_message_that_no_page_is_about_leads_to_the_search(visit):
-    visit.open("")
-    visit.page.get_by_label("Error message or traceback").fill("ModuleNotFoundError: No module named 'zzzzqqq'")
-    visit.page.get_by_role("button", name="Open the page about it").click()
-    visit.page.locator("#found", has_text="No page of this book is about").wait_for()
-    assert visit.page.locator("#none").is_visible()
+def test_a_pasted_message_that_no_page_is_about_leads_to_the_search(tab):
+    tab.open("")
+    tab.page.get_by_label("Error message or traceback").fill("ModuleNotFoundError: No module named 'zzzzqqq'")
+    tab.page.get_by_role("button", name="Open the page about it").click()
+    tab.page.locator("#found", has_text="No page of this book is about").wait_for()
+    assert tab.page.locator("#none").is_visible()
 
 
 def test_a_search_that_can_not_be_made_says_what_to_do(site, visit):

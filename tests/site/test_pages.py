@@ -82,16 +82,23 @@ def test_no_link_of_the_site_leads_over_the_page_that_has_moved(pages):
         assert [link for link in soup.find_all(href=True) if "welcome.html" in attribute(link, "href")] == [], path
 
 
+@pytest.fixture(scope="module")
+def contents(pages):
+    """The links of the navigation of every page, each with what it says of itself."""
+    return {
+        path: {attribute(link, "href"): link.get("aria-current") for link in pages[path].select("nav#contents a")}
+        for path in map(PROJECT.path, PROJECT.names)
+    }
+
+
 @pytest.mark.parametrize("name", [path.stem for path in PROJECT.pages])
-def test_every_page_is_in_the_navigation_of_every_page(pages, name):
-    for path, soup in pages.items():
-        if path in map(PROJECT.path, PROJECT.names):
-            links = {attribute(link, "href"): link.get("aria-current") for link in soup.select("nav#contents a")}
-            here = path == PROJECT.path(f"chapters/{name}")
-            address = "#" if here else os.path.relpath(PROJECT.path(f"chapters/{name}"), Path(path).parent)
-            assert address in links, path
-            assert list(links.values()).count("page") == 1, path
-            assert not here or links["#"] == "page", path
+def test_every_page_is_in_the_navigation_of_every_page(contents, name):
+    for path, links in contents.items():
+        here = path == PROJECT.path(f"chapters/{name}")
+        address = "#" if here else os.path.relpath(PROJECT.path(f"chapters/{name}"), Path(path).parent)
+        assert address in links, path
+        assert list(links.values()).count("page") == 1, path
+        assert not here or links["#"] == "page", path
 
 
 @notebooks
@@ -142,7 +149,9 @@ def test_the_downloaded_notebook_is_that_of_colab_with_outputs(site, name):
     books = (site / "_sources" / "chapters" / f"{name}.ipynb", ROOT / "notebooks" / f"{name}.ipynb")
     downloaded, colab = (nbformat.read(path, as_version=4) for path in books)
     nbformat.validate(downloaded)
-    shown = [[(cell.id, cell.cell_type, cell.source) for cell in book.cells] for book in (downloaded, colab)]
+    shown = [
+        [(cell.id, cell.cell_type, cell.source, cell.metadata) for cell in book.cells] for book in (downloaded, colab)
+    ]
     assert shown[0] == shown[1] and downloaded.metadata == colab.metadata
     first = next(cell for cell in downloaded.cells if cell.cell_type == "code")
     assert PROJECT.repository in first.source and first.outputs == []

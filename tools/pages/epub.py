@@ -66,7 +66,7 @@ def readable(body: str, link: Callable[[str], str], page: str) -> str:
         there.wrap(soup.new_tag("p"))
     for tag in soup.find_all("a", href=True):
         tag["href"] = link(str(tag["href"]))
-    for tag in soup.select("svg, svg *"):
+    for tag in (tag for svg in soup.find_all("svg") for tag in (svg, *svg.find_all(True))):
         tag.name = _SVG.get(tag.name, tag.name)
         tag.attrs = {_SVG.get(name, name): value for name, value in tag.attrs.items()}
     return soup.decode(formatter="minimal")

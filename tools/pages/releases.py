@@ -81,7 +81,7 @@ def releases(folder: Path, link: Link) -> str:
     devices = [(device, len(list(group))) for device, group in groupby(table, lambda column: column.device)]
     groups = "".join(f'<th scope="colgroup" colspan="{n}">PyTorch, {_device(device)}</th>' for device, n in devices)
     heads = "".join(f'<th scope="col">{html.escape(_minor(column.version))}</th>' for column in table)
-    count = len({Place(f["page"], f["case"], f["way"], f["quantity"]) for f in _claims(table)})
+    count = len(set(map(_place, _claims(table))))
     where = " and ".join(
         f"{len({c.version for c in table if c.device == d})} releases on {_device(d)}" for d, _ in devices
     )
@@ -154,7 +154,11 @@ def changes(table: list[Column]) -> Iterator[Change]:
 
 
 def _by_place(run: Column) -> dict[Place, dict[str, Any]]:
-    return {Place(fact["page"], fact["case"], fact["way"], fact["quantity"]): fact for fact in _claims([run])}
+    return {_place(fact): fact for fact in _claims([run])}
+
+
+def _place(fact: dict[str, Any]) -> Place:
+    return Place(fact["page"], fact["case"], fact["way"], fact["quantity"])
 
 
 def _differing_entries(one: dict[str, Any], other: dict[str, Any]) -> tuple[str, str]:
@@ -194,7 +198,7 @@ def _state(run: Column, case: str, way: str) -> State:
     from helpers import JUDGEMENTS
 
     facts = [fact for fact in run.record["outcomes"] if fact["case"] == case]
-    claims = {place: fact for place, fact in _by_place(run).items() if (place.case, place.way) == (case, way)}
+    claims = {_place(fact): fact for fact in facts if fact["type"] == "claim" and fact["way"] == way}
     words = [fact["observed"][way] for fact in facts if fact["type"] == "verdict" and way in fact["observed"]]
     order = [*JUDGEMENTS, *words]  # an exception is worse than any judgement
     word = max(words, key=order.index) if words else "as claimed" if claims else "not run"
