@@ -153,8 +153,8 @@ def changes(table: list[Column]) -> Iterator[Change]:
                     yield Change(place, version, before, since, pulls.get(_minor(version)))
 
 
-def _by_place(run: Column) -> dict[Place, dict[str, Any]]:
-    return {Place(fact["page"], fact["case"], fact["way"], fact["quantity"]): fact for fact in _claims([run])}
+def _by_place(run: Column, case: str | None = None) -> dict[Place, dict[str, Any]]:
+    return {Place(fact["page"], fact["case"], fact["way"], fact["quantity"]): fact for fact in _claims([run], case)}
 
 
 def _differing_entries(one: dict[str, Any], other: dict[str, Any]) -> tuple[str, str]:
@@ -194,7 +194,7 @@ def _state(run: Column, case: str, way: str) -> State:
     from helpers import JUDGEMENTS
 
     facts = [fact for fact in run.record["outcomes"] if fact["case"] == case]
-    claims = {place: fact for place, fact in _by_place(run).items() if (place.case, place.way) == (case, way)}
+    claims = {place: fact for place, fact in _by_place(run, case).items() if place.way == way}
     words = [fact["observed"][way] for fact in facts if fact["type"] == "verdict" and way in fact["observed"]]
     order = [*JUDGEMENTS, *words]  # an exception is worse than any judgement
     word = max(words, key=order.index) if words else "as claimed" if claims else "not run"
