@@ -145,7 +145,9 @@ def test_a_new_chapter_by_the_steps_of_the_text_passes_its_tests(checkout):
     assert commands == ["chapter", "check", "record", "book", "test"]
     run(checkout, "make", "chapter", f"NAME={NAME}")
     said = run(checkout, "make", "check", f"CHAPTER={NAME}", status=2)
-    assert f"chapters/{NAME}.md, code cell 3" in said and "fill in what select first gives for x.grad" in said
+    assert f"chapters/{NAME}.md, code cell 3 (case.claim(" in said
+    assert "fill in what select first gives for x.grad" in said
+    assert "4 later cells failed too" in said  # claims and the verdict: all other cells run
     for path, words in EDITS.items():
         fill_in(root / path, words)
     page = checkout.chapter(NAME)
