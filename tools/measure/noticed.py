@@ -19,7 +19,7 @@ from ..steps.collect import collect, failed
 from ..steps.execute import TIMEOUT
 from ..steps.outputs import Output, Recorded, environment, outputs
 from ..steps.read import read
-from ..steps.run import run_one
+from ..steps.run import needs_torch, run_one
 from ..steps.warm import Warmth
 from .mutations import Mutants
 
@@ -55,8 +55,9 @@ def noticed(project: Project, *names: str, sample: int | None = None) -> int:
     path = project.results / "measured" / "noticed.json"
     rows: dict[str, Any] = read_record(path)["pages"] if path.is_file() and names else {}
     session.begin(project)
-    with Warmth(several=True), ThreadPoolExecutor(2) as pool:
-        for chapter in project.chapters_called(*names):
+    chapters = project.chapters_called(*names)
+    with Warmth(several=any(needs_torch(read(chapter)) for chapter in chapters)), ThreadPoolExecutor(2) as pool:
+        for chapter in chapters:
             row = _page(chapter, recorded, pool, sample)
             print(
                 f"  {chapter.stem}: the build noticed the change in {row['noticed']} of {row['cells']} cells",

@@ -69,7 +69,7 @@ def draw(title: str, description: str, words: dict[str, str]) -> bytes:
         pen.text((LEFT, top), way, font=font(34), fill=MUTED)
         pen.text((470, top), _marked(word), font=font(34, bold=True), fill=_COLOURS.get(word, _BAD))
     file = io.BytesIO()
-    image.save(file, "PNG", optimize=True)
+    image.save(file, "PNG")
     return file.getvalue()
 
 

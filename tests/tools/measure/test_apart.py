@@ -29,8 +29,9 @@ def test_what_it_started_ends_with_it(tmp_path):
         time.sleep(seconds)
 
     for seconds in (0, 60):
-        apart(lambda seconds=seconds: work(seconds), 5)
+        apart(lambda seconds=seconds: work(seconds), 2)
         process = int((tmp_path / "pid").read_text())
+        (tmp_path / "pid").unlink()
         assert wait_for(lambda process=process: gone(process), 10)
 
 

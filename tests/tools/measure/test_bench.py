@@ -28,8 +28,9 @@ def test_an_edit_changes_the_code_of_one_chapter(tmp_path):
     scratch.edit(1)
     second = keys()
     scratch.edit(2)
+    third = keys()
     assert [path.stem for path in first if first[path] != second[path]] == ["where-over-division"]
-    assert [path.stem for path in first if keys()[path] != second[path]] == ["where-over-division"]
+    assert [path.stem for path in first if third[path] != second[path]] == ["where-over-division"]
 
 
 def test_the_table_has_the_ratios():

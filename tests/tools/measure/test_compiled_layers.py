@@ -3,9 +3,11 @@
 import os
 import signal
 from collections import Counter
+from itertools import product
 
 import pytest
 import torch
+from sample import sample
 from scratch import ROOT
 from torch import nn
 
@@ -56,10 +58,10 @@ def expected(record, backend, name):
 SAMPLE = ["Linear", "LPPool1d", "GRUCell", "CrossEntropyLoss", "GaussianNLLLoss"]
 
 
+# Of each backend a layer and a loss; under the second one the layer has programs that are not right.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SAMPLE)
-@pytest.mark.parametrize("backend", compiled.BACKENDS[:2])
-def test_a_sample_is_as_recorded(record, name, backend):
+@pytest.mark.parametrize(("backend", "name"), sample(product(compiled.BACKENDS[:2], SAMPLE), 3))
+def test_a_sample_is_as_recorded(record, backend, name):
     if not any(row["torch"] == compiled.RELEASE for row in record["totals"]):
         pytest.skip("this PyTorch isn't recorded")
     found = compiled.measure_all([name], backend)[name]

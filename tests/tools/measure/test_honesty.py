@@ -13,7 +13,11 @@ from tools.measure import honesty
 from zero_or_nan import ignoring
 from zero_or_nan.ignoring import FUNCTIONS, Function
 
-OPERATORS = {honesty.name_of(op): op for op in honesty.operators()}
+
+@pytest.fixture(scope="module")
+def operators():
+    """By their names. Not at import: the database takes seconds, also in a process that runs none of these tests."""
+    return {honesty.name_of(op): op for op in honesty.operators()}
 
 
 @pytest.fixture
@@ -29,36 +33,36 @@ def plant(monkeypatch):
     """.split(),
 )
 @pytest.mark.slow
-def test_nothing_is_hidden(name):
-    tally = honesty.measure(OPERATORS[name], samples=2)
+def test_nothing_is_hidden(operators, name):
+    tally = honesty.measure(operators[name], samples=2)
     assert tally.undefined > 0
     assert tally.is_honest, tally.notes
 
 
 @pytest.mark.parametrize("name, operator", [("Ceil", "ceil"), ("Sign", "sign")])
-def test_a_step_that_is_taken_for_a_selection_is_found(plant, monkeypatch, name, operator):
+def test_a_step_that_is_taken_for_a_selection_is_found(operators, plant, monkeypatch, name, operator):
     monkeypatch.setattr(honesty, "NOTES", 1000)
     plant(name, Function(selects=True))
-    tally = honesty.measure(OPERATORS[operator], samples=1)
+    tally = honesty.measure(operators[operator], samples=1)
     assert tally.hidden > 0
     for form in ("out of place", "in place", "in place on a slice"):
         start = f"hidden: sample 0, {form}, as it is, all of the outputs, gradient by z of input 0, entry "
         assert any(note.startswith(start) for note in tally.notes), form
 
 
-def test_a_comparison_with_nan_that_is_forgotten_is_found(plant):
+def test_a_comparison_with_nan_that_is_forgotten_is_found(operators, plant):
     plant("ClampMin", dataclasses.replace(FUNCTIONS["ClampMin"], compares=False))
-    assert honesty.measure(OPERATORS["clamp_min"], samples=2).hidden > 0
+    assert honesty.measure(operators["clamp_min"], samples=2).hidden > 0
 
 
 @pytest.mark.usefixtures("by_rules_alone")
-def test_a_rule_that_ignores_too_much_is_found(monkeypatch):
+def test_a_rule_that_ignores_too_much_is_found(operators, monkeypatch):
     def nothing_counts(op, grad, *args, **kwargs):
         value = op(grad.value, *args, **kwargs)
         return ignoring.Cotangent(value, torch.zeros(value.shape, dtype=torch.bool))
 
     monkeypatch.setitem(ignoring.RULES, torch.ops.aten.neg, nothing_counts)
-    assert honesty.measure(OPERATORS["neg"], samples=1).hidden > 0
+    assert honesty.measure(operators["neg"], samples=1).hidden > 0
 
 
 def changed(change):
@@ -83,37 +87,37 @@ class Marked(torch.Tensor):
     ],
     ids=["scrubbed", "rounded", "minus zero", "strides", "type"],
 )
-def test_each_kind_of_violation_is_told(monkeypatch, change, what):
+def test_each_kind_of_violation_is_told(operators, monkeypatch, change, what):
     monkeypatch.setattr(ignoring, "grad", changed(change))
     monkeypatch.setattr(honesty, "NOTES", 1000)
-    tally = honesty.measure(OPERATORS["neg" if what == "other_bits" else "exp"], samples=3)
+    tally = honesty.measure(operators["neg" if what == "other_bits" else "exp"], samples=3)
     assert getattr(tally, what) > 0
     assert any(note.startswith(what.replace("_", " ")) for note in tally.notes)
 
 
-def test_plain_pytorch_is_honest(monkeypatch):
+def test_plain_pytorch_is_honest(operators, monkeypatch):
     monkeypatch.setattr(ignoring, "grad", torch.autograd.grad)
-    assert honesty.measure(OPERATORS["mm"]).is_honest
+    assert honesty.measure(operators["mm"]).is_honest
 
 
 @pytest.mark.usefixtures("by_rules_alone")
-def test_an_error_of_ours_is_told(monkeypatch):
+def test_an_error_of_ours_is_told(operators, monkeypatch):
     def broken(*args, **kwargs):
         raise ZeroDivisionError("a planted one")
 
     monkeypatch.setitem(ignoring.RULES, torch.ops.aten.mm, broken)
-    tally = honesty.measure(OPERATORS["mm"], samples=1)
+    tally = honesty.measure(operators["mm"], samples=1)
     assert tally.exceptions > 0
     assert "ZeroDivisionError: a planted one" in tally.notes[0]
 
 
-def test_a_crash_is_a_row_and_the_rest_goes_on(monkeypatch, capsys):
+def test_a_crash_is_a_row_and_the_rest_goes_on(operators, monkeypatch, capsys):
     def crash(op):
         return os.kill(os.getpid(), signal.SIGKILL) if op.name == "mm" else real(op, samples=1)
 
     real = honesty.measure
     monkeypatch.setattr(honesty, "measure", crash)
-    crashed, other = honesty.measure_all([OPERATORS["mm"], OPERATORS["neg"]])
+    crashed, other = honesty.measure_all([operators["mm"], operators["neg"]])
     assert (crashed.failed, crashed.notes) == (1, ["the process died: SIGKILL"])
     assert other.is_honest and other.cases > 0
     assert "all operators" in capsys.readouterr().out

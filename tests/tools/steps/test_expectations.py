@@ -64,16 +64,16 @@ def test_no_verdict_holds_with_any_word_changed(facts):
 
 
 def test_changing_one_number_in_a_chapter_turns_the_check_red(checkout):
+    # Of this chapter alone: that the outputs of the others stay cached is in test_build.
     chapter = checkout.root / "chapters" / "where-over-exp.md"
     edit(chapter, '"0 * exp(100)", 0 * result, nan)', '"0 * exp(100)", 0 * result, 0)')
-    done = checkout.run("check")
+    done = checkout.run("check", "where-over-exp")
     assert done.returncode == 1
     assert "chapters/where-over-exp.md: claim does not hold: 10729 · vanilla · 0 * exp(100)\n" in done.stderr
     assert f"torch {torch.__version__}" in done.stderr
     assert re.search(r"^ +0 +NaN +<-- first difference$", done.stderr, re.MULTILINE)
     assert len(re.findall(r"^chapters/.*does not hold", done.stderr, re.MULTILINE)) == 1
     assert re.search(r"^1 of \d+ claims and verdicts do not hold\.$", done.stderr, re.MULTILINE)
-    assert done.stdout.count(" cached ") == len(re.findall(r" verdicts?  ", done.stdout)) - 1
 
 
 def claims(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -133,13 +133,3 @@ def test_the_command_says_what_is_wrong_in_one_line(book, arguments, said):
     done = book.run("chapter", *arguments)
     assert done.returncode == 1 and done.stderr.startswith("error: ") and said in done.stderr
     assert done.stderr.count("\n") == 1
-
-
-def test_a_build_of_a_new_chapter_names_the_claim_to_fill_in(book):
-    assert book.run("chapter", "issue-12345").returncode == 0
-    done = book.run("check", "issue-12345", timeout=240)
-    assert done.returncode == 1
-    assert "chapters/issue-12345.md, code cell 3 (case.claim(" in done.stderr
-    assert "fill in what select first gives for x.grad" in done.stderr
-    # The other cells run: only claims and the verdict are to be filled in.
-    assert "4 later cells failed too" in done.stderr
