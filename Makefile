@@ -95,10 +95,10 @@ setups: $(BIN)/.ready  ## run ignoring in all training setups; write their table
 	$(RUN) setups
 
 colab: $(BIN)/.ready  ## run every notebook as Colab runs it; make test runs a few
-	NOTEBOOKS=all $(BIN)/python -m pytest -n 0 tests/installed/test_colab.py
+	WHOLE_TESTS=1 $(BIN)/python -m pytest -n 0 tests/installed/test_colab.py
 
 twice: $(BIN)/.ready  ## build the site twice, the second time from nothing, and compare every byte; make test runs a few chapters twice
-	TWICE=all $(BIN)/python -m pytest -n 0 tests/site/test_builds.py
+	WHOLE_TESTS=1 $(BIN)/python -m pytest -n 0 tests/site/test_builds.py
 
 matrix: $(BIN)/.ready  ## run claims, library tests and a sample of operators on all PyTorch releases (or on TORCH="2.9.1 2.15.0")
 	$(RUN) matrix $(TORCH)

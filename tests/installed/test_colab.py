@@ -2,13 +2,12 @@
 
 The set-up cell is the one that readers run, and does what it does for them: git clones the repository, and nothing is
 installed. A few notebooks are run, which together import from every package that the book imports from. What the others
-import is imported in one process. With NOTEBOOKS=all, as in `make colab`, every notebook is run.
+import is imported in one process. `make colab` runs every notebook.
 """
 
 import ast
 import asyncio
 import json
-import os
 import re
 import shutil
 import sys
@@ -23,6 +22,7 @@ from jupyter_client.manager import AsyncKernelManager
 from machines import PROJECT, Machine, pinned
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
+from sample import WHOLE
 
 NOTEBOOKS = [PROJECT.notebook(chapter) for chapter in PROJECT.chapters]
 
@@ -42,7 +42,7 @@ def packages(statement):
     return {name.partition(".")[0] for name in names}
 
 
-def sample(paths):
+def few(paths):
     """A few of the notebooks, which import from every package that any imports: next the one with most new ones."""
     missing = {path: set().union(*map(packages, statements(path))) for path in paths}
     chosen = []
@@ -53,7 +53,7 @@ def sample(paths):
     return chosen
 
 
-PLAYED = NOTEBOOKS if os.environ.get("NOTEBOOKS") == "all" else sample(NOTEBOOKS)
+PLAYED = NOTEBOOKS if WHOLE else few(NOTEBOOKS)
 MIME = "application/vnd.zero-or-nan+json"
 ABOUT_TORCH = "[torch.__version__, torch.__file__, __import__('os').stat(torch.__file__).st_mtime_ns]"
 FILES = "[__import__(name).__file__ for name in ('helpers', 'zero_or_nan')]"

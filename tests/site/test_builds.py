@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from jupyter_cache import get_cache
+from sample import WHOLE
 from scratch import ROOT, Book
 
 from tools.project import Project
@@ -58,7 +59,7 @@ def test_two_builds_of_one_tree_give_the_same_bytes(site, checkout):
     # (with TWICE=all, as in `make twice`, every chapter).
     git = ROOT / ".git"  # a file, if this is one of several work trees
     (shutil.copytree if git.is_dir() else shutil.copy)(git, checkout.root / ".git")
-    kept = len(Project(ROOT).chapters) - forget(checkout, everything=os.environ.get("TWICE") == "all")
+    kept = len(Project(ROOT).chapters) - forget(checkout, everything=WHOLE)
     done = checkout.run("book", timeout=400)
     assert done.returncode == 0 and done.stdout.count(" cached ") == kept, done.stdout + done.stderr
     files = [{path.relative_to(root) for path in root.rglob("*") if path.is_file()} for root in (site, checkout.site)]
