@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..ignoring.compiled import is_region
 from .births import come_in, come_out, describe, newborn
 from .calls import Call, Change, apart, came_too, finite_ones, of_masks, was_there
 from .findings import Findings
@@ -19,7 +20,7 @@ from .functions import MAKES_DATA, MEANT, UNINITIALIZED, Plan, buffers_of, overw
 from .nodes import node_of, note_call, note_carried, note_passed
 from .places import is_loading
 from .provenance import Birth, Provenance, joined, without
-from .regions import COMPILED, Regions, is_compiled
+from .regions import COMPILED, Regions
 from .tensors import any_of, is_finite, is_sparse, not_finite, numbers_of, tensors_in, unreadable_layout
 
 
@@ -113,7 +114,7 @@ class Attribution:
         """The birth of a tensor that is not finite, and that no function in the block has made."""
         births, node = self.findings.births, node_of(tensor)
         place = self.regions.place_of(node)
-        if not is_compiled(node) or place is None:
+        if not is_region(node) or place is None:
             birth = come_in(tensor, here, call)
             uninitialized = self.findings.uninitialized.of(tensor)
             if uninitialized is not None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from ..ignoring.compiled import is_region
 from ..ignoring.graph import KINDS, AccumulateGrad, Edge, function_of, run
 from ..ignoring.lifetimes import held_from
 from ..ignoring.plan import nothing_ignored
@@ -50,7 +51,7 @@ from .nodes import (
 )
 from .places import Place, place_here, users_frame
 from .provenance import Birth, Provenance, joined
-from .regions import COMPILED, NOT_INSIDE, Regions, SecondRun, is_compiled, outputs_of
+from .regions import COMPILED, NOT_INSIDE, Regions, SecondRun, outputs_of
 from .sandbox import Sandbox
 from .shadow import Shadow, leaves_of, shadow_of
 from .tensors import all_finite, any_of, are_finite, beyond, is_finite, not_finite, numbers_of
@@ -147,7 +148,7 @@ class Backward:
         for node in self.graph:
             if type(node) is not AccumulateGrad:
                 self._handles.append(node.register_hook(self._hook(node)))
-                if is_compiled(node):
+                if is_region(node):
                     self._handles.append(node.register_prehook(self._begin_compiled))
 
     def _begin_compiled(self, arriving: Any) -> None:
@@ -224,7 +225,7 @@ class Backward:
             self.shadow = shadow_of(roots, vectors, inputs, self.graph, keep, unsafe, nested)
         self.events.lacks_shadow = self.shadow is None
         if self.shadow is not None and not self.shadow.is_complete:
-            self.events.is_partial = any(map(is_compiled, self.graph))
+            self.events.is_partial = any(map(is_region, self.graph))
         if self.shadow is not None and self.shadow.is_complete:
             for node, at, bad in self.shadow.made:
                 self._note_hidden(node, at, bad)
@@ -297,7 +298,7 @@ class Backward:
         provenances, came = self._arriving(node, arriving)
         origination = self._origination(node)
         share_readable(node, origination.node)
-        inside = self._inside(node, arriving, results) if is_compiled(node) else {}
+        inside = self._inside(node, arriving, results) if is_region(node) else {}
         is_innocent: bool | None = None
         for at, ((ahead, slot), result) in enumerate(zip(node.next_functions, results, strict=False)):
             bad = found.get(at)
@@ -463,7 +464,7 @@ class Backward:
         called = node.metadata.get(CALLED)
         if called is not None:
             return Origination(node, *called)
-        if is_compiled(node):
+        if is_region(node):
             return Origination(node, COMPILED, self.regions.place_of(node) or place_here(users_frame()))
         if node not in self._callers:
             self._callers[node] = self._caller(node)
@@ -564,7 +565,7 @@ class Backward:
         finally:
             inner.let_go()
         inner.end(gradients)
-        is_alone = not self.events.is_partial or sum(map(is_compiled, self.graph)) == 1
+        is_alone = not self.events.is_partial or sum(map(is_region, self.graph)) == 1
         own = {*again.births, *(born.birth for born in inner.events.born.values())}
         for birth, verdict, *_ in diagnose(inner.events, inner.shadow, {}):
             known = self.events.inside.get(birth)

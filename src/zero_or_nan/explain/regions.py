@@ -138,11 +138,6 @@ class SecondRun(NamedTuple):
     drew: bool
 
 
-def is_compiled(node: Any) -> bool:
-    """Whether a node is that of a compiled region."""
-    return node is not None and "Compiled" in node.name()
-
-
 class Regions:
     """The compiled regions of one watch.
 

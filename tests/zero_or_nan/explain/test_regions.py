@@ -503,3 +503,24 @@ def test_arguments_are_freed_with_the_graph():
         del x, loss
         gc.collect()
         assert known() is None
+
+
+class CompiledByHand(torch.autograd.Function):
+    """Has the name of a region, and is none."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sqrt()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient / (2 * x.sqrt())
+
+
+def test_a_function_of_the_user_is_no_region_whatever_its_name():
+    x = torch.zeros(1, requires_grad=True)
+    with explain() as report:
+        CompiledByHand.apply(x).sum().backward()
+    assert "1 / 0" in str(report) and "compiled region ran" not in str(report)
