@@ -127,12 +127,23 @@ def _check(node: Any, region: Region) -> None:
         raise NotFollowed(f"a compiled region with {getattr(target, '__name__', target)}")
     if target.namespace not in ("aten", "prims") or target.namespace == "prims" and target._schema.name not in AS_ATEN:
         raise NotFollowed(f"a compiled region with {target._schema.name}")
-    if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
+    if target._schema.is_mutable or _draws(node):
         raise NotFollowed(f"a compiled region with {target._schema.name}, which can't be run twice")
     function = region.meaning(node)
     if function is not None and function.derivative is not None and function is not FUNCTIONS["Addmm"]:
         # `Addmm` has one for beta=0 alone. In a region, the base then counts.
         raise NotFollowed("a compiled region with a function whose derivative ignoring replaces")
+
+
+def _draws(node: Any) -> bool:
+    """True if an operator draws random numbers. Attention without dropout draws none, and may be computed again."""
+    if torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    places = {argument.name: place for place, argument in enumerate(node.target._schema.arguments)}
+    if "dropout_p" not in places:
+        return True
+    given = node.args[places["dropout_p"] :]
+    return bool((given[0] if given else node.kwargs.get("dropout_p", 0.0)) != 0.0)
 
 
 def _graph_inside(compiled: Any) -> Any:

@@ -173,7 +173,7 @@ def _is_whole(node: Any) -> bool:
 
 def _mark(graph: Any) -> None:
     """The second pass, after inductor has removed what does nothing: put the marks in."""
-    first = next(node for node in graph.nodes if node.op != "placeholder")
+    order = {node: number for number, node in enumerate(graph.nodes)}
     tangents = [node for node in graph.nodes if node.op == "placeholder" and node.name.startswith("tangents")]
     for tangent in tangents[:1]:
         tangent.meta.setdefault(_MARK, 8)  # always: an operator that is marked may end up in the forward graph
@@ -181,7 +181,9 @@ def _mark(graph: Any) -> None:
         last, users = node, list(node.users)
         if not isinstance(node.meta.get("val"), torch.Tensor):
             continue
+        first = min(users, key=order.__getitem__, default=None)
         for _ in range(node.meta.pop(_MARK, 0)):
+            # That of a cotangent comes where it is used first: earlier, it would be in the middle of forward.
             with graph.inserting_before(first) if node.op == "placeholder" else graph.inserting_after(last):
                 alias = graph.call_function(aten.alias.default, (last,))
             alias.meta = copy.copy(node.meta)

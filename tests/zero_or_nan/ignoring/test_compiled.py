@@ -371,6 +371,19 @@ def test_marks_outlast_the_compilers_cache(marked):
         assert int(counted) == hits, ran.stderr
 
 
+@pytest.mark.parametrize("dropout, draws", [(0.0, False), (0.5, True)])
+def test_attention_without_dropout_may_be_computed_again(dropout, draws):
+    """Inductor may do so in backward."""
+    rows = torch.ones(1, 1, 2, 2)
+    graph = torch.fx.Graph()
+    node = graph.call_function(
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default, (rows, rows, rows, dropout)
+    )
+    assert graphs._draws(node) is draws
+    assert not graphs._draws(graph.call_function(node.target, (rows, rows, rows)))
+    assert graphs._draws(graph.call_function(torch.ops.aten.native_dropout.default, (rows, dropout, True)))
+
+
 def test_what_inductor_keeps_in_its_keys_can_be_pickled(marked):
     """PyTorch 2.8 pickles the passes themselves, and compiles anew each time if it can't."""
     passes = torch._inductor.config.joint_custom_pre_pass
