@@ -107,7 +107,10 @@ def region_of(forward: Any) -> Region:
         info: Any = getattr(forward, "_lazy_backward_info", None)
         module = getattr(info, "bw_module", None)
         if module is None and hasattr(info, "bw_module_fn"):
-            module = info.bw_module_fn()
+            try:
+                module = info.bw_module_fn()
+            except Exception as error:  # PyTorch can't read each graph back that it put into its cache
+                raise NotFollowed(f"a compiled region whose graph can't be read from PyTorch's cache: {error}") from error
         if not isinstance(module, GraphModule):
             raise NotFollowed("a compiled region without its backward graph")
         functions = functions_of(forward)
