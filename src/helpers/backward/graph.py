@@ -16,7 +16,7 @@ from torch.masked import masked_tensor
 
 from zero_or_nan import ignoring
 from zero_or_nan.ignoring.graph import graph_from
-from zero_or_nan.ignoring.masked_pass import Pass
+from zero_or_nan.ignoring.masked_pass import Observer, Pass
 from zero_or_nan.ignoring.masks import full
 
 from ..entries import Outcome, outcome
@@ -248,7 +248,7 @@ def _ignoring(order: Sequence[Any], loss: Tensor, edges: Sequence[GradientEdge],
     return arrived, sent
 
 
-class Listening:
+class Listening(Observer):
     """Keeps what each node of a pass of `ignoring` sends, with its mask.
 
     `ignoring.grad` gives what arrives at an edge: if a tensor is used twice, the sum.

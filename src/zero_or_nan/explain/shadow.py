@@ -11,7 +11,7 @@ from torch.autograd.graph import GradientEdge
 
 from ..ignoring.graph import AccumulateGrad, Edge, Graph
 from ..ignoring.lifetimes import held_from
-from ..ignoring.masked_pass import Pass
+from ..ignoring.masked_pass import Observer, Pass
 from ..ignoring.masks import Mask
 from ..ignoring.registry import UNKNOWN, record_of
 from ..ignoring.steps import CHECKPOINT
@@ -20,7 +20,7 @@ from .nodes import edge_of
 from .tensors import are_finite, is_finite, not_finite, numbers_of
 
 
-class Shadow:
+class Shadow(Observer):
     """The outcome of a pass of `ignoring` that changes no gradient.
 
     Attributes:
@@ -48,6 +48,10 @@ class Shadow:
     def let_go(self) -> None:
         """Forget the graph, which the pass that follows frees."""
         self._graph, self._senders = {}, {}
+
+    def not_followed(self) -> None:
+        """Remember that the pass could not follow an operator."""
+        self.is_complete = False
 
     def handed_on(self, node: Any, values: Sequence[Any], masks: Sequence[Mask]) -> None:
         """Remember whether everything that a node hands on is finite."""
@@ -93,7 +97,7 @@ def shadow_of(
     if not edges:
         return None
     shadow = Shadow(graph)
-    running = _Pass(shadow, roots, graph, [*keep, *edges], unsafe=unsafe, observer=shadow)
+    running = Pass(roots, graph, [*keep, *edges], unsafe=unsafe, observer=shadow)
     shadow.masks = running.masks
     try:
         with without_side_effects(), _Leaves(graph) as leaves, running:
@@ -109,18 +113,6 @@ def shadow_of(
         return None
     shadow.let_go()
     return shadow
-
-
-class _Pass(Pass):
-    """A pass that says whether it could follow each operator."""
-
-    def __init__(self, shadow: Shadow, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._shadow = shadow
-
-    def failed(self, name: str, error: Exception, suspected: bool = False) -> None:
-        self._shadow.is_complete = False
-        super().failed(name, error, suspected)
 
 
 class _Leaves:

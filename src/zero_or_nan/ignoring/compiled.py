@@ -110,7 +110,8 @@ def region_of(forward: Any) -> Region:
             try:
                 module = info.bw_module_fn()
             except Exception as error:  # PyTorch can't read each graph back that it put into its cache
-                raise NotFollowed(f"a compiled region whose graph can't be read from PyTorch's cache: {error}") from error
+                reason = f"a compiled region whose graph can't be read from PyTorch's cache: {error}"
+                raise NotFollowed(reason) from error
         if not isinstance(module, GraphModule):
             raise NotFollowed("a compiled region without its backward graph")
         functions = functions_of(forward)

@@ -21,7 +21,7 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,14 +35,13 @@ from .forms import form_of, is_dense, not_zero, values_of
 from .graph import Edge, Graph, edge_of, function_of, graph_from
 from .higher import constants, is_recorded, tangent_of, without
 from .hooks import PassHook, put_first
-from .kinds import NodeKind
 from .lifetimes import held_from
 from .masks import Mask, all_count, and_whatever_is_not_0, both, either, everywhere, nothing_counts
 from .plan import EVERYTHING, Ahead, planned
 from .precheck import is_safe
 from .registry import Function, Transfer
 from .sparse import is_sparse
-from .steps import CustomVJP, Linear, OverNothing, Recomputed, Sliced, Step, Traced, is_over_nothing
+from .steps import CustomVJP, Linear, OverNothing, Recomputed, Step, Transferred, is_over_nothing
 from .threads import current, set_current
 from .vmapped import is_wrapped
 
@@ -74,11 +73,14 @@ def _sent(mask: Mask, value: Tensor) -> _Arrived:
     return _Arrived(mask, None, 0) if value.is_inference() else _Arrived(mask, weakref.ref(value), value._version)
 
 
-class Observer(Protocol):
-    """Watches a pass, and changes nothing."""
+class Observer:
+    """Watches a pass, and changes nothing. Subclasses override what they want to be called for."""
 
     def handed_on(self, node: Any, values: Sequence[Any], masks: Sequence[Mask]) -> None:
         """Called after a node's derivative, with a value, or None, and a mask for each edge."""
+
+    def not_followed(self) -> None:
+        """Called each time that the pass can't follow something."""
 
 
 class Pass:
@@ -94,7 +96,7 @@ class Pass:
             node counts as unsafe.
         by_rules_alone: whether each derivative is interpreted, operator by operator, and none is left to plain
             PyTorch. This is needed if the pass is recorded.
-        observer: is called with the results of each node that is not skipped.
+        observer: is called with the results of each node that is not skipped, and if something is not followed.
 
     Attributes:
         masks: the mask of each edge in `keep`, None if all elements count. If no cotangent has reached an edge, it has
@@ -152,10 +154,10 @@ class Pass:
             self.by_rules_alone = plan.by_rules_alone
             if plan.first is not None:  # to know this pass's run of the engine before a user's hook starts another run
                 self._handles.append(plan.first.register_prehook(PassHook(self._begun)))
-            for node, ahead, kind, repair in plan.transferred:
-                self._transfer(node, ahead, kind, repair)
-            for node, ahead, step, function in plan.interpreted:
-                self._interpret(node, ahead, step, function)
+            for node, ahead, function, transfer in plan.transferred:
+                self._transfer(node, ahead, function, transfer)
+            for node, ahead, function, step in plan.interpreted:
+                self._interpret(node, ahead, function, step)
             self._before = current()
             set_current(self)
         except BaseException:
@@ -198,6 +200,8 @@ class Pass:
 
         If it is only `suspected` to have lost a mask, a warning reports it only if a gradient is not finite.
         """
+        if self.observer is not None:
+            self.observer.not_followed()
         if self.outer is not None:
             self.outer.failed(name, error, suspected)
         elif isinstance(error, NotFollowed):
@@ -228,7 +232,7 @@ class Pass:
     # A cotangent arrives at a node, a step runs the derivative, and the results go to the next nodes.
 
     def _enter(
-        self, node: Any, step_type: Callable[..., Step], function: Function, arriving: tuple[Any, ...]
+        self, node: Any, function: Function, step_type: type[Step], arriving: tuple[Any, ...]
     ) -> tuple[Any, ...] | None:
         """The hook before an interpreted node: begins a step."""
         if not self._is_mine():
@@ -238,25 +242,13 @@ class Pass:
             arriving = tuple(self._at_constants(node, number, value) for number, value in enumerate(arriving))
         if step_type in _OF_PYTORCH and is_over_nothing(arriving):
             step_type = OverNothing
-        masks, values, masked, unmaskable = [], [], recorded, None
-        for number, value in enumerate(arriving):
-            value, mask, carries = self._arriving(node, number, value, step_type is Step and not self.by_rules_alone)
-            masks.append(mask)
-            values.append(value)
-            masked = masked or mask is not None
-            if not carries or step_type in _ON_COTANGENTS and _is_anothers(value):
-                unmaskable = value
-        if unmaskable is not None:
-            self._pass_by(unmaskable)
+        arrived = self._all_arriving(node, function, step_type, arriving, recorded)
+        if arrived is None:
             return None
-        if not masked and function.selects is False and (step_type is Step or step_type is Linear):
-            return None
+        values, masks = arrived
         if self.count is not None:
             self.count.see(node, masks)
-        step = step_type(self, node, function, masks)
-        if not masked and not step.is_needed:
-            return None
-        self._running[node] = step
+        self._running[node] = step = step_type(self, node, function, masks)
         return tuple(step.begin(values))
 
     def _at_constants(self, node: Any, number: int, value: Any) -> Any:
@@ -287,38 +279,31 @@ class Pass:
         # PyTorch checks what a hook returns, and can't check nested tensors.
         return None if all(map(operator.is_, values, results)) else tuple(values)
 
-    def _follow(
+    def _after(
         self,
         node: Any,
         edges: Sequence[tuple[Edge, bool]],
         function: Function,
-        masks: Transfer,
-        repair: Any,
+        transfer: Transfer | type[Transferred],
         results: tuple[Any, ...],
         arriving: tuple[Any, ...],
-    ) -> None:
-        """The hook after a transferred node: plain PyTorch's derivative has run, and now the mask goes through it."""
+    ) -> tuple[Any, ...] | None:
+        """The hook after a transferred node: plain PyTorch's derivative has run, and now the masks go through it."""
         if not self._is_mine():
-            return
-        grad, mask, carries = self._arriving(node, 0, arriving[0])
-        found: Sequence[Mask] | None = None
-        if not carries:
-            self._pass_by(grad)
-        elif grad is not None and (mask is not None or function.selects is not False):
-            keep = self.keep
-            wanted = [
-                result if not last or edge in keep else None
-                for (edge, last), result in zip(edges, results, strict=False)
-            ]
+            return None
+        if transfer in _OF_PYTORCH and is_over_nothing(arriving):
+            transfer = OverNothing
+        values: Sequence[Any] = results
+        masks: Iterable[Mask] = _NO_MASKS
+        arrived = self._all_arriving(node, function, transfer, arriving)
+        if arrived is not None:
+            wanted = [not last or edge in self.keep for edge, last in edges]
             try:
-                if self.count is not None and repair is not None:
-                    self.count.see(node, [mask])
-                if repair is not None and mask is not None:
-                    repair(node, grad, mask, results)
-                found = masks.follow(node, grad, mask, wanted)
+                values, masks = transfer.after(self, node, function, *arrived, results, wanted)
             except Exception as error:
                 self.failed(function_of(node.name()), error)
-        self._hand_on(node, edges, results, _NO_MASKS if found is None else found)
+        self._hand_on(node, edges, values, masks)
+        return None if all(map(operator.is_, values, results)) else tuple(values)
 
     def _hand_on(
         self, node: Any, edges: Sequence[tuple[Edge, bool]], values: Sequence[Any], masks: Iterable[Mask]
@@ -361,7 +346,29 @@ class Pass:
         if top._suspected and not (is_finite(gradient) and is_finite(tangent_of(gradient))):
             top._lost.update(top._suspected)
 
-    def _arriving(self, node: Any, number: int, value: Any, may_be_sparse: bool = False) -> tuple[Any, Mask, bool]:
+    def _all_arriving(
+        self,
+        node: Any,
+        function: Function,
+        step: type[Step] | Transfer,
+        arriving: Sequence[Any],
+        has_to_run: bool = False,
+    ) -> tuple[list[Any], list[Mask]] | None:
+        """The cotangents that arrive at a node, and their masks; None if plain PyTorch's results need no masks."""
+        masks, values, unmaskable = [], [], None
+        for number, value in enumerate(arriving):
+            value, mask, carries = self._arriving(node, number, value, step is Step and not self.by_rules_alone)
+            masks.append(mask)
+            values.append(value)
+            has_to_run = has_to_run or mask is not None
+            if not carries or step.on_cotangents and _is_anothers(value):
+                unmaskable = value
+        if unmaskable is not None:
+            self._pass_by(unmaskable)
+            return None
+        return (values, masks) if has_to_run or step.always_runs or function.may_select(node) else None
+
+    def _arriving(self, node: Any, number: int, value: Any, may_be_sparse: bool) -> tuple[Any, Mask, bool]:
         """A cotangent, its mask, and whether it can carry a mask at all.
 
         If a user's hook has turned an ignored element into a number other than 0, the element counts. A ZeroTensor
@@ -404,16 +411,14 @@ class Pass:
             self._engine_pass = running
         return running == self._engine_pass
 
-    def _transfer(self, node: Any, ahead: Ahead, kind: NodeKind, repair: Any) -> None:
-        """Let plain PyTorch run the node's derivative, and send the mask through it afterwards."""
-        assert kind.transfer is not None
-        leave = PassHook(self._follow, node, ahead, kind.function, kind.transfer, repair)
-        self._handles += put_first(node.register_hook(leave))
+    def _transfer(self, node: Any, ahead: Ahead, function: Function, transfer: Transfer | type[Transferred]) -> None:
+        """Let plain PyTorch run the node's derivative, and send the masks through it afterwards."""
+        self._handles += put_first(node.register_hook(PassHook(self._after, node, ahead, function, transfer)))
 
-    def _interpret(self, node: Any, ahead: Ahead, step: type[Step], function: Function) -> None:
+    def _interpret(self, node: Any, ahead: Ahead, function: Function, step: type[Step]) -> None:
         """Put a step around the run of the node's derivative."""
         # The user's prehooks run before this one, so the step gets what they return.
-        self._handles.append(node.register_prehook(PassHook(self._enter, node, step, function)))
+        self._handles.append(node.register_prehook(PassHook(self._enter, node, function, step)))
         self._handles += put_first(node.register_hook(PassHook(self._leave, node, ahead)))
         if step is Recomputed:
             self._handles.append(Recomputed.prepare(node, self))
@@ -461,9 +466,6 @@ def _unless_constant(node: Any, value: Any, mask: Mask) -> Mask:
 
 _OF_PYTORCH = (Step, Linear, CustomVJP)
 """The steps that run one derivative of PyTorch's own."""
-
-_ON_COTANGENTS = (Step, Traced, Sliced)
-"""The steps whose derivative gets cotangents in place of plain tensors."""
 
 
 def _is_anothers(value: Any) -> bool:

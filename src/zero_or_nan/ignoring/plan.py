@@ -3,8 +3,9 @@
 A node is one of three:
 
 - *skipped*: plain PyTorch runs its derivative, and no mask is needed from there on;
-- *transferred*: plain PyTorch runs its derivative, and afterwards only the mask goes through the derivative;
-- *interpreted*: its derivative runs on cotangents that know their masks, operator by operator.
+- *transferred*: plain PyTorch runs its derivative, and afterwards the masks go through the derivative;
+- *interpreted*: a step is around its derivative. The derivative usually runs on cotangents that know their masks,
+  operator by operator.
 
 A skipped node costs nothing, a transferred node one hook, an interpreted node two hooks and the rules. The plan
 depends on the node's type (`kinds`), and on whether the precheck found the node's saved tensors safe.
@@ -19,8 +20,8 @@ from .distributed import is_spread
 from .graph import KINDS, AccumulateGrad, Edge, Graph, has_empty_result
 from .higher import any_recorded, is_recorded
 from .kinds import NodeKind, classify, step_at
-from .registry import UNKNOWN, Function
-from .steps import CustomVJP, Linear, Step
+from .registry import UNKNOWN, Function, Transfer
+from .steps import CustomVJP, Linear, Step, Transferred
 
 Ahead = Sequence[tuple[Edge, bool]]
 """The edges of a node. A bool beside each edge says whether the mask ends there, because the node ahead is skipped."""
@@ -31,7 +32,7 @@ class Policy(NamedTuple):
 
     Attributes:
         skips: whether a node is skipped if plain PyTorch can be trusted from there on. Leaves are always skipped.
-        transfers: whether nodes are transferred.
+        transfers: whether registered transfers are used.
     """
 
     skips: bool = True
@@ -47,14 +48,14 @@ class Plan(NamedTuple):
     Attributes:
         by_rules_alone: whether every derivative has to be interpreted.
         first: the first node of the prefix that no mask reaches; None if there is no such prefix.
-        transferred: each such node, its edges, its kind, and the function that repairs the results, if needed.
-        interpreted: each such node, its edges, the step that runs its derivative, and its function's record.
+        transferred: each such node, its edges, its function's record, and its transfer, which may be a step.
+        interpreted: each such node, its edges, its function's record, and the step that runs its derivative.
     """
 
     by_rules_alone: bool
     first: Any
-    transferred: list[tuple[Any, Ahead, NodeKind, Any]]
-    interpreted: list[tuple[Any, Ahead, type[Step], Function]]
+    transferred: list[tuple[Any, Ahead, Function, Transfer | type[Transferred]]]
+    interpreted: list[tuple[Any, Ahead, Function, type[Step]]]
 
 
 def planned(
@@ -85,13 +86,25 @@ def planned(
             continue
         kind = classify(node)
         ahead = [(edge, edge[0] is None or edge[0] in skipped) for edge in edges]
-        if kind.transfer is not None and policy.transfers and not by_rules_alone:
-            trusted = bool(unsafe) and node not in unsafe
-            if kind.transfer.may_follow(node, trusted):
-                plan.transferred.append((node, ahead, kind, None if trusted else kind.transfer.repair))
-                continue
-        plan.interpreted.append((node, ahead, step_at(node, kind), kind.function))
+        transfer = None if by_rules_alone else _transfer_at(node, kind, unsafe, policy)
+        if transfer is not None:
+            plan.transferred.append((node, ahead, kind.function, transfer))
+        else:
+            plan.interpreted.append((node, ahead, kind.function, step_at(node, kind)))
     return plan
+
+
+def _transfer_at(
+    node: Any, kind: NodeKind, unsafe: Collection[Any], policy: Policy
+) -> Transfer | type[Transferred] | None:
+    """The registered transfer of a node, or a step that follows the derivative; None if the node is interpreted."""
+    transfer = kind.transfer
+    if transfer is not None and policy.transfers:
+        is_safe = bool(unsafe) and node not in unsafe
+        if transfer.may_follow(node, is_safe):
+            return transfer.without_repair if is_safe else transfer
+    step = step_at(node, kind)
+    return step if issubclass(step, Transferred) else None
 
 
 def _skippable(graph: Graph, keep: Collection[Edge], unsafe: Collection[Any], policy: Policy) -> set[Any]:

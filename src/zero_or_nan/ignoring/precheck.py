@@ -131,48 +131,30 @@ class _Precheck:
             return all(tensor is None or self._accepts_tensor(node, tensor, place.condition) for tensor in saved)
         return saved is None or self._accepts_tensor(node, saved, place.condition)
 
-    def _accepts_tensor(self, node: Any, tensor: Any, condition: Condition) -> bool:
+    def _accepts_tensor(self, node: Any, saved: Any, condition: Condition) -> bool:
         """The same for one tensor."""
-        if type(tensor) not in _DENSE:
-            part = form_of(tensor).here(tensor)
-            if part is None or type(part) not in _DENSE:
-                return False
-            tensor = part
-        if is_sparse(tensor):
-            tensor = stored(tensor)
+        tensor = _numbers_here(saved)
+        if tensor is None:
+            return False
         entries = tensor.numel()
         if not entries:
             return True
-        if tensor.layout is not torch.strided or not _in_memory(tensor):
+        if tensor.layout is not torch.strided or not _in_memory(tensor) or tensor.is_complex():
             return False
-        dtype = tensor.dtype
-        if not dtype.is_floating_point:
-            if dtype.is_complex:
-                return False
-            if dtype is torch.bool and condition is not AWAY_FROM_ZERO:
-                return True
-        key = None
+        if tensor.dtype is torch.bool and condition is not AWAY_FROM_ZERO:
+            return True
+        key = found = None
         if entries > LARGE:  # a smaller tensor is measured faster than remembered
-            key = (tensor.data_ptr(), dtype, tensor.shape, tensor.stride(), condition)
+            key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), condition)
             found = self.seen.get(key)
-            if found is not None:
-                if type(found) is bool:
-                    return found
-                self.elsewhere.append((node, found))
-                return True
-        if dtype is not torch.float32:
-            tensor = _as_factor(tensor, condition)
-        if tensor.is_cpu:
-            accepted = _accepted_here(tensor, condition)
+        if found is None:
+            found = _measured(tensor, condition)
             if key is not None:
-                self.seen[key] = accepted
-            return accepted
-        tensor = _in_memory_order(tensor)
-        measured = condition.measure(tensor), condition, tensor.dtype
-        if key is not None:
-            self.seen[key] = measured
-        self.elsewhere.append((node, measured))
-        return True
+                self.seen[key] = found
+        if type(found) is not bool:
+            self.elsewhere.append((node, found))
+            return True
+        return found
 
     def finish(self) -> None:
         """Check the small tensors, and fetch the measures from other devices."""
@@ -254,6 +236,25 @@ def _accepts_alike(nodes: list[Any], place: Saved) -> bool:
         )
     except (AttributeError, RuntimeError):  # several tensors, None, a freed tensor, or another shape
         return False
+
+
+def _numbers_here(saved: Any) -> Tensor | None:
+    """The dense tensor that has the numbers of a saved tensor on this process; None if there is none."""
+    if type(saved) not in _DENSE:
+        saved = form_of(saved).here(saved)
+        if saved is None or type(saved) not in _DENSE:
+            return None
+    return stored(saved) if is_sparse(saved) else saved
+
+
+def _measured(tensor: Tensor, condition: Condition) -> bool | _Measured:
+    """Whether a tensor meets a condition. If the tensor is on another device: the measures, which are not awaited."""
+    if tensor.dtype is not torch.float32:
+        tensor = _as_factor(tensor, condition)
+    if tensor.is_cpu:
+        return _accepted_here(tensor, condition)
+    tensor = _in_memory_order(tensor)
+    return condition.measure(tensor), condition, tensor.dtype
 
 
 _facts = attrgetter("__class__", "dtype", "is_cpu", "is_nested")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, ClassVar
 
 import torch
 
@@ -82,7 +83,8 @@ RULES_OF_SPARSE: dict[Any, Rule] = {}
 """The rules for a sparse cotangent. Its mask is the mask of the elements that it stores."""
 
 
-class Transfer(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Transfer:
     """How a mask goes through the derivative of a function, if plain PyTorch runs the derivative.
 
     Attributes:
@@ -104,6 +106,41 @@ class Transfer(NamedTuple):
     repair: Callable[[Any, torch.Tensor, torch.Tensor, Sequence[Any]], None] | None = None
     repair_if: Callable[[Any], bool] | None = None
     repair_reads: tuple[str, ...] = ()
+
+    always_runs: ClassVar[bool] = False
+    on_cotangents: ClassVar[bool] = False
+
+    @cached_property
+    def without_repair(self) -> Transfer:
+        """The transfer for a node whose saved tensors are safe."""
+        return self if self.repair is None else replace(self, repair=None)
+
+    def after(
+        self,
+        owner: Any,
+        node: Any,
+        function: Function,
+        arriving: Sequence[Any],
+        masks: Sequence[Mask],
+        results: Sequence[Any],
+        wanted: Sequence[bool],
+    ) -> tuple[Sequence[Any], Sequence[Mask]]:
+        """The results of a derivative that plain PyTorch has run, and their masks.
+
+        Args:
+            owner: the pass.
+            node, function: the node, and the record of its function.
+            arriving, masks: the cotangents that arrived at the node, and their masks.
+            results: the results for the edges of the node.
+            wanted: for each edge, whether its mask is needed.
+        """
+        (grad,), (mask,) = arriving, masks
+        if self.repair is not None and mask is not None:
+            if owner.count is not None:
+                owner.count.see(node, masks)
+            self.repair(node, grad, mask, results)
+        needed = [result if is_wanted else None for result, is_wanted in zip(results, wanted, strict=False)]
+        return results, self.follow(node, grad, mask, needed)
 
     def may_follow(self, node: Any, trusted: bool) -> bool:
         """True if plain PyTorch can run a node's derivative. `trusted`: the precheck found the node safe."""

@@ -1,4 +1,23 @@
-"""Convolutions: bilinear operators of an image and a kernel, plus a bias."""
+"""Convolutions: bilinear operators of an image and a kernel, plus a bias.
+
+An image x of three elements and a kernel w of two give two elements of y. Their cotangents are g:
+
+    y[0] = w[0]·x[0] + w[1]·x[1]        to x[0]: g[0]·w[0]
+    y[1] = w[0]·x[1] + w[1]·x[2]        to x[1]: g[0]·w[1] + g[1]·w[0]
+                                        to x[2]: g[1]·w[1]
+                                        to w[0]: g[0]·x[0] + g[1]·x[1]
+
+If the loss ignores y[1], then x[2] is ignored: it reaches no y that counts. In the sum for w[0], the ignored g[1] meets
+x[1]. Each of these sums is bilinear, so `bilinear` of the file about products repairs it:
+
+>>> from zero_or_nan.ignoring import Cotangent
+>>> x, w = torch.tensor([[[1.0, 2.0, torch.nan]]]), torch.tensor([[[3.0, 4.0]]])
+>>> g = Cotangent(torch.tensor([[[1.0, 0.0]]]), mask=torch.tensor([[[True, False]]]))
+>>> geometry = [1], [0], [1], False, [0], 1
+>>> to_x, to_w, _ = torch.ops.aten.convolution_backward(g, x, w, None, *geometry, [True, True, False])
+>>> to_x.value.flatten().tolist(), to_x.mask.flatten().tolist(), to_w.value.flatten().tolist()
+([3.0, 4.0, 0.0], [True, True, False], [1.0, 2.0])
+"""
 
 from __future__ import annotations
 

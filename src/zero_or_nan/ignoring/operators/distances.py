@@ -1,4 +1,16 @@
-"""Distances between all pairs of rows. The gradient is a sum over pairs: the cotangent times a direction."""
+"""Distances between all pairs of rows. The gradient is a sum over pairs: the cotangent times a direction.
+
+For d[i, j] = |a[i] - b[j]|, the gradient by a[i] is Σ g[i, j]·(a[i] - b[j]) / d[i, j] over j. The fused kernel computes
+all terms, so a NaN in an ignored b[1] reaches a[0]. With a tensor of all directions, the ignored term is left out:
+
+>>> from zero_or_nan.ignoring import Cotangent
+>>> a, b = torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 0.0], [torch.nan, 0.0]])
+>>> g = Cotangent(torch.tensor([[1.0, 0.0]]), mask=torch.tensor([[True, False]]))
+>>> torch.ops.aten._cdist_backward(g.value, a, b, 2.0, torch.cdist(a, b)).tolist()
+[[nan, nan]]
+>>> [round(number, 3) for number in torch.ops.aten._cdist_backward(g, a, b, 2.0, torch.cdist(a, b)).value[0].tolist()]
+[0.6, 0.8]
+"""
 
 from __future__ import annotations
 

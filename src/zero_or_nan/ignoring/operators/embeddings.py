@@ -1,4 +1,13 @@
-"""Rows that are looked up in a table. Rows that were not looked up are ignored."""
+"""Rows that are looked up in a table. Rows that were not looked up are ignored.
+
+Row 2 of a table is looked up twice, row 0 once, row 1 never. The loss ignores the last of the three results:
+
+>>> from zero_or_nan.ignoring import Cotangent
+>>> g = Cotangent(torch.tensor([[1.0], [2.0], [0.0]]), mask=torch.tensor([[True], [True], [False]]))
+>>> to_table = torch.ops.aten.embedding_dense_backward(g, torch.tensor([2, 0, 2]), 3, -1, False)
+>>> to_table.value.flatten().tolist(), to_table.mask.flatten().tolist()
+([2.0, 0.0, 1.0], [True, False, True])
+"""
 
 from __future__ import annotations
 

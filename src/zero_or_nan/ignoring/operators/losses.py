@@ -1,4 +1,16 @@
-"""Losses: each row of a batch has its own loss, and some rows or classes are not part of it."""
+"""Losses: each row of a batch has its own loss, and some rows or classes are not part of it.
+
+The negative log-likelihood of a row reads one element: the score of its target. Its derivative writes -g there, and 0
+elsewhere. These zeros mean "not selected", and so do all elements of a row whose target is `ignore_index`:
+
+>>> from torch.nn.functional import nll_loss
+>>> from zero_or_nan import ignoring
+>>> scores = torch.tensor([[-1.0, -2.0], [-3.0, -4.0]], requires_grad=True)
+>>> loss = nll_loss(scores, torch.tensor([0, -100]), reduction="sum")
+>>> (gradient,) = ignoring.grad(loss, [scores], ignored="masked")
+>>> gradient.get_data().tolist(), gradient.get_mask().tolist()
+([[-1.0, 0.0], [0.0, 0.0]], [[True, False], [False, False]])
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,17 @@
-"""Elementwise functions. A product counts if all of its factors count, a sum if one of its terms counts."""
+"""Elementwise functions. A product counts if all of its factors count, a sum if one of its terms counts.
+
+The derivative of y = exp(x) is g·y. If the loss ignores y[1], the product g[1]·y[1] is ignored, also if y[1] is NaN.
+If x is also used elsewhere, the engine adds the two cotangents. The sum counts if one of them counts.
+
+>>> from zero_or_nan.ignoring import Cotangent
+>>> y = torch.tensor([2.0, torch.nan])
+>>> product = Cotangent(torch.tensor([1.0, 0.0]), mask=torch.tensor([True, False])) * y
+>>> product.value.tolist(), product.mask.tolist()
+([2.0, 0.0], [True, False])
+>>> total = product + torch.tensor([5.0, 5.0])
+>>> total.value.tolist(), total.mask is None  # all elements count
+([7.0, 5.0], True)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,17 @@
-"""Functions that reduce or sort a dimension: a sum skips ignored elements, and a maximum selects one element."""
+"""Functions that reduce or sort a dimension: a sum skips ignored elements, and a maximum selects one element.
+
+The derivative of a sum that was broadcast adds up cotangents. An ignored cotangent is 0, so the plain sum is right. The
+result counts if one of its terms counts; a sum of ignored terms alone is ignored:
+
+>>> from zero_or_nan.ignoring import Cotangent
+>>> mask = torch.tensor([[True, True], [True, False], [False, False]])
+>>> g = Cotangent(torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.0, 0.0]]), mask=mask)
+>>> to_rows = g.sum(1)
+>>> to_rows.value.tolist(), to_rows.mask.tolist()
+([3.0, 3.0, 0.0], [True, True, False])
+
+The elements that equal a maximum share its cotangent, as in PyTorch. The other elements were not selected.
+"""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from .sliced import Sliced
 from .step import Owner, Results, Step
 from .taped import Taped
 from .traced import Traced
+from .transferred import Transferred
 
 __all__ = [
     "CHECKPOINT",
@@ -30,5 +31,6 @@ __all__ = [
     "Step",
     "Taped",
     "Traced",
+    "Transferred",
     "is_over_nothing",
 ]

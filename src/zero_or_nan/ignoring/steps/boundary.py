@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import distributed
-from .step import Results, Step
+from .step import Results
+from .transferred import Transferred
 
 
-class DTensorBoundary(Step):
+class DTensorBoundary(Transferred):
     """The run of a derivative in which all processes take part: it also runs on the masks, on all of them together."""
 
     selects = False
-    is_needed = True
-
-    def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
-        return arriving
+    always_runs = True
 
     def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
         return results, distributed.masks_across(self.node, arriving, self.masks)

@@ -54,7 +54,8 @@ _NOT_SHOWN = f"{_AMBIGUOUS}; call ignoring.follow_compiled() before torch.compil
 class Compiled(Step):
     """The run of a compiled region's backward, which may be followed by a run of its graph on cotangents."""
 
-    is_needed = True
+    on_cotangents = False
+    always_runs = True
     makes_up_zeros = False
 
     _here: Any = None

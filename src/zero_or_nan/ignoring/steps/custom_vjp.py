@@ -15,18 +15,16 @@ from ..graph import can_be_read_again, for_each_edge, function_of
 from ..higher import in_forward_mode, left, remember, tangent_of
 from ..masks import Mask, was_broadcast
 from ..registry import is_own
-from .step import Results, Step
+from .step import Results
+from .transferred import Transferred
 
 _ONCE = "its saved tensors can be read only once here"
 
 
-class CustomVJP(Step):
+class CustomVJP(Transferred):
     """The run of a derivative with a second formula. PyTorch's runs as usual, and the second repairs its results."""
 
-    is_needed = True
-
-    def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
-        return arriving
+    always_runs = True
 
     def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
         derivative = self.function.derivative

@@ -11,14 +11,12 @@ from ..failures import NotFollowed
 from ..forms import is_dense, values_of, with_values
 from ..graph import for_each_edge, run
 from ..masks import Mask, full, reduced
-from .step import Results, Step
+from .step import Results
+from .transferred import Transferred
 
 
-class Linear(Step):
+class Linear(Transferred):
     """The run of a derivative that only moves elements or adds them up. The derivative runs again on the mask."""
-
-    def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
-        return arriving
 
     def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
         if any(isinstance(value, Tensor) and value.is_nested and is_dense(value) for value in results):

@@ -26,7 +26,8 @@ class Opaque(Step):
 
     selects = False
 
-    is_needed = True
+    on_cotangents = False
+    always_runs = True
 
     reason = "not one of PyTorch's operators"
     """Why the code is not followed, for the warning."""

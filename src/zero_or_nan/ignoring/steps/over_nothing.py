@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..forms import not_zero, values_of
-from .step import Results, Step
+from .step import Results
+from .transferred import Transferred
 
 
-class OverNothing(Step):
+class OverNothing(Transferred):
     """The run of a derivative to which only cotangents without elements arrive. Plain PyTorch runs it."""
 
-    is_needed = True
-
-    def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
-        return arriving
+    always_runs = True
 
     def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
         return results, [None if value is None else not_zero(value) for value in results]

@@ -19,7 +19,8 @@ class Recomputed(Step):
     """The run of a checkpoint's backward. An inner pass carries the masks from the recomputed outputs to the inputs."""
 
     selects = False
-    is_needed = True
+    on_cotangents = False
+    always_runs = True
     inside: Any = None
 
     def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:

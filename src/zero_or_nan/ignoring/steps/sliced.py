@@ -35,7 +35,7 @@ class Sliced(Step):
         # The arguments of the function can't be seen from here, so a callable `selects` counts as False.
         return self._found.selects is True
 
-    is_needed = True
+    always_runs = True
     compares = True
 
     def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:

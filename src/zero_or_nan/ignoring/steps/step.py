@@ -56,6 +56,12 @@ class Owner(Protocol):
 class Step:
     """The run of one of PyTorch's own derivatives, on cotangents that know their masks."""
 
+    on_cotangents = True
+    """Whether the derivative gets cotangents in place of plain tensors."""
+
+    always_runs = False
+    """Whether the step has to run even if no masks arrive and the function selects nothing."""
+
     is_anothers = False
     """Whether the derivative is code that was not written for PyTorch itself: what its zeros mean is not known."""
 
@@ -84,11 +90,6 @@ class Step:
     def makes_up_zeros(self) -> bool:
         """Whether a recorded derivative is differentiated here: zeros mean that it does not depend on an input."""
         return is_recorded(self.node)
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether the step has to run even if no masks arrive, because elements may become ignored here."""
-        return self.selects
 
     @property
     def compares(self) -> bool:
