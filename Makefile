@@ -7,7 +7,7 @@ RUN := $(BIN)/python -m tools
 ROOT = [ "$$(id -u)" = 0 ] || { echo "error: apt-get can install packages only as root: run sudo apt-get install chromium epubcheck nodejs npm, then make browser again" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
-.PHONY: help book chapter from-notebook check test test-fast test-whole browser notebooks record serve site-report bench costs attention compiled fixed masked honesty explained penguins remedies setups colab twice coverage noticed matrix peers lint pins outdated audit watch pdf epub clean
+.PHONY: help book chapter from-notebook check test test-fast test-whole browser notebooks record serve site-report bench costs attention compiled fixed masked honesty explained penguins processors remedies setups colab twice coverage noticed matrix peers lint pins outdated audit watch pdf epub clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -17,6 +17,11 @@ book: $(BIN)/.ready  ## build the site into _build/html; fails if a result no lo
 
 check: $(BIN)/.ready  ## run every chapter (or only CHAPTER=name) and check every claim, without building the site
 	$(RUN) check $(CHAPTER)
+
+# The variables hide what newer processors have: PyTorch, MKL and oneDNN then choose the kernels of older ones.
+processors: $(BIN)/.ready  ## run make check as on a processor without AVX-512, then as on one without AVX2
+	ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 $(RUN) check $(CHAPTER)
+	ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 $(RUN) check $(CHAPTER)
 
 test: $(BIN)/.ready  ## run all tests, in two processes (or in JOBS=4)
 	$(BIN)/python -m pytest -n $(JOBS)

@@ -33,8 +33,8 @@ def noticed(project: Project, *names: str, sample: int | None = None) -> int:
     """Change every cell that shows something, and write how many changes were noticed.
 
     The record is `results/measured/noticed.json`.
-    A change is a mutation of the cell's code (a number, an operator, an argument) that changes the cell's output. If no
-    mutation does, the change is a printed line. A change is noticed if `make check` would fail.
+    A change is a mutation of the cell's code (a number, an operator, an argument) that changes what is compared of the
+    cell's output. If no mutation does, the change is a printed line. A change is noticed if `make check` would fail.
 
     Args:
         project: the checkout.
@@ -101,7 +101,8 @@ def _change(chapter: Path, book: NotebookNode, shown: Output, recorded: Recorded
         run = run_one(chapter, changed, TIMEOUT)
         if run.troubles:
             continue
-        if [o.text for o in outputs(run.notebook) if o.number == shown.number] != [shown.text]:
+        now = [output for output in outputs(run.notebook) if output.number == shown.number]
+        if not (now and now[0].equals(shown)):
             return bool(recorded.differences(run) or failed(collect([run]))), not code.endswith(ADDED)
     raise Problem(
         f"{chapter.name}: {shown.name} shows the same output although a print was added; so its output can't be tested"

@@ -19,23 +19,31 @@ from .session import STARTUP
 
 # ipykernel and IPython shape the outputs; the others compute them.
 _PACKAGES = ("torch", "numpy", "matplotlib", "ipykernel", "ipython")
+_HIDING = ("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 _KEPT = 3
 
 
 def fingerprint(project: Project) -> str:
     """A digest of all that pages show besides their own code.
 
-    That is what they import from `src/`, the results of other versions, how and on which device a kernel begins, and
-    the versions that can change a result.
+    That is what they import from `src/`, the results of other versions, how and on which device a kernel begins, the
+    processor, and the versions that can change a result.
     """
     digest = hashlib.sha256(platform.python_version().encode())
     for package in _PACKAGES:
         digest.update(f"{package}=={version(package)}\n".encode())
-    digest.update(f"{STARTUP}{os.environ.get('ZERO_OR_NAN_DEVICE', '')}".encode())
+    digest.update(f"{STARTUP}{os.environ.get('ZERO_OR_NAN_DEVICE', '')}{processor()}".encode())
     for path in [*sorted(project.source.rglob("*")), project.claims]:
         if path.is_file() and not any(part == "__pycache__" or part.endswith(".egg-info") for part in path.parts):
             digest.update(path.relative_to(project.root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
+
+
+def processor() -> str:
+    """What decides in which order PyTorch adds up: the processor, and the variables that hide a part of it."""
+    cpus = Path("/proc/cpuinfo")
+    flags = [line for line in cpus.read_text().split("\n") if line.startswith("flags")][:1] if cpus.is_file() else []
+    return "".join([*flags, platform.processor(), *(os.environ.get(name, "") for name in _HIDING)])
 
 
 def cache_folder(project: Project) -> Path:

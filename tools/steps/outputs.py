@@ -3,12 +3,14 @@
 Claims check what a page asserts. This step checks all the rest that a reader sees: if the output of a cell is not the
 recorded output, the build stops. `results/outputs.json` holds the outputs of the release that the site is built with.
 
-There are three exceptions, no others:
+There are four exceptions, no others:
 
 - The number of a cell in a traceback (`Cell In[7]`) is not compared. It changes when an author adds a cell above.
 - The build of a release, such as `+cpu` in `2.13.0+cpu`, is not compared.
 - If a cell is tagged `rounded`, its numbers are compared to six digits. Processors differ by an ulp or so in `exp`,
   `log` and `pow`.
+- If a cell is tagged `processor`, only its words are compared. Processors add up a matrix product in different orders.
+  The sums differ in the last digit, and a training run that diverges multiplies this difference with each step.
 
 If a cell is tagged `remove-stderr`, the page does not show its warnings, and they are not compared.
 """
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -34,7 +37,9 @@ from .ran import Notebook, Run
 _CELL_NUMBER = re.compile(r"Cell In\[\d+\]")
 _BUILD = re.compile(r"(?<=\d)\+(?:cpu|cu\d+)\b")
 _NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]\d+)?")
+_NUMBER_OR_SPACE = re.compile(r"\s+|(?<![\w.])-?(?:\d+(?:\.\d*)?(?:e[-+]?\d+)?|inf|nan)(?!\w)")
 _PICTURE = "[figure"
+_DIGEST = re.compile(r"[0-9a-f]{12}$")
 _STYLE = re.compile(r"<style>.*?</style>", re.DOTALL)
 """The rules that every output carries for Colab. They are the same for all."""
 DIGITS = 1e-6
@@ -50,21 +55,23 @@ class Output:
         text: everything that the cell shows, as text; of a picture also a digest.
         number: which of the code cells it is, counted from 1; 0 if the output comes from the record.
         name: how a message names the cell.
-        rounded: whether its numbers are compared to six digits only.
+        tags: the tags of the cell. They say what is compared.
     """
 
     cell: str
     text: str
     number: int = 0
     name: str = ""
-    rounded: bool = False
+    tags: frozenset[str] = frozenset()
 
     def equals(self, recorded: Output) -> bool:
         """Whether the cell shows what was recorded."""
         if self.text == recorded.text:
             return True
         texts = self.text, recorded.text
-        if not self.rounded or len({_NUMBER.sub("#", text) for text in texts}) > 1:
+        if "processor" in self.tags:
+            return _words(self.text) == _words(recorded.text)
+        if "rounded" not in self.tags or len({_NUMBER.sub("#", text) for text in texts}) > 1:
             return False
         pairs = zip(*([float(number) for number in _NUMBER.findall(text)] for text in texts), strict=True)
         return all(math.isclose(*pair, rel_tol=DIGITS) for pair in pairs)
@@ -141,8 +148,14 @@ def outputs(notebook: Notebook) -> list[Output]:
             source = "".join(cell["source"])
             name = f"code cell {number} ({source.strip().partition(chr(10))[0]})"
             digest = hashlib.sha256(source.encode()).hexdigest()[:12]
-            found.append(Output(digest, text, number, name, "rounded" in tags))
+            found.append(Output(digest, text, number, name, frozenset(tags)))
     return found
+
+
+def _words(text: str) -> list[str]:
+    """The lines of an output, without numbers and without digests of pictures. Equal lines in a row count once."""
+    lines = [" ".join(_NUMBER_OR_SPACE.sub(" ", line).split()) for line in text.split("\n") if not _DIGEST.match(line)]
+    return [line for line, _ in itertools.groupby(lines)]
 
 
 def record_outputs(project: Project, runs: Iterable[Run]) -> Path:

@@ -303,7 +303,7 @@ class Pass:
             except Exception as error:
                 self.failed(function_of(node.name()), error)
         self._hand_on(node, edges, values, masks)
-        return None if all(map(operator.is_, values, results)) else tuple(values)
+        return None if values is results or all(map(operator.is_, values, results)) else tuple(values)
 
     def _hand_on(
         self, node: Any, edges: Sequence[tuple[Edge, bool]], values: Sequence[Any], masks: Iterable[Mask]
