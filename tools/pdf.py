@@ -26,7 +26,7 @@ def pdf(project: Project) -> None:
     figures then show all of their steps, and tables all of their rows.
 
     Raises:
-        Problem: when no site is built, or when there is no Chromium.
+        Problem: if no site is built, or when there is no Chromium.
     """
     site = built(project)
     if executable() is None:

@@ -67,7 +67,7 @@ def served(site: Path, port: int = 0) -> Iterator[str]:
         The address, without a slash at its end.
 
     Raises:
-        Problem: when something else listens on that port.
+        Problem: if something else listens on that port.
     """
     try:
         server = _Server(("127.0.0.1", port), partial(_Handler, directory=str(site)))
@@ -88,7 +88,7 @@ def built(project: Project) -> Path:
     """The folder of the built site.
 
     Raises:
-        Problem: when it is not built.
+        Problem: if it is not built.
     """
     if not (project.site / "index.html").is_file():
         raise Problem("the site is not built yet: run `make book` first")
@@ -99,7 +99,7 @@ def serve(project: Project) -> None:
     """Serve the built site until Ctrl-C, which is the usual way to end the command and no failure.
 
     Raises:
-        Problem: when it is not built.
+        Problem: if it is not built.
     """
     with served(built(project), PORT) as address:
         print(f"{address}  (press Ctrl-C to stop)", flush=True)

@@ -49,7 +49,7 @@ def audit(project: Project, today: date | None = None) -> int:
         0 when nothing is found, 1 when something is, `UNASKED` when a service could not answer for all.
 
     Raises:
-        Problem: when an exception in `pyproject.toml` lacks its reason or its day, or the day is too far away.
+        Problem: if an exception in `pyproject.toml` lacks its reason or its day, or the day is too far away.
     """
     today = today or date.today()
     exceptions = excepted(project, today)
@@ -89,7 +89,7 @@ def excepted(project: Project, today: date) -> list[Excepted]:
     """The exceptions that `pyproject.toml` makes.
 
     Raises:
-        Problem: when one lacks its reason or its day, or the day is too far away.
+        Problem: if one lacks its reason or its day, or the day is too far away.
     """
     settings = tomllib.loads((project.root / "pyproject.toml").read_text(encoding="utf-8"))
     listed = settings.get("tool", {}).get("zero-or-nan", {}).get("audit-exceptions", [])

@@ -136,7 +136,7 @@ def open_room(project: Project, command: str) -> Path:
     """The folder in which a command keeps its environments and their results.
 
     Raises:
-        Problem: when the disk has no room for one environment.
+        Problem: if the disk has no room for one environment.
     """
     room = project.build / command
     room.mkdir(parents=True, exist_ok=True)

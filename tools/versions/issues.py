@@ -63,7 +63,7 @@ def gh(*arguments: str, text: str = "") -> str:
     """What `gh` prints; `text` is its standard input.
 
     Raises:
-        Problem: when it is missing, or refuses; in its own words.
+        Problem: if it is missing, or refuses; in its own words.
     """
     try:
         done = subprocess.run(["gh", *arguments], input=text, capture_output=True, text=True)

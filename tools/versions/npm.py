@@ -17,7 +17,7 @@ def npm(project: Project, command: str) -> dict[str, Any]:
     """What `npm COMMAND --json` gives. npm ends with 1 also when all it has is news, so that says nothing.
 
     Raises:
-        Problem: when npm is missing, or could not ask its registry.
+        Problem: if npm is missing, or could not ask its registry.
     """
     try:
         done = subprocess.run(

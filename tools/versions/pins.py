@@ -29,7 +29,7 @@ def pins(project: Project) -> None:
     environment of its own. It starts without a cache, so that every chapter is run.
 
     Raises:
-        Problem: when they can't be compiled or something doesn't hold; with the versions that differ.
+        Problem: if they can't be compiled or something doesn't hold; with the versions that differ.
     """
     target = project.root / "requirements.txt"
     before = target.read_text(encoding="utf-8")
@@ -70,7 +70,7 @@ def compiled(root: Path) -> str:
     """The exact versions of all that `pyproject.toml` asks for: the newest that fit together.
 
     Raises:
-        Problem: when there are none, or the index is out of reach; in pip-compile's own words.
+        Problem: if there are none, or the index is out of reach; in pip-compile's own words.
     """
     with TemporaryDirectory() as folder:
         # Into a file that doesn't exist yet: pip-compile prefers the versions of one that does.

@@ -48,7 +48,7 @@ def tell(project: Project) -> None:
     Reads `_build/watched/BUILD/watched.json` for each build that the environment's `BUILDS` names.
 
     Raises:
-        Problem: when `BUILDS` names none, or `gh` fails.
+        Problem: if `BUILDS` names none, or `gh` fails.
     """
     builds = os.environ.get("BUILDS", "").split()
     if not builds:
