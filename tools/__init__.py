@@ -1,4 +1,4 @@
-"""What works on the book: `steps` build it, `pages` draw it, `measure` measures it.
+"""The commands that work on the book: they build it, draw its pages, measure, and follow new versions.
 
-`project` knows where things are; `python -m tools COMMAND` runs each.
+`project` knows where the files are. `python -m tools COMMAND` runs a command.
 """

@@ -1,4 +1,7 @@
-"""`python -m tools COMMAND`: what the Makefile calls. Kept light: every warm kernel could otherwise import it all."""
+"""`python -m tools COMMAND`, which the Makefile calls.
+
+It imports little, because every warm kernel may import it too.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
     from .project import Project
 
 STEPS = ("book", "chapter", "check", "from-notebook", "record", "notebooks")
-"""Commands that are a method of `steps.build.Build`."""
+"""Commands that are methods of `steps.build.Build`."""
 MEASURES = tuple(
     "attention bench compiled costs explained honesty masked fixed noticed penguins remedies setups site-report".split()
 )
@@ -26,9 +29,9 @@ COMMANDS = {
     **{name: f".measure.{name}".replace("-", "_") for name in MEASURES},
     **{name: f".versions.{name}".replace("-", "_") for name in VERSIONS},
 }
-"""The others, each a function of the project, with its module."""
+"""The other commands. Each is a function that takes the project; this table gives its module."""
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
-"""What a disk says that is full or may not be written to: no bug of ours."""
+"""The errors of a disk that is full or not writable. They are not bugs of the project."""
 OF_SOME = {
     "chapter": "the name of the new chapter",
     "check": "chapters",
@@ -38,11 +41,11 @@ OF_SOME = {
     "noticed": "chapters",
     "peers": "packages",
 }
-"""Commands that may be told what to look at; without names they look at all."""
+"""Commands that take names. Without names, such a command works on everything."""
 
 
 def main() -> int:
-    """Run one command; return its exit status."""
+    """Run one command, and return its exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m tools", description="Run one step of the build, or one measurement."
     )
@@ -76,7 +79,7 @@ def main() -> int:
             file=sys.stderr,
         )
         return 1
-    except Problem as problem:  # anything else is a bug, and keeps its traceback
+    except Problem as problem:  # any other exception is a bug, and keeps its traceback
         print(f"error: {problem}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -85,7 +88,7 @@ def main() -> int:
 
 
 def _run(options: argparse.Namespace, project: Project) -> int:
-    """Import what the command needs, and nothing else."""
+    """Import only the modules that the command needs, and run it."""
     name = options.command.replace("-", "_")
     if options.command in STEPS:
         from .steps.build import Build

@@ -1,4 +1,4 @@
-"""The whole book as one EPUB: Sphinx writes the pages of the site anew, for e-readers, and executes nothing."""
+"""The whole book as one EPUB. Sphinx writes the pages of the site again for e-readers, and executes nothing."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from .steps.site import Site
 
 
 def epub(project: Project) -> None:
-    """Write the book into `_build/zero-or-nan.epub`, from what the site was made of.
+    """Write the book into `_build/zero-or-nan.epub`, from the executed notebooks that the site was made from.
 
     Raises:
-        Problem: when no site is built, when its sources changed since, or when a page can't be written.
+        Problem: if no site is built, if its sources have changed since, or if a page can't be written.
     """
     built(project)
     if not Site(project).is_current():
-        raise Problem("the site is not what its sources would give now: run `make book` first")
+        raise Problem("the site is missing, or its sources have changed since it was built: run `make book` first")
     folder = project.build / "epub"
-    shutil.rmtree(folder, ignore_errors=True)  # else Sphinx would write again only the pages that it takes for changed
+    shutil.rmtree(folder, ignore_errors=True)  # without this, Sphinx writes only the pages that it considers changed
     with Renderer(project, "epub") as renderer:
         try:
             renderer.render()

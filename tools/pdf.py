@@ -16,7 +16,7 @@ _READY = """() => {
     for (const solution of document.querySelectorAll(".tag_solution details")) solution.open = true;
     for (const box of document.querySelectorAll("details:not(.tag_hide-cell *, .tag_hide-input *)")) box.open = true;
 }"""
-"""What is folded on the screen is part of the book; the checks and the helpers' code are not."""
+"""Folded parts belong to the book, except the checks and the code of helpers."""
 
 
 def pdf(project: Project) -> None:
@@ -26,7 +26,7 @@ def pdf(project: Project) -> None:
     figures then show all of their steps, and tables all of their rows.
 
     Raises:
-        Problem: when no site is built, or when there is no Chromium.
+        Problem: if no site is built, or if there is no Chromium.
     """
     site = built(project)
     if executable() is None:
@@ -49,12 +49,13 @@ def pdf(project: Project) -> None:
 
 
 def _joined(printed: list[tuple[str, Path]], places: dict[str, int], address: str) -> bytes:
-    """One file of all pages. A link to a page of the book leads to that page of the file.
+    """One file of all pages. A link to a page of the book leads to that page in the file.
 
     Args:
         printed: the title and the file of each page.
-        places: by the address that a page had, which of the files it is.
-        address: where the site was served. Its other files, such as notebooks, are not in the book: no link is left.
+        places: the number of the file, by the address that a page had on the site.
+        address: the address at which the site was served. The book lacks the site's other files, such as notebooks, so
+            links to them are removed.
     """
     from pypdf import PdfWriter
     from pypdf.annotations import Link

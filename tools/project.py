@@ -1,4 +1,4 @@
-"""Where things are, and what `_config.yml` and `_toc.yml` say."""
+"""The paths and addresses of the book, and the content of `_config.yml` and `_toc.yml`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 import yaml
 
 MAIN = ("vanilla", "masked", "ignoring")
-"""The ways that every case has, in the order in which they are shown; others come after them."""
+"""The methods that every case has, in the order in which pages show them. Other methods come after them."""
 
-_LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is several times as quick
+_LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the loader in C is several times as fast
 
 
 class Problem(Exception):
-    """What stops a command and is not a bug of ours: told in a line, which says what to do about it."""
+    """An error that stops a command and is not a bug of the project. Its message is one line that says what to do."""
 
 
 class Project:
@@ -28,7 +28,7 @@ class Project:
         root: the folder that holds `_config.yml`.
 
     Raises:
-        Problem: when there is no `_config.yml` or `_toc.yml` in it.
+        Problem: if the folder has no `_config.yml` or no `_toc.yml`.
     """
 
     def __init__(self, root: Path) -> None:
@@ -57,12 +57,12 @@ class Project:
 
     @property
     def outputs(self) -> Path:
-        """The file that holds what the cells of every page show."""
+        """The file that holds the recorded output of the cells of every page."""
         return self.results / "outputs.json"
 
     @property
     def source(self) -> Path:
-        """The folder of all that a page imports: the library and the helpers."""
+        """The folder of everything that a page imports: the library and the helpers."""
         return self.root / "src"
 
     @property
@@ -79,17 +79,17 @@ class Project:
 
     @property
     def pdf(self) -> Path:
-        """The whole book in one file. The published site has it by the same name."""
+        """The whole book in one PDF file. The published site offers it under the same name."""
         return self.build / "zero-or-nan.pdf"
 
     @property
     def epub(self) -> Path:
-        """The whole book for e-readers, as `pdf` is for paper."""
+        """The whole book as one EPUB file, for e-readers."""
         return self.build / "zero-or-nan.epub"
 
     @property
     def executed(self) -> Path:
-        """The folder of the executed notebooks: what the build hands on to whatever reads outputs."""
+        """The folder of the executed notebooks. The build writes them for every step that reads outputs."""
         return self.build / "executed"
 
     @cached_property
@@ -98,7 +98,7 @@ class Project:
 
     @property
     def repository(self) -> str:
-        """The address of the repository, named once, in `_config.yml`."""
+        """The address of the repository. Only `_config.yml` contains it."""
         return str(self.config["repository"]["url"]).rstrip("/")
 
     @property
@@ -121,7 +121,7 @@ class Project:
         return paths
 
     def name(self, page: Path) -> str:
-        """A page's path from the top, without its ending: what its address and its outputs are called by."""
+        """A page's path from the top folder, without its ending. The page's address and its outputs use this name."""
         return page.relative_to(self.root).with_suffix("").as_posix()
 
     @cached_property
@@ -130,11 +130,11 @@ class Project:
         return [self.name(page) for page in self.pages]
 
     def path(self, name: str) -> str:
-        """Where a page lies on the site; the first one is the site's front door."""
+        """The path of a page on the site. The first page is `index.html`."""
         return "index.html" if name == self.names[0] else f"{name}.html"
 
     def address(self, name: str) -> str:
-        """The one address of a page on the web."""
+        """The address of a page on the web. No page has a second address."""
         path = self.path(name)
         return f"{self.site_url}/{'' if path == 'index.html' else path}"
 
@@ -144,10 +144,10 @@ class Project:
         return [page for page in self.pages if is_notebook(page)]
 
     def chapters_called(self, *names: str) -> list[Path]:
-        """Chapters by their file's name, `where-over-exp` say; all of them when none is named.
+        """The chapters with these file names, such as `where-over-exp`; all chapters if no name is given.
 
         Raises:
-            Problem: when there is no such chapter.
+            Problem: if there is no such chapter.
         """
         known = {chapter.stem: chapter for chapter in self.chapters}
         for name in names:
@@ -176,7 +176,7 @@ def page_text(page: Path) -> str:
     """The text of a page.
 
     Raises:
-        Problem: when it is empty, or no UTF-8.
+        Problem: if the file is empty, or is not UTF-8.
     """
     try:
         text = page.read_text(encoding="utf-8")
@@ -193,7 +193,7 @@ def is_notebook(page: Path) -> bool:
     """Whether a page has code to run: its front matter names a kernel.
 
     Raises:
-        Problem: when the page, or its front matter, can't be read.
+        Problem: if the page, or its front matter, can't be read.
     """
     text = page_text(page)
     if not text.startswith("---\n"):
@@ -215,10 +215,10 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def _parsed(text: str, path: Path) -> dict[str, Any]:
-    """YAML that has to be a mapping.
+    """A YAML text that must be a mapping.
 
     Raises:
-        Problem: when it is none, with the parser's own words.
+        Problem: if it is not a mapping, or not YAML; with the parser's own message.
     """
     try:
         return dict(yaml.load(text, Loader=_LOADER) or {})
@@ -230,7 +230,7 @@ def read_record(path: Path) -> Any:
     """The content of a recorded JSON file.
 
     Raises:
-        Problem: when the file is missing, or is not JSON; with its path and the way to get it back.
+        Problem: if the file is missing, or is not JSON; with its path, and how to restore it.
     """
     again = "restore it with `git checkout`, or record it again"
     try:
@@ -242,9 +242,9 @@ def read_record(path: Path) -> Any:
 
 
 def write_record(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file with one line for each element of what `content` holds, so that a small change is a small diff.
+    """Write a JSON file with one line for each element of each value in `content`.
 
-    The file is written whole or not at all.
+    A small change therefore gives a small diff. The file is written whole or not at all.
     """
     write(path, "{\n" + ",\n".join(f"{_json(key)}: {_lines(value)}" for key, value in content.items()) + "\n}\n")
 
@@ -264,7 +264,7 @@ def _json(value: Any) -> str:
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all; text as UTF-8."""
+    """Write a file whole or not at all. A text is written as UTF-8."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -275,7 +275,7 @@ def write(path: Path, content: str | bytes) -> None:
 
 
 def _files(node: Any) -> list[str]:
-    """The files that a table of contents names, top to bottom."""
+    """The files that a table of contents names, from top to bottom."""
     if isinstance(node, list):
         return [name for item in node for name in _files(item)]
     if not isinstance(node, dict):

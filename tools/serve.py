@@ -1,4 +1,4 @@
-"""The built site on this machine, as a host serves it: compressed, under an address of its own."""
+"""Serves the built site on this machine as a host does: compressed, and under its own address."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TEXT = {".html", ".css", ".js", ".json", ".svg", ".xml", ".ipynb", ".md"}
 
 
 class _Handler(SimpleHTTPRequestHandler):
-    """Files of one folder; text compressed for those who take it, `404.html` for what is not there."""
+    """Serves the files of one folder. Text is compressed if the browser accepts it. A missing file gives `404.html`."""
 
     protocol_version = "HTTP/1.1"
 
@@ -35,12 +35,12 @@ class _Handler(SimpleHTTPRequestHandler):
             content = _compressed(content)
             self.send_header("Content-Encoding", "gzip")
         self.send_header("Content-Length", str(len(content)))
-        self.send_header("Cache-Control", "max-age=600")  # as GitHub Pages has it
+        self.send_header("Cache-Control", "max-age=600")  # as on GitHub Pages
         self.end_headers()
         self.wfile.write(content)
 
     def log_message(self, *args: object) -> None:
-        """Silence: the browser says what it could not load."""
+        """Print nothing, because the browser shows which files it could not load."""
 
 
 @lru_cache(maxsize=50)
@@ -52,7 +52,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, *args: object) -> None:
-        """A browser that has seen enough hangs up."""
+        """Print nothing if a browser closes a connection early."""
 
 
 @contextmanager
@@ -61,13 +61,13 @@ def served(site: Path, port: int = 0) -> Iterator[str]:
 
     Args:
         site: the folder.
-        port: of 127.0.0.1; 0 takes a free one.
+        port: the port on 127.0.0.1. With 0, the system chooses a free port.
 
     Yields:
         The address, without a slash at its end.
 
     Raises:
-        Problem: when something else listens on that port.
+        Problem: if another program listens on this port.
     """
     try:
         server = _Server(("127.0.0.1", port), partial(_Handler, directory=str(site)))
@@ -88,7 +88,7 @@ def built(project: Project) -> Path:
     """The folder of the built site.
 
     Raises:
-        Problem: when it is not built.
+        Problem: if the site is not built.
     """
     if not (project.site / "index.html").is_file():
         raise Problem("the site is not built yet: run `make book` first")
@@ -96,10 +96,10 @@ def built(project: Project) -> Path:
 
 
 def serve(project: Project) -> None:
-    """Serve the built site until Ctrl-C, which is the usual way to end the command and no failure.
+    """Serve the built site until Ctrl-C. Ctrl-C is the normal end of the command, and not a failure.
 
     Raises:
-        Problem: when it is not built.
+        Problem: if the site is not built.
     """
     with served(built(project), PORT) as address:
         print(f"{address}  (press Ctrl-C to stop)", flush=True)

@@ -1,1 +1,1 @@
-"""What measures, one command a file; the recorded tables lie in `results/`."""
+"""The measurements, one command in each file. The recorded tables are in `results/`."""

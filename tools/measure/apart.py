@@ -1,4 +1,4 @@
-"""Work in a process of its own: a strange number can crash a library below PyTorch, or keep it busy for ever."""
+"""Runs work in a separate process, because an unusual number can crash a library below PyTorch or keep it busy."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 
 def apart(work: Callable[[], Any], seconds: float) -> Any:
-    """What the work gives, or, as text, why it came to no end: too long, or its process died.
+    """The result of the work or, if it did not end, a text that says why: its time was over, or its process died.
 
     Args:
-        work: called in a fork of this process; what it gives is pickled. What it prints is thrown away.
-        seconds: how long it may take. Then it ends, and all processes that it has started with it.
+        work: called in a fork of this process. Its result is pickled. Its output is discarded.
+        seconds: the most seconds that the work may take. After that, its process and all its children are killed.
     """
     fork = multiprocessing.get_context("fork")
     receive, send = fork.Pipe(duplex=False)
@@ -30,7 +30,7 @@ def apart(work: Callable[[], Any], seconds: float) -> Any:
         return f"the process died: {signal.Signals(-code).name if code < 0 else f'exit {code}'}"
     finally:
         assert process.pid
-        with contextlib.suppress(ProcessLookupError):  # it may have had no time to make its group
+        with contextlib.suppress(ProcessLookupError):  # the process may have ended before it made its group
             os.killpg(process.pid, signal.SIGKILL)
         process.kill()
         process.join()
@@ -38,7 +38,7 @@ def apart(work: Callable[[], Any], seconds: float) -> Any:
 
 def _child(work: Callable[[], Any], send: Any) -> None:
     os.setsid()
-    quiet = os.open(os.devnull, os.O_WRONLY)  # linear algebra libraries complain of NaN there
+    quiet = os.open(os.devnull, os.O_WRONLY)  # linear algebra libraries print complaints about NaN to these files
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
     send.send(work())

@@ -1,4 +1,4 @@
-"""A query that may attend to no key, where a page is too slow to try it: Flex attention, and a Hugging Face model."""
+"""Queries whose keys are all masked, in Flex attention and a Hugging Face model: both are too slow to run on a page."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from ..project import Project, read_record, write_record
 from ..steps.record import folded
 
 KEEP = torch.tensor([[True, True, False], [True, True, False], [False, False, False]])
-"""Which keys a query may attend to: the last query to none."""
+"""The keys that each query may attend to. The last query may attend to no key."""
 SMALL = 1e-5
-"""A difference from the reference that is round-off."""
+"""The largest difference from the reference that counts as round-off."""
 
 FLEX, LLAMA = "flex_attention", "LlamaForCausalLM"
 HEADS = {
     LLAMA: ["attention and mask", "logits, off by", "loss", "loss without it", "its gradient, off by"],
     FLEX: ["mask", "output of the row", "gradients, off by"],
 }
-"""The columns of each table. The first says what is measured in a row."""
+"""The columns of each table. The first column says what the row measures."""
 
 Rows = dict[str, list[list[str]]]
-"""The rows of each table, as texts."""
+"""The rows of each table, as text."""
 
 
 def attention(project: Project) -> None:
-    """Try everything on this PyTorch, and add the outcomes to `results/measured/attention.json`."""
+    """Run everything on this PyTorch, and add the outcomes to `results/measured/attention.json`."""
     found = {FLEX: flex(), LLAMA: llama() if find_spec("transformers") else []}
     release = torch.__version__.partition("+")[0]
     path = add(project, release, found)
@@ -46,7 +46,7 @@ def attention(project: Project) -> None:
 
 
 def flex() -> list[list[str]]:
-    """Unfused Flex attention by form of the mask: what the row gives that attends to nothing, and the gradients."""
+    """Unfused Flex attention, for each form of the mask: the output for the fully masked row, and the gradients."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     attend: Callable[..., Tensor] = flex_attention
@@ -77,27 +77,27 @@ def flex() -> list[list[str]]:
 
 
 def _used(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients of the used rows' loss in float64: queries and keys that are masked take no part."""
+    """The gradients in float64 of the loss on the used rows, computed without masked queries and keys."""
     q, k, v = (each[..., :2, :].double().requires_grad_() for each in inputs)
     loss = ((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v).square().sum()
     return [F.pad(each, (0, 0, 0, 1)) for each in torch.autograd.grad(loss, (q, k, v))]
 
 
 def off(found: Sequence[Tensor | None], wanted: Sequence[Tensor]) -> str:
-    """How far tensors are from their references at most, in words: `0` is round-off."""
+    """The largest difference of tensors from their references, in words. `0` means round-off."""
     pairs = zip(found, wanted, strict=True)
     apart = [torch.full_like(b, torch.nan) if a is None else a.double() - b.double() for a, b in pairs]
-    far = torch.stack([each.abs().max() for each in apart]).max()  # NaN if one of them is
+    far = torch.stack([each.abs().max() for each in apart]).max()  # NaN if any difference is NaN
     return "NaN" if far.isnan() else "0" if far < SMALL else f"{far:.2g}"
 
 
 IDS = torch.tensor([[1, 2, 3, 4], [0, 0, 5, 6]])
 TOKEN = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
-"""Two sentences; the second has two tokens, behind two of padding."""
+"""The token masks of two sentences. The second sentence has two tokens after two tokens of padding."""
 
 
 def llama() -> list[list[str]]:
-    """A tiny model of two layers, from a configuration, by attention and by form of the mask."""
+    """A tiny model of two layers, made from a configuration, for each kind of attention and each form of the mask."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     causal = torch.ones(4, 4, dtype=torch.bool).tril() & TOKEN.bool()[:, None, None]
     masks = {
@@ -113,7 +113,7 @@ def llama() -> list[list[str]]:
             alone = [model(input_ids=IDS[:1]).logits[0], model(input_ids=IDS[1:, 2:]).logits[0]]
         labels = IDS.masked_fill(TOKEN == 0, -100)
         kept = labels.clone()
-        kept[1, 2] = -100  # the row of padding before it would have to predict it
+        kept[1, 2] = -100  # otherwise the padding row before it would have to predict this token
         wanted = _alone(_model(kind).double(), kept)
         for name, mask in masks.items():
             model.zero_grad()
@@ -139,7 +139,7 @@ def _model(kind: str) -> nn.Module:
 
 
 def _alone(model: nn.Module, labels: Tensor) -> list[Tensor]:
-    """The gradients in float64, of each sentence by itself and without padding."""
+    """The gradients in float64, with each sentence alone and without padding."""
     call: Callable[..., Any] = model
     terms = []
     for ids, wanted in ((IDS[:1], labels[:1]), (IDS[1:, 2:], labels[1:, 2:])):
@@ -154,7 +154,7 @@ def _number(loss: Tensor) -> str:
 
 
 def add(project: Project, release: str, found: Rows) -> Path:
-    """Put the rows of a release into the record, beside those of the others; return the file."""
+    """Put the rows of a release into the record, next to the rows of other releases; return the file."""
     path = project.results / "measured" / "attention.json"
     known = recorded(read_record(path)) if path.is_file() else {}
     releases = dict(sorted({**known, release: found}.items(), key=lambda each: number(each[0])))
@@ -167,7 +167,7 @@ def add(project: Project, release: str, found: Rows) -> Path:
 
 
 def recorded(content: dict[str, Any]) -> dict[str, Rows]:
-    """What the record says, by release."""
+    """The rows in the record, by release."""
     lines = unfolded(content["releases"], content["rows"])
     return {
         name: {

@@ -1,8 +1,8 @@
-"""How long a build takes, side by side in one run: ours, the stock `jupyter-book build`, and the floor.
+"""How long a build takes, measured side by side in one run: our build, the stock `jupyter-book build`, and the floor.
 
-The floor is what no build can beat with one process: import PyTorch and matplotlib once, run the cells of all chapters
-one after another, then render. Every measurement runs in a scratch copy of the checkout; ratios are what counts, for
-seconds depend on the machine.
+The floor is the least time that a build in one process can take. It imports PyTorch and matplotlib once, runs the cells
+of all chapters one after another, and renders. Every measurement runs in a scratch copy of the checkout. Compare
+ratios, because seconds depend on the machine.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ for chapter in sys.argv[1:]:
 
 
 class Scratch:
-    """A copy of the checkout whose chapters are multiplied, to be built and thrown away."""
+    """A temporary copy of the checkout in which every chapter has several copies."""
 
     def __init__(self, project: Project, folder: Path, times: int) -> None:
         self.folder = folder
@@ -67,7 +67,7 @@ class Scratch:
                 continue
             text = chapter.read_text(encoding="utf-8")
             for copy in range(2, times + 1):
-                # Equal code would be found in the cache: every copy says which one it is.
+                # The cache would find equal code, so every copy has a comment with its number.
                 marked = re.sub(r"(```\{code-cell\} ipython3\n(?::.*\n)*\n?)", rf"\1# copy {copy}\n", text, count=1)
                 write(chapter.with_stem(f"{chapter.stem}-{copy}"), marked)
                 added.append({"file": f"chapters/{chapter.stem}-{copy}"})
@@ -76,11 +76,11 @@ class Scratch:
             write(self.folder / "_toc.yml", yaml.safe_dump(toc, sort_keys=False))
 
     def clean(self) -> None:
-        """Forget everything that was built."""
+        """Delete everything that was built."""
         shutil.rmtree(self.build, ignore_errors=True)
 
     def clean_pages(self) -> None:
-        """Forget the pages; keep the executed notebooks."""
+        """Delete the pages, and keep the executed notebooks."""
         for part in ("html", ".doctrees", "jupyter_execute"):
             shutil.rmtree(self.build / part, ignore_errors=True)
 
@@ -99,7 +99,7 @@ class Scratch:
         return self._time([str(Path(sys.executable).with_name("jupyter-book")), "build", "."])
 
     def floor(self) -> float:
-        """Seconds that one process takes for all cells, plus those for rendering alone."""
+        """Seconds that one process takes for all cells, plus the seconds for rendering alone."""
         cells = self._time([sys.executable, "-c", _FLOOR, *self.chapters])
         self.ours()
         self.clean_pages()
@@ -116,7 +116,7 @@ class Scratch:
 
 
 def bench(project: Project) -> None:
-    """Measure, print each figure as it comes, and write the table to `results/build-times.md`."""
+    """Measure, print each result at once, and write the table to `results/build-times.md`."""
     rows = []
     for times, runs in _RUNS.items():
         with tempfile.TemporaryDirectory() as folder:
@@ -128,7 +128,7 @@ def bench(project: Project) -> None:
 
 
 def _measure(scratch: Scratch, runs: int) -> list[tuple[int, str, dict[str, float]]]:
-    """One row for each situation: the median seconds of each contestant, taken in turn."""
+    """One row for each situation, with the median seconds of each build. The builds run in turn."""
     count = len(scratch.chapters)
     cold: dict[str, list[float]] = {"ours": [], "stock": [], "floor": []}
     after: dict[str, dict[str, list[float]]] = {

@@ -1,4 +1,4 @@
-"""A real browser on the built site: for the tests of the site, and for `make site-report`."""
+"""A real browser that opens the built site, for the tests of the site and for `make site-report`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 MODULES = Path("tests") / "site" / "node_modules"
-"""Where `make browser` installs axe-core and Lighthouse, in a checkout."""
+"""The folder of the checkout into which `make browser` installs axe-core and Lighthouse."""
 
 VIEWS = {
     f"{name}, {scheme}": {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}
@@ -22,12 +22,12 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable
 
 
 def executable() -> str | None:
-    """The browser of this machine: what `CHROME_PATH` names, or a Chromium or Chrome on the path."""
+    """The path of the browser: `CHROME_PATH`, or a Chromium or Chrome on the path; None if there is none."""
     return os.environ.get("CHROME_PATH") or next(filter(None, map(shutil.which, _NAMES)), None)
 
 
 def missing(root: Path) -> str:
-    """What the browser's tests need and this machine lacks; empty when nothing does."""
+    """What the browser's tests need and this machine lacks; empty if nothing is missing."""
     lacks = [] if executable() else ["Chromium"]
     lacks += [name for name in ("axe-core", "lighthouse") if not (root / MODULES / name).is_dir()]
     return f"not installed: {', '.join(lacks)}; `make browser` installs what is missing" if lacks else ""
@@ -35,12 +35,12 @@ def missing(root: Path) -> str:
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """Playwright's handle on the browser."""
+    """Playwright's browser object, while the block runs."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        # A container's root has no other choice than no sandbox; the pages are our own.
-        # No name of another host is resolved: a visit need not look at each request before it is sent.
+        # In a container, root can run Chromium only without its sandbox. The browser opens only our own pages.
+        # The browser resolves no other host name, so that a visit need not check each request before it is sent.
         alone = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
         browser = playwright.chromium.launch(executable_path=executable(), args=["--no-sandbox", alone])
         try:
@@ -50,12 +50,12 @@ def chromium() -> Iterator[Any]:
 
 
 class Visit:
-    """A tab in one view of the site, for which no other host exists.
+    """A browser tab with one view of the site, which can't reach any other host.
 
     Attributes:
         page: Playwright's page.
-        troubles: what the console, scripts and failed requests said, since the last `open`.
-        elsewhere: addresses on other hosts that were asked for, since the last `open`.
+        troubles: messages of the console, of scripts and of failed requests, since the last `open`.
+        elsewhere: addresses on other hosts that the page requested, since the last `open`.
     """
 
     def __init__(self, browser: Any, address: str, **view: Any) -> None:
@@ -70,7 +70,10 @@ class Visit:
         self.page.on("requestfailed", self._failed)
 
     def open(self, path: str) -> Any:
-        """Open a page of the site, and wait until its scripts have run and a search, if it is one, has ended."""
+        """Open a page of the site.
+
+        Wait until its scripts have run and, on the search page, until the search has ended.
+        """
         self.troubles.clear()
         self.elsewhere.clear()
         response = self.page.goto(f"{self.address}/{path}")
@@ -83,7 +86,7 @@ class Visit:
             self.troubles.append(message.text)
 
     def _failed(self, request: Any) -> None:
-        if request.failure != "net::ERR_ABORTED":  # the page was left before it came
+        if request.failure != "net::ERR_ABORTED":  # the browser left the page before this file arrived
             self.troubles.append(f"failed: {request.url}")
 
     def _asked(self, request: Any) -> None:
@@ -98,10 +101,10 @@ class Visit:
 
 
 def axe(visit: Visit, root: Path, within: str = "html") -> list[str]:
-    """What axe-core finds on the open page, or within some of its elements: a line for each rule and element."""
-    # Evaluated, not added as a script: the pages' own policy allows no script from elsewhere.
+    """The findings of axe-core on the open page, or on some of its elements: a line for each rule and element."""
+    # Evaluated instead of added as a script, because the pages' policy allows no script from other sources.
     visit.page.evaluate((root / MODULES / "axe-core" / "axe.min.js").read_text(encoding="utf-8"))
-    # Without `preload`, which loads style sheets once more, and sound, of which there is none.
+    # Without `preload`, which would load the style sheets again, and check sound, of which the pages have none.
     found = visit.page.evaluate("within => axe.run(within, {resultTypes: ['violations'], preload: false})", within)
     return [
         f"{violation['id']}: {node['html'][:160]}" for violation in found["violations"] for node in violation["nodes"]
@@ -109,7 +112,7 @@ def axe(visit: Visit, root: Path, within: str = "html") -> list[str]:
 
 
 def weigh(visit: Visit, path: str) -> int:
-    """Bytes that a first visit of a page transfers, compressed, heads included."""
+    """The bytes that a first visit to a page transfers: compressed, and with headers."""
     session = visit.context.new_cdp_session(visit.page)
     session.send("Network.enable")
     session.send("Network.setCacheDisabled", {"cacheDisabled": True})

@@ -1,4 +1,4 @@
-"""Why a poisoned sample is not fixed: each cause in a sentence that can be checked."""
+"""Why a poisoned sample is not fixed: each cause has a sentence that can be checked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from zero_or_nan.selfcheck.poisoned import NotFixed
 
 ENDS = ("the process died", "no end in ")
-"""So begins what is said of work that came to no end."""
+"""The beginnings of the messages about work that did not end."""
 UNEXPLAINED = "unexplained"
 ATTENTION = frozenset(
     """
@@ -20,7 +20,7 @@ ATTENTION = frozenset(
 
 @dataclass(frozen=True)
 class Cause:
-    """A name for the table's rows, a sentence, and which samples it explains."""
+    """A cause: its name for the rows of a table, a sentence, and a test that says which samples it explains."""
 
     name: str
     sentence: str

@@ -1,12 +1,12 @@
-"""How much `ignoring` follows inside of compiled regions: every layer and every loss of `torch.nn`, backend by backend.
+"""How much `ignoring` follows inside compiled regions: every layer and every loss of `torch.nn`, for each backend.
 
 Some rows of each batch are NaN or infinite, and the loss leaves them out: by a slice, by `where`, or by `ignore_index`.
-The selection is a part of the compiled region, or comes behind it. The gradient has to be plain PyTorch's, uncompiled,
-of the same batch with finite rows in place of the bad ones. Another loss uses all rows: no NaN may then become a number
-that uncompiled code does not give.
+The selection is inside the compiled region, or after it. The reference is the gradient of uncompiled plain PyTorch for
+the same batch, with finite rows in place of the bad rows. Another loss uses all rows. In that case, a NaN may become a
+number only if it also does in uncompiled code.
 
-A program runs cold, again after a plain pass, and again compiled anew, when the caches of the compiler are warm. The
-worst run counts. Each layer and each loss has a process of its own: one that dies has failed.
+A program runs with cold caches, again after a plain pass, and again after a new compilation with warm caches. The worst
+run counts. Each layer and each loss has a separate process. If the process dies, the layer or loss has failed.
 
     python -m tools.measure.compiled BACKEND NAME ...
 """
@@ -37,31 +37,32 @@ from ..project import Problem, Project, read_record, write_record
 from .apart import apart
 
 TESTS = Path(__file__).parents[2] / "tests" / "zero_or_nan" / "ignoring"
-"""Where the table of layers is, which the tests of uncompiled layers run."""
+"""The folder with the table of layers, which the tests of uncompiled layers use too."""
 
 BACKENDS = ("aot_eager", "aot_eager_decomp_partition", "inductor")
-"""`inductor` needs a compiler of C++, and takes by far the longest."""
+"""`inductor` needs a C++ compiler, and takes by far the longest."""
 BAD = ("nan", "inf")
 SECONDS = 900
-"""How long one layer or loss may take."""
+"""The most seconds that one layer or loss may take."""
 RELEASE = torch.__version__.partition("+")[0]
 
 OUTCOMES = ("hidden", "silent", "other bits", "failed", "warned", "refused", "miscompiled", "right")
-"""What became of a program with one kind of bad rows, the worst first.
+"""The possible outcomes for a program with one kind of bad rows, the worst first.
 
-- hidden: the loss uses the NaN, and a gradient is finite that is neither in uncompiled code nor in plain PyTorch;
-- silent: the gradient is wrong, and no warning says so;
-- other bits: nothing is bad, or plain PyTorch's gradient is finite at an element, and ours has other bits;
-- failed: the program raised an error, its process died, or it came to no end;
-- warned: the gradient is contaminated, and a warning says so;
-- refused: plain PyTorch, uncompiled, raises an error for the bad rows;
-- miscompiled: plain PyTorch gives another gradient as soon as it is compiled, and so does ours;
-- right.
+- hidden: the loss uses the NaN, and a gradient is finite that is finite neither in uncompiled code nor in plain
+  PyTorch.
+- silent: the gradient is wrong, and no warning says so.
+- other bits: no row is bad, or plain PyTorch's gradient is finite at an element, and our gradient has other bits.
+- failed: the program raised an error, its process died, or it did not end.
+- warned: the gradient is contaminated, and a warning says so.
+- refused: uncompiled plain PyTorch raises an error for the bad rows.
+- miscompiled: compilation alone changes plain PyTorch's gradient, and it changes our gradient in the same way.
+- right: our gradient is the reference.
 """
 VIOLATIONS = OUTCOMES[:4]
 
 Region = Callable[[Any], Any]
-"""Compiles a function, or returns it unchanged."""
+"""A function that compiles a function, or returns it unchanged."""
 
 
 class Program(NamedTuple):
@@ -69,10 +70,10 @@ class Program(NamedTuple):
 
     Attributes:
         name: how the loss leaves out the bad rows.
-        of: makes the loss, a function of the tensors, with `compile` around its region.
+        of: makes the loss, a function of the tensors. Its argument `compile` is applied to the region.
         given: the tensors.
-        rows: how many rows are good. If the loss uses all of them, it uses the bad ones.
-        parameters: what else gets a gradient.
+        rows: the number of good rows. If the loss uses all rows, it uses the bad rows too.
+        parameters: the other tensors that get a gradient.
     """
 
     name: str
@@ -97,7 +98,7 @@ def _selections(rows: int) -> dict[str, Callable[[Tensor], Tensor]]:
 
 
 def of_layer(name: str) -> Iterator[Program]:
-    """The programs of a layer: its selection is in the region, or behind it."""
+    """The programs of a layer. The selection is inside the region, or after it."""
     table = _table()
     make, shape, out, inputs = table.LAYERS[name]
     torch.manual_seed(0)
@@ -129,10 +130,10 @@ class Loss(NamedTuple):
     """A loss of `torch.nn`.
 
     Attributes:
-        targets: what it compares with, row by row.
-        predictions: how many tensors it compares.
-        call: how the module is called, with predictions and targets.
-        prepared: what is done to a prediction before.
+        targets: the values that the loss compares with, row by row.
+        predictions: how many tensors the loss compares.
+        call: calls the module with the predictions and the targets.
+        prepared: prepares a prediction for the loss.
     """
 
     targets: Sequence[Tensor] = ()
@@ -146,7 +147,7 @@ IGNORE = -100
 
 
 def losses() -> dict[str, Loss]:
-    """Every loss of `torch.nn`. A prediction is a linear layer's; it has four rows."""
+    """Every loss of `torch.nn`. A linear layer makes the prediction, which has four rows."""
     torch.manual_seed(0)
     signs, unit = torch.tensor([1.0, -1.0, 1.0, -1.0]), torch.rand(4, 5)
     kinds = {
@@ -175,7 +176,7 @@ def losses() -> dict[str, Loss]:
 
 
 def of_loss(name: str) -> Iterator[Program]:
-    """The programs of a loss, by reduction. Rows are left out before it, after it, or by `ignore_index`."""
+    """The programs of a loss, for each reduction. Rows are left out before the loss, after it, or by `ignore_index`."""
     loss = losses()[name]
     torch.manual_seed(0)
     linear, rows = nn.Linear(3, loss.width), 2
@@ -217,7 +218,7 @@ def _table() -> Any:
     return importlib.import_module("test_modules")
 
 
-# What becomes of them.
+# The outcomes.
 
 
 def measure(name: str, backend: str) -> dict[str, str]:
@@ -254,7 +255,7 @@ def judged(program: Program, backend: str) -> dict[str, str]:
     if not all(bool(gradient.isfinite().all()) for gradient in wanted):
         raise ValueError("the gradient is not finite for finite rows")
     runs: dict[str, list[str]] = {}
-    with inductor.patch(fallback_random=True):  # pooling and dropout draw what uncompiled code draws
+    with inductor.patch(fallback_random=True):  # with it, pooling and dropout draw the same numbers as uncompiled code
         for _ in ("the caches are cold", "they are warm"):
             torch._dynamo.reset()
             compiled = program.of(compile)
@@ -299,7 +300,7 @@ def _outcome(program: Program, uncompiled: Any, compiled: Any, spoiled: list[Ten
 
 
 def gradients(backward: Any, loss: Any, program: Program, given: Sequence[Tensor]) -> list[Tensor]:
-    """Of all parameters and tensors. Random numbers are the same each time."""
+    """The gradients of all parameters and tensors. Random numbers are the same in each call."""
     torch.manual_seed(0)
     leaves = [tensor.clone().requires_grad_() for tensor in given]
     for parameter in program.parameters:
@@ -309,7 +310,7 @@ def gradients(backward: Any, loss: Any, program: Program, given: Sequence[Tensor
 
 
 def measure_all(chosen: Sequence[str], backend: str) -> dict[str, dict[str, str]]:
-    """The outcomes by layer or loss, each measured in a process of its own. Prints what is not right."""
+    """The outcomes of each layer or loss, measured in a separate process. Prints each outcome that is not right."""
     found = {}
     with ThreadPoolExecutor(2) as pool:
         for name, outcomes in zip(chosen, pool.map(_in_a_process, chosen, repeat(backend)), strict=True):
@@ -332,7 +333,7 @@ def compiled(project: Project, *backends: str) -> None:
     """Measure everything under these backends, or under all, and write `results/measured/compiled.json`.
 
     Raises:
-        Problem: if a backend has another name; it names those that are measured.
+        Problem: if a backend has another name. The message lists the backends that are measured.
     """
     if strange := [backend for backend in backends if backend not in BACKENDS]:
         raise Problem(f"no such backend: {', '.join(strange)}; use some of {', '.join(BACKENDS)}")
@@ -350,9 +351,10 @@ def tally(found: dict[str, dict[str, str]]) -> Counter[str]:
 
 
 def add(project: Project, release: str, backend: str, found: dict[str, dict[str, str]]) -> Path:
-    """Put the outcomes under a backend of a release into the record, in place of those that it had; return the file.
+    """Put the outcomes for a backend and a release into the record, in place of earlier outcomes; return the file.
 
-    The record has a row of counts for layers and one for losses, and a row for each layer or loss with an exception.
+    The record has a row of counts for layers and a row of counts for losses. Each layer or loss with an exception also
+    has a row.
     """
     path = project.results / "measured" / "compiled.json"
     known = read_record(path) if path.is_file() else {"totals": [], "exceptions": []}
@@ -380,7 +382,7 @@ def add(project: Project, release: str, backend: str, found: dict[str, dict[str,
     return path
 
 
-if __name__ == "__main__":  # some of them by name, for whoever changes how regions are followed
+if __name__ == "__main__":  # for people who change how regions are followed: measures only the named ones
     counts = tally(measure_all(sys.argv[2:] or names(), sys.argv[1]))
     print(dict(counts))
     sys.exit(any(counts[outcome] for outcome in VIOLATIONS))

@@ -1,7 +1,7 @@
-"""What `ignoring` and `explain` cost: time and peak memory, next to plain PyTorch, and to what people use today.
+"""The costs of `ignoring` and `explain`: time and peak memory, compared with plain PyTorch and other common methods.
 
-All ways of a case are timed in turn in one run, and the ratios are what counts. Each figure is the least of many
-rounds: whatever disturbs a measurement makes it longer. Peak memory is that of a process of its own.
+All methods of a case are timed in turn in one run, and pages show ratios. Each time is the minimum of many rounds,
+because a disturbance only makes a round longer. Peak memory is measured in a separate process.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from ..project import Problem, Project, write_record
 Loss = Callable[[], Tensor]
 T = TypeVar("T")
 SECONDS = 1.0
-"""How long a case is repeated, at least five rounds."""
+"""How many seconds a case is repeated. There are at least five rounds."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A computation, with or without entries that contaminate plain PyTorch's gradient.
+    """A computation, with or without elements that contaminate plain PyTorch's gradient.
 
-    `ways` makes the ways from `contaminated`: each a function that runs forward, and one that runs backward from there.
-    `entries` and `nodes` tell how many, where cases differ by that alone.
+    `ways` takes whether the case is contaminated, and gives the methods. Each method is a function that runs forward,
+    and a function that runs backward on the loss. `entries` and `nodes` are set if cases differ only in their number.
     """
 
     name: str
@@ -62,7 +62,7 @@ def _plain(loss: Tensor) -> None:
 
 
 def _layers(model: Callable[[], nn.Module], shape: tuple[int, ...]) -> Callable[[bool], dict[str, Any]]:
-    """A model on a batch of rows; contaminated, half of the rows are NaN and the loss slices them away."""
+    """A model on a batch of rows. If contaminated, half of the rows are NaN, and the loss slices them away."""
 
     def ways(contaminated: bool) -> dict[str, Any]:
         layers, rows, used = _model_and_rows(model, shape, contaminated)
@@ -92,7 +92,7 @@ def _model_and_rows(
 def _in_regions(
     model: Callable[[], nn.Module], shape: tuple[int, ...], backend: str
 ) -> Callable[[bool], dict[str, Any]]:
-    """The same of a compiled model. Its plain backward is compiled, too, with the marks that inductor needs."""
+    """The same for a compiled model. Its plain backward is compiled too, with the marks that inductor needs."""
 
     def made() -> nn.Module:
         ignoring.follow_compiled()
@@ -104,7 +104,10 @@ def _in_regions(
 
 
 def _penalised(model: Callable[[], nn.Module], shape: tuple[int, ...]) -> Callable[[bool], dict[str, Any]]:
-    """A critic with a gradient penalty: backward is the gradient of its inputs, and that of the penalty on it."""
+    """A critic with a gradient penalty.
+
+    It computes the gradient of its inputs, and then the gradient of the penalty.
+    """
 
     def ways(contaminated: bool) -> dict[str, Any]:
         layers, rows, used = _model_and_rows(model, shape, contaminated)
@@ -138,7 +141,7 @@ def _transformer(width: int, heads: int) -> nn.Module:
 
 
 class _Block(nn.Module):
-    """Two convolutions, and the input added to what they give."""
+    """Two convolutions, and the input added to their output."""
 
     def __init__(self, channels: int, out: int) -> None:
         super().__init__()
@@ -155,7 +158,7 @@ class _Block(nn.Module):
 
 
 def _resnet() -> nn.Module:
-    """ResNet-18; its norms are frozen, for a batch's own statistics would use the rows that are NaN."""
+    """ResNet-18 with frozen norms, because norms that use a batch's own statistics would use the NaN rows."""
     widths = [64, 64, 64, 128, 128, 256, 256, 512, 512]
     blocks = [_Block(before, after) for before, after in itertools.pairwise(widths)]
     first = (nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
@@ -163,7 +166,7 @@ def _resnet() -> nn.Module:
 
 
 class _Recurrent(nn.Module):
-    """An LSTM of which the last step is used."""
+    """An LSTM whose last step is used."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -175,7 +178,7 @@ class _Recurrent(nn.Module):
 
 
 class _Chain(nn.Module):
-    """Many nodes, one after the other."""
+    """A chain of many nodes."""
 
     def __init__(self, nodes: int) -> None:
         super().__init__()
@@ -190,7 +193,7 @@ class _Chain(nn.Module):
 
 
 class _Bush(_Chain):
-    """Many nodes that all lead to the same one: three for each turn."""
+    """A graph of many nodes that all use the same weight: three nodes for each turn."""
 
     def forward(self, x: Tensor) -> Tensor:
         total = x
@@ -200,7 +203,7 @@ class _Bush(_Chain):
 
 
 def _where_over_exp(entries: int) -> Callable[[bool], dict[str, Any]]:
-    """`where(x < 80, exp(x), 0)`; contaminated, two thirds of the exponentials overflow."""
+    """`where(x < 80, exp(x), 0)`. If contaminated, two thirds of the exponentials overflow."""
 
     def ways(contaminated: bool) -> dict[str, Any]:
         x = torch.linspace(-1, 240 if contaminated else 70, entries).requires_grad_()
@@ -245,7 +248,7 @@ CASES = {
         *(Case(f"a chain of {n:,} nodes", _layers(partial(_Chain, n), (4, 4)), False, nodes=n) for n in CHAINS),
         Case("a graph of 100,000 nodes", _layers(lambda: _Bush(100_000), (4, 4)), False),
         *(Case(f"where over exp, {n} elements", _where_over_exp(n), n == SIZES[-1], n) for n in SIZES),
-        # The last: where a gradient was ever recorded, each later pass asks its nodes whether they were.
+        # The last case: once a gradient was recorded, every later pass checks whether its nodes were recorded.
         Case(
             "gradient penalty, 4-layer MLP, width 256, batch 64", _penalised(lambda: _perceptron(256), (64, 256)), False
         ),
@@ -263,11 +266,14 @@ COMPILED = {
     for name, (model, shape) in _LAYERS.items()
     for backend in ("aot_eager", "inductor")
 }
-"""Models of the size of one layer of a real model, which run compiled. Inductor needs a compiler of C++."""
+"""Models as large as one layer of a real model, which run compiled. Inductor needs a C++ compiler."""
 
 
 def _in_turn(ways: dict[str, T], seconds: float, rounds: int = 5) -> Iterator[tuple[str, T]]:
-    """Each way in turn, some rounds at least; to and fro, for who comes first finds the memory in another state."""
+    """Each method in turn, for some rounds at least.
+
+    Every second round is reversed, because the first run of a round finds the memory in another state.
+    """
     started, there = time.monotonic(), list(ways.items())
     gc.disable()
     try:
@@ -280,7 +286,7 @@ def _in_turn(ways: dict[str, T], seconds: float, rounds: int = 5) -> Iterator[tu
 
 
 def measure(case: Case, contaminated: bool) -> dict[str, dict[str, float]]:
-    """Seconds of forward, and of backward until the graph is freed, way by way."""
+    """The seconds of forward, and of backward until the graph is freed, for each method."""
     ways = case.ways(contaminated)
     least = {way: {"forward": float("inf"), "backward": float("inf")} for way in ways}
     for way, (forward, backward) in _in_turn(ways, SECONDS):
@@ -296,11 +302,11 @@ def measure(case: Case, contaminated: bool) -> dict[str, dict[str, float]]:
 
 
 WATCHED = [name for name, case in CASES.items() if case.entries is None and case.nodes is None][:7]
-"""The models whose steps are timed while they are watched."""
+"""The models whose steps are timed while a tool watches them."""
 
 
 def watched(case: Case) -> dict[str, float]:
-    """Seconds of a step, forward and backward, that nobody watches, or one of the tools that look for a NaN."""
+    """The seconds of a step, forward and backward: without a tool, and with each tool that looks for a NaN."""
     forward, backward = case.ways(False)["plain"]
 
     def step() -> Tensor:
@@ -317,7 +323,7 @@ def watched(case: Case) -> dict[str, float]:
     least = dict.fromkeys(ways, float("inf"))
     for way, (watch, run) in _in_turn(ways, 2 * SECONDS):
         with watch():
-            run()  # what a first step finds out is not counted
+            run()  # the preparations of a first step are not counted
             start = time.perf_counter()
             run()
             least[way] = min(least[way], time.perf_counter() - start)
@@ -325,11 +331,11 @@ def watched(case: Case) -> dict[str, float]:
 
 
 Step = Callable[[Callable[[Tensor], None]], Tensor]
-"""A training step that is not finite, from what goes backward to its loss."""
+"""A training step that is not finite. It takes the function that runs backward, and returns the loss."""
 
 
 def _one_bad_row(model: Callable[[], nn.Module], shape: tuple[int, ...]) -> Callable[[], Step]:
-    """A model on a batch of which one row is NaN, and the loss uses it."""
+    """A model on a batch with one row of NaN, which the loss uses."""
 
     def made() -> Step:
         layers, rows, _ = _model_and_rows(model, shape, False)
@@ -356,7 +362,7 @@ class _Convolutions(nn.Sequential):
 
 
 def _masked_attention(width: int, tokens: int, batch: int) -> Callable[[], Step]:
-    """A layer of attention, written by hand, with one sequence of which every key is masked."""
+    """A layer of attention, written by hand. All keys of one sequence are masked."""
 
     def made() -> Step:
         torch.manual_seed(0)
@@ -379,7 +385,7 @@ def _masked_attention(width: int, tokens: int, batch: int) -> Callable[[], Step]
 
 
 def _bad_chain(nodes: int, at: int = 0, used: bool = True) -> Callable[[], Step]:
-    """A chain with one element that becomes NaN before some node, and that the loss uses, or slices away."""
+    """A chain in which one element becomes NaN before some node. The loss uses this element, or slices it away."""
 
     def made() -> Step:
         weight, spoils = torch.full((4,), 0.5, requires_grad=True), torch.tensor([torch.nan, 1.0, 1.0, 1.0])
@@ -399,7 +405,7 @@ def _bad_chain(nodes: int, at: int = 0, used: bool = True) -> Callable[[], Step]
 
 
 def _logarithms(count: int, size: int) -> Callable[[], Step]:
-    """Logarithms of 0, each of which is an origin of its own."""
+    """Logarithms of 0. Each of them is a separate origin."""
 
     def made() -> Step:
         weight = torch.ones(size, requires_grad=True)
@@ -431,13 +437,14 @@ FAILING = {
     "a chain of 100,000 nodes, NaN at the start": _bad_chain(100_000),
     "100 logarithms of 0": _logarithms(100, 64),
 }
-"""Steps that `explain` has something to say about. The first is so small that it shows the fixed price of a report."""
+"""Steps for which `explain` reports something. The first is so small that it shows the fixed price of a report."""
 
 
 def failing(name: str) -> dict[str, float]:
-    """Seconds of a step that is not finite: alone, with the backward of `ignoring`, and while `explain` watches.
+    """The seconds of a step that is not finite: alone, with the backward of `ignoring`, and while `explain` watches.
 
-    They are of one thread's time on the processor: the longest of these steps outlast what else a machine does.
+    This is the processor time of one thread, because the longest of these steps run long enough for other programs to
+    disturb them.
     """
     step = FAILING[name]()
     ways: dict[str, tuple[Callable[[], AbstractContextManager[Any]], Callable[[Tensor], None]]] = {
@@ -475,11 +482,11 @@ PARTED = [
     "a chain of 50,000 nodes",
     "where over exp, 10 elements",
 ]
-"""The cases of which it is told where the time goes."""
+"""The cases for which the table shows how long each part of a pass takes."""
 
 
 def _empty_hooks(loss: Tensor, graph: Graph, unsafe: list[Any]) -> list[Any]:
-    """Hooks that do nothing, at every place at which a pass has one; they show what the engine takes to call them."""
+    """Hooks that do nothing, wherever a pass has a hook. They show how long the engine takes to call hooks."""
     plan = planned((loss,), graph, (), unsafe, False, True, EVERYTHING)
     after = [node for node, *_ in (*plan.transferred, *plan.interpreted)]
     before = [node for node, *_ in plan.interpreted]
@@ -490,7 +497,7 @@ def _empty_hooks(loss: Tensor, graph: Graph, unsafe: list[Any]) -> list[Any]:
 
 
 def parts(case: Case, contaminated: bool) -> dict[str, float]:
-    """Seconds of backward with more and more of what `ignoring` does: a walk along the graph, a look, hooks, rules."""
+    """The seconds of backward with more and more of the work of `ignoring`: the walk, the check, hooks, rules."""
     forward, plain = case.ways(contaminated)["plain"]
 
     def walked(loss: Tensor) -> None:
@@ -524,13 +531,13 @@ def parts(case: Case, contaminated: bool) -> dict[str, float]:
 
 
 def peak(case: Case, contaminated: bool, way: str) -> int:
-    """Bytes that one gradient takes at its peak, beyond what the process held before; run in a fresh process."""
+    """The bytes that one gradient takes at its peak, beyond what the process held before. Run it in a new process."""
     small = [
         _where_over_exp(10)(contaminated),
         _layers(lambda: _transformer(16, 2), (4, 8, 16))(contaminated),
         _layers(lambda: _Recurrent(4), (2, 3, 4))(contaminated),
     ]
-    for ways in small:  # what is imported and set up at the first gradient is not counted
+    for ways in small:  # imports and set-up of the first gradient are not counted
         if way in ways:
             forward, backward = ways[way]
             backward(forward())
@@ -547,14 +554,14 @@ def peak(case: Case, contaminated: bool, way: str) -> int:
 
 
 def _forget_peak() -> None:
-    """Give free memory back, and set the peak of this process to what it holds now."""
+    """Return free memory to the system, and reset the peak of this process to its present size."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def _status(field: str) -> int:
-    """Bytes of this process's memory, as Linux tells: resident now (VmRSS) or at the peak (VmHWM)."""
+    """A size of this process's memory in bytes, from Linux: resident now (VmRSS) or at the peak (VmHWM)."""
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(field):
             return 1024 * int(line.split()[1])
@@ -571,7 +578,7 @@ def _peaks(case: Case, contaminated: bool) -> dict[str, int]:
 
 
 def _rows(cases: Iterable[Case]) -> list[dict[str, Any]]:
-    """The times of each case, clean and contaminated, and its peaks of memory. Prints each as it comes."""
+    """The times of each case, clean and contaminated, and its memory peaks. Prints each result at once."""
     rows = []
     for case in cases:
         for contaminated in (False, True):
@@ -590,10 +597,10 @@ def _rows(cases: Iterable[Case]) -> list[dict[str, Any]]:
 
 
 def costs(project: Project) -> None:
-    """Measure every case, print each as it comes, and write `results/measured/costs.json`."""
-    warnings.simplefilter("ignore")  # torch.masked says that it is a prototype, again and again
+    """Measure every case, print each result at once, and write `results/measured/costs.json`."""
+    warnings.simplefilter("ignore")  # torch.masked repeats its warning about the prototype
     torch.set_num_threads(min(2, os.cpu_count() or 1))
-    compiled = _rows(COMPILED.values())  # first: a recorded gradient would make all later passes slower
+    compiled = _rows(COMPILED.values())  # first, because a recorded gradient makes all later passes slower
     rows = _rows(CASES.values())
     parted = []
     for name, contaminated in itertools.product(PARTED, (False, True)):
@@ -624,7 +631,7 @@ def costs(project: Project) -> None:
 
 
 def ratio(row: dict[str, Any], way: str, base: str, parts: tuple[str, ...] = ("backward",)) -> float:
-    """How many times as long `way` takes as `base`, in the given parts of the work."""
+    """How many times as long as `base` the method `way` takes, in the given parts of the work."""
     seconds = row["seconds"]
     return sum(seconds[way][part] for part in parts) / sum(seconds[base][part] for part in parts)
 

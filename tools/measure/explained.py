@@ -1,8 +1,8 @@
-"""How often `explain` names the origin, on programs whose answer is known, beside what people use today.
+"""How often `explain` finds the origin in programs with a known answer, compared with the tools that people use today.
 
-The programs, and the other tools, stand in `tests/zero_or_nan/explain/corpus`. The programs that were reduced from
-public reports are counted by themselves: what `explain` says of them is also compared with the cause and the fix of the
-report. The first answer to each of them stays on record.
+The programs and the other tools are in `tests/zero_or_nan/explain/corpus`. Programs that were reduced from public
+reports are counted separately: for them, the answer of `explain` is also compared with the cause and the fix in the
+report. The record keeps the first answer to each of them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ANSWERS = ("kind", "line", "all", "cause", "remedy")
 
 
 def explained(project: Project) -> None:
-    """Run every program under every tool, and write how they did to `results/measured/explained.json`."""
+    """Run every program under every tool, and write the scores to `results/measured/explained.json`."""
     sys.path.insert(0, str(project.root / "tests" / "zero_or_nan" / "explain"))
     programs = [program for program in importlib.import_module("corpus").PROGRAMS if program.runs_here]
     reports = [program for program in programs if program.is_report]
@@ -42,7 +42,7 @@ def explained(project: Project) -> None:
     first = recorded.get("reports", {}).get("first", {})
     tools: dict[str, Callable[[Any], Any]] = {name: baselines.BASELINES[name] for name in baselines.versions()}
     told = {"explain": [_explained(program) for program in programs]}
-    for name, tool in tools.items():  # one after the other: some change PyTorch while they are at work
+    for name, tool in tools.items():  # one after another, because some tools change PyTorch while they run
         print(f"{name}: {len(programs)} programs", flush=True)
         told[name] = [_told(tool, program) for program in programs]
     by_program = {
@@ -73,7 +73,7 @@ def _rows(
     tools: list[str],
     recorded: list[dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    """A row for each kind, with a column for each tool. A tool that is not installed keeps its column of before."""
+    """A row for each kind, with a column for each tool. A tool that is not installed keeps its recorded column."""
     rows: dict[str, dict[str, Any]] = {}
     for program in programs:
         row = rows.setdefault(_group(program), {"programs": 0})
@@ -94,7 +94,7 @@ def _group(program: Any) -> str:
 
 
 def _score() -> dict[str, int]:
-    """How many programs a tool said anything about, named the right line of, and told all of and nothing else."""
+    """Counters for a tool: programs with any answer, with the right line, and with the complete answer and no other."""
     return {"said": 0, "line": 0, "all": 0}
 
 
@@ -106,7 +106,7 @@ def _count(score: dict[str, int], told: tuple[bool, bool, bool]) -> None:
 
 
 def _report(program: Any) -> Report | None:
-    """What `explain` says of a program; None if one of them crashed."""
+    """The report of `explain` on a program; None if the program or `explain` raised."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -119,7 +119,7 @@ def _report(program: Any) -> Report | None:
 
 def _explained(program: Any) -> tuple[bool, bool, bool]:
     report = _report(program)
-    if report is None:  # what crashes has failed
+    if report is None:  # a crash counts as a failure
         return False, False, False
     found = [(origin.kind, origin.phase, origin.operator, origin.line) for origin in report]
     return not report.ok, any(origin.line in program.lines for origin in report), found == _wanted(program)
@@ -131,10 +131,11 @@ def _wanted(program: Any) -> list[tuple[str, str, str, int]]:
 
 
 def answers(program: Any) -> str:
-    """How `explain` answers what is asked of a program from a public report: "+kind +line -all …".
+    """The answers of `explain` to the questions about a program from a public report: "+kind +line -all …".
 
-    Asked are the kind and the line of the first origin; whether all origins are right, and no other is reported; the
-    cause, if it is one to be named, or was named and is none; and whether the remedy agrees with the report's fix.
+    The questions are: the kind and the line of the first origin; whether all origins are right, and no other is
+    reported; the cause, if there is a cause to name, or if `explain` wrongly named one; and whether the remedy agrees
+    with the report's fix.
     """
     module = importlib.import_module("corpus.answers")
     report = _report(program)
@@ -154,13 +155,13 @@ def answers(program: Any) -> str:
 
 
 def summed(rows: dict[str, str]) -> dict[str, str]:
-    """To how many programs each answer is right, of those that it was asked of."""
+    """For each question: for how many programs the answer is right, of the programs to which the question applies."""
     words = Counter(word for row in rows.values() for word in row.split())
     return {name: f"{words['+' + name]} of {words['+' + name] + words['-' + name]}" for name in ANSWERS}
 
 
 def _told(tool: Callable[[Any], Any], program: Any) -> tuple[bool, bool, bool]:
-    """No other tool tells a kind: of a clean program all is told when nothing is."""
+    """The score of a tool that reports no kind. For a clean program, its answer is complete if it reports nothing."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

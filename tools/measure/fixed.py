@@ -1,7 +1,8 @@
 """How much `ignoring` fixes, measured on PyTorch's own operator database: cases that this project did not choose.
 
-How a sample is poisoned and judged stands in `zero_or_nan.selfcheck.poisoned`. Each operator has a process of its own.
-Where that dies, or comes to no end, each sample has: then one crash costs one sample.
+`zero_or_nan.selfcheck.poisoned` describes how a sample is poisoned and judged. Each operator runs in a separate
+process. If this process dies or does not end, each sample gets its own process, so that one crash costs only one
+sample.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from .apart import apart
 from .causes import CAUSES, UNEXPLAINED, cause_of
 
 SAMPLES = 40
-"""Samples of each operator that are looked at; the database has hundreds for a few."""
+"""How many samples of each operator are measured. The database has hundreds of samples for a few operators."""
 SECONDS = 600
-"""How long one operator may take."""
+"""The most seconds that one operator may take."""
 SECONDS_ALONE = 30
-"""How long one poisoned sample may take."""
+"""The most seconds that one poisoned sample may take."""
 
 
 def operators() -> list[Any]:
@@ -40,9 +41,9 @@ def operators() -> list[Any]:
 
 
 def measure(op: Any, gradients: Gradients = ignoring.grad, samples: int = SAMPLES, alone: bool = False) -> Tally:
-    """Tally the samples of one operator, with `gradients` in the place of `torch.autograd.grad`.
+    """Tally the samples of one operator, with `gradients` in place of `torch.autograd.grad`.
 
-    `alone`: each poisoned sample in a process of its own.
+    `alone`: run each poisoned sample in a separate process.
     """
     random.seed(0)
     torch.manual_seed(0)
@@ -65,7 +66,7 @@ def measure(op: Any, gradients: Gradients = ignoring.grad, samples: int = SAMPLE
 
 
 def _judged_alone(case: Case, gradients: Gradients) -> Tally:
-    """The tally of one sample. Where plain PyTorch dies of it, ours may not."""
+    """The tally of one sample. If plain PyTorch dies of the sample, our gradient is still computed, and may not die."""
 
     def judged(crash: str = "") -> Tally:
         tally = Tally("")
@@ -103,9 +104,9 @@ def fixed(project: Project) -> None:
 
 
 def totals_and_rows(tallies: list[Tally]) -> dict[str, Any]:
-    """What is recorded of all operators: how many they are, their sums, and a row for each that has something to say.
+    """What is recorded of all operators: their number, their sums, and a row for each operator with a finding.
 
-    The other operators are not contaminated by any sample, and the gradients of their samples are plain PyTorch's.
+    No sample contaminates the other operators, and `ignoring` gives plain PyTorch's gradients for them.
     """
     told = [tally for tally in tallies if tally.contaminated or tally.broken or tally.other_bits]
     return {
@@ -116,13 +117,13 @@ def totals_and_rows(tallies: list[Tally]) -> dict[str, Any]:
 
 
 def row(tally: Tally) -> dict[str, Any]:
-    """A tally as it is recorded: the samples that are not fixed counted by their cause."""
+    """A tally as it is recorded. Samples that are not fixed are counted by their cause."""
     causes = Counter(cause_of(tally.operator, sample) for sample in tally.not_fixed)
     return {**asdict(tally), "not_fixed": dict(sorted(causes.items()))}
 
 
 def measure_all(chosen: list[Any], samples: int = SAMPLES) -> list[Tally]:
-    """Each operator in a process of its own: a poisoned sample can crash a library below PyTorch."""
+    """The tallies of all operators, each from its own process: a poisoned sample can crash a library below PyTorch."""
     torch.set_num_threads(1)
     tallies = []
     with ThreadPoolExecutor(2) as pool:
@@ -155,5 +156,5 @@ def _in_a_process(op: Any, samples: int) -> Tally:
     return found
 
 
-if __name__ == "__main__":  # some operators by name, for whoever adds a rule
+if __name__ == "__main__":  # for people who add a rule: measures the operators that you name
     measure_all([op for op in operators() if op.name in sys.argv[1:] or name_of(op) in sys.argv[1:]])

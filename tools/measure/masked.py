@@ -1,4 +1,4 @@
-"""Which operators a MaskedTensor has: each runs forward and backward, beside the same on unmasked elements alone."""
+"""The operators that a MaskedTensor has. Each runs forward and backward, and is compared with its reference."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MASK = torch.tensor([[True, False, True], [True, True, False]])
 WEIGHT = torch.tensor([[2.0, 3.0, 5.0], [7.0, 11.0, 13.0]])
 
 Reference = Callable[[Tensor, Tensor], Tensor]
-"""From plain data and the mask to the unmasked elements of the result, computed from unmasked elements alone."""
+"""Computes the unmasked elements of the result from plain data and the mask. It uses only unmasked elements."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Operator:
     """One line of the table.
 
     Attributes:
-        code: what the table shows, a Python expression in `x`, a masked tensor.
-        reference: the same, of plain float64 data, from the unmasked elements alone.
+        code: a Python expression in the masked tensor `x`, which the table shows.
+        reference: the same computation in float64 on plain data, which uses only the unmasked elements.
     """
 
     code: str
@@ -41,22 +41,22 @@ class Operator:
 
 
 def each(function: Callable[[Tensor], Tensor]) -> Reference:
-    """Of a function that computes each element from one element."""
+    """The reference of a function that computes each element from one element."""
     return lambda x, mask: function(x[mask])
 
 
 def rows(function: Callable[[Tensor], Tensor]) -> Reference:
-    """Of a function that computes each row from one row."""
+    """The reference of a function that computes each row from one row."""
     return lambda x, mask: torch.cat([function(row[used]).reshape(-1) for row, used in zip(x, mask, strict=True)])
 
 
 def moved(function: Callable[[Tensor], Tensor]) -> Reference:
-    """Of a function that moves elements, or leaves some out, and their mask with them."""
+    """The reference of a function that moves elements, or leaves some out, together with their mask."""
     return lambda x, mask: function(x)[function(mask)]
 
 
 def _weighted(x: Tensor, mask: Tensor) -> Tensor:
-    """x @ WEIGHT.T: a masked element takes no part in a sum."""
+    """x @ WEIGHT.T without the masked elements in the sums."""
     return (torch.where(mask, x, 0) @ WEIGHT.to(x).T).flatten()
 
 
@@ -155,13 +155,13 @@ WORKS, WRONG, NONE = "works", "wrong", "no gradient"
 
 
 def measured(operator: Operator) -> tuple[str, str]:
-    """What an operator does forward and backward: it works, gives something else than its reference, or raises.
+    """What an operator does in forward and in backward: it works, gives another result than its reference, or raises.
 
-    The loss is the sum of the result's squares, so that every element of the result gets a gradient of its own.
+    The loss is the sum of the result's squares, so that the elements of the result get different gradients.
 
     Returns:
-        The two outcomes: `works`, `wrong`, the name of an exception, or, of backward, `no gradient` for a result that
-        has none, and the empty text where forward raised.
+        The two outcomes: `works`, `wrong`, or the name of an exception. For backward also `no gradient`, if the result
+        has none, and the empty text, if forward raised.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -185,7 +185,7 @@ def measured(operator: Operator) -> tuple[str, str]:
         values = found.get_data() if isinstance(found, MaskedTensor) else found
         if values is None:
             return forward, WRONG
-        values = torch.where(kept, values, 0)  # a masked gradient is right where the loss doesn't use the element
+        values = torch.where(kept, values, 0)  # a masked gradient is right if the loss doesn't use the element
         return forward, WORKS if _same(values, gradient) else WRONG
 
 
@@ -210,12 +210,12 @@ def masked(project: Project) -> None:
 
 
 def working(outcomes: dict[str, list[str]]) -> int:
-    """How many operators work, forward and, if the result has a gradient, backward."""
+    """How many operators work in forward and, if the result has a gradient, also in backward."""
     return sum(outcome in ([WORKS, WORKS], [WORKS, NONE]) for outcome in outcomes.values())
 
 
 def add(project: Project, release: str, outcomes: dict[str, list[str]]) -> Path:
-    """Put the outcomes of a release into the record, beside those of the others; return the file."""
+    """Put the outcomes of a release into the record, next to the outcomes of other releases; return the file."""
     path = project.results / "measured" / "masked.json"
     known = recorded(read_record(path)) if path.is_file() else {}
     releases = dict(sorted({**known, release: outcomes}.items(), key=lambda each: number(each[0])))
@@ -228,6 +228,6 @@ def add(project: Project, release: str, outcomes: dict[str, list[str]]) -> Path:
 
 
 def recorded(content: dict[str, Any]) -> dict[str, dict[str, list[str]]]:
-    """What the record says: by release, then by operator, what it does forward, and backward."""
+    """The outcomes in the record: by release, then by operator, forward and backward."""
     rows = unfolded(content["releases"], content["rows"])
     return {name: {row["operator"]: [row["forward"], row["backward"]] for row in rows[name]} for name in rows}

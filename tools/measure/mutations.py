@@ -1,8 +1,8 @@
-"""The mutants of a source file: mutmut's mutations, at every place of it.
+"""The mutants of a source file: mutmut's mutations, at every place in the file.
 
-mutmut itself leaves out what can't be wrapped in a function of its own: decorated functions, which all rules of the
-library are, and what stands outside of functions, as the records of forward functions do. Its mutations are taken one
-by one here, each a source file of its own. Beside them a table loses one of its names.
+mutmut itself skips code that it can't wrap in a function. That includes decorated functions, such as all rules of the
+library, and code outside of functions, such as the records of forward functions. Therefore this module applies mutmut's
+mutations one by one, and each gives a source file. Two further mutations remove one name from a table.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ class Mutant:
 
     Attributes:
         code: the whole file with the change.
-        line: the first line that is another one, counted from 1.
-        before: the lines that the change replaces, without the indentation that they share; `after`: what stands there.
+        line: the first line that differs, counted from 1.
+        before: the lines that the change replaces, without the indentation that they share.
+        after: the lines that replace them.
     """
 
     code: str
@@ -34,7 +35,7 @@ class Mutant:
 
 
 class Mutants:
-    """All mutants of a source file, in its order.
+    """All mutants of a source file, in the order of the file.
 
     >>> mutants = Mutants("def lower(a, b):\\n    return a < b\\n")
     >>> [mutant.after for mutant in map(mutants.mutant, range(len(mutants)))]
@@ -43,7 +44,7 @@ class Mutants:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self._module = cst.parse_module(text).deep_clone()  # a node that stood in two places could not be replaced
+        self._module = cst.parse_module(text).deep_clone()  # a node that occurs twice could not be replaced
         places = _Places()
         self._module.visit(places)
         self._changes = places.changes
@@ -52,7 +53,7 @@ class Mutants:
         return len(self._changes)
 
     def mutant(self, number: int) -> Mutant:
-        """The mutant of this number, from 0 on."""
+        """The mutant with this number. Numbers start at 0."""
         node, changed = self._changes[number]
         code = cst.ensure_type(self._module.deep_replace(node, changed), cst.Module).code
         old, new = self.text.splitlines(), code.splitlines()
@@ -76,7 +77,7 @@ class _Places(cst.CSTVisitor):
 
 
 def _one_name_less(node: cst.Call) -> Iterable[cst.Call]:
-    """Of `function("Amax Amin", ...)`, whose names are words of one string."""
+    """A call such as `function("Amax Amin", ...)`, each time without one of the names in its string."""
     for number, argument in enumerate(node.args):
         if isinstance(argument.value, cst.SimpleString):
             text = argument.value.value
@@ -89,7 +90,7 @@ def _one_name_less(node: cst.Call) -> Iterable[cst.Call]:
 
 
 def _one_element_less(node: cst.Tuple | cst.List | cst.Set) -> Iterable[cst.CSTNode]:
-    """Of several constant strings."""
+    """A list of more than two constant strings, each time without one of them."""
     elements = node.elements
     if len(elements) > 2 and all(isinstance(element.value, cst.SimpleString) for element in elements):
         for number in range(len(elements)):
@@ -101,14 +102,14 @@ OPERATORS: list[tuple[type[cst.CSTNode], Callable[[Any], Iterable[cst.CSTNode]]]
     (cst.Call, _one_name_less),
     *((kind, _one_element_less) for kind in (cst.Tuple, cst.List, cst.Set)),
 ]
-"""What is changed in a node of each kind, and how."""
+"""The kinds of nodes that are mutated, and the function that makes the mutations."""
 
 
 def _common(old: list[str], new: list[str]) -> int:
-    """How many lines are the same from the start."""
+    """How many lines at the start are equal."""
     return next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
 
 
 def _cut(lines: list[str], start: int, end: int) -> str:
-    """The lines between, without the indentation that they share."""
+    """The lines from `start` up to `end` from the end, without the indentation that they share."""
     return textwrap.dedent("\n".join(lines[start : len(lines) - end]))

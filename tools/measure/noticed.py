@@ -24,13 +24,13 @@ from ..steps.warm import Warmth
 from .mutations import Mutants
 
 TRIES = 12
-"""Mutations that are tried in a cell until one changes what it shows, and raises nothing."""
+"""How many mutations are tried in a cell, until a mutation changes the output and raises nothing."""
 ADDED = "\nprint('one line more')"
-"""What is added to a cell if no mutation that was tried changes its output."""
+"""The code that is added to a cell if no mutation that was tried changes its output."""
 
 
 def noticed(project: Project, *names: str, sample: int | None = None) -> int:
-    """Change every cell that shows something, and write how many changes were noticed.
+    """Change every cell that shows something, and write the counts to `results/measured/noticed.json`.
 
     The record is `results/measured/noticed.json`.
     A change is a mutation of the cell's code (a number, an operator, an argument) that changes what is compared of the
@@ -38,14 +38,14 @@ def noticed(project: Project, *names: str, sample: int | None = None) -> int:
 
     Args:
         project: the checkout.
-        names: chapters; all of them by default. The record keeps the rows of the others.
-        sample: how many cells of each chapter to change; all of them by default. Nothing is written then.
+        names: the chapters; all chapters by default. The record keeps the rows of the other chapters.
+        sample: how many cells of each chapter to change; all cells by default. With a sample, nothing is written.
 
     Returns:
         0 if every change was noticed, otherwise 1.
 
     Raises:
-        Problem: if a chapter has no such name, or if the recorded outputs are of another environment.
+        Problem: if there is no chapter with such a name, or if the outputs were recorded in another environment.
     """
     recorded = Recorded.read(project)
     if not recorded.applies:
@@ -76,7 +76,7 @@ def noticed(project: Project, *names: str, sample: int | None = None) -> int:
 
 
 def _page(chapter: Path, recorded: Recorded, pool: ThreadPoolExecutor, sample: int | None) -> dict[str, Any]:
-    """The row of one page: how many cells show something; in how many a change was noticed; the other cells."""
+    """The row of one page: how many cells show something, in how many a change was noticed, and the other cells."""
     book = read(chapter)
     before = outputs(run_one(chapter, copy.deepcopy(book), TIMEOUT).notebook)
     if sample is not None:
@@ -91,7 +91,7 @@ def _page(chapter: Path, recorded: Recorded, pool: ThreadPoolExecutor, sample: i
 
 
 def _change(chapter: Path, book: NotebookNode, shown: Output, recorded: Recorded) -> tuple[bool, bool]:
-    """Whether a change of this cell's output is noticed, and whether the change is a mutation."""
+    """Whether the build notices a change of this cell's output, and whether the change is a mutation."""
     number = shown.number - 1
     source = [cell for cell in book.cells if cell.cell_type == "code"][number].source
     for code in _changed(source):
@@ -110,7 +110,7 @@ def _change(chapter: Path, book: NotebookNode, shown: Output, recorded: Recorded
 
 
 def _changed(source: str) -> Iterable[str]:
-    """The code of a cell with one change, in an order that is always the same."""
+    """The code of a cell with one change, for each possible change, always in the same order."""
     mutants = Mutants(source)
     for index in random.Random(source).sample(range(len(mutants)), min(TRIES, len(mutants))):
         yield mutants.mutant(index).code

@@ -1,8 +1,8 @@
-"""What missing data costs, by method: the error of a small network on the Palmer penguins, ten seeds for each point.
+"""The cost of missing data, by method: the error of a small network on the Palmer penguins, ten seeds for each point.
 
 The network predicts flipper length and body mass from the length and the depth of the bill. A share of the training
-inputs, or of the training targets, is removed completely at random. For one seed, all methods start from the same
-weights, see the same birds, and take the same number of steps; the birds of the test have no missing value.
+inputs, or of the training targets, is removed completely at random. With the same seed, all methods start from the same
+weights, see the same birds, and take the same number of steps. The birds of the test have no missing value.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from zero_or_nan import ignoring
 from ..project import Project, write_record
 
 COLUMNS = ("bill_length_mm", "bill_depth_mm", "flipper_length_mm", "body_mass_g")
-"""Two inputs and two targets."""
+"""The two inputs, and then the two targets."""
 TESTED, STEPS, SEEDS = 100, 200, 10
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 
 
 def read_birds(file: Path) -> Tensor:
-    """A row for each bird and a column for each of `COLUMNS`; NaN where a measurement is missing."""
+    """One row for each bird and one column for each of `COLUMNS`. A missing measurement is NaN."""
     with file.open(encoding="utf-8", newline="") as lines:
         return torch.tensor([[_number(bird[name]) for name in COLUMNS] for bird in csv.DictReader(lines)])
 
@@ -42,7 +42,10 @@ def _number(text: str) -> float:
 
 @dataclass(frozen=True)
 class Data:
-    """Birds to train on, some with missing values, and birds to test on, standardized as those to train on."""
+    """The birds for training, some with missing values, and the birds for the test.
+
+    All are standardized by the former.
+    """
 
     inputs: Tensor
     targets: Tensor
@@ -76,25 +79,25 @@ Loss = Callable[[nn.Module], Tensor]
 
 
 def plain(data: Data) -> Loss:
-    """All birds, missing values included."""
+    """Use all birds, including missing values."""
     return lambda model: (model(data.inputs) - data.targets).square().mean()
 
 
 def drop_rows(data: Data) -> Loss:
-    """The birds of which everything is known."""
+    """Use only the birds without a missing value."""
     whole = data.inputs.isfinite().all(1) & data.targets.isfinite().all(1)
     inputs, targets = data.inputs[whole], data.targets[whole]
     return lambda model: (model(inputs) - targets).square().mean()
 
 
 def impute(data: Data) -> Loss:
-    """All birds; a missing value is replaced by the mean, which is 0."""
+    """Use all birds, and replace a missing value by the mean, which is 0."""
     inputs, targets = data.inputs.nan_to_num(0.0), data.targets.nan_to_num(0.0)
     return lambda model: (model(inputs) - targets).square().mean()
 
 
 def select_first(data: Data) -> Loss:
-    """The birds whose inputs are known, and of these the targets that are known: plain PyTorch."""
+    """Use the birds whose inputs are known, and their known targets, with plain PyTorch."""
     known = data.inputs.isfinite().all(1)
     inputs, targets = data.inputs[known], data.targets[known]
     there = targets.isfinite()
@@ -102,13 +105,16 @@ def select_first(data: Data) -> Loss:
 
 
 def select_errors(data: Data) -> Loss:
-    """All birds go through the network, and the loss selects the errors that are known."""
+    """Run the network on all birds, and use only the known errors in the loss."""
     there = data.inputs.isfinite().all(1, keepdim=True) & data.targets.isfinite()
     return lambda model: (model(data.inputs) - data.targets).square()[there].mean()
 
 
 class Flagged(nn.Module):
-    """A network that also sees which inputs were missing. It begins with the other methods' weights, and flags of 0."""
+    """A network that also gets a flag for each missing input.
+
+    It starts with the other methods' weights, and zero for flags.
+    """
 
     def __init__(self, model: nn.Sequential) -> None:
         super().__init__()
@@ -122,7 +128,7 @@ class Flagged(nn.Module):
 
 
 def impute_and_flag(data: Data) -> Loss:
-    """All birds; a missing input is replaced by the mean, and the network sees that. Targets are selected."""
+    """Use all birds, replace a missing input by the mean, and flag it. The loss selects the known targets."""
     there = data.targets.isfinite()
     return lambda model: (model(data.inputs)[there] - data.targets[there]).square().mean()
 
@@ -156,13 +162,13 @@ def trained(method: str, data: Data, seed: int, steps: int = STEPS) -> nn.Module
 
 
 def error(model: nn.Module, data: Data) -> float:
-    """The mean squared error on the birds of the test. The unit is the variance of a target."""
+    """The mean squared error on the birds of the test, in units of the variance of a target."""
     with torch.no_grad():
         return float((model(data.test_inputs) - data.test_targets).square().mean())
 
 
 def row(birds: Tensor, missing: str, share: float, method: str, seeds: int, steps: int = STEPS) -> dict[str, Any]:
-    """The errors of one method, seed by seed; None where the network gives NaN."""
+    """The errors of one method, one for each seed; None if the network gives NaN."""
     torch.set_num_threads(1)
     errors = []
     for seed in range(seeds):

@@ -1,8 +1,8 @@
-"""What each remedy of the page *Every remedy, compared* costs: the time of its program, next to plain PyTorch's.
+"""The cost of each remedy on the page *Every remedy, compared*: the time of its program, compared with plain PyTorch.
 
-The programs are those of the page. Only `x` is longer: its two elements are repeated, because the time of two elements
-is that of calling functions. So the cases are those whose code works for any number of elements. All programs of a case
-run in turn, in one thread, and the median of many rounds counts.
+The programs are those of the page, with a longer `x`: its two elements are repeated. With two elements, the time would
+be only the time of calling functions. Therefore only cases are measured whose code works for any number of elements.
+All programs of a case run in turn, in one thread, and the median of many rounds counts.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from ..project import Project, write_record
 ELEMENTWISE = tuple(s for s in IGNORED if isinstance(s.x, list) and s.given.startswith("ok = x"))
 """Cases of the page whose code works for any number of elements. The loss ignores half of them."""
 MODULE = "plain PyTorch in a module"
-"""What a hook on a module is compared with: the class is made again in each round."""
+"""The baseline for a hook on a module. Each round creates the class again, so the baseline does too."""
 ROUNDS = {2**14: 300, 2**20: 15}
 """How often each program runs, by the number of elements."""
 
 
 def seconds(situation: Situation, elements: int, rounds: int) -> dict[str, float]:
-    """The processor time of forward and backward, by remedy; a remedy that has no place here is left out.
+    """The processor time of forward and backward, by remedy. A remedy that does not apply to the case is left out.
 
     A program that raises is timed until it raises.
     """
@@ -48,9 +48,9 @@ def seconds(situation: Situation, elements: int, rounds: int) -> dict[str, float
 
 
 def _once(code: CodeType, names: dict[str, Any]) -> float:
-    fresh = {**names, "x": names["x"].detach().clone().requires_grad_()}  # hooks of the last round are gone
+    fresh = {**names, "x": names["x"].detach().clone().requires_grad_()}  # a new tensor, without old hooks
     with warnings.catch_warnings(), contextlib.suppress(RuntimeError):
-        warnings.simplefilter("ignore")  # torch.masked says that it is a prototype
+        warnings.simplefilter("ignore")  # torch.masked warns that it is a prototype
         start = time.process_time()
         try:
             exec(code, fresh)

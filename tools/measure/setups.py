@@ -1,6 +1,7 @@
-"""In which setups `ignoring` works, told by the tests: each row of the table is the marker `setup` of its tests.
+"""The training setups in which `ignoring` works. Each row of the table is the marker `setup` of some tests.
 
-A release of PyTorch is added by running the same command in an environment that has it; what others gave stays.
+To add a release of PyTorch, run the same command in an environment with this release. The results of other releases are
+kept.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ FILES = (
     "ignoring/test_authoring.py",
     "in_training/test_on_devices.py",
 )
-"""The tests of `tests/zero_or_nan` that have rows, in the order of the table."""
+"""The test files in `tests/zero_or_nan` that have rows, in the order of the table."""
 
 FACTS: dict[str, Any] = {"fixes": True, "holds_on": [], "not_run": ""}
-"""Of a row: whether the gradient is right there, on which releases that was tested, and else why not."""
+"""For each row: whether the gradient is right, on which releases this was tested, and if on none, why."""
 
 VERSION = torch.__version__.partition("+")[0]
 
 
 class Rows:
-    """A plugin of pytest that collects the rows of the tests, and what became of them."""
+    """A pytest plugin that collects the rows of the tests, and their outcomes."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.rows: dict[str, dict[str, Any]] = {}
-        """By the name of the setup."""
+        """The rows by the name of the setup."""
         self.wrong: list[str] = []
         self._row_of: dict[str, dict[str, Any]] = {}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Make a row of each marker; tests that have the same one share it."""
+        """Make a row of each marker. Tests with the same marker share a row."""
         for item in items:
             marker = item.get_closest_marker("setup")
             if marker is None:
@@ -61,7 +62,7 @@ class Rows:
             self._row_of[item.nodeid] = row
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note what became of a test: a row holds where one of its tests was run and none failed."""
+        """Record the outcome of a test. A row holds if at least one of its tests ran and none failed."""
         row = self._row_of.get(report.nodeid)
         if row is None:
             return
@@ -74,10 +75,10 @@ class Rows:
 
 
 def declared(project: Project, *options: str) -> Rows:
-    """The rows of the tests, after running them; with `--collect-only` without.
+    """The rows of the tests, after running the tests. With the option `--collect-only`, no test runs.
 
     Raises:
-        Problem: when a test fails, or two tell different things of one setup.
+        Problem: if a test fails, or if two tests describe one setup differently.
     """
     rows = Rows(project.root)
     tests = project.root / "tests" / "zero_or_nan"
@@ -100,12 +101,12 @@ def setups(project: Project) -> None:
 
 
 def add(project: Project, version: str, found: list[dict[str, Any]]) -> None:
-    """Put what a run on another version gave into the recorded rows.
+    """Put the results of a run on another version into the recorded rows.
 
     Args:
         project: the checkout.
-        version: of PyTorch.
-        found: for each setup its name, its code, and `holds_on`, empty where it was not run or failed.
+        version: the version of PyTorch.
+        found: for each setup its name, its code, and `holds_on`, which is empty if its tests did not run or failed.
     """
     rows = _recorded(project)
     holds_on = {(row["setup"], row["code"]): row["holds_on"] for row in found}
@@ -117,7 +118,7 @@ def add(project: Project, version: str, found: list[dict[str, Any]]) -> None:
 
 
 def _with(known: list[str], version: str, found: list[str]) -> list[str]:
-    """The versions of a row after a run on one of them."""
+    """The versions of a row, after a run on one of them."""
     others = [each for each in known if each != version]
     return sorted(others + found, key=lambda each: [int(n) for n in each.split(".")[:2]])
 

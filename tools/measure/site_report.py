@@ -1,4 +1,4 @@
-"""The figures of the built site: Lighthouse's scores, the weight of each page, what axe-core finds."""
+"""Measurements of the built site: Lighthouse's scores, the weight of each page, and axe-core's findings."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ CATEGORIES = ("performance", "accessibility", "best-practices", "seo")
 
 
 def site_report(project: Project) -> None:
-    """Measure the site, print the tables, write them to `results/measured/site.json`; take the README's picture anew.
+    """Measure the site, print the tables, write them to `results/measured/site.json`, and make the README's picture.
 
     Raises:
-        Problem: when the site is not built, or the browser is not installed.
+        Problem: if the site is not built, or if the browser is not installed.
     """
     site = built(project)
     if lacking := missing(project.root):
@@ -42,7 +42,7 @@ def site_report(project: Project) -> None:
 
 
 def _pictured(browser: Any, address: str, path: Path) -> None:
-    """The verdict on 10729 as a picture, for the README."""
+    """Take a picture of the verdict on pytorch#10729, for the README."""
     with Visit(browser, address, **VIEWS["wide, light"], device_scale_factor=2) as visit:
         visit.open("chapters/where-over-exp.html")
         write(path, visit.page.locator("table[data-verdict]").screenshot())
@@ -65,11 +65,13 @@ def _looked_at(browser: Any, address: str, root: Path, pages: list[str]) -> tupl
 
 
 def lighthouse(root: Path, address: str, form: str) -> dict[str, Any]:
-    """Lighthouse's scores of a page, 0 to 1, the median of three runs by performance; and what cost points.
+    """Lighthouse's scores for a page, from 0 to 1, and the audits that cost points.
+
+    Lighthouse runs three times, and the run with the median performance counts.
 
     Args:
         root: the checkout.
-        address: of the page.
+        address: the address of the page.
         form: "mobile" or "desktop".
     """
     runs = sorted((_lighthouse(root, address, form) for _ in range(3)), key=lambda run: run["scores"]["performance"])

@@ -1,4 +1,4 @@
-"""What draws pages: the theme, and Sphinx extensions that put tables, pictures and indexes into them."""
+"""The modules that draw pages: the theme, and Sphinx extensions for tables, pictures and indexes."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ from ..project import Project
 
 @functools.cache
 def checkout(app: Sphinx) -> Project:
-    """The checkout that is rendered, its configuration read once."""
+    """The checkout that is rendered. Its configuration is read once."""
     return Project(Path(app.confdir))

@@ -1,4 +1,4 @@
-"""The tables of masked rows in Flex attention and in a Hugging Face model, with what each release gave."""
+"""The tables of masked rows in Flex attention and in a Hugging Face model, with the results of each release."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def attention(record: dict[str, Any]) -> str:
-    """One table for each of the two; if releases differ, each outcome with the releases that have it."""
+    """The two tables. If releases differ, they show each outcome with the releases that have it."""
     from helpers import show
     from helpers.recorded import spans
 
@@ -33,7 +33,7 @@ def attention(record: dict[str, Any]) -> str:
 
 
 def _outcome(by_release: dict[str, str]) -> str:
-    """What was found; if releases differ, each outcome with its releases."""
+    """An outcome. If releases differ, each outcome with its releases."""
     from helpers.recorded import spans
 
     groups = [(text, [release for release, _ in group]) for text, group in groupby(by_release.items(), itemgetter(1))]
@@ -44,5 +44,5 @@ def _outcome(by_release: dict[str, str]) -> str:
 
 def _word(text: str) -> str:
     if text.startswith("raises"):
-        return html.escape(text)  # longer than a column of a phone: it may be broken, and a number may not
+        return html.escape(text)  # longer than a phone's column: this text may be broken, a number may not
     return f'<span class="{"zn-nan" if text == "NaN" else "zn-finite"}">{html.escape(text)}</span>'

@@ -1,6 +1,6 @@
-"""Sphinx extension: the renderer takes outputs from the cache of this environment, and from no other.
+"""Sphinx extension: the renderer takes outputs only from the cache of this environment.
 
-A plain `jupyter-book build .` thereby shares the cache with `make book`, and is as safe from stale outputs.
+A plain `jupyter-book build .` therefore shares the cache with `make book`, and never shows outdated outputs.
 """
 
 from __future__ import annotations
@@ -27,24 +27,28 @@ def _at_once() -> str:
 
 
 ready: Callable[[], str] = _at_once
-"""Called before the first page is read. `make book` has it wait for its turn, and answer `go`; or `all`, when every
-page is to be written; or nothing, when none is."""
+"""Called before the first page is read.
+
+In `make book`, it waits until the outputs are ready. It returns `go`, `all` if every page must be written, or an empty
+text if no page must be written.
+"""
 
 
 def _use_cache(app: Sphinx, config: Config) -> None:
-    # A new path is a changed setting: Sphinx then reads every page anew, as it must when a helper has changed.
+    # A new path counts as a changed setting. Sphinx then reads every page again, which is needed if a helper has
+    # changed.
     project = checkout(app)
     config["nb_execution_cache_path"] = str(cache_folder(project))
-    # So it must when what draws pages, or what is drawn from measurements, has.
+    # The same is needed if the code that draws pages, or a measurement that pages show, has changed.
     drawn = [*Path(__file__).parents[1].rglob("*.py"), *(project.results / "measured").glob("*.json")]
     config["zero_or_nan_drawn_from"] = digest(*(path.read_bytes() for path in sorted(drawn)))
     session.begin(project)
-    # A plain `jupyter-book build .` reads no claims: it has to stop at the first that does not hold.
+    # A plain `jupyter-book build .` does not collect claims, so it must stop at the first claim that does not hold.
     os.environ["ZERO_OR_NAN_CLAIMS"] = "raise"
 
 
 def _edited(app: Sphinx, env: BuildEnvironment, added: set[str], changed: set[str], removed: set[str]) -> list[str]:
-    """The pages with another text than the one that was read, whatever the times of their files say."""
+    """The pages whose text has changed since they were read, even if the times of their files did not change."""
     project = checkout(app)
     before: dict[str, str] = getattr(env, "zero_or_nan_texts", {})
     now = {project.name(page): digest(page.read_bytes()) for page in project.pages}
@@ -60,7 +64,7 @@ def _wait(app: Sphinx, env: BuildEnvironment, docnames: list[str]) -> None:
 
 
 def _hand_on(app: Sphinx, env: BuildEnvironment) -> list[str]:
-    # For pages that are drawn from outputs, and for download: MyST-NB's own copy forgets what came from a cache.
+    # The outputs for pages and downloads. MyST-NB's own copy lacks the outputs that came from the cache.
     cached(checkout(app))
     return sorted(env.found_docs) if env.zero_or_nan_everything else []  # type: ignore[attr-defined]
 

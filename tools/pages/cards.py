@@ -1,4 +1,4 @@
-"""The picture of a page that others show beside a link to it: its title, and the verdict of each way."""
+"""The picture that other sites show with a link to a page: the page's title, and the verdict of each method."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from ..project import MAIN, Project, write
 
 SIZE = (1200, 630)
-"""Pixels, the size that Open Graph recommends."""
+"""The size in pixels, as Open Graph recommends."""
 
 LEFT, _RIGHT = 72, 1128
 PAPER, INK, MUTED, ACCENT = "#14181d", "#e8edf2", "#9aa6b2", "#2f81d6"
@@ -21,10 +21,11 @@ _BAD = "#ff7a59"
 
 
 def card(project: Project, name: str, title: str, description: str, facts: list[dict[str, Any]]) -> str:
-    """Draw the card of a page, unless one that shows the same is there.
+    """Draw the card of a page, unless a card with the same content exists.
 
     Returns:
-        Its path in the site. It carries a digest of what it shows: whoever keeps pictures by address gets the new one.
+        Its path in the site. The path contains a digest of the content, so that sites that cache pictures by address
+        get the new picture.
     """
     verdicts = [fact for fact in facts if fact["type"] == "verdict"]
     observed = verdicts[-1]["observed"] if verdicts else {}
@@ -41,7 +42,7 @@ def card(project: Project, name: str, title: str, description: str, facts: list[
 
 
 def draw(title: str, description: str, words: dict[str, str]) -> bytes:
-    """A PNG of `SIZE`: the book's mark and name, the thread's number, the symptom, and each way with its word.
+    """A PNG of `SIZE`: the book's mark and name, the thread's number, the symptom, and the word for each method.
 
     A page without a verdict shows its description.
     """
@@ -74,7 +75,7 @@ def draw(title: str, description: str, words: dict[str, str]) -> bytes:
 
 
 def font(size: int, bold: bool = False) -> Any:
-    """The type of the book's pictures, which comes with matplotlib."""
+    """The font of the book's pictures, which comes with matplotlib."""
     from matplotlib import get_data_path
     from PIL import ImageFont
 
@@ -83,7 +84,7 @@ def font(size: int, bold: bool = False) -> Any:
 
 
 def _lines(text: str, length: Callable[[str], float]) -> list[str]:
-    """A text broken between words, so that every line fits, if its first word does."""
+    """A text broken between words so that every line fits. A word that is longer than a line is not broken."""
     lines: list[str] = []
     for word in text.split():
         longer = f"{lines[-1]} {word}" if lines else word
@@ -95,14 +96,17 @@ def _lines(text: str, length: Callable[[str], float]) -> list[str]:
 
 
 def icon() -> bytes:
-    """The book's mark as `favicon.ico`, for whatever does not know the SVG."""
+    """The book's mark as `favicon.ico`, for browsers and programs that do not use the SVG."""
     file = io.BytesIO()
     mark(48).save(file, "ICO", sizes=[(16, 16), (32, 32), (48, 48)])
     return file.getvalue()
 
 
 def mark(size: int) -> Any:
-    """A zero over a wave, white on blue: drawn large, for PIL smooths nothing by itself."""
+    """The book's mark: a zero over a wave, white on blue.
+
+    It is drawn large and then reduced, because PIL does not smooth.
+    """
     from PIL import Image, ImageDraw
 
     unit = 8
@@ -122,6 +126,6 @@ def mark(size: int) -> Any:
 
 
 def _marked(word: str) -> str:
-    from helpers.verdict import marked  # here, for it imports PyTorch, and a page without a verdict needs no mark
+    from helpers.verdict import marked  # here, because it imports PyTorch, and most pages have no verdict
 
     return marked(word)

@@ -1,4 +1,4 @@
-"""The cover of the book, for the shelf of an e-reader."""
+"""The cover of the book, which e-readers show in their library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SIZE = (1200, 1800)
 
 
 def cover(title: str, description: str, author: str) -> bytes:
-    """A PNG of `SIZE`: the book's mark, its title, what it is about, and who wrote it, in the colours of the cards."""
+    """A PNG of `SIZE`: the book's mark, its title, its description, and its author, in the colours of the cards."""
     from PIL import Image, ImageDraw
 
     image = Image.new("RGB", SIZE, PAPER)

@@ -1,8 +1,8 @@
-"""Sphinx extension: the whole book as an EPUB, from the pages that the site has too.
+"""Sphinx extension: the whole book as an EPUB, made from the pages of the site.
 
-An e-reader runs no script, sends no form, may not be able to unfold what is folded, and reads XML where a browser reads
-HTML. So each page is changed on its way into the book, and only there. The package is described by the templates in
-`theme/epub`: Sphinx's own knows neither the parts of the contents nor which page has a drawing in it.
+E-readers run no scripts, send no forms, and read XML instead of HTML. Some can't open folded parts. Therefore each page
+is changed on its way into the book. The pages of the site are not changed. The templates in `theme/epub` describe the
+package, because Sphinx's own templates know neither the parts of the contents nor which pages have drawings.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ from .theme import metadata, outputs
 NAME = "zero_or_nan_epub"
 
 _CHECKS = ".cell.tag_hide-cell:not(.tag_solution, .tag_explain)"
-"""Cells that check what the page says: a reader gets their results."""
+"""Cells that check the page's statements. A reader of the book sees only their results."""
 
 _CASED = (
     "clipPath clipPathUnits gradientTransform gradientUnits linearGradient markerHeight markerUnits markerWidth "
     "patternContentUnits patternTransform patternUnits preserveAspectRatio radialGradient refX refY viewBox"
 )
 _SVG = {name.lower(): name for name in _CASED.split()}
-"""Names in drawings that have capitals. HTML's parser takes them away; in XML another case is another name."""
+"""Names in drawings that have capitals. An HTML parser makes them lower case, but XML distinguishes the cases."""
 
 
 def readable(body: str, link: Callable[[str], str], page: str) -> str:
     """The text of a page as XHTML, for a reader without scripts.
 
-    What is folded is open. Code that only draws, or only checks, is left out, and its outputs stay. Of a chart's two
-    layouts the one for a wide page stays: not every e-reader can choose. A form is replaced by a link to the page on
-    the site.
+    Folded parts are open. Code that only draws, or only checks, is left out, but its outputs stay. A chart has two
+    layouts, and the layout for a wide page stays, because not every e-reader can choose. A form is replaced by a link
+    to the page on the site.
 
     Args:
         body: the text as HTML.
-        link: gives the place in the book of what a link leads to.
+        link: gives the place in the book that a link should lead to.
         page: the address of the page on the site.
     """
     soup = BeautifulSoup(outputs(body), "html.parser")
     for unseen in soup.select(f".cell.tag_hide-input > details, {_CHECKS} .cell_input, .zn-narrow, script, [hidden]"):
         unseen.decompose()
     for line in soup.select("details.hide > summary"):
-        # MyST-NB gives a line for each state, as paragraphs, which no summary may have.
+        # MyST-NB writes the line for each state as a paragraph, but a summary may contain no paragraphs.
         line.string = " ".join(said.get_text() for said in line.select(".expanded"))
     for box in soup.find_all("details"):
         box["open"] = "open"
@@ -75,12 +75,12 @@ def readable(body: str, link: Callable[[str], str], page: str) -> str:
 class Epub(Epub3Builder):
     """Sphinx's builder, with readable pages, a title page, and the parts of the contents.
 
-    Of two builds of the same sources only the date in the package differs.
+    Two builds of the same sources differ only in the date in the package.
     """
 
     def init(self) -> None:
-        """Take the version from the library, whose book it is."""
-        from zero_or_nan import __version__  # here, for it imports PyTorch, and the site does not need it
+        """Use the version of the library."""
+        from zero_or_nan import __version__  # here, because it imports PyTorch, which the site does not need
 
         super().init()
         self.config.version = __version__
@@ -100,14 +100,14 @@ class Epub(Epub3Builder):
         outfilename: Any = None,
         event_arg: Any = None,
     ) -> None:
-        """Write a page, changed for e-readers if it is one of the book's."""
+        """Write a page. A page of the book is changed for e-readers."""
         if "body" in addctx:
             addctx["address"] = address = self._project.address(pagename)
             addctx["body"] = readable(addctx["body"], lambda href: self._place(pagename, href), address)
         super().handle_page(pagename, addctx, templatename, outfilename, event_arg)
 
     def _place(self, page: str, href: str) -> str:
-        """Where a link leads in the book: to a page of it, or else to the web."""
+        """The destination of a link in the book: a page of the book, or else the web."""
         path, sharp, anchor = href.partition("#")
         if not path or path.endswith(self.out_suffix):
             return href
@@ -116,7 +116,7 @@ class Epub(Epub3Builder):
         return (self.get_relative_uri(page, name) if name else address) + sharp + anchor
 
     def handle_finish(self) -> None:
-        """Write what describes the book, and pack it into one file."""
+        """Write the files that describe the book, and pack all files into one."""
         self.build_mimetype()
         self.build_container()
         book = self._described()
@@ -134,7 +134,7 @@ class Epub(Epub3Builder):
         write(self._project.epub, _packed(folder, names))
 
     def _described(self) -> dict[str, Any]:
-        """What the templates say of the book."""
+        """The data for the templates that describe the book."""
         project, root = self._project, self._project.names[0]
         at = Origin(*self.config.zero_or_nan_origin) if self.config.zero_or_nan_origin else None
         return {
@@ -154,7 +154,7 @@ class Epub(Epub3Builder):
         }
 
     def _parts(self) -> Iterator[dict[str, Any]]:
-        """The parts of the contents. The first page is in none."""
+        """The parts of the contents. The first page is in no part."""
         contents = self.config.external_site_map
 
         def page(name: str) -> dict[str, str]:
@@ -168,7 +168,7 @@ class Epub(Epub3Builder):
 
 
 def _plain(css: str) -> str:
-    """The rules for readers that know neither `:is`, which can be said without it, nor `:has`, which can't.
+    """The styles for e-readers that support neither `:is` nor `:has`. Rules with `:has` are removed.
 
     >>> _plain("p:is(.a, .b) i { top: 0 } q:has(b) { top: 0 }")
     'p.a i, p.b i { top: 0 }'
@@ -182,18 +182,18 @@ def _plain(css: str) -> str:
 
 
 def _properties(page: Path) -> str:
-    """What a package has to say of a page: whether it is the contents, and whether it has a drawing."""
+    """The properties of a page for the package: whether it is the contents, and whether it has a drawing."""
     if page.stem == "nav":
         return "nav"
     return "svg" if "<svg" in page.read_text(encoding="utf-8") else ""
 
 
 def _packed(folder: Path, names: list[str]) -> bytes:
-    """The files of a book in one. The first says what it is, and is not compressed."""
+    """The files of a book in one ZIP file. The first file gives the media type, and is not compressed."""
     content = io.BytesIO()
     with ZipFile(content, "w") as book:
         for number, name in enumerate(names):
-            entry = ZipInfo(name)  # of 1980, always: the time of a build is no part of the book
+            entry = ZipInfo(name)  # dated 1980, so that the time of a build does not change the book
             entry.external_attr = 0o644 << 16
             book.writestr(entry, (folder / name).read_bytes(), ZIP_DEFLATED if number else ZIP_STORED)
     return content.getvalue()

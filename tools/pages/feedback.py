@@ -1,4 +1,4 @@
-"""Where a reader edits a page, or says what is wrong with it: addresses in the repository, with all that is known."""
+"""The addresses at which a reader edits a page, or reports an error in an issue with the known facts filled in."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def edit(project: Project, name: str) -> str:
 
 
 def report(project: Project, name: str, heading: str, made: Origin | None) -> str:
-    """The address of a new issue that says already which page is meant, and of what it was built.
+    """The address of a new issue that already contains the page and the versions that it was built with.
 
-    site.js puts in the place on the page, where the address names one: after the line that is the page's address.
+    If the reader's address names a place on the page, site.js adds this place after the line with the page's address.
     """
     commit = f", commit {made.commit}{' with changes since' * made.changed}" if made else ""
     made_of = f"{project.address(name)}\nBuilt with {versions()}{commit}\n"
@@ -27,5 +27,5 @@ def report(project: Project, name: str, heading: str, made: Origin | None) -> st
 
 
 def versions() -> str:
-    """What the pages are built with."""
+    """The versions that the pages are built with."""
     return f"torch {version('torch')}, Python {platform.python_version()}"

@@ -1,7 +1,8 @@
-"""Sphinx extension: the line that stands for a folded cell says what is in it.
+"""Sphinx extension: the line that represents a folded cell says what is in the cell.
 
-A chapter shows a reader's code; what the page asserts about it is a cell of its own, tagged `hide-cell`. Its line
-counts the results, and says that they are as stated, not that they are right: an asserted NaN is one of them.
+A chapter shows the code that a reader would write. The page's checks of this code are in a separate cell, tagged
+`hide-cell`. The line of this cell counts the results. It says that they are as stated, not that they are right, because
+a page may assert a NaN.
 """
 
 from __future__ import annotations

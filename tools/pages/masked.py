@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 Outcomes = dict[str, dict[str, list[str]]]
-"""By release, then by operator: what it does forward, and backward."""
+"""The outcomes by release, then by operator: in forward, and in backward."""
 
 _GOOD = ("works", "no gradient")
 
@@ -31,7 +31,7 @@ def masked(record: dict[str, Any]) -> str:
 
 
 def _outcome(content: Outcomes, name: str, index: int) -> str:
-    """What an operator does; if releases differ, each outcome with the releases that have it."""
+    """The outcome of an operator. If releases differ, each outcome with the releases that have it."""
     from helpers.recorded import spans
 
     found = [(_words(outcomes[name][index]), release) for release, outcomes in content.items()]

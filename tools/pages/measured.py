@@ -1,6 +1,7 @@
-"""Sphinx extension: what was measured, as figures and tables, generated when the site is rendered.
+"""Sphinx extension: measurements as figures and tables, generated when the site is rendered.
 
-`{measured-costs}` reads `results/measured/costs.json`, which `make costs` writes; so do its kin.
+`{measured-costs}` reads `results/measured/costs.json`, which `make costs` writes. The other directives work in the same
+way.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _BOTH = ("forward", "backward")
 
 
 class Measured(SphinxDirective):
-    """Whatever `make` draws from the JSON file of the same name."""
+    """The figures and tables that the function `make` draws from the JSON file of the directive."""
 
     source: str
     draw: Callable[..., str]
 
     def run(self) -> list[nodes.Node]:
-        """Read the measurements; the page is written again when they change."""
+        """Read the measurements. Sphinx writes the page again if they change."""
         path = Project(Path(self.env.app.confdir)).results / "measured" / f"{self.source}.json"
         for read in (str(path), __file__):
             self.env.note_dependency(read)
@@ -46,7 +47,7 @@ class Measured(SphinxDirective):
 
 
 def costs(content: dict[str, Any]) -> str:
-    """A figure of the time that a gradient takes, and tables. Each number is a multiple of plain PyTorch's."""
+    """A figure of the time that a gradient takes, and tables. Each number is a multiple of plain PyTorch's number."""
     from helpers import show
 
     rows = content["rows"]
@@ -88,7 +89,7 @@ def costs(content: dict[str, Any]) -> str:
 
 
 def _kinds(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
-    """The rows of `where` over `exp`, those of the models, and those whose memory was measured."""
+    """The rows of `where` over `exp`, the rows of models, and the rows whose memory was measured."""
     return (
         [row for row in rows if row["entries"]],
         [row for row in rows if not row["entries"]],
@@ -100,7 +101,7 @@ _WAYS = ("ignoring", "double where", "masked")
 
 
 def in_short(content: dict[str, Any]) -> str:
-    """What the tables of costs say, in three sentences."""
+    """A summary of the tables of costs, in three sentences."""
     where, models, weighed = _kinds(content["rows"])
 
     def time_of(contaminated: bool) -> str:
@@ -168,7 +169,7 @@ def _time(row: dict[str, Any], way: str) -> float:
 
 
 def _times_plain(row: dict[str, Any], way: str, parts: tuple[str, ...] = ("backward",)) -> float:
-    """The time that a way takes, as a multiple of plain PyTorch's."""
+    """The time of a method, as a multiple of plain PyTorch's time."""
     seconds = row["seconds"]
     return float(sum(seconds[way][part] for part in parts) / sum(seconds["plain"][part] for part in parts))
 
@@ -182,7 +183,7 @@ def _memory(row: dict[str, Any]) -> str:
 
 
 def watching(content: dict[str, Any]) -> str:
-    """A table of what it costs to be watched, in times plain PyTorch's step."""
+    """A table of the cost of watching a step, as a multiple of plain PyTorch's step."""
     from helpers import show
 
     ways = {"detect_anomaly": "detect_anomaly", "explain": "explain", "on_failure": "explain.on_failure"}
@@ -199,7 +200,7 @@ def watching(content: dict[str, Any]) -> str:
 
 
 def _failing(content: dict[str, Any]) -> str:
-    """A table of what it costs to be told of a NaN."""
+    """A table of the cost of a report about a NaN."""
     from helpers import show
 
     rows = []
@@ -220,7 +221,7 @@ def _failing(content: dict[str, Any]) -> str:
 
 
 def _by_nodes(rows: list[dict[str, Any]]) -> str:
-    """Whether the time of a node depends on how many there are."""
+    """A table that shows whether the time of a node depends on the number of nodes."""
     from helpers import show
 
     def of_a_node(row: dict[str, Any], way: str) -> float:
@@ -239,7 +240,7 @@ def _by_nodes(rows: list[dict[str, Any]]) -> str:
 
 
 def _part_by_part(rows: list[dict[str, Any]]) -> str:
-    """Backward with more and more of what `ignoring` does."""
+    """A table of backward with more and more of the work of `ignoring`."""
     from helpers import show
 
     steps = ("walk", "look", "hooks", "ignoring")
@@ -255,7 +256,7 @@ def _part_by_part(rows: list[dict[str, Any]]) -> str:
 
 
 def _pairs(rows: list[dict[str, Any]], figure: Callable[[dict[str, Any]], str]) -> list[list[str]]:
-    """A row for each case: its figure without and with contamination."""
+    """A row for each case, with its figure without and with contamination."""
     cases: dict[str, list[str]] = {}
     for row in rows:
         cases.setdefault(row["case"], []).append(figure(row))
@@ -263,7 +264,7 @@ def _pairs(rows: list[dict[str, Any]], figure: Callable[[dict[str, Any]], str]) 
 
 
 def fixed(content: dict[str, Any]) -> str:
-    """Three tables: operators with samples that are not fixed, the totals; why; folded, the others."""
+    """Three tables: operators with samples that are not fixed, with totals; the causes; folded, the other operators."""
     from helpers import show
 
     columns = ("samples", "contaminated", "fixed", "broken")
@@ -293,7 +294,7 @@ def fixed(content: dict[str, Any]) -> str:
 
 
 def _causes(sentences: dict[str, str], rows: list[dict[str, Any]]) -> str:
-    """A table of the causes, the most frequent first; what no cause explains is called unexplained."""
+    """A table of the causes, the most frequent first. A sample without a known cause is called unexplained."""
     from helpers import show
 
     counts: Counter[str] = Counter()
@@ -308,7 +309,7 @@ def _causes(sentences: dict[str, str], rows: list[dict[str, Any]]) -> str:
 
 
 def _share(part: int, whole: int) -> str:
-    """In percent, rounded down: what is not whole is never called 100 %."""
+    """A share in percent, rounded down, so that only a complete result is called 100 %."""
     return f"{math.floor(1000 * part / whole) / 10:.1f}%"
 
 
@@ -317,7 +318,7 @@ def _fixed_share(row: dict[str, Any]) -> tuple[float, str]:
 
 
 def _with_notes(row: dict[str, Any]) -> str:
-    """Below the operator: why samples are not fixed, where plain PyTorch died, and operators without a rule."""
+    """The operator, with notes: why samples are not fixed, where plain PyTorch died, and operators without a rule."""
     notes = [f"{count} × {html.escape(cause)}" for cause, count in row["not_fixed"].items()]
     if row["crashed"]:
         notes.append(f"plain PyTorch crashes on {row['crashed']}")
@@ -329,7 +330,7 @@ def _with_notes(row: dict[str, Any]) -> str:
 
 
 def honesty(content: dict[str, Any]) -> str:
-    """Operators at which something was found, and the totals of all in the foot."""
+    """A table of the operators with findings, with the totals of all operators in the foot."""
     from helpers import show
 
     columns = ("undefined", "hidden", "other_bits", "exceptions", "failed")
@@ -348,7 +349,7 @@ def honesty(content: dict[str, Any]) -> str:
 
 
 def compiled(content: dict[str, Any]) -> str:
-    """A table of what became of the programs, by release and backend; folded, what is not right."""
+    """A table of the outcomes of the programs, by release and backend; folded, the programs that are not right."""
     from helpers import show
 
     totals = content["totals"]
@@ -381,7 +382,7 @@ def _exceptions(row: dict[str, Any]) -> list[tuple[str, list[str]]]:
 
 
 def peers(content: dict[str, Any]) -> str:
-    """A table of other projects' tests: those that pass with plain PyTorch, and those of them that fail with ours."""
+    """A table of other projects' tests: how many pass with plain PyTorch, and how many of those fail with ignoring."""
     from helpers import show
 
     counts = ("passed", "differentiating", "failed", "unsteady")
@@ -427,8 +428,11 @@ _TOOLS = {
 
 
 def explained(content: dict[str, Any]) -> str:
-    """Two tables of how many programs each tool names the right line of, and how often it reports a clean program; and
-    one of what `explain` first answered to public reports, and answers now."""
+    """Three tables about `explain`.
+
+    Two count the programs in which each tool names the right line, and the false alarms. The third compares the first
+    answers of `explain` to public reports with its answers now.
+    """
     from helpers import show
 
     wrong = [row for row in content["rows"] if row["kind"] != "clean"]
@@ -477,7 +481,7 @@ _ANSWERS = {
 
 
 def _answers(reports: dict[str, Any]) -> str:
-    """To how many programs each answer was right at first, and is now, of those that it is asked of."""
+    """For each question, how many answers were right at first, and are right now, of the programs it applies to."""
     from helpers import show
 
     def right(when: str, name: str) -> str:
@@ -493,7 +497,7 @@ def _answers(reports: dict[str, Any]) -> str:
 
 
 def noticed(content: dict[str, Any]) -> str:
-    """How many changes of what a cell shows the build noticed, and the cells in which nothing was changed."""
+    """How many changes of an output the build noticed, and the cells in which it noticed none."""
     from helpers import show
 
     pages = content["pages"]
@@ -517,7 +521,7 @@ _METHODS = ("drop rows", "impute the mean", "impute and flag", "select first", "
 
 
 def penguins(content: dict[str, Any]) -> str:
-    """A figure of the error by the share that is missing; a table of the largest share; folded, all other shares."""
+    """A figure of the error by the share of missing values, and tables: the largest share, and, folded, the others."""
     from helpers import show
 
     found = {(row["missing"], row["share"], row["method"]): row["errors"] for row in content["rows"]}
@@ -561,7 +565,7 @@ def _with_error(values: list[float]) -> str:
 
 
 def _difference(errors: list[float], others: list[float]) -> str:
-    """The mean of the differences seed by seed; in bold where it is larger than two of its standard errors."""
+    """The mean of the differences, seed by seed. Bold if it is larger than two of its standard errors."""
     mean, error = _mean_and_error([one - other for one, other in zip(errors, others, strict=True)])
     text = f"{mean:+.3f} ± {error:.3f}".replace("-", "−") if abs(mean) >= 5e-4 or error >= 5e-4 else "0"
     return f"<strong>{text}</strong>" if text != "0" and abs(mean) > 2 * error else text
@@ -595,10 +599,10 @@ def _lines_of_methods(
         for axes, (missing, title) in zip(sketch.axes, _REMOVED.items(), strict=True):
             for at, (method, (colour, marker, dash)) in enumerate(styles.items()):
                 if (missing, method) == ("targets", "impute and flag"):
-                    continue  # it selects the targets, as ignoring does
+                    continue  # it selects the targets, like ignoring
                 points = [_mean_and_error(found[missing, share, method]) for share in shares]
                 axes.errorbar(
-                    [100 * share + 0.5 * (at - 1.5) for share in shares],  # beside each other
+                    [100 * share + 0.5 * (at - 1.5) for share in shares],  # side by side
                     [mean for mean, _ in points],
                     [error for _, error in points],
                     color=colour, marker=marker, linestyle=dash, label=method, markersize=5, capsize=2,
@@ -612,7 +616,7 @@ def _lines_of_methods(
 
 
 def remedies(content: dict[str, Any]) -> str:
-    """A table of the time of each remedy, as a multiple of plain PyTorch's: in the middle case, the least, the most."""
+    """A table of the time of each remedy, as a multiple of plain PyTorch's: median, minimum and maximum of cases."""
     from helpers import show
     from helpers.remedies import COLUMNS
     from helpers.ways import way
@@ -636,14 +640,14 @@ def _cases(content: dict[str, Any]) -> int:
 
 
 def remedy_times(content: dict[str, Any], remedy: str, elements: int) -> list[float]:
-    """The time of a remedy in each case that it has a place in. A hook on a module is compared with the module."""
+    """The time of a remedy in each case that it applies to. A hook on a module is compared with the module."""
     base = "plain PyTorch in a module" if remedy == "module hook" else "vanilla"
     rows = [row["seconds"] for row in content["rows"] if row["elements"] == elements]
     return [times[remedy] / times[base] for times in rows if remedy in times]
 
 
 def setups(content: dict[str, Any]) -> str:
-    """A table of the setups: what is written there, what happens, and on which releases that was tested."""
+    """A table of the setups: the code, the result, and the releases on which it was tested."""
     from helpers import show
 
     rows = [
@@ -667,7 +671,7 @@ def _right_on(row: dict[str, Any]) -> str:
 
 
 def _code(text: str) -> str:
-    """Text whose code stands between backticks, as HTML."""
+    """Text with code between backticks, as HTML."""
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(text))
 
 

@@ -1,4 +1,4 @@
-"""The table of methods: how often the gradient of each is right, what a method asks of the code, and when it fails."""
+"""The table of methods: how often the gradient of each is right, what a method requires of the code, when it fails."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ GOOD = ("right", "rounded")
 
 @dataclass(frozen=True)
 class Limits:
-    """What a method asks of the user's code, and when it fails.
+    """What a method requires of the user's code, and when it fails.
 
     Attributes:
         keeps_code: whether the forward code stays unchanged.
         is_plain: whether `.grad` is a plain tensor, which every optimizer accepts.
-        fails: in which case the gradient is not right, or does not come out at all.
-        page: a page with an example of that, with its anchor.
+        fails: when the gradient is wrong, or can't be computed.
+        page: a page with an example of this failure, with its anchor.
     """
 
     keeps_code: bool
@@ -71,7 +71,10 @@ LIMITS = {
         "division-under-a-mask#what-a-hook-can-do-and-what-it-can-t",
     ),
 }
-"""By the name of the method, in the order of the table. What else pages judge are formulas to compare with."""
+"""The limits by the name of the method, in the order of the table.
+
+Other methods on pages are formulas to compare with.
+"""
 
 
 def methods(facts: list[dict[str, Any]], link: Callable[[str], str]) -> str:
@@ -81,7 +84,7 @@ def methods(facts: list[dict[str, Any]], link: Callable[[str], str]) -> str:
         facts: from `collect.statements`.
         link: gives the address of a page by its name.
     """
-    from helpers import WAYS, show  # here, for they import PyTorch, and most builds need no table
+    from helpers import WAYS, show  # here, because they import PyTorch, and most builds need no table
 
     verdicts = [fact["observed"] for fact in facts if fact["type"] == "verdict"]
     rows = []

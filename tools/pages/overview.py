@@ -1,7 +1,7 @@
 """Sphinx extension: tables of all claims and of all recorded releases, generated when the site is rendered.
 
-`{claims-overview}`, `{methods}` and `{sources}` read the executed notebooks. The others, `{releases}` and its like,
-read `results/`.
+The directives `{claims-overview}`, `{methods}` and `{sources}` read the executed notebooks. The directives
+`{releases}`, `{changed}` and `{tested}` read `results/`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NOT_COMPARED = '<span class="zn-note">not compared</span>'
 
 
 class Pending(nodes.Element):
-    """Stands where a table will be once every page is read."""
+    """A placeholder for a table. The table is drawn when every page has been read."""
 
 
 class ClaimsOverview(SphinxDirective):
@@ -38,7 +38,7 @@ class ClaimsOverview(SphinxDirective):
     make = "overview"
 
     def run(self) -> list[nodes.Node]:
-        """Leave a place for the table, and remember the page."""
+        """Insert the placeholder for the table, and remember the page."""
         _pages(self.env).add(self.env.docname)
         return [Pending(make=self.make)]
 
@@ -50,7 +50,7 @@ class Methods(ClaimsOverview):
 
 
 class Releases(ClaimsOverview):
-    """Case by method by release."""
+    """The verdict of each case by method and by release."""
 
     make = "releases"
 
@@ -62,19 +62,19 @@ class Changed(ClaimsOverview):
 
 
 class Tested(ClaimsOverview):
-    """What `make matrix` ran on each release."""
+    """The results of `make matrix` on each release."""
 
     make = "tested"
 
 
 class Sources(ClaimsOverview):
-    """The rows of a source thread, one a line of the directive's content; its argument is the caption."""
+    """The rows of a source thread, one on each line of the directive's content. The argument is the caption."""
 
     required_arguments, final_argument_whitespace, has_content = 1, True, True
     make = "sources"
 
     def run(self) -> list[nodes.Node]:
-        """Leave a place for the table, with the rows."""
+        """Insert the placeholder for the table, with the rows."""
         (place,) = super().run()
         place["caption"], place["rows"] = self.arguments[0], list(filter(None, self.content))
         return [place]
@@ -88,7 +88,7 @@ def overview(facts: list[dict[str, Any]], link: Callable[[str], str], title: Cal
         link: gives the address of a page by its name.
         title: gives the title of a page by its name.
     """
-    from helpers import WAYS, show  # here, for they import PyTorch, and most builds need no table
+    from helpers import WAYS, show  # here, because they import PyTorch, and most builds need no table
 
     verdicts = [fact for fact in facts if fact["type"] == "verdict"]
     claims = [fact for fact in facts if fact["type"] == "claim"]
@@ -151,7 +151,7 @@ def _fill(app: Sphinx, doctree: nodes.document, docname: str) -> None:
 
 
 def _pages(env: BuildEnvironment) -> set[str]:
-    """The pages that hold such a table; kept with Sphinx's own memory of the site."""
+    """The pages with such a table. Sphinx stores this set with its own data of the site."""
     if not hasattr(env, "zero_or_nan_overviews"):
         env.zero_or_nan_overviews = set()  # type: ignore[attr-defined]
     pages: set[str] = env.zero_or_nan_overviews  # type: ignore[attr-defined]
@@ -163,7 +163,7 @@ def _remember_changes(app: Sphinx, env: BuildEnvironment, docnames: list[str]) -
 
 
 def _write_again(app: Sphinx, env: BuildEnvironment) -> list[str]:
-    """A change on any page can change the tables."""
+    """The pages to write again. A change on any page can change the tables."""
     return sorted(_pages(env) & env.found_docs) if env.zero_or_nan_changed else []  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,4 @@
-"""Tables of what each release of PyTorch gave, drawn from `results/`: case by way, what changed, what ran."""
+"""Tables of the results of each PyTorch release, drawn from `results/`: case by method, what changed, what ran."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 from ..project import MAIN, read_record
 
 Link = Callable[[str], str]
-"""Gives the address of a page by its name, or the empty text where there is no such page."""
+"""Gives the address of a page by its name, or the empty text if there is no such page."""
 
 LEAST = 5
-"""Releases that a cell has to span for its word to fit on a phone."""
+"""How many releases a cell has to span so that its word fits on a phone."""
 
 
 class Column(NamedTuple):
-    """One recorded run: where it lies in the table, and what it holds."""
+    """One recorded run: its device, its version, and its content."""
 
     device: str
     version: str
@@ -27,7 +27,7 @@ class Column(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A claim's place: the page that makes it, its case, way and quantity."""
+    """The keys of a claim: the page that makes it, its case, method and quantity."""
 
     page: str
     case: str
@@ -36,14 +36,14 @@ class Place(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a release gave for one way of a case: a word, and what each of its claims observed."""
+    """The result of a release for one method of a case: a word, and what each of its claims observed."""
 
     word: str
     observed: dict[Place, dict[str, Any]]
 
 
 class Change(NamedTuple):
-    """A claim of which a release saw something else than the one before it; `pull` is upstream's, where it is known."""
+    """A claim whose result differs from the release before. `pull` is PyTorch's pull request, if it is known."""
 
     place: Place
     version: str
@@ -53,7 +53,7 @@ class Change(NamedTuple):
 
 
 def columns(folder: Path) -> list[Column]:
-    """The recorded runs, device by device (the CPU first), oldest release first."""
+    """The recorded runs, grouped by device (the CPU first), with the oldest release first."""
     from helpers.recorded import runs
 
     path = folder / "claims.json"
@@ -62,7 +62,7 @@ def columns(folder: Path) -> list[Column]:
 
 
 def releases(folder: Path, link: Link) -> str:
-    """The table of cases and ways by release. Releases that gave the same share one cell; a change begins a new one."""
+    """The table of cases and methods by release. Releases with equal results share one cell."""
     from helpers import THREADS, WAYS, show
 
     table = columns(folder)
@@ -94,7 +94,7 @@ def releases(folder: Path, link: Link) -> str:
 
 
 def changed(folder: Path, link: Link) -> str:
-    """A table of the claims whose result a release changed: the entries that differ, and the pull request, if known."""
+    """A table of the claims whose result a release changed: the elements that differ, and the pull request if known."""
     from helpers import THREADS, WAYS, show
 
     rows = []
@@ -112,9 +112,9 @@ def changed(folder: Path, link: Link) -> str:
 
 
 def tested(folder: Path) -> str:
-    """A table of what ran on each release: the recorded claims, tests of the library, samples of the database.
+    """A table of the tests on each release: the recorded claims, tests of the library, and samples of the database.
 
-    Claims are counted in the records, for they are recorded more often than all of `make matrix` is run.
+    Claims are counted in the record of claims, because this record is updated more often than the matrix.
     """
     from helpers import show
 
@@ -142,7 +142,7 @@ def tested(folder: Path) -> str:
 
 
 def changes(table: list[Column]) -> Iterator[Change]:
-    """What neighbouring releases of one device saw differently, claim by claim in the order of the pages."""
+    """The differences between neighbouring releases of one device, claim by claim in the order of the pages."""
     for _, of_device in groupby(table, lambda column: column.device):
         runs = [(run.version, _by_place(run)) for run in of_device]
         for place, newest in runs[-1][1].items():
@@ -162,7 +162,7 @@ def _place(fact: dict[str, Any]) -> Place:
 
 
 def _differing_entries(one: dict[str, Any], other: dict[str, Any]) -> tuple[str, str]:
-    """Both sides in a few words: of tensors of one shape only the entries that differ, each with its index."""
+    """Both results in a few words. For tensors of equal shape, only the elements that differ, each with its index."""
     if "entries" not in one or one.get("shape") != other.get("shape"):
         return _brief(one), _brief(other)
     pairs = enumerate(zip(one["entries"], other["entries"], strict=True))
@@ -178,7 +178,7 @@ def _claims(table: list[Column], case: str | None = None) -> list[dict[str, Any]
 
 
 def _cells(table: list[Column], case: str, way: str, link: Link) -> Iterator[str]:
-    """A cell for each span of releases of one device that gave the same."""
+    """A cell for each span of consecutive releases of one device with equal results."""
     for _, of_device in groupby(table, lambda column: column.device):
         spans: list[tuple[list[Column], State, list[Place]]] = []
         for column in of_device:
@@ -207,7 +207,7 @@ def _state(run: Column, case: str, way: str) -> State:
 
 
 def _differing(before: State, after: State) -> list[Place]:
-    """The claims of which two releases saw different things; how something is rounded is no difference."""
+    """The claims with different results in two releases. A difference in rounding does not count."""
     both = [place for place in after.observed if place in before.observed]
     return [place for place in both if not _alike(before.observed[place], after.observed[place])]
 
@@ -220,15 +220,15 @@ def _alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def _close(one: str, other: str) -> bool:
-    """Whether two entries are numbers that only differ by rounding; a zero is close to nothing else."""
+    """Whether two elements are numbers that differ only by rounding. A zero is close to no other number."""
     try:
         return math.isclose(float(one), float(other), rel_tol=1e-4)
-    except ValueError:  # masked, or a truth value
+    except ValueError:  # masked, or a boolean
         return False
 
 
 def _delta(first: Column, places: list[Place], link: Link) -> str:
-    """How many claims changed with a release, as a link to the first of them."""
+    """The number of claims that a release changed, as a link to the first of them."""
     said = f"{len(places)} claim{'s' * (len(places) != 1)} changed with {_minor(first.version)}"
     delta = _linked(_address(places[0], link), f"Δ{len(places)}")
     return f' <span class="zn-delta" title="{said}">{delta}</span>'
@@ -263,7 +263,7 @@ def _wrong(row: dict[str, Any], part: dict[str, Any]) -> str:
 
 
 def _minor(version: str) -> str:
-    """The minor release, and the patch where it is not the first: `2.9`, `2.9.1`."""
+    """The minor release, with the patch if it is not 0: `2.9`, `2.9.1`."""
     return version.removesuffix(".0") if version.count(".") == 2 else version
 
 

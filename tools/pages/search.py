@@ -1,7 +1,7 @@
-"""Sphinx extension: what the search page searches, a record for each section of each page.
+"""Sphinx extension: the data of the search page, with a record for each section of each page.
 
-The search itself is MiniSearch, in the browser. Sphinx's own demands that a page has every word of a query, and knows
-no numbers: a pasted error message or an issue's number found nothing.
+The search itself is MiniSearch, in the browser. Sphinx's own search requires that a page contains every word of a
+query, and it ignores numbers. It found nothing for a pasted error message or the number of an issue.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ from . import checkout
 from .theme import metadata
 
 MARK = "zn-searched"
-"""The class of what is searched of HTML: a record of its own where it has an `id`, a part of its section else."""
+"""The class of HTML elements that are searched.
+
+With an `id`, such an element has its own record. Without an `id`, its text belongs to its section.
+"""
 FALLBACK = "data-fallback"
-"""The attribute of a marked element that is found by its heading alone, and only if no page is about that name."""
+"""The attribute of a marked element that only its heading can find, and only if no page is about that name."""
 
 _PASSED_OVER = (nodes.section, nodes.title, nodes.comment, nodes.Invisible)
 _APART = ("desc_name", "desc_parameter", "desc_parameterlist", "desc_returns", "desc_signature")
-"""Parts of the signature of a function: between them the page has signs that are nowhere in its text."""
+"""The parts of a function's signature. Between them the page shows punctuation that is not in its text."""
 
 
 def records(env: BuildEnvironment, project: Project) -> list[dict[str, Any]]:
-    """The sections of all pages, in order: address, page, heading, text, the rows of what is drawn.
+    """The sections of all pages, in order: address, page, heading, text, and the rows of tables and drawings.
 
-    The first of a page has its keywords too. What is marked in an output follows its section, under its `data-heading`
-    or else its first line, which is what it has of its `own`.
+    The first section of a page has the page's keywords too. A marked element of an output has a record after its
+    section. Its heading is its `data-heading`, or else its first line. Its first line is its `own` text.
     """
     found = []
     for name in project.names:
@@ -57,23 +60,23 @@ def records(env: BuildEnvironment, project: Project) -> list[dict[str, Any]]:
             found.append(record)
             for anchor, heading, lines, fallback in drawn.marked():
                 marked = {"address": f"{path}#{anchor}", "page": page, "heading": heading}
-                # The search looks a fallback up by its heading, and has no use for its words.
+                # The search finds a fallback by its heading alone, and does not use its words.
                 more = {"fallback": True} if fallback else {"own": lines[0], "rows": ""}
                 found.append({**marked, "text": " · ".join(lines[1:]), **more})
     return found
 
 
 class Words:
-    """The words of a section itself: not its title, nor the sections in it, nor code that is folded.
+    """The words of one section: without its title, its subsections, and folded code.
 
-    A solution is folded too, but written for readers.
+    A folded solution is included, because it is written for readers.
     """
 
     def __init__(self) -> None:
         self.found: list[str] = []
 
     def read(self, node: nodes.Element, drawn: Drawn) -> None:
-        """Take the text below a node; what is drawn in HTML goes to `drawn`."""
+        """Read the text below a node. HTML goes to `drawn`."""
         tags = {name.removeprefix("tag_") for name in node.get("classes", []) if name.startswith("tag_")}
         if "hide-cell" in tags and "solution" not in tags:
             return
@@ -94,14 +97,14 @@ class Words:
 
 
 def _is_session(node: nodes.Element) -> bool:
-    """Whether a node is commands at a prompt. Excerpts show what a page says, not how to install it."""
+    """Whether a node shows commands at a prompt. Excerpts show what a page says, not how to install it."""
     return isinstance(node, nodes.literal_block) and node.get("language") == "console"
 
 
 class Drawn(HTMLParser):
-    """What of HTML is searched: all of an element that is marked.
+    """The searched parts of HTML: the whole text of marked elements.
 
-    Of a cell's output also captions and the heads of rows, which are words where the rest is numbers.
+    From a cell's output, also captions and row headings, because these are words and the other cells are numbers.
     """
 
     _EMPTY = frozenset({"br", "col", "hr", "img", "input", "link", "meta", "source", "wbr"})
@@ -118,7 +121,7 @@ class Drawn(HTMLParser):
         self._output = False
 
     def read(self, raw: nodes.raw, output: bool = False) -> None:
-        """Take what is searched of one piece of HTML, a cell's output or a drawing of our own."""
+        """Read the searched text of one piece of HTML: a cell's output, or one of our drawings."""
         if raw.get("format") == "html":
             self._open.clear()
             self._output = output
@@ -126,14 +129,14 @@ class Drawn(HTMLParser):
             self.feed(raw.astext())
 
     def marked(self) -> Iterator[tuple[str, str, list[str], bool]]:
-        """Of each marked element its `id`, its heading, its lines, and whether it is a fallback."""
+        """The `id`, the heading, the lines, and whether it is a fallback, for each marked element."""
         for anchor, heading, parts, fallback in self._marked:
             lines = [" ".join(line.split()) for line in "".join(parts).split("\n")]
             if lines := [line for line in lines if line.strip("–")]:
                 yield anchor, heading or lines[0], lines, fallback
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Decide where the text of an element goes: where that of the one around it does, unless it is special."""
+        """Decide where the text of an element goes. By default it goes where the text of the enclosing element goes."""
         if tag in self._EMPTY:
             if tag == "br":
                 self.handle_data(" ")
@@ -152,12 +155,12 @@ class Drawn(HTMLParser):
         self._open.append((tag, into))
 
     def handle_data(self, data: str) -> None:
-        """Keep the text where it belongs."""
+        """Add the text to its destination."""
         if self._open and (into := self._open[-1][1]) is not None:
             into.append(data.replace("\n", " "))
 
     def handle_endtag(self, tag: str) -> None:
-        """Close an element, with those in it that have no end of their own."""
+        """Close an element, and the unclosed elements inside it."""
         if not any(name == tag for name, _ in self._open):
             return
         while True:

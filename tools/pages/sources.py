@@ -1,4 +1,4 @@
-"""The table of what each source thread says, and where the book answers: every row leads to claims or sections."""
+"""The table of each source thread's statements and the book's answers. Every row leads to claims or sections."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def sources(caption: str, lines: Iterable[str], facts: list[dict[str, Any]], lin
 
     Args:
         caption: the name of the source.
-        lines: one row each: `number | what the source says | answers`, and a fourth part if the answer has another form
-            on purpose: the reason. Answers are separated by `;`. An answer is a claim, `page: way · quantity`, or a
-            section, `page#anchor`. Code is between backticks.
+        lines: one line for each row: `number | what the source says | answers`. A fourth part gives the reason, if the
+            answer has another form on purpose. Answers are separated by `;`. An answer is a claim, `page: way ·
+            quantity`, or a section, `page#anchor`. Code is between backticks.
         facts: the statements of all pages, from `collect.statements`.
         link: gives the address of a page by its name.
 
     Raises:
-        Problem: if a row has no answer, or names a claim, a section or a page in a way that can't be read, or that no
-            page has.
+        Problem: if a row has no answer, if an answer can't be read, or if it names a claim, a section or a page that
+            does not exist.
     """
     from helpers import show
 

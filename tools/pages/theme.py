@@ -1,6 +1,6 @@
-"""Sphinx extension: the book's own theme, and what its template shows of a page.
+"""Sphinx extension: the book's own theme, and the data that its template shows.
 
-`theme/` holds the template, the style sheet and the scripts; nothing on a page comes from anywhere else.
+`theme/` holds the template, the style sheet and the scripts. A page loads nothing from another host.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAME = "zero_or_nan"
 
 
 class FrontDoor(StandaloneHTMLBuilder):
-    """Sphinx's own builder, except that the first page is the site's `index.html`, not a page that leads to it."""
+    """Sphinx's own builder, except that the first page of the book is the site's `index.html`, without a redirect."""
 
     def get_target_uri(self, docname: str, typ: str | None = None) -> str:
         """The address of a page from the top of the site."""
@@ -45,7 +45,7 @@ class FrontDoor(StandaloneHTMLBuilder):
         return "index" if name == self.config.root_doc else name
 
 
-# Outlines on a 24 by 24 grid.
+# The icons as outlines on a 24 by 24 grid.
 ICONS = {
     "check": "M9 16.2 4.8 12l-1.4 1.4L9 19 21 7l-1.4-1.4z",
     "close": "M5.6 4.2 12 10.6l6.4-6.4 1.4 1.4L13.4 12l6.4 6.4-1.4 1.4L12 13.4l-6.4 6.4-1.4-1.4L10.6 12 4.2 5.6z",
@@ -64,19 +64,19 @@ ICONS = {
 }
 
 _STYLE = re.compile(r'(<div class="zn">)<style>.*?</style>', re.DOTALL)
-"""The rules that every output carries for Colab; here they are in the style sheet."""
+"""The styles that every output carries for Colab. On the site they are in the style sheet."""
 
 _WORD = re.compile(r'<span class="pre">([^<]*)</span>')
 _LITERAL = re.compile(r'<code class="(?:code )?docutils literal notranslate">')
-"""docutils wraps each word of literal text in elements that no style sheet of ours needs: a fifth of the API page."""
+"""docutils wraps each word of literal text in elements that our style sheet does not need: a fifth of the API page."""
 
 _THREAD = re.compile(r' · ([^<>·]+)(?=</a>|</h1>|<a class="headerlink"|\Z)')
-"""What comes after the symptom in a title: the number of its thread."""
+"""The part of a title after the symptom: the number of its thread."""
 _HEADING = re.compile("<h1>.*?</h1>", re.DOTALL)
 
 
 def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.document | None) -> dict[str, Any]:
-    """What the template shows of a page beyond Sphinx's own context."""
+    """The data that the template shows on a page, in addition to Sphinx's own context."""
     project = checkout(app)
     book = str(app.config.html_title)
     meta = metadata(doctree)
@@ -119,14 +119,14 @@ def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.documen
 
 
 def metadata(doctree: nodes.document | None) -> dict[str, str]:
-    """What `html_meta` in the front matter says: description, keywords, a title for search engines."""
+    """The content of `html_meta` in the front matter: the description, the keywords, and a title for search engines."""
     if doctree is None:
         return {}
     return {str(node["name"]): str(node["content"]) for node in doctree.findall(nodes.meta) if "name" in node}
 
 
 def version(project: Project) -> str:
-    """Changes when a style or a script does, so that no browser keeps an old one."""
+    """A digest that changes with the styles and scripts, so that browsers don't use an outdated file."""
     files = [project.helpers / "style.css", *sorted((project.root / "theme" / "static").rglob("*"))]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files if path.is_file())).hexdigest()[:8]
 
@@ -136,14 +136,14 @@ def _title(title: str, book: str) -> str:
 
 
 def titled(fragment: str) -> str:
-    """A title as HTML: what comes after its last dot, a thread's number, is the lesser part, and no line breaks in it.
+    """A title as HTML. The part after its last dot, the number of a thread, is less prominent, and is never broken.
 
     >>> titled("NaN from exp · pytorch#1</a>")
     'NaN from exp <span class="thread"><span>· </span>pytorch#1</span></a>'
     """
     return _THREAD.sub(
         r' <span class="thread"><span>· </span>\1</span>', str(fragment)
-    )  # a template's own text escapes
+    )  # without `str`, the template's markup type would escape the replacement
 
 
 def _plain(fragment: Any) -> str:
@@ -151,21 +151,24 @@ def _plain(fragment: Any) -> str:
 
 
 def outputs(body: str) -> str:
-    """The text of a page. The name that MyST-NB gives to folded code hides the one that can be read."""
+    """The text of a page, without repeated styles and without the label that MyST-NB gives to folded code.
+
+    That label would replace the visible one for screen readers.
+    """
     body = _LITERAL.sub("<code>", _WORD.sub(r"\1", body))
     body = _HEADING.sub(lambda heading: titled(heading[0]), body, count=1)
     return _STYLE.sub(r"\1", body).replace(' aria-label="Toggle hidden content"', "")
 
 
 def _contents(context: dict[str, Any]) -> str:
-    """The table of contents; the page that is shown is marked for those who can't see it too."""
+    """The table of contents. The link to the present page is marked for screen readers too."""
     tree = str(context["toctree"](maxdepth=1, collapse=False, includehidden=True, titles_only=True) or "")
-    tree = tree.replace(' role="heading"', "")  # Sphinx gives it no level, which makes it no heading
+    tree = tree.replace(' role="heading"', "")  # Sphinx gives no level, so this is not a valid heading
     return titled(re.sub(r'(<a class="current[^"]*")', r'\1 aria-current="page"', tree))
 
 
 def _sections(context: dict[str, Any]) -> str:
-    """The list of a page's sections, without the page's own title around it; empty where there is one section."""
+    """The list of a page's sections, without the page's own title; empty if there is only one section."""
     toc = str(context.get("toc", "")) if context.get("display_toc") else ""
     inner = re.fullmatch(r"\s*<ul>\s*<li><a [^>]*>.*?</a>\s*(<ul>.*</ul>)\s*</li>\s*</ul>\s*", toc, re.DOTALL)
     return inner[1] if inner and inner[1].count("<li>") > 1 else ""
@@ -194,7 +197,10 @@ def _actions(app: Sphinx, project: Project, name: str) -> list[dict[str, Any]]:
 
 
 def _made(app: Sphinx, project: Project, name: str) -> dict[str, Any]:
-    """From which commit a page is made; of one that has code, with what, and the command that runs it alone."""
+    """The commit that a page is made from.
+
+    For a page with code also the versions, and the command that runs the page.
+    """
     made: dict[str, Any] = {}
     if at := app.config.zero_or_nan_origin:
         found = Origin(*at)
@@ -209,13 +215,13 @@ def _made(app: Sphinx, project: Project, name: str) -> dict[str, Any]:
 
 
 def _feedback(app: Sphinx, project: Project, name: str, heading: str) -> dict[str, str]:
-    """Where to edit a page, and where to say what is wrong with it."""
+    """The addresses to edit a page, and to report what is wrong with it."""
     at = app.config.zero_or_nan_origin
     return {"edit": edit(project, name), "report": report(project, name, heading, Origin(*at) if at else None)}
 
 
 def _facts(project: Project, name: str) -> Iterator[dict[str, Any]]:
-    """What an executed page states: its thread, its claims and verdicts."""
+    """The statements of an executed page: its thread, its claims and its verdicts."""
     if project.root / f"{name}.md" in project.chapters:
         path = project.executed / f"{name}.ipynb"
         yield from statements(json.loads(path.read_bytes()), path.stem)
@@ -248,8 +254,8 @@ def _show(app: Sphinx, pagename: str, templatename: str, context: dict[str, Any]
 
 
 def _settings(app: Sphinx, config: Config) -> None:
-    config.html_theme_options = {}  # Jupyter Book hands on those of the theme that it would have chosen
-    # When one of these changes, every page is written again, and none is read again.
+    config.html_theme_options = {}  # without this, Jupyter Book passes the options of its own default theme
+    # If one of these files changes, Sphinx writes every page again, but reads none again.
     project = checkout(app)
     at = origin(project)
     config["zero_or_nan_origin"] = list(at) if at else []
@@ -258,13 +264,13 @@ def _settings(app: Sphinx, config: Config) -> None:
 
 
 def _assets(app: Sphinx, failure: Exception | None) -> None:
-    """One style sheet: the theme's, and that of the outputs."""
+    """Write one style sheet from the styles of the theme and of the outputs."""
     if failure is None and app.builder.name == "html":
         project = checkout(app)
         parts = (project.root / "theme" / "static" / "site.css", project.helpers / "style.css")
         css = "\n".join(path.read_text(encoding="utf-8") for path in parts)
         write(Path(app.outdir) / "_static" / "site.css", _smaller(css))
-        write(Path(app.outdir) / "favicon.ico", icon())  # asked for where no page names another
+        write(Path(app.outdir) / "favicon.ico", icon())  # browsers ask for this file if a page names no icon
         _back_door(app, project)
 
 
@@ -274,7 +280,7 @@ def _smaller(css: str) -> str:
 
 
 def _back_door(app: Sphinx, project: Project) -> None:
-    """Leads from where the first page would lie by its name to where it is."""
+    """Write a page at the address that the first page would have by its name. It redirects to `index.html`."""
     name, builder = project.names[0], app.builder
     if isinstance(builder, FrontDoor) and name != "index":
         shown = {
@@ -292,7 +298,7 @@ def _not_found(app: Sphinx) -> list[tuple[str, dict[str, Any], str]]:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect to Sphinx."""
-    app.add_config_value("comments_config", {}, "")  # Jupyter Book sets it, for an extension that is not loaded
+    app.add_config_value("comments_config", {}, "")  # Jupyter Book sets this value for an extension that is not loaded
     app.add_html_theme(NAME, str(Path(app.confdir) / "theme"))
     app.add_builder(FrontDoor, override=True)
     app.add_config_value("zero_or_nan_origin", [], "html", [list])

@@ -1,1 +1,1 @@
-"""What runs in `make book`, in this order: pair, execute, collect, render; and on request record."""
+"""The steps of `make book`, in this order: pair, execute, collect, render. Record runs only on request."""

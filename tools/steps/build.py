@@ -1,4 +1,4 @@
-"""The steps in order, with a line for every chapter and a summary at the end."""
+"""Runs the steps in order, and prints a line for every chapter and a summary at the end."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from .site import COVERED, Site
 from .unpair import unpair
 
 ROOM = 64 << 20
-"""Bytes that a build needs, at most: a site with everything cached takes about half."""
+"""Bytes on the disk that a build needs at most. A site with everything cached takes about half of this."""
 
 
 class Build:
-    """One build of a checkout: what the commands `book`, `check` and `record` share.
+    """One build of a checkout: the work that the commands `book`, `check` and `record` share.
 
     Args:
         project: the checkout.
-        timeout: seconds that one cell may take.
+        timeout: the most seconds that one cell may take.
     """
 
     def __init__(self, project: Project, timeout: int) -> None:
@@ -44,12 +44,12 @@ class Build:
         """Pair, execute, collect, render. Return the exit status.
 
         Raises:
-            Problem: before any work, when a record is missing or broken, or the disk is full or may not be written to.
+            Problem: before any work, if a record is missing or broken, or if the disk is full or not writable.
         """
         self._check_first()
         site = Site(self.project)
         current = site.is_current()
-        # Started before anything else: it takes longest to get ready.
+        # Started before everything else, because it takes longest to get ready.
         with nullcontext() if current else Renderer(self.project) as renderer:
             changed = pair(self.project)
             if changed:
@@ -76,13 +76,13 @@ class Build:
         return 0
 
     def notebooks(self) -> int:
-        """Pair, and nothing else."""
+        """Bring the notebooks up to date with their chapters."""
         changed = pair(self.project)
         print(f"{len(changed)} of {len(self.project.chapters)} notebooks rewritten")
         return 0
 
     def chapter(self, name: str = "") -> int:
-        """Begin a new chapter, whose claims are to be filled in."""
+        """Begin a new chapter, whose claims the author then fills in."""
         if not name:
             raise Problem(
                 "no name is given; run make chapter NAME=issue-12345. To write an edited notebook back to its chapter, "
@@ -92,14 +92,14 @@ class Build:
         return 0
 
     def from_notebook(self, notebook: str = "", name: str = "") -> int:
-        """Write the chapter of a notebook that somebody edited."""
+        """Write the chapter of a notebook that a person edited."""
         if not notebook:
             raise Problem("no notebook is named; run make from-notebook NOTEBOOK=path/to/where-over-exp.ipynb")
         print(unpair(self.project, Path(notebook), name))
         return 0
 
     def check(self, *names: str) -> int:
-        """Execute and collect, all chapters or those of these names: do the results still reproduce?"""
+        """Execute and collect all chapters, or only the named ones. Return 0 if all results still reproduce."""
         self._check_first()
         runs = self._execute(self.project.chapters_called(*names))
         if not self._report(runs):
@@ -142,7 +142,7 @@ class Build:
         return execute(self.project, chapters, report, self.timeout)
 
     def _report(self, runs: list[Run]) -> bool:
-        """Say everything that went wrong in any chapter, at the end and at once."""
+        """Print everything that went wrong in any chapter, in one place at the end."""
         parts, changed = [], {}
         for run in runs:
             name = run.chapter.relative_to(self.project.root)

@@ -7,14 +7,15 @@ from typing import Any
 
 from .ran import Notebook, Run
 
-# What helpers.show.MIME says; importing it here would import PyTorch into every build, for one constant.
+# The same text as helpers.show.MIME. Importing that module here would import PyTorch into every build, for one
+# constant.
 MIME = "application/vnd.zero-or-nan+json"
 
 
 def statements(notebook: Notebook, page: str) -> Iterator[dict[str, Any]]:
-    """Every claim, verdict and case that a notebook's outputs carry, with the page that made it.
+    """Every claim, verdict and case in the outputs of a notebook, with the page that made it.
 
-    An output says what it is in JSON beside the HTML that readers see; no text is parsed.
+    An output contains JSON next to the HTML that readers see. This function reads the JSON, and parses no text.
     """
     for cell in notebook["cells"]:
         for output in cell.get("outputs", []):
@@ -24,7 +25,7 @@ def statements(notebook: Notebook, page: str) -> Iterator[dict[str, Any]]:
 
 
 def is_good(run: Run) -> bool:
-    """Whether every cell did what it is meant to, and every claim holds: the outputs are worth keeping."""
+    """Whether no cell failed unexpectedly, and every claim holds, so that the outputs can be cached."""
     return not run.troubles and not failed(statements(run.notebook, run.chapter.stem))
 
 

@@ -1,8 +1,8 @@
-"""What a cached output depends on besides its chapter's code.
+"""Everything that a cached output depends on, except the code of its chapter.
 
-jupyter-cache keys a notebook by its code cells alone. Change a helper or PyTorch, and it would show yesterday's
-outputs as today's. So every environment gets a cache of its own, named by a digest of the source of library and helpers
-and of the versions that can change a result.
+jupyter-cache identifies a notebook by its code cells alone. After a change to a helper or to PyTorch, it would still
+return the old outputs. Therefore every environment has its own cache. The cache is named by a digest of the source of
+the library and the helpers, and of the versions that can change a result.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _KEPT = 3
 
 
 def fingerprint(project: Project) -> str:
-    """A digest of all that pages show besides their own code.
+    """A digest of everything that pages show, except their own code.
 
-    That is what they import from `src/`, the results of other versions, how and on which device a kernel begins, the
-    processor, and the versions that can change a result.
+    It covers the modules that pages import from `src/`, the results of other versions, the settings and the device with
+    which a kernel starts, the processor, and the versions that can change a result.
     """
     digest = hashlib.sha256(platform.python_version().encode())
     for package in _PACKAGES:
@@ -52,7 +52,7 @@ def cache_folder(project: Project) -> Path:
 
 
 def forget_old_caches(project: Project) -> None:
-    """Keep the caches of the environments used last, so that switching back and forth stays quick."""
+    """Delete all caches except the most recently used, so that switching between environments stays fast."""
     folders = [path for path in (project.build / "cache").glob("*") if path.is_dir()]
     folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     for folder in folders[_KEPT:]:

@@ -1,4 +1,4 @@
-"""Step 2: run every chapter whose outputs are not there already, and hand all of them on in `_build/executed`."""
+"""Step 2: run every chapter whose outputs are missing or outdated, and write all outputs to `_build/executed`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .made import READER, Made, digest
 from .ran import Notebook, Run
 
 TIMEOUT = 120
-"""Seconds that one cell may take."""
+"""The most seconds that one cell may take."""
 
 
 def execute(
@@ -25,28 +25,28 @@ def execute(
 ) -> list[Run]:
     """Bring every chapter's outputs up to date with its code and the environment.
 
-    A cell that raises does not keep the later cells from running, so that all failing claims of a chapter are known
-    at the end; a chapter with trouble, or with a claim that does not hold, is neither cached nor handed on.
+    If a cell raises, the later cells still run, so that the build can report all failing claims of a chapter. A chapter
+    with an unexpected error, or with a claim that does not hold, is neither cached nor written to `_build/executed`.
 
     Args:
         project: the checkout.
         chapters: the sources to run.
-        report: called with each finished run, in the order in which they finish.
-        timeout: seconds that one cell may take.
-        jobs: chapters at a time; by default one more than there are processors, for kernels also wait.
+        report: called with each finished run, in the order in which the runs finish.
+        timeout: the most seconds that one cell may take.
+        jobs: how many chapters run at a time. The default is one more than the processors, because kernels also wait.
 
     Returns:
         One run per chapter, in the order of `chapters`.
 
     Raises:
-        Problem: when a chapter can't be read, before any is run.
+        Problem: if a chapter can't be read. No chapter is run then.
     """
     executed = Executed(project)
     done = {chapter: Run(chapter, notebook, 0.0, cached=True) for chapter, notebook in executed.known(chapters)}
     for run in done.values():
         report(run)
     if rest := [chapter for chapter in chapters if chapter not in done]:
-        from .run import run_all  # here, for importing what runs a notebook takes longer than most builds
+        from .run import run_all  # here, because this import takes longer than most builds
 
         for run in run_all(project, rest, timeout, jobs):
             if is_good(run):
@@ -57,7 +57,10 @@ def execute(
 
 
 def cached(project: Project) -> dict[Path, Notebook]:
-    """The chapters whose outputs are there or in the cache, with those outputs; all are handed on then."""
+    """The chapters whose outputs are in `_build/executed` or in the cache, with these outputs.
+
+    Writes all to the former.
+    """
     executed = Executed(project)
     found = dict(executed.known(project.chapters))
     if rest := [chapter for chapter in project.chapters if chapter not in found]:
@@ -70,7 +73,7 @@ def cached(project: Project) -> dict[Path, Notebook]:
 
 
 class Executed:
-    """The executed notebooks in `_build/executed`: one file for each chapter, for whatever reads outputs."""
+    """The executed notebooks in `_build/executed`: one file for each chapter. All steps that read outputs use them."""
 
     def __init__(self, project: Project) -> None:
         self._project = project
@@ -78,7 +81,7 @@ class Executed:
         self._environment = digest(fingerprint(project), READER)
 
     def known(self, chapters: Sequence[Path]) -> Iterator[tuple[Path, Notebook]]:
-        """Those chapters, with outputs, whose file is of their text and of this environment."""
+        """Those of the chapters whose file has outputs of the present text and environment, with these outputs."""
         for chapter in chapters:
             path = self._path(chapter)
             content = path.read_bytes() if path.is_file() else b""
@@ -86,7 +89,7 @@ class Executed:
                 yield chapter, json.loads(content)
 
     def keep(self, chapter: Path, notebook: Notebook) -> None:
-        """Hand on the outputs of a chapter."""
+        """Write the outputs of a chapter to `_build/executed`."""
         import nbformat
 
         content = str(nbformat.writes(notebook)) + "\n"

@@ -1,4 +1,4 @@
-"""What most chapters import, and what takes seconds: imported once, where several kernels are forks of one process."""
+"""Slow imports that most chapters share. One process runs them once, and several kernels are forks of this process."""
 
 import gc
 
@@ -7,5 +7,5 @@ import matplotlib.figure  # noqa: F401
 import torch._dynamo  # noqa: F401  # torch.func, torch.optim and torch.masked import it, or most of it, at first use
 import torch.masked  # noqa: F401
 
-# A collection in a fork would touch, and so copy, the memory that it shares with its siblings.
+# A garbage collection in a fork would write to memory that the forks share, and the system would then copy it.
 gc.freeze()

@@ -1,4 +1,4 @@
-"""What all kernels are forks of: a process that has imported the kernel itself."""
+"""The process that all kernels are forks of. It has imported the kernel's own modules."""
 
 import gc
 import multiprocessing
@@ -6,35 +6,35 @@ import os
 import signal
 import threading
 
-# Several kernels share the processors: threads of their own would only wait for each other.
+# Several kernels share the processors, so more threads in each kernel would only wait for each other.
 _THREADS = {"OMP_NUM_THREADS": "1"}
 os.environ.update(_THREADS)
-# Ctrl-C while all this is imported ends the server without a traceback.
+# Without this, Ctrl-C during the imports would end the server with a traceback.
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"  # the kernel's debugger warns of a setting that forks can't have
+os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"  # the kernel's debugger warns about a setting that forks lack
 
 import ipykernel.debugger  # noqa: F401
 import psutil  # noqa: F401
 from ipykernel.kernelapp import launch_new_instance
 
-# A collection in a fork would touch, and so copy, the memory that it shares with its siblings.
+# A garbage collection in a fork would write to memory that the forks share, and the system would then copy it.
 gc.freeze()
 
 
 def run(connection_file: str, cwd: str, env: dict[str, str]) -> None:
-    """Be a kernel, in this process, until told to stop."""
-    os.setsid()  # Ctrl-C in the terminal reaches the build, which then ends its kernels; not a cell halfway
+    """Run as a kernel in this process, until the build ends the kernel."""
+    os.setsid()  # so that Ctrl-C in the terminal reaches only the build, which then ends its kernels
     os.environ.clear()
     os.environ.update(env | _THREADS)
     os.chdir(cwd)
     threading.Thread(target=_end_with_the_build, daemon=True).start()
-    parent = f"--IPKernelApp.parent_handle={os.getppid()}"  # the kernel ends when the warm server does
+    parent = f"--IPKernelApp.parent_handle={os.getppid()}"  # the kernel ends when the warm server ends
     launch_new_instance(argv=["-f", connection_file, parent, "--log-level=ERROR"])
 
 
 def _end_with_the_build() -> None:
-    # The server alone would not do: it outlives a killed build for as long as any of its forks is alive.
+    # The check of the server is not enough: the server outlives a killed build as long as any of its forks is alive.
     build = multiprocessing.parent_process()
     assert build is not None
     build.join()

@@ -1,7 +1,7 @@
-"""What earlier builds made, and of what: nothing is made twice, and nothing stale is taken for new.
+"""Digests of earlier results and their sources, with which a build repeats no work and uses no outdated result.
 
-A result is as it should be when what it is made from, and the result itself, have the digests that they had when it was
-made. Times of files are not asked: a clock, a copy or git sets them as it likes.
+A result is up to date if it and its sources have the digests that were recorded when it was made. The times of files
+are not used, because a clock, a copy or git can set them arbitrarily.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..project import Project, write
 
 
 def digest(*parts: str | bytes) -> str:
-    """SHA-256 of some texts; where one ends and the next begins counts too."""
+    """SHA-256 of some texts. The boundaries between the texts count too."""
     found = hashlib.sha256()
     for part in parts:
         content = part.encode() if isinstance(part, str) else part
@@ -24,14 +24,14 @@ def digest(*parts: str | bytes) -> str:
 
 
 READER = digest(version("jupytext"), version("nbformat"), Path(__file__).with_name("read.py").read_bytes())
-"""Of what turns the text of a chapter into a notebook."""
+"""A digest of everything that turns the text of a chapter into a notebook."""
 
 
 class Made:
     """The digests of results by their names, kept in one file in `_build`.
 
-    Every entry is true by itself, and checked against the result before it is believed: builds at the same time may
-    lose each other's entries, and then do something twice.
+    Each record is valid by itself, and is compared with the result before it is used. Builds that run at the same time
+    may therefore lose each other's records; a later build then repeats some work.
     """
 
     def __init__(self, project: Project) -> None:
@@ -40,19 +40,19 @@ class Made:
         self._new: dict[str, list[str]] = {}
 
     def is_current(self, name: str, source: str, result: str) -> bool:
-        """Whether the result of that digest was made from what has the digest `source`."""
+        """Whether the result with the digest `result` was made from sources with the digest `source`."""
         return self._entries.get(name) == [source, result]
 
     def is_intact(self, name: str, result: str) -> bool:
-        """Whether the result has the digest that it had when it was made, from whatever."""
+        """Whether the result still has the digest that it had when it was made, from whichever sources."""
         return self._entries.get(name, [])[1:] == [result]
 
     def remember(self, name: str, source: str, result: str) -> None:
-        """Note what was made, and from what; `save` writes it down."""
+        """Record that a result was made from these sources. Call `save` to write this to the file."""
         self._entries[name] = self._new[name] = [source, result]
 
     def save(self) -> None:
-        """Write down what is new, if anything is."""
+        """Write the new records to the file, if there are any."""
         if self._new:
             write(self._path, json.dumps({**self._read(), **self._new}, indent=1, sort_keys=True) + "\n")
             self._new.clear()
@@ -60,5 +60,5 @@ class Made:
     def _read(self) -> dict[str, list[str]]:
         try:
             return dict(json.loads(self._path.read_bytes()))
-        except (OSError, ValueError, TypeError):  # not there, or not ours
+        except (OSError, ValueError, TypeError):  # the file is missing, or has another format
             return {}

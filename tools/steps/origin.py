@@ -1,4 +1,4 @@
-"""From which commit a page is made, as far as git knows."""
+"""The commit that a page is made from, if git knows it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import NamedTuple
 from ..project import Project
 
 _SOURCES = ("_config.yml", "_toc.yml", "chapters", "results", "src", "theme", "tools")
-"""What pages are made from: of other files, a change says nothing."""
+"""The files and folders that pages are made from. A change to any other file does not change a page."""
 
 
 class Origin(NamedTuple):
-    """A commit, and whether anything that pages are made from was changed since."""
+    """A commit, and whether any file that pages are made from was changed since."""
 
     commit: str
     changed: bool
 
 
 def origin(project: Project) -> Origin | None:
-    """The commit that the checkout is at; None where git is missing, or the folder is no checkout of its own."""
+    """The commit of the checkout; None if git is missing, or the folder is not the top of a checkout."""
     top, commit = _git(project, "rev-parse", "--show-toplevel"), _git(project, "rev-parse", "--verify", "HEAD")
     if top is None or commit is None or not project.root.samefile(top):
         return None
@@ -27,7 +27,7 @@ def origin(project: Project) -> Origin | None:
 
 
 def _git(project: Project, *arguments: str) -> str | None:
-    # Without locks: a build beside a `git commit` must not be in its way.
+    # Without locks, so that this command never blocks a `git commit` that runs at the same time.
     command = ["git", "--no-optional-locks", *arguments]
     try:
         done = subprocess.run(command, cwd=project.root, capture_output=True, text=True, check=True)

@@ -1,9 +1,10 @@
-"""What the cells of every page show, compared with what they showed when the page was recorded.
+"""The output of the cells of every page, compared with the output that was recorded for the page.
 
-Claims check what a page asserts. This step checks all the rest that a reader sees: if the output of a cell is not the
-recorded output, the build stops. `results/outputs.json` holds the outputs of the release that the site is built with.
+Claims check what a page asserts. This step checks everything else that a reader sees: if the output of a cell is not
+the recorded output, the build stops. `results/outputs.json` holds the outputs of the release that the site is built
+with.
 
-There are four exceptions, no others:
+There are only four exceptions:
 
 - The number of a cell in a traceback (`Cell In[7]`) is not compared. It changes when an author adds a cell above.
 - The build of a release, such as `+cpu` in `2.13.0+cpu`, is not compared.
@@ -41,7 +42,7 @@ _NUMBER_OR_SPACE = re.compile(r"\s+|(?<![\w.])-?(?:\d+(?:\.\d*)?(?:e[-+]?\d+)?|i
 _PICTURE = "[figure"
 _DIGEST = re.compile(r"[0-9a-f]{12}$")
 _STYLE = re.compile(r"<style>.*?</style>", re.DOTALL)
-"""The rules that every output carries for Colab. They are the same for all."""
+"""The styles that every output carries for Colab. They are the same in all outputs."""
 DIGITS = 1e-6
 """The relative difference that numbers of a cell tagged `rounded` may have."""
 
@@ -51,9 +52,9 @@ class Output:
     """What one code cell shows.
 
     Attributes:
-        cell: a digest of the cell's code. It tells which cell it is if others are added or removed.
-        text: everything that the cell shows, as text; of a picture also a digest.
-        number: which of the code cells it is, counted from 1; 0 if the output comes from the record.
+        cell: a digest of the cell's code. It identifies the cell if others are added or removed.
+        text: everything that the cell shows, as text; for a picture also a digest.
+        number: the position among the code cells, counted from 1; 0 if the output comes from the record.
         name: how a message names the cell.
         tags: the tags of the cell. They say what is compared.
     """
@@ -65,7 +66,7 @@ class Output:
     tags: frozenset[str] = frozenset()
 
     def equals(self, recorded: Output) -> bool:
-        """Whether the cell shows what was recorded."""
+        """Whether the cell shows the recorded output."""
         if self.text == recorded.text:
             return True
         texts = self.text, recorded.text
@@ -94,7 +95,7 @@ class Recorded:
 
     @classmethod
     def read(cls, project: Project) -> Recorded:
-        """The record of a checkout; an empty one if there is none. `check_records` raises if it should be there.
+        """The record of a checkout; an empty record if the file is missing. `check_records` raises if it is required.
 
         Raises:
             Problem: if the record can't be read.
@@ -109,7 +110,7 @@ class Recorded:
     def differences(self, run: Run) -> list[str]:
         """One text, with both outputs, for each cell whose output is not as recorded.
 
-        There is none for another environment, nor after a cell failed: later outputs say nothing then.
+        The list is empty in another environment, and after a cell failed: the later outputs then depend on the failure.
         """
         if not self.applies or run.troubles:
             return []
@@ -131,13 +132,13 @@ class Recorded:
 
 
 def environment() -> dict[str, str]:
-    """The versions and the device that decide what cells show."""
+    """The versions and the device that determine the outputs of cells."""
     packages = {name: version(name).partition("+")[0] for name in ("torch", "matplotlib")}
     return {**packages, "device": os.environ.get("ZERO_OR_NAN_DEVICE", "cpu")}
 
 
 def outputs(notebook: Notebook) -> list[Output]:
-    """What each code cell of an executed notebook shows. Claims and verdicts are left out: they check themselves."""
+    """The output of each code cell of an executed notebook. Claims and verdicts are left out: `collect` reads them."""
     found = []
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     for number, cell in enumerate(code, start=1):
@@ -159,7 +160,7 @@ def _words(text: str) -> list[str]:
 
 
 def record_outputs(project: Project, runs: Iterable[Run]) -> Path:
-    """Write down what every cell of these chapters shows."""
+    """Write the output of every cell of these chapters to `results/outputs.json`, and return the file."""
     pages = {
         run.chapter.stem: [{"cell": output.cell, "output": output.text.split("\n")} for output in outputs(run.notebook)]
         for run in runs

@@ -1,9 +1,13 @@
-"""Step 1: chapters/*.md to notebooks/*.ipynb, what Colab opens.
+"""Step 1: writes notebooks/*.ipynb, which Colab opens, from chapters/*.md.
 
-A notebook is its chapter with four changes that only make sense away from the site: a badge that opens it in Colab, a
-first cell that brings library and helpers where they are missing, links to other pages made absolute, and the code that
-the site folds folded in Jupyter's and Colab's own way. What a page has for download is the same, with outputs.
-`unpair` is the other direction.
+A notebook is its chapter with four changes that make sense only outside the site:
+
+- A badge opens the notebook in Colab.
+- A first cell fetches the library and the helpers if they are missing.
+- Links to other pages are absolute.
+- Code that the site folds is folded by the settings of Jupyter and Colab.
+
+The notebook that a page offers for download is the same, with outputs. `unpair` is the opposite.
 """
 
 from __future__ import annotations
@@ -25,18 +29,18 @@ _PAGE_LINK = re.compile(r"\]\((?!https?:|#)([\w-]+)\.md(#[\w-]*)?\)")
 
 
 def notebook(project: Project, chapter: Path) -> str:
-    """The text of a chapter's `.ipynb`: no outputs, ids that depend on the cells alone.
+    """The text of a chapter's `.ipynb`: without outputs, and with ids that depend only on the cells.
 
     Raises:
-        Problem: when the chapter can't be read as a notebook.
+        Problem: if the chapter can't be read as a notebook.
     """
-    from .read import read  # here, for most builds write no notebook
+    from .read import read  # here, because most builds write no notebook
 
     return anywhere(project, chapter, read(chapter))
 
 
 def with_outputs(project: Project, chapter: Path, executed: str) -> str:
-    """The text of the notebook that a page has for download: as `notebook`, but with the outputs of the build.
+    """The text of the notebook that a page offers for download: as `notebook`, but with the outputs of the build.
 
     Args:
         project: the checkout.
@@ -49,7 +53,7 @@ def with_outputs(project: Project, chapter: Path, executed: str) -> str:
 
 
 def anywhere(project: Project, chapter: Path, book: NotebookNode) -> str:
-    """The text of a notebook with those four changes; where it has outputs, the set-up cell has none."""
+    """The text of a notebook with the four changes. The set-up cell has no outputs, even if the other cells have."""
     import nbformat
     from nbformat.v4 import new_code_cell, new_markdown_cell
 
@@ -71,7 +75,7 @@ def anywhere(project: Project, chapter: Path, book: NotebookNode) -> str:
 
 
 def is_badge(cell: NotebookNode) -> bool:
-    """Whether a cell is a badge that opens Colab, and nothing else: ours, or the one that Colab itself adds."""
+    """Whether a cell is only a badge that opens Colab: the project's own badge, or the badge that Colab adds."""
     return cell.cell_type == "markdown" and _BADGE in cell.source and len(cell.source.strip().splitlines()) == 1
 
 
@@ -81,7 +85,10 @@ def out_of_step(project: Project) -> list[Path]:
 
 
 def pair(project: Project) -> list[Path]:
-    """Bring `notebooks/` in step with `chapters/`; return what changed. Unchanged files are not touched."""
+    """Bring `notebooks/` up to date with `chapters/`, and return the files that changed.
+
+    Other files are not touched.
+    """
     changes = _changes(project)
     for path, text in changes.items():
         if text is None:
@@ -92,7 +99,7 @@ def pair(project: Project) -> list[Path]:
 
 
 def _changes(project: Project) -> dict[Path, str | None]:
-    """What the notebooks that are out of step have to say; None for those that have no chapter."""
+    """The new texts of the outdated notebooks; None for a notebook that has no chapter."""
     made = Made(project)
     changes: dict[Path, str | None] = {}
     for chapter in project.chapters:
@@ -110,7 +117,7 @@ def _changes(project: Project) -> dict[Path, str | None]:
 
 
 def _source(project: Project, chapter: Path) -> str:
-    """A digest of all that a chapter's notebook is made from."""
+    """A digest of everything that a chapter's notebook is made from."""
     places = (project.repository, project.branch, project.site_url, project.name(chapter), project.names[0])
     return digest(READER, Path(__file__).read_bytes(), *places, chapter.read_bytes())
 
@@ -121,7 +128,7 @@ def _absolute_links(project: Project, chapter: Path, text: str) -> str:
 
 
 def _name_cells(book: NotebookNode) -> None:
-    """Ids from what a cell says, so that an edit changes one id; the second of two equal cells counts on."""
+    """Make each cell's id from its text, so that an edit changes one id. Equal cells get a number in addition."""
     seen: dict[str, int] = {}
     for cell in book.cells:
         name = hashlib.sha256(f"{cell.cell_type}\n{cell.source}".encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""A chapter that was run: its outputs, and what went wrong."""
+"""The result of running a chapter: its outputs, and what went wrong."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 Notebook = Mapping[str, Any]
-"""A notebook as its file has it: a mapping with a list of `cells`."""
+"""A notebook in the form of its file: a mapping with a list of `cells`."""
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """A cell that did not do what its chapter means it to: it raised, hung, or killed its kernel."""
+    """A cell that failed unexpectedly: it raised, hung, or killed its kernel."""
 
     cell: int
     line: str
@@ -22,7 +22,7 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Run:
-    """A chapter with its outputs: how long they took, or whether they were there already."""
+    """A chapter with its outputs, how many seconds the run took, and whether the outputs came from the cache."""
 
     chapter: Path
     notebook: Notebook

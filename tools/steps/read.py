@@ -1,4 +1,4 @@
-"""A chapter as a notebook: read once in a build, for the notebook that Colab opens and for the kernel alike."""
+"""Reads a chapter as a notebook. The notebook for Colab and the kernel both use what this file reads."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from .setup_cell import is_setup
 
 
 def read(chapter: Path) -> NotebookNode:
-    """A chapter as Jupytext reads it; yours to change.
+    """A chapter as Jupytext reads it. The caller may change the result.
 
-    The site's renderer reads the same cells, and so finds what a kernel gave under the same key of the cache.
+    The site's renderer reads the same cells, and therefore finds the outputs of a kernel under the same key of the
+    cache.
 
     Raises:
-        Problem: when the options of a cell can't be read, when a cell loads its code from another file, when it is the
-            set-up cell of a notebook, or when there is no code cell.
+        Problem: if the options of a cell can't be read, if a cell loads its code from another file, if a cell is the
+            set-up cell of a notebook, or if there is no code cell.
     """
     return copy.deepcopy(_read(chapter, page_text(chapter)))
 
@@ -49,5 +50,5 @@ def _read(chapter: Path, text: str) -> NotebookNode:
             "into it"
         )
     for number, cell in enumerate(notebook.cells):
-        cell.id = f"cell-{number}"  # by itself it gets a random one, and no two builds would be alike
+        cell.id = f"cell-{number}"  # Jupytext gives random ids, with which no two builds would be equal
     return notebook

@@ -1,8 +1,8 @@
-"""Step 4, on request: write down what this PyTorch gave, beside what other versions and devices gave.
+"""Step 4, on request: record the outcomes on this PyTorch, next to the outcomes on other versions and devices.
 
-`results/claims.json` has one line for each claim, and more only if runs gave different outcomes; `helpers.recorded`
-reads it, and `results/schema.json` describes it. It holds no times and no paths, in the order of the pages: the same
-run again gives the same bytes.
+`results/claims.json` has one line for each claim, and several lines only if runs gave different outcomes.
+`helpers.recorded` reads it, and `results/schema.json` describes it. It contains no times and no paths, and its lines
+are in the order of the pages. Therefore the same run gives the same bytes again.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from ..project import Problem, Project, read_record, write_record
 from .collect import checked
 
 PLACE = ("page", "type", "case", "way", "quantity")
-"""What tells one claim or verdict from all others."""
+"""The keys that together identify a claim or a verdict."""
 _KEPT = (*PLACE, "expected", "observed", "tolerance", "holds", "history")
 
 
 def check_records(project: Project) -> None:
-    """Check that the outcomes of every release in the matrix, and the outputs of cells, are there and can be read.
+    """Check that the outcomes of every release in the matrix, and the outputs of cells, are recorded and can be read.
 
     Pages show a release only if it is recorded. Without this check, a deleted record would make a release disappear
     from the site, or leave the outputs of cells unchecked, and the build would succeed.
 
     Raises:
-        Problem: when a record is missing or is not JSON, or lacks a release; with the path of the file.
+        Problem: if a record is missing, is not JSON, or lacks a release; with the path of the file.
     """
     if not project.matrix.is_file():
         return
@@ -42,10 +42,10 @@ def check_records(project: Project) -> None:
 
 
 def outcome(fact: dict[str, Any]) -> dict[str, Any]:
-    """What of a claim or verdict is worth comparing between versions: what was asserted, what was seen."""
+    """The part of a claim or verdict that versions are compared by: what was expected, and what was observed."""
     kept = {key: fact[key] for key in _KEPT if fact.get(key) not in (None, [])}
     if "raised" in fact["observed"]:
-        # The rest of a message is help, which changes with each release and may name files of the machine.
+        # The rest of a message is advice. It changes with each release, and may contain paths of the machine.
         message = str(fact["observed"].get("message", "")).strip().partition("\n")[0]
         kept["observed"] = {**fact["observed"], "message": message}
     return kept
@@ -57,10 +57,10 @@ def record(project: Project, facts: Iterable[dict[str, Any]], complete: bool = T
     Args:
         project: the checkout.
         facts: the statements of all pages.
-        complete: whether these are all claims of the pages: no cell failed before it could make one.
+        complete: whether these are all claims of the pages, that is, no cell failed before it could make its claim.
 
     Raises:
-        Problem: when there are none, when they are not all of one version and device, or when two are of one place.
+        Problem: if there are no facts, if they come from several versions or devices, or if two have the same place.
     """
     outcomes = checked(facts)
     runs = {(fact["torch"].partition("+")[0], fact["device"]) for fact in outcomes}
@@ -75,14 +75,14 @@ def record(project: Project, facts: Iterable[dict[str, Any]], complete: bool = T
 
 
 def add(project: Project, run: dict[str, Any], complete: bool) -> Path:
-    """Put a run into the record in place of the one of the same version and device; leave the others as they are.
+    """Put a run into the record. It replaces the run of the same version and device; the other runs stay.
 
     A complete run removes the claims that no page makes any more from all other runs, and prints them.
 
     Raises:
-        Problem: when two outcomes of the run have the same place, which a record can't tell apart.
+        Problem: if two outcomes of the run have the same place, because a record can't hold both.
     """
-    from helpers.recorded import runs  # brings torch, which a build without a record can do without
+    from helpers.recorded import runs  # here, because it imports torch, and most builds record nothing
     from helpers.releases import number
 
     places = [_place(each) for each in run["outcomes"]]
@@ -102,21 +102,21 @@ def add(project: Project, run: dict[str, Any], complete: bool) -> Path:
     lines = {_name(each): list(map(_line, each["outcomes"])) for each in ordered}
     content = {
         "runs": {_name(each): {key: each[key] for key in ("python", "machine")} for each in ordered},
-        "outcomes": folded(lines, PLACE, first=_name(run)),  # the newest run has the order that the pages have now
+        "outcomes": folded(lines, PLACE, first=_name(run)),  # the newest run has the present order of the pages
     }
     write_record(project.claims, content)
     return project.claims
 
 
 def folded(runs: Mapping[str, Sequence[dict[str, Any]]], about: Sequence[str], first: str) -> list[dict[str, Any]]:
-    """The lines of all runs. A line that not all runs have says in `on` which ones have it.
+    """The lines of all runs as one list. If not all runs have a line, its `on` names the runs that have it.
 
     `helpers.recorded.unfolded` is the inverse.
 
     Args:
-        runs: the lines of each run, by its name. No two lines of a run are about the same.
-        about: the keys that say what a line is about. Lines about the same become neighbours.
-        first: the run whose order counts. What this run lacks comes after what it follows in another run.
+        runs: the lines of each run, by its name. Within one run, no two lines have the same values of `about`.
+        about: the keys that identify a line. Lines with equal values become neighbours.
+        first: the run that determines the order. A line that this run lacks follows its predecessor in another run.
     """
     order = [_place(line, about) for line in runs[first]]
     found: dict[tuple[str, ...], list[tuple[dict[str, Any], list[str]]]] = {}
@@ -149,7 +149,7 @@ def _told(place: tuple[str, ...]) -> str:
 
 
 def _line(outcome: dict[str, Any]) -> dict[str, Any]:
-    """What the file says of an outcome: each tensor as one text, and the keys in an order that reads well."""
+    """An outcome as the file has it: each tensor as one text, and the keys in an order that is easy to read."""
     line = {key: outcome[key] for key in _KEPT if key in outcome}
     line.update({side: _text(outcome[side]) for side in ("expected", "observed")})
     if "history" in outcome:

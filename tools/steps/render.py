@@ -8,8 +8,8 @@ from types import TracebackType
 
 from ..project import Project
 
-# Importing the renderer, and what draws tables, takes seconds, in which the first kernels start. It then finds out what
-# is to be done, and waits before it reads the first page.
+# Importing the renderer and the modules that draw tables takes seconds. The process therefore starts early, while the
+# first kernels start. After the imports it finds out which pages to write, and waits before it reads the first page.
 _RENDER = """
 import sys
 import jupyter_book.cli.main, jupyter_book.sphinx, myst_nb.sphinx_ext
@@ -22,25 +22,28 @@ jupyter_book.cli.main.main(sys.argv[1:])
 
 
 _NOT_OURS = "ignore::FutureWarning:sphinx_external_toc.collectors"
-"""A warning of PyTorch's that says nothing of a page: this module asks every object in memory for its type."""
+"""sphinx_external_toc looks at every object in memory, and PyTorch warns about one of them.
+
+No page causes this warning.
+"""
 
 
 class RenderFailed(RuntimeError):
-    """The site could not be rendered; the message is what the renderer said."""
+    """The site could not be rendered. The message is the renderer's output."""
 
 
 class Renderer:
-    """The command that people know, `jupyter-book build`, made strict and started ahead of its turn.
+    """Runs the ordinary command `jupyter-book build`, made strict, and starts it before its input is ready.
 
-    Use it as a context: on leaving, a renderer that was not needed goes away.
+    Use it as a context manager: at the end of the block, it ends a renderer that was not needed.
 
     Args:
         project: the checkout.
-        builder: what to make of the pages, by the name that Sphinx has for it.
+        builder: the name of the Sphinx builder that makes the pages.
     """
 
     def __init__(self, project: Project, builder: str = "html") -> None:
-        # What draws tables imports PyTorch: a book in which no chapter claims anything has none.
+        # The modules that draw tables import PyTorch. A book whose chapters import no helpers does not need them.
         draws = any(b"helpers" in page.read_bytes() for page in (project.root / "chapters").glob("*.md"))
         command = [
             sys.executable,
@@ -77,10 +80,10 @@ class Renderer:
         """Render the site into `_build/html`. Every notebook is in the cache by now, so nothing is executed.
 
         Args:
-            everything: write every page, also those whose file is newer than its sources.
+            everything: write every page, also a page whose file is newer than its sources.
 
         Raises:
-            RenderFailed: on a warning or an error, with the renderer's own words.
+            RenderFailed: if the renderer gives a warning or an error; with its output.
         """
         output, _ = self._process.communicate("all\n" if everything else "go\n")
         if self._process.returncode:

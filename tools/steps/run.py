@@ -1,4 +1,4 @@
-"""Chapters in kernels, several at a time, and the cache of what kernels gave."""
+"""Runs chapters in kernels, several at a time, and caches their outputs."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from .warm import Warmth
 
 
 def run_all(project: Project, chapters: Sequence[Path], timeout: int, jobs: int | None) -> Iterator[Run]:
-    """Take from the cache what is there, run the others, yield each when it is done."""
-    # A hanging cell leaves a task of nbclient's unfinished; that the cell hangs is reported already.
+    """Yield each chapter's run as soon as it is done. Runs with cached outputs come first."""
+    # If a cell hangs, nbclient leaves a task unfinished, and asyncio logs it. The hanging cell is reported already.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     cache = _cache(project)
     session.begin(project)
-    todo = {chapter: read(chapter) for chapter in chapters}  # all of them, before any is run
+    todo = {chapter: read(chapter) for chapter in chapters}  # all, so that a bad file stops the build before any runs
     for chapter, notebook in _found(cache, todo):
         del todo[chapter]
         yield Run(chapter, notebook, 0.0, cached=True)
     if not todo:
         return
-    # The longest first, so that no long chapter is left running alone at the end.
+    # The longest chapter starts first, so that no long chapter runs alone at the end.
     first = sorted(todo, key=lambda each: -sum(len(c.source) for c in todo[each].cells if c.cell_type == "code"))
     pool = ThreadPoolExecutor(jobs or (os.cpu_count() or 1) + 1)
     with Warmth(several=sum(map(needs_torch, todo.values())) > 1):
-        import nbclient  # noqa: F401  # here, while the warm server starts; before the threads that need it
+        import nbclient  # noqa: F401  # here, before the threads need it, because the warm server starts meanwhile
 
         try:
             futures = [pool.submit(run_one, chapter, todo[chapter], timeout) for chapter in first]
@@ -63,7 +63,7 @@ def needs_torch(notebook: NotebookNode) -> bool:
 
 
 def from_cache(project: Project, chapters: Sequence[Path]) -> Iterator[tuple[Path, NotebookNode]]:
-    """Those chapters whose outputs are in the cache, with those outputs."""
+    """Those of the chapters whose outputs are in the cache, with the outputs."""
     yield from _found(_cache(project), {chapter: read(chapter) for chapter in chapters})
 
 
@@ -77,20 +77,20 @@ def _cache(project: Project) -> JupyterCacheBase:
 def _found(cache: JupyterCacheBase, notebooks: dict[Path, NotebookNode]) -> list[tuple[Path, NotebookNode]]:
     found = []
     for chapter, notebook in notebooks.items():
-        with suppress(KeyError, ValueError):  # not there, or only half there after an interruption
+        with suppress(KeyError, ValueError):  # missing, or incomplete after an interruption
             found.append((chapter, cache.merge_match_into_notebook(notebook)[1]))
     return found
 
 
 def _into_cache(cache: JupyterCacheBase, run: Run) -> None:
     _, key = cache.create_hashed_notebook(run.notebook)
-    shutil.rmtree(cache.path / "executed" / key, ignore_errors=True)  # half an entry would be in the way
+    shutil.rmtree(cache.path / "executed" / key, ignore_errors=True)  # an incomplete record would prevent the write
     bundle = CacheBundleIn(run.notebook, str(run.chapter), data={"execution_seconds": run.seconds})
     cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
 
 
 def run_one(chapter: Path, notebook: NotebookNode, timeout: int) -> Run:
-    """Run the notebook of a chapter in a kernel. The notebook gets the outputs."""
+    """Run the notebook of a chapter in a kernel, and write the outputs into the notebook."""
     from jupyter_cache.executors.utils import single_nb_execution
     from myst_nb.core.utils import coalesce_streams
     from nbclient.exceptions import CellTimeoutError, DeadKernelError
@@ -111,8 +111,8 @@ def run_one(chapter: Path, notebook: NotebookNode, timeout: int) -> Run:
                     timeout=timeout,
                     allow_errors=True,
                     on_cell_start=entered,
-                    # Not asked but ended: a kernel whose cell hangs would first raise KeyboardInterrupt there, and
-                    # complain.
+                    # The kernel is killed, not asked to end. If a cell hangs, a kernel that is asked to end first
+                    # raises KeyboardInterrupt in the cell, and prints a traceback.
                     shutdown_kernel="immediate",
                     config=Config(KernelManager=_connection(folder)),
                 )
@@ -125,7 +125,7 @@ def run_one(chapter: Path, notebook: NotebookNode, timeout: int) -> Run:
         return f"does not end: still running after {timeout} s" if isinstance(result.err, CellTimeoutError) else None
 
     fatal = execute()
-    if fatal and not at:  # the kernel died before its first cell: nothing has run, so it may start once more
+    if fatal and not at:  # the kernel died before its first cell: nothing has run, so it starts a second time
         fatal = execute()
     for cell in notebook.cells:
         if "outputs" in cell:
@@ -142,18 +142,18 @@ def run_one(chapter: Path, notebook: NotebookNode, timeout: int) -> Run:
 
 
 def _connection(folder: str) -> dict[str, str]:
-    """A kernel is reached through files in a folder of its own, where the system has sockets that are files.
+    """The settings by which the build reaches a kernel: files in the folder, if the system has sockets that are files.
 
-    A port is chosen before the kernel opens it. Until then any other process may take it, a chapter's own too, and the
-    kernel would die before its first cell.
+    A port would be chosen before the kernel opens it. Until then any other process could take the port, also a process
+    of the chapter, and the kernel would die before its first cell.
     """
     return {"transport": "ipc", "connection_file": f"{folder}/connection.json"} if os.name == "posix" else {}
 
 
 def whole(outputs: list[NotebookNode]) -> list[NotebookNode]:
-    """The outputs of a cell with what was printed in one piece: in how many a kernel sends it is left to chance.
+    """The outputs of a cell, with consecutive pieces of printed text joined. A kernel sends any number of pieces.
 
-    MyST-NB's own way takes each piece for a line of its own, and would break a line that came in two.
+    MyST-NB shows each piece on its own line, and so it would break a line that came in two pieces.
     """
     found: list[NotebookNode] = []
     for output in outputs:
@@ -166,6 +166,6 @@ def whole(outputs: list[NotebookNode]) -> list[NotebookNode]:
 
 
 def _trouble(notebook: NotebookNode, index: int, what: str) -> Trouble:
-    """Name a cell as a reader counts: the n-th code cell, and its first line."""
+    """The failure of a cell, named by its position among the code cells, and by its first line."""
     count = sum(cell.cell_type == "code" for cell in notebook.cells[: index + 1])
     return Trouble(count, notebook.cells[index].source.strip().split("\n")[0], what)

@@ -1,7 +1,7 @@
-"""A new chapter: its page in the shape of the others, its line in the contents, and its thread, each to be filled in.
+"""Begins a new chapter: its page in the shape of the others, its line in the contents, and its thread.
 
-The page runs at once. Its claims have `...` in place of what they expect, and a claim like that raises: so the build
-fails, and names the next cell to fill in. Nothing is written unless all of it can be.
+The author then fills in the gaps. The page runs at once. Its claims have `...` in place of the expected value, and such
+a claim raises. Therefore the build fails, and names the next cell to fill in. All files are written, or none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import yaml
 from ..project import Problem, Project, page_text, write
 
 MARK = "Fill in"
-"""What stands before everything that a person has to write. The tests find it where it was left."""
+"""The words before every text that a person has to write. The tests fail if these words are still on a page."""
 
 TEMPLATE = Path(__file__).with_name("chapter_template.md")
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -32,10 +32,11 @@ def scaffold(project: Project, name: str) -> str:
             PyTorch with this number.
 
     Returns:
-        What was written, and what to do next.
+        A text that says which files were written, and what to do next.
 
     Raises:
-        Problem: if the name is not allowed, or taken, or a file is not as expected. Nothing is written then.
+        Problem: if the name is not allowed or already used, or if a file has an unexpected form. No file is written
+            then.
     """
     if not _NAME.fullmatch(name):
         raise Problem(
@@ -62,7 +63,7 @@ def scaffold(project: Project, name: str) -> str:
 
 
 def with_line(contents: str, name: str) -> str:
-    """A table of contents with one more page: the last of the first part.
+    """A table of contents with one more page, the last of the first part.
 
     Raises:
         Problem: if the contents have no list to which the page could be added.
@@ -87,7 +88,7 @@ def with_line(contents: str, name: str) -> str:
 
 
 def with_thread(threads: str, key: str, is_issue: bool) -> str:
-    """The list of threads with one more, unless it has that one.
+    """The list of threads with one more thread, unless the list has it already.
 
     Raises:
         Problem: if the list does not end as expected.
@@ -109,7 +110,7 @@ def with_thread(threads: str, key: str, is_issue: bool) -> str:
 
 
 def _write_all(new: dict[Path, str]) -> None:
-    """Write all of the files, or leave all as they were."""
+    """Write all files, or leave all of them unchanged."""
     before = {path: path.read_bytes() if path.exists() else None for path in new}
     try:
         for path, text in new.items():

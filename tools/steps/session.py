@@ -1,7 +1,7 @@
-"""How every kernel of a build begins: without its builder's settings, quiet where pages would repeat, on its device.
+"""The start of every kernel of a build: without the user's settings, without repeated warnings, on the chosen device.
 
-IPython runs the files in the `startup` folder of its home, whoever starts the kernel: `make book`, a plain
-`jupyter-book build .`, with a warm server or without. The helpers themselves change nothing when they are imported.
+IPython runs the files in the `startup` folder of its home whenever a kernel starts. It does so for `make book` and for
+a plain `jupyter-book build .`, with a warm server and without. Importing the helpers changes no settings.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from ..project import Project, write
 
 
 def quiet() -> None:
-    """Ignore three warnings, and no other: the prototype's of `torch.masked`, and both of anomaly mode.
+    """Ignore three warnings, and no others: one about the `torch.masked` prototype, and two of anomaly mode.
 
-    The first comes at every construction; the book says so once, in prose. Those of anomaly mode say that it is on, and
-    where the forward call stood: of a cell, that is thirty frames of the kernel. All other warnings are shown as their
-    category and text: the usual form begins with a path on the machine that ran the cell, and with the kernel's process
-    number, of no use to a reader, and different in every build.
+    PyTorch repeats the first at every construction; the book says it once, in prose. The warnings of anomaly mode say
+    that it is on, and print the stack of the forward call. In a cell, that stack is thirty frames of the kernel. All
+    other warnings are shown as category and text. Python's usual form begins with a path of the machine and the
+    kernel's process number. A reader can't use them, and they differ in every build.
     """
     import warnings
 
@@ -29,7 +29,7 @@ def quiet() -> None:
 
 
 def place() -> None:
-    """Make tensors on the device that `ZERO_OR_NAN_DEVICE` names; without it, where PyTorch makes them by itself."""
+    """Create tensors on the device that `ZERO_OR_NAN_DEVICE` names. Without this variable, PyTorch's default stays."""
     import os
 
     device = os.environ.get("ZERO_OR_NAN_DEVICE")
@@ -40,11 +40,11 @@ def place() -> None:
 
 
 STARTUP = f"{inspect.getsource(quiet)}\n\n{inspect.getsource(place)}\n\nquiet()\nplace()\ndel quiet, place\n"
-"""What a kernel runs before its chapter; it leaves no name behind."""
+"""The code that a kernel runs before its chapter. It leaves no name behind."""
 
 
 def begin(project: Project) -> None:
-    """Have the kernels that this process starts, by whatever way, begin like this."""
+    """Make every kernel that this process starts run the start-up code, however the kernel is started."""
     home = project.build / "ipython"
     write(home / "profile_default" / "startup" / "quiet.py", STARTUP)
     os.environ["IPYTHONDIR"] = str(home)

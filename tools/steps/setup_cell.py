@@ -1,4 +1,4 @@
-"""The first code cell of a notebook, which brings the book where it is missing, as on Colab."""
+"""The first code cell of a notebook. If the book is not installed, as on Colab, this cell fetches it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..project import Project
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-# A clone on the path, and no pip: torch can't be replaced, and no package named helpers stays where others find it.
+# A clone on sys.path instead of pip: so torch can't be replaced, and no package named helpers stays installed.
 SETUP = """\
 # Brings the library and the helpers of this book where they are missing. Nothing is installed, torch stays as it is.
 import pathlib, subprocess, sys
@@ -34,5 +34,5 @@ def setup(project: Project) -> str:
 
 
 def is_setup(cell: NotebookNode) -> bool:
-    """Whether a cell is the set-up cell, perhaps edited: its first line says so."""
+    """Whether a cell is the set-up cell, perhaps edited. Its first line identifies it."""
     return cell.cell_type == "code" and bool(cell.source.startswith(SETUP.partition("\n")[0]))

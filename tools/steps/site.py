@@ -1,4 +1,4 @@
-"""Whether the site is as its sources have it, and the digest that tells two sites apart."""
+"""Whether the site is up to date with its sources, and the digest by which two sites can be compared."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .made import Made, digest
 from .origin import origin
 
 COVERED = "all files of _build/html but .buildinfo"
-"""What the site's digest covers. `.buildinfo` is Sphinx's note to itself, of settings and not of what is shown."""
+"""What the site's digest covers. Sphinx writes its settings to `.buildinfo`, and no page shows them."""
 
 _ELSEWHERE = {"_build", "__pycache__", "node_modules", "notebooks"}
 
@@ -33,20 +33,20 @@ class Site:
         self._source = _source(project)
 
     def is_current(self) -> bool:
-        """Whether the site is what a build would make of it."""
+        """Whether a build from the present sources would give the same site."""
         return self._made.is_current(self._name, self._source, self.digest())
 
     def is_intact(self) -> bool:
-        """Whether the site is as the last build left it: nobody changed it since, and no build was interrupted."""
+        """Whether the site is as the last build left it: its files are unchanged, and no build was interrupted."""
         return self._made.is_intact(self._name, self.digest())
 
     def remember(self) -> None:
-        """Note that the site was just made from these sources."""
+        """Record that the site was just built from these sources."""
         self._made.remember(self._name, self._source, self.digest())
         self._made.save()
 
     def digest(self) -> str:
-        """SHA-256 over what `sha256sum` says of every file that is `COVERED`, in the order of their paths' bytes."""
+        """SHA-256 over what `sha256sum` prints for all files that are `COVERED`, sorted by the bytes of their paths."""
         site = self._project.site
         files = {f"./{path.relative_to(site).as_posix()}": path for path in site.rglob("*") if path.is_file()}
         files.pop("./.buildinfo", None)
@@ -55,7 +55,7 @@ class Site:
 
 
 def _source(project: Project) -> str:
-    """Of every file of the checkout that a page could show, of where it comes from, and of what is installed."""
+    """A digest of every file that a page could show, of the commit, and of the installed packages."""
     tools = sorted(path.name for place in map(Path, sys.path) for path in place.glob("*.dist-info"))
     files = {path.relative_to(project.root).as_posix(): path for path in _files(project.root)}
     parts = (part for name in sorted(files) for part in (name, files[name].read_bytes()))
@@ -63,7 +63,7 @@ def _source(project: Project) -> str:
 
 
 def _files(root: Path) -> Iterator[Path]:
-    """The files below a folder: without those that tools keep there for themselves, and without environments."""
+    """The files below a folder, without environments and the folders in which tools keep their own files."""
     for folder, folders, names in os.walk(root):
         place = Path(folder)
         folders[:] = [

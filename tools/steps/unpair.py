@@ -1,7 +1,7 @@
-"""The other direction of a pair: a notebook that somebody edited becomes its chapter again.
+"""The opposite of `pair`: writes the chapter of a notebook that a person edited.
 
 `pair` makes four changes to a chapter. This step undoes them, and leaves out what Jupyter and Colab add by themselves.
-The header of the chapter stays as it is: a notebook has no place for the words by which search engines find the page.
+The header of the chapter is kept: a notebook has no place for the words by which search engines find the page.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nbformat import NotebookNode
 
 _COPY = re.compile(r"^Copy of |( ?\(\d+\)|-Copy\d+)+$")
-"""What Colab, browsers and Jupyter add to the name of a copy."""
+"""What Colab, browsers and Jupyter add to the name of a copied file."""
 
 
 def unpair(project: Project, path: Path, name: str = "") -> str:
@@ -28,14 +28,14 @@ def unpair(project: Project, path: Path, name: str = "") -> str:
     Args:
         project: the checkout.
         path: the notebook, as Jupyter or Colab saved it.
-        name: the name of the chapter; by default that of the file, without what a copy adds, such as ` (1)`.
+        name: the name of the chapter. The default is the name of the file, without what a copy adds, such as ` (1)`.
 
     Returns:
         A line that says what changed.
 
     Raises:
         Problem: if the file is not a notebook, no chapter has this name, the set-up cell was edited, or no code cell is
-            left. Nothing is written then.
+            left. No file is written then.
     """
     import nbformat
 
@@ -43,7 +43,7 @@ def unpair(project: Project, path: Path, name: str = "") -> str:
         edited = nbformat.read(path, as_version=4)
     except OSError as error:
         raise Problem(f"{path} can't be read: {error.strerror}") from error
-    except Exception as error:  # nbformat raises one of many, by what is wrong with the file
+    except Exception as error:  # nbformat raises a different exception for each kind of damage
         raise Problem(f"{path} is not a notebook: {str(error).splitlines()[0]}") from error
     (chapter,) = project.chapters_called(name or _COPY.sub("", path.stem))
     before = page_text(chapter)
@@ -54,7 +54,7 @@ def unpair(project: Project, path: Path, name: str = "") -> str:
 
 
 def chapter_text(project: Project, before: str, book: NotebookNode) -> str:
-    """The text of a chapter whose notebook is `book`; the header is that of the text before.
+    """The text of a chapter whose notebook is `book`, with the header of the text `before`.
 
     Raises:
         Problem: if the set-up cell was edited, or no code cell is left.
@@ -87,14 +87,14 @@ def chapter_text(project: Project, before: str, book: NotebookNode) -> str:
 
 
 def _relative_links(project: Project, text: str) -> str:
-    """Links to pages of the site, as chapters have them."""
+    """Turn absolute links to pages of the site into relative links, as chapters have them."""
     for page in project.pages:
         text = re.sub(rf"\]\({re.escape(project.address(project.name(page)))}(?=[)#])", f"]({page.name}", text)
     return text
 
 
 def _parts(text: str) -> tuple[str, str]:
-    """The header of a chapter, with the lines that end it, and the rest."""
+    """The header of a chapter, with the delimiter after it, and the rest."""
     header, end, body = text.partition("\n---\n")
     return header + end, body
 

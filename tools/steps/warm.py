@@ -1,7 +1,7 @@
-"""Kernels that start warm: one process imports PyTorch and matplotlib once, every kernel is a fork of it.
+"""Kernels that start fast: one process imports PyTorch and matplotlib once, and every kernel is a fork of it.
 
-Importing them takes seconds, and the stock launcher pays that for every chapter. Python's fork server pays once; a
-fork shares the imported modules and nothing else, so chapters stay as separate as in kernels of their own.
+These imports take seconds, and Jupyter's own launcher repeats them for every chapter. Python's fork server runs them
+only once. A fork shares the imported modules and nothing else, so chapters are as separate as in kernels of their own.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ _CHOICE = KernelProvisionerFactory.default_provisioner_name_env
 
 
 class Warmth:
-    """While open, every kernel that this process starts is a fork of one warm server. On exit all of them end.
+    """A block in which every kernel that this process starts is a fork of one warm server. At its end, all kernels end.
 
-    Elsewhere than on Linux, where a fork of a process with PyTorch in it can't be relied on, kernels start as usual.
+    On systems other than Linux, a fork of a process that has imported PyTorch is not reliable. There, kernels start as
+    usual.
 
     Args:
-        several: whether more than one kernel will import PyTorch. A single one imports what it needs alone.
+        several: whether more than one kernel will import PyTorch. A single kernel imports what it needs by itself.
     """
 
     def __init__(self, several: bool) -> None:
@@ -46,10 +47,11 @@ class Warmth:
             )
             KernelProvisionerFactory.clear_instance()
             _server().set_forkserver_preload(self._modules)
-            resource_tracker.ensure_running()  # now, for it would let Ctrl-C through
+            resource_tracker.ensure_running()  # here, because it would unblock Ctrl-C inside the block below
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
-                # It imports all that while the build gets ready itself. Ctrl-C waits until it knows how to end quietly.
+                # The server does these imports while the build prepares its work. Until the server can end quietly,
+                # Ctrl-C waits.
                 forkserver.ensure_running()
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -58,7 +60,7 @@ class Warmth:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         _ForkedKernel.end_all()
         if kind is not None:
-            return  # a thread may be about to start a kernel: a warm one is refused now, a usual one would run
+            return  # keep warm kernels chosen: a thread may be about to start a kernel, and a warm one is refused
         os.environ.pop(_CHOICE, None)
         if self._before is not None:
             os.environ[_CHOICE] = self._before
@@ -66,7 +68,7 @@ class Warmth:
 
 
 class WarmProvisioner(LocalProvisioner):
-    """Starts a kernel by forking the warm server in place of launching a new Python."""
+    """Starts a kernel by forking the warm server instead of launching a new Python."""
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
         connection_file = cmd[cmd.index("-f") + 1]
@@ -77,7 +79,7 @@ class WarmProvisioner(LocalProvisioner):
 
 
 class _ForkedKernel:
-    """What jupyter_client needs of `subprocess.Popen`, for a fork."""
+    """The part of the interface of `subprocess.Popen` that jupyter_client uses, for a fork."""
 
     alive: ClassVar[set[_ForkedKernel]] = set()
     welcome: ClassVar[bool] = False
@@ -88,7 +90,8 @@ class _ForkedKernel:
         with self.door:
             if not self.welcome:
                 raise RuntimeError("the build is ending, so no new kernel is started")
-            # Not a daemon: a chapter may start processes of its own, such as the workers of a DataLoader.
+            # Not a daemon, because a daemon may not have children, and a chapter may start processes, such as a
+            # DataLoader's.
             self._process: BaseProcess = _server().Process(target=_run_kernel, args=(connection_file, cwd, env))
             self._process.start()
             assert self._process.pid is not None
@@ -97,7 +100,7 @@ class _ForkedKernel:
 
     @classmethod
     def end_all(cls) -> None:
-        """Kill every kernel, and let none start after that, whatever a thread was about to do."""
+        """Kill every kernel, and refuse to start another, even if a thread is about to."""
         with cls.door:
             cls.welcome = False
         for kernel in list(cls.alive):
@@ -130,6 +133,6 @@ def _server() -> Any:
 
 
 def _run_kernel(connection_file: str, cwd: str, env: dict[str, str]) -> None:
-    from .kernel import run  # not above: that would import PyTorch into the build itself
+    from .kernel import run  # imported here, because at the top it would import PyTorch into the build itself
 
     run(connection_file, cwd, env)

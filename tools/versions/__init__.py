@@ -1,1 +1,1 @@
-"""What follows the releases: of PyTorch, and of all that `requirements.txt` pins."""
+"""The commands that follow new versions: of PyTorch, and of the packages that `requirements.txt` pins."""

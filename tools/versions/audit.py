@@ -1,4 +1,4 @@
-"""Ask whether a vulnerability is known in what is pinned. SECURITY.md says when that is done, and what follows."""
+"""Checks whether a pinned package has a known vulnerability. SECURITY.md says when this runs, and what follows."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ..project import Problem, Project
 from . import npm
 
 UNASKED = 2
-"""The exit status when nothing was found but not everything could be asked: that isn't the same as no finding."""
+"""The exit status if nothing was found but some packages could not be checked, which differs from no finding."""
 
 LONGEST = timedelta(days=92)
-"""How far away the day may be on which an exception ends."""
+"""How far in the future an exception may end."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """An advisory that a pinned package falls under: its names in all databases, and the versions that end it."""
+    """An advisory that affects a pinned package: its names in all databases, and the versions that fix it."""
 
     package: str
     names: tuple[str, ...]
@@ -35,7 +35,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Excepted:
-    """An advisory that doesn't reach us, why, and the day on which that is to be thought over."""
+    """An advisory that does not affect this project, the reason, and the day on which the decision must be repeated."""
 
     advisory: str
     reason: str
@@ -43,13 +43,14 @@ class Excepted:
 
 
 def audit(project: Project, today: date | None = None) -> int:
-    """Ask for every package of `requirements.txt` and of the site; print what is found. Return the exit status.
+    """Check every package of `requirements.txt` and of the site, print the findings, and return the exit status.
 
     Returns:
-        0 when nothing is found, 1 when something is, `UNASKED` when a service could not answer for all.
+        0 if nothing is found, 1 if something is, `UNASKED` if a service could not answer for all packages.
 
     Raises:
-        Problem: when an exception in `pyproject.toml` lacks its reason or its day, or the day is too far away.
+        Problem: if an exception in `pyproject.toml` lacks its reason or its day, or if the day is too far in the
+            future.
     """
     today = today or date.today()
     exceptions = excepted(project, today)
@@ -89,7 +90,7 @@ def excepted(project: Project, today: date) -> list[Excepted]:
     """The exceptions that `pyproject.toml` makes.
 
     Raises:
-        Problem: when one lacks its reason or its day, or the day is too far away.
+        Problem: if an exception lacks its reason or its day, or if the day is too far in the future.
     """
     settings = tomllib.loads((project.root / "pyproject.toml").read_text(encoding="utf-8"))
     listed = settings.get("tool", {}).get("zero-or-nan", {}).get("audit-exceptions", [])
@@ -104,9 +105,10 @@ def excepted(project: Project, today: date) -> list[Excepted]:
 
 
 def of_python(project: Project) -> tuple[list[Finding], list[str]]:
-    """What pip-audit finds in `requirements.txt`, and what it could not ask.
+    """The findings of pip-audit in `requirements.txt`, and what it could not check.
 
-    It calls a package that its service doesn't answer for “skipped”, and without any other finding that a success.
+    pip-audit calls a package “skipped” if its service does not answer for it. Without any finding, it then reports
+    success.
     """
     command = f"{sys.executable} -m pip_audit --no-deps --disable-pip --format json --progress-spinner off"
     done = subprocess.run(
@@ -131,7 +133,7 @@ def of_python(project: Project) -> tuple[list[Finding], list[str]]:
 
 
 def of_the_site(project: Project) -> tuple[list[Finding], list[str]]:
-    """What npm finds in the lock file of the site's packages."""
+    """The findings of npm in the lock file of the site's packages."""
     said = npm.npm(project, "audit")
     if "vulnerabilities" not in said:
         raise Problem("npm audit gave no result")
@@ -139,5 +141,5 @@ def of_the_site(project: Project) -> tuple[list[Finding], list[str]]:
         Finding(f"{name} {via['range']}", (via["url"].rpartition("/")[2],), "see " + via["url"])
         for name, package in sorted(said["vulnerabilities"].items())
         for via in package["via"]
-        if isinstance(via, dict)  # the rest are names of packages that the advisory reaches this one by
+        if isinstance(via, dict)  # the others are names of packages through which this advisory applies
     ], []

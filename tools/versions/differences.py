@@ -1,4 +1,4 @@
-"""What another PyTorch gives and was not recorded, and whose doing it is."""
+"""The results on another PyTorch that differ from the record, and whether PyTorch or this project changed them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ KINDS = {
     "result is not known.",
     "could not be run": "The code failed, so its results are not known until it runs again.",
 }
-"""What can be said of a difference, in the order in which one wants to know it."""
+"""The kinds of differences, the most important first."""
 
 OURS = "ignoring"
-"""The way whose results are this project's own; every other way's are PyTorch's."""
+"""The method whose results belong to this project. The results of all other methods belong to PyTorch."""
 
 
 @dataclass(frozen=True)
 class Difference:
     """One result that is not as recorded.
 
-    `kind` is one of `KINDS`; `where` a page, or the self-check; `what` its case, way and quantity, or a cell.
+    `kind` is one of `KINDS`. `where` is a page, or the self-check. `what` is a case, method and quantity, or a cell.
     """
 
     kind: str
@@ -38,7 +38,10 @@ class Difference:
             raise ValueError(f"no difference is called {self.kind!r}; known: {', '.join(KINDS)}")
 
     def digest(self, build: str) -> str:
-        """The same for the same difference of a build on another day; short, for many of them stand in one issue."""
+        """A short digest, because an issue contains many.
+
+        It is the same for the same difference of a build on another day.
+        """
         said = "\0".join((build, self.kind, self.where, self.what, self.observed))
         return hashlib.sha256(said.encode()).hexdigest()[:8]
 
@@ -46,8 +49,8 @@ class Difference:
 def of_claims(facts: Iterable[dict[str, Any]]) -> list[Difference]:
     """The claims and verdicts of executed pages that do not hold.
 
-    A claim knows no reference. Whether a way of PyTorch's came nearer to it is known from the verdict on the same
-    quantity; without one, only a result where there was an exception is better.
+    A claim has no reference. The verdict on the same quantity says whether a method of PyTorch came nearer to the
+    reference. Without a verdict, only a result in place of an exception counts as better.
     """
     facts = list(facts)
     found, better = [], {}
@@ -70,7 +73,7 @@ def of_claims(facts: Iterable[dict[str, Any]]) -> list[Difference]:
         way, expected, observed = fact["way"], fact["expected"], fact["observed"]
         improved = better.get((fact["page"], fact["quantity"], way), "raised" in expected and "entries" in observed)
         kind = "broken here" if way == OURS else "fixed upstream" if improved else "changed upstream"
-        # Of two exceptions of one type it is what they say that differs.
+        # If both results are exceptions of one type, their messages differ.
         worded = "raised" in expected and expected["raised"] == observed.get("raised")
         sides = (_text(side, fact["differing"] or [], worded) for side in (expected, observed))
         found.append(Difference(kind, fact["page"], f"{fact['case']} · {way} · {fact['quantity']}", *sides))
@@ -78,7 +81,7 @@ def of_claims(facts: Iterable[dict[str, Any]]) -> list[Difference]:
 
 
 def of_selfcheck(said: dict[str, Any]) -> list[Difference]:
-    """What `python -m zero_or_nan.selfcheck --json` found; and where it says so, that operators were left out."""
+    """The findings of `python -m zero_or_nan.selfcheck --json`, with operators that it left out, if it reports them."""
     found = [
         Difference(each["kind"], "self-check", f"{each['name']} · {each['way']}", each["recorded"], each["observed"])
         for each in said["differences"]
@@ -89,15 +92,15 @@ def of_selfcheck(said: dict[str, Any]) -> list[Difference]:
 
 
 def _rank(word: str) -> int:
-    """How far a word of a verdict is from right. An exception is worth what a missing entry is: it hides nothing."""
-    from helpers.verdict import JUDGEMENTS  # brings torch, which reading what was written down can do without
+    """How far a word of a verdict is from right. An exception counts like a missing element: neither hides anything."""
+    from helpers.verdict import JUDGEMENTS  # here, because it imports torch, which reading the record does not need
 
     order = list(JUDGEMENTS)
     return order.index(word if word in order else "missing")
 
 
 def _text(outcome: dict[str, Any], differing: list[int], worded: bool, limit: int = 6) -> str:
-    """An outcome in a few words: the entries that differ, or the first; an exception's type, or its message."""
+    """An outcome in a few words: the elements that differ, or the first ones; for an exception its type or message."""
     if "raised" in outcome:
         return f"says {outcome['message'].strip().partition(chr(10))[0]!r}" if worded else f"raises {outcome['raised']}"
     if "absent" in outcome:

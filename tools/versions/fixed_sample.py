@@ -1,4 +1,4 @@
-"""A quick look at the whole operator database: the first samples of every operator, in a minute or two."""
+"""A short check of the whole operator database: the first samples of every operator, in a minute or two."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..measure.fixed import measure_all, operators
 from ..project import Project, write
 
 SAMPLES = 2
-"""Samples of each operator that are looked at; `make fixed` looks at more, on the pinned version."""
+"""How many samples of each operator are measured. `make fixed` measures more, on the pinned version."""
 COUNTS = ("samples", "contaminated", "fixed", "broken", "other_bits")
 
 

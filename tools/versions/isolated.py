@@ -1,7 +1,7 @@
-"""Work in environments of their own: each is removed when its work is done, and what the work gave is kept.
+"""Runs work in separate environments. Each environment is removed when its work is done, and the results are kept.
 
-A command that does so keeps its results in a folder of `_build` until all are through: interrupted, the same command
-goes on from there.
+A command that uses this module keeps its results in a folder of `_build` until all work is done. If you interrupt the
+command, run it again, and it continues.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ from typing import Any
 from ..project import Problem, Project, write
 
 DISK = 9 * 2**30
-"""Bytes that one environment takes while pip unpacks it: on Linux a wheel brings the libraries of CUDA."""
+"""The bytes that one environment needs while pip unpacks it. On Linux a wheel brings the libraries of CUDA."""
 
 
 def files(project: Project, *under: str) -> list[str]:
-    """The files that belong to the checkout, sorted: in git, or new and not ignored; all, or those under some paths."""
+    """The files of the checkout, sorted: files in git, and new files that git does not ignore.
+
+    All, or only those below some paths.
+    """
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", "--", *under],
         cwd=project.root, capture_output=True, text=True, check=True,
@@ -36,14 +39,14 @@ def files(project: Project, *under: str) -> list[str]:
 
 
 class Isolated:
-    """One piece of work, with a folder of its own for an environment.
+    """One piece of work, with a folder for its environment.
 
     Args:
         project: the checkout.
-        name: of the work; its result and its log are called by it.
+        name: the name of the work. Its result and its log have this name.
         room: the folder of the command.
-        source: a digest of what is run; results of another one are done again.
-        folder: the name of the folder, which is removed when the work is done.
+        source: a digest of the code that runs. Results with another digest are computed again.
+        folder: the name of the work's folder, which is removed when the work is done.
     """
 
     def __init__(self, project: Project, name: str, room: Path, source: str, folder: str) -> None:
@@ -58,7 +61,7 @@ class Isolated:
         self._stopped = False
 
     def is_good(self, row: dict[str, Any]) -> bool:
-        """Whether a result is final. The same command does the others again."""
+        """Whether a result is final. The same command computes the other results again."""
         return "error" not in row
 
     def done(self) -> bool:
@@ -72,7 +75,7 @@ class Isolated:
         return dict(json.loads(self.file.read_text(encoding="utf-8"))["row"])
 
     def perform(self) -> None:
-        """Do the work, keep what it gave, and remove the environment, whatever happens."""
+        """Do the work, keep its result, and remove the environment, even after an error."""
         try:
             self.log.unlink(missing_ok=True)
             row = self._row()
@@ -81,18 +84,18 @@ class Isolated:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def stop(self) -> None:
-        """End what runs, and let nothing more start."""
+        """End the running process, and let no further process start."""
         with self._door:
             self._stopped = True
             if self._process is not None and self._process.poll() is None:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _row(self) -> dict[str, Any]:
-        """What the work gives; with `error` when it can't be done."""
+        """The result of the work, with an `error` if the work can't be done."""
         raise NotImplementedError
 
     def _environment(self, python: Path, packages: Sequence[str]) -> str:
-        """Make the environment of this Python with these packages; return what was wrong, or nothing."""
+        """Make the environment of this Python with these packages. Return an error message, or the empty text."""
         started = time.monotonic()
         pip = [str(python), "-m", "pip", "install", "--quiet", "--no-cache-dir", "--disable-pip-version-check"]
         for command in ([sys.executable, "-m", "venv", "--clear", str(python.parents[1])], [*pip, *packages]):
@@ -104,9 +107,9 @@ class Isolated:
         return ""
 
     def _run(self, command: list[str], folder: Path, **variables: str) -> int:
-        """Run a command to its end, its words in the log; return its status."""
+        """Run a command to its end, with its output in the log, and return its exit status."""
         folder.mkdir(parents=True, exist_ok=True)
-        # The library and helpers of the copy, on one thread: several environments share the processors.
+        # The library and helpers of the copy, with one thread, because several environments share the processors.
         own = {"PYTHONPATH": str(folder / "src"), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", **variables}
         with self.log.open("ab") as log:
             log.write(f"\n$ {' '.join(command)}\n".encode())
@@ -136,11 +139,11 @@ def open_room(project: Project, command: str) -> Path:
     """The folder in which a command keeps its environments and their results.
 
     Raises:
-        Problem: when the disk has no room for one environment.
+        Problem: if the disk has no room for one environment.
     """
     room = project.build / command
     room.mkdir(parents=True, exist_ok=True)
-    for abandoned in room.glob("*/"):  # of a run that was killed
+    for abandoned in room.glob("*/"):  # left by a run that was killed
         shutil.rmtree(abandoned)
     free = shutil.disk_usage(room).free
     if free < DISK:
@@ -152,9 +155,9 @@ def open_room(project: Project, command: str) -> Path:
 
 
 def perform(todo: Sequence[Isolated], at_once: int = 1) -> None:
-    """Do each piece of work, some at a time. Interrupted, leave nothing that runs."""
+    """Do all pieces of work, `at_once` of them at a time. If interrupted, stop every running process."""
     pool = ThreadPoolExecutor(at_once)
-    # What runs is in sessions of its own: ended like this, the command would leave it behind.
+    # The processes run in sessions of their own, so SIGTERM would end only this command and leave them running.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         for future in as_completed([pool.submit(each.perform) for each in todo]):

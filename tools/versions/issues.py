@@ -1,4 +1,4 @@
-"""The issue in which the repository tells of differences, by way of GitHub's `gh`."""
+"""The issue in which the repository reports differences, read and written with GitHub's command `gh`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from ..project import Problem
 
 LABEL = "upstream"
-"""What the issue is found by. Only those who may triage can give it: nobody else's issue is taken for ours."""
+"""The label that identifies the issue.
+
+Only people with triage rights can set it, so no other issue is taken for ours.
+"""
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ def opened(marker: str) -> Issue | None:
 
 
 def open_new(title: str, body: str) -> str:
-    """Open an issue; return its address."""
+    """Open an issue, and return its address."""
     gh(
         "label",
         "create",
@@ -45,25 +48,25 @@ def open_new(title: str, body: str) -> str:
 
 
 def rewrite(number: int, title: str, body: str) -> None:
-    """Change what an issue says; nobody is notified."""
+    """Change the text of an issue. Nobody is notified."""
     gh("issue", "edit", str(number), "--title", title, "--body-file", "-", text=body)
 
 
 def comment(number: int, text: str) -> None:
-    """Say something below an issue; those who follow it are notified."""
+    """Add a comment to an issue. People who follow the issue are notified."""
     gh("issue", "comment", str(number), "--body-file", "-", text=text)
 
 
 def close(number: int, text: str) -> None:
-    """Close an issue with a word."""
+    """Close an issue with a comment."""
     gh("issue", "close", str(number), "--reason", "completed", "--comment", text)
 
 
 def gh(*arguments: str, text: str = "") -> str:
-    """What `gh` prints; `text` is its standard input.
+    """The output of `gh`. `text` is its standard input.
 
     Raises:
-        Problem: when it is missing, or refuses; in its own words.
+        Problem: if `gh` is missing, or refuses; with its own message.
     """
     try:
         done = subprocess.run(["gh", *arguments], input=text, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""The tests of the library on the PyTorch that is installed, counted for a table: the second part of a matrix."""
+"""Runs the tests of the library on the installed PyTorch, and counts them: the second part of the matrix."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ PLACES = ("tests/zero_or_nan", "src/zero_or_nan")
 
 
 class Outcomes:
-    """A plugin of pytest that counts what became of the tests, and names those that failed."""
+    """A pytest plugin that counts the outcomes of the tests, and names the tests that failed."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter(passed=0, skipped=0)
         self.failed: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A test has passed when its call did; it has failed when any part of it did."""
+        """Count a test. It passed if its call passed, and it failed if any part of it failed."""
         if report.failed:
             self.failed.append(report.nodeid)
         elif report.skipped:
@@ -31,13 +31,13 @@ class Outcomes:
             self.counts["passed"] += 1
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """A file that can't be read is a failure: its tests would be missing without a word."""
+        """Count a file that can't be read as a failure. Without this, its tests would be missing without a message."""
         if report.failed:
             self.failed.append(report.nodeid)
 
 
 def library_tests(project: Project) -> int:
-    """Run them, and write what became of them, and of the training setups, to `_build/library-tests.json`."""
+    """Run the tests, and write their outcomes and those of the training setups to `_build/library-tests.json`."""
     outcomes, rows = Outcomes(), Rows(project.root)
     places = [str(project.root / place) for place in PLACES]
     options = ["-q", "-p", "no:cacheprovider", "--rootdir", str(project.root)]

@@ -1,7 +1,8 @@
-"""Every claim, the tests of the library and a sample of the operator database, on one PyTorch after another.
+"""Runs every claim, the tests of the library and a sample of the operator database on several versions of PyTorch.
 
-Each version gets a copy of the checkout and an environment of its own, which are removed when it is done. What a
-version gave is kept in `_build/matrix` until all are through: interrupted, the same command goes on from there.
+Each version gets a copy of the checkout and an environment, which are removed when the version is done. The results of
+a version are kept in `_build/matrix` until all versions are done. If you interrupt the command, run it again, and it
+continues.
 """
 
 from __future__ import annotations
@@ -20,29 +21,29 @@ from ..steps.made import digest
 from .isolated import DISK, Isolated, files, open_room, perform
 
 RELEASES = tuple(f"2.{minor}.0" for minor in range(6, 16))
-"""The first of every minor release that the library promises to work on."""
+"""The first release of every minor version that the library supports."""
 PARTS = {
     "claims": ("-m", "tools", "record"),
     "tests": ("-m", "tools", "library-tests"),
     "fixed": ("-m", "tools", "fixed-sample"),
     "masked": ("-m", "tools", "masked"),
 }
-"""What runs on each version, as arguments of its Python."""
+"""The parts that run on each version, as arguments of its Python."""
 WRONG = ("error", "failed", "broken", "other_bits", "crashed")
-"""What a part must not have found."""
+"""The counts that must be zero, or missing, in the result of a part."""
 
 _COPIED = ("_config.yml", "_toc.yml", "pyproject.toml", "chapters", "notebooks", "src", "tests", "theme", "tools")
 
 
 def matrix(project: Project, *names: str) -> int:
-    """Run the matrix, with a line for each step; write `results/`; return the exit status.
+    """Run the matrix, print a line for each step, write `results/`, and return the exit status.
 
     Args:
         project: the checkout.
-        names: releases of PyTorch, such as `2.9.1`; all of `RELEASES` without any.
+        names: releases of PyTorch, such as `2.9.1`. Without names, all of `RELEASES`.
 
     Raises:
-        Problem: before any work, for what is no version, or when the disk has no room for one environment.
+        Problem: before any work, if a name is not a version, or if the disk has no room for one environment.
     """
     versions = list(dict.fromkeys(names or RELEASES))
     if strange := [version for version in versions if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", version)]:
@@ -92,7 +93,7 @@ class Run(Isolated):
         return row
 
     def _install(self, python: Path) -> str:
-        """Make the environment; return what was wrong, or nothing."""
+        """Make the environment. Return an error message, or the empty text."""
         pins = write_pins(self.project, self.folder / "pins.txt")
         return self._environment(python, [f"torch=={self.version}", "-r", str(pins)])
 
@@ -102,7 +103,7 @@ class Run(Isolated):
             shutil.copy2(self.project.root / name, book / name)
 
     def _claims(self, book: Path, status: int) -> dict[str, Any]:
-        """How many hold; their outcomes go to the record of `make record`."""
+        """How many claims hold. Their outcomes go to the record of `make record`."""
         from helpers.recorded import runs
 
         path = book / "results" / "claims.json"
@@ -122,7 +123,7 @@ class Run(Isolated):
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"error": self._last()}
 
     def _masked(self, book: Path, status: int) -> dict[str, Any]:
-        """How many operators of masked tensors work; their outcomes go to the record of `make masked`."""
+        """How many operators of masked tensors work. Their outcomes go to the record of `make masked`."""
         from ..measure import masked
 
         path = book / "results" / "measured" / "masked.json"
@@ -133,10 +134,10 @@ class Run(Isolated):
 
 
 def write_pins(project: Project, path: Path) -> Path:
-    """The pins without PyTorch and what it pins itself: another version wants others of those.
+    """The pins without PyTorch and the packages that it pins itself, because other versions pin other packages.
 
     Returns:
-        The path, written.
+        The path of the written file.
     """
     blocks = re.findall(r"^\S[^\n]*(?:\n +#[^\n]*)*", (project.root / "requirements.txt").read_text(), re.MULTILINE)
     own = re.compile(r"^torch==|^setuptools==|# +via torch$", re.MULTILINE)
@@ -145,13 +146,13 @@ def write_pins(project: Project, path: Path) -> Path:
 
 
 def _digest(project: Project) -> str:
-    """Of everything that is copied, and of the pins."""
+    """A digest of everything that is copied, and of the pins."""
     names = files(project, *_COPIED, "requirements.txt")
     return digest(*(part for name in names for part in (name, (project.root / name).read_bytes())))
 
 
 def _record(project: Project, rows: list[dict[str, Any]]) -> None:
-    """Put the rows into `results/measured/matrix.json`; what claims, setups and masked tensors gave, into their own."""
+    """Put the rows into `results/measured/matrix.json`, and claims, setups and masked tensors into their records."""
     from helpers.releases import number
 
     from ..measure import masked, setups
@@ -179,7 +180,7 @@ def _good(row: dict[str, Any]) -> bool:
 
 
 def _told(name: str, found: dict[str, Any]) -> str:
-    """A part's figures in a line."""
+    """The figures of a part in one line."""
     if name == "claims" and "held" in found:
         return f"{found['held']} of {found['of']} hold"
     if name == "tests" and "passed" in found:

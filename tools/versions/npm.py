@@ -1,4 +1,4 @@
-"""What npm says of the packages of the site: those of its tests, and the search's script, a copy of which it ships."""
+"""npm's information about the packages of the site: those of its tests, and the copied script of its search."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from ..project import Problem, Project
 
 FOLDER = Path("tests") / "site"
-"""Where `package.json` and its lock file lie, in a checkout."""
+"""The folder of the checkout with `package.json` and its lock file."""
 
 
 def npm(project: Project, command: str) -> dict[str, Any]:
-    """What `npm COMMAND --json` gives. npm ends with 1 also when all it has is news, so that says nothing.
+    """The output of `npm COMMAND --json`. npm exits with 1 even if it has only news, so the status is not checked.
 
     Raises:
-        Problem: when npm is missing, or could not ask its registry.
+        Problem: if npm is missing, or could not reach its registry.
     """
     try:
         done = subprocess.run(
@@ -38,5 +38,5 @@ def npm(project: Project, command: str) -> dict[str, Any]:
 
 
 def outdated(project: Project) -> list[str]:
-    """A line for every package of the site that is not the newest."""
+    """A line for every package of the site that is outdated."""
     return [f"{name} {each['wanted']} -> {each['latest']}" for name, each in sorted(npm(project, "outdated").items())]

@@ -1,9 +1,9 @@
-"""Tests of other projects, with `ignoring` in place of PyTorch's own backward.
+"""Runs tests of other projects with `ignoring` in place of PyTorch's own backward.
 
-The tests come in a package's source distribution. Each package gets an environment of its own with the pinned PyTorch,
-in which its tests run three times: twice plainly, and once with `zero_or_nan.ignoring` (`peers_plugin` replaces the
-functions). A test counts if it passes in both plain runs. What a package gave is kept in `_build/peers` until all are
-through: interrupted, the same command goes on from there.
+The tests come from a package's source distribution. Each package gets its own environment with the pinned PyTorch.
+There its tests run three times: twice unchanged, and once with `zero_or_nan.ignoring` (`peers_plugin` replaces the
+functions). A test counts if it passes in both unchanged runs. The results of a package are kept in `_build/peers` until
+all packages are done. If you interrupt the command, run it again, and it continues.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from .pins import pinned
 
 PLUGIN = "peers_plugin"
 SECONDS = 300
-"""How long one test may take."""
+"""The most seconds that one test may take."""
 
 
 @dataclass(frozen=True)
 class Peer:
     """A package whose source distribution has tests.
 
-    `tests` are arguments of pytest: what is run. `needs` are packages that only the tests import. `variables` are
-    variables of the environment that the tests read, with their values.
+    `tests` are the arguments of pytest that select the tests. `needs` are packages that only the tests import.
+    `variables` are environment variables that the tests read, with their values.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Peer:
 _GPYTORCH = "constraints distributions functions kernels lazy likelihoods means metrics mlls models optim priors utils"
 
 PEERS = (
-    # The folder of examples trains for an hour; the one that is kept has missing data: NaN.
+    # All examples together would train for an hour. The selected example has missing data, which is NaN.
     Peer(
         "gpytorch",
         "1.15.2",
@@ -62,14 +62,16 @@ PEERS = (
         ("hypothesis",),
     ),
 )
-"""The packages, and what of their tests is run: what needs no network and no GPU, and takes a few minutes."""
+"""The packages and their selected tests. They need no network and no GPU, and take a few minutes."""
 
 
 def peers(project: Project, *names: str) -> int:
-    """Run the tests of all packages, or of those named; write `results/measured/peers.json`; return the exit status.
+    """Run the tests of all packages, or only of the named ones, and return the exit status.
+
+    The results are written to `results/measured/peers.json`.
 
     Raises:
-        Problem: before any work, for a name that is none, or when the disk has no room for one environment.
+        Problem: before any work, if a name is unknown, or if the disk has no room for one environment.
     """
     if unknown := set(names) - {peer.name for peer in PEERS}:
         known = ", ".join(peer.name for peer in PEERS)
@@ -105,7 +107,7 @@ class Run(Isolated):
         python = self.folder / "environment" / "bin" / "python"
         if error := self._install(python):
             return {**row, "error": error}
-        # Where a package has no settings of pytest, these keep pytest from those of the checkout around it.
+        # For packages without pytest settings: this file keeps pytest from using the settings of the checkout.
         write(self.folder / "pytest.ini", "[pytest]\n")
         ours = self.folder / "ours"
         shutil.copytree(self.project.source / "zero_or_nan", ours / "zero_or_nan")
@@ -119,10 +121,13 @@ class Run(Isolated):
         return {**row, **found[0]["versions"], **counts}  # type: ignore[index]
 
     def _install(self, python: Path) -> str:
-        """Make the environment, with the package from its unpacked sources; return what was wrong, or nothing."""
+        """Make the environment, with the package from its unpacked sources.
+
+        Return an error message, or the empty text.
+        """
         pins = pinned((self.project.root / "requirements.txt").read_text(encoding="utf-8"))
         peer, fixed = self.peer, self.folder / "pins.txt"
-        # The package's own requirements are free, but may not replace these.
+        # The package's own requirements may have any version, but they may not replace these packages.
         write(fixed, "".join(f"{name}=={pins[name]}\n" for name in ("torch", "numpy", "pytest", "pytest-timeout")))
         if error := self._environment(python, ["-r", str(fixed), *peer.needs]):
             return error
@@ -138,7 +143,7 @@ class Run(Isolated):
         return self._last() if self._run([*pip, *install], self.folder) else ""
 
     def _tested(self, python: Path, ours: Path, kind: str) -> dict[str, Any] | None:
-        """What became of the tests, or None if pytest came to no end."""
+        """The outcomes of the tests, or None if pytest did not finish."""
         out = self.folder / f"{kind}.json"
         options = ["-q", "-p", PLUGIN, "-p", "no:cacheprovider", "--rootdir=.", f"--timeout={SECONDS}"]
         variables = {
@@ -158,11 +163,11 @@ class Run(Isolated):
 
 
 Tests = dict[str, dict[str, Any]]
-"""What became of each test, by its name: `outcome`, `said`, `warnings`, and `calls` of what is replaced."""
+"""The outcome of each test, by its name: `outcome`, `said`, `warnings`, and `calls` of the replaced functions."""
 
 
 def compared(plain: Tests, again: Tests, ours: Tests) -> dict[str, Any]:
-    """The counts of a row: the tests that pass plainly, twice, and what becomes of those with `ignoring`."""
+    """The counts of a row: the tests that pass twice with plain PyTorch, and their outcomes with `ignoring`."""
 
     def passing(tests: Tests) -> set[str]:
         return {name for name, test in tests.items() if test["outcome"] == "passed"}

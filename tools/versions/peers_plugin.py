@@ -1,7 +1,7 @@
-"""A plugin of pytest that writes down what became of each test, and puts `ignoring` in place of PyTorch's backward.
+"""A pytest plugin that records the outcome of each test, and replaces PyTorch's backward by `ignoring`.
 
-It runs in the environments of `peers`, beside `zero_or_nan` and without the rest of the checkout. PEERS_OUT in
-the environment names the file. PEERS_KIND is `ignoring`, or PyTorch stays unchanged.
+It runs in the environments of `peers`, together with `zero_or_nan` but without the rest of the checkout. The
+environment variable PEERS_OUT names the file of outcomes. PyTorch is replaced only if PEERS_KIND is `ignoring`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WORST = ("passed", "skipped", "failed")
 
 
 def replace(name: str, ours: Callable[..., Any]) -> None:
-    """Put our function in place of PyTorch's, which `Tensor.backward` calls too. The library itself gets PyTorch's."""
+    """Replace PyTorch's function by ours. `Tensor.backward` then calls ours too. The library itself gets PyTorch's."""
     theirs = getattr(torch.autograd, name)
 
     @functools.wraps(theirs)
@@ -51,7 +51,7 @@ def pytest_configure() -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """A test is what the worst of its parts is; only a call can pass."""
+    """Record the worst outcome of a test's parts. A test passes only if its call passes."""
     test = _test(report.nodeid)
     if (report.outcome != "passed" or report.when == "call") and (
         not test["outcome"] or _WORST.index(report.outcome) > _WORST.index(test["outcome"])
@@ -63,20 +63,20 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
-    """A file that can't be read is a failure."""
+    """Record a file that can't be read as a failure."""
     if report.failed:
         _test(report.nodeid).update(outcome="failed", said=str(report.longrepr).strip().splitlines()[-1][:300])
 
 
 def pytest_warning_recorded(warning_message: warnings.WarningMessage, nodeid: str) -> None:
-    """Keep the warnings of `ignoring`, without its advice."""
+    """Keep the warnings of `ignoring`, without their advice."""
     text = str(warning_message.message)
     if text.startswith("ignoring"):
         _test(nodeid)["warnings"].append(text.partition(": from there on")[0])
 
 
 def pytest_sessionfinish() -> None:
-    """Write down what became of the tests."""
+    """Write the outcomes of the tests to the file."""
     versions = {"torch": torch.__version__.partition("+")[0], "python": platform.python_version()}
     tests = {name: test for name, test in TESTS.items() if test["outcome"]}
     Path(os.environ["PEERS_OUT"]).write_text(json.dumps({"versions": versions, "tests": tests}), encoding="utf-8")

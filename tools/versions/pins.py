@@ -1,4 +1,4 @@
-"""Move the pins, with the claims as the gate: newer ones are tried in a copy of the checkout, and kept if all holds."""
+"""Updates the pins. Newer versions are tried in a copy of the checkout, and kept only if every check passes there."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from ..project import Problem, Project, write
 from . import npm
 
 GATE = ("book", "lint")
-"""The targets that have to hold with new pins: every claim, the site that newer tools render, and a newer style."""
+"""The make targets that must pass with new pins: every claim, the site that newer tools render, and a newer linter."""
 
 _NOT_COPIED = (".*", "_build", "build", "node_modules", "__pycache__", "*.egg-info")
 
 
 def pins(project: Project) -> None:
-    """Compile `requirements.txt` anew; replace it when every claim holds with what it names.
+    """Compile `requirements.txt` again, and replace the file if every check passes with the new versions.
 
-    The checkout is not touched before that: a copy in the temporary folder gets the new file, and there make sets up an
-    environment of its own. It starts without a cache, so that every chapter is run.
+    Until then, the checkout is not touched. A copy in the temporary folder gets the new file, and make creates an
+    environment for it. The copy has no cache, so every chapter runs.
 
     Raises:
-        Problem: when they can't be compiled or something doesn't hold; with the versions that differ.
+        Problem: if the versions can't be compiled, or if a check fails; with the versions that differ.
     """
     target = project.root / "requirements.txt"
     before = target.read_text(encoding="utf-8")
@@ -56,7 +56,7 @@ def pins(project: Project) -> None:
 
 
 def outdated(project: Project) -> None:
-    """Print, as Markdown, what `make pins` would try, and which packages of the site are not the newest."""
+    """Print, as Markdown, the versions that `make pins` would try, and the packages of the site that are outdated."""
     with _copied(project.root) as copy:
         after = compiled(copy)
     moved = changes((project.root / "requirements.txt").read_text(encoding="utf-8"), after)
@@ -67,16 +67,16 @@ def outdated(project: Project) -> None:
 
 
 def compiled(root: Path) -> str:
-    """The exact versions of all that `pyproject.toml` asks for: the newest that fit together.
+    """The exact versions of everything that `pyproject.toml` requires: the newest versions that fit together.
 
     Raises:
-        Problem: when there are none, or the index is out of reach; in pip-compile's own words.
+        Problem: if no versions fit together, or the index can't be reached; with pip-compile's own message.
     """
     with TemporaryDirectory() as folder:
-        # Into a file that doesn't exist yet: pip-compile prefers the versions of one that does.
+        # Into a new file, because pip-compile prefers the versions in an existing file.
         output = Path(folder) / "requirements.txt"
         command = f"{sys.executable} -m piptools compile --quiet --strip-extras --allow-unsafe --no-header"
-        # A file for every machine: nothing of this one's settings of pip.
+        # The file is for every machine, so it must not contain this machine's settings of pip.
         command += " --no-emit-find-links --no-emit-index-url --no-emit-trusted-host"
         wanted = "\n".join(requirements_of(root / "pyproject.toml"))
         done = subprocess.run(
@@ -88,13 +88,13 @@ def compiled(root: Path) -> str:
 
 
 def requirements_of(settings: Path) -> list[str]:
-    """All that the dependency groups of a `pyproject.toml` ask for. pip-compile reads extras, but no groups."""
+    """The requirements in the dependency groups of a `pyproject.toml`. pip-compile can't read groups, only extras."""
     groups = tomllib.loads(settings.read_text(encoding="utf-8"))["dependency-groups"]
     return [requirement for group in groups.values() for requirement in group]
 
 
 def portable(requirements: str) -> str:
-    """Without the mark of a build of PyTorch for one kind of machine.
+    """The requirements without the mark of a build of PyTorch for one kind of machine.
 
     >>> portable("sympy==1.14.0\\ntorch==2.13.0+cpu\\n")
     'sympy==1.14.0\\ntorch==2.13.0\\n'
@@ -103,7 +103,7 @@ def portable(requirements: str) -> str:
 
 
 def changes(before: str, after: str) -> list[str]:
-    """A line for every package whose pin is another, is new, or is gone.
+    """A line for every package whose pin changed, is new, or was removed.
 
     >>> changes("a==1\\nb==1\\n    # via a\\n", "a==2\\nc==1\\n")
     ['a 1 -> 2', 'b 1 -> gone', 'c new -> 1']
@@ -123,7 +123,7 @@ def pinned(requirements: str) -> dict[str, str]:
 
 @contextmanager
 def _copied(root: Path) -> Iterator[Path]:
-    """A copy of the checkout, without what was built or installed in it."""
+    """A copy of the checkout, without built and installed files, while the block runs."""
     with TemporaryDirectory(prefix="pins-") as folder:
         copy = Path(folder) / "checkout"
         shutil.copytree(root, copy, symlinks=True, ignore=shutil.ignore_patterns(*_NOT_COPIED))

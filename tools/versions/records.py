@@ -1,9 +1,9 @@
-"""Take reports of `python -m zero_or_nan.selfcheck --json` as what is recorded with their releases of PyTorch.
+"""Takes reports of `python -m zero_or_nan.selfcheck --json` as the record of their releases of PyTorch.
 
     python -m tools.versions.records REPORT.json …
 
-Run the check under each release, look at what differs, and give the reports to this: it writes the `recorded.json` that
-the library carries. A report replaces all that was recorded with its release.
+Run the self-check on each release, check the differences, and pass the reports to this command. It writes the
+`recorded.json` that the library contains. A report replaces everything that was recorded for its release.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ..project import Problem, Project, write
 
 
 def record(project: Project, reports: list[Path]) -> None:
-    """Put the words of each report in the place of those of its release.
+    """Replace the recorded words of each report's release by the words of the report.
 
     Raises:
-        Problem: for a file that is no such report, or one that is not to be recorded: from a nightly, from another
-            device than a CPU, or without operators.
+        Problem: if a file is not such a report, or can't be recorded: it comes from a nightly build or from another
+            device than a CPU, or it lacks operators.
     """
     path = project.source / "zero_or_nan" / "selfcheck" / "recorded.json"
     tables = dict(Records.from_json(path.read_text(encoding="utf-8")).tables)

@@ -1,4 +1,4 @@
-"""Keep one issue in step with what `watch` found: opened, brought up to date, closed."""
+"""Keeps one issue up to date with the findings of `watch`: opens it, rewrites it, closes it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from . import issues
 from .differences import KINDS, Difference
 
 MARKER = "<!-- watched:"
-"""How the issue's text begins; the digests of its differences follow, which say tomorrow whether they are the same."""
+"""The beginning of the issue's text. After it come the digests of the differences. The next run compares them."""
 
 ROOM = 60_000
-"""Characters of the issue's text: GitHub takes no more than 65536. What is too much is counted and not listed."""
+"""The most characters of the issue's text. GitHub's limit is 65536. Further differences are counted but not listed."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What `watch` found on one build of PyTorch."""
+    """The findings of `watch` on one build of PyTorch."""
 
     torch: str
     python: str
@@ -33,22 +33,22 @@ class Report:
 
 @dataclass(frozen=True)
 class Text:
-    """What the issue is to say: nothing differs where there are no digests."""
+    """The text of the issue. If there are no digests, there are no differences."""
 
     title: str
     body: str
     digests: frozenset[str]
     new: Mapping[str, str]
-    """By its digest, a line on each difference."""
+    """A line about each difference, by its digest."""
 
 
 def tell(project: Project) -> None:
-    """Open, rewrite or close the issue, and say which.
+    """Open, rewrite or close the issue, and print what was done.
 
-    Reads `_build/watched/BUILD/watched.json` for each build that the environment's `BUILDS` names.
+    Reads `_build/watched/BUILD/watched.json` for each build that the environment variable `BUILDS` names.
 
     Raises:
-        Problem: when `BUILDS` names none, or `gh` fails.
+        Problem: if `BUILDS` names no build, or if `gh` fails.
     """
     builds = os.environ.get("BUILDS", "").split()
     if not builds:
@@ -76,7 +76,7 @@ def tell(project: Project) -> None:
 
 
 def read(path: Path) -> Report | None:
-    """A report; None when there is none, or only half of one: that build could not be looked at."""
+    """A report; None if the file is missing or incomplete, because that build could not be checked."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         found = tuple(Difference(**each) for each in content["differences"])
@@ -89,8 +89,8 @@ def written(reports: Mapping[str, Report | None], run: str = "") -> Text:
     """The issue's title and text.
 
     Args:
-        reports: by the name of its build; None for one that gave none.
-        run: the address of the run that looked.
+        reports: each report by the name of its build; None for a build without a report.
+        run: the address of the workflow run that made the reports.
     """
     missing = Difference("could not be run", "installation", "everything", "runs", "gives no report")
     found = [
@@ -100,7 +100,7 @@ def written(reports: Mapping[str, Report | None], run: str = "") -> Text:
         each.digest(build): f"{build}: {each.kind}: {_code(each.where, each.what, each.observed)}"
         for build, each in found
     }
-    named = sorted(lines)[:1000]  # more have no room; who has that many sees no small change
+    named = sorted(lines)[:1000]  # more don't fit, and among a thousand differences a small change does not matter
     where = ", ".join(f"torch {report.torch}" if report else build for build, report in reports.items())
     looked = f" [The run that compared them]({run})." if run else ""
     if not found:
@@ -121,13 +121,13 @@ def written(reports: Mapping[str, Report | None], run: str = "") -> Text:
 
 
 def digests(body: str) -> frozenset[str]:
-    """The digests that an issue's text begins with."""
+    """The digests at the beginning of an issue's text."""
     first = body.partition("-->")[0].removeprefix(MARKER)
     return frozenset(re.findall(r"[0-9a-f]{8}", first))
 
 
 def changed(text: Text, before: frozenset[str]) -> str:
-    """What a comment says of a set of differences that is another than before."""
+    """The text of a comment about how the set of differences changed."""
     new = [line for digest, line in text.new.items() if digest not in before]
     lines = [
         f"The differences changed: {len(new)} new, {len(before - text.digests)} gone.",
@@ -137,7 +137,7 @@ def changed(text: Text, before: frozenset[str]) -> str:
 
 
 def _sections(reports: Mapping[str, Report | None], found: list[tuple[str, Difference]], shown: int) -> Iterator[str]:
-    """A heading for each build, and below it a table for each kind, of the first `shown` differences."""
+    """A heading for each build, and a table for each kind of difference, with the first `shown` differences."""
     for build, report in reports.items():
         yield f"## {build}: " + (f"{_code('torch ' + report.torch)}, Python {report.python}" if report else "no report")
         if not any(name == build for name, _ in found):
@@ -159,7 +159,7 @@ def _table(differences: list[Difference]) -> str:
 
 
 def _code(*texts: str, limit: int = 120) -> str:
-    """Texts as code, so that nothing in them is a mention, a link, or the end of a table's cell."""
+    """The texts as code, so that they can't contain a mention, a link, or the end of a table cell."""
     words = " · ".join(" ".join(text.split()) for text in texts)
     words = words if len(words) <= limit else words[: limit - 1] + "…"
     return f"<code>{html.escape(words).replace('|', '&#124;')}</code>"

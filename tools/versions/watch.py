@@ -1,4 +1,4 @@
-"""Run every claim and the self-check on the PyTorch that is installed, and write down what differs."""
+"""Runs every claim and the self-check on the installed PyTorch, and records the differences."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .differences import KINDS, Difference, of_claims, of_selfcheck
 
 SELFCHECK = (sys.executable, "-m", "zero_or_nan.selfcheck", "--json")
 PATIENCE = 1800
-"""Seconds that the self-check may take."""
+"""The most seconds that the self-check may take."""
 
 
 def watch(project: Project) -> None:
-    """Print what differs from the record, and write it to `_build/watched.json`.
+    """Print the differences from the record, and write them to `_build/watched.json`.
 
-    A difference is not a failure: this ends well whenever it could look.
+    A difference is not a failure: the command succeeds whenever the comparison was possible.
     """
     runs = execute(project, project.chapters, lambda run: print(f"  {run.chapter.stem}", flush=True))
     facts = collect(runs)
@@ -49,25 +49,25 @@ def watch(project: Project) -> None:
 
 
 def of_crashes(runs: Iterable[Run]) -> list[Difference]:
-    """The first cell of each page that failed, which no claim does; what comes after it may fail because of it."""
+    """The first failing cell of each page, if it makes no claim. Later cells may fail only because of this cell."""
     found = []
     for run in runs:
         for first in run.troubles[:1]:
             what = f"code cell {first.cell} ({first.line})"
-            # Without what an exception says: that can be another every day, by an address or a version.
+            # Without the exception's message, because it may contain an address or version that changes every day.
             found.append(Difference("could not be run", run.chapter.stem, what, "runs", first.what.partition(":")[0]))
     return found
 
 
 def checked_itself() -> tuple[dict[str, Any], list[Difference]]:
-    """What the library's self-check says, and what in it differs."""
+    """The result of the library's self-check, and its differences from the record."""
     try:
         done = subprocess.run(SELFCHECK, capture_output=True, text=True, timeout=PATIENCE)
         said = dict(json.loads(done.stdout))
         return said, of_selfcheck(said)
     except subprocess.TimeoutExpired:
         why = f"does not end: still running after {PATIENCE} s"
-    except (ValueError, TypeError, KeyError):  # it ended before it could say anything
+    except (ValueError, TypeError, KeyError):  # the self-check ended before it could print its result
         print(done.stderr, file=sys.stderr)
         why = f"exits {done.returncode} and gives no result"
     return {}, [Difference("could not be run", "self-check", "python -m zero_or_nan.selfcheck", "runs", why)]
