@@ -13,6 +13,7 @@ from torch import nn
 
 from tools.measure import compiled
 from tools.pages import measured
+from tools.pages.measured.compiled import cases_by_outcome
 from tools.project import Problem, Project, read_record
 from zero_or_nan import ignoring
 
@@ -36,7 +37,7 @@ def test_totals_and_exceptions_belong_together(record):
         )
         found = Counter()
         for row in exceptions:
-            for outcome, cases in measured._exceptions(row):
+            for outcome, cases in cases_by_outcome(row):
                 found[outcome.partition(":")[0]] += len(cases)
         for outcome in compiled.OUTCOMES[:-1]:
             assert found[outcome] == sum(row[outcome] for row in totals), (key, outcome)
@@ -52,7 +53,7 @@ def expected(record, backend, name):
         for row in record["exceptions"]
         if (row["torch"], row["backend"], row["name"]) == (compiled.RELEASE, backend, name)
     ]
-    return {case: outcome for row in rows for outcome, cases in measured._exceptions(row) for case in cases}
+    return {case: outcome for row in rows for outcome, cases in cases_by_outcome(row) for case in cases}
 
 
 SAMPLE = ["Linear", "LPPool1d", "GRUCell", "CrossEntropyLoss", "GaussianNLLLoss"]

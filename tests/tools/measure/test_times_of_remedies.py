@@ -9,6 +9,7 @@ from scratch import ROOT
 from helpers.remedies import COLUMNS
 from tools.measure import remedies
 from tools.pages import measured
+from tools.pages.measured.remedies import remedy_times
 from tools.project import Project, read_record
 
 
@@ -47,19 +48,17 @@ def test_the_record_is_whole_and_is_drawn(record):
 def test_a_hook_on_a_module_is_compared_with_the_module():
     seconds = {"vanilla": 1.0, remedies.MODULE: 2.0, "module hook": 3.0, "scrub": 1.5}
     content = {"rows": [{"case": "one", "elements": 2, "seconds": seconds}]}
-    assert measured.remedy_times(content, "module hook", 2) == [1.5]
-    assert measured.remedy_times(content, "scrub", 2) == [1.5]
-    assert measured.remedy_times(content, "epsilon", 2) == []
+    assert remedy_times(content, "module hook", 2) == [1.5]
+    assert remedy_times(content, "scrub", 2) == [1.5]
+    assert remedy_times(content, "epsilon", 2) == []
 
 
 def test_what_the_page_says_of_the_record(record):
     """Sentences of the page, in its order."""
     few, many = remedies.ROUNDS
     middle = {
-        (name, size): statistics.median(measured.remedy_times(record, name, size))
-        for name in COLUMNS
-        for size in (few, many)
+        (name, size): statistics.median(remedy_times(record, name, size)) for name in COLUMNS for size in (few, many)
     }
     assert 1.1 < middle["ignoring", many] < 1.5 and 2.5 < middle["masked", many] < 3.5
     assert 4.4 < middle["ignoring", few] < 4.8 and 13 < middle["masked", few] < 15
-    assert all(min(measured.remedy_times(record, name, many)) < 0.8 for name in ("substitute", "double where"))
+    assert all(min(remedy_times(record, name, many)) < 0.8 for name in ("substitute", "double where"))

@@ -8,7 +8,7 @@ from bs4 import BeautifulSoup
 
 from tools.measure import masked as measure
 from tools.measure.masked import Operator
-from tools.pages.masked import masked
+from tools.pages.measured import masked
 
 
 @pytest.fixture

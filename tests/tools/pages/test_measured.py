@@ -9,6 +9,7 @@ import torch
 
 from tools.measure import costs
 from tools.pages import measured
+from tools.pages.measured.penguins import METHODS
 from tools.project import Project
 from zero_or_nan import explain
 
@@ -258,7 +259,7 @@ def test_a_difference_between_methods_is_that_of_the_same_seeds():
     dropped, ours = [0.5, 0.7, 0.9], [0.4, 0.61, 0.79]
     rows = [
         {"missing": missing, "share": share, "method": method, "errors": ours if method == "ignoring" else dropped}
-        for missing in ("targets", "inputs") for share in (0.0, 0.6) for method in measured._METHODS
+        for missing in ("targets", "inputs") for share in (0.0, 0.6) for method in METHODS
     ]  # fmt: skip
     rows += [{"missing": "inputs", "share": 0.0, "method": "plain PyTorch", "errors": [None, None, 0.3]}]
     facts = {"made_with": {"torch": "2", "device": "cpu"}, "seeds": 3, "steps": 1, "tested": 9, "rows": rows}

@@ -13,7 +13,7 @@ def attention(record: dict[str, Any]) -> str:
     from helpers import show
     from helpers.recorded import spans
 
-    from ..measure.attention import HEADS, recorded
+    from ...measure.attention import HEADS, recorded
 
     content = recorded(record)
     tables = []

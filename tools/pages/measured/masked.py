@@ -16,7 +16,7 @@ def masked(record: dict[str, Any]) -> str:
     """One table for each group of operators."""
     from helpers import show
 
-    from ..measure.masked import OPERATORS, recorded
+    from ...measure.masked import OPERATORS, recorded
 
     content = recorded(record)
     tables = []

@@ -1,0 +1,227 @@
+"""What a gradient costs, and what a watched step costs: figures and tables from `results/measured/costs.json`."""
+
+from __future__ import annotations
+
+import html
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+_BOTH = ("forward", "backward")
+
+
+def costs(content: dict[str, Any]) -> str:
+    """A figure of the time that a gradient takes, and tables. Each number is a multiple of plain PyTorch's number."""
+    from helpers import show
+
+    rows = content["rows"]
+    where, models, weighed = _kinds(rows)
+    states = ["nothing contaminated", "contaminated"]
+    caption = (
+        "Time of backward, until its graph is freed, as a multiple of plain PyTorch's time "
+        f"(torch {content['torch']}, {content['machine']})"
+    )
+    tables = [show.table(caption, ["model", *states], _pairs(models, _backward))]
+    if compiled := content.get("compiled"):
+        caption = "The same of compiled models, as a multiple of plain PyTorch's time, compiled in the same way"
+        tables.append(show.table(caption, ["model, backend", *states], _pairs(compiled, _backward)))
+        weighed = weighed + compiled
+    chains = [row for row in rows if row.get("nodes")]
+    if chains:
+        tables.append(_by_nodes(chains))
+    for parts, name in ((("backward",), "backward"), (_BOTH, "forward and backward")):
+        cells = [
+            [
+                f"{row['entries']:,} {'contaminated' if row['contaminated'] else 'clean'}".replace(",", " "),
+                *(f"{_times_plain(row, way, parts):.2g}" for way in _WAYS),
+            ]
+            for row in where
+        ]
+        tables.append(
+            show.table(
+                f"where over exp, {name}: time, as a multiple of plain PyTorch's time", ["elements", *_WAYS], cells
+            )
+        )
+    tables.append(_part_by_part(content["parts"]))
+    tables.append(
+        show.table(
+            "Peak memory, as a multiple of plain PyTorch's peak memory", ["case", *states], _pairs(weighed, _memory)
+        )
+    )
+    folded = f"<details><summary>All numbers, in {len(tables)} tables</summary>{''.join(tables)}</details>"
+    return show.page(f'{in_short(content)}{_curves(where).html()}<div class="zn-prose zn-figures">{folded}</div>')
+
+
+def _kinds(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
+    """The rows of `where` over `exp`, the rows of models, and the rows whose memory was measured."""
+    return (
+        [row for row in rows if row["entries"]],
+        [row for row in rows if not row["entries"]],
+        [row for row in rows if "peak" in row],
+    )
+
+
+_WAYS = ("ignoring", "double where", "masked")
+
+
+def in_short(content: dict[str, Any]) -> str:
+    """A summary of the tables of costs, in three sentences."""
+    where, models, weighed = _kinds(content["rows"])
+
+    def time_of(contaminated: bool) -> str:
+        chosen = [row for row in models if row["contaminated"] is contaminated]
+        times = [_times_plain(row, "ignoring") for row in chosen]
+        most = max(chosen, key=lambda row: _times_plain(row, "ignoring"))
+        return (
+            f"{statistics.median(times):.2f} times as long as plain PyTorch's in the median of {len(times)} models, "
+            f"and at most {max(times):.2f} times ({html.escape(most['case'])})"
+        )
+
+    quicker = [_times_plain(row, "masked", _BOTH) / _times_plain(row, "ignoring", _BOTH) for row in where]
+    most = max(row["peak"]["ignoring"] / row["peak"]["plain"] for row in weighed)
+    return (
+        f'<div class="zn-prose"><p><strong>If nothing is contaminated, backward takes {time_of(False)}.</strong> '
+        f"If something is contaminated, backward takes {time_of(True)}. Peak memory is at most {most:.2f} times plain "
+        f"PyTorch's. For <code>where</code> over <code>exp</code>, forward and backward, <code>torch.masked</code> "
+        f"takes {min(quicker):.1f} to {max(quicker):.1f} times as long as <code>ignoring</code>. All this was measured "
+        f"on one machine ({html.escape(content['machine'])}).</p></div>"
+    )
+
+
+def _curves(rows: list[dict[str, Any]]) -> Any:
+    from matplotlib.ticker import EngFormatter
+
+    from helpers import figures
+
+    styles = {
+        "plain": (figures.GREY, "o", "-"),
+        "ignoring": (figures.BLUE, "s", "-"),
+        "double where": (figures.GREEN, "^", "--"),
+        "masked": (figures.ORANGE, "D", ":"),
+    }
+    spans = []
+    for way in _WAYS:
+        clean, bad = (
+            [_times_plain(row, way, _BOTH) for row in rows if row["contaminated"] is state] for state in (False, True)
+        )
+        spans.append(f"{way} {min(clean):.2g} to {max(clean):.2g}, {min(bad):.2g} to {max(bad):.2g}")
+    alt = (
+        "Time of forward and backward against the number of elements, both axes logarithmic, in two panels: nothing "
+        f"contaminated, and contaminated. The time in each panel, as a multiple of plain PyTorch's: {'; '.join(spans)}."
+    )
+    caption = (
+        "How long where over exp takes, forward and backward together, by method and number of elements. Both axes are "
+        "logarithmic. Contaminated: two thirds of the exponentials overflow."
+    )
+    with figures.sketch(alt, caption, panels=2) as sketch:
+        for axes, contaminated in zip(sketch.axes, (False, True), strict=True):
+            chosen = [row for row in rows if row["contaminated"] is contaminated]
+            for way, (colour, marker, dash) in styles.items():
+                points = [row["entries"] for row in chosen], [_time(row, way) for row in chosen]
+                axes.loglog(*points, color=colour, marker=marker, linestyle=dash, label=way, markersize=4)
+            axes.set_title("contaminated" if contaminated else "nothing contaminated")
+            axes.set_xlabel("number of elements")
+            axes.set_ylabel("time")
+            axes.xaxis.set_major_formatter(EngFormatter())
+            axes.yaxis.set_major_formatter(EngFormatter("s"))
+            axes.legend()
+    return sketch.figure
+
+
+def _time(row: dict[str, Any], way: str) -> float:
+    return sum(float(row["seconds"][way][part]) for part in _BOTH)
+
+
+def _times_plain(row: dict[str, Any], way: str, parts: tuple[str, ...] = ("backward",)) -> float:
+    """The time of a method, as a multiple of plain PyTorch's time."""
+    seconds = row["seconds"]
+    return float(sum(seconds[way][part] for part in parts) / sum(seconds["plain"][part] for part in parts))
+
+
+def _backward(row: dict[str, Any]) -> str:
+    return f"{_times_plain(row, 'ignoring'):.2f}"
+
+
+def _memory(row: dict[str, Any]) -> str:
+    return f"{row['peak']['ignoring'] / row['peak']['plain']:.2f}"
+
+
+def watching(content: dict[str, Any]) -> str:
+    """A table of the cost of watching a step, as a multiple of plain PyTorch's step."""
+    from helpers import show
+
+    ways = {"detect_anomaly": "detect_anomaly", "explain": "explain", "on_failure": "explain.on_failure"}
+    rows = [
+        [html.escape(row["case"]), *(f"{row['seconds'][way] / row['seconds']['plain']:.2f}" for way in ways)]
+        for row in content["watched"]
+    ]
+    caption = (
+        "Time of a step (forward and backward) without NaN or infinity, as a multiple of plain PyTorch's time "
+        f"(torch {content['torch']}, {content['machine']})"
+    )
+    head = ["model", *(f"<code>{name}</code>" for name in ways.values())]
+    return show.page(f'<div class="zn-prose">{show.table(caption, head, rows)}{_failing(content)}</div>')
+
+
+def _failing(content: dict[str, Any]) -> str:
+    """A table of the cost of a report about a NaN."""
+    from helpers import show
+
+    rows = []
+    fixed = min(row["seconds"]["explain"] for row in content["failing"])
+    for row in content["failing"]:
+        plain, passed, took = (row["seconds"][way] for way in ("plain", "ignoring", "explain"))
+        shown = [f"{1000 * plain:.1f}", f"{1000 * took:.0f}", f"{took / plain:.1f}"]
+        shown += [f"{(took - fixed) / plain:.1f}", f"{passed / plain:.1f}"]
+        rows.append([html.escape(row["case"]), *shown])
+    caption = (
+        "Processor time of a step that is not finite, in one thread: in milliseconds, and as a multiple of plain "
+        f"PyTorch's (torch {content['torch']}, {content['machine'].partition(',')[0]}). A report has a fixed price, "
+        f"once for each failure: the {1000 * fixed:.0f} ms of the quickest step"
+    )
+    less = "<code>explain</code>, less the fixed price"
+    head = ["step", "plain, ms", "<code>explain</code>, ms", "<code>explain</code>", less, "<code>ignoring</code>"]
+    return show.table(caption, head, rows)
+
+
+def _by_nodes(rows: list[dict[str, Any]]) -> str:
+    """A table that shows whether the time of a node depends on the number of nodes."""
+    from helpers import show
+
+    def of_a_node(row: dict[str, Any], way: str) -> float:
+        return float(row["seconds"][way]["backward"]) / int(row["nodes"])
+
+    unit = of_a_node(next(row for row in rows if not row["contaminated"]), "plain")
+    by_length: dict[int, list[str]] = {}
+    for row in rows:
+        ways = ("ignoring",) if row["contaminated"] else ("plain", "ignoring")
+        by_length.setdefault(row["nodes"], []).extend(f"{of_a_node(row, way) / unit:.2f}" for way in ways)
+    return show.table(
+        "Time of one node of a chain, as a multiple of plain PyTorch's time in the shortest chain",
+        ["nodes", "plain", "ignoring, nothing contaminated", "ignoring, contaminated"],
+        [[f"{length:,}".replace(",", " "), *figures] for length, figures in by_length.items()],
+    )
+
+
+def _part_by_part(rows: list[dict[str, Any]]) -> str:
+    """A table of backward with more and more of the work of `ignoring`."""
+    from helpers import show
+
+    steps = ("walk", "look", "hooks", "ignoring")
+    cells = [
+        [
+            html.escape(row["case"]) + (", contaminated" if row["contaminated"] else ""),
+            *(f"{row['seconds'][s] / row['seconds']['plain']:.2f}" if s in row["seconds"] else "–" for s in steps),
+        ]
+        for row in rows
+    ]
+    head = ["case", "with a walk along the graph", "and the check", "and hooks that do nothing", "and rules"]
+    return show.table("The parts of backward, and the time of each as a multiple of plain PyTorch's time", head, cells)
+
+
+def _pairs(rows: list[dict[str, Any]], figure: Callable[[dict[str, Any]], str]) -> list[list[str]]:
+    """A row for each case, with its figure without and with contamination."""
+    cases: dict[str, list[str]] = {}
+    for row in rows:
+        cases.setdefault(row["case"], []).append(figure(row))
+    return [[html.escape(case), *figures] for case, figures in cases.items()]
