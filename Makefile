@@ -1,9 +1,9 @@
-# Every target is one step of the pipeline in tools/; `make book` and `make test` set up .venv by themselves.
+# Every target runs one command of tools/, or the tests. Every target that needs .venv creates it.
 PYTHON ?= python3
 JOBS ?= 2
 BIN := .venv/bin
 RUN := $(BIN)/python -m tools
-# Comes before apt-get, whose own message does not say what to do.
+# This check runs before apt-get, because the error message of apt-get does not say what to do.
 ROOT = [ "$$(id -u)" = 0 ] || { echo "error: apt-get can install packages only as root: run sudo apt-get install chromium epubcheck nodejs npm, then make browser again" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
@@ -21,10 +21,10 @@ check: $(BIN)/.ready  ## run every chapter (or only CHAPTER=name) and check ever
 test: $(BIN)/.ready  ## run all tests, in two processes (or in JOBS=4)
 	$(BIN)/python -m pytest -n $(JOBS)
 
-test-fast: $(BIN)/.ready  ## run the tests that need no site, no browser and no installation: while you work
+test-fast: $(BIN)/.ready  ## run only the tests that need no site, no browser and no installation, for use while you work
 	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
 
-test-whole: $(BIN)/.ready  ## run all tests with all their cases: of many alike, make test runs a sample
+test-whole: $(BIN)/.ready  ## run all tests with all their cases; if a test has many similar cases, make test runs a sample
 	WHOLE_TESTS=1 $(BIN)/python -m pytest -n $(JOBS)
 
 browser: $(BIN)/.ready tests/site/node_modules/.ready  ## install what the tests of the site need: Chromium and epubcheck (both need root), axe-core and Lighthouse
@@ -39,7 +39,7 @@ tests/site/node_modules/.ready: tests/site/package-lock.json
 notebooks: $(BIN)/.ready  ## write notebooks/*.ipynb from chapters/*.md
 	$(RUN) notebooks
 
-# Some systems have a NAME in the environment, the machine's.
+# On some systems, the environment has a variable NAME with the name of the machine. Therefore only the command line counts.
 chapter: $(BIN)/.ready  ## begin a new chapter, with its line in the contents and its thread: NAME=issue-12345
 	$(RUN) chapter $(if $(findstring command,$(origin NAME)),"$(NAME)")
 
@@ -61,7 +61,7 @@ epub: $(BIN)/.ready  ## write the pages of the built site into _build/zero-or-na
 site-report: $(BIN)/.ready  ## measure the built site in a browser: Lighthouse, weight, axe-core
 	$(RUN) site-report
 
-bench: $(BIN)/.ready costs  ## measure what a gradient costs, then how long the build takes, compared with the stock build
+bench: $(BIN)/.ready costs  ## measure the cost of a gradient, then the time of the build, compared with the stock build
 	$(RUN) bench
 
 costs: $(BIN)/.ready  ## measure time and memory of ignoring; write results/measured/
@@ -73,7 +73,7 @@ fixed: $(BIN)/.ready  ## measure on how many of PyTorch's own samples ignoring f
 attention: $(BIN)/.ready  ## try masked rows in Flex attention and in a Hugging Face model on this PyTorch; write results/measured/
 	$(RUN) attention
 
-masked: $(BIN)/.ready  ## measure which operators torch.masked has on this PyTorch; write results/measured/ (make matrix: on every release)
+masked: $(BIN)/.ready  ## measure which operators torch.masked has on this PyTorch; write results/measured/ (make matrix does so for every release)
 	$(RUN) masked
 
 compiled: $(BIN)/.ready  ## measure how much ignoring follows in compiled regions (or only under BACKEND="aot_eager inductor"); write results/measured/
@@ -124,13 +124,13 @@ outdated: $(BIN)/.ready  ## list what `make pins` would try, and which packages 
 audit: $(BIN)/.ready  ## check whether a pinned package has a known vulnerability
 	$(RUN) audit
 
-watch: $(BIN)/.ready  ## compare the results of the installed PyTorch with the record: what is fixed in PyTorch, what is broken here
+watch: $(BIN)/.ready  ## compare the results of the installed PyTorch with the record: what was fixed in PyTorch, and what is broken here
 	$(RUN) watch
 
 clean:  ## remove everything that was built; .venv stays
 	rm -rf _build
 
-# The stamp is written last: an interrupted installation starts again.
+# The file .ready is written last, so that an interrupted installation starts again.
 $(BIN)/.ready: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v < (3, 11) and sys.exit("error: this needs Python 3.11 or newer, and $(PYTHON) is %d.%d; name another Python: make $(MAKECMDGOALS) PYTHON=python3.13" % v[:2])'
 	$(PYTHON) -m venv .venv

@@ -1,13 +1,13 @@
-// Figures of a backward pass: one step at a time. What each step shows was computed when the page was made.
+// Figures of a backward pass, which show one step at a time. The content of each step was computed when the page was built.
 "use strict";
 
 const WAYS = ["vanilla", "ignoring"];
 const PACE = 2200; // milliseconds for a step that plays
-const MARGIN = 8; // pixels that are seen around a step
+const MARGIN = 8; // pixels that stay visible around a step
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 const KEYS = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity };
 
-// A sign, and the word that a phone leaves to those who hear the page.
+// A button with a sign and a word. A phone shows only the sign, and a screen reader reads the word.
 function button(sign, word, act) {
   const made = document.createElement("button");
   made.type = "button";
@@ -19,11 +19,11 @@ function button(sign, word, act) {
 function face(button, sign, word) {
   const text = document.createElement("span");
   text.textContent = word;
-  const parts = sign ? [`${sign}\uFE0E`, " ", text] : [text]; // not as a coloured emoji
+  const parts = sign ? [`${sign}\uFE0E`, " ", text] : [text]; // U+FE0E: show the sign as text and not as an emoji
   button.replaceChildren(...parts);
 }
 
-// Of a step and a way, what the reader is told.
+// The sentence about a step of one method.
 function sentence(step, number, count, way) {
   const head = document.createElement("b");
   head.textContent = `Step ${number + 1} of ${count}: ${step.dataset.title}, ${way}`;
@@ -35,7 +35,7 @@ for (const figure of document.querySelectorAll("[data-backward]")) {
   let at = Number(figure.dataset.backward);
   let way = WAYS[0];
   let timer = 0;
-  let follows = false; // whether the page scrolls to the step: only after the reader asked for steps
+  let follows = false; // whether the page scrolls to the step, which it does only after the reader chose a step
 
   const controls = document.createElement("div");
   controls.className = "zn-walk";
@@ -75,7 +75,7 @@ for (const figure of document.querySelectorAll("[data-backward]")) {
   show();
   if ("plays" in figure.dataset && !still.matches) playOnce();
 
-  // Once, from the start, as soon as half of the graph is in sight.
+  // Play all steps once, as soon as half of the graph is visible.
   function playOnce() {
     const seen = new IntersectionObserver(([entry]) => {
       if (!entry.isIntersecting) return;
@@ -123,14 +123,14 @@ for (const figure of document.querySelectorAll("[data-backward]")) {
     }
     figure.dataset.way = way;
     for (const each of ways.children) each.setAttribute("aria-pressed", each.textContent === way);
-    // Not disabled: a button that loses the focus under the finger is no help.
+    // aria-disabled and not disabled, because a disabled button would lose the focus while the reader uses it.
     previous.setAttribute("aria-disabled", at === 0);
     next.setAttribute("aria-disabled", at === steps.length - 1);
     said.replaceChildren(...sentence(steps[at], at, steps.length, way));
     if (follows) follow();
   }
 
-  // All sentences lie unseen below the one that is shown: the longest of them makes the room, and nothing moves.
+  // Invisible copies of all sentences. The longest copy determines the height, so that nothing moves between steps.
   function spacers() {
     return WAYS.flatMap((each) => steps.map((step, number) => {
       const spacer = document.createElement("p");
@@ -140,7 +140,7 @@ for (const figure of document.querySelectorAll("[data-backward]")) {
     }));
   }
 
-  // Scroll no further than it takes to see the node and what it gets and passes on, above the controls of a phone.
+  // Scroll only as far as needed to show the node and its cotangents, above the controls on a phone.
   function follow() {
     const parts = figure.querySelectorAll(".zn-node.zn-now, .zn-end.zn-now, .zn-cotangent:is(.zn-now, .zn-into)");
     const boxes = [...parts].map((part) => part.getBoundingClientRect());

@@ -1,10 +1,10 @@
-// Controls: what a reader can change on a page, computed in the browser by the arithmetic of the executed cells.
-// A test moves each control to the executed samples and compares.
+// Controls with which a reader changes the inputs of a computation. The browser computes the results with the arithmetic of the
+// executed cells. A test moves each control to the executed samples, and compares the results.
 "use strict";
 
 const single = Math.fround;
 
-/** How many steps from number to number of the precision lead from one to another of its sign. */
+/** The distance of two numbers with the same sign, counted in representable numbers of the precision. */
 function ulps(a, b, precision) {
   if (precision === "float32") {
     const [i, j] = new Int32Array(new Float32Array([a, b]).buffer);
@@ -15,7 +15,7 @@ function ulps(a, b, precision) {
 }
 
 const CONTROLS = {
-  // float32, as PyTorch computes it: each result is rounded before it goes on.
+  // float32, as PyTorch computes it: each result is rounded before the next operation.
   "where-over-exp": {
     inputs: [{ name: "x", min: -10, max: 100, step: 0.5, value: 90 }],
     compute({ x }) {

@@ -1,4 +1,4 @@
-// The atlas: a box that leaves the points whose name, code or node has what is typed.
+// The filter of the atlas: only points stay whose name, code or node contains the typed words.
 "use strict";
 
 const atlas = document.getElementById("the-points");
@@ -25,7 +25,7 @@ function narrow() {
 }
 
 typed.addEventListener("input", narrow);
-// A link leads to a point that may be left out.
+// The filter may hide the point that a link leads to, so the filter is cleared.
 addEventListener("hashchange", () => {
   typed.value = "";
   narrow();

@@ -1,23 +1,23 @@
-// Which pages have to do with a query, the one that has most to do with it first. Nothing on the page is touched here.
+// Finds the pages that match a query, the best page first. This file does not change the page that is shown.
 "use strict";
 
 const FIELDS = { keywords: 5, page: 3, title: 4, rows: 2, text: 1, parts: 1 };
-// A page is shown when it says this much of what the best one says, and the best one when it says this much of the query.
+// A page is shown if its share of the query is at least SHOWN times the best page's share. The best page must have a share of WORTH.
 const SHOWN = 0.6;
 const WORTH = 0.25;
-// It is about the query when it names this much of it; of pages that only mention it, a few are shown.
+// A page is about the query if it names at least this share of the query's words. If no page is, a few pages that mention them are shown.
 const ABOUT = 0.5;
-// Where no page has some words of a query, the others have to tell this much: gradient and nan alone tell nothing.
+// If no page has some words of a query, the other words must have at least this weight. Gradient and nan alone have less.
 const TELLING = 1;
-// Of a page, a row is shown before the page itself when it says nearly as much.
+// A row is shown before its page if the row matches nearly as well.
 const ROW = 1.5;
 const MOST = { about: 8, mention: 3 };
-// Words that error messages and questions are full of, and that tell no page from another.
+// Words that are common in error messages and questions, and therefore distinguish no pages.
 const COMMON = new Set(
   "a all an and are at be but by can do does for from get how i if in is it its my not of on only or out that the there this to was what when why with".split(" "),
 );
 
-// A short division or product, a number, a name with the names that it lies in, or a word.
+// A short division or product, a number, a name with its module or class, or a word.
 const UNIT = /(?<![\w./])(?:[a-z]|\d+)\s*[/×*]\s*(?:[a-z]|\d+|inf)(?![\w./])|\d+(?:\.\d+)*(?:e[+-]?\d+)?(?!\w)|[\p{L}\p{N}_]+(?:\.[\p{L}_][\p{L}\p{N}_]*)*/giu;
 const HUMP = /\p{Lu}+(?!\p{Ll})|\p{Lu}?\p{Ll}+/gu;
 
@@ -26,17 +26,17 @@ function units(text) {
   return found.map(joined);
 }
 
-// A division or a product is written in one way, whatever its spaces and its sign.
+// Give a division or a product the same form, with any spaces and any sign of multiplication.
 function joined(unit) {
   return unit.replace(/\s/g, "").replace("*", "×");
 }
 
-// A name of code is right or wrong as it stands; a word has an ending, and may be misspelt.
+// A name in code must match exactly. A word has endings, and may be misspelt.
 function isName(unit) {
   return /[\d_./]|\p{Ll}\p{Lu}/u.test(unit);
 }
 
-// The name of a node in the graph, as error messages have it: ExpBackward0, and MyFunctionBackward of a class of the user's.
+// The name of a node in error messages: ExpBackward0, or MyFunctionBackward for a class of the user.
 function isNode(unit) {
   return /[\p{L}\d]Backwards?(?:Autograd\p{L}+)?\d*(?:_copy)?$/iu.test(unit);
 }
@@ -51,21 +51,21 @@ function last(name) {
   return name.slice(name.lastIndexOf(".") + 1);
 }
 
-// Of torch.nan_to_num these are nan_to_num, nan and num; of ExpBackward0 they are Exp and Backward.
+// The parts of a name: for torch.nan_to_num they are nan_to_num, nan and num; for ExpBackward0 they are Exp and Backward.
 function parts(name) {
   const pieces = name.split(/[._]/).flatMap((piece) => [piece, ...(isName(piece) ? (piece.match(HUMP) ?? []) : [])]);
   return [last(name), ...pieces].filter((piece) => piece.length > 2 && piece !== name);
 }
 
-// What may stand for a name that is nowhere: the operator of a node in the graph, log_softmax for LogSoftmaxBackward0; or
-// a part of it, the longest first.
+// What to search for if no page has a name: the operator of a node, such as log_softmax for LogSoftmaxBackward0, or a part
+// of the name, the longest part first.
 function inside(name) {
   const operator = last(name).replace(/Backward\d+$/, "");
   const all = [operator.match(HUMP)?.join("_") ?? "", ...parts(operator).sort((one, other) => other.length - one.length)];
   return operator === name ? all.slice(1) : [...all, operator];
 }
 
-// Whether a section names what was found in it, and does not just have it in passing.
+// Whether a section is about a match: a marked row, At a glance, or a match outside the section's text.
 function names(hit) {
   const fields = Object.values(hit.match).flat();
   return Boolean(hit.own) || hit.address.endsWith("#at-a-glance") || fields.some((field) => field !== "text" && field !== "parts");
@@ -77,8 +77,8 @@ function sum(numbers) {
 
 class Book {
   constructor(records) {
-    this.terms = new Map(); // each with a word that it stands for
-    // What is found by its name alone, and only where no page is about that name: the list of all nodes.
+    this.terms = new Map(); // each term with a word that it was made from
+    // The list of all nodes. Only its exact name finds such a record, and only if no page is about that name.
     this.fallbacks = new Map();
     for (const record of records) if (record.fallback) this.fallbacks.set(stem(record.heading), record);
     records = records.filter((record) => !record.fallback);
@@ -90,13 +90,13 @@ class Book {
       processTerm: (term) => term,
       searchOptions: {
         boost: FIELDS,
-        bm25: { k: 0.4, b: 0.5, d: 0.5 }, // how often a section repeats a word says little
+        bm25: { k: 0.4, b: 0.5, d: 0.5 }, // low, because the number of repetitions of a word in a section says little
         tokenize: (term) => [term],
-        // A section whose heading is the word defines it.
+        // If the heading of a section is the word, the section defines the word.
         boostDocument: (_, term, { heading }) => (stem(heading) === term ? 4 : 1),
       },
     });
-    // A heading that every chapter has tells no page from another.
+    // A heading that many chapters have does not distinguish pages.
     const often = new Map();
     for (const { heading } of records) often.set(heading, (often.get(heading) ?? 0) + 1);
     const fields = (record) => ({
@@ -108,8 +108,8 @@ class Book {
     this.size = new Set(records.map((record) => record.page)).size;
   }
 
-  // Names as they are, and without those that they lie in, x/0 in words too; what else names are put together from is a field
-  // of its own.
+  // The terms of a text: a name with and without its module, the factors of a product, and x/0 also in words. The other parts
+  // of names are in a separate field.
   indexed(text, field) {
     const all = units(text).flatMap((unit) => {
       if (field === "parts") return isName(unit) ? parts(unit) : [];
@@ -122,19 +122,19 @@ class Book {
   }
 
   /**
-   * Look for a query.
+   * Search for a query. The result has these fields:
    *
-   * words: those of the query, each with the terms that it was taken for; none where no page has anything like it, and
-   *   instead where they are others than itself.
-   * pages: those that have to do with it, the best first, each with its sections, the best first, and the words that it lacks.
-   * about: whether one of them is about the query, and does not just mention it.
+   * words: the words of the query, each with its terms: the terms that were searched for it. It has no terms if no page has a
+   *   similar word. Its field instead is true if the terms differ from the word.
+   * pages: the pages that match, the best first. Each has its sections, the best first, and the words that it lacks.
+   * about: whether a page is about the query, and does not only mention it.
    */
   find(query) {
     const asked = new Map(units(query).map((unit) => [stem(unit), unit]));
     const words = [...asked.values()].filter((unit) => unit.length > 1 && !COMMON.has(unit.toLowerCase())).map((unit) => this.word(unit));
     const known = words.filter((word) => word.hits.length);
     const total = sum(known.map((word) => word.weight));
-    // What stands or falls together: a row of its own, or else all of a page but such rows.
+    // The units that are ranked: a marked row, or all of a page except its marked rows.
     const wholes = new Map();
     for (const word of known) {
       for (const hit of word.hits) {
@@ -160,7 +160,7 @@ class Book {
     }
     const found = [...pages].map(([page, parts]) => {
       const { share, about } = parts.reduce((one, other) => (other.share > one.share ? other : one));
-      // A row says itself what its page leads to.
+      // A row answers more directly than its page.
       const lead = (part) => part.share * (part.sections[0].own ? ROW : 1);
       parts.sort((one, other) => lead(other) - lead(one));
       const lacks = known.filter((word) => !parts.some((part) => part.says.has(word)));
@@ -178,8 +178,8 @@ class Book {
     return (isNode(unit) && this.node(unit)) || this.among(unit, this.meant(unit));
   }
 
-  // The name of a node: what pages are about, by their keywords and headings, before the list of all nodes. A name that is
-  // not in the list is a class of the user's own, or is of another PyTorch: the recipe is about those.
+  // The name of a node. Pages with the name in a keyword or heading come before the list of all nodes. A name that is not in
+  // the list belongs to a class of the user or to another PyTorch. The page with the recipe is about such names.
   node(unit) {
     const whole = stem(unit);
     const meant = this.meant(unit);
@@ -196,7 +196,7 @@ class Book {
     return this.terms.has(recipe) ? this.among(unit, { terms: [recipe], instead: true }) : null;
   }
 
-  // The fewer pages have or name a word the more it tells; most tells one that none has.
+  // The weight of a word is larger if fewer pages have or name it. A word that no page has is weighted as if one page had it.
   weight(having) {
     return (0.1 + Math.log((2 * this.size) / (having || 2))) ** 2;
   }
@@ -211,12 +211,12 @@ class Book {
     return { unit, terms, instead, loose, hits, weight: this.weight(loose ? 2 : having), most: Math.max(...hits.map((hit) => hit.score)) };
   }
 
-  // The words that a word was taken for, as pages have them.
+  // The words on the pages for the terms of a query's word.
   shown(word) {
     return word.terms.slice(0, 3).map((term) => this.terms.get(term));
   }
 
-  // The terms that a word of a query stands for: its own, or else those that begin like it, are parts of it, or nearly it.
+  // The terms to search for a word of a query: the word itself, or else terms that begin with it, are parts of it, or are similar.
   meant(unit) {
     const whole = stem(unit);
     const those = (wanted) => [...this.terms.keys()].filter(wanted);

@@ -1,5 +1,5 @@
-// Runs before the page is drawn: a page in the colors that the reader chose does not flash in others first, nor an answer
-// that is to be predicted.
+// This script runs before the page is drawn. Otherwise the page would appear for a moment in other colors than the reader
+// chose, or with the answers that the reader should predict.
 "use strict";
 
 let teaches = new URLSearchParams(location.search).has("teach");
@@ -9,7 +9,7 @@ try {
   if (teaches) localStorage.setItem("teach", "on");
   teaches ||= localStorage.getItem("teach") === "on";
 } catch {
-  // Without storage the page follows the system's colors.
+  // Without storage, the page uses the system's colors.
 }
 document.documentElement.classList.toggle("teach", teaches);
 document.documentElement.classList.add("js");

@@ -1,12 +1,12 @@
-// The search page: what find.js finds, which words of the query no page has, and what to do when no page is about it.
+// The search page: the results of find.js, the words of the query that no page has, and advice if no page is about the query.
 "use strict";
 
-// The most lines of a pasted text that are looked up.
+// The most lines of a pasted text that are searched.
 const TRIED = 20;
 const found = document.getElementById("found");
 const results = document.getElementById("results");
 const asked = new URLSearchParams(location.search);
-// Of a pasted text, each line that may say what was wrong; the first is shown.
+// The lines of a pasted text that may say what went wrong. The page shows the first of them as the query.
 const said = telling(asked.get("q") ?? "");
 const query = said[0] ?? "";
 for (const field of document.querySelectorAll('input[name="q"]')) field.value = query;
@@ -34,7 +34,7 @@ function listed(words) {
   return quoted.length > 1 ? `${quoted.slice(0, -1).join(", ")} or ${quoted.at(-1)}` : quoted[0];
 }
 
-// Where a text has what was found in its section, and from where on it has most of that.
+// The positions of the found terms in a section's text, and the position after which most of them occur.
 function places(section) {
   const text = section.text || section.rows;
   const terms = [...section.terms.keys()].sort((one, other) => other.length - one.length);
@@ -72,7 +72,7 @@ function item({ page, sections, lacks }) {
   head.className = "hit";
   if (thread) head.append(" ", marked("span", "thread", thread));
   if (best.heading !== page) head.append(marked("span", "place", best.heading));
-  // A page that was found by its title or its keywords shows where it says so.
+  // If a page was found by its title or keywords, show the section with the best excerpt.
   const shown = (best.heading === page ? sections : [best]).map(places);
   const made = element("li", head, snippet(shown.reduce((one, other) => (other.most > one.most ? other : one))));
   const also = others.filter((section) => section.share > best.share / 2 && section.heading !== page).slice(0, 2);
@@ -118,8 +118,8 @@ async function search() {
     return;
   }
   const book = new Book(records);
-  // Who pasted a message on the first page wants the page about it, not a list. Back leads to the first page. What wraps
-  // an error, such as a launcher's own, is on no page: then another line may be.
+  // A reader who pasted a message on the first page needs the page about it, not a list. Back leads to the first page. If no
+  // page is about a line, such as the message of a launcher around the error, another line is tried.
   const lines = asked.has("open") ? said.slice(0, TRIED) : [];
   const whole = ({ about }) => about;
   const part = ({ about, words }) => about && words.every(({ hits }) => hits.length);

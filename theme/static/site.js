@@ -1,4 +1,4 @@
-// What every page can do beyond reading: another colour scheme, copying code, a key for the search, a report that says where.
+// The functions of every page: the colour scheme, copying code, a key for the search, and a report that names the place.
 "use strict";
 
 const root = document.documentElement;
@@ -19,7 +19,7 @@ function remember(name, value) {
   try {
     localStorage.setItem(name, value);
   } catch {
-    // Without storage the choice holds for this page.
+    // Without storage, the choice is valid only on this page.
   }
 }
 
@@ -38,7 +38,7 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-// The cells that check the page are out of sight until a reader asks for them, or follows a link to a claim.
+// The cells that check the page are hidden until a reader shows them, or follows a link to a claim.
 const checked = document.querySelector("button.checked");
 
 function showClaims(shown) {
@@ -49,16 +49,16 @@ function showClaims(shown) {
 if (checked) checked.hidden = false;
 checked?.addEventListener("click", () => showClaims(!root.classList.contains("claims")));
 
-// What the address names. A browser sets :target only later.
+// The element that the address names. This does not use :target, because a browser sets it later.
 function target() {
   try {
     return document.getElementById(decodeURIComponent(location.hash.slice(1)));
   } catch {
-    return null; // no address of ours: malformed
+    return null; // the address is malformed, so it is no address of this site
   }
 }
 
-// A link may lead to what is folded, such as a claim: not every browser unfolds it by itself.
+// A link may lead into a folded part, such as a claim. Not every browser unfolds it by itself.
 function unfold() {
   const place = target();
   const folded = place?.closest("details");
@@ -72,7 +72,7 @@ function unfold() {
 unfold();
 addEventListener("hashchange", unfold);
 
-// "/" leads to the search, Escape back to where one was. A key without Ctrl must have a switch: it is on the search page.
+// "/" moves the focus to the search, and Escape moves it back. A key without Ctrl needs a switch, which is on the search page.
 const box = document.querySelector("form.search-page input") ?? document.querySelector("form.search input");
 const choice = document.querySelector("#slash input");
 let slash = remembered("slash") !== "off";
@@ -105,16 +105,16 @@ document.addEventListener("keydown", (event) => {
     if (box.checkVisibility()) {
       before = document.activeElement;
       box.select();
-    } else box.form.requestSubmit(); // where there is no room for the box: the search page has one
+    } else box.form.requestSubmit(); // if the box has no room here, open the search page
   } else if (event.key === "Escape" && event.target === box) {
-    event.preventDefault(); // it would empty the box
+    event.preventDefault(); // otherwise Escape would empty the box
     box.blur();
     before?.focus();
     before = null;
   }
 });
 
-// A report says which place of the page the address names, as soon as somebody is about to follow it.
+// Add the place that the address names to the link of the report, shortly before the reader follows the link.
 const report = document.querySelector("a.report[data-page]");
 const whole = report?.href;
 
@@ -136,7 +136,7 @@ if (report) {
   addEventListener("hashchange", place);
 }
 
-// What is copied of a block: of a session at a prompt, the commands alone.
+// The text to copy from a block. From a session at a prompt, only the commands are copied.
 function copied(pre) {
   if (!pre.querySelector(".gp")) return pre.innerText;
   const commands = pre.cloneNode(true);
@@ -155,7 +155,7 @@ for (const block of document.querySelectorAll("article .highlight")) {
       await navigator.clipboard.writeText(copied(block.querySelector("pre")));
       button.textContent = "Copied";
     } catch {
-      // Not allowed here (an insecure address, say): select it, for the reader to copy.
+      // Copying is not allowed here, for example at an insecure address. Select the text, so that the reader can copy it.
       getSelection().selectAllChildren(block.querySelector("pre"));
       button.textContent = "Selected";
     }
@@ -164,7 +164,7 @@ for (const block of document.querySelectorAll("article .highlight")) {
   block.append(button);
 }
 
-// A box that scrolls must be reachable by keyboard; one that doesn't need not be.
+// A box that scrolls must be reachable by keyboard. Other boxes need not be.
 for (const box of document.querySelectorAll("article pre")) {
   if (box.scrollWidth > box.clientWidth) {
     box.tabIndex = 0;
@@ -173,7 +173,7 @@ for (const box of document.querySelectorAll("article pre")) {
   }
 }
 
-// The list of sections marks the one that is read: the last whose heading is in the upper third.
+// Mark the section that the reader reads in the list of sections: the last section whose heading is in the upper third or above.
 const sections = [...document.querySelectorAll(".sections a")].map((link) => ({ link, place: document.getElementById(decodeURIComponent(link.hash.slice(1))) }));
 
 function mark() {
@@ -187,7 +187,7 @@ if (sections.length) {
   addEventListener("scroll", () => requestAnimationFrame(mark), { passive: true });
 }
 
-// The current page is in sight in the contents, also where the contents scroll.
+// Scroll the contents so that the current page is visible.
 const contents = document.getElementById("contents");
 const current = contents?.querySelector("[aria-current]");
 if (current) contents.scrollTop = current.offsetTop - contents.offsetTop - contents.clientHeight / 2;

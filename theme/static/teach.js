@@ -1,4 +1,4 @@
-// Predict, then reveal: outputs and At a glance stay hidden until somebody asks for each. `?teach` in an address begins with it.
+// Predict, then reveal: outputs and At a glance stay hidden until the reader reveals each. `?teach` in an address turns this on.
 "use strict";
 
 const teach = document.querySelector("button.teach");

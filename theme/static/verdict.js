@@ -1,5 +1,5 @@
-// Verdict tables: ways can be switched off, and the elements in which those shown differ from the reference are marked.
-// Without this script the full table stands.
+// Verdict tables: a reader can hide methods. Elements in which a shown method differs from the reference are marked.
+// Without this script, the full table is shown.
 "use strict";
 
 for (const table of document.querySelectorAll("table[data-verdict]")) {
@@ -41,7 +41,7 @@ for (const table of document.querySelectorAll("table[data-verdict]")) {
         return show && judged && judged.dataset.judged !== "right";
       }),
     );
-    // Where none differs there is nothing to leave out: a table without rows would say less than the full one.
+    // If no element differs, the choice is disabled, because a table without rows would say less than the full table.
     only.disabled = differing.length === 0;
     for (const row of rows) {
       const differs = differing.includes(row);
