@@ -25,8 +25,8 @@ _KEPT = 3
 def fingerprint(project: Project) -> str:
     """A digest of everything that pages show, except their own code.
 
-    It covers the modules that pages import from `src/`, the results of other versions, the settings and the device with
-    which a kernel starts, and the versions that can change a result.
+    It covers the modules that pages import from `src/`, and the results of other versions. It also covers the settings
+    and the device with which a kernel starts, and the versions that can change a result.
     """
     digest = hashlib.sha256(platform.python_version().encode())
     for package in _PACKAGES:
