@@ -1,20 +1,20 @@
-"""Helpers of *Zero or NaN?*: claims about gradients, checked where they stand.
+"""Helpers of *Zero or NaN?*: claims about gradients, checked on the pages that make them.
 
-- `Case`: a public case; makes claims, ends in a verdict.
-- `MASKED`: the element that `torch.masked` prints as `--`, for what a claim expects.
+- `Case`: a public case, which makes claims and ends with a verdict.
+- `MASKED`: the element that `torch.masked` prints as `--`, for the expected value of a claim.
 - `Since`: an expectation that a release of PyTorch changed.
-- `reference`: the gradient in float64 on the used elements alone.
-- `across`: a table of claims that are alike, with what is recorded of other releases.
-- `ulp_distance`: how many ulps lead from each element of a tensor to that of another.
+- `reference`: the gradient in float64, computed from the used elements alone.
+- `across`: a table of similar claims, with the recorded results of other releases.
+- `ulp_distance`: how many ulps two tensors are apart, element by element.
 - `drawing`: a figure in the page's own colours.
 - `backward_figure`: the graph of a computation, and the cotangents that flow back through it, step by step.
 - `what_counts`: which elements a function uses, by the definition and by `ignoring`.
-- `atlas`: points where a gradient is undefined, or a convention, each measured when it is shown.
+- `atlas`: points at which a gradient is undefined, or a convention. Each is measured when it is shown.
 - `node_names`: every node of PyTorch's graphs that has a derivative, with the function that makes it.
-- `control`: samples of a small computation, which a reader of the site can play with.
-- `ClaimFailed`: what a claim that does not hold raises.
+- `control`: samples of a small computation that a reader of the site can change.
+- `ClaimFailed`: the exception that a claim raises if it does not hold.
 
-Needs `zero_or_nan`, torch (2.6 or newer) with the networkx that it brings, numpy and matplotlib, and nothing else.
+The helpers need `zero_or_nan`, torch (2.6 or newer) with the networkx that it installs, numpy and matplotlib.
 """
 
 from .across import across

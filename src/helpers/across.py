@@ -1,4 +1,4 @@
-"""A table of claims that are alike: what each observed here, and what is recorded of other releases of PyTorch."""
+"""A table of similar claims: the result of each here, and the recorded results of other releases of PyTorch."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .entries import Entries
 def across(case: Case, way: str, caption: str, head: Sequence[str], rows: Mapping[str, str]) -> None:
     """Show a table with a row for each claim, and a column for each element that the claim observed.
 
-    The last column says what is recorded of other releases: that they gave the same, or each other result with the
-    releases that gave it. A number that differs in its last digits only counts as the same. The records are those of
-    `results/claims.json`, of the CPU.
+    The last column shows the recorded results of other releases: that they are the same, or each different result with
+    its releases. Numbers that differ only in the last digits count as the same. The records are those of
+    `results/claims.json` for the CPU.
 
     Args:
         case: the case that made the claims.
@@ -43,7 +43,10 @@ def across(case: Case, way: str, caption: str, head: Sequence[str], rows: Mappin
     made = {claim.quantity: claim for claim in case.claims if claim.way == way}
     for quantity in rows.values():
         if quantity not in made:
-            raise LookupError(f"no claim about {quantity!r} by {way}; made by: {', '.join(made) or 'none'}")
+            raise LookupError(
+                f"the method {way} made no claim about {quantity!r}; it made claims about: "
+                f"{', '.join(made) or 'nothing'}"
+            )
         observed = made[quantity].observed
         if not isinstance(observed, Entries) or len(observed) != len(head) - 1:
             raise LookupError(f"the claim about {quantity!r} needs {len(head) - 1} elements, one for each column")
@@ -52,14 +55,14 @@ def across(case: Case, way: str, caption: str, head: Sequence[str], rows: Mappin
 
 @dataclass(frozen=True)
 class Across:
-    """The table: its caption, its headers, and for each label the claim."""
+    """The table: its caption, its headers, and the claim of each label."""
 
     caption: str
     head: tuple[str, ...]
     claims: Mapping[str, Claim]
 
     def text(self) -> str:
-        """What this run observed, without the records: these change when other releases are recorded."""
+        """The results of this run, without the records, because these change when other releases are recorded."""
         lines = [f"  {show.plain(label)}: {', '.join(_entries(claim).texts())}" for label, claim in self.claims.items()]
         return "\n".join([show.plain(self.caption), *lines])
 
@@ -88,7 +91,7 @@ def _here() -> str:
 
 
 def _others(claim: Claim) -> list[tuple[str, list[str]]]:
-    """What other releases gave, in words, each with the neighbouring releases that gave it."""
+    """The results of other releases as text, each with the neighbouring releases that gave it."""
     known = recorded.by_release(claim.case, claim.way, claim.quantity)
     texts = [("the same" if _same(found, claim) else _brief(found), name) for name, found in known if name != _here()]
     return [(text, [name for _, name in group]) for text, group in groupby(texts, lambda pair: pair[0])]
@@ -104,7 +107,7 @@ def _said(others: list[tuple[str, list[str]]], known: list[str]) -> str:
 
 
 def _same(found: Mapping[str, Any], claim: Claim) -> bool:
-    """Whether a record is what this run saw: a claim that holds allows for round-off, so its texts are compared."""
+    """Whether a record is the same as this run's result. A claim allows for round-off, so this compares the texts."""
     entries = found.get("entries")
     if entries is None:
         return False

@@ -1,7 +1,7 @@
-"""The atlas of points without a derivative: what PyTorch gives there, what the slopes say, what to write instead.
+"""The atlas of points without a derivative: PyTorch's gradient, the slopes on both sides, and what to write instead.
 
-The points themselves stand in `helpers.points`. Nothing about them is believed: the gradient, the node that gives it
-and the slopes are measured each time a group is shown.
+`helpers.points` lists the points. The gradient, its node and the slopes are not taken from there: they are measured
+each time a group is shown.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from .threads import Thread
 
 STEPS = (1e-3, 1e-5, 1e-7)
-"""How far from a point its slopes are measured, in float64: near enough to settle, far enough from round-off."""
+"""The distances from a point at which slopes are measured, in float64. They are small, but give little round-off."""
 
 JUMP = "jump"
-"""In place of a slope, where the value itself does not come near."""
+"""What replaces a slope if the function jumps at the point."""
 
 
 @dataclass(frozen=True)
@@ -83,22 +83,24 @@ EFFECTS = {
     "Bounds": "another function next to the point, with a slope that is large but finite",
     "Removes": "the element takes no part any more",
 }
-"""What an expression does about a point, in the first word that is said of it."""
+"""What an expression does about a point, by the first word of its `effect`."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """An expression at a point, run: its value, its gradient, and the nodes of the graph that give it."""
+    """The results of an expression at a point: its value, its gradient, and the nodes that determine the gradient."""
 
     value: Tensor
     gradient: Tensor
     nodes: tuple[str, ...]
-    """The first node that returned infinity or NaN, and the first that returned NaN, which is the one that anomaly mode
-    names; where all were finite, every node that computes."""
+    """The first node that returned infinity or NaN, and the first node that returned NaN, which anomaly mode names.
+
+    If all results were finite, every node that computes.
+    """
 
     @property
     def kind(self) -> str:
-        """`"NaN"`, `"infinite"` or `"finite"`, by the worst element."""
+        """`"NaN"`, `"infinite"` or `"finite"`: the worst of the gradient's elements."""
         return "NaN" if self.gradient.isnan().any() else "infinite" if self.gradient.isinf().any() else "finite"
 
 
@@ -107,7 +109,7 @@ def measure(code: str, at: Any, given: str = "", backward: Any = None) -> Measur
 
     Args:
         code, at, given: as in `Point`.
-        backward: in place of `torch.autograd.backward`; gets the sum of the result.
+        backward: replaces `torch.autograd.backward`. It gets the sum of the result.
 
     >>> measure("x.sqrt()", 0.0)
     Measured(value=tensor(0.), gradient=tensor(inf), nodes=('SqrtBackward0',))
@@ -127,11 +129,11 @@ def measure(code: str, at: Any, given: str = "", backward: Any = None) -> Measur
 
 
 def slopes(code: str, at: Any, given: str = "") -> list[tuple[float | str, float | str]]:
-    """The slopes of an expression below and above a point, for each element of `x`; by differences, in float64.
+    """The slopes of an expression below and above a point, for each element of `x`, as difference quotients in float64.
 
     Returns:
-        For each element two numbers: infinite if the quotient grows as the step shrinks, NaN if it does not settle
-        or the function is not defined, `JUMP` where the value itself does not come near.
+        For each element two slopes. A slope is infinite if the quotient grows as the step shrinks. It is NaN if the
+        quotient does not converge, or if the function is not defined. It is `JUMP` if the value itself jumps.
 
     >>> slopes("x.abs()", 0.0), slopes("x.sqrt()", 0.0), slopes("x.sign()", 0.0)
     ([(-1.0, 1.0)], [(nan, inf)], [('jump', 'jump')])
@@ -154,7 +156,7 @@ def slopes(code: str, at: Any, given: str = "") -> list[tuple[float | str, float
 
 
 def differentiable(gradient: Tensor, sides: Sequence[tuple[float | str, float | str]]) -> bool:
-    """Whether a gradient is the slope on both sides, in every element."""
+    """Whether every element of a gradient is the slope on both sides."""
     pairs = zip(gradient.flatten().tolist(), sides, strict=True)
     return all(isinstance(side, float) and _near(value, side) for value, both in pairs for side in both)
 
@@ -185,7 +187,7 @@ def node_index(points: Sequence[Point]) -> None:
 
 
 def decisions(sources: dict[str, Thread]) -> None:
-    """Show a table of threads, with the title and the state of each."""
+    """Show a table of threads, with their titles and states."""
     show.show(_Decisions(list(sources.values())))
 
 
@@ -247,7 +249,7 @@ class _Decisions:
 
 
 class _Card:
-    """One point, run."""
+    """One point with its measurements."""
 
     def __init__(self, point: Point, sources: Sequence[Thread]) -> None:
         self.point, self.sources = point, sources
@@ -286,12 +288,12 @@ class _Card:
         if self.sources:
             said["PyTorch"] += f" ({', '.join(source.link() for source in self.sources)})"
         title, nodes = f"<strong>{html.escape(point.name)}</strong>", " ".join(map(_code, self.plain.nodes))
-        # A node that gives a NaN or an infinity is what people search for, and stands in the title.
+        # People search for a node that gives NaN or infinity, so the title names this node.
         if self.plain.kind == "finite":
             run["Nodes"] = nodes
         else:
             title += f" {nodes}"
-        # The search has what was run; what is said of it is in words that every page has.
+        # The search of the site finds only what was run. The explanation uses words that every page has.
         why = f"<details><summary>{', '.join(filter(said.get, said))}</summary>{_list(said)}</details>"
         return (
             f'<div class="zn-point"><div class="zn-searched" id="{point.anchor}"><p>{title}</p>{_list(run)}</div>'
@@ -334,7 +336,7 @@ def _evaluate(code: str, given: str, x: Tensor) -> Tensor:
 
 
 def _nodes(value: Tensor) -> list[Any]:
-    """The nodes of a graph that lead to a leaf, but not the leaves' own."""
+    """The nodes of a graph between the result and the leaves, without the leaves' own nodes."""
     found: dict[Any, None] = {}
     waiting = [value.grad_fn]
     while waiting:
@@ -354,13 +356,13 @@ def _watch(name: str, seen: list[tuple[str, bool]]) -> Any:
     return hook
 
 
-# What only moves entries about, which is in the graph of almost everything.
+# Nodes that only move elements. Almost every graph has some of them.
 _STRUCTURE = "Select|Slice|Sum|Expand|View|Unsqueeze|Squeeze|Transpose|T|Permute|Unbind|Index|Clone|Alias|Diag|Trace"
 _STRUCTURE = f"({_STRUCTURE})Backward|(Unsafe|Reshape)"
 
 
 def _limit(changes: Sequence[float]) -> float | str:
-    """What the quotients of changes and steps tend to."""
+    """The limit of the quotients of changes and steps."""
     quotients = [change / step for change, step in zip(changes, STEPS, strict=True)]
     coarse, fine, finest = quotients
     if math.isinf(finest):
@@ -378,7 +380,7 @@ def _near(value: float, other: float) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without warnings: `std` of one element gives one, and the points are about what follows it."""
+    """Ignore warnings. `std` of one element warns, and the points show the results of such calls."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -386,7 +388,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _default(dtype: torch.dtype) -> Iterator[None]:
-    """With another dtype for the numbers that an expression writes."""
+    """Use another dtype for the numbers that an expression contains."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -1,4 +1,4 @@
-"""A public case, as a page works with it: facts of its thread, claims about its ways, a verdict at the end."""
+"""A public case and its page: the facts of the thread, the claims about methods, and the verdict at the end."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Case:
 
         Args:
             way: the method, by its name in `helpers.ways`.
-            quantity: the name of what is observed, as a reader would write it: `"x.grad"`.
+            quantity: the name of what is observed, in the form that a reader would write: `"x.grad"`.
             observed: a tensor, `MaskedTensor`, number, or None (for a `.grad` that is None).
             expected: a value of the same kinds, or a nested list of numbers that may contain `nan`, `inf` and `MASKED`.
                 Plain numbers are rounded to the observed dtype. If a release of PyTorch changed the result, a `Since`
@@ -100,7 +100,7 @@ class Case:
         holds: 67180 · vanilla · backward = raises RuntimeError  (exactly)
         """
         seen: Outcome = outcome(None)
-        # Shown beside the claim, not on their own: there they would carry this machine's paths.
+        # Shown with the claim. Shown separately, the warnings would contain this machine's paths.
         with warnings.catch_warnings(record=True) as caught:
             try:
                 yield
@@ -145,11 +145,14 @@ class Case:
         lacking = [name for name in expected if name not in made]
         if lacking:
             raise LookupError(
-                f"no claim about {quantity!r} by {', '.join(lacking)}; made by: {', '.join(made) or 'none'}"
+                f"these methods made no claim about {quantity!r} before the verdict: {', '.join(lacking)}; "
+                f"methods that made one: {', '.join(made) or 'none'}"
             )
         labels = list(rows) if rows is not None else reference.labels()
         if len(labels) != len(reference):
-            raise ValueError(f"{len(labels)} row labels for {len(reference)} elements")
+            raise ValueError(
+                f"rows has {len(labels)} row labels for {len(reference)} elements; give one for each element"
+            )
         chosen = {name: made[name] for name in expected}
         Verdict(self.key, quantity, reference, chosen, expected, labels, ulps).check()
 
@@ -187,7 +190,7 @@ class Case:
         return {**self.thread.json(), "type": "case"}
 
     def _recorded(self) -> str:
-        """The other versions on which every claim of the case is recorded to hold."""
+        """The other versions on which every claim of the case is recorded and holds."""
         found = [f"{recorded.spans(versions)} ({device.upper()})" for device, versions in recorded.verified(self.key)]
         return f", and recorded on PyTorch {'; '.join(found)}" if found else ""
 

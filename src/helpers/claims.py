@@ -1,4 +1,4 @@
-"""One statement of what a way gives, checked where it stands: shown when it holds, raised when it does not."""
+"""A claim about the result of a method. It is shown if it holds, and raises an exception if it does not."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Claim:
         }
 
     def _other_releases(self) -> list[str]:
-        """What other releases give, as HTML; each change with the pull request that made it."""
+        """The results of other releases as HTML, each change with the pull request that made it."""
         lines = []
         for older, newer in zip(self.history, self.history[1:], strict=False):
             changed = number(torch.__version__) >= number(newer.since)
@@ -115,7 +115,7 @@ class Claim:
         expected, observed = self.expected, self.observed
         if self.differing is None or not (isinstance(expected, Entries) and isinstance(observed, Entries)):
             return [f"  expected  {_with_shape(expected)}", f"  observed  {_with_shape(observed)}"]
-        # Shortest identifying digits: two numbers that differ must not look the same here.
+        # Enough digits to identify each number, because two numbers that differ must not look the same here.
         cells = list(zip(observed.labels(), expected.texts(None), observed.texts(None), strict=True))
         first, wrong = self.differing[0], set(self.differing)
         start = 0 if len(cells) <= limit else max(0, min(first - 2, len(cells) - limit))
@@ -153,15 +153,15 @@ class Statement(Protocol):
 
 
 def told(statement: Statement, way: str | None, observed: Any) -> None:
-    """Show a statement; where it does not hold, raise, or in a notebook show what was recorded beside it.
+    """Show a statement. If it does not hold, raise `ClaimFailed`, or, in a notebook, also show the recorded result.
 
     Args:
         statement: a claim, or a verdict.
-        way: that of the claim; None for a verdict, which is about many.
-        observed: what was seen, in the form that records have.
+        way: the method of the claim; None for a verdict, which is about several methods.
+        observed: the observed result, in the form of the record.
 
     Raises:
-        ClaimFailed: when it does not hold, unless a reader wants to read on.
+        ClaimFailed: if the statement does not hold. A notebook does not raise, so that a reader can read on.
     """
     show.show(statement)
     if not statement.holds:
@@ -172,7 +172,7 @@ def told(statement: Statement, way: str | None, observed: Any) -> None:
 
 
 def anchor(case: str, way: str, quantity: str) -> str:
-    """The name under which a link finds a claim on its page.
+    """The id of a claim on its page, for links.
 
     >>> anchor("10729", "vanilla", "x.grad, result clamped")
     'claim-10729-vanilla-x-grad-result-clamped'
@@ -192,6 +192,6 @@ def _with_shape(value: Outcome) -> str:
 
 
 def _first_sentence(message: str) -> str:
-    """The start of an exception's message: upstream messages run on for paragraphs."""
+    """The start of an exception's message, because some messages of PyTorch are paragraphs long."""
     line = message.strip().split("\n")[0]
     return line if len(line) <= 160 else line[:159].rsplit(" ", 1)[0] + " …"

@@ -1,4 +1,4 @@
-"""When is an observed element the expected one? Exactly, or within a stated number of ulps."""
+"""Whether an observed element equals the expected element, exactly or within a stated number of ulps."""
 
 from __future__ import annotations
 
@@ -71,11 +71,12 @@ def ulp_distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         raise TypeError(f"ulp_distance needs two tensors of one floating-point dtype, got {a.dtype} and {b.dtype}")
     first, second = _rank(a), _rank(b)
     distance = second - first
-    # Opposite signs, further apart than int64 reaches: the subtraction wrapped round.
+    # If the signs are opposite, the distance may be larger than int64, and the subtraction has wrapped around.
     wrapped = (second >= 0) != (first >= 0)
     wrapped &= (distance >= 0) != (second >= 0)
     limit = torch.iinfo(torch.int64).max
-    # The lowest int64 has no absolute value: -2.0 minus 2.0 in float64 would pass for "within an ulp".
+    # The lowest int64 has no absolute value. Without the clamp, the distance of -2.0 from 2.0 would count as "within an
+    # ulp".
     return torch.where(wrapped, torch.where(second >= 0, limit, -limit), distance).clamp(min=-limit)
 
 
@@ -88,11 +89,11 @@ def _rank(x: torch.Tensor) -> torch.Tensor:
 
 
 def differing(expected: Outcome, observed: Outcome, tolerance: Tolerance = Tolerance()) -> list[int] | None:
-    """The flat indices at which `observed` is not what was `expected`; empty when it is.
+    """The flat indices at which `observed` differs from `expected`. The list is empty if they agree.
 
-    `None` if the two cannot be compared element by element: other shapes, an exception, nothing at all. Two exceptions
-    agree when their types do, and, where the expected one has a message, when that message occurs in the observed
-    one's.
+    The result is None if the two can't be compared element by element. This is so if they have different shapes, or if
+    one of them is an exception or absent. Two exceptions agree if they have the same type and, if the expected
+    exception has a message, the observed message contains it.
 
     >>> from helpers.entries import outcome
     >>> differing(outcome([0.0, 1.0]), outcome([float("nan"), 1.0]))
@@ -118,10 +119,10 @@ def _same(expected: torch.Tensor, observed: torch.Tensor, tolerance: Tolerance) 
     if tolerance.rtol or tolerance.atol:
         near = wide.isfinite() & ((wide - seen).abs() <= tolerance.atol + tolerance.rtol * wide.abs())
     if not observed.is_floating_point():
-        # Compared both ways: as float64 no fraction is cut down, as int64 no large whole number is rounded.
+        # Compared twice: as float64, so that no fraction is cut off, and as int64, so that no large integer is rounded.
         return near | ((wide == seen) & (expected.to(torch.int64) == observed.to(torch.int64)))
     rounded = expected.to(observed.dtype)
-    # A finite number that overflows the observed dtype was not claimed to be infinite.
+    # If a finite number overflows the observed dtype, it does not equal the infinity: the claim expects no infinity.
     kept = expected.isfinite() == rounded.isfinite()
     exact = (rounded == observed) | (rounded.isnan() & observed.isnan())
     if tolerance.signed_zero:

@@ -1,4 +1,4 @@
-"""A small computation to play with: executed samples everywhere, and on the site a control that computes more."""
+"""Samples of a small computation as a table. On the site, a control replaces the table and computes more samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .entries import outcome
 
 @dataclass(frozen=True)
 class Control:
-    """Samples of a computation, a column for each input and result: texts, or tensors with an element for a sample."""
+    """Samples of a computation, with a column for each input and result: texts, or a tensor of shape [samples]."""
 
     name: str
     caption: str
@@ -29,7 +29,7 @@ class Control:
     def html(self) -> str:
         rows = list(zip(*(self._cells(column) for column in self.columns.values()), strict=True))
         body = show.table(html.escape(self.caption), [html.escape(head) for head in self.columns], rows)
-        # Shortest texts, from which a script gets the very number back.
+        # The shortest texts from which a script gets exactly the same numbers.
         exact = list(zip(*(self._texts(column, None) for column in self.columns.values()), strict=True))
         samples = json.dumps([dict(zip(self.columns, row, strict=True)) for row in exact], ensure_ascii=False)
         return (

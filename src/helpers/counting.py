@@ -1,4 +1,4 @@
-"""What a function ignores, by the definition and by `ignoring`: a row for each function and element."""
+"""The elements that a function ignores, by the definition and by `ignoring`: a row for each function and element."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from . import show
 from .entries import outcome
 
 Row = tuple[str, Callable[[Tensor], Tensor], str, Sequence[float], Sequence[float]]
-"""A function's text, the function, what is special of the last element, values, and other values for that element."""
+"""A function's text, the function, a word about the last element, values, and other values for the last element."""
 
 
 @dataclass(frozen=True)
 class _Judged:
-    """One row, run."""
+    """One row with its results."""
 
     row: Row
     changes: bool
@@ -101,6 +101,6 @@ def _judge(row: Row) -> _Judged:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """The definition's *same*: one NaN is as good as another, and 0 is as good as -0."""
+    """Whether two results are the same by the definition: all NaNs are the same, and 0 is the same as -0."""
     nan = a.isnan() & b.isnan()
     return a.shape == b.shape and bool((nan | (a == b)).all())

@@ -1,4 +1,4 @@
-"""What stands beside a claim that a reader's PyTorch does not keep: both results, and where to report it."""
+"""What a notebook shows if a claim does not hold on a reader's PyTorch: both results, and where to report them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .recorded import device
 
 @dataclass(frozen=True)
 class Difference:
-    """A result that is not the recorded one.
+    """A result that differs from the recorded result.
 
-    `observed` is the JSON form of what was seen here; `recorded` that of what was seen on another version, with the
-    version, or None where nothing is recorded of it.
+    `observed` is the JSON form of the result here. `recorded` is the version and the JSON form of the recorded result,
+    or None if no result is recorded.
     """
 
     name: str
@@ -40,10 +40,10 @@ class Difference:
         )
 
     def json(self) -> None:
-        """Nothing for machines: the claim itself says that it does not hold."""
+        """None: the claim itself says in its JSON that it does not hold."""
 
     def url(self) -> str:
-        """The address of a new issue that has both sides in it already."""
+        """The address of a new issue that already contains both results."""
         body = "\n".join(["```", self.name, *self._sides(), "```"])
         title = f"{self.name} differs on torch {torch.__version__}"
         return f"{REPORT}/new?{urlencode({'title': title, 'body': body[:4000]})}"
@@ -58,7 +58,7 @@ class Difference:
 
 
 def _brief(value: Any) -> str:
-    """The JSON form of an outcome, or the words of a verdict, in a line."""
+    """The JSON form of an outcome, or the words of a verdict, as one line."""
     if "raised" in value:
         return f"raises {value['raised']}"
     if "absent" in value:

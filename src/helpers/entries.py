@@ -1,7 +1,7 @@
-"""What a page observes, brought to one form: values, a mask, and a word for each element.
+"""Converts what a page observes to one form: values, a mask, and a word for each element.
 
-A gradient reaches a page as a `Tensor`, a `MaskedTensor`, a number, `None`, or as the exception that was raised in
-its place. `outcome` turns each of them into something that can be compared, printed and stored.
+A page observes a gradient as a `Tensor`, a `MaskedTensor`, a number, `None`, or the exception that was raised instead.
+`outcome` turns each of them into an object that can be compared, printed and stored.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Kind(enum.Enum):
     MASKED = "masked"
 
 
-# NumPy knows no bfloat16; each of its values is a float32.
+# NumPy has no bfloat16. Every bfloat16 value is a float32 value.
 _SHORTEST = {
     torch.float16: np.float16,
     torch.bfloat16: np.float32,
@@ -148,13 +148,13 @@ def outcome(value: Any) -> Outcome:
     if isinstance(value, torch.Tensor):
         return _entries(value, None)
     if isinstance(value, (np.ndarray, np.generic)):
-        # Copied in the machine's own byte order: torch takes no other, and warns about arrays that cannot be written.
+        # Copied in the machine's byte order, because torch accepts no other, and warns about read-only arrays.
         return _entries(torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="))), None)
     if isinstance(value, (bool, int, float, _Masked, list, tuple)):
         return _from_numbers(value)
     raise TypeError(
         f"cannot compare a {type(value).__name__}: give a tensor, numbers, None, or an exception. "
-        "Of a complex result claim .real and .imag, each on its own."
+        "For a complex result, claim .real and .imag separately."
     )
 
 
@@ -162,14 +162,16 @@ def _entries(data: torch.Tensor, mask: torch.Tensor | None) -> Entries:
     if data.is_complex() or data.is_quantized or data.is_nested:
         what = "complex" if data.is_complex() else "quantized" if data.is_quantized else "nested"
         raise TypeError(
-            f"cannot compare {what} tensors element by element: claim .real and .imag, .dequantize(), or each part"
+            f"cannot compare {what} tensors element by element: claim .real and .imag, .dequantize(), or each component"
         )
     if data.is_floating_point() and data.dtype not in _SHORTEST:
-        raise TypeError(f"cannot compare {data.dtype} element by element: claim .float(), which holds all its values")
+        raise TypeError(
+            f"cannot compare {data.dtype} element by element: claim .float(), which represents all its values"
+        )
     data = data.detach()
     if data.layout is not torch.strided:
         data = data.to_dense()
-    # A copy: a page may go on to change its tensor in place, as a second `backward` does to `.grad`.
+    # A copy, because a page may change its tensor in place later, as a second `backward` changes `.grad`.
     data = data.cpu().clone(memory_format=torch.contiguous_format)
     if mask is None:
         return Entries(data, torch.ones(data.shape, dtype=torch.bool))
@@ -235,13 +237,13 @@ def _text(value: float, used: bool, dtype: torch.dtype, digits: int | None) -> s
     if digits is None:
         return shortest
     text = f"{value:.{digits}g}"
-    # 28.999999999999996 must not pass for 29.
+    # 28.999999999999996 must not look like 29.
     looks_whole = text.lstrip("-").isdigit() and not value.is_integer()
     return shortest if looks_whole else text
 
 
 def nested(texts: Sequence[str], shape: Sequence[int], limit: int = 24) -> str:
-    """Elements as one bracketed line, `[1, NaN]` or `[[1, 2], [3, 4]]`, cut in the middle beyond `limit` elements.
+    """Elements as one bracketed line, `[1, NaN]` or `[[1, 2], [3, 4]]`. Above `limit` elements, the middle is cut.
 
     >>> nested(["1", "NaN"], (2,))
     '[1, NaN]'

@@ -1,4 +1,4 @@
-"""Drawings in the page's own colours: inline vectors, readable in light and in dark, each with a text in its place."""
+"""Figures in the page's own colours: inline SVG that is readable in light and dark mode, with a text alternative."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 
 from . import show
 
-# Middle tones: at least 3:1 against white and against the dark page, so one set serves both.
+# Colours of medium brightness: the contrast is at least 3:1 on white and on the dark page, so one set works for both.
 BLUE, ORANGE, GREEN, RED, GREY = "#2f81d6", "#c9641a", "#2e8b57", "#d9480f", "#808080"
 
 COLUMN, PHONE, GAP = 10.0, 4.6, 0.25
-"""Inches: the widths of the page's column, of a phone's column, and of the gap between panels. An inch is 72 px."""
+"""The widths of the page's column, of a phone's column, and of the gap between panels, in inches of 72 pixels."""
 
-_INK = "#010203"  # stands for "the page's text colour" until the drawing is an SVG
+_INK = "#010203"  # replaces "the page's text colour" until the drawing is an SVG
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.size": 12,
@@ -39,10 +39,10 @@ class Figure:
     """A finished drawing.
 
     Attributes:
-        wide: an SVG for each panel, to stand side by side.
-        narrow: the same panels drawn for a phone, where they stand below each other.
-        alt: the text for those who cannot see it.
-        caption: the sentence under it.
+        wide: an SVG for each panel. The panels are side by side.
+        narrow: the same panels drawn for a phone, where they are below each other.
+        alt: the text for readers who can't see the figure.
+        caption: the sentence under the figure.
     """
 
     wide: tuple[str, ...]
@@ -72,7 +72,7 @@ def drawing(alt: str, caption: str = "", height: float = 3.6, panels: int = 1) -
     has the same size in both. Place texts by data or by axes coordinates: they keep their places in both layouts.
 
     Args:
-        alt: a text that tells readers who can't see the figure what it shows. It must not be empty.
+        alt: a text for readers who can't see the figure. It says what the figure shows, and must not be empty.
         caption: the sentence under the figure.
         height: the height of a panel, in inches of 72 pixels.
         panels: the number of panels. They are side by side, or below each other if the page is narrow.
@@ -96,7 +96,7 @@ def drawing(alt: str, caption: str = "", height: float = 3.6, panels: int = 1) -
 
 @dataclass
 class Sketch:
-    """A drawing while it is drawn: `axes` to draw on, and `figure` once its block has ended."""
+    """A drawing in progress: `axes` to draw on, and `figure` after the block has ended."""
 
     axes: Any
     figure: Any = None
@@ -104,24 +104,26 @@ class Sketch:
 
 @contextmanager
 def sketch(alt: str, caption: str = "", height: float = 3.6, panels: int = 1) -> Iterator[Sketch]:
-    """As `drawing`, but the finished `Figure` is kept and not shown."""
+    """Like `drawing`, but the finished `Figure` is kept and not shown."""
     if not alt.strip():
-        raise ValueError("alt must say what the figure shows: some readers have nothing else")
+        raise ValueError("alt is empty: write what the figure shows, for readers who can't see it")
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure as Canvas
 
-    # The salt makes the ids, and so the page, the same in every build.
+    # With this salt, matplotlib gives the same ids, and so the same page, in every build.
     salt = hashlib.sha256((alt + caption).encode()).hexdigest()[:8]
     wide = (COLUMN - GAP * (panels - 1)) / panels
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": salt}):
-        # A canvas for each panel, so that the page can place them.
+        # A canvas for each panel, so that the page can arrange the panels.
         canvases = [Canvas(figsize=(wide, height), layout="constrained") for _ in range(panels)]
         axes = [FigureCanvasSVG(canvas).figure.subplots() for canvas in canvases]
         sketched = Sketch(axes[0] if panels == 1 else axes)
         yield sketched
         if any(each.axison and not (each.get_xlabel() and each.get_ylabel()) for each in axes):
-            raise ValueError("label both axes with set_xlabel and set_ylabel, or draw none: axes.axis('off')")
+            raise ValueError(
+                "an axis has no label: label both axes with set_xlabel and set_ylabel, or call axes.axis('off')"
+            )
         drawn = [
             tuple(_inline(_drawn(canvas, width, height), f"{salt}-{size}{at}") for at, canvas in enumerate(canvases))
             for size, width in (("w", wide), ("n", PHONE))
@@ -137,12 +139,12 @@ def _drawn(canvas: Any, width: float, height: float) -> str:
 
 
 def _inline(document: str, salt: str) -> str:
-    """A matplotlib SVG document as part of a page: the page's ink and font, and ids of its own."""
+    """A matplotlib SVG document as part of a page: with the page's ink and font, and with unique ids."""
     svg = document[document.index("<svg") :].strip()
     svg = svg.replace(_INK, "currentColor")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"font: (?:(\w+) )?([\d.]+)px [^;\"]*", lambda m: f"font-size: {m[2]}px", svg)
-    svg = re.sub(r"font-family: [^;\"]*;? ?", "", svg)  # matplotlib 3.11 writes the family on its own
+    svg = re.sub(r"font-family: [^;\"]*;? ?", "", svg)  # matplotlib 3.11 writes the family separately
     svg = re.sub(r'\bid="([^"]+)"', rf'id="{salt}-\1"', svg)
     svg = re.sub(r'(href="|url\()#', rf"\g<1>#{salt}-", svg)
     return re.sub(r'<svg[^>]*?(viewBox="[^"]*")[^>]*>', _HEAD, svg, count=1)

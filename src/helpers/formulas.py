@@ -1,8 +1,8 @@
-"""Formulas that people write for losses and geometry, where they break, and what to write in their place.
+"""Formulas that people write for losses and geometry, the points at which they break, and the formulas to copy instead.
 
-All that is stated about a formula is here, in one place, as for the points of the atlas: the code, the point, and the
-gradient that mathematics gives there. The rest is measured when the table is shown. The page shows the same lines of
-code, and a test compares the two.
+All statements about a formula are in this file: the code, the point, and the gradient that mathematics gives at the
+point. (`helpers.points` does the same for the atlas.) The rest is measured when the table is shown. The page shows the
+same lines of code, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ class Formula:
         write: the code of the function to copy.
         call: a call of `write`, with `x` and the names in `given`. A call of `by_hand` has `_by_hand` before its `(`.
         at: the value of `x` at the point, a number or nested lists of numbers.
-        gradient: what plain PyTorch gives for the formula by hand there.
-        reference: the gradient at the point, from a formula of its own. It is `MASKED` at each element that the formula
+        gradient: the gradient that plain PyTorch gives at the point for the formula by hand.
+        reference: the gradient at the point, from an independent formula. It is `MASKED` at each element that the
+            formula
             to copy leaves out. None if there is no gradient.
         effect: what the formula to copy does about the point: one of the words in `helpers.atlas.EFFECTS`.
-        ordinary: gives ordinary inputs, always the same: `x` and the other names.
+        ordinary: returns ordinary inputs, the same in every call: `x` and the other names.
         ulps: how far the formula to copy may be from float64 on ordinary inputs. See `furthest`.
         given: the values of the other names at the point.
         chosen: the gradient of the formula to copy, if it is not the reference.
@@ -77,7 +78,7 @@ class Formula:
         return torch.where(form.mask, form.data, 0.0)
 
     def measured(self, copied: bool = True) -> tuple[Tensor, Tensor]:
-        """Value and gradient in float32 at the point, of the formula to copy or of the one by hand."""
+        """The value and the gradient in float32 at the point, for the formula to copy or for the formula by hand."""
         x = torch.tensor(self.at)
         return self._run(copied, x, {key: torch.tensor(value) for key, value in self.given.items()})
 
@@ -85,7 +86,7 @@ class Formula:
         """The node that anomaly mode names for the formula by hand at the point, or "" if no node returns NaN."""
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the mode warns that it is slow, and where the forward call was
+                warnings.simplefilter("ignore")  # anomaly mode warns about its speed and the forward call
                 with torch.autograd.detect_anomaly():
                     self.measured(copied=False)
         except RuntimeError as error:
@@ -94,11 +95,11 @@ class Formula:
         return ""
 
     def furthest(self, copied: bool = True) -> tuple[float, float]:
-        """How far value and gradient in float32 are from the formula by hand in float64, on ordinary inputs.
+        """How far the value and the gradient in float32 are from the formula by hand in float64, on ordinary inputs.
 
         Returns:
-            The largest difference of the values, in ulps of float32 at the value, at least at 1; and that of the
-            gradients, in ulps of float32 at the largest element of the gradient.
+            The largest difference of the values, in ulps of float32 at the value, but at least at 1. Then the largest
+            difference of the gradients, in ulps of float32 at the largest element of the gradient.
         """
         x, given = self.ordinary()
         value, gradient = self._run(copied, x, given)
@@ -113,7 +114,7 @@ class Formula:
         x = x.clone().requires_grad_()
         names = {"torch": torch, "F": F, "x": x, **given}
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # std of one element gives one
+            warnings.simplefilter("ignore")  # std of one element warns
             exec(self.write if copied else self.by_hand, names)
             value = eval(self.call if copied else self.call.replace("(", "_by_hand(", 1), names)
             (gradient,) = torch.autograd.grad(value.sum(), x)
@@ -155,7 +156,10 @@ def _gradients(row: Formula) -> tuple[Tensor, Tensor]:
 
 
 def _entries(value: Any) -> str:
-    """A gradient with three digits for each element, and a single NaN if all of it is NaN: there are many columns."""
+    """A gradient with three digits for each element.
+
+    A single NaN if all elements are NaN, because there are many columns.
+    """
     form = outcome(value)
     assert isinstance(form, Entries)
     cells = [show.entry(_short(text), kind) for text, kind in zip(form.texts(None), form.kinds(), strict=True)]
@@ -347,7 +351,7 @@ STANDARDIZED = (
 
 
 def _entropy_slopes(logits: Sequence[float]) -> list[float]:
-    """−p·(log p + H), by Python's own arithmetic."""
+    """−p·(log p + H), computed by Python and not by PyTorch."""
     total = sum(map(math.exp, logits))
     shares = [math.exp(logit) / total for logit in logits]
     entropy = -sum(p * math.log(p) for p in shares if p)

@@ -1,4 +1,4 @@
-"""A table of measured results: texts and outcomes, and under a result what older releases gave."""
+"""A table of measured results: texts and outcomes. A result may have the results of older releases below it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .entries import describe, outcome
 from .releases import Since
 
 Cell = Any
-"""A text, in which backticks mark code; or anything that a claim can expect: a tensor, a number, a `Since` of them."""
+"""A text, in which backticks mark code, or any value that a claim can expect: a tensor, a number, a `Since` of them."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ def grid(caption: str, head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> N
     """
     for row in rows:
         if len(row) != len(head):
-            raise ValueError(f"{len(row)} cells under {len(head)} headers: {row}")
+            raise ValueError(f"a row has {len(row)} cells under {len(head)} headers; give one for each header: {row}")
     show.show(Grid(caption, head, rows))
 
 
 def _epochs(cell: Since) -> list[tuple[str, Cell]]:
-    """The results of a cell, newest first, each with the words before it."""
+    """The results of a cell, the newest first, each with the words before it."""
     found: list[tuple[str, Cell]] = [("", cell.now)]
     while isinstance(cell, Since):
         older = cell.before
@@ -85,6 +85,6 @@ def _html(cell: Cell) -> str:
         )
     if isinstance(cell, str):
         text = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(cell))
-        # A word that the narrow column of a table would break, such as float16.
+        # A narrow column would otherwise break a word such as float16.
         return f'<span class="zn-word">{text}</span>' if re.fullmatch(r"\w{1,16}", cell) else text
     return show.result(outcome(cell))

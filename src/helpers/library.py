@@ -1,4 +1,4 @@
-"""The card of the library: version, licence, what it needs, and where its results were recorded."""
+"""The card of the library: its version, its licence, what it needs, and on which releases results are recorded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from . import recorded, show
 
 
 def library_card() -> None:
-    """Show what somebody who decides about the library wants to know first.
+    """Show the facts that a person who decides about the library needs first.
 
     >>> library_card()  # doctest: +ELLIPSIS
     zero_or_nan ..., MIT licence. It needs PyTorch 2.6 or newer, and nothing else.
@@ -21,7 +21,7 @@ def library_card() -> None:
 
 
 class Card:
-    """What the card says, read from the library and from the records."""
+    """The facts of the card, read from the library and from the records."""
 
     def lines(self) -> list[str]:
         """Two sentences: the library, and the releases and devices that results are recorded for."""

@@ -1,7 +1,8 @@
-"""The nodes of PyTorch's graphs that have a derivative: what makes each, and whose gradient each output is.
+"""The nodes of PyTorch's graphs that have a derivative: the function that makes each, and the input of each output.
 
-`Function 'PowBackward1' returned nan values in its 1th output` names a node and a number. PyTorch's own list
-of derivatives, which is installed with torch, says what both mean. So no name is written down here.
+The message `Function 'PowBackward1' returned nan values in its 1th output` names a node and a number. PyTorch's own
+list of derivatives, which is installed with torch, says what both mean. Therefore this module contains no list of
+names.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ _PLACES = {
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the graph by its name in error messages.
+    """A node of the graph, identified by its name in error messages.
 
     Attributes:
-        name: such as `"PowBackward1"`.
-        operator: the ATen operator whose derivative the node computes: `"pow.Tensor_Tensor"`. Empty if PyTorch's list
-            does not have the node.
-        inputs: the names of the operator's inputs, in the order of the node's outputs: output 1 is the gradient of
+        name: the name, such as `"PowBackward1"`.
+        operator: the ATen operator whose derivative the node computes, such as `"pow.Tensor_Tensor"`. Empty if
+            PyTorch's list does not have the node.
+        inputs: the names of the operator's inputs, in the order of the node's outputs. Output 1 is the gradient of
             `inputs[1]`.
     """
 
@@ -50,7 +51,7 @@ class Node:
 
     @property
     def function(self) -> str:
-        """The function of Python that has the operator's name, such as `torch.pow`; else the operator's own name."""
+        """The Python function with the operator's name, such as `torch.pow`; if none exists, the operator's name."""
         name = self.operator.partition(".")[0]
         for public in dict.fromkeys((name.lstrip("_"), name)):
             for place, module in _PLACES.items():
@@ -78,11 +79,11 @@ def node_names() -> None:
 
 
 def made_by(calls: Sequence[str] | None = None) -> dict[str, list[str]]:
-    """Which nodes the graphs of some calls have: for each node the functions that were called.
+    """The nodes in the graphs of some calls: for each node, the functions whose graphs have it.
 
     Args:
-        calls: expressions of `F`, `nn`, `torch` and of `t`, which makes a tensor with that shape. By default, common
-            layers and losses, whose node has another name than the function.
+        calls: expressions that may use `F`, `nn`, `torch`, and `t`, which makes a tensor of the given shape. The
+            default is common layers and losses whose nodes have other names than the functions.
     """
     found: dict[str, list[str]] = {}
     for call in _CALLS if calls is None else calls:
@@ -111,14 +112,14 @@ class _List:
         return f'{count}<ul class="zn-nodes">{rows}</ul>'
 
     def _row(self, node: Node) -> str:
-        """The name on its own, for it is what is searched for, and in one line what there is to say of it."""
+        """The node as a list item. Its name has its own paragraph, because people search for the name."""
         said = [_code(node.function)] if node.function else []
         if calls := self.calls.get(node.name):
             said.append(f"also {', '.join(map(_code, calls))}")
         if node.inputs:
             outputs = ", ".join(f"{number} {_code(name)}" for number, name in enumerate(node.inputs))
             said.append(f"outputs: {outputs}")
-        # Found by the search of the site only if no page is about this name.
+        # The search of the site finds this item only if no page is about this name.
         return (
             f'<li class="zn-searched" id="node-{node.name}" data-fallback>'
             f"<p><strong>{node.name}</strong></p><p>{'; '.join(said)}</p></li>"
@@ -167,7 +168,7 @@ _CALLS = (
     "torch.norm(t(3))",
     "torch.std(t(3))",
 )
-"""Layers and losses whose nodes have other names. What is in the graph of each is measured when the table is made."""
+"""Layers and losses whose nodes have other names. The nodes of each graph are read when the table is made."""
 
 _COMMON = {
     f"{name}Backward0"
@@ -176,7 +177,7 @@ _COMMON = {
         "UnsafeSplit UnsafeView Unsqueeze View"
     ).split()
 }
-"""Nodes that are in the graph of almost everything."""
+"""Nodes that occur in almost every graph."""
 
 
 def _tensor(*shape: int) -> Tensor:
@@ -194,7 +195,7 @@ def _graph(root: Any) -> Iterator[str]:
 
 
 def _derivatives() -> str:
-    """PyTorch's own list of derivatives; empty in an installation without it."""
+    """PyTorch's own list of derivatives; empty if the installation lacks it."""
     found = find_spec("torchgen")
     places = found.submodule_search_locations if found else None
     path = Path(next(iter(places)), "packaged", "autograd", "derivatives.yaml") if places else None
@@ -206,7 +207,7 @@ def _code(text: str) -> str:
 
 
 def _listed(text: str) -> Iterator[Node]:
-    """The nodes of a list of derivatives. Names are counted as PyTorch's own generator counts them."""
+    """The nodes of a list of derivatives, with the numbers that PyTorch's own generator gives to equal names."""
     count: Counter[str] = Counter()
     for block in re.split(r"(?m)^- name: ", text)[1:]:
         schema, _, rest = block.partition("\n")
@@ -227,7 +228,7 @@ def _listed(text: str) -> Iterator[Node]:
 
 
 def _dispatched(block: str) -> Iterator[tuple[str, str]]:
-    """The lines of each dispatch key of a block; those of a block without keys belong to the default."""
+    """The lines of each dispatch key of a block. The lines of a block without keys belong to the default."""
     block = re.sub(r"(?m)^\s*#.*$", "", block)
     _, has_keys, keyed = block.partition("  dispatch:\n")
     if not has_keys:

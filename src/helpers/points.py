@@ -1,6 +1,7 @@
-"""The points of the atlas, by group, and the threads that say what upstream decided: all that is stated, in one place.
+"""The points of the atlas, by group, and the threads in which maintainers decided about them.
 
-What can be measured is not believed: `helpers.atlas` runs every expression, and tests compare.
+All statements about the points are in this file. Whatever can be measured is checked: `helpers.atlas` runs every
+expression, and tests compare the results with these statements.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ _ALL = (
     ),
 )
 SOURCES: dict[str, Thread] = {entry.key: entry for entry in _ALL}
-"""Every thread and page that a point names, by its key."""
+"""Every thread and page that a point names in its `sources`, by its key."""
 
 POINTS: dict[str, tuple[Point, ...]] = {
     "Roots and powers": (

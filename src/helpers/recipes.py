@@ -1,6 +1,7 @@
-"""Computations whose gradient is NaN, with what people write against it: the rows of the page *Every remedy, compared*.
+"""Computations whose gradient is NaN, and the code that people write against it, for *Every remedy, compared*.
 
-Each row is a few lines of PyTorch. `helpers.remedies` runs the lines, and decides what comes out: nothing here says so.
+Each row is a few lines of PyTorch. `helpers.remedies` runs the lines and judges the results. No result is written in
+this file.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ class Situation:
     All code uses `torch`, `F`, `inf` and `nan`, computes `loss`, and leaves the gradient in `x.grad`.
 
     Args:
-        name: what a reader calls it.
-        page: the page of the book that is about it, with an anchor.
-        given: lines that make `x`, in `Situation.x` already, and the data. `torch.where` conditions have names here.
+        name: the name that a reader gives it.
+        page: the page of the book about it, with an anchor.
+        given: lines that prepare `x`, whose value is in `Situation.x`, and the data. `torch.where` conditions have
+            names here.
         x: the value of the leaf whose gradient is wanted.
         plain: the forward code. A line that begins with `y =` makes the dangerous result.
         alone: an expression for the terms of the loss that uses the used elements alone. They are added up.

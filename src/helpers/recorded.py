@@ -1,4 +1,4 @@
-"""What other versions of PyTorch gave: `results/claims.json`, which lies beside `src/` wherever the helpers do.
+"""The recorded results of other versions of PyTorch: `results/claims.json`, which is next to `src/` in a checkout.
 
 The file has one line for each claim and verdict. If runs gave different outcomes, each outcome has its own line, and
 `on` names the runs that gave it. A line without `on` belongs to all runs. A tensor is one text: `float32[2]: 1 NaN`.
@@ -22,10 +22,10 @@ RECORDED = Path(__file__).resolve().parents[2] / "results" / "claims.json"
 
 @cache
 def records() -> tuple[dict[str, Any], ...]:
-    """Every recorded run, oldest version first; empty where the helpers were copied without `results/`.
+    """Every recorded run, the oldest version first. Empty if the helpers were copied without `results/`.
 
     Raises:
-        ValueError: when the file is not JSON; with its path.
+        ValueError: if the file is not JSON; with its path.
     """
     if not RECORDED.is_file():
         return ()
@@ -38,7 +38,7 @@ def records() -> tuple[dict[str, Any], ...]:
 def runs(content: dict[str, Any]) -> list[dict[str, Any]]:
     """Each run in the content of the file: its version, its device, and the outcomes of all its claims.
 
-    They come in the order of the file: device by device (the CPU first), oldest release first.
+    The order is that of the file: by device (the CPU first), then by release (the oldest first).
     """
     outcomes = unfolded(content["runs"], map(_whole, content["outcomes"]))
     return [
@@ -58,7 +58,7 @@ def unfolded(names: Iterable[str], lines: Iterable[dict[str, Any]]) -> dict[str,
 
 
 def _whole(line: dict[str, Any]) -> dict[str, Any]:
-    """A line of the file with its tensors as claims state them."""
+    """A line of the file, with its tensors in the form that claims use."""
     whole = {**line, "expected": _outcome(line["expected"]), "observed": _outcome(line["observed"])}
     if "history" in line:
         whole["history"] = [{**epoch, "expected": _outcome(epoch["expected"])} for epoch in line["history"]]
@@ -74,7 +74,10 @@ def _outcome(recorded: Any) -> Any:
 
 
 def nearest() -> dict[str, Any] | None:
-    """The record to compare this run with: of its device or else the CPU, of its version or else the newest older."""
+    """The run to compare with: on this device, or else on the CPU; the newest version that is not newer than this one.
+
+    If all recorded versions are newer, the oldest of them.
+    """
     here = number(torch.__version__)
     by_device = {name: [record for record in records() if record["device"] == name] for name in (device(), "cpu")}
     alike = by_device[device()] or by_device["cpu"]
@@ -83,7 +86,7 @@ def nearest() -> dict[str, Any] | None:
 
 
 def observed(case: str, way: str | None, quantity: str) -> tuple[str, dict[str, Any]] | None:
-    """What the nearest record says that a way gave, or, without a way, the words of a verdict; with its version."""
+    """The nearest record's version, and its result of a method. Without a method, the words of the verdict."""
     record = nearest()
     for fact in reversed(record["outcomes"] if record else []):
         if (fact["case"], fact.get("way"), fact["quantity"]) == (case, way, quantity):
@@ -92,7 +95,7 @@ def observed(case: str, way: str | None, quantity: str) -> tuple[str, dict[str, 
 
 
 def by_release(case: str, way: str, quantity: str) -> list[tuple[str, dict[str, Any]]]:
-    """What each recorded release gave on a CPU, oldest release first."""
+    """The result of each recorded release on a CPU, the oldest release first."""
     return [
         (str(record["torch"]), dict(fact["observed"]))
         for record in records()
@@ -103,7 +106,7 @@ def by_release(case: str, way: str, quantity: str) -> list[tuple[str, dict[str, 
 
 
 def alike(one: str, other: str) -> bool:
-    """Whether two recorded elements are the same, or numbers that differ by rounding. Zero is alike to zero only.
+    """Whether two recorded elements are the same, or numbers that differ only by rounding. Zero equals only zero.
 
     >>> alike("NaN", "NaN"), alike("0.5", "0.50000006"), alike("0", "1e-9")
     (True, True, False)
@@ -112,12 +115,12 @@ def alike(one: str, other: str) -> bool:
         return True
     try:
         return math.isclose(float(one), float(other), rel_tol=1e-4)
-    except ValueError:  # masked, or a truth value
+    except ValueError:  # masked, or a boolean
         return False
 
 
 def verified(case: str) -> list[tuple[str, list[str]]]:
-    """The devices, each with the versions on which every claim of a case is recorded, and holds."""
+    """Each device, with the versions on which every claim of the case is recorded and holds."""
     wanted = _claims(nearest(), case)
     found: dict[str, list[str]] = {}
     for record in records():
@@ -128,7 +131,7 @@ def verified(case: str) -> list[tuple[str, list[str]]]:
 
 
 def spans(versions: list[str]) -> str:
-    """Versions as people say them: neighbouring minor releases as a span.
+    """Versions as text, with consecutive minor releases as a span.
 
     >>> spans(["2.6.0", "2.7.0", "2.8.0", "2.10.0", "2.13.0", "2.14.0"])
     '2.6 to 2.8, 2.10, 2.13 and 2.14'
@@ -144,7 +147,7 @@ def spans(versions: list[str]) -> str:
 
 
 def device() -> str:
-    """The kind of device on which tensors are made here: `cpu`, `cuda`, `mps`."""
+    """The type of the default device: `cpu`, `cuda` or `mps`."""
     return str(torch.get_default_device().type)
 
 

@@ -1,4 +1,4 @@
-"""Expectations that a release of PyTorch changed, and which of them holds here."""
+"""Expectations that a release of PyTorch changed, and the choice of the expectation for this release."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Since:
     Args:
         release: the first release that gives `now`, such as `"2.14"` or `"2.14.1"`. The nightly builds of this release
             count as this release.
-        now: what is expected of this release and of all newer ones.
-        before: what is expected of older releases. If an older release changed the result too, another `Since`.
+        now: the expected result of this release and of all newer releases.
+        before: the expected result of older releases. If an older release changed the result too, another `Since`.
         pull: the number of the PyTorch pull request that changed the result, if we know it.
 
     Raises:
@@ -35,14 +35,14 @@ class Since:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"\d+\.\d+(\.\d+)?", self.release):
-            raise ValueError(f"{self.release!r} is no release of PyTorch: write it like '2.14'")
+            raise ValueError(f"{self.release!r} is not the number of a PyTorch release: write a number such as '2.14'")
         if isinstance(self.now, Since):
-            raise ValueError("the newest change comes first: put the older Since into `before`")
+            raise ValueError("`now` is a Since, but the outer Since must be the newest: pass the older one as `before`")
         if isinstance(self.before, Since) and number(self.before.release) >= number(self.release):
-            raise ValueError(f"{self.before.release} comes before {self.release} here, but is not older")
+            raise ValueError(f"`before` is of release {self.before.release}, which is not older than {self.release}")
 
     def at(self, version: str) -> Any:
-        """The result that is expected of a version, such as `torch.__version__`."""
+        """The expected result of a version, such as `torch.__version__`."""
         if number(version) >= number(self.release):
             return self.now
         return self.before.at(version) if isinstance(self.before, Since) else self.before
@@ -60,7 +60,7 @@ class Epoch:
         return {"since": self.since, "expected": self.expected.json(), "pull": self.pull}
 
     def text(self) -> str:
-        """The epoch in words, for a claim that holds in another one.
+        """The epoch in words, for the message of a claim that holds in another epoch.
 
         >>> from helpers.entries import outcome
         >>> Epoch("2.14", outcome([0.0])).text()
@@ -70,23 +70,23 @@ class Epoch:
 
 
 def number(version: str) -> tuple[int, ...]:
-    """A version as numbers that compare: a nightly build counts as the release that it leads to.
+    """A version as numbers that can be compared. A nightly build counts as the release that it leads to.
 
     >>> number("2.9.1+cpu") < number("2.14.0.dev20260101+cu126") == number("2.14.0")
     True
     """
     found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
     if found is None:
-        raise ValueError(f"{version!r} is no version of PyTorch")
+        raise ValueError(f"{version!r} is not a version of PyTorch, such as '2.14.0'")
     return tuple(int(part or 0) for part in found.groups())
 
 
 def epochs(expected: Any, form: Callable[[Any], Outcome]) -> tuple[Epoch, ...]:
-    """The history of an expectation, oldest first: empty where no release changed it.
+    """The history of an expectation, the oldest first. Empty if no release changed the expectation.
 
     Args:
-        expected: what a claim was given.
-        form: brings one expectation to the form that is compared.
+        expected: the expectation that a claim was given.
+        form: converts one expectation to the form that is compared.
     """
     found: list[Epoch] = []
     while isinstance(expected, Since):

@@ -1,6 +1,6 @@
-"""Every remedy on every row of `helpers.recipes`: each program is run, and judged by a reference gradient.
+"""Runs every remedy on every row of `helpers.recipes`, and judges each program by a reference gradient.
 
-Nothing about a result is written down here. A `Cell` holds a program, what the program gave, and the word for it.
+No result is written in this file. A `Cell` holds a program, the result of the program, and the word for this result.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .reference import reference
 from .verdict import ROUNDED, judge
 
 REWRITES = ("select first", "double where", "substitute", "multiply", "epsilon", "masked")
-"""The remedies that rewrite the forward code. What they write stands in `Situation.instead`."""
+"""The remedies that rewrite the forward code. `Situation.instead` has the rewritten code."""
 
 COLUMNS = (
     "vanilla",
@@ -57,7 +57,7 @@ WORDS = {
 }
 """The words for a result, with their marks.
 
-- *right*: every element is the reference's, up to `ROUNDED` ulps, and 0 or masked where the loss ignores the element.
+- *right*: every element is the reference's, up to `ROUNDED` ulps, and 0 or masked if the loss ignores the element.
 - *wrong number*: every element is finite, and at least one of them is not the gradient. Nothing warns about it.
 - *NaN or inf*: at least one element is not finite, although its gradient exists.
 - *error*: the program raised.
@@ -85,7 +85,7 @@ model.register_full_backward_hook(scrubbed)
 
 
 def program(situation: Situation, remedy: str) -> str | None:
-    """The lines of a remedy, from the forward code to the gradient; None where the remedy has no place."""
+    """The lines of a remedy, from the forward code to the gradient; None if the remedy can't be written here."""
     if remedy in REWRITES:
         code = situation.instead.get(remedy)
         return None if code is None else f"{code}\nloss.backward()\n"
@@ -109,13 +109,13 @@ def _module(situation: Situation, hook: str) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """A remedy on a row, run.
+    """A remedy on a row, with its results.
 
     Attributes:
         word: one of `WORDS`.
-        gradient: what `x.grad` holds, or the exception.
+        gradient: the content of `x.grad`, or the exception.
         loss: the value of the loss; None if there is none.
-        lines: how many lines of the plain program change, or are added.
+        lines: how many lines of the plain program are changed or added.
         steps: what `SGD` and `Adam` do with the gradient: *ok*, *NaN weights*, or the type of an exception.
         code: the program.
     """
@@ -138,7 +138,7 @@ class Row:
 
     @property
     def marks(self) -> str:
-        """The mark of each column, which a page states.
+        """The marks of all columns as one text, which a page states as a claim.
 
         >>> from helpers.recipes import IGNORED
         >>> compare(IGNORED[:1])[0].marks
@@ -147,7 +147,7 @@ class Row:
         return "".join(WORDS[cell.word] for cell in self.cells.values())
 
     def same_loss(self, remedy: str) -> bool:
-        """Whether the loss has the same bits as plain PyTorch's; any NaN is the same as any other."""
+        """Whether the loss has the same bits as plain PyTorch's. All NaNs count as the same."""
         plain, here = self.cells["vanilla"].loss, self.cells[remedy].loss
         return plain is not None and here is not None and _bits(plain) == _bits(here)
 
@@ -172,9 +172,9 @@ def _row(situation: Situation) -> Row:
 
 
 def _without_undefined(situation: Situation, gradient: Entries) -> Entries:
-    """The gradient with NaN at each element where it is not the slope of the function itself, on both sides.
+    """The gradient with NaN at each element that is not the function's slope on both sides.
 
-    PyTorch has a number by convention at some of these points, such as the 0 of `atan2` at the origin.
+    PyTorch gives a number by convention at some of these points, such as the 0 of `atan2` at the origin.
     """
     numbers = gradient.data.flatten().tolist()
     kept = [
@@ -203,7 +203,7 @@ def _is_float(value: Any) -> bool:
 
 
 def namespace(situation: Situation) -> dict[str, Any]:
-    """What the code of a situation sees: its leaf, its data, and PyTorch."""
+    """The names that the code of a situation can use: its leaf, its data, and PyTorch."""
     names: dict[str, Any] = {
         "torch": torch,
         "F": F,
@@ -225,7 +225,7 @@ def _cell(situation: Situation, wanted: Entries, remedy: str) -> Cell:
     lines = changed(plain_of(situation, remedy), code)
     names = namespace(situation)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch.masked says that it is a prototype, module hooks that no input counts
+        warnings.simplefilter("ignore")  # torch.masked warns that it is a prototype, and module hooks warn about inputs
         try:
             exec(code, names)
         except Exception as error:
@@ -236,7 +236,7 @@ def _cell(situation: Situation, wanted: Entries, remedy: str) -> Cell:
 
 
 def plain_of(situation: Situation, remedy: str) -> str:
-    """The plain program that a remedy changes: for a hook on a module, the one that has the module."""
+    """The plain program that a remedy changes. For a hook on a module, this is the program with the module."""
     code = _module(situation, "") if remedy == "module hook" else program(situation, "vanilla")
     assert code is not None
     return code
@@ -250,7 +250,7 @@ def _value(names: dict[str, Any]) -> Tensor | None:
 
 
 def changed(before: str, after: str) -> int:
-    """How many lines of a program change: those that are new, or those that are gone, whichever are more.
+    """How many lines of a program change: the number of new lines or of removed lines, whichever is larger.
 
     >>> changed("y = x.log()", "y = (x + 1e-8).log()")
     1

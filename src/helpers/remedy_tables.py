@@ -1,4 +1,4 @@
-"""What `helpers.remedies` found, for readers: tables, a chart, every program, and a tree that says what to take."""
+"""The results of `helpers.remedies` for readers: tables, a chart, every program, and a tree that recommends one."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from .ways import way
 
 @dataclass(frozen=True)
 class Remedies:
-    """All rows, run: those whose element the loss ignores, and those whose element it uses."""
+    """All rows with their results: those whose dangerous element the loss ignores, and those whose element it uses."""
 
     ignored: Sequence[Row]
     used: Sequence[Row]
 
     @property
     def rows(self) -> list[Row]:
-        """Both kinds, in the order of the tables."""
+        """The rows of both kinds, in the order of the tables."""
         return [*self.ignored, *self.used]
 
     def count(self, remedy: str, *words: str, rows: Sequence[Row] | None = None) -> int:
-        """In how many rows a remedy got one of these words; among all rows, unless `rows` are given."""
+        """How many rows of a remedy have one of these words. The default is all rows."""
         return sum(row.cells[remedy].word in words for row in (self.rows if rows is None else rows))
 
     def lines(self, remedy: str) -> tuple[int, int]:
@@ -40,17 +40,17 @@ class Remedies:
         return min(found), max(found)
 
     def same_loss(self, remedy: str) -> tuple[int, int]:
-        """In how many rows the loss has plain PyTorch's bits, and in how many there is a loss."""
+        """How many rows have a loss with plain PyTorch's bits, and how many rows have a loss."""
         found = [row.same_loss(remedy) for row in self.rows if row.cells[remedy].loss is not None]
         return sum(found), len(found)
 
     def accepted(self, remedy: str) -> tuple[int, int]:
-        """In how many rows SGD and Adam take a step and leave finite weights, and in how many there is a gradient."""
+        """How many rows have a gradient with which SGD and Adam give finite weights, and how many have a gradient."""
         found = [set(cell.steps) == {"ok"} for cell in self.of(remedy) if cell.word not in ("no place", "error")]
         return sum(found), len(found)
 
     def refused(self, remedy: str) -> bool:
-        """Whether an optimizer raises at the gradient."""
+        """Whether an optimizer raises for the remedy's gradient."""
         cells = [cell for cell in self.of(remedy) if cell.word != "error"]
         return any(step not in ("ok", "NaN weights") for cell in cells for step in cell.steps)
 
@@ -66,7 +66,7 @@ def every_remedy() -> Remedies:
 
 @dataclass(frozen=True)
 class Shown:
-    """HTML with the text that stands for it elsewhere."""
+    """HTML for the page, and the text that replaces it outside a page."""
 
     plain: str
     body: str
@@ -82,7 +82,7 @@ class Shown:
 
 
 def mark(word: str) -> str:
-    """A word as its mark; the word itself is there for a screen reader."""
+    """The mark of a word as HTML. Screen readers read the word itself."""
     return f'<span aria-hidden="true">{WORDS[word]}</span><span class="zn-said-only">{word}</span>'
 
 
@@ -119,7 +119,7 @@ def _linked(situation: Situation) -> str:
 
 
 def methods_table(found: Remedies) -> None:
-    """Show a row for each remedy: how often it is right and wrong, and what it asks of the code."""
+    """Show a row for each remedy: how often it is right and wrong, and what it requires of the code."""
     ignored = len(found.ignored)
     rows, plain = [], []
     for name in COLUMNS:
@@ -146,7 +146,7 @@ def methods_table(found: Remedies) -> None:
 
 
 def chart(found: Remedies) -> None:
-    """Draw how often each remedy gets each word, in the rows whose element the loss ignores."""
+    """Draw how often each remedy gets each word, in the rows whose dangerous element the loss ignores."""
     styles: dict[str, dict[str, Any]] = {
         "right": {"color": BLUE},
         "wrong number": {"facecolor": ORANGE, "hatch": "xx"},
@@ -180,7 +180,7 @@ def chart(found: Remedies) -> None:
 
 
 def numbers_table(rows: Sequence[Row], word: str, caption: str) -> None:
-    """Show each number that came out with a word, and the remedies that gave it, beside the reference."""
+    """Show each number that got the given word, and the remedies that gave it, next to the reference."""
     body, plain = [], []
     for row in rows:
         by: dict[str, list[str]] = {}
@@ -201,9 +201,9 @@ def numbers_table(rows: Sequence[Row], word: str, caption: str) -> None:
 
 
 def programs(rows: Sequence[Row]) -> None:
-    """Show what every remedy gives in every row, each row folded, with the code of those that rewrite it.
+    """Show the result of every remedy in every row, with the code of the remedies that rewrite the row.
 
-    The lines of the other remedies are the same in every row, and stand above the rows.
+    Each row is folded. The lines of the other remedies are the same in every row, and are shown above the rows.
     """
     first = rows[0].situation
     plain = (plain_of(first, "vanilla") + plain_of(first, "module hook")).splitlines()
@@ -254,7 +254,7 @@ def _gives(cell: Cell) -> str:
 
 @dataclass(frozen=True)
 class End:
-    """An end of the tree: a column of the table, what to do with it, and the count that speaks for it."""
+    """An end of the tree: a column of the table, the advice, and the count that supports it."""
 
     remedy: str
     advice: str
@@ -263,14 +263,17 @@ class End:
 
 @dataclass(frozen=True)
 class Question:
-    """A question of the tree, and what follows each answer."""
+    """A question of the tree, and the subtree for each answer."""
 
     text: str
     answers: Mapping[str, Question | End]
 
 
 def tree(found: Remedies) -> Question:
-    """Which remedy to take: at most five ends, each a column of the table, with its count."""
+    """The tree that recommends a remedy.
+
+    It has at most five ends. Each end is a column of the table, with its count.
+    """
     ignored, used, every = len(found.ignored), len(found.used), len(found.rows)
 
     def right(remedy: str) -> str:
@@ -323,7 +326,7 @@ def ends(node: Question | End) -> list[End]:
 
 
 def decision_tree(found: Remedies) -> None:
-    """Show the tree: as nested lists, which a screen reader reads, with lines drawn beside them."""
+    """Show the tree as nested lists, which screen readers can read, with lines between the items."""
     root = tree(found)
     show.show(Shown("\n".join(_lines(root)), f'<div class="zn-tree">{_branch(root)}</div>'))
 

@@ -1,4 +1,4 @@
-"""Put a result on the page: HTML for readers and JSON for machines in one output, plain text outside a notebook."""
+"""Shows a result: HTML for readers and JSON for programs in one output of a notebook, and plain text elsewhere."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any, Protocol
 from .entries import Absent, Entries, Kind, Outcome, Raised, nested
 
 MIME = "application/vnd.zero-or-nan+json"
-"""The MIME type under which claims and verdicts stand in an executed notebook's outputs."""
+"""The MIME type of claims and verdicts in the outputs of an executed notebook."""
 
 
 class Shown(Protocol):
-    """What `show` can show."""
+    """The interface of objects that `show` can show."""
 
     def text(self) -> str: ...
 
@@ -27,7 +27,7 @@ class Shown(Protocol):
 
 
 def show(item: Shown) -> None:
-    """Display an item in a notebook, as HTML with its JSON beside it; elsewhere print its text."""
+    """Display an item in a notebook, as HTML and JSON. Outside a notebook, print its text."""
     shell = notebook()
     if shell is None:
         print(item.text())
@@ -40,10 +40,10 @@ def show(item: Shown) -> None:
 
 
 def raises() -> bool:
-    """Whether a claim that does not hold raises: always, but in a notebook whose reader wants to read on.
+    """Whether a claim that does not hold raises. In a notebook it does not raise, so that a reader can read on.
 
-    A build that reads no claims from its notebooks, such as a plain `jupyter-book build .`, sets `ZERO_OR_NAN_CLAIMS`
-    to `raise`, and stops at the first one.
+    A plain `jupyter-book build .` reads no claims from its notebooks. Such a build sets `ZERO_OR_NAN_CLAIMS` to
+    `raise`, and stops at the first claim that does not hold.
     """
     return notebook() is None or os.environ.get("ZERO_OR_NAN_CLAIMS") == "raise"
 
@@ -51,15 +51,15 @@ def raises() -> bool:
 def page(body: str) -> str:
     """Wrap HTML so that it looks the same on the site, in Jupyter and on Colab, in light and in dark.
 
-    Every output carries the few rules that it needs: Colab shows each one in a frame of its own.
+    Every output carries the styles that it needs, because Colab shows each output in a separate frame.
     """
     return f'<div class="zn"><style>{_STYLE}</style>{body}</div>'
 
 
 STACK = 3
-"""The columns that fit on a phone side by side; the rows of a wider table become stacks of labelled elements there."""
+"""The most columns that fit side by side on a phone. The rows of a wider table become stacks of labelled elements."""
 PHONE = 36
-"""The characters of code that fit on a line there."""
+"""The most characters of code that fit on a line of a phone."""
 
 
 def table(
@@ -75,11 +75,11 @@ def table(
     Args:
         caption: what the table shows.
         head: the headers of the columns.
-        rows: the cells of each row, as many as there are headers; the first is the row's header.
+        rows: the cells of each row, as many as there are headers. The first cell is the row's header.
         foot: the cells of a last row, below a rule.
         data: `data-` attributes of the table, for scripts and tests.
-        stack: whether the rows become stacks on a phone; by default those of a table with more than `STACK` columns, or
-            with code that is too long for a phone.
+        stack: whether the rows become stacks on a phone. By default they do if the table has more than `STACK` columns,
+            or code that is too long for a phone.
     """
     labels = [html.escape(plain(cell.replace("<br>", " ")), quote=True) for cell in head]
     top = "".join(f'<th scope="col" role="columnheader">{cell}</th>' for cell in head)
@@ -89,8 +89,8 @@ def table(
     if stack is None:
         stack = len(head) > STACK or _longest_words([head, *rows]) > PHONE
     kind = ' class="zn-stack"' if stack else ""
-    # Roles, for a table that is laid out as stacks is no table to a browser. A table that is too wide all the same
-    # scrolls inside its own box, which the keyboard can reach, and never moves the page sideways.
+    # The roles are needed because browsers do not treat a table that is laid out as stacks as a table. A table that is
+    # still too wide scrolls inside its box. The keyboard can reach this box, and the page never scrolls sideways.
     return (
         f'<div class="zn-scroll" tabindex="0" role="group" aria-label="{html.escape(plain(caption), quote=True)}">'
         f'<table role="table"{kind}{attributes}><caption>{caption}</caption>'
@@ -109,7 +109,10 @@ def _row(cells: Sequence[str], labels: Sequence[str]) -> str:
 
 
 def _longest_words(rows: Sequence[Sequence[str]]) -> int:
-    """How many characters a line needs if code does not break: the longest word of each column. Other text breaks."""
+    """How many characters a line needs if code does not break: the sum over columns of the longest word.
+
+    Other text breaks.
+    """
 
     def longest(cell: str) -> int:
         code = " ".join(re.findall(r"<code>(.*?)</code>", cell))
@@ -119,34 +122,34 @@ def _longest_words(rows: Sequence[Sequence[str]]) -> int:
 
 
 def _widest(rows: Sequence[Sequence[str]]) -> str:
-    """The width of the longest line in a cell, which says how many cells of a stack stand side by side."""
+    """The width of the longest line in a cell as CSS. It determines how many cells of a stack are side by side."""
     lines = (plain(line) for row in rows for cell in row[1:] for line in cell.split("<br>"))
     return f' style="--widest: {max(map(len, lines), default=0)}ch"'
 
 
 def entry(text: str, kind: Kind) -> str:
-    """One element as HTML; its kind is told by the text and by the shape of its mark, never by colour alone."""
+    """One element as HTML. The text and the shape of its mark show its kind, never the colour alone."""
     return f'<span class="zn-{kind.value.lower()}">{html.escape(text)}</span>'
 
 
 def cells(entries: Entries, digits: int = 5) -> list[str]:
-    """Every element as HTML, a number with `digits` significant digits."""
+    """Every element as HTML. A number has `digits` significant digits."""
     return [entry(text, kind) for text, kind in zip(entries.texts(digits), entries.kinds(), strict=True)]
 
 
 def result(value: Outcome, limit: int = 24) -> str:
-    """An outcome as HTML: its elements in brackets, or what stood in their place."""
+    """An outcome as HTML: its elements in brackets, the exception, or None."""
     if isinstance(value, Absent):
         return '<span class="zn-masked">None</span>'
     if isinstance(value, Raised):
         return f'<span class="zn-nan">raises {html.escape(value.type)}</span>'
     if isinstance(value, Entries):
         return nested(cells(value), value.shape, limit)
-    raise TypeError(f"not an outcome: {value!r}")
+    raise TypeError(f"not an outcome: {value!r}; convert it with helpers.entries.outcome")
 
 
 def anchor(*words: str) -> str:
-    """The name under which a link finds a place on a page.
+    """The id of a place on a page, for links.
 
     >>> anchor("claim", "10729", "vanilla", "x.grad, result clamped")
     'claim-10729-vanilla-x-grad-result-clamped'
@@ -163,7 +166,7 @@ def plain(fragment: str) -> str:
 
 
 def notebook() -> Any:
-    """The running IPython shell with a kernel behind it, or None."""
+    """The running IPython shell if it belongs to a notebook, otherwise None."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     return shell if shell is not None and hasattr(shell, "kernel") else None

@@ -1,4 +1,7 @@
-"""The public threads that the book reproduces: looked up, dated, and written down in this one place."""
+"""The public threads that the book reproduces.
+
+Their titles, addresses and states are only in this file, with a date.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 LOOKED_UP = "2026-11-22"
-"""The day on which titles, states and decisions below were read, in stored copies of the threads."""
+"""The day on which we read the titles, states and decisions below, in stored copies of the threads."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +33,14 @@ class Thread:
         return f"{self.title}\n{self.url}\n{self.state} (looked up {self.looked_up})"
 
     def html(self, more: str = "") -> str:
-        """A card: what the thread is called, where it is, how it stands; `more` is HTML for a last line."""
+        """A card with the thread's title, its address, and its state. `more` is HTML for a last line."""
         return (
             f'<div class="zn-claim"><p>{self.link()}: {html.escape(self.title)}</p>'
             f"<p>{html.escape(self.state)} <span class='zn-note'>(looked up {self.looked_up})</span></p>{more}</div>"
         )
 
     def link(self) -> str:
-        """Its label, as HTML, which leads to it."""
+        """The thread's label as HTML, with a link to the thread."""
         return f'<a href="{html.escape(self.url, quote=True)}">{html.escape(self.label)}</a>'
 
     def json(self) -> dict[str, Any]:
@@ -48,20 +51,20 @@ def thread(key: str) -> Thread:
     """The thread of a case.
 
     Raises:
-        KeyError: naming the cases that exist.
+        KeyError: if there is no such case. The message lists all cases.
 
     >>> thread("4132").title
     'x.grad should be 0 but get NaN after x/0'
     """
     if key not in THREADS:
         raise KeyError(
-            f"no case has the key {key!r}; known: {', '.join(THREADS)}. A new one is a line in helpers/threads.py"
+            f"no case has the key {key!r}; the keys are {', '.join(THREADS)}. To add a case, edit helpers/threads.py"
         )
     return THREADS[key]
 
 
 def upstream(number: int, title: str, state: str, kind: str = "issues", looked_up: str = LOOKED_UP) -> Thread:
-    """An issue of PyTorch's, or of another `kind`: `"pull"`."""
+    """A thread on PyTorch's GitHub: an issue or, if `kind` is `"pull"`, a pull request."""
     url = f"https://github.com/pytorch/pytorch/{kind}/{number}"
     return Thread(str(number), f"pytorch#{number}", title, url, state, number, looked_up)
 

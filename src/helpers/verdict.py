@@ -1,4 +1,4 @@
-"""The table that ends a case: every way beside the reference, element by element, and one word for each way."""
+"""The table at the end of a case: each method next to the reference, element by element, and a word for each method."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .entries import Absent, Entries, Raised, describe
 from .releases import Since
 from .ways import way
 
-# From best to worst: a way is called by the worst of its entries.
+# From best to worst. The word of a method is the word of its worst element.
 JUDGEMENTS = {
     "right": "✓",
     "rounded": "≈",
@@ -57,10 +57,10 @@ def judge(reference: Entries, observed: Entries, ulps: int = 2) -> list[str]:
     ['right', 'contaminated']
     """
     if reference.shape != observed.shape:
-        raise ValueError(f"reference has shape {list(reference.shape)}, observed has shape {list(observed.shape)}")
+        raise ValueError(f"observed has shape {list(observed.shape)}, but the reference has {list(reference.shape)}")
     data = observed.data if observed.data.is_floating_point() else observed.data.double()
     rounded = reference.data.to(data.dtype)
-    # Non-finite entries are judged by kind below; here they only must not disturb the count.
+    # Elements that are not finite are judged by kind below. Here they only must not disturb the distance.
     far = ulp_distance(rounded.flatten(), data.flatten()).abs().tolist()
     return [
         _judge_entry(want, used, got, shown, distance, ulps)
@@ -108,7 +108,7 @@ class Verdict:
         return {name: self._word(claim) for name, claim in self.claims.items()}
 
     def wanted(self) -> dict[str, str]:
-        """The word that each way is to earn on this release of PyTorch."""
+        """The word that each method must get on this release of PyTorch."""
         here = torch.__version__
         return {name: word.at(here) if isinstance(word, Since) else word for name, word in self.expected.items()}
 
@@ -173,7 +173,7 @@ class Verdict:
         return max(words, key=list(JUDGEMENTS).index, default="right")
 
     def _counts(self, claim: Claim) -> dict[str, int]:
-        """How many elements earned each word."""
+        """How many elements got each word."""
         if not isinstance(claim.observed, Entries):
             return {}
         words = judge(self.reference, claim.observed, self.ulps)
@@ -190,7 +190,7 @@ class Verdict:
 
 
 def marked(word: str) -> str:
-    """A word of a verdict behind its mark, which for an exception is an exclamation mark.
+    """A word of a verdict after its mark. The mark of an exception is an exclamation mark.
 
     >>> marked("right"), marked("raises TypeError")
     ('✓ right', '! raises TypeError')

@@ -1,6 +1,6 @@
-"""The methods that the pages compare, one registered `Way` each.
+"""The methods that the pages compare. Each method is registered as a `Way`.
 
-A claim names its way, so a misspelt name is an error and not a new column; a new method is one `register` call.
+A claim names its method. A misspelt name is therefore an error and not a new column. To add a method, call `register`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 class Way:
     """A method compared on a page.
 
-    `name` is the word used in code, tables and machine-readable claims; `title` heads a column; `summary` says in one
-    sentence what the method does.
+    `name` is the word in code, tables and machine-readable claims. `title` is the header of a column. `summary` says in
+    one sentence what the method does.
     """
 
     name: str
@@ -32,22 +32,24 @@ def register(name: str, title: str, summary: str) -> Way:
         ValueError: if another method already has this name.
     """
     if name in WAYS:
-        raise ValueError(f"the way {name!r} is registered already: {WAYS[name].summary}")
+        raise ValueError(f"the method {name!r} is already registered, as: {WAYS[name].summary} Choose another name.")
     WAYS[name] = Way(name, title, summary)
     return WAYS[name]
 
 
 def way(name: str) -> Way:
-    """The way registered under `name`.
+    """The method registered under `name`.
 
     Raises:
-        KeyError: naming the ways that exist.
+        KeyError: if there is no such method. The message lists all methods.
 
     >>> way("vanilla").title
     'vanilla'
     """
     if name not in WAYS:
-        raise KeyError(f"no way is called {name!r}; known: {', '.join(WAYS)}. A new one takes helpers.ways.register(…)")
+        raise KeyError(
+            f"no method is called {name!r}; the methods are {', '.join(WAYS)}. To add one, call helpers.ways.register"
+        )
     return WAYS[name]
 
 

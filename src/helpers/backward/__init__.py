@@ -1,12 +1,12 @@
-"""The mechanism drawn: one backward pass, recorded and shown step by step, as PyTorch does it and as `ignoring` does.
+"""The figure of one backward pass, recorded and shown step by step, by plain PyTorch and by `ignoring`.
 
-In the order of the flow:
+In the order of the data flow:
 
-- `graph`: both passes, recorded: what arrives at each node, what it saved, what it passes on.
-- `derivatives`: PyTorch's own formula of a node, read from the installed PyTorch.
-- `arithmetic`: a rule for each function: how an element that it passes on came about, if recomputing gives its bits.
-- `told`: the sentences: where NaN is born, and what is ignored.
-- `drawing`, `figure`: the graph, and the table of each step.
+- `graph` records both passes: what arrives at each node, what the node saved, and what it passes on.
+- `derivatives` reads PyTorch's own formula of a node from the installed PyTorch.
+- `arithmetic` has a rule for each function. The rule shows how an element was computed, if it gives the same bits.
+- `told` makes the sentences: where NaN first appears, and which elements are ignored.
+- `drawing` and `figure` draw the graph, and make the table of each step.
 """
 
 from .figure import backward_figure

@@ -1,7 +1,7 @@
-"""The arithmetic inside a node of the graph: what is done to a cotangent, element by element.
+"""The arithmetic inside a node of the graph: how it computes each element from the cotangent.
 
-A rule says how a node computes what it passes on. It is believed only where it gives the very bits that the node
-passed on: where it does not, nothing is said about the arithmetic.
+A rule says how a node computes the cotangent that it passes on. The figure uses a rule only if its result has the same
+bits as the recorded cotangent. Otherwise the figure shows no arithmetic for this node.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from ..entries import Entries, outcome
 from .graph import Sent, Step
 
 GRAD = "grad"
-"""The cotangent that arrives, in PyTorch's formulas."""
+"""The name of the arriving cotangent in PyTorch's formulas."""
 
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """What a rule is given.
+    """The input of a rule.
 
     Attributes:
         grad: the cotangent that arrives.
-        saved: all that the node saved, under PyTorch's names.
-        slot: which input the result is for.
-        shape: of that input.
-        passed: what the node passed on to it.
+        saved: everything that the node saved, by PyTorch's names.
+        slot: the number of the input that the result is for.
+        shape: the shape of this input.
+        passed: the cotangent that the node passed on to this input.
     """
 
     grad: Tensor
@@ -44,16 +44,16 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Arithmetic:
-    """How a node computes what it passes on to one input.
+    """How a node computes the cotangent that it passes on to one input.
 
     Attributes:
-        pattern: of the result of one element, with a place for each operand: `{} × {}`.
-        operands: by the names that PyTorch's formula uses; the cotangent, `grad`, comes first.
+        pattern: the formula for one element of the result, with a place for each operand: `{} × {}`.
+        operands: the operands by their names in PyTorch's formula. The cotangent, `grad`, comes first.
         value: the result, in the shape of the input.
-        terms: where the result sums several terms, all of them: its last dimensions are those of the result, or can
-            be broadcast to. None where there is one term for each element.
-        words: what is done, where a pattern would not say it.
-        arranged: what brings a tensor of the shape of the cotangent to that of the operand `grad`.
+        terms: if the result sums several terms, all of them. Its last dimensions have the shape of the result, or
+            broadcast to it. None if each element has one term.
+        words: the formula in words, if a pattern can't express it.
+        arranged: brings a tensor with the shape of the cotangent to the shape of the operand `grad`.
     """
 
     pattern: str
@@ -69,11 +69,11 @@ class Arithmetic:
 
     @property
     def entrywise(self) -> bool:
-        """Whether each element of the result is made of the elements at the same place."""
+        """Whether each element of the result is computed only from the elements at the same index."""
         return self.terms is None and self.operands[GRAD].shape == self.value.shape
 
     def births(self) -> Iterator[tuple[int, str]]:
-        """The elements that are NaN though no NaN arrived for them: the place, and the numbers that were combined."""
+        """The elements that become NaN although no NaN arrives for them: the index, and the arithmetic as text."""
         terms, place, flat = self._laid_out()
         born = terms.flatten().isnan() & ~flat[0].isnan()
         done = set()
@@ -83,16 +83,16 @@ class Arithmetic:
                 yield at, f"{self.pattern.format(*(_number(operand[term]) for operand in flat))} = NaN"
 
     def ignored(self, at: int, mask: Tensor) -> str:
-        """The same for the first term of an element whose cotangent is ignored and whose product would be NaN."""
+        """The arithmetic of the first ignored term of an element that would be NaN; empty if there is none."""
         terms, place, flat = self._laid_out()
         left_out = terms.flatten().isnan() & ~_flat(self.arranged(mask), terms.shape) & (place == at)
         for term in left_out.nonzero().flatten().tolist():
             others = (_number(operand[term]) for operand in flat[1:])
-            return self.pattern.format("--", *others).removeprefix("−")  # what is ignored has no sign
+            return self.pattern.format("--", *others).removeprefix("−")  # an ignored element has no sign
         return ""
 
     def _laid_out(self) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """All terms; and flat, beside each: the element that it goes to, and the operands that it is made of."""
+        """All terms; the index of the element that each term is added to; and each operand. The last two are flat."""
         terms = self.value if self.terms is None else self.terms
         place = torch.arange(self.value.numel()).reshape(self.value.shape).broadcast_to(terms.shape).flatten()
         return terms, place, [_flat(operand, terms.shape) for operand in self.operands.values()]
@@ -100,11 +100,14 @@ class Arithmetic:
 
 Rule = Callable[[Node], Iterator[Arithmetic]]
 RULES: dict[str, Rule] = {}
-"""By the function's name: the ways in which releases of PyTorch compute its derivative."""
+"""The rules by the function's name.
+
+A rule gives every arithmetic by which a release of PyTorch computes the derivative.
+"""
 
 
 def rule(*functions: str) -> Callable[[Rule], Rule]:
-    """Register how a node computes what it passes on."""
+    """Register the rule for some functions."""
 
     def register(made: Rule) -> Rule:
         RULES.update(dict.fromkeys(functions, made))
@@ -114,7 +117,7 @@ def rule(*functions: str) -> Callable[[Rule], Rule]:
 
 
 def arithmetic(step: Step, sent: Sent) -> Arithmetic | None:
-    """How the vanilla pass computed what a node sent; None where no rule gives the very bits."""
+    """How the vanilla pass computed what a node sent; None if no rule gives the same bits."""
     if len(step.arrives) != 1 or step.function not in RULES:
         return None
     (arrived,) = step.arrives.values()
@@ -126,7 +129,7 @@ def arithmetic(step: Step, sent: Sent) -> Arithmetic | None:
             if _same(made.value, passed.data):
                 return made
     except (KeyError, TypeError, RuntimeError, IndexError):
-        pass  # another release saves something else: then nothing is said
+        pass  # another release saves other values: then no arithmetic is shown
     return None
 
 
@@ -146,13 +149,13 @@ def _number(value: Tensor) -> str:
 
 
 def _made(node: Node, pattern: str, terms: Tensor, **operands: Any) -> Arithmetic:
-    """Element by element; what was broadcast in the forward pass is summed."""
+    """Elementwise arithmetic. If the forward pass broadcast the input, the terms are summed."""
     if terms.shape == node.shape:
         return Arithmetic(pattern, {GRAD: node.grad, **operands}, terms)
     return Arithmetic(pattern, {GRAD: node.grad, **operands}, terms.sum_to_size(node.shape), terms)
 
 
-# Entry by entry.
+# Elementwise functions.
 
 
 @rule("mul")
@@ -249,7 +252,7 @@ def _(node: Node) -> Iterator[Arithmetic]:
         yield _made(node, "{} × {}", node.grad * unit, **{"(self ÷ norm)": unit})
 
 
-# Some entries, and 0 for the others.
+# Functions that pass on some elements, and 0 for the others.
 
 
 @rule("where")
@@ -288,11 +291,11 @@ def _(node: Node) -> Iterator[Arithmetic]:
     yield _made(node, "{} if {} else 0", made, **{"result > 0": positive})
 
 
-# Sums and means: one cotangent for many entries.
+# Sums and means: each cotangent is for many elements.
 
 
 def _spread(node: Node) -> Tensor:
-    """The cotangent of a reduction, for each element that was reduced."""
+    """The cotangent of a reduction, repeated for each element that was reduced."""
     grad, dims = node.grad, node.saved.get("dim")
     if dims is not None and not node.saved.get("keepdim", False):
         count = len(node.shape)
@@ -302,7 +305,7 @@ def _spread(node: Node) -> Tensor:
 
 
 def _signed(dims: Any) -> list[int]:
-    """Dimensions as they were given: a node tells -1 as an unsigned number."""
+    """Dimensions as the user gave them. A node shows -1 as an unsigned number."""
     return [dim - 2**64 if dim >= 2**63 else dim for dim in dims]
 
 
@@ -324,7 +327,7 @@ def _(node: Node) -> Iterator[Arithmetic]:
     yield Arithmetic("{} if {} else 0", operands, _spread(node) * number)
 
 
-# Moved to where they came from.
+# Functions that move elements: the cotangent moves back.
 
 
 @rule("index")
@@ -344,7 +347,7 @@ def _(node: Node) -> Iterator[Arithmetic]:
 
 @rule("copy_slices")
 def _(node: Node) -> Iterator[Arithmetic]:
-    # The node does not tell which entries were written to; those that it does not pass on were.
+    # The node does not save which elements were written to. They are the elements that it passes no cotangent to.
     if node.shape == node.grad.shape:
         value = torch.where(node.passed == 0, 0, node.grad)
         yield Arithmetic("{}", {GRAD: node.grad}, value, words="grad, 0 where overwritten")
@@ -387,11 +390,11 @@ def _(node: Node) -> Iterator[Arithmetic]:
     yield Arithmetic("{}", {GRAD: node.grad}, value, node.grad, words="grad, summed over the copies")
 
 
-# Matrix products: each entry is a sum of products.
+# Matrix products: each element is a sum of products.
 
 
 def _product(left: Tensor, right: Tensor, names: tuple[str, str], value: Tensor) -> Arithmetic:
-    """Of `left @ right`, whose terms have the shape [inner, rows, columns]."""
+    """The arithmetic of `left @ right`, whose terms have the shape [inner, rows, columns]."""
 
     def of_left(tensor: Tensor) -> Tensor:
         return tensor.t().unsqueeze(2)
@@ -401,7 +404,7 @@ def _product(left: Tensor, right: Tensor, names: tuple[str, str], value: Tensor)
 
     operands = {names[0]: of_left(left), names[1]: of_right(right)}
     arranged = of_left if names[0] == GRAD else of_right
-    operands = {GRAD: operands[GRAD], **operands}  # it comes first
+    operands = {GRAD: operands[GRAD], **operands}  # the cotangent comes first
     return Arithmetic("{} × {}", operands, value, of_left(left) * of_right(right), " @ ".join(names), arranged)
 
 

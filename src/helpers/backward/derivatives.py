@@ -10,9 +10,9 @@ from importlib import resources
 
 
 def formulas(node: str) -> Mapping[str, str]:
-    """What a node passes on, in the words of PyTorch's `derivatives.yaml`: by argument, in the order of its edges.
+    """The formulas of a node in PyTorch's `derivatives.yaml`, by argument, in the order of the node's edges.
 
-    Empty for a node whose derivative is not written there, and where PyTorch comes without that file.
+    The result is empty if the file has no formula for the node, or if PyTorch is installed without the file.
 
     >>> formulas("ExpBackward0")
     {'self': 'grad * result.conj()'}
@@ -36,11 +36,11 @@ def _all() -> dict[str, dict[str, str]]:
         names = re.findall(r"(\w+)(?:=[^,]*)?(?:,|$)", arguments)
         written: dict[str, str] = {}
         for keys, formula in _FORMULA.findall(lines):
-            for key in keys.split(", "):  # the first one is the default; those of other dispatch keys follow
+            for key in keys.split(", "):  # the first is the default; the others belong to other dispatch keys
                 written.setdefault(key, formula.strip('"'))
         by_argument = {name: written[name] for name in names if written.get(name, _NONE) != _NONE}
         if by_argument:
-            # PyTorch numbers the functions of a name in the order of the file.
+            # PyTorch numbers the functions with the same name in the order of the file.
             stem = "".join(part.title() for part in function.split("_"))
             prefix = f"{stem}Backward".replace("ForwardBackward", "Backward")
             found[f"{prefix}{count[prefix]}"] = by_argument

@@ -1,4 +1,4 @@
-"""The graph of a backward pass as an SVG: the loss above, the inputs below, and the cotangents on the way."""
+"""The graph of a backward pass as an SVG: the loss at the top, the inputs at the bottom, cotangents between them."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from .graph import WAYS, Step
 from .told import Told, short
 
 MOST = 12
-"""The elements of the largest tensor that is drawn element by element."""
+"""The most elements of a tensor that is drawn element by element."""
 
 WIDEST = 330
-"""Wider drawings would be scaled on a phone until their text can't be read: their rows of elements are broken."""
+"""The largest width of a drawing. A phone would scale a wider one until its text is too small, so rows are broken."""
 
 SHORT = 32
-"""The characters of the longest formula that is written inside of a node."""
+"""The most characters of a formula that is written inside a node."""
 
 CHARACTER, CELL, LABEL, GAP, SPACE, EDGE = 6.7, 20, 17, 14, 18, 14
-"""Of a character the width; of a cell and a label the height; the room beside, below and around things."""
+"""The width of a character, the heights of a cell and a label, and the space between boxes, between rows, at edges."""
 
 
 @dataclass(eq=False)
 class Strip:
-    """A tensor as a row, or rows, of cells.
+    """A tensor as one or more rows of cells.
 
     Attributes:
-        ways: by way the tensor, or one for both under the empty name.
-        label: written above it, where it is not a cotangent.
-        meets: the elements that make NaN, together with others, in the node that gets or has it.
+        ways: the tensor of each method; or a single tensor with the empty name, if both methods have the same.
+        label: the text above the cells, if the tensor is not a cotangent.
+        meets: the indices of the elements that together with others give NaN in the node that gets or saved this
+            tensor.
     """
 
     ways: Mapping[str, Outcome]
@@ -44,7 +45,7 @@ class Strip:
         return next(iter(self.ways.values()))
 
     def columns(self, most: int) -> int:
-        """How many cells stand side by side; 0 where the tensor is told in words."""
+        """How many cells are side by side; 0 if the tensor is described in words."""
         value = self.shown
         if not isinstance(value, Entries) or not 0 < len(value) <= MOST or len(value.shape) > 2:
             return 0
@@ -70,12 +71,14 @@ class Strip:
 
 @dataclass(eq=False)
 class Box:
-    """A thing with a place: a node, a cotangent on its way, or a bend of a long line.
+    """A box with a position: a node, a cotangent, or a bend of a long line.
 
     Attributes:
-        step: the node, or where the cotangent comes from; `to`: where it goes.
-        born: the elements that are NaN first here, with their arithmetic; `spared`: those that are ignored instead.
-        calls: on which side of the box that is written.
+        step: the number of the node, or of the node that the cotangent comes from.
+        to: the number of the node that the cotangent goes to.
+        born: the arithmetic of the elements that first become NaN here, by index.
+        spared: the arithmetic of the elements that are ignored instead, by index.
+        calls: the side of the box on which this arithmetic is written.
     """
 
     strips: Sequence[Strip] = ()
@@ -94,12 +97,12 @@ class Box:
 
 
 def draw(steps: Sequence[Step], told: Sequence[Told], salt: str) -> str:
-    """The SVG.
+    """The SVG of the graph.
 
     Args:
-        steps: as recorded.
-        told: what is known of each of them.
-        salt: what makes the ids of this drawing its own.
+        steps: the recorded steps.
+        told: the description of each step.
+        salt: makes the ids of this drawing differ from the ids of other drawings.
     """
     for most in (MOST, 6, 4, 3, 2):
         graph = _graph(steps, told)
@@ -127,7 +130,7 @@ def draw(steps: Sequence[Step], told: Sequence[Told], salt: str) -> str:
 
 
 def _graph(steps: Sequence[Step], told: Sequence[Told]) -> Any:
-    """Nodes and cotangents, each a thing of its own between the others."""
+    """A graph in which nodes and cotangents are boxes. Each cotangent is between its two nodes."""
     import networkx  # type: ignore[import-untyped]
 
     graph: Any = networkx.DiGraph()
@@ -158,14 +161,14 @@ def _graph(steps: Sequence[Step], told: Sequence[Told]) -> Any:
 
 
 def _ways(values: Mapping[str, Outcome]) -> Mapping[str, Outcome]:
-    """One for both ways where they agree."""
+    """A single tensor if both methods have the same."""
     vanilla, ignored = (values[way] for way in WAYS)
     same = isinstance(vanilla, Entries) and isinstance(ignored, Entries) and vanilla.texts() == ignored.texts()
     return {"": vanilla} if same else dict(values)
 
 
 def _with_bends(graph: Any, layers: Sequence[Sequence[Any]]) -> Any:
-    """A line that passes by other layers has a place in each of them."""
+    """Add a bend in each layer that a line passes, so that the layout keeps space for the line."""
     layer = {name: at for at, names in enumerate(layers) for name in names}
     for name in layer:
         graph.nodes[name]["layer"] = layer[name]
@@ -184,7 +187,7 @@ def _with_bends(graph: Any, layers: Sequence[Sequence[Any]]) -> Any:
 
 
 def _measure(graph: Any, most: int) -> dict[tuple[int, int], float]:
-    """The widths of columns: rows of equally many elements have equal ones, and stand below each other."""
+    """The widths of columns. Rows with the same number of elements get the same widths, so that they are aligned."""
     widths: dict[tuple[int, int], float] = {}
     for _, data in graph.nodes(data=True):
         for strip in data["box"].strips:
@@ -215,7 +218,7 @@ def _size(strip: Strip, widths: Mapping[tuple[int, int], float], most: int) -> t
 
 
 def _lay_out(graph: Any) -> tuple[float, float]:
-    """Give every box its place; the width and height of all."""
+    """Set the position of every box, and return the width and height of the drawing."""
     layers: dict[int, list[Any]] = {}
     for name, data in graph.nodes(data=True):
         layers.setdefault(data["layer"], []).append(name)
@@ -246,7 +249,7 @@ def _lay_out(graph: Any) -> tuple[float, float]:
 
 
 def _call(graph: Any, width: float) -> float:
-    """Write the arithmetic of the first NaN that is born beside it, where there is room; the width with it."""
+    """Choose a side for the arithmetic of the first NaN, if a side has space for it, and return the new width."""
     boxes = [data["box"] for _, data in graph.nodes(data=True)]
     for box in boxes:
         if not box.born or len(box.born) > 1 and len(set(box.born.values())) > 1:
@@ -268,7 +271,7 @@ def _mean(values: Sequence[float], other: float) -> float:
 
 
 def _settle(boxes: Sequence[Box], wanted: Sequence[float]) -> None:
-    """Place the boxes of a layer near where they are wanted, in their order and without overlap."""
+    """Place the boxes of a layer near their wanted positions, in their order and without overlap."""
     right = float("-inf")
     for box, x in zip(boxes, wanted, strict=True):
         box.x = max(x, right + GAP + box.width / 2)
@@ -281,7 +284,7 @@ def _settle(boxes: Sequence[Box], wanted: Sequence[float]) -> None:
 def _line(graph: Any, above: Any, below: Any) -> str:
     a, b = graph.nodes[above]["box"], graph.nodes[below]["box"]
     top, end = a.y + a.height, b.y
-    start = f"M{a.x:.1f} {a.y if a.kind == 'bend' else top:.1f}V{top:.1f}"  # a bend is passed straight through
+    start = f"M{a.x:.1f} {a.y if a.kind == 'bend' else top:.1f}V{top:.1f}"  # a line goes straight through a bend
     if abs(a.x - b.x) < 0.5:
         return f"{start}V{end:.1f}"
     middle = (top + end) / 2
@@ -345,5 +348,5 @@ def _cells(strip: Strip, value: Outcome, box: Box, y: float, widths: Mapping[tup
 
 
 def _last(cells: Iterable[str]) -> list[str]:
-    """Those that are marked are drawn over the others."""
+    """The cells with marked cells at the end, so that they are drawn over the others."""
     return sorted(cells, key=lambda cell: "zn-entry-nan" in cell or "zn-entry-inf" in cell)

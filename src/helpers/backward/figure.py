@@ -1,4 +1,4 @@
-"""The mechanism drawn: the graph of a computation, and the cotangents that flow back through it, step by step."""
+"""The figure of a backward pass: the graph of a computation, and the cotangents that flow through it, step by step."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .graph import WAYS, Sent, Step, record
 from .told import Told, short, tell
 
 LINE = 40
-"""The characters of a line on a phone: a tensor that needs more is not shown in columns."""
+"""The characters of a line on a phone. A tensor that needs more is not shown in columns."""
 
 MOST, LONGEST = 8, 12
-"""The elements of the largest tensor that is shown in columns, and of one that is not cut."""
+"""The most elements of a tensor that is shown in columns, and of a tensor that is not shortened."""
 
 Row = tuple[str, str, Outcome]
-"""A label, the way that it is of or the empty text, and the tensor."""
+"""A label, the method of the tensor or the empty text, and the tensor."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +42,12 @@ class BackwardFigure:
 
     @property
     def first(self) -> int:
-        """The step to look at first: where NaN is born, or the last one."""
+        """The number of the step to show first: the step in which NaN first appears, or the last step."""
         born = (number for number, told in enumerate(self.told) if "NaN is born" in told.said["vanilla"])
         return next(born, len(self.steps) - 1)
 
     def alt(self) -> str:
-        """What a reader who can't see the drawing must know; the steps beside it are text."""
+        """The description for readers who can't see the drawing. The steps next to the drawing are text."""
         lines = [
             f"{told.title} passes on to {' and '.join(self.told[sent.to].title for sent in step.sends)}"
             for step, told in zip(self.steps, self.told, strict=True)
@@ -80,7 +80,7 @@ class BackwardFigure:
         return None
 
     def _key(self) -> str:
-        """What the marks of the drawing mean; those of the steps matter only where a script steps."""
+        """The meaning of the marks in the drawing. The marks of the steps are shown only if a script runs."""
         masked = any(
             isinstance(value, Entries) and Kind.MASKED in value.kinds()
             for step in self.steps
@@ -97,7 +97,7 @@ class BackwardFigure:
         )
 
     def _rows(self, step: Step, told: Told) -> Iterator[Row]:
-        """What arrives, what the node saved, what it passes on."""
+        """What arrives, what the node saved, and what it passes on."""
         for output, value in step.arrives.items():
             arrives = "arrives" if len(step.arrives) == 1 else f"arrives at output {output}"
             yield from _by_way(told.title if step.leaf else arrives, value)
@@ -106,14 +106,14 @@ class BackwardFigure:
             yield from _by_way(self._target(step, sent), sent.value)
 
     def _target(self, step: Step, sent: Sent) -> str:
-        """Where it goes; with the argument that it is the gradient of, where two go to the same place."""
+        """The destination of a cotangent. If two cotangents go to the same node, it also names the argument."""
         to = self.told[sent.to].title if self.steps[sent.to].leaf else self.steps[sent.to].function
         arguments = list(formulas(step.node))
         twice = [other.to for other in step.sends].count(sent.to) > 1 and sent.slot < len(arguments)
         return f"to {to}, of {arguments[sent.slot]}" if twice else f"to {to}"
 
     def _formulas(self, step: Step, told: Told) -> list[str]:
-        """What the node does: in a line, or in a line for each input."""
+        """The formula of the node in one line, or one line for each input."""
         if told.formula:
             return [told.formula]
         known = [sent for sent in step.sends if sent.slot in told.formulas]
@@ -155,13 +155,13 @@ def _named(label: str, way: str) -> str:
 
 
 def _by_way(label: str, value: Mapping[str, Outcome]) -> list[Row]:
-    """One row where both ways agree."""
+    """A single row if both methods agree."""
     texts = {describe(value[way]) for way in WAYS}
     return [(label, "", value[WAYS[0]])] if len(texts) == 1 else [(label, way, value[way]) for way in WAYS]
 
 
 def _columns(values: Sequence[Outcome]) -> tuple[int, list[str]]:
-    """How many columns show the elements of a step, and their labels: those of its largest tensor that fits."""
+    """The number of columns for the elements of a step, and their labels, from its largest tensor that fits."""
     fitting = [value for value in values if isinstance(value, Entries) and _fits(value)]
     if not fitting:
         return 1, []

@@ -1,4 +1,4 @@
-"""A backward pass, recorded: the nodes of the graph, what each of them saved, what arrives and what it passes on."""
+"""Records a backward pass: the nodes of the graph, what each node saved, what arrives, and what it passes on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zero_or_nan.ignoring.masks import full
 from ..entries import Outcome, outcome
 
 MOST = 40
-"""The nodes of the largest graph that is recorded: nobody can read more in one figure."""
+"""The most nodes of a graph that is recorded. A larger figure would not be readable."""
 
 WAYS = ("vanilla", "ignoring")
 """The two backward passes that are recorded."""
@@ -30,12 +30,13 @@ WAYS = ("vanilla", "ignoring")
 
 @dataclass(frozen=True, eq=False)
 class Sent:
-    """What a node passes on along one edge.
+    """The cotangent that a node passes on along one edge.
 
     Attributes:
-        slot: which input of the node's function it is for, in the order of `node.next_functions`.
-        to: the number of the step that gets it; `output`: which output of that step's function it belongs to.
-        value: by way, the cotangent, as it is before others that arrive at the same place are added.
+        slot: the number of the input of the node's function, in the order of `node.next_functions`.
+        to: the number of the step that gets the cotangent.
+        output: the number of the output of that step's function that the cotangent belongs to.
+        value: the cotangent of each method, before other cotangents for the same output are added.
     """
 
     slot: int
@@ -49,11 +50,11 @@ class Step:
     """One node of the graph: a step of the backward pass.
 
     Attributes:
-        node: as PyTorch names it in its messages, `ExpBackward0`; of a leaf `AccumulateGrad`.
+        node: the node's name in PyTorch's messages, such as `ExpBackward0`; for a leaf `AccumulateGrad`.
         name: the reader's name for the tensor whose gradient arrives here, or the empty text.
-        saved: all that the node saved in the forward pass, under PyTorch's names.
-        arrives: by output of the node's function and by way, the cotangent that arrives.
-        sends: what it passes on. A leaf passes nothing on.
+        saved: everything that the node saved in the forward pass, by PyTorch's names.
+        arrives: for each output of the node's function and each method, the cotangent that arrives.
+        sends: the cotangents that the node passes on. A leaf passes nothing on.
     """
 
     node: str
@@ -77,20 +78,20 @@ LEAF = "AccumulateGrad"
 
 
 def record(loss: Tensor, inputs: Mapping[str, Tensor], gradient: Tensor | None = None) -> list[Step]:
-    """Run the vanilla and the ignoring backward pass, and keep what every node gets, saved and passes on.
+    """Run the vanilla and the ignoring backward pass, and record what every node gets, saved and passes on.
 
-    The graph is kept, and no `.grad` of the inputs is written. The steps are in an order in which backward can take
-    them, the loss first. Of the graph only what leads to the inputs is recorded.
+    The graph is kept, and no `.grad` of the inputs is written. The steps are in an order in which backward can run
+    them, beginning with the loss. Only the nodes that lead to the inputs are recorded.
 
     Args:
-        loss: what to differentiate, of any shape.
-        inputs: the leaves or intermediate results to which the passes go, under the names that the reader knows.
-        gradient: the cotangent to start from, in the shape of the loss; may be left out when it has one element.
+        loss: the tensor to differentiate, of any shape.
+        inputs: the leaves or intermediate results that the passes go to, by the names that the reader knows.
+        gradient: the initial cotangent, in the shape of the loss. It is optional if the loss has one element.
 
     Raises:
-        ValueError: when the loss has no graph or does not depend on an input, when there are no inputs, when the
-            gradient is missing or of another shape, and when the graph has more than `MOST` nodes.
-        RuntimeError: when the graph was freed.
+        ValueError: if the loss has no graph or does not depend on an input, if there are no inputs, if the gradient is
+            missing or has another shape, or if the graph has more than `MOST` nodes.
+        RuntimeError: if the graph was freed.
     """
     start = _start(loss, inputs, gradient)
     named: dict[tuple[Any, int], list[str]] = {}
@@ -144,7 +145,7 @@ def _start(loss: Tensor, inputs: Mapping[str, Tensor], gradient: Tensor | None) 
             raise ValueError(f"the loss has shape {list(loss.shape)}: give gradient=, a tensor of that shape")
         return torch.ones_like(loss)
     if gradient.shape != loss.shape:
-        raise ValueError(f"gradient has shape {list(gradient.shape)}, and the loss {list(loss.shape)}")
+        raise ValueError(f"gradient has shape {list(gradient.shape)}, but needs the loss's shape {list(loss.shape)}")
     return gradient
 
 
@@ -153,7 +154,7 @@ def _place(edge: GradientEdge) -> tuple[Any, int]:
 
 
 def _leading_to(root: Any, ends: Mapping[Any, str]) -> list[Any]:
-    """The nodes between the root and the ends, each after all that send to it."""
+    """The nodes between the root and the ends, each after all nodes that send to it."""
     below: dict[Any, list[Any]] = {}
     stack = [root]
     while stack:
@@ -163,7 +164,7 @@ def _leading_to(root: Any, ends: Mapping[Any, str]) -> list[Any]:
             stack += below[node]
     if missing := [name for end, name in ends.items() if end not in below]:
         raise ValueError(f"the loss does not depend on {', '.join(missing)}")
-    finished = list(_finished(root, below))  # each after all that it sends to
+    finished = list(_finished(root, below))  # each node comes after all nodes that it sends to
     kept: set[Any] = set(ends)
     for node in finished:
         if kept.intersection(below[node]):
@@ -194,7 +195,7 @@ def _name(node: Any) -> str:
 
 
 def _saved(node: Any) -> dict[str, Any]:
-    """All that the node saved. Tensors are copied, for code may change them in place later."""
+    """Everything that the node saved. Tensors are copied, because code may change them in place later."""
     saved: dict[str, Any] = {}
     try:
         for attribute in dir(node):
@@ -209,12 +210,12 @@ def _saved(node: Any) -> dict[str, Any]:
 
 def _copied(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.detach().cpu().clone()  # with its strides: the order of a matrix product's sums depends on them
+        return value.detach().cpu().clone()  # clone keeps the strides, on which the order of sums depends
     return tuple(map(_copied, value)) if isinstance(value, (tuple, list)) else value
 
 
 _Passed = tuple[Sequence[Tensor | None], Mapping[tuple[Any, int], Tensor]]
-"""What arrives at the edges in one pass, and what each node sends, by its slot."""
+"""The cotangents at the edges in one pass, and the cotangent that each node sends, by its slot."""
 
 
 def _vanilla(order: Sequence[Any], loss: Tensor, edges: Sequence[GradientEdge], start: Tensor) -> _Passed:
@@ -249,9 +250,9 @@ def _ignoring(order: Sequence[Any], loss: Tensor, edges: Sequence[GradientEdge],
 
 
 class Listening:
-    """Keeps what each node of a pass of `ignoring` sends, with its mask.
+    """Records what each node of a pass of `ignoring` sends, with its mask.
 
-    `ignoring.grad` gives what arrives at an edge: if a tensor is used twice, the sum.
+    `ignoring.grad` alone is not enough: if a tensor is used twice, it gives the sum of both cotangents.
     """
 
     def __init__(self) -> None:
@@ -266,7 +267,7 @@ class Listening:
 
 @contextmanager
 def _masked_tensors() -> Iterator[None]:
-    """They are a prototype, as PyTorch says each time."""
+    """Ignore the warning that masked tensors are a prototype, which PyTorch repeats each time."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*MaskedTensors is in prototype stage")
         yield

@@ -1,4 +1,4 @@
-"""What is told of each step of a backward pass: its formula, what it saved, and where NaN is born or ignored."""
+"""The description of each step of a backward pass: its formula, what it saved, and where NaN appears or is ignored."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from .graph import Sent, Step
 
 @dataclass(frozen=True, eq=False)
 class Told:
-    """One step, as it is told.
+    """The description of one step.
 
     Attributes:
-        title: the function, `exp`, with the reader's name for its result, `y = exp`; of a leaf `x.grad`.
-        formulas: by slot, what the node does to the cotangent, where that was checked.
-        official: PyTorch's own words for it, a line for each input, or none.
-        tensors: what it saved and can be shown element by element; `numbers`: other arguments that the formula may use.
-        born: by slot, the elements that are NaN though no NaN arrived for them, with their arithmetic.
-        spared: the same for the ignoring pass: elements that would be NaN there if they were not ignored.
-        meets: by operand, the elements that make these NaN, where each element goes its own way.
-        said: by way, what happens here to NaN and to what is ignored; may be the empty text.
+        title: the function, `exp`, with the reader's name for its result, `y = exp`; for a leaf `x.grad`.
+        formulas: for each slot, how the node computes the result from the cotangent, if a rule gives the same bits.
+        official: PyTorch's own formulas, a line for each input. Empty if PyTorch has none.
+        tensors: the saved tensors.
+        numbers: the other saved arguments that the formula may use.
+        born: for each slot, the elements that become NaN although no NaN arrives for them, with their arithmetic.
+        spared: the same for the ignoring pass: elements that would become NaN if they were not ignored.
+        meets: for each operand, the elements that give these NaN, if the arithmetic is elementwise.
+        said: for each method, what happens in this step to NaN and to ignored elements; may be empty.
     """
 
     title: str
@@ -41,18 +42,18 @@ class Told:
 
     @property
     def formula(self) -> str:
-        """What it does, where it does the same for all inputs or the text is short; otherwise the empty text."""
+        """The formula, if it is the same for all inputs; otherwise empty."""
         each = list(dict.fromkeys(self.formulas.values()))
         return each[0] if len(each) == 1 else ""
 
 
 def tell(steps: Sequence[Step]) -> list[Told]:
-    """What is told of each step, in their order."""
+    """The description of each step, in the same order."""
     return [_told(number, steps) for number in range(len(steps))]
 
 
 _QUIET = ("alpha", "beta", "dim", "keepdim", "step", "accumulate", "start", "end", "reduction")
-"""Arguments of functions that change no element's arithmetic, or that the formula tells already."""
+"""Arguments that change no element's arithmetic, or that the formula already contains."""
 
 
 def _told(number: int, steps: Sequence[Step]) -> Told:
@@ -92,7 +93,7 @@ def _title(step: Step) -> str:
 
 
 def _first(value: Any) -> Any:
-    """The tensor, of several the first."""
+    """The tensor, or the first of several tensors."""
     several = value if isinstance(value, tuple) else (value,)
     return next((each for each in several if isinstance(each, Tensor)), None)
 
@@ -132,7 +133,7 @@ def _vanilla(number: int, steps: Sequence[Step], how: How, births: Births) -> st
 
 
 def _spared(step: Step, how: How, births: Births) -> dict[int, dict[int, str]]:
-    """By slot and element, the first product that would be NaN and is ignored: `-- × inf`."""
+    """For each slot and element, the first product that would be NaN and is ignored: `-- × inf`."""
     spared: dict[int, dict[int, str]] = {}
     (here, *_) = (value["ignoring"] for value in step.arrives.values())
     for sent, made in how:
@@ -170,7 +171,7 @@ def _ignoring(step: Step, spared: Births, births: Births) -> str:
 
 
 def _added(number: int, steps: Sequence[Step]) -> list[tuple[str, str]]:
-    """The sums of cotangents here that are NaN though none of their parts is, each with its place."""
+    """The sums of cotangents in this step that are NaN although no summand is, each with its index."""
     found = []
     for output, value in steps[number].arrives.items():
         total = value["vanilla"]
@@ -190,7 +191,7 @@ def _added(number: int, steps: Sequence[Step]) -> list[tuple[str, str]]:
 
 
 def short(value: Entries) -> list[str]:
-    """Every element in about three digits."""
+    """The text of every element, with about three digits."""
     return [min(texts, key=len) for texts in zip(*(value.texts(digits) for digits in (3, 4, 5)), strict=True)]
 
 
@@ -199,7 +200,7 @@ def _labels(value: Outcome) -> list[str]:
 
 
 def _placed(found: Sequence[tuple[str, str]]) -> str:
-    """What happens, each with the places where it does."""
+    """What happens, each with the indices at which it happens."""
     told = []
     for text in dict.fromkeys(text for text, _ in found):
         places = list(dict.fromkeys(place for other, place in found if other == text and place))
@@ -217,7 +218,7 @@ def _masked(value: Outcome) -> int:
 
 
 def _counted(value: Outcome) -> str:
-    """What of a gradient is not finite."""
+    """How many elements of a gradient are not finite."""
     if not isinstance(value, Entries):
         return "No NaN."
     nan, infinite = (value.kinds().count(kind) for kind in (Kind.NAN, Kind.INF))
