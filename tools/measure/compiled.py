@@ -144,6 +144,7 @@ class Loss(NamedTuple):
 
 
 IGNORE = -100
+"""The default `ignore_index` of PyTorch's losses."""
 
 
 def losses() -> dict[str, Loss]:

@@ -36,6 +36,7 @@ from .apart import apart
 SAMPLES = 6
 """How many samples of each operator are measured. They are spread over the first samples of the database."""
 FIRST = 60
+"""How many of the database's first samples these are chosen from."""
 LARGE = 500
 """The most elements that an input of a small sample may have."""
 SECONDS = 240
@@ -45,6 +46,7 @@ INPUTS = 3
 PROBES = 8
 """How many elements of each gradient are tested for use, of the elements that would be hidden if the loss used them."""
 NOTES = 8
+"""How many violations of an operator are described. The others are only counted."""
 NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "zero": 0.0}
 """The numbers that are put into one element of an input."""
 OTHERS = (math.nan, 0.37, 0.9, -2.5)

@@ -20,6 +20,7 @@ from .session import STARTUP
 # ipykernel and IPython shape the outputs; the others compute them.
 _PACKAGES = ("torch", "numpy", "matplotlib", "ipykernel", "ipython")
 _KEPT = 3
+"""How many caches are kept: those that were used last."""
 
 
 def fingerprint(project: Project) -> str:
