@@ -73,8 +73,8 @@ def served(site: Path, port: int = 0) -> Iterator[str]:
         server = _Server(("127.0.0.1", port), partial(_Handler, directory=str(site)))
     except OSError as error:
         raise Problem(
-            f"the site can't be served on port {port}: {error.strerror}. Is another command serving it already? Stop "
-            "that one."
+            f"the site can't be served on port {port}: {error.strerror}. If another command serves the site already, "
+            "stop that command."
         ) from error
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:

@@ -43,7 +43,10 @@ def across(case: Case, way: str, caption: str, head: Sequence[str], rows: Mappin
     made = {claim.quantity: claim for claim in case.claims if claim.way == way}
     for quantity in rows.values():
         if quantity not in made:
-            raise LookupError(f"no claim about {quantity!r} by {way}; made by: {', '.join(made) or 'none'}")
+            raise LookupError(
+                f"the method {way} made no claim about {quantity!r}; it made claims about: "
+                f"{', '.join(made) or 'nothing'}"
+            )
         observed = made[quantity].observed
         if not isinstance(observed, Entries) or len(observed) != len(head) - 1:
             raise LookupError(f"the claim about {quantity!r} needs {len(head) - 1} elements, one for each column")

@@ -367,10 +367,12 @@ def _limit(changes: Sequence[float]) -> float | str:
     coarse, fine, finest = quotients
     if math.isinf(finest):
         return finest if coarse == fine == finest else math.nan
-    if _near(fine, finest):
+    if _near(fine, finest):  # the quotient has converged
         return float(f"{finest:.6g}") if abs(finest) > 1e-6 else 0.0
+    # The last step is 10,000 times as small as the first. If the change has hardly shrunk, the function jumps.
     if abs(changes[2]) > abs(changes[0]) / 2:
         return JUMP
+    # A quotient that grows with every smaller step counts as infinite. Any other quotient has no limit.
     return math.copysign(math.inf, finest) if abs(finest) > abs(fine) > abs(coarse) else math.nan
 
 

@@ -145,11 +145,14 @@ class Case:
         lacking = [name for name in expected if name not in made]
         if lacking:
             raise LookupError(
-                f"no claim about {quantity!r} by {', '.join(lacking)}; made by: {', '.join(made) or 'none'}"
+                f"these methods made no claim about {quantity!r} before the verdict: {', '.join(lacking)}; "
+                f"methods that made one: {', '.join(made) or 'none'}"
             )
         labels = list(rows) if rows is not None else reference.labels()
         if len(labels) != len(reference):
-            raise ValueError(f"{len(labels)} row labels for {len(reference)} elements")
+            raise ValueError(
+                f"rows has {len(labels)} row labels for {len(reference)} elements; give one for each element"
+            )
         chosen = {name: made[name] for name in expected}
         Verdict(self.key, quantity, reference, chosen, expected, labels, ulps).check()
 

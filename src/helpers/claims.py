@@ -161,7 +161,7 @@ def told(statement: Statement, way: str | None, observed: Any) -> None:
         observed: the observed result, in the form of the record.
 
     Raises:
-        ClaimFailed: if the statement does not hold. A notebook does not raise, so that a reader can read on.
+        ClaimFailed: if the statement does not hold. By default a notebook does not raise, so that a reader can read on.
     """
     show.show(statement)
     if not statement.holds:

@@ -91,9 +91,9 @@ def _rank(x: torch.Tensor) -> torch.Tensor:
 def differing(expected: Outcome, observed: Outcome, tolerance: Tolerance = Tolerance()) -> list[int] | None:
     """The flat indices at which `observed` differs from `expected`. The list is empty if they agree.
 
-    The result is None if the two can't be compared element by element: they have different shapes, or one of them is an
-    exception or absent. Two exceptions agree if they have the same type and, if the expected exception has a message,
-    the observed message contains it.
+    The result is None if the two can't be compared element by element. This is so if they have different shapes, or if
+    one of them is an exception or absent. Two exceptions agree if they have the same type and, if the expected
+    exception has a message, the observed message contains it.
 
     >>> from helpers.entries import outcome
     >>> differing(outcome([0.0, 1.0]), outcome([float("nan"), 1.0]))

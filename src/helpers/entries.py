@@ -154,7 +154,7 @@ def outcome(value: Any) -> Outcome:
         return _from_numbers(value)
     raise TypeError(
         f"cannot compare a {type(value).__name__}: give a tensor, numbers, None, or an exception. "
-        "Of a complex result claim .real and .imag, each on its own."
+        "For a complex result, claim .real and .imag separately."
     )
 
 
@@ -162,10 +162,12 @@ def _entries(data: torch.Tensor, mask: torch.Tensor | None) -> Entries:
     if data.is_complex() or data.is_quantized or data.is_nested:
         what = "complex" if data.is_complex() else "quantized" if data.is_quantized else "nested"
         raise TypeError(
-            f"cannot compare {what} tensors element by element: claim .real and .imag, .dequantize(), or each part"
+            f"cannot compare {what} tensors element by element: claim .real and .imag, .dequantize(), or each component"
         )
     if data.is_floating_point() and data.dtype not in _SHORTEST:
-        raise TypeError(f"cannot compare {data.dtype} element by element: claim .float(), which holds all its values")
+        raise TypeError(
+            f"cannot compare {data.dtype} element by element: claim .float(), which represents all its values"
+        )
     data = data.detach()
     if data.layout is not torch.strided:
         data = data.to_dense()

@@ -106,7 +106,7 @@ class Sketch:
 def sketch(alt: str, caption: str = "", height: float = 3.6, panels: int = 1) -> Iterator[Sketch]:
     """Like `drawing`, but the finished `Figure` is kept and not shown."""
     if not alt.strip():
-        raise ValueError("alt must say what the figure shows: some readers have nothing else")
+        raise ValueError("alt is empty: write what the figure shows, for readers who can't see it")
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure as Canvas
@@ -121,7 +121,9 @@ def sketch(alt: str, caption: str = "", height: float = 3.6, panels: int = 1) ->
         sketched = Sketch(axes[0] if panels == 1 else axes)
         yield sketched
         if any(each.axison and not (each.get_xlabel() and each.get_ylabel()) for each in axes):
-            raise ValueError("label both axes with set_xlabel and set_ylabel, or draw none: axes.axis('off')")
+            raise ValueError(
+                "an axis has no label: label both axes with set_xlabel and set_ylabel, or call axes.axis('off')"
+            )
         drawn = [
             tuple(_inline(_drawn(canvas, width, height), f"{salt}-{size}{at}") for at, canvas in enumerate(canvases))
             for size, width in (("w", wide), ("n", PHONE))

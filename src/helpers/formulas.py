@@ -1,8 +1,8 @@
 """Formulas that people write for losses and geometry, the points at which they break, and the formulas to copy instead.
 
-All statements about a formula are in this file, as `helpers.points` has all statements about the atlas: the code, the
-point, and the gradient that mathematics gives at the point. The rest is measured when the table is shown. The page
-shows the same lines of code, and a test compares the two.
+All statements about a formula are in this file: the code, the point, and the gradient that mathematics gives at the
+point. (`helpers.points` does the same for the atlas.) The rest is measured when the table is shown. The page shows the
+same lines of code, and a test compares the two.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def grid(caption: str, head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> N
     """
     for row in rows:
         if len(row) != len(head):
-            raise ValueError(f"{len(row)} cells under {len(head)} headers: {row}")
+            raise ValueError(f"a row has {len(row)} cells under {len(head)} headers; give one for each header: {row}")
     show.show(Grid(caption, head, rows))
 
 

@@ -35,11 +35,11 @@ class Since:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"\d+\.\d+(\.\d+)?", self.release):
-            raise ValueError(f"{self.release!r} is no release of PyTorch: write it like '2.14'")
+            raise ValueError(f"{self.release!r} is not the number of a PyTorch release: write a number such as '2.14'")
         if isinstance(self.now, Since):
-            raise ValueError("the newest change comes first: put the older Since into `before`")
+            raise ValueError("`now` is a Since, but the outer Since must be the newest: pass the older one as `before`")
         if isinstance(self.before, Since) and number(self.before.release) >= number(self.release):
-            raise ValueError(f"{self.before.release} comes before {self.release} here, but is not older")
+            raise ValueError(f"`before` is of release {self.before.release}, which is not older than {self.release}")
 
     def at(self, version: str) -> Any:
         """The expected result of a version, such as `torch.__version__`."""
@@ -77,7 +77,7 @@ def number(version: str) -> tuple[int, ...]:
     """
     found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
     if found is None:
-        raise ValueError(f"{version!r} is no version of PyTorch")
+        raise ValueError(f"{version!r} is not a version of PyTorch, such as '2.14.0'")
     return tuple(int(part or 0) for part in found.groups())
 
 

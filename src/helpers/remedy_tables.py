@@ -326,7 +326,7 @@ def ends(node: Question | End) -> list[End]:
 
 
 def decision_tree(found: Remedies) -> None:
-    """Show the tree as nested lists, which screen readers can read, with lines drawn beside them."""
+    """Show the tree as nested lists, which screen readers can read, with lines between the items."""
     root = tree(found)
     show.show(Shown("\n".join(_lines(root)), f'<div class="zn-tree">{_branch(root)}</div>'))
 

@@ -145,7 +145,7 @@ def result(value: Outcome, limit: int = 24) -> str:
         return f'<span class="zn-nan">raises {html.escape(value.type)}</span>'
     if isinstance(value, Entries):
         return nested(cells(value), value.shape, limit)
-    raise TypeError(f"not an outcome: {value!r}")
+    raise TypeError(f"not an outcome: {value!r}; convert it with helpers.entries.outcome")
 
 
 def anchor(*words: str) -> str:

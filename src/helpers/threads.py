@@ -58,7 +58,7 @@ def thread(key: str) -> Thread:
     """
     if key not in THREADS:
         raise KeyError(
-            f"no case has the key {key!r}; known: {', '.join(THREADS)}. A new one is a line in helpers/threads.py"
+            f"no case has the key {key!r}; the keys are {', '.join(THREADS)}. To add a case, edit helpers/threads.py"
         )
     return THREADS[key]
 

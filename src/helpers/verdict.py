@@ -57,7 +57,7 @@ def judge(reference: Entries, observed: Entries, ulps: int = 2) -> list[str]:
     ['right', 'contaminated']
     """
     if reference.shape != observed.shape:
-        raise ValueError(f"reference has shape {list(reference.shape)}, observed has shape {list(observed.shape)}")
+        raise ValueError(f"observed has shape {list(observed.shape)}, but the reference has {list(reference.shape)}")
     data = observed.data if observed.data.is_floating_point() else observed.data.double()
     rounded = reference.data.to(data.dtype)
     # Elements that are not finite are judged by kind below. Here they only must not disturb the distance.

@@ -32,7 +32,7 @@ def register(name: str, title: str, summary: str) -> Way:
         ValueError: if another method already has this name.
     """
     if name in WAYS:
-        raise ValueError(f"the way {name!r} is registered already: {WAYS[name].summary}")
+        raise ValueError(f"the method {name!r} is already registered, as: {WAYS[name].summary} Choose another name.")
     WAYS[name] = Way(name, title, summary)
     return WAYS[name]
 
@@ -47,7 +47,9 @@ def way(name: str) -> Way:
     'vanilla'
     """
     if name not in WAYS:
-        raise KeyError(f"no way is called {name!r}; known: {', '.join(WAYS)}. A new one takes helpers.ways.register(…)")
+        raise KeyError(
+            f"no method is called {name!r}; the methods are {', '.join(WAYS)}. To add one, call helpers.ways.register"
+        )
     return WAYS[name]
 
 

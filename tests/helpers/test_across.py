@@ -78,8 +78,8 @@ def test_a_row_shows_each_element_and_the_caption_the_releases(case, known):
 @pytest.mark.parametrize(
     ("way", "head", "quantity", "message"),
     [
-        ("vanilla", HEAD, "thirds", "no claim about 'thirds' by vanilla; made by: halves"),
-        ("masked", HEAD, "halves", "made by: none"),
+        ("vanilla", HEAD, "thirds", "the method vanilla made no claim about 'thirds'; it made claims about: halves"),
+        ("masked", HEAD, "halves", "it made claims about: nothing"),
         ("vanilla", HEAD[:2], "halves", "needs 1 elements"),
     ],
 )

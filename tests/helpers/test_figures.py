@@ -44,7 +44,7 @@ def ids(svg):
 
 @pytest.mark.parametrize("alt", ["", "   ", "\n\t"])
 def test_a_figure_needs_a_text_in_its_place(alt, shown):
-    with pytest.raises(ValueError, match="alt must say what the figure shows"), drawing(alt):
+    with pytest.raises(ValueError, match="alt is empty: write what the figure shows"), drawing(alt):
         pytest.fail("the block must not be entered")
     assert shown == []
 

@@ -155,7 +155,7 @@ def test_any_shape_is_judged_in_row_major_order():
 
 
 def test_other_shapes_are_refused():
-    with pytest.raises(ValueError, match=r"reference has shape \[2\], observed has shape \[2, 1\]"):
+    with pytest.raises(ValueError, match=r"observed has shape \[2, 1\], but the reference has \[2\]"):
         judge(outcome([1.0, 1.0]), outcome([[1.0], [1.0]]))
 
 

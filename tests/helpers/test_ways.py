@@ -20,13 +20,13 @@ def test_a_registered_way_is_found_by_its_name(registry):
 
 def test_a_name_is_registered_once(registry):
     before = dict(registry)
-    with pytest.raises(ValueError, match=r"the way 'vanilla' is registered already: Plain PyTorch"):
+    with pytest.raises(ValueError, match=r"the method 'vanilla' is already registered, as: Plain PyTorch"):
         register("vanilla", "other", "Another.")
     assert registry == before
 
 
 def test_an_unknown_way_is_refused_and_the_known_ones_are_named():
-    with pytest.raises(KeyError, match="no way is called 'vanila'; known: vanilla, masked, .*register"):
+    with pytest.raises(KeyError, match="no method is called 'vanila'; the methods are vanilla, masked, .*register"):
         way("vanila")
 
 

@@ -179,7 +179,7 @@ class Book {
   }
 
   // The name of a node. Pages with the name in a keyword or heading come before the list of all nodes. A name that is not in
-  // the list belongs to a class of the user or to another PyTorch, and the page with the recipe is about such names.
+  // the list belongs to a class of the user or to another PyTorch. The page with the recipe is about such names.
   node(unit) {
     const whole = stem(unit);
     const meant = this.meant(unit);

@@ -158,9 +158,9 @@ def _report(rows: list[tuple[int, str, dict[str, float]]]) -> str:
     lines = [
         "# How long a build takes",
         "",
-        "Written by `make bench`: seconds (median where there are several runs), measured in turn in one run; the",
-        "ratios are what carries over to another machine. *Stock* is `jupyter-book build .`; *floor* is one process",
-        "that imports PyTorch and matplotlib once and runs all cells, plus rendering.",
+        "`make bench` writes this file. The times are seconds (the median if there are several runs), measured in turn",
+        "in one run. Compare the ratios, because the times depend on the machine. *Stock* is `jupyter-book build .`.",
+        "*Floor* is one process that imports PyTorch and matplotlib once and runs all cells, plus rendering.",
         "",
         f"{os.cpu_count()} processors, {platform.machine()}, Python {platform.python_version()}, {packages}. "
         f"Runs: {', '.join(f'{runs} at {times}×' for times, runs in _RUNS.items())}.",

@@ -144,6 +144,7 @@ class Loss(NamedTuple):
 
 
 IGNORE = -100
+"""The default `ignore_index` of PyTorch's losses."""
 
 
 def losses() -> dict[str, Loss]:
@@ -336,7 +337,7 @@ def compiled(project: Project, *backends: str) -> None:
         Problem: if a backend has another name. The message lists the backends that are measured.
     """
     if strange := [backend for backend in backends if backend not in BACKENDS]:
-        raise Problem(f"no such backend: {', '.join(strange)}; use some of {', '.join(BACKENDS)}")
+        raise Problem(f"no such backend: {', '.join(strange)}; the backends are {', '.join(BACKENDS)}")
     started = time.monotonic()
     for backend in backends or BACKENDS:
         found = measure_all(names(), backend)

@@ -1,8 +1,8 @@
 """How often `explain` finds the origin in programs with a known answer, compared with the tools that people use today.
 
-The programs and the other tools are in `tests/zero_or_nan/explain/corpus`. Programs that were reduced from public
-reports are counted separately: for them, the answer of `explain` is also compared with the cause and the fix in the
-report. The record keeps the first answer to each of them.
+The programs and the other tools are in `tests/zero_or_nan/explain/corpus`. The programs from public reports are counted
+separately. For them, the answer of `explain` is also compared with the cause and the fix in the report. The record
+keeps the first answer to each of them.
 """
 
 from __future__ import annotations
@@ -133,9 +133,12 @@ def _wanted(program: Any) -> list[tuple[str, str, str, int]]:
 def answers(program: Any) -> str:
     """The answers of `explain` to the questions about a program from a public report: "+kind +line -all …".
 
-    The questions are: the kind and the line of the first origin; whether all origins are right, and no other is
-    reported; the cause, if there is a cause to name, or if `explain` wrongly named one; and whether the remedy agrees
-    with the report's fix.
+    These are the questions:
+
+    - kind, line: are the kind and the line of the first origin right?
+    - all: is every origin reported, and no other?
+    - cause: is the right cause named? Asked if there is a cause to name, or if `explain` wrongly named one.
+    - remedy: does the remedy agree with the fix in the report?
     """
     module = importlib.import_module("corpus.answers")
     report = _report(program)

@@ -5,9 +5,9 @@ each operator gets the input `x + sqrt(z)` with z = 0. Its value is x, and its d
 So plain PyTorch's gradient with respect to z is not finite at any element, for every cotangent, even zero. Our gradient
 may be finite only at elements that the loss does not use.
 
-The forward function alone decides whether the loss uses an element: the loss does not use it if no other number in its
-place changes a bit of the result. If plain PyTorch's gradient is finite, our gradient must have the same bits, strides
-and type.
+The forward function alone decides whether the loss uses an element. The loss does not use the element if no other
+number in its place changes a bit of the result. If plain PyTorch's gradient is finite, our gradient must have the same
+bits, strides and type.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from .apart import apart
 SAMPLES = 6
 """How many samples of each operator are measured. They are spread over the first samples of the database."""
 FIRST = 60
+"""How many of the database's first samples these are chosen from."""
 LARGE = 500
 """The most elements that an input of a small sample may have."""
 SECONDS = 240
@@ -45,6 +46,7 @@ INPUTS = 3
 PROBES = 8
 """How many elements of each gradient are tested for use, of the elements that would be hidden if the loss used them."""
 NOTES = 8
+"""How many violations of an operator are described. The others are only counted."""
 NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "zero": 0.0}
 """The numbers that are put into one element of an input."""
 OTHERS = (math.nan, 0.37, 0.9, -2.5)
@@ -70,9 +72,9 @@ SELECTING = frozenset(
 """Operators that compare numbers to choose some elements, or rows, of their input, and leave out the others.
 
 The loss does not use the elements that such an operator left out, although NaN in their place would change the result.
-Therefore an element of these operators counts as used if a slightly larger number and a slightly smaller number both
-change the result, and, for a NaN element, if it made the result NaN. For all other operators, an element is used if NaN
-in its place changes the result.
+Therefore an element of these operators counts as used if a slightly larger and a slightly smaller number both change
+the result. If the element is not finite, only the terms of the result that are not finite are compared. For all other
+operators, an element is used if NaN in its place changes the result.
 """
 
 FATAL = frozenset({"grid_sampler_2d", "nn.functional.grid_sample"})
@@ -125,7 +127,7 @@ class Form:
     function: Callable[[list[Tensor]], list[Tensor]]
     start: list[Tensor]
     writes_zeros: bool = False
-    """Whether a hook writes zeros into some entries of the inputs' cotangents."""
+    """Whether a hook writes zeros into some elements of the inputs' cotangents."""
 
     def call(self, start: list[Tensor]) -> list[Tensor]:
         """The outputs for these numbers."""
@@ -192,8 +194,8 @@ class Case:
 
         If so, our finite number in place of plain PyTorch's NaN is right: ignored elements had contaminated the
         gradient. Terms that are NaN don't grow. If such a term depends on the element, the sample without the inserted
-        number has to grow with this slope. If an input is infinite, this check is not possible, and the answer is True:
-        the derivative of 1 / x at inf is 0, but no finite step measures it.
+        number has to grow with this slope. If an input is infinite, the answer is always True. Next to an infinity, a
+        number can be right that is the slope at no finite input: 1 / inf is 0.
         """
         if any(bool(x.isinf().any()) for x in self.start):
             return True

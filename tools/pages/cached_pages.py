@@ -59,7 +59,7 @@ def _edited(app: Sphinx, env: BuildEnvironment, added: set[str], changed: set[st
 def _wait(app: Sphinx, env: BuildEnvironment, docnames: list[str]) -> None:
     answer = ready().strip()
     if not answer:
-        sys.exit("told to go away")
+        sys.exit("the build has ended before this renderer was needed")
     env.zero_or_nan_everything = answer == "all"  # type: ignore[attr-defined]
 
 

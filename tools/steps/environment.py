@@ -21,13 +21,14 @@ from .session import STARTUP
 _PACKAGES = ("torch", "numpy", "matplotlib", "ipykernel", "ipython")
 _HIDING = ("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 _KEPT = 3
+"""How many caches are kept: those that were used last."""
 
 
 def fingerprint(project: Project) -> str:
     """A digest of everything that pages show, except their own code.
 
-    It covers the modules that pages import from `src/`, the results of other versions, the settings and the device with
-    which a kernel starts, the processor, and the versions that can change a result.
+    It covers the modules that pages import from `src/`, and the results of other versions. It also covers the settings
+    and the device with which a kernel starts, the processor, and the versions that can change a result.
     """
     digest = hashlib.sha256(platform.python_version().encode())
     for package in _PACKAGES:

@@ -24,8 +24,8 @@ _KEPT = (*PLACE, "expected", "observed", "tolerance", "holds", "history")
 def check_records(project: Project) -> None:
     """Check that the outcomes of every release in the matrix, and the outputs of cells, are recorded and can be read.
 
-    Pages show a release only if it is recorded. Without this check, a deleted record would make a release disappear
-    from the site, or leave the outputs of cells unchecked, and the build would succeed.
+    Pages show a release only if it is recorded. Without this check, the build would succeed after a record was deleted.
+    A release would be missing from the site, or the outputs of cells would not be checked.
 
     Raises:
         Problem: if a record is missing, is not JSON, or lacks a release; with the path of the file.

@@ -45,6 +45,7 @@ class Renderer:
     def __init__(self, project: Project, builder: str = "html") -> None:
         # The modules that draw tables import PyTorch. A book whose chapters import no helpers does not need them.
         draws = any(b"helpers" in page.read_bytes() for page in (project.root / "chapters").glob("*.md"))
+        # -W makes warnings errors, -n checks every reference, and --keep-going reports all warnings, not just one.
         command = [
             sys.executable,
             "-W",

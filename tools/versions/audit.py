@@ -95,6 +95,7 @@ def excepted(project: Project, today: date) -> list[Excepted]:
     settings = tomllib.loads((project.root / "pyproject.toml").read_text(encoding="utf-8"))
     listed = settings.get("tool", {}).get("zero-or-nan", {}).get("audit-exceptions", [])
     for each in listed:
+        # `type(…) is date`, because a datetime is a date too, but can't be compared with one.
         whole = set(each) == {"advisory", "reason", "until"} and type(each["until"]) is date
         if not whole or not each["advisory"] or not each["reason"] or each["until"] - today > LONGEST:
             raise Problem(

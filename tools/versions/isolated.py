@@ -114,6 +114,7 @@ class Isolated:
         with self.log.open("ab") as log:
             log.write(f"\n$ {' '.join(command)}\n".encode())
             log.flush()
+            # The lock keeps `stop` from missing a process that is about to start.
             with self._door:
                 if self._stopped:
                     raise KeyboardInterrupt

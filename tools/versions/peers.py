@@ -2,8 +2,8 @@
 
 The tests come from a package's source distribution. Each package gets its own environment with the pinned PyTorch.
 There its tests run three times: twice unchanged, and once with `zero_or_nan.ignoring` (`peers_plugin` replaces the
-functions). A test counts if it passes in both unchanged runs. The results of a package are kept in `_build/peers` until
-all packages are done. If you interrupt the command, run it again, and it continues.
+functions). A test counts if it passes in both unchanged runs, so flaky tests are left out. The results of a package are
+kept in `_build/peers` until all packages are done. If you interrupt the command, run it again, and it continues.
 """
 
 from __future__ import annotations

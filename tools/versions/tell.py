@@ -115,6 +115,7 @@ def written(reports: Mapping[str, Report | None], run: str = "") -> Text:
         "to date. It adds a comment when the list of differences changes, and closes the issue when no difference is "
         "left." + looked,
     ]
+    # As many differences in each table as fit into the issue.
     bodies = ("\n\n".join([*parts, *_sections(reports, found, shown)]) for shown in (40, 20, 10, 5, 0))
     body = next((body for body in bodies if len(body) <= ROOM), parts[0])
     return Text(f"{where}: {counts}", body, frozenset(named), lines)

@@ -224,6 +224,8 @@ def _lay_out(graph: Any) -> tuple[float, float]:
         layers.setdefault(data["layer"], []).append(name)
     box = {name: data["box"] for name, data in graph.nodes(data=True)}
     rows = [layers[at] for at in sorted(layers)]
+    # Each sweep moves the boxes of a layer towards the mean position of their neighbours, from above and from below in
+    # turn. The first four sweeps may change the order in a layer, which reduces crossings. The last two keep it.
     for sweep in range(6):
         down = sweep % 2 == 0
         for names in rows if down else reversed(rows):
@@ -249,7 +251,7 @@ def _lay_out(graph: Any) -> tuple[float, float]:
 
 
 def _call(graph: Any, width: float) -> float:
-    """Choose a side for the arithmetic of the first NaN, if there is space beside the box, and return the new width."""
+    """Choose a side for the arithmetic of the first NaN, if a side has space for it, and return the new width."""
     boxes = [data["box"] for _, data in graph.nodes(data=True)]
     for box in boxes:
         if not box.born or len(box.born) > 1 and len(set(box.born.values())) > 1:

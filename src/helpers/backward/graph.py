@@ -145,7 +145,7 @@ def _start(loss: Tensor, inputs: Mapping[str, Tensor], gradient: Tensor | None) 
             raise ValueError(f"the loss has shape {list(loss.shape)}: give gradient=, a tensor of that shape")
         return torch.ones_like(loss)
     if gradient.shape != loss.shape:
-        raise ValueError(f"gradient has shape {list(gradient.shape)}, and the loss {list(loss.shape)}")
+        raise ValueError(f"gradient has shape {list(gradient.shape)}, but needs the loss's shape {list(loss.shape)}")
     return gradient
 
 

@@ -192,7 +192,7 @@ def errors():
         "the loss has no graph": (ValueError, torch.ones(1), {"x": x}, None),
         "'y' gets no gradient: it has requires_grad=False": (ValueError, x.sum(), {"y": torch.ones(1)}, None),
         r"the loss has shape \[2\]: give gradient=": (ValueError, x * 1, {"x": x}, None),
-        r"gradient has shape \[1\], and the loss \[2\]": (ValueError, x * 1, {"x": x}, torch.ones(1)),
+        r"gradient has shape \[1\], but needs the loss's shape \[2\]": (ValueError, x * 1, {"x": x}, torch.ones(1)),
         "the loss does not depend on y, z": (ValueError, x.sum(), {"y": leaf(1.0), "x": x, "z": leaf(1.0)}, None),
         f"a figure of {MOST + 1} nodes can't be read": (ValueError, deep, {"x": x}, torch.ones(2)),
         "the graph was freed: draw it before backward": (RuntimeError, freed, {"x": x}, None),
