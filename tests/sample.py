@@ -4,13 +4,13 @@ import os
 from collections.abc import Iterable
 from typing import TypeVar
 
-Case = TypeVar("Case")
+Item = TypeVar("Item")
 
 WHOLE = bool(os.environ.get("WHOLE_TESTS"))
 """Whether nothing is left out."""
 
 
-def sample(cases: Iterable[Case], every: int, first: int = 0) -> list[Case]:
+def sample(cases: Iterable[Item], every: int, first: int = 0) -> list[Item]:
     """Every so many of the cases, from the first one that is named; all, in `make test-whole`."""
     assert 0 <= first < every
     return list(cases) if WHOLE else list(cases)[first::every]

@@ -10,7 +10,7 @@ import torch
 
 from . import recorded, show
 from .compare import Tolerance, differing
-from .differences import Difference
+from .differences import NotAsRecorded
 from .entries import Entries, Outcome, Raised, describe
 from .releases import Epoch, number
 
@@ -168,7 +168,7 @@ def told(statement: Statement, way: str | None, observed: Any) -> None:
         if show.raises():
             raise ClaimFailed(statement.text())
         name = f"{statement.case} · {way or 'verdict'} · {statement.quantity}"
-        show.show(Difference(name, observed, recorded.observed(statement.case, way, statement.quantity)))
+        show.show(NotAsRecorded(name, observed, recorded.observed(statement.case, way, statement.quantity)))
 
 
 def anchor(case: str, way: str, quantity: str) -> str:

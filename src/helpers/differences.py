@@ -15,7 +15,7 @@ from .recorded import device
 
 
 @dataclass(frozen=True)
-class Difference:
+class NotAsRecorded:
     """A result that differs from the recorded result.
 
     `observed` is the JSON form of the result here. `recorded` is the version and the JSON form of the recorded result,

@@ -63,7 +63,7 @@ pytestmark = pytest.mark.timeout(1800)
 
 
 @dataclass(frozen=True)
-class Run:
+class Executed:
     """A notebook that was run on a machine of its own.
 
     Args:
@@ -99,7 +99,7 @@ def play(machine, path):
         error = f"{path.name} stops:\n{error}\nThe set-up cell printed:\n{printed(setup_cell(notebook)) or '(nothing)'}"
     else:
         torch, files = json.loads(printed(answer))
-    return Run(notebook, error, torch, files, before, machine.installed(), machine)
+    return Executed(notebook, error, torch, files, before, machine.installed(), machine)
 
 
 async def execute(machine, notebook):

@@ -75,7 +75,7 @@ def test_two_runs_print_the_same_bytes_and_meet_rules_of_every_kind(done, monkey
     for op, rule in ignoring.RULES.items():
         monkeypatch.setitem(ignoring.RULES, op, watched(rule.__module__, rule))
     torch.manual_seed(5)
-    again = report.Report(CPU, RECORDED)
+    again = report.Comparison(CPU, RECORDED)
     again.rows, again.left_out = checking.ask_all(CPU, lambda row: None)
     assert again.json() + "\n" == done.stdout
     files = {path.stem for path in Path(ignoring.__file__).with_name("rules").glob("[a-z]*.py")}
@@ -282,7 +282,7 @@ def test_an_interrupt_ends_without_a_traceback(few, monkeypatch, capsys):
     ],
 )
 def test_a_version_is_compared_with_the_nearest_record_and_told_so(version, nearest):
-    made = report.Report(CPU, RECORDED, version)
+    made = report.Comparison(CPU, RECORDED, version)
     assert made.recorded_with == nearest
     told = " ".join(made.head().split())
     assert f"recorded with torch {nearest} on a CPU" in told
@@ -291,8 +291,8 @@ def test_a_version_is_compared_with_the_nearest_record_and_told_so(version, near
 
 
 def test_on_another_device_it_says_that_nothing_was_recorded_there():
-    assert "nothing was recorded on mps" in " ".join(report.Report(torch.device("mps"), RECORDED).head().split())
-    assert "nothing was recorded" not in report.Report(CPU, RECORDED).head()
+    assert "nothing was recorded on mps" in " ".join(report.Comparison(torch.device("mps"), RECORDED).head().split())
+    assert "nothing was recorded" not in report.Comparison(CPU, RECORDED).head()
 
 
 def test_what_only_the_cpu_must_have_is_a_difference_there_alone():

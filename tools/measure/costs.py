@@ -42,7 +42,7 @@ SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Case:
+class Workload:
     """A computation, with or without elements that contaminate plain PyTorch's gradient.
 
     `ways` takes whether the case is contaminated, and gives the methods. Each method is a function that runs forward,
@@ -238,18 +238,18 @@ CHAINS = [5_000, 50_000, 200_000]
 CASES = {
     case.name: case
     for case in (
-        Case("4-layer MLP, width 1024, batch 256", _layers(lambda: _perceptron(1024), (256, 1024))),
-        Case("4-layer MLP, width 8, batch 4", _layers(lambda: _perceptron(8), (4, 8)), False),
-        Case("transformer layer, width 512, 8 × 64 tokens", _layers(lambda: _transformer(512, 8), (8, 64, 512))),
-        Case("transformer layer, width 256, 8 × 64 tokens", _layers(lambda: _transformer(256, 8), (8, 64, 256))),
-        Case("transformer layer, width 16, 4 × 8 tokens", _layers(lambda: _transformer(16, 2), (4, 8, 16)), False),
-        Case("ResNet-18, 4 images of 64 × 64", _layers(_resnet, (4, 3, 64, 64))),
-        Case("LSTM, width 128, 16 × 32 tokens", _layers(lambda: _Recurrent(128), (16, 32, 128))),
-        *(Case(f"a chain of {n:,} nodes", _layers(partial(_Chain, n), (4, 4)), False, nodes=n) for n in CHAINS),
-        Case("a graph of 100,000 nodes", _layers(lambda: _Bush(100_000), (4, 4)), False),
-        *(Case(f"where over exp, {n} elements", _where_over_exp(n), n == SIZES[-1], n) for n in SIZES),
+        Workload("4-layer MLP, width 1024, batch 256", _layers(lambda: _perceptron(1024), (256, 1024))),
+        Workload("4-layer MLP, width 8, batch 4", _layers(lambda: _perceptron(8), (4, 8)), False),
+        Workload("transformer layer, width 512, 8 × 64 tokens", _layers(lambda: _transformer(512, 8), (8, 64, 512))),
+        Workload("transformer layer, width 256, 8 × 64 tokens", _layers(lambda: _transformer(256, 8), (8, 64, 256))),
+        Workload("transformer layer, width 16, 4 × 8 tokens", _layers(lambda: _transformer(16, 2), (4, 8, 16)), False),
+        Workload("ResNet-18, 4 images of 64 × 64", _layers(_resnet, (4, 3, 64, 64))),
+        Workload("LSTM, width 128, 16 × 32 tokens", _layers(lambda: _Recurrent(128), (16, 32, 128))),
+        *(Workload(f"a chain of {n:,} nodes", _layers(partial(_Chain, n), (4, 4)), False, nodes=n) for n in CHAINS),
+        Workload("a graph of 100,000 nodes", _layers(lambda: _Bush(100_000), (4, 4)), False),
+        *(Workload(f"where over exp, {n} elements", _where_over_exp(n), n == SIZES[-1], n) for n in SIZES),
         # The last case: once a gradient was recorded, every later pass checks whether its nodes were recorded.
-        Case(
+        Workload(
             "gradient penalty, 4-layer MLP, width 256, batch 64", _penalised(lambda: _perceptron(256), (64, 256)), False
         ),
     )
@@ -262,7 +262,7 @@ _LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "block of ResNet-18, 64 channels, 8 images of 56 × 56": (lambda: _Block(64, 64).eval(), (8, 64, 56, 56)),
 }
 COMPILED = {
-    f"{name}, {backend}": Case(f"{name}, {backend}", _in_regions(model, shape, backend), is_compiled=True)
+    f"{name}, {backend}": Workload(f"{name}, {backend}", _in_regions(model, shape, backend), is_compiled=True)
     for name, (model, shape) in _LAYERS.items()
     for backend in ("aot_eager", "inductor")
 }
@@ -285,7 +285,7 @@ def _in_turn(ways: dict[str, T], seconds: float, rounds: int = 5) -> Iterator[tu
         gc.enable()
 
 
-def measure(case: Case, contaminated: bool) -> dict[str, dict[str, float]]:
+def measure(case: Workload, contaminated: bool) -> dict[str, dict[str, float]]:
     """The seconds of forward, and of backward until the graph is freed, for each method."""
     ways = case.ways(contaminated)
     least = {way: {"forward": float("inf"), "backward": float("inf")} for way in ways}
@@ -305,7 +305,7 @@ WATCHED = [name for name, case in CASES.items() if case.entries is None and case
 """The models whose steps are timed while a tool watches them."""
 
 
-def watched(case: Case) -> dict[str, float]:
+def watched(case: Workload) -> dict[str, float]:
     """The seconds of a step, forward and backward: without a tool, and with each tool that looks for a NaN."""
     forward, backward = case.ways(False)["plain"]
 
@@ -330,14 +330,14 @@ def watched(case: Case) -> dict[str, float]:
     return least
 
 
-Step = Callable[[Callable[[Tensor], None]], Tensor]
+TrainingStep = Callable[[Callable[[Tensor], None]], Tensor]
 """A training step that is not finite. It takes the function that runs backward, and returns the loss."""
 
 
-def _one_bad_row(model: Callable[[], nn.Module], shape: tuple[int, ...]) -> Callable[[], Step]:
+def _one_bad_row(model: Callable[[], nn.Module], shape: tuple[int, ...]) -> Callable[[], TrainingStep]:
     """A model on a batch with one row of NaN, which the loss uses."""
 
-    def made() -> Step:
+    def made() -> TrainingStep:
         layers, rows, _ = _model_and_rows(model, shape, False)
         rows[1] = torch.nan
 
@@ -361,10 +361,10 @@ class _Convolutions(nn.Sequential):
         super().__init__(*first, *second, nn.Flatten(), nn.Linear(32 * 64, 10))
 
 
-def _masked_attention(width: int, tokens: int, batch: int) -> Callable[[], Step]:
+def _masked_attention(width: int, tokens: int, batch: int) -> Callable[[], TrainingStep]:
     """A layer of attention, written by hand. All keys of one sequence are masked."""
 
-    def made() -> Step:
+    def made() -> TrainingStep:
         torch.manual_seed(0)
         project, leave = nn.Linear(width, 3 * width), nn.Linear(width, width)
         rows, masked = torch.randn(batch, tokens, width), torch.zeros(batch, 1, tokens, dtype=torch.bool)
@@ -384,10 +384,10 @@ def _masked_attention(width: int, tokens: int, batch: int) -> Callable[[], Step]
     return made
 
 
-def _bad_chain(nodes: int, at: int = 0, used: bool = True) -> Callable[[], Step]:
+def _bad_chain(nodes: int, at: int = 0, used: bool = True) -> Callable[[], TrainingStep]:
     """A chain in which one element becomes NaN before some node. The loss uses this element, or slices it away."""
 
-    def made() -> Step:
+    def made() -> TrainingStep:
         weight, spoils = torch.full((4,), 0.5, requires_grad=True), torch.tensor([torch.nan, 1.0, 1.0, 1.0])
 
         def step(backward: Callable[[Tensor], None]) -> Tensor:
@@ -404,10 +404,10 @@ def _bad_chain(nodes: int, at: int = 0, used: bool = True) -> Callable[[], Step]
     return made
 
 
-def _logarithms(count: int, size: int) -> Callable[[], Step]:
+def _logarithms(count: int, size: int) -> Callable[[], TrainingStep]:
     """Logarithms of 0. Each of them is a separate origin."""
 
-    def made() -> Step:
+    def made() -> TrainingStep:
         weight = torch.ones(size, requires_grad=True)
 
         def step(backward: Callable[[Tensor], None]) -> Tensor:
@@ -496,7 +496,7 @@ def _empty_hooks(loss: Tensor, graph: Graph, unsafe: list[Any]) -> list[Any]:
     ]
 
 
-def parts(case: Case, contaminated: bool) -> dict[str, float]:
+def parts(case: Workload, contaminated: bool) -> dict[str, float]:
     """The seconds of backward with more and more of the work of `ignoring`: the walk, the check, hooks, rules."""
     forward, plain = case.ways(contaminated)["plain"]
 
@@ -530,7 +530,7 @@ def parts(case: Case, contaminated: bool) -> dict[str, float]:
     return least
 
 
-def peak(case: Case, contaminated: bool, way: str) -> int:
+def peak(case: Workload, contaminated: bool, way: str) -> int:
     """The bytes that one gradient takes at its peak, beyond what the process held before. Run it in a new process."""
     small = [
         _where_over_exp(10)(contaminated),
@@ -568,7 +568,7 @@ def _status(field: str) -> int:
     raise Problem(f"/proc/self/status has no {field}; peak memory can be measured only on Linux")
 
 
-def _peaks(case: Case, contaminated: bool) -> dict[str, int]:
+def _peaks(case: Workload, contaminated: bool) -> dict[str, int]:
     def fresh(way: str) -> int:
         command = [sys.executable, "-m", "tools.measure.costs", case.name, str(int(contaminated)), way]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -577,7 +577,7 @@ def _peaks(case: Case, contaminated: bool) -> dict[str, int]:
     return {way: min(fresh(way) for _ in range(3)) for way in case.ways(contaminated)}
 
 
-def _rows(cases: Iterable[Case]) -> list[dict[str, Any]]:
+def _rows(cases: Iterable[Workload]) -> list[dict[str, Any]]:
     """The times of each case, clean and contaminated, and its memory peaks. Prints each result at once."""
     rows = []
     for case in cases:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from zero_or_nan import ignoring
-from zero_or_nan.selfcheck.poisoned import COUNTS, Case, Gradients, Tally, database, judge, name_of, poisoned
+from zero_or_nan.selfcheck.poisoned import COUNTS, Gradients, PoisonedSample, Tally, database, judge, name_of, poisoned
 
 from ..project import Project, write_record
 from .apart import apart
@@ -65,7 +65,7 @@ def measure(op: Any, gradients: Gradients = ignoring.grad, samples: int = SAMPLE
     return tally
 
 
-def _judged_alone(case: Case, gradients: Gradients) -> Tally:
+def _judged_alone(case: PoisonedSample, gradients: Gradients) -> Tally:
     """The tally of one sample. If plain PyTorch dies of the sample, our gradient is still computed, and may not die."""
 
     def judged(crash: str = "") -> Tally:

@@ -37,7 +37,7 @@ SAMPLES = 6
 """How many samples of each operator are measured. They are spread over the first samples of the database."""
 FIRST = 60
 """How many of the database's first samples these are chosen from."""
-LARGE = 500
+MOST_ELEMENTS = 500
 """The most elements that an input of a small sample may have."""
 SECONDS = 240
 """The most seconds that one operator may take."""
@@ -146,7 +146,7 @@ class Form:
 
 
 @dataclass
-class Case:
+class Probe:
     """A form, the numbers that it is called on, and the elements of its outputs that the loss uses."""
 
     name: str
@@ -292,7 +292,9 @@ def chosen(op: Any, samples: int, has_derivative: bool) -> list[Any]:
     except Exception:
         return []
     small = [
-        sample for sample in first if max(map(_size, tree_flatten((sample.input, sample.args))[0]), default=0) <= LARGE
+        sample
+        for sample in first
+        if max(map(_size, tree_flatten((sample.input, sample.args))[0]), default=0) <= MOST_ELEMENTS
     ]
     first = small or first
     count = min(samples, len(first))
@@ -344,7 +346,7 @@ def differentiable(result: Any) -> list[Tensor]:
     return [r for r in tree_flatten(result)[0] if isinstance(r, Tensor) and r.requires_grad]
 
 
-def cases(form: Form, name: str, operator: str) -> Iterator[Case]:
+def cases(form: Form, name: str, operator: str) -> Iterator[Probe]:
     """The sample unchanged and with a number put into it, each with all outputs used and with half of them used."""
     starts = {"as it is": form.start}
     for number, tensor in enumerate(form.start[:INPUTS]):
@@ -365,10 +367,10 @@ def cases(form: Form, name: str, operator: str) -> Iterator[Case]:
         half = [every & (torch.rand(every.shape, generator=generator) < 0.5) for every in everything]
         for how_much, selected in (("all", everything), ("half", half)):
             full_name = f"{name}, {form.name}, {what}, {how_much} of the outputs"
-            yield Case(full_name, form, start, selected, operator in SELECTING)
+            yield Probe(full_name, form, start, selected, operator in SELECTING)
 
 
-def judge(case: Case, tally: Tally) -> None:
+def judge(case: Probe, tally: Tally) -> None:
     """Compare our gradient with plain PyTorch's on the same graph, and count violations."""
     xs = [x.clone().requires_grad_() for x in case.start]
     zs = [torch.zeros_like(x).requires_grad_() for x in case.start]

@@ -20,7 +20,7 @@ from sphinx.application import Sphinx
 from sphinx.builders.epub3 import Epub3Builder
 
 from ..project import write
-from ..steps.origin import Origin
+from ..steps.origin import Repository
 from . import checkout
 from .cover import cover
 from .feedback import versions
@@ -136,7 +136,7 @@ class Epub(Epub3Builder):
     def _described(self) -> dict[str, Any]:
         """The data for the templates that describe the book."""
         project, root = self._project, self._project.names[0]
-        at = Origin(*self.config.zero_or_nan_origin) if self.config.zero_or_nan_origin else None
+        at = Repository(*self.config.zero_or_nan_origin) if self.config.zero_or_nan_origin else None
         return {
             "author": self.config.author,
             "commit": at.commit[:10] if at else "",

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from urllib.parse import urlencode
 
 from ..project import Project
-from ..steps.origin import Origin
+from ..steps.origin import Repository
 
 
 def edit(project: Project, name: str) -> str:
@@ -15,7 +15,7 @@ def edit(project: Project, name: str) -> str:
     return f"{project.repository}/edit/{project.branch}/{name}.md"
 
 
-def report(project: Project, name: str, heading: str, made: Origin | None) -> str:
+def report(project: Project, name: str, heading: str, made: Repository | None) -> str:
     """The address of a new issue that already contains the page and the versions that it was built with.
 
     If the reader's address names a place on the page, site.js adds this place after the line with the page's address.

@@ -21,7 +21,7 @@ from sphinx.config import Config
 from ..project import Project, write
 from ..steps.collect import checked, statements
 from ..steps.made import digest
-from ..steps.origin import Origin, origin
+from ..steps.origin import Repository, origin
 from ..steps.pair import with_outputs
 from . import checkout
 from .cards import card, icon
@@ -203,7 +203,7 @@ def _made(app: Sphinx, project: Project, name: str) -> dict[str, Any]:
     """
     made: dict[str, Any] = {}
     if at := app.config.zero_or_nan_origin:
-        found = Origin(*at)
+        found = Repository(*at)
         made["commit"] = found.commit[:10]
         made["tree"] = f"{project.repository}/tree/{found.commit}"
         made["changed"] = found.changed
@@ -217,7 +217,7 @@ def _made(app: Sphinx, project: Project, name: str) -> dict[str, Any]:
 def _feedback(app: Sphinx, project: Project, name: str, heading: str) -> dict[str, str]:
     """The addresses to edit a page, and to report what is wrong with it."""
     at = app.config.zero_or_nan_origin
-    return {"edit": edit(project, name), "report": report(project, name, heading, Origin(*at) if at else None)}
+    return {"edit": edit(project, name), "report": report(project, name, heading, Repository(*at) if at else None)}
 
 
 def _facts(project: Project, name: str) -> Iterator[dict[str, Any]]:

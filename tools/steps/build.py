@@ -15,7 +15,7 @@ from .collect import checked, collect, failed
 from .execute import execute
 from .outputs import Recorded, environment, record_outputs
 from .pair import pair
-from .ran import Run
+from .ran import ChapterRun
 from .record import check_records, record
 from .render import Renderer, RenderFailed
 from .scaffold import scaffold
@@ -126,10 +126,10 @@ class Build:
         check_records(self.project)
         self.recorded = Recorded.read(self.project)
 
-    def _execute(self, chapters: list[Path]) -> list[Run]:
+    def _execute(self, chapters: list[Path]) -> list[ChapterRun]:
         width = max(len(chapter.stem) for chapter in chapters)
 
-        def report(run: Run) -> None:
+        def report(run: ChapterRun) -> None:
             facts = collect([run])
             bad = len(failed(facts)) + len(run.troubles) + len(self.recorded.differences(run))
             state = "cached" if run.cached else f"{run.seconds:5.1f} s"
@@ -141,7 +141,7 @@ class Build:
         print(f"executing {_counted(len(chapters), 'chapter')}", flush=True)
         return execute(self.project, chapters, report, self.timeout)
 
-    def _report(self, runs: list[Run]) -> bool:
+    def _report(self, runs: list[ChapterRun]) -> bool:
         """Print everything that went wrong in any chapter, in one place at the end."""
         parts, changed = [], {}
         for run in runs:
@@ -173,7 +173,7 @@ class Build:
                 )
         return not parts
 
-    def _summary(self, runs: list[Run], last: str) -> None:
+    def _summary(self, runs: list[ChapterRun], last: str) -> None:
         facts = checked(collect(runs))
         held = len(facts) - len(failed(facts))
         seconds = time.monotonic() - self.started

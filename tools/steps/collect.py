@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .ran import Notebook, Run
+from .ran import ChapterRun, Notebook
 
 # The same text as helpers.show.MIME. Importing that module here would import PyTorch into every build, for one
 # constant.
@@ -24,12 +24,12 @@ def statements(notebook: Notebook, page: str) -> Iterator[dict[str, Any]]:
                 yield {**facts, "page": page}
 
 
-def is_good(run: Run) -> bool:
+def is_good(run: ChapterRun) -> bool:
     """Whether no cell failed unexpectedly, and every claim holds, so that the outputs can be cached."""
     return not run.troubles and not failed(statements(run.notebook, run.chapter.stem))
 
 
-def collect(runs: Iterable[Run]) -> list[dict[str, Any]]:
+def collect(runs: Iterable[ChapterRun]) -> list[dict[str, Any]]:
     """The statements of all runs, in the order of the pages."""
     return [fact for run in runs for fact in statements(run.notebook, run.chapter.stem)]
 

@@ -10,7 +10,7 @@ from ..project import Project, write
 from .collect import is_good
 from .environment import fingerprint
 from .made import READER, Made, digest
-from .ran import Notebook, Run
+from .ran import ChapterRun, Notebook
 
 TIMEOUT = 120
 """The most seconds that one cell may take."""
@@ -19,10 +19,10 @@ TIMEOUT = 120
 def execute(
     project: Project,
     chapters: Sequence[Path],
-    report: Callable[[Run], None] = lambda run: None,
+    report: Callable[[ChapterRun], None] = lambda run: None,
     timeout: int = TIMEOUT,
     jobs: int | None = None,
-) -> list[Run]:
+) -> list[ChapterRun]:
     """Bring every chapter's outputs up to date with its code and the environment.
 
     If a cell raises, the later cells still run, so that the build can report all failing claims of a chapter. A chapter
@@ -42,7 +42,7 @@ def execute(
         Problem: if a chapter can't be read. No chapter is run then.
     """
     executed = Executed(project)
-    done = {chapter: Run(chapter, notebook, 0.0, cached=True) for chapter, notebook in executed.known(chapters)}
+    done = {chapter: ChapterRun(chapter, notebook, 0.0, cached=True) for chapter, notebook in executed.known(chapters)}
     for run in done.values():
         report(run)
     if rest := [chapter for chapter in chapters if chapter not in done]:

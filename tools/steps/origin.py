@@ -11,19 +11,19 @@ _SOURCES = ("_config.yml", "_toc.yml", "chapters", "results", "src", "theme", "t
 """The files and folders that pages are made from. A change to any other file does not change a page."""
 
 
-class Origin(NamedTuple):
+class Repository(NamedTuple):
     """A commit, and whether any file that pages are made from was changed since."""
 
     commit: str
     changed: bool
 
 
-def origin(project: Project) -> Origin | None:
+def origin(project: Project) -> Repository | None:
     """The commit of the checkout; None if git is missing, or the folder is not the top of a checkout."""
     top, commit = _git(project, "rev-parse", "--show-toplevel"), _git(project, "rev-parse", "--verify", "HEAD")
     if top is None or commit is None or not project.root.samefile(top):
         return None
-    return Origin(commit, bool(_git(project, "status", "--porcelain", "--", *_SOURCES)))
+    return Repository(commit, bool(_git(project, "status", "--porcelain", "--", *_SOURCES)))
 
 
 def _git(project: Project, *arguments: str) -> str | None:

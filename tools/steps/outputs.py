@@ -33,7 +33,7 @@ from typing import Any
 
 from ..project import Project, read_record, write
 from .collect import MIME
-from .ran import Notebook, Run
+from .ran import ChapterRun, Notebook
 
 _CELL_NUMBER = re.compile(r"Cell In\[\d+\]")
 _BUILD = re.compile(r"(?<=\d)\+(?:cpu|cu\d+)\b")
@@ -107,7 +107,7 @@ class Recorded:
         """Whether this environment is the recorded one. Other releases print other messages and draw other pictures."""
         return self.made_with == environment()
 
-    def differences(self, run: Run) -> list[str]:
+    def differences(self, run: ChapterRun) -> list[str]:
         """One text, with both outputs, for each cell whose output is not as recorded.
 
         The list is empty in another environment, and after a cell failed: the later outputs then depend on the failure.
@@ -126,7 +126,7 @@ class Recorded:
                     found.append(_told(old, new))
         return found
 
-    def count(self, runs: Iterable[Run]) -> int:
+    def count(self, runs: Iterable[ChapterRun]) -> int:
         """How many cells of these chapters have a recorded output."""
         return sum(len(self._pages.get(run.chapter.stem, [])) for run in runs)
 
@@ -159,7 +159,7 @@ def _words(text: str) -> list[str]:
     return [line for line, _ in itertools.groupby(lines)]
 
 
-def record_outputs(project: Project, runs: Iterable[Run]) -> Path:
+def record_outputs(project: Project, runs: Iterable[ChapterRun]) -> Path:
     """Write the output of every cell of these chapters to `results/outputs.json`, and return the file."""
     pages = {
         run.chapter.stem: [{"cell": output.cell, "output": output.text.split("\n")} for output in outputs(run.notebook)]

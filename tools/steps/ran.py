@@ -21,7 +21,7 @@ class Trouble:
 
 
 @dataclass(frozen=True)
-class Run:
+class ChapterRun:
     """A chapter with its outputs, how many seconds the run took, and whether the outputs came from the cache."""
 
     chapter: Path

@@ -22,12 +22,12 @@ from ..project import Project
 from . import session
 from .collect import is_good
 from .environment import cache_folder, forget_old_caches
-from .ran import Run, Trouble
+from .ran import ChapterRun, Trouble
 from .read import read
 from .warm import Warmth
 
 
-def run_all(project: Project, chapters: Sequence[Path], timeout: int, jobs: int | None) -> Iterator[Run]:
+def run_all(project: Project, chapters: Sequence[Path], timeout: int, jobs: int | None) -> Iterator[ChapterRun]:
     """Yield each chapter's run as soon as it is done. Runs with cached outputs come first."""
     # If a cell hangs, nbclient leaves a task unfinished, and asyncio logs it. The hanging cell is reported already.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
@@ -36,7 +36,7 @@ def run_all(project: Project, chapters: Sequence[Path], timeout: int, jobs: int 
     todo = {chapter: read(chapter) for chapter in chapters}  # all, so that a bad file stops the build before any runs
     for chapter, notebook in _found(cache, todo):
         del todo[chapter]
-        yield Run(chapter, notebook, 0.0, cached=True)
+        yield ChapterRun(chapter, notebook, 0.0, cached=True)
     if not todo:
         return
     # The longest chapter starts first, so that no long chapter runs alone at the end.
@@ -82,14 +82,14 @@ def _found(cache: JupyterCacheBase, notebooks: dict[Path, NotebookNode]) -> list
     return found
 
 
-def _into_cache(cache: JupyterCacheBase, run: Run) -> None:
+def _into_cache(cache: JupyterCacheBase, run: ChapterRun) -> None:
     _, key = cache.create_hashed_notebook(run.notebook)
     shutil.rmtree(cache.path / "executed" / key, ignore_errors=True)  # an incomplete record would prevent the write
     bundle = CacheBundleIn(run.notebook, str(run.chapter), data={"execution_seconds": run.seconds})
     cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
 
 
-def run_one(chapter: Path, notebook: NotebookNode, timeout: int) -> Run:
+def run_one(chapter: Path, notebook: NotebookNode, timeout: int) -> ChapterRun:
     """Run the notebook of a chapter in a kernel, and write the outputs into the notebook."""
     from jupyter_cache.executors.utils import single_nb_execution
     from myst_nb.core.utils import coalesce_streams
@@ -138,7 +138,7 @@ def run_one(chapter: Path, notebook: NotebookNode, timeout: int) -> Run:
     ]
     if fatal is not None:
         troubles.append(_trouble(notebook, at[0] if at else 0, fatal))
-    return Run(chapter, notebook, time.monotonic() - started, cached=False, troubles=tuple(troubles))
+    return ChapterRun(chapter, notebook, time.monotonic() - started, cached=False, troubles=tuple(troubles))
 
 
 def _connection(folder: str) -> dict[str, str]:

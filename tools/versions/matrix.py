@@ -50,7 +50,7 @@ def matrix(project: Project, *names: str) -> int:
         raise Problem(f"not a version of PyTorch: {', '.join(strange)}; write versions like 2.9.1 2.15.0")
     room = open_room(project, "matrix")
     source = _digest(project)
-    runs = [Run(project, version, room, source) for version in versions]
+    runs = [ReleaseRun(project, version, room, source) for version in versions]
     todo = [run for run in runs if not run.done()]
     at_once = max(1, min(os.cpu_count() or 1, shutil.disk_usage(room).free // DISK))
     print(f"running {len(todo)} of {len(runs)} versions, {at_once} at a time", flush=True)
@@ -69,7 +69,7 @@ def matrix(project: Project, *names: str) -> int:
     return int(bool(bad))
 
 
-class Run(Isolated):
+class ReleaseRun(Isolated):
     """One version of PyTorch."""
 
     def __init__(self, project: Project, version: str, room: Path, source: str) -> None:

@@ -77,7 +77,7 @@ def peers(project: Project, *names: str) -> int:
         known = ", ".join(peer.name for peer in PEERS)
         raise Problem(f"no package is called {', '.join(sorted(unknown))}; the packages are {known}")
     room = open_room(project, "peers")
-    runs = [Run(project, peer, room) for peer in PEERS if not names or peer.name in names]
+    runs = [PeerRun(project, peer, room) for peer in PEERS if not names or peer.name in names]
     todo = [run for run in runs if not run.done()]
     print(f"running the tests of {len(todo)} of {len(runs)} packages", flush=True)
     perform(todo)
@@ -93,7 +93,7 @@ def peers(project: Project, *names: str) -> int:
     return 0
 
 
-class Run(Isolated):
+class PeerRun(Isolated):
     """The tests of one package."""
 
     def __init__(self, project: Project, peer: Peer, room: Path) -> None:

@@ -22,7 +22,7 @@ ROOM = 60_000
 
 
 @dataclass(frozen=True)
-class Report:
+class Watched:
     """The findings of `watch` on one build of PyTorch."""
 
     torch: str
@@ -75,17 +75,17 @@ def tell(project: Project) -> None:
     )
 
 
-def read(path: Path) -> Report | None:
+def read(path: Path) -> Watched | None:
     """A report; None if the file is missing or incomplete, because that build could not be checked."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         found = tuple(Difference(**each) for each in content["differences"])
-        return Report(content["torch"], content["python"], content["claims"] + content["asked"], found)
+        return Watched(content["torch"], content["python"], content["claims"] + content["asked"], found)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def written(reports: Mapping[str, Report | None], run: str = "") -> Text:
+def written(reports: Mapping[str, Watched | None], run: str = "") -> Text:
     """The issue's title and text.
 
     Args:
@@ -137,7 +137,7 @@ def changed(text: Text, before: frozenset[str]) -> str:
     return "\n".join(lines[:41] + ["- …"] * (len(lines) > 41))
 
 
-def _sections(reports: Mapping[str, Report | None], found: list[tuple[str, Difference]], shown: int) -> Iterator[str]:
+def _sections(reports: Mapping[str, Watched | None], found: list[tuple[str, Difference]], shown: int) -> Iterator[str]:
     """A heading for each build, and a table for each kind of difference, with the first `shown` differences."""
     for build, report in reports.items():
         yield f"## {build}: " + (f"{_code('torch ' + report.torch)}, Python {report.python}" if report else "no report")

@@ -14,7 +14,7 @@ from typing import Any
 from ..project import Project, write
 from ..steps.collect import checked, collect
 from ..steps.execute import execute
-from ..steps.ran import Run
+from ..steps.ran import ChapterRun
 from .differences import KINDS, Difference, of_claims, of_selfcheck
 
 SELFCHECK = (sys.executable, "-m", "zero_or_nan.selfcheck", "--json")
@@ -48,7 +48,7 @@ def watch(project: Project) -> None:
                 print(f"{kind}: {each.where}: {each.what}: recorded {each.recorded}, observed {each.observed}")
 
 
-def of_crashes(runs: Iterable[Run]) -> list[Difference]:
+def of_crashes(runs: Iterable[ChapterRun]) -> list[Difference]:
     """The first failing cell of each page, if it makes no claim. Later cells may fail only because of this cell."""
     found = []
     for run in runs:

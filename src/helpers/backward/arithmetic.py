@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..entries import Entries, outcome
-from .graph import Sent, Step
+from .graph import FigureStep, Sent
 
 GRAD = "grad"
 """The name of the arriving cotangent in PyTorch's formulas."""
@@ -116,7 +116,7 @@ def rule(*functions: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def arithmetic(step: Step, sent: Sent) -> Arithmetic | None:
+def arithmetic(step: FigureStep, sent: Sent) -> Arithmetic | None:
     """How the vanilla pass computed what a node sent; None if no rule gives the same bits."""
     if len(step.arrives) != 1 or step.function not in RULES:
         return None

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..entries import Entries, Kind, Outcome, describe, outcome
 from .arithmetic import GRAD
-from .graph import WAYS, Step
+from .graph import WAYS, FigureStep
 from .told import Told, short
 
 MOST = 12
@@ -96,7 +96,7 @@ class Box:
     calls: str = ""
 
 
-def draw(steps: Sequence[Step], told: Sequence[Told], salt: str) -> str:
+def draw(steps: Sequence[FigureStep], told: Sequence[Told], salt: str) -> str:
     """The SVG of the graph.
 
     Args:
@@ -129,7 +129,7 @@ def draw(steps: Sequence[Step], told: Sequence[Told], salt: str) -> str:
     )
 
 
-def _graph(steps: Sequence[Step], told: Sequence[Told]) -> Any:
+def _graph(steps: Sequence[FigureStep], told: Sequence[Told]) -> Any:
     """A graph in which nodes and cotangents are boxes. Each cotangent is between its two nodes."""
     import networkx  # type: ignore[import-untyped]
 

@@ -15,7 +15,7 @@ from .. import show
 from ..entries import Entries, Kind, Outcome, describe, nested, outcome
 from .derivatives import formulas
 from .drawing import draw
-from .graph import WAYS, Sent, Step, record
+from .graph import WAYS, FigureStep, Sent, record
 from .told import Told, short, tell
 
 LINE = 40
@@ -32,7 +32,7 @@ Row = tuple[str, str, Outcome]
 class BackwardFigure:
     """A recorded backward pass with its caption."""
 
-    steps: Sequence[Step]
+    steps: Sequence[FigureStep]
     caption: str
     plays: bool = False
 
@@ -96,7 +96,7 @@ class BackwardFigure:
             f"Later steps are faint.{meets}</span></span>"
         )
 
-    def _rows(self, step: Step, told: Told) -> Iterator[Row]:
+    def _rows(self, step: FigureStep, told: Told) -> Iterator[Row]:
         """What arrives, what the node saved, and what it passes on."""
         for output, value in step.arrives.items():
             arrives = "arrives" if len(step.arrives) == 1 else f"arrives at output {output}"
@@ -105,14 +105,14 @@ class BackwardFigure:
         for sent in step.sends:
             yield from _by_way(self._target(step, sent), sent.value)
 
-    def _target(self, step: Step, sent: Sent) -> str:
+    def _target(self, step: FigureStep, sent: Sent) -> str:
         """The destination of a cotangent. If two cotangents go to the same node, it also names the argument."""
         to = self.told[sent.to].title if self.steps[sent.to].leaf else self.steps[sent.to].function
         arguments = list(formulas(step.node))
         twice = [other.to for other in step.sends].count(sent.to) > 1 and sent.slot < len(arguments)
         return f"to {to}, of {arguments[sent.slot]}" if twice else f"to {to}"
 
-    def _formulas(self, step: Step, told: Told) -> list[str]:
+    def _formulas(self, step: FigureStep, told: Told) -> list[str]:
         """The formula of the node in one line, or one line for each input."""
         if told.formula:
             return [told.formula]

@@ -46,7 +46,7 @@ class Sent:
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class FigureStep:
     """One node of the graph: a step of the backward pass.
 
     Attributes:
@@ -77,7 +77,7 @@ class Step:
 LEAF = "AccumulateGrad"
 
 
-def record(loss: Tensor, inputs: Mapping[str, Tensor], gradient: Tensor | None = None) -> list[Step]:
+def record(loss: Tensor, inputs: Mapping[str, Tensor], gradient: Tensor | None = None) -> list[FigureStep]:
     """Run the vanilla and the ignoring backward pass, and record what every node gets, saved and passes on.
 
     The graph is kept, and no `.grad` of the inputs is written. The steps are in an order in which backward can run
@@ -117,7 +117,7 @@ def record(loss: Tensor, inputs: Mapping[str, Tensor], gradient: Tensor | None =
 
     arrives = {place: by_way(arrived[at] for arrived, _ in passes) for at, place in enumerate(places)}
     return [
-        Step(
+        FigureStep(
             node=_name(node),
             name=" and ".join(name for (at, _), names in named.items() if at is node for name in names),
             saved=kept,

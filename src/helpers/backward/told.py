@@ -11,7 +11,7 @@ from torch import Tensor
 from ..entries import Entries, Kind, Outcome
 from .arithmetic import Arithmetic, arithmetic
 from .derivatives import formulas
-from .graph import Sent, Step
+from .graph import FigureStep, Sent
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class Told:
         return each[0] if len(each) == 1 else ""
 
 
-def tell(steps: Sequence[Step]) -> list[Told]:
+def tell(steps: Sequence[FigureStep]) -> list[Told]:
     """The description of each step, in the same order."""
     return [_told(number, steps) for number in range(len(steps))]
 
@@ -56,7 +56,7 @@ _QUIET = ("alpha", "beta", "dim", "keepdim", "step", "accumulate", "start", "end
 """Arguments that change no element's arithmetic, or that the formula already contains."""
 
 
-def _told(number: int, steps: Sequence[Step]) -> Told:
+def _told(number: int, steps: Sequence[FigureStep]) -> Told:
     step = steps[number]
     how = [(sent, arithmetic(step, sent)) for sent in step.sends]
     official = [
@@ -86,7 +86,7 @@ def _told(number: int, steps: Sequence[Step]) -> Told:
     )
 
 
-def _title(step: Step) -> str:
+def _title(step: FigureStep) -> str:
     if step.leaf:
         return f"{step.name or 'leaf'}.grad"
     return f"{step.name} = {step.function}" if step.name else step.function
@@ -112,7 +112,7 @@ def _meets(how: How, births: Births) -> Mapping[str, Sequence[int]]:
     return meets
 
 
-def _vanilla(number: int, steps: Sequence[Step], how: How, births: Births) -> str:
+def _vanilla(number: int, steps: Sequence[FigureStep], how: How, births: Births) -> str:
     step = steps[number]
     found = []
     for sent, made in how:
@@ -132,7 +132,7 @@ def _vanilla(number: int, steps: Sequence[Step], how: How, births: Births) -> st
     return "NaN is born here." if passed else ""
 
 
-def _spared(step: Step, how: How, births: Births) -> dict[int, dict[int, str]]:
+def _spared(step: FigureStep, how: How, births: Births) -> dict[int, dict[int, str]]:
     """For each slot and element, the first product that would be NaN and is ignored: `-- × inf`."""
     spared: dict[int, dict[int, str]] = {}
     (here, *_) = (value["ignoring"] for value in step.arrives.values())
@@ -146,7 +146,7 @@ def _spared(step: Step, how: How, births: Births) -> dict[int, dict[int, str]]:
     return {slot: texts for slot, texts in spared.items() if texts}
 
 
-def _ignoring(step: Step, spared: Births, births: Births) -> str:
+def _ignoring(step: FigureStep, spared: Births, births: Births) -> str:
     arrives = [value["ignoring"] for value in step.arrives.values()]
     if step.leaf:
         return ("Ignored elements are written as 0. " if any(map(_masked, arrives)) else "") + _counted(arrives[0])
@@ -170,7 +170,7 @@ def _ignoring(step: Step, spared: Births, births: Births) -> str:
     return " ".join(sentences)
 
 
-def _added(number: int, steps: Sequence[Step]) -> list[tuple[str, str]]:
+def _added(number: int, steps: Sequence[FigureStep]) -> list[tuple[str, str]]:
     """The sums of cotangents in this step that are NaN although no summand is, each with its index."""
     found = []
     for output, value in steps[number].arrives.items():

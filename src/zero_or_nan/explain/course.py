@@ -30,7 +30,7 @@ from .tensors import numbers_of
 GROWN = 1000.0
 """How many times the first loss and the first largest parameter a later one is, if it has grown."""
 
-LARGE = 10.0
+EXPLODED = 10.0
 """How large a parameter is, at least, that may be why a step overflows, and how many times its first size."""
 
 _SHOWN = 3
@@ -125,12 +125,12 @@ class Course:
             return ""
         grew = f"the largest parameter grew from {number(_short(self.start))} to {number(_short(size))}"
         scale = self.start or 1.0
-        if self._largest is not None and size >= max(LARGE, GROWN * scale):
-            if self._jumped_at is not None and self._jumped_at < LARGE * scale:
+        if self._largest is not None and size >= max(EXPLODED, GROWN * scale):
+            if self._jumped_at is not None and self._jumped_at < EXPLODED * scale:
                 before = number(_short(self._jumped_at))
                 return _JUMPED.format(went=self._went(loss), before=before, grew=grew)
             return _DIVERGED.format(went=self._went(loss), grew=grew)
-        if self.steps == 1 and is_overflow and size >= LARGE * max(1.0, self.start):
+        if self.steps == 1 and is_overflow and size >= EXPLODED * max(1.0, self.start):
             return _PERHAPS.format(unit=self.unit, grew=grew)
         return ""
 

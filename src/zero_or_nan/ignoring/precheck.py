@@ -31,7 +31,7 @@ from .masks import extent
 from .sparse import is_sparse, stored
 from .vmapped import is_wrapped
 
-LARGE = 10_000
+WORTH_REMEMBERING = 10_000
 """From this number of elements on, it pays to remember the result of a check."""
 
 SMALL = 5000
@@ -144,7 +144,7 @@ class _Precheck:
         if tensor.dtype is torch.bool and condition is not AWAY_FROM_ZERO:
             return True
         key = found = None
-        if entries > LARGE:  # a smaller tensor is measured faster than remembered
+        if entries > WORTH_REMEMBERING:  # a smaller tensor is measured faster than remembered
             key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), condition)
             found = self.seen.get(key)
         if found is None:

@@ -12,7 +12,7 @@ import torch
 
 from .checking import Row, ask_all
 from .records import recorded
-from .report import CASES_HEAD, OPERATORS_HEAD, Report
+from .report import CASES_HEAD, OPERATORS_HEAD, Comparison
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reason = str(error).partition("\n")[0]
         parser.error(f"no device {name!r} here ({reason}); use --device {accelerator() or 'cpu'}")
     try:
-        report = Report(device, recorded())
+        report = Comparison(device, recorded())
         if options.json:
             with _stdout_to_stderr():  # libraries for linear algebra complain there of NaN
                 report.rows, report.left_out = ask_all(device, lambda row: None)
@@ -54,7 +54,7 @@ def accelerator() -> str | None:
     return None
 
 
-def _in_lines(report: Report) -> None:
+def _in_lines(report: Comparison) -> None:
     """Each row as soon as it is known."""
     print(report.head(), CASES_HEAD, sep="\n\n", flush=True)
     operators = False

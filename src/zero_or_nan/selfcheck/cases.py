@@ -29,7 +29,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Case:
+class CheckedCase:
     """One case: its name, the thread it comes from, how it is set up on a device, and what counts as *right*."""
 
     name: str
@@ -38,7 +38,7 @@ class Case:
     ulps: int
 
 
-CASES: list[Case] = []
+CASES: list[CheckedCase] = []
 """Every case, in the order of the book's chapters."""
 
 
@@ -48,7 +48,7 @@ def case(
     """Make a function of a device a case."""
 
     def register(set_up: Callable[[torch.device], Setting]) -> Callable[[torch.device], Setting]:
-        CASES.append(Case(name, thread, set_up, ulps))
+        CASES.append(CheckedCase(name, thread, set_up, ulps))
         return set_up
 
     return register

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import ignoring
 from . import operators
-from .cases import CASES, Case
+from .cases import CASES, CheckedCase
 from .poisoned import Gradients, Tally, same_bits
 from .words import WORDS, word
 
@@ -29,7 +29,7 @@ class Row:
     name: str
     plain: str
     ignoring: str
-    case: Case | None = None
+    case: CheckedCase | None = None
     tally: Tally | None = None
 
 
@@ -46,7 +46,7 @@ def quietly() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def ask_case(case: Case, device: torch.device) -> Row:
+def ask_case(case: CheckedCase, device: torch.device) -> Row:
     """One case. An exception is a word too, so that the rest goes on."""
     plain_word, plain = _gradients(torch.autograd.grad, case, device)
     our_word, ours = _gradients(ignoring.grad, case, device)
@@ -100,7 +100,7 @@ def ask_all(device: torch.device, tell: Callable[[Row], None]) -> tuple[list[Row
     return rows, None
 
 
-def _gradients(method: Gradients, case: Case, device: torch.device) -> tuple[str, list[Tensor | None]]:
+def _gradients(method: Gradients, case: CheckedCase, device: torch.device) -> tuple[str, list[Tensor | None]]:
     """The word for a case's gradients, which is that of the worst, and the gradients."""
     try:
         setting = case.set_up(device)

@@ -27,7 +27,7 @@ OTHERS = (0.37, -2.5)
 POISONS = {"nan": float("nan"), "inf": float("inf"), "3e38": 3e38}
 WAYS = ("indexed", "where")
 """How the loss selects outputs: `output[used]`, or `torch.where(used, output, 0)`."""
-LARGE = 100_000
+MOST_ELEMENTS = 100_000
 """Entries of a sample above which it is left out: it would take minutes, and shows what a small one shows."""
 
 Gradients = Callable[..., Any]
@@ -88,7 +88,7 @@ COUNTS = ("samples", "contaminated", "crashed", "fixed", "broken", "other_bits",
 
 
 @dataclass
-class Case:
+class PoisonedSample:
     """One poisoned sample: the function of its differentiable tensors, before the poison, with it, and with others."""
 
     name: str
@@ -136,17 +136,17 @@ def name_of(op: Any) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
 
 
-def poisoned(op: Any, samples: int, tally: Tally, device: str = "cpu") -> Iterator[Case]:
+def poisoned(op: Any, samples: int, tally: Tally, device: str = "cpu") -> Iterator[PoisonedSample]:
     """The poisoned samples that come of an operator's first samples."""
     for number, sample in zip(range(samples), op.sample_inputs(device, torch.float32, requires_grad=True)):  # noqa: B905
         leaves = tree_flatten((sample.input, sample.args, sample.kwargs))[0]
-        if sum(leaf.numel() for leaf in leaves if isinstance(leaf, Tensor)) > LARGE:
+        if sum(leaf.numel() for leaf in leaves if isinstance(leaf, Tensor)) > MOST_ELEMENTS:
             tally.left_out += 1
         else:
             yield from cases(op, sample, f"sample {number}")
 
 
-def cases(op: Any, sample: Any, name: str) -> Iterator[Case]:
+def cases(op: Any, sample: Any, name: str) -> Iterator[PoisonedSample]:
     """The ways to poison a sample that leave some of its outputs as they were."""
     leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
     where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
@@ -187,7 +187,7 @@ def cases(op: Any, sample: Any, name: str) -> Iterator[Case]:
                     others = list(map(replaced, OTHERS))
                     for way in WAYS:
                         name_here = f"{full_name}, {way}"
-                        yield Case(name_here, function, clean, replaced(poison), others, selected, way)
+                        yield PoisonedSample(name_here, function, clean, replaced(poison), others, selected, way)
 
 
 def _whole(tensor: Tensor) -> Tensor:
@@ -234,7 +234,7 @@ def parts(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     yield "last entry", part
 
 
-def judge(case: Case, gradients: Gradients, tally: Tally, crash: str = "") -> None:
+def judge(case: PoisonedSample, gradients: Gradients, tally: Tally, crash: str = "") -> None:
     """Compare the poisoned sample's gradient with the clean one's, by plain PyTorch and by `gradients`.
 
     Args:
@@ -287,7 +287,7 @@ def _where_finite(plain: list[Tensor], wanted: list[Tensor], ours: Any) -> list[
 
 
 def run(
-    method: Gradients, case: Case, start: list[Tensor], dtype: torch.dtype = torch.float32
+    method: Gradients, case: PoisonedSample, start: list[Tensor], dtype: torch.dtype = torch.float32
 ) -> list[Tensor] | Exception:
     """The gradients of the case's loss, zeros where an input is not used."""
     try:

@@ -83,7 +83,7 @@ def release_of(version: str) -> str:
 
 
 @dataclass(frozen=True)
-class Difference:
+class Deviation:
     """A word that is not the recorded one."""
 
     kind: str
@@ -93,7 +93,7 @@ class Difference:
     recorded: str
 
 
-def differences(row: Row, words: Words | None, device: str) -> Iterator[Difference]:
+def differences(row: Row, words: Words | None, device: str) -> Iterator[Deviation]:
     """How a row differs from the recorded words, or, without any, from being right.
 
     Two things are no difference on another device than the CPU, for which alone there are records: an operator that it
@@ -104,11 +104,11 @@ def differences(row: Row, words: Words | None, device: str) -> Iterator[Differen
         return
     if row.plain != plain:
         kind = FIXED_UPSTREAM if row.plain == "right" else CHANGED_UPSTREAM
-        yield Difference(kind, row.name, "plain", row.plain, plain)
+        yield Deviation(kind, row.name, "plain", row.plain, plain)
     # Where plain PyTorch gives nothing either, it is not ours to fix.
     nothing = row.ignoring == row.plain and (row.plain == NO_SAMPLE or row.plain.startswith("raises "))
     if row.ignoring not in ("right", ours) and not nothing:
-        yield Difference(BROKEN_HERE, row.name, "ignoring", row.ignoring, ours)
+        yield Deviation(BROKEN_HERE, row.name, "ignoring", row.ignoring, ours)
 
 
 def _order(release: str) -> tuple[int, ...]:

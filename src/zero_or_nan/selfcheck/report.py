@@ -14,7 +14,7 @@ import torch
 from .. import __version__
 from ..ignoring.masked_pass import REPORT
 from .checking import NOT_FOLLOWED, Row
-from .records import KINDS, Difference, Records, differences, release_of
+from .records import KINDS, Deviation, Records, differences, release_of
 from .words import ROUNDED, ULPS
 
 WIDTH = 80
@@ -22,7 +22,7 @@ COUNTS = ("samples", "contaminated", "fixed", "broken", "other_bits")
 
 
 @dataclass
-class Report:
+class Comparison:
     """The rows so far, beside what was recorded with the nearest release."""
 
     device: torch.device
@@ -38,11 +38,11 @@ class Report:
     def recorded(self, row: Row) -> tuple[str, str] | None:
         return self.records.tables[self.recorded_with].get(row.name)
 
-    def differences_of(self, row: Row) -> list[Difference]:
+    def differences_of(self, row: Row) -> list[Deviation]:
         return list(differences(row, self.recorded(row), self.device.type))
 
     @property
-    def differences(self) -> list[Difference]:
+    def differences(self) -> list[Deviation]:
         return [each for row in self.rows for each in self.differences_of(row)]
 
     def head(self) -> str:

@@ -169,7 +169,7 @@ def test_what_can_not_be_made_is_lost_and_unexplained():
 
 
 def test_a_large_sample_is_left_out_and_counted(monkeypatch):
-    monkeypatch.setattr(poisoned, "LARGE", 10)
+    monkeypatch.setattr(poisoned, "MOST_ELEMENTS", 10)
     tally = poisoned.Tally("killing")
     cases = list(poisoned.poisoned(killing([4, 11]), 2, tally))
     assert tally.left_out == 1
@@ -180,7 +180,7 @@ def test_a_large_sample_is_left_out_and_counted(monkeypatch):
 def test_the_loss_selects_in_two_ways(way):
     used = torch.tensor([True, False, True])
     x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
-    case = poisoned.Case("", lambda tensors: [tensors[0] * 1], [], [], [], [used], way)
+    case = poisoned.PoisonedSample("", lambda tensors: [tensors[0] * 1], [], [], [], [used], way)
     loss = case.loss([x])
     torch.manual_seed(1)
     assert torch.allclose(loss, (torch.rand(3) * x)[used].sum())

@@ -132,7 +132,7 @@ def test_numbers_are_compared_by_their_bits():
 def test_how_a_loss_grows_is_told_between_two_kinks(distance):
     """The size of a number, at some distance from the kink at 0: there the longer step is too long."""
     form = honesty.Form("size", lambda xs: [xs[0].abs()], [torch.tensor([distance])])
-    case = honesty.Case("size", form, form.start, [torch.tensor([True])], chooses=False)
+    case = honesty.Probe("size", form, form.start, [torch.tensor([True])], chooses=False)
     slope = honesty.weighted([torch.ones(1)]).item()
     assert case.grows_by(0, 0, slope)
     assert not case.grows_by(0, 0, 1.5 * slope)

@@ -7,7 +7,7 @@ from scratch import ROOT
 
 from tools.pages.feedback import edit, report, versions
 from tools.project import Project
-from tools.steps.origin import Origin
+from tools.steps.origin import Repository
 from zero_or_nan.ignoring.masked_pass import REPORT
 
 PROJECT = Project(ROOT)
@@ -33,8 +33,8 @@ def test_a_report_goes_where_those_of_the_library_go_and_has_the_page_in_it():
     ("made", "end"),
     [
         (None, ""),
-        (Origin("0a1b", False), ", commit 0a1b"),
-        (Origin("0a1b", True), ", commit 0a1b with changes since"),
+        (Repository("0a1b", False), ", commit 0a1b"),
+        (Repository("0a1b", True), ", commit 0a1b with changes since"),
     ],
 )
 def test_a_report_says_what_the_page_was_built_of(made, end):

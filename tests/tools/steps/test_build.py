@@ -16,7 +16,7 @@ from scratch import Book, copied, edit, end, processes, wait_for
 from tools.project import Project
 from tools.steps.build import Build
 from tools.steps.execute import Executed
-from tools.steps.ran import Run, Trouble
+from tools.steps.ran import ChapterRun, Trouble
 from tools.steps.run import from_cache
 from tools.steps.site import Site
 
@@ -278,7 +278,7 @@ def test_a_hanging_cell_is_given_up_promptly(bad):
 def test_any_single_trouble_is_enough_to_stop(built, trouble, capsys):
     project = Project(built[0].root)
     troubles = () if trouble is None else (Trouble(2, "x", trouble),)
-    run = Run(project.chapters[0], nbformat.v4.new_notebook(), 1.0, cached=False, troubles=troubles)
+    run = ChapterRun(project.chapters[0], nbformat.v4.new_notebook(), 1.0, cached=False, troubles=troubles)
     assert Build(project, 1)._report([run]) is (trouble is None)
     said = capsys.readouterr().err
     assert ("" if trouble is None else f"chapters/claims.md, code cell 2 (x): {trouble}") in said

@@ -17,7 +17,8 @@ from helpers.compare import Tolerance
 from helpers.entries import MASKED, outcome
 from tools.project import Problem, Project, write
 from tools.steps.collect import MIME, checked, collect, failed, statements
-from tools.steps.ran import Run
+from tools.steps.outputs import Output
+from tools.steps.ran import ChapterRun
 from tools.steps.record import PLACE, add, folded, record
 from tools.steps.record import outcome as recorded_outcome
 
@@ -55,8 +56,8 @@ def test_a_statement_comes_back_as_it_was_made(item):
 
 def test_statements_come_in_the_order_of_pages_and_cells():
     runs = [
-        Run(Path("chapters/b.md"), page(GOOD, BAD), 0, cached=True),
-        Run(Path("chapters/a.md"), page(VERDICT), 0, cached=False),
+        ChapterRun(Path("chapters/b.md"), page(GOOD, BAD), 0, cached=True),
+        ChapterRun(Path("chapters/a.md"), page(VERDICT), 0, cached=False),
     ]
     assert [(fact["page"], fact["type"]) for fact in collect(runs)] == [
         ("b", "claim"),
@@ -72,6 +73,7 @@ def test_claims_and_verdicts_can_fail_and_cases_can_not():
 
 
 RELEASE = version("torch").split("+")[0]
+ROUNDED = frozenset({"rounded"})
 
 
 def kept(path: Path) -> dict[str, list[dict]]:
@@ -230,7 +232,9 @@ def test_what_is_recorded_for_this_torch_is_what_the_chapters_claim_now(facts):
     now = [recorded_outcome(fact) for fact in checked(facts)]
     assert names(recorded) == names(now)
     assert [fact for fact in recorded if not fact["holds"]] == []
-    assert [fact["expected"] for fact in recorded] == [fact["expected"] for fact in now]
+    # What a page computes as its expectation, by `log` for example, may differ by an ulp on another processor.
+    expected = ([Output("", json.dumps(fact["expected"]), tags=ROUNDED) for fact in facts] for facts in (now, recorded))
+    assert [pair for pair in zip(*expected, strict=True) if not pair[0].equals(pair[1])] == []
 
 
 def test_the_record_has_the_form_that_the_schema_describes():

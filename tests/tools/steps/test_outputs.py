@@ -12,7 +12,7 @@ from scratch import Book, copied
 
 from tools.project import Project
 from tools.steps import outputs
-from tools.steps.ran import Run
+from tools.steps.ran import ChapterRun
 
 ROOT = Path.cwd()
 
@@ -31,7 +31,7 @@ def displayed(**data):
 
 def differences(tmp_path, before, now):
     project = SimpleNamespace(outputs=tmp_path / "outputs.json")
-    runs = [Run(Path("page.md"), {"cells": cells}, 0.0, cached=False) for cells in (before, now)]
+    runs = [ChapterRun(Path("page.md"), {"cells": cells}, 0.0, cached=False) for cells in (before, now)]
     outputs.record_outputs(project, runs[:1])
     recorded = outputs.Recorded.read(project)
     assert recorded.applies and recorded.differences(runs[0]) == []

@@ -12,7 +12,7 @@ from scratch import ROOT, wait_for
 
 from tools.project import Problem, Project
 from tools.versions import isolated, matrix
-from tools.versions.matrix import RELEASES, Run, write_pins
+from tools.versions.matrix import RELEASES, ReleaseRun, write_pins
 
 PINS = """\
 filelock==1.0
@@ -82,7 +82,7 @@ def project(tmp_path, monkeypatch):
     monkeypatch.setattr(matrix, "_COPIED", ("_config.yml", "pyproject.toml", "chapters", "src", "tests"))
     parts = {"claims": ("-c", CLAIMS), "tests": ("-c", TESTS), "fixed": ("-c", FIXED), "masked": ("-c", MASKED)}
     monkeypatch.setattr(matrix, "PARTS", parts)
-    monkeypatch.setattr(Run, "_install", installed)
+    monkeypatch.setattr(ReleaseRun, "_install", installed)
     for module in (isolated, matrix):  # nothing is installed here, so the tests also pass on a disk that is almost full
         monkeypatch.setattr(module, "DISK", 1)
     return Project(tmp_path)
@@ -186,8 +186,8 @@ def test_without_room_on_the_disk_nothing_is_begun(project, monkeypatch):
 
 def test_without_names_every_minor_release_is_run(project, monkeypatch):
     seen = []
-    monkeypatch.setattr(Run, "perform", lambda run: seen.append(run.version) or KeyboardInterrupt)
-    monkeypatch.setattr(Run, "row", lambda run: {"torch": run.version, "error": "x"})
+    monkeypatch.setattr(ReleaseRun, "perform", lambda run: seen.append(run.version) or KeyboardInterrupt)
+    monkeypatch.setattr(ReleaseRun, "row", lambda run: {"torch": run.version, "error": "x"})
     matrix.matrix(project)
     assert sorted(seen) == sorted(RELEASES)
     minors = [int(version.split(".")[1]) for version in RELEASES]
@@ -220,7 +220,7 @@ def installed(run, python):
     os.symlink(sys.executable, python)
     return ""
 
-matrix.Run._install = installed
+matrix.ReleaseRun._install = installed
 matrix._COPIED = ("_config.yml",)
 matrix.PARTS = {{"claims": ("-c", "import pathlib, time; pathlib.Path('../../../running').touch(); time.sleep(60)")}}
 try:

@@ -11,7 +11,7 @@ from scratch import ROOT
 
 from tools.project import Problem, Project
 from tools.versions import isolated, peers
-from tools.versions.peers import Peer, Run, compared
+from tools.versions.peers import Peer, PeerRun, compared
 
 FOREIGN = """
 import warnings, pytest, torch
@@ -122,9 +122,9 @@ def ran(monkeypatch):
         word = "failed" if run.name == "wrong" else "passed"
         return {"versions": {"torch": "1.0", "python": "3"}, "tests": became(a=word)}
 
-    monkeypatch.setattr(Run, "_install", lambda run, python: run.folder.mkdir() or "")
-    monkeypatch.setattr(Run, "_last", lambda run: "the last words")
-    monkeypatch.setattr(Run, "_tested", tested)
+    monkeypatch.setattr(PeerRun, "_install", lambda run, python: run.folder.mkdir() or "")
+    monkeypatch.setattr(PeerRun, "_last", lambda run: "the last words")
+    monkeypatch.setattr(PeerRun, "_tested", tested)
     return names
 
 
@@ -168,8 +168,8 @@ def test_a_package_is_installed_from_its_sources_and_torch_stays_pinned(project,
                 packed.add(folder / "one-1.0", "one-1.0")
         return 0
 
-    monkeypatch.setattr(Run, "_run", run)
-    one = Run(project, peers.PEERS[0], project.build)
+    monkeypatch.setattr(PeerRun, "_run", run)
+    one = PeerRun(project, peers.PEERS[0], project.build)
     one.folder.mkdir(parents=True)
     assert one._install(one.folder / "environment" / "bin" / "python") == ""
     pins = (one.folder / "pins.txt").read_text().split()

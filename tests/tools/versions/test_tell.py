@@ -8,14 +8,14 @@ import pytest
 
 from tools.project import Problem, Project
 from tools.versions.differences import KINDS, Difference
-from tools.versions.tell import MARKER, ROOM, Report, changed, digests, read, tell, written
+from tools.versions.tell import MARKER, ROOM, Watched, changed, digests, read, tell, written
 
 BROKEN = Difference("broken here", "where-over-exp", "10729 · ignoring · x.grad", "1, 0", "1, NaN")
 FIXED = Difference("fixed upstream", "where-over-exp", "10729 · vanilla · x.grad", "NaN", "0")
 
 
 def report(*differences, torch="9.9.0"):
-    return Report(torch, "3.11.7", 100, differences)
+    return Watched(torch, "3.11.7", 100, differences)
 
 
 def test_the_title_counts_each_kind_and_the_text_lists_it():
@@ -85,7 +85,7 @@ def test_a_report_of_an_unknown_kind_is_none(tmp_path):
     one = {"kind": "broken here", "where": "p", "what": "w", "recorded": "r", "observed": "o"}
     path = tmp_path / "watched.json"
     path.write_text(json.dumps({**whole, "differences": [one]}))
-    assert read(path) == Report("9", "3", 3, (Difference(**one),))
+    assert read(path) == Watched("9", "3", 3, (Difference(**one),))
     path.write_text(json.dumps({**whole, "differences": [{**one, "kind": "odd"}]}))
     assert read(path) is None
 

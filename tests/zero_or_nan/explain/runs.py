@@ -22,15 +22,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-Step = Callable[[int], Any]
+TrainingStep = Callable[[int], Any]
 inf, nan = float("inf"), float("nan")
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """A training run. `lr` is its learning rate, `cured_by` a rate with which it stays finite."""
 
-    make: Callable[[float], Step]
+    make: Callable[[float], TrainingStep]
     expected: str
     lr: float
     cured_by: float | None
@@ -40,18 +40,18 @@ class Run:
         return self.make.__name__
 
 
-RUNS: list[Run] = []
+RUNS: list[TrainingRun] = []
 
 
 def run(expected: str, lr: float = 0.01, cured_by: float | None = None) -> Callable[[Any], Any]:
     def register(make: Any) -> Any:
-        RUNS.append(Run(make, expected, lr, cured_by))
+        RUNS.append(TrainingRun(make, expected, lr, cured_by))
         return make
 
     return register
 
 
-def training(optimizer: torch.optim.Optimizer, loss_of: Callable[[int], torch.Tensor]) -> Step:
+def training(optimizer: torch.optim.Optimizer, loss_of: Callable[[int], torch.Tensor]) -> TrainingStep:
     """A step that computes a loss from its number, and lets the optimizer move."""
 
     def step(number: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ from runs import RUNS
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from zero_or_nan import explain
-from zero_or_nan.explain.course import GROWN, LARGE, Course, largest
+from zero_or_nan.explain.course import EXPLODED, GROWN, Course, largest
 
 WORDS = {"the training diverged": "diverges", "perhaps the training diverges": "diverges", "the loss jumped": "jumped"}
 MOST = 80
@@ -197,14 +197,14 @@ def test_where_the_line_is_drawn():
     assert word(course([1, far], [1, 1]), GROWN / 2) == "no"
     assert word(course([1, far, 1], [1, far, far]), far) == "no"
     assert word(course([1, far], [1, 1]), far) == "jumped"
-    assert word(course([1, far], [1, 2 * LARGE]), far) == "diverges"
+    assert word(course([1, far], [1, 2 * EXPLODED]), far) == "diverges"
     assert word(course([1, 100, far], [1, 1, 1]), far) == "diverges", "it did not grow in a single step"
-    assert word(course([1], [1]), 2 * LARGE) == "diverges"
-    assert word(course([1], [1]), 2 * LARGE, is_overflow=False) == "no"
-    assert word(course([1], [1]), LARGE / 2) == "no"
-    assert word(course([1, 1], [1, 1]), 2 * LARGE) == "no"
+    assert word(course([1], [1]), 2 * EXPLODED) == "diverges"
+    assert word(course([1], [1]), 2 * EXPLODED, is_overflow=False) == "no"
+    assert word(course([1], [1]), EXPLODED / 2) == "no"
+    assert word(course([1, 1], [1, 1]), 2 * EXPLODED) == "no"
     assert word(course([1, far], [1e-4, 1], start=1e-4), 1.0) == "no", "weights of size 1 make nothing overflow"
-    assert word(course([1, far], [1e-4, 1], start=1e-4), 2 * LARGE) == "diverges"
+    assert word(course([1, far], [1e-4, 1], start=1e-4), 2 * EXPLODED) == "diverges"
     assert word(Course(), far) == "no"
     assert word(course([1, far], [1, far]), None) == "diverges"
     assert word(course([-1, -far], [1, far]), far) == "diverges"

@@ -42,7 +42,7 @@ def agree(ours, reference, plain):
 @pytest.fixture(params=[0, 10**9], ids=["taken out", "zeroed"], autouse=True)
 def elements_of_the_batch(request, monkeypatch):
     """What becomes of those that are not used."""
-    monkeypatch.setattr(attention, "LARGE", request.param)
+    monkeypatch.setattr(attention, "WORTH_LEAVING_OUT", request.param)
     monkeypatch.setattr(attention, "SHORT", request.param)
 
 
@@ -394,4 +394,4 @@ def test_a_batch_of_which_the_loss_uses_nothing():
     ignored = torch.zeros(1, dtype=torch.bool).expand(args[0].shape)
     ours = attention_backward(kernel, Cotangent(args[0], ignored), *args[1:], **rest)
     assert not any(part.value.any() or part.mask.any() for part in ours)
-    assert kernel.runs == int(attention.LARGE > 0)
+    assert kernel.runs == int(attention.WORTH_LEAVING_OUT > 0)

@@ -48,7 +48,12 @@ def way(request, monkeypatch):
     if request.param == "by rules alone":
         monkeypatch.setattr(Pass, "policy", Policy(skips=False, transfers=False))
     elif request.param == "as if large":
-        for module, name in [(masks, "MANY"), (cotangent, "CHUNK"), (precheck, "LARGE"), (attention, "LARGE")]:
+        for module, name in [
+            (masks, "MANY"),
+            (cotangent, "CHUNK"),
+            (precheck, "WORTH_REMEMBERING"),
+            (attention, "WORTH_LEAVING_OUT"),
+        ]:
             monkeypatch.setattr(module, name, 2)
         for module, name in [(products, "CHEAP"), (attention, "SHORT"), (precheck, "SMALL")]:
             monkeypatch.setattr(module, name, 0)

@@ -43,7 +43,7 @@ function("ScaledDotProductCudnnAttention ScaledDotProductFusedAttentionOverridea
 # These may have sequences one after another, and memory after the last one that no kernel writes to.
 function("EfficientAttention FlashAttention", selects=True)
 
-LARGE = 10_000
+WORTH_LEAVING_OUT = 10_000
 """From this number of elements on, it pays to take ignored elements of the batch out, rather than set them to 0."""
 
 SHORT = 128
@@ -157,7 +157,7 @@ def is_short_and_whole(node: Any) -> bool:
     """True if each query attends to all keys, and these are so few that a run of the kernel on all of them is cheap."""
     query, key = node._saved_query, node._saved_key
     whole = not node._saved_is_causal and node._saved_attn_mask is None and query.shape[1] == key.shape[1]
-    return whole and (key.shape[2] <= SHORT or query.numel() + key.numel() < LARGE)
+    return whole and (key.shape[2] <= SHORT or query.numel() + key.numel() < WORTH_LEAVING_OUT)
 
 
 def whole_masks(mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -213,7 +213,7 @@ def _of_used_elements(call: Call, mask: Mask) -> list[Any]:
     rows = core(full(mask, call["grad"])).any(-1, keepdim=True)
     used = rows.flatten(1).any(1).expand(len(call["query"]))
     # What dropout drops depends on the size of the batch, and the gradient of a bias may be a sum over the batch.
-    if mask is None or call["dropout_p"] or call.wants_bias or mask.numel() < LARGE or bool(used.all()):
+    if mask is None or call["dropout_p"] or call.wants_bias or mask.numel() < WORTH_LEAVING_OUT or bool(used.all()):
         return _of_used_tokens(call, mask, rows)
     places = used.nonzero()[:, 0]
     if not len(places):
