@@ -28,12 +28,12 @@ from .counting import what_counts
 from .entries import MASKED, Entries, Kind
 from .figures import drawing
 from .library import library_card
+from .methods import METHODS, Method
 from .nodes import node_names
 from .reference import reference
 from .releases import Since
 from .threads import THREADS, Thread
 from .verdict import JUDGEMENTS, Verdict
-from .ways import WAYS, Way
 
 __all__ = [
     "Case",
@@ -48,8 +48,8 @@ __all__ = [
     "Thread",
     "Tolerance",
     "Verdict",
-    "WAYS",
-    "Way",
+    "METHODS",
+    "Method",
     "across",
     "atlas",
     "backward_figure",

@@ -16,7 +16,7 @@ from .claims import Claim
 from .entries import Entries
 
 
-def across(case: Case, way: str, caption: str, head: Sequence[str], rows: Mapping[str, str]) -> None:
+def across(case: Case, method: str, caption: str, head: Sequence[str], rows: Mapping[str, str]) -> None:
     """Show a table with a row for each claim, and a column for each element that the claim observed.
 
     The last column shows the recorded results of other releases: that they are the same, or each different result with
@@ -25,7 +25,7 @@ def across(case: Case, way: str, caption: str, head: Sequence[str], rows: Mappin
 
     Args:
         case: the case that made the claims.
-        way: the method of the claims.
+        method: the method of the claims.
         caption: what the table shows, as HTML.
         head: a header for the labels, then one for each element.
         rows: for each label, as HTML, the quantity of the claim.
@@ -40,11 +40,11 @@ def across(case: Case, way: str, caption: str, head: Sequence[str], rows: Mappin
     Two numbers
       halves: 0.5, NaN
     """
-    made = {claim.quantity: claim for claim in case.claims if claim.way == way}
+    made = {claim.quantity: claim for claim in case.claims if claim.method == method}
     for quantity in rows.values():
         if quantity not in made:
             raise LookupError(
-                f"the method {way} made no claim about {quantity!r}; it made claims about: "
+                f"the method {method} made no claim about {quantity!r}; it made claims about: "
                 f"{', '.join(made) or 'nothing'}"
             )
         observed = made[quantity].observed
@@ -92,7 +92,7 @@ def _here() -> str:
 
 def _others(claim: Claim) -> list[tuple[str, list[str]]]:
     """The results of other releases as text, each with the neighbouring releases that gave it."""
-    known = recorded.by_release(claim.case, claim.way, claim.quantity)
+    known = recorded.by_release(claim.case, claim.method, claim.quantity)
     texts = [("the same" if _same(found, claim) else _brief(found), name) for name, found in known if name != _here()]
     return [(text, [name for _, name in group]) for text, group in groupby(texts, lambda pair: pair[0])]
 

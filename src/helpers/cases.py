@@ -14,10 +14,10 @@ from . import recorded, show
 from .claims import Claim
 from .compare import Tolerance
 from .entries import Absent, Entries, Outcome, Raised, outcome
+from .methods import method
 from .releases import Since, epochs
 from .threads import Thread, thread
 from .verdict import Verdict
-from .ways import way
 
 
 class Case:
@@ -44,7 +44,7 @@ class Case:
 
     def claim(
         self,
-        way: str,
+        method: str,
         quantity: str,
         observed: Any,
         expected: Any,
@@ -57,7 +57,7 @@ class Case:
         """State what a method gives, check it, and show it.
 
         Args:
-            way: the method, by its name in `helpers.ways`.
+            method: the method, by its name in `helpers.methods`.
             quantity: the name of what is observed, in the form that a reader would write: `"x.grad"`.
             observed: a tensor, `MaskedTensor`, number, or None (for a `.grad` that is None).
             expected: a value of the same kinds, or a nested list of numbers that may contain `nan`, `inf` and `MASKED`.
@@ -77,11 +77,11 @@ class Case:
         >>> Case("4132").claim("vanilla", "x.grad", torch.tensor([float("nan"), 1.0]), [float("nan"), 1.0])
         holds: 4132 · vanilla · x.grad = [NaN, 1]  (exactly)
         """
-        self._check(way, quantity, expected, outcome, outcome(observed), Tolerance(ulps, rtol, atol, signed_zero))
+        self._check(method, quantity, expected, outcome, outcome(observed), Tolerance(ulps, rtol, atol, signed_zero))
 
     @contextmanager
     def raises(
-        self, way: str, quantity: str, exception: type[BaseException] | Since, match: str = ""
+        self, method: str, quantity: str, exception: type[BaseException] | Since, match: str = ""
     ) -> Iterator[None]:
         """State that a method fails: the block raises `exception`, and its message contains `match`.
 
@@ -111,7 +111,7 @@ class Case:
         def raised(kind: type[BaseException] | None) -> Outcome:
             return Absent() if kind is None else Raised(kind.__name__, match)
 
-        self._check(way, quantity, exception, raised, seen, Tolerance(), tuple(lines))
+        self._check(method, quantity, exception, raised, seen, Tolerance(), tuple(lines))
 
     def verdict(
         self,
@@ -141,7 +141,7 @@ class Case:
         for name, word in words.items():
             if word is ...:
                 raise NotImplementedError(f"fill in the word that {name} gets for {quantity}, in place of ...")
-        made = {claim.way: claim for claim in self.claims if claim.quantity == quantity}
+        made = {claim.method: claim for claim in self.claims if claim.quantity == quantity}
         lacking = [name for name in expected if name not in made]
         if lacking:
             raise LookupError(
@@ -170,7 +170,7 @@ class Case:
             raise NotImplementedError(f"fill in what {name} gives for {quantity}, in place of ...")
         here = form(expected.at(torch.__version__) if isinstance(expected, Since) else expected)
         history = epochs(expected, form)
-        claim = Claim(self.key, way(name).name, quantity, here, observed, tolerance, warned, history)
+        claim = Claim(self.key, method(name).name, quantity, here, observed, tolerance, warned, history)
         self.claims.append(claim)
         claim.check()
 

@@ -30,7 +30,7 @@ class Claim:
     """
 
     case: str
-    way: str
+    method: str
     quantity: str
     expected: Outcome
     observed: Outcome
@@ -53,12 +53,12 @@ class Claim:
         In a notebook nothing is raised, so that a reader with another PyTorch can run the rest of the page. A build
         still fails, because it reads every claim from the executed notebook.
         """
-        told(self, self.way, self.observed.json())
+        told(self, self.method, self.observed.json())
         return self
 
     def text(self) -> str:
         """The claim as text. One line if it holds; otherwise both sides, with the differences marked."""
-        name = f"{self.case} · {self.way} · {self.quantity}"
+        name = f"{self.case} · {self.method} · {self.quantity}"
         if self.holds:
             return f"holds: {name} = {describe(self.observed)}  ({self.tolerance})"
         head = f"claim does not hold: {name}\non torch {torch.__version__}, compared {self.tolerance}\n"
@@ -66,7 +66,7 @@ class Claim:
         return "\n".join([head, *self._side_by_side(), *warned])
 
     def html(self) -> str:
-        name = f"<strong>{html.escape(self.way)}</strong> · <code>{html.escape(self.quantity)}</code>"
+        name = f"<strong>{html.escape(self.method)}</strong> · <code>{html.escape(self.quantity)}</code>"
         if not self.holds:
             sides = html.escape(self.text())
             return f'<div class="zn-claim zn-fails"><p>✗ {name} does not hold</p><pre>{sides}</pre></div>'
@@ -78,7 +78,7 @@ class Claim:
         message = "".join(f'<p class="zn-note">{html.escape(_first_sentence(line))}</p>' for line in said)
         message += "".join(f'<p class="zn-note zn-history">{line}</p>' for line in self._other_releases())
         joint = " " if isinstance(self.observed, Raised) else " = "
-        place = anchor(self.case, self.way, self.quantity)
+        place = anchor(self.case, self.method, self.quantity)
         entries = f'<span class="zn-entries">{show.result(self.observed)}</span>'
         return f'<div class="zn-claim zn-stated" id="{place}"><p>{name}{joint}{entries}{note}</p>{message}</div>'
 
@@ -86,7 +86,7 @@ class Claim:
         return {
             "type": "claim",
             "case": self.case,
-            "way": self.way,
+            "method": self.method,
             "quantity": self.quantity,
             "expected": self.expected.json(),
             "observed": self.observed.json(),
@@ -152,12 +152,12 @@ class Statement(Protocol):
     def json(self) -> dict[str, Any]: ...
 
 
-def told(statement: Statement, way: str | None, observed: Any) -> None:
+def told(statement: Statement, method: str | None, observed: Any) -> None:
     """Show a statement. If it does not hold, raise `ClaimFailed`, or, in a notebook, also show the recorded result.
 
     Args:
         statement: a claim, or a verdict.
-        way: the method of the claim; None for a verdict, which is about several methods.
+        method: the method of the claim; None for a verdict, which is about several methods.
         observed: the observed result, in the form of the record.
 
     Raises:
@@ -167,17 +167,17 @@ def told(statement: Statement, way: str | None, observed: Any) -> None:
     if not statement.holds:
         if show.raises():
             raise ClaimFailed(statement.text())
-        name = f"{statement.case} · {way or 'verdict'} · {statement.quantity}"
-        show.show(NotAsRecorded(name, observed, recorded.observed(statement.case, way, statement.quantity)))
+        name = f"{statement.case} · {method or 'verdict'} · {statement.quantity}"
+        show.show(NotAsRecorded(name, observed, recorded.observed(statement.case, method, statement.quantity)))
 
 
-def anchor(case: str, way: str, quantity: str) -> str:
+def anchor(case: str, method: str, quantity: str) -> str:
     """The id of a claim on its page, for links.
 
     >>> anchor("10729", "vanilla", "x.grad, result clamped")
     'claim-10729-vanilla-x-grad-result-clamped'
     """
-    return show.anchor("claim", case, way, quantity)
+    return show.anchor("claim", case, method, quantity)
 
 
 _TITLES = ("element", "expected", "observed")

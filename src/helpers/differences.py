@@ -67,4 +67,4 @@ def _brief(value: Any) -> str:
         shown = value["entries"][:24]
         more = f", … {len(value['entries']) - 24} more" if len(value["entries"]) > 24 else ""
         return f"[{', '.join(shown)}{more}] of shape {value['shape']}"
-    return ", ".join(f"{way}: {word}" for way, word in value.items())
+    return ", ".join(f"{method}: {word}" for method, word in value.items())

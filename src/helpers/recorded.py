@@ -85,23 +85,23 @@ def nearest() -> dict[str, Any] | None:
     return older[-1] if older else alike[0] if alike else None
 
 
-def observed(case: str, way: str | None, quantity: str) -> tuple[str, dict[str, Any]] | None:
+def observed(case: str, method: str | None, quantity: str) -> tuple[str, dict[str, Any]] | None:
     """The nearest record's version, and its result of a method. Without a method, the words of the verdict."""
     record = nearest()
     for fact in reversed(record["outcomes"] if record else []):
-        if (fact["case"], fact.get("way"), fact["quantity"]) == (case, way, quantity):
+        if (fact["case"], fact.get("method"), fact["quantity"]) == (case, method, quantity):
             return str(record["torch"]), dict(fact["observed"])  # type: ignore[index]
     return None
 
 
-def by_release(case: str, way: str, quantity: str) -> list[tuple[str, dict[str, Any]]]:
+def by_release(case: str, method: str, quantity: str) -> list[tuple[str, dict[str, Any]]]:
     """The result of each recorded release on a CPU, the oldest release first."""
     return [
         (str(record["torch"]), dict(fact["observed"]))
         for record in records()
         if record["device"] == "cpu"
         for fact in record["outcomes"]
-        if (fact["case"], fact.get("way"), fact["quantity"]) == (case, way, quantity)
+        if (fact["case"], fact.get("method"), fact["quantity"]) == (case, method, quantity)
     ]
 
 
@@ -153,5 +153,5 @@ def device() -> str:
 
 def _claims(record: dict[str, Any] | None, case: str) -> dict[tuple[str, str, str, str], bool]:
     facts = [fact for fact in (record["outcomes"] if record else []) if fact["case"] == case]
-    keys = ("page", "type", "way", "quantity")
+    keys = ("page", "type", "method", "quantity")
     return {tuple(str(fact.get(key)) for key in keys): fact["holds"] for fact in facts}  # type: ignore[misc]

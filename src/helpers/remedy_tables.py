@@ -13,9 +13,9 @@ from zero_or_nan.explain.remedies import PAGES
 from . import show
 from .entries import Raised, describe
 from .figures import BLUE, GREY, ORANGE, RED, sketch
+from .methods import method
 from .recipes import IGNORED, USED, Situation
 from .remedies import COLUMNS, REWRITES, WORDS, Cell, Row, compare, plain_of, program
-from .ways import way
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def mark(word: str) -> str:
 
 def marks_table(rows: Sequence[Row], caption: str) -> None:
     """Show a row for each situation, and a mark for each remedy."""
-    head = "".join(f'<th scope="col"><span>{html.escape(way(name).title)}</span></th>' for name in COLUMNS)
+    head = "".join(f'<th scope="col"><span>{html.escape(method(name).title)}</span></th>' for name in COLUMNS)
     body = "".join(
         f'<tr><th scope="row">{_linked(row.situation)}</th>'
         + "".join(f'<td class="zn-{_kind(cell.word)}-cell">{mark(cell.word)}</td>' for cell in row.cells.values())
@@ -138,8 +138,8 @@ def methods_table(found: Remedies) -> None:
             f"{same} of {losses}",
             accepted,
         ]
-        plain.append(f"{way(name).title}: {', '.join(cells)}")
-        rows.append([html.escape(way(name).title), *cells])
+        plain.append(f"{method(name).title}: {', '.join(cells)}")
+        rows.append([html.escape(method(name).title), *cells])
     head = ["method", "right", "wrong number", "NaN or inf", "error", "chosen", "lines", "same loss", "steps"]
     caption = f"{len(rows) - 1} remedies and plain PyTorch, counted"
     show.show(Shown("\n".join(plain), f'<div class="zn-figures">{show.table(caption, head, rows)}</div>'))
@@ -157,7 +157,7 @@ def chart(found: Remedies) -> None:
     names = sorted(COLUMNS, key=lambda name: (-found.count(name, "right", rows=found.ignored), COLUMNS.index(name)))
     counts = {word: [found.count(name, word, rows=found.ignored) for name in names] for word in styles}
     parts = [
-        f"{way(name).title} {', '.join(f'{counts[word][at]} {word}' for word in styles if counts[word][at])}"
+        f"{method(name).title} {', '.join(f'{counts[word][at]} {word}' for word in styles if counts[word][at])}"
         for at, name in enumerate(names)
     ]
     caption = f"{len(found.ignored)} cases in which the loss ignores an element: what each method gives."
@@ -170,7 +170,7 @@ def chart(found: Remedies) -> None:
             wide = [counts[word][at] for at in some]
             axes.barh(some, wide, left=[left[at] for at in some], height=0.62, label=word, **style)
             left = [before + more for before, more in zip(left, counts[word], strict=True)]
-        axes.set_yticks(places, [way(name).title for name in names])
+        axes.set_yticks(places, [method(name).title for name in names])
         axes.invert_yaxis()
         axes.set(xlabel="cases", xlim=(0, len(found.ignored)))
         axes.set_ylabel("method")
@@ -186,7 +186,7 @@ def numbers_table(rows: Sequence[Row], word: str, caption: str) -> None:
         by: dict[str, list[str]] = {}
         for name, cell in row.cells.items():
             if cell.word == word:
-                by.setdefault(describe(cell.gradient, 3), []).append(way(name).title)
+                by.setdefault(describe(cell.gradient, 3), []).append(method(name).title)
         lines = [f"{gradient}: {', '.join(names)}" for gradient, names in by.items()]
         if lines:
             right = describe(row.reference, 3)
@@ -209,7 +209,7 @@ def programs(rows: Sequence[Row]) -> None:
     plain = (plain_of(first, "vanilla") + plain_of(first, "module hook")).splitlines()
     lines = {name: (program(first, name) or "").splitlines() for name in COLUMNS if name not in REWRITES}
     added = "".join(
-        f"<dt>{html.escape(way(name).title)}</dt><dd>{_pre([line for line in code if line not in plain])}</dd>"
+        f"<dt>{html.escape(method(name).title)}</dt><dd>{_pre([line for line in code if line not in plain])}</dd>"
         for name, code in lines.items()
         if name != "vanilla"
     )
@@ -217,7 +217,7 @@ def programs(rows: Sequence[Row]) -> None:
     same = f'<details class="zn-programs"><summary>{head}</summary><dl>{added}</dl></details>'
     cards = "".join(_card(row) for row in rows)
     text = "\n".join(
-        f"{row.situation.name}, {way(name).title}: {describe(cell.gradient, 3)}"
+        f"{row.situation.name}, {method(name).title}: {describe(cell.gradient, 3)}"
         for row in rows
         for name, cell in row.cells.items()
         if cell.code
@@ -228,7 +228,7 @@ def programs(rows: Sequence[Row]) -> None:
 def _card(row: Row) -> str:
     situation = row.situation
     cells = "".join(
-        f"<dt>{WORDS[cell.word]} {html.escape(way(name).title)}</dt><dd>{_gives(cell)}"
+        f"<dt>{WORDS[cell.word]} {html.escape(method(name).title)}</dt><dd>{_gives(cell)}"
         + (f"{_pre(cell.code.splitlines()[:-1])}</dd>" if name in ("vanilla", *REWRITES) else "</dd>")
         for name, cell in row.cells.items()
         if cell.code
@@ -333,7 +333,7 @@ def decision_tree(found: Remedies) -> None:
 
 def _branch(node: Question | End) -> str:
     if isinstance(node, End):
-        name = html.escape(way(node.remedy).title)
+        name = html.escape(method(node.remedy).title)
         return f'<p class="zn-end"><b>{name}</b>: {html.escape(node.advice)}<span>{html.escape(node.count)}</span></p>'
     answers = "".join(
         f'<li><p class="zn-answer">{html.escape(answer)}</p>{_branch(after)}</li>'
@@ -344,7 +344,7 @@ def _branch(node: Question | End) -> str:
 
 def _lines(node: Question | End, indent: str = "") -> list[str]:
     if isinstance(node, End):
-        return [f"{indent}{way(node.remedy).title}: {node.advice} ({node.count})"]
+        return [f"{indent}{method(node.remedy).title}: {node.advice} ({node.count})"]
     lines = [f"{indent}{node.text}"]
     for answer, after in node.answers.items():
         lines += [f"{indent}- {answer}", *_lines(after, f"{indent}  ")]

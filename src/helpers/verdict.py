@@ -14,8 +14,8 @@ from . import recorded, show
 from .claims import Claim, told
 from .compare import ulp_distance
 from .entries import Absent, Entries, Raised, describe
+from .methods import method
 from .releases import Since
-from .ways import way
 
 # From best to worst. The word of a method is the word of its worst element.
 JUDGEMENTS = {
@@ -133,7 +133,7 @@ class Verdict:
         return "\n".join(lines)
 
     def html(self) -> str:
-        head = ["element", "reference", *(html.escape(way(name).title) for name in self.claims)]
+        head = ["element", "reference", *(html.escape(method(name).title) for name in self.claims)]
         columns = [show.cells(self.reference), *(self._column(claim) for claim in self.claims.values())]
         rows = [[html.escape(label), *cells] for label, *cells in zip(self.rows, *columns, strict=True)]
         words = [f'<span class="zn-mark">{html.escape(marked(word))}</span>' for word in self.words().values()]

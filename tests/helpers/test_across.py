@@ -20,7 +20,12 @@ def case():
 
 
 def record(version, *entries, device="cpu", **observed):
-    fact = {"case": "52248", "way": "vanilla", "quantity": "halves", "observed": observed or {"entries": list(entries)}}
+    fact = {
+        "case": "52248",
+        "method": "vanilla",
+        "quantity": "halves",
+        "observed": observed or {"entries": list(entries)},
+    }
     return {"torch": version, "device": device, "outcomes": [fact]}
 
 
@@ -76,16 +81,16 @@ def test_a_row_shows_each_element_and_the_caption_the_releases(case, known):
 
 
 @pytest.mark.parametrize(
-    ("way", "head", "quantity", "message"),
+    ("method", "head", "quantity", "message"),
     [
         ("vanilla", HEAD, "thirds", "the method vanilla made no claim about 'thirds'; it made claims about: halves"),
         ("masked", HEAD, "halves", "it made claims about: nothing"),
         ("vanilla", HEAD[:2], "halves", "needs 1 elements"),
     ],
 )
-def test_a_row_without_a_fitting_claim_is_an_error(case, way, head, quantity, message):
+def test_a_row_without_a_fitting_claim_is_an_error(case, method, head, quantity, message):
     with pytest.raises(LookupError, match=message):
-        across(case, way, "Two", head, {"row": quantity})
+        across(case, method, "Two", head, {"row": quantity})
 
 
 def test_a_claim_of_an_exception_has_no_elements(case):

@@ -38,7 +38,7 @@ def test_an_unknown_case_is_refused_and_the_known_ones_are_named():
 def test_a_claim_is_kept_as_it_was_stated(case, capsys):
     case.claim("masked", "x.grad", torch.tensor([0.5]), [0.5], ulps=1, rtol=0.1, atol=0.2, signed_zero=True)
     (made,) = case.claims
-    assert (made.case, made.way, made.quantity) == ("4132", "masked", "x.grad")
+    assert (made.case, made.method, made.quantity) == ("4132", "masked", "x.grad")
     assert made.tolerance == Tolerance(ulps=1, rtol=0.1, atol=0.2, signed_zero=True)
     assert made.observed.data.dtype is torch.float32
     assert made.holds
@@ -150,7 +150,7 @@ def test_an_expected_exception_is_a_claim(case, capsys):
     with case.raises("masked", "mm", TypeError, match="no implementation"):
         raise TypeError("there is no implementation of mm")
     (made,) = case.claims
-    assert made.holds and (made.way, made.quantity) == ("masked", "mm")
+    assert made.holds and (made.method, made.quantity) == ("masked", "mm")
     assert made.expected == Raised("TypeError", "no implementation")
     assert made.observed == Raised("TypeError", "there is no implementation of mm")
     assert made.tolerance == Tolerance()

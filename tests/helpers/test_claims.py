@@ -196,7 +196,7 @@ def test_json_has_all_that_the_claim_says():
     made = claim([1.0, MASKED], [nan, 0.0], Tolerance(ulps=2))
     facts = json.loads(json.dumps(made.json(), allow_nan=False))
     assert facts["type"] == "claim"
-    assert (facts["case"], facts["way"], facts["quantity"]) == ("4132", "vanilla", "x.grad")
+    assert (facts["case"], facts["method"], facts["quantity"]) == ("4132", "vanilla", "x.grad")
     assert facts["expected"] == {"dtype": "float64", "shape": [2], "entries": ["1", "--"]}
     assert facts["observed"] == {"dtype": "float64", "shape": [2], "entries": ["NaN", "0"]}
     assert facts["tolerance"] == "within 2 ulps"

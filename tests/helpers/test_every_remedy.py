@@ -9,10 +9,10 @@ from scratch import ROOT
 
 from helpers import remedies, remedy_tables
 from helpers.entries import Absent, Raised, outcome
+from helpers.methods import METHODS
 from helpers.recipes import IGNORED, USED, Situation
 from helpers.remedies import COLUMNS, REWRITES, WORDS, changed, compare, program
 from helpers.remedy_tables import End, Question, ends, every_remedy, tree
-from helpers.ways import WAYS
 
 ALL = [*IGNORED, *USED]
 every = pytest.mark.parametrize("situation", ALL, ids=[f"{s.name}{'' if s.ignores else ', used'}" for s in ALL])
@@ -152,7 +152,7 @@ def test_a_used_row_has_an_element_without_a_gradient(situation):
 
 
 def test_every_column_is_a_registered_method_and_every_word_occurs(found):
-    assert set(COLUMNS) <= set(WAYS)
+    assert set(COLUMNS) <= set(METHODS)
     assert {cell.word for row in found.rows for cell in row.cells.values()} == set(WORDS)
 
 
@@ -175,7 +175,7 @@ def test_the_tree_reads_as_nested_lists_and_as_text(found, capsys):
     lines = capsys.readouterr().out.splitlines()
     soup = BeautifulSoup(remedy_tables._branch(tree(found)), "html.parser")
     assert len(soup.select("ul > li")) == sum(line.lstrip().startswith("- ") for line in lines) == 7
-    assert [p.b.get_text() for p in soup.select(".zn-end")] == [WAYS[end.remedy].title for end in ends(tree(found))]
+    assert [p.b.get_text() for p in soup.select(".zn-end")] == [METHODS[end.remedy].title for end in ends(tree(found))]
     node = Question("<a>?", {"<b>": End("scrub", "<c>", "<d>")})
     assert not BeautifulSoup(remedy_tables._branch(node), "html.parser").find(["a", "c", "d"])
 
@@ -214,7 +214,7 @@ def test_every_rewritten_program_is_shown_and_every_gradient_or_error(monkeypatc
     item, soup = shown(remedy_tables.programs, monkeypatch, rows)
     same, card = soup.select("details")
     assert [dt.get_text() for dt in same.select("dt")] == [
-        WAYS[n].title for n in COLUMNS if n not in ("vanilla", *REWRITES)
+        METHODS[n].title for n in COLUMNS if n not in ("vanilla", *REWRITES)
     ]
     assert same.select("dd pre")[-1].get_text() == "ignoring.backward(loss)"
     assert "return tuple" in same.get_text() and "class Model" not in same.get_text()

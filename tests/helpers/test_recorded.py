@@ -8,7 +8,7 @@ from helpers.recorded import nearest, observed, spans, verified
 
 
 def fact(quantity="x.grad", holds=True, **more):
-    return {"page": "p", "type": "claim", "case": "4132", "way": "vanilla", "quantity": quantity, "holds": holds,
+    return {"page": "p", "type": "claim", "case": "4132", "method": "vanilla", "quantity": quantity, "holds": holds,
             "observed": {"entries": [quantity]}, **more}  # fmt: skip
 
 

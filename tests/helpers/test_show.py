@@ -295,7 +295,7 @@ def test_a_row_that_does_not_fit_its_head_is_refused():
 
 def test_a_notebook_goes_on_where_a_claim_does_not_hold_and_shows_both_results(shell, monkeypatch):
     record = {"torch": "2.13.0", "device": "cpu", "outcomes": [
-        {"type": "claim", "case": "4132", "way": "vanilla", "quantity": "x.grad", "observed": outcome([2.0]).json()},
+        {"type": "claim", "case": "4132", "method": "vanilla", "quantity": "x.grad", "observed": outcome([2.0]).json()},
         {"type": "verdict", "case": "4132", "quantity": "x.grad", "observed": {"vanilla": "right"}},
     ]}  # fmt: skip
     monkeypatch.setattr(recorded, "records", lambda: (record,))

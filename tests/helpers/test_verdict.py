@@ -170,7 +170,7 @@ def test_a_reference_judged_by_itself_is_right(data):
     assert set(judge(Entries(tensor, torch.ones_like(mask)), entries, 0)) <= {"right", "missing"}
 
 
-# One word for a way.
+# One word for a method.
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,8 @@ def test_arrow_keys_step_and_the_page_does_not_move(figure):
 
 
 def test_ignoring_is_chosen_and_every_entry_follows(figure):
-    vanilla = figure.locator(".zn-graph [data-to='3'] g[data-way='vanilla']")
-    ignored = figure.locator(".zn-graph [data-to='3'] g[data-way='ignoring']")
+    vanilla = figure.locator(".zn-graph [data-to='3'] g[data-method='vanilla']")
+    ignored = figure.locator(".zn-graph [data-to='3'] g[data-method='ignoring']")
     assert vanilla.is_visible() and not ignored.is_visible()
     plain, other = (figure.get_by_role("button", name=name, exact=True) for name in ("vanilla", "ignoring"))
     assert [each.get_attribute("aria-pressed") for each in (plain, other)] == ["true", "false"]
@@ -197,8 +197,8 @@ def test_the_controls_of_a_phone_keep_their_place_and_their_size(held):
     following = held.get_by_role("button", name="Next")
     following.press("Home")
     heights = set()
-    for way in ("vanilla", "ignoring"):
-        held.get_by_role("button", name=way, exact=True).press("Enter")
+    for method in ("vanilla", "ignoring"):
+        held.get_by_role("button", name=method, exact=True).press("Enter")
         for key in ("Home", *5 * ["ArrowRight"]):
             following.press(key)
             heights.add(round(held.locator(".zn-walk").bounding_box()["height"]))

@@ -391,15 +391,15 @@ def test_marked_entries_are_those_that_the_verdict_counts(seen, facts):
             continue
         tables = seen[PROJECT.path(f"chapters/{fact['page']}")].judged
         (marks,) = [marks for caption, marks in tables if caption == f"Verdict on {fact['quantity']}"]
-        for way, counts in fact["entries"].items():
-            words = [word for head, word in marks if head == heading(way)]
-            assert {word: words.count(word) for word in words} == counts, (fact["page"], way)
+        for method, counts in fact["entries"].items():
+            words = [word for head, word in marks if head == heading(method)]
+            assert {word: words.count(word) for word in words} == counts, (fact["page"], method)
 
 
-def heading(way: str) -> str:
-    from helpers import WAYS
+def heading(method: str) -> str:
+    from helpers import METHODS
 
-    return WAYS[way].title
+    return METHODS[method].title
 
 
 def test_without_scripts_the_full_verdict_and_the_executed_samples_stand(browser, address):
@@ -409,7 +409,7 @@ def test_without_scripts_the_full_verdict_and_the_executed_samples_stand(browser
             cells = tab.page.locator("table[data-verdict] :is(td, th)")
             assert cells.count() > 40
             assert all(cell.is_visible() for cell in cells.all() if cell.inner_text())
-            assert tab.page.locator(".zn-ways, .zn-try, button.copy, button.theme:visible").count() == 0
+            assert tab.page.locator(".zn-methods, .zn-try, button.copy, button.theme:visible").count() == 0
             assert tab.page.locator("[data-control] table").is_visible()
 
 
@@ -522,7 +522,7 @@ def test_an_address_that_does_not_exist_leads_on(visit):
 def test_print_leaves_the_text_alone_on_the_page(visit):
     visit.open("chapters/where-over-exp.html")
     visit.page.emulate_media(media="print", color_scheme="dark")
-    for gone in ("header.top", "#contents", ".sections", ".actions", ".neighbours", ".zn-ways", ".zn-try"):
+    for gone in ("header.top", "#contents", ".sections", ".actions", ".neighbours", ".zn-methods", ".zn-try"):
         assert not visit.page.locator(gone).first.is_visible(), gone
     assert visit.page.locator("article h1").is_visible()
     assert visit.page.evaluate("getComputedStyle(document.body).color").startswith("rgb(28, 33, 40")

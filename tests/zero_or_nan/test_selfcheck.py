@@ -37,7 +37,7 @@ def checked(few, capsys):
     def run():
         status = command.main(["--device", "cpu", "--json"])
         content = json.loads(capsys.readouterr().out)
-        return status, [(each["kind"], each["name"], each["way"]) for each in content["differences"]], content
+        return status, [(each["kind"], each["name"], each["method"]) for each in content["differences"]], content
 
     return run
 
@@ -111,7 +111,7 @@ def test_a_rule_that_forgets_is_broken_here(checked, monkeypatch):
     monkeypatch.setitem(ignoring.RULES, torch.ops.aten.mul, unmasked)
     monkeypatch.setitem(ignoring.RULES, torch.ops.aten.mm, unmasked)
     status, found, content = checked()
-    names = {name for kind, name, way in found if (kind, way) == ("broken here", "ignoring")}
+    names = {name for kind, name, method in found if (kind, method) == ("broken here", "ignoring")}
     assert status == 1 and {EXP, SLICED, "exp", "mm"} == names and len(found) == len(names)
     assert {each["observed"] for each in content["differences"]} == {"contaminated"}
 

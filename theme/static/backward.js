@@ -1,7 +1,7 @@
 // Figures of a backward pass, which show one step at a time. The content of each step was computed when the page was built.
 "use strict";
 
-const WAYS = ["vanilla", "ignoring"];
+const METHODS = ["vanilla", "ignoring"];
 const PACE = 2200; // milliseconds for a step that plays
 const MARGIN = 8; // pixels that stay visible around a step
 const still = matchMedia("(prefers-reduced-motion: reduce)");
@@ -24,16 +24,16 @@ function face(button, sign, word) {
 }
 
 // The sentence about a step of one method.
-function sentence(step, number, count, way) {
+function sentence(step, number, count, method) {
   const head = document.createElement("b");
-  head.textContent = `Step ${number + 1} of ${count}: ${step.dataset.title}, ${way}`;
-  return [head, " ", step.dataset[way]];
+  head.textContent = `Step ${number + 1} of ${count}: ${step.dataset.title}, ${method}`;
+  return [head, " ", step.dataset[method]];
 }
 
 for (const figure of document.querySelectorAll("[data-backward]")) {
   const steps = [...figure.querySelectorAll(".zn-step")];
   let at = Number(figure.dataset.backward);
-  let way = WAYS[0];
+  let method = METHODS[0];
   let timer = 0;
   let follows = false; // whether the page scrolls to the step, which it does only after the reader chose a step
 
@@ -47,16 +47,16 @@ for (const figure of document.querySelectorAll("[data-backward]")) {
   for (const each of [play, previous, next]) each.className = "zn-sign";
   previous.setAttribute("aria-keyshortcuts", "ArrowLeft");
   next.setAttribute("aria-keyshortcuts", "ArrowRight");
-  const ways = document.createElement("div");
-  ways.setAttribute("role", "group");
-  ways.setAttribute("aria-label", "Backward pass");
-  ways.append(...WAYS.map((each) => button("", each, () => { stop(); way = each; show(); })));
+  const methods = document.createElement("div");
+  methods.setAttribute("role", "group");
+  methods.setAttribute("aria-label", "Backward pass");
+  methods.append(...METHODS.map((each) => button("", each, () => { stop(); method = each; show(); })));
   const said = document.createElement("p");
   said.setAttribute("role", "status");
   const told = document.createElement("div");
   told.className = "zn-told";
   told.append(said, ...spacers());
-  controls.append(play, previous, next, ways, told);
+  controls.append(play, previous, next, methods, told);
   const side = document.createElement("div");
   side.className = "zn-side";
   figure.querySelector(".zn-graph").after(side);
@@ -121,18 +121,18 @@ for (const figure of document.querySelectorAll("[data-backward]")) {
       node.classList.toggle("zn-ahead", Number(node.dataset.step) > at);
       node.classList.toggle("zn-now", Number(node.dataset.step) === at);
     }
-    figure.dataset.way = way;
-    for (const each of ways.children) each.setAttribute("aria-pressed", each.textContent === way);
+    figure.dataset.method = method;
+    for (const each of methods.children) each.setAttribute("aria-pressed", each.textContent === method);
     // aria-disabled and not disabled, because a disabled button would lose the focus while the reader uses it.
     previous.setAttribute("aria-disabled", at === 0);
     next.setAttribute("aria-disabled", at === steps.length - 1);
-    said.replaceChildren(...sentence(steps[at], at, steps.length, way));
+    said.replaceChildren(...sentence(steps[at], at, steps.length, method));
     if (follows) follow();
   }
 
   // Invisible copies of all sentences. The longest copy determines the height, so that nothing moves between steps.
   function spacers() {
-    return WAYS.flatMap((each) => steps.map((step, number) => {
+    return METHODS.flatMap((each) => steps.map((step, number) => {
       const spacer = document.createElement("p");
       spacer.setAttribute("aria-hidden", "true");
       spacer.append(...sentence(step, number, steps.length, each));

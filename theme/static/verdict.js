@@ -11,7 +11,7 @@ for (const table of document.querySelectorAll("table[data-verdict]")) {
   status.setAttribute("role", "status");
 
   const choice = document.createElement("fieldset");
-  choice.className = "zn-ways";
+  choice.className = "zn-methods";
   const legend = document.createElement("legend");
   legend.textContent = "Methods shown";
   choice.append(legend);
@@ -33,11 +33,11 @@ for (const table of document.querySelectorAll("table[data-verdict]")) {
   function update() {
     const shown = boxes.map((box) => box.checked);
     for (const line of [table.tHead.rows[0], ...rows, foot]) {
-      shown.forEach((show, way) => (line.cells[way + 2].hidden = !show));
+      shown.forEach((show, method) => (line.cells[method + 2].hidden = !show));
     }
     const differing = rows.filter((row) =>
-      shown.some((show, way) => {
-        const judged = row.cells[way + 2].querySelector("[data-judged]");
+      shown.some((show, method) => {
+        const judged = row.cells[method + 2].querySelector("[data-judged]");
         return show && judged && judged.dataset.judged !== "right";
       }),
     );

@@ -45,12 +45,13 @@ SECONDS = 1.0
 class Workload:
     """A computation, with or without elements that contaminate plain PyTorch's gradient.
 
-    `ways` takes whether the case is contaminated, and gives the methods. Each method is a function that runs forward,
-    and a function that runs backward on the loss. `entries` and `nodes` are set if cases differ only in their number.
+    `methods` takes whether the case is contaminated, and gives the methods. Each method is a function that runs
+    forward, and a function that runs backward on the loss. `entries` and `nodes` are set if cases differ only in their
+    number.
     """
 
     name: str
-    ways: Callable[[bool], dict[str, tuple[Loss, Callable[[Tensor], None]]]]
+    methods: Callable[[bool], dict[str, tuple[Loss, Callable[[Tensor], None]]]]
     memory: bool = True
     entries: int | None = None
     nodes: int | None = None
@@ -64,7 +65,7 @@ def _plain(loss: Tensor) -> None:
 def _layers(model: Callable[[], nn.Module], shape: tuple[int, ...]) -> Callable[[bool], dict[str, Any]]:
     """A model on a batch of rows. If contaminated, half of the rows are NaN, and the loss slices them away."""
 
-    def ways(contaminated: bool) -> dict[str, Any]:
+    def methods(contaminated: bool) -> dict[str, Any]:
         layers, rows, used = _model_and_rows(model, shape, contaminated)
 
         def forward() -> Tensor:
@@ -74,7 +75,7 @@ def _layers(model: Callable[[], nn.Module], shape: tuple[int, ...]) -> Callable[
 
         return {"plain": (forward, _plain), "ignoring": (forward, ignoring.backward)}
 
-    return ways
+    return methods
 
 
 def _model_and_rows(
@@ -109,7 +110,7 @@ def _penalised(model: Callable[[], nn.Module], shape: tuple[int, ...]) -> Callab
     It computes the gradient of its inputs, and then the gradient of the penalty.
     """
 
-    def ways(contaminated: bool) -> dict[str, Any]:
+    def methods(contaminated: bool) -> dict[str, Any]:
         layers, rows, used = _model_and_rows(model, shape, contaminated)
         rows.requires_grad_()
 
@@ -129,7 +130,7 @@ def _penalised(model: Callable[[], nn.Module], shape: tuple[int, ...]) -> Callab
         plain = step(torch.autograd.grad, _plain)
         return {"plain": (forward, plain), "ignoring": (forward, step(ignoring.grad, ignoring.backward))}
 
-    return ways
+    return methods
 
 
 def _perceptron(width: int) -> nn.Module:
@@ -205,7 +206,7 @@ class _Bush(_Chain):
 def _where_over_exp(entries: int) -> Callable[[bool], dict[str, Any]]:
     """`where(x < 80, exp(x), 0)`. If contaminated, two thirds of the exponentials overflow."""
 
-    def ways(contaminated: bool) -> dict[str, Any]:
+    def methods(contaminated: bool) -> dict[str, Any]:
         x = torch.linspace(-1, 240 if contaminated else 70, entries).requires_grad_()
         zero = torch.zeros(())
 
@@ -230,7 +231,7 @@ def _where_over_exp(entries: int) -> Callable[[bool], dict[str, Any]]:
             "masked": (masked, _plain),
         }
 
-    return ways
+    return methods
 
 
 SIZES = [10**power for power in range(1, 8)]
@@ -269,12 +270,12 @@ COMPILED = {
 """Models as large as one layer of a real model, which run compiled. Inductor needs a C++ compiler."""
 
 
-def _in_turn(ways: dict[str, T], seconds: float, rounds: int = 5) -> Iterator[tuple[str, T]]:
+def _in_turn(methods: dict[str, T], seconds: float, rounds: int = 5) -> Iterator[tuple[str, T]]:
     """Each method in turn, for some rounds at least.
 
     Every second round is reversed, because the first run of a round finds the memory in another state.
     """
-    started, there = time.monotonic(), list(ways.items())
+    started, there = time.monotonic(), list(methods.items())
     gc.disable()
     try:
         for number in itertools.count(1):
@@ -287,17 +288,17 @@ def _in_turn(ways: dict[str, T], seconds: float, rounds: int = 5) -> Iterator[tu
 
 def measure(case: Workload, contaminated: bool) -> dict[str, dict[str, float]]:
     """The seconds of forward, and of backward until the graph is freed, for each method."""
-    ways = case.ways(contaminated)
-    least = {way: {"forward": float("inf"), "backward": float("inf")} for way in ways}
-    for way, (forward, backward) in _in_turn(ways, SECONDS):
+    methods = case.methods(contaminated)
+    least = {method: {"forward": float("inf"), "backward": float("inf")} for method in methods}
+    for method, (forward, backward) in _in_turn(methods, SECONDS):
         start = time.perf_counter()
         loss = forward()
         middle = time.perf_counter()
         backward(loss)
         del loss
         end = time.perf_counter()
-        least[way]["forward"] = min(least[way]["forward"], middle - start)
-        least[way]["backward"] = min(least[way]["backward"], end - middle)
+        least[method]["forward"] = min(least[method]["forward"], middle - start)
+        least[method]["backward"] = min(least[method]["backward"], end - middle)
     return least
 
 
@@ -307,26 +308,26 @@ WATCHED = [name for name, case in CASES.items() if case.entries is None and case
 
 def watched(case: Workload) -> dict[str, float]:
     """The seconds of a step, forward and backward: without a tool, and with each tool that looks for a NaN."""
-    forward, backward = case.ways(False)["plain"]
+    forward, backward = case.methods(False)["plain"]
 
     def step() -> Tensor:
         loss = forward()
         backward(loss)
         return loss
 
-    ways: dict[str, tuple[Callable[[], AbstractContextManager[Any]], Loss]] = {
+    methods: dict[str, tuple[Callable[[], AbstractContextManager[Any]], Loss]] = {
         "plain": (nullcontext, step),
         "detect_anomaly": (partial(torch.autograd.set_detect_anomaly, True), step),
         "explain": (explain, step),
         "on_failure": (nullcontext, explain.on_failure(step)),
     }
-    least = dict.fromkeys(ways, float("inf"))
-    for way, (watch, run) in _in_turn(ways, 2 * SECONDS):
+    least = dict.fromkeys(methods, float("inf"))
+    for method, (watch, run) in _in_turn(methods, 2 * SECONDS):
         with watch():
             run()  # the preparations of a first step are not counted
             start = time.perf_counter()
             run()
-            least[way] = min(least[way], time.perf_counter() - start)
+            least[method] = min(least[method], time.perf_counter() - start)
     return least
 
 
@@ -447,19 +448,19 @@ def failing(name: str) -> dict[str, float]:
     disturb them.
     """
     step = FAILING[name]()
-    ways: dict[str, tuple[Callable[[], AbstractContextManager[Any]], Callable[[Tensor], None]]] = {
+    methods: dict[str, tuple[Callable[[], AbstractContextManager[Any]], Callable[[Tensor], None]]] = {
         "plain": (nullcontext, _plain),
         "ignoring": (nullcontext, ignoring.backward),
         "explain": (explain, _plain),
     }
-    least, threads = dict.fromkeys(ways, float("inf")), torch.get_num_threads()
+    least, threads = dict.fromkeys(methods, float("inf")), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        for way, (watch, backward) in _in_turn(ways, SECONDS, 2):
+        for method, (watch, backward) in _in_turn(methods, SECONDS, 2):
             start = time.process_time()
             with watch():
                 step(backward)
-            least[way] = min(least[way], time.process_time() - start)
+            least[method] = min(least[method], time.process_time() - start)
     finally:
         torch.set_num_threads(threads)
     return least
@@ -470,7 +471,7 @@ def _failures() -> list[dict[str, Any]]:
     for name in FAILING:
         seconds = failing(name)
         rows.append({"case": name, "seconds": seconds})
-        times = {way: round(took / seconds["plain"], 2) for way, took in seconds.items() if way != "plain"}
+        times = {method: round(took / seconds["plain"], 2) for method, took in seconds.items() if method != "plain"}
         print(f"{name}, a step that fails: {times} of plain", flush=True)
     return rows
 
@@ -498,7 +499,7 @@ def _empty_hooks(loss: Tensor, graph: Graph, unsafe: list[Any]) -> list[Any]:
 
 def parts(case: Workload, contaminated: bool) -> dict[str, float]:
     """The seconds of backward with more and more of the work of `ignoring`: the walk, the check, hooks, rules."""
-    forward, plain = case.ways(contaminated)["plain"]
+    forward, plain = case.methods(contaminated)["plain"]
 
     def walked(loss: Tensor) -> None:
         held_from((loss,))
@@ -517,38 +518,38 @@ def parts(case: Workload, contaminated: bool) -> dict[str, float]:
         for handle in handles:
             handle.remove()
 
-    ways = {"plain": plain, "walk": walked, "look": looked}
-    ways |= {"hooks": hooked} if contaminated else {}
-    ways["ignoring"] = ignoring.backward
-    least = dict.fromkeys(ways, float("inf"))
-    for way, backward in _in_turn(ways, SECONDS):
+    methods = {"plain": plain, "walk": walked, "look": looked}
+    methods |= {"hooks": hooked} if contaminated else {}
+    methods["ignoring"] = ignoring.backward
+    least = dict.fromkeys(methods, float("inf"))
+    for method, backward in _in_turn(methods, SECONDS):
         loss = forward()
         start = time.perf_counter()
         backward(loss)
         del loss
-        least[way] = min(least[way], time.perf_counter() - start)
+        least[method] = min(least[method], time.perf_counter() - start)
     return least
 
 
-def peak(case: Workload, contaminated: bool, way: str) -> int:
+def peak(case: Workload, contaminated: bool, method: str) -> int:
     """The bytes that one gradient takes at its peak, beyond what the process held before. Run it in a new process."""
     small = [
         _where_over_exp(10)(contaminated),
         _layers(lambda: _transformer(16, 2), (4, 8, 16))(contaminated),
         _layers(lambda: _Recurrent(4), (2, 3, 4))(contaminated),
     ]
-    for ways in small:  # imports and set-up of the first gradient are not counted
-        if way in ways:
-            forward, backward = ways[way]
+    for methods in small:  # imports and set-up of the first gradient are not counted
+        if method in methods:
+            forward, backward = methods[method]
             backward(forward())
     if case.is_compiled:  # the compiler takes more memory than a gradient
-        forward, backward = case.ways(contaminated)[way]
+        forward, backward = case.methods(contaminated)[method]
         backward(forward())
         _forget_peak()
         before = _status("VmRSS")
     else:
         before = _status("VmRSS")
-        forward, backward = case.ways(contaminated)[way]
+        forward, backward = case.methods(contaminated)[method]
     backward(forward())
     return _status("VmHWM") - before
 
@@ -569,12 +570,12 @@ def _status(field: str) -> int:
 
 
 def _peaks(case: Workload, contaminated: bool) -> dict[str, int]:
-    def fresh(way: str) -> int:
-        command = [sys.executable, "-m", "tools.measure.costs", case.name, str(int(contaminated)), way]
+    def fresh(method: str) -> int:
+        command = [sys.executable, "-m", "tools.measure.costs", case.name, str(int(contaminated)), method]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         return int(done.stdout.split()[-1])
 
-    return {way: min(fresh(way) for _ in range(3)) for way in case.ways(contaminated)}
+    return {method: min(fresh(method) for _ in range(3)) for method in case.methods(contaminated)}
 
 
 def _rows(cases: Iterable[Workload]) -> list[dict[str, Any]]:
@@ -606,13 +607,13 @@ def costs(project: Project) -> None:
     for name, contaminated in itertools.product(PARTED, (False, True)):
         seconds = parts(CASES[name], contaminated)
         parted.append({"case": name, "contaminated": contaminated, "seconds": seconds})
-        times = {way: round(took / seconds["plain"], 2) for way, took in seconds.items() if way != "plain"}
+        times = {method: round(took / seconds["plain"], 2) for method, took in seconds.items() if method != "plain"}
         print(f"{name}, {'contaminated' if contaminated else 'clean'}, part by part: {times} of plain", flush=True)
     watches = []
     for name in WATCHED:
         seconds = watched(CASES[name])
         watches.append({"case": name, "seconds": seconds})
-        times = {way: round(took / seconds["plain"], 2) for way, took in seconds.items() if way != "plain"}
+        times = {method: round(took / seconds["plain"], 2) for method, took in seconds.items() if method != "plain"}
         print(f"{name}, a step that is watched: {times} of plain", flush=True)
     content = {
         "torch": torch.__version__,
@@ -630,10 +631,10 @@ def costs(project: Project) -> None:
     print(f"written: {path.relative_to(project.root)}")
 
 
-def ratio(row: dict[str, Any], way: str, base: str, parts: tuple[str, ...] = ("backward",)) -> float:
-    """How many times as long as `base` the method `way` takes, in the given parts of the work."""
+def ratio(row: dict[str, Any], method: str, base: str, parts: tuple[str, ...] = ("backward",)) -> float:
+    """How many times as long as `base` `method` takes, in the given parts of the work."""
     seconds = row["seconds"]
-    return sum(seconds[way][part] for part in parts) / sum(seconds[base][part] for part in parts)
+    return sum(seconds[method][part] for part in parts) / sum(seconds[base][part] for part in parts)
 
 
 def _line(row: dict[str, Any]) -> str:

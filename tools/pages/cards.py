@@ -29,8 +29,8 @@ def card(project: Project, name: str, title: str, description: str, facts: list[
     """
     verdicts = [fact for fact in facts if fact["type"] == "verdict"]
     observed = verdicts[-1]["observed"] if verdicts else {}
-    words = {way: observed[way] for way in dict.fromkeys((*filter(observed.__contains__, MAIN), *observed))}
-    marked = {way: _marked(word) for way, word in words.items()}
+    words = {method: observed[method] for method in dict.fromkeys((*filter(observed.__contains__, MAIN), *observed))}
+    marked = {method: _marked(word) for method, word in words.items()}
     shown = repr((Path(__file__).read_bytes(), title, description, marked)).encode()
     path = f"_static/cards/{Path(name).name}-{hashlib.sha256(shown).hexdigest()[:8]}.png"
     target = project.site / path
@@ -65,9 +65,9 @@ def draw(title: str, description: str, words: dict[str, str]) -> bytes:
     if not words:
         pen.multiline_text((LEFT, below), textwrap.fill(description, 58), font=font(30), fill=MUTED, spacing=14)
     step = min(58, (SIZE[1] - 30 - below) // max(1, min(len(words), 5)))
-    for number, (way, word) in enumerate(list(words.items())[:5]):
+    for number, (method, word) in enumerate(list(words.items())[:5]):
         top = below + 14 + number * step
-        pen.text((LEFT, top), way, font=font(34), fill=MUTED)
+        pen.text((LEFT, top), method, font=font(34), fill=MUTED)
         pen.text((470, top), _marked(word), font=font(34, bold=True), fill=_COLOURS.get(word, _BAD))
     file = io.BytesIO()
     image.save(file, "PNG")

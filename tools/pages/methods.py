@@ -84,7 +84,7 @@ def methods(facts: list[dict[str, Any]], link: Callable[[str], str]) -> str:
         facts: from `collect.statements`.
         link: gives the address of a page by its name.
     """
-    from helpers import WAYS, show  # here, because they import PyTorch, and most builds need no table
+    from helpers import METHODS, show  # here, because they import PyTorch, and most builds need no table
 
     verdicts = [fact["observed"] for fact in facts if fact["type"] == "verdict"]
     rows = []
@@ -93,7 +93,7 @@ def methods(facts: list[dict[str, Any]], link: Callable[[str], str]) -> str:
         page, _, anchor = limits.page.partition("#")
         rows.append(
             [
-                html.escape(WAYS[name].title),
+                html.escape(METHODS[name].title),
                 f"{sum(word in GOOD for word in words)} of {len(words)}",
                 "yes" if limits.keeps_code else "no",
                 "yes" if limits.is_plain else "no: convert it",

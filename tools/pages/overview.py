@@ -88,7 +88,7 @@ def overview(facts: list[dict[str, Any]], link: Callable[[str], str], title: Cal
         link: gives the address of a page by its name.
         title: gives the title of a page by its name.
     """
-    from helpers import WAYS, show  # here, because they import PyTorch, and most builds need no table
+    from helpers import METHODS, show  # here, because they import PyTorch, and most builds need no table
 
     verdicts = [fact for fact in facts if fact["type"] == "verdict"]
     claims = [fact for fact in facts if fact["type"] == "claim"]
@@ -99,18 +99,22 @@ def overview(facts: list[dict[str, Any]], link: Callable[[str], str], title: Cal
         count = sum((claim["case"], claim["page"]) == (verdict["case"], verdict["page"]) for claim in claims)
         name = f'<a href="{link(verdict["page"])}">{html.escape(title(verdict["page"]))}</a>'
         what = f"<code>{html.escape(verdict['quantity'])}</code>"
-        others = [f"{html.escape(WAYS[way].title)} {_word(word)}" for way, word in words.items() if way not in used]
+        others = [
+            f"{html.escape(METHODS[method].title)} {_word(word)}"
+            for method, word in words.items()
+            if method not in used
+        ]
         rows.append(
             [
                 f'{name}<br>{what}<br><span class="zn-note">{count} claims on the page</span>',
-                *(_word(words[way]) if way in words else NOT_COMPARED for way in used),
+                *(_word(words[method]) if method in words else NOT_COMPARED for method in used),
                 "<br>".join(others) or NOT_COMPARED,
             ]
         )
     held = sum(fact["holds"] for fact in checked(facts))
     versions = sorted({fact["torch"] for fact in checked(facts)})
     caption = f"{held} of {len(checked(facts))} claims and verdicts hold on torch {', '.join(versions)}"
-    head = ["case", *(WAYS[way].title for way in used), "other methods"]
+    head = ["case", *(METHODS[method].title for method in used), "other methods"]
     return show.page(f'<div class="zn-prose">{show.table(caption, head, rows)}</div>')
 
 

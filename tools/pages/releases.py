@@ -31,7 +31,7 @@ class Place(NamedTuple):
 
     page: str
     case: str
-    way: str
+    method: str
     quantity: str
 
 
@@ -63,18 +63,21 @@ def columns(folder: Path) -> list[Column]:
 
 def releases(folder: Path, link: Link) -> str:
     """The table of cases and methods by release. Releases with equal results share one cell."""
-    from helpers import THREADS, WAYS, show
+    from helpers import METHODS, THREADS, show
 
     table = columns(folder)
     bodies = []
     for case in THREADS:
-        ways = {fact["way"]: fact["page"] for fact in _claims(table, case)}
-        order = [*filter(ways.__contains__, MAIN), *(way for way in WAYS if way in ways and way not in MAIN)]
-        rows = [
-            f'<tr><th scope="row">{html.escape(WAYS[way].title)}</th>{"".join(_cells(table, case, way, link))}</tr>'
-            for way in order
+        methods = {fact["method"]: fact["page"] for fact in _claims(table, case)}
+        order = [
+            *filter(methods.__contains__, MAIN),
+            *(method for method in METHODS if method in methods and method not in MAIN),
         ]
-        name = _linked(link(next(iter(ways.values()), "")), html.escape(THREADS[case].label))
+        rows = [
+            f'<tr><th scope="row">{html.escape(METHODS[m].title)}</th>{"".join(_cells(table, case, m, link))}</tr>'
+            for m in order
+        ]
+        name = _linked(link(next(iter(methods.values()), "")), html.escape(THREADS[case].label))
         head = f'<tr><th scope="rowgroup" colspan="{len(table) + 1}">{name}</th></tr>'
         if rows:
             bodies.append(f"<tbody>{head}{''.join(rows)}</tbody>")
@@ -95,14 +98,14 @@ def releases(folder: Path, link: Link) -> str:
 
 def changed(folder: Path, link: Link) -> str:
     """A table of the claims whose result a release changed: the elements that differ, and the pull request if known."""
-    from helpers import THREADS, WAYS, show
+    from helpers import METHODS, THREADS, show
 
     rows = []
     for change in changes(columns(folder)):
         place = change.place
-        case, way = html.escape(THREADS[place.case].label), html.escape(WAYS[place.way].title)
+        case, method = html.escape(THREADS[place.case].label), html.escape(METHODS[place.method].title)
         quantity = _linked(_address(place, link), f"<code>{html.escape(place.quantity)}</code>")
-        name = f"{case}, {way}: {quantity}"
+        name = f"{case}, {method}: {quantity}"
         url = f"https://github.com/pytorch/pytorch/pull/{change.pull}"
         by = f'<a href="{url}">pytorch#{change.pull}</a>' if change.pull else "see the page"
         before, since = _differing_entries(change.before, change.since)
@@ -158,7 +161,7 @@ def _by_place(run: Column) -> dict[Place, dict[str, Any]]:
 
 
 def _place(fact: dict[str, Any]) -> Place:
-    return Place(fact["page"], fact["case"], fact["way"], fact["quantity"])
+    return Place(fact["page"], fact["case"], fact["method"], fact["quantity"])
 
 
 def _differing_entries(one: dict[str, Any], other: dict[str, Any]) -> tuple[str, str]:
@@ -177,12 +180,12 @@ def _claims(table: list[Column], case: str | None = None) -> list[dict[str, Any]
     return [fact for fact in facts if fact["type"] == "claim" and case in (None, fact["case"])]
 
 
-def _cells(table: list[Column], case: str, way: str, link: Link) -> Iterator[str]:
+def _cells(table: list[Column], case: str, method: str, link: Link) -> Iterator[str]:
     """A cell for each span of consecutive releases of one device with equal results."""
     for _, of_device in groupby(table, lambda column: column.device):
         spans: list[tuple[list[Column], State, list[Place]]] = []
         for column in of_device:
-            state = _state(column, case, way)
+            state = _state(column, case, method)
             changed = _differing(spans[-1][1], state) if spans else []
             if spans and not changed and spans[-1][1].word == state.word:
                 spans[-1][0].append(column)
@@ -194,12 +197,12 @@ def _cells(table: list[Column], case: str, way: str, link: Link) -> Iterator[str
             yield f'<td colspan="{len(span)}" class="{kind}">{_word(state.word)}{delta}</td>'
 
 
-def _state(run: Column, case: str, way: str) -> State:
+def _state(run: Column, case: str, method: str) -> State:
     from helpers import JUDGEMENTS
 
     facts = [fact for fact in run.record["outcomes"] if fact["case"] == case]
-    claims = {_place(fact): fact for fact in facts if fact["type"] == "claim" and fact["way"] == way}
-    words = [fact["observed"][way] for fact in facts if fact["type"] == "verdict" and way in fact["observed"]]
+    claims = {_place(fact): fact for fact in facts if fact["type"] == "claim" and fact["method"] == method}
+    words = [fact["observed"][method] for fact in facts if fact["type"] == "verdict" and method in fact["observed"]]
     order = [*JUDGEMENTS, *words]  # an exception is worse than any judgement
     word = max(words, key=order.index) if words else "as claimed" if claims else "not run"
     held = all(fact["holds"] for fact in claims.values())
@@ -238,7 +241,7 @@ def _address(place: Place, link: Link) -> str:
     from helpers.claims import anchor
 
     page = link(place.page)
-    return f"{page}#{anchor(place.case, place.way, place.quantity)}" if page else ""
+    return f"{page}#{anchor(place.case, place.method, place.quantity)}" if page else ""
 
 
 def _word(word: str) -> str:

@@ -20,7 +20,7 @@ def sources(caption: str, lines: Iterable[str], facts: list[dict[str, Any]], lin
     Args:
         caption: the name of the source.
         lines: one line for each row: `number | what the source says | answers`. A fourth part gives the reason, if the
-            answer has another form on purpose. Answers are separated by `;`. An answer is a claim, `page: way ·
+            answer has another form on purpose. Answers are separated by `;`. An answer is a claim, `page: method ·
             quantity`, or a section, `page#anchor`. Code is between backticks.
         facts: the statements of all pages, from `collect.statements`.
         link: gives the address of a page by its name.
@@ -31,7 +31,7 @@ def sources(caption: str, lines: Iterable[str], facts: list[dict[str, Any]], lin
     """
     from helpers import show
 
-    claims = {(fact["page"], fact["way"], fact["quantity"]): fact for fact in facts if fact["type"] == "claim"}
+    claims = {(fact["page"], fact["method"], fact["quantity"]): fact for fact in facts if fact["type"] == "claim"}
     rows = []
     for line in lines:
         number, said, answers, *reason = (part.strip() for part in line.split(" | "))
@@ -47,16 +47,16 @@ def _answer(number: str, answer: str, claims: dict[tuple[str, str, str], Any], l
     from helpers.claims import anchor
 
     if found := _CLAIM.fullmatch(answer):
-        page, way, quantity = found.groups()
-        claim = claims.get((page, way, quantity))
+        page, method, quantity = found.groups()
+        claim = claims.get((page, method, quantity))
         if claim is None:
-            raise Problem(f"source row {number}: no claim on the page {page} is called {way} · {quantity}")
-        target, text = anchor(claim["case"], way, quantity), f"{way}, {quantity}"
+            raise Problem(f"source row {number}: no claim on the page {page} is called {method} · {quantity}")
+        target, text = anchor(claim["case"], method, quantity), f"{method}, {quantity}"
     elif found := _SECTION.fullmatch(answer):
         page, target = found.groups()
         text = target.replace("-", " ")
     else:
-        raise Problem(f"source row {number}: {answer!r} is neither `page: way · quantity` nor `page#anchor`")
+        raise Problem(f"source row {number}: {answer!r} is neither `page: method · quantity` nor `page#anchor`")
     if not link(page):
         raise Problem(f"source row {number}: there is no page {page}")
     return f'<a href="{link(page)}#{target}">{html.escape(page)}: {html.escape(text)}</a>'

@@ -16,7 +16,7 @@ from typing import Any
 from ..project import Problem, Project, read_record, write_record
 from .collect import checked
 
-PLACE = ("page", "type", "case", "way", "quantity")
+PLACE = ("page", "type", "case", "method", "quantity")
 """The keys that together identify a claim or a verdict."""
 _KEPT = (*PLACE, "expected", "observed", "tolerance", "holds", "history")
 

@@ -57,33 +57,33 @@ def of_claims(facts: Iterable[dict[str, Any]]) -> list[Difference]:
     for fact in facts:
         if fact["type"] != "verdict":
             continue
-        for way, word in fact["observed"].items():
-            wanted = fact["expected"].get(way, "no expectation")
-            better[fact["page"], fact["quantity"], way] = _rank(word) < _rank(wanted)
+        for method, word in fact["observed"].items():
+            wanted = fact["expected"].get(method, "no expectation")
+            better[fact["page"], fact["quantity"], method] = _rank(word) < _rank(wanted)
             if word != wanted:
-                if better[fact["page"], fact["quantity"], way]:
+                if better[fact["page"], fact["quantity"], method]:
                     kind = "fixed upstream"
                 else:
-                    kind = "broken here" if way == OURS else "changed upstream"
-                what = f"{fact['case']} · {way} · verdict on {fact['quantity']}"
+                    kind = "broken here" if method == OURS else "changed upstream"
+                what = f"{fact['case']} · {method} · verdict on {fact['quantity']}"
                 found.append(Difference(kind, fact["page"], what, wanted, word))
     for fact in facts:
         if fact["type"] != "claim" or fact["holds"]:
             continue
-        way, expected, observed = fact["way"], fact["expected"], fact["observed"]
-        improved = better.get((fact["page"], fact["quantity"], way), "raised" in expected and "entries" in observed)
-        kind = "broken here" if way == OURS else "fixed upstream" if improved else "changed upstream"
+        method, expected, observed = fact["method"], fact["expected"], fact["observed"]
+        improved = better.get((fact["page"], fact["quantity"], method), "raised" in expected and "entries" in observed)
+        kind = "broken here" if method == OURS else "fixed upstream" if improved else "changed upstream"
         # If both results are exceptions of one type, their messages differ.
         worded = "raised" in expected and expected["raised"] == observed.get("raised")
         sides = (_text(side, fact["differing"] or [], worded) for side in (expected, observed))
-        found.append(Difference(kind, fact["page"], f"{fact['case']} · {way} · {fact['quantity']}", *sides))
+        found.append(Difference(kind, fact["page"], f"{fact['case']} · {method} · {fact['quantity']}", *sides))
     return found
 
 
 def of_selfcheck(said: dict[str, Any]) -> list[Difference]:
     """The findings of `python -m zero_or_nan.selfcheck --json`, with operators that it left out, if it reports them."""
     found = [
-        Difference(each["kind"], "self-check", f"{each['name']} · {each['way']}", each["recorded"], each["observed"])
+        Difference(each["kind"], "self-check", f"{each['name']} · {each['method']}", each["recorded"], each["observed"])
         for each in said["differences"]
     ]
     if said["operators_left_out"]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..entries import Entries, Kind, Outcome, describe, outcome
 from .arithmetic import GRAD
-from .graph import WAYS, FigureStep
+from .graph import METHODS, FigureStep
 from .told import Told, short
 
 MOST = 12
@@ -30,19 +30,19 @@ class Strip:
     """A tensor as one or more rows of cells.
 
     Attributes:
-        ways: the tensor of each method; or a single tensor with the empty name, if both methods have the same.
+        methods: the tensor of each method; or a single tensor with the empty name, if both methods have the same.
         label: the text above the cells, if the tensor is not a cotangent.
         meets: the indices of the elements that together with others give NaN in the node that gets or saved this
             tensor.
     """
 
-    ways: Mapping[str, Outcome]
+    methods: Mapping[str, Outcome]
     label: str = ""
     meets: Sequence[int] = ()
 
     @property
     def shown(self) -> Outcome:
-        return next(iter(self.ways.values()))
+        return next(iter(self.methods.values()))
 
     def columns(self, most: int) -> int:
         """How many cells are side by side; 0 if the tensor is described in words."""
@@ -54,7 +54,7 @@ class Strip:
 
     def texts(self) -> list[str]:
         """The longest text of each cell."""
-        each = [short(value) for value in self.ways.values() if isinstance(value, Entries)]
+        each = [short(value) for value in self.methods.values() if isinstance(value, Entries)]
         return [max(texts, key=len) for texts in zip(*each, strict=True)]
 
     def words(self, value: Outcome) -> str:
@@ -135,7 +135,7 @@ def _graph(steps: Sequence[FigureStep], told: Sequence[Told]) -> Any:
 
     graph: Any = networkx.DiGraph()
     graph.add_node("loss", box=Box(title="loss", kind="end"))
-    strip = Strip(_ways(next(iter(steps[0].arrives.values()))), meets=told[0].meets.get(GRAD, ()))
+    strip = Strip(_methods(next(iter(steps[0].arrives.values()))), meets=told[0].meets.get(GRAD, ()))
     graph.add_node("start", box=Box([strip], to=0, kind="cotangent"))
     for number, (step, about) in enumerate(zip(steps, told, strict=True)):
         strips = [Strip({"": outcome(value)}, name, about.meets.get(name, ())) for name, value in about.tensors.items()]
@@ -147,7 +147,7 @@ def _graph(steps: Sequence[FigureStep], told: Sequence[Told]) -> Any:
     for number, step in enumerate(steps):
         for sent in step.sends:
             box = Box(
-                [Strip(_ways(sent.value), meets=told[sent.to].meets.get(GRAD, ()))],
+                [Strip(_methods(sent.value), meets=told[sent.to].meets.get(GRAD, ()))],
                 step=number,
                 to=sent.to,
                 kind="cotangent",
@@ -160,9 +160,9 @@ def _graph(steps: Sequence[FigureStep], told: Sequence[Told]) -> Any:
     return _with_bends(graph, list(networkx.topological_generations(graph)))
 
 
-def _ways(values: Mapping[str, Outcome]) -> Mapping[str, Outcome]:
+def _methods(values: Mapping[str, Outcome]) -> Mapping[str, Outcome]:
     """A single tensor if both methods have the same."""
-    vanilla, ignored = (values[way] for way in WAYS)
+    vanilla, ignored = (values[method] for method in METHODS)
     same = isinstance(vanilla, Entries) and isinstance(ignored, Entries) and vanilla.texts() == ignored.texts()
     return {"": vanilla} if same else dict(values)
 
@@ -212,7 +212,7 @@ def _measure(graph: Any, most: int) -> dict[tuple[int, int], float]:
 def _size(strip: Strip, widths: Mapping[tuple[int, int], float], most: int) -> tuple[float, float]:
     count = strip.columns(most)
     if not count:
-        return CHARACTER * max(len(strip.words(value)) for value in strip.ways.values()) + 10, CELL
+        return CHARACTER * max(len(strip.words(value)) for value in strip.methods.values()) + 10, CELL
     rows = -(-len(strip.texts()) // count)
     return sum(widths[count, at] for at in range(count)), CELL * rows
 
@@ -311,16 +311,16 @@ def _drawn(box: Box, widths: Mapping[tuple[int, int], float], most: int) -> str:
         if strip.label:
             parts.append(f'<text class="zn-label" x="{box.x:.1f}" y="{y + 12:.1f}">{html.escape(strip.label)}</text>')
             y += LABEL
-        for way, value in strip.ways.items():
+        for method, value in strip.methods.items():
             cells = _cells(strip, value, box, y, widths, most)
-            parts.append(f'<g data-way="{way}">{cells}</g>' if way else cells)
+            parts.append(f'<g data-method="{method}">{cells}</g>' if method else cells)
         y += _size(strip, widths, most)[1]
-    for way, texts in zip(WAYS, (box.born, box.spared), strict=True):
+    for method, texts in zip(METHODS, (box.born, box.spared), strict=True):
         for at, text in [*texts.items()][: 1 if box.calls else 0]:
             x = box.x + (box.width / 2 + 7) * (1 if box.calls == "right" else -1)
             row = at // max(box.strips[0].columns(most), 1)
             parts.append(
-                f'<text class="zn-call zn-{box.calls}" data-way="{way}" x="{x:.1f}" '
+                f'<text class="zn-call zn-{box.calls}" data-method="{method}" x="{x:.1f}" '
                 f'y="{box.y + 14 + CELL * row:.1f}">{html.escape(text)}</text>'
             )
     place = f'data-from="{box.step}"' + (f' data-to="{box.to}"' if box.kind == "cotangent" else "")

@@ -15,7 +15,7 @@ from .. import show
 from ..entries import Entries, Kind, Outcome, describe, nested, outcome
 from .derivatives import formulas
 from .drawing import draw
-from .graph import WAYS, FigureStep, Sent, record
+from .graph import METHODS, FigureStep, Sent, record
 from .told import Told, short, tell
 
 LINE = 40
@@ -60,8 +60,8 @@ class BackwardFigure:
         lines = [self.caption] if self.caption else []
         for number, (step, told) in enumerate(zip(self.steps, self.told, strict=True), 1):
             lines.append(": ".join([f"{number}. {told.title}", *filter(None, ["; ".join(self._formulas(step, told))])]))
-            lines += [f"   {_named(label, way)}: {_line(value)}" for label, way, value in self._rows(step, told)]
-            lines += [f"   {way}: {told.said[way]}" for way in WAYS if told.said[way]]
+            lines += [f"   {_named(label, method)}: {_line(value)}" for label, method, value in self._rows(step, told)]
+            lines += [f"   {method}: {told.said[method]}" for method in METHODS if told.said[method]]
         return "\n".join(lines)
 
     def html(self) -> str:
@@ -100,10 +100,10 @@ class BackwardFigure:
         """What arrives, what the node saved, and what it passes on."""
         for output, value in step.arrives.items():
             arrives = "arrives" if len(step.arrives) == 1 else f"arrives at output {output}"
-            yield from _by_way(told.title if step.leaf else arrives, value)
+            yield from _by_method(told.title if step.leaf else arrives, value)
         yield from ((name, "", outcome(value)) for name, value in {**told.tensors, **told.numbers}.items())
         for sent in step.sends:
-            yield from _by_way(self._target(step, sent), sent.value)
+            yield from _by_method(self._target(step, sent), sent.value)
 
     def _target(self, step: FigureStep, sent: Sent) -> str:
         """The destination of a cotangent. If two cotangents go to the same node, it also names the argument."""
@@ -132,12 +132,12 @@ class BackwardFigure:
         source = "".join(f"<code>{html.escape(line)}</code>" for line in told.official)
         official = f'<p class="zn-official">In PyTorch’s derivatives.yaml: {source}</p>' if source else ""
         said = "".join(
-            f'<p class="zn-said" data-way="{way}"><b>{way}:</b> {html.escape(told.said[way])}</p>'
-            for way in WAYS
-            if told.said[way]
+            f'<p class="zn-said" data-method="{method}"><b>{method}:</b> {html.escape(told.said[method])}</p>'
+            for method in METHODS
+            if told.said[method]
         )
         plain = f"It passes on {'; '.join(lines)}." if lines else ""
-        facts = "".join(f' data-{way}="{html.escape(told.said[way] or plain, quote=True)}"' for way in WAYS)
+        facts = "".join(f' data-{method}="{html.escape(told.said[method] or plain, quote=True)}"' for method in METHODS)
         title = html.escape(told.title, quote=True)
         return (
             f'<section class="zn-step" data-step="{number}" data-title="{title}"{facts}>'
@@ -150,14 +150,16 @@ def _line(value: Outcome) -> str:
     return nested(short(value), value.shape, LONGEST) if isinstance(value, Entries) else describe(value)
 
 
-def _named(label: str, way: str) -> str:
-    return f"{label}, {way}" if way else label
+def _named(label: str, method: str) -> str:
+    return f"{label}, {method}" if method else label
 
 
-def _by_way(label: str, value: Mapping[str, Outcome]) -> list[Row]:
+def _by_method(label: str, value: Mapping[str, Outcome]) -> list[Row]:
     """A single row if both methods agree."""
-    texts = {describe(value[way]) for way in WAYS}
-    return [(label, "", value[WAYS[0]])] if len(texts) == 1 else [(label, way, value[way]) for way in WAYS]
+    texts = {describe(value[method]) for method in METHODS}
+    return (
+        [(label, "", value[METHODS[0]])] if len(texts) == 1 else [(label, method, value[method]) for method in METHODS]
+    )
 
 
 def _columns(values: Sequence[Outcome]) -> tuple[int, list[str]]:
@@ -177,14 +179,14 @@ def _entries(value: Entries) -> list[str]:
     return [show.entry(text, kind) for text, kind in zip(short(value), value.kinds(), strict=True)]
 
 
-def _row(label: str, way: str, value: Outcome, columns: int) -> str:
-    shown = f'<span class="zn-way">, {way}</span>' if way else ""
+def _row(label: str, method: str, value: Outcome, columns: int) -> str:
+    shown = f'<span class="zn-method">, {method}</span>' if method else ""
     if isinstance(value, Entries) and len(value) == columns and _fits(value):
         cells = "".join(f"<td>{cell}</td>" for cell in _entries(value))
     else:
         line = nested(_entries(value), value.shape, LONGEST) if isinstance(value, Entries) else show.result(value)
         cells = f'<td colspan="{columns}"><span class="zn-entries">{line}</span></td>'
-    at = f' data-way="{way}"' if way else ""
+    at = f' data-method="{method}"' if method else ""
     return f'<tr{at}><th scope="row">{html.escape(label)}{shown}</th>{cells}</tr>'
 
 

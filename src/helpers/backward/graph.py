@@ -24,7 +24,7 @@ from ..entries import Outcome, outcome
 MOST = 40
 """The most nodes of a graph that is recorded. A larger figure would not be readable."""
 
-WAYS = ("vanilla", "ignoring")
+METHODS = ("vanilla", "ignoring")
 """The two backward passes that are recorded."""
 
 
@@ -112,10 +112,10 @@ def record(loss: Tensor, inputs: Mapping[str, Tensor], gradient: Tensor | None =
         for name, grad in before.items():
             inputs[name].grad = grad
 
-    def by_way(values: Iterable[Any]) -> dict[str, Outcome]:
-        return dict(zip(WAYS, map(outcome, values), strict=True))
+    def by_method(values: Iterable[Any]) -> dict[str, Outcome]:
+        return dict(zip(METHODS, map(outcome, values), strict=True))
 
-    arrives = {place: by_way(arrived[at] for arrived, _ in passes) for at, place in enumerate(places)}
+    arrives = {place: by_method(arrived[at] for arrived, _ in passes) for at, place in enumerate(places)}
     return [
         FigureStep(
             node=_name(node),
@@ -123,7 +123,7 @@ def record(loss: Tensor, inputs: Mapping[str, Tensor], gradient: Tensor | None =
             saved=kept,
             arrives={output: values for (at, output), values in arrives.items() if at is node},
             sends=[
-                Sent(slot, number[to], output, by_way(sent.get((node, slot)) for _, sent in passes))
+                Sent(slot, number[to], output, by_method(sent.get((node, slot)) for _, sent in passes))
                 for slot, (to, output) in enumerate(node.next_functions)
                 if to in number and (node, slot) in passes[0][1]
             ],

@@ -23,7 +23,7 @@ Exit status: 0 when all is as recorded, 1 after a difference, 2 for a wrong use,
 - `operators`: a list of `name`, the words, `recorded`, and the counts of poisoned samples: `samples`, `contaminated`,
   `fixed`, `broken`, `other_bits`, as `poisoned.Tally` explains them.
 - `operators_left_out`: why there are none, or null.
-- `differences`: a list of `kind`, `name`, `way` ("plain" or "ignoring"), `observed`, `recorded`.
+- `differences`: a list of `kind`, `name`, `method` ("plain" or "ignoring"), `observed`, `recorded`.
 
 A word is one of `words.WORDS`; or "other bits", when `ignoring` is right and yet not bit for bit what plain PyTorch
 gives where that is finite; "not followed", when it met a kernel that it has no rule for, and warned, which on another

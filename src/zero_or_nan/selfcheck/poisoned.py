@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 OTHERS = (0.37, -2.5)
 """Harmless numbers in the poison's place."""
 POISONS = {"nan": float("nan"), "inf": float("inf"), "3e38": 3e38}
-WAYS = ("indexed", "where")
+SELECTIONS = ("indexed", "where")
 """How the loss selects outputs: `output[used]`, or `torch.where(used, output, 0)`."""
 MOST_ELEMENTS = 100_000
 """Entries of a sample above which it is left out: it would take minutes, and shows what a small one shows."""
@@ -97,7 +97,7 @@ class PoisonedSample:
     poisoned: list[Tensor]
     others: list[list[Tensor]]
     selected: list[Tensor]
-    way: str = WAYS[0]
+    selection: str = SELECTIONS[0]
 
     def loss(self, tensors: list[Tensor]) -> Tensor:
         """A sum of the selected outputs, each with a weight of its own."""
@@ -106,7 +106,7 @@ class PoisonedSample:
         for output, used in zip(self.function(tensors), self.selected, strict=True):
             if used.any():
                 weights = torch.rand(used.shape).to(used.device)
-                if self.way == "where":
+                if self.selection == "where":
                     chosen = torch.where(used, output, 0)
                 else:
                     chosen, weights = output[used], weights[used]
@@ -185,9 +185,9 @@ def cases(op: Any, sample: Any, name: str) -> Iterator[PoisonedSample]:
                 if any(used.any() for used in selected):
                     full_name = f"{name}, input {number}, {part_name} {poison_name}"
                     others = list(map(replaced, OTHERS))
-                    for way in WAYS:
-                        name_here = f"{full_name}, {way}"
-                        yield PoisonedSample(name_here, function, clean, replaced(poison), others, selected, way)
+                    for selection in SELECTIONS:
+                        name_here = f"{full_name}, {selection}"
+                        yield PoisonedSample(name_here, function, clean, replaced(poison), others, selected, selection)
 
 
 def _whole(tensor: Tensor) -> Tensor:

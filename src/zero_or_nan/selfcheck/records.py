@@ -88,7 +88,7 @@ class Deviation:
 
     kind: str
     name: str
-    way: str
+    method: str
     observed: str
     recorded: str
 

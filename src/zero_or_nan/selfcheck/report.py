@@ -73,7 +73,7 @@ class Comparison:
                 f"{count:>{width}}" for count, width in zip(rest, (13, 7, 7, 11), strict=True)
             )
         notes = [
-            f"  {each.kind}: {'plain PyTorch' if each.way == 'plain' else 'ignoring'} is {each.observed}, "
+            f"  {each.kind}: {'plain PyTorch' if each.method == 'plain' else 'ignoring'} is {each.observed}, "
             f"recorded is {each.recorded}"
             for each in self.differences_of(row)
         ]

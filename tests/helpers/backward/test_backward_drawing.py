@@ -70,9 +70,9 @@ def test_the_nodes_and_all_that_flows_between_them_are_there():
     start, first, second, third = (part(svg, data_to=to)[0] for to in range(4))
     assert (words(start), words(first)) == (["1"], ["1", "1", "1"])
     assert [each.get("data-from") for each in (start, first, second, third)] == ["-1", "0", "1", "2"]
-    assert words(part(second, data_way="vanilla")[0]) == ["1", "0", "0"]
-    assert words(part(second, data_way="ignoring")[0]) == ["1", "--", "--"]
-    assert not part(first, data_way="vanilla"), "where both ways agree there is one"
+    assert words(part(second, data_method="vanilla")[0]) == ["1", "0", "0"]
+    assert words(part(second, data_method="ignoring")[0]) == ["1", "--", "--"]
+    assert not part(first, data_method="vanilla"), "where both methods agree there is one"
     assert "loss" in words(svg)
 
 
@@ -94,7 +94,7 @@ def test_what_makes_nan_is_marked_with_the_nan():
 
 def test_the_arithmetic_stands_beside_the_nan_and_its_counterpart_in_the_same_place():
     calls = [each for each in drawn(*where_over_exp()).iter(f"{SVG}text") if "zn-call" in each.get("class", "")]
-    assert [(each.text, each.get("data-way")) for each in calls] == [
+    assert [(each.text, each.get("data-method")) for each in calls] == [
         ("0 × inf = NaN", "vanilla"),
         ("-- × inf = --", "ignoring"),
     ]

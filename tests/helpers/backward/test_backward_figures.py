@@ -28,7 +28,7 @@ def steps(figure):
 
 def rows(section):
     return [
-        (["".join(cell.itertext()) for cell in row], row.get("data-way"))
+        (["".join(cell.itertext()) for cell in row], row.get("data-method"))
         for row in section.find("table/tbody").findall("tr")
     ]
 
@@ -60,7 +60,7 @@ def test_without_a_script_every_step_is_a_table_of_both_ways():
     assert rows(sum_) == [(["arrives", "1"], None), (["to where", "1", "1", "1"], None)]
     assert sum_.find("table/tbody/tr/td").get("colspan") == "3"
     assert rows(end)[0] == (["x.grad, vanilla", "0.368", "0", "NaN"], "vanilla")
-    said = [("".join(each.itertext()), each.get("data-way")) for each in exp.findall("p[@class='zn-said']")]
+    said = [("".join(each.itertext()), each.get("data-method")) for each in exp.findall("p[@class='zn-said']")]
     assert said == [
         ("vanilla: NaN is born: 0 × inf = NaN at [2].", "vanilla"),
         ("ignoring: Ignored: -- × inf = -- at [2].", "ignoring"),
@@ -80,9 +80,9 @@ def test_the_script_finds_what_to_say_and_where_to_begin():
     assert where.get("data-vanilla") == "It passes on grad if condition else 0."
     assert where.get("data-ignoring") == "From here on the loss ignores 2 of 3 elements (--)."
     assert exp.get("data-vanilla") == "NaN is born: 0 × inf = NaN at [2]."
-    # Both ways are drawn, and each can be hidden.
-    ways = {each.get("data-way") for each in figure.iter() if each.get("data-way")}
-    assert ways == {"vanilla", "ignoring"}
+    # Both methods are drawn, and each can be hidden.
+    methods = {each.get("data-method") for each in figure.iter() if each.get("data-method")}
+    assert methods == {"vanilla", "ignoring"}
 
 
 def test_without_nan_the_last_step_is_the_first_to_see():

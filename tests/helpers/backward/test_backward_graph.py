@@ -6,7 +6,7 @@ from tensors import leaf
 from torch.masked import MaskedTensor
 
 from helpers.backward import graph
-from helpers.backward.graph import MOST, WAYS, record
+from helpers.backward.graph import METHODS, MOST, record
 from helpers.entries import Absent, describe, outcome
 from zero_or_nan import ignoring
 
@@ -24,7 +24,7 @@ def used_twice():
 
 
 def texts(values):
-    return {way: describe(value, 3) for way, value in values.items()}
+    return {method: describe(value, 3) for method, value in values.items()}
 
 
 def test_every_node_gets_sends_and_saves_what_pytorch_says():
@@ -90,17 +90,17 @@ def test_what_arrives_is_the_sum_of_what_was_sent_and_what_the_public_functions_
     steps = record(loss, {"x": x})
     for number, step in enumerate(steps[1:], 1):
         for output, arrived in step.arrives.items():
-            for way in WAYS:
+            for method in METHODS:
                 parts = [
-                    sent.value[way]
+                    sent.value[method]
                     for each in steps
                     for sent in each.sends
                     if (sent.to, sent.output) == (number, output)
                 ]
                 total = outcome(sum(part.data for part in parts))
                 mask = torch.stack([part.mask for part in parts]).any(0)
-                assert torch.equal(mask, arrived[way].mask)
-                assert total.texts(None) == outcome(arrived[way].data).texts(None)
+                assert torch.equal(mask, arrived[method].mask)
+                assert total.texts(None) == outcome(arrived[method].data).texts(None)
         for sent in step.sends:
             assert sent.to > number
     vanilla = torch.autograd.grad(loss, x, retain_graph=True)
@@ -177,7 +177,7 @@ def test_where_pytorch_gives_nothing_nothing_is_told():
     x = leaf(1.0)
     stop, end = record(Stop.apply(x), {"x": x})
     assert torch.equal(stop.saved["saved_tensors[0]"], x) and stop.sends == []
-    assert end.arrives[0] == dict.fromkeys(WAYS, Absent())
+    assert end.arrives[0] == dict.fromkeys(METHODS, Absent())
 
 
 def errors():
@@ -254,6 +254,6 @@ def test_what_ignoring_warns_of_is_still_said(monkeypatch):
 
 
 def test_the_ways_are_those_of_the_pages():
-    from helpers.ways import WAYS as all_ways
+    from helpers.methods import METHODS as all_ways
 
-    assert set(graph.WAYS) <= {getattr(way, "name", way) for way in all_ways}
+    assert set(graph.METHODS) <= {getattr(method, "name", method) for method in all_ways}

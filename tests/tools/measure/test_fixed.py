@@ -176,16 +176,16 @@ def test_a_large_sample_is_left_out_and_counted(monkeypatch):
     assert {case.name.partition(",")[0] for case in cases} == {"sample 0"}
 
 
-@pytest.mark.parametrize("way", poisoned.WAYS)
-def test_the_loss_selects_in_two_ways(way):
+@pytest.mark.parametrize("method", poisoned.METHODS)
+def test_the_loss_selects_in_two_ways(method):
     used = torch.tensor([True, False, True])
     x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
-    case = poisoned.PoisonedSample("", lambda tensors: [tensors[0] * 1], [], [], [], [used], way)
+    case = poisoned.PoisonedSample("", lambda tensors: [tensors[0] * 1], [], [], [], [used], method)
     loss = case.loss([x])
     torch.manual_seed(1)
     assert torch.allclose(loss, (torch.rand(3) * x)[used].sum())
     assert (loss.grad_fn.next_functions[1][0].next_functions[0][0].next_functions[0][0].name() == "WhereBackward0") == (
-        way == "where"
+        method == "where"
     )
 
 

@@ -48,8 +48,8 @@ def test_costs_are_shown_as_ratios():
 
 def test_the_time_of_a_node_is_measured_by_that_of_plain_pytorch_in_the_shortest_chain():
     def chain(length, contaminated, plain, ignoring):
-        seconds = {way: {"forward": 1.0, "backward": of_a_node * length}
-                   for way, of_a_node in (("plain", plain), ("ignoring", ignoring))}  # fmt: skip
+        seconds = {method: {"forward": 1.0, "backward": of_a_node * length}
+                   for method, of_a_node in (("plain", plain), ("ignoring", ignoring))}  # fmt: skip
         return {**ROWS[0], "case": f"{length} nodes", "nodes": length, "contaminated": contaminated, "seconds": seconds}
 
     chains = [chain(1_000, False, 2, 3), chain(1_000, True, 2, 5), chain(2_000, False, 4, 6), chain(2_000, True, 4, 10)]
@@ -218,7 +218,7 @@ def test_a_share_is_never_rounded_up_to_all():
 def test_every_way_of_a_case_runs(contaminated):
     penalised = next(name for name in costs.CASES if name.startswith("gradient penalty"))
     for name in ("4-layer MLP, width 8, batch 4", "where over exp, 10 elements", penalised):
-        for forward, backward in costs.CASES[name].ways(contaminated).values():
+        for forward, backward in costs.CASES[name].methods(contaminated).values():
             backward(forward())
 
 
@@ -274,7 +274,7 @@ def test_a_difference_between_methods_is_that_of_the_same_seeds():
 def test_compiled_models_have_a_table_of_their_own():
     content = json.loads((Project(Path.cwd()).results / "measured" / "costs.json").read_text(encoding="utf-8"))
     row = {"case": "a <layer>, inductor", "entries": None, "nodes": None, "peak": {"plain": 2, "ignoring": 3}}
-    seconds = {way: {"forward": 1.0, "backward": took} for way, took in (("plain", 2.0), ("ignoring", 2.5))}
+    seconds = {method: {"forward": 1.0, "backward": took} for method, took in (("plain", 2.0), ("ignoring", 2.5))}
     rows = [{**row, "contaminated": state, "seconds": seconds} for state in (False, True)]
     drawn = measured.costs({**content, "compiled": rows})
     assert drawn.count("a &lt;layer&gt;, inductor") == 2 and "1.25" in drawn and "1.50" in drawn

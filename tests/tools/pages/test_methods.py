@@ -6,7 +6,7 @@ import pytest
 from bs4 import BeautifulSoup
 from scratch import ROOT
 
-from helpers import WAYS, recorded
+from helpers import METHODS, recorded
 from tools.pages.methods import LIMITS, methods
 
 
@@ -23,7 +23,7 @@ def test_the_rows_count_what_is_right():
     ]
     soup = BeautifulSoup(methods(facts, lambda page: f"there/{page}.html"), "html.parser")
     found = {row.th.get_text(): [cell.get_text() for cell in row("td")] for row in soup.tbody("tr")}
-    assert list(found) == [WAYS[name].title for name in LIMITS]
+    assert list(found) == [METHODS[name].title for name in LIMITS]
     assert found["vanilla"][:3] == ["1 of 2", "yes", "yes"]
     assert found["masked"][:3] == ["1 of 2", "no", "no: convert it"]
     assert found["hook"][0] == "0 of 1" and found["scrub"][0] == "0 of 0"
@@ -36,7 +36,9 @@ def test_every_method_that_pages_judge_has_its_limits(facts):
 
 
 def test_what_the_table_says_of_optimizers_and_code_is_claimed(facts):
-    claims = {(fact["page"], fact["case"], fact["way"], fact["quantity"]) for fact in facts if fact["type"] == "claim"}
+    claims = {
+        (fact["page"], fact["case"], fact["method"], fact["quantity"]) for fact in facts if fact["type"] == "claim"
+    }
     assert ("masked-tensors", "147140", "masked", "SGD step") in claims
     assert ("slicing-nan", "slicing-nan", "masked", "Linear of masked rows") in claims
     assert ("division-under-a-mask", "4132", "hook", "x.grad, x used twice") in claims

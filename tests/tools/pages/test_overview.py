@@ -18,7 +18,7 @@ def facts():
         "10729",
         "x.grad",
         outcome([1.0, MASKED]),
-        {claim.way: claim for claim in case.claims},
+        {claim.method: claim for claim in case.claims},
         {"vanilla": "contaminated", "masked": "right", "double where": "right"},
         ["a", "b"],
         2,

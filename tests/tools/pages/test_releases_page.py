@@ -20,8 +20,8 @@ def entries(*texts, shape=None):
     return {"dtype": "float32", "shape": shape or [len(texts)], "entries": list(texts)}
 
 
-def claim(observed, way="vanilla", quantity="x.grad", holds=True, **more):
-    return {"page": "where-over-exp", "type": "claim", "case": "10729", "way": way, "quantity": quantity,
+def claim(observed, method="vanilla", quantity="x.grad", holds=True, **more):
+    return {"page": "where-over-exp", "type": "claim", "case": "10729", "method": method, "quantity": quantity,
             "expected": observed, "observed": observed, "tolerance": "exactly", "holds": holds, **more}  # fmt: skip
 
 
@@ -94,7 +94,7 @@ def test_a_claim_that_does_not_hold_is_told_before_any_word(tmp_path):
 
 
 def test_a_way_that_a_release_did_not_run_is_no_success(tmp_path):
-    put(tmp_path, "2.13.0", claim(entries("1")), claim(entries("1"), way="masked"))
+    put(tmp_path, "2.13.0", claim(entries("1")), claim(entries("1"), method="masked"))
     put(tmp_path, "2.14.0", claim(entries("1")))
     assert [cell[1] for cell in rows(releases(tmp_path, link))["masked"]] == ["✓ as claimed", "– not run"]
 

@@ -25,11 +25,11 @@ from tools.steps.record import outcome as recorded_outcome
 nan = float("nan")
 
 
-def claim(expected: object, way: str = "vanilla", quantity: str = "x.grad") -> Claim:
-    return Claim("10729", way, quantity, outcome(expected), outcome([nan, 1.0, MASKED, -0.0]), Tolerance(ulps=2))
+def claim(expected: object, method: str = "vanilla", quantity: str = "x.grad") -> Claim:
+    return Claim("10729", method, quantity, outcome(expected), outcome([nan, 1.0, MASKED, -0.0]), Tolerance(ulps=2))
 
 
-GOOD, BAD = claim([nan, 1.0, MASKED, 0.0]), claim([0.0, 1.0, MASKED, 0.0], way="masked")
+GOOD, BAD = claim([nan, 1.0, MASKED, 0.0]), claim([0.0, 1.0, MASKED, 0.0], method="masked")
 VERDICT = Verdict(
     "10729", "x.grad", outcome([0.0, 1.0, MASKED, 0.0]), {"vanilla": GOOD}, {"vanilla": "right"}, list("abcd"), 2
 )
@@ -69,7 +69,7 @@ def test_statements_come_in_the_order_of_pages_and_cells():
 def test_claims_and_verdicts_can_fail_and_cases_can_not():
     facts = list(statements(page(GOOD, BAD, VERDICT, Case("4132")), "p"))
     assert [fact["type"] for fact in checked(facts)] == ["claim", "claim", "verdict"]
-    assert [(fact["type"], fact.get("way")) for fact in failed(facts)] == [("claim", "masked"), ("verdict", None)]
+    assert [(fact["type"], fact.get("method")) for fact in failed(facts)] == [("claim", "masked"), ("verdict", None)]
 
 
 RELEASE = version("torch").split("+")[0]
@@ -103,7 +103,7 @@ def test_a_record_keeps_what_was_claimed_and_seen(project):
         "page": "p",
         "type": "claim",
         "case": "10729",
-        "way": "vanilla",
+        "method": "vanilla",
         "quantity": "x.grad",
         "expected": GOOD.expected.json(),
         "observed": GOOD.observed.json(),
@@ -168,7 +168,7 @@ def test_a_new_claim_is_of_its_release_alone_and_one_that_is_no_more_is_of_none(
     record(project, of("2.9.0", GOOD, VERDICT))
     assert "removed" not in capsys.readouterr().out
     path = record(project, of("2.10.0", BAD, VERDICT))
-    assert [[fact.get("way") for fact in facts] for facts in kept(path).values()] == [[None], ["masked", None]]
+    assert [[fact.get("method") for fact in facts] for facts in kept(path).values()] == [[None], ["masked", None]]
     said = capsys.readouterr().out.splitlines()
     assert [line.partition(": ")[2] for line in said] == ["p · claim · 10729 · vanilla · x.grad"]
 
@@ -178,14 +178,14 @@ def test_a_run_that_did_not_come_to_its_end_removes_nothing_from_others(project,
     record(project, of("2.9.0", GOOD, BAD, third))
     path = record(project, of("2.10.0", GOOD, third), complete=False)
     assert [len(facts) for facts in kept(path).values()] == [3, 2]
-    assert [fact["way"] for fact in kept(path)["2.9.0 cpu"]] == ["vanilla", "masked", "vanilla"]  # the pages' order
+    assert [fact["method"] for fact in kept(path)["2.9.0 cpu"]] == ["vanilla", "masked", "vanilla"]  # the pages' order
     assert "removed" not in capsys.readouterr().out
 
 
 def test_the_order_is_that_of_the_pages_now_whatever_order_other_releases_had(project):
     record(project, of("2.9.0", GOOD, BAD))
     path = record(project, of("2.10.0", BAD, GOOD))
-    assert [[fact["way"] for fact in facts] for facts in kept(path).values()] == [["masked", "vanilla"]] * 2
+    assert [[fact["method"] for fact in facts] for facts in kept(path).values()] == [["masked", "vanilla"]] * 2
 
 
 def test_lines_that_a_run_lacks_come_after_those_that_they_follow_elsewhere():
@@ -226,7 +226,7 @@ def test_what_is_recorded_for_this_torch_is_what_the_chapters_claim_now(facts):
         pytest.skip(f"nothing is recorded for torch {version('torch')}: run `make record`")
 
     def names(outcomes: list[dict]) -> list[tuple]:
-        keys = ("page", "type", "case", "way", "quantity")
+        keys = ("page", "type", "case", "method", "quantity")
         return sorted(tuple(str(fact.get(key)) for key in keys) for fact in outcomes)
 
     now = [recorded_outcome(fact) for fact in checked(facts)]
@@ -259,7 +259,7 @@ def test_the_record_is_written_as_it_would_be_written_again(project):
         assert add(project, run, complete=True).read_text(encoding="utf-8") == text
 
 
-LINE = {"page": "p", "type": "claim", "case": "10729", "way": "vanilla", "quantity": "x.grad",
+LINE = {"page": "p", "type": "claim", "case": "10729", "method": "vanilla", "quantity": "x.grad",
         "expected": "float32[1]: 1", "observed": "float32[]: -inf", "tolerance": "exactly", "holds": True}  # fmt: skip
 
 

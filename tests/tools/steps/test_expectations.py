@@ -45,7 +45,7 @@ def test_every_changed_expectation_is_shown_as_failing(facts):
         failing = replace(rebuilt(fact), expected=next(changes(outcome_of(fact["expected"]))))
         with pytest.raises(AssertionError) as error:
             failing.check()
-        for word in (fact["case"], fact["way"], fact["quantity"], torch.__version__):
+        for word in (fact["case"], fact["method"], fact["quantity"], torch.__version__):
             assert word in str(error.value)
 
 
@@ -55,9 +55,9 @@ def test_no_verdict_holds_with_any_word_changed(facts):
         if fact["type"] == "verdict":
             verdict = verdict_of(fact, facts)
             assert verdict.holds, fact["text"]
-            for way, word in fact["expected"].items():
+            for method, word in fact["expected"].items():
                 for other in {*JUDGEMENTS, "raises RuntimeError"} - {word}:
-                    assert not replace(verdict, expected={**fact["expected"], way: other}).holds, fact["text"]
+                    assert not replace(verdict, expected={**fact["expected"], method: other}).holds, fact["text"]
                     seen += 1
             assert not replace(verdict, expected=dict(list(fact["expected"].items())[:-1])).holds
     assert seen > 50
@@ -94,7 +94,7 @@ def outcome_of(fact: dict[str, Any]) -> Outcome:
 
 
 def rebuilt(fact: dict[str, Any]) -> Claim:
-    names = (fact["case"], fact["way"], fact["quantity"])
+    names = (fact["case"], fact["method"], fact["quantity"])
     return Claim(*names, outcome_of(fact["expected"]), outcome_of(fact["observed"]), tolerance_of(fact["tolerance"]))
 
 
@@ -142,12 +142,12 @@ def verdict_of(fact: dict[str, Any], facts: list[dict[str, Any]]) -> Verdict:
     """A verdict from its record and from the newest claims about its quantity that come before it."""
     before = facts[: facts.index(fact)]
     made = {
-        claim["way"]: rebuilt(claim)
+        claim["method"]: rebuilt(claim)
         for claim in claims(before)
         if (claim["page"], claim["quantity"]) == (fact["page"], fact["quantity"])
     }
     reference = outcome_of(fact["reference"])
-    chosen = {way: made[way] for way in fact["expected"]}
+    chosen = {method: made[method] for method in fact["expected"]}
     labels = [str(index) for index in range(len(reference))]
     names = (fact["case"], fact["quantity"])
     # How many ulps count as right is not recorded: it is the usual two, or on the page about rounding none.

@@ -12,17 +12,17 @@ REFERENCE = outcome([1.0, MASKED])
 GOOD, BAD, REFUSED = outcome([1.0, 0.0]), outcome([1.0, nan]), Raised("TypeError", "no")
 
 
-def facts(way, expected, observed, verdict=None):
+def facts(method, expected, observed, verdict=None):
     """A claim, and a verdict on its quantity if that expects a word, as an executed page has them."""
-    claim = Claim("10729", way, "x.grad", expected, observed)
+    claim = Claim("10729", method, "x.grad", expected, observed)
     found = [claim.json()]
     if verdict:
-        found.append(Verdict("10729", "x.grad", REFERENCE, {way: claim}, {way: verdict}, ["a", "b"], 2).json())
+        found.append(Verdict("10729", "x.grad", REFERENCE, {method: claim}, {method: verdict}, ["a", "b"], 2).json())
     return [{**fact, "page": "where-over-exp"} for fact in found]
 
 
 @pytest.mark.parametrize(
-    ("way", "expected", "observed", "verdict", "kinds"),
+    ("method", "expected", "observed", "verdict", "kinds"),
     [
         ("ignoring", GOOD, BAD, "right", ["broken here", "broken here"]),
         ("ignoring", GOOD, BAD, None, ["broken here"]),
@@ -41,12 +41,12 @@ def facts(way, expected, observed, verdict=None):
         ("ignoring", GOOD, GOOD, "right", []),
     ],
 )
-def test_every_change_has_its_kind(way, expected, observed, verdict, kinds):
-    assert [each.kind for each in of_claims(facts(way, expected, observed, verdict))] == kinds
+def test_every_change_has_its_kind(method, expected, observed, verdict, kinds):
+    assert [each.kind for each in of_claims(facts(method, expected, observed, verdict))] == kinds
 
 
 def test_a_verdict_tells_of_the_ways_that_differ_and_of_no_other():
-    claims = {way: Claim("4132", way, "x.grad", GOOD, GOOD) for way in ("vanilla", "ignoring")}
+    claims = {method: Claim("4132", method, "x.grad", GOOD, GOOD) for method in ("vanilla", "ignoring")}
     expected = {"vanilla": "contaminated", "ignoring": "right"}
     verdict = Verdict("4132", "x.grad", REFERENCE, claims, expected, ["a", "b"], 2)
     (found,) = of_claims([{**verdict.json(), "page": "p"}])
@@ -73,7 +73,7 @@ def test_of_many_entries_those_that_differ_are_shown():
 
 
 def test_what_the_selfcheck_says_is_taken_over():
-    case = {"name": "nansum", "way": "plain", "recorded": "contaminated", "observed": "right"}
+    case = {"name": "nansum", "method": "plain", "recorded": "contaminated", "observed": "right"}
     said = {"differences": [{**case, "kind": "fixed upstream"}], "operators_left_out": None}
     assert of_selfcheck(said) == [Difference("fixed upstream", "self-check", "nansum · plain", "contaminated", "right")]
     left_out = of_selfcheck({"differences": [], "operators_left_out": "no numpy"})

@@ -28,8 +28,8 @@ sympy==1.14.0
 torch==2.13.0
     # via zero-or-nan (pyproject.toml)
 """
-ROW = {"page": "p", "type": "claim", "case": "4132", "way": "vanilla", "quantity": "x.grad", "expected": "int64[]: 1",
-       "observed": "int64[]: 1", "tolerance": "exactly", "holds": True}  # fmt: skip
+ROW = {"page": "p", "type": "claim", "case": "4132", "method": "vanilla", "quantity": "x.grad",
+       "expected": "int64[]: 1", "observed": "int64[]: 1", "tolerance": "exactly", "holds": True}  # fmt: skip
 CLAIMS = f"""
 import json, pathlib, sys
 version = pathlib.Path.cwd().parent.name.removeprefix("torch-")

@@ -44,7 +44,13 @@ def test_what_differs_is_written_down_with_the_version(tmp_path):
 
 
 def test_what_the_selfcheck_finds_is_taken_over(selfcheck):
-    one = {"kind": "fixed upstream", "name": "nansum", "way": "plain", "observed": "right", "recorded": "contaminated"}
+    one = {
+        "kind": "fixed upstream",
+        "name": "nansum",
+        "method": "plain",
+        "observed": "right",
+        "recorded": "contaminated",
+    }
     # It ends with 1 where something differs; what it says counts.
     selfcheck(f"print({json.dumps(json.dumps({**SAID, 'differences': [one]}))}); exit(1)")
     said, found = checked_itself()

@@ -33,13 +33,13 @@ def costs(content: dict[str, Any]) -> str:
         cells = [
             [
                 f"{row['entries']:,} {'contaminated' if row['contaminated'] else 'clean'}".replace(",", " "),
-                *(f"{_times_plain(row, way, parts):.2g}" for way in _WAYS),
+                *(f"{_times_plain(row, method, parts):.2g}" for method in _METHODS),
             ]
             for row in where
         ]
         tables.append(
             show.table(
-                f"where over exp, {name}: time, as a multiple of plain PyTorch's time", ["elements", *_WAYS], cells
+                f"where over exp, {name}: time, as a multiple of plain PyTorch's time", ["elements", *_METHODS], cells
             )
         )
     tables.append(_part_by_part(content["parts"]))
@@ -61,7 +61,7 @@ def _kinds(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[
     )
 
 
-_WAYS = ("ignoring", "double where", "masked")
+_METHODS = ("ignoring", "double where", "masked")
 
 
 def in_short(content: dict[str, Any]) -> str:
@@ -100,11 +100,12 @@ def _curves(rows: list[dict[str, Any]]) -> Any:
         "masked": (figures.ORANGE, "D", ":"),
     }
     spans = []
-    for way in _WAYS:
+    for method in _METHODS:
         clean, bad = (
-            [_times_plain(row, way, _BOTH) for row in rows if row["contaminated"] is state] for state in (False, True)
+            [_times_plain(row, method, _BOTH) for row in rows if row["contaminated"] is state]
+            for state in (False, True)
         )
-        spans.append(f"{way} {min(clean):.2g} to {max(clean):.2g}, {min(bad):.2g} to {max(bad):.2g}")
+        spans.append(f"{method} {min(clean):.2g} to {max(clean):.2g}, {min(bad):.2g} to {max(bad):.2g}")
     alt = (
         "Time of forward and backward against the number of elements, both axes logarithmic, in two panels: nothing "
         f"contaminated, and contaminated. The time in each panel, as a multiple of plain PyTorch's: {'; '.join(spans)}."
@@ -116,9 +117,9 @@ def _curves(rows: list[dict[str, Any]]) -> Any:
     with figures.sketch(alt, caption, panels=2) as sketch:
         for axes, contaminated in zip(sketch.axes, (False, True), strict=True):
             chosen = [row for row in rows if row["contaminated"] is contaminated]
-            for way, (colour, marker, dash) in styles.items():
-                points = [row["entries"] for row in chosen], [_time(row, way) for row in chosen]
-                axes.loglog(*points, color=colour, marker=marker, linestyle=dash, label=way, markersize=4)
+            for method, (colour, marker, dash) in styles.items():
+                points = [row["entries"] for row in chosen], [_time(row, method) for row in chosen]
+                axes.loglog(*points, color=colour, marker=marker, linestyle=dash, label=method, markersize=4)
             axes.set_title("contaminated" if contaminated else "nothing contaminated")
             axes.set_xlabel("number of elements")
             axes.set_ylabel("time")
@@ -128,14 +129,14 @@ def _curves(rows: list[dict[str, Any]]) -> Any:
     return sketch.figure
 
 
-def _time(row: dict[str, Any], way: str) -> float:
-    return sum(float(row["seconds"][way][part]) for part in _BOTH)
+def _time(row: dict[str, Any], method: str) -> float:
+    return sum(float(row["seconds"][method][part]) for part in _BOTH)
 
 
-def _times_plain(row: dict[str, Any], way: str, parts: tuple[str, ...] = ("backward",)) -> float:
+def _times_plain(row: dict[str, Any], method: str, parts: tuple[str, ...] = ("backward",)) -> float:
     """The time of a method, as a multiple of plain PyTorch's time."""
     seconds = row["seconds"]
-    return float(sum(seconds[way][part] for part in parts) / sum(seconds["plain"][part] for part in parts))
+    return float(sum(seconds[method][part] for part in parts) / sum(seconds["plain"][part] for part in parts))
 
 
 def _backward(row: dict[str, Any]) -> str:
@@ -150,16 +151,16 @@ def watching(content: dict[str, Any]) -> str:
     """A table of the cost of watching a step, as a multiple of plain PyTorch's step."""
     from helpers import show
 
-    ways = {"detect_anomaly": "detect_anomaly", "explain": "explain", "on_failure": "explain.on_failure"}
+    methods = {"detect_anomaly": "detect_anomaly", "explain": "explain", "on_failure": "explain.on_failure"}
     rows = [
-        [html.escape(row["case"]), *(f"{row['seconds'][way] / row['seconds']['plain']:.2f}" for way in ways)]
+        [html.escape(row["case"]), *(f"{row['seconds'][method] / row['seconds']['plain']:.2f}" for method in methods)]
         for row in content["watched"]
     ]
     caption = (
         "Time of a step (forward and backward) without NaN or infinity, as a multiple of plain PyTorch's time "
         f"(torch {content['torch']}, {content['machine']})"
     )
-    head = ["model", *(f"<code>{name}</code>" for name in ways.values())]
+    head = ["model", *(f"<code>{name}</code>" for name in methods.values())]
     return show.page(f'<div class="zn-prose">{show.table(caption, head, rows)}{_failing(content)}</div>')
 
 
@@ -170,7 +171,7 @@ def _failing(content: dict[str, Any]) -> str:
     rows = []
     fixed = min(row["seconds"]["explain"] for row in content["failing"])
     for row in content["failing"]:
-        plain, passed, took = (row["seconds"][way] for way in ("plain", "ignoring", "explain"))
+        plain, passed, took = (row["seconds"][method] for method in ("plain", "ignoring", "explain"))
         shown = [f"{1000 * plain:.1f}", f"{1000 * took:.0f}", f"{took / plain:.1f}"]
         shown += [f"{(took - fixed) / plain:.1f}", f"{passed / plain:.1f}"]
         rows.append([html.escape(row["case"]), *shown])
@@ -188,14 +189,14 @@ def _by_nodes(rows: list[dict[str, Any]]) -> str:
     """A table that shows whether the time of a node depends on the number of nodes."""
     from helpers import show
 
-    def of_a_node(row: dict[str, Any], way: str) -> float:
-        return float(row["seconds"][way]["backward"]) / int(row["nodes"])
+    def of_a_node(row: dict[str, Any], method: str) -> float:
+        return float(row["seconds"][method]["backward"]) / int(row["nodes"])
 
     unit = of_a_node(next(row for row in rows if not row["contaminated"]), "plain")
     by_length: dict[int, list[str]] = {}
     for row in rows:
-        ways = ("ignoring",) if row["contaminated"] else ("plain", "ignoring")
-        by_length.setdefault(row["nodes"], []).extend(f"{of_a_node(row, way) / unit:.2f}" for way in ways)
+        methods = ("ignoring",) if row["contaminated"] else ("plain", "ignoring")
+        by_length.setdefault(row["nodes"], []).extend(f"{of_a_node(row, method) / unit:.2f}" for method in methods)
     return show.table(
         "Time of one node of a chain, as a multiple of plain PyTorch's time in the shortest chain",
         ["nodes", "plain", "ignoring, nothing contaminated", "ignoring, contaminated"],

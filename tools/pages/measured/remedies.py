@@ -10,15 +10,15 @@ from typing import Any
 def remedies(content: dict[str, Any]) -> str:
     """A table of the time of each remedy, as a multiple of plain PyTorch's: median, minimum and maximum of cases."""
     from helpers import show
+    from helpers.methods import method
     from helpers.remedies import COLUMNS
-    from helpers.ways import way
 
     sizes = sorted({row["elements"] for row in content["rows"]})
     lines = []
     for name in COLUMNS[1:]:
         spans = (remedy_times(content, name, size) for size in sizes)
         cells = [f"{statistics.median(found):.1f} ({min(found):.1f}–{max(found):.1f})" for found in spans]
-        lines.append([html.escape(way(name).title), *cells])
+        lines.append([html.escape(method(name).title), *cells])
     caption = (
         f"Processor time of forward and backward, as a multiple of plain PyTorch's: the median of {_cases(content)} "
         f"cases, and the least and the most (torch {html.escape(content['made_with']['torch'])}, one thread)"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Way:
+class Method:
     """A method compared on a page.
 
     `name` is the word in code, tables and machine-readable claims. `title` is the header of a column. `summary` says in
@@ -21,36 +21,36 @@ class Way:
     summary: str
 
 
-WAYS: dict[str, Way] = {}
+METHODS: dict[str, Method] = {}
 """Every registered method, by its name, in the order of registration."""
 
 
-def register(name: str, title: str, summary: str) -> Way:
+def register(name: str, title: str, summary: str) -> Method:
     """Register a method under `name`, so that claims can name it.
 
     Raises:
         ValueError: if another method already has this name.
     """
-    if name in WAYS:
-        raise ValueError(f"the method {name!r} is already registered, as: {WAYS[name].summary} Choose another name.")
-    WAYS[name] = Way(name, title, summary)
-    return WAYS[name]
+    if name in METHODS:
+        raise ValueError(f"the method {name!r} is already registered, as: {METHODS[name].summary} Choose another name.")
+    METHODS[name] = Method(name, title, summary)
+    return METHODS[name]
 
 
-def way(name: str) -> Way:
+def method(name: str) -> Method:
     """The method registered under `name`.
 
     Raises:
         KeyError: if there is no such method. The message lists all methods.
 
-    >>> way("vanilla").title
+    >>> method("vanilla").title
     'vanilla'
     """
-    if name not in WAYS:
+    if name not in METHODS:
         raise KeyError(
-            f"no method is called {name!r}; the methods are {', '.join(WAYS)}. To add one, call helpers.ways.register"
+            f"no method is called {name!r}; known: {', '.join(METHODS)}. To add one, call helpers.methods.register"
         )
-    return WAYS[name]
+    return METHODS[name]
 
 
 register("vanilla", "vanilla", "Plain PyTorch: the forward code as everyone writes it, then `backward`.")
