@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import random
 import sys
 import threading
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ..ignoring.compiling import not_compiled
 from ..ignoring.lifetimes import held_from
 from ..replacing import put_back, replace
 from .arithmetic import on_copies
@@ -26,6 +28,21 @@ from .watch import Watch
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+_NO_ITERATOR = ". If the step takes its batch from an iterator, pass the batch to the step as an argument instead"
+_NOT_REPEATED = (
+    "the step was not finite, and when it ran again, watched, it was: what happened does not repeat itself"
+    + _NO_ITERATOR
+)
+_RAISED_AGAIN = (
+    "the step was not finite, and when it ran again, watched, it raised {error}: the report may lack origins"
+    + _NO_ITERATOR
+)
+_LATE = (
+    "explain.on_failure can't watch {name}: a generator or a coroutine has not run yet when its function returns. "
+    "Decorate a function that runs forward and backward before it returns"
+)
 
 
 class _Failed(BaseException):
@@ -58,6 +75,12 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
     states is kept from the first call on. The first evaluation must be finite. A later evaluation that is not finite is
     a failure only if a parameter becomes NaN or infinite, because a line search may reject such an evaluation.
 
+    If the second run raises an error, such as `StopIteration` of an iterator over batches, the report says so, and
+    `NotFiniteError` is raised from this error.
+
+    In code that `torch.compile` compiles, a decorated step runs uncompiled. Decorate what is compiled instead:
+    `on_failure(torch.compile(step))`.
+
     A step that changes its parameters by its own code, without an optimizer, changes them before the check. From the
     second call on, a copy of these parameters is kept until the step ends.
 
@@ -80,6 +103,7 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
             `torch.amp.GradScaler` scaled is not checked, because the scaler itself skips such a step. When the error is
             raised, random numbers, `.grad`, the buffers of `model`, and the dicts among the arguments are as they were
             before the step.
+        TypeError: at the decoration, if the step is a generator or a coroutine, which runs only after it has returned.
 
     Example:
         >>> import torch
@@ -98,9 +122,13 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
     """
     if step is None:
         return functools.partial(on_failure, model=model)
+    for is_late in (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction):
+        if is_late(step):
+            raise TypeError(_LATE.format(name=getattr(step, "__qualname__", step)))
 
     habits = _Habits()
 
+    @not_compiled
     @functools.wraps(step)
     def run(*args: Any, **kwargs: Any) -> Any:
         before = _Before(model, (args, kwargs))
@@ -120,13 +148,16 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
         loss = watch.loss if watch.loss is not None else loss_among(tensors_in(result))
         before.put_back()
         size = watch.largest()
-        with Watch(Report()) as report:
-            try:
-                with _Watch(before, habits, Course()):
-                    step(*args, **kwargs)
-            except _Failed:
-                pass
-        before.put_back()
+        error: Exception | None = None
+        try:
+            with Watch(Report()) as report, _Watch(before, habits, Course()):
+                step(*args, **kwargs)
+        except _Failed:
+            pass
+        except Exception as raised:  # it must not hide that the first run failed
+            error = raised
+        finally:
+            before.put_back()
         if too_early:
             report.note(
                 "an optimizer took its step before the failure was seen, and its parameters are as it left them"
@@ -134,11 +165,11 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
         if by_hand:
             report.note("the step changed its parameters before the failure was seen, and they are as it left them")
         report.cause = habits.course.cause(None if loss is None else float(loss), size, report.begins_with_overflow)
-        if report.ok and not report.came_from_another_process:
-            report.note(
-                "the step was not finite, and when it ran again, watched, it was: what happened does not repeat itself"
-            )
-        raise NotFiniteError(report)
+        if error is not None:
+            report.note(_RAISED_AGAIN.format(error=type(error).__name__))
+        elif report.ok and not report.came_from_another_process:
+            report.note(_NOT_REPEATED)
+        raise NotFiniteError(report) from error
 
     return run
 

@@ -266,6 +266,82 @@ def test_an_error_in_the_second_run():
     assert w.grad is None and torch.equal(state, torch.get_rng_state())
 
 
+@pytest.mark.parametrize(("batches", "error"), [([0.0], StopIteration), ([0.0, nan], None)])
+def test_a_step_that_takes_its_batch_from_an_iterator(batches, error):
+    """The second run gets another batch, or none. That the first run failed must not be lost."""
+    w, iterator = torch.ones(1, requires_grad=True), iter([1.0, *batches])
+
+    @explain.on_failure
+    def step():
+        loss = (w * next(iterator)).log().sum()
+        loss.backward()
+        return loss.detach()
+
+    step()
+    grad, state = w.grad.clone(), torch.get_rng_state()
+    with pytest.raises(NotFiniteError) as caught:
+        step()
+    assert torch.equal(w.grad, grad) and torch.equal(state, torch.get_rng_state())
+    assert type(caught.value.__cause__) is (error or type(None))
+    if error:
+        assert "it raised StopIteration" in str(caught.value) and "pass the batch to the step" in str(caught.value)
+
+
+def test_what_was_found_before_an_error_in_the_second_run():
+    w, calls = torch.zeros(1, requires_grad=True), []
+
+    @explain.on_failure
+    def step():
+        loss = w.log().sum()
+        loss.backward()
+        if calls:
+            raise ValueError
+        calls.append(1)
+        return loss.detach()
+
+    with pytest.raises(NotFiniteError, match="it raised ValueError") as caught:
+        step()
+    assert [origin.operator for origin in caught.value.report] == ["log"] and w.grad is None
+
+
+def test_what_has_not_run_when_it_returns_is_refused():
+    async def coroutine():
+        """Runs when it is awaited."""
+
+    def generator():
+        yield
+
+    async def both():
+        yield
+
+    for late in (coroutine, generator, both):
+        for decorate in (explain.on_failure, explain.on_failure(model=nn.Linear(1, 1))):
+            with pytest.raises(TypeError, match=f"on_failure can't watch .*{late.__name__}"):
+                decorate(late)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("x", [1.0, 0.0])
+def test_in_code_that_is_compiled(x, capfd):
+    """Dynamo does not look into the watch: it can't trace the watch, and would say so."""
+    w = torch.ones(1, requires_grad=True)
+
+    @torch.compile(backend="aot_eager")
+    @explain.on_failure
+    def step(x):
+        loss = (w * x).log().sum()
+        loss.backward()
+        return loss.detach()
+
+    if x:
+        assert step(torch.tensor([x])) == 0
+    else:
+        with pytest.raises(NotFiniteError, match="log\\(0\\) = -inf"):
+            step(torch.tensor([x]))
+    printed = capfd.readouterr()
+    assert not printed.out and not printed.err
+
+
 def test_steps_that_are_methods_and_their_names():
     class Trainer:
         @explain.on_failure
