@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import UserDict
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, ParamSpec, TypeVar, overload
 from weakref import WeakSet
 
@@ -121,7 +122,7 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
         'sqrt'
     """
     if step is None:
-        return functools.partial(on_failure, model=model)
+        return partial(on_failure, model=model)
     for is_late in (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction):
         if is_late(step):
             raise TypeError(_LATE.format(name=getattr(step, "__qualname__", step)))
@@ -283,8 +284,8 @@ class _Watch:
 
     def __enter__(self) -> None:
         self.handles = (
-            register_optimizer_step_pre_hook(self._begin_step),
-            register_optimizer_step_post_hook(self._end_step),
+            register_optimizer_step_pre_hook(not_compiled(partial(self._begin_step))),
+            register_optimizer_step_post_hook(not_compiled(partial(self._end_step))),
         )
         for module in (torch.autograd, torch.autograd.graph):
             replace(self, module, "_engine_run_backward", self._engine)
@@ -296,6 +297,7 @@ class _Watch:
             handle.remove()
 
     def _engine(self, run: Any) -> Any:
+        @not_compiled
         def run_engine(roots: Any, *args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() == self.thread and kwargs.get("accumulate_grad", True):
                 self._begins(roots)
@@ -304,6 +306,7 @@ class _Watch:
         return run_engine
 
     def _scale(self, scale: Any) -> Any:
+        @not_compiled
         def scaled(scaler: Any, outputs: Any) -> Any:
             if threading.get_ident() == self.thread:
                 self.is_scaled = self.is_scaled or scaler.is_enabled()

@@ -277,7 +277,7 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
     ("bad input", ""): Remedy(
         "# look for the cause in the source of the data, or leave such rows out,\n"
         "# with ignoring.backward(loss)\n"
-        "good = torch.isfinite(x).all(-1)\n"
+        "good = torch.isfinite(x).reshape(len(x), -1).all(1)\n"
         "loss = per_row[good].sum() / good.sum().clamp_min(1)",
         "slicing-nan#what-to-do",
     ),

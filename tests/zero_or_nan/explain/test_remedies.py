@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -601,6 +602,32 @@ def row_with_a_nan():
         names["per_row"].mean().backward(retain_graph=True)
 
     return Trial(program, "bad input", "matmul", w, names, "loss", lambda w: (w[0] + 2 * w[1]) ** 2)
+
+
+@trial
+def image_with_a_nan():
+    images = torch.from_numpy(np.array([1.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, nan], dtype="float32")).view(2, 1, 2, 2)
+    w = torch.ones(1, 1, 2, 2, requires_grad=True)
+    names = {"x": images}
+
+    def program():
+        names["per_row"] = F.conv2d(names["x"], w).flatten()
+        names["per_row"].mean().backward(retain_graph=True)
+
+    return Trial(program, "bad input", "conv2d", w, names, "loss", lambda w: w[0, 0, 0, 0] + 2 * w.flatten()[1:].sum())
+
+
+@trial
+def target_with_a_nan():
+    target = torch.from_numpy(np.array([nan, 1.0], dtype="float32"))
+    w = torch.tensor([1.0, 3.0], requires_grad=True)
+    names = {"x": target}
+
+    def program():
+        names["per_row"] = (w - names["x"]).square()
+        names["per_row"].mean().backward(retain_graph=True)
+
+    return Trial(program, "bad input", "sub", w, names, "loss", lambda w: (w[1] - 1) ** 2)
 
 
 @trial
