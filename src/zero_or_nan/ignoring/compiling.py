@@ -28,7 +28,7 @@ def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
 
     # PyTorch sets this on disabled functions, too: Dynamo does not trace `run` itself.
     run._torchdynamo_disable = True  # type: ignore[attr-defined]
-    _skip(run.__code__)
+    _skip(run.__code__)  # type: ignore[attr-defined]
     return run
 
 
