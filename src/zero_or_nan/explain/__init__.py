@@ -16,7 +16,8 @@ How it works: what watches emits events, and a diagnosis reads them. Each file i
 2. `patches`: the functions of PyTorch that the watch replaces while it lasts, by means of `zero_or_nan.replacing`.
 3. `forward`: checks each function of PyTorch as it returns. `attribution`: which elements of a bad result were *born*
    in the call, and which came with an operand. The nodes of the graph *carry* the answer to backward.
-4. `backward`: checks what each node passes on, notes what is born there, and what has been *reached* in the end.
+4. `backward`: checks what each node passes on, and notes what has been *reached* in the end. `node_births`: what is
+   born at a node. `originations`: the user's call that a node comes from.
    `shadow`: the same pass run by `ignoring`, in a `sandbox` that hides it from the user's program. `regions`: if what
    comes out of a compiled region is not finite, the region's graph runs a second time, uncompiled and watched.
 5. `narration`: writes diagnoses into the report. `diagnosis`: from `events` and a shadow to the kind of each origin, by

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..ignoring.masked_pass import REPORT
 from .places import Place, is_recomputed, printable
 from .provenance import Birth, Provenance, Provenances
-from .tensors import Masks, address, memory, tensors_in
+from .tensors import Masks, address, is_finite, memory, numbers_of, tensors_in
 
 _MOST_UNCONSUMED = 1000
 
@@ -58,11 +58,10 @@ class Mistakes:
         if self._first is not None:
             name, error = self._first
             what = printable(f"{name} ({type(error).__name__}: {error})")
-            warnings.warn(
-                f"explain failed at {what}. This is a bug in zero_or_nan; please report it at {REPORT}. "
-                "The report may be incomplete",
-                stacklevel=stacklevel + 1,
-            )
+            why = f"This is a bug in zero_or_nan; please report it at {REPORT}"
+            if isinstance(error, (RecursionError, MemoryError)):
+                why = "It needs some memory and some room on the stack, and the code that it watched left too little"
+            warnings.warn(f"explain failed at {what}. {why}. The report may be incomplete", stacklevel=stacklevel + 1)
 
 
 class Births:
@@ -133,6 +132,11 @@ class Findings:
         self.unconsumed[memory(tensor)._cdata] = provenance
         if len(self.unconsumed) > _MOST_UNCONSUMED:
             self.unconsumed.pop(next(iter(self.unconsumed)))
+
+    def of_bad(self, value: Any) -> Provenance | None:
+        """The provenance of a tensor that is not finite, if it is known."""
+        here = numbers_of(value)
+        return None if here is None or is_finite(here) else self.provenances.of(value)
 
     def consume(self, things: Any) -> None:
         """Note that a function has used these tensors."""
