@@ -7,6 +7,8 @@ no `.grad`. It says which elements the loss ignored, and whether the gradient ex
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -95,6 +97,17 @@ class Backward:
         self.originations = Originations(self.graph, findings, regions)
         self.births = NodeBirths(findings, self.events, self.originations, self.carried)
         self._handles: list[Any] = []
+        self._is_aside = False
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """While entered, the hooks of this run, and of those that it is a part of, do nothing."""
+        before, self._is_aside = self._is_aside, True
+        try:
+            with nullcontext() if self.outer is None else self.outer.aside():
+                yield
+        finally:
+            self._is_aside = before
 
     # Before the engine runs.
 
@@ -105,7 +118,10 @@ class Backward:
         if self.request.accumulates:
             self._check_holders()
         if self.findings.carries:
-            self.carried.update((node, carried) for node in self.graph if (carried := carried_by(node)))
+            own = self.findings.births.own
+            for node in self.graph:
+                if carried := carried_by(node):
+                    self.carried[node] = {at: own(pairs, itemgetter(0)) for at, pairs in carried.items()}
         if self.outer is None:
             unsafe: list[Any] = []
             if (not is_safe(self.graph, unsafe) or self.carried) and not nothing_ignored(self.graph):
@@ -117,7 +133,7 @@ class Backward:
                     self._handles.append(node.register_prehook(self._begin_compiled))
 
     def _begin_compiled(self, arriving: Any) -> None:
-        self.findings.in_compiled = True
+        self.findings.in_compiled = not self._is_aside
 
     def _check_roots(self) -> None:
         for root in self.request.roots:
@@ -195,6 +211,8 @@ class Backward:
         masks = self.findings.masks
 
         def look(results: Sequence[Tensor | None], arriving: Sequence[Tensor | None]) -> None:
+            if self._is_aside:
+                return
             self.findings.in_compiled = False
             with unseen():
                 try:
@@ -431,14 +449,21 @@ class Backward:
         at = ((node, born.value) for node, born in self.events.born.items() if born.birth is birth)
         return next((tie for node, value in at if (tie := tie_of(node, value, is_used, self.graph))), "")
 
-    def _targets(self, results: Any) -> Iterator[tuple[Tensor, Edge, Tensor]]:
+    def _named(self, target: Any, edge: Edge) -> Tensor | str:
+        """What a gradient was asked for. An edge of the graph is named by its leaf, or by its function."""
+        if isinstance(target, Tensor):
+            return target
+        leaf: Tensor | None = getattr(edge[0], "variable", None)
+        return f"the gradient at {self.originations.of(edge[0]).name}" if leaf is None else leaf
+
+    def _targets(self, results: Any) -> Iterator[tuple[Tensor | str, Edge, Tensor]]:
         """The leaves, or the tensors that gradients were asked for, with their edges and gradients."""
         inputs = self.request.inputs
         if inputs and not self.request.accumulates:
             for tensor, gradient in zip(inputs, results or (), strict=False):
                 edge = edge_of(tensor)
                 if edge is not None and isinstance(gradient, Tensor):
-                    yield tensor, edge, gradient
+                    yield self._named(tensor, edge), edge, gradient
             return
         for node, leaf in leaves_of(self.graph):
             if leaf.grad is not None:

@@ -92,16 +92,16 @@ class NodeBirths:
     def _from_forward(self, node: Any, origination: Origination, bad: Tensor) -> list[Birth]:
         """The births in the forward pass that made a factor of this node not finite, at some elements."""
         pairs = [pair for pairs in self._carried(node, origination).values() for pair in pairs]
+        passed = self._findings.births.own(passed_by(origination.node), lambda birth: birth)
         if is_entrywise(node):
             here = [pair for pair in pairs if pair[1].shape != bad.shape or any_of(pair[1] & bad)]
             pairs = here or pairs
         elif is_product(node):  # what the call itself made is in the result, and is no factor
-            earlier = passed_by(origination.node)
-            pairs = [pair for pair in pairs if pair[0] in earlier] or pairs
+            pairs = [pair for pair in pairs if pair[0] in passed] or pairs
         births = self._at_fault(birth for birth, _ in pairs)
         if not births:
             births = self._at_fault(joined(filter(None, map(self._findings.of_bad, saved_by(node)))).births)
-        births = births or self._at_fault(passed_by(origination.node)) or self._came_in(node, origination)
+        births = births or self._at_fault(passed) or self._came_in(node, origination)
         if origination.name in MEANT:  # an infinity that leaves an element out is not at fault beside another birth
             births = [birth for birth in births if birth.infinite != -math.inf] or births
         return births
