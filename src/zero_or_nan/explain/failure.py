@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-import random
-import sys
 import threading
-from collections import UserDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ParamSpec, TypeVar, overload
 from weakref import WeakSet
@@ -20,7 +17,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from ..ignoring.compiling import not_compiled
 from ..ignoring.lifetimes import held_from
 from ..replacing import put_back, replace
-from .arithmetic import on_copies
+from .before import Before, parameters_of
 from .course import Course, largest, loss_among
 from .report import NotFiniteError, Report
 from .shadow import leaves_of
@@ -132,7 +129,7 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
     @not_compiled
     @functools.wraps(step)
     def run(*args: Any, **kwargs: Any) -> Any:
-        before = _Before(model, (args, kwargs))
+        before = Before(model, (args, kwargs))
         watch = _Watch(before, habits, habits.course)
         result = None
         try:
@@ -175,63 +172,6 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
     return run
 
 
-class _Before:
-    """A copy of what a step changes, made before the step."""
-
-    def __init__(self, model: nn.Module | None, arguments: Any) -> None:
-        self.dicts = [(mapping, dict(mapping)) for mapping in _dicts(arguments)]
-        self.torch = torch.get_rng_state()
-        self.cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-        self.python = random.getstate()
-        numpy = sys.modules.get("numpy")
-        self.numpy = numpy.random.get_state() if numpy is not None else None
-        self.buffers = [] if model is None else [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-        self.grads: dict[int, tuple[Tensor, Tensor | None, Tensor | None]] = {}
-        self.values: dict[int, tuple[Tensor, Tensor]] = {}
-        self.optimizers: dict[Optimizer, tuple[list[tuple[Tensor, Tensor]], dict[Tensor, dict[str, Any]]]] = {}
-
-    def note(self, leaf: Tensor) -> None:
-        """Keep the `.grad` of a leaf, before the first pass adds to it."""
-        if id(leaf) not in self.grads:
-            grad = leaf.grad
-            self.grads[id(leaf)] = leaf, grad, None if grad is None else grad.detach().clone()
-
-    def note_value(self, leaf: Tensor) -> None:
-        """Keep the value of a leaf that the step changes itself."""
-        if id(leaf) not in self.values:
-            self.values[id(leaf)] = leaf, leaf.detach().clone()
-
-    def note_optimizer(self, optimizer: Optimizer) -> None:
-        """Keep the parameters and the state of an optimizer, before a step that may turn out to be too early."""
-        if optimizer not in self.optimizers:
-            values = [(p, p.detach().clone()) for p in _parameters(optimizer)]
-            self.optimizers[optimizer] = values, {p: on_copies(optimizer.state[p]) for p in list(optimizer.state)}
-
-    def put_back(self) -> None:
-        for mapping, items in self.dicts:
-            if list(mapping) != list(items) or any(mapping[key] is not item for key, item in items.items()):
-                mapping.clear()
-                mapping.update(items)
-        torch.set_rng_state(self.torch)
-        if self.cuda:
-            torch.cuda.set_rng_state_all(self.cuda)
-        random.setstate(self.python)
-        if self.numpy is not None:
-            sys.modules["numpy"].random.set_state(self.numpy)
-        with torch.no_grad():
-            for tensor, value in (*self.buffers, *self.values.values()):
-                tensor.copy_(value)
-            for leaf, grad, kept in self.grads.values():
-                if grad is not None and kept is not None:
-                    grad.copy_(kept)
-                leaf.grad = grad
-            for optimizer, (values, states) in reversed(self.optimizers.items()):  # the first copy counts
-                for parameter, value in values:
-                    parameter.copy_(value)
-                optimizer.state.clear()
-                optimizer.state.update({parameter: on_copies(state) for parameter, state in states.items()})
-
-
 class _Habits:
     """What earlier calls of a step have shown about its optimizers.
 
@@ -267,7 +207,7 @@ class _Watch:
         is_doubtful: whether this loss is not finite, although all gradients are. The step fails if it returns the loss.
     """
 
-    def __init__(self, before: _Before, habits: _Habits, course: Course) -> None:
+    def __init__(self, before: Before, habits: _Habits, course: Course) -> None:
         self.before = before
         self.habits = habits
         self.course = course
@@ -433,7 +373,7 @@ class _Step:
             habits.once.add(self.optimizer)
 
     def _has_finite_gradients(self) -> bool:
-        return all_finite(p.grad for p in _parameters(self.optimizer) if p.grad is not None)
+        return all_finite(p.grad for p in parameters_of(self.optimizer) if p.grad is not None)
 
     def _has_moved(self) -> bool:
         """Whether the optimizer has changed a parameter; a change by `.data` shows where the parameters were kept."""
@@ -445,7 +385,7 @@ class _Step:
 
     def _check_parameters(self) -> None:
         """Whether the optimizer used a gradient that was not finite."""
-        if self.is_doubtful and not all_finite(_parameters(self.optimizer)):
+        if self.is_doubtful and not all_finite(parameters_of(self.optimizer)):
             raise _Failed
 
 
@@ -470,25 +410,6 @@ def _is_closure(thing: Any) -> bool:
     return callable(thing) and not isinstance(thing, nn.Module)
 
 
-def _dicts(arguments: Any) -> Iterable[dict[Any, Any]]:
-    """The dicts in arguments, at any depth but not in lists, which may be long: a step may pop labels from a batch."""
-    found = {}
-    left = [arguments]
-    while left:
-        thing = left.pop()
-        thing = thing.data if isinstance(thing, UserDict) else thing  # as tokenizers of Hugging Face return it
-        if isinstance(thing, tuple):
-            left += thing
-        elif isinstance(thing, dict) and id(thing) not in found:
-            found[id(thing)] = thing
-            left += thing.values()
-    return found.values()
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
 def _version(optimizer: Optimizer) -> int:
     """A number that grows whenever a parameter is changed."""
-    return sum(parameter._version for parameter in _parameters(optimizer))
+    return sum(parameter._version for parameter in parameters_of(optimizer))

@@ -11,7 +11,7 @@ from torch import nn
 
 from zero_or_nan import explain
 from zero_or_nan.explain import NotFiniteError
-from zero_or_nan.explain.failure import _Before
+from zero_or_nan.explain.before import Before
 
 inf, nan = float("inf"), float("nan")
 
@@ -536,7 +536,7 @@ def test_closures_that_are_well(make):
 def test_optimizers_that_evaluate_once_keep_nothing(monkeypatch):
     """PyTorch's from the first step on, the user's own from the second."""
     kept = []
-    monkeypatch.setattr(_Before, "note_optimizer", lambda self, optimizer: kept.append(type(optimizer)))
+    monkeypatch.setattr(Before, "note_optimizer", lambda self, optimizer: kept.append(type(optimizer)))
     for make in (OPTIM.Adam, Own, Twice, OPTIM.LBFGS):
         WithClosure(None, make).run(3)
     assert [kept.count(make) for make in (OPTIM.Adam, Own, Twice, OPTIM.LBFGS)] == [0, 1, 3, 3]
