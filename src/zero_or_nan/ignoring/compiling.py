@@ -35,11 +35,12 @@ def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
 def _skip(code: CodeType) -> None:
     """Keep Dynamo from tracing a call that begins in uncompiled code, as of a hook of an optimizer."""
     dynamo: Any = torch._C._dynamo.eval_frame
-    if hasattr(dynamo, "skip_code"):
-        dynamo.skip_code(code)
-    else:
-        actions = dynamo._FrameAction
-        dynamo.set_code_exec_strategy(code, dynamo._FrameExecStrategy(actions.SKIP, actions.DEFAULT))
+    with contextlib.suppress(AttributeError):  # its functions for this differ by release
+        if hasattr(dynamo, "skip_code"):
+            dynamo.skip_code(code)
+        else:
+            actions = dynamo._FrameAction
+            dynamo.set_code_exec_strategy(code, dynamo._FrameExecStrategy(actions.SKIP, actions.DEFAULT))
 
 
 def _is_at_work() -> bool:
