@@ -90,10 +90,10 @@ class Born(NamedTuple):
 _MOVES = frozenset(
     """
 detach alias clone view _unsafe_view reshape expand t transpose permute unsqueeze squeeze select slice as_strided
-lift_fresh split unbind contiguous detach_
+lift_fresh split unbind contiguous detach_ scalar_tensor full
 """.split()
 )
-"""Operators that make no numbers."""
+"""Operators that compute no numbers."""
 
 
 class _Looking(Mode):

@@ -6,11 +6,9 @@ no `.grad`. It says which elements the loss ignored, and whether the gradient ex
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import math
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -18,44 +16,27 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..ignoring.compiled import is_region
-from ..ignoring.graph import KINDS, AccumulateGrad, Edge, function_of, run
+from ..ignoring.graph import AccumulateGrad, Edge
 from ..ignoring.lifetimes import held_from
 from ..ignoring.plan import nothing_ignored
 from ..ignoring.precheck import is_safe
-from .arithmetic import limit, rerun
+from .arithmetic import limit
 from .births import come_in, describe, held_before
 from .calls import Call
-from .derivatives import (
-    is_element_by_element,
-    is_entrywise,
-    is_only_too_large,
-    is_product,
-    multiplication,
-    only_passes_on,
-)
+from .derivatives import is_element_by_element, only_passes_on
 from .diagnosis import Diagnosis, Verdict, diagnose
-from .events import Born, Events, Inside, Reached
+from .events import Events, Inside, Reached
 from .findings import Findings, Mistakes
-from .functions import MEANT
-from .nodes import (
-    CALLED,
-    Carried,
-    can_run_again,
-    carried_by,
-    edge_of,
-    note_call,
-    passed_by,
-    region_of,
-    saved_by,
-    share_readable,
-)
-from .places import Place, place_here, users_frame
+from .node_births import NodeBirths
+from .nodes import CALLED, Carried, can_run_again, carried_by, edge_of, note_call, region_of, share_readable
+from .originations import Originations
+from .places import place_here, users_frame
 from .provenance import Birth, Provenance, joined
-from .regions import COMPILED, NOT_INSIDE, Regions, SecondRun, outputs_of
+from .regions import NOT_INSIDE, Regions, SecondRun, outputs_of
 from .sandbox import Sandbox
 from .shadow import Shadow, leaves_of, shadow_of
-from .tensors import all_finite, any_of, are_finite, beyond, is_finite, not_finite, numbers_of
-from .ties import tie_of, value_of
+from .tensors import all_finite, are_finite, beyond, is_finite, not_finite, numbers_of
+from .ties import tie_of
 from .unseen import unseen
 
 _STRIDED = torch.strided
@@ -76,19 +57,6 @@ class Request(NamedTuple):
     accumulates: bool
 
 
-class Origination(NamedTuple):
-    """The call that a node comes from, and the node that knows it: itself, or the nearest one that it works for."""
-
-    node: Any
-    name: str
-    place: Place
-
-    @property
-    def call(self) -> Call:
-        """The call, without its function and arguments."""
-        return Call(None, self.name, self.place)
-
-
 class Backward:
     """One run of PyTorch's engine.
 
@@ -104,8 +72,8 @@ class Backward:
         carried: by node, the elements of its outputs that were not finite in the forward pass.
         holders: by edge of each leaf whose `.grad` this pass adds to, whether `.grad` is one more finite number in the
             sum that arrives there.
-        loss: the provenance of a loss that is not finite.
-        hidden: the births in the shadow. In the pass itself, another NaN may arrive there first.
+        originations: the calls that the nodes come from.
+        births: the births at the nodes.
     """
 
     def __init__(
@@ -126,10 +94,20 @@ class Backward:
         self.shadow: Shadow | None = None
         self.arrived: dict[Edge, Provenance] = {}
         self.holders: dict[Edge, bool] = {} if outer is None else dict(outer.holders)
-        self.loss: Provenance | None = None
-        self.hidden: list[Birth] = []
+        self.originations = Originations(self.graph, findings, regions)
+        self.births = NodeBirths(findings, self.events, self.originations, self.carried)
         self._handles: list[Any] = []
-        self._callers: dict[Any, Any] = {}
+        self._is_aside = False
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """While entered, the hooks of this run, and of those that it is a part of, do nothing."""
+        before, self._is_aside = self._is_aside, True
+        try:
+            with nullcontext() if self.outer is None else self.outer.aside():
+                yield
+        finally:
+            self._is_aside = before
 
     # Before the engine runs.
 
@@ -140,7 +118,10 @@ class Backward:
         if self.request.accumulates:
             self._check_holders()
         if self.findings.carries:
-            self.carried.update((node, carried) for node in self.graph if (carried := carried_by(node)))
+            own = self.findings.births.own
+            for node in self.graph:
+                if carried := carried_by(node):
+                    self.carried[node] = {at: own(pairs, itemgetter(0)) for at, pairs in carried.items()}
         if self.outer is None:
             unsafe: list[Any] = []
             if (not is_safe(self.graph, unsafe) or self.carried) and not nothing_ignored(self.graph):
@@ -152,7 +133,7 @@ class Backward:
                     self._handles.append(node.register_prehook(self._begin_compiled))
 
     def _begin_compiled(self, arriving: Any) -> None:
-        self.findings.in_compiled = True
+        self.findings.in_compiled = not self._is_aside
 
     def _check_roots(self) -> None:
         for root in self.request.roots:
@@ -160,7 +141,7 @@ class Backward:
             if provenance is not None:
                 if self.outer is None:
                     self.events.reached.append(Reached("the loss", None, provenance))
-                    self.loss = provenance
+                    self.births.loss = provenance
                 edge = edge_of(root)
                 if edge is not None:
                     self.arrived[edge] = provenance
@@ -204,17 +185,12 @@ class Backward:
         """The same, also if the root comes straight out of a compiled region."""
         if not self.findings.provenances and self.findings.compiled_at is None:
             return None
-        provenance = self._provenance_of(root)
+        provenance = self.findings.of_bad(root)
         if provenance is None and self.outer is None and isinstance(root, Tensor):
             here = numbers_of(root)
             if here is not None and not is_finite(here):
                 return self.regions.made(root)
         return provenance
-
-    def _provenance_of(self, value: Any) -> Provenance | None:
-        """The provenance of a tensor that is not finite, if it is known."""
-        here = numbers_of(value)
-        return None if here is None or is_finite(here) else self.findings.provenances.of(value)
 
     def _cast_shadow(self, unsafe: Sequence[Any]) -> None:
         keep = [(node, 0) for node in unsafe if type(node) is not AccumulateGrad]
@@ -228,35 +204,15 @@ class Backward:
             self.events.is_partial = any(map(is_region, self.graph))
         if self.shadow is not None and self.shadow.is_complete:
             for node, at, bad in self.shadow.made:
-                self._note_hidden(node, at, bad)
+                self.births.note_hidden(node, at, bad)
             self.shadow.made.clear()
-
-    def _note_hidden(self, node: Any, at: int, bad: Tensor) -> None:
-        """Note what a node makes in the shadow, now that its derivative can still run."""
-        origination = self._origination(node)
-        share_readable(node, origination.node)
-        if not can_run_again(node):
-            return
-        ones = [torch.ones(each.shape, dtype=each.dtype, device=each.device) for each in node._input_metadata]
-        slopes = None
-        with contextlib.suppress(Exception), rerun():
-            slopes = numbers_of(run(node, *ones)[at])
-        if slopes is None or slopes.shape != bad.shape:
-            return
-        bad = bad & not_finite(slopes)
-        if not any_of(bad):
-            return
-        births = self._from_forward(node, origination, bad)
-        if not births:
-            text = multiplication(node, ones, at, bad).removeprefix("1 × ")
-            too_large = is_only_too_large(node, ones, at, bad)
-            births = [describe("made", origination.call, slopes, bad, text, "backward", too_large=too_large)]
-        self.hidden += [birth for birth in births if birth not in self.hidden]
 
     def _hook(self, node: Any) -> Callable[..., None]:
         masks = self.findings.masks
 
         def look(results: Sequence[Tensor | None], arriving: Sequence[Tensor | None]) -> None:
+            if self._is_aside:
+                return
             self.findings.in_compiled = False
             with unseen():
                 try:
@@ -288,7 +244,7 @@ class Backward:
         """A gradient that can be differentiated again comes from the same call as its node."""
         for result in results:
             if result is not None and result.grad_fn is not None and CALLED not in result.grad_fn.metadata:
-                origination = self._origination(node)
+                origination = self.originations.of(node)
                 note_call(result.grad_fn, origination.name, origination.place)
 
     def _not_finite(
@@ -296,7 +252,7 @@ class Backward:
     ) -> None:
         """Follow what a node passes on that is not finite: some of its results, each with a mask of the elements."""
         provenances, came = self._arriving(node, arriving)
-        origination = self._origination(node)
+        origination = self.originations.of(node)
         share_readable(node, origination.node)
         inside = self._inside(node, arriving, results) if is_region(node) else {}
         is_innocent: bool | None = None
@@ -316,11 +272,11 @@ class Backward:
             else:
                 if is_innocent is None:
                     is_innocent = bool(provenances) and (
-                        self._adds_nothing(node, origination, provenances, bad) or only_passes_on(node, arriving)
+                        self.births.add_nothing(node, origination, provenances, bad) or only_passes_on(node, arriving)
                     )
                 if is_innocent:
                     made = None
-            births = [] if made is None else self._births(node, origination, arriving, results, at, made)
+            births = [] if made is None else self.births.of(node, origination, arriving, results, at, made)
             self._arrive((ahead, slot), result, joined(provenances, origination.name, births))
 
     def _arrive(self, edge: Edge, value: Tensor, provenance: Provenance) -> None:
@@ -345,160 +301,16 @@ class Backward:
                     provenances.append(provenance)
         return provenances, came
 
-    def _adds_nothing(
-        self, node: Any, origination: Origination, provenances: Sequence[Provenance], bad: Tensor
-    ) -> bool:
-        """Whether the births that a node could bring in have arrived there already, and their text is made."""
-        if is_entrywise(node) or type(node).__name__ == "CheckpointFunctionBackward":
-            return False
-        births = self._from_forward(node, origination, bad)
-        arrived = {birth for provenance in provenances for birth in provenance.births}
-        return bool(births) and all(birth in arrived and birth.in_backward for birth in births)
-
     def _added_up(self, edge: Edge, here: Tensor) -> Provenance | None:
         """The provenance of a sum that is too large, if the gradients that were added up were finite."""
-        senders = [node for node, slot in self._senders.get(edge[0], ()) if slot == edge[1]]
+        senders = [node for node, slot in self.originations.senders.get(edge[0], ()) if slot == edge[1]]
         count = len(senders) + self.holders.get(edge, False)
         if count < 2 or bool(here.isnan().any()):
             return None
-        call = self._origination(senders[0]).call
+        call = self.originations.of(senders[0]).call
         text = f"the sum of {count} gradients > {limit(here.dtype)}"
         birth = describe("made", call, here, not_finite(here), text, "backward", too_large=True)
         return Provenance({birth: (call.name,)})
-
-    def _carried(self, node: Any, origination: Origination) -> Carried:
-        return self.carried.get(node) or self.carried.get(origination.node) or {}
-
-    def _at_finite_operands(self, node: Any, origination: Origination, bad: Tensor) -> Tensor | None:
-        """Those of the elements at which the forward pass was finite too; None if that cannot be told."""
-        if not is_entrywise(node):
-            return None
-        entries = bad.clone()
-        for pairs in self._carried(node, origination).values():
-            for _, mask in pairs:
-                if mask.shape != bad.shape:
-                    return None
-                entries &= ~mask
-        for saved in saved_by(node):
-            try:
-                here = numbers_of(saved)
-                entries &= torch.isfinite(saved) if here is None else ~not_finite(here)
-            except RuntimeError:  # broadcast along the way
-                return None
-        return entries
-
-    def _births(
-        self,
-        node: Any,
-        origination: Origination,
-        arriving: Sequence[Any],
-        results: Sequence[Any],
-        at: int,
-        bad: Tensor,
-    ) -> list[Birth]:
-        """The births of elements that a node made: in the call that it comes from, or only now."""
-        result = results[at]
-        inside = self.findings.provenances.of(result)
-        if inside is not None and type(node).__name__ == "CheckpointFunctionBackward":
-            return list(inside.births)
-        new = self._at_finite_operands(node, origination, bad)
-        old = bad if new is None else bad & ~new
-        births: list[Birth] = []
-        if any_of(old):
-            births = self._from_forward(node, origination, old)
-            untold = [birth for birth in births if not birth.in_backward]
-            if untold:  # the text takes another run of the derivative, so it is made for the first node alone
-                text = multiplication(node, arriving, at, old)
-                for birth in untold:
-                    birth.in_backward = text
-            if births and (new is None or not any_of(new)):
-                return births
-        if node not in self.events.born:
-            entries = new if births and new is not None else bad
-            text = multiplication(node, arriving, at, entries) or (inside.births[0].operands if inside else "")
-            too_large = is_only_too_large(node, arriving, at, entries)
-            birth = describe("made", origination.call, result, entries, text, "backward", too_large=too_large)
-            value = value_of(node, birth.where[0], birth.shape)
-            self.events.born[node] = Born(birth, entries, type(node) not in KINDS, value)
-        return [*births, self.events.born[node].birth]
-
-    def _from_forward(self, node: Any, origination: Origination, bad: Tensor) -> list[Birth]:
-        """The births in the forward pass that made a factor of this node not finite, at some elements."""
-        pairs = [pair for pairs in self._carried(node, origination).values() for pair in pairs]
-        if is_entrywise(node):
-            here = [pair for pair in pairs if pair[1].shape != bad.shape or any_of(pair[1] & bad)]
-            pairs = here or pairs
-        elif is_product(node):  # what the call itself made is in the result, and is no factor
-            earlier = passed_by(origination.node)
-            pairs = [pair for pair in pairs if pair[0] in earlier] or pairs
-        births = self._at_fault(birth for birth, _ in pairs)
-        if not births:
-            births = self._at_fault(joined(filter(None, map(self._provenance_of, saved_by(node)))).births)
-        births = births or self._at_fault(passed_by(origination.node)) or self._came_in(node, origination)
-        if origination.name in MEANT:  # an infinity that leaves an element out is not at fault beside another birth
-            births = [birth for birth in births if birth.infinite != -math.inf] or births
-        return births
-
-    def _at_fault(self, births: Iterable[Birth]) -> list[Birth]:
-        """The births, without infinities that the code wrote down.
-
-        If backward multiplies such an infinity by 0, the other factor is at fault. If the loss itself is not finite
-        because of the infinity, the infinity is.
-        """
-        in_loss = self.loss.births if self.loss is not None else ()
-        became = {meant: each for each in in_loss for meant in (*each.made_of, each)}
-        return list(
-            dict.fromkeys(became.get(each, each) for each in births if each.nature != "meant" or each in became)
-        )
-
-    def _came_in(self, node: Any, origination: Origination) -> list[Birth]:
-        """The birth of data whose NaN the result did not show: fused attention may give 0 for a row of NaN."""
-        for saved in saved_by(node):
-            here = numbers_of(saved)
-            if here is not None and saved.grad_fn is None and bool(here.isnan().any()):
-                return [come_in(saved, here, origination.call)]
-        return []
-
-    def _origination(self, node: Any) -> Origination:
-        """The call of the user's that a node comes from."""
-        called = node.metadata.get(CALLED)
-        if called is not None:
-            return Origination(node, *called)
-        if is_region(node):
-            return Origination(node, COMPILED, self.regions.place_of(node) or place_here(users_frame()))
-        if node not in self._callers:
-            self._callers[node] = self._caller(node)
-        caller = self._callers[node]
-        if caller is not None:
-            return Origination(caller, *caller.metadata[CALLED])
-        return Origination(node, function_of(node.name()), self.findings.compiled_at or place_here(users_frame()))
-
-    def _caller(self, node: Any) -> Any:
-        """The nearest node that knows its call, among those that a node sends its gradient for; None if none does."""
-        waiting, seen = deque([node]), {node}
-        while waiting:
-            at = waiting.popleft()
-            if not waiting and at in self._callers:  # all ways lead through it
-                return self._callers[at]
-            if CALLED in at.metadata:
-                return at
-            new = [
-                sender
-                for sender in dict.fromkeys(sender for sender, _ in self._senders.get(at, ()))
-                if sender not in seen
-            ]
-            seen.update(new)
-            waiting += new
-        return None
-
-    @functools.cached_property
-    def _senders(self) -> dict[Any, list[tuple[Any, int]]]:
-        """By node, the nodes whose gradients arrive there, each with the number of the cotangent."""
-        senders: dict[Any, list[tuple[Any, int]]] = {}
-        for node, edges in self.graph.items():
-            for ahead, slot in edges:
-                senders.setdefault(ahead, []).append((node, slot))
-        return senders
 
     # Inside of a compiled region.
 
@@ -556,7 +368,7 @@ class Backward:
         """The pass through the second run of a region."""
         request = Request(roots, vectors, again.inputs, accumulates=False)
         inner = Backward(request, self.findings, self.regions, self.sandbox, self.mistakes, None)
-        inner.loss = self.loss
+        inner.births.loss = self.births.loss
         inner.begin()
         inner.arrived.update((edge, provenance) for edge, provenance in came.items() if edge is not None)
         try:
@@ -597,7 +409,7 @@ class Backward:
                 continue
             is_bad = not is_finite(here)
             provenance = self.arrived.get(edge) or self.findings.provenances.of(gradient)  # a hook may have made it
-            if provenance is None and is_bad and self.loss is None:
+            if provenance is None and is_bad and self.births.loss is None:
                 provenance = self._added_up(edge, here)
             if provenance is not None and is_bad:
                 if self.outer is None or isinstance(target, Parameter):  # other leaves are a checkpoint's own
@@ -605,8 +417,8 @@ class Backward:
                 self.findings.provenances.keep(gradient, provenance)
                 continue
             is_from_elsewhere = is_from_elsewhere or is_bad and not self.events.reached
-            if self.loss is not None:
-                self.findings.secondhand.keep(gradient, self.loss)
+            if self.births.loss is not None:
+                self.findings.secondhand.keep(gradient, self.births.loss)
         return is_from_elsewhere
 
     def with_hidden(self, found: list[Diagnosis]) -> list[Diagnosis]:
@@ -623,7 +435,7 @@ class Backward:
         targets = [target for target, *_ in ends]
         hidden = [
             Diagnosis(birth, Verdict(birth.kind_if_used, False), targets, (birth.operator,), is_hidden=True)
-            for birth in self.hidden
+            for birth in self.births.hidden
             if targets and (birth.operator, birth.place.filename, birth.place.line) not in places
         ]
         every = [*found, *hidden]
@@ -637,14 +449,21 @@ class Backward:
         at = ((node, born.value) for node, born in self.events.born.items() if born.birth is birth)
         return next((tie for node, value in at if (tie := tie_of(node, value, is_used, self.graph))), "")
 
-    def _targets(self, results: Any) -> Iterator[tuple[Tensor, Edge, Tensor]]:
+    def _named(self, target: Any, edge: Edge) -> Tensor | str:
+        """What a gradient was asked for. An edge of the graph is named by its leaf, or by its function."""
+        if isinstance(target, Tensor):
+            return target
+        leaf: Tensor | None = getattr(edge[0], "variable", None)
+        return f"the gradient at {self.originations.of(edge[0]).name}" if leaf is None else leaf
+
+    def _targets(self, results: Any) -> Iterator[tuple[Tensor | str, Edge, Tensor]]:
         """The leaves, or the tensors that gradients were asked for, with their edges and gradients."""
         inputs = self.request.inputs
         if inputs and not self.request.accumulates:
             for tensor, gradient in zip(inputs, results or (), strict=False):
                 edge = edge_of(tensor)
                 if edge is not None and isinstance(gradient, Tensor):
-                    yield tensor, edge, gradient
+                    yield self._named(tensor, edge), edge, gradient
             return
         for node, leaf in leaves_of(self.graph):
             if leaf.grad is not None:

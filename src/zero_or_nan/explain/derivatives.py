@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..ignoring.graph import function_of, run
-from .arithmetic import first_born, number, on_copies, rerun
+from .arithmetic import Born, first_born, number, on_copies, rerun
 from .calls import finite_ones
 from .nodes import can_run_again, saved_by
 from .tensors import are_finite, is_finite, numbers_of
@@ -85,13 +85,8 @@ def multiplication(node: Any, arriving: Sequence[Any], at: int, bad: Tensor) -> 
                 with rerun():
                     slope = run(node, torch.ones_like(cotangent))[at][index].item()
             return f"{number(cotangent[index].item())} × {number(slope)}{_point(node, index, bad)}"
-    if can_run_again(node):
-        with contextlib.suppress(Exception):
-            finite = _finite(arriving)
-            born = first_born(lambda: run(node, *finite))
-            if born is not None:
-                return born.text
-    return ""
+    born = _first_born(node, arriving)
+    return "" if born is None else born.text
 
 
 def is_only_too_large(node: Any, arriving: Sequence[Any], at: int, bad: Tensor) -> bool:
@@ -103,7 +98,19 @@ def is_only_too_large(node: Any, arriving: Sequence[Any], at: int, bad: Tensor) 
         slopes = numbers_of(run(node, *small)[at])
         if slopes is not None and is_finite(slopes.sum_to_size(bad.shape)[bad]):  # a bias was broadcast
             return True
-    return is_entrywise(node) and not _is_at_pole(node, tuple(bad.nonzero()[0].tolist()), bad)
+    if is_entrywise(node):
+        return not _is_at_pole(node, tuple(bad.nonzero()[0].tolist()), bad)
+    born = _first_born(node, arriving)
+    return born is not None and not born.is_pole
+
+
+def _first_born(node: Any, arriving: Sequence[Any]) -> Born | None:
+    """The first number that is not finite when a derivative runs again on finite cotangents."""
+    if can_run_again(node):
+        with contextlib.suppress(Exception):
+            finite = _finite(arriving)
+            return first_born(lambda: run(node, *finite))
+    return None
 
 
 def _finite(arriving: Sequence[Any]) -> list[Any]:

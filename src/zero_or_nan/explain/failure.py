@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import random
-import sys
+import inspect
 import threading
-from collections import UserDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 from typing import Any, ParamSpec, TypeVar, overload
 from weakref import WeakSet
 
@@ -15,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ..ignoring.compiling import not_compiled
 from ..ignoring.lifetimes import held_from
 from ..replacing import put_back, replace
-from .arithmetic import on_copies
+from .before import Before, parameters_of
 from .course import Course, largest, loss_among
 from .report import NotFiniteError, Report
 from .shadow import leaves_of
@@ -26,6 +26,21 @@ from .watch import Watch
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+_NO_ITERATOR = ". If the step takes its batch from an iterator, pass the batch to the step as an argument instead"
+_NOT_REPEATED = (
+    "the step was not finite, and when it ran again, watched, it was: what happened does not repeat itself"
+    + _NO_ITERATOR
+)
+_RAISED_AGAIN = (
+    "the step was not finite, and when it ran again, watched, it raised {error}: the report may lack origins"
+    + _NO_ITERATOR
+)
+_LATE = (
+    "explain.on_failure can't watch {name}: a generator or a coroutine has not run yet when its function returns. "
+    "Decorate a function that runs forward and backward before it returns"
+)
 
 
 class _Failed(BaseException):
@@ -58,6 +73,12 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
     states is kept from the first call on. The first evaluation must be finite. A later evaluation that is not finite is
     a failure only if a parameter becomes NaN or infinite, because a line search may reject such an evaluation.
 
+    If the second run raises an error, such as `StopIteration` of an iterator over batches, the report says so, and
+    `NotFiniteError` is raised from this error.
+
+    In code that `torch.compile` compiles, a decorated step runs uncompiled. Decorate what is compiled instead:
+    `on_failure(torch.compile(step))`.
+
     A step that changes its parameters by its own code, without an optimizer, changes them before the check. From the
     second call on, a copy of these parameters is kept until the step ends.
 
@@ -80,6 +101,7 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
             `torch.amp.GradScaler` scaled is not checked, because the scaler itself skips such a step. When the error is
             raised, random numbers, `.grad`, the buffers of `model`, and the dicts among the arguments are as they were
             before the step.
+        TypeError: at the decoration, if the step is a generator or a coroutine, which runs only after it has returned.
 
     Example:
         >>> import torch
@@ -97,13 +119,17 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
         'sqrt'
     """
     if step is None:
-        return functools.partial(on_failure, model=model)
+        return partial(on_failure, model=model)
+    for is_late in (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction):
+        if is_late(step):
+            raise TypeError(_LATE.format(name=getattr(step, "__qualname__", step)))
 
     habits = _Habits()
 
+    @not_compiled
     @functools.wraps(step)
     def run(*args: Any, **kwargs: Any) -> Any:
-        before = _Before(model, (args, kwargs))
+        before = Before(model, (args, kwargs))
         watch = _Watch(before, habits, habits.course)
         result = None
         try:
@@ -120,13 +146,16 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
         loss = watch.loss if watch.loss is not None else loss_among(tensors_in(result))
         before.put_back()
         size = watch.largest()
-        with Watch(Report()) as report:
-            try:
-                with _Watch(before, habits, Course()):
-                    step(*args, **kwargs)
-            except _Failed:
-                pass
-        before.put_back()
+        error: Exception | None = None
+        try:
+            with Watch(Report()) as report, _Watch(before, habits, Course()):
+                step(*args, **kwargs)
+        except _Failed:
+            pass
+        except Exception as raised:  # it must not hide that the first run failed
+            error = raised
+        finally:
+            before.put_back()
         if too_early:
             report.note(
                 "an optimizer took its step before the failure was seen, and its parameters are as it left them"
@@ -134,70 +163,13 @@ def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
         if by_hand:
             report.note("the step changed its parameters before the failure was seen, and they are as it left them")
         report.cause = habits.course.cause(None if loss is None else float(loss), size, report.begins_with_overflow)
-        if report.ok and not report.came_from_another_process:
-            report.note(
-                "the step was not finite, and when it ran again, watched, it was: what happened does not repeat itself"
-            )
-        raise NotFiniteError(report)
+        if error is not None:
+            report.note(_RAISED_AGAIN.format(error=type(error).__name__))
+        elif report.ok and not report.came_from_another_process:
+            report.note(_NOT_REPEATED)
+        raise NotFiniteError(report) from error
 
     return run
-
-
-class _Before:
-    """A copy of what a step changes, made before the step."""
-
-    def __init__(self, model: nn.Module | None, arguments: Any) -> None:
-        self.dicts = [(mapping, dict(mapping)) for mapping in _dicts(arguments)]
-        self.torch = torch.get_rng_state()
-        self.cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-        self.python = random.getstate()
-        numpy = sys.modules.get("numpy")
-        self.numpy = numpy.random.get_state() if numpy is not None else None
-        self.buffers = [] if model is None else [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-        self.grads: dict[int, tuple[Tensor, Tensor | None, Tensor | None]] = {}
-        self.values: dict[int, tuple[Tensor, Tensor]] = {}
-        self.optimizers: dict[Optimizer, tuple[list[tuple[Tensor, Tensor]], dict[Tensor, dict[str, Any]]]] = {}
-
-    def note(self, leaf: Tensor) -> None:
-        """Keep the `.grad` of a leaf, before the first pass adds to it."""
-        if id(leaf) not in self.grads:
-            grad = leaf.grad
-            self.grads[id(leaf)] = leaf, grad, None if grad is None else grad.detach().clone()
-
-    def note_value(self, leaf: Tensor) -> None:
-        """Keep the value of a leaf that the step changes itself."""
-        if id(leaf) not in self.values:
-            self.values[id(leaf)] = leaf, leaf.detach().clone()
-
-    def note_optimizer(self, optimizer: Optimizer) -> None:
-        """Keep the parameters and the state of an optimizer, before a step that may turn out to be too early."""
-        if optimizer not in self.optimizers:
-            values = [(p, p.detach().clone()) for p in _parameters(optimizer)]
-            self.optimizers[optimizer] = values, {p: on_copies(optimizer.state[p]) for p in list(optimizer.state)}
-
-    def put_back(self) -> None:
-        for mapping, items in self.dicts:
-            if list(mapping) != list(items) or any(mapping[key] is not item for key, item in items.items()):
-                mapping.clear()
-                mapping.update(items)
-        torch.set_rng_state(self.torch)
-        if self.cuda:
-            torch.cuda.set_rng_state_all(self.cuda)
-        random.setstate(self.python)
-        if self.numpy is not None:
-            sys.modules["numpy"].random.set_state(self.numpy)
-        with torch.no_grad():
-            for tensor, value in (*self.buffers, *self.values.values()):
-                tensor.copy_(value)
-            for leaf, grad, kept in self.grads.values():
-                if grad is not None and kept is not None:
-                    grad.copy_(kept)
-                leaf.grad = grad
-            for optimizer, (values, states) in reversed(self.optimizers.items()):  # the first copy counts
-                for parameter, value in values:
-                    parameter.copy_(value)
-                optimizer.state.clear()
-                optimizer.state.update({parameter: on_copies(state) for parameter, state in states.items()})
 
 
 class _Habits:
@@ -235,7 +207,7 @@ class _Watch:
         is_doubtful: whether this loss is not finite, although all gradients are. The step fails if it returns the loss.
     """
 
-    def __init__(self, before: _Before, habits: _Habits, course: Course) -> None:
+    def __init__(self, before: Before, habits: _Habits, course: Course) -> None:
         self.before = before
         self.habits = habits
         self.course = course
@@ -252,8 +224,8 @@ class _Watch:
 
     def __enter__(self) -> None:
         self.handles = (
-            register_optimizer_step_pre_hook(self._begin_step),
-            register_optimizer_step_post_hook(self._end_step),
+            register_optimizer_step_pre_hook(not_compiled(partial(self._begin_step))),
+            register_optimizer_step_post_hook(not_compiled(partial(self._end_step))),
         )
         for module in (torch.autograd, torch.autograd.graph):
             replace(self, module, "_engine_run_backward", self._engine)
@@ -265,6 +237,7 @@ class _Watch:
             handle.remove()
 
     def _engine(self, run: Any) -> Any:
+        @not_compiled
         def run_engine(roots: Any, *args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() == self.thread and kwargs.get("accumulate_grad", True):
                 self._begins(roots)
@@ -273,6 +246,7 @@ class _Watch:
         return run_engine
 
     def _scale(self, scale: Any) -> Any:
+        @not_compiled
         def scaled(scaler: Any, outputs: Any) -> Any:
             if threading.get_ident() == self.thread:
                 self.is_scaled = self.is_scaled or scaler.is_enabled()
@@ -399,7 +373,7 @@ class _Step:
             habits.once.add(self.optimizer)
 
     def _has_finite_gradients(self) -> bool:
-        return all_finite(p.grad for p in _parameters(self.optimizer) if p.grad is not None)
+        return all_finite(p.grad for p in parameters_of(self.optimizer) if p.grad is not None)
 
     def _has_moved(self) -> bool:
         """Whether the optimizer has changed a parameter; a change by `.data` shows where the parameters were kept."""
@@ -411,7 +385,7 @@ class _Step:
 
     def _check_parameters(self) -> None:
         """Whether the optimizer used a gradient that was not finite."""
-        if self.is_doubtful and not all_finite(_parameters(self.optimizer)):
+        if self.is_doubtful and not all_finite(parameters_of(self.optimizer)):
             raise _Failed
 
 
@@ -436,25 +410,6 @@ def _is_closure(thing: Any) -> bool:
     return callable(thing) and not isinstance(thing, nn.Module)
 
 
-def _dicts(arguments: Any) -> Iterable[dict[Any, Any]]:
-    """The dicts in arguments, at any depth but not in lists, which may be long: a step may pop labels from a batch."""
-    found = {}
-    left = [arguments]
-    while left:
-        thing = left.pop()
-        thing = thing.data if isinstance(thing, UserDict) else thing  # as tokenizers of Hugging Face return it
-        if isinstance(thing, tuple):
-            left += thing
-        elif isinstance(thing, dict) and id(thing) not in found:
-            found[id(thing)] = thing
-            left += thing.values()
-    return found.values()
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
 def _version(optimizer: Optimizer) -> int:
     """A number that grows whenever a parameter is changed."""
-    return sum(parameter._version for parameter in _parameters(optimizer))
+    return sum(parameter._version for parameter in parameters_of(optimizer))

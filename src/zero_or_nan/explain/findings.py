@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from torch import Tensor
@@ -14,7 +14,9 @@ from torch import Tensor
 from ..ignoring.masked_pass import REPORT
 from .places import Place, is_recomputed, printable
 from .provenance import Birth, Provenance, Provenances
-from .tensors import Masks, address, memory, tensors_in
+from .tensors import Masks, address, is_finite, memory, numbers_of, tensors_in
+
+T = TypeVar("T")
 
 _MOST_UNCONSUMED = 1000
 
@@ -58,11 +60,10 @@ class Mistakes:
         if self._first is not None:
             name, error = self._first
             what = printable(f"{name} ({type(error).__name__}: {error})")
-            warnings.warn(
-                f"explain failed at {what}. This is a bug in zero_or_nan; please report it at {REPORT}. "
-                "The report may be incomplete",
-                stacklevel=stacklevel + 1,
-            )
+            why = f"This is a bug in zero_or_nan; please report it at {REPORT}"
+            if isinstance(error, (RecursionError, MemoryError)):
+                why = "It needs some memory and some room on the stack, and the code that it watched left too little"
+            warnings.warn(f"explain failed at {what}. {why}. The report may be incomplete", stacklevel=stacklevel + 1)
 
 
 class Births:
@@ -74,11 +75,13 @@ class Births:
 
     def __init__(self) -> None:
         self.in_backward = False
+        self._watch = object()
         self._by_call: WeakValueDictionary[tuple[Any, ...], Birth] = WeakValueDictionary()
         self._collecting: list[list[Birth]] = []
 
     def known(self, birth: Birth) -> Birth:
         """The birth, or the earlier one if a checkpoint in backward only repeats the call."""
+        birth.watch = self._watch
         place = birth.place
         key = birth.operator, place.code, place.instruction, place.module, birth.half is not None
         if self.in_backward:
@@ -89,6 +92,13 @@ class Births:
         for births in self._collecting:
             births.append(birth)
         return birth
+
+    def own(self, notes: Sequence[T], birth_of: Callable[[T], Birth]) -> list[T]:
+        """The notes on a node that this watch made, or else all: then an earlier block made them.
+
+        If a block is inside of another, both describe the same calls.
+        """
+        return [note for note in notes if birth_of(note).watch is self._watch] or [*notes]
 
     @contextmanager
     def collected(self) -> Iterator[list[Birth]]:
@@ -133,6 +143,11 @@ class Findings:
         self.unconsumed[memory(tensor)._cdata] = provenance
         if len(self.unconsumed) > _MOST_UNCONSUMED:
             self.unconsumed.pop(next(iter(self.unconsumed)))
+
+    def of_bad(self, value: Any) -> Provenance | None:
+        """The provenance of a tensor that is not finite, if it is known."""
+        here = numbers_of(value)
+        return None if here is None or is_finite(here) else self.provenances.of(value)
 
     def consume(self, things: Any) -> None:
         """Note that a function has used these tensors."""

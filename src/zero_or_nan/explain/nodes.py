@@ -73,8 +73,10 @@ def note_carried(tensor: Tensor, carried: list[tuple[Birth, Tensor]]) -> None:
 
 
 def note_passed(node: Any, births: tuple[Birth, ...]) -> None:
-    """Write on a node which births came with the operands of its call. The first note counts."""
-    node.metadata.setdefault(_PASSES, births)
+    """Write on a node which births came with the operands of its call. The first note of each watch counts."""
+    known = passed_by(node)
+    if births and all(birth.watch is not births[0].watch for birth in known):
+        node.metadata[_PASSES] = known + births
 
 
 def note_region(node: Any, region: Any) -> None:

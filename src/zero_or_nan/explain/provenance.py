@@ -50,6 +50,7 @@ class Birth:
         kept_in: the buffer of a module that kept it since.
         in_backward: the multiplication in backward that turned it into a gradient that is not finite, as text.
         made_of: the infinities that the code wrote down and that it was made of.
+        watch: stands for the watch that found it.
         number: the position in order of time.
     """
 
@@ -76,6 +77,7 @@ class Birth:
     kept_in: weakref.ref[Tensor] | None = None
     in_backward: str = ""
     made_of: tuple[Birth, ...] = ()
+    watch: object = None
     number: int = field(default_factory=itertools.count().__next__)
 
     @property

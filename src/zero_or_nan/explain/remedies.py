@@ -171,6 +171,41 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
     ("undefined", "acos"): Remedy(
         "y = torch.acos(x.clamp(-1 + 1e-7, 1 - 1e-7))  # the slope at 1 is infinite", "atlas#angles"
     ),
+    ("undefined", "asin"): Remedy(
+        "y = torch.asin(x.clamp(-1 + 1e-7, 1 - 1e-7))  # the slope at 1 is infinite", "atlas#angles"
+    ),
+    ("undefined", "atanh"): Remedy(
+        "# 1 is often the tanh of a number that you have: use this number. Otherwise\n"
+        "y = torch.atanh(x.clamp(-1 + 1e-6, 1 - 1e-6))  # slope 0 at 1",
+        "atlas#angles",
+    ),
+    ("undefined", "logit"): Remedy(
+        "# 1 is often the sigmoid of a number that you have: use this number. Otherwise\n"
+        "y = x.logit(eps=1e-6)  # slope 0 at 0 and 1",
+        _LOGARITHMS,
+    ),
+    ("undefined", "rsqrt"): Remedy(
+        "y = torch.where(x == 0, 0, torch.where(x == 0, 1, x).rsqrt())  # of a count\n"
+        "y = (x + 1e-6).rsqrt()  # of a spread: its slope at 0 is -5e8",
+        "atlas#roots-and-powers",
+    ),
+    **{
+        ("undefined", name): Remedy(
+            f"y = x.clamp_min({least}).{name}()  # say how small is small enough: slope 0", _LOGARITHMS
+        )
+        for name, least in (("log2", "1e-8"), ("log10", "1e-8"), ("log1p", "-1 + 1e-6"))
+    },
+    ("undefined", "slogdet"): Remedy(
+        "# the determinant is 0 or negative. If the matrix should be positive definite,\n"
+        "# look for the mistake before this line. If only rounding made it singular:\n"
+        "y = torch.linalg.slogdet(a + 1e-3 * torch.eye(a.shape[-1])).logabsdet",
+        "atlas#linear-algebra",
+    ),
+    ("undefined", "a norm without eps"): Remedy(
+        "# it divides by a spread or a length that is 0, and eps is 0 as well: take a\n"
+        "# larger eps. In float16, eps=1e-8 is rounded to 0",
+        "atlas#norms-and-distances",
+    ),
     ("undefined", "step"): Remedy(
         "# a step divides by 0 if eps is 0, or is rounded to 0 in float16\n"
         "optimizer = torch.optim.AdamW(model.parameters(), eps=1e-4)  # for example\n"
@@ -242,7 +277,7 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
     ("bad input", ""): Remedy(
         "# look for the cause in the source of the data, or leave such rows out,\n"
         "# with ignoring.backward(loss)\n"
-        "good = torch.isfinite(x).all(-1)\n"
+        "good = torch.isfinite(x).reshape(len(x), -1).all(1)\n"
         "loss = per_row[good].sum() / good.sum().clamp_min(1)",
         "slicing-nan#what-to-do",
     ),
@@ -294,11 +329,18 @@ _HALF = Remedy(
     "mixed-precision#what-to-do",
 )
 
-_NAMES = {"svd": "linalg_svd", "arccos": "acos"}
-"""Older names of functions."""
+_NAMES = {
+    **{"svd": "linalg_svd", "arccos": "acos", "arcsin": "asin", "arctanh": "atanh", "special_logit": "logit"},
+    **{"special_log1p": "log1p", "logdet": "slogdet", "linalg_slogdet": "slogdet", "reciprocal": "div"},
+    **{"var_mean": "var", "std_mean": "std"},
+    **dict.fromkeys(
+        ("normalize", "layer_norm", "rms_norm", "group_norm", "instance_norm", "batch_norm"), "a norm without eps"
+    ),
+}
+"""Functions with another's remedy: older names, and functions that compute the same."""
 
-_LEAST = {"sqrt": 0.0, "rsqrt": 0.0, "log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0, "acosh": 1.0}
-_WITHIN_ONE = frozenset("acos asin atanh erfinv".split())
+_LEAST = {"sqrt": 0.0, "rsqrt": 0.0, "log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0, "acosh": 1.0, "logit": 0.0}
+_WITHIN_ONE = frozenset("acos asin atanh erfinv logit".split())
 _ROUNDING = 1e-3
 """How far from 1 a number may be that should be 1 but was rounded."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -27,6 +28,15 @@ from .functions import buffers_of, plan_of
 from .places import is_recomputed
 from .tensors import tensors_in
 from .unseen import unseen
+
+_extra = threading.local()
+"""Has an attribute `depth`, the number of sandboxes that are entered in this thread, once there was one."""
+
+
+def is_extra() -> bool:
+    """Whether a backward pass in this thread is an extra pass, of any watch."""
+    return bool(getattr(_extra, "depth", 0))
+
 
 Listener = Callable[[Any], None]
 _OURS = f"{__package__}."
@@ -58,9 +68,11 @@ class Sandbox:
         outer = self._undoing
         retaining = [tensor for tensor in (known() for known in self._retaining.values()) if tensor is not None]
         self._undoing = undoing = _Undoing(retaining, recomputes)
+        _extra.depth = getattr(_extra, "depth", 0) + 1
         try:
             yield undoing.listeners.append
         finally:
+            _extra.depth -= 1
             self._undoing = outer
             undoing.undo()
 
@@ -98,7 +110,8 @@ class Sandbox:
 
     def silenced(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """A hook of the user's that does not run in an extra pass. Hooks of this package always run."""
-        if self.is_entered or (getattr(hook, "__module__", None) or "").startswith(_OURS) or not self._scope.is_here():
+        is_ours = is_extra() or (getattr(hook, "__module__", None) or "").startswith(_OURS)
+        if self.is_entered or is_ours or not self._scope.is_here():
             return hook
 
         def run(*args: Any, **kwargs: Any) -> Any:

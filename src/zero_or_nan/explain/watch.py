@@ -21,7 +21,7 @@ from .patches import Patches
 from .places import Places, users_frame
 from .regions import FIXED_UNCOMPILED, NOT_INSIDE, Regions
 from .report import NotFiniteError, Report
-from .sandbox import Sandbox
+from .sandbox import Sandbox, is_extra
 from .shadow import leaves_of
 from .tensors import tensors_in
 from .unseen import is_compiling, unseen
@@ -80,6 +80,9 @@ class Watch:
                 return run(roots, *args, **kwargs)
         if self.sandbox.is_entered:
             return self.sandbox.run(run, roots, *args, **kwargs)
+        if is_extra():  # of a watch inside of this one, or around it
+            with nullcontext() if self.running is None else self.running.aside():
+                return run(roots, *args, **kwargs)
         self.report.passes += 1
         outer = self.running
         request = Request(roots, args[0], args[3] or (), kwargs.get("accumulate_grad", True))

@@ -7,6 +7,7 @@ import functools
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from types import CodeType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -27,7 +28,19 @@ def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
 
     # PyTorch sets this on disabled functions, too: Dynamo does not trace `run` itself.
     run._torchdynamo_disable = True  # type: ignore[attr-defined]
+    _skip(run.__code__)  # type: ignore[attr-defined]
     return run
+
+
+def _skip(code: CodeType) -> None:
+    """Keep Dynamo from tracing a call that begins in uncompiled code, as of a hook of an optimizer."""
+    dynamo: Any = torch._C._dynamo.eval_frame
+    with contextlib.suppress(AttributeError):  # its functions for this differ by release
+        if hasattr(dynamo, "skip_code"):
+            dynamo.skip_code(code)
+        else:
+            actions = dynamo._FrameAction
+            dynamo.set_code_exec_strategy(code, dynamo._FrameExecStrategy(actions.SKIP, actions.DEFAULT))
 
 
 def _is_at_work() -> bool:
@@ -36,6 +49,8 @@ def _is_at_work() -> bool:
         return False
     return torch.compiler.is_compiling() or _callback is None or _callback() is not None  # it can't trace this call
 
+
+_skip(_is_at_work.__code__)
 
 _callback: Callable[[], Any] | None = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
 

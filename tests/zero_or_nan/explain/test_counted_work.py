@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from zero_or_nan import explain
-from zero_or_nan.explain import backward, calls, names, sandbox, tensors
+from zero_or_nan.explain import backward, calls, names, node_births, originations, sandbox, tensors
 from zero_or_nan.explain.provenance import MOST_STEPS, Provenance, joined
 from zero_or_nan.explain.tensors import any_of, is_finite, is_finite_at_each, not_finite
 
@@ -37,7 +37,7 @@ def with_a_bad_row(layers):
 
 
 def test_the_text_of_a_multiplication_is_made_once_for_a_birth(monkeypatch):
-    texts = counted(monkeypatch, backward, "multiplication")
+    texts = counted(monkeypatch, node_births, "multiplication")
     with_a_bad_row(6)
     assert len(texts) == 1
 
@@ -71,7 +71,7 @@ def test_the_way_to_a_call_is_not_gone_from_each_node_anew(monkeypatch):
             looked.append(self[0])
             return super().popleft()
 
-    monkeypatch.setattr(backward, "deque", Waiting)
+    monkeypatch.setattr(originations, "deque", Waiting)
     x = torch.tensor([1.0, torch.nan], requires_grad=True)
     for _ in range(20):
         x = x.sin()  # before the block: no node of these knows its call

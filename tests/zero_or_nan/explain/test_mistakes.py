@@ -1,5 +1,7 @@
 """A mistake in the watch is not the user's: all goes on as without it, and one warning says so."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from zero_or_nan.explain import (
     findings,
     forward,
     names,
+    node_births,
     places,
     sandbox,
     shadow,
@@ -56,7 +59,7 @@ def work():
         (backward.Backward, "end"),
         (backward.Backward, "_cast_shadow"),
         (backward.Backward, "_not_finite"),
-        (backward.Backward, "_births"),
+        (node_births.NodeBirths, "of"),
         (watch, "diagnose"),
         (backward, "numbers_of"),
         (backward, "is_finite"),
@@ -87,3 +90,36 @@ def test_one_warning(monkeypatch):
     with pytest.warns(UserWarning, match=r"explain failed at .*Wrong: by us.*a bug in zero_or_nan") as told, explain():
         work()
     assert len(told) == 1 and told[0].filename == __file__
+
+
+def test_too_deep_a_stack_is_no_bug(monkeypatch):
+    """The user's code is about to end with a RecursionError, and so is ours."""
+    monkeypatch.setattr(findings.Mistakes, "are_raised", False)
+
+    def endless(x):
+        return endless(x + 1)
+
+    x = torch.ones(1, requires_grad=True)
+    with warnings.catch_warnings(record=True) as told, pytest.raises(RecursionError), explain() as report:
+        warnings.simplefilter("always")
+        endless(x)
+    assert report.ok
+    messages = [str(each.message) for each in told]
+    assert all("room on the stack" in each and "bug" not in each for each in messages) and len(messages) <= 1
+
+
+@pytest.mark.parametrize("error", [RecursionError, MemoryError])
+def test_too_little_room_is_no_bug(monkeypatch, error):
+    def full(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(findings.Mistakes, "are_raised", False)
+    monkeypatch.setattr(forward.Forward, "_attribute", full)
+    with (
+        pytest.warns(
+            UserWarning, match=rf"explain failed at log \({error.__name__}: \). It needs .*incomplete"
+        ) as told,
+        explain(),
+    ):
+        work()
+    assert len(told) == 1 and "bug" not in str(told[0].message)

@@ -11,7 +11,7 @@ from torch import nn
 
 from zero_or_nan import explain
 from zero_or_nan.explain import NotFiniteError
-from zero_or_nan.explain.failure import _Before
+from zero_or_nan.explain.before import Before
 
 inf, nan = float("inf"), float("nan")
 
@@ -266,6 +266,88 @@ def test_an_error_in_the_second_run():
     assert w.grad is None and torch.equal(state, torch.get_rng_state())
 
 
+@pytest.mark.parametrize(("batches", "error"), [([0.0], StopIteration), ([0.0, nan], None)])
+def test_a_step_that_takes_its_batch_from_an_iterator(batches, error):
+    """The second run gets another batch, or none. That the first run failed must not be lost."""
+    w, iterator = torch.ones(1, requires_grad=True), iter([1.0, *batches])
+
+    @explain.on_failure
+    def step():
+        loss = (w * next(iterator)).log().sum()
+        loss.backward()
+        return loss.detach()
+
+    step()
+    grad, state = w.grad.clone(), torch.get_rng_state()
+    with pytest.raises(NotFiniteError) as caught:
+        step()
+    assert torch.equal(w.grad, grad) and torch.equal(state, torch.get_rng_state())
+    assert type(caught.value.__cause__) is (error or type(None))
+    if error:
+        assert "it raised StopIteration" in str(caught.value) and "pass the batch to the step" in str(caught.value)
+
+
+def test_what_was_found_before_an_error_in_the_second_run():
+    w, calls = torch.zeros(1, requires_grad=True), []
+
+    @explain.on_failure
+    def step():
+        loss = w.log().sum()
+        loss.backward()
+        if calls:
+            raise ValueError
+        calls.append(1)
+        return loss.detach()
+
+    with pytest.raises(NotFiniteError, match="it raised ValueError") as caught:
+        step()
+    assert [origin.operator for origin in caught.value.report] == ["log"] and w.grad is None
+
+
+def test_what_has_not_run_when_it_returns_is_refused():
+    async def coroutine():
+        """Runs when it is awaited."""
+
+    def generator():
+        yield
+
+    async def both():
+        yield
+
+    for late in (coroutine, generator, both):
+        for decorate in (explain.on_failure, explain.on_failure(model=nn.Linear(1, 1))):
+            with pytest.raises(TypeError, match=f"on_failure can't watch .*{late.__name__}"):
+                decorate(late)
+
+
+def compiled(step):
+    return torch.compile(step, backend="aot_eager")
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:`torch.jit")  # of Dynamo, as it traces the step
+@pytest.mark.parametrize("x", [1.0, 0.0])
+@pytest.mark.parametrize("inner", [explain.on_failure, compiled])
+def test_compiled_within_and_without(inner, x, capfd):
+    """Dynamo does not look into the watch: it can't trace the watch, and would say so."""
+    w = torch.ones(1, requires_grad=True)
+    optimizer, scaler = torch.optim.SGD([w], 0.0), torch.amp.GradScaler("cpu", enabled=False)
+
+    @(compiled if inner is explain.on_failure else explain.on_failure)
+    @inner
+    def step(x):
+        loss = scaler.scale((w * x).log().sum())
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    if x:
+        assert step(torch.tensor([x])) == 0
+    else:
+        with pytest.raises(NotFiniteError, match="log\\(0\\) = -inf"):
+            step(torch.tensor([x]))
+    assert "zero_or_nan/explain" not in capfd.readouterr().err
+
+
 def test_steps_that_are_methods_and_their_names():
     class Trainer:
         @explain.on_failure
@@ -454,7 +536,7 @@ def test_closures_that_are_well(make):
 def test_optimizers_that_evaluate_once_keep_nothing(monkeypatch):
     """PyTorch's from the first step on, the user's own from the second."""
     kept = []
-    monkeypatch.setattr(_Before, "note_optimizer", lambda self, optimizer: kept.append(type(optimizer)))
+    monkeypatch.setattr(Before, "note_optimizer", lambda self, optimizer: kept.append(type(optimizer)))
     for make in (OPTIM.Adam, Own, Twice, OPTIM.LBFGS):
         WithClosure(None, make).run(3)
     assert [kept.count(make) for make in (OPTIM.Adam, Own, Twice, OPTIM.LBFGS)] == [0, 1, 3, 3]

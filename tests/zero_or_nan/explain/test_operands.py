@@ -79,3 +79,18 @@ def test_what_is_scaled_is_shown_with_its_scale(function, text):
     with explain() as report:
         function(torch.tensor([1.0, 1e10]).requires_grad_(), torch.tensor([0.0, 1e20])).sum().backward()
     assert [(origin.kind, origin.operands) for origin in report] == [("overflow", text)]
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        (lambda x: torch.linalg.inv(torch.diag(x)), "overflow"),  # 1 / 1e-30, and the derivative is -1e60
+        (lambda x: torch.linalg.solve(torch.diag(x), torch.ones(2, 1)), "overflow"),
+        (lambda x: torch.linalg.eigh(torch.diag(1 + 0 * x)).eigenvectors, "undefined"),
+        (lambda x: torch.linalg.svd(torch.diag(1 + 0 * x)).U, "undefined"),
+    ],
+)
+def test_whether_the_derivative_of_a_matrix_exists(function, kind):
+    with explain() as report:
+        function(leaf(1e-30, 0.5)).sum().backward()
+    assert [(origin.kind, origin.phase) for origin in report] == [(kind, "backward")]

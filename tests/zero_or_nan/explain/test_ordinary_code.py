@@ -120,3 +120,20 @@ def test_finding_out_how_pytorch_keeps_nodes_runs_no_hook():
     lifetimes._keeps_its_object.cache_clear()
     with torch.autograd.graph.saved_tensors_hooks(refuses, refuses):
         lifetimes._keeps_its_object()
+
+
+@pytest.mark.parametrize("at", ["leaf", "inside"])
+@pytest.mark.parametrize("is_used", [True, False])
+def test_a_gradient_at_an_edge_of_the_graph(at, is_used):
+    """As pipelines ask for it."""
+    x = torch.tensor([0.0, 1.0], requires_grad=True)
+    with explain() as report:
+        y = x * 1
+        loss = y.log().sum() if is_used else torch.where(y > 0, y.log(), 0).sum()
+        edge = torch.autograd.graph.get_gradient_edge(x if at == "leaf" else y)
+        (gradient,) = torch.autograd.grad(loss, edge)
+    assert not gradient.isfinite().all()
+    (origin,) = report
+    assert (origin.kind, origin.operator) == ("undefined" if is_used else "contaminated", "log")
+    assert origin.reached[-1] == ("x" if at == "leaf" else "the gradient at mul")
+    assert origin.fixed in (True, None) or is_used

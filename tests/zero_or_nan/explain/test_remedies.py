@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -341,6 +342,79 @@ def sample_of_padding():
 
 
 @trial
+def inverse_sine_at_its_end():
+    x = leaf(1.0, 0.5)
+    return Trial(
+        lambda: x.asin().sum().backward(), "undefined", "asin", x, {"x": x}, "y",
+        lambda x: masked(torch.asin, x, [1]) + torch.where(x < 1, 0.0, math.asin(1 - 1e-7)),
+    )  # fmt: skip
+
+
+@trial
+def action_that_tanh_rounded_to_1():
+    x = leaf(1.0, 0.5)
+    return Trial(
+        lambda: x.atanh().sum().backward(), "undefined", "atanh", x, {"x": x}, "y",
+        lambda x: masked(lambda x: ((1 + x) / (1 - x)).log() / 2, x, [1]),
+    )  # fmt: skip
+
+
+@trial
+def logit_of_certainty():
+    x = leaf(1.0, 0.25)
+    return Trial(
+        lambda: torch.special.logit(x).sum().backward(), "undefined", "special_logit", x, {"x": x}, "y",
+        lambda x: masked(lambda x: (x / (1 - x)).log(), x, [1]),
+    )  # fmt: skip
+
+
+def one_by_a_root(reference, only):
+    x = leaf(0.0, 4.0)
+    return Trial(lambda: x.rsqrt().sum().backward(), "undefined", "rsqrt", x, {"x": x}, "y", reference, only)
+
+
+@trial
+def one_by_a_root_of_a_count():
+    return one_by_a_root(lambda x: masked(lambda x: x**-0.5, x, [1]), only=0)
+
+
+@trial
+def one_by_a_root_of_a_spread():
+    return one_by_a_root(lambda x: (x + 1e-6) ** -0.5, only=1)
+
+
+def logarithm(name, end, wide):
+    x = leaf(end, 4.0)
+    return Trial(
+        lambda: getattr(x, name)().sum().backward(), "undefined", name, x, {"x": x}, "y", lambda x: masked(wide, x, [1])
+    )
+
+
+@trial
+def logarithm_to_the_base_2():
+    return logarithm("log2", 0.0, lambda x: x.log() / math.log(2))
+
+
+@trial
+def logarithm_to_the_base_10():
+    return logarithm("log10", 0.0, lambda x: x.log() / math.log(10))
+
+
+@trial
+def logarithm_of_1_and_a_number():
+    return logarithm("log1p", -1.0, lambda x: (1 + x).log())
+
+
+@trial
+def determinant_of_a_singular_matrix():
+    a = torch.tensor([[1.0, 1.0], [1.0, 1.0]], requires_grad=True)
+    return Trial(
+        lambda: a.logdet().backward(), "undefined", "logdet", a, {"a": a}, "y",
+        lambda a: ((a[0, 0] + 1e-3) * (a[1, 1] + 1e-3) - a[0, 1] * a[1, 0]).log(),
+    )  # fmt: skip
+
+
+@trial
 def angle_of_equal_vectors():
     x = leaf(1.0, 0.5)
     return Trial(
@@ -531,6 +605,32 @@ def row_with_a_nan():
 
 
 @trial
+def image_with_a_nan():
+    images = torch.from_numpy(np.array([1.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, nan], dtype="float32")).view(2, 1, 2, 2)
+    w = torch.ones(1, 1, 2, 2, requires_grad=True)
+    names = {"x": images}
+
+    def program():
+        names["per_row"] = F.conv2d(names["x"], w).flatten()
+        names["per_row"].mean().backward(retain_graph=True)
+
+    return Trial(program, "bad input", "conv2d", w, names, "loss", lambda w: w[0, 0, 0, 0] + 2 * w.flatten()[1:].sum())
+
+
+@trial
+def target_with_a_nan():
+    target = torch.from_numpy(np.array([nan, 1.0], dtype="float32"))
+    w = torch.tensor([1.0, 3.0], requires_grad=True)
+    names = {"x": target}
+
+    def program():
+        names["per_row"] = (w - names["x"]).square()
+        names["per_row"].mean().backward(retain_graph=True)
+
+    return Trial(program, "bad input", "sub", w, names, "loss", lambda w: (w[1] - 1) ** 2)
+
+
+@trial
 def parameter_with_a_nan():
     model = nn.Linear(2, 1)
     model.weight.data.numpy()[0, 0] = nan
@@ -661,9 +761,18 @@ def test_each_statement_was_run():
         (lambda: leaf(1.5, 0.0).acos(), "outside of the domain"),
         (lambda: leaf(0.5, 2.0).acosh(), "outside of the domain"),
         (lambda: leaf(1.0001, 0.0).acos(), "acos"),
-        (lambda: leaf(-1.0, 1.0).log1p(), ""),
+        (lambda: leaf(-1.0, 1.0).log1p(), "log1p"),
         (lambda: torch.special.xlogy(leaf(0.0, 1.0), leaf(0.0, 1.0)), "a derivative"),
-        (lambda: leaf(1.0, 0.0).asin(), "a derivative"),
+        (lambda: leaf(1.0, 0.0).asin(), "asin"),
+        (lambda: leaf(1.0, 2.0).acosh(), "a derivative"),
+        (lambda: leaf(1.5, 0.5).logit(), "outside of the domain"),
+        (lambda: leaf(-0.5, 0.5).logit(), "outside of the domain"),
+        (lambda: torch.diag(leaf(-1.0, 1.0)).logdet(), "slogdet"),
+        (lambda: torch.diag(leaf(0.0, 1.0)).slogdet().logabsdet, "slogdet"),
+        (lambda: leaf(0.0, 1.0).reciprocal(), "div"),
+        (lambda: torch.var_mean(leaf(1.0))[0], "var"),
+        (lambda: F.layer_norm(leaf(1.0, 1.0), (2,), eps=0), "a norm without eps"),
+        (lambda: F.normalize(leaf(0.0, 1.0).half()[:1], dim=0), "a norm without eps"),
         (lambda: leaf(0.0, 1.0).log(), "log"),
         (lambda: leaf(-0.0, 1.0).log(), "log"),
         (lambda: leaf(1.0, 2.0)[:0].std(), "a spread of nothing"),
@@ -685,6 +794,7 @@ def test_advice_where_no_statement_is_right_for_all():
         "outside of the domain",
         "a mean by weights of 0",
         "a spread of nothing",
+        "a norm without eps",
         "a slope",
         "an unreadable tensor",
     }
