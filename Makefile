@@ -115,7 +115,7 @@ noticed: $(BIN)/.ready  ## change each cell that shows something, and check whet
 	$(RUN) noticed $(CHAPTER) $(if $(SAMPLE),--sample $(SAMPLE))
 
 lint: $(BIN)/.ready  ## check style and types
-	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy --num-workers $(JOBS)
 
 pins: $(BIN)/.ready  ## try the newest versions of all packages; write them to requirements.txt if every claim holds
 	$(RUN) pins
