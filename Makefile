@@ -3,6 +3,8 @@ PYTHON ?= python3
 JOBS ?= 2
 BIN := .venv/bin
 RUN := $(BIN)/python -m tools
+# Images of containers forbid bytecode. Then each of the processes that tests start would compile the library again.
+export PYTHONDONTWRITEBYTECODE :=
 # This check runs before apt-get, because the error message of apt-get does not say what to do.
 ROOT = [ "$$(id -u)" = 0 ] || { echo "error: apt-get can install packages only as root: run sudo apt-get install chromium epubcheck nodejs npm, then make browser again" >&2; exit 1; };
 
@@ -118,7 +120,7 @@ noticed: $(BIN)/.ready  ## change each cell that shows something, and check whet
 	$(RUN) noticed $(CHAPTER) $(if $(SAMPLE),--sample $(SAMPLE))
 
 lint: $(BIN)/.ready  ## check style and types
-	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy --num-workers $(JOBS)
 
 pins: $(BIN)/.ready  ## try the newest versions of all packages; write them to requirements.txt if every claim holds
 	$(RUN) pins
@@ -139,6 +141,7 @@ clean:  ## remove everything that was built; .venv stays
 $(BIN)/.ready: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v < (3, 11) and sys.exit("error: this needs Python 3.11 or newer, and $(PYTHON) is %d.%d; name another Python: make $(MAKECMDGOALS) PYTHON=python3.13" % v[:2])'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -r requirements.txt
+	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true  # pip would use one processor; a few files are templates
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@

@@ -60,11 +60,30 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         leave_out()
 
 
-LONGEST = ("tests/site/", "tests/installed/")
+LONGEST = (
+    "tests/site/",
+    "tests/installed/",
+    "tests/zero_or_nan/in_training/test_around_regions.py",
+    "tests/zero_or_nan/ignoring/test_compiled.py",
+    "tests/zero_or_nan/explain/test_regions.py",
+    "tests/zero_or_nan/test_selfcheck.py",
+)
 """What begins first, so that the processes end at about the same time. One builds the site as the other needs none."""
 
-SLOW_FOLDERS = ("tests/installed", "tests/site", "tests/tools/steps", "tests/tools/versions", "tests/tools/test_")
-"""What builds books, prints one, or installs something."""
+SLOW = (
+    "tests/installed",
+    "tests/site",
+    "tests/tools/steps",
+    "tests/tools/versions",
+    "tests/tools/test_",
+    "tests/zero_or_nan/explain/test_devices.py::test_several_processes",
+    "tests/zero_or_nan/ignoring/test_compiled.py::test_marks_outlast_the_compilers_cache",
+    "tests/zero_or_nan/in_training/test_around_regions.py",
+)
+"""What builds books, prints one, installs something, starts processes that share tensors, or compiles many models.
+
+So do tests with "inductor" in their names, or among their parameters: they wait for a compiler of C++.
+"""
 SLOW_FIXTURES = {"site", "results", "done", "ran"}
 """The built site; what two processes that share tensors found; the whole self-check; what pages or scripts printed."""
 
@@ -74,7 +93,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The order of the files, and what `make test-fast` leaves out, beside what is marked where it stands."""
     items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in LONGEST])
     for item in items:
-        if item.nodeid.startswith(SLOW_FOLDERS) or SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+        slow = item.nodeid.startswith(SLOW) or "inductor" in item.nodeid
+        if slow or SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("slow")
 
 

@@ -15,10 +15,6 @@ nan, inf = math.nan, math.inf
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-def f64(*values):
-    return torch.tensor(values, dtype=torch.float64)
-
-
 # What becomes of each thing that a page may observe or expect.
 
 

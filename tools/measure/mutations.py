@@ -1,115 +1,115 @@
-"""The mutants of a source file: mutmut's mutations, at every place in the file.
+"""The mutations of a cell's code. Each replaces one number, text, operator or argument.
 
-mutmut itself skips code that it can't wrap in a function. That includes decorated functions, such as all rules of the
-library, and code outside of functions, such as the records of forward functions. Therefore this module applies mutmut's
-mutations one by one, and each gives a source file. Two further mutations remove one name from a table.
+Everything else keeps its line, because tracebacks and reports show lines of the code. So a mutation replaces a piece of
+the text, and Python's `ast` only says where the pieces are.
 """
 
 from __future__ import annotations
 
-import re
-import textwrap
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+import ast
+from collections.abc import Callable, Iterator
+from itertools import accumulate, pairwise
 
-import libcst as cst
-from mutmut.mutation.mutators import mutation_operators
+OPERATORS: dict[type[ast.AST], tuple[bytes, bytes]] = {
+    ast.Add: (b"+", b"-"),
+    ast.Sub: (b"-", b"+"),
+    ast.Mult: (b"*", b"/"),
+    ast.Div: (b"/", b"*"),
+    ast.FloorDiv: (b"//", b"*"),
+    ast.Mod: (b"%", b"*"),
+    ast.Pow: (b"**", b"*"),
+    ast.MatMult: (b"@", b"+"),
+    ast.BitAnd: (b"&", b"|"),
+    ast.BitOr: (b"|", b"&"),
+    ast.And: (b"and", b"or"),
+    ast.Or: (b"or", b"and"),
+    ast.Eq: (b"==", b"!="),
+    ast.NotEq: (b"!=", b"=="),
+    ast.Lt: (b"<", b">="),
+    ast.LtE: (b"<=", b">"),
+    ast.Gt: (b">", b"<="),
+    ast.GtE: (b">=", b"<"),
+    ast.Is: (b"is", b"is not"),
+    ast.In: (b"in", b"not in"),
+}
+"""How each operator is written, and what replaces it."""
+
+Place = tuple[int, int]
+"""A line, counted from 1, and a column in bytes."""
+Change = tuple[Place, Place, Callable[[bytes], bytes]]
+"""Where a piece of the text begins and ends, and what replaces the piece."""
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """One change of a source file.
+def mutations(source: str) -> list[str]:
+    """The code with one change, for each number, text, operator and argument that can be replaced.
 
-    Attributes:
-        code: the whole file with the change.
-        line: the first line that differs, counted from 1.
-        before: the lines that the change replaces, without the indentation that they share.
-        after: the lines that replace them.
+    Raises:
+        SyntaxError: if Python can't parse the code.
+
+    >>> mutations("print(x < 7)")
+    ['print(None)', 'print(x >= 7)', 'print(x < 8)']
     """
-
-    code: str
-    line: int
-    before: str
-    after: str
-
-
-class Mutants:
-    """All mutants of a source file, in the order of the file.
-
-    >>> mutants = Mutants("def lower(a, b):\\n    return a < b\\n")
-    >>> [mutant.after for mutant in map(mutants.mutant, range(len(mutants)))]
-    ['return a <= b']
-    """
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self._module = cst.parse_module(text).deep_clone()  # a node that occurs twice could not be replaced
-        places = _Places()
-        self._module.visit(places)
-        self._changes = places.changes
-
-    def __len__(self) -> int:
-        return len(self._changes)
-
-    def mutant(self, number: int) -> Mutant:
-        """The mutant with this number. Numbers start at 0."""
-        node, changed = self._changes[number]
-        code = cst.ensure_type(self._module.deep_replace(node, changed), cst.Module).code
-        old, new = self.text.splitlines(), code.splitlines()
-        start = _common(old, new)
-        end = _common(old[start:][::-1], new[start:][::-1])
-        return Mutant(code, start + 1, _cut(old, start, end), _cut(new, start, end))
+    text = source.encode()  # ast counts columns in bytes
+    starts = [0, *accumulate(len(line) + 1 for line in text.split(b"\n"))]
+    changed = []
+    for (line, column), (last_line, last_column), replaced in _changes(ast.parse(source)):
+        begin, end = starts[line - 1] + column, starts[last_line - 1] + last_column
+        old = text[begin:end]
+        new = replaced(old)
+        new += b"\n" * (old.count(b"\n") - new.count(b"\n"))
+        changed.append((text[:begin] + new + text[end:]).decode())
+    return changed
 
 
-class _Places(cst.CSTVisitor):
-    def __init__(self) -> None:
-        super().__init__()
-        self.changes: list[tuple[cst.CSTNode, cst.CSTNode]] = []
-
-    def on_visit(self, node: cst.CSTNode) -> bool:
-        if isinstance(node, (cst.Annotation, cst.Import, cst.ImportFrom)):
-            return False
-        for kind, operator in OPERATORS:
-            if isinstance(node, kind):
-                self.changes += [(node, changed) for changed in operator(node)]
-        return True
-
-
-def _one_name_less(node: cst.Call) -> Iterable[cst.Call]:
-    """A call such as `function("Amax Amin", ...)`, each time without one of the names in its string."""
-    for number, argument in enumerate(node.args):
-        if isinstance(argument.value, cst.SimpleString):
-            text = argument.value.value
-            words = list(re.finditer(r"\b[A-Z]\w*\s*", text))
-            if len(words) > 1 and not re.sub(r"\b[A-Z]\w*\b", "", text).strip("\"'\n "):
-                for word in words:
-                    value = argument.value.with_changes(value=text[: word.start()] + text[word.end() :])
-                    changed = argument.with_changes(value=value)
-                    yield node.with_changes(args=[*node.args[:number], changed, *node.args[number + 1 :]])
-
-
-def _one_element_less(node: cst.Tuple | cst.List | cst.Set) -> Iterable[cst.CSTNode]:
-    """A list of more than two constant strings, each time without one of them."""
-    elements = node.elements
-    if len(elements) > 2 and all(isinstance(element.value, cst.SimpleString) for element in elements):
-        for number in range(len(elements)):
-            yield node.with_changes(elements=[*elements[:number], *elements[number + 1 :]])
+def _changes(node: ast.AST) -> Iterator[Change]:
+    """Every change of a piece of the text."""
+    match node:
+        case ast.Constant(value=bool(value)):
+            yield _begin(node), _end(node), _to(not value)
+        case ast.Constant(value=int(value)):
+            yield _begin(node), _end(node), _to(value + 1)
+        case ast.Constant(value=float(value)):
+            yield _begin(node), _end(node), _to(2 * value + 1)
+        case ast.Constant(value=str(value)):
+            yield _begin(node), _end(node), _to(f"XX{value}")
+        case ast.UnaryOp(op=ast.USub() | ast.Not(), operand=operand):
+            yield _begin(node), _begin(operand), _to()
+        case ast.BinOp(left=left, op=op, right=right):
+            yield from _operator(left, op, right)
+        case ast.BoolOp(op=op, values=values):
+            for left, right in pairwise(values):
+                yield from _operator(left, op, right)
+        case ast.Compare(left=first, ops=ops, comparators=others):
+            for (left, right), comparison in zip(pairwise([first, *others]), ops, strict=True):
+                yield from _operator(left, comparison, right)
+        case ast.AugAssign(target=target, op=op, value=value):
+            yield from _operator(target, op, value)
+        case ast.Call(args=args, keywords=keywords):
+            for argument in [*args, *(keyword.value for keyword in keywords)]:
+                if not isinstance(argument, ast.Starred):
+                    yield _begin(argument), _end(argument), _to(None)
+        case ast.JoinedStr():
+            return  # before Python 3.12, ast doesn't say where the parts of an f-string are
+    for child in ast.iter_child_nodes(node):
+        yield from _changes(child)
 
 
-OPERATORS: list[tuple[type[cst.CSTNode], Callable[[Any], Iterable[cst.CSTNode]]]] = [
-    *mutation_operators,
-    (cst.Call, _one_name_less),
-    *((kind, _one_element_less) for kind in (cst.Tuple, cst.List, cst.Set)),
-]
-"""The kinds of nodes that are mutated, and the function that makes the mutations."""
+def _operator(left: ast.expr, operator: ast.AST, right: ast.expr) -> Iterator[Change]:
+    """The operator is in the text between its operands."""
+    if pair := OPERATORS.get(type(operator)):
+        yield _end(left), _begin(right), lambda old: old.replace(*pair, 1)
 
 
-def _common(old: list[str], new: list[str]) -> int:
-    """How many lines at the start are equal."""
-    return next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+def _to(*values: object) -> Callable[[bytes], bytes]:
+    """Replace the piece by a value, or by nothing."""
+    new = "".join(map(repr, values)).encode()
+    return lambda old: new
 
 
-def _cut(lines: list[str], start: int, end: int) -> str:
-    """The lines from `start` up to `end` from the end, without the indentation that they share."""
-    return textwrap.dedent("\n".join(lines[start : len(lines) - end]))
+def _begin(node: ast.expr) -> Place:
+    return node.lineno, node.col_offset
+
+
+def _end(node: ast.expr) -> Place:
+    assert node.end_lineno is not None and node.end_col_offset is not None
+    return node.end_lineno, node.end_col_offset

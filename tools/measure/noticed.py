@@ -21,7 +21,7 @@ from ..steps.outputs import Output, Recorded, environment, outputs
 from ..steps.read import read
 from ..steps.run import needs_torch, run_one
 from ..steps.warm import Warmth
-from .mutations import Mutants
+from .mutations import mutations
 
 TRIES = 12
 """How many mutations are tried in a cell, until a mutation changes the output and raises nothing."""
@@ -111,7 +111,6 @@ def _change(chapter: Path, book: NotebookNode, shown: Output, recorded: Recorded
 
 def _changed(source: str) -> Iterable[str]:
     """The code of a cell with one change, for each possible change, always in the same order."""
-    mutants = Mutants(source)
-    for index in random.Random(source).sample(range(len(mutants)), min(TRIES, len(mutants))):
-        yield mutants.mutant(index).code
+    changed = mutations(source)
+    yield from random.Random(source).sample(changed, min(TRIES, len(changed)))
     yield source + ADDED

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 from scratch import ROOT
 
 PROGRAM = """
@@ -14,6 +15,7 @@ print("measured")
 """
 
 
+@pytest.mark.slow
 def test_the_garbage_collector_may_free_hundreds_of_reports_with_their_model():
     """Python 3.11 crashed here when reports held modules in a WeakSet."""
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
