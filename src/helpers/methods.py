@@ -48,7 +48,8 @@ def method(name: str) -> Method:
     """
     if name not in METHODS:
         raise KeyError(
-            f"no method is called {name!r}; known: {', '.join(METHODS)}. To add one, call helpers.methods.register"
+            f"no method is called {name!r}; the methods are {', '.join(METHODS)}. "
+            "To add one, call helpers.methods.register"
         )
     return METHODS[name]
 

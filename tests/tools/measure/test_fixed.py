@@ -176,7 +176,7 @@ def test_a_large_sample_is_left_out_and_counted(monkeypatch):
     assert {case.name.partition(",")[0] for case in cases} == {"sample 0"}
 
 
-@pytest.mark.parametrize("method", poisoned.METHODS)
+@pytest.mark.parametrize("method", poisoned.SELECTIONS)
 def test_the_loss_selects_in_two_ways(method):
     used = torch.tensor([True, False, True])
     x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
