@@ -20,7 +20,6 @@ import copy
 import hashlib
 import math
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,7 +38,8 @@ _INTO_VIEWS = frozenset({"as_strided_scatter", "copy", "diagonal_scatter", "sele
 _WRITING_ZEROS = frozenset(
     getattr(aten, name)
     for name in (
-        "_unsafe_index_put as_strided_scatter cat complex constant_pad_nd copy diagonal_scatter fill index_add "
+        "_unsafe_index_put _unsafe_masked_index_put_accumulate as_strided_scatter cat complex constant_pad_nd "
+        "copy diagonal_scatter fill index_add "
         "index_copy index_fill index_put masked_fill masked_scatter mul new_zeros put scatter scatter_add "
         "select_scatter slice_scatter stack where zeros_like"
     ).split()
@@ -48,6 +48,8 @@ _WRITING_ZEROS = frozenset(
 
 JOINING = frozenset({aten.cat, aten.stack})
 ADDING = frozenset({aten.add, aten.sub, aten.rsub})
+
+_LARGEST = frozenset({aten.amax, aten.amin})
 
 PICKED = Function(selects=True)
 """What stands for the function of a product that `picks`."""
@@ -243,6 +245,9 @@ def functions_in(ahead: Any) -> dict[int, Function]:
     The first operator with a number made the node. Later ones have no derivative, and show the number of the last node.
     """
     found: dict[int, Function | None] = {}
+    largest = {
+        node.meta.get("seq_nr") for node in ahead.nodes if getattr(node.target, "overloadpacket", None) in _LARGEST
+    }
     for node in ahead.nodes:
         number = node.meta.get("seq_nr")
         if node.op != "call_function" or number is None or node.meta.get("partitioner_tag") == "is_backward":
@@ -254,13 +259,16 @@ def functions_in(ahead: Any) -> dict[int, Function]:
         if number not in found:
             of_user = [str(entry[0]) for entry in node.meta.get("source_fn_stack", ())]
             known = bool(of_user) and not any("autograd" in entry for entry in of_user)
-            found[number] = _record(name, node.args) if known else None
+            found[number] = _record(name, node, number in largest) if known else None
     return {number: function for number, function in found.items() if function is not None}
 
 
-def _record(name: str, arguments: Sequence[Any]) -> Function | None:
-    """The record of an operator; None if no node has its name."""
-    if name == "linalg_vector_norm" and (len(arguments) < 2 or math.isfinite(arguments[1])):
-        return UNKNOWN  # its record is for orders of inf
+def _record(name: str, node: Any, is_of_largest: bool) -> Function | None:
+    """The record of an operator; None if no node has its name, or if it is not known which function it came from."""
+    if name == "linalg_vector_norm":  # its record is for orders of inf
+        if node.target is not aten.linalg_vector_norm.default:
+            return None if is_of_largest else Function()
+        if len(node.args) < 2 or math.isfinite(node.args[1]):
+            return Function()
     of_node = _BY_LETTERS.get(name.removesuffix("_forward").replace("_", ""))
     return None if of_node is None else FUNCTIONS.get(of_node, UNKNOWN)

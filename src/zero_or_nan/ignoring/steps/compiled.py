@@ -23,8 +23,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..compiled import AS_ATEN, Arguments, is_surely_finite, may_show_zeros, region_of, tangents_of, users_last
+from ..compiled import AS_ATEN, Arguments, is_surely_finite, may_be_followed, region_of, tangents_of, users_last
 from ..cotangent import Cotangent, can_carry, dispatches, is_finite, mask_of, prefer_exact, unwrap
+from ..dispatch import has_rule
 from ..failures import NotFollowed
 from ..graph import AccumulateGrad, for_each_edge
 from ..higher import in_forward_mode
@@ -48,7 +49,7 @@ _ADDING_A_PRODUCT = frozenset(
 )
 
 _AMBIGUOUS = "a compiled region does not show what a zero in its backward means"
-_NOT_SHOWN = f"{_AMBIGUOUS}; call ignoring.follow_compiled() before torch.compile"
+_NOT_SHOWN = f"{_AMBIGUOUS}; call ignoring.follow_compiled() before torch.compile, with the backend inductor"
 
 
 class Compiled(Step):
@@ -61,7 +62,7 @@ class Compiled(Step):
     """The operator of the graph that runs."""
 
     def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
-        wanted = may_show_zeros(self.node._forward_cls)
+        wanted = may_be_followed(self.node._forward_cls)
         leads_to_leaves = all(type(ahead) is AccumulateGrad for ahead, _ in self.node.next_functions if ahead)
         only_if_in_doubt = leads_to_leaves and not self.owner.keep
         self._arguments = Arguments(self.node, only_if_in_doubt) if wanted else None
@@ -107,12 +108,12 @@ class Compiled(Step):
         if self._arguments is not None and self._arguments.were_finite:
             self._arguments.hold_from_now_on()
             raise NotFollowed("a compiled region in which a number overflowed for the first time")
-        if arguments is None:
-            raise NotFollowed(_NOT_SHOWN)
         forward = self.node._forward_cls
         region = region_of(forward)
         if not region.shows:
             raise NotFollowed(_NOT_SHOWN)
+        if arguments is None:
+            raise NotFollowed("a compiled region whose arguments are not known")
         places = tangents_of(forward)
         first = len(arguments) - len(places)
         given = [node for node in region.module.graph.nodes if node.op == "placeholder"]
@@ -163,7 +164,7 @@ class Compiled(Step):
             raise NotFollowed(f"a compiled region with {target.name()}, which reads the memory of a cotangent")
         if packet in ADDING or packet in JOINING:
             self._check_terms(packet, args)
-        elif packet in _ADDING_A_PRODUCT and not _is_cotangent(args[0]) and any(map(_is_cotangent, args)):
+        elif any(map(_is_cotangent, args)) and _may_write_zeros(target, args):
             self._undecided()
         if target in _RESHAPED:
             target = aten.reshape.default
@@ -264,6 +265,18 @@ class Compiled(Step):
         if not self._flagged:
             self._flagged = True
             self.owner.failed(NAME, NotFollowed(_AMBIGUOUS), suspected=True)
+
+
+def _may_write_zeros(operator: Any, args: Any) -> bool:
+    """True if a result may have zeros of which nothing shows what they mean."""
+    if getattr(operator, "namespace", "") != "aten":
+        return False
+    packet = operator.overloadpacket
+    if packet in _ADDING_A_PRODUCT:
+        return not _is_cotangent(args[0])
+    if packet is aten.mul and isinstance(args[1], (int, float)):  # so decompositions write what was not selected
+        return args[1] == 0
+    return not has_rule(operator)
 
 
 def _is_cotangent(thing: Any) -> bool:
