@@ -42,7 +42,18 @@ from .plan import EVERYTHING, Ahead, planned
 from .precheck import is_safe
 from .registry import Function, Transfer
 from .sparse import is_sparse
-from .steps import CustomVJP, Linear, OverNothing, Recomputed, Sliced, Step, Traced, is_over_nothing
+from .steps import (
+    CustomVJP,
+    Linear,
+    Opaque,
+    OverNothing,
+    Recomputed,
+    Sliced,
+    Step,
+    Taped,
+    Traced,
+    is_over_nothing,
+)
 from .threads import current, set_current
 from .vmapped import is_wrapped
 
@@ -236,7 +247,7 @@ class Pass:
         recorded = is_recorded(node)
         if recorded:
             arriving = tuple(self._at_constants(node, number, value) for number, value in enumerate(arriving))
-        if step_type in _OF_PYTORCH and is_over_nothing(arriving):
+        if step_type in _OF_ONE_DERIVATIVE and is_over_nothing(arriving):
             step_type = OverNothing
         masks, values, masked, unmaskable = [], [], recorded, None
         for number, value in enumerate(arriving):
@@ -459,8 +470,8 @@ def _unless_constant(node: Any, value: Any, mask: Mask) -> Mask:
     return mask
 
 
-_OF_PYTORCH = (Step, Linear, CustomVJP)
-"""The steps that run one derivative of PyTorch's own."""
+_OF_ONE_DERIVATIVE = (Step, Linear, CustomVJP, Opaque, Taped, Traced)
+"""The steps that run one derivative, PyTorch's own or a user's."""
 
 _ON_COTANGENTS = (Step, Traced, Sliced)
 """The steps whose derivative gets cotangents in place of plain tensors."""

@@ -160,20 +160,6 @@ def test_a_marked_region_is_followed(name, marked):
     assert not told and torch.equal(found[plain.isfinite()], plain[plain.isfinite()])
 
 
-class Clipped(torch.autograd.Function):
-    """A straight-through gradient: its zeros are a convention, though its forward function selects."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return torch.where(x > -1, x, 0.0)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (x,) = ctx.saved_tensors
-        return torch.where(x > 5, gradient, 0.0)
-
-
 class LikeWhere(torch.autograd.Function):
     """Its backward is that of a `where`, and its zeros are a convention."""
 
@@ -186,6 +172,15 @@ class LikeWhere(torch.autograd.Function):
     def backward(ctx, gradient):
         (x,) = ctx.saved_tensors
         return torch.where(x > 0, gradient, 0.0)
+
+
+class Clipped(LikeWhere):
+    """The same, and its forward function selects."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.where(x > -1, x, 0.0)
 
 
 class LikeSlice(torch.autograd.Function):

@@ -10,7 +10,10 @@ from .step import Results, Step
 
 
 class OverNothing(Step):
-    """The run of a derivative to which only cotangents without elements arrive. Plain PyTorch runs it."""
+    """The run of a derivative to which only cotangents without elements arrive. It gets plain tensors.
+
+    It may be a user's: whatever the code does, the result did not depend on an element that it gives zero.
+    """
 
     is_needed = True
 
