@@ -16,7 +16,7 @@ be finite and wrong.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -140,6 +140,7 @@ class Compiled(Step):
         Takes the arguments out of their list, so that each is freed as soon as no operator needs it.
         """
         self._region, self._compared, self._flagged = region, {}, False
+        self._dtypes = {value.dtype for value in arguments if isinstance(value, Tensor)}
         known: dict[Any, Any] = {}
         arguments.reverse()
         for node, last in users_last(region.module):
@@ -177,6 +178,8 @@ class Compiled(Step):
             factor = next(arg for arg in args if not _is_cotangent(arg))
             result = torch.where(factor != 0, result, 0.0)
         result = self._counted(self._here, result)
+        if isinstance(result, Tensor):
+            self._dtypes.add(result.dtype)
         if (
             packet in Comparisons.COMPARING
             or packet in Comparisons.JOINING
@@ -218,7 +221,7 @@ class Compiled(Step):
             if isinstance(exact, Tensor):
                 if not isinstance(result, Tensor) or exact.shape != result.shape or dispatches(exact):
                     raise NotFollowed("a compiled region whose graph has other results than its code")
-                if not _agree(exact, unwrap(result)):
+                if not _agree(exact, unwrap(result), self._dtypes):
                     raise NotFollowed("a compiled region whose graph computes other numbers than its code")
                 if _is_cotangent(result):
                     exact = unwrap(prefer_exact(exact, result))
@@ -283,12 +286,18 @@ def _is_cotangent(thing: Any) -> bool:
     return type(thing) is Cotangent
 
 
-def _agree(exact: Tensor, followed: Tensor) -> bool:
-    """True if two results agree where both are finite. If not, the graph's arguments are not those of the code."""
+def _agree(exact: Tensor, followed: Tensor, dtypes: Iterable[torch.dtype]) -> bool:
+    """True if two results agree where both are finite. If not, the graph's arguments are not those of the code.
+
+    Args:
+        exact, followed: the results.
+        dtypes: those of all numbers in the graph. Compiled code may round less often to a narrow one.
+    """
     both = exact.isfinite() & followed.isfinite()
     exact, followed = exact[both], followed[both]
     if not exact.numel() or not (exact.is_floating_point() or exact.is_complex()):
         return True
     size = torch.maximum(exact.abs().amax(), followed.abs().amax())
-    tolerance = max(torch.finfo(exact.dtype).eps, torch.finfo(torch.float32).eps) ** 0.5
+    floating = [dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex]
+    tolerance = max(torch.finfo(dtype).eps for dtype in (torch.float32, *floating)) ** 0.5
     return bool((exact - followed).abs().amax() <= tolerance * size)
