@@ -1,7 +1,8 @@
 """The backward graph of a compiled region, and the arguments that it ran on.
 
 AOTAutograd keeps the backward of each region as a graph of PyTorch's operators, because compiled autograd needs it.
-What a zero in it means is in `meanings`: a backend that keeps the forward graph, as `aot_eager` does, shows it.
+What a zero in it means is in `meanings`: a backend of PyTorch that keeps the forward graph, as `aot_eager` does, shows
+it.
 Inductor compiles the forward graph away, and shows it only through the marks of `follow_compiled`. Without them nothing
 is guessed, and the region is not followed: inductor leaves out a zero that is added, and with it, that an element was
 used.

@@ -89,8 +89,9 @@ def follow_compiled() -> None:
     Call it before `torch.compile` compiles: regions that were compiled earlier stay as they are. It adds two passes to
     inductor for the whole process, in `torch._inductor.config.joint_custom_pre_pass` and `joint_custom_post_pass`.
     Compiled code computes the same bits as without them. It also sets `torch._functorch.config.donated_buffer` to
-    False: the compiled backward then leaves its arguments as they are, so that `ignoring` can use them again. Backends
-    that keep their forward graph, such as "aot_eager", need none of this.
+    False: the compiled backward then leaves its arguments as they are, so that `ignoring` can use them again. PyTorch's
+    own backends that keep their forward graph, such as "aot_eager", need none of this. The backend of another package
+    is followed only if it runs inductor's passes.
 
     Warns:
         UserWarning: if PyTorch is older than 2.8. Nothing is set then, and what inductor compiles is not followed.
