@@ -1,7 +1,8 @@
 """The backward graph of a compiled region, and the arguments that it ran on.
 
 AOTAutograd keeps the backward of each region as a graph of PyTorch's operators, because compiled autograd needs it.
-What a zero in it means is in `meanings`: a backend that keeps the forward graph, as `aot_eager` does, shows it.
+What a zero in it means is in `meanings`: a backend of PyTorch that keeps the forward graph, as `aot_eager` does, shows
+it.
 Inductor compiles the forward graph away, and shows it only through the marks of `follow_compiled`. Without them nothing
 is guessed, and the region is not followed: inductor leaves out a zero that is added, and with it, that an element was
 used.
@@ -70,7 +71,7 @@ class Region(NamedTuple):
         return is_own(node, constant)
 
 
-_regions: weakref.WeakKeyDictionary[type, Region] = weakref.WeakKeyDictionary()
+_regions: weakref.WeakKeyDictionary[type, Region | str] = weakref.WeakKeyDictionary()
 _functions: weakref.WeakKeyDictionary[type, Mapping[int, Function] | None] = weakref.WeakKeyDictionary()
 
 
@@ -83,7 +84,8 @@ def is_region(node: Any) -> bool:
 def functions_of(forward: Any) -> Mapping[int, Function] | None:
     """The records of a region's functions; None if the backend does not keep its forward graph, as `aot_eager` does.
 
-    A backend that keeps it is trusted to run both graphs as they were traced: a zero that it left out would be missed.
+    Only backends of PyTorch itself are known to run both graphs as they were traced. Another one may run passes of
+    inductor first, and leave out zeros.
     """
     if forward not in _functions:
         ahead = _graph_inside(getattr(forward, "compiled_fw", None))
@@ -91,9 +93,14 @@ def functions_of(forward: Any) -> Mapping[int, Function] | None:
     return _functions[forward]
 
 
-def may_show_zeros(forward: Any) -> bool:
-    """True if a region may show what its zeros mean."""
-    return is_followed() or functions_of(forward) is not None
+def may_be_followed(forward: Any) -> bool:
+    """True if the graph of a region can be followed, and shows what its zeros mean."""
+    if functions_of(forward) is None and not is_followed():
+        return False
+    try:
+        return region_of(forward).shows
+    except NotFollowed:
+        return False
 
 
 def region_of(forward: Any) -> Region:
@@ -104,22 +111,31 @@ def region_of(forward: Any) -> Region:
     """
     found = _regions.get(forward)
     if found is None:
-        info: Any = getattr(forward, "_lazy_backward_info", None)
-        module = getattr(info, "bw_module", None)
-        if module is None and hasattr(info, "bw_module_fn"):
-            try:
-                module = info.bw_module_fn()
-            except Exception as error:  # PyTorch can't read each graph back that it put into its cache
-                reason = f"a compiled region whose graph can't be read from PyTorch's cache: {error}"
-                raise NotFollowed(reason) from error
-        if not isinstance(module, GraphModule):
-            raise NotFollowed("a compiled region without its backward graph")
-        functions = functions_of(forward)
-        found = Region(module, functions, marks_in(module.graph) if functions is None else {})
-        for node in module.graph.nodes:
-            _check(node, found)
+        try:
+            found = _region(forward)
+        except NotFollowed as error:
+            found = str(error)
         _regions[forward] = found
+    if isinstance(found, str):
+        raise NotFollowed(found)
     return found
+
+
+def _region(forward: Any) -> Region:
+    info: Any = getattr(forward, "_lazy_backward_info", None)
+    module = getattr(info, "bw_module", None)
+    if module is None and hasattr(info, "bw_module_fn"):
+        try:
+            module = info.bw_module_fn()
+        except Exception as error:  # PyTorch can't read each graph back that it put into its cache
+            raise NotFollowed(f"a compiled region whose graph can't be read from PyTorch's cache: {error}") from error
+    if not isinstance(module, GraphModule):
+        raise NotFollowed("a compiled region without its backward graph")
+    functions = functions_of(forward)
+    region = Region(module, functions, marks_in(module.graph) if functions is None else {})
+    for node in module.graph.nodes:
+        _check(node, region)
+    return region
 
 
 def _check(node: Any, region: Region) -> None:
@@ -151,7 +167,9 @@ def _draws(node: Any) -> bool:
 
 
 def _graph_inside(compiled: Any) -> Any:
-    """The forward graph, if the backend only wrapped it into functions; else None."""
+    """The forward graph, if the backend is one of PyTorch's that only wrap it into functions; else None."""
+    if getattr(compiled, "__module__", None) != "torch._dynamo.backends.debugging":
+        return None
     stack, seen = [compiled], set()
     while stack:
         thing = stack.pop()

@@ -70,6 +70,11 @@ def _is_sparse_cotangent(thing: Any) -> bool:
     return type(thing) is Cotangent and is_sparse(thing.value)
 
 
+def has_rule(op: Any) -> bool:
+    """True if a rule says what an operator does to masks, or the rules of what it is composed of."""
+    return op.overloadpacket in RULES or _is_composite(op)
+
+
 @functools.cache
 def _is_composite(op: Any) -> bool:
     """True if the operator is only composed of other operators."""

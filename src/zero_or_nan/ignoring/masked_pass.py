@@ -41,7 +41,18 @@ from .plan import EVERYTHING, Ahead, planned
 from .precheck import is_safe
 from .registry import Function, Transfer
 from .sparse import is_sparse
-from .steps import CustomVJP, Linear, OverNothing, Recomputed, Step, Transferred, is_over_nothing
+from .steps import (
+    CustomVJP,
+    Linear,
+    Opaque,
+    OverNothing,
+    Recomputed,
+    Step,
+    Taped,
+    Traced,
+    Transferred,
+    is_over_nothing,
+)
 from .threads import current, set_current
 from .vmapped import is_wrapped
 
@@ -240,7 +251,7 @@ class Pass:
         recorded = is_recorded(node)
         if recorded:
             arriving = tuple(self._at_constants(node, number, value) for number, value in enumerate(arriving))
-        if step_type in _OF_PYTORCH and is_over_nothing(arriving):
+        if step_type in _OF_ONE_DERIVATIVE and is_over_nothing(arriving):
             step_type = OverNothing
         arrived = self._all_arriving(node, function, step_type, arriving, recorded)
         if arrived is None:
@@ -291,7 +302,7 @@ class Pass:
         """The hook after a transferred node: plain PyTorch's derivative has run, and now the masks go through it."""
         if not self._is_mine():
             return None
-        if transfer in _OF_PYTORCH and is_over_nothing(arriving):
+        if transfer in _OF_ONE_DERIVATIVE and is_over_nothing(arriving):
             transfer = OverNothing
         values: Sequence[Any] = results
         masks: Iterable[Mask] = _NO_MASKS
@@ -464,8 +475,8 @@ def _unless_constant(node: Any, value: Any, mask: Mask) -> Mask:
     return mask
 
 
-_OF_PYTORCH = (Step, Linear, CustomVJP)
-"""The steps that run one derivative of PyTorch's own."""
+_OF_ONE_DERIVATIVE = (Step, Linear, CustomVJP, Opaque, Taped, Traced)
+"""The steps that run one derivative, PyTorch's own or a user's."""
 
 
 def _is_anothers(value: Any) -> bool:

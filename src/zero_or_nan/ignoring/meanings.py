@@ -20,7 +20,6 @@ import copy
 import hashlib
 import math
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,7 +38,8 @@ _INTO_VIEWS = frozenset({"as_strided_scatter", "copy", "diagonal_scatter", "sele
 _WRITING_ZEROS = frozenset(
     getattr(aten, name)
     for name in (
-        "_unsafe_index_put as_strided_scatter cat complex constant_pad_nd copy diagonal_scatter fill index_add "
+        "_unsafe_index_put _unsafe_masked_index_put_accumulate as_strided_scatter cat complex constant_pad_nd "
+        "copy diagonal_scatter fill index_add "
         "index_copy index_fill index_put masked_fill masked_scatter mul new_zeros put scatter scatter_add "
         "select_scatter slice_scatter stack where zeros_like"
     ).split()
@@ -48,6 +48,8 @@ _WRITING_ZEROS = frozenset(
 
 JOINING = frozenset({aten.cat, aten.stack})
 ADDING = frozenset({aten.add, aten.sub, aten.rsub})
+
+_LARGEST = frozenset({aten.amax, aten.amin})
 
 PICKED = Function(selects=True)
 """What stands for the function of a product that `picks`."""
@@ -87,8 +89,9 @@ def follow_compiled() -> None:
     Call it before `torch.compile` compiles: regions that were compiled earlier stay as they are. It adds two passes to
     inductor for the whole process, in `torch._inductor.config.joint_custom_pre_pass` and `joint_custom_post_pass`.
     Compiled code computes the same bits as without them. It also sets `torch._functorch.config.donated_buffer` to
-    False: the compiled backward then leaves its arguments as they are, so that `ignoring` can use them again. Backends
-    that keep their forward graph, such as "aot_eager", need none of this.
+    False: the compiled backward then leaves its arguments as they are, so that `ignoring` can use them again. PyTorch's
+    own backends that keep their forward graph, such as "aot_eager", need none of this. The backend of another package
+    is followed only if it runs inductor's passes.
 
     Warns:
         UserWarning: if PyTorch is older than 2.8. Nothing is set then, and what inductor compiles is not followed.
@@ -243,6 +246,9 @@ def functions_in(ahead: Any) -> dict[int, Function]:
     The first operator with a number made the node. Later ones have no derivative, and show the number of the last node.
     """
     found: dict[int, Function | None] = {}
+    largest = {
+        node.meta.get("seq_nr") for node in ahead.nodes if getattr(node.target, "overloadpacket", None) in _LARGEST
+    }
     for node in ahead.nodes:
         number = node.meta.get("seq_nr")
         if node.op != "call_function" or number is None or node.meta.get("partitioner_tag") == "is_backward":
@@ -254,13 +260,16 @@ def functions_in(ahead: Any) -> dict[int, Function]:
         if number not in found:
             of_user = [str(entry[0]) for entry in node.meta.get("source_fn_stack", ())]
             known = bool(of_user) and not any("autograd" in entry for entry in of_user)
-            found[number] = _record(name, node.args) if known else None
+            found[number] = _record(name, node, number in largest) if known else None
     return {number: function for number, function in found.items() if function is not None}
 
 
-def _record(name: str, arguments: Sequence[Any]) -> Function | None:
-    """The record of an operator; None if no node has its name."""
-    if name == "linalg_vector_norm" and (len(arguments) < 2 or math.isfinite(arguments[1])):
-        return UNKNOWN  # its record is for orders of inf
+def _record(name: str, node: Any, is_of_largest: bool) -> Function | None:
+    """The record of an operator; None if no node has its name, or if it is not known which function it came from."""
+    if name == "linalg_vector_norm":  # its record is for orders of inf
+        if node.target is not aten.linalg_vector_norm.default:
+            return None if is_of_largest else Function()
+        if len(node.args) < 2 or math.isfinite(node.args[1]):
+            return Function()
     of_node = _BY_LETTERS.get(name.removesuffix("_forward").replace("_", ""))
     return None if of_node is None else FUNCTIONS.get(of_node, UNKNOWN)

@@ -54,8 +54,8 @@ class Hidden:
         return self.module(*arguments)
 
 
-def as_inductor(module, inputs):
-    """A backend with inductor's graphs, and no compiler of C++."""
+def of_inductor(module, inputs, compiler):
+    """Compile with inductor's graphs, and no compiler of C++."""
     from torch._inductor.compile_fx import _recursive_joint_graph_passes  # warns, so not at the top
 
     def partition(joint, inputs, **rest):
@@ -64,11 +64,21 @@ def as_inductor(module, inputs):
         return min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **rest)
 
     backend = aot_autograd(
-        fw_compiler=lambda module, inputs: Hidden(module),
+        fw_compiler=compiler,
         partition_fn=partition,
         decompositions=select_decomp_table(),
     )
     return backend(module, inputs)
+
+
+def as_inductor(module, inputs):
+    """A backend that shows as little as inductor does."""
+    return of_inductor(module, inputs, lambda module, inputs: Hidden(module))
+
+
+def of_others(module, inputs):
+    """A backend that keeps its forward graph, as `aot_eager` does, and leaves out zeros, as inductor does."""
+    return of_inductor(module, inputs, lambda module, inputs: module)
 
 
 @pytest.fixture
@@ -119,6 +129,8 @@ FOLLOWED = {
     ),
     "AMP": (under_autocast, [1.0, 0.0, 4.0]),
     "graph break": (broken, [1.0, 0.0, 4.0]),
+    "embedding": (lambda x: F.embedding(torch.tensor([1, 1]), x.sqrt()[:, None]).sum(), [0.0, 4.0]),
+    "reflection": (lambda x: F.pad(x.sqrt()[None], (1, 1), "reflect")[:, :1].sum(), [1.0, 4.0, 0.0]),
     "checkpoint": (
         lambda x: checkpoint(lambda z: torch.where(z > 0, z.sqrt(), 0.0), x, use_reentrant=False).sum(), [1.0, 0.0],
     ),
@@ -148,20 +160,6 @@ def test_a_marked_region_is_followed(name, marked):
     assert not told and torch.equal(found[plain.isfinite()], plain[plain.isfinite()])
 
 
-class Clipped(torch.autograd.Function):
-    """A straight-through gradient: its zeros are a convention, though its forward function selects."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return torch.where(x > -1, x, 0.0)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (x,) = ctx.saved_tensors
-        return torch.where(x > 5, gradient, 0.0)
-
-
 class LikeWhere(torch.autograd.Function):
     """Its backward is that of a `where`, and its zeros are a convention."""
 
@@ -174,6 +172,15 @@ class LikeWhere(torch.autograd.Function):
     def backward(ctx, gradient):
         (x,) = ctx.saved_tensors
         return torch.where(x > 0, gradient, 0.0)
+
+
+class Clipped(LikeWhere):
+    """The same, and its forward function selects."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.where(x > -1, x, 0.0)
 
 
 class LikeSlice(torch.autograd.Function):
@@ -265,6 +272,8 @@ NOT_FOLLOWED = {
     "a write into a view": (in_place, [1.0, 0.0]),
     "a derivative of ours": (lambda x: x.sqrt().cumprod(0)[:1].sum(), [1.0, 0.0]),
     "a comparison that was saved": (lambda x: x.sqrt().amax(), [1.0, 0.0]),
+    "a norm that selects": (lambda x: torch.linalg.vector_norm(x.sqrt(), float("inf")), [1.0, 0.0]),
+    "a product with 0 that PyTorch puts in": (lambda x: F.softshrink(x.sqrt()).sum(), [1.0, 0.0]),
 }
 
 
@@ -297,14 +306,15 @@ LEFT_OUT = {
 """Programs, and their losses. All use the sign of a root, and none the second root otherwise."""
 
 
+@pytest.mark.parametrize("backend", [as_inductor, of_others])
 @pytest.mark.parametrize("is_marked", [True, False])
 @pytest.mark.parametrize("name", LEFT_OUT)
-def test_a_zero_that_the_compiler_leaves_out_still_counts(name, is_marked, request):
+def test_a_zero_that_the_compiler_leaves_out_still_counts(name, is_marked, backend, request):
     """The zero is the derivative of `sign`, and is added to a cotangent that is ignored."""
     if is_marked:
         request.getfixturevalue("marked")
     program, loss = LEFT_OUT[name]
-    compiled = torch.compile(program, backend=as_inductor)
+    compiled = torch.compile(program, backend=backend)
     found, told = gradient(lambda x: loss(*compiled(x)), torch.tensor([1.0, 0.0]))
     assert found[1].isnan() and ("ignoring.follow_compiled()" in told[0]) is not is_marked
 
@@ -466,12 +476,33 @@ def held(monkeypatch):
         (lambda x: torch.relu(x * 2).sum(), [1.0, 0.0], False),
         (lambda x: torch.relu(x * 2).sum(), [1.0, NAN], True),
         (lambda x: x.sqrt().relu().sum(), [1.0, 4.0], True),  # could be infinite
-        (lambda x: x.cumprod(0)[:1].sum(), [1.0, 4.0], True),  # has no graph that can be followed
     ],
 )
 def test_arguments_are_held_only_if_they_may_be_needed(program, numbers, is_held, held):
     found, _ = gradient(torch.compile(program, backend="aot_eager"), torch.tensor(numbers))
     assert held == [is_held] and found.isfinite().all()
+
+
+def test_arguments_of_a_graph_that_cannot_be_followed_are_not_even_looked_at(held):
+    x = torch.tensor([1.0, 0.0])
+    found, told = gradient(torch.compile(lambda x: x.sqrt().cumprod(0)[:1].sum(), backend="aot_eager"), x)
+    assert not held and found[1].isnan() and "whose derivative ignoring replaces" in told[0]
+
+
+def test_a_region_from_before_the_marks_is_not_even_looked_at(unmarked, held):
+    program, x = torch.compile(selected, backend=as_inductor), torch.tensor([1.0, 0.0])
+    gradient(program, x)
+    ignoring.follow_compiled()
+    found, told = gradient(program, x)
+    assert not held and found[1].isnan() and "ignoring.follow_compiled() before" in told[0]
+
+
+def test_an_operator_without_a_rule_may_select(marked, monkeypatch):
+    """All of its cotangent counts, and is finite: without a rule it would not be reported."""
+    monkeypatch.delitem(ignoring.RULES, torch.ops.aten._unsafe_masked_index_put_accumulate)
+    program, numbers = FOLLOWED["embedding"]
+    found, told = gradient(torch.compile(program, backend=as_inductor), torch.tensor(numbers))
+    assert found[0].isnan() and len(told) == 1
 
 
 def test_arguments_are_held_for_masks_and_for_what_is_ahead(held):
@@ -494,7 +525,7 @@ def test_a_first_overflow_of_finite_arguments_warns_and_the_next_is_followed():
     [
         lambda patch: patch.setattr("zero_or_nan.ignoring.steps.compiled.tangents_of", lambda forward: [0, 0]),
         lambda patch: patch.setattr("zero_or_nan.ignoring.steps.compiled.tangents_of", lambda forward: []),
-        lambda patch: patch.setattr("zero_or_nan.ignoring.steps.compiled._agree", lambda exact, followed: False),
+        lambda patch: patch.setattr("zero_or_nan.ignoring.steps.compiled._agree", lambda *results: False),
         lambda patch: patch.setattr(graphs, "_graph_inside", lambda compiled: None),
         lambda patch: patch.setattr(graphs.Arguments, "note", lambda arguments, values: None),
         lambda patch: patch.delitem(ignoring.RULES, torch.ops.aten.div),
@@ -511,8 +542,9 @@ def test_whatever_does_not_match_warns(break_it, monkeypatch):
     assert x.grad[0] == 1 and x.grad[1].isnan() and len(told) == 1
 
 
+@pytest.mark.parametrize("is_autocast", [False, True])
 @pytest.mark.parametrize("bad", [NAN, float("inf")])
-def test_a_loss_that_selects_from_what_inductor_compiled(bad, marked):
+def test_a_loss_that_selects_from_what_inductor_compiled(bad, is_autocast, marked):
     torch.manual_seed(0)
     layers = [torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.GELU(), torch.nn.Linear(8, 3)]
     model = torch.nn.Sequential(*layers, torch.nn.ReLU(), torch.nn.Softmax(-1))
@@ -525,12 +557,16 @@ def test_a_loss_that_selects_from_what_inductor_compiled(bad, marked):
 
     def gradients(backward, model, rows):
         model.zero_grad()
-        backward(torch.where(used, model(rows).square(), 0.0).sum())
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_autocast):
+            result = model(rows).float()
+        backward(torch.where(used, result.square(), 0.0).sum())
         return [parameter.grad.clone() for parameter in model.parameters()]
 
-    wanted = gradients(torch.autograd.backward, model, rows)
+    # Compiled code rounds less often to bfloat16.
+    wanted = gradients(torch.autograd.backward, compiled if is_autocast else model, rows)
     spoiled = torch.where(used, rows, bad)
-    torch.testing.assert_close(gradients(ignoring.backward, compiled, spoiled), wanted)
+    close = {"rtol": 0.01, "atol": 0.01} if is_autocast else {}
+    torch.testing.assert_close(gradients(ignoring.backward, compiled, spoiled), wanted, **close)
     clean, plain = (gradients(by, compiled, rows) for by in (ignoring.backward, torch.autograd.backward))
     assert all(map(torch.equal, clean, plain))
 

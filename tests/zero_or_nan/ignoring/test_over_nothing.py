@@ -5,6 +5,7 @@ reference is the same program without the part that is empty.
 """
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -145,21 +146,44 @@ def test_without_another_use_the_gradient_is_0(case):
     assert x.grad is None or not x.grad.any()
 
 
-def test_a_function_with_a_record(request):
-    @ignoring.function
-    class Rows(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * torch.ones(0, 1)
+class Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * torch.ones(0, 1)
 
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient.sum(0)
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.sum(0)
 
-    request.addfinalizer(lambda: ignoring.FUNCTIONS.pop(Rows))
+
+class RowsByNumPy(Rows):
+    @staticmethod
+    def backward(ctx, gradient):
+        return torch.from_numpy(gradient.numpy().sum(0))
+
+
+class NotZero(Rows):
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.sum(0) + 1
+
+
+@pytest.mark.parametrize("function", [Rows, RowsByNumPy])
+@pytest.mark.parametrize("has_record", [True, False])
+def test_a_function_of_the_user(function, has_record, request):
+    if has_record:
+        request.addfinalizer(lambda: ignoring.FUNCTIONS.pop(ignoring.function(function)))
     x = torch.tensor([0.0, 4.0], requires_grad=True)
-    ignoring.backward(Rows.apply(x.sqrt()).sum() + x.sum())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ignoring.backward(function.apply(x.sqrt()).sum() + x.sum())
     assert x.grad.tolist() == [1.0, 1.0]
+
+
+def test_what_a_function_gives_without_being_asked_counts():
+    x = torch.tensor([0.0, 4.0], requires_grad=True)
+    ignoring.backward(NotZero.apply(x.sqrt()).sum())
+    assert x.grad.tolist() == [inf, 0.25]
 
 
 @pytest.mark.parametrize("case", CASES)

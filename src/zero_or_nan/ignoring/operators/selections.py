@@ -192,6 +192,33 @@ def index_put(
     return Cotangent(value, aten.index_put(below.float(), indices, above.float(), accumulate=True) != 0)
 
 
+@rule("_unsafe_masked_index")
+def masked_index(op: Any, base: Any, where: Tensor, indices: Any, number: Any) -> Any:
+    """Elements at indices, and a number where `where` is False. So the derivative leaves out what was not added."""
+    read = aten._unsafe_index(base, _in_range(base, indices))
+    value = unwrap(read).masked_fill(where.logical_not(), number)
+    if number != 0:
+        return Cotangent(value)
+    return Cotangent(value, expanded(both(where, mask_of(read)), value.shape))
+
+
+@rule("_unsafe_masked_index_put_accumulate")
+def masked_index_put(op: Any, base: Any, where: Tensor, indices: Any, source: Any) -> Any:
+    """Elements are added where `where` is True. What is left out counts: the padding row of an embedding was used."""
+    added = unwrap(source).masked_fill(where.logical_not(), 0)
+    if type(source) is Cotangent:
+        added = Cotangent(added, expanded(source.mask, added.shape), source.step)
+    return aten._unsafe_index_put(base, _in_range(base, indices), added, True)
+
+
+def _in_range(base: Tensor, indices: Sequence[Any]) -> list[Any]:
+    """Indices, moved into the range of a tensor."""
+    return [
+        None if index is None else index.clamp(0, max(size - 1, 0))
+        for index, size in zip(indices, base.shape, strict=False)
+    ]
+
+
 @rule("scatter")
 def scatter(op: Any, base: Any, dim: int, index: Tensor, source: Any, **kwargs: Any) -> Any:
     """Elements along a dimension are overwritten."""

@@ -16,15 +16,16 @@ be finite and wrong.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from ..compiled import AS_ATEN, Arguments, is_surely_finite, may_show_zeros, region_of, tangents_of, users_last
+from ..compiled import AS_ATEN, Arguments, is_surely_finite, may_be_followed, region_of, tangents_of, users_last
 from ..cotangent import Cotangent, can_carry, dispatches, is_finite, mask_of, prefer_exact, unwrap
+from ..dispatch import has_rule
 from ..failures import NotFollowed
 from ..graph import AccumulateGrad, for_each_edge
 from ..higher import in_forward_mode
@@ -48,7 +49,7 @@ _ADDING_A_PRODUCT = frozenset(
 )
 
 _AMBIGUOUS = "a compiled region does not show what a zero in its backward means"
-_NOT_SHOWN = f"{_AMBIGUOUS}; call ignoring.follow_compiled() before torch.compile"
+_NOT_SHOWN = f"{_AMBIGUOUS}; call ignoring.follow_compiled() before torch.compile, with the backend inductor"
 
 
 class Compiled(Step):
@@ -62,7 +63,7 @@ class Compiled(Step):
     """The operator of the graph that runs."""
 
     def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
-        wanted = may_show_zeros(self.node._forward_cls)
+        wanted = may_be_followed(self.node._forward_cls)
         leads_to_leaves = all(type(ahead) is AccumulateGrad for ahead, _ in self.node.next_functions if ahead)
         only_if_in_doubt = leads_to_leaves and not self.owner.keep
         self._arguments = Arguments(self.node, only_if_in_doubt) if wanted else None
@@ -108,12 +109,12 @@ class Compiled(Step):
         if self._arguments is not None and self._arguments.were_finite:
             self._arguments.hold_from_now_on()
             raise NotFollowed("a compiled region in which a number overflowed for the first time")
-        if arguments is None:
-            raise NotFollowed(_NOT_SHOWN)
         forward = self.node._forward_cls
         region = region_of(forward)
         if not region.shows:
             raise NotFollowed(_NOT_SHOWN)
+        if arguments is None:
+            raise NotFollowed("a compiled region whose arguments are not known")
         places = tangents_of(forward)
         first = len(arguments) - len(places)
         given = [node for node in region.module.graph.nodes if node.op == "placeholder"]
@@ -140,6 +141,7 @@ class Compiled(Step):
         Takes the arguments out of their list, so that each is freed as soon as no operator needs it.
         """
         self._region, self._compared, self._flagged = region, {}, False
+        self._dtypes = {value.dtype for value in arguments if isinstance(value, Tensor)}
         known: dict[Any, Any] = {}
         arguments.reverse()
         for node, last in users_last(region.module):
@@ -164,7 +166,7 @@ class Compiled(Step):
             raise NotFollowed(f"a compiled region with {target.name()}, which reads the memory of a cotangent")
         if packet in ADDING or packet in JOINING:
             self._check_terms(packet, args)
-        elif packet in _ADDING_A_PRODUCT and not _is_cotangent(args[0]) and any(map(_is_cotangent, args)):
+        elif any(map(_is_cotangent, args)) and _may_write_zeros(target, args):
             self._undecided()
         if target in _RESHAPED:
             target = aten.reshape.default
@@ -177,6 +179,8 @@ class Compiled(Step):
             factor = next(arg for arg in args if not _is_cotangent(arg))
             result = torch.where(factor != 0, result, 0.0)
         result = self._counted(self._here, result)
+        if isinstance(result, Tensor):
+            self._dtypes.add(result.dtype)
         if (
             packet in Comparisons.COMPARING
             or packet in Comparisons.JOINING
@@ -218,7 +222,7 @@ class Compiled(Step):
             if isinstance(exact, Tensor):
                 if not isinstance(result, Tensor) or exact.shape != result.shape or dispatches(exact):
                     raise NotFollowed("a compiled region whose graph has other results than its code")
-                if not _agree(exact, unwrap(result)):
+                if not _agree(exact, unwrap(result), self._dtypes):
                     raise NotFollowed("a compiled region whose graph computes other numbers than its code")
                 if _is_cotangent(result):
                     exact = unwrap(prefer_exact(exact, result))
@@ -267,16 +271,34 @@ class Compiled(Step):
             self.owner.failed(NAME, NotFollowed(_AMBIGUOUS), suspected=True)
 
 
+def _may_write_zeros(operator: Any, args: Any) -> bool:
+    """True if a result may have zeros of which nothing shows what they mean."""
+    if getattr(operator, "namespace", "") != "aten":
+        return False
+    packet = operator.overloadpacket
+    if packet in _ADDING_A_PRODUCT:
+        return not _is_cotangent(args[0])
+    if packet is aten.mul and isinstance(args[1], (int, float)):  # so decompositions write what was not selected
+        return args[1] == 0
+    return not has_rule(operator)
+
+
 def _is_cotangent(thing: Any) -> bool:
     return type(thing) is Cotangent
 
 
-def _agree(exact: Tensor, followed: Tensor) -> bool:
-    """True if two results agree where both are finite. If not, the graph's arguments are not those of the code."""
+def _agree(exact: Tensor, followed: Tensor, dtypes: Iterable[torch.dtype]) -> bool:
+    """True if two results agree where both are finite. If not, the graph's arguments are not those of the code.
+
+    Args:
+        exact, followed: the results.
+        dtypes: those of all numbers in the graph. Compiled code may round less often to a narrow one.
+    """
     both = exact.isfinite() & followed.isfinite()
     exact, followed = exact[both], followed[both]
     if not exact.numel() or not (exact.is_floating_point() or exact.is_complex()):
         return True
     size = torch.maximum(exact.abs().amax(), followed.abs().amax())
-    tolerance = max(torch.finfo(exact.dtype).eps, torch.finfo(torch.float32).eps) ** 0.5
+    floating = [dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex]
+    tolerance = max(torch.finfo(dtype).eps for dtype in (torch.float32, *floating)) ** 0.5
     return bool((exact - followed).abs().amax() <= tolerance * size)

@@ -11,7 +11,10 @@ from .transferred import Transferred
 
 
 class OverNothing(Transferred):
-    """The run of a derivative to which only cotangents without elements arrive. Plain PyTorch runs it."""
+    """The run of a derivative to which only cotangents without elements arrive. It gets plain tensors.
+
+    If the derivative is a user's, it does not matter what it computes: a result without elements depends on no element.
+    """
 
     always_runs = True
 
