@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -172,6 +172,26 @@ class _Memory:
         return self.values is not None and self.plain is not None and not _same_bits(self.plain, self.values)
 
 
+class _Call(NamedTuple):
+    """A call of an operator, of which an argument has ignored elements.
+
+    Attributes:
+        op, args, kwargs: the operator and its arguments.
+        given: the tensors among the arguments.
+        followed: those of them that have ignored or repaired elements.
+        written: those of them into which the operator writes.
+        in_sum: whether the operator adds up, so that a sum of nothing adds nothing that counts.
+    """
+
+    op: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    given: list[Tensor]
+    followed: list[Tensor]
+    written: list[Tensor]
+    in_sum: bool
+
+
 class Tape(Watching):  # type: ignore[no-untyped-call]
     """Runs the user's backward, and lasts until it is stopped: PyTorch then sums what was broadcast in the results.
 
@@ -281,7 +301,6 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
             if followed:
                 raise Lost(f"calls {op}")
             return self._constant
-        name = op._schema.name
         if op is torch.ops.aten.lift_fresh.default:  # new data: numbers that left the tape have been noticed
             return self._constant
         if op.is_view or _is_reshaping(op):
@@ -291,49 +310,71 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
         written = written_by(op, args, kwargs) if op._schema.is_mutable else []
         if not followed:
             return partial(self._overwritten, written) if written else self._constant
+        call = _Call(op, args, kwargs, given, followed, written, in_sum)
+        return self._unfollowed(call) or partial(self._follow, call, *self._twins_of(call))
+
+    def _unfollowed(self, call: _Call) -> Callable[[Any], None] | None:
+        """What to call with the result of an operator that no rule can follow; None if its rule can.
+
+        Raises:
+            Lost: if it is not known what the operator does with ignored elements.
+        """
+        op, written = call.op, call.written
+        name = op._schema.name
         if op.namespace != "aten" and op.overloadpacket not in RULES:
             if written:
                 raise Lost(f"{name} writes into its arguments")
             self.step.failed(name, NotFollowed("no rule"))
             return self._constant
         if torch.Tag.nondeterministic_seeded in op.tags:
-            if any(all(tensor is not each for each in written) for tensor in followed):
+            if any(all(tensor is not each for each in written) for tensor in call.followed):
                 raise Lost(f"{name} draws random numbers by ignored elements")
             return partial(self._overwritten, written)
         if op.overloadpacket in REPLACING:
             raise Lost(f"{name} gives a tensor other memory")
         if written:
-            if out_of_place(op) is None or len(written) != 1 or written[0] is not args[0]:
+            if out_of_place(op) is None or len(written) != 1 or written[0] is not call.args[0]:
                 raise Lost(f"{name} writes into its arguments")
-            if args[0].is_conj() or args[0].is_neg():
+            if written[0].is_conj() or written[0].is_neg():
                 raise Lost(f"{name} writes into a view that negates")
-            self._memory_of(args[0])
-        masked = {id(tensor) for tensor in (*followed, *written)}
+        return None
 
-        def twin(how: str, tensor: Tensor) -> Any:
-            return self._twin(tensor, how) if id(tensor) in masked else tensor
+    def _twins_of(self, call: _Call) -> tuple[Any, Any, Mask]:
+        """The arguments, with cotangents in place of ignored elements, and which elements of a sum are a sum of nothing.
 
-        twins, twins_by_name = tree_map_only(Tensor, partial(twin, "in a sum" if in_sum else ""), (args, kwargs))
-        empties = None
-        if in_sum:
-            of_empty = tree_map_only(Tensor, partial(twin, "empty"), (args, kwargs))
-            empties = self._empties(out_of_place(op) if written else op, *of_empty)
+        They are read before the operator runs, because it may write into its arguments.
+        """
+        if call.written:
+            self._memory_of(call.args[0])
+        masked = {id(tensor) for tensor in (*call.followed, *call.written)}
 
-        def finish(result: Any) -> None:
-            fresh = [tensor for tensor in _tensors(result) if not any(_key(tensor) == _key(each) for each in given)]
-            if _tensors(result) and not fresh and not written:
-                return  # it is an argument
-            is_masked = any(type(twin) is Cotangent for twin in tree_leaves((twins, twins_by_name)))
-            better = dispatch(op, twins, twins_by_name) if is_masked else op(*twins, **twins_by_name)
-            if written:
-                self._store(args[0], twins[0], empties)
-            for each, better_each in zip(tree_leaves(result), tree_leaves(better), strict=True):
-                if not isinstance(each, Tensor):
-                    _decided(each, better_each, twins)
-                elif any(each is tensor for tensor in fresh):
-                    self._store(each, better_each, empties)
+        def in_place_of(how: str) -> Any:
+            def twin(tensor: Tensor) -> Any:
+                return self._twin(tensor, how) if id(tensor) in masked else tensor
 
-        return finish
+            return tree_map_only(Tensor, twin, (call.args, call.kwargs))
+
+        if not call.in_sum:
+            return *in_place_of(""), None
+        twins = in_place_of("in a sum")
+        op = out_of_place(call.op) if call.written else call.op
+        return *twins, self._empties(op, *in_place_of("empty"))
+
+    def _follow(self, call: _Call, twins: Any, twins_by_name: Any, empties: Mask, result: Any) -> None:
+        """Note what an operator has computed, and what its rule gives for the twins of its arguments."""
+        op, given = call.op, call.given
+        fresh = [tensor for tensor in _tensors(result) if not any(_key(tensor) == _key(each) for each in given)]
+        if _tensors(result) and not fresh and not call.written:
+            return  # it is an argument
+        is_masked = any(type(twin) is Cotangent for twin in tree_leaves((twins, twins_by_name)))
+        better = dispatch(op, twins, twins_by_name) if is_masked else op(*twins, **twins_by_name)
+        if call.written:
+            self._store(call.args[0], twins[0], empties)
+        for each, better_each in zip(tree_leaves(result), tree_leaves(better), strict=True):
+            if not isinstance(each, Tensor):
+                _decided(each, better_each, twins)
+            elif any(each is tensor for tensor in fresh):
+                self._store(each, better_each, empties)
 
     def _empties(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mask:
         """The elements of a sum's result that are a sum of nothing; None if there are none."""
