@@ -340,7 +340,7 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
         return None
 
     def _twins_of(self, call: _Call) -> tuple[Any, Any, Mask]:
-        """The arguments, with cotangents in place of ignored elements, and which elements of a sum are a sum of nothing.
+        """The arguments, with cotangents in place of ignored elements, and which elements of a sum add up nothing.
 
         They are read before the operator runs, because it may write into its arguments.
         """
