@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
@@ -62,12 +61,15 @@ class Operands(NamedTuple):
 
     def has_nan_and_others(self) -> bool:
         """Whether some of the births are of NaN alone, and some are not."""
-        return self.kinds & NANS != 0 and self.kinds & OTHERS != 0
+        return self.kinds & (NANS | OTHERS) == NANS | OTHERS
 
     @property
     def kinds(self) -> int:
         """The kinds of all births, added up."""
-        return functools.reduce(operator.or_, (provenance.kinds for provenance in self.provenances), 0)
+        kinds = 0
+        for provenance in self.provenances:
+            kinds |= provenance.kinds
+        return kinds
 
 
 class _Split(NamedTuple):

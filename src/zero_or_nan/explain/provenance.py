@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal
@@ -249,7 +249,21 @@ def joined(provenances: Iterable[Provenance], step: str = "", born: Collection[B
     if len(each) == 1 and not born:
         return each[0].continued(step, {})
     largest = max(each, key=attrgetter("_count"))
-    paths: dict[Birth, tuple[str, ...]] = {}  # all that are kept, except for those that only `largest` has
+    paths = _kept(each, largest, step)
+    for birth in born:
+        if birth not in largest:
+            paths.setdefault(birth, (step,))
+    shared = [birth for birth in paths if birth in largest]
+    if any(paths[birth] != _longer(largest.path_of(birth), step) for birth in shared):
+        return Provenance({birth: _longer(path, step) for birth, path in largest.paths.items()} | paths)
+    for birth in shared:
+        del paths[birth]
+    return largest.continued(step, paths)
+
+
+def _kept(each: Sequence[Provenance], largest: Provenance, step: str) -> dict[Birth, tuple[str, ...]]:
+    """The paths that are kept after one more step, except for those that only the largest of the provenances has."""
+    paths: dict[Birth, tuple[str, ...]] = {}
     is_before = True
     for provenance in each:
         if provenance is largest:
@@ -264,15 +278,7 @@ def joined(provenances: Iterable[Provenance], step: str = "", born: Collection[B
                 is_kept = len(longer) > len(known) or (is_before and len(longer) == len(known))
             if is_kept:
                 paths[birth] = longer
-    for birth in born:
-        if birth not in largest:
-            paths.setdefault(birth, (step,))
-    shared = [birth for birth in paths if birth in largest]
-    if any(paths[birth] != _longer(largest.path_of(birth), step) for birth in shared):
-        return Provenance({birth: _longer(path, step) for birth, path in largest.paths.items()} | paths)
-    for birth in shared:
-        del paths[birth]
-    return largest.continued(step, paths)
+    return paths
 
 
 def _without_older(provenances: Iterable[Provenance], step: str) -> list[Provenance]:
