@@ -19,7 +19,7 @@ from .findings import Findings
 from .functions import MAKES_DATA, MEANT, UNINITIALIZED, Plan, buffers_of, overwritten_by
 from .nodes import node_of, note_call, note_carried, note_passed
 from .places import is_loading
-from .provenance import Birth, Provenance, joined, without
+from .provenance import MASKS, NANS, OTHERS, Birth, Provenance, all_births, joined, without
 from .regions import COMPILED, Regions
 from .tensors import any_of, is_finite, is_sparse, not_finite, numbers_of, tensors_in, unreadable_layout
 
@@ -40,26 +40,36 @@ class Operands(NamedTuple):
         values: their numbers.
         came: masks of those that are not finite.
         provenances: those of the operands, and of what a function in place overwrites.
-        entering: births in operands that have no node: the graph gets to know them at this call.
+        entering: those of operands that have no node: the graph gets to know their births at this call.
     """
 
     values: list[Tensor]
     came: list[Tensor]
     provenances: list[Provenance]
-    entering: list[Birth]
+    entering: list[Provenance]
 
     def without(self, births: Sequence[Birth]) -> Operands:
         """The operands as if some births were none."""
-        provenances = [without(provenance, births) for provenance in self.provenances]
-        return self._replace(provenances=provenances, entering=[each for each in self.entering if each not in births])
+        provenances, entering = (
+            [without(each, births) for each in found] for found in (self.provenances, self.entering)
+        )
+        return self._replace(provenances=provenances, entering=entering)
 
     def without_nan(self) -> Operands:
         """The operands as a result without NaN has to do with them: `nansum` leaves a NaN out."""
-        return self.without([birth for birth in joined(self.provenances).births if birth.is_nan])
+        return self.without([birth for birth in all_births(self.provenances) if birth.is_nan])
 
     def has_nan_and_others(self) -> bool:
         """Whether some of the births are of NaN alone, and some are not."""
-        return len({birth.is_nan for provenance in self.provenances for birth in provenance.paths}) == 2
+        return self.kinds & (NANS | OTHERS) == NANS | OTHERS
+
+    @property
+    def kinds(self) -> int:
+        """The kinds of all births, added up."""
+        kinds = 0
+        for provenance in self.provenances:
+            kinds |= provenance.kinds
+        return kinds
 
 
 class _Split(NamedTuple):
@@ -125,7 +135,7 @@ class Attribution:
         birth = describe("made", compiled, tensor, not_finite(here), "inside of a compiled region")
         note_call(node, COMPILED, place)
         birth = births.known(birth)
-        note_passed(node, (birth,))
+        note_passed(node, [Provenance({birth: ()})])
         return birth
 
     def carry(self, tensor: Tensor, carried: list[tuple[Birth, Tensor]]) -> None:
@@ -161,7 +171,7 @@ class Attribution:
             found.came.append(mask)
             found.provenances.append(provenance)
             if node_of(tensor) is None and tensor is not before:
-                found.entering.extend(provenance.births)
+                found.entering.append(provenance)
         if overwrites:
             if not found.values and not self._secondhand(call):
                 self._was_there(call, bad)
@@ -193,43 +203,53 @@ class Attribution:
                 birth = come_in(result.tensor, result.here, call)
                 self.findings.uninitialized.keep(result.tensor, Provenance({birth: ()}))
             return None
-        if operands.has_nan_and_others() and not any_of(result.here.isnan()):
-            operands = operands.without_nan()
         layout = "" if operands.provenances else next(filter(None, map(unreadable_layout, call.tensors())), "")
         if layout:
-            birth = self.findings.births.known(come_out(result.tensor, result.bad, call, layout))
-            if node_of(result.tensor) is not None:
-                self.carry(result.tensor, [(birth, result.bad)])
-            return Provenance({birth: ()})
+            return self._come_out(call, result, layout)
+        if operands.has_nan_and_others() and not any_of(result.here.isnan()):
+            operands = operands.without_nan()
         split = self._split(call, plan, result, operands)
         born, (*_, provenances, entering) = split.born, split.operands
         if born is not None and (secondhand := self._secondhand(call)):
             born, provenances = None, [*provenances, *secondhand]
         carried: list[tuple[Birth, Tensor]] = []
-        births: list[Birth] = []
-        if born is None:  # the node of an earlier call carries what that call made
-            if entering:
-                carried += [(birth, result.bad) for birth in dict.fromkeys(entering)]
-        else:
-            nans = result.here.isnan()
-            for part in (born & nans, born & ~nans):
-                if any_of(part):
-                    birth = newborn(call, result.tensor, part, result.at, split.change)
-                    birth.made_of = split.made_of
-                    birth.half = births[0] if births else None
-                    births.append(self.findings.births.known(birth))
-                    carried.append((births[-1], part))
-            rest = result.bad & ~born
-            if provenances and call.name not in MEANT:
-                rest |= came_too(call, born, result.at)
-            if any_of(rest):  # beside a birth here, this node carries earlier ones too
-                others = dict.fromkeys([*entering, *joined(provenances).births])
-                carried += [(birth, rest) for birth in others]
-            else:
-                provenances = []
+        rest, earlier = result.bad, entering  # the node of an earlier call carries what that call made
+        if born is not None:
+            carried = self._born(call, result, born, split)
+            rest = self._not_born(call, result, born, provenances)
+            provenances = provenances if any_of(rest) else []
+            earlier = [*entering, *provenances] if provenances else []  # beside a birth here, this node carries it too
+        births = [birth for birth, _ in carried]
         if node_of(result.tensor) is not None:
+            carried += [(birth, rest) for birth in all_births(earlier)]
             self._write(call, plan, result.tensor, carried, provenances)
         return joined(provenances, call.name, births)
+
+    def _come_out(self, call: Call, result: Result, layout: str) -> Provenance:
+        """The provenance of a result that a call took out of a tensor whose numbers cannot be read."""
+        birth = self.findings.births.known(come_out(result.tensor, result.bad, call, layout))
+        if node_of(result.tensor) is not None:
+            self.carry(result.tensor, [(birth, result.bad)])
+        return Provenance({birth: ()})
+
+    def _born(self, call: Call, result: Result, born: Tensor, split: _Split) -> list[tuple[Birth, Tensor]]:
+        """The births in a result, of NaN and of infinities, each with its elements."""
+        found: list[tuple[Birth, Tensor]] = []
+        nans = result.here.isnan()
+        for part in (born & nans, born & ~nans):
+            if any_of(part):
+                birth = newborn(call, result.tensor, part, result.at, split.change)
+                birth.made_of = split.made_of
+                birth.half = found[0][0] if found else None
+                found.append((self.findings.births.known(birth), part))
+        return found
+
+    def _not_born(self, call: Call, result: Result, born: Tensor, provenances: Sequence[Provenance]) -> Tensor:
+        """The elements of a result that come with the operands, also if the call makes them, too."""
+        rest = result.bad & ~born
+        if provenances and call.name not in MEANT:
+            rest |= came_too(call, born, result.at)
+        return rest
 
     def _split(self, call: Call, plan: Plan, result: Result, operands: Operands) -> _Split:
         """Split the elements of a result that are not finite."""
@@ -237,8 +257,8 @@ class Attribution:
         if plan.in_place and operands.provenances and not operands.values:
             return _Split(None, operands)  # they were there before the call
         born = apart(call, here, bad, operands.came, at)
-        known = dict.fromkeys(birth for provenance in operands.provenances for birth in provenance.paths)
-        masks = [birth for birth in known if birth.nature == "meant" or birth.infinite == -math.inf]
+        known = all_births(operands.provenances) if operands.kinds & MASKS else {}
+        masks = [birth for birth in known if birth.is_mask]
         if not masks:
             return _Split(born, operands)
         change = functools.partial(finite_ones, keep={birth.infinite for birth in masks})
@@ -274,7 +294,7 @@ class Attribution:
                 note_call(base.grad_fn, call.name, call.place)
                 self.carry(base, [(birth, not_finite(base)) for birth, _ in carried])
         if provenances:
-            note_passed(tensor.grad_fn, joined(provenances).births)
+            note_passed(tensor.grad_fn, provenances)
 
     def _keep_buffers(self, buffers: Sequence[Tensor], provenance: Provenance | None) -> None:
         """Give the running statistics that a call has updated births of their own.

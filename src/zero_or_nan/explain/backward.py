@@ -6,6 +6,7 @@ no `.grad`. It says which elements the loss ignored, and whether the gradient ex
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from operator import itemgetter
@@ -25,7 +26,7 @@ from .births import come_in, describe, held_before
 from .calls import Call
 from .derivatives import is_element_by_element, only_passes_on
 from .diagnosis import Diagnosis, Verdict, diagnose
-from .events import Events, Inside, Reached
+from .events import Elements, Events, Inside, Reached
 from .findings import Findings, Mistakes
 from .node_births import NodeBirths
 from .nodes import CALLED, Carried, can_run_again, carried_by, edge_of, note_call, region_of, share_readable
@@ -256,6 +257,7 @@ class Backward:
         share_readable(node, origination.node)
         inside = self._inside(node, arriving, results) if is_region(node) else {}
         is_innocent: bool | None = None
+        passed_on: Provenance | None = None
         for at, ((ahead, slot), result) in enumerate(zip(node.next_functions, results, strict=False)):
             bad = found.get(at)
             if bad is None or ahead is None:
@@ -277,7 +279,11 @@ class Backward:
                 if is_innocent:
                     made = None
             births = [] if made is None else self.births.of(node, origination, arriving, results, at, made)
-            self._arrive((ahead, slot), result, joined(provenances, origination.name, births))
+            if births:
+                self._arrive((ahead, slot), result, joined(provenances, origination.name, births))
+            else:
+                passed_on = passed_on or joined(provenances, origination.name)  # the results share it
+                self._arrive((ahead, slot), result, passed_on)
 
     def _arrive(self, edge: Edge, value: Tensor, provenance: Provenance) -> None:
         before = self.arrived.get(edge)
@@ -446,8 +452,12 @@ class Backward:
         """How PyTorch treats what was born, if it is at a tie."""
         if birth in self.events.inside:
             return self.events.inside[birth].tie
-        at = ((node, born.value) for node, born in self.events.born.items() if born.birth is birth)
-        return next((tie for node, value in at if (tie := tie_of(node, value, is_used, self.graph))), "")
+        at, senders = self._elements.born.get(birth, ()), self.originations.senders
+        return next((tie for node, born in at if (tie := tie_of(node, born.value, is_used, senders))), "")
+
+    @functools.cached_property
+    def _elements(self) -> Elements:
+        return Elements(self.events)
 
     def _named(self, target: Any, edge: Edge) -> Tensor | str:
         """What a gradient was asked for. An edge of the graph is named by its leaf, or by its function."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from ..ignoring.graph import Edge
-from .events import Born, Events, Reached
+from .events import Born, Elements, Events, Reached
 from .provenance import Birth, Provenance
 from .report import Kind
 
@@ -83,10 +83,11 @@ def diagnose(events: Events, shadow: Shadow | None, known: Mapping[Birth, Verdic
         for birth in reached.provenance.births:
             reached_by.setdefault(birth, []).append(reached)
     has_bad_loss = any(reached.edge is None for reached in events.reached)
+    elements = Elements(events)
     found = []
     for birth, ends in sorted(reached_by.items(), key=lambda pair: pair[0].number):
-        verdict = known.get(birth) or _verdict(birth, ends, events, shadow)
-        path = max((reached.provenance.paths[birth] for reached in ends), key=len)
+        verdict = known.get(birth) or _verdict(birth, ends, events, elements, shadow)
+        path = max((reached.provenance.path_of(birth) for reached in ends), key=len)
         # If the loss is too large, its gradient often is too large as well.
         is_implied = has_bad_loss and birth.phase == "backward" and verdict.kind == "overflow"
         found.append(Diagnosis(birth, verdict, [reached.target for reached in ends], path, is_implied))
@@ -94,53 +95,45 @@ def diagnose(events: Events, shadow: Shadow | None, known: Mapping[Birth, Verdic
 
 
 def diagnose_results(provenances: Iterable[Provenance]) -> list[Diagnosis]:
-    """The births that reached a result of a block in which no backward pass ran."""
+    """The births that reached a result of a block in which no backward pass ran, in order of time."""
     paths: dict[Birth, tuple[str, ...]] = {}
     for provenance in provenances:
         for birth, path in provenance.paths.items():
             if birth.nature != "meant":
                 paths.setdefault(birth, path)
-    return [Diagnosis(birth, Verdict(birth.kind_if_used), ["a result"], path) for birth, path in paths.items()]
+    found = sorted(paths.items(), key=lambda pair: pair[0].number)
+    return [Diagnosis(birth, Verdict(birth.kind_if_used), ["a result"], path) for birth, path in found]
 
 
-def _verdict(birth: Birth, ends: Sequence[Reached], events: Events, shadow: Shadow | None) -> Verdict:
+def _verdict(
+    birth: Birth, ends: Sequence[Reached], events: Events, elements: Elements, shadow: Shadow | None
+) -> Verdict:
     if birth.held:
         return Verdict("bad input")
     leaves = [(reached.target, reached.edge) for reached in ends if reached.edge is not None]
     fixed = None
     if shadow is not None and leaves:
         fixed = all(shadow.fixed(target, edge) for target, edge in leaves)
-    used = True if shadow is None else _is_used(birth, events, shadow)
+    used = True if shadow is None else _is_used(birth, events, elements, shadow)
     in_loss = len(leaves) < len(ends)
     inside = events.inside.get(birth)
     if inside is not None and (in_loss or not fixed):
         return Verdict(inside.kind, fixed, is_sure=inside.is_sure and not events.lacks_shadow)
     is_sure = not events.lacks_shadow and (in_loss or not events.is_partial)
-    if used is False or (fixed and not in_loss and not _is_made_by_hook(birth, events)):
+    if used is False or (fixed and not in_loss and not elements.is_made_by_hook(birth)):
         return Verdict("contaminated", fixed)
     return Verdict(birth.kind_if_used, fixed, is_sure)
 
 
-def _is_used(birth: Birth, events: Events, shadow: Shadow) -> bool | None:
+def _is_used(birth: Birth, events: Events, elements: Elements, shadow: Shadow) -> bool | None:
     """Whether the loss uses the elements of a birth; None if that cannot be told."""
     if birth.phase == "backward":
-        if _is_made_by_hook(birth, events):
+        if elements.is_made_by_hook(birth):
             return True
-        used = [_is_used_at(node, born, events, shadow) for node, born in events.born.items() if born.birth is birth]
+        used = [_is_used_at(node, born, events, shadow) for node, born in elements.born[birth]]
         return None if None in used else any(used)
-    counts = [
-        _counts((node, output), entries, events, shadow)
-        for node, carried in events.carried.items()
-        for output, pairs in carried.items()
-        for other, entries in pairs
-        if other is birth
-    ]
-    return any(counts) if counts else None
-
-
-def _is_made_by_hook(birth: Birth, events: Events) -> bool:
-    """Whether no node made it in backward. The user's hooks do not run in a shadow, which therefore knows nothing."""
-    return birth.phase == "backward" and all(born.birth is not birth for born in events.born.values())
+    carried = elements.carried.get(birth)
+    return None if carried is None else any(_counts(edge, entries, events, shadow) for edge, entries in carried)
 
 
 def _is_used_at(node: Any, born: Born, events: Events, shadow: Shadow) -> bool | None:

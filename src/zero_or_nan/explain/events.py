@@ -74,3 +74,26 @@ class Events:
     inside: dict[Birth, Inside] = field(default_factory=dict)
     lacks_shadow: bool = False
     is_partial: bool = False
+
+
+class Elements:
+    """The elements of each birth. The events have them by node.
+
+    Attributes:
+        carried: by birth, the edges at which nodes carry its elements.
+        born: by birth in backward, the nodes at which it happened.
+    """
+
+    def __init__(self, events: Events) -> None:
+        self.carried: dict[Birth, list[tuple[Edge, Tensor]]] = {}
+        for node, carried in events.carried.items():
+            for output, pairs in carried.items():
+                for birth, entries in pairs:
+                    self.carried.setdefault(birth, []).append(((node, output), entries))
+        self.born: dict[Birth, list[tuple[Any, Born]]] = {}
+        for node, born in events.born.items():
+            self.born.setdefault(born.birth, []).append((node, born))
+
+    def is_made_by_hook(self, birth: Birth) -> bool:
+        """Whether no node made it in backward. The user's hooks do not run in a shadow, which knows nothing of it."""
+        return birth.phase == "backward" and birth not in self.born

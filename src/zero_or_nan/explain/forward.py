@@ -148,13 +148,11 @@ class Forward(TorchFunctionMode):
         try:
             if self.findings.unconsumed:
                 self.findings.consume((args, kwargs))
-            if self.findings.secondhand and plan.in_place:
-                self._spread_secondhand(args)
             if plan.in_place:
+                self._spread_secondhand(args)
                 self.findings.masks.clear()  # what was written by way of `.data` has the version that it had
-            place: Place | None = None
-            bad: list[Result] = []
             if type(result) is Tensor:
+                place: Place | None = None
                 node = node_of(result)
                 if node is not None:
                     place = self.places.here()
@@ -164,16 +162,13 @@ class Forward(TorchFunctionMode):
                 here = numbers_of(result)
                 mask = None if here is None else self.findings.masks.of(here)
                 if here is None or mask is None:
-                    if here is not None and (self.findings.provenances or self.findings.uninitialized):
-                        self._forget_overwritten(plan, here)
-                    return
-                if not plan.in_place:
-                    bad = [Result(0, result, here, mask)]
-            elif result is None and not plan.in_place:
-                return
-            if bad:
-                self._attribute(func, plan, args, kwargs, bad, before, place)
-            else:
+                    if plan.in_place and here is not None:
+                        self._forget_overwritten(here)
+                elif plan.in_place:
+                    self._check(func, plan, args, kwargs, result, before)
+                else:
+                    self._attribute(func, plan, args, kwargs, [Result(0, result, here, mask)], before, place)
+            elif result is not None or plan.in_place:
                 self._check(func, plan, args, kwargs, result, before)
         finally:
             if recording:
@@ -213,14 +208,15 @@ class Forward(TorchFunctionMode):
     def _spread_secondhand(self, args: Any) -> None:
         """A tensor that is changed with the help of a secondhand one becomes secondhand too: a parameter, mostly."""
         secondhand = self.findings.secondhand
-        provenances = secondhand.of_each(tensors_in(args))
+        provenances = secondhand.of_each(tensors_in(args)) if secondhand else []
         if provenances:
             for tensor in tensors_in(args[0]):
                 secondhand.keep(tensor, provenances[0])
 
-    def _forget_overwritten(self, plan: Plan, here: Tensor) -> None:
+    def _forget_overwritten(self, here: Tensor) -> None:
         """A tensor that was overwritten as a whole, and is finite now, has no provenance any more."""
-        if plan.in_place and here.untyped_storage().nbytes() == here.nbytes:
+        known = self.findings.provenances or self.findings.uninitialized
+        if known and here.untyped_storage().nbytes() == here.nbytes:
             self.findings.provenances.forget(here)
             self.findings.uninitialized.forget(here)
 

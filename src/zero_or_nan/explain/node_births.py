@@ -19,7 +19,7 @@ from .findings import Findings
 from .functions import MEANT
 from .nodes import Carried, can_run_again, passed_by, saved_by, share_readable
 from .originations import Origination, Originations
-from .provenance import Birth, Provenance, joined
+from .provenance import Birth, Provenance, all_births
 from .tensors import any_of, not_finite, numbers_of
 from .ties import value_of
 
@@ -86,8 +86,9 @@ class NodeBirths:
         if is_entrywise(node) or type(node).__name__ == "CheckpointFunctionBackward":
             return False
         births = self._from_forward(node, origination, bad)
-        arrived = {birth for provenance in provenances for birth in provenance.births}
-        return bool(births) and all(birth in arrived and birth.in_backward for birth in births)
+        return bool(births) and all(
+            birth.in_backward and any(birth in provenance for provenance in provenances) for birth in births
+        )
 
     def _from_forward(self, node: Any, origination: Origination, bad: Tensor) -> list[Birth]:
         """The births in the forward pass that made a factor of this node not finite, at some elements."""
@@ -100,7 +101,7 @@ class NodeBirths:
             pairs = [pair for pair in pairs if pair[0] in passed] or pairs
         births = self._at_fault(birth for birth, _ in pairs)
         if not births:
-            births = self._at_fault(joined(filter(None, map(self._findings.of_bad, saved_by(node)))).births)
+            births = self._at_fault(all_births(filter(None, map(self._findings.of_bad, saved_by(node)))))
         births = births or self._at_fault(passed) or self._came_in(node, origination)
         if origination.name in MEANT:  # an infinity that leaves an element out is not at fault beside another birth
             births = [birth for birth in births if birth.infinite != -math.inf] or births
@@ -112,6 +113,9 @@ class NodeBirths:
         If backward multiplies such an infinity by 0, the other factor is at fault. If the loss itself is not finite
         because of the infinity, the infinity is.
         """
+        births = list(dict.fromkeys(births))
+        if all(birth.nature != "meant" for birth in births):
+            return births
         in_loss = self.loss.births if self.loss is not None else ()
         became = {meant: each for each in in_loss for meant in (*each.made_of, each)}
         return list(

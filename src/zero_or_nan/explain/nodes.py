@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from ..ignoring import graph
 from ..ignoring.graph import KINDS, TELLS_OF_HOOKS, Edge, can_be_read_again, saved_tensors
 from ..ignoring.lifetimes import DEEP_GRAPHS
 from .places import Place
-from .provenance import Birth
+from .provenance import Birth, Provenance, all_births
 
 CALLED = "zero_or_nan.called"
 """The key in a node's metadata for the function and the place of its forward call."""
@@ -21,7 +22,7 @@ _CARRIES = "zero_or_nan.carries"
 """The key for the elements of each output that are not finite, with their births."""
 
 _PASSES = "zero_or_nan.passes"
-"""The key for the births that came with the call's operands."""
+"""The key for the provenances of the call's operands, by watch."""
 
 _READABLE = "zero_or_nan.readable"
 """The key for whether its saved tensors can be read without running a hook. Newer releases of PyTorch know this."""
@@ -72,11 +73,11 @@ def note_carried(tensor: Tensor, carried: list[tuple[Birth, Tensor]]) -> None:
     node.metadata.setdefault(_CARRIES, {}).setdefault(tensor.output_nr, []).extend(carried)
 
 
-def note_passed(node: Any, births: tuple[Birth, ...]) -> None:
-    """Write on a node which births came with the operands of its call. The first note of each watch counts."""
-    known = passed_by(node)
-    if births and all(birth.watch is not births[0].watch for birth in known):
-        node.metadata[_PASSES] = known + births
+def note_passed(node: Any, provenances: Iterable[Provenance]) -> None:
+    """Write on a node what the operands of its call come from. The first note of each watch counts."""
+    known = [provenance for provenance in provenances if provenance.kinds]
+    if known:
+        node.metadata.setdefault(_PASSES, {}).setdefault(known[0].first.watch, known)
 
 
 def note_region(node: Any, region: Any) -> None:
@@ -102,8 +103,7 @@ def carried_by(node: Any) -> Carried:
 
 def passed_by(node: Any) -> tuple[Birth, ...]:
     """The births that came with the operands of a node's call."""
-    births: tuple[Birth, ...] = node.metadata.get(_PASSES, ())
-    return births
+    return tuple(all_births(itertools.chain(*node.metadata.get(_PASSES, {}).values())))
 
 
 def can_run_again(node: Any) -> bool:

@@ -7,9 +7,11 @@ memory is freed, its provenance is forgotten.
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Literal
 
 import torch
@@ -21,6 +23,9 @@ from .tensors import memory
 
 MOST_STEPS = 40
 """The number of steps of a path that are kept."""
+
+NANS, OTHERS, MASKS = 1, 2, 4
+"""Kinds of births: of NaN alone, all others, and infinities with which code may leave elements out."""
 
 Nature = Literal["made", "given", "meant"]
 """An operator made it of finite numbers; it came in with data; or the code wrote this infinity down."""
@@ -87,17 +92,146 @@ class Birth:
             return "bad input"
         return "overflow" if self.too_large else "undefined"
 
+    @property
+    def is_mask(self) -> bool:
+        """Whether it is an infinity with which code may leave elements out."""
+        return self.nature == "meant" or self.infinite == -math.inf
 
-@dataclass(frozen=True, eq=False)
+
+class _History:
+    """Births in the order in which they came together, and the steps that were taken since.
+
+    Attributes:
+        births: the births.
+        joined: by birth, its position, its path until it joined the others, and the number of steps taken by then.
+        steps: the steps. Each made the paths of all births that had joined longer, up to `MOST_STEPS`.
+    """
+
+    def __init__(self) -> None:
+        self.births: list[Birth] = []
+        self.joined: dict[Birth, tuple[int, tuple[str, ...], int]] = {}
+        self.steps: list[str] = []
+
+    def add(self, birth: Birth, path: tuple[str, ...]) -> None:
+        self.joined[birth] = len(self.births), path, len(self.steps)
+        self.births.append(birth)
+
+
 class Provenance:
-    """The births that a tensor's NaN and infinities come from, and the path that each took to the tensor."""
+    """The births that a tensor's NaN and infinities come from, and the path that each took to the tensor.
 
-    paths: Mapping[Birth, tuple[str, ...]]
+    It is the beginning of a history. Code that adds up many terms lets the births of one term join at a time. The
+    provenance of each partial sum is then a longer beginning of the same history, and no birth is copied. Only one
+    provenance can continue a history. If a tensor is used a second time, what comes of this continues a copy.
+
+    Args:
+        paths: by birth, its path.
+
+    Attributes:
+        kinds: which of `NANS`, `OTHERS` and `MASKS` are among the births, added up.
+    """
+
+    __slots__ = ("_continued", "_count", "_end", "_history", "_longest", "_shortest", "_taken", "kinds")
+
+    def __init__(self, paths: Mapping[Birth, tuple[str, ...]]) -> None:
+        self._end: str | None = None
+        """The last step of each path that can still grow; None if they differ, or a path is empty."""
+        self._shortest, self._longest = MOST_STEPS, 0
+        """No path is shorter, and none is longer."""
+        self.kinds = 0
+        self._join(_History(), paths)
+
+    def _join(self, history: _History, paths: Mapping[Birth, tuple[str, ...]]) -> None:
+        """Let births join a history that nobody else continues, and be all of it."""
+        for birth, path in paths.items():
+            history.add(birth, path)
+            if len(path) < MOST_STEPS:
+                end = path[-1] if path else None
+                self._end = end if end == self._end or self._shortest == MOST_STEPS else None
+            self._shortest, self._longest = min(self._shortest, len(path)), max(self._longest, len(path))
+            self.kinds |= (NANS if birth.is_nan else OTHERS) | (MASKS if birth.is_mask else 0)
+        self._history, self._count, self._taken = history, len(history.births), len(history.steps)
+        self._continued = [history]
 
     @property
     def births(self) -> tuple[Birth, ...]:
         """All births, each once."""
-        return tuple(self.paths)
+        return tuple(self._history.births[: self._count])
+
+    @property
+    def first(self) -> Birth:
+        """The first birth."""
+        return self._history.births[0]
+
+    @property
+    def paths(self) -> Mapping[Birth, tuple[str, ...]]:
+        """By birth, its path."""
+        return {birth: self.path_of(birth) for birth in self.births}
+
+    def path_of(self, birth: Birth) -> tuple[str, ...]:
+        """The path of one of the births."""
+        _, path, at = self._history.joined[birth]
+        return (*path, *self._history.steps[at : min(self._taken, at + MOST_STEPS - len(path))])
+
+    def __contains__(self, birth: Birth) -> bool:
+        found = self._history.joined.get(birth)
+        return found is not None and found[0] < self._count
+
+    def _grows(self, step: str) -> bool:
+        """Whether a step may make a path longer."""
+        return bool(step) and self._end != step and self._shortest < MOST_STEPS
+
+    def continued(self, step: str, paths: Mapping[Birth, tuple[str, ...]]) -> Provenance:
+        """This provenance after one more step, with births that join it then. If nothing changes, it is the same."""
+        if not paths and not self._grows(step):
+            return self  # a deep graph shares it
+        if self._end is None and self._grows(step):  # some paths may end with the step already
+            return Provenance({birth: _longer(path, step) for birth, path in self.paths.items()} | {**paths})
+        try:
+            history = self._continued.pop()  # at once: backward may run in several threads
+        except IndexError:
+            history = self._copy()
+        result = Provenance.__new__(Provenance)
+        result._end, result._shortest, result._longest = self._end, self._shortest, self._longest
+        result.kinds = self.kinds
+        if self._grows(step):
+            history.steps.append(step)
+            result._end = step
+            result._shortest += 1
+            result._longest = min(MOST_STEPS, result._longest + 1)
+        result._join(history, paths)
+        return result
+
+    def hides(self, older: Provenance, step: str) -> bool:
+        """Whether each path of a shorter beginning of the same history is as long here, or longer, after one more step.
+
+        Only if a path here has as many steps as are kept, the other may have a different path of this length.
+        """
+        at = older._count if self._longest == MOST_STEPS else 0
+        while at:
+            at -= 1
+            birth = self._history.births[at]
+            _, path, before = self._history.joined[birth]
+            taken = older._taken - before
+            if taken >= MOST_STEPS:
+                break  # the paths of this birth, and of those before it, don't become longer
+            if taken + len(path) == MOST_STEPS - 1:
+                grown, here = _longer(older.path_of(birth), step), self.path_of(birth)
+                if len(grown) == len(here) == MOST_STEPS and grown != here:
+                    return False
+        return True
+
+    def _copy(self) -> _History:
+        copy = _History()
+        copy.births = self._history.births[: self._count]
+        copy.joined = {birth: self._history.joined[birth] for birth in copy.births}
+        copy.steps = self._history.steps[: self._taken]
+        return copy
+
+
+def _longer(path: tuple[str, ...], step: str) -> tuple[str, ...]:
+    """A path after one more step."""
+    return (*path, step) if step and len(path) < MOST_STEPS and path[-1:] != (step,) else path
 
 
 def joined(provenances: Iterable[Provenance], step: str = "", born: Collection[Birth] = ()) -> Provenance:
@@ -109,27 +243,64 @@ def joined(provenances: Iterable[Provenance], step: str = "", born: Collection[B
         step: the user's function that the result comes from, if there is one.
         born: the births in that function.
     """
-    each = list(dict.fromkeys(provenances))
+    each = _without_older(provenances, step)
+    if not each:
+        return Provenance(dict.fromkeys(born, (step,)))
     if len(each) == 1 and not born:
-        for path in each[0].paths.values():
-            if _grows(path, step):
-                break
-        else:
-            return each[0]  # a deep graph shares it
-    paths: dict[Birth, tuple[str, ...]] = {}
-    for provenance in each:
-        for birth, path in provenance.paths.items():
-            longer = (*path, step) if _grows(path, step) else path
-            if birth not in paths or len(longer) > len(paths[birth]):
-                paths[birth] = longer
+        return each[0].continued(step, {})
+    largest = max(each, key=attrgetter("_count"))
+    paths = _kept(each, largest, step)
     for birth in born:
-        paths.setdefault(birth, (step,))
-    return Provenance(paths)
+        if birth not in largest:
+            paths.setdefault(birth, (step,))
+    shared = [birth for birth in paths if birth in largest]
+    if any(paths[birth] != _longer(largest.path_of(birth), step) for birth in shared):
+        return Provenance({birth: _longer(path, step) for birth, path in largest.paths.items()} | paths)
+    for birth in shared:
+        del paths[birth]
+    return largest.continued(step, paths)
 
 
-def _grows(path: tuple[str, ...], step: str) -> bool:
-    """Whether a step makes a path longer."""
-    return bool(step) and len(path) < MOST_STEPS and path[-1:] != (step,)
+def _kept(each: Sequence[Provenance], largest: Provenance, step: str) -> dict[Birth, tuple[str, ...]]:
+    """The paths that are kept after one more step, except for those that only the largest of the provenances has."""
+    paths: dict[Birth, tuple[str, ...]] = {}
+    is_before = True
+    for provenance in each:
+        if provenance is largest:
+            is_before = False
+            continue
+        for birth, path in provenance.paths.items():
+            longer = _longer(path, step)
+            if birth in paths or birth not in largest:
+                is_kept = birth not in paths or len(longer) > len(paths[birth])
+            else:
+                known = _longer(largest.path_of(birth), step)
+                is_kept = len(longer) > len(known) or (is_before and len(longer) == len(known))
+            if is_kept:
+                paths[birth] = longer
+    return paths
+
+
+def _without_older(provenances: Iterable[Provenance], step: str) -> list[Provenance]:
+    """The provenances, each once, without those beside a longer beginning of the same history, as far as it hides them.
+
+    The longer one has all their births.
+    """
+    each: list[Provenance] = []
+    for provenance in dict.fromkeys(provenances):
+        last = each[-1] if each else None
+        if last is None or last._history is not provenance._history:
+            each.append(provenance)
+        elif (last._count, last._taken) < (provenance._count, provenance._taken):
+            if provenance.hides(last, step):
+                each.pop()
+            each.append(provenance)
+    return each
+
+
+def all_births(provenances: Iterable[Provenance]) -> dict[Birth, None]:
+    """The births of several provenances, each once."""
+    return dict.fromkeys(birth for provenance in provenances for birth in provenance.births)
 
 
 def without(provenance: Provenance, births: Collection[Birth]) -> Provenance:

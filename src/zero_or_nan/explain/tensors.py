@@ -63,7 +63,9 @@ def stored(tensor: Tensor) -> Tensor:
 
 def memory(tensor: Tensor) -> Any:
     """The storage that holds the numbers of a tensor. Views, detached and saved tensors share it."""
-    return (stored(tensor) if is_sparse(tensor) else tensor).untyped_storage()
+    if tensor.layout is not torch.strided and is_sparse(tensor):
+        tensor = stored(tensor)
+    return tensor.untyped_storage()
 
 
 def address(tensor: Tensor) -> int | None:

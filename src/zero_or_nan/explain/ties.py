@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..ignoring.graph import Graph, function_of
+from ..ignoring.graph import function_of
 from .nodes import CALLED, can_run_again
 
 _CLAMPS: dict[str, Callable[[Any], tuple[float, ...]]] = {
@@ -73,24 +73,20 @@ def value_of(node: Any, index: tuple[int, ...], shape: Sequence[int]) -> float |
     return None
 
 
-def tie_of(node: Any, value: float | None, is_used: bool, graph: Graph) -> str:
+def tie_of(node: Any, value: float | None, is_used: bool, senders: Mapping[Any, Sequence[tuple[Any, int]]]) -> str:
     """How PyTorch treats an element, in half a sentence, if it is at a tie; else empty.
 
     Args:
         node: the node of the function that gave the element.
         value: the element.
         is_used: whether the loss uses it.
-        graph: all nodes of the pass, with their edges.
+        senders: by node, the nodes whose gradients arrive there, each with the number of the cotangent.
     """
     if value is None or not math.isfinite(value):
         return ""
-    consumers: dict[Any, list[Any]] = {}
-    for other, edges in graph.items():
-        for ahead, _ in edges:
-            consumers.setdefault(ahead, []).append(other)
     waiting, seen = [node], {node}
     while waiting:
-        for consumer in consumers.get(waiting.pop(0), ()):
+        for consumer, _ in senders.get(waiting.pop(0), ()):
             if consumer in seen:
                 continue
             seen.add(consumer)

@@ -2,8 +2,10 @@
 
 import gc
 import pickle
+import sys
 import weakref
 from collections import deque
+from pathlib import Path
 
 import pytest
 import torch
@@ -211,3 +213,62 @@ def test_a_parameter_that_no_variable_leads_to_is_found(monkeypatch):
     with explain() as report:
         (held[0].weight * torch.nan).sum().backward()
     assert everywhere and report.origins[0].reached == ["the loss", "weight"]
+
+
+def logarithm(loss, weight):
+    return loss + (weight * 1.0).log().sum()
+
+
+def logarithm_first(loss, weight):
+    return (weight * 1.0).log().sum() + loss
+
+
+def halved(loss, weight):
+    return (loss + (weight * 1.0).log().sum()) * 0.5
+
+
+def root(loss, weight):
+    return loss + (weight * 1.0).sqrt().sum()
+
+
+def root_at_a_tie(loss, weight):
+    return loss + (weight * 1.0).sqrt().relu().sum()
+
+
+@pytest.mark.parametrize(
+    ("add", "records"),
+    [
+        *((add, True) for add in (logarithm, logarithm_first, halved, root, root_at_a_tie)),
+        *((add, False) for add in (logarithm, logarithm_first, halved)),  # a root of 0 is finite
+    ],
+)
+def test_the_work_for_a_birth_does_not_grow_with_their_number(add, records):
+    def lines(births):
+        """How many lines of the library run."""
+        count, package = 0, str(Path(calls.__file__).parent)
+
+        def inside(frame, event, arg):
+            nonlocal count
+            count += event == "line"
+            return inside
+
+        def trace(frame, event, arg):
+            return inside if frame.f_code.co_filename.startswith(package) else None
+
+        weight, loss = torch.zeros(2, requires_grad=records), torch.zeros(())
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            with explain() as report:
+                for _ in range(births):
+                    loss = add(loss, weight)
+                if records:
+                    loss.backward()
+        finally:
+            sys.settrace(before)
+        assert [origin.times for origin in report] == [births]
+        return count
+
+    lines(5)
+    few, many = lines(50), lines(200)
+    assert many < 4.2 * few

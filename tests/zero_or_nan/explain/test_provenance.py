@@ -1,12 +1,14 @@
 """What comes of several tensors has all that they have, each by the longest path that it took."""
 
+import random
+
 import pytest
 import torch
 
 from zero_or_nan.explain.births import come_in
 from zero_or_nan.explain.calls import Call
 from zero_or_nan.explain.places import place_here
-from zero_or_nan.explain.provenance import MOST_STEPS, Provenance, joined
+from zero_or_nan.explain.provenance import MOST_STEPS, NANS, Provenance, joined
 from zero_or_nan.explain.tensors import is_finite
 
 
@@ -45,3 +47,31 @@ def test_large_numbers_whose_sum_overflows_are_finite(dtype):
     assert is_finite(large) and is_finite(large[:1])
     for bad in (torch.nan, torch.inf, -torch.inf):
         assert not is_finite(torch.cat((large, large.new_tensor([bad]))))
+
+
+def copied(provenances, step, born):
+    """What `joined` gives, where each provenance is a dict of its own."""
+    paths = {}
+    for provenance in provenances:
+        for each, path in provenance.items():
+            longer = (*path, step) if step and len(path) < MOST_STEPS and path[-1:] != (step,) else path
+            if each not in paths or len(longer) > len(paths[each]):
+                paths[each] = longer
+    return {**dict.fromkeys(born, (step,)), **paths}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_provenances_that_share_births_are_those_that_copy_them(seed):
+    chance = random.Random(seed)
+    births, made = [birth() for _ in range(20)], []
+    for _ in range(150):
+        last = made[-chance.choice([1, 2, 5, 150]) :]
+        operands = [chance.choice(last) for _ in range(chance.choice([1, 1, 2, 3]))] if last else []
+        born = chance.sample(births, chance.choice([0, 0, 1, 2]))
+        step = chance.choice("abc" if born else ["a", "b", "c", ""])
+        copies = copied([copy for _, copy in operands], step, born)
+        made.append((joined([provenance for provenance, _ in operands], step, born), copies))
+    for provenance, copies in made:  # none has changed since
+        assert dict(provenance.paths) == copies and set(provenance.births) == set(copies)
+        assert [each in provenance for each in births] == [each in copies for each in births]
+        assert bool(provenance.kinds & NANS) == bool(copies)
