@@ -43,8 +43,12 @@ class Merging:
             return merged
         for piece, other in pieces(exact, followed):
             nan = piece.isnan()
-            self._replaced.append((piece, everywhere(True, nan) if bool(nan.all()) else nan))
-            piece.copy_(torch.where(nan, other, piece))
+            if bool(nan.all()):
+                nan = everywhere(True, nan)
+                piece.copy_(other)
+            else:
+                piece.copy_(torch.where(nan, other, piece))
+            self._replaced.append((piece, nan))
         return exact
 
     def undo(self) -> None:
