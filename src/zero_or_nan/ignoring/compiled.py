@@ -351,10 +351,8 @@ class _Noting:
 
 
 def users_last(module: GraphModule) -> Iterator[tuple[Any, list[Any]]]:
-    """The graph's operators in order, each with the nodes whose results nobody needs afterwards."""
-    last: dict[Any, Any] = {}
-    for node in module.graph.nodes:
-        for argument in node.all_input_nodes:
-            last[argument] = node
-    for node in module.graph.nodes:
-        yield node, [argument for argument in node.all_input_nodes if last[argument] is node]
+    """The graph's operators in order, each with the nodes whose results no operator needs afterwards."""
+    *nodes, _ = module.graph.nodes  # the last one only gathers the results
+    last = {argument: node for node in nodes for argument in (node, *node.all_input_nodes)}
+    for node in nodes:
+        yield node, [argument for argument in (*node.all_input_nodes, node) if last[argument] is node]

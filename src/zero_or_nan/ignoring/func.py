@@ -22,8 +22,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils import _pytree as pytree
 
+from .compiled import is_region
 from .compiling import not_compiled
 from .graph import AccumulateGrad
 from .higher import tangent_of
@@ -53,7 +56,8 @@ def grad(func: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) 
 
     Raises:
         RuntimeError, ValueError: in the same situations as `torch.func.grad`, when the returned function is called.
-        RuntimeError: if a transform of `torch.func` other than `vmap` is around the call.
+        RuntimeError: if a transform of `torch.func` other than `vmap` is around the call, or if the gradient of a
+            compiled function is differentiated: a compiled function has no second derivative.
 
     Warns:
         UserWarning: in the same situations as `ignoring.grad`.
@@ -258,6 +262,7 @@ def _called(
     outputs, result = _outputs_in(name, returned)
     refuse_inside(f"ignoring.func.{name}", outputs)
     roots = list(map(together, outputs))
+    _refuse_second_derivatives(name, roots, inputs)
 
     def in_structure(items: list[Any]) -> Any:
         rest = iter(items)
@@ -279,6 +284,34 @@ def _fresh(tensor: Tensor, recording: bool) -> Tensor:
             with torch.no_grad():
                 return tensor.view_as(tensor).requires_grad_()
         return tensor.detach().requires_grad_()
+
+
+_BEHIND = "_zero_or_nan_behind"
+"""In the metadata of the node of a compiled region's gradient: the edges from the regions to their arguments."""
+
+
+def _note_regions(roots: Sequence[Any], gradients: Sequence[Any]) -> None:
+    """Note what the gradients of compiled regions depend on. Their own nodes lead only to what the regions saved."""
+    nodes: list[Any] = list(held_from(gradients))
+    recorded = [node for node in nodes if node.name() == "CompiledFunctionBackwardBackward"]
+    if recorded:
+        edges = [GradientEdge(*edge) for node in held_from(roots) if is_region(node) for edge in node.next_functions]
+        for node in recorded:
+            node.metadata.setdefault(_BEHIND, edges)
+
+
+def _refuse_second_derivatives(name: str, roots: Sequence[Any], inputs: Sequence[Tensor]) -> None:
+    """Refuse to differentiate the gradient of a compiled region: PyTorch would leave out all that the region does."""
+    with torch.inference_mode(False), outside_all():
+        nodes: list[Any] = list(held_from([root for root in roots if root.requires_grad]))
+        functions = [node for node in nodes if isinstance(node, BackwardCFunction)]
+        edges = [edge for node in functions for edge in node.metadata.get(_BEHIND, ())]
+        behind = held_from(edges)
+        if behind and any(get_gradient_edge(tensor).node in behind for tensor in inputs):
+            raise RuntimeError(
+                f"{name}: the function differentiates a function that torch.compile compiled, and the result has no "
+                "second derivative; call the function that is not compiled"
+            )
 
 
 def _depends_on_more(tensors: Sequence[Tensor]) -> bool:
@@ -327,6 +360,8 @@ def _product(call: _Call, vectors: Sequence[Any], retain_graph: bool | None, cre
         if pairs:
             roots, given = zip(*pairs, strict=True)
             gradients = grad_of(roots, call.inputs, given, retain_graph, create_graph, allow_unused=True)
+            if create_graph:
+                _note_regions(roots, [gradient for gradient in gradients if gradient is not None])
         gradients = [
             torch.zeros_like(tensor) if gradient is None else gradient
             for gradient, tensor in zip(gradients, call.inputs, strict=True)

@@ -408,3 +408,39 @@ def test_no_warning_of_its_own():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         func.grad(masked_loss)(DETACHED, with_bad_rows(X))
+
+
+LOOKED_AT = pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo looks at it
+
+
+def exponential(x):
+    return torch.where(x < 50, x.exp(), 0.0).sum()
+
+
+@pytest.mark.parametrize("x", [[1.0, 2.0], [1.0, 100.0]])
+@pytest.mark.parametrize(
+    "twice",
+    [
+        lambda gradient, x: gradient(x)[0],
+        lambda gradient, x: gradient(x)[0] + x.sum(),  # plain PyTorch gives the second term alone
+        lambda gradient, x: gradient(x * 2).sum(),
+    ],
+    ids=["alone", "with another term", "of a product"],
+)
+@LOOKED_AT
+@pytest.mark.filterwarnings("ignore:ignoring could not follow")  # the first derivative is recorded
+def test_the_second_derivative_of_a_compiled_function_is_refused(twice, x, fresh_compiler):
+    gradient = ignoring.func.grad(torch.compile(exponential, backend="aot_eager"))
+    for transform in (ignoring.func.grad, ignoring.func.jacrev):
+        with pytest.raises(RuntimeError, match="no second derivative; call the function that is not compiled"):
+            transform(lambda x: twice(gradient, x))(torch.tensor(x))
+
+
+@LOOKED_AT
+def test_the_gradient_of_a_compiled_function_is_a_factor(fresh_compiler):
+    """It is recorded because of a weight, and what is differentiated does not go through it."""
+    compiled, weight = torch.compile(exponential, backend="aot_eager"), torch.tensor([2.0, 3.0], requires_grad=True)
+    x = torch.tensor([1.0, 2.0])
+    factor = ignoring.func.grad(lambda x: compiled(x * weight))(x)
+    found = ignoring.func.grad(lambda y: (ignoring.func.grad(lambda x: compiled(x * weight))(x) * y).sum())(x)
+    assert factor.requires_grad and torch.equal(found, factor) and bool(found.all())

@@ -24,15 +24,16 @@ import torch
 from torch import Tensor
 
 from ..compiled import AS_ATEN, Arguments, is_surely_finite, may_be_followed, region_of, tangents_of, users_last
-from ..cotangent import Cotangent, can_carry, dispatches, is_finite, mask_of, prefer_exact, unwrap
+from ..cotangent import Cotangent, can_carry, dispatches, is_finite, mask_of, unwrap
 from ..dispatch import has_rule
 from ..failures import NotFollowed
 from ..graph import AccumulateGrad, for_each_edge
 from ..higher import in_forward_mode
-from ..masks import Mask, everywhere
+from ..masks import Mask, all_count, and_whatever_is_not_0, everywhere
 from ..meanings import ADDING, JOINING
 from ..registry import UNKNOWN, Function
 from .comparisons import Comparisons
+from .merging import Merging, pieces
 from .step import Results, Step
 
 aten = torch.ops.aten
@@ -49,6 +50,7 @@ _ADDING_A_PRODUCT = frozenset(
 )
 
 _AMBIGUOUS = "a compiled region does not show what a zero in its backward means"
+_OTHER_RESULTS = "a compiled region whose graph has other results than its code"
 _NOT_SHOWN = f"{_AMBIGUOUS}; call ignoring.follow_compiled() before torch.compile, with the backend inductor"
 
 
@@ -126,22 +128,29 @@ class Compiled(Step):
                 raise NotFollowed("a compiled region whose graph has other cotangents than its code")
             mask = everywhere(False, value) if sent is None else self.masks[place]
             arguments[number] = Cotangent(value, mask, cast(Any, self))
+        held_by_graph = region.module.graph.find_nodes(op="get_attr")
+        constants = [operator.attrgetter(node.target)(region.module) for node in held_by_graph]
+        merging = Merging(results, (*arguments, *arriving, *constants))
         with torch.no_grad(), torch._C._DisableAutocast():
             self._comparisons = Comparisons(first_alone=False)
             self._comparisons.start()
             try:
-                returned = self._run(region, arguments)
+                return self._run(region, arguments, results, merging)
+            except Exception:
+                merging.undo()
+                raise
             finally:
                 self._comparisons.stop()
-            return self._merged(results, for_each_edge(self.node, returned))
 
-    def _run(self, region: Any, arguments: list[Any]) -> Any:
-        """Run the graph. Returns its results, one for each argument of the forward graph.
+    def _run(self, region: Any, arguments: list[Any], results: Sequence[Any], merging: Merging) -> Results:
+        """Run the graph. Each of its results is merged into the compiled one as soon as it is there.
 
         Takes the arguments out of their list, so that each is freed as soon as no operator needs it.
         """
         self._region, self._compared, self._flagged = region, {}, False
         self._dtypes = {value.dtype for value in arguments if isinstance(value, Tensor)}
+        edges = self._edges(region, results)
+        values, masks = list(results), [cast(Mask, None)] * len(results)
         known: dict[Any, Any] = {}
         arguments.reverse()
         for node, last in users_last(region.module):
@@ -149,15 +158,26 @@ class Compiled(Step):
                 known[node] = self._counted(node, arguments.pop())
             elif node.op == "get_attr":
                 known[node] = operator.attrgetter(node.target)(region.module)
-            elif node.op == "call_function":
+            else:
                 self._here = node
                 args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
                 known[node] = self._call(node.target, args, kwargs)
-            else:
-                return torch.fx.node.map_arg(node.args[0], known.__getitem__)
+            for edge in edges.get(node, ()):
+                values[edge], masks[edge] = self._merged(results[edge], known[node], merging)
             for argument in last:
                 del known[argument]
-        raise NotFollowed("a compiled region whose graph has no results")
+        return values, masks
+
+    def _edges(self, region: Any, results: Sequence[Any]) -> dict[Any, list[int]]:
+        """By the operator of the graph, the edges that get its result."""
+        edges: dict[Any, list[int]] = {}
+        returned = for_each_edge(self.node, region.module.graph.output_node().args[0])
+        for edge, (node, exact) in enumerate(zip(returned, results, strict=True)):
+            if isinstance(exact, Tensor):
+                if not isinstance(node, torch.fx.Node):
+                    raise NotFollowed(_OTHER_RESULTS)
+                edges.setdefault(node, []).append(edge)
+        return edges
 
     def _call(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Run one operator."""
@@ -213,26 +233,18 @@ class Compiled(Step):
         terms: Sequence[Any] = self._here.args[0] if packet in JOINING else self._here.args[:2]
         return terms
 
-    def _merged(self, results: Sequence[Any], returned: Sequence[Any]) -> Results:
-        """The compiled results where they are finite, elsewhere those of the graph; and the masks."""
-        values: list[Any] = []
-        masks: list[Mask] = []
-        for exact, result in zip(results, returned, strict=True):
-            mask = None
-            if isinstance(exact, Tensor):
-                if not isinstance(result, Tensor) or exact.shape != result.shape or dispatches(exact):
-                    raise NotFollowed("a compiled region whose graph has other results than its code")
-                if not _agree(exact, unwrap(result), self._dtypes):
-                    raise NotFollowed("a compiled region whose graph computes other numbers than its code")
-                if _is_cotangent(result):
-                    exact = unwrap(prefer_exact(exact, result))
-                    mask = mask_of(result)
-                    mask = mask if mask is None else mask | (exact != 0)
-                elif can_carry(exact):
-                    self._undecided()
-            values.append(exact)
-            masks.append(mask)
-        return values, masks
+    def _merged(self, exact: Tensor, result: Any, merging: Merging) -> tuple[Tensor, Mask]:
+        """The compiled result where it is finite, elsewhere that of the graph; and the mask."""
+        if not isinstance(result, Tensor) or exact.shape != result.shape or dispatches(exact):
+            raise NotFollowed(_OTHER_RESULTS)
+        if not _agree(exact, unwrap(result), self._dtypes):
+            raise NotFollowed("a compiled region whose graph computes other numbers than its code")
+        if not _is_cotangent(result):
+            if can_carry(exact):
+                self._undecided()
+            return exact, None
+        exact, mask = merging.merged(exact, unwrap(result)), mask_of(result)
+        return exact, None if mask is None or all_count(mask) else and_whatever_is_not_0(mask, exact)
 
     # What the rules ask.
 
@@ -294,11 +306,16 @@ def _agree(exact: Tensor, followed: Tensor, dtypes: Iterable[torch.dtype]) -> bo
         exact, followed: the results.
         dtypes: those of all numbers in the graph. Compiled code may round less often to a narrow one.
     """
-    both = exact.isfinite() & followed.isfinite()
-    exact, followed = exact[both], followed[both]
-    if not exact.numel() or not (exact.is_floating_point() or exact.is_complex()):
+    if not (exact.is_floating_point() or exact.is_complex()):
         return True
-    size = torch.maximum(exact.abs().amax(), followed.abs().amax())
+    size: float = 0.0
+    difference: float = 0.0
+    for one, other in pieces(exact, followed):
+        both = one - one == 0  # a quick "is finite"
+        if bool(both.any()) and bool(both.logical_and_(other.isfinite()).any()):
+            one, other = one[both], other[both]
+            size = max(size, one.abs().amax().item(), other.abs().amax().item())
+            difference = max(difference, (one - other).abs().amax().item())
     floating = [dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex]
     tolerance = max(torch.finfo(dtype).eps for dtype in (torch.float32, *floating)) ** 0.5
-    return bool((exact - followed).abs().amax() <= tolerance * size)
+    return bool(difference <= tolerance * size)
