@@ -308,9 +308,13 @@ class Pass:
         masks: Iterable[Mask] = _NO_MASKS
         arrived = self._all_arriving(node, function, transfer, arriving)
         if arrived is not None:
-            wanted = [not last or edge in self.keep for edge, last in edges]
+            keep = self.keep
+            wanted = [
+                result if not last or edge in keep else None
+                for (edge, last), result in zip(edges, results, strict=False)
+            ]
             try:
-                values, masks = transfer.after(self, node, function, *arrived, results, wanted)
+                values, masks = transfer.after(self, node, function, arrived[0], arrived[1], results, wanted)
             except Exception as error:
                 self.failed(function_of(node.name()), error)
         self._hand_on(node, edges, values, masks)
@@ -367,12 +371,14 @@ class Pass:
     ) -> tuple[list[Any], list[Mask]] | None:
         """The cotangents that arrive at a node, and their masks; None if plain PyTorch's results need no masks."""
         masks, values, unmaskable = [], [], None
+        may_be_sparse, on_cotangents = step is Step and not self.by_rules_alone, step.on_cotangents
         for number, value in enumerate(arriving):
-            value, mask, carries = self._arriving(node, number, value, step is Step and not self.by_rules_alone)
+            value, mask, carries = self._arriving(node, number, value, may_be_sparse)
             masks.append(mask)
             values.append(value)
-            has_to_run = has_to_run or mask is not None
-            if not carries or step.on_cotangents and _is_anothers(value):
+            if mask is not None:
+                has_to_run = True
+            if not carries or on_cotangents and _is_anothers(value):
                 unmaskable = value
         if unmaskable is not None:
             self._pass_by(unmaskable)
@@ -475,7 +481,7 @@ def _unless_constant(node: Any, value: Any, mask: Mask) -> Mask:
     return mask
 
 
-_OF_ONE_DERIVATIVE = (Step, Linear, CustomVJP, Opaque, Taped, Traced)
+_OF_ONE_DERIVATIVE = frozenset({Step, Linear, CustomVJP, Opaque, Taped, Traced})
 """The steps that run one derivative, PyTorch's own or a user's."""
 
 

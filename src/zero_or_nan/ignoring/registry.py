@@ -123,7 +123,7 @@ class Transfer:
         arriving: Sequence[Any],
         masks: Sequence[Mask],
         results: Sequence[Any],
-        wanted: Sequence[bool],
+        wanted: Sequence[Any],
     ) -> tuple[Sequence[Any], Sequence[Mask]]:
         """The results of a derivative that plain PyTorch has run, and their masks.
 
@@ -132,15 +132,14 @@ class Transfer:
             node, function: the node, and the record of its function.
             arriving, masks: the cotangents that arrived at the node, and their masks.
             results: the results for the edges of the node.
-            wanted: for each edge, whether its mask is needed.
+            wanted: the same results, with None for each edge whose mask is not needed.
         """
         (grad,), (mask,) = arriving, masks
         if self.repair is not None and mask is not None:
             if owner.count is not None:
                 owner.count.see(node, masks)
             self.repair(node, grad, mask, results)
-        needed = [result if is_wanted else None for result, is_wanted in zip(results, wanted, strict=False)]
-        return results, self.follow(node, grad, mask, needed)
+        return results, self.follow(node, grad, mask, wanted)
 
     def may_follow(self, node: Any, trusted: bool) -> bool:
         """True if plain PyTorch can run a node's derivative. `trusted`: the precheck found the node safe."""

@@ -31,7 +31,7 @@ class Transferred(Step):
         arriving: Sequence[Any],
         masks: Sequence[Mask],
         results: Sequence[Any],
-        wanted: Sequence[bool],
+        wanted: Sequence[Any],
     ) -> Results:
         """The results and their masks, by a step that begins and ends now. The arguments are as in `Transfer.after`."""
         if owner.count is not None:
