@@ -59,7 +59,7 @@ class Originations:
         waiting, seen = deque([node]), {node}
         while waiting:
             at = waiting.popleft()
-            if not waiting and at in self._callers:  # all ways lead through it
+            if not waiting and at in self._callers:  # all paths lead through it
                 return self._callers[at]
             if CALLED in at.metadata:
                 return at

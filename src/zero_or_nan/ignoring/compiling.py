@@ -33,7 +33,7 @@ def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _skip(code: CodeType) -> None:
-    """Keep Dynamo from tracing a call that begins in uncompiled code, as of a hook of an optimizer."""
+    """Keep Dynamo from tracing a call that begins in uncompiled code, for example in a hook of an optimizer."""
     dynamo: Any = torch._C._dynamo.eval_frame
     with contextlib.suppress(AttributeError):  # its functions for this differ by release
         if hasattr(dynamo, "skip_code"):
