@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
+from torch.nn import Parameter
 
 from .cotangent import can_carry
 from .failures import NotFollowed
@@ -244,16 +245,18 @@ _FINITE_OF_FINITE = frozenset(
     """
     _log_softmax_backward_data _scaled_dot_product_flash_attention_for_cpu_backward _softmax_backward_data
     _to_copy _unsafe_view add addmm alias avg_pool2d_backward bmm cat clone constant_pad_nd convolution_backward
-    detach embedding_dense_backward expand full gelu_backward hardtanh_backward leaky_relu_backward
+    detach embedding_dense_backward eq expand full ge gelu_backward gt hardtanh_backward le leaky_relu_backward lt
     max_pool2d_with_indices_backward mm mul native_batch_norm_backward native_dropout_backward
-    native_layer_norm_backward neg ones_like permute reshape select select_backward sigmoid_backward silu_backward
-    slice slice_backward split squeeze sub sum t tanh_backward threshold_backward transpose unsqueeze view where
-    zeros zeros_like
+    native_layer_norm_backward ne neg ones_like permute reshape select select_backward select_scatter sigmoid_backward
+    silu_backward slice slice_backward slice_scatter split squeeze sub sum t tanh_backward threshold_backward transpose
+    unsqueeze view where zeros zeros_like
     """.split()
 )
 """The operators that give finite numbers for finite numbers, if nothing overflows."""
 
 _finite_of_finite: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+_known_finite: weakref.WeakKeyDictionary[type, set[int]] = weakref.WeakKeyDictionary()
+"""For each region, the addresses of the parameters that were finite in a pass."""
 
 
 def gives_finite_of_finite(forward: Any) -> bool:
@@ -304,7 +307,7 @@ class Arguments:
 
         A backend that keeps its graphs runs them as they are, and writes into none.
         """
-        if self.only_if_in_doubt and gives_finite_of_finite(self.forward) and all(map(is_surely_finite, values)):
+        if self.only_if_in_doubt and gives_finite_of_finite(self.forward) and self._are_finite(values):
             self.were_finite = True
             return
         donated = () if functions_of(self.forward) is not None else self.forward.metadata.bw_donated_idxs or ()
@@ -313,8 +316,27 @@ class Arguments:
             for place, value in enumerate(values)
         ]
 
+    def _are_finite(self, values: Sequence[Any]) -> bool:
+        """True if the arguments are finite. Each parameter is read until it was finite once: it is often half of them.
+
+        A parameter that is no longer finite gives results that are not finite.
+        """
+        known = _known_finite.setdefault(self.forward, set())
+        leaves = (getattr(ahead, "variable", None) for ahead, _ in self.node.next_functions)
+        parameters = {leaf.data_ptr() for leaf in leaves if type(leaf) is Parameter}
+        for value in values:
+            address = value.data_ptr() if type(value) in (Tensor, Parameter) else None
+            if address not in parameters:
+                if not is_surely_finite(value):
+                    return False
+            elif address not in known:
+                if not is_surely_finite(value):
+                    return False
+                known.add(address)
+        return True
+
     def hold_from_now_on(self) -> None:
-        """Hold the arguments of this region in later passes: a number of it has overflowed."""
+        """Hold the arguments of this region in later passes, because finite ones gave a number that is not finite."""
         _finite_of_finite[self.forward] = False
 
     def stop(self) -> list[Any] | None:

@@ -520,6 +520,30 @@ def test_a_first_overflow_of_finite_arguments_warns_and_the_next_is_followed():
         assert found.tolist() == [float("inf"), 0] and len(told) == warned
 
 
+def test_a_parameter_is_read_until_it_was_finite_once(held):
+    """Later it may become NaN: the first such pass warns, and the next is followed."""
+    weight, other = (torch.nn.Parameter(torch.tensor([1.0, 2.0])) for _ in range(2))
+    program = torch.compile(lambda x, weight: (x * weight)[:1].sum(), backend="aot_eager")
+    x = torch.tensor([1.0, 3.0], requires_grad=True)
+
+    def found(weight):
+        x.grad = None
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            ignoring.backward(program(x, weight))
+        return held.pop(), len(told), x.grad[1].item()
+
+    assert found(weight) == (False, 0, 0)
+    with torch.no_grad():
+        other[1] = NAN
+    assert found(other) == (True, 0, 0)
+    with torch.no_grad():
+        weight[1] = NAN
+    was_held, warned, gradient = found(weight)
+    assert (was_held, warned) == (False, 1) and gradient != gradient
+    assert found(weight) == (True, 0, 0)
+
+
 @pytest.mark.parametrize(
     "break_it",
     [

@@ -7,7 +7,7 @@ compiled result is taken from there. A region that does not show what its zeros 
 Benefit: each finite bit is the compiled one's, and a clean pass costs one check. Downside: on a contaminated pass, the
 region runs twice, the second time as slowly as uncompiled code under `ignoring`. And until the compiled code ends, its
 arguments stay in memory, unless they are finite and the graph gives finite numbers of them: each step would then need
-more memory, and to get memory from the system takes a fifth of the time of a convolution's backward.
+more memory, and it takes time to get memory from the system.
 
 Rejected: to run the region again, uncompiled, from its inputs. Dropout would draw another mask, and the gradient would
 be finite and wrong.
@@ -110,7 +110,7 @@ class Compiled(Step):
             raise NotFollowed("a compiled region has no second derivative")
         if self._arguments is not None and self._arguments.were_finite:
             self._arguments.hold_from_now_on()
-            raise NotFollowed("a compiled region in which a number overflowed for the first time")
+            raise NotFollowed("a compiled region that gave finite numbers until now; the next pass can follow it")
         forward = self.node._forward_cls
         region = region_of(forward)
         if not region.shows:
