@@ -55,7 +55,6 @@ class Workload:
     memory: bool = True
     entries: int | None = None
     nodes: int | None = None
-    is_compiled: bool = False
 
 
 def _plain(loss: Tensor) -> None:
@@ -264,7 +263,7 @@ _LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "block of ResNet-18, 64 channels, 8 images of 56 × 56": (lambda: _Block(64, 64).eval(), (8, 64, 56, 56)),
 }
 COMPILED = {
-    f"{name}, {backend}": Workload(f"{name}, {backend}", _in_regions(model, shape, backend), is_compiled=True)
+    f"{name}, {backend}": Workload(f"{name}, {backend}", _in_regions(model, shape, backend))
     for name, (model, shape) in _LAYERS.items()
     for backend in ("aot_eager", "inductor")
 }
@@ -534,24 +533,11 @@ def parts(case: Workload, contaminated: bool) -> dict[str, float]:
 
 def peak(case: Workload, contaminated: bool, method: str) -> int:
     """The bytes that one gradient takes at its peak, beyond what the process held before. Run it in a new process."""
-    small = [
-        _where_over_exp(10)(contaminated),
-        _layers(lambda: _transformer(16, 2), (4, 8, 16))(contaminated),
-        _layers(lambda: _Recurrent(4), (2, 3, 4))(contaminated),
-    ]
-    for methods in small:  # imports and set-up of the first gradient are not counted
-        if method in methods:
-            forward, backward = methods[method]
-            backward(forward())
-    if case.is_compiled:  # the compiler takes more memory than a gradient
-        forward, backward = case.methods(contaminated)[method]
-        backward(forward())
-        forward()  # frees the gradients: their memory is part of what is measured
-        _forget_peak()
-        before = _status("VmRSS")
-    else:
-        before = _status("VmRSS")
-        forward, backward = case.methods(contaminated)[method]
+    forward, backward = case.methods(contaminated)[method]
+    backward(forward())  # imports, and what a compiler needs, are not counted
+    forward()  # frees the gradients: their memory is part of what is measured
+    _forget_peak()
+    before = _status("VmRSS")
     backward(forward())
     return _status("VmHWM") - before
 
@@ -571,10 +557,17 @@ def _status(field: str) -> int:
     raise Problem(f"/proc/self/status has no {field}; peak memory can be measured only on Linux")
 
 
+_GIVING_BACK = {"MALLOC_MMAP_THRESHOLD_": str(1 << 16)}
+"""With it, glibc gives the memory of a tensor back to the system as soon as it is freed.
+
+Otherwise glibc keeps some of it, in pieces that the next tensor may not fit into, and the peak differs from run to run.
+"""
+
+
 def _peaks(case: Workload, contaminated: bool) -> dict[str, int]:
     def fresh(method: str) -> int:
         command = [sys.executable, "-m", "tools.measure.costs", case.name, str(int(contaminated)), method]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | _GIVING_BACK)
         return int(done.stdout.split()[-1])
 
     return {method: min(fresh(method) for _ in range(3)) for method in case.methods(contaminated)}

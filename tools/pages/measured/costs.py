@@ -65,27 +65,43 @@ _METHODS = ("ignoring", "double where", "masked")
 
 
 def in_short(content: dict[str, Any]) -> str:
-    """A summary of the tables of costs, in three sentences."""
+    """A summary of the tables of costs, in a few sentences."""
     where, models, weighed = _kinds(content["rows"])
-
-    def time_of(contaminated: bool) -> str:
-        chosen = [row for row in models if row["contaminated"] is contaminated]
-        times = [_times_plain(row, "ignoring") for row in chosen]
-        most = max(chosen, key=lambda row: _times_plain(row, "ignoring"))
-        return (
-            f"{statistics.median(times):.2f} times as long as plain PyTorch's in the median of {len(times)} models, "
-            f"and at most {max(times):.2f} times ({html.escape(most['case'])})"
-        )
-
     quicker = [_times_plain(row, "masked", _BOTH) / _times_plain(row, "ignoring", _BOTH) for row in where]
-    most = max(row["peak"]["ignoring"] / row["peak"]["plain"] for row in weighed)
     return (
-        f'<div class="zn-prose"><p><strong>If nothing is contaminated, backward takes {time_of(False)}.</strong> '
-        f"If something is contaminated, backward takes {time_of(True)}. Peak memory is at most {most:.2f} times plain "
-        f"PyTorch's. For <code>where</code> over <code>exp</code>, forward and backward, <code>torch.masked</code> "
+        f'<div class="zn-prose"><p><strong>If nothing is contaminated, backward takes {_time_of(models, False)}.'
+        f"</strong> If something is contaminated, backward takes {_time_of(models, True)}. Peak memory is at most "
+        f"{_most_memory(weighed):.2f} times plain PyTorch's. For <code>where</code> over <code>exp</code>, forward and "
+        "backward, <code>torch.masked</code> "
         f"takes {min(quicker):.1f} to {max(quicker):.1f} times as long as <code>ignoring</code>. All this was measured "
-        f"on one machine ({html.escape(content['machine'])}).</p></div>"
+        f"on one machine ({html.escape(content['machine'])}).</p>{_compiled_in_short(content.get('compiled'))}</div>"
     )
+
+
+def _compiled_in_short(rows: list[dict[str, Any]] | None) -> str:
+    """The same of compiled models."""
+    if not rows:
+        return ""
+    return (
+        "<p>The same models, compiled into one region and compared with plain PyTorch compiled in the same way: if "
+        f"nothing is contaminated, backward takes {_time_of(rows, False)}; if something is, "
+        f"{_time_of(rows, True)}. Peak memory is then at most {_most_memory(rows):.2f} times plain PyTorch's.</p>"
+    )
+
+
+def _time_of(rows: list[dict[str, Any]], contaminated: bool) -> str:
+    """The time of backward: the median, and the most."""
+    chosen = [row for row in rows if row["contaminated"] is contaminated]
+    times = [_times_plain(row, "ignoring") for row in chosen]
+    most = max(chosen, key=lambda row: _times_plain(row, "ignoring"))
+    return (
+        f"{statistics.median(times):.2f} times as long as plain PyTorch's in the median of {len(times)} models, "
+        f"and at most {max(times):.2f} times ({html.escape(most['case'])})"
+    )
+
+
+def _most_memory(rows: list[dict[str, Any]]) -> float:
+    return max(float(row["peak"]["ignoring"] / row["peak"]["plain"]) for row in rows)
 
 
 def _curves(rows: list[dict[str, Any]]) -> Any:
