@@ -83,7 +83,7 @@ def _compiled_in_short(rows: list[dict[str, Any]] | None) -> str:
     if not rows:
         return ""
     return (
-        "<p>Layers of large models, each compiled into one region, compared with plain PyTorch compiled in the same way: if "
+        "<p>Layers of large models, each compiled, compared with plain PyTorch compiled in the same way: if "
         f"nothing is contaminated, backward takes {_time_of(rows, False)}; if something is, "
         f"{_time_of(rows, True)}. Peak memory is then at most {_most_memory(rows):.2f} times plain PyTorch's.</p>"
     )
