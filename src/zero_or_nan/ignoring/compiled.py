@@ -317,21 +317,21 @@ class Arguments:
         ]
 
     def _are_finite(self, values: Sequence[Any]) -> bool:
-        """True if the arguments are finite. Each parameter is read until it was finite once: it is often half of them.
+        """True if the arguments are finite. A parameter that was finite in an earlier pass is not read again.
 
-        A parameter that is no longer finite gives results that are not finite.
+        Parameters are often half of the memory. If one is no longer finite, a result may not be: results are checked.
         """
         known = _known_finite.setdefault(self.forward, set())
         leaves = (getattr(ahead, "variable", None) for ahead, _ in self.node.next_functions)
         parameters = {leaf.data_ptr() for leaf in leaves if type(leaf) is Parameter}
         for value in values:
             address = value.data_ptr() if type(value) in (Tensor, Parameter) else None
-            if address not in parameters:
-                if not is_surely_finite(value):
-                    return False
-            elif address not in known:
-                if not is_surely_finite(value):
-                    return False
+            is_parameter = address in parameters
+            if is_parameter and address in known:
+                continue
+            if not is_surely_finite(value):
+                return False
+            if is_parameter:
                 known.add(address)
         return True
 
