@@ -488,7 +488,7 @@ PARTED = [
 
 def _empty_hooks(loss: Tensor, graph: Graph, unsafe: list[Any]) -> list[Any]:
     """Hooks that do nothing, wherever a pass has a hook. They show how long the engine takes to call hooks."""
-    plan = planned((loss,), graph, (), unsafe, False, True, EVERYTHING)
+    plan = planned((loss,), graph, (), set(unsafe), False, True, EVERYTHING)
     after = [node for node, *_ in (*plan.transferred, *plan.interpreted)]
     before = [node for node, *_ in plan.interpreted]
     return [
