@@ -26,19 +26,27 @@ ROWS = [
     for n in (10, 100) for c in (False, True)
 ]  # fmt: skip
 
+COMPILED = [
+    {"case": "a <layer>, inductor", "entries": None, "contaminated": c, "seconds": {w: {"forward": 1.0, "backward": b}
+     for w, b in (("plain", 2.0), ("ignoring", 2.5))}, "peak": {"plain": 2, "ignoring": 3}}
+    for c in (False, True)
+]  # fmt: skip
+
+COSTS = {"torch": "2", "machine": "m", "rows": ROWS, "compiled": COMPILED, "parts": []}
+
 
 def cells(html):
     return [re.sub(r"<[^>]+>", "", cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", html)]
 
 
 def test_costs_are_shown_as_ratios():
-    html = measured.costs({"torch": "2", "machine": "m", "rows": ROWS, "parts": []})
+    html = measured.costs(COSTS)
     found = cells(html)
     assert found[found.index("a model") :][:3] == ["a model", "1.50", "1.50"]  # backward, 3 against 2
     assert found[found.index("10 clean") :][:4] == ["10 clean", "2", "1", "3"]  # backward
     both = len(found) - found[::-1].index("10 clean") - 1
     assert found[both : both + 4] == ["10 clean", "1.5", "1", "2"]  # forward and backward
-    assert "1.50 times as long as plain PyTorch's in the median of 1 models, and at most 1.50 times (a model)" in html
+    assert "1.50 times as long as plain PyTorch's in the median of 1 cases, and at most 1.50 times (a model)" in html
     assert "at most 1.20 times plain" in html
     assert "takes 1.3 to 1.3 times as long as" in html  # masked 4, ignoring 3
     last = len(found) - found[::-1].index("a model") - 1
@@ -53,7 +61,7 @@ def test_the_time_of_a_node_is_measured_by_that_of_plain_pytorch_in_the_shortest
         return {**ROWS[0], "case": f"{length} nodes", "nodes": length, "contaminated": contaminated, "seconds": seconds}
 
     chains = [chain(1_000, False, 2, 3), chain(1_000, True, 2, 5), chain(2_000, False, 4, 6), chain(2_000, True, 4, 10)]
-    found = cells(measured.costs({"torch": "2", "machine": "m", "rows": ROWS + chains, "parts": []}))
+    found = cells(measured.costs({**COSTS, "rows": ROWS + chains}))
     assert found[found.index("1 000") :][:4] == ["1 000", "1.00", "1.50", "2.50"]
     assert found[found.index("2 000") :][:4] == ["2 000", "2.00", "3.00", "5.00"]
 
@@ -64,7 +72,7 @@ def test_the_parts_of_a_backward_pass_are_measured_by_plain_pytorch():
         {"case": "a <net>", "contaminated": False, "seconds": seconds},
         {"case": "a <net>", "contaminated": True, "seconds": {**seconds, "hooks": 5.0, "ignoring": 9.0}},
     ]
-    found = cells(measured.costs({"torch": "2", "machine": "m", "rows": ROWS, "parts": parts}))
+    found = cells(measured.costs({**COSTS, "parts": parts}))
     clean = found.index("a &lt;net&gt;")
     assert found[clean : clean + 5] == ["a &lt;net&gt;", "1.10", "1.50", "–", "1.60"]
     assert found[clean + 5 : clean + 10] == ["a &lt;net&gt;, contaminated", "1.10", "1.50", "2.50", "4.50"]
@@ -272,11 +280,6 @@ def test_a_difference_between_methods_is_that_of_the_same_seeds():
 
 
 def test_compiled_models_have_a_table_of_their_own():
-    content = json.loads((Project(Path.cwd()).results / "measured" / "costs.json").read_text(encoding="utf-8"))
-    row = {"case": "a <layer>, inductor", "entries": None, "nodes": None, "peak": {"plain": 2, "ignoring": 3}}
-    seconds = {method: {"forward": 1.0, "backward": took} for method, took in (("plain", 2.0), ("ignoring", 2.5))}
-    rows = [{**row, "contaminated": state, "seconds": seconds} for state in (False, True)]
-    drawn = measured.costs({**content, "compiled": rows})
-    short, tables = drawn.split("<details>")
+    short, tables = measured.costs(COSTS).split("<details>")
     assert tables.count("a &lt;layer&gt;, inductor") == 2 and "1.25" in tables and "1.50" in tables
     assert short.count("at most 1.25 times (a &lt;layer&gt;, inductor)") == 2 and "at most 1.50 times plain" in short

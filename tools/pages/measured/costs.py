@@ -22,10 +22,9 @@ def costs(content: dict[str, Any]) -> str:
         f"(torch {content['torch']}, {content['machine']})"
     )
     tables = [show.table(caption, ["model", *states], _pairs(models, _backward))]
-    if compiled := content.get("compiled"):
-        caption = "The same of compiled models, as a multiple of plain PyTorch's time, compiled in the same way"
-        tables.append(show.table(caption, ["model, backend", *states], _pairs(compiled, _backward)))
-        weighed = weighed + compiled
+    compiled = content["compiled"]
+    caption = "The same of compiled layers, as a multiple of plain PyTorch's time, compiled in the same way"
+    tables.append(show.table(caption, ["layer, backend", *states], _pairs(compiled, _backward)))
     chains = [row for row in rows if row.get("nodes")]
     if chains:
         tables.append(_by_nodes(chains))
@@ -45,7 +44,9 @@ def costs(content: dict[str, Any]) -> str:
     tables.append(_part_by_part(content["parts"]))
     tables.append(
         show.table(
-            "Peak memory, as a multiple of plain PyTorch's peak memory", ["case", *states], _pairs(weighed, _memory)
+            "Peak memory, as a multiple of plain PyTorch's peak memory",
+            ["case", *states],
+            _pairs(weighed + compiled, _memory),
         )
     )
     folded = f"<details><summary>All numbers, in {len(tables)} tables</summary>{''.join(tables)}</details>"
@@ -72,20 +73,18 @@ def in_short(content: dict[str, Any]) -> str:
         f'<div class="zn-prose"><p><strong>If nothing is contaminated, backward takes {_time_of(models, False)}.'
         f"</strong> If something is contaminated, backward takes {_time_of(models, True)}. Peak memory is at most "
         f"{_most_memory(weighed):.2f} times plain PyTorch's. For <code>where</code> over <code>exp</code>, forward and "
-        "backward, <code>torch.masked</code> "
-        f"takes {min(quicker):.1f} to {max(quicker):.1f} times as long as <code>ignoring</code>. All this was measured "
-        f"on one machine ({html.escape(content['machine'])}).</p>{_compiled_in_short(content.get('compiled'))}</div>"
+        f"backward, <code>torch.masked</code> takes {min(quicker):.1f} to {max(quicker):.1f} times as long as "
+        f"<code>ignoring</code>. All this was measured on one machine ({html.escape(content['machine'])}).</p>"
+        f"{_compiled_in_short(content['compiled'])}</div>"
     )
 
 
-def _compiled_in_short(rows: list[dict[str, Any]] | None) -> str:
-    """The same of compiled models."""
-    if not rows:
-        return ""
+def _compiled_in_short(rows: list[dict[str, Any]]) -> str:
+    """A summary of the table of compiled layers."""
     return (
-        "<p>Layers of large models, each compiled, compared with plain PyTorch compiled in the same way: if "
-        f"nothing is contaminated, backward takes {_time_of(rows, False)}; if something is, "
-        f"{_time_of(rows, True)}. Peak memory is then at most {_most_memory(rows):.2f} times plain PyTorch's.</p>"
+        "<p>Layers of large models were also compiled, and compared with plain PyTorch compiled in the same way. If "
+        f"nothing is contaminated, backward takes {_time_of(rows, False)}. If something is contaminated, it takes "
+        f"{_time_of(rows, True)}. Peak memory is at most {_most_memory(rows):.2f} times plain PyTorch's.</p>"
     )
 
 
@@ -95,7 +94,7 @@ def _time_of(rows: list[dict[str, Any]], contaminated: bool) -> str:
     times = [_times_plain(row, "ignoring") for row in chosen]
     most = max(chosen, key=lambda row: _times_plain(row, "ignoring"))
     return (
-        f"{statistics.median(times):.2f} times as long as plain PyTorch's in the median of {len(times)} models, "
+        f"{statistics.median(times):.2f} times as long as plain PyTorch's in the median of {len(times)} cases, "
         f"and at most {max(times):.2f} times ({html.escape(most['case'])})"
     )
 
