@@ -324,15 +324,14 @@ class Arguments:
         known = _known_finite.setdefault(self.forward, set())
         leaves = (getattr(ahead, "variable", None) for ahead, _ in self.node.next_functions)
         parameters = {leaf.data_ptr() for leaf in leaves if type(leaf) is Parameter}
+        read_before = known & parameters
         for value in values:
             address = value.data_ptr() if type(value) in (Tensor, Parameter) else None
-            is_parameter = address in parameters
-            if is_parameter and address in known:
+            if address in read_before:
                 continue
             if not is_surely_finite(value):
                 return False
-            if is_parameter:
-                known.add(address)
+            known |= parameters & {address}
         return True
 
     def hold_from_now_on(self) -> None:
