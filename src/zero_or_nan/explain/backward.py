@@ -17,10 +17,12 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..ignoring.compiled import is_region
+from ..ignoring.fills import mark_formula, mark_formulas
 from ..ignoring.graph import AccumulateGrad, Edge
 from ..ignoring.lifetimes import held_from
 from ..ignoring.plan import nothing_ignored
 from ..ignoring.precheck import is_safe
+from ..ignoring.registry import record_of
 from .arithmetic import limit
 from .births import come_in, describe, held_before
 from .calls import Call
@@ -124,6 +126,7 @@ class Backward:
                 if carried := carried_by(node):
                     self.carried[node] = {at: own(pairs, itemgetter(0)) for at, pairs in carried.items()}
         if self.outer is None:
+            mark_formulas(self.graph)
             unsafe: list[Any] = []
             if (not is_safe(self.graph, unsafe) or self.carried) and not nothing_ignored(self.graph):
                 self._cast_shadow(unsafe)
@@ -234,6 +237,7 @@ class Backward:
                         self._not_finite(node, results, arriving, bad)
                     if torch.is_grad_enabled():
                         self._recorded(node, results)
+                        mark_formula(node, record_of(node).may_select(node), results, arriving, self.graph)
                 except Exception as error:
                     self.mistakes.note(str(node.name()), error)
 

@@ -31,10 +31,12 @@ from .compiling import compiled_autograd_aside
 from .cotangent import Cotangent, can_carry, dispatches, is_finite
 from .counts import Count
 from .failures import NotFollowed, RuleFailed
+from .fills import mark_formula
 from .forms import form_of, is_dense, not_zero, values_of
 from .graph import Edge, Graph, edge_of, function_of, graph_from
 from .higher import constants, is_recorded, tangent_of, without
 from .hooks import PassHook, put_first
+from .kinds import classify
 from .lifetimes import held_from
 from .masks import Mask, all_count, and_whatever_is_not_0, both, either, everywhere, nothing_counts
 from .plan import EVERYTHING, Ahead, planned
@@ -47,6 +49,7 @@ from .steps import (
     Opaque,
     OverNothing,
     Recomputed,
+    Sliced,
     Step,
     Taped,
     Traced,
@@ -280,6 +283,8 @@ class Pass:
         if not self._is_mine():
             return None
         step = self._running.pop(node, None)
+        selects = step.selects if type(step) is Sliced else classify(node).function.may_select(node)
+        mark_formula(node, selects, results, arriving, self.graph)
         if step is None:
             self._hand_on(node, edges, results, _NO_MASKS)
             return None
@@ -302,6 +307,7 @@ class Pass:
         """The hook after a transferred node: plain PyTorch's derivative has run, and now the masks go through it."""
         if not self._is_mine():
             return None
+        mark_formula(node, function.may_select(node), results, arriving, self.graph)
         if transfer in _OF_ONE_DERIVATIVE and is_over_nothing(arriving):
             transfer = OverNothing
         values: Sequence[Any] = results

@@ -14,6 +14,7 @@ from torch.masked import MaskedTensor, masked_tensor
 from .compiling import not_compiled
 from .counts import Count, one_more_pass
 from .distributed import on_any_process
+from .fills import mark_formulas
 from .forms import is_dense
 from .graph import Edge, Graph, edge_of
 from .higher import in_forward_mode
@@ -223,6 +224,7 @@ def _pass(roots: Sequence[Any], edges: Any = None, asked_for: Any = None, record
 
 def _plain_is_enough(graph: Graph, recorded: bool, unsafe: list[Any]) -> bool:
     """True if plain backward gives the right gradient. `unsafe` gets the nodes that fail the precheck."""
+    mark_formulas(graph)
     return nothing_ignored(graph) or not recorded and is_safe(graph, unsafe)
 
 

@@ -17,6 +17,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from .distributed import is_spread
+from .fills import is_fill
 from .graph import KINDS, AccumulateGrad, Edge, Graph, has_empty_result
 from .higher import any_recorded, is_recorded
 from .kinds import NodeKind, classify, step_at
@@ -99,7 +100,7 @@ def _transfer_at(
 ) -> Transfer | type[Transferred] | None:
     """The registered transfer of a node, or a step that follows the derivative; None if the node is interpreted."""
     transfer = kind.transfer
-    if transfer is not None and policy.transfers:
+    if transfer is not None and policy.transfers and not is_fill(node):
         is_safe = bool(unsafe) and node not in unsafe
         if transfer.may_follow(node, is_safe):
             return transfer.without_repair if is_safe else transfer

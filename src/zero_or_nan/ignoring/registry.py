@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ import torch
 
 from .authoring import checked, result_check
 from .conditions import NEVER, Condition
+from .fills import FORMULAS, is_fill
 from .graph import NODES, function_of
 from .masks import Mask
 
@@ -46,6 +48,8 @@ class Function:
         only_if: one more condition for plain backward, on the node.
         derivative: our own derivative, used because PyTorch's formula mixes used elements with ignored elements.
         derivative_if: the nodes for which `derivative` is used. None means all nodes.
+        fills: how to recognize a node with which the derivative fills in zeros that mean nothing, as for a norm of 0:
+            the functions ahead of that node, as in "MaskedFill(Div(Norm))". See the module `fills`.
     """
 
     selects: bool | Callable[[Any], bool] = False
@@ -57,9 +61,12 @@ class Function:
     only_if: Callable[[Any], bool] | None = None
     derivative: Derivative | None = None
     derivative_if: Callable[[Any], bool] | None = None
+    fills: tuple[str, ...] = ()
 
     def may_select(self, node: Any) -> bool:
-        """Whether the function selects, as it was called at this node."""
+        """Whether the function selects, as it was called at this node. Zeros that a formula fills in select nothing."""
+        if self.selects is False or is_fill(node):
+            return False
         return self.selects if isinstance(self.selects, bool) else self.selects(node)
 
     def __post_init__(self) -> None:
@@ -232,6 +239,7 @@ def function(
         if key in FUNCTIONS and isinstance(key, str) and not key.startswith(GENERATED):
             raise ValueError(f"{key} has a record already: {FUNCTIONS[key]}")
     FUNCTIONS.update(dict.fromkeys(keys, record))
+    FORMULAS.extend(ast.parse(formula, mode="eval").body for formula in record.fills)
     return names
 
 

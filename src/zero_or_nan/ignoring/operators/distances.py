@@ -21,7 +21,10 @@ import torch
 from torch import Tensor
 
 from ..cotangent import Cotangent, prefer_exact, unwrap
-from ..registry import rule
+from ..registry import function, rule
+
+function("Dist", fills=("MaskedFill(Div(Dist))", "MaskedFill(Div(Pow(Dist)))"))
+function("EuclideanDist", fills=("MaskedFill(Div(EuclideanDist))",))
 
 
 @rule("_cdist_backward")

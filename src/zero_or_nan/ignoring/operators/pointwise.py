@@ -70,12 +70,31 @@ def _has_a_small_power(node: Any) -> bool:
 function("Gelu Hardswish LogSigmoid Mish Silu", safe_if=MODERATE)
 function("Elu", safe_if=MODERATE, scalars=("alpha", "scale"))
 function("Softplus", safe_if=MODERATE, scalars=("beta",), only_if=_has_a_low_threshold)
-function("Pow", safe_if=MODERATE, only_if=_has_a_small_power)
+function(
+    "Pow",
+    safe_if=MODERATE,
+    only_if=_has_a_small_power,
+    fills=("Where(None, Mul(Mul(Pow)))", "Where(None, Mul(Pow, Log))"),
+)
 
 # Quotients: the derivative divides by a saved tensor.
 
 function("Log Log10 Log2 Reciprocal Rsqrt Sqrt", safe_if=AWAY_FROM_ZERO)
 function("Div", safe_if=AWAY_FROM_ZERO, safe_if_saved={"self": MODERATE})
+
+# The derivative fills in zeros where it would divide by 0, or take the logarithm of 0.
+
+function("Angle", fills=("Where(None, Mul(Div(Pow(Abs))))",))
+function("Atan2", fills=("MaskedFill(Reciprocal(Add(Mul)))",))
+function("Copysign", fills=("MaskedFill(Div(Copysign))",))
+function("Sgn", fills=("MaskedFill(Div(Mul(Abs)))",))
+function("Sinc", fills=("Where(None, Mul(Div(Sub(Sin))))",))
+function("SpecialXlog1Py", fills=("MaskedFill(SpecialXlog1Py)",))
+function("Xlogy", fills=("MaskedFill(Xlogy)",))
+
+# With `eps`, a number near 0 or 1 is replaced.
+
+function("Logit", selects=lambda node: node._saved_eps is not None)
 
 # Written in Python, in operators that have rules.
 
@@ -129,7 +148,6 @@ def _all_factors(args: tuple[Any, ...]) -> Mask:
     "infinitely_differentiable_gelu_backward",
     "leaky_relu_backward",
     "log_sigmoid_backward",
-    "logit_backward",
     "mish_backward",
     "native_dropout_backward",
     "rrelu_with_noise_backward",
@@ -143,6 +161,16 @@ def _all_factors(args: tuple[Any, ...]) -> Mask:
 def product(op: Any, *args: Any, **kwargs: Any) -> Any:
     """A cotangent times a function of the saved tensors."""
     return zero_ignored(op(*unwrap(args), **unwrap(kwargs)), _all_factors((*args, *kwargs.values())))
+
+
+@rule("logit_backward")
+def logit_backward(op: Any, grad: Any, x: Tensor, eps: float | None = None) -> Any:
+    """The same as `product`. If there is `eps`, a number nearer to 0 or 1 was replaced, so it is ignored."""
+    mask = _all_factors((grad, x))
+    if eps is not None:
+        near = (unwrap(x) < eps) | (unwrap(x) > 1 - eps)  # False for NaN, which is used
+        mask = both(mask, near.logical_not())
+    return zero_ignored(op(*unwrap((grad, x)), eps), mask)
 
 
 @rule("mul")

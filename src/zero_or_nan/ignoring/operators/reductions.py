@@ -35,6 +35,9 @@ function("Amax Amin", selects=True, compares=True, safe_if=FINITE)
 function("Aminmax", since="2.13", selects=True, compares=True)
 function("Max Min", selects=True, safe_if=FINITE)
 function("Nanmedian SegmentReduce", selects=True)
+function("Norm", fills=("MaskedFill(Div(Norm))", "MaskedFill(Div(Pow(Norm)))"))
+function("Renorm", selects=True)
+function("Std StdMean", fills=("MaskedFill(Div(Mul(Std)))", "MaskedFill(Div(Mul(StdMean)))"))
 
 
 @rule("sum", "mean")
@@ -118,7 +121,12 @@ def _of_largest(node: Any) -> bool:
     return float(node._saved_ord if hasattr(node, "_saved_ord") else node._saved_p or 2) in (math.inf, -math.inf)
 
 
-@derivative("LinalgVectorNorm", selects=_of_largest, derivative_if=_of_largest)
+@derivative(
+    "LinalgVectorNorm",
+    selects=_of_largest,
+    derivative_if=_of_largest,
+    fills=("MaskedFill(Div(LinalgVectorNorm))", "MaskedFill(Div(Pow(LinalgVectorNorm)))", "MaskedFill(Pow(Abs))"),
+)
 def largest_norm(node: Any, grads: Any) -> tuple[Any]:
     """The elements whose absolute value equals the norm share its cotangent. With a NaN norm, all elements do."""
     (grad, *_), x, norm, dims = grads, node._saved_self, node._saved_result, node._saved_dim

@@ -1,0 +1,133 @@
+"""Zeros that PyTorch's own derivative formulas fill in: they say nothing about the loss.
+
+The derivative of a norm is v / norm. PyTorch's formula fills in 0 where the norm is 0, by `masked_fill`. If the
+gradient is differentiated again, this `masked_fill` is a node of the graph. It looks like a selection of the program,
+but the program selected nothing: its second derivative at 0 may be any number, or none. So the node must not count as
+a selection. Then the 0 meets v / norm, and the result is NaN, as in plain PyTorch.
+
+`mark_formula` marks such nodes while a pass of `ignoring` is recorded. `mark_formulas` finds them in a gradient that
+plain PyTorch recorded. There, two facts together show that a node belongs to a formula:
+
+- The nodes ahead are those of a formula. The records of functions show such formulas (`Function.fills`).
+- The condition has no Python object. Each tensor that a program computes in Python has one, which lives as long as the
+  tensor does. A tensor that a formula computes in C++ gets one when somebody asks for it.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import gc
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+
+from .graph import Graph, function_of
+
+FORMULAS: list[ast.expr] = []
+"""What is ahead of a node that fills in zeros, by the names of the functions, as in "MaskedFill(Div(Norm))"."""
+
+_KEY = "zero_or_nan: whether a derivative formula fills in the zeros of this node"
+_EVER = False
+"""Whether any node has this mark. If not, `is_fill` is cheap."""
+
+_CONDITIONS = {"MaskedFill": "mask", "Where": "condition"}
+"""The functions that choose by a condition, and the name of the condition among their saved tensors."""
+
+_RESHAPING = frozenset({"Conj", "Expand", "Squeeze", "Unsqueeze", "View"})
+"""Nodes that `FORMULAS` don't mention."""
+
+
+def is_fill(node: Any) -> bool:
+    """True if a derivative formula of PyTorch made this node, to fill in zeros."""
+    return _EVER and _KEY in node.metadata
+
+
+def mark_formula(node: Any, selects: bool, results: Iterable[Any], arriving: Iterable[Any], graph: Graph) -> None:
+    """Mark the nodes with which PyTorch's derivative formula chose by a condition, if the derivative was recorded.
+
+    Args:
+        node: the node whose derivative has run. The formula of a Function in Python belongs to the program.
+        selects: whether the forward function selects. Then the formula repeats a selection of the program.
+        results: what the formula returned, with its record.
+        arriving: the cotangents that the formula got. Their own record belongs to other formulas.
+        graph: the graph whose derivatives are recorded.
+    """
+    if selects or not torch.is_grad_enabled() or isinstance(node, BackwardCFunction):
+        return
+    seen = {None, *map(_maker, arriving)}
+    stack = list(map(_maker, results))
+    while stack:
+        node = stack.pop()
+        if node in seen or node in graph or isinstance(node, BackwardCFunction):  # the last: a cotangent that enters
+            continue
+        seen.add(node)
+        if function_of(node.name()) in _CONDITIONS:
+            _mark(node)
+        stack += [ahead for ahead, _ in node.next_functions]
+
+
+def mark_formulas(graph: Graph) -> None:
+    """Mark the nodes of formulas that plain PyTorch recorded in this graph."""
+    choosing = [node for node in graph if function_of(node.name()) in _CONDITIONS and not is_fill(node)]
+    suspects = [node for node in choosing if any(_is_like(node, formula) for formula in FORMULAS)]
+    filled = _without_python_object(suspects)
+    if filled:  # the derivative of a fill chooses by the same condition
+        for node in choosing:
+            if any(_condition(node) is condition for condition in filled):
+                _mark(node)
+
+
+def _maker(thing: Any) -> Any:
+    return thing.grad_fn if isinstance(thing, Tensor) else None
+
+
+def _mark(node: Any) -> None:
+    global _EVER
+    _EVER = True
+    node.metadata[_KEY] = True
+
+
+def _is_like(node: Any, formula: ast.expr) -> bool:
+    """True if the functions of a formula are found from this node on. None in a formula is a missing gradient."""
+    if isinstance(formula, ast.Constant):
+        return node is None
+    if node is None:
+        return False
+    name, parts = (formula.func, formula.args) if isinstance(formula, ast.Call) else (formula, [])
+    ahead = [ahead for ahead, _ in node.next_functions]
+    if isinstance(name, ast.Name) and name.id == function_of(node.name()):
+        if any(isinstance(part, ast.Constant) for part in parts):  # then the order counts
+            return len(ahead) == len(parts) and all(map(_is_like, ahead, parts))
+        return all(any(_is_like(each, part) for each in ahead) for part in parts)
+    return function_of(node.name()) in _RESHAPING and any(_is_like(each, formula) for each in ahead)
+
+
+def _condition(node: Any) -> Any:
+    """The condition that a node saved; None if it was freed, or a hook would fetch it or compute it again."""
+    name = _CONDITIONS[function_of(node.name())]
+    with contextlib.suppress(RuntimeError):
+        if getattr(getattr(node, f"_raw_saved_{name}"), "unpack_hook", None) is None:
+            return getattr(node, f"_saved_{name}")
+
+
+def _without_python_object(nodes: Sequence[Any]) -> list[Any]:
+    """The conditions of these nodes that get a Python object only here.
+
+    The objects that exist before are moved out of the youngest generation of the garbage collector.
+    """
+    if not nodes:
+        return []
+    was_enabled = gc.isenabled()
+    gc.disable()  # a collection in between would move the new objects, too
+    try:
+        gc.collect(0)
+        conditions = [_condition(node) for node in nodes]
+        young = {id(thing) for thing in gc.get_objects(0)}
+        return [condition for condition in conditions if id(condition) in young]
+    finally:
+        if was_enabled:
+            gc.enable()
