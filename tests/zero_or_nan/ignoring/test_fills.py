@@ -1,0 +1,146 @@
+"""Zeros that a derivative formula fills in are no selections of the program."""
+
+import contextlib
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from sample import sample
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
+from zero_or_nan import explain, ignoring
+from zero_or_nan.ignoring import fills
+from zero_or_nan.ignoring.graph import function_of, graph_from
+from zero_or_nan.ignoring.registry import record_of
+from zero_or_nan.selfcheck.poisoned import database
+
+FILLED = {
+    "the square of a norm": (lambda x: torch.linalg.vector_norm(x) ** 2, [0.0, 0.0]),
+    "norm of order 1/2": (lambda x: torch.linalg.vector_norm(x, 0.5), [0.0, 1.0]),
+    "norm along a dimension": (lambda x: torch.norm(x[None], dim=1), [0.0, 0.0]),
+    "matrix norm": (lambda x: torch.linalg.matrix_norm(x * torch.ones(2, 2).double()), [0.0, 0.0]),
+    "pairwise distance": (
+        lambda x: torch.nn.functional.pairwise_distance(x[None], x.detach()[None], eps=0),
+        [1.0, 2.0],
+    ),
+    "dist": (lambda x: torch.dist(x, x.detach()), [1.0, 2.0]),
+    "sinc": (torch.sinc, [0.0, 1.5]),
+    "copysign": (lambda x: torch.copysign(x, torch.ones(2).double()) ** 2, [0.0, 2.0]),
+    "atan2": (lambda x: torch.atan2(x[0], x[1]), [0.0, 0.0]),
+    "xlogy": (lambda x: torch.xlogy(x[0], x[1]), [0.0, 0.0]),
+    "xlog1py": (lambda x: torch.special.xlog1py(x[0], x[1]), [0.0, -1.0]),
+    "pow, by the base": (lambda x: x[0] ** x[1], [0.0, 0.0]),
+    "sgn of complex numbers": (lambda x: torch.sgn(torch.complex(x, x)).real, [0.0, 1.0]),
+    "angle of complex numbers": (lambda x: torch.angle(torch.complex(x, x)), [0.0, 1.0]),
+}
+
+
+def derivative(grads, f, point, w=(0.7, -1.3)):
+    x = torch.tensor(point, dtype=torch.float64, requires_grad=True)
+    weights, out = torch.tensor(w, dtype=torch.float64), f(x)
+    for number, grad in enumerate(grads, 1):
+        loss = (out * weights if out.shape == weights.shape else out).sum()
+        (out,) = grad(loss, [x], create_graph=number < len(grads))
+    return out
+
+
+@pytest.mark.parametrize("first", [(torch.autograd.grad,), (ignoring.grad,)], ids=["plain", "ignoring"])
+@pytest.mark.parametrize("orders", [1, 2])
+@pytest.mark.parametrize("case", FILLED)
+def test_a_derivative_behind_a_filled_zero_is_plain_pytorchs(case, orders, first):
+    plain = derivative([torch.autograd.grad] * (orders + 1), *FILLED[case])
+    assert not plain.isfinite().all()
+    torch.testing.assert_close(
+        derivative([*first * orders, ignoring.grad], *FILLED[case]), plain, equal_nan=True, rtol=0, atol=0
+    )
+
+
+SELECTED = {
+    "masked_fill behind a quotient by a norm": lambda v, n: (v / n).masked_fill(n == 0, 0),
+    "masked_fill behind a power": lambda v, n: v.abs().pow(0.5).masked_fill(v == 0, 0),
+    "masked_fill behind a reciprocal": lambda v, n: (v * v + n * n).reciprocal().masked_fill(n == 0, 0),
+    "where, a product with a power and a logarithm": lambda v, n: torch.where(v == 0, 0, v**0.5 * v.log()),
+}
+
+
+@pytest.mark.parametrize("case", SELECTED)
+def test_the_same_operators_in_a_program_select(case):
+    v = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    selected = SELECTED[case](v, torch.linalg.vector_norm(v))
+    for _ in range(2):  # the second time, the condition has been read
+        (gradient,) = ignoring.grad(selected.sum(), [v], retain_graph=True)
+        assert gradient.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("watches_the_first", [False, True])
+def test_explain_does_not_call_such_a_gradient_contaminated(watches_the_first):
+    v = torch.zeros(2, requires_grad=True)
+    with contextlib.ExitStack() as stack:
+        report = stack.enter_context(explain()) if watches_the_first else None
+        (slope,) = torch.autograd.grad(torch.linalg.vector_norm(v) ** 2, v, create_graph=True)
+        report = report or stack.enter_context(explain())
+        slope.sum().backward()
+    assert [origin.kind for origin in report.origins] == ["undefined"]
+
+
+@pytest.mark.parametrize(
+    "f, right",
+    [(lambda x: F.normalize(x[None], eps=0.5)[0], 4.0), (lambda x: torch.logit(x, eps=0.1), 0.0)],
+    ids=["2 x, near 0", "a constant, near 0"],
+)
+def test_a_function_that_replaces_numbers_near_zero_has_a_second_derivative(f, right):
+    def product(x):
+        return f(x) * x
+
+    assert derivative([torch.autograd.grad] * 2, product, [0.0, 0.0], (1.0, 1.0)).isnan().all()
+    assert derivative([ignoring.grad] * 2, product, [0.0, 0.0], (1.0, 1.0)).tolist() == [right, right]
+
+
+HARMLESS = frozenset(
+    """
+    GridSampler2DBackward GridSampler3DBackward IndexReduce Logcumsumexp Logit Nextafter ScatterReduce SpecialI1
+    SpecialI1E
+    """.split()
+)
+"""Their formulas fill in a NaN, or compute with a harmless number in place of 0: no zero hides another number."""
+
+
+@pytest.mark.slow
+def test_every_formula_that_fills_in_zeros_is_recognized():
+    """For the samples of PyTorch's operators. Anomaly mode knows which node belongs to which formula."""
+    found = [
+        (function_of(formula.name()), any(fills._is_like(node, known) for known in fills.FORMULAS))
+        for op in sample(database(), 8, 5)
+        for case in itertools.islice(samples(op), 20)
+        for node, formula in choosing_nodes(op, case)
+        if not record_of(formula).may_select(formula)
+    ]
+    assert any(is_known for _, is_known in found)
+    assert {name for name, is_known in found if not is_known} <= HARMLESS
+
+
+def samples(op):
+    try:
+        yield from op.sample_inputs("cpu", torch.float64, requires_grad=True)
+    except Exception:  # this operator has no samples of that dtype
+        return
+
+
+def choosing_nodes(op, case):
+    """Each node in the record of a sample's gradient that chooses by a condition, with the node of its formula."""
+    leaves = [t for t in tree_flatten((case.input, case.args, case.kwargs))[0] if isinstance(t, Tensor)]
+    leaves = [t for t in leaves if t.requires_grad]
+    try:
+        with torch.autograd.set_detect_anomaly(True, check_nan=False):
+            outputs = tree_flatten(op(case.input, *case.args, **case.kwargs))[0]
+            outputs = [out for out in outputs if isinstance(out, Tensor) and out.requires_grad]
+            loss = sum(out.abs().square().sum() for out in outputs)
+            forward = graph_from([loss])
+            gradients = torch.autograd.grad(loss, leaves, create_graph=True, allow_unused=True)
+    except Exception:  # no second derivative
+        return
+    for node in graph_from([gradient for gradient in gradients if gradient is not None]):
+        if function_of(node.name()) in ("MaskedFill", "Where") and node not in forward:
+            yield node, node.metadata["parent_"]
