@@ -148,16 +148,17 @@ def _stop_before_loss(project: Project, made: Made, changes: _Changes) -> None:
     told = []
     if edited:
         told.append(
-            f"It would overwrite {', '.join(edited)}. To write your changes to the chapter, run make from-notebook "
-            f"NOTEBOOK={edited[0]}. To drop your changes, delete the file, and the build writes it again."
+            f"It would overwrite {', '.join(edited)}. If you changed a notebook, make from-notebook "
+            f"NOTEBOOK={edited[0]} writes your changes to its chapter. Otherwise delete the notebook, and the build "
+            "writes it again."
         )
     if orphans:
         told.append(
-            f"It would delete {', '.join(orphans)}, because no chapter has this name. To keep the file, move it out of "
-            "notebooks/. Otherwise delete it."
+            f"It would delete {', '.join(orphans)}, because no chapter has this name. To keep the notebook, move it "
+            "out of notebooks/. Otherwise delete it."
         )
     if told:
-        raise Problem(f"the command stopped before it lost work that git does not hold. {' '.join(told)}")
+        raise Problem(f"the command stopped, because work that git does not hold could be lost. {' '.join(told)}")
 
 
 def _is_kept(project: Project, made: Made, path: Path) -> bool:

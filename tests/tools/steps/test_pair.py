@@ -204,11 +204,11 @@ def test_a_notebook_with_changes_that_git_does_not_hold_stops_the_build_before_a
     edit(book.chapter("two"), "Words of two.", "Other words.")
     before = notebooks(book)
     with pytest.raises(
-        Problem, match=r"overwrite notebooks/one.ipynb\. .*from-notebook NOTEBOOK=notebooks/one.ipynb\."
+        Problem, match=r"overwrite notebooks/one.ipynb\. .*from-notebook NOTEBOOK=notebooks/one.ipynb writes"
     ):
         pair(project)
     done = book.run("book")
-    assert done.returncode == 1 and done.stderr.startswith("error: the command stopped before it lost work that git")
+    assert done.returncode == 1 and done.stderr.startswith("error: the command stopped, because work that git does")
     assert notebooks(book) == before
     if has_git:
         book.git("add", "notebooks/one.ipynb")
