@@ -80,6 +80,20 @@ class Book:
         """A page of the site, as HTML."""
         return (self.site / Project(self.root).path(f"chapters/{name}")).read_text(encoding="utf-8")
 
+    def git(self, *arguments: str) -> str:
+        """What a git command prints in the folder of the book."""
+        identity = ("-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
+        command = ["git", *identity, *arguments]
+        return subprocess.run(command, cwd=self.root, check=True, capture_output=True, text=True).stdout.strip()
+
+    def commit(self) -> str:
+        """Everything but what was built, in a new commit."""
+        (self.root / ".gitignore").write_text("/_build/\n__pycache__/\n", encoding="utf-8")
+        self.git("init", "--quiet", "--initial-branch=main")
+        self.git("add", ".")
+        self.git("commit", "--quiet", "--allow-empty", "-m", "x")
+        return self.git("rev-parse", "HEAD")
+
     def run(self, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         """Run `python -m tools` to its end."""
         return self._run(sys.executable, "-m", "tools", *arguments, timeout=timeout)
@@ -156,4 +170,7 @@ def copied(root: Path, target: Path) -> Book:
     shutil.copytree(root, target, ignore=shutil.ignore_patterns("_build", *others))
     if (root / "_build" / "cache").exists():
         shutil.copytree(root / "_build" / "cache", target / "_build" / "cache")
+    if (root / "_build" / "made.json").exists():  # without it, no build would overwrite a notebook
+        (target / "_build").mkdir(exist_ok=True)
+        shutil.copy(root / "_build" / "made.json", target / "_build")
     return book

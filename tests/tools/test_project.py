@@ -182,7 +182,7 @@ def test_a_chapter_that_cannot_be_read_is_named_in_one_line_before_anything_runs
 
 
 def test_a_bug_of_ours_keeps_its_traceback(book):
-    book.edit("tools/steps/pair.py", "    changes = _changes(project)\n", '    raise ValueError("ours")\n')
+    book.edit("tools/steps/pair.py", "    changes: _Changes = {}\n", '    raise ValueError("ours")\n')
     done = book.run("book")
     assert done.returncode not in (0, None)
     assert done.stderr.startswith("Traceback") and done.stderr.endswith("ValueError: ours\n")

@@ -77,7 +77,8 @@ class Scratch:
 
     def clean(self) -> None:
         """Delete everything that was built."""
-        shutil.rmtree(self.build, ignore_errors=True)
+        for folder in (self.build, Project(self.folder).notebooks):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def clean_pages(self) -> None:
         """Delete the pages, and keep the executed notebooks."""

@@ -51,9 +51,8 @@ class Build:
         current = site.is_current()
         # Started before everything else, because it takes longest to get ready.
         with nullcontext() if current else Renderer(self.project) as renderer:
-            changed = pair(self.project)
-            if changed:
-                print(f"notebooks rewritten from their chapters: {', '.join(path.name for path in changed)}")
+            if written := self._pair():
+                print(f"notebooks rewritten from their chapters: {', '.join(path.name for path in written)}")
             runs = self._execute(self.project.chapters)
             if not self._report(runs):
                 return 1
@@ -77,8 +76,7 @@ class Build:
 
     def notebooks(self) -> int:
         """Bring the notebooks up to date with their chapters."""
-        changed = pair(self.project)
-        print(f"{len(changed)} of {len(self.project.chapters)} notebooks rewritten")
+        print(f"{len(self._pair())} of {len(self.project.chapters)} notebooks rewritten")
         return 0
 
     def chapter(self, name: str = "") -> int:
@@ -116,6 +114,14 @@ class Build:
             record_outputs(self.project, runs)
         self._summary(runs, f"recorded: {path.relative_to(self.project.root)}")
         return 0 if good else 1
+
+    def _pair(self) -> list[Path]:
+        """Bring the notebooks up to date, print which were deleted, and return which were written."""
+        changed = pair(self.project)
+        written = [path for path in changed if path.exists()]
+        if deleted := [path.name for path in changed if path not in written]:
+            print(f"notebooks deleted, because no chapter has their name: {', '.join(deleted)}")
+        return written
 
     def _check_first(self) -> None:
         folder = self.project.build

@@ -13,11 +13,13 @@ The notebook that a page offers for download is the same, with outputs. `unpair`
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..project import Project, write
+from ..project import Problem, Project, write
+from .git import holds
 from .made import READER, Made, digest
 from .setup_cell import setup
 
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
 
 _BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
 _PAGE_LINK = re.compile(r"\]\((?!https?:|#)([\w-]+)\.md(#[\w-]*)?\)")
+
+
+_Changes = dict[Path, tuple[str, str] | None]
+"""The digest of the sources and the new text of each outdated notebook; None for a notebook that has no chapter."""
 
 
 def notebook(project: Project, chapter: Path) -> str:
@@ -81,45 +87,99 @@ def is_badge(cell: NotebookNode) -> bool:
 
 def out_of_step(project: Project) -> list[Path]:
     """The notebooks that are missing, that differ from what their chapter gives, or that have no chapter."""
-    return list(_changes(project))
-
-
-def pair(project: Project) -> list[Path]:
-    """Bring `notebooks/` up to date with `chapters/`, and return the files that changed.
-
-    Other files are not touched.
-    """
-    changes = _changes(project)
-    for path, text in changes.items():
-        if text is None:
-            path.unlink()
-        else:
-            write(path, text)
+    made = Made(project)
+    changes = _changes(project, made)
+    made.save()
     return list(changes)
 
 
-def _changes(project: Project) -> dict[Path, str | None]:
-    """The new texts of the outdated notebooks; None for a notebook that has no chapter."""
+def pair(project: Project) -> list[Path]:
+    """Bring `notebooks/` up to date with `chapters/`, and return the files that were written or deleted.
+
+    Other files are not touched.
+
+    Raises:
+        Problem: if a notebook would be overwritten or deleted whose content git does not hold, unless the last build
+            wrote this content. No file is changed then.
+    """
     made = Made(project)
-    changes: dict[Path, str | None] = {}
+    changes = _changes(project, made)
+    _stop_before_loss(project, made, changes)
+    try:
+        for path, new in changes.items():
+            if new is None:
+                path.unlink()
+            else:
+                _write(project, made, path, *new)
+    finally:  # after an interruption too: the next build must recognize what this build wrote
+        made.save()
+    return list(changes)
+
+
+def renew(project: Project, chapter: Path) -> None:
+    """Write the notebook of a chapter, even over changes, because the chapter has these changes now."""
+    made = Made(project)
+    _write(project, made, project.notebook(chapter), _source(project, chapter), notebook(project, chapter))
+    made.save()
+
+
+def _changes(project: Project, made: Made) -> _Changes:
+    """What `pair` has to change. Remembers the notebooks that are up to date."""
+    changes: _Changes = {}
     for chapter in project.chapters:
         path = project.notebook(chapter)
-        name, source = path.relative_to(project.root).as_posix(), _source(project, chapter)
+        name, source = _name(project, path), _source(project, chapter)
         there = path.read_bytes() if path.is_file() else b""
         if not made.is_current(name, source, digest(there)):
             text = notebook(project, chapter)
-            made.remember(name, source, digest(text))
-            if there != text.encode():
-                changes[path] = text
-    made.save()
-    orphans = set(project.notebooks.glob("*.ipynb")) - {project.notebook(chapter) for chapter in project.chapters}
-    return changes | dict.fromkeys(sorted(orphans))
+            if there == text.encode():
+                made.remember(name, source, digest(there))
+            else:
+                changes[path] = source, text
+    own = {project.notebook(chapter) for chapter in project.chapters}
+    orphans = sorted(path for path in project.notebooks.glob("*.ipynb") if path.is_file() and path not in own)
+    return changes | dict.fromkeys(orphans)
+
+
+def _stop_before_loss(project: Project, made: Made, changes: _Changes) -> None:
+    at_risk = [path for path in changes if os.path.lexists(path) and not _is_kept(project, made, path)]
+    edited = [_name(project, path) for path in at_risk if changes[path]]
+    orphans = [_name(project, path) for path in at_risk if not changes[path]]
+    told = []
+    if edited:
+        told.append(
+            f"It would overwrite {', '.join(edited)}. If you changed a notebook, make from-notebook "
+            f"NOTEBOOK={edited[0]} writes your changes to its chapter. Otherwise delete the notebook, and the build "
+            "writes it again."
+        )
+    if orphans:
+        told.append(
+            f"It would delete {', '.join(orphans)}, because no chapter has this name. To keep the notebook, move it "
+            "out of notebooks/. Otherwise delete it."
+        )
+    if told:
+        raise Problem(f"the command stopped, because work that git does not hold could be lost. {' '.join(told)}")
+
+
+def _is_kept(project: Project, made: Made, path: Path) -> bool:
+    """Whether nothing is lost with a notebook, because the last build wrote it, or because git holds it."""
+    is_made = path.is_file() and made.is_intact(_name(project, path), digest(path.read_bytes()))
+    return is_made or holds(project, path)
+
+
+def _write(project: Project, made: Made, path: Path, source: str, text: str) -> None:
+    write(path, text)
+    made.remember(_name(project, path), source, digest(text))
+
+
+def _name(project: Project, path: Path) -> str:
+    return path.relative_to(project.root).as_posix()
 
 
 def _source(project: Project, chapter: Path) -> str:
     """A digest of everything that a chapter's notebook is made from."""
     places = (project.repository, project.branch, project.site_url, project.name(chapter), project.names[0])
-    return digest(READER, Path(__file__).read_bytes(), *places, chapter.read_bytes())
+    return digest(READER, Path(__file__).read_bytes(), setup(project), *places, chapter.read_bytes())
 
 
 def _absolute_links(project: Project, chapter: Path, text: str) -> str:

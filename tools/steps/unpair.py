@@ -2,6 +2,7 @@
 
 `pair` makes four changes to a chapter. This step undoes them, and leaves out what Jupyter and Colab add by themselves.
 The header of the chapter is kept: a notebook has no place for the words by which search engines find the page.
+If the notebook is the one in `notebooks/`, it is then written again, without outputs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..project import Problem, Project, page_text, write
-from .pair import is_badge
+from .git import holds
+from .pair import is_badge, renew
 from .setup_cell import is_setup, setup
 
 if TYPE_CHECKING:
@@ -34,8 +36,8 @@ def unpair(project: Project, path: Path, name: str = "") -> str:
         A line that says what changed.
 
     Raises:
-        Problem: if the file is not a notebook, no chapter has this name, the set-up cell was edited, or no code cell is
-            left. No file is written then.
+        Problem: if the file is not a notebook, no chapter has this name, the chapter has changes that git does not
+            hold, or the notebook can't become a chapter. No file is written then.
     """
     import nbformat
 
@@ -48,16 +50,24 @@ def unpair(project: Project, path: Path, name: str = "") -> str:
     (chapter,) = project.chapters_called(name or _COPY.sub("", path.stem))
     before = page_text(chapter)
     after = chapter_text(project, before, edited)
+    shown = chapter.relative_to(project.root).as_posix()
     if after != before:
+        if not holds(project, chapter):
+            raise Problem(
+                f"{shown} has changes that git does not hold, and this command would overwrite them. Run git add "
+                f"{shown}, then the same command again. If the folder has no repository yet, run git init first"
+            )
         write(chapter, after)
-    return f"{chapter.relative_to(project.root)}: {_changes(before, after)}"
+    if path.resolve() == project.notebook(chapter):
+        renew(project, chapter)
+    return f"{shown}: {_changes(before, after)}"
 
 
 def chapter_text(project: Project, before: str, book: NotebookNode) -> str:
     """The text of a chapter whose notebook is `book`, with the header of the text `before`.
 
     Raises:
-        Problem: if the set-up cell was edited, or no code cell is left.
+        Problem: if the set-up cell was edited, if a file is attached to a cell, or if no code cell is left.
     """
     import jupytext
     from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
@@ -69,10 +79,15 @@ def chapter_text(project: Project, before: str, book: NotebookNode) -> str:
         if is_setup(cell):
             if cell.source.strip() != setup(project):
                 raise Problem(
-                    "the set-up cell was edited, but all notebooks share this cell: change it in tools/steps/pair.py "
-                    "instead"
+                    "the set-up cell was edited, but all notebooks share this cell: change it in "
+                    "tools/steps/setup_cell.py instead"
                 )
             continue
+        if names := cell.get("attachments"):
+            raise Problem(
+                f"a cell of the notebook contains the file {', '.join(names)}, but a chapter can't: save it beside the "
+                "chapter, and link to it"
+            )
         if cell.cell_type == "code":
             tags = {"tags": list(cell.metadata["tags"])} if cell.metadata.get("tags") else {}
             cells.append(new_code_cell(cell.source.strip("\n"), metadata=tags))

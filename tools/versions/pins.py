@@ -19,7 +19,7 @@ from . import npm
 GATE = ("book", "lint")
 """The make targets that must pass with new pins: every claim, the site that newer tools render, and a newer linter."""
 
-_NOT_COPIED = (".*", "_build", "build", "node_modules", "__pycache__", "*.egg-info")
+_NOT_COPIED = (".*", "_build", "build", "notebooks", "node_modules", "__pycache__", "*.egg-info")
 
 
 def pins(project: Project) -> None:

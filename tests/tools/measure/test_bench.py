@@ -5,6 +5,7 @@ from scratch import ROOT
 
 from tools.measure.bench import Scratch, _report
 from tools.project import Project
+from tools.steps.pair import pair
 from tools.steps.read import read
 
 
@@ -31,6 +32,15 @@ def test_an_edit_changes_the_code_of_one_chapter(tmp_path):
     third = keys()
     assert [path.stem for path in first if first[path] != second[path]] == ["where-over-division"]
     assert [path.stem for path in first if third[path] != second[path]] == ["where-over-division"]
+
+
+def test_after_cleaning_no_notebook_of_an_earlier_build_stops_the_next_build(tmp_path):
+    scratch = Scratch(Project(ROOT), tmp_path / "book", times=1)
+    project = Project(scratch.folder)
+    pair(project)
+    scratch.edit(1)
+    scratch.clean()
+    assert pair(project) == [project.notebook(chapter) for chapter in project.chapters]
 
 
 def test_the_table_has_the_ratios():

@@ -298,6 +298,13 @@ def kernels(book: Book) -> list[int]:
     return [int(path.name.removeprefix("kernel-")) for path in book.root.glob("kernel-*")]
 
 
+def test_a_notebook_that_jupytext_wrote_beside_a_chapter_is_no_page(book):
+    (book.root / "chapters" / "plain.ipynb").write_text("{}", encoding="utf-8")
+    done = book.run("book")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "42" in book.page("plain")
+
+
 @pytest.mark.parametrize("how", ["Ctrl-C", "kill -9"])
 def test_an_interrupted_build_leaves_no_process_and_goes_on_afterwards(tmp_path, how):
     book = Book(tmp_path / "book", {"quick": ["print(1)"], "slow": [WAIT], "slower": [f"{WAIT}\nprint(2)"]})

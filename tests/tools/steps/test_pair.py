@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from scratch import ROOT, Book, edit
 
-from tools.project import Problem, Project
+from tools.project import Problem, Project, write
 from tools.steps.pair import notebook, out_of_step, pair
 
 TEXT = """\
@@ -177,12 +177,113 @@ def test_out_of_step_names_what_is_missing_edited_or_behind(book):
     assert out_of_step(project) == [one, two]
     pair(project)
     assert out_of_step(project) == []
-    one.write_text(one.read_text(encoding="utf-8").replace("print(1)", "print(0)"), encoding="utf-8")
+    edit(one, "print(1)", "print(0)")
     assert out_of_step(project) == [one]
     edit(book.chapter("two"), "Words of two.", "Other words.")
     assert out_of_step(project) == [one, two]
-    assert pair(project) == [one, two]
+
+
+def test_another_set_up_cell_comes_to_all_notebooks(book, monkeypatch):
+    project = Project(book.root)
+    pair(project)
+    monkeypatch.setattr("tools.steps.setup_cell.SETUP", "# another\n")
+    assert len(pair(project)) == 2
+
+
+def notebooks(book: Book) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in (book.root / "notebooks").rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("has_git", [True, False])
+def test_a_notebook_with_changes_that_git_does_not_hold_stops_the_build_before_anything_is_written(book, has_git):
+    project, one = Project(book.root), book.root / "notebooks" / "one.ipynb"
+    pair(project)
+    if has_git:
+        book.commit()
+    edit(one, '"outputs": []', '"outputs": [ ]')
+    edit(book.chapter("two"), "Words of two.", "Other words.")
+    before = notebooks(book)
+    with pytest.raises(
+        Problem, match=r"overwrite notebooks/one.ipynb\. .*from-notebook NOTEBOOK=notebooks/one.ipynb writes"
+    ):
+        pair(project)
+    done = book.run("book")
+    assert done.returncode == 1 and done.stderr.startswith("error: the command stopped, because work that git does")
+    assert notebooks(book) == before
+    if has_git:
+        book.git("add", "notebooks/one.ipynb")
+    else:
+        one.unlink()
+    assert pair(project) == [one, book.root / "notebooks" / "two.ipynb"]
     assert out_of_step(project) == []
+
+
+def test_a_notebook_without_a_chapter_is_deleted_only_if_git_holds_it(book):
+    project, mine = Project(book.root), book.root / "notebooks" / "mine.ipynb"
+    pair(project)
+    book.commit()
+    mine.write_text("{}", encoding="utf-8")
+    with pytest.raises(Problem, match=r"would delete notebooks/mine.ipynb, because no chapter has this name\. To keep"):
+        pair(project)
+    assert mine.read_text(encoding="utf-8") == "{}"
+    book.git("add", "notebooks/mine.ipynb")
+    assert book.run("notebooks").stdout == (
+        "notebooks deleted, because no chapter has their name: mine.ipynb\n0 of 2 notebooks rewritten\n"
+    )
+    assert not mine.exists()
+
+
+def test_what_is_beside_the_notebooks_stays(book):
+    for name in (".ipynb_checkpoints/one-checkpoint.ipynb", "mine/two.ipynb", "folder.ipynb/notes.txt", "notes.txt"):
+        path = book.root / "notebooks" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("words", encoding="utf-8")
+    before = notebooks(book)
+    pair(Project(book.root))
+    assert before.items() <= notebooks(book).items()
+
+
+def test_what_is_in_the_place_of_a_notebook_and_is_none_stops_the_build(book):
+    one = book.root / "notebooks" / "one.ipynb"
+    one.mkdir(parents=True)
+    with pytest.raises(Problem, match="would overwrite notebooks/one.ipynb"):
+        pair(Project(book.root))
+    one.rmdir()
+    one.symlink_to("nowhere")
+    with pytest.raises(Problem, match="would overwrite notebooks/one.ipynb"):
+        pair(Project(book.root))
+    assert one.is_symlink()
+
+
+def test_if_the_record_of_the_last_build_is_lost_git_decides(book):
+    project = Project(book.root)
+    pair(project)
+    record = project.build / "made.json"
+    edit(book.chapter("one"), "print(1)", "print(0)")
+    record.unlink()
+    with pytest.raises(Problem, match="would overwrite notebooks/one.ipynb"):
+        pair(project)
+    book.commit()
+    assert pair(project) == [book.root / "notebooks" / "one.ipynb"]
+
+
+def test_after_an_interruption_the_next_build_recognizes_what_was_written(book, monkeypatch):
+    project = Project(book.root)
+    pair(project)
+
+    def interrupted(path, content):
+        if path.name == "two.ipynb":
+            raise KeyboardInterrupt
+        write(path, content)
+
+    for _ in range(2):
+        for name in ("one", "two"):
+            edit(book.chapter(name), f"Words of {name}.", f"More: Words of {name}.")
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr("tools.steps.pair.write", interrupted)
+            pair(project)
+    edit(book.chapter("one"), "Words of one.", "Other words.")
+    assert [path.name for path in pair(project)] == ["one.ipynb", "two.ipynb"]
 
 
 def test_notebooks_say_nothing_of_the_tools_that_made_them(book):

@@ -49,7 +49,7 @@ def test_what_a_site_is_made_from(book, what):
 def test_another_commit_is_another_site(book):
     project = Project(book.root)
     Site(project).remember()
-    commit(book)
+    book.commit()
     assert not Site(project).is_current()
 
 
@@ -71,25 +71,10 @@ def test_the_digest_is_what_the_readme_says_it_is(book):
     assert done.stdout.split()[0] == Site(Project(book.root)).digest()
 
 
-def git(book: Book, *arguments: str) -> str:
-    identity = ("-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
-    command = ["git", *identity, *arguments]
-    return subprocess.run(command, cwd=book.root, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def commit(book: Book) -> str:
-    """Everything but what was built, in a new commit."""
-    (book.root / ".gitignore").write_text("/_build/\n__pycache__/\n", encoding="utf-8")
-    git(book, "init", "--quiet")
-    git(book, "add", ".")
-    git(book, "commit", "--quiet", "--allow-empty", "-m", "x")
-    return git(book, "rev-parse", "HEAD")
-
-
 def test_the_origin_is_the_commit_and_whether_a_source_was_changed_since(book):
     project = Project(book.root)
     assert origin(project) is None
-    at = commit(book)
+    at = book.commit()
     assert origin(project) == (at, False)
     (book.root / "notebooks").mkdir()
     (book.root / "notebooks" / "one.ipynb").touch()
@@ -97,26 +82,26 @@ def test_the_origin_is_the_commit_and_whether_a_source_was_changed_since(book):
     assert origin(project) == (at, False)
     (book.root / "chapters" / "new.md").touch()
     assert origin(project) == (at, True)
-    assert commit(book) != at
+    assert book.commit() != at
     edit(book.chapter("one"), "print(1)", "print(2)")
     assert origin(project).changed
 
 
 def test_a_folder_in_the_checkout_of_something_else_has_no_origin(book):
-    commit(book)
+    book.commit()
     inner = Book(book.root / "inner", {"one": ["print(1)"]})
     assert origin(Project(inner.root)) is None
 
 
 def test_without_git_there_is_no_origin(book, monkeypatch):
-    commit(book)
+    book.commit()
     monkeypatch.setenv("PATH", "")
     assert origin(Project(book.root)) is None
 
 
 def test_the_pages_are_written_again_exactly_when_something_that_they_show_is_new(tmp_path):
     book = Book(tmp_path / "book", {"one": ["print(1)"], "two": ["print(2)"]})
-    first = commit(book)
+    first = book.commit()
     built = book.run("book").stdout.splitlines()[-1]
     assert f"{first[:10]}</code></a>; torch" in book.page("two")
     read = {path: path.stat().st_mtime_ns for path in (book.root / "_build" / ".doctrees").rglob("*.doctree")}
@@ -135,7 +120,7 @@ def test_the_pages_are_written_again_exactly_when_something_that_they_show_is_ne
     assert "rendered 2 pages" in repaired and repaired.splitlines()[-1] == built
 
     # ... or the commit is another: no chapter is run or read ...
-    second = commit(book)
+    second = book.commit()
     done = book.run("book").stdout
     assert done.count(" cached ") == 2 and "rendered 2 pages" in done
     assert f"{second[:10]}</code></a>; torch" in book.page("two") and first[:10] not in book.page("two")

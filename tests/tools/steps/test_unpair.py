@@ -2,17 +2,20 @@
 
 import copy
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import nbformat
 import pytest
+import yaml
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
-from scratch import Book, edit
+from scratch import ROOT, Book, edit
 
 from tools.project import Problem, Project
-from tools.steps.pair import anywhere, notebook
+from tools.steps.pair import anywhere, notebook, pair
 from tools.steps.read import read
 from tools.steps.unpair import chapter_text, unpair
 
@@ -56,18 +59,44 @@ def test_a_chapter_comes_back_from_its_notebook_byte_for_byte(chapter, saved):
     assert chapter_text(REAL, before, book) == before
 
 
-def test_jupytext_knows_the_pair():
-    pair = ["chapters/slicing-nan.md", "notebooks/slicing-nan.ipynb"]
-    for path, other in (pair, pair[::-1]):
-        command = [sys.executable, "-m", "jupytext", "--paired-paths", path]
-        said = subprocess.run(command, cwd=REAL.root, text=True, stdout=subprocess.PIPE, check=False).stdout
-        assert said.strip() == other  # the exit status of this option is not 0 in every release of jupytext
+@pytest.fixture
+def some(tmp_path):
+    """A few chapters with their notebooks, and every file that could configure Jupytext."""
+    for path in [*ROOT.glob("*.toml"), *ROOT.glob("chapters/*.toml"), *ROOT.glob("*/s*-nan.*"), *ROOT.glob("*/api.*")]:
+        (tmp_path / path.relative_to(ROOT)).parent.mkdir(exist_ok=True)
+        shutil.copy(path, tmp_path / path.relative_to(ROOT))
+    return tmp_path
+
+
+def jupytext(folder, *arguments):
+    subprocess.run([sys.executable, "-m", "jupytext", *arguments], cwd=folder, capture_output=True, check=True)
+
+
+@pytest.mark.parametrize("newer", ["chapters", "notebooks"])
+def test_the_sync_of_jupytext_changes_neither_chapters_nor_notebooks(some, newer):
+    for path in some.glob(f"{newer}/*"):
+        os.utime(path, (path.stat().st_atime, path.stat().st_mtime + 60))
+    before = {path: path.read_bytes() for path in some.rglob("*") if path.is_file()}
+    chapters, notebooks = ([str(path) for path in some.glob(ending)] for ending in ("*/*.md", "*/*.ipynb"))
+    assert len(chapters) == 2 and len(notebooks) == 1
+    jupytext(some, "--sync", *chapters)
+    jupytext(some, "--sync", *notebooks)
+    assert {path: path.read_bytes() for path in some.rglob("*") if path.is_file()} == before
+
+
+def test_a_chapter_that_jupytext_saves_keeps_its_front_matter_and_its_text(some):
+    path = some / "chapters" / "slicing-nan.md"
+    (front, body), version = path.read_text(encoding="utf-8")[4:].split("\n---\n", 1), "jupytext_version"
+    jupytext(some, "--to", "md:myst", str(path))
+    new, same = path.read_text(encoding="utf-8")[4:].split("\n---\n", 1)
+    assert same == body and yaml.safe_load(new) == yaml.safe_load(front) and version not in new
 
 
 @pytest.fixture
 def book(tmp_path):
     book = Book(tmp_path / "book", {"one": ["x = 1", "print(x)"], "two": ["y = 2"]})
     edit(book.chapter("one"), "Words of one.", "See [the other page](two.md#the-page-two) and [this](one.md).")
+    book.commit()
     return book
 
 
@@ -127,6 +156,10 @@ def no_code(cells):
     cells[:] = [cell for cell in cells if cell.cell_type == "markdown"]
 
 
+def picture(cells):
+    cells[-2].attachments = {"image.png": {"image/png": "aGk="}}
+
+
 def own_setup(cells):
     cells[2].source += "\nimport numpy"
 
@@ -136,6 +169,7 @@ def own_setup(cells):
     [
         (no_code, "one.ipynb", "has no code cell left"),
         (own_setup, "one.ipynb", "the set-up cell was edited"),
+        (picture, "one.ipynb", "contains the file image.png"),
         (lambda cells: None, "onee.ipynb", "did you mean one?"),
     ],
 )
@@ -171,3 +205,28 @@ def test_a_chapter_that_jupytext_wrote_from_a_notebook_stops_the_build(book):
     ):
         read(book.chapter("one"))
     assert anywhere(project, book.chapter("two"), read(book.chapter("two")))
+
+
+def test_changes_of_a_chapter_that_git_does_not_hold_are_not_overwritten(book):
+    path, chapter = saved(book, change_code), book.chapter("one")
+    edit(chapter, "# The page one", "# My words")
+    before = chapter.read_text(encoding="utf-8")
+    with pytest.raises(Problem, match=r"one.md has changes that git does not hold.* git add chapters/one.md"):
+        unpair(Project(book.root), path)
+    assert chapter.read_text(encoding="utf-8") == before
+    book.git("add", "chapters/one.md")
+    unpair(Project(book.root), path)
+    assert "print(x + 1)" in chapter.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("change", [change_code, lambda cells: cells[-1].update(execution_count=3)])
+def test_the_notebook_of_a_chapter_is_in_step_again_after_its_edits_were_written_back(book, change):
+    project = Project(book.root)
+    pair(project)
+    saved(book, change, "notebooks/one.ipynb")
+    with pytest.raises(Problem, match="make from-notebook NOTEBOOK=notebooks/one.ipynb"):
+        pair(project)
+    assert book.run("from-notebook", "notebooks/one.ipynb").returncode == 0
+    assert pair(project) == []
+    edit(book.chapter("one"), "# The page one", "# My words")
+    assert pair(project) == [book.root / "notebooks" / "one.ipynb"]

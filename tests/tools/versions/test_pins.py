@@ -14,7 +14,7 @@ from tools.versions.pins import changes, compiled, outdated, pins, portable, req
 OLD, NEW = "numpy==1.0\n    # via torch\ntorch==2.13.0\n", "numpy==2.0\n    # via torch\ntorch==2.13.0\n"
 MAKEFILE = """\
 book:
-\ttest ! -e _build && test ! -e .venv && test -z "$$PYTHONPATH" && touch _build
+\ttest ! -e _build && test ! -e notebooks && test ! -e .venv && test -z "$$PYTHONPATH" && touch _build
 \tgrep -q numpy==2.0 requirements.txt
 \ttest ! -e ../claim-fails-with-2.0 && test ! -e breaks
 lint:
@@ -25,7 +25,7 @@ lint:
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
     root = tmp_path / "checkout"
-    for folder in ("_build", ".venv", "chapters"):
+    for folder in ("_build", ".venv", "chapters", "notebooks"):
         (root / folder).mkdir(parents=True)
     for name in ("_config.yml", "_toc.yml"):
         (root / name).write_text("{}")
