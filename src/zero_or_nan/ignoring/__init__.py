@@ -17,6 +17,7 @@ What users of the library import:
 How it works, in the order of the flow:
 
 - `passes`: the two functions, with PyTorch's own arguments.
+- `fills`: finds the zeros of derivative formulas that select nothing, for gradients of gradients.
 - `precheck`: decides whether plain backward is safe: are the `conditions` met by the tensors that the graph saved?
 - `plan`: decides what to do at each node, by the type of the node (`kinds`).
 - `masked_pass`: one pass that carries masks from node to node.

@@ -53,8 +53,9 @@ def backward(
             number: it does not mean that an element is ignored.
         retain_graph: keep the graph for another pass. By default the graph is freed, as in PyTorch.
         create_graph: record a graph of the gradient, so that you can differentiate the gradient again. An `ignoring`
-            pass over that graph treats the elements that this pass ignored as constants. A plain backward pass over
-            that graph gives plain PyTorch's result. `create_graph` makes this pass slower: the pass then follows every
+            pass over that graph treats the elements that this pass ignored as constants. A 0 that PyTorch's own formula
+            fills in, as in the derivative of a norm of 0, does not count as ignored. A plain backward pass over that
+            graph gives plain PyTorch's result. `create_graph` makes this pass slower: the pass then follows every
             operator, even if plain backward would be enough.
         grad_variables: PyTorch's deprecated name for `grad_tensors`.
         inputs: accumulate gradients only into these leaves.
@@ -106,8 +107,9 @@ def grad(
             dtype. You may leave it out if all outputs are scalars.
         retain_graph: keep the graph for another pass. By default the graph is freed, as in PyTorch.
         create_graph: record a graph of the gradient, so that you can differentiate the gradient again. An `ignoring`
-            pass over that graph treats the elements that this pass ignored as constants. A plain backward pass over
-            that graph gives plain PyTorch's result. `create_graph` makes this pass slower: the pass then follows every
+            pass over that graph treats the elements that this pass ignored as constants. A 0 that PyTorch's own formula
+            fills in, as in the derivative of a norm of 0, does not count as ignored. A plain backward pass over that
+            graph gives plain PyTorch's result. `create_graph` makes this pass slower: the pass then follows every
             operator, even if plain backward would be enough.
         only_inputs: deprecated by PyTorch. It has no effect.
         allow_unused: return None for an input that the outputs don't depend on, instead of raising an error.
