@@ -42,8 +42,8 @@ CAUSES = (
     ),
     Cause(
         "computed zero",
-        "A softmax gives the poisoned key the weight 0. The softmax computed this zero, so the zero is not a selection. "
-        "0 times NaN or infinity is NaN, and so is 0 times a product that overflowed.",
+        "A softmax gives the poisoned key the weight 0. The softmax computed this zero, so the zero is not a "
+        "selection. 0 times NaN or infinity is NaN, and so is 0 times a product that overflowed.",
         lambda operator, sample: (
             operator in ATTENTION
             and not sample.failure
