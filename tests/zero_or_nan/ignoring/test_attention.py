@@ -100,6 +100,8 @@ def sample(seed):
     if what in ("queries", "all"):
         poisoned[0][:, 0, -1] = poison
         used[:, 0, -1] = False
+        if kind == "per head":
+            mask[:, 0, -1] = nan
     if what in ("column", "all"):
         poisoned[2][..., 1] = poison
         used[..., 1] = False
@@ -279,7 +281,7 @@ class Kernel:
             logsumexp = torch.cat([each[:, :length] for each, length in zip(logsumexp, lengths, strict=True)], -1)
             logsumexp = F.pad(logsumexp, (0, query.shape[-2] - logsumexp.shape[-1]))
         logsumexp = logsumexp.reshape(*query.shape[:2], -1)[..., : query.shape[-2], None]
-        p = (scores - logsumexp).exp().masked_fill(logsumexp == inf, 0)
+        p = (scores - logsumexp).exp()
         kept = kept_of(p.shape, given, given["dropout_p"]) / (1 - given["dropout_p"])
         to_value = (p * kept).mT @ grad
         to_scores = p * ((grad @ value.mT) * kept - (grad * out).sum(-1, keepdim=True))
