@@ -42,9 +42,13 @@ CAUSES = (
     ),
     Cause(
         "computed zero",
-        "A softmax gives the poisoned key the weight 0. The softmax computed this zero from the key, so the zero is "
-        "not a selection. 0 times infinity is NaN, and so is 0 times a product that overflowed.",
-        lambda operator, sample: operator in ATTENTION and not sample.failure and "nan" not in sample.case,
+        "A softmax gives the poisoned key the weight 0. The softmax computed this zero, so the zero is not a "
+        "selection. 0 times NaN or infinity is NaN, and so is 0 times a product that overflowed.",
+        lambda operator, sample: (
+            operator in ATTENTION
+            and not sample.failure
+            and ("nan" not in sample.case or "last entry" in sample.case)  # a causal mask cuts off the last key
+        ),
     ),
 )
 

@@ -213,7 +213,8 @@ def test_a_gradient_that_grows_with_the_poison_is_no_sample():
     ("mm", poisoned.NotFixed("a", failure="ValueError: no"), causes.UNEXPLAINED),
     ("mm", poisoned.NotFixed("last element inf"), causes.UNEXPLAINED),
     ("nn.functional.scaled_dot_product_attention", poisoned.NotFixed("last element inf"), "computed zero"),
-    ("nn.functional.scaled_dot_product_attention", poisoned.NotFixed("last element nan"), causes.UNEXPLAINED),
+    ("nn.functional.scaled_dot_product_attention", poisoned.NotFixed("last entry nan"), "computed zero"),
+    ("nn.functional.scaled_dot_product_attention", poisoned.NotFixed("half of dimension 0 nan"), causes.UNEXPLAINED),
 ])  # fmt: skip
 def test_a_cause_explains_what_it_is_for(operator, sample, cause):
     assert causes.cause_of(operator, sample) == cause

@@ -76,9 +76,7 @@ KIN = frozenset(
     FakeQuantizePerTensorAffineCachemaskTensorQparams FftR2C Fill FlashAttention FractionalMaxPool2D
     FractionalMaxPool3D Geometric GridSampler2D GridSampler3D GroupedMm Im2Col IndexPutImpl IndexReduce LogNormal
     LuUnpack MaskedSoftmax MaxPool2D MaxPool3DWithIndices MaxUnpool2D MaxUnpool3D Mm NarrowCopy NllLoss2D Normal
-    Polar Put Random ScaledDotProductCudnnAttention ScaledDotProductEfficientAttention
-    ScaledDotProductFlashAttention ScaledDotProductFlashAttentionForCpu ScaledDotProductFusedAttentionOverrideable
-    SelectBackwardAutogradNestedTensor0 SparseAddmm SparseMmReduceImpl SplitWithSizes
+    Polar Put Random SelectBackwardAutogradNestedTensor0 SparseAddmm SparseMmReduceImpl SplitWithSizes
     SplitWithSizesBackwardAutogradNestedTensor0 UnbindBackwardAutogradNestedTensor0 Uniform UnsafeIndex
     UnsafeIndexPut UnsafeMaskedIndex UnsafeSplit UnsafeSplitWithSizes UpsampleBicubic2D UpsampleBicubic2DAa
     UpsampleBilinear2D UpsampleBilinear2DAa UpsampleLanczos2DAa UpsampleNearest2D UpsampleNearest3D

@@ -72,7 +72,9 @@ def test_what_the_loss_ignored_has_no_part(mask, score, shared, poison):
     torch.manual_seed(0)
     clean = [torch.randn(BATCH, heads, TOKENS, FEATURES) for heads in (HEADS, shared, shared)]
     poisoned = [t.clone() for t in clean]
-    used = torch.ones(BATCH, HEADS, TOKENS, 1, dtype=torch.bool)
+    used = torch.ones(BATCH, HEADS, TOKENS, FEATURES, dtype=torch.bool)
+    poisoned[2][..., 5] = poison
+    used[..., 5] = False
     poisoned[0][:, 1, 3] = poison
     used[:, 1, 3] = False
     for t in poisoned:
@@ -86,7 +88,7 @@ def test_what_the_loss_ignored_has_no_part(mask, score, shared, poison):
         poisoned[1][2, :, 7:] = poison
     # The dense formula multiplies values by weights of 0: forward gets that right only of finite ones.
     out = attend(poisoned, mask, score)
-    used = used & (out == attend(clean, mask, score)).all(-1, keepdim=True)
+    used = used & (out == attend(clean, mask, score))
     weights = torch.randn(out.shape) * used
     leaves = [t.requires_grad_() for t in poisoned]
     loss = (attend(leaves, mask, score) * weights).where(used, 0.0).sum()
@@ -98,6 +100,18 @@ def test_what_the_loss_ignored_has_no_part(mask, score, shared, poison):
     for mine, exact, theirs in zip(ignoring.grad(loss, leaves), wanted, plain, strict=True):
         torch.testing.assert_close(mine.double(), exact, rtol=1e-3, atol=1e-5)
         assert torch.equal(mine[theirs.isfinite()], theirs[theirs.isfinite()])
+
+
+@pytest.mark.parametrize("which", [1, 2], ids=["key", "value"])
+def test_a_value_that_the_mask_cuts_off_is_used_but_its_key_is_not(which):
+    """The mask selects among the scores, but the value's weight is a computed 0."""
+    torch.manual_seed(0)
+    leaves = [torch.rand(BATCH, HEADS, TOKENS, FEATURES) + 0.5 for _ in range(3)]
+    leaves[which][0, 0, -1, 1] = 0
+    leaves = [t.requires_grad_() for t in leaves]
+    out = attend([t.sqrt() if number == which else t for number, t in enumerate(leaves)], causal, None)
+    ours = ignoring.grad(out[:, :, :5].sum(), leaves)
+    assert [int(t.isnan().sum()) for t in ours] == [0, 0, which - 1]
 
 
 def test_a_used_query_that_met_nan_is_named():

@@ -125,6 +125,10 @@ USED = {
     "an attention value that came through": (
         lambda x: F.scaled_dot_product_attention(torch.ones(1, 1, 2, 1), torch.ones(1, 1, 2, 1),
                                                  (x / x).view(1, 1, 2, 1), is_causal=True).sum(), [1.0, 0.0]),
+    "an attention key that is cut off": (
+        lambda x: F.scaled_dot_product_attention(
+            torch.ones(1, 1, 1, 2), (x / x).view(1, 1, 2, 1).expand(1, 1, 2, 2), torch.ones(1, 1, 2, 2), is_causal=True
+        ).sum(), [4.0, 0.0]),
 }  # fmt: skip
 
 
@@ -269,11 +273,10 @@ FIXED = {
     "segment_reduce": (
         lambda x: torch.segment_reduce(x.sqrt(), "max", lengths=torch.tensor([2, 1])).sum(),
         [4.0, 0.0, 16.0], [0.25, 0.0, 0.125]),
-    "a key that is cut off": (
+    "a column of an attention's values": (
         lambda x: F.scaled_dot_product_attention(
-            torch.ones(1, 1, 2, 2, requires_grad=True), (x / x).view(1, 1, 2, 1) * torch.ones(2),
-            torch.ones(1, 1, 2, 2), is_causal=True
-        )[..., 0, :].sum(), [4.0, 0.0], [0.0, 0.0]),
+            x[:1].expand(1, 1, 2, 2), torch.ones(1, 1, 2, 2), (x / x).expand(1, 1, 2, 2)
+        )[..., 0].sum(), [4.0, 0.0], [0.0, 0.0]),
     "multi_margin_loss": (
         lambda x: F.multi_margin_loss(x.sqrt()[None], torch.tensor([0])), [4.0, 0.0], [0.0, 0.0]),
     "multilabel_margin_loss": (

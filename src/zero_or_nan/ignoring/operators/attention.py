@@ -1,14 +1,21 @@
 """Attention: the fused kernels save no weights. Backward computes the weights again, also for ignored queries.
 
-A query that the loss ignored, and a key that only such queries meet, have no part in the gradient. So both are removed
-before the kernel runs. For whole elements of the batch, the kernel runs on the other elements. A single query or key is
-replaced by 0. Only if that leaves a NaN, the kernel's computation is done step by step, from the weights.
+A key that a mask cuts off gets the weight 0. This is a computed number, and 0 times NaN is NaN. So a query that counts
+uses all keys and values of its sequence, whatever the mask, `is_causal` or the window. Some kernels don't read some of
+them. But PyTorch chooses the kernel, so the answer must not depend on it. All kernels get the answer of matrix products
+and softmax.
+
+Queries and keys mix their features, so their rows count as a whole. Column j of the output needs only column j of the
+values, so a column of the values counts if a query of the sequence counts in this column.
+
+What doesn't count is removed before the kernel runs. For whole elements of the batch, the kernel runs on the other
+elements. A single query, key, or column of values is replaced by 0. If that leaves a NaN, and queries count in
+different columns, the kernel runs for each kind of column.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,16 +25,14 @@ from torch import Tensor
 
 from ..conditions import ALWAYS, MODERATE
 from ..cotangent import Cotangent, clear_lost_rows, mask_of, prefer_exact, unwrap, wrap, write_over, zero_ignored
-from ..failures import NotFollowed
-from ..finite import any_nan, has_nan, is_number, total
-from ..masks import Mask, anywhere, both, core, everywhere, full, only, reduced
+from ..finite import any_nan, is_number, total
+from ..masks import Mask, anywhere, core, everywhere, full, only, reduced
 from ..registry import function, rule, transfer
 from .products import taken
 
 # An attention mask is -inf where it hides a key. Other numbers that do harm there show in the logsumexp. The output is
 # an average of the values, so it needs no condition of its own.
 ATTENTION: Any = dict(
-    selects=True,
     safe_if=MODERATE,
     safe_if_saved={"attn_bias": ALWAYS, "attn_mask": ALWAYS, "output": ALWAYS},
     scalars=("scale",),
@@ -54,6 +59,8 @@ FLASH = "aten::_flash_attention_backward"
 COMMON_NAMES = {"grad_out": "grad", "grad_out_": "grad", "attn_mask": "bias", "attn_bias": "bias"}
 
 PER_HEAD = ("grad", "query", "key", "value", "out")
+
+CPU: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 TOKENS_FIRST = ("aten::_efficient_attention_backward", FLASH)
 """These have the tokens before the heads, and may have sequences of different lengths one after another."""
@@ -89,12 +96,12 @@ class Call:
         return self.named.get(name)
 
     def __call__(self) -> list[Any]:
-        """The gradients of query, key and value, and of the bias if the operator gives one."""
+        """The gradients of query, key and value, and of the bias if it is wanted."""
         named = self.named
         if not self.has_heads_first:
             named = named | {name: self.turned_back(named[name]) for name in PER_HEAD}
         results = self.op(**{own: named[name] for own, name in zip(*_names(self.op), strict=True) if name in named})
-        return [*map(self.turned, results[:3]), *results[3:]]
+        return [*map(self.turned, results[:3]), *(results[3:] if self.wants_bias else ())]
 
     def with_(self, **others: Any) -> Call:
         """The same call with other arguments."""
@@ -125,9 +132,20 @@ class Call:
         return None if self.has_heads_first or queries is None or not queries.numel() else (queries, keys)
 
     @property
+    def sequences(self) -> tuple[Tensor, Tensor, int] | None:
+        """The number of each query's and each key's sequence, if they are packed, and a number that is none's."""
+        if self.starts is None:
+            return None
+        numbers = []
+        for start, name in zip(self.starts, ("query", "key"), strict=True):
+            places = torch.arange(self[name].shape[-2], device=start.device, dtype=start.dtype)
+            numbers.append(torch.bucketize(places, start, right=True))
+        return numbers[0], numbers[1], len(self.starts[0])
+
+    @property
     def wants_bias(self) -> bool:
         """Whether the gradient of the bias is computed."""
-        return bool((self["grad_input_mask"] or [self["bias_requires_grad"]])[-1])
+        return self["bias"] is not None and bool((self["grad_input_mask"] or [self["bias_requires_grad"]])[-1])
 
 
 @rule(
@@ -143,65 +161,75 @@ class Call:
     "_scaled_dot_product_flash_attention_for_cpu_backward",
 )
 def attention_backward(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """The gradients of query, key, value and bias. A pair that a causal mask or -inf cuts off is not selected."""
+    """The gradients of query, key, value and bias."""
     call = Call.of(op, args, kwargs)
     mask = mask_of(args[0])
-    results = _of_used_elements(call, None if mask is None else call.turned(mask))
+    results: list[Any] = _of_used_elements(call, None if mask is None else call.turned(mask))
     for number, result in enumerate(results[:3]):
         mask = None if result.mask is None else call.turned_back(result.mask)
         results[number] = Cotangent(call.turned_back(result.value), mask)
-    return tuple(results)
+    return (*results, *[None] * (len(op._schema.returns) - len(results)))
 
 
-def is_short_and_whole(node: Any) -> bool:
-    """True if each query attends to all keys, and these are so few that a run of the kernel on all of them is cheap."""
+def counting(mask: Tensor, shared: int, sequences: tuple[Tensor, Tensor, int] | None = None) -> list[Tensor]:
+    """Which queries, keys and values count: rows, rows, and columns.
+
+    Args:
+        mask: which elements of the output count.
+        shared: the number of heads of the keys. Heads of the queries may share them.
+        sequences: the number of each query's and each key's sequence, and a number that is none's. None means that
+            each query uses all keys.
+    """
+    if sequences is None:
+        values = anywhere(mask, -2, keepdim=True)
+    else:
+        of_query, of_key, none = sequences
+        mask = mask & (of_query < none).unsqueeze(-1)
+        count = mask.new_zeros((*mask.shape[:2], none + 1, mask.shape[3]), dtype=torch.float32)
+        values = count.index_add(2, of_query, mask.float())[:, :, of_key] != 0
+    values = of_shared_heads(values, shared)
+    return [anywhere(mask, -1, keepdim=True), anywhere(values, -1, keepdim=True), values]
+
+
+def of_shared_heads(mask: Tensor, shared: int) -> Tensor:
+    """A mask for the heads of the keys, from a mask for the heads of the queries. Several of these may share a head."""
+    if mask.shape[1] in (1, shared):
+        return mask
+    return torch.unflatten(mask, 1, (shared, -1)).any(2)
+
+
+def is_short(node: Any) -> bool:
+    """True if there are so few keys that a run of the kernel on all of them is cheap."""
     query, key = node._saved_query, node._saved_key
-    whole = not node._saved_is_causal and node._saved_attn_mask is None and query.shape[1] == key.shape[1]
-    return whole and (key.shape[2] <= SHORT or query.numel() + key.numel() < WORTH_LEAVING_OUT)
-
-
-def whole_masks(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Which queries and which keys count, if each query attends to all keys."""
-    queries = anywhere(mask, -1, keepdim=True)
-    return queries, anywhere(queries, -2, keepdim=True)
+    return bool(key.shape[2] <= SHORT or query.numel() + key.numel() < WORTH_LEAVING_OUT)
 
 
 def repair_attention(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
-    """Write 0 over ignored rows. If that leaves a NaN, run the kernel without ignored tokens, and then the rule."""
-    queries, keys = whole_masks(mask)
+    """Write 0 over what doesn't count. If that leaves a NaN, run the kernel again, without what doesn't count."""
     is_left = False
-    for result, counts in zip(results, (queries, keys, keys), strict=True):
-        is_left |= result is not None and clear_lost_rows(result, counts, -1)
-    if not is_left:
-        return
-    op: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-    saved = [getattr(node, f"_saved_{name}") for name in ("query", "key", "value", "output", "logsumexp")]
-    options = dict(attn_mask=None, scale=node._saved_scale)
-    kept = [only(used, each) for used, each in zip((queries, keys, keys, queries), saved, strict=False)]
-    weights = saved[4].masked_fill(queries[..., 0].logical_not(), torch.inf)  # exp(score - inf) is a weight of 0
-    repaired = op(grad, *kept, weights, node._saved_dropout_p, False, **options)
-    if any_nan(repaired):
-        repaired = unwrap(
-            attention_backward(op, Cotangent(grad, mask), *saved, node._saved_dropout_p, False, **options)
-        )
-    write_over(results, repaired)
+    for result, counts, dim in zip(results, counting(mask, node._saved_key.shape[1]), (-1, -1, -2), strict=True):
+        is_left |= result is not None and clear_lost_rows(result, counts, dim)
+    if is_left:
+        names = "query key value out logsumexp dropout_p is_causal bias scale".split()
+        own = {"out": "output", "bias": "attn_mask"}
+        call = Call(CPU, {"grad": grad} | {name: getattr(node, f"_saved_{own.get(name, name)}") for name in names})
+        write_over(results, unwrap(_of_used_tokens(call, mask)))
 
 
 @transfer(
     "ScaledDotProductFlashAttentionForCpu",
-    reads=("_raw_saved_query", "_raw_saved_key", "_raw_saved_attn_mask"),
-    only_if=is_short_and_whole,
+    reads=("_raw_saved_query", "_raw_saved_key"),
+    only_if=is_short,
     repair=repair_attention,
-    repair_reads=("_raw_saved_value", "_raw_saved_output", "_raw_saved_logsumexp"),
+    repair_reads=("_raw_saved_value", "_raw_saved_attn_mask", "_raw_saved_output", "_raw_saved_logsumexp"),
 )
 def _attention(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
-    """Each query reads all keys, and each key goes to all queries."""
+    """Each query uses all keys, and each key goes to all queries."""
     if mask is None:
         return [None] * len(results)
-    queries, keys = whole_masks(mask)
     return [
         None if result is None else counts.expand(result.shape)
-        for counts, result in zip((queries, keys, keys), results, strict=True)
+        for counts, result in zip(counting(mask, node._saved_key.shape[1]), results, strict=True)
     ]
 
 
@@ -210,22 +238,21 @@ def _attention(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> S
 
 def _of_used_elements(call: Call, mask: Mask) -> list[Any]:
     """The gradients, computed from the elements of the batch that the loss uses."""
-    rows = core(full(mask, call["grad"])).any(-1, keepdim=True)
-    used = rows.flatten(1).any(1).expand(len(call["query"]))
     # What dropout drops depends on the size of the batch, and the gradient of a bias may be a sum over the batch.
-    if mask is None or call["dropout_p"] or call.wants_bias or mask.numel() < WORTH_LEAVING_OUT or bool(used.all()):
-        return _of_used_tokens(call, mask, rows)
+    if mask is None or call["dropout_p"] or call.wants_bias or mask.numel() < WORTH_LEAVING_OUT:
+        return _of_used_tokens(call, mask)
+    used = anywhere(mask, (1, 2, 3))
     places = used.nonzero()[:, 0]
     if not len(places):
         return [Cotangent(torch.zeros_like(t), everywhere(False, t)) for t in map(call.__getitem__, PER_HEAD[1:4])]
-    if len(places) * call["key"].shape[1] == 1:
+    if len(places) == len(used) or len(places) * call["key"].shape[1] == 1:
         # Each of PyTorch's threads takes a head. A single head is shared by all threads, which rounds differently.
-        return _of_used_tokens(call, mask, rows)
+        return _of_used_tokens(call, mask)
     per_element = [name for name in (*PER_HEAD, "logsumexp", "bias") if _has_elements(call[name], len(used))]
     part = call.with_(**{name: taken(call[name], places) for name in per_element})
-    results = _of_used_tokens(part, taken(core(mask), places).expand(part["grad"].shape), rows[places])
+    results = _of_used_tokens(part, taken(core(mask), places).expand(part["grad"].shape))
     origin = (used.cumsum(0) - 1).masked_fill(~used, len(places))
-    for number, result in enumerate(results[:3]):
+    for number, result in enumerate(results):
         value, found = _put(result.value, origin), _put(core(full(result.mask, result.value)), origin)
         results[number] = Cotangent(value, found.expand(value.shape))
     return results
@@ -244,30 +271,20 @@ def _put(part: Tensor, origin: Tensor) -> Tensor:
     return extended.index_select(batch, origin).permute(back)
 
 
-# Queries and keys.
+# Queries, keys and values.
 
 
-def _of_used_tokens(call: Call, mask: Mask, rows: Tensor) -> list[Any]:
-    """The gradients, by the kernel: on the saved tensors if they are finite, then without ignored queries and keys.
-
-    If both leave a NaN, they are computed step by step.
-    """
-    cut = _cut_off(call, mask)
-    if mask is None and cut is None:
+def _of_used_tokens(call: Call, mask: Mask) -> list[Any]:
+    """The gradients, by the kernel: on the saved tensors if they are finite, then without what doesn't count."""
+    if mask is None and call.starts is None:
         return list(wrap(call()))
-    pairs = rows if cut is None else rows & ~cut
-    queries = rows if cut is None else pairs.any(-1, keepdim=True)
-    keys = summed_to(call["key"].shape[1], pairs.any(-2).unsqueeze(-1), Tensor.any)
-    masks = [queries, keys, keys]
-    exact = call() if _is_finite(call) else None
-    results = None if exact is None else _settled(call, exact, masks, pairs)
-    if results is None:
-        results = _settled(call, _without(call, queries, keys)(), masks, pairs)
-    if results is not None:
-        return results
-    masked = _step_by_step(call, mask, cut)
-    exact = call() if exact is None else exact
-    return [*prefer_exact(exact[:3], masked[:3]), *_merged_bias(exact[3:], masked[3])]
+    mask = full(mask, call["grad"])
+    results = _of_run(call, mask) if _is_finite(call) else None
+    if results is None or any_nan(unwrap(results)):
+        results = _of_run(call, mask, cleaned=True)
+        if any_nan(unwrap(results)):
+            results = _by_columns(call, mask, results)
+    return results
 
 
 def _is_finite(call: Call) -> bool:
@@ -276,173 +293,56 @@ def _is_finite(call: Call) -> bool:
     return is_number(query + key + value)
 
 
-def _without(call: Call, queries: Tensor, keys: Tensor) -> Call:
-    """The call with 0 for the queries and keys that don't count. A weight of exp(score - inf) is 0."""
-    changed = {name: only(queries, call[name]) for name in ("query", "out")}
-    changed |= {name: only(keys, call[name]) for name in ("key", "value")}
-    # The logsumexp has a number for each query, in dimensions that depend on the kernel. Some pad the queries.
-    given, tokens = call["logsumexp"], call["query"].shape[-2]
-    each = given.unsqueeze(0) if given.dim() == 2 else given.squeeze(-1) if given.dim() == 4 else given
-    if each.shape[2] >= tokens:
-        each = each.clone()
-        each[..., :tokens].masked_fill_(~queries[..., 0], torch.inf)
-        changed["logsumexp"] = each.view(given.shape)
-    return call.with_(**changed)
+def _of_run(call: Call, mask: Tensor, cleaned: bool = False) -> list[Any]:
+    """The gradients by one run of the kernel, with their masks. `cleaned`: without what doesn't count."""
+    sequences, bias = call.sequences, call["bias"]
+    masks = counting(mask, call["key"].shape[1], sequences)
+    values = (_cleaned(call, mask, *masks) if cleaned else call)()
+    if sequences is not None:  # no kernel has written to memory that belongs to no sequence
+        values[:3] = [value.masked_fill(~counts, 0) for value, counts in zip(values, masks, strict=False)]
+    if call.wants_bias:
+        pairs = masks[0] if sequences is None else masks[0] & (sequences[0].unsqueeze(1) == sequences[1])
+        masks.append(reduced(pairs.expand(*call["query"].shape[:3], call["key"].shape[-2]), bias.shape))
+    return [zero_ignored(value, mask) for value, mask in zip(values, masks, strict=True)]
 
 
-def _settled(call: Call, values: list[Any], masks: list[Tensor], pairs: Tensor) -> list[Any] | None:
-    """The gradients with their masks, unless an element that counts is NaN."""
-    bias = call["bias"] if call.wants_bias else None
-    if bias is not None:
-        every = pairs.expand(*call["query"].shape[:3], call["key"].shape[-2])
-        masks = [*masks, reduced(every, bias.shape)]
-    results: list[Any] = [*values[:3], *wrap(values[3:])]
-    for number, mask in enumerate(masks):
-        value = values[number]
-        if call.starts:  # no kernel has written to memory that belongs to no sequence
-            value = value.masked_fill(~mask, 0)
-        if not has_nan(value):
-            results[number] = Cotangent(value, mask.expand(value.shape))
-            continue
-        results[number] = zero_ignored(value, mask)
-        if has_nan(value):
-            return None
-    return results
+def _by_columns(call: Call, mask: Tensor, results: list[Any]) -> list[Any]:
+    """The gradients if one run of the kernel leaves a NaN.
 
-
-def _cut_off(call: Call, mask: Mask) -> Tensor | None:
-    """Which pairs of query and key are cut off. If a used output is not finite, none of its query's pairs is."""
-    key = call["key"]
-    tokens, others = call["query"].shape[-2], key.shape[-2]
-    cut = None
-    if call["is_causal"] or call["custom_mask_type"]:
-        ends_together = call["custom_mask_type"] == 2 or call.op._schema.name == FLASH
-        place = torch.arange(tokens, device=key.device) + (others - tokens if ends_together else 0)
-        cut = torch.arange(others, device=key.device) > place.unsqueeze(1)
-    of_others = None
-    if call.starts is not None:
-        of_others, cut = _packed(call, *call.starts)
-    bias = call["bias"]
-    if bias is not None:
-        infinite = bias == -torch.inf
-        if bool(infinite.any()):
-            cut = infinite if cut is None else cut | infinite
-    if cut is not None:
-        came_through = _came_through(call["out"], mask)
-        cut = cut & ~came_through if bool(came_through.any()) else cut
-    if of_others is not None:
-        cut = of_others if cut is None else of_others | cut
-    return cut
-
-
-def _came_through(out: Tensor, mask: Mask) -> Tensor:
-    """True for each query whose output has an element that counts and is not finite."""
-    used = out if mask is None else only(core(mask), out)
-    return (used * 0).sum(-1, keepdim=True) != 0
-
-
-def _packed(call: Call, *starts: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Which pairs do not belong to one sequence, and which pairs of one sequence a causal mask cuts off."""
-    places, owners, behind = [], [], []
-    for start, name in zip(starts, ("query", "key"), strict=True):
-        place = torch.arange(call[name].shape[-2], device=start.device)
-        owner = torch.searchsorted(start, place.to(start.dtype), right=True) - 1
-        last = (owner + 1).clamp(max=len(start) - 1)
-        places.append(place - start[owner])
-        behind.append(start[last] - place)
-        owners.append(owner.masked_fill(owner == len(start) - 1, -1 if name == "query" else -2))
-    of_others = owners[0].unsqueeze(1) != owners[1]
-    if not (call["is_causal"] or call["custom_mask_type"]):
-        return of_others, None
-    if call["custom_mask_type"] == 1:
-        return of_others, places[1] > places[0].unsqueeze(1)
-    return of_others, behind[1] < behind[0].unsqueeze(1)
-
-
-# Step by step.
-
-
-def _step_by_step(call: Call, mask: Mask, cut: Tensor | None) -> list[Any]:
-    """The gradients from the weights, which are computed again in at least float32."""
-    windows = call["window_size_left"], call["window_size_right"], call["window_size"]
-    if any(window is not None and window > 0 for window in windows) or windows[0] == 0:
-        raise NotFollowed("attends within a window")
-    query, key, value, out, grad = (call[name] for name in ("query", "key", "value", "out", "grad"))
-    wide = torch.promote_types(query.dtype, torch.float32)
-    heads, shared = query.shape[1], key.shape[1]
-    query, out = query.to(wide), out.to(wide)
-    key, value = _repeated(key.to(wide), heads), _repeated(value.to(wide), heads)
-    scale = torch.tensor(1 / math.sqrt(query.shape[-1]) if call["scale"] is None else call["scale"])
-    scores = query @ key.mT * scale
-    scores = scores if call["bias"] is None else scores + call["bias"].to(wide)
-    weights = (scores if cut is None else scores.masked_fill(cut, -torch.inf)).softmax(-1)
-    weights = weights if cut is None else weights.masked_fill(cut, 0)
-    given = Cotangent(grad.to(wide), mask)
-    to_weights: Any = torch.matmul(given, value.mT)
-    thinned = weights
-    if call["dropout_p"]:
-        kept = _kept(call)
-        factor = torch.tensor(1 / (1 - call["dropout_p"]) if call["dropout_p"] < 1 else 0.0)
-        thinned = (weights * factor).masked_fill(~kept, 0)
-        to_weights = torch.mul(_selected(to_weights, kept), factor)
-    to_scores: Any = torch.mul(to_weights - torch.mul(given, out).sum(-1, keepdim=True), weights)
-    if cut is not None:
-        to_scores = _selected(to_scores, ~cut)
-    to_query = torch.matmul(to_scores, key) * scale
-    to_key = torch.matmul(to_scores.transpose(-2, -1), query) * scale
-    to_value = torch.matmul(thinned.mT, given)
-    return [to_query, *(summed_to(shared, part, torch.sum) for part in (to_key, to_value)), to_scores]
-
-
-def _selected(cotangent: Any, kept: Tensor) -> Cotangent:
-    """The cotangent with 0, ignored, where `kept` is False."""
-    kept = kept.expand(cotangent.shape)
-    return Cotangent(unwrap(cotangent).masked_fill(~kept, 0), both(kept, mask_of(cotangent)))
-
-
-def _kept(call: Call) -> Tensor:
-    """Which weights dropout kept. The kernel shows this, because it draws again with the same seed.
-
-    With queries and keys of zeros, all weights are equal. If the cotangent is an identity for as many queries as there
-    are features, each column of the gradient of the values has the weights of one query.
+    The kernel mixes the columns in which a query counts with those in which only other queries count. For columns in
+    which the same queries count, it is exact. The gradient is the sum over such kinds of columns.
     """
-    query, value = call["query"], call["value"]
-    batch, heads, tokens = query.shape[:3]
-    shape = (batch, heads, call["key"].shape[-2])
-    blank = call.with_(
-        query=torch.zeros_like(query),
-        key=query.new_zeros((*shape, query.shape[-1])),
-        value=query.new_zeros((*shape, value.shape[-1])),
-        out=torch.zeros_like(call["out"]),
-        logsumexp=torch.zeros_like(call["logsumexp"]),
-        bias=None if call["bias"] is None else torch.zeros_like(call["bias"]),
-    )
-    found = []
-    for first in range(0, tokens, value.shape[-1]):
-        count = min(value.shape[-1], tokens - first)
-        probe = torch.zeros_like(call["grad"])
-        probe[..., first : first + count, :count] = torch.eye(count, dtype=probe.dtype, device=probe.device)
-        found.append(blank.with_(grad=probe)()[2][..., :count].mT != 0)
-    return torch.cat(found, -2)
+    small = core(mask)
+    kinds, kind_of_column = torch.unique(small.flatten(0, 2), dim=1, return_inverse=True)
+    parts = [small & (kind_of_column == number) for number in kinds.any(0).nonzero()[:, 0]]
+    if len(parts) <= 1:
+        return results
+    runs = [_of_run(call.with_(grad=only(part, call["grad"])), part.expand(mask.shape), cleaned=True) for part in parts]
+    sums = [functools.reduce(torch.add, each) for each in zip(*runs, strict=True)]
+    return list(prefer_exact(unwrap(results), sums))
 
 
-def _merged_bias(exact: list[Any], to_scores: Cotangent) -> list[Any]:
-    """The gradient of the bias, if there is one: a sum over the scores."""
-    if not exact or exact[0] is None or not exact[0].numel():
-        return exact
-    extra = 4 - exact[0].dim()
-    summed = [d for d in range(4) if d < extra or exact[0].shape[d - extra] != to_scores.shape[d]]
-    total = to_scores.sum(summed, keepdim=True) if summed else to_scores
-    return [prefer_exact(exact[0], total.reshape(exact[0].shape)), *wrap(exact[1:])]
+def _cleaned(call: Call, mask: Tensor, queries: Tensor, keys: Tensor, values: Tensor) -> Call:
+    """The call with 0 for what doesn't count. A weight of exp(score - inf) is 0."""
+    changed = {"query": queries, "key": keys, "value": values, "out": core(mask)}
+    changed = {name: only(counts, call[name]) for name, counts in changed.items()}
+    if call["bias"] is not None and not bool((call["bias"] < torch.inf).all()):
+        given = core(call["bias"])
+        bias = torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device=given.device)
+        counts = reduced(queries, (*given.shape[:-1], 1))
+        changed["bias"] = bias.copy_(given.where(counts, 0)).expand(call["bias"].shape)
+    return call.with_(**changed, logsumexp=_without_weights(call, queries[..., 0]))
 
 
-def _repeated(shared: Tensor, heads: int) -> Tensor:
-    """Keys or values for each head of the queries: several heads may share one."""
-    return shared if shared.shape[1] == heads else shared.repeat_interleave(heads // shared.shape[1], 1)
-
-
-def summed_to(heads: int, entries: Any, reduce: Any) -> Any:
-    """Reduce from the heads of the queries to the heads that they share."""
-    if entries.shape[1] in (1, heads):
-        return entries
-    return reduce(entries.unflatten(1, (heads, entries.shape[1] // heads)), 2)
+def _without_weights(call: Call, queries: Tensor) -> Tensor:
+    """The logsumexp, with inf for the queries that don't count."""
+    given: Tensor = call["logsumexp"]
+    tokens = queries.shape[-1]
+    if call.starts is not None and given.dim() == 3:  # sequences × heads × places in the sequence
+        places = call.starts[0][:-1, None] + torch.arange(given.shape[-1], device=given.device)
+        counts = queries[0][:, places.clamp(max=tokens - 1)].transpose(0, 1)
+        return given.masked_fill(~counts, torch.inf)
+    changed = given.clone()  # batch × heads × tokens. It may lack the batch, have a last dimension of 1, or be padded.
+    each = changed.unsqueeze(0) if given.dim() == 2 else changed.squeeze(-1) if given.dim() == 4 else changed
+    each[..., :tokens].masked_fill_(~queries, torch.inf)
+    return changed

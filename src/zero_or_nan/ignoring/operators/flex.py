@@ -1,8 +1,10 @@
 """Uncompiled flex attention: PyTorch's own derivative runs again, without what the loss ignored.
 
 The derivative is a function in Python that multiplies whole matrices of scores, also for ignored queries. It runs a
-second time, with zeros in place of the queries that don't count, and of the keys that only such queries meet or that
-the block mask cuts off. Compiled flex attention can't be followed; a warning names the compiled region.
+second time, with zeros in place of what doesn't count. The function of the block mask selects among the scores, so a
+key counts if a query that counts may attend to it. But a value that the mask cuts off gets the weight 0, and 0 times
+NaN is NaN: each value counts in the columns in which a query counts, also in blocks that a kernel skips. Compiled flex
+attention can't be followed; a warning names the compiled region.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ from torch import Tensor
 from ..cotangent import Cotangent, mask_of, unwrap, wrap
 from ..failures import NotFollowed
 from ..finite import any_nan
-from ..masks import core, full, only
+from ..masks import anywhere, core, full, only
 from ..registry import derivative
-from .attention import summed_to
+from .attention import of_shared_heads
 
 
 @derivative("torch._higher_order_ops.flex_attention.FlexAttentionAutogradOp")
@@ -25,17 +27,19 @@ def flex_attention(node: Any, grads: Any) -> tuple[Any, ...]:
     """The gradients of query, key and value, and of tensors that the score function captured."""
     (query, key, value, out, logsumexp), rest = node.saved_tensors[:5], node.saved_tensors[5:]
     to_out, to_logsumexp = grads[:2]
-    rows = core(full(mask_of(to_out), unwrap(to_out))).any(-1, keepdim=True)
-    rows = rows | core(full(mask_of(to_logsumexp), unwrap(to_logsumexp))).unsqueeze(-1)
+    used = full(mask_of(to_out), unwrap(to_out))
+    rows = anywhere(used, -1, keepdim=True) | full(mask_of(to_logsumexp), unwrap(to_logsumexp)).unsqueeze(-1)
     pairs = rows & _met(node, query, key)
-    queries, keys = pairs.any(-1, keepdim=True), pairs.any(-2).unsqueeze(-1)
-    keys = summed_to(key.shape[1], keys, Tensor.any)
-    keys = keys.any(0, keepdim=True) if len(key) == 1 else keys
+    queries = pairs.any(-1, keepdim=True)
+    keys, values = (
+        of_shared_heads(mask.any(0, keepdim=True) if len(key) == 1 else mask, key.shape[1])
+        for mask in (pairs.any(-2).unsqueeze(-1), anywhere(used, -2, keepdim=True))
+    )
     cleaned = (
         only(queries, query),
         only(keys, key),
-        only(keys, value),
-        only(queries, out),
+        only(values, value),
+        only(core(used), out),
         logsumexp.masked_fill(~queries[..., 0], torch.inf),  # exp(score - inf) is a weight of 0
     )
     given = only(queries, unwrap(to_out)), unwrap(to_logsumexp).masked_fill(~queries[..., 0], 0)
@@ -43,7 +47,7 @@ def flex_attention(node: Any, grads: Any) -> tuple[Any, ...]:
     results = list(node._forward_cls.backward(_Cleaned(node, (*cleaned, *rest)), *given, *unused))
     if any_nan(results):
         raise NotFollowed("a query that counts met NaN or inf")
-    masks = [mask.expand(result.shape) for mask, result in zip((queries, keys, keys), results, strict=False)]
+    masks = [mask.expand(result.shape) for mask, result in zip((queries, keys, values), results, strict=False)]
     return (*map(Cotangent, results, masks), *wrap(results[3:]))
 
 
