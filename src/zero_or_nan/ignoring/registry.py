@@ -46,6 +46,7 @@ class Function:
         only_if: one more condition for plain backward, on the node.
         derivative: our own derivative, used because PyTorch's formula mixes used elements with ignored elements.
         derivative_if: the nodes for which `derivative` is used. None means all nodes.
+        mixes: gives the dimensions of a node's tensors along which `derivative` mixes elements. None means all.
     """
 
     selects: bool | Callable[[Any], bool] = False
@@ -57,6 +58,7 @@ class Function:
     only_if: Callable[[Any], bool] | None = None
     derivative: Derivative | None = None
     derivative_if: Callable[[Any], bool] | None = None
+    mixes: Callable[[Any], Sequence[int]] | None = None
 
     def may_select(self, node: Any) -> bool:
         """Whether the function selects, as it was called at this node."""
