@@ -38,7 +38,7 @@ from .higher import constants, is_recorded, tangent_of, without
 from .hooks import PassHook, put_first
 from .kinds import classify
 from .lifetimes import held_from
-from .masks import Mask, all_count, and_whatever_is_not_0, both, either, everywhere, nothing_counts
+from .masks import Mask, all_count, and_whatever_is_not_0, both, either, everywhere
 from .plan import EVERYTHING, Ahead, planned
 from .precheck import is_safe
 from .registry import Function, Transfer
@@ -395,7 +395,7 @@ class Pass:
         """A cotangent, its mask, and whether it can carry a mask at all.
 
         If a user's hook has turned an ignored element into a number other than 0, the element counts. A ZeroTensor
-        whose elements are all ignored becomes zeros in memory.
+        with a mask becomes zeros in memory.
         """
         arrived = self._arrived.pop((node, number), None)
         if value is None:
@@ -408,12 +408,12 @@ class Pass:
             return value, mask, False
         if form.is_shared:  # a hook may have changed the value on another process: all processes check
             return value, mask if mask is None else mask | not_zero(value), True
-        if _is_zerotensor(value) and mask is not None and nothing_counts(mask):
+        if _is_zerotensor(value) and mask is not None:
             return value + torch.zeros_like(value), mask, True
         if arrived is not None and arrived.is_still(value) and (may_be_sparse or not is_sparse(value)):
             return value, mask, True
         if not can_carry(value):
-            return value, mask, False
+            return value, mask, mask is None and may_be_sparse and is_sparse(value)
         return value, mask if mask is None else and_whatever_is_not_0(mask, values_of(value)), True
 
     def send(self, edge: Edge, mask: Mask) -> None:

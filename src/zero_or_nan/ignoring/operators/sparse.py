@@ -10,13 +10,16 @@ from torch import Tensor
 
 from ..conditions import FINITE
 from ..cotangent import Cotangent, mask_of, prefer_exact, selecting, step_of, unwrap
+from ..failures import NotFollowed
 from ..finite import has_nan
+from ..graph import function_of
 from ..masks import anywhere, full
 from ..registry import RULES_OF_SPARSE, Rule, function, rule
 from ..sparse import is_sparse, places, stored, with_stored
 
 function("SparseAddmm", selects=True, safe_if=FINITE, scalars=("alpha", "beta"))
 function("SparseMmReduceImpl", selects=True, safe_if=FINITE)
+function("SparseMask", selects=True)
 
 
 def sparse_product(op: Any, a: Any, b: Any) -> Cotangent:
@@ -114,9 +117,13 @@ def picked(op: Any, grad: Any, pattern: Any, *args: Any, **kwargs: Any) -> Any:
     return Cotangent(value, full(mask_of(grad), unwrap(grad))[tuple(places(value))])
 
 
-@of_sparse("sparse_mask")
+@of_sparse("sparse_mask", "_sparse_mask_projection")
 def picked_again(op: Any, grad: Any, pattern: Any, *args: Any, **kwargs: Any) -> Any:
     """The elements of a sparse cotangent at the indices of another one. Elements that it does not store are ignored."""
+    step = step_of((grad,))
+    ahead = [] if step is None else [node for node, _ in step.node.next_functions if node is not None]
+    if any(function_of(node.name()) == "ToSparse" for node in ahead):  # would take what is left out for a zero
+        raise NotFollowed("leaves out elements that a sparse tensor stores")
     value = op(unwrap(grad), unwrap(pattern), *args, **kwargs)
     return Cotangent(value, stored(op(_counts(grad), unwrap(pattern), *args, **kwargs)) != 0)
 
