@@ -237,7 +237,13 @@ def test_the_bits_and_strides_of_both_derivatives_are_plain_pytorchs(name, first
         (slope,) = first.grad(torch.where(used, output, 0).sum(), x, create_graph=True)
         return slope.detach(), *second.grad((slope * turned(*x.shape).contiguous()).sum(), x, materialize_grads=True)
 
-    for ours, plain in zip(derivatives(first, ignoring), derivatives(torch.autograd, torch.autograd), strict=True):
+    try:
+        expected = derivatives(torch.autograd, torch.autograd)
+    except RuntimeError as refusal:  # older releases have no second derivative of grid_sample
+        with pytest.raises(RuntimeError, match=re.escape(str(refusal))):
+            derivatives(first, ignoring)
+        return
+    for ours, plain in zip(derivatives(first, ignoring), expected, strict=True):
         finite = plain.isfinite()
         assert type(ours) is Tensor and ours.stride() == plain.stride() and finite.any()
         assert torch.equal(ours[finite], plain[finite])
