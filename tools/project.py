@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -151,15 +152,11 @@ class Project:
         """
         known = {chapter.stem: chapter for chapter in self.chapters}
         for name in names:
-            if name not in known:
-                if (self.root / "chapters" / f"{name}.md").is_file():
-                    raise Problem(
-                        f"chapters/{name}.md can't be run: it has no code, or it is not in _toc.yml; add it there"
-                    )
-                close = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {close[0]}?" if close else f"the chapters are {', '.join(known)}"
-                raise Problem(f"no chapter with code is called {name}; {hint}")
-        return [known[name] for name in names] or self.chapters
+            if name not in known and (self.root / "chapters" / f"{name}.md").is_file():
+                raise Problem(
+                    f"chapters/{name}.md can't be run: it has no code, or it is not in _toc.yml; add it there"
+                )
+        return [known[name] for name in named(names, known, "chapter with code")] or self.chapters
 
     def notebook(self, chapter: Path) -> Path:
         """The generated `.ipynb` of a chapter."""
@@ -170,6 +167,21 @@ class Project:
         slug = self.repository.removeprefix("https://github.com/")
         path = self.notebook(chapter).relative_to(self.root).as_posix()
         return f"https://colab.research.google.com/github/{slug}/blob/{self.branch}/{path}"
+
+
+def named(names: Iterable[str], known: Iterable[str], what: str) -> list[str]:
+    """The names, each once, if all of them are known.
+
+    Raises:
+        Problem: if a name is not known; with the known names that are close to it, or else with the first 40.
+    """
+    names, known = list(dict.fromkeys(names)), list(known)
+    if unknown := [name for name in names if name not in known]:
+        close = dict.fromkeys(each for name in unknown for each in difflib.get_close_matches(name, known))
+        some = [*known[:40], *["…"] * (len(known) > 40)]
+        hint = f"did you mean {' or '.join(close)}?" if close else f"the known names are {', '.join(some)}"
+        raise Problem(f"no {what} is called {', '.join(unknown)}; {hint}")
+    return names
 
 
 def page_text(page: Path) -> str:

@@ -198,7 +198,7 @@ def test_a_chapter_is_checked_alone(book):
 
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("tow", "no chapter with code is called tow; did you mean two?"), ("x", "called x; the chapters are one, two")],
+    [("tow", "no chapter with code is called tow; did you mean two?"), ("x", "called x; the known names are one, two")],
 )
 def test_an_unknown_chapter_is_told_with_those_that_there_are(book, name, told):
     done = book.run("check", name)

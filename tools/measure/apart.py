@@ -6,8 +6,14 @@ import contextlib
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
-from typing import Any
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import torch
+
+T, R = TypeVar("T"), TypeVar("R")
 
 
 def apart(work: Callable[[], Any], seconds: float) -> Any:
@@ -34,6 +40,26 @@ def apart(work: Callable[[], Any], seconds: float) -> Any:
             os.killpg(process.pid, signal.SIGKILL)
         process.kill()
         process.join()
+
+
+def all_apart(items: Sequence[T], measure: Callable[[T], R], told: Callable[[R], str]) -> list[R]:
+    """The results of `measure` for all items, two at a time. Prints each text that `told` gives for a result.
+
+    Args:
+        items: for example operators.
+        measure: measures one item in a separate process, by `apart`.
+        told: a text about a result, or an empty text.
+    """
+    torch.set_num_threads(1)
+    found: list[R] = []
+    with ThreadPoolExecutor(2) as pool:
+        for result in pool.map(measure, items):
+            found.append(result)
+            if text := told(result):
+                print(f"\r{text}", flush=True)
+            if sys.stdout.isatty():
+                print(f"\r{len(found)} of {len(items)}", end="", flush=True)
+    return found
 
 
 def _child(work: Callable[[], Any], send: Any) -> None:

@@ -33,7 +33,9 @@ from zero_or_nan.ignoring.lifetimes import held_from
 from zero_or_nan.ignoring.plan import EVERYTHING, nothing_ignored, planned
 from zero_or_nan.ignoring.precheck import is_safe
 
-from ..project import Problem, Project, write_record
+from ..project import Problem, Project
+from .costs_shown import BOTH, times
+from .records import keep, of_named
 
 Loss = Callable[[], Tensor]
 T = TypeVar("T")
@@ -466,16 +468,6 @@ def failing(name: str) -> dict[str, float]:
     return least
 
 
-def _failures() -> list[dict[str, Any]]:
-    rows = []
-    for name in FAILING:
-        seconds = failing(name)
-        rows.append({"case": name, "seconds": seconds})
-        times = {method: round(took / seconds["plain"], 2) for method, took in seconds.items() if method != "plain"}
-        print(f"{name}, a step that fails: {times} of plain", flush=True)
-    return rows
-
-
 PARTED = [
     "4-layer MLP, width 8, batch 4",
     "transformer layer, width 16, 4 × 8 tokens",
@@ -542,6 +534,12 @@ def peak(case: Workload, contaminated: bool, method: str) -> int:
     return _status("VmHWM") - before
 
 
+def print_peak(name: str, contaminated: bool, method: str) -> None:
+    """Print what `peak` measures for the case with this name."""
+    warnings.simplefilter("ignore")
+    print(peak({**CASES, **COMPILED}[name], contaminated, method))
+
+
 def _forget_peak() -> None:
     """Return free memory to the system, and reset the peak of this process to its present size."""
     gc.collect()
@@ -566,7 +564,8 @@ Otherwise glibc keeps some of it, in pieces that the next tensor may not fit int
 
 def _peaks(case: Workload, contaminated: bool) -> dict[str, int]:
     def fresh(method: str) -> int:
-        command = [sys.executable, "-m", "tools.measure.costs", case.name, str(int(contaminated)), method]
+        code = f"from tools.measure import costs; costs.print_peak({case.name!r}, {contaminated}, {method!r})"
+        command = [sys.executable, "-c", code]
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | _GIVING_BACK)
         return int(done.stdout.split()[-1])
 
@@ -599,47 +598,33 @@ def costs(project: Project) -> None:
     # First, because a recorded gradient makes all later passes slower; and longer, because the differences are small.
     compiled = _rows(COMPILED.values(), 15 * SECONDS)
     rows = _rows(CASES.values())
-    parted = []
-    for name, contaminated in itertools.product(PARTED, (False, True)):
-        seconds = parts(CASES[name], contaminated)
-        parted.append({"case": name, "contaminated": contaminated, "seconds": seconds})
-        times = {method: round(took / seconds["plain"], 2) for method, took in seconds.items() if method != "plain"}
-        print(f"{name}, {'contaminated' if contaminated else 'clean'}, part by part: {times} of plain", flush=True)
-    watches = []
-    for name in WATCHED:
-        seconds = watched(CASES[name])
-        watches.append({"case": name, "seconds": seconds})
-        times = {method: round(took / seconds["plain"], 2) for method, took in seconds.items() if method != "plain"}
-        print(f"{name}, a step that is watched: {times} of plain", flush=True)
+    states = list(itertools.product(PARTED, (False, True)))
     content = {
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
         "rows": rows,
         "compiled": compiled,
-        "parts": parted,
-        "watched": watches,
-        "failing": _failures(),
+        "parts": [_told({"case": n, "contaminated": bad, "seconds": parts(CASES[n], bad)}) for n, bad in states],
+        "watched": [_told({"case": name, "seconds": watched(CASES[name])}) for name in WATCHED],
+        "failing": [_told({"case": name, "seconds": failing(name)}) for name in FAILING],
     }
-    path = project.results / "measured" / "costs.json"
-    path.parent.mkdir(exist_ok=True)
-    write_record(path, content)
-    print(f"written: {path.relative_to(project.root)}")
+    keep(project, "costs", content)
 
 
-def ratio(row: dict[str, Any], method: str, base: str, parts: tuple[str, ...] = ("backward",)) -> float:
-    """How many times as long as `base` `method` takes, in the given parts of the work."""
-    seconds = row["seconds"]
-    return sum(seconds[method][part] for part in parts) / sum(seconds[base][part] for part in parts)
+def _told(row: dict[str, Any]) -> dict[str, Any]:
+    """A row, after it was printed as multiples of plain PyTorch's time."""
+    case, seconds = row["case"] + ", contaminated" * row.get("contaminated", False), row["seconds"]
+    print(f"{case}: { {method: round(took / seconds['plain'], 2) for method, took in seconds.items()} } of plain")
+    return row
 
 
 def _line(row: dict[str, Any]) -> str:
     state = "contaminated" if row["contaminated"] else "clean"
-    both = ("forward", "backward")
-    parts = [f"{row['case']}, {state}: backward {ratio(row, 'ignoring', 'plain'):.2f} of plain"]
+    parts = [f"{row['case']}, {state}: backward {times(row, 'ignoring'):.2f} of plain"]
     if "masked" in row["seconds"]:
-        parts.append(f"masked / ignoring {ratio(row, 'masked', 'ignoring'):.1f} backward")
-        parts.append(f"{ratio(row, 'masked', 'ignoring', both):.1f} with forward")
+        parts.append(f"masked / ignoring {times(row, 'masked', base='ignoring'):.1f} backward")
+        parts.append(f"{times(row, 'masked', BOTH, 'ignoring'):.1f} with forward")
     if "peak" in row:
         parts.append(f"peak memory {row['peak']['ignoring'] / row['peak']['plain']:.2f} of plain")
     return ", ".join(parts)
@@ -647,5 +632,5 @@ def _line(row: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    name, dirty, chosen = sys.argv[1:]
-    print(peak({**CASES, **COMPILED}[name], bool(int(dirty)), chosen))
+    every = {**CASES, **COMPILED}
+    of_named("case", every, lambda names: _rows(every[name] for name in names))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Callable, Iterator
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -218,16 +217,10 @@ def _differing(before: State, after: State) -> list[Place]:
 def _alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
     if "entries" not in one or "entries" not in other:
         return one.get("raised") == other.get("raised") and one.keys() == other.keys()
+    from helpers.recorded import alike
+
     pairs = zip(one["entries"], other["entries"], strict=False)
-    return bool(one["shape"] == other["shape"]) and all(a == b or _close(a, b) for a, b in pairs)
-
-
-def _close(one: str, other: str) -> bool:
-    """Whether two elements are numbers that differ only by rounding. A zero is close to no other number."""
-    try:
-        return math.isclose(float(one), float(other), rel_tol=1e-4)
-    except ValueError:  # masked, or a boolean
-        return False
+    return bool(one["shape"] == other["shape"]) and all(alike(a, b) for a, b in pairs)
 
 
 def _delta(first: Column, places: list[Place], link: Link) -> str:

@@ -152,7 +152,7 @@ def test_without_a_test_that_passes_nothing_is_recorded_and_the_rest_is_not_run_
 
 
 def test_what_is_no_package_is_refused_before_any_work(project):
-    with pytest.raises(Problem, match="no package is called three; the packages are one, two, wrong"):
+    with pytest.raises(Problem, match="no package is called three; the known names are one, two, wrong"):
         peers.peers(project, "one", "three")
     assert not project.build.exists()
 
