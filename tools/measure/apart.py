@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 import torch
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def apart(work: Callable[[], Any], seconds: float) -> Any:

@@ -38,7 +38,7 @@ def explained(project: Project) -> None:
     recorded = read(project, "explained")
 
     now = {program.run.__name__: answers(program) for program in reports if program.expected}
-    first = recorded.get("reports", {}).get("first", {})
+    first = recorded.get("first", {})
     tools: dict[str, Callable[[Any], Any]] = {name: baselines.BASELINES[name] for name in baselines.versions()}
     told = {"explain": [_explained(program) for program in programs]}
     for name, tool in tools.items():  # one after another, because some tools change PyTorch while they run
@@ -48,7 +48,7 @@ def explained(project: Project) -> None:
         program.name: {name: column[at] for name, column in told.items()} for at, program in enumerate(programs)
     }
     rows = _rows(known, by_program, [*baselines.BASELINES], recorded.get("rows", []))
-    report_rows = _rows(reports, by_program, [*baselines.BASELINES], recorded.get("reports", {}).get("rows", []))
+    report_rows = _rows(reports, by_program, [*baselines.BASELINES], recorded.get("reports", []))
     before = recorded.get("versions", {})
     content: dict[str, Any] = {
         "torch": torch.__version__,
@@ -56,13 +56,15 @@ def explained(project: Project) -> None:
         "tools": ["explain", *(name for name in baselines.BASELINES if name in tools or name in before)],
         "versions": {**before, **baselines.versions()},
         "rows": rows,
-        "reports": {"rows": report_rows, "first": {name: first.get(name, now[name]) for name in now}, "now": now},
+        "reports": report_rows,
+        "first": {name: first.get(name, now[name]) for name in now},
+        "now": now,
     }
     keep(project, "explained", content)
     for row in [*rows, *({**row, "kind": f"reports, {row['kind']}"} for row in report_rows)]:
         print(f"{row['kind']}: {row['programs']} programs", {name: row.get(name) for name in content["tools"]})
     for when in ("first", "now"):
-        print(f"reports, {when}:", summed(content["reports"][when]))
+        print(f"reports, {when}:", summed(content[when]))
 
 
 def _programs(root: Path) -> list[Any]:
@@ -199,10 +201,10 @@ def shown(content: dict[str, Any]) -> str:
     )
     parts = [_lines_named(caption, content["rows"], content)]
     if reports := content.get("reports"):
-        count = sum(row["programs"] for row in reports["rows"] if row["kind"] != "clean")
+        count = sum(row["programs"] for row in reports if row["kind"] != "clean")
         caption = f"The same for {count} programs from public reports, which were written before explain saw them"
-        parts.append(_lines_named(caption, reports["rows"], content))
-        parts.append(_answers(reports))
+        parts.append(_lines_named(caption, reports, content))
+        parts.append(_answers(content))
     return prose(*parts)
 
 
@@ -233,9 +235,9 @@ _ANSWERS = {
 }
 
 
-def _answers(reports: dict[str, Any]) -> str:
+def _answers(content: dict[str, Any]) -> str:
     """For each question, how many answers were right at first, and are right now, of the programs it applies to."""
-    first, now = summed(reports["first"]), summed(reports["now"])
+    first, now = summed(content["first"]), summed(content["now"])
     body = [[text, first[name], now[name]] for name, text in _ANSWERS.items()]
     return show.table(
         "What <code>explain</code> gets right in the programs from public reports",

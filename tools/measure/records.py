@@ -86,7 +86,7 @@ def of_named(
 
 def prose(*parts: str, kind: str = "") -> str:
     """Tables and paragraphs as a part of a page."""
-    return show.page(f'<div class="{f"zn-prose {kind}".strip()}">{"".join(parts)}</div>')
+    return show.page(show.prose(*parts, kind=kind))
 
 
 def per_release(outcomes: Mapping[str, str]) -> str:

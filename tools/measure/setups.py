@@ -7,7 +7,6 @@ kept.
 from __future__ import annotations
 
 import html
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,8 +135,8 @@ def shown(content: dict[str, Any]) -> str:
     """A table of the setups: the code, the result, and the releases on which it was tested."""
     rows = [
         [
-            _code(row["setup"]),
-            f'<pre>{html.escape(row["code"])}</pre><div class="zn-note">{_code(row["remark"])}</div>',
+            show.with_code(row["setup"]),
+            f'<pre>{html.escape(row["code"])}</pre><div class="zn-note">{show.with_code(row["remark"])}</div>',
             _right_on(row),
         ]
         for row in content["rows"]
@@ -150,8 +149,3 @@ def shown(content: dict[str, Any]) -> str:
 def _right_on(row: dict[str, Any]) -> str:
     tested = f'<span class="zn-word">{spans(row["holds_on"])}</span>'
     return (tested if row["fixes"] else "<strong>no</strong>") if row["holds_on"] else html.escape(row["not_run"])
-
-
-def _code(text: str) -> str:
-    """Text with code between backticks, as HTML."""
-    return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(text))

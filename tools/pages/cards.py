@@ -1,4 +1,7 @@
-"""The picture that other sites show with a link to a page: the page's title, and the verdict of each method."""
+"""The picture that other sites show with a link to a page: the page's title, and the verdict of each method.
+
+sphinxext-opengraph is not used: its cards show no verdicts, and keep their address when their content changes.
+"""
 
 from __future__ import annotations
 

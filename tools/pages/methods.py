@@ -102,4 +102,4 @@ def methods(facts: list[dict[str, Any]], link: Callable[[str], str]) -> str:
         )
     head = ["method", "gradient right", "forward code unchanged", "optimizer accepts it", "fails if"]
     caption = "The methods: how many of the comparisons below each method gets right, and when it fails"
-    return show.page(f'<div class="zn-prose">{show.table(caption, head, rows)}</div>')
+    return show.page(show.prose(show.table(caption, head, rows)))

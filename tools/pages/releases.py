@@ -88,11 +88,9 @@ def releases(folder: Path, link: Link) -> str:
         f"{len({c.version for c in table if c.device == d})} releases on {_device(d)}" for d, _ in devices
     )
     caption = f"{count} claims, {where}; a release changed {len(list(changes(table)))} of these claims"
-    return show.page(
-        f'<div class="zn-prose"><table class="zn-releases"><caption>{caption}</caption>'
-        f'<thead><tr><th rowspan="2" scope="col">case and method</th>{groups}</tr><tr>{heads}</tr></thead>'
-        f"{''.join(bodies)}</table></div>"
-    )
+    top = f'<thead><tr><th rowspan="2" scope="col">case and method</th>{groups}</tr><tr>{heads}</tr></thead>'
+    table_ = f'<table class="zn-releases"><caption>{caption}</caption>{top}{"".join(bodies)}</table>'
+    return show.page(show.prose(table_))
 
 
 def changed(folder: Path, link: Link) -> str:
@@ -110,7 +108,7 @@ def changed(folder: Path, link: Link) -> str:
         before, since = _differing_entries(change.before, change.since)
         rows.append([name, html.escape(before), f"{_minor(change.version)}: {html.escape(since)}", by])
     table = show.table("Claims whose result a release changed", ["claim", "before", "since", "changed by"], rows)
-    return show.page(f'<div class="zn-prose">{table}</div>')
+    return show.page(show.prose(table))
 
 
 def tested(folder: Path) -> str:
@@ -138,9 +136,7 @@ def tested(folder: Path) -> str:
             ]
         )
     head = ["release", "claims that hold", "library tests", "contaminated samples"]
-    return show.page(
-        f'<div class="zn-prose">{show.table("Results of all tests on each release", head, rows, stack=False)}</div>'
-    )
+    return show.page(show.prose(show.table("Results of all tests on each release", head, rows, stack=False)))
 
 
 def changes(table: list[Column]) -> Iterator[Change]:

@@ -1,13 +1,15 @@
 """Runs work in separate environments. Each environment is removed when its work is done, and the results are kept.
 
 A command that uses this module keeps its results in a folder of `_build` until all work is done. If you interrupt the
-command, run it again, and it continues.
+command, run it again, and it continues. nox and tox are not used: nox runs one environment at a time, both keep every
+environment, which has gigabytes, and neither continues where it stopped.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -36,6 +38,12 @@ def files(project: Project, *under: str) -> list[str]:
     )  # fmt: skip
     paths = {name: project.root / name for name in listed.stdout.split("\0") if name}
     return sorted(name for name, path in paths.items() if path.is_file() and not path.is_symlink())
+
+
+def pinned(project: Project) -> dict[str, str]:
+    """The version of every package that `requirements.txt` pins."""
+    text = (project.root / "requirements.txt").read_text(encoding="utf-8")
+    return dict(re.findall(r"(?m)^([\w.-]+)==([^\s;]+)", text))
 
 
 class Isolated:

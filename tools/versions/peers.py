@@ -24,8 +24,7 @@ from helpers import show
 from ..measure.records import keep, prose, read
 from ..project import Project, named, write
 from ..steps.made import digest
-from .isolated import Isolated, files, open_room, perform
-from .pins import pinned
+from .isolated import Isolated, files, open_room, perform, pinned
 
 PLUGIN = "peers_plugin"
 SECONDS = 300
@@ -127,8 +126,7 @@ class PeerRun(Isolated):
 
         Return an error message, or the empty text.
         """
-        pins = pinned((self.project.root / "requirements.txt").read_text(encoding="utf-8"))
-        peer, fixed = self.peer, self.folder / "pins.txt"
+        pins, peer, fixed = pinned(self.project), self.peer, self.folder / "pins.txt"
         # The package's own requirements may have any version, but they may not replace these packages.
         write(fixed, "".join(f"{name}=={pins[name]}\n" for name in ("torch", "numpy", "pytest", "pytest-timeout")))
         if error := self._environment(python, ["-r", str(fixed), *peer.needs]):

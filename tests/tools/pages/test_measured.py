@@ -156,11 +156,11 @@ def test_lines_that_tools_name_are_counted_and_so_are_false_alarms():
         "1",
     ]
     reports = {
-        "rows": rows,
+        "reports": rows,
         "first": {"a": "+kind -line", "b": "+kind -cause"},
         "now": {"a": "+kind +line", "b": "-kind"},
     }
-    html = explained.shown({**content, "reports": reports, "versions": {"anomaly mode": "tool <1>"}})
+    html = explained.shown({**content, **reports, "versions": {"anomaly mode": "tool <1>"}})
     found = cells(html)
     assert found.count("anomaly mode (tool &lt;1&gt;)") == 2 and "9 programs from public reports" in html
     assert found[found.index("the kind of the first origin") :][:3][1:] == ["2 of 2", "1 of 2"]
