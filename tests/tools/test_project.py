@@ -239,7 +239,7 @@ def test_an_unknown_name_is_told_with_those_that_are_close(name, said):
     assert named(["masked", "fixed", "masked"], ["fixed", "masked"], "thing") == ["masked", "fixed"]
 
 
-MEASURES = "attention compiled costs explained fixed honesty masked noticed penguins remedies".split()
+MEASURES = "attention compiled costs explained fixed honesty masked noticed penguins remedies setups".split()
 
 
 @pytest.mark.parametrize("measure", MEASURES)

@@ -7,6 +7,8 @@ kept.
 from __future__ import annotations
 
 import html
+import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,7 @@ from helpers.recorded import spans
 
 from ..project import Problem, Project
 from .records import RELEASE as VERSION
-from .records import keep, prose, read
+from .records import keep, of_named, prose, read
 
 if TYPE_CHECKING:
     import pytest
@@ -149,3 +151,14 @@ def shown(content: dict[str, Any]) -> str:
 def _right_on(row: dict[str, Any]) -> str:
     tested = f'<span class="zn-word">{spans(row["holds_on"])}</span>'
     return (tested if row["fixes"] else "<strong>no</strong>") if row["holds_on"] else html.escape(row["not_run"])
+
+
+def _run_named(every: dict[str, list[str]], names: list[str]) -> None:
+    import pytest
+
+    sys.exit(pytest.main(["-q", *(test for name in names for test in every[name])]))
+
+
+if __name__ == "__main__":
+    every = {row["setup"]: row["tests"] for row in read(Project(Path.cwd()), "setups").get("rows", [])}
+    of_named("setup", every, partial(_run_named, every))
