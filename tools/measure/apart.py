@@ -63,6 +63,16 @@ def all_apart(items: Sequence[T], measure: Callable[[T], R], told: Callable[[R],
     return found
 
 
+def totals(tallies: Sequence[Any], counts: Sequence[str]) -> dict[str, int]:
+    """The sums of these counts over all tallies."""
+    return {count: sum(getattr(tally, count) for tally in tallies) for count in counts}
+
+
+def counted(name: str, totals: dict[str, int]) -> str:
+    """Counts in one line, such as `all operators: 3 samples, 2 fixed`."""
+    return f"{name}: " + ", ".join(f"{number} {count.replace('_', ' ')}" for count, number in totals.items())
+
+
 def _child(work: Callable[[], Any], send: Any) -> None:
     os.setsid()
     quiet = os.open(os.devnull, os.O_WRONLY)  # linear algebra libraries print complaints about NaN to these files

@@ -25,7 +25,7 @@ from zero_or_nan import ignoring
 from zero_or_nan.selfcheck.poisoned import COUNTS, Gradients, PoisonedSample, Tally, database, judge, name_of, poisoned
 
 from ..project import Project, write
-from .apart import all_apart, apart
+from .apart import all_apart, apart, counted, totals
 from .causes import CAUSES, ENDS, UNEXPLAINED, cause_of
 from .records import keep_swept, of_named, prose
 
@@ -127,7 +127,7 @@ def totals_and_rows(tallies: list[Tally]) -> dict[str, Any]:
     told = [tally for tally in tallies if tally.contaminated or tally.broken or tally.other_bits]
     return {
         "operators": len(tallies),
-        "totals": {count: sum(getattr(tally, count) for tally in tallies) for count in COUNTS},
+        "totals": totals(tallies, COUNTS),
         "rows": [row(tally) for tally in told],
     }
 
@@ -143,20 +143,16 @@ def measure_all(chosen: list[Any], samples: int = SAMPLES) -> list[Tally]:
 
     def told(tally: Tally) -> str:
         notes = tally.notes[:: max(1, len(tally.notes) // 3)][:4]
-        return "\n    ".join([_line(tally), *notes]) if notes else ""
+        return "\n    ".join([_line(tally.operator, tally), *notes]) if notes else ""
 
     tallies = all_apart(chosen, lambda op: _in_a_process(op, samples), told)
-    total = Tally("\rall operators")
-    for tally in tallies:
-        total.add(tally)
-    print(_line(total, *tallies))
+    print(_line("\rall operators", *tallies))
     return tallies
 
 
-def _line(tally: Tally, *parts: Tally) -> str:
-    counts = ", ".join(f"{getattr(tally, count)} {count.replace('_', ' ')}" for count in COUNTS)
-    unexplained = sum(row(part)["not_fixed"].get(UNEXPLAINED, 0) for part in parts or (tally,))
-    return f"{tally.operator}: {counts}, {unexplained} unexplained"
+def _line(name: str, *tallies: Tally) -> str:
+    unexplained = sum(row(tally)["not_fixed"].get(UNEXPLAINED, 0) for tally in tallies)
+    return counted(name, {**totals(tallies, COUNTS), "unexplained": unexplained})
 
 
 def _in_a_process(op: Any, samples: int) -> Tally:

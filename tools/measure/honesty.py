@@ -30,7 +30,7 @@ from zero_or_nan import ignoring
 from zero_or_nan.selfcheck.poisoned import database, name_of
 
 from ..project import Project
-from .apart import all_apart, apart
+from .apart import all_apart, apart, counted, totals
 from .fixed import called, names_of
 from .records import keep_swept, of_named, prose
 
@@ -526,11 +526,7 @@ def judge_hook(op: Any, sample: Any, name: str, tally: Tally) -> None:
 def honesty(project: Project) -> None:
     """Measure all operators, print those with a violation, and write `results/measured/honesty.json`."""
     tallies = measure_all(operators())
-    content = {
-        "torch": torch.__version__,
-        "samples_of_an_operator": SAMPLES,
-        **totals_and_rows(tallies),
-    }
+    content = {"torch": torch.__version__, "samples_of_an_operator": SAMPLES, **totals_and_rows(tallies)}
     keep_swept(project, "honesty", content)
 
 
@@ -538,7 +534,7 @@ def totals_and_rows(tallies: list[Tally]) -> dict[str, Any]:
     """What is recorded of all operators: their number, their sums, and a row for each operator with a violation."""
     return {
         "operators": len(tallies),
-        "totals": {count: sum(getattr(tally, count) for tally in tallies) for count in COUNTS},
+        "totals": totals(tallies, COUNTS),
         "rows": [asdict(tally) for tally in tallies if not tally.is_honest],
     }
 
@@ -547,19 +543,12 @@ def measure_all(chosen: list[Any]) -> list[Tally]:
     """The tallies of all operators, each from its own process: an unusual number can crash a library below PyTorch."""
 
     def told(tally: Tally) -> str:
-        return "" if tally.is_honest else "\n    ".join([_line(tally), *tally.notes[:4]])
+        line = counted(tally.operator, totals([tally], COUNTS))
+        return "" if tally.is_honest else "\n    ".join([line, *tally.notes[:4]])
 
     tallies = all_apart(chosen, _in_a_process, told)
-    total = Tally("\rall operators")
-    for count in COUNTS:
-        setattr(total, count, sum(getattr(tally, count) for tally in tallies))
-    print(_line(total))
+    print(counted("\rall operators", totals(tallies, COUNTS)))
     return tallies
-
-
-def _line(tally: Tally) -> str:
-    counts = ", ".join(f"{getattr(tally, count)} {count.replace('_', ' ')}" for count in COUNTS)
-    return f"{tally.operator}: {counts}"
 
 
 def _in_a_process(op: Any) -> Tally:

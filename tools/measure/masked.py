@@ -117,10 +117,7 @@ OPERATORS: dict[str, tuple[Operator, ...]] = {  # by the caption of their table
         Operator("x.cumprod(1)", rows(lambda x: x.cumprod(0))),
         Operator("x.sort(1).values", rows(lambda x: x.sort().values)),
         Operator("F.normalize(x, dim=1)", rows(lambda x: F.normalize(x, dim=0))),
-        Operator(
-            "F.layer_norm(x, [3])",
-            rows(lambda x: (x - x.mean()) / (x.var(correction=0) + 1e-5).sqrt()),
-        ),
+        Operator("F.layer_norm(x, [3])", rows(lambda x: (x - x.mean()) / (x.var(correction=0) + 1e-5).sqrt())),
     ),
     "Shape and index": (
         Operator("x.T", moved(lambda x: x.T)),

@@ -29,10 +29,7 @@ class Limits:
 
 LIMITS = {
     "vanilla": Limits(
-        True,
-        True,
-        "an element that the loss ignores has a derivative of inf or NaN",
-        "where-over-exp#why",
+        True, True, "an element that the loss ignores has a derivative of inf or NaN", "where-over-exp#why"
     ),
     "masked": Limits(
         False,
@@ -41,10 +38,7 @@ LIMITS = {
         "masked-tensors#which-operators-work",
     ),
     "ignoring": Limits(
-        True,
-        True,
-        "an operator can't be followed (a warning names it)",
-        "operators-of-your-own#what-the-warning-names",
+        True, True, "an operator can't be followed (a warning names it)", "operators-of-your-own#what-the-warning-names"
     ),
     "double where": Limits(
         False,

@@ -163,6 +163,24 @@ def open_room(project: Project, command: str) -> Path:
     return room
 
 
+def results(runs: Sequence[Isolated], what: str, at_once: int = 1) -> list[dict[str, Any]]:
+    """The results of all pieces of work. Earlier final results are not computed again."""
+    todo = [run for run in runs if not run.done()]
+    print(f"running {len(todo)} of {len(runs)} {what}, {at_once} at a time", flush=True)
+    perform(todo, at_once)
+    return [run.row() for run in runs]
+
+
+def give_up_or_clean(room: Path, wrong: Sequence[str]) -> int:
+    """Print what failed, and keep the folder with the logs; or remove the folder. Return the exit status."""
+    if not wrong:
+        shutil.rmtree(room)
+        return 0
+    again = "The same command runs only these again."
+    print(f"failed: {', '.join(wrong)}. Their logs are in {room}. {again}", file=sys.stderr)
+    return 1
+
+
 def perform(todo: Sequence[Isolated], at_once: int = 1) -> None:
     """Do all pieces of work, `at_once` of them at a time. If interrupted, stop every running process."""
     pool = ThreadPoolExecutor(at_once)

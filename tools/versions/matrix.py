@@ -11,14 +11,13 @@ import json
 import os
 import re
 import shutil
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from ..project import Problem, Project, write
 from ..steps.made import digest
-from .isolated import DISK, Isolated, files, open_room, perform
+from .isolated import DISK, Isolated, files, give_up_or_clean, open_room, results
 
 RELEASES = tuple(f"2.{minor}.0" for minor in range(6, 16))
 """The first release of every minor version that the library supports."""
@@ -51,22 +50,12 @@ def matrix(project: Project, *names: str) -> int:
     room = open_room(project, "matrix")
     source = _digest(project)
     runs = [ReleaseRun(project, version, room, source) for version in versions]
-    todo = [run for run in runs if not run.done()]
     at_once = max(1, min(os.cpu_count() or 1, shutil.disk_usage(room).free // DISK))
-    print(f"running {len(todo)} of {len(runs)} versions, {at_once} at a time", flush=True)
-    perform(todo, at_once)
-    rows = [run.row() for run in runs]
+    rows = results(runs, "versions", at_once)
     _record(project, rows)
     bad = [row["torch"] for row in rows if not _good(row)]
     print(f"{len(rows) - len(bad)} of {len(rows)} versions: no failure")
-    if bad:
-        print(
-            f"failed: {', '.join(bad)}. Their logs are in {room}. The same command runs only these again.",
-            file=sys.stderr,
-        )
-    else:
-        shutil.rmtree(room)
-    return int(bool(bad))
+    return give_up_or_clean(room, bad)
 
 
 class ReleaseRun(Isolated):

@@ -12,7 +12,6 @@ import html
 import json
 import os
 import shutil
-import sys
 import tarfile
 from collections import Counter
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from helpers import show
 from ..measure.records import keep, prose, read
 from ..project import Project, named, write
 from ..steps.made import digest
-from .isolated import Isolated, files, open_room, perform, pinned
+from .isolated import Isolated, files, give_up_or_clean, open_room, pinned, results
 
 PLUGIN = "peers_plugin"
 SECONDS = 300
@@ -79,19 +78,11 @@ def peers(project: Project, *names: str) -> int:
     named(names, [peer.name for peer in PEERS], "package")
     room = open_room(project, "peers")
     runs = [PeerRun(project, peer, room) for peer in PEERS if not names or peer.name in names]
-    todo = [run for run in runs if not run.done()]
-    print(f"running the tests of {len(todo)} of {len(runs)} packages", flush=True)
-    perform(todo)
-    rows = [run.row() for run in runs]
-    if wrong := [row["package"] for row in rows if "error" in row]:
-        print(
-            f"could not be run: {', '.join(wrong)}. Their logs are in {room}. The same command runs only these again.",
-            file=sys.stderr,
-        )
-        return 1
-    _record(project, rows)
-    shutil.rmtree(room)
-    return 0
+    rows = results(runs, "packages")
+    wrong = [row["package"] for row in rows if "error" in row]
+    if not wrong:
+        _record(project, rows)
+    return give_up_or_clean(room, wrong)
 
 
 class PeerRun(Isolated):

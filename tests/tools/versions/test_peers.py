@@ -145,7 +145,7 @@ def test_without_a_test_that_passes_nothing_is_recorded_and_the_rest_is_not_run_
     for _ in range(2):
         assert peers.peers(project) == 1
     assert ran == [*["one"] * 3, *["two"] * 3, *["wrong"] * 6]
-    assert "could not be run: wrong. Their logs are in" in capsys.readouterr().err
+    assert "failed: wrong. Their logs are in" in capsys.readouterr().err
     assert not project.results.exists()
     (project.root / "src" / "zero_or_nan" / "a.py").write_text("1")
     assert peers.peers(project, "one") == 0 and ran.count("one") == 6
