@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ROOT = [ "$$(id -u)" = 0 ] || { echo "error: apt-get can install packages only as root: run sudo apt-get install chromium epubcheck nodejs npm, then make browser again" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
-.PHONY: help book chapter from-notebook check test test-fast test-whole browser notebooks record serve site-report bench costs attention compiled fixed masked honesty explained penguins processors remedies setups colab twice coverage noticed matrix peers lint pins outdated audit watch pdf epub clean
+.PHONY: help book chapter from-notebook check test test-fast test-whole browser notebooks record serve site-report bench costs attention compiled fixed masked honesty explained penguins processors remedies setups colab twice coverage noticed matrix peers lint pins audit watch pdf epub clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -122,11 +122,16 @@ noticed: $(BIN)/.ready  ## change each cell that shows something, and check whet
 lint: $(BIN)/.ready  ## check style and types
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy --num-workers $(JOBS)
 
-pins: $(BIN)/.ready  ## try the newest versions of all packages; write them to requirements.txt if every claim holds
-	$(RUN) pins
-
-outdated: $(BIN)/.ready  ## list what `make pins` would try, and which packages of the site have a newer version
-	$(RUN) outdated
+# pip-compile and not uv, because only the former uses the settings of pip, such as the index of PyTorch for CPUs. It gets the
+# requirements from a pipe, because it can't read dependency groups. sed removes the mark of a build, as in 2.13.0+cpu.
+GROUPS := import tomllib; [print(*group, sep="\n") for group in tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"].values()]
+pins: $(BIN)/.ready  ## compile requirements.txt with the newest versions; restore it if a claim, the site or make lint fails
+	@mkdir -p _build && rm -f _build/newest.txt && cp requirements.txt _build/before.txt
+	$(BIN)/python -c '$(GROUPS)' | $(BIN)/pip-compile --quiet --strip-extras --allow-unsafe --no-header \
+	  --no-emit-find-links --no-emit-index-url --no-emit-trusted-host -o _build/newest.txt -
+	sed -E 's/^(torch==[0-9.]+)\+.*/\1/' _build/newest.txt > requirements.txt
+	@diff _build/before.txt requirements.txt | grep '^[<>].*==' || echo "every pin is already the newest version that fits"
+	$(MAKE) book lint || { cp _build/before.txt requirements.txt; echo "error: the newer pins fail, so requirements.txt is as before. Fix the cause, or limit a version in pyproject.toml" >&2; exit 1; }
 
 audit: $(BIN)/.ready  ## check whether a pinned package has a known vulnerability
 	$(RUN) audit

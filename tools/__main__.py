@@ -20,12 +20,12 @@ STEPS = ("book", "chapter", "check", "from-notebook", "record", "notebooks")
 MEASURES = tuple(
     "attention bench compiled costs explained honesty masked fixed noticed penguins remedies setups site-report".split()
 )
-VERSIONS = ("audit", "library-tests", "matrix", "fixed-sample", "peers", "pins", "tell", "watch")
+VERSIONS = ("audit", "library-tests", "matrix", "peers", "tell", "watch")
 COMMANDS = {
     "serve": ".serve",
     "pdf": ".pdf",
     "epub": ".epub",
-    "outdated": ".versions.pins",
+    "fixed-sample": ".measure.fixed",
     **{name: f".measure.{name}".replace("-", "_") for name in MEASURES},
     **{name: f".versions.{name}".replace("-", "_") for name in VERSIONS},
 }

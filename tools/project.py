@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -36,61 +37,18 @@ class Project:
         for name in ("_config.yml", "_toc.yml"):
             if not (self.root / name).is_file():
                 raise Problem(f"{self.root} has no {name}: run the command in the top folder of the checkout")
-
-    @property
-    def notebooks(self) -> Path:
-        return self.root / "notebooks"
-
-    @property
-    def results(self) -> Path:
-        return self.root / "results"
-
-    @property
-    def matrix(self) -> Path:
-        """The file that names every release of PyTorch whose outcomes are recorded."""
-        return self.results / "measured" / "matrix.json"
-
-    @property
-    def claims(self) -> Path:
-        """The file that holds the outcomes of all claims on every release, which `helpers.recorded` reads."""
-        return self.results / "claims.json"
-
-    @property
-    def outputs(self) -> Path:
-        """The file that holds the recorded output of the cells of every page."""
-        return self.results / "outputs.json"
-
-    @property
-    def source(self) -> Path:
-        """The folder of everything that a page imports: the library and the helpers."""
-        return self.root / "src"
-
-    @property
-    def helpers(self) -> Path:
-        return self.source / "helpers"
-
-    @property
-    def build(self) -> Path:
-        return self.root / "_build"
-
-    @property
-    def site(self) -> Path:
-        return self.build / "html"
-
-    @property
-    def pdf(self) -> Path:
-        """The whole book in one PDF file. The published site offers it under the same name."""
-        return self.build / "zero-or-nan.pdf"
-
-    @property
-    def epub(self) -> Path:
-        """The whole book as one EPUB file, for e-readers."""
-        return self.build / "zero-or-nan.epub"
-
-    @property
-    def executed(self) -> Path:
-        """The folder of the executed notebooks. The build writes them for every step that reads outputs."""
-        return self.build / "executed"
+        self.notebooks = self.root / "notebooks"
+        self.source = self.root / "src"  # everything that a page imports: the library and the helpers
+        self.helpers = self.source / "helpers"
+        self.results = self.root / "results"
+        self.claims = self.results / "claims.json"  # all outcomes on every release; helpers.recorded reads it
+        self.outputs = self.results / "outputs.json"  # the recorded output of the cells of every page
+        self.matrix = self.results / "measured" / "matrix.json"  # names every release whose outcomes are recorded
+        self.build = self.root / "_build"
+        self.executed = self.build / "executed"  # the executed notebooks, for every step that reads outputs
+        self.site = self.build / "html"
+        self.pdf = self.build / "zero-or-nan.pdf"  # the published site offers both files under the same names
+        self.epub = self.build / "zero-or-nan.epub"
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -151,15 +109,11 @@ class Project:
         """
         known = {chapter.stem: chapter for chapter in self.chapters}
         for name in names:
-            if name not in known:
-                if (self.root / "chapters" / f"{name}.md").is_file():
-                    raise Problem(
-                        f"chapters/{name}.md can't be run: it has no code, or it is not in _toc.yml; add it there"
-                    )
-                close = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {close[0]}?" if close else f"the chapters are {', '.join(known)}"
-                raise Problem(f"no chapter with code is called {name}; {hint}")
-        return [known[name] for name in names] or self.chapters
+            if name not in known and (self.root / "chapters" / f"{name}.md").is_file():
+                raise Problem(
+                    f"chapters/{name}.md can't be run: it has no code, or it is not in _toc.yml; add it there"
+                )
+        return [known[name] for name in named(names, known, "chapter with code")] or self.chapters
 
     def notebook(self, chapter: Path) -> Path:
         """The generated `.ipynb` of a chapter."""
@@ -170,6 +124,21 @@ class Project:
         slug = self.repository.removeprefix("https://github.com/")
         path = self.notebook(chapter).relative_to(self.root).as_posix()
         return f"https://colab.research.google.com/github/{slug}/blob/{self.branch}/{path}"
+
+
+def named(names: Iterable[str], known: Iterable[str], what: str) -> list[str]:
+    """The names, each once, if all of them are known.
+
+    Raises:
+        Problem: if a name is not known; with the known names that are close to it, or else with the first 40.
+    """
+    names, known = list(dict.fromkeys(names)), list(known)
+    if unknown := [name for name in names if name not in known]:
+        close = dict.fromkeys(each for name in unknown for each in difflib.get_close_matches(name, known))
+        some = [*known[:40], *["…"] * (len(known) > 40)]
+        hint = f"did you mean {' or '.join(close)}?" if close else f"the known names are {', '.join(some)}"
+        raise Problem(f"no {what} is called {', '.join(unknown)}; {hint}")
+    return names
 
 
 def page_text(page: Path) -> str:

@@ -1,4 +1,7 @@
-"""Serves the built site on this machine as a host does: compressed, and under its own address."""
+"""Serves the built site on this machine as a host does: compressed, and under its own address.
+
+`python -m http.server` is not used: the recorded weights of the pages are those of compressed files.
+"""
 
 from __future__ import annotations
 

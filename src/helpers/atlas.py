@@ -217,13 +217,13 @@ class _NodeIndex:
     def html(self) -> str:
         rows = [
             [
-                f'<span id="{html.escape(node)}">{_code(node)}</span>',
+                f'<span id="{html.escape(node)}">{show.code(node)}</span>',
                 "<br>".join(f'<a href="#{point.anchor}">{html.escape(point.name)}</a>' for point in points),
             ]
             for node, points in self.by_node.items()
         ]
         table = show.table("Nodes that return infinity or NaN", ["Node", "At these points"], rows)
-        return f'<div class="zn-prose">{table}</div>'
+        return show.prose(table)
 
     def json(self) -> dict[str, Any] | None:
         return None
@@ -242,7 +242,7 @@ class _Decisions:
         ]
         days = ", ".join(sorted({thread.looked_up for thread in self.threads}))
         caption = f"What was decided, looked up {days}"
-        return f'<div class="zn-prose">{show.table(caption, ["Thread", "Title; how it stands"], rows)}</div>'
+        return show.prose(show.table(caption, ["Thread", "Title; how it stands"], rows))
 
     def json(self) -> dict[str, Any] | None:
         return None
@@ -268,16 +268,16 @@ class _Card:
 
     def html(self) -> str:
         point = self.point
-        given = f" with {_code(point.given)}" if point.given else ""
+        given = f" with {show.code(point.given)}" if point.given else ""
         run = {
-            "Code": f"{_code(point.code)} at {_code(f'x = {describe(outcome(point.at))}')}{given}",
+            "Code": f"{show.code(point.code)} at {show.code(f'x = {describe(outcome(point.at))}')}{given}",
             "Gives": f"value {_entries(self.plain.value)}, gradient {_entries(self.plain.gradient)}: "
             f"<strong>{self.kind}</strong>",
         }
         write = {}
         if self.other is not None:
             write["Write"] = (
-                f"{_code(point.instead)}: value {_entries(self.other.value)}, "
+                f"{show.code(point.instead)}: value {_entries(self.other.value)}, "
                 f"gradient {_entries(self.other.gradient)}. {html.escape(point.effect)}"
             )
         said = {
@@ -287,7 +287,7 @@ class _Card:
         }
         if self.sources:
             said["PyTorch"] += f" ({', '.join(source.link() for source in self.sources)})"
-        title, nodes = f"<strong>{html.escape(point.name)}</strong>", " ".join(map(_code, self.plain.nodes))
+        title, nodes = f"<strong>{html.escape(point.name)}</strong>", " ".join(map(show.code, self.plain.nodes))
         # People search for a node that gives NaN or infinity, so the title names this node.
         if self.plain.kind == "finite":
             run["Nodes"] = nodes
@@ -308,10 +308,6 @@ class _Card:
 def _list(lines: dict[str, str]) -> str:
     rows = [f"<div><dt>{name}</dt> <dd>{line}</dd></div>" for name, line in lines.items() if line]
     return f"<dl>{''.join(rows)}</dl>" if rows else ""
-
-
-def _code(text: str) -> str:
-    return f"<code>{html.escape(text)}</code>"
 
 
 def _slope(value: float | str) -> str:

@@ -57,7 +57,7 @@ class _Table:
     def html(self) -> str:
         head = ["Function;<br>the element", "Put in its place;<br>the result", "Cotangent;<br>so it is"]
         table = show.table("What counts, row by row", head, [j.cells() for j in self.judged])
-        return f'<div class="zn-prose">{table}</div>'
+        return show.prose(table)
 
     def json(self) -> dict[str, Any] | None:
         return None

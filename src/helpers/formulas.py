@@ -145,7 +145,7 @@ class _Table:
             effect = f'<span class="zn-word">{row.effect}</span>'
             body.append([link, _entries(by_hand), _entries(copied), right, effect])
         caption = "Gradients at the point where the formula by hand breaks, in float32"
-        return f'<div class="zn-prose">{show.table(caption, head, body)}</div>'
+        return show.prose(show.table(caption, head, body))
 
     def json(self) -> dict[str, Any] | None:
         return None

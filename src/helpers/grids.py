@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ class Grid:
     def html(self) -> str:
         rows = [[_html(cell) for cell in row] for row in self.rows]
         table = show.table(_html(self.caption), [_html(head) for head in self.head], rows)
-        return f'<div class="zn-prose">{table}</div>'
+        return show.prose(table)
 
     def json(self) -> dict[str, Any] | None:
         return None
@@ -84,7 +83,7 @@ def _html(cell: Cell) -> str:
             for words, each in _epochs(cell)
         )
     if isinstance(cell, str):
-        text = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(cell))
+        text = show.with_code(cell)
         # A narrow column would otherwise break a word such as float16.
         return f'<span class="zn-word">{text}</span>' if re.fullmatch(r"\w{1,16}", cell) else text
     return show.result(outcome(cell))

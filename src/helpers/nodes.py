@@ -7,7 +7,6 @@ names.
 
 from __future__ import annotations
 
-import html
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -113,11 +112,11 @@ class _List:
 
     def _row(self, node: Node) -> str:
         """The node as a list item. Its name has its own paragraph, because people search for the name."""
-        said = [_code(node.function)] if node.function else []
+        said = [show.code(node.function)] if node.function else []
         if calls := self.calls.get(node.name):
-            said.append(f"also {', '.join(map(_code, calls))}")
+            said.append(f"also {', '.join(map(show.code, calls))}")
         if node.inputs:
-            outputs = ", ".join(f"{number} {_code(name)}" for number, name in enumerate(node.inputs))
+            outputs = ", ".join(f"{number} {show.code(name)}" for number, name in enumerate(node.inputs))
             said.append(f"outputs: {outputs}")
         # The search of the site finds this item only if no page is about this name.
         return (
@@ -200,10 +199,6 @@ def _derivatives() -> str:
     places = found.submodule_search_locations if found else None
     path = Path(next(iter(places)), "packaged", "autograd", "derivatives.yaml") if places else None
     return path.read_text(encoding="utf-8") if path and path.is_file() else ""
-
-
-def _code(text: str) -> str:
-    return f"<code>{html.escape(text)}</code>"
 
 
 def _listed(text: str) -> Iterator[Node]:

@@ -42,7 +42,6 @@ class Situation:
     data: str = ""
 
 
-_PAIR = "ok = torch.tensor([False, True])"
 _ROWS = "ok = torch.tensor([[False], [True]])"
 _SCORES = """\
 scores = torch.tensor([[0.0, 1.0], [3.0, 4.0]])

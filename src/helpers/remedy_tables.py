@@ -197,7 +197,7 @@ def numbers_table(rows: Sequence[Row], word: str, caption: str) -> None:
             )
             body.append([html.escape(row.situation.name), html.escape(right), told])
     head = ["case", "reference", "gives, by which remedy"]
-    show.show(Shown("\n".join(plain), f'<div class="zn-prose">{show.table(caption, head, body)}</div>'))
+    show.show(Shown("\n".join(plain), show.prose(show.table(caption, head, body))))
 
 
 def programs(rows: Sequence[Row]) -> None:

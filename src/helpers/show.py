@@ -56,6 +56,21 @@ def page(body: str) -> str:
     return f'<div class="zn"><style>{_STYLE}</style>{body}</div>'
 
 
+def prose(*parts: str, kind: str = "") -> str:
+    """Tables and paragraphs as a column of text. `kind` has further classes."""
+    return f'<div class="{f"zn-prose {kind}".strip()}">{"".join(parts)}</div>'
+
+
+def code(text: str) -> str:
+    """A text as code."""
+    return f"<code>{html.escape(text)}</code>"
+
+
+def with_code(text: str) -> str:
+    """A text as HTML. Words between backticks are code."""
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(text))
+
+
 STACK = 3
 """The most columns that fit side by side on a phone. The rows of a wider table become stacks of labelled elements."""
 PHONE = 36

@@ -7,7 +7,6 @@ import pytest
 from scratch import ROOT
 
 from tools.measure.browser import MODULES
-from tools.versions.npm import FOLDER
 
 VENDOR = ROOT / "theme" / "static" / "vendor"
 
@@ -23,7 +22,8 @@ def package():
 
 
 def test_the_vendored_script_is_byte_for_byte_that_of_the_version_that_is_pinned(package):
-    pinned = json.loads((ROOT / FOLDER / "package.json").read_text(encoding="utf-8"))["dependencies"]["minisearch"]
+    manifest = json.loads((ROOT / MODULES.parent / "package.json").read_text(encoding="utf-8"))
+    pinned = manifest["dependencies"]["minisearch"]
     installed = json.loads((package / "package.json").read_text(encoding="utf-8"))["version"]
     assert installed == pinned, "run `make browser`"
     # Its last line names a map of the source, which is not shipped: a browser would ask for it in vain.
@@ -37,7 +37,7 @@ def test_its_licence_comes_with_it(package):
 
 def test_the_site_ships_no_other_script_of_others():
     assert sorted(path.name for path in VENDOR.iterdir()) == ["minisearch.LICENSE.txt", "minisearch.js"]
-    manifest = json.loads((ROOT / FOLDER / "package.json").read_text(encoding="utf-8"))
-    lock = json.loads((ROOT / FOLDER / "package-lock.json").read_text(encoding="utf-8"))["packages"]
+    manifest = json.loads((ROOT / MODULES.parent / "package.json").read_text(encoding="utf-8"))
+    lock = json.loads((ROOT / MODULES.parent / "package-lock.json").read_text(encoding="utf-8"))["packages"]
     assert list(manifest["dependencies"]) == ["minisearch"]
     assert lock["node_modules/minisearch"]["version"] == manifest["dependencies"]["minisearch"]

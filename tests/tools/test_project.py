@@ -3,6 +3,9 @@
 import errno
 import json
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +14,7 @@ import yaml
 from scratch import FRONT, ROOT, Book
 
 from tools.__main__ import main
-from tools.project import Problem, Project, is_notebook, write
+from tools.project import Problem, Project, is_notebook, named, write
 from tools.steps.build import Build
 
 
@@ -198,7 +201,7 @@ def test_a_chapter_is_checked_alone(book):
 
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("tow", "no chapter with code is called tow; did you mean two?"), ("x", "called x; the chapters are one, two")],
+    [("tow", "no chapter with code is called tow; did you mean two?"), ("x", "called x; the known names are one, two")],
 )
 def test_an_unknown_chapter_is_told_with_those_that_there_are(book, name, told):
     done = book.run("check", name)
@@ -224,3 +227,25 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
         write(path, "after")
     assert path.read_text(encoding="utf-8") == "before"
     assert [entry.name for entry in path.parent.iterdir()] == ["file.txt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("fixd", "did you mean fixed?"), ("x", "the known names are fixed, masked")],
+)
+def test_an_unknown_name_is_told_with_those_that_are_close(name, said):
+    with pytest.raises(Problem, match=re.escape(f"no thing is called {name}; {said}")):
+        named(["masked", name], ["fixed", "masked"], "thing")
+    assert named(["masked", "fixed", "masked"], ["fixed", "masked"], "thing") == ["masked", "fixed"]
+
+
+MEASURES = "attention compiled costs explained fixed honesty masked noticed penguins remedies setups".split()
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_a_measurement_of_an_unknown_name_is_refused(measure):
+    for names in (["nosuchname"], ["aot_eager", "nosuchname"]) if measure == "compiled" else (["nosuchname"],):
+        done = subprocess.run(
+            [sys.executable, "-m", f"tools.measure.{measure}", *names], cwd=ROOT, capture_output=True, text=True
+        )
+        assert (done.returncode, done.stdout) == (1, "") and "is called nosuchname; " in done.stderr, done.stderr

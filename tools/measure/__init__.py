@@ -1,1 +1,1 @@
-"""The measurements, one command in each file. The recorded tables are in `results/`."""
+"""The measurements. Each file has a command, which writes a record, and the table that shows this record on a page."""

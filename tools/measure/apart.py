@@ -6,8 +6,15 @@ import contextlib
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
-from typing import Any
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import torch
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def apart(work: Callable[[], Any], seconds: float) -> Any:
@@ -34,6 +41,36 @@ def apart(work: Callable[[], Any], seconds: float) -> Any:
             os.killpg(process.pid, signal.SIGKILL)
         process.kill()
         process.join()
+
+
+def all_apart(items: Sequence[T], measure: Callable[[T], R], told: Callable[[R], str]) -> list[R]:
+    """The results of `measure` for all items, two at a time. Prints each text that `told` gives for a result.
+
+    Args:
+        items: for example operators.
+        measure: measures one item in a separate process, by `apart`.
+        told: a text about a result, or an empty text.
+    """
+    torch.set_num_threads(1)
+    found: list[R] = []
+    with ThreadPoolExecutor(2) as pool:
+        for result in pool.map(measure, items):
+            found.append(result)
+            if text := told(result):
+                print(f"\r{text}", flush=True)
+            if sys.stdout.isatty():
+                print(f"\r{len(found)} of {len(items)}", end="", flush=True)
+    return found
+
+
+def totals(tallies: Sequence[Any], counts: Sequence[str]) -> dict[str, int]:
+    """The sums of these counts over all tallies."""
+    return {count: sum(getattr(tally, count) for tally in tallies) for count in counts}
+
+
+def counted(name: str, totals: dict[str, int]) -> str:
+    """Counts in one line, such as `all operators: 3 samples, 2 fixed`."""
+    return f"{name}: " + ", ".join(f"{number} {count.replace('_', ' ')}" for count, number in totals.items())
 
 
 def _child(work: Callable[[], Any], send: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -13,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from helpers.recorded import unfolded
-from helpers.releases import number
+from helpers import show
+from helpers.recorded import spans
 
-from ..project import Project, read_record, write_record
-from ..steps.record import folded
+from ..project import Project
+from .records import RELEASE, by_release, keep_release, of_named, per_release, prose
 
 KEEP = torch.tensor([[True, True, False], [True, True, False], [False, False, False]])
 """The keys that each query may attend to. The last query may attend to no key."""
@@ -38,11 +39,9 @@ Rows = dict[str, list[list[str]]]
 def attention(project: Project) -> None:
     """Run everything on this PyTorch, and add the outcomes to `results/measured/attention.json`."""
     found = {FLEX: flex(), LLAMA: llama() if find_spec("transformers") else []}
-    release = torch.__version__.partition("+")[0]
-    path = add(project, release, found)
+    add(project, RELEASE, found)
     for name, rows in found.items():
-        print(f"torch {release}, {name}: {len(rows)} rows")
-    print(f"written: {path.relative_to(project.root)}")
+        print(f"torch {RELEASE}, {name}: {len(rows)} rows")
 
 
 def flex() -> list[list[str]]:
@@ -155,23 +154,49 @@ def _number(loss: Tensor) -> str:
 
 def add(project: Project, release: str, found: Rows) -> Path:
     """Put the rows of a release into the record, next to the rows of other releases; return the file."""
-    path = project.results / "measured" / "attention.json"
-    known = recorded(read_record(path)) if path.is_file() else {}
-    releases = dict(sorted({**known, release: found}.items(), key=lambda each: number(each[0])))
-    lines = {
-        name: [{"table": table, "row": row[0], "cells": row[1:]} for table, rows in tables.items() for row in rows]
-        for name, tables in releases.items()
-    }
-    write_record(path, {"releases": list(releases), "rows": folded(lines, ["table", "row"], first=release)})
-    return path
+    lines = [{"table": table, "row": row[0], "cells": row[1:]} for table, rows in found.items() for row in rows]
+    return keep_release(project, "attention", release, lines, "table", "row")
 
 
 def recorded(content: dict[str, Any]) -> dict[str, Rows]:
     """The rows in the record, by release."""
-    lines = unfolded(content["releases"], content["rows"])
+    lines = by_release(content)
     return {
         name: {
             table: [[line["row"], *line["cells"]] for line in lines[name] if line["table"] == table] for table in HEADS
         }
         for name in lines
     }
+
+
+# On the page.
+
+
+def shown(record: dict[str, Any]) -> str:
+    """The two tables. If releases differ, they show each outcome with the releases that have it."""
+    content = recorded(record)
+    tables = []
+    for name, head in HEADS.items():
+        having = {release: {row[0]: row[1:] for row in rows[name]} for release, rows in content.items() if rows[name]}
+        newest = list(having)[-1]
+        rows = [
+            [
+                html.escape(label),
+                *(per_release({r: _word(rows[label][i]) for r, rows in having.items()}) for i, _ in cells),
+            ]
+            for label, cells in ((label, list(enumerate(found))) for label, found in having[newest].items())
+        ]
+        caption = f"<code>{html.escape(name)}</code>, on a CPU, PyTorch {spans(list(having))}"
+        tables.append(show.table(caption, head, rows, stack=True))
+    return prose(*tables)
+
+
+def _word(text: str) -> str:
+    if text.startswith("raises"):
+        return html.escape(text)  # longer than a phone's column: this text may be broken, a number may not
+    return f'<span class="{"zn-nan" if text == "NaN" else "zn-finite"}">{html.escape(text)}</span>'
+
+
+if __name__ == "__main__":
+    tables = {FLEX: flex, LLAMA: llama}
+    of_named("table", tables, lambda names: [print(name, *tables[name](), sep="\n  ") for name in names])

@@ -13,28 +13,27 @@ run counts. Each layer and each loss has a separate process. If the process dies
 
 from __future__ import annotations
 
+import html
 import importlib
 import os
 import sys
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch._dynamo
 from torch import Tensor, nn
 
+from helpers import show
 from helpers.releases import number
 from zero_or_nan import ignoring
 
-from ..project import Problem, Project, read_record, write_record
-from .apart import apart
+from ..project import Project, named
+from .apart import all_apart, apart
+from .records import RELEASE, keep, of_named, prose, read
 
 TESTS = Path(__file__).parents[2] / "tests" / "zero_or_nan" / "ignoring"
 """The folder with the table of layers, which the tests of uncompiled layers use too."""
@@ -44,7 +43,6 @@ BACKENDS = ("aot_eager", "aot_eager_decomp_partition", "inductor")
 BAD = ("nan", "inf")
 SECONDS = 900
 """The most seconds that one layer or loss may take."""
-RELEASE = torch.__version__.partition("+")[0]
 
 OUTCOMES = ("hidden", "silent", "other bits", "failed", "warned", "refused", "miscompiled", "right")
 """The possible outcomes for a program with one kind of bad rows, the worst first.
@@ -248,6 +246,7 @@ def judged(program: Program, backend: str) -> dict[str, str]:
     Raises:
         Exception: if the program can't be compiled, or can't run.
     """
+    import torch._dynamo  # here and not above, because these imports take seconds, and pages only show the record
     import torch._inductor.config as inductor
 
     plain, compile = torch.autograd.backward, partial(torch.compile, backend=backend)
@@ -312,19 +311,16 @@ def gradients(backward: Any, loss: Any, program: Program, given: Sequence[Tensor
 
 def measure_all(chosen: Sequence[str], backend: str) -> dict[str, dict[str, str]]:
     """The outcomes of each layer or loss, measured in a separate process. Prints each outcome that is not right."""
-    found = {}
-    with ThreadPoolExecutor(2) as pool:
-        for name, outcomes in zip(chosen, pool.map(_in_a_process, chosen, repeat(backend)), strict=True):
-            found[name] = outcomes
-            rest = {case: outcome for case, outcome in outcomes.items() if outcome != "right"}
-            if rest:
-                print(f"{backend}, {name}: {rest}", flush=True)
-    return found
 
+    def in_a_process(name: str) -> tuple[str, dict[str, str]]:
+        found: dict[str, str] | str = apart(lambda: measure(name, backend), SECONDS)
+        return name, {"all programs": f"failed: {found}"} if isinstance(found, str) else found
 
-def _in_a_process(name: str, backend: str) -> dict[str, str]:
-    found: dict[str, str] | str = apart(lambda: measure(name, backend), SECONDS)
-    return {"all programs": f"failed: {found}"} if isinstance(found, str) else found
+    def told(found: tuple[str, dict[str, str]]) -> str:
+        rest = {case: outcome for case, outcome in found[1].items() if outcome != "right"}
+        return f"{backend}, {found[0]}: {rest}" if rest else ""
+
+    return dict(all_apart(chosen, in_a_process, told))
 
 
 # The record.
@@ -336,14 +332,10 @@ def compiled(project: Project, *backends: str) -> None:
     Raises:
         Problem: if a backend has another name. The message lists the backends that are measured.
     """
-    if strange := [backend for backend in backends if backend not in BACKENDS]:
-        raise Problem(f"no such backend: {', '.join(strange)}; the backends are {', '.join(BACKENDS)}")
-    started = time.monotonic()
-    for backend in backends or BACKENDS:
+    for backend in named(backends, BACKENDS, "backend") or BACKENDS:
         found = measure_all(names(), backend)
-        path = add(project, RELEASE, backend, found)
         print(f"torch {RELEASE}, {backend}: {dict(tally(found))}")
-        print(f"written: {path.relative_to(project.root)}, after {time.monotonic() - started:.0f} s", flush=True)
+        add(project, RELEASE, backend, found)
 
 
 def tally(found: dict[str, dict[str, str]]) -> Counter[str]:
@@ -357,8 +349,7 @@ def add(project: Project, release: str, backend: str, found: dict[str, dict[str,
     The record has a row of counts for layers and a row of counts for losses. Each layer or loss with an exception also
     has a row.
     """
-    path = project.results / "measured" / "compiled.json"
-    known = read_record(path) if path.is_file() else {"totals": [], "exceptions": []}
+    known = read(project, "compiled")
     here = {"torch": release, "backend": backend}
     layers = _table().LAYERS
     totals, exceptions = [], []
@@ -377,13 +368,59 @@ def add(project: Project, release: str, backend: str, found: dict[str, dict[str,
             exceptions.append({**here, "name": name, **by_outcome})
     content = {}
     for key, rows in (("totals", totals), ("exceptions", exceptions)):
-        others = [row for row in known[key] if {**row, **here} != row]
+        others = [row for row in known.get(key, []) if {**row, **here} != row]
         content[key] = sorted(others + rows, key=lambda row: (number(row["torch"]), BACKENDS.index(row["backend"])))
-    write_record(path, content)
-    return path
+    return keep(project, "compiled", content)
+
+
+# On the page.
+
+
+def shown(content: dict[str, Any]) -> str:
+    """A table of the outcomes of the programs, by release and backend; folded, the programs that are not right."""
+    totals = content["totals"]
+    outcomes = [key for key in totals[0] if key not in ("torch", "backend", "of", "names")]
+    programs = sum(row[outcome] for row in totals for outcome in outcomes)
+    caption = (
+        f"{sum(row['right'] for row in totals):,} of {programs:,} compiled programs with bad rows get the right "
+        f"gradient, {sum(row['silent'] + row['hidden'] for row in totals)} get another one without a warning"
+    )
+    shown = [outcome for outcome in outcomes if any(row[outcome] for row in totals)]
+    lines = [
+        [f"{html.escape(row['torch'])}, <code>{html.escape(row['backend'])}</code>", f"{row['names']} {row['of']}"]
+        + [str(row[outcome]) for outcome in shown]
+        for row in totals
+    ]
+    parts = [show.table(caption, ["PyTorch, backend", "of", *shown], lines)]
+    left = [
+        [
+            f"{html.escape(row['torch'])}, <code>{html.escape(row['backend'])}</code>",
+            html.escape(row["name"]),
+            "<br>".join(html.escape(f"{what}: {'; '.join(cases)}") for what, cases in cases_by_outcome(row)),
+        ]
+        for row in content["exceptions"]
+    ]
+    if left:
+        table = show.table("Programs that are not right", ["PyTorch", "layer or loss", "outcome"], left, stack=True)
+        parts.append(f"<details><summary>{len(left)} rows of programs that are not right</summary>{table}</details>")
+    return prose(*parts)
+
+
+def cases_by_outcome(row: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """Each outcome of a program that is not right, with the cases that have it."""
+    return [(outcome, cases) for outcome, cases in row.items() if outcome not in ("torch", "backend", "name")]
+
+
+def _of_backend(backends: list[str]) -> None:
+    """Measure the named layers and losses, or all. Exit with 1 if an outcome is a violation."""
+
+    def measured(chosen: list[str]) -> None:
+        counts = tally(measure_all(chosen, *backends))
+        print(dict(counts))
+        sys.exit(any(counts[outcome] for outcome in VIOLATIONS))
+
+    of_named("layer or loss", names(), measured, sys.argv[2:] or names())
 
 
 if __name__ == "__main__":  # for people who change how regions are followed: measures only the named ones
-    counts = tally(measure_all(sys.argv[2:] or names(), sys.argv[1]))
-    print(dict(counts))
-    sys.exit(any(counts[outcome] for outcome in VIOLATIONS))
+    of_named("backend", BACKENDS, _of_backend, sys.argv[1:2])

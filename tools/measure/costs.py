@@ -33,7 +33,9 @@ from zero_or_nan.ignoring.lifetimes import held_from
 from zero_or_nan.ignoring.plan import EVERYTHING, nothing_ignored, planned
 from zero_or_nan.ignoring.precheck import is_safe
 
-from ..project import Problem, Project, write_record
+from ..project import Problem, Project
+from .costs_shown import BOTH, times
+from .records import keep, of_named
 
 Loss = Callable[[], Tensor]
 T = TypeVar("T")
@@ -61,20 +63,16 @@ def _plain(loss: Tensor) -> None:
     loss.backward()
 
 
-def _layers(model: Callable[[], nn.Module], shape: tuple[int, ...]) -> Callable[[bool], dict[str, Any]]:
+def _layers(model: Callable[[], nn.Module], shape: tuple[int, ...], contaminated: bool) -> dict[str, Any]:
     """A model on a batch of rows. If contaminated, half of the rows are NaN, and the loss slices them away."""
+    layers, rows, used = _model_and_rows(model, shape, contaminated)
 
-    def methods(contaminated: bool) -> dict[str, Any]:
-        layers, rows, used = _model_and_rows(model, shape, contaminated)
+    def forward() -> Tensor:
+        layers.zero_grad()
+        loss: Tensor = layers(rows)[:used].sum()
+        return loss
 
-        def forward() -> Tensor:
-            layers.zero_grad()
-            loss: Tensor = layers(rows)[:used].sum()
-            return loss
-
-        return {"plain": (forward, _plain), "ignoring": (forward, ignoring.backward)}
-
-    return methods
+    return {"plain": (forward, _plain), "ignoring": (forward, ignoring.backward)}
 
 
 def _model_and_rows(
@@ -90,8 +88,8 @@ def _model_and_rows(
 
 
 def _in_regions(
-    model: Callable[[], nn.Module], shape: tuple[int, ...], backend: str
-) -> Callable[[bool], dict[str, Any]]:
+    model: Callable[[], nn.Module], shape: tuple[int, ...], backend: str, contaminated: bool
+) -> dict[str, Any]:
     """The same for a compiled model. Its plain backward is compiled too, with the marks that inductor needs."""
 
     def made() -> nn.Module:
@@ -100,36 +98,32 @@ def _in_regions(
         compiled: Any = torch.compile(model(), backend=backend)
         return cast(nn.Module, compiled)
 
-    return _layers(made, shape)
+    return _layers(made, shape, contaminated)
 
 
-def _penalised(model: Callable[[], nn.Module], shape: tuple[int, ...]) -> Callable[[bool], dict[str, Any]]:
+def _penalised(model: Callable[[], nn.Module], shape: tuple[int, ...], contaminated: bool) -> dict[str, Any]:
     """A critic with a gradient penalty.
 
     It computes the gradient of its inputs, and then the gradient of the penalty.
     """
+    layers, rows, used = _model_and_rows(model, shape, contaminated)
+    rows.requires_grad_()
 
-    def methods(contaminated: bool) -> dict[str, Any]:
-        layers, rows, used = _model_and_rows(model, shape, contaminated)
-        rows.requires_grad_()
+    def forward() -> Tensor:
+        layers.zero_grad()
+        rows.grad = None
+        loss: Tensor = layers(rows)[:used].sum()
+        return loss
 
-        def forward() -> Tensor:
-            layers.zero_grad()
-            rows.grad = None
-            loss: Tensor = layers(rows)[:used].sum()
-            return loss
+    def step(grad: Callable[..., Any], backward: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+        def run(loss: Tensor) -> None:
+            (slope,) = grad(loss, [rows], create_graph=True)
+            backward(loss + (slope[:used].norm(dim=1) - 1).square().sum())
 
-        def step(grad: Callable[..., Any], backward: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
-            def run(loss: Tensor) -> None:
-                (slope,) = grad(loss, [rows], create_graph=True)
-                backward(loss + (slope[:used].norm(dim=1) - 1).square().sum())
+        return run
 
-            return run
-
-        plain = step(torch.autograd.grad, _plain)
-        return {"plain": (forward, plain), "ignoring": (forward, step(ignoring.grad, ignoring.backward))}
-
-    return methods
+    plain = step(torch.autograd.grad, _plain)
+    return {"plain": (forward, plain), "ignoring": (forward, step(ignoring.grad, ignoring.backward))}
 
 
 def _perceptron(width: int) -> nn.Module:
@@ -202,35 +196,31 @@ class _Bush(_Chain):
         return total
 
 
-def _where_over_exp(entries: int) -> Callable[[bool], dict[str, Any]]:
+def _where_over_exp(entries: int, contaminated: bool) -> dict[str, Any]:
     """`where(x < 80, exp(x), 0)`. If contaminated, two thirds of the exponentials overflow."""
+    x = torch.linspace(-1, 240 if contaminated else 70, entries).requires_grad_()
+    zero = torch.zeros(())
 
-    def methods(contaminated: bool) -> dict[str, Any]:
-        x = torch.linspace(-1, 240 if contaminated else 70, entries).requires_grad_()
-        zero = torch.zeros(())
+    def once() -> Tensor:
+        x.grad = None
+        return torch.where(x < 80, x.exp(), zero).sum()
 
-        def once() -> Tensor:
-            x.grad = None
-            return torch.where(x < 80, x.exp(), zero).sum()
+    def twice() -> Tensor:
+        x.grad = None
+        used = x < 80
+        return torch.where(used, torch.where(used, x, zero).exp(), zero).sum()
 
-        def twice() -> Tensor:
-            x.grad = None
-            used = x < 80
-            return torch.where(used, torch.where(used, x, zero).exp(), zero).sum()
+    def masked() -> Tensor:
+        values = x.detach()
+        loss: Tensor = masked_tensor(values, values < 80, requires_grad=True).exp().sum()
+        return loss
 
-        def masked() -> Tensor:
-            values = x.detach()
-            loss: Tensor = masked_tensor(values, values < 80, requires_grad=True).exp().sum()
-            return loss
-
-        return {
-            "plain": (once, _plain),
-            "ignoring": (once, ignoring.backward),
-            "double where": (twice, _plain),
-            "masked": (masked, _plain),
-        }
-
-    return methods
+    return {
+        "plain": (once, _plain),
+        "ignoring": (once, ignoring.backward),
+        "double where": (twice, _plain),
+        "masked": (masked, _plain),
+    }
 
 
 SIZES = [10**power for power in range(1, 8)]
@@ -238,19 +228,32 @@ CHAINS = [5_000, 50_000, 200_000]
 CASES = {
     case.name: case
     for case in (
-        Workload("4-layer MLP, width 1024, batch 256", _layers(lambda: _perceptron(1024), (256, 1024))),
-        Workload("4-layer MLP, width 8, batch 4", _layers(lambda: _perceptron(8), (4, 8)), False),
-        Workload("transformer layer, width 512, 8 × 64 tokens", _layers(lambda: _transformer(512, 8), (8, 64, 512))),
-        Workload("transformer layer, width 256, 8 × 64 tokens", _layers(lambda: _transformer(256, 8), (8, 64, 256))),
-        Workload("transformer layer, width 16, 4 × 8 tokens", _layers(lambda: _transformer(16, 2), (4, 8, 16)), False),
-        Workload("ResNet-18, 4 images of 64 × 64", _layers(_resnet, (4, 3, 64, 64))),
-        Workload("LSTM, width 128, 16 × 32 tokens", _layers(lambda: _Recurrent(128), (16, 32, 128))),
-        *(Workload(f"a chain of {n:,} nodes", _layers(partial(_Chain, n), (4, 4)), False, nodes=n) for n in CHAINS),
-        Workload("a graph of 100,000 nodes", _layers(lambda: _Bush(100_000), (4, 4)), False),
-        *(Workload(f"where over exp, {n} elements", _where_over_exp(n), n == SIZES[-1], n) for n in SIZES),
+        Workload("4-layer MLP, width 1024, batch 256", partial(_layers, lambda: _perceptron(1024), (256, 1024))),
+        Workload("4-layer MLP, width 8, batch 4", partial(_layers, lambda: _perceptron(8), (4, 8)), False),
+        Workload(
+            "transformer layer, width 512, 8 × 64 tokens", partial(_layers, lambda: _transformer(512, 8), (8, 64, 512))
+        ),
+        Workload(
+            "transformer layer, width 256, 8 × 64 tokens", partial(_layers, lambda: _transformer(256, 8), (8, 64, 256))
+        ),
+        Workload(
+            "transformer layer, width 16, 4 × 8 tokens",
+            partial(_layers, lambda: _transformer(16, 2), (4, 8, 16)),
+            False,
+        ),
+        Workload("ResNet-18, 4 images of 64 × 64", partial(_layers, _resnet, (4, 3, 64, 64))),
+        Workload("LSTM, width 128, 16 × 32 tokens", partial(_layers, lambda: _Recurrent(128), (16, 32, 128))),
+        *(
+            Workload(f"a chain of {n:,} nodes", partial(_layers, partial(_Chain, n), (4, 4)), False, nodes=n)
+            for n in CHAINS
+        ),
+        Workload("a graph of 100,000 nodes", partial(_layers, lambda: _Bush(100_000), (4, 4)), False),
+        *(Workload(f"where over exp, {n} elements", partial(_where_over_exp, n), n == SIZES[-1], n) for n in SIZES),
         # The last case: once a gradient was recorded, every later pass checks whether its nodes were recorded.
         Workload(
-            "gradient penalty, 4-layer MLP, width 256, batch 64", _penalised(lambda: _perceptron(256), (64, 256)), False
+            "gradient penalty, 4-layer MLP, width 256, batch 64",
+            partial(_penalised, lambda: _perceptron(256), (64, 256)),
+            False,
         ),
     )
 }
@@ -263,7 +266,7 @@ _LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "block of ResNet-18, 64 channels, 8 images of 56 × 56": (lambda: _Block(64, 64).eval(), (8, 64, 56, 56)),
 }
 COMPILED = {
-    f"{name}, {backend}": Workload(f"{name}, {backend}", _in_regions(model, shape, backend))
+    f"{name}, {backend}": Workload(f"{name}, {backend}", partial(_in_regions, model, shape, backend))
     for name, (model, shape) in _LAYERS.items()
     for backend in ("aot_eager", "inductor")
 }
@@ -335,22 +338,18 @@ TrainingStep = Callable[[Callable[[Tensor], None]], Tensor]
 """A training step that is not finite. It takes the function that runs backward, and returns the loss."""
 
 
-def _one_bad_row(model: Callable[[], nn.Module], shape: tuple[int, ...]) -> Callable[[], TrainingStep]:
+def _one_bad_row(model: Callable[[], nn.Module], shape: tuple[int, ...]) -> TrainingStep:
     """A model on a batch with one row of NaN, which the loss uses."""
+    layers, rows, _ = _model_and_rows(model, shape, False)
+    rows[1] = torch.nan
 
-    def made() -> TrainingStep:
-        layers, rows, _ = _model_and_rows(model, shape, False)
-        rows[1] = torch.nan
+    def step(backward: Callable[[Tensor], None]) -> Tensor:
+        layers.zero_grad()
+        loss: Tensor = layers(rows).square().mean()
+        backward(loss)
+        return loss
 
-        def step(backward: Callable[[Tensor], None]) -> Tensor:
-            layers.zero_grad()
-            loss: Tensor = layers(rows).square().mean()
-            backward(loss)
-            return loss
-
-        return step
-
-    return made
+    return step
 
 
 class _Convolutions(nn.Sequential):
@@ -362,81 +361,69 @@ class _Convolutions(nn.Sequential):
         super().__init__(*first, *second, nn.Flatten(), nn.Linear(32 * 64, 10))
 
 
-def _masked_attention(width: int, tokens: int, batch: int) -> Callable[[], TrainingStep]:
+def _masked_attention(width: int, tokens: int, batch: int) -> TrainingStep:
     """A layer of attention, written by hand. All keys of one sequence are masked."""
+    torch.manual_seed(0)
+    project, leave = nn.Linear(width, 3 * width), nn.Linear(width, width)
+    rows, masked = torch.randn(batch, tokens, width), torch.zeros(batch, 1, tokens, dtype=torch.bool)
+    masked[1] = True
 
-    def made() -> TrainingStep:
-        torch.manual_seed(0)
-        project, leave = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        rows, masked = torch.randn(batch, tokens, width), torch.zeros(batch, 1, tokens, dtype=torch.bool)
-        masked[1] = True
+    def step(backward: Callable[[Tensor], None]) -> Tensor:
+        project.zero_grad()
+        leave.zero_grad()
+        query, key, value = project(rows).chunk(3, -1)
+        scores = (query @ key.transpose(1, 2) / width**0.5).masked_fill(masked, -torch.inf)
+        loss = leave(scores.softmax(-1) @ value).square().mean()
+        backward(loss)
+        return loss
 
-        def step(backward: Callable[[Tensor], None]) -> Tensor:
-            project.zero_grad()
-            leave.zero_grad()
-            query, key, value = project(rows).chunk(3, -1)
-            scores = (query @ key.transpose(1, 2) / width**0.5).masked_fill(masked, -torch.inf)
-            loss = leave(scores.softmax(-1) @ value).square().mean()
-            backward(loss)
-            return loss
-
-        return step
-
-    return made
+    return step
 
 
-def _bad_chain(nodes: int, at: int = 0, used: bool = True) -> Callable[[], TrainingStep]:
+def _bad_chain(nodes: int, at: int = 0, used: bool = True) -> TrainingStep:
     """A chain in which one element becomes NaN before some node. The loss uses this element, or slices it away."""
+    weight, spoils = torch.full((4,), 0.5, requires_grad=True), torch.tensor([torch.nan, 1.0, 1.0, 1.0])
 
-    def made() -> TrainingStep:
-        weight, spoils = torch.full((4,), 0.5, requires_grad=True), torch.tensor([torch.nan, 1.0, 1.0, 1.0])
+    def step(backward: Callable[[Tensor], None]) -> Tensor:
+        weight.grad = None
+        x = weight * 1.0
+        for number in range(nodes):
+            x = (x * spoils if number == at else x).sin()
+        loss = (x if used else x[1:]).sum()
+        backward(loss)
+        return loss
 
-        def step(backward: Callable[[Tensor], None]) -> Tensor:
-            weight.grad = None
-            x = weight * 1.0
-            for number in range(nodes):
-                x = (x * spoils if number == at else x).sin()
-            loss = (x if used else x[1:]).sum()
-            backward(loss)
-            return loss
-
-        return step
-
-    return made
+    return step
 
 
-def _logarithms(count: int, size: int) -> Callable[[], TrainingStep]:
+def _logarithms(count: int, size: int) -> TrainingStep:
     """Logarithms of 0. Each of them is a separate origin."""
+    weight = torch.ones(size, requires_grad=True)
 
-    def made() -> TrainingStep:
-        weight = torch.ones(size, requires_grad=True)
+    def step(backward: Callable[[Tensor], None]) -> Tensor:
+        weight.grad = None
+        loss = torch.zeros(())
+        for number in range(count):
+            loss = loss + (weight * torch.arange(size).sub(number % size)).abs().log().sum()
+        backward(loss)
+        return loss
 
-        def step(backward: Callable[[Tensor], None]) -> Tensor:
-            weight.grad = None
-            loss = torch.zeros(())
-            for number in range(count):
-                loss = loss + (weight * torch.arange(size).sub(number % size)).abs().log().sum()
-            backward(loss)
-            return loss
-
-        return step
-
-    return made
+    return step
 
 
 FAILING = {
-    "one logarithm of 0": _logarithms(1, 64),
-    "4-layer MLP, width 64, batch 32, one row of NaN": _one_bad_row(lambda: _perceptron(64), (32, 64)),
-    "4-layer MLP, width 1024, batch 256, one row of NaN": _one_bad_row(lambda: _perceptron(1024), (256, 1024)),
-    "2 convolutions, 32 images of 32 × 32, one of NaN": _one_bad_row(_Convolutions, (32, 3, 32, 32)),
-    "ResNet-18, 4 images of 64 × 64, one of NaN": _one_bad_row(_resnet, (4, 3, 64, 64)),
-    "attention, width 256, 8 × 64 tokens, one sequence masked": _masked_attention(256, 64, 8),
-    "a chain of 1,000 nodes, NaN at the start": _bad_chain(1_000),
-    "a chain of 10,000 nodes, NaN at the start": _bad_chain(10_000),
-    "a chain of 10,000 nodes, NaN in the middle": _bad_chain(10_000, 5_000),
-    "a chain of 10,000 nodes, NaN that is sliced away": _bad_chain(10_000, used=False),
-    "a chain of 100,000 nodes, NaN at the start": _bad_chain(100_000),
-    "100 logarithms of 0": _logarithms(100, 64),
+    "one logarithm of 0": partial(_logarithms, 1, 64),
+    "4-layer MLP, width 64, batch 32, one row of NaN": partial(_one_bad_row, lambda: _perceptron(64), (32, 64)),
+    "4-layer MLP, width 1024, batch 256, one row of NaN": partial(_one_bad_row, lambda: _perceptron(1024), (256, 1024)),
+    "2 convolutions, 32 images of 32 × 32, one of NaN": partial(_one_bad_row, _Convolutions, (32, 3, 32, 32)),
+    "ResNet-18, 4 images of 64 × 64, one of NaN": partial(_one_bad_row, _resnet, (4, 3, 64, 64)),
+    "attention, width 256, 8 × 64 tokens, one sequence masked": partial(_masked_attention, 256, 64, 8),
+    "a chain of 1,000 nodes, NaN at the start": partial(_bad_chain, 1_000),
+    "a chain of 10,000 nodes, NaN at the start": partial(_bad_chain, 10_000),
+    "a chain of 10,000 nodes, NaN in the middle": partial(_bad_chain, 10_000, 5_000),
+    "a chain of 10,000 nodes, NaN that is sliced away": partial(_bad_chain, 10_000, used=False),
+    "a chain of 100,000 nodes, NaN at the start": partial(_bad_chain, 100_000),
+    "100 logarithms of 0": partial(_logarithms, 100, 64),
 }
 """Steps for which `explain` reports something. The first is so small that it shows the fixed price of a report."""
 
@@ -464,16 +451,6 @@ def failing(name: str) -> dict[str, float]:
     finally:
         torch.set_num_threads(threads)
     return least
-
-
-def _failures() -> list[dict[str, Any]]:
-    rows = []
-    for name in FAILING:
-        seconds = failing(name)
-        rows.append({"case": name, "seconds": seconds})
-        times = {method: round(took / seconds["plain"], 2) for method, took in seconds.items() if method != "plain"}
-        print(f"{name}, a step that fails: {times} of plain", flush=True)
-    return rows
 
 
 PARTED = [
@@ -542,6 +519,12 @@ def peak(case: Workload, contaminated: bool, method: str) -> int:
     return _status("VmHWM") - before
 
 
+def print_peak(name: str, contaminated: bool, method: str) -> None:
+    """Print what `peak` measures for the case with this name."""
+    warnings.simplefilter("ignore")
+    print(peak({**CASES, **COMPILED}[name], contaminated, method))
+
+
 def _forget_peak() -> None:
     """Return free memory to the system, and reset the peak of this process to its present size."""
     gc.collect()
@@ -566,7 +549,8 @@ Otherwise glibc keeps some of it, in pieces that the next tensor may not fit int
 
 def _peaks(case: Workload, contaminated: bool) -> dict[str, int]:
     def fresh(method: str) -> int:
-        command = [sys.executable, "-m", "tools.measure.costs", case.name, str(int(contaminated)), method]
+        code = f"from tools.measure import costs; costs.print_peak({case.name!r}, {contaminated}, {method!r})"
+        command = [sys.executable, "-c", code]
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | _GIVING_BACK)
         return int(done.stdout.split()[-1])
 
@@ -599,47 +583,33 @@ def costs(project: Project) -> None:
     # First, because a recorded gradient makes all later passes slower; and longer, because the differences are small.
     compiled = _rows(COMPILED.values(), 15 * SECONDS)
     rows = _rows(CASES.values())
-    parted = []
-    for name, contaminated in itertools.product(PARTED, (False, True)):
-        seconds = parts(CASES[name], contaminated)
-        parted.append({"case": name, "contaminated": contaminated, "seconds": seconds})
-        times = {method: round(took / seconds["plain"], 2) for method, took in seconds.items() if method != "plain"}
-        print(f"{name}, {'contaminated' if contaminated else 'clean'}, part by part: {times} of plain", flush=True)
-    watches = []
-    for name in WATCHED:
-        seconds = watched(CASES[name])
-        watches.append({"case": name, "seconds": seconds})
-        times = {method: round(took / seconds["plain"], 2) for method, took in seconds.items() if method != "plain"}
-        print(f"{name}, a step that is watched: {times} of plain", flush=True)
+    states = list(itertools.product(PARTED, (False, True)))
     content = {
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
         "rows": rows,
         "compiled": compiled,
-        "parts": parted,
-        "watched": watches,
-        "failing": _failures(),
+        "parts": [_told({"case": n, "contaminated": bad, "seconds": parts(CASES[n], bad)}) for n, bad in states],
+        "watched": [_told({"case": name, "seconds": watched(CASES[name])}) for name in WATCHED],
+        "failing": [_told({"case": name, "seconds": failing(name)}) for name in FAILING],
     }
-    path = project.results / "measured" / "costs.json"
-    path.parent.mkdir(exist_ok=True)
-    write_record(path, content)
-    print(f"written: {path.relative_to(project.root)}")
+    keep(project, "costs", content)
 
 
-def ratio(row: dict[str, Any], method: str, base: str, parts: tuple[str, ...] = ("backward",)) -> float:
-    """How many times as long as `base` `method` takes, in the given parts of the work."""
-    seconds = row["seconds"]
-    return sum(seconds[method][part] for part in parts) / sum(seconds[base][part] for part in parts)
+def _told(row: dict[str, Any]) -> dict[str, Any]:
+    """A row, after it was printed as multiples of plain PyTorch's time."""
+    case, seconds = row["case"] + ", contaminated" * row.get("contaminated", False), row["seconds"]
+    print(f"{case}: { {method: round(took / seconds['plain'], 2) for method, took in seconds.items()} } of plain")
+    return row
 
 
 def _line(row: dict[str, Any]) -> str:
     state = "contaminated" if row["contaminated"] else "clean"
-    both = ("forward", "backward")
-    parts = [f"{row['case']}, {state}: backward {ratio(row, 'ignoring', 'plain'):.2f} of plain"]
+    parts = [f"{row['case']}, {state}: backward {times(row, 'ignoring'):.2f} of plain"]
     if "masked" in row["seconds"]:
-        parts.append(f"masked / ignoring {ratio(row, 'masked', 'ignoring'):.1f} backward")
-        parts.append(f"{ratio(row, 'masked', 'ignoring', both):.1f} with forward")
+        parts.append(f"masked / ignoring {times(row, 'masked', base='ignoring'):.1f} backward")
+        parts.append(f"{times(row, 'masked', BOTH, 'ignoring'):.1f} with forward")
     if "peak" in row:
         parts.append(f"peak memory {row['peak']['ignoring'] / row['peak']['plain']:.2f} of plain")
     return ", ".join(parts)
@@ -647,5 +617,5 @@ def _line(row: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    name, dirty, chosen = sys.argv[1:]
-    print(peak({**CASES, **COMPILED}[name], bool(int(dirty)), chosen))
+    every = {**CASES, **COMPILED}
+    of_named("case", every, lambda names: _rows(every[name] for name in names))

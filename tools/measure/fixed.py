@@ -7,25 +7,27 @@ sample.
 
 from __future__ import annotations
 
+import html
+import json
+import math
 import platform
 import random
-import sys
 import time
 import warnings
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from itertools import repeat
 from typing import Any
 
 import torch
 
+from helpers import show
 from zero_or_nan import ignoring
 from zero_or_nan.selfcheck.poisoned import COUNTS, Gradients, PoisonedSample, Tally, database, judge, name_of, poisoned
 
-from ..project import Project, write_record
-from .apart import apart
-from .causes import CAUSES, UNEXPLAINED, cause_of
+from ..project import Project, write
+from .apart import all_apart, apart, counted, totals
+from .causes import CAUSES, ENDS, UNEXPLAINED, cause_of
+from .records import keep_swept, of_named, prose
 
 SAMPLES = 40
 """How many samples of each operator are measured. The database has hundreds of samples for a few operators."""
@@ -38,6 +40,16 @@ SECONDS_ALONE = 30
 def operators() -> list[Any]:
     """Operators of the database that have a derivative in float32."""
     return [op for op in database() if op.supports_autograd and torch.float32 in op.supported_backward_dtypes("cpu")]
+
+
+def names_of(ops: list[Any]) -> list[str]:
+    """The names by which operators can be chosen: of an operator, or of one of its variants."""
+    return list(dict.fromkeys(name for op in ops for name in (op.name, name_of(op))))
+
+
+def called(ops: list[Any], names: list[str]) -> list[Any]:
+    """The operators with these names, with all their variants."""
+    return [op for op in ops if op.name in names or name_of(op) in names]
 
 
 def measure(op: Any, gradients: Gradients = ignoring.grad, samples: int = SAMPLES, alone: bool = False) -> Tally:
@@ -87,7 +99,6 @@ def _judged_alone(case: PoisonedSample, gradients: Gradients) -> Tally:
 
 def fixed(project: Project) -> None:
     """Measure all operators, print those that are not fixed, and write `results/measured/fixed.json`."""
-    started = time.monotonic()
     tallies = measure_all(operators())
     content = {
         "torch": torch.__version__,
@@ -96,11 +107,16 @@ def fixed(project: Project) -> None:
         "causes": {cause.name: cause.sentence for cause in CAUSES},
         **totals_and_rows(tallies),
     }
-    suffix = "" if torch.__version__.startswith("2.13") else f"-torch-{torch.__version__.split('+')[0]}"
-    path = project.results / "measured" / f"fixed{suffix}.json"
-    path.parent.mkdir(exist_ok=True)
-    write_record(path, content)
-    print(f"written: {path.relative_to(project.root)}, after {time.monotonic() - started:.0f} s")
+    keep_swept(project, "fixed", content)
+
+
+def fixed_sample(project: Project) -> None:
+    """Measure two samples of each operator, in a minute or two, and write the sums to `_build/fixed.json`."""
+    tallies = measure_all(operators(), 2)
+    found = totals_and_rows(tallies)
+    crashed = [tally.operator for tally in tallies if any(lost.failure.startswith(ENDS) for lost in tally.not_fixed)]
+    sums = {count: found["totals"][count] for count in ("samples", "contaminated", "fixed", "broken", "other_bits")}
+    write(project.build / "fixed.json", json.dumps({"operators": len(tallies), **sums, "crashed": crashed}) + "\n")
 
 
 def totals_and_rows(tallies: list[Tally]) -> dict[str, Any]:
@@ -111,7 +127,7 @@ def totals_and_rows(tallies: list[Tally]) -> dict[str, Any]:
     told = [tally for tally in tallies if tally.contaminated or tally.broken or tally.other_bits]
     return {
         "operators": len(tallies),
-        "totals": {count: sum(getattr(tally, count) for tally in tallies) for count in COUNTS},
+        "totals": totals(tallies, COUNTS),
         "rows": [row(tally) for tally in told],
     }
 
@@ -124,26 +140,19 @@ def row(tally: Tally) -> dict[str, Any]:
 
 def measure_all(chosen: list[Any], samples: int = SAMPLES) -> list[Tally]:
     """The tallies of all operators, each from its own process: a poisoned sample can crash a library below PyTorch."""
-    torch.set_num_threads(1)
-    tallies = []
-    with ThreadPoolExecutor(2) as pool:
-        for tally in pool.map(_in_a_process, chosen, repeat(samples)):
-            tallies.append(tally)
-            if tally.notes:
-                print(f"\r{_line(tally)}\n    " + "\n    ".join(tally.notes[:: max(1, len(tally.notes) // 3)][:4]))
-            if sys.stdout.isatty():
-                print(f"\r{len(tallies)} of {len(chosen)} operators", end="", flush=True)
-    total = Tally("\rall operators")
-    for tally in tallies:
-        total.add(tally)
-    print(_line(total, *tallies))
+
+    def told(tally: Tally) -> str:
+        notes = tally.notes[:: max(1, len(tally.notes) // 3)][:4]
+        return "\n    ".join([_line(tally.operator, tally), *notes]) if notes else ""
+
+    tallies = all_apart(chosen, lambda op: _in_a_process(op, samples), told)
+    print(_line("\rall operators", *tallies))
     return tallies
 
 
-def _line(tally: Tally, *parts: Tally) -> str:
-    counts = ", ".join(f"{getattr(tally, count)} {count.replace('_', ' ')}" for count in COUNTS)
-    unexplained = sum(row(part)["not_fixed"].get(UNEXPLAINED, 0) for part in parts or (tally,))
-    return f"{tally.operator}: {counts}, {unexplained} unexplained"
+def _line(name: str, *tallies: Tally) -> str:
+    unexplained = sum(row(tally)["not_fixed"].get(UNEXPLAINED, 0) for tally in tallies)
+    return counted(name, {**totals(tallies, COUNTS), "unexplained": unexplained})
 
 
 def _in_a_process(op: Any, samples: int) -> Tally:
@@ -156,5 +165,70 @@ def _in_a_process(op: Any, samples: int) -> Tally:
     return found
 
 
+# On the page.
+
+
+def shown(content: dict[str, Any]) -> str:
+    """Three tables: operators with samples that are not fixed, with totals; the causes; folded, the other operators."""
+    columns = ("samples", "contaminated", "fixed", "broken")
+    total = content["totals"]
+    rows = [row for row in content["rows"] if row["contaminated"]]
+    left = sorted((row for row in rows if row["fixed"] < row["contaminated"]), key=_fixed_share)
+    whole = [row for row in rows if row["fixed"] == row["contaminated"]]
+
+    def lines(rows: list[dict[str, Any]]) -> list[list[str]]:
+        return [[_with_notes(row), *(str(row[column]) for column in columns)] for row in rows]
+
+    caption = (
+        f"{total['fixed']} of {total['contaminated']} contaminated samples fixed "
+        f"({_share(total['fixed'], total['contaminated'])}), {total['broken']} broken; "
+        f"{content['operators']} operators, torch {html.escape(content['torch'])}"
+    )
+    foot = ["all operators", *(str(total[column]) for column in columns)]
+    head = ["operator", *columns]
+    parts = [show.table(caption, head, lines(left), foot)]
+    if left:
+        parts.append(_causes(content["causes"], left))
+    if total["left_out"]:
+        parts.append(f"<p>{total['left_out']} samples of the database were left out, because they are too large.</p>")
+    every = show.table("Operators for which every contaminated sample is fixed", head, lines(whole))
+    parts.append(f"<details><summary>{len(whole)} operators are fixed on every sample</summary>{every}</details>")
+    return prose(*parts)
+
+
+def _causes(sentences: dict[str, str], rows: list[dict[str, Any]]) -> str:
+    """A table of the causes, the most frequent first. A sample without a known cause is called unexplained."""
+    counts: Counter[str] = Counter()
+    for row in rows:
+        counts.update(row["not_fixed"])
+    lines = [
+        [html.escape(name), str(count), html.escape(sentences.get(name, "Not known yet."))]
+        for name, count in counts.most_common()
+    ]
+    caption = f"Why {sum(counts.values())} samples are not fixed"
+    return show.table(caption, ["cause", "samples", "what happens"], lines, stack=True)
+
+
+def _share(part: int, whole: int) -> str:
+    """A share in percent, rounded down, so that only a complete result is called 100 %."""
+    return f"{math.floor(1000 * part / whole) / 10:.1f}%"
+
+
+def _fixed_share(row: dict[str, Any]) -> tuple[float, str]:
+    return row["fixed"] / row["contaminated"], row["operator"]
+
+
+def _with_notes(row: dict[str, Any]) -> str:
+    """The operator, with notes: why samples are not fixed, where plain PyTorch died, and operators without a rule."""
+    notes = [f"{count} × {html.escape(cause)}" for cause, count in row["not_fixed"].items()]
+    if row["crashed"]:
+        notes.append(f"plain PyTorch crashes on {row['crashed']}")
+    names = ", ".join(f"<code>{html.escape(each.removeprefix('aten::'))}</code>" for each in row["without_rule"])
+    if names:
+        notes.append(f"without a rule: {names}")
+    note = f'<br><span class="zn-note">{"; ".join(notes)}</span>' if notes else ""
+    return f"<code>{html.escape(row['operator'])}</code>{note}"
+
+
 if __name__ == "__main__":  # for people who add a rule: measures the operators that you name
-    measure_all([op for op in operators() if op.name in sys.argv[1:] or name_of(op) in sys.argv[1:]])
+    of_named("operator", names_of(every := operators()), lambda names: measure_all(called(every, names)))

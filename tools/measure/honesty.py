@@ -12,13 +12,11 @@ bits, strides and type.
 
 from __future__ import annotations
 
+import html
 import itertools
 import math
-import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -27,11 +25,14 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from helpers import show
 from zero_or_nan import ignoring
 from zero_or_nan.selfcheck.poisoned import database, name_of
 
-from ..project import Project, write_record
-from .apart import apart
+from ..project import Project
+from .apart import all_apart, apart, counted, totals
+from .fixed import called, names_of
+from .records import keep_swept, of_named, prose
 
 SAMPLES = 6
 """How many samples of each operator are measured. They are spread over the first samples of the database."""
@@ -524,66 +525,62 @@ def judge_hook(op: Any, sample: Any, name: str, tally: Tally) -> None:
 
 def honesty(project: Project) -> None:
     """Measure all operators, print those with a violation, and write `results/measured/honesty.json`."""
-    started = time.monotonic()
     tallies = measure_all(operators())
-    content = {
-        "torch": torch.__version__,
-        "samples_of_an_operator": SAMPLES,
-        **totals_and_rows(tallies),
-    }
-    suffix = "" if torch.__version__.startswith("2.13") else f"-torch-{torch.__version__.split('+')[0]}"
-    path = project.results / "measured" / f"honesty{suffix}.json"
-    write_record(path, content)
-    print(f"written: {path.relative_to(project.root)}, after {time.monotonic() - started:.0f} s")
+    content = {"torch": torch.__version__, "samples_of_an_operator": SAMPLES, **totals_and_rows(tallies)}
+    keep_swept(project, "honesty", content)
 
 
 def totals_and_rows(tallies: list[Tally]) -> dict[str, Any]:
     """What is recorded of all operators: their number, their sums, and a row for each operator with a violation."""
     return {
         "operators": len(tallies),
-        "totals": {count: sum(getattr(tally, count) for tally in tallies) for count in COUNTS},
+        "totals": totals(tallies, COUNTS),
         "rows": [asdict(tally) for tally in tallies if not tally.is_honest],
     }
 
 
 def measure_all(chosen: list[Any]) -> list[Tally]:
     """The tallies of all operators, each from its own process: an unusual number can crash a library below PyTorch."""
-    torch.set_num_threads(1)
-    tallies = []
-    with ThreadPoolExecutor(2) as pool:
-        for tally in pool.map(_in_a_process, chosen):
-            tallies.append(tally)
-            if not tally.is_honest:
-                print(f"\r{_line(tally)}\n    " + "\n    ".join(tally.notes[:4]), flush=True)
-            if sys.stdout.isatty():
-                print(f"\r{len(tallies)} of {len(chosen)} operators", end="", flush=True)
-    total = Tally("\rall operators")
-    for count in COUNTS:
-        setattr(total, count, sum(getattr(tally, count) for tally in tallies))
-    print(_line(total))
+
+    def told(tally: Tally) -> str:
+        line = counted(tally.operator, totals([tally], COUNTS))
+        return "" if tally.is_honest else "\n    ".join([line, *tally.notes[:4]])
+
+    tallies = all_apart(chosen, _in_a_process, told)
+    print(counted("\rall operators", totals(tallies, COUNTS)))
     return tallies
 
 
-def _line(tally: Tally) -> str:
-    counts = ", ".join(f"{getattr(tally, count)} {count.replace('_', ' ')}" for count in COUNTS)
-    return f"{tally.operator}: {counts}"
-
-
 def _in_a_process(op: Any) -> Tally:
-    found: Tally | str = apart(lambda: _measured(op), SECONDS)
-    return _failed(op, found) if isinstance(found, str) else found
+    def measured() -> Tally | str:
+        try:
+            return measure(op)
+        except Exception as error:
+            return f"{type(error).__name__}: {str(error)[:200]}"
+
+    found: Tally | str = apart(measured, SECONDS)
+    return Tally(name_of(op), failed=1, notes=[found]) if isinstance(found, str) else found
 
 
-def _measured(op: Any) -> Tally:
-    try:
-        return measure(op)
-    except Exception as error:
-        return _failed(op, f"{type(error).__name__}: {str(error)[:200]}")
+# On the page.
 
 
-def _failed(op: Any, reason: str) -> Tally:
-    return Tally(name_of(op), failed=1, notes=[reason])
+def shown(content: dict[str, Any]) -> str:
+    """A table of the operators with findings, with the totals of all operators in the foot."""
+    columns = ("undefined", "hidden", "other_bits", "exceptions", "failed")
+    total = content["totals"]
+    found = [row for row in content["rows"] if any(row[column] for column in columns[1:])]
+    finite = sum(row["hidden"] > 0 for row in content["rows"])
+    caption = (
+        f"{total['hidden']} of {total['undefined']:,} undefined elements came out finite, in {finite} operators; "
+        f"{total['cases']:,} gradients of {content['operators']} operators were tested; "
+        f"torch {html.escape(content['torch'])}"
+    )
+    head = ["operator", "undefined", "came out finite", *(column.replace("_", " ") for column in columns[2:])]
+    rows = [[f"<code>{html.escape(row['operator'])}</code>", *(str(row[c]) for c in columns)] for row in found]
+    foot = ["all operators", *(str(total[column]) for column in columns)]
+    return prose(show.table(caption, head, rows, foot))
 
 
 if __name__ == "__main__":  # for people who add a rule: measures only the named operators
-    measure_all([op for op in operators() if op.name in sys.argv[1:] or name_of(op) in sys.argv[1:]])
+    of_named("operator", names_of(every := operators()), lambda names: measure_all(called(every, names)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,11 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.masked import MaskedTensor, masked_tensor
 
-from helpers.recorded import unfolded
-from helpers.releases import number
+from helpers import show
 
-from ..project import Project, read_record, write_record
-from ..steps.record import folded
+from ..project import Project
+from .records import RELEASE, by_release, keep_release, of_named, per_release, prose
 
 DATA = torch.tensor([[0.25, 0.8, 0.5], [0.75, 0.375, 0.6]])
 MASK = torch.tensor([[True, False, True], [True, True, False]])
@@ -117,10 +117,7 @@ OPERATORS: dict[str, tuple[Operator, ...]] = {  # by the caption of their table
         Operator("x.cumprod(1)", rows(lambda x: x.cumprod(0))),
         Operator("x.sort(1).values", rows(lambda x: x.sort().values)),
         Operator("F.normalize(x, dim=1)", rows(lambda x: F.normalize(x, dim=0))),
-        Operator(
-            "F.layer_norm(x, [3])",
-            rows(lambda x: (x - x.mean()) / (x.var(correction=0) + 1e-5).sqrt()),
-        ),
+        Operator("F.layer_norm(x, [3])", rows(lambda x: (x - x.mean()) / (x.var(correction=0) + 1e-5).sqrt())),
     ),
     "Shape and index": (
         Operator("x.T", moved(lambda x: x.T)),
@@ -203,10 +200,8 @@ def _same(found: Tensor, wanted: Tensor) -> bool:
 def masked(project: Project) -> None:
     """Run every operator on this PyTorch, and add the outcomes to `results/measured/masked.json`."""
     found = {operator.code: list(measured(operator)) for group in OPERATORS.values() for operator in group}
-    release = torch.__version__.partition("+")[0]
-    path = add(project, release, found)
-    print(f"torch {release}: {working(found)} of {len(found)} operators work")
-    print(f"written: {path.relative_to(project.root)}")
+    add(project, RELEASE, found)
+    print(f"torch {RELEASE}: {working(found)} of {len(found)} operators work")
 
 
 def working(outcomes: dict[str, list[str]]) -> int:
@@ -216,18 +211,48 @@ def working(outcomes: dict[str, list[str]]) -> int:
 
 def add(project: Project, release: str, outcomes: dict[str, list[str]]) -> Path:
     """Put the outcomes of a release into the record, next to the outcomes of other releases; return the file."""
-    path = project.results / "measured" / "masked.json"
-    known = recorded(read_record(path)) if path.is_file() else {}
-    releases = dict(sorted({**known, release: outcomes}.items(), key=lambda each: number(each[0])))
-    rows = {
-        name: [{"operator": code, "forward": pair[0], "backward": pair[1]} for code, pair in found.items()]
-        for name, found in releases.items()
-    }
-    write_record(path, {"releases": list(releases), "rows": folded(rows, ["operator"], first=release)})
-    return path
+    lines = [{"operator": code, "forward": pair[0], "backward": pair[1]} for code, pair in outcomes.items()]
+    return keep_release(project, "masked", release, lines, "operator")
 
 
 def recorded(content: dict[str, Any]) -> dict[str, dict[str, list[str]]]:
     """The outcomes in the record: by release, then by operator, forward and backward."""
-    rows = unfolded(content["releases"], content["rows"])
+    rows = by_release(content)
     return {name: {row["operator"]: [row["forward"], row["backward"]] for row in rows[name]} for name in rows}
+
+
+# On the page.
+
+
+def shown(record: dict[str, Any]) -> str:
+    """One table for each group of operators."""
+    content = recorded(record)
+    tables = []
+    for group, operators in OPERATORS.items():
+        names = [operator.code for operator in operators]
+        rows = [
+            [
+                f"<code>{html.escape(name)}</code>",
+                *(per_release({release: _words(found[name][i]) for release, found in content.items()}) for i in (0, 1)),
+            ]
+            for name in names
+        ]
+        newest = list(content.values())[-1]
+        count = working({name: newest[name] for name in names})
+        caption = f"{html.escape(group)}: {count} of {len(names)} work on PyTorch {html.escape(list(content)[-1])}"
+        tables.append(show.table(caption, ["operator", "forward", "backward"], rows, stack=True))
+    return prose(*tables)
+
+
+def _words(outcome: str) -> str:
+    if outcome in (WORKS, ""):
+        return outcome
+    if outcome == NONE:
+        return f'<span class="zn-masked">{NONE}</span>'
+    text = WRONG if outcome == WRONG else f"raises {outcome}"
+    return f'<span class="zn-nan">{html.escape(text)}</span>'
+
+
+if __name__ == "__main__":
+    every = {operator.code: operator for group in OPERATORS.values() for operator in group}
+    of_named("operator", every, lambda codes: [print(f"{code}:", *measured(every[code])) for code in codes])

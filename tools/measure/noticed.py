@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
+import html
 import random
 import sys
 from collections.abc import Iterable
@@ -13,15 +13,18 @@ from typing import Any
 
 from nbformat import NotebookNode
 
-from ..project import Problem, Project, read_record, write
+from helpers import show
+
+from ..project import Problem, Project
 from ..steps import session
 from ..steps.collect import collect, failed
 from ..steps.execute import TIMEOUT
 from ..steps.outputs import Output, Recorded, environment, outputs
-from ..steps.read import read
+from ..steps.read import read as read_chapter
 from ..steps.run import needs_torch, run_one
 from ..steps.warm import Warmth
 from .mutations import mutations
+from .records import keep, prose, read
 
 TRIES = 12
 """How many mutations are tried in a cell, until a mutation changes the output and raises nothing."""
@@ -32,7 +35,6 @@ ADDED = "\nprint('one line more')"
 def noticed(project: Project, *names: str, sample: int | None = None) -> int:
     """Change every cell that shows something, and write the counts to `results/measured/noticed.json`.
 
-    The record is `results/measured/noticed.json`.
     A change is a mutation of the cell's code (a number, an operator, an argument) that changes what is compared of the
     cell's output. If no mutation does, the change is a printed line. A change is noticed if `make check` would fail.
 
@@ -52,11 +54,10 @@ def noticed(project: Project, *names: str, sample: int | None = None) -> int:
         raise Problem(
             f"the outputs were recorded with {recorded.made_with}, but this is {environment()}: run make record first"
         )
-    path = project.results / "measured" / "noticed.json"
-    rows: dict[str, Any] = read_record(path)["pages"] if path.is_file() and names else {}
+    rows: dict[str, Any] = read(project, "noticed").get("pages", {}) if names else {}
     session.begin(project)
     chapters = project.chapters_called(*names)
-    with Warmth(several=any(needs_torch(read(chapter)) for chapter in chapters)), ThreadPoolExecutor(2) as pool:
+    with Warmth(several=any(needs_torch(read_chapter(chapter)) for chapter in chapters)), ThreadPoolExecutor(2) as pool:
         for chapter in chapters:
             row = _page(chapter, recorded, pool, sample)
             print(
@@ -66,9 +67,7 @@ def noticed(project: Project, *names: str, sample: int | None = None) -> int:
             rows[chapter.stem] = row
     if sample is None:
         order = [chapter.stem for chapter in project.chapters if chapter.stem in rows]
-        content = {"made_with": environment(), "pages": {page: rows[page] for page in order}}
-        write(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-        print(f"written: {path.relative_to(project.root)}")
+        keep(project, "noticed", {"made_with": environment(), "pages": {page: rows[page] for page in order}})
     missed = [f"{page}: {line}" for page, row in rows.items() for line in row["missed"]]
     if missed:
         print("the build did not notice a change in these cells:", *missed, sep="\n  ", file=sys.stderr)
@@ -77,7 +76,7 @@ def noticed(project: Project, *names: str, sample: int | None = None) -> int:
 
 def _page(chapter: Path, recorded: Recorded, pool: ThreadPoolExecutor, sample: int | None) -> dict[str, Any]:
     """The row of one page: how many cells show something, in how many a change was noticed, and the other cells."""
-    book = read(chapter)
+    book = read_chapter(chapter)
     before = outputs(run_one(chapter, copy.deepcopy(book), TIMEOUT).notebook)
     if sample is not None:
         before = random.Random(chapter.stem).sample(before, min(sample, len(before)))
@@ -114,3 +113,30 @@ def _changed(source: str) -> Iterable[str]:
     changed = mutations(source)
     yield from random.Random(source).sample(changed, min(TRIES, len(changed)))
     yield source + ADDED
+
+
+# On the page.
+
+
+def shown(content: dict[str, Any]) -> str:
+    """How many changes of an output the build noticed, and the cells in which it noticed none."""
+    pages = content["pages"]
+    total = {key: sum(row[key] for row in pages.values()) for key in ("cells", "mutated", "noticed")}
+    missed = [[html.escape(page), html.escape(line)] for page, row in pages.items() for line in row["missed"]]
+    cells, mutated = total["cells"], total["mutated"]
+    summary = (
+        f"<p>On torch {html.escape(content['made_with']['torch'])}, the {len(pages)} pages with code have {cells} "
+        f"cells that show something. Each of these cells was changed once. In {mutated} of them, the change was a "
+        f"mutation of the code. In the other {cells - mutated}, every mutation that was tried raised an error or "
+        "left the output unchanged, so the change was an added print. "
+        f"The build failed after {total['noticed']} of {cells} changes.</p>"
+    )
+    table = show.table("Changes that the build did not notice", ["page", "cell"], missed, stack=True) if missed else ""
+    return prose(summary, table)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(noticed(Project(Path.cwd()), *sys.argv[1:]))
+    except Problem as problem:
+        sys.exit(f"error: {problem}")

@@ -8,7 +8,7 @@ All programs of a case run in turn, in one thread, and the median of many rounds
 from __future__ import annotations
 
 import contextlib
-import platform
+import html
 import statistics
 import time
 import warnings
@@ -18,10 +18,13 @@ from typing import Any
 
 import torch
 
+from helpers import show
+from helpers.methods import method
 from helpers.recipes import IGNORED, Situation
 from helpers.remedies import COLUMNS, namespace, plain_of, program
 
-from ..project import Project, write_record
+from ..project import Project
+from .records import keep, made_with, of_named, prose
 
 ELEMENTWISE = tuple(s for s in IGNORED if isinstance(s.x, list) and s.given.startswith("ok = x"))
 """Cases of the page whose code works for any number of elements. The loss ignores half of them."""
@@ -70,7 +73,36 @@ def remedies(project: Project) -> None:
             rows.append({"case": situation.name, "elements": elements, "seconds": times})
             ratios = ", ".join(f"{name} {took / found['vanilla']:.2f}" for name, took in found.items())
             print(f"{situation.name}, {elements} elements: {ratios}", flush=True)
-    made_with = {"torch": torch.__version__.partition("+")[0], "python": platform.python_version(), "device": "cpu"}
-    path = project.results / "measured" / "remedies.json"
-    write_record(path, {"made_with": made_with, "rows": rows})
-    print(f"written: {path.relative_to(project.root)}")
+    keep(project, "remedies", {"made_with": made_with(), "rows": rows})
+
+
+# On the page.
+
+
+def shown(content: dict[str, Any]) -> str:
+    """A table of the time of each remedy, as a multiple of plain PyTorch's: median, minimum and maximum of cases."""
+    sizes = sorted({row["elements"] for row in content["rows"]})
+    lines = []
+    for name in COLUMNS[1:]:
+        spans = (remedy_times(content, name, size) for size in sizes)
+        cells = [f"{statistics.median(found):.1f} ({min(found):.1f}–{max(found):.1f})" for found in spans]
+        lines.append([html.escape(method(name).title), *cells])
+    cases = len({row["case"] for row in content["rows"]})
+    caption = (
+        f"Processor time of forward and backward, as a multiple of plain PyTorch's: the median of {cases} "
+        f"cases, and the least and the most (torch {html.escape(content['made_with']['torch'])}, one thread)"
+    )
+    head = ["method", *(f"{size:,} elements".replace(",", " ") for size in sizes)]
+    return prose(show.table(caption, head, lines), kind="zn-figures")
+
+
+def remedy_times(content: dict[str, Any], remedy: str, elements: int) -> list[float]:
+    """The time of a remedy in each case that it applies to. A hook on a module is compared with the module."""
+    base = MODULE if remedy == "module hook" else "vanilla"
+    rows = [row["seconds"] for row in content["rows"] if row["elements"] == elements]
+    return [times[remedy] / times[base] for times in rows if remedy in times]
+
+
+if __name__ == "__main__":
+    every = {situation.name: situation for situation in ELEMENTWISE}
+    of_named("case", every, lambda names: [print(f"{name}:", seconds(every[name], 2**14, 300)) for name in names])

@@ -6,13 +6,21 @@ kept.
 
 from __future__ import annotations
 
+import html
+import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
-import torch
+from helpers import show
+from helpers.recorded import spans
 
-from ..project import Problem, Project, read_record, write_record
+from ..project import Problem, Project
+from .records import RELEASE as VERSION
+from .records import keep, of_named, prose, read
+
+if TYPE_CHECKING:
+    import pytest
 
 FILES = (
     "in_training/test_core.py",
@@ -27,8 +35,6 @@ FILES = (
 
 FACTS: dict[str, Any] = {"fixes": True, "holds_on": [], "not_run": ""}
 """For each row: whether the gradient is right, on which releases this was tested, and if on none, why."""
-
-VERSION = torch.__version__.partition("+")[0]
 
 
 class Rows:
@@ -80,6 +86,8 @@ def declared(project: Project, *options: str) -> Rows:
     Raises:
         Problem: if a test fails, or if two tests describe one setup differently.
     """
+    import pytest  # here, because a build of the site must not need it
+
     rows = Rows(project.root)
     tests = project.root / "tests" / "zero_or_nan"
     files = [str(tests / name) for name in FILES]
@@ -91,13 +99,12 @@ def declared(project: Project, *options: str) -> Rows:
 
 def setups(project: Project) -> None:
     """Run the tests, and write `results/measured/setups.json`."""
-    held = {(row["setup"], row["code"]): row["holds_on"] for row in _recorded(project)}
+    held = {(row["setup"], row["code"]): row["holds_on"] for row in read(project, "setups").get("rows", [])}
     rows = list(declared(project).rows.values())
     for row in rows:
         row["holds_on"] = _with(held.get((row["setup"], row["code"]), []), VERSION, row["holds_on"])
         row["not_run"] = "" if row["holds_on"] else row["not_run"]
-    _write(project, rows)
-    print(f"written: {_path(project).relative_to(project.root)}, with {len(rows)} setups")
+    keep(project, "setups", {"rows": rows})
 
 
 def add(project: Project, version: str, found: list[dict[str, Any]]) -> None:
@@ -108,13 +115,13 @@ def add(project: Project, version: str, found: list[dict[str, Any]]) -> None:
         version: the version of PyTorch.
         found: for each setup its name, its code, and `holds_on`, which is empty if its tests did not run or failed.
     """
-    rows = _recorded(project)
+    rows = read(project, "setups").get("rows", [])
     holds_on = {(row["setup"], row["code"]): row["holds_on"] for row in found}
     for row in rows:
         if (name := (row["setup"], row["code"])) in holds_on:
             row["holds_on"] = _with(row["holds_on"], version, holds_on[name])
             row["not_run"] = "" if row["holds_on"] else row["not_run"]
-    _write(project, rows)
+    keep(project, "setups", {"rows": rows})
 
 
 def _with(known: list[str], version: str, found: list[str]) -> list[str]:
@@ -123,14 +130,35 @@ def _with(known: list[str], version: str, found: list[str]) -> list[str]:
     return sorted(others + found, key=lambda each: [int(n) for n in each.split(".")[:2]])
 
 
-def _path(project: Project) -> Path:
-    return project.results / "measured" / "setups.json"
+# On the page.
 
 
-def _recorded(project: Project) -> list[dict[str, Any]]:
-    path = _path(project)
-    return list(read_record(path)["rows"]) if path.is_file() else []
+def shown(content: dict[str, Any]) -> str:
+    """A table of the setups: the code, the result, and the releases on which it was tested."""
+    rows = [
+        [
+            show.with_code(row["setup"]),
+            f'<pre>{html.escape(row["code"])}</pre><div class="zn-note">{show.with_code(row["remark"])}</div>',
+            _right_on(row),
+        ]
+        for row in content["rows"]
+    ]
+    caption = "Training code with <code>ignoring</code>, and the releases of PyTorch on which it was tested"
+    table = show.table(caption, ["setup", "what you write", "right on"], rows, stack=True)
+    return prose(table, kind="zn-setups zn-searched")
 
 
-def _write(project: Project, rows: list[dict[str, Any]]) -> None:
-    write_record(_path(project), {"rows": rows})
+def _right_on(row: dict[str, Any]) -> str:
+    tested = f'<span class="zn-word">{spans(row["holds_on"])}</span>'
+    return (tested if row["fixes"] else "<strong>no</strong>") if row["holds_on"] else html.escape(row["not_run"])
+
+
+def _run_named(every: dict[str, list[str]], names: list[str]) -> None:
+    import pytest
+
+    sys.exit(pytest.main(["-q", *(test for name in names for test in every[name])]))
+
+
+if __name__ == "__main__":
+    every = {row["setup"]: row["tests"] for row in read(Project(Path.cwd()), "setups").get("rows", [])}
+    of_named("setup", every, partial(_run_named, every))

@@ -11,6 +11,7 @@ from typing import Any
 from ..project import Problem, Project, write
 from ..serve import built, served
 from .browser import MODULES, VIEWS, Visit, axe, chromium, executable, missing, weigh
+from .records import keep
 
 CATEGORIES = ("performance", "accessibility", "best-practices", "seo")
 
@@ -35,10 +36,7 @@ def site_report(project: Project) -> None:
             for form in ("mobile", "desktop"):
                 scores[f"{page}, {form}"] = lighthouse(project.root, f"{address}/{page}", form)
                 print(_scores(f"{page}, {form}", scores[f"{page}, {form}"]), flush=True)
-    content = {"lighthouse": scores, "bytes": weights, "axe": findings}
-    path = project.results / "measured" / "site.json"
-    write(path, json.dumps(content, indent=1) + "\n")
-    print(f"written: {path.relative_to(project.root)}")
+    keep(project, "site", {"lighthouse": scores, "bytes": weights, "axe": findings})
 
 
 def _pictured(browser: Any, address: str, path: Path) -> None:

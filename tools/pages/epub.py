@@ -22,7 +22,7 @@ from sphinx.builders.epub3 import Epub3Builder
 from ..project import write
 from ..steps.origin import Repository
 from . import checkout
-from .cover import cover
+from .cards import cover
 from .feedback import versions
 from .theme import metadata, outputs
 

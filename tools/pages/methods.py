@@ -29,10 +29,7 @@ class Limits:
 
 LIMITS = {
     "vanilla": Limits(
-        True,
-        True,
-        "an element that the loss ignores has a derivative of inf or NaN",
-        "where-over-exp#why",
+        True, True, "an element that the loss ignores has a derivative of inf or NaN", "where-over-exp#why"
     ),
     "masked": Limits(
         False,
@@ -41,10 +38,7 @@ LIMITS = {
         "masked-tensors#which-operators-work",
     ),
     "ignoring": Limits(
-        True,
-        True,
-        "an operator can't be followed (a warning names it)",
-        "operators-of-your-own#what-the-warning-names",
+        True, True, "an operator can't be followed (a warning names it)", "operators-of-your-own#what-the-warning-names"
     ),
     "double where": Limits(
         False,
@@ -102,4 +96,4 @@ def methods(facts: list[dict[str, Any]], link: Callable[[str], str]) -> str:
         )
     head = ["method", "gradient right", "forward code unchanged", "optimizer accepts it", "fails if"]
     caption = "The methods: how many of the comparisons below each method gets right, and when it fails"
-    return show.page(f'<div class="zn-prose">{show.table(caption, head, rows)}</div>')
+    return show.page(show.prose(show.table(caption, head, rows)))

@@ -1,7 +1,7 @@
 """Sphinx extension: tables of all claims and of all recorded releases, generated when the site is rendered.
 
 The directives `{claims-overview}`, `{methods}` and `{sources}` read the executed notebooks. The directives
-`{releases}`, `{changed}` and `{tested}` read `results/`.
+`{releases}`, `{releases-changed}` and `{releases-tested}` read `results/`.
 """
 
 from __future__ import annotations
@@ -32,52 +32,31 @@ class Pending(nodes.Element):
     """A placeholder for a table. The table is drawn when every page has been read."""
 
 
-class ClaimsOverview(SphinxDirective):
-    """Every verdict and claim in the book."""
-
-    make = "overview"
+class Drawn(SphinxDirective):
+    """A table that needs all pages. The name of the directive says which."""
 
     def run(self) -> list[nodes.Node]:
         """Insert the placeholder for the table, and remember the page."""
         _pages(self.env).add(self.env.docname)
-        return [Pending(make=self.make)]
+        return [Pending(make=self.name)]
 
 
-class Methods(ClaimsOverview):
-    """Each method: how often its gradient is right, and what it needs."""
-
-    make = "methods"
-
-
-class Releases(ClaimsOverview):
-    """The verdict of each case by method and by release."""
-
-    make = "releases"
-
-
-class Changed(ClaimsOverview):
-    """The claims whose result a release changed."""
-
-    make = "changed"
-
-
-class Tested(ClaimsOverview):
-    """The results of `make matrix` on each release."""
-
-    make = "tested"
-
-
-class Sources(ClaimsOverview):
+class Sources(Drawn):
     """The rows of a source thread, one on each line of the directive's content. The argument is the caption."""
 
     required_arguments, final_argument_whitespace, has_content = 1, True, True
-    make = "sources"
 
     def run(self) -> list[nodes.Node]:
         """Insert the placeholder for the table, with the rows."""
         (place,) = super().run()
         place["caption"], place["rows"] = self.arguments[0], list(filter(None, self.content))
         return [place]
+
+
+DIRECTIVES = {
+    **dict.fromkeys(("claims-overview", "methods", "releases", "releases-changed", "releases-tested"), Drawn),
+    "sources": Sources,
+}
 
 
 def overview(facts: list[dict[str, Any]], link: Callable[[str], str], title: Callable[[str], str]) -> str:
@@ -115,7 +94,7 @@ def overview(facts: list[dict[str, Any]], link: Callable[[str], str], title: Cal
     versions = sorted({fact["torch"] for fact in checked(facts)})
     caption = f"{held} of {len(checked(facts))} claims and verdicts hold on torch {', '.join(versions)}"
     head = ["case", *(METHODS[method].title for method in used), "other methods"]
-    return show.page(f'<div class="zn-prose">{show.table(caption, head, rows)}</div>')
+    return show.page(show.prose(show.table(caption, head, rows)))
 
 
 def _word(word: str) -> str:
@@ -139,12 +118,12 @@ def _fill(app: Sphinx, doctree: nodes.document, docname: str) -> None:
         return [fact for path, notebook in cached(project).items() for fact in statements(notebook, path.stem)]
 
     make: dict[str, Callable[[Pending], str]] = {
-        "overview": lambda place: overview(facts(), link, title),
+        "claims-overview": lambda place: overview(facts(), link, title),
         "methods": lambda place: methods(facts(), link),
         "sources": lambda place: sources(place["caption"], place["rows"], facts(), link),
         "releases": lambda place: releases(project.results, link),
-        "changed": lambda place: changed(project.results, link),
-        "tested": lambda place: tested(project.results),
+        "releases-changed": lambda place: changed(project.results, link),
+        "releases-tested": lambda place: tested(project.results),
     }
     for place in list(doctree.findall(Pending)):
         try:
@@ -174,12 +153,8 @@ def _write_again(app: Sphinx, env: BuildEnvironment) -> list[str]:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect to Sphinx."""
     app.add_node(Pending)
-    app.add_directive("claims-overview", ClaimsOverview)
-    app.add_directive("methods", Methods)
-    app.add_directive("sources", Sources)
-    app.add_directive("releases", Releases)
-    app.add_directive("releases-changed", Changed)
-    app.add_directive("releases-tested", Tested)
+    for name, directive in DIRECTIVES.items():
+        app.add_directive(name, directive)
     app.connect("doctree-resolved", _fill)
     app.connect("env-before-read-docs", _remember_changes)
     app.connect("env-updated", _write_again)

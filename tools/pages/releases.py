@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Callable, Iterator
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -89,11 +88,9 @@ def releases(folder: Path, link: Link) -> str:
         f"{len({c.version for c in table if c.device == d})} releases on {_device(d)}" for d, _ in devices
     )
     caption = f"{count} claims, {where}; a release changed {len(list(changes(table)))} of these claims"
-    return show.page(
-        f'<div class="zn-prose"><table class="zn-releases"><caption>{caption}</caption>'
-        f'<thead><tr><th rowspan="2" scope="col">case and method</th>{groups}</tr><tr>{heads}</tr></thead>'
-        f"{''.join(bodies)}</table></div>"
-    )
+    top = f'<thead><tr><th rowspan="2" scope="col">case and method</th>{groups}</tr><tr>{heads}</tr></thead>'
+    table_ = f'<table class="zn-releases"><caption>{caption}</caption>{top}{"".join(bodies)}</table>'
+    return show.page(show.prose(table_))
 
 
 def changed(folder: Path, link: Link) -> str:
@@ -111,7 +108,7 @@ def changed(folder: Path, link: Link) -> str:
         before, since = _differing_entries(change.before, change.since)
         rows.append([name, html.escape(before), f"{_minor(change.version)}: {html.escape(since)}", by])
     table = show.table("Claims whose result a release changed", ["claim", "before", "since", "changed by"], rows)
-    return show.page(f'<div class="zn-prose">{table}</div>')
+    return show.page(show.prose(table))
 
 
 def tested(folder: Path) -> str:
@@ -139,9 +136,7 @@ def tested(folder: Path) -> str:
             ]
         )
     head = ["release", "claims that hold", "library tests", "contaminated samples"]
-    return show.page(
-        f'<div class="zn-prose">{show.table("Results of all tests on each release", head, rows, stack=False)}</div>'
-    )
+    return show.page(show.prose(show.table("Results of all tests on each release", head, rows, stack=False)))
 
 
 def changes(table: list[Column]) -> Iterator[Change]:
@@ -218,16 +213,10 @@ def _differing(before: State, after: State) -> list[Place]:
 def _alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
     if "entries" not in one or "entries" not in other:
         return one.get("raised") == other.get("raised") and one.keys() == other.keys()
+    from helpers.recorded import alike
+
     pairs = zip(one["entries"], other["entries"], strict=False)
-    return bool(one["shape"] == other["shape"]) and all(a == b or _close(a, b) for a, b in pairs)
-
-
-def _close(one: str, other: str) -> bool:
-    """Whether two elements are numbers that differ only by rounding. A zero is close to no other number."""
-    try:
-        return math.isclose(float(one), float(other), rel_tol=1e-4)
-    except ValueError:  # masked, or a boolean
-        return False
+    return bool(one["shape"] == other["shape"]) and all(alike(a, b) for a, b in pairs)
 
 
 def _delta(first: Column, places: list[Place], link: Link) -> str:

@@ -1,4 +1,7 @@
-"""Sphinx extension: `sitemap.xml`, the addresses of all pages for search engines."""
+"""Sphinx extension: `sitemap.xml`, the addresses of all pages for search engines.
+
+sphinx-sitemap is not used: it lists only the pages that a build writes again, and the first page by its redirect.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ from ..project import Problem
 
 _CLAIM = re.compile(r"([\w-]+): ([^:]+) · (.+)")
 _SECTION = re.compile(r"([\w-]+)#([\w-]+)")
-_CODE = re.compile(r"`([^`]+)`")
 
 
 def sources(caption: str, lines: Iterable[str], facts: list[dict[str, Any]], link: Callable[[str], str]) -> str:
@@ -36,10 +35,10 @@ def sources(caption: str, lines: Iterable[str], facts: list[dict[str, Any]], lin
     for line in lines:
         number, said, answers, *reason = (part.strip() for part in line.split(" | "))
         links = [_answer(number, answer.strip(), claims, link) for answer in answers.split(";")]
-        note = [f'<span class="zn-note">{_code(text)}</span>' for text in reason]
-        rows.append([html.escape(number), _code(said), "<br>".join([*links, *note])])
+        note = [f'<span class="zn-note">{show.with_code(text)}</span>' for text in reason]
+        rows.append([html.escape(number), show.with_code(said), "<br>".join([*links, *note])])
     table = show.table(html.escape(caption), ["row", "the source", "the book's answer"], rows, stack=True)
-    return show.page(f'<div class="zn-prose">{table}</div>')
+    return show.page(show.prose(table))
 
 
 def _answer(number: str, answer: str, claims: dict[tuple[str, str, str], Any], link: Callable[[str], str]) -> str:
@@ -60,7 +59,3 @@ def _answer(number: str, answer: str, claims: dict[tuple[str, str, str], Any], l
     if not link(page):
         raise Problem(f"source row {number}: there is no page {page}")
     return f'<a href="{link(page)}#{target}">{html.escape(page)}: {html.escape(text)}</a>'
-
-
-def _code(text: str) -> str:
-    return _CODE.sub(r"<code>\1</code>", html.escape(text))

@@ -21,7 +21,6 @@ def execute(
     chapters: Sequence[Path],
     report: Callable[[ChapterRun], None] = lambda run: None,
     timeout: int = TIMEOUT,
-    jobs: int | None = None,
 ) -> list[ChapterRun]:
     """Bring every chapter's outputs up to date with its code and the environment.
 
@@ -33,7 +32,6 @@ def execute(
         chapters: the sources to run.
         report: called with each finished run, in the order in which the runs finish.
         timeout: the most seconds that one cell may take.
-        jobs: how many chapters run at a time. The default is one more than the processors, because kernels also wait.
 
     Returns:
         One run per chapter, in the order of `chapters`.
@@ -48,7 +46,7 @@ def execute(
     if rest := [chapter for chapter in chapters if chapter not in done]:
         from .run import run_all  # here, because this import takes longer than most builds
 
-        for run in run_all(project, rest, timeout, jobs):
+        for run in run_all(project, rest, timeout):
             if is_good(run):
                 executed.keep(run.chapter, run.notebook)
             done[run.chapter] = run

@@ -27,7 +27,7 @@ from .read import read
 from .warm import Warmth
 
 
-def run_all(project: Project, chapters: Sequence[Path], timeout: int, jobs: int | None) -> Iterator[ChapterRun]:
+def run_all(project: Project, chapters: Sequence[Path], timeout: int) -> Iterator[ChapterRun]:
     """Yield each chapter's run as soon as it is done. Runs with cached outputs come first."""
     # If a cell hangs, nbclient leaves a task unfinished, and asyncio logs it. The hanging cell is reported already.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
@@ -41,7 +41,7 @@ def run_all(project: Project, chapters: Sequence[Path], timeout: int, jobs: int 
         return
     # The longest chapter starts first, so that no long chapter runs alone at the end.
     first = sorted(todo, key=lambda each: -sum(len(c.source) for c in todo[each].cells if c.cell_type == "code"))
-    pool = ThreadPoolExecutor(jobs or (os.cpu_count() or 1) + 1)
+    pool = ThreadPoolExecutor((os.cpu_count() or 1) + 1)  # one more than the processors, because kernels also wait
     with Warmth(several=sum(map(needs_torch, todo.values())) > 1):
         import nbclient  # noqa: F401  # here, before the threads need it, because the warm server starts meanwhile
 

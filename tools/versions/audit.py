@@ -1,4 +1,8 @@
-"""Checks whether a pinned package has a known vulnerability. SECURITY.md says when this runs, and what follows."""
+"""Checks whether a pinned package has a known vulnerability. SECURITY.md says when this runs, and what follows.
+
+pip-audit and npm find the advisories. This file adds what neither has: an exception needs a reason and a last day, and
+a service that did not answer for a package gives another exit status than a finding.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,8 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Any
 
+from ..measure.browser import MODULES
 from ..project import Problem, Project
-from . import npm
 
 UNASKED = 2
 """The exit status if nothing was found but some packages could not be checked, which differs from no finding."""
@@ -134,8 +138,21 @@ def of_python(project: Project) -> tuple[list[Finding], list[str]]:
 
 
 def of_the_site(project: Project) -> tuple[list[Finding], list[str]]:
-    """The findings of npm in the lock file of the site's packages."""
-    said = npm.npm(project, "audit")
+    """The findings of npm in the lock file of the site's packages.
+
+    npm exits with 1 for a finding too, so its status is not checked.
+    """
+    command = ["npm", "audit", "--json", "--prefix", str(MODULES.parent)]
+    try:
+        done = subprocess.run(command, cwd=project.root, capture_output=True, text=True)
+        said = dict(json.loads(done.stdout or "{}"))
+    except FileNotFoundError as error:
+        raise Problem("npm is not installed: `make browser` installs it") from error
+    except (ValueError, TypeError) as error:
+        raise Problem(f"npm audit gave no JSON, but this: {(done.stdout + done.stderr).strip()[-1000:]}") from error
+    if "error" in said:
+        why = said.get("message") or said["error"].get("summary") or done.stderr.strip()
+        raise Problem(f"npm audit got no answer from its registry: {why}")
     if "vulnerabilities" not in said:
         raise Problem("npm audit gave no result")
     return [

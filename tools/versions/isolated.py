@@ -1,13 +1,15 @@
 """Runs work in separate environments. Each environment is removed when its work is done, and the results are kept.
 
 A command that uses this module keeps its results in a folder of `_build` until all work is done. If you interrupt the
-command, run it again, and it continues.
+command, run it again, and it continues. nox and tox are not used: nox runs one environment at a time, both keep every
+environment, which has gigabytes, and neither continues where it stopped.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -36,6 +38,12 @@ def files(project: Project, *under: str) -> list[str]:
     )  # fmt: skip
     paths = {name: project.root / name for name in listed.stdout.split("\0") if name}
     return sorted(name for name, path in paths.items() if path.is_file() and not path.is_symlink())
+
+
+def pinned(project: Project) -> dict[str, str]:
+    """The version of every package that `requirements.txt` pins."""
+    text = (project.root / "requirements.txt").read_text(encoding="utf-8")
+    return dict(re.findall(r"(?m)^([\w.-]+)==([^\s;]+)", text))
 
 
 class Isolated:
@@ -153,6 +161,24 @@ def open_room(project: Project, command: str) -> Path:
             "some space"
         )
     return room
+
+
+def results(runs: Sequence[Isolated], what: str, at_once: int = 1) -> list[dict[str, Any]]:
+    """The results of all pieces of work. Earlier final results are not computed again."""
+    todo = [run for run in runs if not run.done()]
+    print(f"running {len(todo)} of {len(runs)} {what}, {at_once} at a time", flush=True)
+    perform(todo, at_once)
+    return [run.row() for run in runs]
+
+
+def give_up_or_clean(room: Path, wrong: Sequence[str]) -> int:
+    """Print what failed, and keep the folder with the logs; or remove the folder. Return the exit status."""
+    if not wrong:
+        shutil.rmtree(room)
+        return 0
+    again = "The same command runs only these again."
+    print(f"failed: {', '.join(wrong)}. Their logs are in {room}. {again}", file=sys.stderr)
+    return 1
 
 
 def perform(todo: Sequence[Isolated], at_once: int = 1) -> None:

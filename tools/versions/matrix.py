@@ -11,14 +11,13 @@ import json
 import os
 import re
 import shutil
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from ..project import Problem, Project, read_record, write, write_record
+from ..project import Problem, Project, write
 from ..steps.made import digest
-from .isolated import DISK, Isolated, files, open_room, perform
+from .isolated import DISK, Isolated, files, give_up_or_clean, open_room, results
 
 RELEASES = tuple(f"2.{minor}.0" for minor in range(6, 16))
 """The first release of every minor version that the library supports."""
@@ -51,22 +50,12 @@ def matrix(project: Project, *names: str) -> int:
     room = open_room(project, "matrix")
     source = _digest(project)
     runs = [ReleaseRun(project, version, room, source) for version in versions]
-    todo = [run for run in runs if not run.done()]
     at_once = max(1, min(os.cpu_count() or 1, shutil.disk_usage(room).free // DISK))
-    print(f"running {len(todo)} of {len(runs)} versions, {at_once} at a time", flush=True)
-    perform(todo, at_once)
-    rows = [run.row() for run in runs]
+    rows = results(runs, "versions", at_once)
     _record(project, rows)
     bad = [row["torch"] for row in rows if not _good(row)]
     print(f"{len(rows) - len(bad)} of {len(rows)} versions: no failure")
-    if bad:
-        print(
-            f"failed: {', '.join(bad)}. Their logs are in {room}. The same command runs only these again.",
-            file=sys.stderr,
-        )
-    else:
-        shutil.rmtree(room)
-    return int(bool(bad))
+    return give_up_or_clean(room, bad)
 
 
 class ReleaseRun(Isolated):
@@ -106,30 +95,32 @@ class ReleaseRun(Isolated):
         """How many claims hold. Their outcomes go to the record of `make record`."""
         from helpers.recorded import runs
 
-        path = book / "results" / "claims.json"
-        if not path.is_file():
-            return {"error": self._last()}
-        (run,) = runs(read_record(path))
+        found = self._written(book / "results" / "claims.json")
+        if "error" in found:
+            return found
+        (run,) = runs(found)
         held = [fact["holds"] for fact in run["outcomes"]]
         found = {"held": sum(held), "of": len(held), "run": run}
         return found if all(held) and status == 0 else {**found, "error": self._last()}
 
+    def _written(self, path: Path) -> dict[str, Any]:
+        """What a part wrote, or its last words as an error."""
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {"error": self._last()}
+
     def _tests(self, book: Path, status: int) -> dict[str, Any]:
-        path = book / "_build" / "library-tests.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"error": self._last()}
+        return self._written(book / "_build" / "library-tests.json")
 
     def _fixed(self, book: Path, status: int) -> dict[str, Any]:
-        path = book / "_build" / "fixed.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"error": self._last()}
+        return self._written(book / "_build" / "fixed.json")
 
     def _masked(self, book: Path, status: int) -> dict[str, Any]:
         """How many operators of masked tensors work. Their outcomes go to the record of `make masked`."""
         from ..measure import masked
 
-        path = book / "results" / "measured" / "masked.json"
-        if not path.is_file():
-            return {"error": self._last()}
-        (outcomes,) = masked.recorded(read_record(path)).values()
+        found = self._written(book / "results" / "measured" / "masked.json")
+        if "error" in found:
+            return found
+        (outcomes,) = masked.recorded(found).values()
         return {"works": masked.working(outcomes), "of": len(outcomes), "outcomes": outcomes}
 
 
@@ -156,11 +147,10 @@ def _record(project: Project, rows: list[dict[str, Any]]) -> None:
     from helpers.releases import number
 
     from ..measure import masked, setups
+    from ..measure.records import keep, read
     from ..steps import record
 
-    path = project.matrix
-    known = read_record(path)["rows"] if path.is_file() else []
-    found = {row["torch"]: row for row in known}
+    found = {row["torch"]: row for row in read(project, "matrix").get("rows", [])}
     for row in rows:
         if run := row.get("claims", {}).pop("run", None):
             record.add(project, run, complete="error" not in row["claims"])
@@ -170,8 +160,7 @@ def _record(project: Project, rows: list[dict[str, Any]]) -> None:
             masked.add(project, row["torch"], outcomes)
         found[row["torch"]] = row
     ordered = sorted(found.values(), key=lambda row: number(row["torch"]))
-    write_record(path, {"rows": ordered})
-    print(f"written: {path.relative_to(project.root)}")
+    keep(project, "matrix", {"rows": ordered})
 
 
 def _good(row: dict[str, Any]) -> bool:

@@ -8,20 +8,22 @@ kept in `_build/peers` until all packages are done. If you interrupt the command
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import shutil
-import sys
 import tarfile
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..project import Problem, Project, read_record, write
+from helpers import show
+
+from ..measure.records import keep, prose, read
+from ..project import Project, named, write
 from ..steps.made import digest
-from .isolated import Isolated, files, open_room, perform
-from .pins import pinned
+from .isolated import Isolated, files, give_up_or_clean, open_room, pinned, results
 
 PLUGIN = "peers_plugin"
 SECONDS = 300
@@ -73,24 +75,14 @@ def peers(project: Project, *names: str) -> int:
     Raises:
         Problem: before any work, if a name is unknown, or if the disk has no room for one environment.
     """
-    if unknown := set(names) - {peer.name for peer in PEERS}:
-        known = ", ".join(peer.name for peer in PEERS)
-        raise Problem(f"no package is called {', '.join(sorted(unknown))}; the packages are {known}")
+    named(names, [peer.name for peer in PEERS], "package")
     room = open_room(project, "peers")
     runs = [PeerRun(project, peer, room) for peer in PEERS if not names or peer.name in names]
-    todo = [run for run in runs if not run.done()]
-    print(f"running the tests of {len(todo)} of {len(runs)} packages", flush=True)
-    perform(todo)
-    rows = [run.row() for run in runs]
-    if wrong := [row["package"] for row in rows if "error" in row]:
-        print(
-            f"could not be run: {', '.join(wrong)}. Their logs are in {room}. The same command runs only these again.",
-            file=sys.stderr,
-        )
-        return 1
-    _record(project, rows)
-    shutil.rmtree(room)
-    return 0
+    rows = results(runs, "packages")
+    wrong = [row["package"] for row in rows if "error" in row]
+    if not wrong:
+        _record(project, rows)
+    return give_up_or_clean(room, wrong)
 
 
 class PeerRun(Isolated):
@@ -125,8 +117,7 @@ class PeerRun(Isolated):
 
         Return an error message, or the empty text.
         """
-        pins = pinned((self.project.root / "requirements.txt").read_text(encoding="utf-8"))
-        peer, fixed = self.peer, self.folder / "pins.txt"
+        pins, peer, fixed = pinned(self.project), self.peer, self.folder / "pins.txt"
         # The package's own requirements may have any version, but they may not replace these packages.
         write(fixed, "".join(f"{name}=={pins[name]}\n" for name in ("torch", "numpy", "pytest", "pytest-timeout")))
         if error := self._environment(python, ["-r", str(fixed), *peer.needs]):
@@ -191,11 +182,44 @@ def _skipped(tests: Tests) -> set[str]:
 
 def _record(project: Project, rows: list[dict[str, Any]]) -> None:
     """Put the rows into `results/measured/peers.json`, in the order of `PEERS`."""
-    path = project.results / "measured" / "peers.json"
-    known = read_record(path)["rows"] if path.is_file() else []
-    found = {row["package"]: row for row in (*known, *rows)}
+    found = {row["package"]: row for row in (*read(project, "peers").get("rows", []), *rows)}
     ordered = [found[peer.name] for peer in PEERS if peer.name in found]
-    write(path, json.dumps({"rows": ordered}, indent=1, ensure_ascii=False) + "\n")
     for row in ordered:
         print(f"{row['package']} {row['version']}: {row['passed']} tests pass, {len(row['failed'])} fail with ignoring")
-    print(f"written: {path.relative_to(project.root)}")
+    keep(project, "peers", {"rows": ordered})
+
+
+# On the page.
+
+
+def shown(content: dict[str, Any]) -> str:
+    """A table of other projects' tests: how many pass with plain PyTorch, and how many of those fail with ignoring."""
+    counts = ("passed", "differentiating", "failed", "unsteady")
+    rows, sums, failures, warned = [], dict.fromkeys(counts, 0), [], []
+    for row in content["rows"]:
+        figures = {name: row[name] if isinstance(row[name], int) else len(row[name]) for name in counts}
+        sums = {name: sums[name] + figures[name] for name in counts}
+        run = ", ".join(html.escape(each) for each in row["tests"])
+        name = f"<code>{html.escape(row['package'])}</code> {html.escape(row['version'])}"
+        rows.append([f'{name}<br><span class="zn-note">{run}</span>', *(str(figures[each]) for each in counts)])
+        failures += [[f"<code>{html.escape(test)}</code>", html.escape(said)] for test, said in row["failed"].items()]
+        warned += [[html.escape(said), str(tests)] for said, tests in row["warnings"].items()]
+    run_on = content["rows"][0]
+    caption = (
+        f"{sums['failed']} of {sums['passed']:,} tests that pass with plain PyTorch fail with <code>ignoring</code>; "
+        f"torch {html.escape(run_on['torch'])}, Python {html.escape(run_on['python'])}"
+    )
+    head = [
+        "package, and the tests that ran",
+        "tests that pass with plain PyTorch",
+        "of these, tests that call backward",
+        "of these, tests that fail with ignoring",
+        "tests left out",
+    ]
+    foot = ["all packages", *(str(sums[name]) for name in counts)]
+    parts = [show.table(caption, head, rows, foot, stack=True)]
+    if failures:
+        parts.append(show.table("Tests that fail with ignoring", ["test", "its error message"], failures, stack=True))
+    if warned:
+        parts.append(show.table("Warnings of ignoring in these tests", ["warning", "tests"], warned))
+    return prose(*parts)

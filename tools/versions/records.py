@@ -22,9 +22,11 @@ def record(project: Project, reports: list[Path]) -> None:
     """Replace the recorded words of each report's release by the words of the report.
 
     Raises:
-        Problem: if a file is not such a report, or can't be recorded: it comes from a nightly build or from another
-            device than a CPU, or it lacks operators.
+        Problem: if no report is given, if a file is not such a report, or if it can't be recorded: it comes from a
+            nightly build or from another device than a CPU, or it lacks operators.
     """
+    if not reports:
+        raise Problem("no report is named: run python -m tools.versions.records REPORT.json …")
     path = project.source / "zero_or_nan" / "selfcheck" / "recorded.json"
     tables = dict(Records.from_json(path.read_text(encoding="utf-8")).tables)
     for report in reports:

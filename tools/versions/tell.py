@@ -1,4 +1,4 @@
-"""Keeps one issue up to date with the findings of `watch`: opens it, rewrites it, closes it."""
+"""Keeps one issue up to date with the findings of `watch`: opens it, rewrites it, closes it, with GitHub's `gh`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import html
 import json
 import os
 import re
+import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..project import Problem, Project
-from . import issues
 from .differences import KINDS, Difference
+
+LABEL = "upstream"
+"""The label of the issue. Only people with triage rights can set it, so no other issue is taken for ours."""
 
 MARKER = "<!-- watched:"
 """The beginning of the issue's text. After it come the digests of the differences. The next run compares them."""
@@ -56,23 +60,50 @@ def tell(project: Project) -> None:
             "BUILDS names no build: set it to the builds whose reports are expected, as in BUILDS='release nightly'"
         )
     reports = {build: read(project.build / "watched" / build / "watched.json") for build in builds}
-    text, issue = written(reports, os.environ.get("RUN_URL", "")), issues.opened(MARKER)
-    if issue is None:
-        print(f"opened {issues.open_new(text.title, text.body)}" if text.digests else "no differences")
-        return
-    before = digests(issue.body)
-    if not text.digests:
-        issues.close(issue.number, f"{text.title}. {text.body}")
-        print(f"closed #{issue.number}: no differences are left")
-        return
-    if (issue.title, issue.body.replace("\r\n", "\n").strip()) != (text.title, text.body.strip()):
-        issues.rewrite(issue.number, text.title, text.body)
-    if text.digests != before:
-        issues.comment(issue.number, changed(text, before))
-    print(
-        f"#{issue.number} is up to date; its differences "
-        f"{'are the same as before' if text.digests == before else 'changed'}"
-    )
+    text, issue = written(reports, os.environ.get("RUN_URL", "")), opened()
+    if issue is None and not text.digests:
+        print("no differences")
+    elif issue is None:
+        about = "Results of a PyTorch release differ from the record"
+        gh("label", "create", LABEL, "--force", "--description", about, "--color", "fbca04")
+        new = ("issue", "create", "--title", text.title, "--label", LABEL, "--body-file", "-")
+        print(f"opened {gh(*new, text=text.body).strip()}")
+    elif not text.digests:
+        said = f"{text.title}. {text.body}"
+        gh("issue", "close", str(issue["number"]), "--reason", "completed", "--comment", said)
+        print(f"closed #{issue['number']}: no differences are left")
+    else:
+        number, before = str(issue["number"]), digests(issue["body"])
+        if (issue["title"], issue["body"].replace("\r\n", "\n").strip()) != (text.title, text.body.strip()):
+            gh("issue", "edit", number, "--title", text.title, "--body-file", "-", text=text.body)  # notifies nobody
+        if text.digests != before:
+            gh("issue", "comment", number, "--body-file", "-", text=changed(text, before))
+        same = "are the same as before" if text.digests == before else "changed"
+        print(f"#{number} is up to date; its differences {same}")
+
+
+def opened() -> dict[str, Any] | None:
+    """The oldest open issue with our label whose text begins with `MARKER`: its number, title and body."""
+    command = ("issue", "list", "--state", "open", "--label", LABEL, "--limit", "100", "--json", "number,title,body")
+    ours = [issue for issue in json.loads(gh(*command)) if issue["body"].startswith(MARKER)]
+    return min(ours, key=lambda issue: issue["number"], default=None)
+
+
+def gh(*arguments: str, text: str = "") -> str:
+    """The output of `gh`. `text` is its standard input.
+
+    Raises:
+        Problem: if `gh` is missing, or refuses; with its own message.
+    """
+    try:
+        done = subprocess.run(["gh", *arguments], input=text, capture_output=True, text=True)
+    except FileNotFoundError as error:
+        raise Problem(
+            "gh, GitHub's command line, is not installed: this command is made for a GitHub workflow, where gh exists"
+        ) from error
+    if done.returncode:
+        raise Problem(f"gh {' '.join(arguments[:2])} failed: {done.stderr.strip()}")
+    return done.stdout
 
 
 def read(path: Path) -> Watched | None:

@@ -131,8 +131,12 @@ def saved_tensors(node: Any, unknown: bool = False) -> Iterator[Tensor]:
                 yield from (part for part in (saved if isinstance(saved, tuple) else (saved,)) if part is not None)
 
 
-NODES = frozenset(function_of(name) for name in dir(torch._C._functions))
-"""The forward functions whose nodes are PyTorch's own. All other nodes run unknown code."""
+NODES = frozenset(
+    function_of(name)
+    for name in dir(torch._C._functions)
+    if "Backward" in name or name in ("AccumulateGrad", "CopySlices", "DelayedError", "UndefinedGrad")
+)
+"""The forward functions whose nodes are PyTorch's own. All other nodes run unknown code, or raise an error."""
 
 KINDS = frozenset(
     kind

@@ -8,7 +8,6 @@ from scratch import ROOT
 
 from tools.measure import attention
 from tools.measure.attention import FLEX, HEADS, LLAMA, add, flex, llama, off, recorded
-from tools.pages.measured import attention as both_tables
 from tools.project import Project, read_record
 
 nan = float("nan")
@@ -64,7 +63,7 @@ def test_a_release_is_added_beside_the_others_and_drawn(tmp_path):
     content = read_record(project.results / "measured" / "attention.json")
     assert content["releases"] == ["2.9.0", "2.10.0"]
     assert recorded(content)["2.9.0"] == {FLEX: [["block_mask", "0", "raises <X>"]], LLAMA: []}
-    drawn = both_tables(content)
+    drawn = attention.shown(content)
     assert 'raises &lt;X&gt; <span class="zn-note">(2.9)' in drawn
     assert "PyTorch 2.9 and 2.10" in drawn and "PyTorch 2.10</caption>" in drawn
 

@@ -12,8 +12,7 @@ from scratch import ROOT
 from torch import nn
 
 from tools.measure import compiled
-from tools.pages import measured
-from tools.pages.measured.compiled import cases_by_outcome
+from tools.measure.compiled import cases_by_outcome
 from tools.project import Problem, Project, read_record
 from zero_or_nan import ignoring
 
@@ -161,10 +160,10 @@ def test_a_backend_is_added_beside_the_others_and_drawn(tmp_path):
         ("2.10.0", "inductor", "layers", 1), ("2.10.0", "inductor", "losses", 1),
     ]  # fmt: skip
     assert [row["name"] for row in content["exceptions"]] == ["Linear", "L1Loss"]
-    drawn = measured.compiled(content)
+    drawn = compiled.shown(content)
     assert "2 of 6 compiled programs" in drawn and "failed: &lt;E&gt;: sliced, inf" in drawn
 
 
 def test_only_these_backends():
-    with pytest.raises(Problem, match="no such backend: eager"):
+    with pytest.raises(Problem, match="no backend is called eager; did you mean aot_eager"):
         compiled.compiled(Project(ROOT), "eager")

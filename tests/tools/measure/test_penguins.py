@@ -9,7 +9,6 @@ import torch
 from scratch import ROOT
 
 from tools.measure import penguins
-from tools.pages import measured
 from tools.project import Project, read_record
 
 FILE = Path(ROOT) / "src" / "helpers" / "penguins.csv"
@@ -72,7 +71,7 @@ def test_a_row_of_the_record(birds):
 def test_the_record_is_whole_and_is_drawn(record):
     assert len(record["rows"]) == 2 * len(penguins.SHARES) * len(penguins.METHODS)
     assert all(len(row["errors"]) == penguins.SEEDS for row in record["rows"])
-    text = measured.penguins(record)
+    text = penguins.shown(record)
     assert "plain PyTorch gave NaN in 140 of 140 runs" in text and "60% missing" in text
 
 

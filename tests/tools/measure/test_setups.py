@@ -9,7 +9,6 @@ from bs4 import BeautifulSoup
 from scratch import ROOT
 
 from tools.measure import setups
-from tools.pages import measured
 from tools.project import Problem
 
 SHOWN = ("setup", "code", "remark", "fixes", "tests")
@@ -131,7 +130,7 @@ def test_the_table_tells_right_from_not_right_and_from_not_tested():
         {"setup": "B", "code": "b", "remark": "", "fixes": False, "holds_on": ["2.6.0"], "not_run": ""},
         {"setup": "C", "code": "c", "remark": "", "fixes": True, "holds_on": [], "not_run": "not yet tested"},
     ]
-    table = BeautifulSoup(measured.setups({"rows": rows}), "html.parser")
+    table = BeautifulSoup(setups.shown({"rows": rows}), "html.parser")
     cells = [[cell.get_text() for cell in row.select("th, td")] for row in table.select("tbody tr")]
     assert cells == [["A x", "a < br y", "2.6, 2.13"], ["B", "b", "no"], ["C", "c", "not yet tested"]]
     assert [code.get_text() for code in table.select("tbody code")] == ["x", "y"]

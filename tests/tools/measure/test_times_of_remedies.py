@@ -8,8 +8,7 @@ from scratch import ROOT
 
 from helpers.remedies import COLUMNS
 from tools.measure import remedies
-from tools.pages import measured
-from tools.pages.measured.remedies import remedy_times
+from tools.measure.remedies import remedy_times
 from tools.project import Project, read_record
 
 
@@ -41,7 +40,7 @@ def test_the_record_is_whole_and_is_drawn(record):
     assert [(row["case"], row["elements"]) for row in record["rows"]] == [
         (situation.name, elements) for elements in remedies.ROUNDS for situation in remedies.ELEMENTWISE
     ]
-    text = measured.remedies(record)
+    text = remedies.shown(record)
     assert text.count("<tr") == len(COLUMNS) and "the median of 6 cases" in text and "1 048 576 elements" in text
 
 

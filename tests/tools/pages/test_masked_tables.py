@@ -8,7 +8,6 @@ from bs4 import BeautifulSoup
 
 from tools.measure import masked as measure
 from tools.measure.masked import Operator
-from tools.pages.measured import masked
 
 
 @pytest.fixture
@@ -18,8 +17,8 @@ def soup(monkeypatch, tmp_path):
     old = {"x.exp()": ["works", "works"], "x > 0": ["works", "no gradient"], "x.clamp(max=1)": ["works", "works"]}
     new = {**old, "x.clamp(max=1)": ["works", "RecursionError"]}
     for release, outcomes in {"2.6.0": old, "2.7.0": old, "2.8.0": new}.items():
-        path = measure.add(SimpleNamespace(results=tmp_path), release, outcomes)
-    return BeautifulSoup(masked(json.loads(path.read_text(encoding="utf-8"))), "html.parser")
+        path = measure.add(SimpleNamespace(root=tmp_path, results=tmp_path), release, outcomes)
+    return BeautifulSoup(measure.shown(json.loads(path.read_text(encoding="utf-8"))), "html.parser")
 
 
 def test_each_operator_has_a_row_with_its_outcomes(soup):

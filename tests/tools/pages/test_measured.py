@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tools.measure import costs
-from tools.pages import measured
-from tools.pages.measured.penguins import METHODS
+from tools.measure import costs, costs_shown, explained, fixed, noticed, penguins
 from tools.project import Project
+from tools.versions import peers
 from zero_or_nan import explain
 
 pytestmark = pytest.mark.filterwarnings("ignore:It is not recommended to create a MaskedTensor")  # it makes its own
@@ -40,7 +39,7 @@ def cells(html):
 
 
 def test_costs_are_shown_as_ratios():
-    html = measured.costs(COSTS)
+    html = costs_shown.shown(COSTS)
     found = cells(html)
     assert found[found.index("a model") :][:3] == ["a model", "1.50", "1.50"]  # backward, 3 against 2
     assert found[found.index("10 clean") :][:4] == ["10 clean", "2", "1", "3"]  # backward
@@ -61,7 +60,7 @@ def test_the_time_of_a_node_is_measured_by_that_of_plain_pytorch_in_the_shortest
         return {**ROWS[0], "case": f"{length} nodes", "nodes": length, "contaminated": contaminated, "seconds": seconds}
 
     chains = [chain(1_000, False, 2, 3), chain(1_000, True, 2, 5), chain(2_000, False, 4, 6), chain(2_000, True, 4, 10)]
-    found = cells(measured.costs({**COSTS, "rows": ROWS + chains}))
+    found = cells(costs_shown.shown({**COSTS, "rows": ROWS + chains}))
     assert found[found.index("1 000") :][:4] == ["1 000", "1.00", "1.50", "2.50"]
     assert found[found.index("2 000") :][:4] == ["2 000", "2.00", "3.00", "5.00"]
 
@@ -72,7 +71,7 @@ def test_the_parts_of_a_backward_pass_are_measured_by_plain_pytorch():
         {"case": "a <net>", "contaminated": False, "seconds": seconds},
         {"case": "a <net>", "contaminated": True, "seconds": {**seconds, "hooks": 5.0, "ignoring": 9.0}},
     ]
-    found = cells(measured.costs({**COSTS, "parts": parts}))
+    found = cells(costs_shown.shown({**COSTS, "parts": parts}))
     clean = found.index("a &lt;net&gt;")
     assert found[clean : clean + 5] == ["a &lt;net&gt;", "1.10", "1.50", "–", "1.60"]
     assert found[clean + 5 : clean + 10] == ["a &lt;net&gt;, contaminated", "1.10", "1.50", "2.50", "4.50"]
@@ -106,10 +105,10 @@ def test_a_watched_step_is_measured_by_one_that_nobody_watches():
     small = {"case": "small", "seconds": {"plain": 0.001, "ignoring": 0.001, "explain": 0.003}}
     content = {"torch": "2", "machine": "m", "watched": [{"case": "a <net>", "seconds": seconds}]}
     content["failing"] = [small, failed]
-    found = cells(measured.watching(content))
+    found = cells(costs_shown.watching(content))
     assert found[found.index("a &lt;net&gt;") :][:4] == ["a &lt;net&gt;", "2.50", "1.50", "1.05"]
     assert found[-6:] == ["a &lt;bad&gt; net", "2.0", "23", "11.5", "10.0", "2.5"]
-    assert "the 3 ms of the quickest step" in measured.watching(content)
+    assert "the 3 ms of the quickest step" in costs_shown.watching(content)
 
 
 def test_tests_of_other_projects_are_counted_and_those_that_fail_are_named():
@@ -117,13 +116,13 @@ def test_tests_of_other_projects_are_counted_and_those_that_fail_are_named():
         "package": "a", "version": "1.2", "tests": ["test/<x>"], "torch": "2", "python": "3", "passed": 1200,
         "differentiating": 30, "failed": {"t::one": "1 < 2"}, "unsteady": ["t::two"], "warnings": {},
     }  # fmt: skip
-    html = measured.peers({"rows": [row, {**row, "package": "b", "failed": {}, "warnings": {"ignoring <x>": 4}}]})
+    html = peers.shown({"rows": [row, {**row, "package": "b", "failed": {}, "warnings": {"ignoring <x>": 4}}]})
     assert "1 of 2,400 tests that pass with plain PyTorch fail" in html
     found = cells(html)
     assert found[found.index("a 1.2test/&lt;x&gt;") :][:5][1:] == ["1200", "30", "1", "1"]
     assert found[found.index("all packages") :][:5][1:] == ["2400", "60", "1", "2"]
     assert found[found.index("t::one") + 1] == "1 &lt; 2" and found[-2:] == ["ignoring &lt;x&gt;", "4"]
-    html = measured.peers({"rows": [{**row, "failed": {}}]})
+    html = peers.shown({"rows": [{**row, "failed": {}}]})
     assert "Tests that fail" not in html and "warns of" not in html
 
 
@@ -135,7 +134,7 @@ def test_lines_that_tools_name_are_counted_and_so_are_false_alarms():
     rows = [{"kind": "undefined", "programs": 5, **tools}, {"kind": "overflow", "programs": 4, **tools}]
     rows.append({"kind": "clean", "programs": 7, "explain": score(0, 0, 7), "anomaly mode": score(1, 0, 6)})
     content = {"torch": "2", "tools": ["explain", "anomaly mode"], "rows": rows}
-    html = measured.explained(content)
+    html = explained.shown(content)
     assert "of 9 programs" in html and "In 6 of them" in html
     found = cells(html)
     assert found[:5] == ["tool", "undefined", "overflow", "all kinds", "false alarms on clean programs"]
@@ -157,11 +156,11 @@ def test_lines_that_tools_name_are_counted_and_so_are_false_alarms():
         "1",
     ]
     reports = {
-        "rows": rows,
+        "reports": rows,
         "first": {"a": "+kind -line", "b": "+kind -cause"},
         "now": {"a": "+kind +line", "b": "-kind"},
     }
-    html = measured.explained({**content, "reports": reports, "versions": {"anomaly mode": "tool <1>"}})
+    html = explained.shown({**content, **reports, "versions": {"anomaly mode": "tool <1>"}})
     found = cells(html)
     assert found.count("anomaly mode (tool &lt;1&gt;)") == 2 and "9 programs from public reports" in html
     assert found[found.index("the kind of the first origin") :][:3][1:] == ["2 of 2", "1 of 2"]
@@ -194,7 +193,7 @@ def test_fixed_lists_contaminated_operators_and_counts_all():
         row("neg", 6, 0, 0, left_out=3),
         row("log", 2, 2, 2, crashed=1),
     ]
-    html = measured.fixed(swept(*rows, overflow="It is <too> large."))
+    html = fixed.shown(swept(*rows, overflow="It is <too> large."))
     assert "3 of 4 contaminated samples fixed (75.0%), 0 broken; 3 operators" in html
     assert "3 samples of the database were left out, because they are too large." in html
     found = cells(html)
@@ -208,7 +207,7 @@ def test_fixed_lists_contaminated_operators_and_counts_all():
 def test_the_causes_are_counted_and_what_none_explains_is_said_to_be_so():
     rows = [row("exp", 4, 4, 1, not_fixed={"overflow": 1, "unexplained": 2})]
     rows += [row("mm", 4, 3, 1, not_fixed={"overflow": 2})]
-    html = measured.fixed(swept(*rows, overflow="It is <too> large.", other="No."))
+    html = fixed.shown(swept(*rows, overflow="It is <too> large.", other="No."))
     found = cells(html[html.index("<caption>Why 5 samples") :])
     assert found[:9] == [
         "cause", "samples", "what happens", "overflow", "3", "It is &lt;too&gt; large.",
@@ -219,7 +218,7 @@ def test_the_causes_are_counted_and_what_none_explains_is_said_to_be_so():
 
 def test_a_share_is_never_rounded_up_to_all():
     rows = [row("exp", 9999, 9999, 9998, not_fixed={"overflow": 1})]
-    assert "(99.9%)" in measured.fixed(swept(*rows))
+    assert "(99.9%)" in fixed.shown(swept(*rows))
 
 
 @pytest.mark.parametrize("contaminated", [False, True])
@@ -257,21 +256,22 @@ def test_the_recorded_costs_are_of_todays_cases():
 def test_changes_that_the_build_did_not_notice_are_listed():
     row = {"cells": 3, "noticed": 3, "mutated": 2, "missed": []}
     content = {"made_with": {"torch": "2"}, "pages": {"one": row, "two": row}}
-    assert "after 6 of 6 changes" in (text := measured.noticed(content)) and "<table" not in text
+    assert "after 6 of 6 changes" in (text := noticed.shown(content)) and "<table" not in text
     assert "In 4 of them" in text and "In the other 2" in text
     content["pages"]["two"] = {**row, "noticed": 2, "missed": ["code cell 1 (a < b)"]}
-    assert "after 5 of 6 changes" in (text := measured.noticed(content)) and "a &lt; b" in text
+    assert "after 5 of 6 changes" in (text := noticed.shown(content)) and "a &lt; b" in text
 
 
 def test_a_difference_between_methods_is_that_of_the_same_seeds():
     dropped, ours = [0.5, 0.7, 0.9], [0.4, 0.61, 0.79]
     rows = [
         {"missing": missing, "share": share, "method": method, "errors": ours if method == "ignoring" else dropped}
-        for missing in ("targets", "inputs") for share in (0.0, 0.6) for method in METHODS
+        for missing in ("targets", "inputs") for share in (0.0, 0.6) for method in penguins.METHODS
     ]  # fmt: skip
+    rows = [row for row in rows if row["method"] != "plain PyTorch"]
     rows += [{"missing": "inputs", "share": 0.0, "method": "plain PyTorch", "errors": [None, None, 0.3]}]
     facts = {"made_with": {"torch": "2", "device": "cpu"}, "seeds": 3, "steps": 1, "tested": 9, "rows": rows}
-    text = measured.penguins(facts)
+    text = penguins.shown(facts)
     found = cells(text)
     assert "gave NaN in 2 of 3 runs" in text
     assert found[found.index("ignoring") :][:3] == ["ignoring", "0.600 ± 0.113", "−0.100 ± 0.006"]
@@ -280,6 +280,6 @@ def test_a_difference_between_methods_is_that_of_the_same_seeds():
 
 
 def test_compiled_models_have_a_table_of_their_own():
-    short, tables = measured.costs(COSTS).split("<details>")
+    short, tables = costs_shown.shown(COSTS).split("<details>")
     assert tables.count("a &lt;layer&gt;, inductor") == 2 and "1.25" in tables and "1.50" in tables
     assert short.count("at most 1.25 times (a &lt;layer&gt;, inductor)") == 2 and "at most 1.50 times plain" in short

@@ -145,14 +145,14 @@ def test_without_a_test_that_passes_nothing_is_recorded_and_the_rest_is_not_run_
     for _ in range(2):
         assert peers.peers(project) == 1
     assert ran == [*["one"] * 3, *["two"] * 3, *["wrong"] * 6]
-    assert "could not be run: wrong. Their logs are in" in capsys.readouterr().err
+    assert "failed: wrong. Their logs are in" in capsys.readouterr().err
     assert not project.results.exists()
     (project.root / "src" / "zero_or_nan" / "a.py").write_text("1")
     assert peers.peers(project, "one") == 0 and ran.count("one") == 6
 
 
 def test_what_is_no_package_is_refused_before_any_work(project):
-    with pytest.raises(Problem, match="no package is called three; the packages are one, two, wrong"):
+    with pytest.raises(Problem, match="no package is called three; the known names are one, two, wrong"):
         peers.peers(project, "one", "three")
     assert not project.build.exists()
 

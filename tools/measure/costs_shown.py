@@ -7,13 +7,17 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-_BOTH = ("forward", "backward")
+from matplotlib.ticker import EngFormatter
+
+from helpers import figures, show
+
+from .records import prose
+
+BOTH = ("forward", "backward")
 
 
-def costs(content: dict[str, Any]) -> str:
+def shown(content: dict[str, Any]) -> str:
     """A figure of the time that a gradient takes, and tables. Each number is a multiple of plain PyTorch's number."""
-    from helpers import show
-
     rows = content["rows"]
     where, models, weighed = _kinds(rows)
     states = ["nothing contaminated", "contaminated"]
@@ -28,11 +32,11 @@ def costs(content: dict[str, Any]) -> str:
     chains = [row for row in rows if row.get("nodes")]
     if chains:
         tables.append(_by_nodes(chains))
-    for parts, name in ((("backward",), "backward"), (_BOTH, "forward and backward")):
+    for parts, name in ((("backward",), "backward"), (BOTH, "forward and backward")):
         cells = [
             [
                 f"{row['entries']:,} {'contaminated' if row['contaminated'] else 'clean'}".replace(",", " "),
-                *(f"{_times_plain(row, method, parts):.2g}" for method in _METHODS),
+                *(f"{times(row, method, parts):.2g}" for method in _METHODS),
             ]
             for row in where
         ]
@@ -68,7 +72,7 @@ _METHODS = ("ignoring", "double where", "masked")
 def in_short(content: dict[str, Any]) -> str:
     """A summary of the tables of costs, in a few sentences."""
     where, models, weighed = _kinds(content["rows"])
-    quicker = [_times_plain(row, "masked", _BOTH) / _times_plain(row, "ignoring", _BOTH) for row in where]
+    quicker = [times(row, "masked", BOTH) / times(row, "ignoring", BOTH) for row in where]
     return (
         f'<div class="zn-prose"><p><strong>If nothing is contaminated, backward takes {_time_of(models, False)}.'
         f"</strong> If something is contaminated, backward takes {_time_of(models, True)}. Peak memory is at most "
@@ -91,11 +95,11 @@ def _compiled_in_short(rows: list[dict[str, Any]]) -> str:
 def _time_of(rows: list[dict[str, Any]], contaminated: bool) -> str:
     """The time of backward: the median, and the most."""
     chosen = [row for row in rows if row["contaminated"] is contaminated]
-    times = [_times_plain(row, "ignoring") for row in chosen]
-    most = max(chosen, key=lambda row: _times_plain(row, "ignoring"))
+    found = [times(row, "ignoring") for row in chosen]
+    most = max(chosen, key=lambda row: times(row, "ignoring"))
     return (
-        f"{statistics.median(times):.2f} times as long as plain PyTorch's in the median of {len(times)} cases, "
-        f"and at most {max(times):.2f} times ({html.escape(most['case'])})"
+        f"{statistics.median(found):.2f} times as long as plain PyTorch's in the median of {len(found)} cases, "
+        f"and at most {max(found):.2f} times ({html.escape(most['case'])})"
     )
 
 
@@ -104,10 +108,6 @@ def _most_memory(rows: list[dict[str, Any]]) -> float:
 
 
 def _curves(rows: list[dict[str, Any]]) -> Any:
-    from matplotlib.ticker import EngFormatter
-
-    from helpers import figures
-
     styles = {
         "plain": (figures.GREY, "o", "-"),
         "ignoring": (figures.BLUE, "s", "-"),
@@ -117,8 +117,7 @@ def _curves(rows: list[dict[str, Any]]) -> Any:
     spans = []
     for method in _METHODS:
         clean, bad = (
-            [_times_plain(row, method, _BOTH) for row in rows if row["contaminated"] is state]
-            for state in (False, True)
+            [times(row, method, BOTH) for row in rows if row["contaminated"] is state] for state in (False, True)
         )
         spans.append(f"{method} {min(clean):.2g} to {max(clean):.2g}, {min(bad):.2g} to {max(bad):.2g}")
     alt = (
@@ -145,17 +144,17 @@ def _curves(rows: list[dict[str, Any]]) -> Any:
 
 
 def _time(row: dict[str, Any], method: str) -> float:
-    return sum(float(row["seconds"][method][part]) for part in _BOTH)
+    return sum(float(row["seconds"][method][part]) for part in BOTH)
 
 
-def _times_plain(row: dict[str, Any], method: str, parts: tuple[str, ...] = ("backward",)) -> float:
-    """The time of a method, as a multiple of plain PyTorch's time."""
+def times(row: dict[str, Any], method: str, parts: tuple[str, ...] = ("backward",), base: str = "plain") -> float:
+    """The time of a method in these parts of the work, as a multiple of the time of `base`."""
     seconds = row["seconds"]
-    return float(sum(seconds[method][part] for part in parts) / sum(seconds["plain"][part] for part in parts))
+    return float(sum(seconds[method][part] for part in parts) / sum(seconds[base][part] for part in parts))
 
 
 def _backward(row: dict[str, Any]) -> str:
-    return f"{_times_plain(row, 'ignoring'):.2f}"
+    return f"{times(row, 'ignoring'):.2f}"
 
 
 def _memory(row: dict[str, Any]) -> str:
@@ -164,8 +163,6 @@ def _memory(row: dict[str, Any]) -> str:
 
 def watching(content: dict[str, Any]) -> str:
     """A table of the cost of watching a step, as a multiple of plain PyTorch's step."""
-    from helpers import show
-
     methods = {"detect_anomaly": "detect_anomaly", "explain": "explain", "on_failure": "explain.on_failure"}
     rows = [
         [html.escape(row["case"]), *(f"{row['seconds'][method] / row['seconds']['plain']:.2f}" for method in methods)]
@@ -176,13 +173,11 @@ def watching(content: dict[str, Any]) -> str:
         f"(torch {content['torch']}, {content['machine']})"
     )
     head = ["model", *(f"<code>{name}</code>" for name in methods.values())]
-    return show.page(f'<div class="zn-prose">{show.table(caption, head, rows)}{_failing(content)}</div>')
+    return prose(show.table(caption, head, rows), _failing(content))
 
 
 def _failing(content: dict[str, Any]) -> str:
     """A table of the cost of a report about a NaN."""
-    from helpers import show
-
     rows = []
     fixed = min(row["seconds"]["explain"] for row in content["failing"])
     for row in content["failing"]:
@@ -202,7 +197,6 @@ def _failing(content: dict[str, Any]) -> str:
 
 def _by_nodes(rows: list[dict[str, Any]]) -> str:
     """A table that shows whether the time of a node depends on the number of nodes."""
-    from helpers import show
 
     def of_a_node(row: dict[str, Any], method: str) -> float:
         return float(row["seconds"][method]["backward"]) / int(row["nodes"])
@@ -221,8 +215,6 @@ def _by_nodes(rows: list[dict[str, Any]]) -> str:
 
 def _part_by_part(rows: list[dict[str, Any]]) -> str:
     """A table of backward with more and more of the work of `ignoring`."""
-    from helpers import show
-
     steps = ("walk", "look", "hooks", "ignoring")
     cells = [
         [

@@ -1,0 +1,55 @@
+"""Sphinx extension: figures and tables of what was measured, made from the records when the site is rendered.
+
+A directive such as `{measured-costs}` shows a record of `results/measured/`, and the module that measured it draws it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from ..project import Problem, read_record
+from . import checkout
+
+DRAWN = {
+    **{
+        name: (name, f"measure.{name}", "shown")
+        for name in "attention compiled explained fixed honesty masked noticed penguins remedies setups".split()
+    },
+    "costs": ("costs", "measure.costs_shown", "shown"),
+    "costs-in-short": ("costs", "measure.costs_shown", "in_short"),
+    "watching": ("costs", "measure.costs_shown", "watching"),
+    "peers": ("peers", "versions.peers", "shown"),
+}
+"""By the last part of a directive's name: the record, and the module and function that draw it."""
+
+
+class Measured(SphinxDirective):
+    """A figure or table of one record. The part of the directive's name after `measured-` says which.
+
+    `cached_pages` reads every page again if a record or the code that draws it has changed.
+    """
+
+    def run(self) -> list[nodes.Node]:
+        """Read the record, and draw it."""
+        record, module, function = DRAWN[self.name.removeprefix("measured-")]
+        path = checkout(self.env.app).results / "measured" / f"{record}.json"
+        if not path.is_file():
+            raise self.error(f"{path} is missing: run `make {record}`")
+        try:
+            content = read_record(path)
+        except Problem as problem:
+            raise self.error(str(problem)) from problem
+        draw = getattr(import_module(f"tools.{module}"), function)  # imported here, because few pages show a record
+        return [nodes.raw("", draw(content), format="html")]
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Connect to Sphinx."""
+    for name in DRAWN:
+        app.add_directive(f"measured-{name}", Measured)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
