@@ -35,6 +35,6 @@ What they have in common:
 """
 
 from .block import explain
-from .report import NotFiniteError, Origin, Report
+from .report.report import NotFiniteError, Origin, Report
 
 __all__ = ["NotFiniteError", "Origin", "Report", "explain"]

@@ -12,8 +12,8 @@ try:
 except ImportError as error:
     raise ImportError("zero_or_nan.explain.huggingface needs transformers: pip install transformers") from error
 
-from .methods import ExplainedMethod, put_back
-from .tensors import all_finite, tensors_in
+from .program.tensors import all_finite, tensors_in
+from .training.methods import ExplainedMethod, put_back
 
 
 class ExplainCallback(TrainerCallback):

@@ -6,19 +6,10 @@ import pytest
 import torch
 
 from zero_or_nan import explain
-from zero_or_nan.explain import (
-    attribution,
-    backward,
-    calls,
-    findings,
-    forward,
-    names,
-    node_births,
-    places,
-    sandbox,
-    shadow,
-    watch,
-)
+from zero_or_nan.explain.births import attribution, calls, findings, node_births
+from zero_or_nan.explain.program import places
+from zero_or_nan.explain.report import names
+from zero_or_nan.explain.watch import backward, forward, sandbox, shadow, watch
 
 
 class Wrong(Exception):

@@ -10,7 +10,7 @@ import torch
 
 from zero_or_nan import explain
 from zero_or_nan.explain import Origin, Report
-from zero_or_nan.explain.notebook import COLOURS, place
+from zero_or_nan.explain.report.notebook import COLOURS, place
 
 
 def contaminated():

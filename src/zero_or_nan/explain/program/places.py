@@ -1,0 +1,189 @@
+"""Where in the user's code an operator was called: the deepest Python frame outside of PyTorch, and its module."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import sys
+import unicodedata
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.utils.checkpoint
+from torch import nn
+
+_LIBRARY = Path(__file__).parents[2]
+_INSIDE = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, _LIBRARY))
+_CALL = nn.Module._call_impl.__code__
+_LOAD = nn.Module._load_from_state_dict.__code__
+_CHECKPOINT = torch.utils.checkpoint.__file__
+_OBEYED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""The categories of characters that control, that change the direction, and that end a line."""
+
+_NOWHERE = compile("", "", "exec")
+
+_AROUND = 40
+"""The number of frames in which a module is looked for."""
+
+
+class Place(NamedTuple):
+    """A call. Noting it must be cheap, so its line is worked out only when it is asked for."""
+
+    code: CodeType
+    instruction: int
+    module: nn.Module | None
+
+    @property
+    def filename(self) -> str:
+        return self.code.co_filename
+
+    @property
+    def line(self) -> int:
+        return _line(self.code, self.instruction)
+
+    @property
+    def function(self) -> str:
+        return self.code.co_qualname
+
+    @property
+    def source(self) -> str:
+        return linecache.getline(self.filename, self.line).strip()
+
+
+@functools.cache
+def is_inside(filename: str) -> bool:
+    """Whether code is PyTorch's or ours."""
+    return filename.startswith(_INSIDE) or filename.startswith("<frozen")
+
+
+def place_here(frame: FrameType | None = None) -> Place:
+    """The call that led here.
+
+    Args:
+        frame: where to begin; the caller's frame if left out.
+    """
+    at: FrameType | None = sys._getframe(1) if frame is None else frame
+    start = at
+    module = None
+    while at is not None and is_inside(at.f_code.co_filename):
+        if module is None and at.f_code is _CALL:
+            module = at.f_locals.get("self")
+        start, at = at, at.f_back
+    found = at if at is not None else start
+    assert found is not None
+    for _ in range(_AROUND):
+        if module is not None or at is None:
+            break
+        if at.f_code is _CALL:
+            module = at.f_locals.get("self")
+        at = at.f_back
+    return Place(found.f_code, found.f_lasti, module)
+
+
+def place_at(filename: str, line: int, function: str, module: nn.Module | None) -> Place:
+    """A place of which only the line is known."""
+    code = _NOWHERE.replace(
+        co_filename=filename, co_firstlineno=line, co_name=function, co_qualname=function, co_linetable=b""
+    )
+    return Place(code, 0, module)
+
+
+def modules_around() -> list[nn.Module]:
+    """The modules whose calls led here, the outermost first."""
+    at: FrameType | None = sys._getframe(1)
+    found = []
+    while at is not None:
+        if at.f_code is _CALL:
+            found.append(at.f_locals["self"])
+        at = at.f_back
+    return found[::-1]
+
+
+class Places:
+    """The places of one block, with the modules around each module when it was first called.
+
+    Attributes:
+        around: by module, the modules whose calls led to its own, the outermost first.
+        inside: the call that a compiled region is at, while its graph runs a second time.
+    """
+
+    def __init__(self) -> None:
+        self.around: WeakKeyDictionary[nn.Module, list[nn.Module]] = WeakKeyDictionary()
+        self.inside: Place | None = None
+
+    def here(self) -> Place:
+        """The call that led here."""
+        if self.inside is not None:
+            return self.inside
+        place = place_here()
+        module = place.module
+        if module is not None and module not in self.around:
+            self.around[module] = modules_around()
+        return place
+
+
+def printable(text: str) -> str:
+    """Text of the user's as one line, without what a terminal or a browser would obey instead of show.
+
+    >>> print(printable("a" + chr(27) + "[2Jb" + chr(0x202E) + "c"))
+    a\\x1b[2Jb\\u202ec
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        repr(each)[1:-1] if unicodedata.category(each) in _OBEYED and each != "\t" else each for each in text
+    )
+
+
+def users_frame() -> FrameType | None:
+    """The deepest frame outside of PyTorch and of this library."""
+    at: FrameType | None = sys._getframe(1)
+    while at is not None and is_inside(at.f_code.co_filename):
+        at = at.f_back
+    return at
+
+
+def optimizer_here() -> str:
+    """The name of the optimizer whose step called what runs now, as opposed to the user's closure; else empty."""
+    at: FrameType | None = sys._getframe(1)
+    while at is not None:
+        code = at.f_code
+        if code.co_name == "step" and code.co_varnames[:1] == ("self",):  # the locals of other frames would be kept
+            owner = at.f_locals.get("self")
+            if isinstance(owner, torch.optim.Optimizer):
+                return type(owner).__name__
+        if not is_inside(code.co_filename):
+            break
+        at = at.f_back
+    return ""
+
+
+def is_loading() -> bool:
+    """Whether a module copies what it loads into its parameters and buffers."""
+    at: FrameType | None = sys._getframe(1)
+    while at is not None and is_inside(at.f_code.co_filename):
+        if at.f_code is _LOAD:
+            return True
+        at = at.f_back
+    return False
+
+
+def is_recomputed() -> bool:
+    """Whether a checkpoint runs this code again."""
+    at: FrameType | None = sys._getframe(1)
+    while at is not None:
+        if at.f_code.co_filename == _CHECKPOINT:
+            return True
+        at = at.f_back
+    return False
+
+
+def _line(code: CodeType, instruction: int) -> int:
+    for start, end, line in code.co_lines():
+        if start <= instruction < end and line is not None:
+            return line
+    return code.co_firstlineno
