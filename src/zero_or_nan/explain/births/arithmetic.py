@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...ignoring.watching import Mode
+from ...ignoring.inside import Mode
 from ..program.tensors import is_sparse, numbers_of, stored, tensors_in
 from ..program.unseen import unseen
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...ignoring.compiled import is_region
+from ...ignoring.inside import is_region
 from ..program.functions import MAKES_DATA, MEANT, UNINITIALIZED, Plan, buffers_of, overwritten_by
 from ..program.places import is_loading
 from ..program.tensors import any_of, is_finite, is_sparse, not_finite, numbers_of, tensors_in, unreadable_layout

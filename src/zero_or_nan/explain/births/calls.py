@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
-from ...ignoring.masks import was_broadcast
+from ...ignoring.inside import was_broadcast
 from ..program.functions import WEIGHS_ALL
 from ..program.places import Place
 from ..program.tensors import any_of, each_in, is_finite, not_finite, numbers_of, tensors_in

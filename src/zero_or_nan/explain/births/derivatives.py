@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ignoring.graph import function_of, run
+from ...ignoring.inside import function_of, run
 from ..program.tensors import are_finite, is_finite, numbers_of
 from .arithmetic import Born, first_born, number, on_copies, rerun
 from .calls import finite_ones
@@ -40,12 +40,12 @@ _FROM_RESULT: dict[str, Callable[[float], float]] = {
 
 def is_entrywise(node: Any) -> bool:
     """Whether each element of the gradient depends on one element of the cotangent."""
-    return function_of(node.name()) in _ENTRYWISE
+    return function_of(node) in _ENTRYWISE
 
 
 def is_product(node: Any) -> bool:
     """Whether a node adds up products: its derivative then multiplies by an operand, whatever the result was."""
-    return function_of(node.name()) in _PRODUCTS
+    return function_of(node) in _PRODUCTS
 
 
 def only_passes_on(node: Any, arriving: Sequence[Any]) -> bool:
@@ -124,14 +124,14 @@ def _is_at_pole(node: Any, index: tuple[int, ...], bad: Tensor) -> bool:
         with contextlib.suppress(Exception):
             here = numbers_of(saved)
             value = (saved if here is None else here).broadcast_to(bad.shape)[index].item()
-            if value == 0 or value - value != 0 or function_of(node.name()) in _ENDS and abs(value) in (0, 1):
+            if value == 0 or value - value != 0 or function_of(node) in _ENDS and abs(value) in (0, 1):
                 return True
     return False
 
 
 def _point(node: Any, index: tuple[int, ...], bad: Tensor) -> str:
     """The number at which a derivative was taken, as text, as far as the node knows it."""
-    name = function_of(node.name())
+    name = function_of(node)
     with contextlib.suppress(Exception):
         saved = getattr(node, "_saved_self", None)
         if isinstance(saved, Tensor):

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from torch import Tensor
 
-from ...ignoring.masked_pass import REPORT
+from ...ignoring.inside import REPORT
 from ..program.places import Place, is_recomputed, printable
 from ..program.tensors import Masks, address, is_finite, memory, numbers_of, tensors_in
 from .nodes import region_of

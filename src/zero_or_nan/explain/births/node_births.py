@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ignoring.graph import KINDS, run
+from ...ignoring.inside import is_checkpoint, is_pytorchs, run
 from ..program.functions import MEANT
 from ..program.tensors import any_of, not_finite, numbers_of
 from .arithmetic import rerun
@@ -58,7 +58,7 @@ class NodeBirths:
         """The births of elements that a node made: in the call that it comes from, or only now."""
         result = results[at]
         inside = self._findings.provenances.of(result)
-        if inside is not None and type(node).__name__ == "CheckpointFunctionBackward":
+        if inside is not None and is_checkpoint(node):
             return list(inside.births)
         new = self._at_finite_operands(node, origination, bad)
         old = bad if new is None else bad & ~new
@@ -78,12 +78,12 @@ class NodeBirths:
             too_large = is_only_too_large(node, arriving, at, entries)
             birth = describe("made", origination.call, result, entries, text, "backward", too_large=too_large)
             value = value_of(node, birth.where[0], birth.shape)
-            self._events.born[node] = Born(birth, entries, type(node) not in KINDS, value)
+            self._events.born[node] = Born(birth, entries, not is_pytorchs(node), value)
         return [*births, self._events.born[node].birth]
 
     def add_nothing(self, node: Any, origination: Origination, provenances: Sequence[Provenance], bad: Tensor) -> bool:
         """Whether the births that a node could bring in have arrived there already, and their text is made."""
-        if is_entrywise(node) or type(node).__name__ == "CheckpointFunctionBackward":
+        if is_entrywise(node) or is_checkpoint(node):
             return False
         births = self._from_forward(node, origination, bad)
         return bool(births) and all(

@@ -6,12 +6,9 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ...ignoring import graph
-from ...ignoring.graph import KINDS, TELLS_OF_HOOKS, Edge, can_be_read_again, saved_tensors
-from ...ignoring.lifetimes import DEEP_GRAPHS
+from ...ignoring.inside import TELLS_OF_HOOKS, Graph, can_be_read_again, is_leaf, is_pytorchs, saved_tensors, saw
 from ..program.places import Place
 from .provenance import Birth, Provenance, all_births
 
@@ -48,21 +45,12 @@ def node_of(tensor: Tensor) -> Any:
         return None
 
 
-def edge_of(tensor: Any) -> Edge | None:
-    """Where the gradient of a tensor or graph edge arrives; None for what has none."""
-    try:
-        return graph.edge_of(tensor)
-    except RuntimeError:  # PyTorch asks a view of a leaf, and some layouts have no views
-        with torch.enable_grad():
-            return (tensor.clone().grad_fn.next_functions[0]) if tensor.is_leaf else None
-
-
 def note_call(node: Any, name: str, place: Place) -> None:
     """Write on a node which call it comes from. The first call counts."""
     known = node.metadata
     if CALLED not in known:
         known[CALLED] = name, place
-        DEEP_GRAPHS.saw(node)
+        saw(node)
         if not TELLS_OF_HOOKS:
             known[_READABLE] = not HOOKS
 
@@ -108,9 +96,16 @@ def passed_by(node: Any) -> tuple[Birth, ...]:
 
 def can_run_again(node: Any) -> bool:
     """Whether a node's derivative may be run once more. PyTorch's own can; others may have any side effect."""
-    return type(node) in KINDS and can_be_read_again(node, node.metadata.get(_READABLE, False))
+    return is_pytorchs(node) and can_be_read_again(node, node.metadata.get(_READABLE, False))
 
 
 def saved_by(node: Any) -> Iterator[Tensor]:
     """The tensors that a node saved, as far as they can be read without running a user's hook."""
     return saved_tensors(node, node.metadata.get(_READABLE, False))
+
+
+def leaves_of(graph: Graph) -> Iterator[tuple[Any, Tensor]]:
+    """The nodes that add to the `.grad` of a leaf, with the leaf."""
+    for node in graph:
+        if is_leaf(node):
+            yield node, node.variable

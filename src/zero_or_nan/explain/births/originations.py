@@ -6,8 +6,7 @@ import functools
 from collections import deque
 from typing import Any, NamedTuple
 
-from ...ignoring.compiled import is_region
-from ...ignoring.graph import Graph, function_of
+from ...ignoring.inside import Graph, function_of, is_region
 from ..program.places import Place, place_here, users_frame
 from .calls import Call
 from .findings import COMPILED, Findings
@@ -51,7 +50,7 @@ class Originations:
         caller = self._callers[node]
         if caller is not None:
             return Origination(caller, *caller.metadata[CALLED])
-        return Origination(node, function_of(node.name()), self._findings.compiled_at or place_here(users_frame()))
+        return Origination(node, function_of(node), self._findings.compiled_at or place_here(users_frame()))
 
     def _caller(self, node: Any) -> Any:
         """The nearest node that knows its call, among those that a node sends its gradient for; None if none does."""

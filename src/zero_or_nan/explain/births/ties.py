@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ignoring.graph import function_of
+from ...ignoring.inside import function_of
 from .nodes import CALLED, can_run_again
 
 _CLAMPS: dict[str, Callable[[Any], tuple[float, ...]]] = {
@@ -67,7 +67,7 @@ def value_of(node: Any, index: tuple[int, ...], shape: Sequence[int]) -> float |
             return float(result[index]) if result.shape == shape else None
         here = node._saved_self.detach()[index]
         exponent = getattr(node, "_saved_exponent", None)
-        name = function_of(node.name()).lower()
+        name = function_of(node).lower()
         with torch._C.DisableTorchFunction():
             return float(getattr(torch, name)(here, *([] if exponent is None else [exponent])))
     return None
@@ -93,7 +93,7 @@ def tie_of(node: Any, value: float | None, is_used: bool, senders: Mapping[Any, 
             found = _convention(consumer, value, is_used)
             if found:
                 return found
-            name = function_of(consumer.name())
+            name = function_of(consumer)
             if name in _MOVES or (value == 0 and name in _KEEPS_ZERO):
                 waiting.append(consumer)
     return ""

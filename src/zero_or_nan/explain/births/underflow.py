@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...ignoring.graph import function_of
+from ...ignoring.inside import function_of
 from ..program.tensors import any_of, numbers_of
 from .nodes import carried_by, node_of, saved_by
 
@@ -38,13 +38,13 @@ def _before(nodes: Iterable[Any], through: Collection[str] | None = None) -> lis
     """These nodes and those that they come from, the nearest first: through some functions, or through all."""
     found = [node for node in nodes if node is not None]
     for node in found:  # the list grows
-        if through is None or function_of(node.name()) in through:
+        if through is None or function_of(node) in through:
             new = [ahead for ahead, _ in node.next_functions if ahead is not None and ahead not in found]
             found += dict.fromkeys(new[: _MOST_NODES - len(found)])
     return found
 
 
 def _gave_zero(node: Any) -> bool:
-    if function_of(node.name()) not in _EXPONENTIALS:
+    if function_of(node) not in _EXPONENTIALS:
         return False
     return any(here is not None and any_of(here == 0) for here in map(numbers_of, saved_by(node)))

@@ -11,10 +11,7 @@ from torch._C._nn import flatten_dense_tensors
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 
-from ...ignoring.finite import total
-from ...ignoring.forms import form_of
-from ...ignoring.masks import anywhere
-from ...ignoring.vmapped import is_wrapped
+from ...ignoring.inside import anywhere, is_wrapped, part_here, total
 from .unseen import unseen
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -85,21 +82,24 @@ def numbers_of(tensor: Any) -> Tensor | None:
     if type(tensor) not in _DENSE:
         if not isinstance(tensor, Tensor):
             return None
-        form = form_of(tensor)
-        part = form.here(tensor) if form.is_shared else tensor
+        part = part_here(tensor)
         if part is None or type(part).__torch_dispatch__ is not Tensor.__torch_dispatch__:
             return None
         tensor = part.as_subclass(Tensor)
     dtype = tensor.dtype
     if not (dtype.is_floating_point or dtype.is_complex):
         return None
-    if tensor.is_meta or tensor.is_nested or is_wrapped(tensor):
+    if tensor.is_meta or tensor.is_nested:
         return None
     if tensor.layout is not torch.strided:
-        if not is_sparse(tensor):
+        if not is_sparse(tensor) or is_wrapped(tensor):
             return None
         tensor = stored(tensor)
-    if not tensor.untyped_storage().nbytes() or not tensor.numel():
+    try:
+        has_memory = tensor.untyped_storage().nbytes() > 0
+    except NotImplementedError:  # a transform of `torch.func` has wrapped the tensor
+        return None
+    if not has_memory or not tensor.numel():
         return None
     if dtype.itemsize == 1:  # PyTorch cannot add up numbers of eight bits, nor widen two numbers in one byte
         return None if "x2" in str(dtype) else tensor.detach().to(torch.float32)

@@ -14,13 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ...ignoring.compiling import not_compiled
-from ...ignoring.lifetimes import held_from
+from ...ignoring.inside import graph_from, not_compiled
 from ...replacing import put_back, replace
+from ..births.nodes import leaves_of
 from ..program.tensors import all_finite, each_in, tensors_in
 from ..report.course import Course, largest, loss_among
 from ..report.report import NotFiniteError, Report
-from ..watch.shadow import leaves_of
 from ..watch.watch import Watch
 from .before import Before, parameters_of
 
@@ -259,7 +258,7 @@ class _Watch:
         self.habits.early.update(self.stepped)
         if not self.is_scaled:
             self.loss = loss_among(roots)
-        new = {id(leaf): leaf for _, leaf in leaves_of(held_from(roots)) if id(leaf) not in self.leaves}
+        new = {id(leaf): leaf for _, leaf in leaves_of(graph_from(roots)) if id(leaf) not in self.leaves}
         self.course.begin(new.values())
         for at, leaf in new.items():
             self._versions[at] = leaf._version

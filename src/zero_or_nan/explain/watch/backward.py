@@ -16,13 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ...ignoring.compiled import is_region
-from ...ignoring.fills import mark_formula, mark_formulas
-from ...ignoring.graph import AccumulateGrad, Edge
-from ...ignoring.lifetimes import held_from
-from ...ignoring.plan import nothing_ignored
-from ...ignoring.precheck import is_safe
-from ...ignoring.registry import record_of
+from ...ignoring.inside import Edge, edge_of, graph_from, is_leaf, is_region, mark_formula, mark_formulas, unsafe_nodes
 from ..births.arithmetic import limit
 from ..births.births import come_in, describe, held_before
 from ..births.calls import Call
@@ -31,7 +25,7 @@ from ..births.diagnosis import Diagnosis, Verdict, diagnose
 from ..births.events import Elements, Events, Inside, Reached
 from ..births.findings import Findings, Mistakes
 from ..births.node_births import NodeBirths
-from ..births.nodes import CALLED, Carried, can_run_again, carried_by, edge_of, note_call, region_of, share_readable
+from ..births.nodes import CALLED, Carried, can_run_again, carried_by, leaves_of, note_call, region_of, share_readable
 from ..births.originations import Originations
 from ..births.provenance import Birth, Provenance, joined
 from ..births.ties import tie_of
@@ -40,7 +34,7 @@ from ..program.tensors import all_finite, are_finite, beyond, is_finite, not_fin
 from ..program.unseen import unseen
 from .regions import NOT_INSIDE, Regions, SecondRun, outputs_of
 from .sandbox import Sandbox
-from .shadow import Shadow, leaves_of, shadow_of
+from .shadow import Shadow, shadow_of
 
 _STRIDED = torch.strided
 
@@ -90,7 +84,7 @@ class Backward:
     ) -> None:
         self.request, self.outer = request, outer
         self.findings, self.regions, self.sandbox, self.mistakes = findings, regions, sandbox, mistakes
-        self.graph = held_from(request.roots)
+        self.graph = graph_from(request.roots)
         self.carried: dict[Any, Carried] = {}
         roots = {edge_of(root) for root in request.roots}
         self.events: Events = Events(roots, self.carried) if outer is None else outer.events
@@ -127,11 +121,11 @@ class Backward:
                     self.carried[node] = {at: own(pairs, itemgetter(0)) for at, pairs in carried.items()}
         if self.outer is None:
             mark_formulas(self.graph)
-            unsafe: list[Any] = []
-            if (not is_safe(self.graph, unsafe) or self.carried) and not nothing_ignored(self.graph):
+            unsafe = unsafe_nodes(self.graph, is_contaminated=bool(self.carried))
+            if unsafe is not None:
                 self._cast_shadow(unsafe)
         for node in self.graph:
-            if type(node) is not AccumulateGrad:
+            if not is_leaf(node):
                 self._handles.append(node.register_hook(self._hook(node)))
                 if is_region(node):
                     self._handles.append(node.register_prehook(self._begin_compiled))
@@ -197,7 +191,7 @@ class Backward:
         return provenance
 
     def _cast_shadow(self, unsafe: Sequence[Any]) -> None:
-        keep = [(node, 0) for node in unsafe if type(node) is not AccumulateGrad]
+        keep = [(node, 0) for node in unsafe if not is_leaf(node)]
         keep += [(node, output) for node, carried in self.carried.items() for output in carried]
         keep += [(node, output) for node in self.graph if region_of(node) is not None for output in outputs_of(node)]
         roots, vectors, inputs, _ = self.request
@@ -237,7 +231,7 @@ class Backward:
                         self._not_finite(node, results, arriving, bad)
                     if torch.is_grad_enabled():
                         self._recorded(node, results)
-                        mark_formula(node, record_of(node).may_select(node), results, arriving, self.graph)
+                        mark_formula(node, results, arriving, self.graph)
                 except Exception as error:
                     self.mistakes.note(str(node.name()), error)
 

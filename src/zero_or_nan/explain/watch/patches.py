@@ -15,8 +15,7 @@ from torch.autograd.function import FunctionCtx, _HookMixin
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import checkpoint
 
-from ...ignoring.compiling import not_compiled
-from ...ignoring.graph import TELLS_OF_HOOKS
+from ...ignoring.inside import TELLS_OF_HOOKS, not_compiled
 from ...replacing import is_replaced, put_back, replace
 from ..births.findings import Mistakes, Scope
 from ..births.nodes import HOOKS

@@ -28,10 +28,10 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
 
-from ...ignoring.graph import AccumulateGrad, Edge
+from ...ignoring.inside import Edge, edge_of, is_leaf
 from ..births.arithmetic import without_side_effects
 from ..births.findings import Findings
-from ..births.nodes import CALLED, edge_of, node_of, note_carried, note_region, region_of
+from ..births.nodes import CALLED, node_of, note_carried, note_region, region_of
 from ..births.provenance import Birth, Provenance
 from ..program.places import Place, Places, is_inside, modules_around, place_at
 from ..program.tensors import is_finite, not_finite, numbers_of
@@ -282,7 +282,7 @@ class Regions:
         with torch.no_grad():
             passed = start = given.clone()
         start.requires_grad_(edge is not None)
-        if edge is not None and type(edge[0]) is not AccumulateGrad:
+        if edge is not None and not is_leaf(edge[0]):
             with torch.enable_grad():
                 passed = start.clone()  # the graph may write into it, as the user may into what is no leaf
         here = numbers_of(given)
@@ -369,7 +369,7 @@ def graph_of(compiled: Any) -> GraphModule | None:
 
 def _is_unwatched(node: Any) -> bool:
     """Whether a node comes from a call that nobody watched, as opposed to a leaf."""
-    return type(node) is not AccumulateGrad and CALLED not in node.metadata
+    return not is_leaf(node) and CALLED not in node.metadata
 
 
 def _version(value: Any) -> int:

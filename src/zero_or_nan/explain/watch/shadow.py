@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from ...ignoring.graph import AccumulateGrad, Edge, Graph
-from ...ignoring.lifetimes import held_from
-from ...ignoring.masked_pass import Observer, Pass
-from ...ignoring.masks import Mask
-from ...ignoring.registry import UNKNOWN, record_of
-from ...ignoring.steps import CHECKPOINT
+from ...ignoring.inside import (
+    Edge,
+    Graph,
+    Mask,
+    Observer,
+    edge_of,
+    graph_from,
+    is_checkpoint,
+    is_leaf,
+    is_unknown,
+    pass_over,
+)
 from ..births.arithmetic import without_side_effects
-from ..births.nodes import edge_of
+from ..births.nodes import leaves_of
 from ..program.tensors import are_finite, is_finite, not_finite, numbers_of
 
 
@@ -93,16 +99,16 @@ def shadow_of(
     if any(map(_may_run_only_once, graph)):
         return None
     edges: list[Edge] = [(node, 0) for node, _ in leaves_of(graph)]
-    edges += [edge for edge in map(edge_of, inputs) if edge is not None and type(edge[0]) is not AccumulateGrad]
+    edges += [edge for edge in map(edge_of, inputs) if edge is not None and not is_leaf(edge[0])]
     if not edges:
         return None
     shadow = Shadow(graph)
-    running = Pass(roots, graph, [*keep, *edges], unsafe=unsafe, observer=shadow)
+    running = pass_over(roots, graph, [*keep, *edges], unsafe, shadow)
     shadow.masks = running.masks
     try:
         with without_side_effects(), _Leaves(graph) as leaves, running:
-            if any(node.name() == CHECKPOINT for node in graph):  # a reentrant checkpoint refuses to work for `grad`
-                nested(lambda more: leaves.set_aside(held_from(more)))
+            if any(is_checkpoint(node) for node in graph):  # a reentrant checkpoint refuses to work for `grad`
+                nested(lambda more: leaves.set_aside(graph_from(more)))
                 torch.autograd.backward(roots, vectors, retain_graph=True)
                 shadow._leaves = leaves.have_finite()
             else:
@@ -147,14 +153,6 @@ class _Leaves:
             hooks.update(items)
 
 
-def leaves_of(graph: Graph) -> Iterator[tuple[Any, Tensor]]:
-    """The nodes that add to the `.grad` of a leaf, with the leaf."""
-    for node in graph:
-        if type(node) is AccumulateGrad:
-            leaf: Any = node
-            yield node, leaf.variable
-
-
 def _may_run_only_once(node: Any) -> bool:
     """Whether a node is a derivative in Python that may free what it saved, or talk to other processes."""
     forward = getattr(node, "_forward_cls", None)
@@ -162,4 +160,4 @@ def _may_run_only_once(node: Any) -> bool:
         return False
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return True  # other processes do not run a shadow, so it would wait for them forever
-    return not forward.__module__.startswith("torch.") and record_of(node) is UNKNOWN
+    return not forward.__module__.startswith("torch.") and is_unknown(node)

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from ...ignoring.lifetimes import DEEP_GRAPHS
-from ...ignoring.vmapped import is_wrapped
+from ...ignoring.inside import free_deep_graphs, is_wrapped
 from ..births.diagnosis import Verdict, diagnose, diagnose_results
 from ..births.findings import Findings, Mistakes, Scope
+from ..births.nodes import leaves_of
 from ..program.places import Places, users_frame
 from ..program.tensors import tensors_in
 from ..program.unseen import is_compiling, unseen
@@ -24,7 +24,6 @@ from .forward import Forward
 from .patches import Patches
 from .regions import FIXED_UNCOMPILED, NOT_INSIDE, Regions
 from .sandbox import Sandbox, is_extra
-from .shadow import leaves_of
 
 NOT_IN_TRANSFORMS = "a function transform (torch.func) was not looked into"
 NOT_IN_BATCHES = "a backward pass for a batch of vectors (is_grads_batched, vectorize) was not looked into"
@@ -144,7 +143,7 @@ class Watch:
         self.patches.take_off()
         self.forward.leave()
         self.scope.is_over = True
-        DEEP_GRAPHS.sweep()
+        free_deep_graphs()
         with self.mistakes.noted("the end"):
             if not self.report.passes and self.findings.unconsumed:
                 results = diagnose_results(self.findings.unconsumed.values())
