@@ -6,8 +6,8 @@
 - What a node is and has: `function_of`, `saved_tensors`, `can_be_read_again`; `run` computes its derivative.
 - A backward pass of `ignoring`: `unsafe_nodes` says whether it can differ from plain PyTorch's pass. `pass_over` runs
   it, and an `Observer` sees it. `is_unknown` says that it can't follow a node's own code.
-- `mark_formulas` and `mark_formula` mark the zeros that PyTorch's own formulas fill in. A later pass over a gradient that
-  plain PyTorch recorded then does not take these zeros for a selection of the program.
+- `mark_formulas` and `mark_formula` mark the zeros that PyTorch's own formulas fill in. A later pass over a gradient
+  that plain PyTorch recorded then does not take these zeros for a selection of the program.
 - Tensors: their `total`, `part_here`, `is_wrapped`, and whether a mask is True `anywhere`.
 - `not_compiled` keeps the compiler out of a function. A `Mode` sees operators, and does not import the compiler.
 """

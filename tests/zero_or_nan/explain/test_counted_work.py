@@ -12,12 +12,15 @@ import torch
 from torch import nn
 
 from zero_or_nan import explain
-from zero_or_nan.explain.births import calls, node_births, originations
+from zero_or_nan.explain.births import calls
+from zero_or_nan.explain.births import nodes as node_births
+from zero_or_nan.explain.births import nodes as originations
 from zero_or_nan.explain.births.provenance import MOST_STEPS, Provenance, joined
 from zero_or_nan.explain.program import tensors
 from zero_or_nan.explain.program.tensors import any_of, is_finite, is_finite_at_each, not_finite
-from zero_or_nan.explain.report import names
-from zero_or_nan.explain.watch import backward, sandbox
+from zero_or_nan.explain.report import narration as names
+from zero_or_nan.explain.watch import backward
+from zero_or_nan.explain.watch import shadow as sandbox
 
 
 def counted(monkeypatch, owner, name):

@@ -5,12 +5,10 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from zero_or_nan.explain.births.diagnosis import Diagnosis, Verdict, diagnose, diagnose_results
-from zero_or_nan.explain.births.events import Born, Events, Reached
+from zero_or_nan.explain.births.diagnosis import Born, Diagnosis, Events, Reached, Verdict, diagnose, diagnose_results
 from zero_or_nan.explain.births.provenance import Birth, Provenance
-from zero_or_nan.explain.program.places import place_here
-from zero_or_nan.explain.report.names import Names
-from zero_or_nan.explain.report.narration import NOT_TOLD_APART, Narration
+from zero_or_nan.explain.program.code import place_here
+from zero_or_nan.explain.report.narration import NOT_TOLD_APART, Names, Narration
 from zero_or_nan.explain.report.report import Report
 
 FIRST, BOTH = torch.tensor([True, False]), torch.tensor([True, True])

@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from zero_or_nan import explain
-from zero_or_nan.explain.births import attribution, calls, findings, node_births
-from zero_or_nan.explain.program import places
-from zero_or_nan.explain.report import names
-from zero_or_nan.explain.watch import backward, forward, sandbox, shadow, watch
+from zero_or_nan.explain.births import attribution, calls, findings
+from zero_or_nan.explain.births import nodes as node_births
+from zero_or_nan.explain.program import code as places
+from zero_or_nan.explain.report import narration as names
+from zero_or_nan.explain.watch import backward, forward, shadow, watch
+from zero_or_nan.explain.watch import shadow as sandbox
 
 
 class Wrong(Exception):

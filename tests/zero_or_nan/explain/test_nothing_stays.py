@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from zero_or_nan import explain
 from zero_or_nan.explain import NotFiniteError
-from zero_or_nan.explain.report import names
+from zero_or_nan.explain.report import narration as names
 
 
 def of_pytorch():

@@ -5,10 +5,9 @@ import random
 import pytest
 import torch
 
-from zero_or_nan.explain.births.births import come_in
-from zero_or_nan.explain.births.calls import Call
+from zero_or_nan.explain.births.calls import Call, come_in
 from zero_or_nan.explain.births.provenance import MOST_STEPS, NANS, Provenance, joined
-from zero_or_nan.explain.program.places import place_here
+from zero_or_nan.explain.program.code import place_here
 from zero_or_nan.explain.program.tensors import is_finite
 
 

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...ignoring.inside import Mode
-from ..program.tensors import is_sparse, numbers_of, stored, tensors_in
-from ..program.unseen import unseen
+from ..program.tensors import is_sparse, numbers_of, rerun, tensors_in
 
 WRITTEN: dict[str, str] = {
     "add": "{} + {}",
@@ -59,7 +56,7 @@ _to_copy copy linear convolution mkldnn_convolution linalg_vector_norm norm tan 
 """Operators that are infinite only by overflow. All others are infinite at a point, as log is at 0."""
 
 
-class Born(NamedTuple):
+class Computation(NamedTuple):
     """An element that one of PyTorch's operators made.
 
     Attributes:
@@ -102,9 +99,9 @@ class _Looking(Mode):
     def __init__(self, entries: Tensor | None) -> None:
         super().__init__()
         self.entries = entries
-        self.nan: Born | None = None
-        self.infinite: Born | None = None
-        self.passed_on: Born | None = None
+        self.nan: Computation | None = None
+        self.infinite: Computation | None = None
+        self.passed_on: Computation | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -146,7 +143,7 @@ class _Looking(Mode):
             self.passed_on = _born(name, operands, out, bad, dtype)
 
 
-def first_born(function: Callable[[], Any], entries: Tensor | None = None) -> Born | None:
+def first_born(function: Callable[[], Any], entries: Tensor | None = None) -> Computation | None:
     """The first NaN that a computation makes of other numbers, or the first infinity that it makes of finite numbers.
 
     Args:
@@ -158,44 +155,6 @@ def first_born(function: Callable[[], Any], entries: Tensor | None = None) -> Bo
     if looking.nan is not None and looking.infinite is not None and not looking.infinite.is_pole:
         return looking.infinite
     return looking.nan or looking.infinite or looking.passed_on
-
-
-@contextmanager
-def without_side_effects() -> Iterator[None]:
-    """While entered, code leaves the random numbers as they were, and no mode and no warning shows that it ran."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with unseen(), torch.random.fork_rng(devices=list(devices)), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-@contextmanager
-def rerun() -> Iterator[None]:
-    """The same for code that runs a second time: it records no graph either."""
-    with without_side_effects(), torch.no_grad():
-        yield
-
-
-def on_copies(things: Any, change: Callable[[Tensor], Tensor] | None = None) -> Any:
-    """The arguments with a copy of each tensor, so that a function that runs again changes nothing."""
-    if isinstance(things, Tensor):
-        copy = things.detach()
-        here = numbers_of(things)
-        copy = copy.clone() if here is not None or not things.is_sparse else copy
-        if change is None or here is None:
-            return copy
-        if not is_sparse(copy):
-            return change(copy)
-        changed = change(here)
-        copy = copy.to(changed.dtype)
-        stored(copy).copy_(changed)
-        return copy
-    if isinstance(things, (tuple, list)):
-        parts = [on_copies(thing, change) for thing in things]
-        return type(things)(*parts) if hasattr(things, "_fields") else type(things)(parts)
-    if isinstance(things, dict):
-        return {key: on_copies(value, change) for key, value in things.items()}
-    return things
 
 
 def is_nan(value: complex) -> bool:
@@ -254,7 +213,7 @@ def _entrywise(operands: Any, out: Tensor) -> bool:
 _TOGETHER = ("softmax", "norm", "cum", "mm", "bmm", "mv", "dot", "conv", "attention", "sort", "linear", "fft", "linalg")
 
 
-def _born(name: str, operands: Any, out: Tensor, entries: Tensor, dtype: torch.dtype) -> Born:
+def _born(name: str, operands: Any, out: Tensor, entries: Tensor, dtype: torch.dtype) -> Computation:
     large = any(
         bool(((here.abs() > torch.finfo(here.dtype).max ** 0.5) & torch.isfinite(here)).any())
         for here in map(numbers_of, tensors_in(operands))
@@ -263,7 +222,7 @@ def _born(name: str, operands: Any, out: Tensor, entries: Tensor, dtype: torch.d
     return _written(name, operands, out, entries, dtype)._replace(of_large=large)
 
 
-def _written(name: str, operands: Any, out: Tensor, entries: Tensor, dtype: torch.dtype) -> Born:
+def _written(name: str, operands: Any, out: Tensor, entries: Tensor, dtype: torch.dtype) -> Computation:
     index = tuple(entries.nonzero()[0].tolist()) if entries.dim() else ()
     result = out[index].item()
     if name in SAID and not any(map(is_sparse, tensors_in(operands))):
@@ -271,7 +230,7 @@ def _written(name: str, operands: Any, out: Tensor, entries: Tensor, dtype: torc
         if text:
             formula = re.split("[:,]", text)[0]  # what follows is a remark
             text = formula + _ends(result, dtype, True) + text[len(formula) :]
-            return Born(name, (), text, result)
+            return Computation(name, (), text, result)
     if _entrywise(operands, out) and (name in WRITTEN or not any(part in name for part in _TOGETHER)):
         values = tuple(_at(operand, index, out) for operand in operands if _is_operand(operand))
         pattern = WRITTEN.get(name)
@@ -280,9 +239,9 @@ def _written(name: str, operands: Any, out: Tensor, entries: Tensor, dtype: torc
             text = pattern.format(*texts) if pattern else f"{name.lstrip('_')}({', '.join(texts)})"
         except IndexError:
             text = f"{name}({', '.join(texts)})"
-        born = Born(name, values, text, result)
+        born = Computation(name, values, text, result)
         return born._replace(text=text + ("" if is_nan(result) else _ends(result, dtype, not born.is_pole)))
-    return Born(name, (), f"{name.lstrip('_')} of {_ranges(operands)}" + _ends(result, dtype, False), result)
+    return Computation(name, (), f"{name.lstrip('_')} of {_ranges(operands)}" + _ends(result, dtype, False), result)
 
 
 def _ends(result: float, dtype: torch.dtype, too_large: bool) -> str:

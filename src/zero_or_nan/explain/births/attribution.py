@@ -13,13 +13,10 @@ import torch
 from torch import Tensor
 
 from ...ignoring.inside import is_region
-from ..program.functions import MAKES_DATA, MEANT, UNINITIALIZED, Plan, buffers_of, overwritten_by
-from ..program.places import is_loading
+from ..program.code import MAKES_DATA, MEANT, UNINITIALIZED, Plan, buffers_of, is_loading, overwritten_by
 from ..program.tensors import any_of, is_finite, is_sparse, not_finite, numbers_of, tensors_in, unreadable_layout
-from .births import come_in, come_out, describe, newborn
-from .calls import Call, Change, apart, came_too, finite_ones, of_masks, was_there
-from .findings import COMPILED, Findings
-from .nodes import node_of, note_call, note_carried, note_passed
+from .calls import Call, Change, apart, came_too, come_in, come_out, describe, finite_ones, newborn, of_masks, was_there
+from .findings import COMPILED, Findings, node_of, note_call, note_carried, note_passed
 from .provenance import MASKS, NANS, OTHERS, Birth, Provenance, all_births, joined, without
 
 

@@ -1,4 +1,4 @@
-"""A call whose result is not finite, and experiments with it.
+"""A call whose result is not finite, experiments with it, and the birth that they describe.
 
 The call runs again on copies, with finite numbers in place of some that are not. How the result changes shows which of
 its elements the operator made, and which came with an operand.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterable, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -17,11 +18,24 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
-from ...ignoring.inside import was_broadcast
-from ..program.functions import WEIGHS_ALL
-from ..program.places import Place
-from ..program.tensors import any_of, each_in, is_finite, not_finite, numbers_of, tensors_in
-from .arithmetic import Born, first_born, on_copies, rerun
+from ...ignoring.inside import function_of, was_broadcast
+from ..program.code import WEIGHS_ALL, Place, optimizer_here
+from ..program.tensors import (
+    any_of,
+    each_in,
+    first_entries,
+    first_stored,
+    is_finite,
+    is_sparse,
+    not_finite,
+    numbers_of,
+    on_copies,
+    rerun,
+    tensors_in,
+)
+from .arithmetic import Computation, first_born, is_nan, number
+from .findings import carried_by, node_of, saved_by
+from .provenance import Birth
 
 Change = Callable[[Tensor], Tensor]
 
@@ -58,7 +72,7 @@ class Call(NamedTuple):
             return None
         return alone if alone is not None and alone.shape == like.shape else None
 
-    def first_born(self, entries: Tensor, change: Change | None = None) -> Born | None:
+    def first_born(self, entries: Tensor, change: Change | None = None) -> Computation | None:
         """The first number in it that is not finite, when it is run again on copies, changed first."""
         args, kwargs = on_copies(self.args, change), on_copies(self.kwargs, change)
         return first_born(lambda: self.func(*args, **kwargs), entries)
@@ -222,3 +236,131 @@ def recovered(func: Any, args: Any, kwargs: Any) -> Tensor | None:
 
 def _finite_number(value: Any) -> Any:
     return 1.0 if isinstance(value, float) and not math.isfinite(value) else value
+
+
+UNREADABLE = ", which explain can't read"
+"""How the text ends of what came out of such a tensor."""
+
+
+def describe(
+    nature: Any, call: Call, whole: Tensor, entries: Tensor, operands: str, phase: Any = "forward", **more: Any
+) -> Birth:
+    """A birth in some elements of a tensor."""
+    where = first_stored(whole, entries) if is_sparse(whole) else None
+    shape = entries.shape if where is None else whole.shape
+    where = first_entries(entries) if where is None else where
+    count, kind = int(entries.sum()), (tuple(shape), whole.dtype, whole.device)
+    here = numbers_of(whole)
+    is_nan = here is not None and here.shape == entries.shape and not bool((entries & ~here.isnan()).any())
+    return Birth(nature, phase, call.name, call.place, where, count, *kind, operands, is_nan=is_nan, **more)
+
+
+def come_in(tensor: Tensor, here: Tensor, call: Call) -> Birth:
+    """The birth of a tensor that is not finite, and that nothing in the block made."""
+    bad = not_finite(here)
+    first = here[bad][0].item()
+    infinite = first if isinstance(first, float) and bool((here[bad] == first).all()) else 0.0
+    base = None if tensor._base is None else weakref.ref(tensor._base)
+    return describe("given", call, tensor, bad, number(first), infinite=infinite, tensor=weakref.ref(tensor), base=base)
+
+
+def come_out(tensor: Tensor, bad: Tensor, call: Call, layout: str) -> Birth:
+    """The birth of what a call took out of a tensor whose numbers cannot be read."""
+    text = f"{number(tensor[bad][0].item())} out of a tensor of layout {layout}{UNREADABLE}"
+    return describe("given", call, tensor, bad, text)
+
+
+def held_before(grad: Tensor, here: Tensor, call: Call) -> Birth:
+    """The birth of a `.grad` that is not finite before a pass adds to it."""
+    bad = not_finite(here)
+    text = f"{number(here[bad][0].item())} in .grad before this pass"
+    return describe("given", call, grad, bad, text, held=True)
+
+
+def newborn(call: Call, result: Tensor, entries: Tensor, at: int, change: Change) -> Birth:
+    """The birth of elements that a call made, or that its arguments write down.
+
+    Args:
+        call: the call.
+        result: one of its results.
+        entries: the elements of the result.
+        at: the position of the result among the results.
+        change: puts finite numbers in place of the operands' NaN and infinities that the elements were not made of.
+    """
+    written = call.infinite_number()
+    here = numbers_of(result)
+    if written is not None and is_nan(written):
+        return describe("given", call, result, entries, str(written))
+    if written is not None and not (here is not None and bool((here.isnan() & entries).any())):
+        return describe("meant", call, result, entries, str(written), infinite=written)
+    born = call.first_born(entries, change)
+    too_large = _only_too_large(call, entries, at, born, result, change)
+    text = born.text if born is not None else ""
+    if call.name in ("div", "log") and not too_large and any(map(after_underflow, call.tensors()[-1:])):
+        text += UNDERFLOWED
+    of_large = born is not None and born.of_large
+    optimizer = optimizer_here()
+    if optimizer:
+        text = text.removeprefix("1 + ")  # 1 in place of the parameter, of which there is no copy from before
+    more = {"too_large": too_large, "of_large": of_large, "optimizer": optimizer}
+    return describe("made", call, result, entries, text, **more)
+
+
+def _only_too_large(
+    call: Call, entries: Tensor, at: int, born: Computation | None, result: Tensor, change: Change
+) -> bool:
+    """Whether the true value is a number that the dtype has no room for."""
+    if born is not None and is_nan(born.result) and not born.of_large:
+        return False
+    try:
+        wider = call.results(lambda tensor: _in_double(change(tensor)))[at]
+    except Exception:
+        wider = None
+    if wider is not None and wider.shape == entries.shape and wider.dtype != result.dtype:
+        has_room = any_of(entries & ~not_finite(wider))
+        if has_room:
+            return True
+    return born is not None and not born.is_pole
+
+
+def _in_double(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+UNDERFLOWED = ", after an exp that underflowed to 0"
+"""What is added to the text of a computation."""
+
+_MOST_NODES = 200
+_EXPONENTIALS = frozenset({"Exp", "Exp2"})
+_SUMS = frozenset(
+    """
+Sum Mean Add Mul Div Mm Mv Bmm Dot Expand Unsqueeze Squeeze Select Slice Index Gather View UnsafeView ReshapeAlias T
+Transpose Permute Clone ToCopy Alias Diagonal
+""".split()
+)
+"""Functions whose result is 0 if the elements of their operand are."""
+
+
+def after_underflow(tensor: Tensor) -> bool:
+    """Whether a tensor is a sum of exponentials of which some gave 0, and not because of an infinity.
+
+    An infinity is a way to leave an element out: exp(-inf) is 0 without an underflow.
+    """
+    found = [node for node in _before([node_of(tensor)], _SUMS) if _gave_zero(node)]
+    return bool(found) and not any(map(carried_by, _before(found)))
+
+
+def _before(nodes: Iterable[Any], through: Collection[str] | None = None) -> list[Any]:
+    """These nodes and those that they come from, the nearest first: through some functions, or through all."""
+    found = [node for node in nodes if node is not None]
+    for node in found:  # the list grows
+        if through is None or function_of(node) in through:
+            new = [ahead for ahead, _ in node.next_functions if ahead is not None and ahead not in found]
+            found += dict.fromkeys(new[: _MOST_NODES - len(found)])
+    return found
+
+
+def _gave_zero(node: Any) -> bool:
+    if function_of(node) not in _EXPONENTIALS:
+        return False
+    return any(here is not None and any_of(here == 0) for here in map(numbers_of, saved_by(node)))

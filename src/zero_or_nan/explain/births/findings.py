@@ -1,21 +1,73 @@
-"""What one watch has found out so far. The watch owns these objects, and gives them to the parts that need them."""
+"""What one watch has found out so far: by call, by tensor, and by node of the graph.
+
+The watch owns these objects, and gives them to the parts that need them. What is known of a node is written on the
+node. A note lives as long as its node, so a backward pass long after the block finds it, too.
+"""
 
 from __future__ import annotations
 
+import itertools
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from ...ignoring.inside import REPORT
-from ..program.places import Place, is_recomputed, printable
+from ...ignoring.inside import (
+    REPORT,
+    TELLS_OF_HOOKS,
+    Graph,
+    can_be_read_again,
+    is_leaf,
+    is_pytorchs,
+    saved_tensors,
+    saw,
+)
+from ..program.code import Place, is_recomputed, printable
 from ..program.tensors import Masks, address, is_finite, memory, numbers_of, tensors_in
-from .nodes import region_of
-from .provenance import Birth, Provenance, Provenances
+from .provenance import Birth, Provenance, all_births
+
+
+@dataclass
+class Provenances:
+    """The provenances of all tensors that exist."""
+
+    _by_memory: dict[int, tuple[StorageWeakRef, Provenance]] = field(default_factory=dict)
+    _swept: int = 64
+
+    def __bool__(self) -> bool:
+        return bool(self._by_memory)
+
+    def of(self, tensor: Tensor) -> Provenance | None:
+        """The provenance of a tensor, or None if nothing is known of it."""
+        if not self._by_memory:
+            return None
+        known = self._by_memory.get(memory(tensor)._cdata)
+        return known[1] if known is not None else None
+
+    def of_each(self, tensors: Iterable[Tensor]) -> list[Provenance]:
+        """The provenances of those tensors that have one."""
+        return [provenance for provenance in map(self.of, tensors) if provenance is not None]
+
+    def keep(self, tensor: Tensor, provenance: Provenance) -> None:
+        storage = memory(tensor)
+        self._by_memory[storage._cdata] = StorageWeakRef(storage), provenance
+        if len(self._by_memory) > 2 * self._swept:  # seldom enough that a sweep costs nothing per tensor
+            for key in [key for key, (memory, _) in self._by_memory.items() if memory.expired()]:
+                del self._by_memory[key]
+            self._swept = max(64, len(self._by_memory))
+
+    def forget(self, tensor: Tensor) -> None:
+        self._by_memory.pop(memory(tensor)._cdata, None)
+
+    def clear(self) -> None:
+        self._by_memory.clear()
+
 
 T = TypeVar("T")
 
@@ -169,3 +221,102 @@ class Findings:
         self.uninitialized.clear()
         self.unconsumed.clear()
         self.masks.clear()
+
+
+CALLED = "zero_or_nan.called"
+"""The key in a node's metadata for the function and the place of its forward call."""
+
+_CARRIES = "zero_or_nan.carries"
+"""The key for the elements of each output that are not finite, with their births."""
+
+_PASSES = "zero_or_nan.passes"
+"""The key for the provenances of the call's operands, by watch."""
+
+_READABLE = "zero_or_nan.readable"
+"""The key for whether its saved tensors can be read without running a hook. Newer releases of PyTorch know this."""
+
+_REGION = "zero_or_nan.region"
+"""The key for the call of a compiled region that the node comes from."""
+
+HOOKS: list[Any] = []
+"""The hooks on saved tensors that are active now, on releases of PyTorch that do not know a node's hooks."""
+
+Carried = dict[int, list[tuple[Birth, Tensor]]]
+"""By output of a node: births, each with a mask of its elements."""
+
+
+def node_of(tensor: Tensor) -> Any:
+    """The node of a tensor in the graph, or None.
+
+    Under `no_grad`, a view of a leaf may be written to. PyTorch then refuses to say whether the view has a node.
+    """
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
+
+
+def note_call(node: Any, name: str, place: Place) -> None:
+    """Write on a node which call it comes from. The first call counts."""
+    known = node.metadata
+    if CALLED not in known:
+        known[CALLED] = name, place
+        saw(node)
+        if not TELLS_OF_HOOKS:
+            known[_READABLE] = not HOOKS
+
+
+def note_carried(tensor: Tensor, carried: list[tuple[Birth, Tensor]]) -> None:
+    """Write on the node of a result which of its elements are not finite."""
+    node = node_of(tensor)
+    node.metadata.setdefault(_CARRIES, {}).setdefault(tensor.output_nr, []).extend(carried)
+
+
+def note_passed(node: Any, provenances: Iterable[Provenance]) -> None:
+    """Write on a node what the operands of its call come from. The first note of each watch counts."""
+    known = [provenance for provenance in provenances if provenance.kinds]
+    if known:
+        node.metadata.setdefault(_PASSES, {}).setdefault(known[0].first.watch, known)
+
+
+def note_region(node: Any, region: Any) -> None:
+    """Write on the node of a compiled region which call of the region it comes from."""
+    node.metadata[_REGION] = region
+
+
+def region_of(node: Any) -> Any:
+    """The call of a compiled region that a node comes from, or None."""
+    return None if node is None else node.metadata.get(_REGION)
+
+
+def share_readable(node: Any, caller: Any) -> None:
+    """Let a node that PyTorch made inside of a call know what the node of the call knows about hooks."""
+    node.metadata.setdefault(_READABLE, caller.metadata.get(_READABLE, False))
+
+
+def carried_by(node: Any) -> Carried:
+    """The elements of a node's outputs that were not finite in the forward pass."""
+    carried: Carried = node.metadata.get(_CARRIES) or {}
+    return carried
+
+
+def passed_by(node: Any) -> tuple[Birth, ...]:
+    """The births that came with the operands of a node's call."""
+    return tuple(all_births(itertools.chain(*node.metadata.get(_PASSES, {}).values())))
+
+
+def can_run_again(node: Any) -> bool:
+    """Whether a node's derivative may be run once more. PyTorch's own can; others may have any side effect."""
+    return is_pytorchs(node) and can_be_read_again(node, node.metadata.get(_READABLE, False))
+
+
+def saved_by(node: Any) -> Iterator[Tensor]:
+    """The tensors that a node saved, as far as they can be read without running a user's hook."""
+    return saved_tensors(node, node.metadata.get(_READABLE, False))
+
+
+def leaves_of(graph: Graph) -> Iterator[tuple[Any, Tensor]]:
+    """The nodes that add to the `.grad` of a leaf, with the leaf."""
+    for node in graph:
+        if is_leaf(node):
+            yield node, node.variable

@@ -1,111 +1,385 @@
-"""What a watch writes on a node of the graph, and what it can read from the node. A note lives as long as its node."""
+"""A node that passes on a NaN or an infinity: the user's call behind it, experiments with it, and the births there.
+
+The derivative of a node runs again on finite cotangents. What it gives shows whether the node made the elements, or
+only passed them on. What it made was born in the call that the node comes from, or only in backward.
+"""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator
-from typing import Any
+import contextlib
+import functools
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from ...ignoring.inside import TELLS_OF_HOOKS, Graph, can_be_read_again, is_leaf, is_pytorchs, saved_tensors, saw
-from ..program.places import Place
+from ...ignoring.inside import Graph, function_of, is_checkpoint, is_pytorchs, is_region, run
+from ..program.code import MEANT, Place, place_here, users_frame
+from ..program.tensors import any_of, are_finite, is_finite, not_finite, numbers_of, on_copies, rerun
+from .arithmetic import Computation, first_born, number
+from .calls import Call, come_in, describe, finite_ones
+from .diagnosis import Born, Events
+from .findings import CALLED, COMPILED, Carried, Findings, can_run_again, passed_by, saved_by, share_readable
 from .provenance import Birth, Provenance, all_births
 
-CALLED = "zero_or_nan.called"
-"""The key in a node's metadata for the function and the place of its forward call."""
 
-_CARRIES = "zero_or_nan.carries"
-"""The key for the elements of each output that are not finite, with their births."""
+class Origination(NamedTuple):
+    """The call that a node comes from, and the node that knows it: itself, or the nearest one that it works for."""
 
-_PASSES = "zero_or_nan.passes"
-"""The key for the provenances of the call's operands, by watch."""
+    node: Any
+    name: str
+    place: Place
 
-_READABLE = "zero_or_nan.readable"
-"""The key for whether its saved tensors can be read without running a hook. Newer releases of PyTorch know this."""
-
-_REGION = "zero_or_nan.region"
-"""The key for the call of a compiled region that the node comes from."""
-
-HOOKS: list[Any] = []
-"""The hooks on saved tensors that are active now, on releases of PyTorch that do not know a node's hooks."""
-
-Carried = dict[int, list[tuple[Birth, Tensor]]]
-"""By output of a node: births, each with a mask of its elements."""
+    @property
+    def call(self) -> Call:
+        """The call, without its function and arguments."""
+        return Call(None, self.name, self.place)
 
 
-def node_of(tensor: Tensor) -> Any:
-    """The node of a tensor in the graph, or None.
+class Originations:
+    """Those of the nodes of one graph.
 
-    Under `no_grad`, a view of a leaf may be written to. PyTorch then refuses to say whether the view has a node.
+    Args:
+        graph: the nodes, with their edges.
+        findings: those of the watch.
     """
-    try:
-        return tensor.grad_fn
-    except RuntimeError:
+
+    def __init__(self, graph: Graph, findings: Findings) -> None:
+        self._graph, self._findings = graph, findings
+        self._callers: dict[Any, Any] = {}
+
+    def of(self, node: Any) -> Origination:
+        """The call of the user's that a node comes from."""
+        called = node.metadata.get(CALLED)
+        if called is not None:
+            return Origination(node, *called)
+        if is_region(node):
+            return Origination(node, COMPILED, self._findings.place_of_region(node) or place_here(users_frame()))
+        if node not in self._callers:
+            self._callers[node] = self._caller(node)
+        caller = self._callers[node]
+        if caller is not None:
+            return Origination(caller, *caller.metadata[CALLED])
+        return Origination(node, function_of(node), self._findings.compiled_at or place_here(users_frame()))
+
+    def _caller(self, node: Any) -> Any:
+        """The nearest node that knows its call, among those that a node sends its gradient for; None if none does."""
+        waiting, seen = deque([node]), {node}
+        while waiting:
+            at = waiting.popleft()
+            if not waiting and at in self._callers:  # all paths lead through it
+                return self._callers[at]
+            if CALLED in at.metadata:
+                return at
+            new = [
+                sender
+                for sender in dict.fromkeys(sender for sender, _ in self.senders.get(at, ()))
+                if sender not in seen
+            ]
+            seen.update(new)
+            waiting += new
         return None
 
-
-def note_call(node: Any, name: str, place: Place) -> None:
-    """Write on a node which call it comes from. The first call counts."""
-    known = node.metadata
-    if CALLED not in known:
-        known[CALLED] = name, place
-        saw(node)
-        if not TELLS_OF_HOOKS:
-            known[_READABLE] = not HOOKS
-
-
-def note_carried(tensor: Tensor, carried: list[tuple[Birth, Tensor]]) -> None:
-    """Write on the node of a result which of its elements are not finite."""
-    node = node_of(tensor)
-    node.metadata.setdefault(_CARRIES, {}).setdefault(tensor.output_nr, []).extend(carried)
+    @functools.cached_property
+    def senders(self) -> dict[Any, list[tuple[Any, int]]]:
+        """By node, the nodes whose gradients arrive there, each with the number of the cotangent."""
+        senders: dict[Any, list[tuple[Any, int]]] = {}
+        for node, edges in self._graph.items():
+            for ahead, slot in edges:
+                senders.setdefault(ahead, []).append((node, slot))
+        return senders
 
 
-def note_passed(node: Any, provenances: Iterable[Provenance]) -> None:
-    """Write on a node what the operands of its call come from. The first note of each watch counts."""
-    known = [provenance for provenance in provenances if provenance.kinds]
-    if known:
-        node.metadata.setdefault(_PASSES, {}).setdefault(known[0].first.watch, known)
+_ENTRYWISE = frozenset("""
+Exp Exp2 Log Log2 Log10 Log1P Sqrt Rsqrt Pow Mul Div Reciprocal Sin Cos Tan Asin Acos Atan Atanh Acosh Asinh Sinh Cosh
+Tanh Sigmoid LogSigmoid Softplus Abs Expm1 Erf Erfc Erfinv Logit Lgamma Digamma Relu Xlogy Square Sinc Atan2 Clamp
+MaskedFill Neg
+""".split())  # fmt: skip
+
+_PRODUCTS = frozenset("Mm Addmm Bmm Baddbmm Addbmm Mv Addmv Addr Dot Convolution SlowConvDilated2D".split())
+"""Functions whose derivative multiplies by an operand, and has no use for the result."""
+
+_ENDS = frozenset({"Acos", "Asin", "Atanh", "Acosh", "Erfinv", "Logit"})
+"""Functions whose derivative is infinite at 1 and -1. The derivatives of others are infinite at 0."""
+
+_FROM_RESULT: dict[str, Callable[[float], float]] = {
+    "Sqrt": lambda result: result * result,
+    "Rsqrt": lambda result: 1 / (result * result),
+    "Exp": math.log,
+    "Reciprocal": lambda result: 1 / result,
+    "Tanh": math.atanh,
+}
+"""Functions that save their result alone, and how to get their argument from it."""
 
 
-def note_region(node: Any, region: Any) -> None:
-    """Write on the node of a compiled region which call of the region it comes from."""
-    node.metadata[_REGION] = region
+def is_entrywise(node: Any) -> bool:
+    """Whether each element of the gradient depends on one element of the cotangent."""
+    return function_of(node) in _ENTRYWISE
 
 
-def region_of(node: Any) -> Any:
-    """The call of a compiled region that a node comes from, or None."""
-    return None if node is None else node.metadata.get(_REGION)
+def is_product(node: Any) -> bool:
+    """Whether a node adds up products: its derivative then multiplies by an operand, whatever the result was."""
+    return function_of(node) in _PRODUCTS
 
 
-def share_readable(node: Any, caller: Any) -> None:
-    """Let a node that PyTorch made inside of a call know what the node of the call knows about hooks."""
-    node.metadata.setdefault(_READABLE, caller.metadata.get(_READABLE, False))
+def only_passes_on(node: Any, arriving: Sequence[Any]) -> bool:
+    """Whether a node gives finite gradients for finite cotangents, as far as that can be tried."""
+    if not can_run_again(node):
+        return True
+    try:
+        with rerun():
+            return are_finite(run(node, *_finite(arriving)))
+    except Exception:
+        return True
 
 
-def carried_by(node: Any) -> Carried:
-    """The elements of a node's outputs that were not finite in the forward pass."""
-    carried: Carried = node.metadata.get(_CARRIES) or {}
-    return carried
+def is_element_by_element(node: Any, arriving: Sequence[Any], bad: Tensor, came: Tensor | None = None) -> bool:
+    """Whether each element of a gradient depends on the same element of the cotangent.
+
+    Args:
+        node: the node that passed the gradient on.
+        arriving: its cotangents.
+        bad: a mask of the gradient.
+        came: a mask of the cotangent, if it is known.
+    """
+    if len(arriving) != 1 or not is_entrywise(node):
+        return False
+    cotangent = numbers_of(arriving[0]) if came is None else came
+    return cotangent is not None and cotangent.shape == bad.shape
 
 
-def passed_by(node: Any) -> tuple[Birth, ...]:
-    """The births that came with the operands of a node's call."""
-    return tuple(all_births(itertools.chain(*node.metadata.get(_PASSES, {}).values())))
+def multiplication(node: Any, arriving: Sequence[Any], at: int, bad: Tensor) -> str:
+    """The cotangent times the derivative at the first of the elements, as text."""
+    with contextlib.suppress(Exception):
+        cotangent = numbers_of(arriving[0])
+        if cotangent is not None and is_element_by_element(node, arriving, bad):
+            index = tuple(bad.nonzero()[0].tolist())
+            slope = math.inf
+            if can_run_again(node):
+                with rerun():
+                    slope = run(node, torch.ones_like(cotangent))[at][index].item()
+            return f"{number(cotangent[index].item())} × {number(slope)}{_point(node, index, bad)}"
+    born = _first_born(node, arriving)
+    return "" if born is None else born.text
 
 
-def can_run_again(node: Any) -> bool:
-    """Whether a node's derivative may be run once more. PyTorch's own can; others may have any side effect."""
-    return is_pytorchs(node) and can_be_read_again(node, node.metadata.get(_READABLE, False))
+def is_only_too_large(node: Any, arriving: Sequence[Any], at: int, bad: Tensor) -> bool:
+    """Whether the true value is a number that the dtype has no room for."""
+    if not can_run_again(node):
+        return False
+    with contextlib.suppress(Exception), rerun():
+        small = [None if value is None else torch.sign(value) * 1e-3 for value in _finite(arriving)]
+        slopes = numbers_of(run(node, *small)[at])
+        if slopes is not None and is_finite(slopes.sum_to_size(bad.shape)[bad]):  # a bias was broadcast
+            return True
+    if is_entrywise(node):
+        return not _is_at_pole(node, tuple(bad.nonzero()[0].tolist()), bad)
+    born = _first_born(node, arriving)
+    return born is not None and not born.is_pole
 
 
-def saved_by(node: Any) -> Iterator[Tensor]:
-    """The tensors that a node saved, as far as they can be read without running a user's hook."""
-    return saved_tensors(node, node.metadata.get(_READABLE, False))
+def _first_born(node: Any, arriving: Sequence[Any]) -> Computation | None:
+    """The first number that is not finite when a derivative runs again on finite cotangents."""
+    if can_run_again(node):
+        with contextlib.suppress(Exception):
+            finite = _finite(arriving)
+            return first_born(lambda: run(node, *finite))
+    return None
 
 
-def leaves_of(graph: Graph) -> Iterator[tuple[Any, Tensor]]:
-    """The nodes that add to the `.grad` of a leaf, with the leaf."""
-    for node in graph:
-        if is_leaf(node):
-            yield node, node.variable
+def _finite(arriving: Sequence[Any]) -> list[Any]:
+    """The cotangents, with 1 for each element that is not finite."""
+    return on_copies(list(arriving), finite_ones)
+
+
+def _is_at_pole(node: Any, index: tuple[int, ...], bad: Tensor) -> bool:
+    """Whether a derivative is infinite, or does not exist, at the saved number of an element."""
+    for saved in saved_by(node):
+        with contextlib.suppress(Exception):
+            here = numbers_of(saved)
+            value = (saved if here is None else here).broadcast_to(bad.shape)[index].item()
+            if value == 0 or value - value != 0 or function_of(node) in _ENDS and abs(value) in (0, 1):
+                return True
+    return False
+
+
+def _point(node: Any, index: tuple[int, ...], bad: Tensor) -> str:
+    """The number at which a derivative was taken, as text, as far as the node knows it."""
+    name = function_of(node)
+    with contextlib.suppress(Exception):
+        saved = getattr(node, "_saved_self", None)
+        if isinstance(saved, Tensor):
+            value = saved.broadcast_to(bad.shape)[index].item()
+        else:
+            value = _FROM_RESULT[name](node._saved_result[index].item())
+        return f", the derivative of {name.lower()} at {number(value)}" if math.isfinite(value) else ""
+    return ""
+
+
+def value_of(node: Any, index: tuple[int, ...], shape: Sequence[int]) -> float | None:
+    """The element that a function of one tensor gave in the forward pass, as far as its node knows."""
+    if not can_run_again(node):
+        return None
+    with contextlib.suppress(Exception):
+        result = getattr(node, "_saved_result", None)
+        if isinstance(result, Tensor):
+            return float(result[index]) if result.shape == shape else None
+        here = node._saved_self.detach()[index]
+        exponent = getattr(node, "_saved_exponent", None)
+        name = function_of(node).lower()
+        with torch._C.DisableTorchFunction():
+            return float(getattr(torch, name)(here, *([] if exponent is None else [exponent])))
+    return None
+
+
+class NodeBirths:
+    """The births at the nodes of one graph.
+
+    Args:
+        findings: those of the watch.
+        events: get the births that happen in backward.
+        originations: those of the graph.
+        carried: by node, the elements of its outputs that were not finite in the forward pass.
+
+    Attributes:
+        loss: the provenance of a loss that is not finite.
+        hidden: the births in the shadow. In the pass itself, another NaN may arrive there first.
+    """
+
+    def __init__(
+        self, findings: Findings, events: Events, originations: Originations, carried: Mapping[Any, Carried]
+    ) -> None:
+        self._findings, self._events, self._originations = findings, events, originations
+        self._carried_by = carried
+        self.loss: Provenance | None = None
+        self.hidden: list[Birth] = []
+
+    def of(
+        self,
+        node: Any,
+        origination: Origination,
+        arriving: Sequence[Any],
+        results: Sequence[Any],
+        at: int,
+        bad: Tensor,
+    ) -> list[Birth]:
+        """The births of elements that a node made: in the call that it comes from, or only now."""
+        result = results[at]
+        inside = self._findings.provenances.of(result)
+        if inside is not None and is_checkpoint(node):
+            return list(inside.births)
+        new = self._at_finite_operands(node, origination, bad)
+        old = bad if new is None else bad & ~new
+        births: list[Birth] = []
+        if any_of(old):
+            births = self._from_forward(node, origination, old)
+            untold = [birth for birth in births if not birth.in_backward]
+            if untold:  # the text takes another run of the derivative, so it is made for the first node alone
+                text = multiplication(node, arriving, at, old)
+                for birth in untold:
+                    birth.in_backward = text
+            if births and (new is None or not any_of(new)):
+                return births
+        if node not in self._events.born:
+            entries = new if births and new is not None else bad
+            text = multiplication(node, arriving, at, entries) or (inside.births[0].operands if inside else "")
+            too_large = is_only_too_large(node, arriving, at, entries)
+            birth = describe("made", origination.call, result, entries, text, "backward", too_large=too_large)
+            value = value_of(node, birth.where[0], birth.shape)
+            self._events.born[node] = Born(birth, entries, not is_pytorchs(node), value)
+        return [*births, self._events.born[node].birth]
+
+    def add_nothing(self, node: Any, origination: Origination, provenances: Sequence[Provenance], bad: Tensor) -> bool:
+        """Whether the births that a node could bring in have arrived there already, and their text is made."""
+        if is_entrywise(node) or is_checkpoint(node):
+            return False
+        births = self._from_forward(node, origination, bad)
+        return bool(births) and all(
+            birth.in_backward and any(birth in provenance for provenance in provenances) for birth in births
+        )
+
+    def _from_forward(self, node: Any, origination: Origination, bad: Tensor) -> list[Birth]:
+        """The births in the forward pass that made a factor of this node not finite, at some elements."""
+        pairs = [pair for pairs in self._carried(node, origination).values() for pair in pairs]
+        passed = self._findings.births.own(passed_by(origination.node), lambda birth: birth)
+        if is_entrywise(node):
+            here = [pair for pair in pairs if pair[1].shape != bad.shape or any_of(pair[1] & bad)]
+            pairs = here or pairs
+        elif is_product(node):  # what the call itself made is in the result, and is no factor
+            pairs = [pair for pair in pairs if pair[0] in passed] or pairs
+        births = self._at_fault(birth for birth, _ in pairs)
+        if not births:
+            births = self._at_fault(all_births(filter(None, map(self._findings.of_bad, saved_by(node)))))
+        births = births or self._at_fault(passed) or self._came_in(node, origination)
+        if origination.name in MEANT:  # an infinity that leaves an element out is not at fault beside another birth
+            births = [birth for birth in births if birth.infinite != -math.inf] or births
+        return births
+
+    def _at_fault(self, births: Iterable[Birth]) -> list[Birth]:
+        """The births, without infinities that the code wrote down.
+
+        If backward multiplies such an infinity by 0, the other factor is at fault. If the loss itself is not finite
+        because of the infinity, the infinity is.
+        """
+        births = list(dict.fromkeys(births))
+        if all(birth.nature != "meant" for birth in births):
+            return births
+        in_loss = self.loss.births if self.loss is not None else ()
+        became = {meant: each for each in in_loss for meant in (*each.made_of, each)}
+        return list(
+            dict.fromkeys(became.get(each, each) for each in births if each.nature != "meant" or each in became)
+        )
+
+    def _carried(self, node: Any, origination: Origination) -> Carried:
+        return self._carried_by.get(node) or self._carried_by.get(origination.node) or {}
+
+    def _at_finite_operands(self, node: Any, origination: Origination, bad: Tensor) -> Tensor | None:
+        """Those of the elements at which the forward pass was finite too; None if that cannot be told."""
+        if not is_entrywise(node):
+            return None
+        entries = bad.clone()
+        for pairs in self._carried(node, origination).values():
+            for _, mask in pairs:
+                if mask.shape != bad.shape:
+                    return None
+                entries &= ~mask
+        for saved in saved_by(node):
+            try:
+                here = numbers_of(saved)
+                entries &= torch.isfinite(saved) if here is None else ~not_finite(here)
+            except RuntimeError:  # broadcast along the way
+                return None
+        return entries
+
+    def _came_in(self, node: Any, origination: Origination) -> list[Birth]:
+        """The birth of data whose NaN the result did not show: fused attention may give 0 for a row of NaN."""
+        for saved in saved_by(node):
+            here = numbers_of(saved)
+            if here is not None and saved.grad_fn is None and bool(here.isnan().any()):
+                return [come_in(saved, here, origination.call)]
+        return []
+
+    def note_hidden(self, node: Any, at: int, bad: Tensor) -> None:
+        """Note what a node makes in the shadow, now that its derivative can still run."""
+        origination = self._originations.of(node)
+        share_readable(node, origination.node)
+        if not can_run_again(node):
+            return
+        ones = [torch.ones(each.shape, dtype=each.dtype, device=each.device) for each in node._input_metadata]
+        slopes = None
+        with contextlib.suppress(Exception), rerun():
+            slopes = numbers_of(run(node, *ones)[at])
+        if slopes is None or slopes.shape != bad.shape:
+            return
+        bad = bad & not_finite(slopes)
+        if not any_of(bad):
+            return
+        births = self._from_forward(node, origination, bad)
+        if not births:
+            text = multiplication(node, ones, at, bad).removeprefix("1 × ")
+            too_large = is_only_too_large(node, ones, at, bad)
+            births = [describe("made", origination.call, slopes, bad, text, "backward", too_large=too_large)]
+        self.hidden += [birth for birth in births if birth not in self.hidden]

@@ -1,18 +1,79 @@
-"""The numbers of a tensor: which are not finite, and where they are in memory."""
+"""The numbers of the user's tensors: which are not finite, and where they are in memory.
+
+To read them takes operators of PyTorch. `unseen` keeps these out of sight of the user's modes, PyTorch's profilers and
+`torch.jit.trace`. `rerun` and `on_copies` let code of PyTorch run a second time, and nothing of the user's changes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C import _autograd
 from torch._C._nn import flatten_dense_tensors
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 
 from ...ignoring.inside import anywhere, is_wrapped, part_here, total
-from .unseen import unseen
+
+_modes = torch._C._len_torch_dispatch_stack
+_is_profiled = _autograd._profiler_enabled
+_is_traced = torch._C._is_tracing
+_set_trace: Any = vars(torch._C)["_set_tracing_state"]
+
+
+def unseen() -> AbstractContextManager[Any]:
+    """While entered, no mode, no subclass of Tensor, no profiler and no tracer sees the operators that are called."""
+    is_watched = _modes() or _is_profiled() or _is_traced()
+    return _Unseen() if is_watched else torch._C.DisableTorchFunction()
+
+
+def is_compiling() -> bool:
+    """Whether PyTorch traces code, with tensors that have no numbers: its own modes have a key."""
+    modes = (torch._C._get_dispatch_stack_at(at) for at in range(_modes()))
+    return any(getattr(mode, "_mode_key", None) is not None for mode in modes)
+
+
+class _Here(threading.local):
+    depth = 0
+
+
+_here = _Here()
+
+
+class _Unseen:
+    """The same while there are dispatch modes, a profiler or a tracer."""
+
+    def __enter__(self) -> None:
+        self.functions = torch._C.DisableTorchFunction()
+        self.functions.__enter__()
+        # PyTorch's own modes, as of fake tensors, have a key, and are below all others. They stay.
+        modes = [torch._C._get_dispatch_stack_at(at) for at in range(_modes())]
+        others = [mode for mode in modes if getattr(mode, "_mode_key", None) is None]
+        self.modes = [torch._C._pop_torch_dispatch_stack(None) for _ in others]
+        self.trace = torch._C._get_tracing_state() if _is_traced() else None
+        if self.trace is not None:
+            _set_trace(None)
+        self.is_profiled = _is_profiled()
+        if self.is_profiled:
+            _here.depth += 1
+            _autograd._enable_record_function(False)
+
+    def __exit__(self, *details: Any) -> None:
+        if self.is_profiled:
+            _here.depth -= 1
+            _autograd._enable_record_function(not _here.depth)
+        if self.trace is not None:  # PyTorch refuses this inside of a DTensor's operators
+            _set_trace(self.trace)
+        for mode in reversed(self.modes):
+            torch._C._push_on_torch_dispatch_stack(mode)
+        self.functions.__exit__(*details)
+
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _DENSE = (Tensor, Parameter)
@@ -250,3 +311,41 @@ def first_stored(tensor: Tensor, mask: Tensor) -> list[tuple[int, ...]] | None:
         return None
     indices = tensor.detach().to_sparse_coo()._indices().T
     return [(*indices[at].tolist(), *rest) for at, *rest in first_entries(mask)]
+
+
+@contextmanager
+def without_side_effects() -> Iterator[None]:
+    """While entered, code leaves the random numbers as they were, and no mode and no warning shows that it ran."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with unseen(), torch.random.fork_rng(devices=list(devices)), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def rerun() -> Iterator[None]:
+    """The same for code that runs a second time: it records no graph either."""
+    with without_side_effects(), torch.no_grad():
+        yield
+
+
+def on_copies(things: Any, change: Callable[[Tensor], Tensor] | None = None) -> Any:
+    """The arguments with a copy of each tensor, so that a function that runs again changes nothing."""
+    if isinstance(things, Tensor):
+        copy = things.detach()
+        here = numbers_of(things)
+        copy = copy.clone() if here is not None or not things.is_sparse else copy
+        if change is None or here is None:
+            return copy
+        if not is_sparse(copy):
+            return change(copy)
+        changed = change(here)
+        copy = copy.to(changed.dtype)
+        stored(copy).copy_(changed)
+        return copy
+    if isinstance(things, (tuple, list)):
+        parts = [on_copies(thing, change) for thing in things]
+        return type(things)(*parts) if hasattr(things, "_fields") else type(things)(parts)
+    if isinstance(things, dict):
+        return {key: on_copies(value, change) for key, value in things.items()}
+    return things

@@ -5,13 +5,10 @@ These functions know HTML and style. `report` says what a card shows, and calls 
 
 from __future__ import annotations
 
-import os
-import re
-import sys
 from collections.abc import Iterable, Mapping
 from html import escape as _escaped
 
-from ..program.places import printable
+from ..program.code import printable
 
 COLOURS = {"contaminated": "#0c8599", "undefined": "#e64980", "overflow": "#d9690b", "bad input": "#845ef7"}
 """Of the bar beside a card, and of the box around its word: seen on white and on black. The word has the page's ink."""
@@ -85,20 +82,3 @@ def link(address: str) -> str:
     """A link to a section of the book, with the name of its page; empty if there is no address."""
     name = address.rpartition("/")[2].partition(".html")[0].replace("-", " ")
     return f"<a style='{_LINK}' href='{escape(address)}'>Read on: {escape(name)}</a>" if address else ""
-
-
-def place(filename: str, line: int) -> str:
-    """Where a line is, as a reader of a notebook knows it: a cell by its number, a file by its path from here.
-
-    >>> place("<ipython-input-7-0e1f2a>", 3)
-    'Cell In[7], line 3'
-    """
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    named = getattr(getattr(shell, "compile", None), "format_code_name", lambda name: None)(filename)
-    older = re.match(r"<ipython-input-(\d+)-", filename)
-    if named is None and older is not None:
-        named = "Cell", f"In[{older[1]}]"
-    if named is not None:
-        return f"{' '.join(named)}, line {line}"
-    here = os.getcwd() + os.sep
-    return f"{filename.removeprefix(here)}:{line}"

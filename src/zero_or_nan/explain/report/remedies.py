@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from ..births.births import UNREADABLE
-from ..births.underflow import UNDERFLOWED
+from ..births.calls import UNDERFLOWED, UNREADABLE
 
 PAGES = "https://zero-or-nan.github.io/zero-or-nan/chapters/"
 OVERFLOW = "find-it-in-your-model#overflow"

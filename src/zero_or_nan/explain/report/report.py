@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from textwrap import dedent
 from typing import Any, Literal
 
 from ..births.provenance import Kind
-from ..program.places import printable
+from ..program.code import printable
 from . import notebook
-from .notebook import escape, place
+from .notebook import escape
 
 MEANS: dict[str, str] = {
     "contaminated": "the loss ignores this element: the gradient that you want exists",
@@ -293,3 +296,20 @@ def _some(names: list[str], most: int = 8) -> list[str]:
         return names
     half = most // 2
     return [*names[:half], f"… {len(names) - 2 * half} more …", *names[-half:]]
+
+
+def place(filename: str, line: int) -> str:
+    """Where a line is, as a reader of a notebook knows it: a cell by its number, a file by its path from here.
+
+    >>> place("<ipython-input-7-0e1f2a>", 3)
+    'Cell In[7], line 3'
+    """
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    named = getattr(getattr(shell, "compile", None), "format_code_name", lambda name: None)(filename)
+    older = re.match(r"<ipython-input-(\d+)-", filename)
+    if named is None and older is not None:
+        named = "Cell", f"In[{older[1]}]"
+    if named is not None:
+        return f"{' '.join(named)}, line {line}"
+    here = os.getcwd() + os.sep
+    return f"{filename.removeprefix(here)}:{line}"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from ..births.arithmetic import on_copies
+from ..program.tensors import on_copies
 
 
 class Before:

@@ -16,7 +16,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from ...ignoring.inside import graph_from, not_compiled
 from ...replacing import put_back, replace
-from ..births.nodes import leaves_of
+from ..births.findings import leaves_of
 from ..program.tensors import all_finite, each_in, tensors_in
 from ..report.course import Course, largest, loss_among
 from ..report.report import NotFiniteError, Report

@@ -18,23 +18,26 @@ from torch.nn import Parameter
 
 from ...ignoring.inside import Edge, edge_of, graph_from, is_leaf, is_region, mark_formula, mark_formulas, unsafe_nodes
 from ..births.arithmetic import limit
-from ..births.births import come_in, describe, held_before
-from ..births.calls import Call
-from ..births.derivatives import is_element_by_element, only_passes_on
-from ..births.diagnosis import Diagnosis, Verdict, diagnose
-from ..births.events import Elements, Events, Inside, Reached
-from ..births.findings import Findings, Mistakes
-from ..births.node_births import NodeBirths
-from ..births.nodes import CALLED, Carried, can_run_again, carried_by, leaves_of, note_call, region_of, share_readable
-from ..births.originations import Originations
+from ..births.calls import Call, come_in, describe, held_before
+from ..births.diagnosis import Diagnosis, Elements, Events, Inside, Reached, Verdict, diagnose, tie_of
+from ..births.findings import (
+    CALLED,
+    Carried,
+    Findings,
+    Mistakes,
+    can_run_again,
+    carried_by,
+    leaves_of,
+    note_call,
+    region_of,
+    share_readable,
+)
+from ..births.nodes import NodeBirths, Originations, is_element_by_element, only_passes_on
 from ..births.provenance import Birth, Provenance, joined
-from ..births.ties import tie_of
-from ..program.places import place_here, users_frame
-from ..program.tensors import all_finite, are_finite, beyond, is_finite, not_finite, numbers_of
-from ..program.unseen import unseen
+from ..program.code import place_here, users_frame
+from ..program.tensors import all_finite, are_finite, beyond, is_finite, not_finite, numbers_of, unseen
 from .regions import NOT_INSIDE, Regions, SecondRun, outputs_of
-from .sandbox import Sandbox
-from .shadow import Shadow, shadow_of
+from .shadow import Sandbox, Shadow, shadow_of
 
 _STRIDED = torch.strided
 

@@ -14,17 +14,13 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from ..births.attribution import Attribution, Result
-from ..births.births import describe
-from ..births.calls import Call, recovered
-from ..births.findings import Findings, Mistakes, Scope
-from ..births.nodes import node_of, note_call
+from ..births.calls import Call, describe, recovered
+from ..births.findings import Findings, Mistakes, Scope, node_of, note_call
 from ..births.provenance import Birth, Provenance
-from ..program.functions import UPDATES, Plan, is_recoverable, plan_of
-from ..program.places import Place, Places
-from ..program.tensors import is_finite, is_sparse, not_finite, numbers_of, tensors_in
-from ..program.unseen import unseen
+from ..program.code import UPDATES, Place, Places, Plan, is_recoverable, plan_of
+from ..program.tensors import is_finite, is_sparse, not_finite, numbers_of, tensors_in, unseen
 from .regions import Regions
-from .sandbox import Sandbox
+from .shadow import Sandbox
 
 
 class Forward(TorchFunctionMode):
