@@ -146,7 +146,7 @@ def test_a_tensor_is_looked_at_once(monkeypatch):
 
 
 def test_a_mask_that_is_kept_is_that_of_the_numbers_as_they_are():
-    masks, x = tensors.Masks(), torch.tensor([1.0, torch.nan, 1.0])
+    masks, x = tensors.BadElements(), torch.tensor([1.0, torch.nan, 1.0])
     first = masks.of(x)
     assert first.tolist() == [False, True, False] and masks.of(x) is first
     x[0] = torch.inf
@@ -159,7 +159,7 @@ def test_a_mask_that_is_kept_is_that_of_the_numbers_as_they_are():
 
 
 def test_few_masks_are_kept():
-    masks = tensors.Masks()
+    masks = tensors.BadElements()
     small = [torch.full((2,), torch.nan) for _ in range(100)]
     assert all(masks.of(each) is not None for each in small)
     assert len(masks._kept) == tensors._MOST_KEPT and masks._size == 2 * len(masks._kept)

@@ -1,4 +1,5 @@
-"""Where the NaN and infinities in the results of one call come from: the call itself, its operands, or a mask."""
+"""Where the NaN and infinities in the results of one call come from: the call itself, its operands, or an infinity
+that was to leave an element out."""
 
 from __future__ import annotations
 
@@ -15,9 +16,21 @@ from torch import Tensor
 from ...ignoring.inside import is_region
 from ..program.code import MAKES_DATA, MEANT, UNINITIALIZED, Plan, buffers_of, is_loading, overwritten_by
 from ..program.tensors import any_of, is_finite, is_sparse, not_finite, numbers_of, tensors_in, unreadable_layout
-from .calls import Call, Change, apart, came_too, come_in, come_out, describe, finite_ones, newborn, of_masks, was_there
+from .calls import (
+    Call,
+    Change,
+    apart,
+    came_too,
+    come_in,
+    come_out,
+    describe,
+    finite_ones,
+    newborn,
+    of_infinities,
+    was_there,
+)
 from .findings import COMPILED, Findings, node_of, note_call, note_carried, note_passed
-from .provenance import MASKS, NANS, OTHERS, Birth, Provenance, all_births, joined, without
+from .provenance import LEAVES_OUT, NANS, OTHERS, Birth, Provenance, all_births, joined, without
 
 
 class Result(NamedTuple):
@@ -34,7 +47,7 @@ class Operands(NamedTuple):
 
     Attributes:
         values: their numbers.
-        came: masks of those that are not finite.
+        came: where they are not finite.
         provenances: those of the operands, and of what a function in place overwrites.
         entering: those of operands that have no node: the graph gets to know their births at this call.
     """
@@ -153,15 +166,15 @@ class Attribution:
         before: Tensor | None,
         buffers: Sequence[Tensor],
     ) -> Operands:
-        provenances, masks = self.findings.provenances, self.findings.masks
+        provenances = self.findings.provenances
         overwrites = plan.in_place and before is None and bool(args)
         overwritten = overwritten_by(plan, args) if overwrites else []
         skipped = set(map(id, (*buffers, *tensors_in(call.kwargs.get("out")), *overwritten)))
         found = Operands([], [], [], [])
         for tensor in call.tensors():
             here = numbers_of(tensor)
-            mask = None if here is None or id(tensor) in skipped else masks.of(here)
-            if here is None or mask is None:
+            bad_here = None if here is None or id(tensor) in skipped else self.findings.bad.of(here)
+            if here is None or bad_here is None:
                 continue
             original = args[0] if tensor is before and not is_sparse(tensor) else tensor
             provenance = provenances.of(original)
@@ -169,7 +182,7 @@ class Attribution:
                 provenance = self.made_in_region(original) or Provenance({self.came_in(original, here, call): ()})
                 provenances.keep(original, provenance)
             found.values.append(here)
-            found.came.append(mask)
+            found.came.append(bad_here)
             found.provenances.append(provenance)
             if node_of(tensor) is None and tensor is not before:
                 found.entering.append(provenance)
@@ -190,9 +203,9 @@ class Attribution:
 
     def _was_there(self, call: Call, bad: list[Result]) -> None:
         """Find what was already not finite when a function in place first overwrote it."""
-        for at, tensor, here, mask in bad:
+        for at, tensor, here, bad_here in bad:
             if self.findings.provenances.of(tensor) is None:
-                came = was_there(call, here, mask, at)
+                came = was_there(call, here, bad_here, at)
                 if any_of(came):
                     birth = self.findings.births.known(come_in(tensor, torch.where(came, here, 0), call))
                     self.findings.provenances.keep(tensor, Provenance({birth: ()}))
@@ -258,25 +271,25 @@ class Attribution:
         if plan.in_place and operands.provenances and not operands.values:
             return _Split(None, operands)  # they were there before the call
         born = apart(call, here, bad, operands.came, at)
-        known = all_births(operands.provenances) if operands.kinds & MASKS else {}
-        masks = [birth for birth in known if birth.is_mask]
-        if not masks:
+        known = all_births(operands.provenances) if operands.kinds & LEAVES_OUT else {}
+        fillers = [birth for birth in known if birth.leaves_out]
+        if not fillers:
             return _Split(born, operands)
-        change = functools.partial(finite_ones, keep={birth.infinite for birth in masks})
-        are_meant = all(_is_meant(birth, call.name) for birth in masks)
+        change = functools.partial(finite_ones, keep={birth.infinite for birth in fillers})
+        are_meant = all(_is_meant(birth, call.name) for birth in fillers)
         others = bad if born is None else bad & ~born
-        made, harm = of_masks(call, here, others, operands.values, at, change)
+        made, harm = of_infinities(call, here, others, operands.values, at, change)
         are_undefined = any_of(made)
         made_of: tuple[Birth, ...] = ()
         if are_meant:
             born = made if born is None else born | made
             born = born if any_of(born) else None
-            made_of = tuple(birth for birth in masks if birth.nature == "meant" and are_undefined)
+            made_of = tuple(birth for birth in fillers if birth.nature == "meant" and are_undefined)
         elif are_undefined:
-            for birth in masks:
+            for birth in fillers:
                 birth.infinite = 0.0  # it has become NaN, so it leaves nothing out
-        if (are_meant and are_undefined) or (len(masks) < len(known) and not harm):
-            operands = operands.without(masks)
+        if (are_meant and are_undefined) or (len(fillers) < len(known) and not harm):
+            operands = operands.without(fillers)
         return _Split(born, operands, made_of, change)
 
     def _write(

@@ -118,11 +118,11 @@ def apart(call: Call, result: Tensor, bad: Tensor, came: Sequence[Tensor], at: i
         return bad
     births = bad
     if call.infinite_number() is None:  # such a number may have replaced an element of an operand
-        for mask in came:
-            if mask.shape == bad.shape and torch.equal(mask, bad):  # the usual case
+        for bad_there in came:
+            if bad_there.shape == bad.shape and torch.equal(bad_there, bad):  # the usual case
                 return None
-            if was_broadcast(mask.shape, bad.shape):
-                births = births & ~mask
+            if was_broadcast(bad_there.shape, bad.shape):
+                births = births & ~bad_there
         if not any_of(births):  # found out without another run
             return None
     if _is_small_product(call, result):
@@ -180,18 +180,18 @@ def _small_ones(tensor: Tensor, small: float) -> Tensor:
     return torch.where(not_finite(tensor), tensor, small)
 
 
-def of_masks(
+def of_infinities(
     call: Call, result: Tensor, bad: Tensor, inputs: Sequence[Tensor], at: int, change: Change
 ) -> tuple[Tensor, bool]:
-    """The effect that the infinities of masks have on a result if all other numbers are finite.
+    """The effect that infinities which leave elements out have on a result if all other numbers are finite.
 
     Args:
         call, result, inputs, at: as for `apart`.
         bad: the elements that are not finite, and that an operator did not make.
-        change: leaves the infinities of masks, and puts finite numbers in place of the others.
+        change: leaves these infinities, and puts finite numbers in place of the others.
 
     Returns:
-        The elements that are undefined because of the masks alone, and whether the masks did any harm: such elements,
+        The elements that are undefined because of these infinities alone, and whether they did any harm: such elements,
         or infinities that the result passes on.
     """
     alone: Tensor | None = result

@@ -29,7 +29,7 @@ from ...ignoring.inside import (
     saw,
 )
 from ..program.code import Place, is_recomputed, printable
-from ..program.tensors import Masks, address, is_finite, memory, numbers_of, tensors_in
+from ..program.tensors import BadElements, address, is_finite, memory, numbers_of, tensors_in
 from .provenance import Birth, Provenance, all_births
 
 
@@ -175,7 +175,7 @@ class Findings:
         provenances: those of the tensors that are not finite.
         secondhand: provenances of tensors that are finite, but were computed from the gradient of a loss that was not.
         uninitialized: provenances of tensors whose memory was not finite when PyTorch handed it out.
-        masks: of which elements of the tensors are not finite.
+        bad: of which elements of the tensors are not finite.
         unconsumed: by memory, the provenances of results that no function has used yet.
         carries: whether any node carries a note about elements that are not finite.
         compiled_at: the call of the last compiled region.
@@ -188,7 +188,7 @@ class Findings:
         self.secondhand = Provenances()
         self.uninitialized = Provenances()
         self.unconsumed: dict[int | None, Provenance] = {}
-        self.masks = Masks()
+        self.bad = BadElements()
         self.carries = False
         self.compiled_at: Place | None = None
         self.in_compiled = False
@@ -220,7 +220,7 @@ class Findings:
         self.secondhand.clear()
         self.uninitialized.clear()
         self.unconsumed.clear()
-        self.masks.clear()
+        self.bad.clear()
 
 
 CALLED = "zero_or_nan.called"
@@ -242,7 +242,7 @@ HOOKS: list[Any] = []
 """The hooks on saved tensors that are active now, on releases of PyTorch that do not know a node's hooks."""
 
 Carried = dict[int, list[tuple[Birth, Tensor]]]
-"""By output of a node: births, each with a mask of its elements."""
+"""By output of a node: births, each with its elements, as a tensor that is True there."""
 
 
 def node_of(tensor: Tensor) -> Any:

@@ -26,7 +26,7 @@ from .findings import CALLED, COMPILED, Carried, Findings, can_run_again, passed
 from .provenance import Birth, Provenance, all_births
 
 
-class Origination(NamedTuple):
+class Caller(NamedTuple):
     """The call that a node comes from, and the node that knows it: itself, or the nearest one that it works for."""
 
     node: Any
@@ -39,7 +39,7 @@ class Origination(NamedTuple):
         return Call(None, self.name, self.place)
 
 
-class Originations:
+class Callers:
     """Those of the nodes of one graph.
 
     Args:
@@ -51,19 +51,19 @@ class Originations:
         self._graph, self._findings = graph, findings
         self._callers: dict[Any, Any] = {}
 
-    def of(self, node: Any) -> Origination:
+    def of(self, node: Any) -> Caller:
         """The call of the user's that a node comes from."""
         called = node.metadata.get(CALLED)
         if called is not None:
-            return Origination(node, *called)
+            return Caller(node, *called)
         if is_region(node):
-            return Origination(node, COMPILED, self._findings.place_of_region(node) or place_here(users_frame()))
+            return Caller(node, COMPILED, self._findings.place_of_region(node) or place_here(users_frame()))
         if node not in self._callers:
             self._callers[node] = self._caller(node)
         caller = self._callers[node]
         if caller is not None:
-            return Origination(caller, *caller.metadata[CALLED])
-        return Origination(node, function_of(node), self._findings.compiled_at or place_here(users_frame()))
+            return Caller(caller, *caller.metadata[CALLED])
+        return Caller(node, function_of(node), self._findings.compiled_at or place_here(users_frame()))
 
     def _caller(self, node: Any) -> Any:
         """The nearest node that knows its call, among those that a node sends its gradient for; None if none does."""
@@ -142,8 +142,8 @@ def is_element_by_element(node: Any, arriving: Sequence[Any], bad: Tensor, came:
     Args:
         node: the node that passed the gradient on.
         arriving: its cotangents.
-        bad: a mask of the gradient.
-        came: a mask of the cotangent, if it is known.
+        bad: where the gradient is not finite.
+        came: where the cotangent is not finite, if it is known.
     """
     if len(arriving) != 1 or not is_entrywise(node):
         return False
@@ -241,7 +241,7 @@ class NodeBirths:
     Args:
         findings: those of the watch.
         events: get the births that happen in backward.
-        originations: those of the graph.
+        callers: those of the graph.
         carried: by node, the elements of its outputs that were not finite in the forward pass.
 
     Attributes:
@@ -249,10 +249,8 @@ class NodeBirths:
         hidden: the births in the shadow. In the pass itself, another NaN may arrive there first.
     """
 
-    def __init__(
-        self, findings: Findings, events: Events, originations: Originations, carried: Mapping[Any, Carried]
-    ) -> None:
-        self._findings, self._events, self._originations = findings, events, originations
+    def __init__(self, findings: Findings, events: Events, callers: Callers, carried: Mapping[Any, Carried]) -> None:
+        self._findings, self._events, self._callers = findings, events, callers
         self._carried_by = carried
         self.loss: Provenance | None = None
         self.hidden: list[Birth] = []
@@ -260,7 +258,7 @@ class NodeBirths:
     def of(
         self,
         node: Any,
-        origination: Origination,
+        caller: Caller,
         arriving: Sequence[Any],
         results: Sequence[Any],
         at: int,
@@ -271,11 +269,11 @@ class NodeBirths:
         inside = self._findings.provenances.of(result)
         if inside is not None and is_checkpoint(node):
             return list(inside.births)
-        new = self._at_finite_operands(node, origination, bad)
+        new = self._at_finite_operands(node, caller, bad)
         old = bad if new is None else bad & ~new
         births: list[Birth] = []
         if any_of(old):
-            births = self._from_forward(node, origination, old)
+            births = self._from_forward(node, caller, old)
             untold = [birth for birth in births if not birth.in_backward]
             if untold:  # the text takes another run of the derivative, so it is made for the first node alone
                 text = multiplication(node, arriving, at, old)
@@ -287,24 +285,24 @@ class NodeBirths:
             entries = new if births and new is not None else bad
             text = multiplication(node, arriving, at, entries) or (inside.births[0].operands if inside else "")
             too_large = is_only_too_large(node, arriving, at, entries)
-            birth = describe("made", origination.call, result, entries, text, "backward", too_large=too_large)
+            birth = describe("made", caller.call, result, entries, text, "backward", too_large=too_large)
             value = value_of(node, birth.where[0], birth.shape)
             self._events.born[node] = Born(birth, entries, not is_pytorchs(node), value)
         return [*births, self._events.born[node].birth]
 
-    def add_nothing(self, node: Any, origination: Origination, provenances: Sequence[Provenance], bad: Tensor) -> bool:
+    def add_nothing(self, node: Any, caller: Caller, provenances: Sequence[Provenance], bad: Tensor) -> bool:
         """Whether the births that a node could bring in have arrived there already, and their text is made."""
         if is_entrywise(node) or is_checkpoint(node):
             return False
-        births = self._from_forward(node, origination, bad)
+        births = self._from_forward(node, caller, bad)
         return bool(births) and all(
             birth.in_backward and any(birth in provenance for provenance in provenances) for birth in births
         )
 
-    def _from_forward(self, node: Any, origination: Origination, bad: Tensor) -> list[Birth]:
+    def _from_forward(self, node: Any, caller: Caller, bad: Tensor) -> list[Birth]:
         """The births in the forward pass that made a factor of this node not finite, at some elements."""
-        pairs = [pair for pairs in self._carried(node, origination).values() for pair in pairs]
-        passed = self._findings.births.own(passed_by(origination.node), lambda birth: birth)
+        pairs = [pair for pairs in self._carried(node, caller).values() for pair in pairs]
+        passed = self._findings.births.own(passed_by(caller.node), lambda birth: birth)
         if is_entrywise(node):
             here = [pair for pair in pairs if pair[1].shape != bad.shape or any_of(pair[1] & bad)]
             pairs = here or pairs
@@ -313,8 +311,8 @@ class NodeBirths:
         births = self._at_fault(birth for birth, _ in pairs)
         if not births:
             births = self._at_fault(all_births(filter(None, map(self._findings.of_bad, saved_by(node)))))
-        births = births or self._at_fault(passed) or self._came_in(node, origination)
-        if origination.name in MEANT:  # an infinity that leaves an element out is not at fault beside another birth
+        births = births or self._at_fault(passed) or self._came_in(node, caller)
+        if caller.name in MEANT:  # an infinity that leaves an element out is not at fault beside another birth
             births = [birth for birth in births if birth.infinite != -math.inf] or births
         return births
 
@@ -333,19 +331,19 @@ class NodeBirths:
             dict.fromkeys(became.get(each, each) for each in births if each.nature != "meant" or each in became)
         )
 
-    def _carried(self, node: Any, origination: Origination) -> Carried:
-        return self._carried_by.get(node) or self._carried_by.get(origination.node) or {}
+    def _carried(self, node: Any, caller: Caller) -> Carried:
+        return self._carried_by.get(node) or self._carried_by.get(caller.node) or {}
 
-    def _at_finite_operands(self, node: Any, origination: Origination, bad: Tensor) -> Tensor | None:
+    def _at_finite_operands(self, node: Any, caller: Caller, bad: Tensor) -> Tensor | None:
         """Those of the elements at which the forward pass was finite too; None if that cannot be told."""
         if not is_entrywise(node):
             return None
         entries = bad.clone()
-        for pairs in self._carried(node, origination).values():
-            for _, mask in pairs:
-                if mask.shape != bad.shape:
+        for pairs in self._carried(node, caller).values():
+            for _, elements in pairs:
+                if elements.shape != bad.shape:
                     return None
-                entries &= ~mask
+                entries &= ~elements
         for saved in saved_by(node):
             try:
                 here = numbers_of(saved)
@@ -354,18 +352,18 @@ class NodeBirths:
                 return None
         return entries
 
-    def _came_in(self, node: Any, origination: Origination) -> list[Birth]:
+    def _came_in(self, node: Any, caller: Caller) -> list[Birth]:
         """The birth of data whose NaN the result did not show: fused attention may give 0 for a row of NaN."""
         for saved in saved_by(node):
             here = numbers_of(saved)
             if here is not None and saved.grad_fn is None and bool(here.isnan().any()):
-                return [come_in(saved, here, origination.call)]
+                return [come_in(saved, here, caller.call)]
         return []
 
     def note_hidden(self, node: Any, at: int, bad: Tensor) -> None:
         """Note what a node makes in the shadow, now that its derivative can still run."""
-        origination = self._originations.of(node)
-        share_readable(node, origination.node)
+        caller = self._callers.of(node)
+        share_readable(node, caller.node)
         if not can_run_again(node):
             return
         ones = [torch.ones(each.shape, dtype=each.dtype, device=each.device) for each in node._input_metadata]
@@ -377,9 +375,9 @@ class NodeBirths:
         bad = bad & not_finite(slopes)
         if not any_of(bad):
             return
-        births = self._from_forward(node, origination, bad)
+        births = self._from_forward(node, caller, bad)
         if not births:
             text = multiplication(node, ones, at, bad).removeprefix("1 × ")
             too_large = is_only_too_large(node, ones, at, bad)
-            births = [describe("made", origination.call, slopes, bad, text, "backward", too_large=too_large)]
+            births = [describe("made", caller.call, slopes, bad, text, "backward", too_large=too_large)]
         self.hidden += [birth for birth in births if birth not in self.hidden]

@@ -22,7 +22,7 @@ from ..program.code import Place
 MOST_STEPS = 40
 """The number of steps of a path that are kept."""
 
-NANS, OTHERS, MASKS = 1, 2, 4
+NANS, OTHERS, LEAVES_OUT = 1, 2, 4
 """Kinds of births: of NaN alone, all others, and infinities with which code may leave elements out."""
 
 Kind = Literal["contaminated", "undefined", "overflow", "bad input"]
@@ -94,7 +94,7 @@ class Birth:
         return "overflow" if self.too_large else "undefined"
 
     @property
-    def is_mask(self) -> bool:
+    def leaves_out(self) -> bool:
         """Whether it is an infinity with which code may leave elements out."""
         return self.nature == "meant" or self.infinite == -math.inf
 
@@ -129,7 +129,7 @@ class Provenance:
         paths: by birth, its path.
 
     Attributes:
-        kinds: which of `NANS`, `OTHERS` and `MASKS` are among the births, added up.
+        kinds: which of `NANS`, `OTHERS` and `LEAVES_OUT` are among the births, added up.
     """
 
     __slots__ = ("_continued", "_count", "_end", "_history", "_longest", "_shortest", "_taken", "kinds")
@@ -150,7 +150,7 @@ class Provenance:
                 end = path[-1] if path else None
                 self._end = end if end == self._end or self._shortest == MOST_STEPS else None
             self._shortest, self._longest = min(self._shortest, len(path)), max(self._longest, len(path))
-            self.kinds |= (NANS if birth.is_nan else OTHERS) | (MASKS if birth.is_mask else 0)
+            self.kinds |= (NANS if birth.is_nan else OTHERS) | (LEAVES_OUT if birth.leaves_out else 0)
         self._history, self._count, self._taken = history, len(history.births), len(history.steps)
         self._continued = [history]
 

@@ -83,7 +83,7 @@ _SMALL = 10_000
 
 _MOST_KEPT = 16
 _MOST_SMALL = 100_000
-"""How many masks are kept, and how many elements of small ones."""
+"""How many are kept, and how many elements of small ones."""
 
 T = TypeVar("T")
 
@@ -194,16 +194,16 @@ def is_finite_at_each(tensor: Tensor) -> bool:
 
 
 def not_finite(tensor: Tensor) -> Tensor:
-    """A mask of the elements that are NaN or infinite; on a CPU faster than `torch.isfinite`."""
+    """Where the elements are NaN or infinite, as a tensor of bools; on a CPU faster than `torch.isfinite`."""
     difference = tensor - tensor  # 0, or NaN
     return difference.ne(difference)
 
 
-class Masks:
-    """The masks of the elements that are not finite, for the last tensors that were looked at.
+class BadElements:
+    """Where the last tensors that were looked at are not finite.
 
-    What one function or node passes on is what the next one gets, and its mask is asked for again. The masks that are
-    kept are few, and together not larger than two of the last one, or they are small.
+    What one function or node passes on is what the next one gets, and this is asked for again. What is kept are
+    few tensors of bools, and together not larger than two of the last one, or they are small.
     """
 
     def __init__(self) -> None:
@@ -211,7 +211,7 @@ class Masks:
         self._kept: dict[int, tuple[tuple[Any, ...], StorageWeakRef, Tensor]] = {}
 
     def of(self, tensor: Tensor) -> Tensor | None:
-        """A mask of the elements that are NaN or infinite, which nobody may change; None if there are none."""
+        """Where the elements are NaN or infinite, in a tensor that nobody may change; None if all are finite."""
         value = total(tensor).item()  # even of what is kept, for NumPy may have written to it
         return None if value - value == 0 else self.of_bad(tensor)
 
@@ -225,35 +225,35 @@ class Masks:
             kept = self._kept.get(key)
             if kept is not None and kept[0] == at:
                 return kept[2]
-        mask = not_finite(tensor)
-        if not any_of(mask):
+        bad = not_finite(tensor)
+        if not any_of(bad):
             return None
         if is_kept:
-            self._keep(key, at, StorageWeakRef(storage), mask)
-        return mask
+            self._keep(key, at, StorageWeakRef(storage), bad)
+        return bad
 
-    def _keep(self, key: int, at: tuple[Any, ...], storage: StorageWeakRef, mask: Tensor) -> None:
+    def _keep(self, key: int, at: tuple[Any, ...], storage: StorageWeakRef, bad: Tensor) -> None:
         _, _, before = self._kept.pop(key, (None, None, None))
-        self._size += mask.numel() - (0 if before is None else before.numel())
-        while len(self._kept) >= _MOST_KEPT or self._kept and self._size > max(_MOST_SMALL, 2 * mask.numel()):
+        self._size += bad.numel() - (0 if before is None else before.numel())
+        while len(self._kept) >= _MOST_KEPT or self._kept and self._size > max(_MOST_SMALL, 2 * bad.numel()):
             self._size -= self._kept.pop(next(iter(self._kept)))[2].numel()
-        self._kept[key] = at, storage, mask
+        self._kept[key] = at, storage, bad
 
     def clear(self) -> None:
         self._kept.clear()
         self._size = 0
 
 
-def any_of(mask: Tensor) -> bool:
-    """Whether an element of a mask is True."""
-    return bool(anywhere(mask))
+def any_of(elements: Tensor) -> bool:
+    """Whether one of these bools is True."""
+    return bool(anywhere(elements))
 
 
-def beyond(mask: Tensor, other: Tensor) -> Tensor | None:
-    """The elements of a mask that are not in another of the same shape; None if there are none."""
-    if torch.equal(mask, other):  # the usual case, in one step
+def beyond(bad: Tensor, other: Tensor) -> Tensor | None:
+    """The bad elements that are not in another tensor of bools of the same shape; None if there are none."""
+    if torch.equal(bad, other):  # the usual case, in one step
         return None
-    more = mask & ~other
+    more = bad & ~other
     return more if any_of(more) else None
 
 
@@ -298,19 +298,19 @@ def _all_finite(tensors: Iterable[Tensor]) -> bool:
         return is_fine or all(is_finite(tensor) for tensor in (*usual, *others))
 
 
-def first_entries(mask: Tensor, most: int = 5) -> list[tuple[int, ...]]:
-    """The indices of the first elements of a mask that are True."""
-    return [tuple(entry) for entry in mask.nonzero()[:most].tolist()]
+def first_entries(elements: Tensor, most: int = 5) -> list[tuple[int, ...]]:
+    """The indices of the first elements that are True."""
+    return [tuple(entry) for entry in elements.nonzero()[:most].tolist()]
 
 
-def first_stored(tensor: Tensor, mask: Tensor) -> list[tuple[int, ...]] | None:
-    """The same indices in a sparse tensor, if the mask is for what it stores; None for layouts that cannot tell."""
-    if mask.shape != stored(tensor).shape or tensor.layout not in (torch.sparse_coo, torch.sparse_csr):
+def first_stored(tensor: Tensor, elements: Tensor) -> list[tuple[int, ...]] | None:
+    """The same indices in a sparse tensor, if the elements are of what it stores; None for layouts that cannot tell."""
+    if elements.shape != stored(tensor).shape or tensor.layout not in (torch.sparse_coo, torch.sparse_csr):
         return None
     if tensor.layout is torch.sparse_csr and tensor.dim() > 2:  # a batch
         return None
     indices = tensor.detach().to_sparse_coo()._indices().T
-    return [(*indices[at].tolist(), *rest) for at, *rest in first_entries(mask)]
+    return [(*indices[at].tolist(), *rest) for at, *rest in first_entries(elements)]
 
 
 @contextmanager

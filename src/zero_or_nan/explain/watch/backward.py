@@ -32,7 +32,7 @@ from ..births.findings import (
     region_of,
     share_readable,
 )
-from ..births.nodes import NodeBirths, Originations, is_element_by_element, only_passes_on
+from ..births.nodes import Callers, NodeBirths, is_element_by_element, only_passes_on
 from ..births.provenance import Birth, Provenance, joined
 from ..program.code import place_here, users_frame
 from ..program.tensors import all_finite, are_finite, beyond, is_finite, not_finite, numbers_of, unseen
@@ -72,7 +72,7 @@ class Backward:
         carried: by node, the elements of its outputs that were not finite in the forward pass.
         holders: by edge of each leaf whose `.grad` this pass adds to, whether `.grad` is one more finite number in the
             sum that arrives there.
-        originations: the calls that the nodes come from.
+        callers: the calls that the nodes come from.
         births: the births at the nodes.
     """
 
@@ -94,8 +94,8 @@ class Backward:
         self.shadow: Shadow | None = None
         self.arrived: dict[Edge, Provenance] = {}
         self.holders: dict[Edge, bool] = {} if outer is None else dict(outer.holders)
-        self.originations = Originations(self.graph, findings)
-        self.births = NodeBirths(findings, self.events, self.originations, self.carried)
+        self.callers = Callers(self.graph, findings)
+        self.births = NodeBirths(findings, self.events, self.callers, self.carried)
         self._handles: list[Any] = []
         self._is_aside = False
 
@@ -209,7 +209,7 @@ class Backward:
             self.shadow.made.clear()
 
     def _hook(self, node: Any) -> Callable[..., None]:
-        masks = self.findings.masks
+        known = self.findings.bad
 
         def look(results: Sequence[Tensor | None], arriving: Sequence[Tensor | None]) -> None:
             if self._is_aside:
@@ -224,12 +224,12 @@ class Backward:
                                 total = result.sum().item()
                             except RuntimeError:  # on the meta device, or nested
                                 continue
-                            mask = None if total - total == 0 else masks.of_bad(result)
+                            elements = None if total - total == 0 else known.of_bad(result)
                         else:
                             here = numbers_of(result)
-                            mask = None if here is None else masks.of(here)
-                        if mask is not None:
-                            bad[at] = mask
+                            elements = None if here is None else known.of(here)
+                        if elements is not None:
+                            bad[at] = elements
                     if bad:
                         self._not_finite(node, results, arriving, bad)
                     if torch.is_grad_enabled():
@@ -246,16 +246,16 @@ class Backward:
         """A gradient that can be differentiated again comes from the same call as its node."""
         for result in results:
             if result is not None and result.grad_fn is not None and CALLED not in result.grad_fn.metadata:
-                origination = self.originations.of(node)
-                note_call(result.grad_fn, origination.name, origination.place)
+                caller = self.callers.of(node)
+                note_call(result.grad_fn, caller.name, caller.place)
 
     def _not_finite(
         self, node: Any, results: Sequence[Any], arriving: Sequence[Any], found: Mapping[int, Tensor]
     ) -> None:
-        """Follow what a node passes on that is not finite: some of its results, each with a mask of the elements."""
+        """Follow what a node passes on that is not finite: some of its results, each with the elements."""
         provenances, came = self._arriving(node, arriving)
-        origination = self.originations.of(node)
-        share_readable(node, origination.node)
+        caller = self.callers.of(node)
+        share_readable(node, caller.node)
         inside = self._inside(node, arriving, results) if is_region(node) else {}
         is_innocent: bool | None = None
         passed_on: Provenance | None = None
@@ -275,15 +275,15 @@ class Backward:
             else:
                 if is_innocent is None:
                     is_innocent = bool(provenances) and (
-                        self.births.add_nothing(node, origination, provenances, bad) or only_passes_on(node, arriving)
+                        self.births.add_nothing(node, caller, provenances, bad) or only_passes_on(node, arriving)
                     )
                 if is_innocent:
                     made = None
-            births = [] if made is None else self.births.of(node, origination, arriving, results, at, made)
+            births = [] if made is None else self.births.of(node, caller, arriving, results, at, made)
             if births:
-                self._arrive((ahead, slot), result, joined(provenances, origination.name, births))
+                self._arrive((ahead, slot), result, joined(provenances, caller.name, births))
             else:
-                passed_on = passed_on or joined(provenances, origination.name)  # the results share it
+                passed_on = passed_on or joined(provenances, caller.name)  # the results share it
                 self._arrive((ahead, slot), result, passed_on)
 
     def _arrive(self, edge: Edge, value: Tensor, provenance: Provenance) -> None:
@@ -299,9 +299,9 @@ class Backward:
         came: Tensor | None = None
         for at, value in enumerate(arriving):
             here = numbers_of(value)
-            mask = None if here is None else self.findings.masks.of(here)
-            if here is not None and mask is not None:
-                came = mask
+            bad = None if here is None else self.findings.bad.of(here)
+            if here is not None and bad is not None:
+                came = bad
                 provenance = self.arrived.get((node, at)) or self.findings.provenances.of(value)
                 provenance = provenance or self._added_up((node, at), here)
                 if provenance is not None:
@@ -310,11 +310,11 @@ class Backward:
 
     def _added_up(self, edge: Edge, here: Tensor) -> Provenance | None:
         """The provenance of a sum that is too large, if the gradients that were added up were finite."""
-        senders = [node for node, slot in self.originations.senders.get(edge[0], ()) if slot == edge[1]]
+        senders = [node for node, slot in self.callers.senders.get(edge[0], ()) if slot == edge[1]]
         count = len(senders) + self.holders.get(edge, False)
         if count < 2 or bool(here.isnan().any()):
             return None
-        call = self.originations.of(senders[0]).call
+        call = self.callers.of(senders[0]).call
         text = f"the sum of {count} gradients > {limit(here.dtype)}"
         birth = describe("made", call, here, not_finite(here), text, "backward", too_large=True)
         return Provenance({birth: (call.name,)})
@@ -453,7 +453,7 @@ class Backward:
         """How PyTorch treats what was born, if it is at a tie."""
         if birth in self.events.inside:
             return self.events.inside[birth].tie
-        at, senders = self._elements.born.get(birth, ()), self.originations.senders
+        at, senders = self._elements.born.get(birth, ()), self.callers.senders
         return next((tie for node, born in at if (tie := tie_of(node, born.value, is_used, senders))), "")
 
     @functools.cached_property
@@ -465,7 +465,7 @@ class Backward:
         if isinstance(target, Tensor):
             return target
         leaf: Tensor | None = getattr(edge[0], "variable", None)
-        return f"the gradient at {self.originations.of(edge[0]).name}" if leaf is None else leaf
+        return f"the gradient at {self.callers.of(edge[0]).name}" if leaf is None else leaf
 
     def _targets(self, results: Any) -> Iterator[tuple[Tensor | str, Edge, Tensor]]:
         """The leaves, or the tensors that gradients were asked for, with their edges and gradients."""

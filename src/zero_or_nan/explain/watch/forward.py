@@ -146,7 +146,7 @@ class Forward(TorchFunctionMode):
                 self.findings.consume((args, kwargs))
             if plan.in_place:
                 self._spread_secondhand(args)
-                self.findings.masks.clear()  # what was written by way of `.data` has the version that it had
+                self.findings.bad.clear()  # what was written by way of `.data` has the version that it had
             if type(result) is Tensor:
                 place: Place | None = None
                 node = node_of(result)
@@ -156,14 +156,14 @@ class Forward(TorchFunctionMode):
                     if plan.in_place:
                         self._note_base(plan, result, place)
                 here = numbers_of(result)
-                mask = None if here is None else self.findings.masks.of(here)
-                if here is None or mask is None:
+                bad = None if here is None else self.findings.bad.of(here)
+                if here is None or bad is None:
                     if plan.in_place and here is not None:
                         self._forget_overwritten(here)
                 elif plan.in_place:
                     self._check(func, plan, args, kwargs, result, before)
                 else:
-                    self._attribute(func, plan, args, kwargs, [Result(0, result, here, mask)], before, place)
+                    self._attribute(func, plan, args, kwargs, [Result(0, result, here, bad)], before, place)
             elif result is not None or plan.in_place:
                 self._check(func, plan, args, kwargs, result, before)
         finally:
@@ -219,18 +219,18 @@ class Forward(TorchFunctionMode):
     def _check(self, func: Any, plan: Plan, args: Any, kwargs: Any, result: Any, before: Tensor | None) -> None:
         """Check the results of a function one by one."""
         place: Place | None = None
-        bad: list[Result] = []
+        results: list[Result] = []
         for at, tensor in enumerate(tensors_in(args[0] if plan.in_place and args else result)):
             node = node_of(tensor)
             if node is not None and not plan.in_place:
                 place = place or self.places.here()
                 note_call(node, plan.name, place)
             here = numbers_of(tensor)
-            mask = None if here is None else self.findings.masks.of(here)
-            if here is not None and mask is not None:
-                bad.append(Result(at, tensor, here, mask))
-        if bad:
-            self._attribute(func, plan, args, kwargs, bad, before, place)
+            bad = None if here is None else self.findings.bad.of(here)
+            if here is not None and bad is not None:
+                results.append(Result(at, tensor, here, bad))
+        if results:
+            self._attribute(func, plan, args, kwargs, results, before, place)
 
     def _attribute(
         self,
