@@ -1,8 +1,8 @@
 """What another part of the library may ask `ignoring`: the only file of `ignoring` that `explain` imports.
 
-- The graph that backward goes through: `graph_from` the roots, `edge_of` a tensor, and whether a node `is_leaf`,
-  `is_region`, `is_pytorchs` or `is_checkpoint`. `saw` and `free_deep_graphs` keep a deep graph from being freed
-  recursively.
+- The graph that backward goes through: `graph_from` the roots, with `leaves_of`, and `edge_of` a tensor. A node may be
+  `is_leaf`, `is_region`, `is_pytorchs` or `is_checkpoint`. `saw` and `free_deep_graphs` keep a deep graph from being
+  freed recursively.
 - What a node is and has: `function_of`, `saved_tensors`, `can_be_read_again`; `run` computes its derivative.
 - A backward pass of `ignoring`: `unsafe_nodes` says whether it can differ from plain PyTorch's pass. `pass_over` runs
   it, and an `Observer` sees it. `is_unknown` says that it can't follow a node's own code.
@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -58,6 +58,7 @@ __all__ = [
     "is_region",
     "is_unknown",
     "is_wrapped",
+    "leaves_of",
     "mark_formula",
     "mark_formulas",
     "not_compiled",
@@ -87,6 +88,13 @@ def edge_of(tensor: Any) -> Edge | None:
 def is_leaf(node: Any) -> bool:
     """True if a node adds to the `.grad` of a leaf, its `variable`, and has no derivative."""
     return type(node) is graph.AccumulateGrad
+
+
+def leaves_of(graph: Graph) -> Iterator[tuple[Any, Tensor]]:
+    """The nodes that add to the `.grad` of a leaf, with the leaf."""
+    for node in graph:
+        if is_leaf(node):
+            yield node, node.variable
 
 
 def is_pytorchs(node: Any) -> bool:

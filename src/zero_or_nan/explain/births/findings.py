@@ -21,15 +21,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ...ignoring.inside import (
     REPORT,
     TELLS_OF_HOOKS,
-    Graph,
     can_be_read_again,
-    is_leaf,
     is_pytorchs,
     saved_tensors,
     saw,
 )
 from ..program.code import Place, is_recomputed, printable
-from ..program.tensors import BadElements, address, is_finite, memory, numbers_of, tensors_in
+from ..program.tensors import BadElements, address, bad_numbers_of, memory, tensors_in
 from .provenance import Birth, Provenance, all_births
 
 
@@ -202,8 +200,7 @@ class Findings:
 
     def of_bad(self, value: Any) -> Provenance | None:
         """The provenance of a tensor that is not finite, if it is known."""
-        here = numbers_of(value)
-        return None if here is None or is_finite(here) else self.provenances.of(value)
+        return None if bad_numbers_of(value) is None else self.provenances.of(value)
 
     def consume(self, things: Any) -> None:
         """Note that a function has used these tensors."""
@@ -313,10 +310,3 @@ def can_run_again(node: Any) -> bool:
 def saved_by(node: Any) -> Iterator[Tensor]:
     """The tensors that a node saved, as far as they can be read without running a user's hook."""
     return saved_tensors(node, node.metadata.get(_READABLE, False))
-
-
-def leaves_of(graph: Graph) -> Iterator[tuple[Any, Tensor]]:
-    """The nodes that add to the `.grad` of a leaf, with the leaf."""
-    for node in graph:
-        if is_leaf(node):
-            yield node, node.variable

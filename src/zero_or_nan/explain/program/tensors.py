@@ -6,6 +6,7 @@ To read them takes operators of PyTorch. `unseen` keeps these out of sight of th
 
 from __future__ import annotations
 
+import math
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -188,6 +189,12 @@ def is_finite(tensor: Tensor) -> bool:
     return bool(number - number == 0) or is_finite_at_each(tensor)
 
 
+def bad_numbers_of(tensor: Any) -> Tensor | None:
+    """The numbers of a tensor of which one is not finite; None if all are, or if they cannot be read."""
+    here = numbers_of(tensor)
+    return None if here is None or is_finite(here) else here
+
+
 def is_finite_at_each(tensor: Tensor) -> bool:
     """The same where the sum of all elements is not finite. A finite number minus itself is 0, any other NaN."""
     return bool(total(tensor - tensor).item() == 0)
@@ -262,40 +269,31 @@ def are_finite(values: Any) -> bool:
     return all(is_finite(here) for here in map(numbers_of, tensors_in(values)) if here is not None)
 
 
-def all_finite(tensors: Iterable[Tensor]) -> bool:
+def are_finite_at_once(tensors: Iterable[Tensor]) -> bool:
     """Whether all tensors are finite. The answer is fetched from their device at once."""
-    with unseen():  # otherwise a surrounding `explain` would watch these sums
-        return _all_finite(tensors)
-
-
-def _all_finite(tensors: Iterable[Tensor]) -> bool:
-    usual: list[Tensor] = []
-    others: list[Tensor] = []
-    for tensor in tensors:
-        if (
-            type(tensor) is Tensor
-            and tensor.dtype is torch.float32
-            and tensor.is_cpu
-            and tensor.layout is torch.strided
-        ):
-            usual.append(tensor)
-        else:
-            here = numbers_of(tensor)
-            if here is not None:
-                others.append(torch.view_as_real(here) if here.is_complex() else here)
-    if not usual and not others:
-        return True
-    with torch.no_grad():
+    with unseen(), torch.no_grad():  # otherwise a surrounding `explain` would watch these sums
+        usual: list[Tensor] = []
+        others: list[Tensor] = []
+        for tensor in tensors:
+            if (
+                type(tensor) is Tensor
+                and tensor.dtype is torch.float32
+                and tensor.is_cpu
+                and tensor.layout is torch.strided
+            ):
+                usual.append(tensor)
+            else:
+                here = numbers_of(tensor)
+                if here is not None:
+                    others.append(torch.view_as_real(here) if here.is_complex() else here)
         totals = [tensor.sum() for tensor in usual if tensor.numel() > _SMALL]
         small = [tensor for tensor in usual if tensor.numel() <= _SMALL]
         if small:
             totals.append(flatten_dense_tensors(small).sum())
         if others:
             first = others[0].device
-            wide = [total(tensor).to(first, torch.float64) for tensor in others]
-            totals.append(torch.stack(wide).sum())
-        is_fine = all((number := each.item()) - number == 0 for each in totals)
-        return is_fine or all(is_finite(tensor) for tensor in (*usual, *others))
+            totals.append(torch.stack([total(tensor).to(first, torch.float64) for tensor in others]).sum())
+        return all(math.isfinite(each.item()) for each in totals) or all(map(is_finite, (*usual, *others)))
 
 
 def first_entries(elements: Tensor, most: int = 5) -> list[tuple[int, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -14,10 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ...ignoring.inside import graph_from, not_compiled
+from ...ignoring.inside import graph_from, leaves_of, not_compiled
 from ...replacing import put_back, replace
-from ..births.findings import leaves_of
-from ..program.tensors import all_finite, each_in, tensors_in
+from ..program.tensors import are_finite_at_once, each_in, tensors_in
 from ..report.course import Course, largest, loss_among
 from ..report.report import NotFiniteError, Report
 from ..watch.watch import Watch
@@ -306,7 +306,7 @@ class _Watch:
             return
         self._is_added = True
         loss = float(self.loss)
-        if loss - loss == 0:
+        if math.isfinite(loss):
             self.course.add(loss, self.largest)
         else:
             self.is_doubtful = True
@@ -318,11 +318,11 @@ class _Watch:
 
     def is_fine(self, result: Any) -> bool:
         """Whether the step returned finite numbers, and left finite gradients if no optimizer has checked them."""
-        if not all_finite(tensors_in(result)) or not all(number - number == 0 for number in each_in(result, float)):
+        if not are_finite_at_once(tensors_in(result)) or not all(map(math.isfinite, each_in(result, float))):
             return False
         if self.stepped or self.is_scaled:
             return True
-        return all_finite(leaf.grad for leaf in self.leaves.values() if leaf.grad is not None)
+        return are_finite_at_once(leaf.grad for leaf in self.leaves.values() if leaf.grad is not None)
 
 
 class _Step:
@@ -372,7 +372,7 @@ class _Step:
             habits.once.add(self.optimizer)
 
     def _has_finite_gradients(self) -> bool:
-        return all_finite(p.grad for p in parameters_of(self.optimizer) if p.grad is not None)
+        return are_finite_at_once(p.grad for p in parameters_of(self.optimizer) if p.grad is not None)
 
     def _has_moved(self) -> bool:
         """Whether the optimizer has changed a parameter; a change by `.data` shows where the parameters were kept."""
@@ -384,7 +384,7 @@ class _Step:
 
     def _check_parameters(self) -> None:
         """Whether the optimizer used a gradient that was not finite."""
-        if self.is_doubtful and not all_finite(parameters_of(self.optimizer)):
+        if self.is_doubtful and not are_finite_at_once(parameters_of(self.optimizer)):
             raise _Failed
 
 

@@ -16,7 +16,17 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ...ignoring.inside import Edge, edge_of, graph_from, is_leaf, is_region, mark_formula, mark_formulas, unsafe_nodes
+from ...ignoring.inside import (
+    Edge,
+    edge_of,
+    graph_from,
+    is_leaf,
+    is_region,
+    leaves_of,
+    mark_formula,
+    mark_formulas,
+    unsafe_nodes,
+)
 from ..births.arithmetic import limit
 from ..births.calls import Call, come_in, describe, held_before
 from ..births.diagnosis import Diagnosis, Elements, Events, Inside, Reached, Verdict, diagnose, tie_of
@@ -27,7 +37,6 @@ from ..births.findings import (
     Mistakes,
     can_run_again,
     carried_by,
-    leaves_of,
     note_call,
     region_of,
     share_readable,
@@ -35,7 +44,16 @@ from ..births.findings import (
 from ..births.nodes import Callers, NodeBirths, is_element_by_element, only_passes_on
 from ..births.provenance import Birth, Provenance, joined
 from ..program.code import place_here, users_frame
-from ..program.tensors import all_finite, are_finite, beyond, is_finite, not_finite, numbers_of, unseen
+from ..program.tensors import (
+    are_finite,
+    are_finite_at_once,
+    bad_numbers_of,
+    beyond,
+    is_finite,
+    not_finite,
+    numbers_of,
+    unseen,
+)
 from .regions import NOT_INSIDE, Regions, SecondRun, outputs_of
 from .shadow import Sandbox, Shadow, shadow_of
 
@@ -149,8 +167,8 @@ class Backward:
 
     def _check_vectors(self) -> None:
         for root, vector in zip(self.request.roots, self.request.vectors, strict=False):
-            here, edge = numbers_of(vector), edge_of(root)
-            if here is not None and edge is not None and not is_finite(here):
+            here, edge = bad_numbers_of(vector), edge_of(root)
+            if here is not None and edge is not None:
                 known = self.findings.provenances.of(vector)
                 birth = known.births[0] if known is not None and known.births else come_in(vector, here, _call_here())
                 self.arrived[edge] = Provenance({birth: ("backward",)})
@@ -167,12 +185,12 @@ class Backward:
         # Other processes, and hooks of the leaf, may change a gradient before PyTorch adds it to `.grad`.
         alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
         self.holders.update({edge: alone and not holders[edge]._backward_hooks for edge in grads})
-        if all_finite(grads.values()):
+        if are_finite_at_once(grads.values()):
             return
         birth: Birth | None = None
         for edge, grad in grads.items():
-            here = numbers_of(grad)
-            if here is None or is_finite(here):
+            here = bad_numbers_of(grad)
+            if here is None:
                 continue
             self.holders[edge] = False
             provenance = self.findings.provenances.of(grad) or self.findings.secondhand.of(grad)
@@ -187,10 +205,8 @@ class Backward:
         if not self.findings.provenances and self.findings.compiled_at is None:
             return None
         provenance = self.findings.of_bad(root)
-        if provenance is None and self.outer is None and isinstance(root, Tensor):
-            here = numbers_of(root)
-            if here is not None and not is_finite(here):
-                return self.regions.made(root)
+        if provenance is None and self.outer is None and bad_numbers_of(root) is not None:
+            return self.regions.made(root)
         return provenance
 
     def _cast_shadow(self, unsafe: Sequence[Any]) -> None:

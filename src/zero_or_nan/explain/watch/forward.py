@@ -18,7 +18,7 @@ from ..births.calls import Call, describe, recovered
 from ..births.findings import Findings, Mistakes, Scope, node_of, note_call
 from ..births.provenance import Birth, Provenance
 from ..program.code import UPDATES, Place, Places, Plan, is_recoverable, plan_of
-from ..program.tensors import is_finite, is_sparse, not_finite, numbers_of, tensors_in, unseen
+from ..program.tensors import bad_numbers_of, is_finite, is_sparse, not_finite, numbers_of, tensors_in, unseen
 from .regions import Regions
 from .shadow import Sandbox
 
@@ -184,8 +184,8 @@ class Forward(TorchFunctionMode):
                 node = node_of(tensor)
                 if node is not None:
                     note_call(node, kind.__name__, place)
-                    here = numbers_of(tensor)
-                    if here is not None and not is_finite(here):
+                    here = bad_numbers_of(tensor)
+                    if here is not None:
                         self._applied(Call(kind, kind.__name__, place, args), tensor, not_finite(here))
 
     def _applied(self, call: Call, tensor: Tensor, bad: Tensor) -> None:

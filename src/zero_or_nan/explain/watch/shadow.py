@@ -35,11 +35,19 @@ from ...ignoring.inside import (
     is_checkpoint,
     is_leaf,
     is_unknown,
+    leaves_of,
     pass_over,
 )
-from ..births.findings import Scope, leaves_of
+from ..births.findings import Scope
 from ..program.code import buffers_of, is_recomputed, plan_of
-from ..program.tensors import are_finite, is_finite, not_finite, numbers_of, tensors_in, unseen, without_side_effects
+from ..program.tensors import (
+    are_finite,
+    bad_numbers_of,
+    not_finite,
+    tensors_in,
+    unseen,
+    without_side_effects,
+)
 
 
 class Shadow(Observer):
@@ -86,8 +94,8 @@ class Shadow(Observer):
                     self._senders.setdefault(ahead, []).append(sender)
         if all(self.finite.get(sender, True) for sender in self._senders.get(node, ())):
             for at, (value, mask) in enumerate(zip(values, masks, strict=False)):
-                here = numbers_of(value)
-                if here is not None and not is_finite(here):
+                here = bad_numbers_of(value)
+                if here is not None:
                     bad = not_finite(here)
                     self.made.append((node, at, bad & mask if mask is not None and mask.shape == bad.shape else bad))
 

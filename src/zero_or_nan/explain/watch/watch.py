@@ -6,6 +6,7 @@ While it lasts, it replaces some functions of PyTorch. It puts them back, whatev
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -19,10 +20,10 @@ from torch.autograd.function import FunctionCtx, _HookMixin
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import checkpoint
 
-from ...ignoring.inside import TELLS_OF_HOOKS, free_deep_graphs, is_wrapped, not_compiled
+from ...ignoring.inside import TELLS_OF_HOOKS, free_deep_graphs, is_wrapped, leaves_of, not_compiled
 from ...replacing import is_replaced, put_back, replace
 from ..births.diagnosis import Verdict, diagnose, diagnose_results
-from ..births.findings import HOOKS, Findings, Mistakes, Scope, leaves_of
+from ..births.findings import HOOKS, Findings, Mistakes, Scope
 from ..program.code import Places, users_frame
 from ..program.tensors import is_compiling, tensors_in, unseen
 from ..report.course import Course, largest, loss_among
@@ -142,7 +143,7 @@ class Watch:
         value = None if loss is None else float(loss)
         if not self.report.ok:
             self.report.cause = self.course.cause(value, largest(leaves), self.report.begins_with_overflow)
-        elif value is not None and value - value == 0:
+        elif value is not None and math.isfinite(value):
             self.course.begin(leaves)
             self.course.add(value, lambda: largest(leaves))
 
