@@ -131,46 +131,47 @@ class SecondRun(NamedTuple):
     drew: bool
 
 
+@dataclass(eq=False)
 class Regions:
     """The compiled regions of one watch.
 
-    Args:
+    Attributes:
         findings, places: those of the watch.
         note: writes a note into the report.
-
-    Attributes:
         is_blind: whether a region ran whose graph a backend runs as it is. Its nodes look like those of any code.
         watched: a context in which functions are watched, and which hides them from the user's own modes.
+        running: the region that runs now, with the frame of Dynamo's function that called it.
     """
 
-    def __init__(self, findings: Findings, places: Places, note: Callable[[str], None]) -> None:
-        self._findings, self._places, self.note = findings, places, note
-        self.is_blind = False
-        self._running: tuple[FrameType, Region] | None = None
-        self.watched: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    findings: Findings
+    places: Places
+    note: Callable[[str], None]
+    is_blind: bool = False
+    watched: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    running: tuple[FrameType, Region] | None = None
 
     # While the region runs.
 
     def enter(self, frame: FrameType) -> None:
         """Compiled code begins. The frame is of the function of Dynamo that calls it."""
-        if self._running is not None and self._running[0] is frame:
+        if self.running is not None and self.running[0] is frame:
             return
         compiled, given = frame.f_locals.get("fn"), frame.f_locals.get("args")
         graph = graph_of(compiled)
         self.is_blind = self.is_blind or isinstance(getattr(compiled, "__self__", None), GraphModule)
         if graph is not None and given is not None and torch.is_grad_enabled() and frame.f_back is not None:
             with unseen(), torch.no_grad():
-                self._running = frame, self._region(graph, given, frame.f_back)
+                self.running = frame, self._region(graph, given, frame.f_back)
 
     def leave(self, frame: FrameType | None = None) -> None:
         """Compiled code ends: that of the frame, or all of it."""
-        if self._running is not None and frame in (None, self._running[0]):
-            self._running = None
+        if self.running is not None and frame in (None, self.running[0]):
+            self.running = None
 
     def saves(self, node: Any) -> None:
         """A node saves its tensors. If compiled code runs, the node is the region's."""
-        if self._running is not None and region_of(node) is None:
-            note_region(node, self._running[1])
+        if self.running is not None and region_of(node) is None:
+            note_region(node, self.running[1])
 
     def _region(self, graph: GraphModule, given: Sequence[Any], caller: FrameType) -> Region:
         kinds = {value.device.type for value in given if isinstance(value, Tensor)}
@@ -180,7 +181,7 @@ class Regions:
             [value.detach() if isinstance(value, Tensor) else value for value in given],
             [weakref.ref(value) if isinstance(value, Tensor) else None for value in given],
             [edge_of(value) if isinstance(value, Tensor) and value.requires_grad else None for value in given],
-            self._findings.compiled_at or self._places.here(),
+            self.findings.compiled_at or self.places.here(),
             [_version(value) for value in given],
             {"L": dict(modules), "G": caller.f_globals},
             modules_around(),
@@ -204,7 +205,7 @@ class Regions:
             bad = not_finite(here)
             again = region_of(at).again
             note_carried(tensor, [(birth, bad) for birth in provenance.births if birth in again.births])
-            self._findings.provenances.keep(tensor, provenance)
+            self.findings.provenances.keep(tensor, provenance)
         return provenance
 
     def _made(self, node: Any, here: Tensor, is_direct: bool) -> Provenance | None:
@@ -218,7 +219,7 @@ class Regions:
             if (numbers := numbers_of(each)) is not None and numbers.shape == bad.shape
         ]
         for _, output in sorted(alike, key=lambda pair: not pair[0]):
-            provenance = self._findings.provenances.of(output)
+            provenance = self.findings.provenances.of(output)
             if provenance is not None:
                 return provenance
         if is_direct and alike:
@@ -237,7 +238,7 @@ class Regions:
         """The second run of the region of a node; None if it could not be run."""
         region = region_of(node)
         if region is None:
-            self.note(CAME_BEFORE if self._findings.compiled_at is None else NOT_INSIDE)
+            self.note(CAME_BEFORE if self.findings.compiled_at is None else NOT_INSIDE)
             return None
         if region.again is None and not region.has_failed:
             try:
@@ -252,8 +253,8 @@ class Regions:
 
     def _run(self, region: Region) -> SecondRun:
         copies = [self._copy(given, edge) for given, edge in zip(region.inputs, region.edges, strict=True)]
-        births = self._findings.births
-        unconsumed, in_backward = dict(self._findings.unconsumed), births.in_backward
+        births = self.findings.births
+        unconsumed, in_backward = dict(self.findings.unconsumed), births.in_backward
         births.in_backward = False
         try:
             with without_side_effects(), torch.enable_grad(), _cast(region.casts), births.collected() as born:
@@ -263,7 +264,7 @@ class Regions:
                 drew = not torch.equal(torch.get_rng_state(), region.drawn)
         finally:
             births.in_backward = in_backward
-            self._findings.unconsumed = unconsumed
+            self.findings.unconsumed = unconsumed
         for copy, given, known in zip(copies, region.inputs, region.named, strict=True):
             if known is not None:
                 self._take_over(copy.passed, given, known, born)
@@ -282,8 +283,8 @@ class Regions:
             with torch.enable_grad():
                 passed = start.clone()  # the graph may write into it, as the user may into what is no leaf
         here = numbers_of(given)
-        if here is not None and (known := self._findings.provenances.of(given) or self._from_before(edge, here)):
-            self._findings.provenances.keep(passed, known)
+        if here is not None and (known := self.findings.provenances.of(given) or self._from_before(edge, here)):
+            self.findings.provenances.keep(passed, known)
         elif here is not None and edge is not None and _is_unwatched(edge[0]) and not is_finite(here):
             self.note(NOT_BETWEEN)
         return _Copy(start, passed)
@@ -301,27 +302,27 @@ class Regions:
                 birth.tensor = known
             if birth.base is not None and birth.base() is copy:
                 birth.base = known
-        provenance = self._findings.provenances.of(copy)
-        if provenance is not None and self._findings.provenances.of(given) is None:
+        provenance = self.findings.provenances.of(copy)
+        if provenance is not None and self.findings.provenances.of(given) is None:
             for birth in provenance.births:
                 if birth.kept_in is not None and birth.kept_in() is copy:
                     birth.kept_in = known
-            self._findings.provenances.keep(given, provenance)
+            self.findings.provenances.keep(given, provenance)
 
     @contextmanager
     def _placed(self, region: Region) -> Iterator[Callable[[Node], None]]:
         """While entered, calls happen at the place of the graph's node that runs."""
 
         def at(node: Node) -> None:
-            self._places.inside = place = region.place_of(node)
+            self.places.inside = place = region.place_of(node)
             if place.module is not None and region.around:
-                self._places.around.setdefault(place.module, region.around)
+                self.places.around.setdefault(place.module, region.around)
 
-        before, self._places.inside = self._places.inside, region.place
+        before, self.places.inside = self.places.inside, region.place
         try:
             yield at
         finally:
-            self._places.inside = before
+            self.places.inside = before
 
 
 class _Copy(NamedTuple):

@@ -60,9 +60,9 @@ class Watch:
         self.sandbox = Sandbox(self.scope)
         self.regions = Regions(self.findings, self.places, report.note)
         self.forward = Forward(self.scope, self.findings, self.places, self.regions, self.sandbox, self.mistakes)
-        self.patches = Patches(self.engine, self.scope, self.forward, self.regions, self.sandbox, self.mistakes)
+        self.patches = Patches(self)
         self.narration = Narration(report, self.places.around)
-        self.course = Course("backward pass", "backward passes")
+        self.course: Course | None = None
         self.running: Backward | None = None
 
     def __enter__(self) -> Report:
@@ -138,6 +138,10 @@ class Watch:
 
     def _follow(self, backward: Backward) -> None:
         """Keep the numbers of a pass that was finite. Of the first other one, say what the passes before it show."""
+        if self.course is None and not self.report.ok:
+            return
+        if self.course is None:
+            self.course = Course("backward pass", "backward passes")
         leaves = [leaf for _, leaf in leaves_of(backward.graph)]
         loss = loss_among(backward.request.roots)
         value = None if loss is None else float(loss)
@@ -149,7 +153,7 @@ class Watch:
 
     def end(self) -> None:
         """End the watch, whatever ended the block, and complete the report."""
-        self.patches.take_off()
+        put_back(self.patches)
         self.forward.leave()
         self.scope.is_over = True
         free_deep_graphs()
@@ -184,22 +188,11 @@ class Patches:
     - A compiled region is left alone: the compiler must see the user's code, and not ours.
     - The node of a compiled region reports that it saves its tensors: then the call of the region is written on it.
 
-    Args:
-        engine: runs PyTorch's engine, which it gets as its first argument.
-        scope, forward, regions, sandbox, mistakes: those of the watch.
+    They outlive the watch if a module that is first imported in the block keeps them.
     """
 
-    def __init__(
-        self,
-        engine: Callable[..., Any],
-        scope: Scope,
-        forward: Forward,
-        regions: Regions,
-        sandbox: Sandbox,
-        mistakes: Mistakes,
-    ) -> None:
-        self._run, self._scope, self._forward = engine, scope, forward
-        self._regions, self._sandbox, self._mistakes = regions, sandbox, mistakes
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
         self._region: Any = None
 
     def put_on(self) -> None:
@@ -216,20 +209,17 @@ class Patches:
         replace(self, torch, "compile", self._compile)
         self._leave_compiled_alone()
 
-    def take_off(self) -> None:
-        put_back(self)
-
     def _engine(self, run: Any) -> Any:
-        return not_compiled(functools.partial(self._run, run))
+        return not_compiled(functools.partial(self._watch.engine, run))
 
     def _apply(self, apply: Any) -> Any:
         def applied(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
             run = apply.__get__(None, cls)
-            if not self._scope.is_here():
+            if not self._watch.scope.is_here():
                 return run(*args, **kwargs)
-            with self._forward.findings.births.collected() as inside:
+            with self._watch.forward.findings.births.collected() as inside:
                 result = run(*args, **kwargs)
-            self._forward.applied(cls, args, result, inside)
+            self._watch.forward.applied(cls, args, result, inside)
             return result
 
         return classmethod(applied)
@@ -237,32 +227,32 @@ class Patches:
     def _register_hook(self, register: Any) -> Any:
         def registered(hooks: Any, hook: Callable[..., Any]) -> Any:
             try:
-                hook = self._sandbox.silenced(hook)
+                hook = self._watch.sandbox.silenced(hook)
             except Exception as error:
-                self._mistakes.note("a hook", error)
+                self._watch.mistakes.note("a hook", error)
             return register.__func__(hooks, hook)
 
         return staticmethod(registered)
 
     def _save(self, save: Any) -> Any:
         def saved(context: Any, *tensors: Any) -> Any:
-            if self._scope.is_here():
-                with self._mistakes.noted("a compiled region"):
-                    self._regions.saves(context)
+            if self._watch.scope.is_here():
+                with self._watch.mistakes.noted("a compiled region"):
+                    self._watch.regions.saves(context)
             return save(context, *tensors)
 
         return saved
 
     def _recomputing(self, init: Any) -> Any:
         def began(hook: Any, frame: Any, *details: Any) -> None:
-            self._sandbox.begin_again(frame())
+            self._watch.sandbox.begin_again(frame())
             init(hook, frame, *details)
 
         return began
 
     def _has_torch_function(self, has: Any) -> Any:
         def overrides(things: Any) -> bool:
-            with self._forward.aside():
+            with self._watch.forward.aside():
                 return has(things)
 
         return overrides
@@ -270,7 +260,7 @@ class Patches:
     def _compile(self, compile: Any) -> Any:
         def compiled(*args: Any, **kwargs: Any) -> Any:
             result = compile(*args, **kwargs)
-            if not self._scope.is_over:
+            if not self._watch.scope.is_over:
                 self._leave_compiled_alone()
             return result
 
@@ -289,18 +279,18 @@ class Patches:
         """A function by which the compiler switches itself on and off. Only the outermost compiled region counts."""
 
         def switched(callback: Any) -> Any:
-            if self._scope.is_here():
+            if self._watch.scope.is_here():
                 caller: Any = sys._getframe(1)
                 while caller.f_code.co_filename == __file__:  # of a watch around this one
                     caller = caller.f_back
                 if self._region is None and callable(callback) and caller.f_code.co_name in _ENTRANCES:
                     self._region = caller
-                    self._forward.begin_compiled()
+                    self._watch.forward.begin_compiled()
                 elif self._region is caller and not callable(callback):
                     self._region = None
-                    self._regions.leave()
-                    self._forward.end_compiled()
-                elif self._forward.is_aside and caller.f_code.co_name == "_fn":
+                    self._watch.regions.leave()
+                    self._watch.forward.end_compiled()
+                elif self._watch.forward.is_aside and caller.f_code.co_name == "_fn":
                     return self._switch_inside(switch, callback, caller)
             return switch(callback)
 
@@ -309,11 +299,11 @@ class Patches:
     @contextmanager
     def in_between(self) -> Iterator[None]:
         """While entered, no region runs: compiled code has ended at what can't be compiled, such as a backward pass."""
-        region, self._region, self._forward.is_aside = self._region, None, False
+        region, self._region, self._watch.forward.is_aside = self._region, None, False
         try:
             yield
         finally:
-            self._region, self._forward.is_aside = region, True
+            self._region, self._watch.forward.is_aside = region, True
 
     def _switch_inside(self, switch: Any, callback: Any, caller: FrameType) -> Any:
         """A switch inside of a region: off, before compiled code runs or what must not be compiled, and on again.
@@ -322,8 +312,8 @@ class Patches:
         """
         is_on = callable(callback)
         before = None if is_on else switch(callback)
-        with self._mistakes.noted("a compiled region"):
-            (self._regions.leave if is_on else self._regions.enter)(caller)
+        with self._watch.mistakes.noted("a compiled region"):
+            (self._watch.regions.leave if is_on else self._watch.regions.enter)(caller)
         return switch(callback) if is_on else before
 
 
