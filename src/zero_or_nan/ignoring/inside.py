@@ -1,14 +1,15 @@
 """What another part of the library may ask `ignoring`: the only file of `ignoring` that `explain` imports.
 
-- The graph that backward goes through: `graph_from` the roots, with `leaves_of`, and `edge_of` a tensor. A node may be
-  `is_leaf`, `is_region`, `is_pytorchs` or `is_checkpoint`. `saw` and `free_deep_graphs` keep a deep graph from being
-  freed recursively.
+- The graph that backward goes through: `graph_from` the roots, with `leaves_of` and `senders_of`, and `edge_of` a
+  tensor. A node may be `is_leaf`, `is_region`, `is_pytorchs` or `is_checkpoint`. `saw` and `free_deep_graphs` keep a
+  deep graph from being freed recursively.
 - What a node is and has: `function_of`, `saved_tensors`, `can_be_read_again`; `run` computes its derivative.
 - A backward pass of `ignoring`: `unsafe_nodes` says whether it can differ from plain PyTorch's pass. `pass_over` runs
   it, and an `Observer` sees it. `is_unknown` says that it can't follow a node's own code.
 - `mark_formulas` and `mark_formula` mark the zeros that PyTorch's own formulas fill in. A later pass over a gradient
   that plain PyTorch recorded then does not take these zeros for a selection of the program.
-- Tensors: their `total`, `part_here`, `is_wrapped`, and whether a mask is True `anywhere`.
+- Tensors: their `total`, their `part_here`, what is `stored` if one `is_sparse`, and whether it `is_wrapped`.
+  `any_of` says whether one of many bools is True.
 - `not_compiled` keeps the compiler out of a function. A `Mode` sees operators, and does not import the compiler.
 """
 
@@ -30,10 +31,11 @@ from .graph import TELLS_OF_HOOKS, Edge, Graph, can_be_read_again, run, saved_te
 from .lifetimes import DEEP_GRAPHS
 from .lifetimes import held_from as graph_from
 from .masked_pass import REPORT, Observer, Pass
-from .masks import Mask, anywhere, was_broadcast
+from .masks import anywhere, was_broadcast
 from .plan import nothing_ignored
 from .precheck import is_safe
 from .registry import UNKNOWN, record_of
+from .sparse import is_sparse, stored
 from .steps import CHECKPOINT
 from .vmapped import is_wrapped
 from .watching import Mode
@@ -43,10 +45,9 @@ __all__ = [
     "TELLS_OF_HOOKS",
     "Edge",
     "Graph",
-    "Mask",
     "Mode",
     "Observer",
-    "anywhere",
+    "any_of",
     "can_be_read_again",
     "edge_of",
     "free_deep_graphs",
@@ -56,6 +57,7 @@ __all__ = [
     "is_leaf",
     "is_pytorchs",
     "is_region",
+    "is_sparse",
     "is_unknown",
     "is_wrapped",
     "leaves_of",
@@ -67,6 +69,8 @@ __all__ = [
     "run",
     "saved_tensors",
     "saw",
+    "senders_of",
+    "stored",
     "total",
     "unsafe_nodes",
     "was_broadcast",
@@ -74,6 +78,11 @@ __all__ = [
 
 saw = DEEP_GRAPHS.saw
 free_deep_graphs = DEEP_GRAPHS.sweep
+
+
+def any_of(elements: Tensor) -> bool:
+    """True if one of these bools is True."""
+    return bool(anywhere(elements))
 
 
 def edge_of(tensor: Any) -> Edge | None:
@@ -95,6 +104,15 @@ def leaves_of(graph: Graph) -> Iterator[tuple[Any, Tensor]]:
     for node in graph:
         if is_leaf(node):
             yield node, node.variable
+
+
+def senders_of(graph: Graph) -> dict[Any, list[Edge]]:
+    """By node, the nodes whose gradients arrive there, each with the number of the cotangent."""
+    senders: dict[Any, list[Edge]] = {}
+    for node, edges in graph.items():
+        for ahead, number in edges:
+            senders.setdefault(ahead, []).append((node, number))
+    return senders
 
 
 def is_pytorchs(node: Any) -> bool:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...ignoring.inside import Mode
-from ..program.tensors import is_sparse, numbers_of, rerun, tensors_in
+from ...ignoring.inside import Mode, is_sparse
+from ..program.tensors import numbers_of, rerun, tensors_in
 
 WRITTEN: dict[str, str] = {
     "add": "{} + {}",

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...ignoring.inside import is_region
+from ...ignoring.inside import any_of, is_region, is_sparse
 from ..program.code import MAKES_DATA, MEANT, UNINITIALIZED, Plan, buffers_of, is_loading, overwritten_by
-from ..program.tensors import any_of, is_finite, is_sparse, not_finite, numbers_of, tensors_in, unreadable_layout
+from ..program.tensors import is_finite, not_finite, numbers_of, tensors_in, unreadable_layout
 from .calls import (
     Call,
     Change,

@@ -18,15 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
-from ...ignoring.inside import function_of, was_broadcast
+from ...ignoring.inside import any_of, function_of, is_sparse, was_broadcast
 from ..program.code import WEIGHS_ALL, Place, optimizer_here
 from ..program.tensors import (
-    any_of,
     each_in,
     first_entries,
     first_stored,
     is_finite,
-    is_sparse,
     not_finite,
     numbers_of,
     on_copies,

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...ignoring.inside import Graph, function_of, is_checkpoint, is_pytorchs, is_region, run
+from ...ignoring.inside import Edge, Graph, any_of, function_of, is_checkpoint, is_pytorchs, is_region, run, senders_of
 from ..program.code import MEANT, Place, place_here, users_frame
-from ..program.tensors import any_of, are_finite, is_finite, not_finite, numbers_of, on_copies, rerun
+from ..program.tensors import are_finite, is_finite, not_finite, numbers_of, on_copies, rerun
 from .arithmetic import Computation, first_born, number
 from .calls import Call, come_in, describe, finite_ones
 from .diagnosis import Born, Events
@@ -40,7 +40,7 @@ class Caller(NamedTuple):
 
 
 class Callers:
-    """Those of the nodes of one graph.
+    """The calls that the nodes of one graph come from.
 
     Args:
         graph: the nodes, with their edges.
@@ -84,13 +84,9 @@ class Callers:
         return None
 
     @functools.cached_property
-    def senders(self) -> dict[Any, list[tuple[Any, int]]]:
+    def senders(self) -> dict[Any, list[Edge]]:
         """By node, the nodes whose gradients arrive there, each with the number of the cotangent."""
-        senders: dict[Any, list[tuple[Any, int]]] = {}
-        for node, edges in self._graph.items():
-            for ahead, slot in edges:
-                senders.setdefault(ahead, []).append((node, slot))
-        return senders
+        return senders_of(self._graph)
 
 
 _ENTRYWISE = frozenset("""

@@ -23,7 +23,8 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from .tensors import is_sparse, tensors_in
+from ...ignoring.inside import is_sparse
+from .tensors import tensors_in
 
 _LIBRARY = Path(__file__).parents[2]
 _INSIDE = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, _LIBRARY))

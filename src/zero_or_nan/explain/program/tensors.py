@@ -20,7 +20,7 @@ from torch._C._nn import flatten_dense_tensors
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 
-from ...ignoring.inside import anywhere, is_wrapped, part_here, total
+from ...ignoring.inside import any_of, is_sparse, is_wrapped, part_here, stored, total
 
 _modes = torch._C._len_torch_dispatch_stack
 _is_profiled = _autograd._profiler_enabled
@@ -76,7 +76,6 @@ class _Unseen:
         self.functions.__exit__(*details)
 
 
-_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _DENSE = (Tensor, Parameter)
 
 _SMALL = 10_000
@@ -109,21 +108,10 @@ def each_in(things: Any, kind: type[T]) -> list[T]:
     return found
 
 
-def is_sparse(tensor: Tensor) -> bool:
-    """Whether a tensor stores some of its elements only."""
-    return tensor.layout in _SPARSE
-
-
-def stored(tensor: Tensor) -> Tensor:
-    """The elements that a sparse tensor stores, in the same memory."""
-    tensor = tensor.detach()
-    return tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
-
-
 def memory(tensor: Tensor) -> Any:
     """The storage that holds the numbers of a tensor. Views, detached and saved tensors share it."""
     if tensor.layout is not torch.strided and is_sparse(tensor):
-        tensor = stored(tensor)
+        tensor = stored(tensor.detach())
     return tensor.untyped_storage()
 
 
@@ -156,7 +144,7 @@ def numbers_of(tensor: Any) -> Tensor | None:
     if tensor.layout is not torch.strided:
         if not is_sparse(tensor) or is_wrapped(tensor):
             return None
-        tensor = stored(tensor)
+        tensor = stored(tensor.detach())
     try:
         has_memory = tensor.untyped_storage().nbytes() > 0
     except NotImplementedError:  # a transform of `torch.func` has wrapped the tensor
@@ -251,11 +239,6 @@ class BadElements:
         self._size = 0
 
 
-def any_of(elements: Tensor) -> bool:
-    """Whether one of these bools is True."""
-    return bool(anywhere(elements))
-
-
 def beyond(bad: Tensor, other: Tensor) -> Tensor | None:
     """The bad elements that are not in another tensor of bools of the same shape; None if there are none."""
     if torch.equal(bad, other):  # the usual case, in one step
@@ -303,7 +286,7 @@ def first_entries(elements: Tensor, most: int = 5) -> list[tuple[int, ...]]:
 
 def first_stored(tensor: Tensor, elements: Tensor) -> list[tuple[int, ...]] | None:
     """The same indices in a sparse tensor, if the elements are of what it stores; None for layouts that cannot tell."""
-    if elements.shape != stored(tensor).shape or tensor.layout not in (torch.sparse_coo, torch.sparse_csr):
+    if elements.shape != stored(tensor.detach()).shape or tensor.layout not in (torch.sparse_coo, torch.sparse_csr):
         return None
     if tensor.layout is torch.sparse_csr and tensor.dim() > 2:  # a batch
         return None

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
+from ...ignoring.inside import is_sparse
 from ..births.attribution import Attribution, Result
 from ..births.calls import Call, describe, recovered
 from ..births.findings import Findings, Mistakes, Scope, node_of, note_call
 from ..births.provenance import Birth, Provenance
 from ..program.code import UPDATES, Place, Places, Plan, is_recoverable, plan_of
-from ..program.tensors import bad_numbers_of, is_finite, is_sparse, not_finite, numbers_of, tensors_in, unseen
+from ..program.tensors import bad_numbers_of, is_finite, not_finite, numbers_of, tensors_in, unseen
 from .regions import Regions
 from .shadow import Sandbox
 

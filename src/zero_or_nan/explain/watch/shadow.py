@@ -28,7 +28,6 @@ from torch.utils._pytree import tree_map
 from ...ignoring.inside import (
     Edge,
     Graph,
-    Mask,
     Observer,
     edge_of,
     graph_from,
@@ -37,6 +36,7 @@ from ...ignoring.inside import (
     is_unknown,
     leaves_of,
     pass_over,
+    senders_of,
 )
 from ..births.findings import Scope
 from ..program.code import buffers_of, is_recomputed, plan_of
@@ -66,8 +66,8 @@ class Shadow(Observer):
         self.made: list[tuple[Any, int, Tensor]] = []
         self.is_complete = True
         self._graph = graph
-        self._senders: dict[Any, list[Any]] = {}
-        self.masks: dict[Edge, Mask] = {}
+        self._senders: dict[Any, list[Edge]] = {}
+        self.masks: dict[Edge, Tensor | None] = {}
         self._edges: dict[Edge, bool] = {}
         self._leaves: dict[int, bool] = {}
 
@@ -83,16 +83,14 @@ class Shadow(Observer):
         """Remember that the pass could not follow an operator."""
         self.is_complete = False
 
-    def handed_on(self, node: Any, values: Sequence[Any], masks: Sequence[Mask]) -> None:
+    def handed_on(self, node: Any, values: Sequence[Any], masks: Sequence[Tensor | None]) -> None:
         """Remember whether everything that a node hands on is finite."""
         self.finite[node] = are_finite(values)
         if self.finite[node]:
             return
         if not self._senders:
-            for sender, edges in self._graph.items():
-                for ahead, _ in edges:
-                    self._senders.setdefault(ahead, []).append(sender)
-        if all(self.finite.get(sender, True) for sender in self._senders.get(node, ())):
+            self._senders = senders_of(self._graph)
+        if all(self.finite.get(sender, True) for sender, _ in self._senders.get(node, ())):
             for at, (value, mask) in enumerate(zip(values, masks, strict=False)):
                 here = bad_numbers_of(value)
                 if here is not None:
