@@ -236,6 +236,8 @@ def _finite_number(value: Any) -> Any:
     return 1.0 if isinstance(value, float) and not math.isfinite(value) else value
 
 
+# The descriptions of births: which call, which elements, made of which numbers.
+
 UNREADABLE = ", which explain can't read"
 """How the text ends of what came out of such a tensor."""
 
@@ -324,6 +326,8 @@ def _only_too_large(
 def _in_double(tensor: Tensor) -> Tensor:
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
+
+# Whether a 0 is what an exponential underflowed to. `exp` is never 0, so another number in place of the 0 is wrong.
 
 UNDERFLOWED = ", after an exp that underflowed to 0"
 """What is added to the text of a computation."""

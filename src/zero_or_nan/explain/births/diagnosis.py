@@ -249,6 +249,8 @@ def _counts(edge: Edge, entries: Tensor, events: Events, shadow: Shadow) -> bool
     return bool((mask & entries).any()) if mask is not None and mask.shape == entries.shape else True
 
 
+# Ties: whether the loss uses or ignores an element by a convention alone.
+
 _CLAMPS: dict[str, Callable[[Any], tuple[float, ...]]] = {
     "Clamp": lambda node: (node._saved_min, node._saved_max),
     "ClampMin": lambda node: (node._saved_min,),

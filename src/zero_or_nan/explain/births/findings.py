@@ -30,6 +30,13 @@ from ..program.code import Place, is_recomputed, printable
 from ..program.tensors import BadElements, address, bad_numbers_of, memory, tensors_in
 from .provenance import Birth, Provenance, all_births
 
+T = TypeVar("T")
+
+_MOST_UNCONSUMED = 1000
+
+COMPILED = "torch.compile"
+"""The name of a compiled region in a report, if nothing inside of it is known."""
+
 
 @dataclass
 class Provenances:
@@ -65,14 +72,6 @@ class Provenances:
 
     def clear(self) -> None:
         self._by_memory.clear()
-
-
-T = TypeVar("T")
-
-_MOST_UNCONSUMED = 1000
-
-COMPILED = "torch.compile"
-"""The name of a compiled region in a report, if nothing inside of it is known."""
 
 
 class Scope:
@@ -219,6 +218,8 @@ class Findings:
         self.unconsumed.clear()
         self.bad.clear()
 
+
+# Notes on the nodes of the graph.
 
 CALLED = "zero_or_nan.called"
 """The key in a node's metadata for the function and the place of its forward call."""

@@ -89,6 +89,8 @@ class Callers:
         return senders_of(self._graph)
 
 
+# The derivative at one node of the graph, and experiments with it.
+
 _ENTRYWISE = frozenset("""
 Exp Exp2 Log Log2 Log10 Log1P Sqrt Rsqrt Pow Mul Div Reciprocal Sin Cos Tan Asin Acos Atan Atanh Acosh Asinh Sinh Cosh
 Tanh Sigmoid LogSigmoid Softplus Abs Expm1 Erf Erfc Erfinv Logit Lgamma Digamma Relu Xlogy Square Sinc Atan2 Clamp

@@ -26,6 +26,8 @@ from torch.nn import Parameter
 from ...ignoring.inside import is_sparse
 from .tensors import tensors_in
 
+T = TypeVar("T")
+
 _LIBRARY = Path(__file__).parents[2]
 _INSIDE = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, _LIBRARY))
 _CALL = nn.Module._call_impl.__code__
@@ -199,9 +201,6 @@ def _line(code: CodeType, instruction: int) -> int:
     return code.co_firstlineno
 
 
-T = TypeVar("T")
-
-
 def of_variables(frame: FrameType, choose: Callable[[list[tuple[str, Any]]], list[T]]) -> list[T]:
     """What is chosen of the variables of a frame, as pairs of name and value."""
     variables = frame.f_locals
@@ -214,6 +213,8 @@ def of_variables(frame: FrameType, choose: Callable[[list[tuple[str, Any]]], lis
         variables.clear()
     return found
 
+
+# What is known of PyTorch's functions by their names, before they are called.
 
 _PUBLIC = {
     "__truediv__": "div", "__rtruediv__": "div", "__itruediv__": "div", "true_divide": "div", "divide": "div",

@@ -76,6 +76,8 @@ class _Unseen:
         self.functions.__exit__(*details)
 
 
+# The numbers of a tensor.
+
 _DENSE = (Tensor, Parameter)
 
 _SMALL = 10_000
@@ -292,6 +294,9 @@ def first_stored(tensor: Tensor, elements: Tensor) -> list[tuple[int, ...]] | No
         return None
     indices = tensor.detach().to_sparse_coo()._indices().T
     return [(*indices[at].tolist(), *rest) for at, *rest in first_entries(elements)]
+
+
+# Code that runs a second time.
 
 
 @contextmanager

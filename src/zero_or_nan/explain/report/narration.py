@@ -234,6 +234,8 @@ def _rank() -> int | None:
     return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else None
 
 
+# The user's names of modules, parameters and inputs.
+
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")
 """Names that DistributedDataParallel, the compiler and FSDP put before those of the user."""
 

@@ -185,6 +185,8 @@ def _may_run_only_once(node: Any) -> bool:
     return not forward.__module__.startswith("torch.") and is_unknown(node)
 
 
+# The sandbox in which an extra pass runs.
+
 _extra = threading.local()
 """Has an attribute `depth`, the number of sandboxes that are entered in this thread, once there was one."""
 

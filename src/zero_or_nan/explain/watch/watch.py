@@ -171,6 +171,8 @@ class Watch:
         self.places.around.clear()
 
 
+# The functions of PyTorch that a watch replaces while it lasts.
+
 _EVAL_FRAME = "torch._dynamo.eval_frame"
 _ENTRANCES = ("compile_wrapper", "_fn")
 """The functions of Dynamo in which compiled code is called, by release."""
