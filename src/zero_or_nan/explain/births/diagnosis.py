@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -112,6 +113,10 @@ class Elements:
         return birth.phase == "backward" and birth not in self.born
 
 
+Senders = Mapping[Any, Sequence[Edge]]
+"""By node, the nodes whose gradients arrive there, each with the number of the cotangent."""
+
+
 class Shadow(Protocol):
     """The outcome of the same pass run by `ignoring`."""
 
@@ -165,13 +170,16 @@ class Diagnosis(NamedTuple):
     has_others: bool = False
 
 
-def diagnose(events: Events, shadow: Shadow | None, known: Mapping[Birth, Verdict]) -> list[Diagnosis]:
+def diagnose(
+    events: Events, shadow: Shadow | None, known: Mapping[Birth, Verdict], senders: Senders = MappingProxyType({})
+) -> list[Diagnosis]:
     """The births that reached the loss or a gradient, in order of time.
 
     Args:
         events: what happened in a backward pass.
         shadow: the outcome of the same pass run by `ignoring`, if it was run.
         known: the verdicts of earlier passes, which still hold.
+        senders: by node, the nodes whose gradients arrive there. They show ties.
     """
     reached_by: dict[Birth, list[Reached]] = {}
     for reached in events.reached:
@@ -185,7 +193,8 @@ def diagnose(events: Events, shadow: Shadow | None, known: Mapping[Birth, Verdic
         path = max((reached.provenance.path_of(birth) for reached in ends), key=len)
         # If the loss is too large, its gradient often is too large as well.
         is_implied = has_bad_loss and birth.phase == "backward" and verdict.kind == "overflow"
-        found.append(Diagnosis(birth, verdict, [reached.target for reached in ends], path, is_implied))
+        tie = _tie(birth, verdict, events, elements, senders)
+        found.append(Diagnosis(birth, verdict, [reached.target for reached in ends], path, is_implied, tie))
     return found
 
 
@@ -287,14 +296,25 @@ Stack Cat Index Gather Movedim
 _KEEPS_ZERO = frozenset("Mul Div Neg".split())
 
 
-def tie_of(node: Any, value: float | None, is_used: bool, senders: Mapping[Any, Sequence[tuple[Any, int]]]) -> str:
+def _tie(birth: Birth, verdict: Verdict, events: Events, elements: Elements, senders: Senders) -> str:
+    """How PyTorch treats what was born, if it is at a tie, and if the kind of the origin depends on it."""
+    if verdict.kind not in ("contaminated", "undefined"):
+        return ""
+    if birth in events.inside:
+        return events.inside[birth].tie
+    is_used = verdict.kind == "undefined"
+    ties = (_tie_at(node, born.value, is_used, senders) for node, born in elements.born.get(birth, ()))
+    return next(filter(None, ties), "")
+
+
+def _tie_at(node: Any, value: float | None, is_used: bool, senders: Senders) -> str:
     """How PyTorch treats an element, in half a sentence, if it is at a tie; else empty.
 
     Args:
         node: the node of the function that gave the element.
         value: the element.
         is_used: whether the loss uses it.
-        senders: by node, the nodes whose gradients arrive there, each with the number of the cotangent.
+        senders: those of the graph.
     """
     if value is None or not math.isfinite(value):
         return ""

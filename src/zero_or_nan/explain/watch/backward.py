@@ -6,7 +6,6 @@ no `.grad`. It says which elements the loss ignored, and whether the gradient ex
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from operator import itemgetter
@@ -29,7 +28,7 @@ from ...ignoring.inside import (
 )
 from ..births.arithmetic import limit
 from ..births.calls import Call, come_in, describe, held_before
-from ..births.diagnosis import Diagnosis, Elements, Events, Inside, Reached, Verdict, diagnose, tie_of
+from ..births.diagnosis import Diagnosis, Events, Inside, Reached, Verdict, diagnose
 from ..births.findings import (
     CALLED,
     Carried,
@@ -402,12 +401,12 @@ class Backward:
         inner.end(gradients)
         is_alone = not self.events.is_partial or sum(map(is_region, self.graph)) == 1
         own = {*again.births, *(born.birth for born in inner.events.born.values())}
-        for birth, verdict, *_ in diagnose(inner.events, inner.shadow, {}):
+        for each in diagnose(inner.events, inner.shadow, {}, inner.callers.senders):
+            birth, verdict = each.birth, each.verdict
             known = self.events.inside.get(birth)
             if birth in own and (known is None or known.kind == "contaminated"):
-                tie = inner.tie_of(birth, is_used=verdict.kind != "contaminated")
                 is_sure = verdict.is_sure and (is_alone or verdict.kind == "contaminated")
-                self.events.inside[birth] = Inside(verdict.kind, is_sure, verdict.fixed, tie)
+                self.events.inside[birth] = Inside(verdict.kind, is_sure, verdict.fixed, each.tie)
         return inner
 
     # After the engine has run.
@@ -464,17 +463,6 @@ class Backward:
         every = [*found, *hidden]
         has_others = any(each.verdict.kind != "contaminated" for each in every)
         return [each._replace(has_others=has_others) for each in every]
-
-    def tie_of(self, birth: Birth, is_used: bool) -> str:
-        """How PyTorch treats what was born, if it is at a tie."""
-        if birth in self.events.inside:
-            return self.events.inside[birth].tie
-        at, senders = self._elements.born.get(birth, ()), self.callers.senders
-        return next((tie for node, born in at if (tie := tie_of(node, born.value, is_used, senders))), "")
-
-    @functools.cached_property
-    def _elements(self) -> Elements:
-        return Elements(self.events)
 
     def _named(self, target: Any, edge: Edge) -> Tensor | str:
         """What a gradient was asked for. An edge of the graph is named by its leaf, or by its function."""

@@ -121,10 +121,9 @@ class Watch:
             self.narration.note_elsewhere()
         if backward.events.reached and backward.outer is None:
             names = Names(users_frame(), self._called())
-            found = backward.with_hidden(diagnose(backward.events, backward.shadow, self.narration.verdicts))
-            for at, (birth, verdict, *_) in enumerate(found):
-                if verdict.kind in ("contaminated", "undefined"):
-                    found[at] = found[at]._replace(tie=backward.tie_of(birth, verdict.kind == "undefined"))
+            verdicts, senders = self.narration.verdicts, backward.callers.senders
+            found = backward.with_hidden(diagnose(backward.events, backward.shadow, verdicts, senders))
+            for birth, verdict, *_ in found:
                 inside = backward.events.inside.get(birth)
                 if verdict == Verdict("contaminated", False) and inside is not None and inside.fixed:
                     self.report.note(FIXED_UNCOMPILED)
