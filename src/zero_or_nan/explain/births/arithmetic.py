@@ -57,7 +57,7 @@ _to_copy copy linear convolution mkldnn_convolution linalg_vector_norm norm tan 
 
 
 class Computation(NamedTuple):
-    """An element that one of PyTorch's operators made.
+    """The computation in which one of PyTorch's operators made an element.
 
     Attributes:
         name: the name of the operator.
