@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zero_or_nan.explain.remedies import PAGES
+from zero_or_nan.explain.report.remedies import PAGES
 
 from . import show
 from .entries import Raised, describe

@@ -240,7 +240,7 @@ def test_a_strict_type_checker_sees_its_types(machine):
         "def (x: Tensor, n: int =) -> Tensor",
         "def () -> float",
         "def (x: Tensor, n: int =) -> Tensor",
-        "list[zero_or_nan.explain.report.Origin]",
+        "list[zero_or_nan.explain.report.report.Origin]",
     ], said
     wrong = [number for number, line in enumerate(TYPED.splitlines(), 1) if line.endswith("# wrong")]
     errors = dict(re.findall(r"(?m)^program.py:(\d+): error: (.*)", said))

@@ -69,3 +69,9 @@ def test_the_library_asks_a_tensors_form_and_does_not_know_the_forms_by_name():
     assert who_imports("jagged") == {core}
     of_graphs = {"kinds", "passes", "plan", "steps.boundary", "operators.sharded"}  # which several processes share
     assert who_imports("distributed") == {core} | of_graphs
+
+
+def test_explain_imports_one_file_of_ignoring():
+    files = modules("zero_or_nan", ROOT / "src")
+    asked = {one for name in files if name.startswith("zero_or_nan.explain") for one in imported(name, files)}
+    assert {one for one in asked if one.startswith("zero_or_nan.ignoring")} == {"zero_or_nan.ignoring.inside"}

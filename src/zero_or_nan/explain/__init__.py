@@ -8,33 +8,29 @@ What users of the library import:
 `python -m zero_or_nan.explain script.py` watches a script. `explain.huggingface` and `explain.lightning` each have a
 callback for a trainer; no other file needs these frameworks, or imports these two files.
 
-How it works: what watches emits events, and a diagnosis reads them. Each file imports only from files named after it.
+How it works, with `x.sqrt().log().clamp(-5).sum().backward()` at x = 0 as the example. Each file imports only from
+files that are named after it, so you can read on from any file.
 
-1. `huggingface`, `lightning`: callbacks, which put `methods` that are explained when they fail into a trainer.
-   `block`, `failure`: what users call. `watch`: owns the parts of one watch, and hands on what one finds to the next.
-   `before`: a copy of what a step changes. `course`: the loss and the parameters over the steps before a failure.
-2. `patches`: the functions of PyTorch that the watch replaces while it lasts, by means of `zero_or_nan.replacing`.
-3. `forward`: checks each function of PyTorch as it returns. `attribution`: which elements of a bad result were *born*
-   in the call, and which came with an operand. The nodes of the graph *carry* the answer to backward.
-4. `backward`: checks what each node passes on, and notes what has been *reached* in the end. `node_births`: what is
-   born at a node. `originations`: the user's call that a node comes from. `shadow`: the same pass run by `ignoring`, in
-   a `sandbox` that hides it from the user's program. `regions`: if what comes out of a compiled region is not finite,
-   the region's graph runs a second time, uncompiled and watched.
-5. `narration`: writes diagnoses into the report. `diagnosis`: from `events` and a shadow to the kind of each origin, by
-   pure functions. `ties`: whether the kind follows from a convention of PyTorch alone.
-6. `report`: what the user reads, as HTML by `notebook`; with `remedies`, and the user's `names`.
-
-What they have in common:
-
-- `findings`: what a watch knows so far. `derivatives`, `births`, `calls`: what a function gives if it runs again with
-  other numbers. `underflow`: whether a 0 was an exponential. `nodes`: notes on the nodes of the graph.
-  `provenance`: the births that a tensor comes from.
-- `functions`: what a function's name says about it. `arithmetic`: the numbers that an element was made of, as text.
-  `places`: a line of the user's code. `tensors`: the numbers of a tensor. `unseen`: keeps all this out of sight of
-  modes and profilers.
+1. `training/` is for the step that fails. The callbacks `huggingface` and `lightning` put `methods` into a trainer. A
+   method that fails runs a second time, inside of a watch: `block` has what you call, and `failure` what you
+   decorate. `before` keeps a copy of what a step changes.
+2. `watch/` sees what happens. `watch` replaces some functions of PyTorch while the block runs, and owns the other
+   parts. `forward` checks what each function returns: `sqrt` gave 0, `log` gave -inf. `backward` checks what each
+   node of the graph passes on: the node of `log` passed on NaN, 0 × inf, and it reached x. `regions` looks into
+   compiled code. `shadow` is the same pass, run by `ignoring` beforehand in a sandbox: of the -inf, it passes nothing
+   on.
+3. `report/` says it. `narration` writes what was found into the report, in your names. `course` says whether the
+   training diverged before. `report` is what you read, as HTML by `notebook`, with `remedies`: `ignoring.backward`.
+4. `births/` finds out where and why. `attribution`: `log` made the -inf of finite numbers, so the -inf was *born*
+   there, and `clamp` took it. `nodes`: what was born at a node in backward, and in which call a node was made.
+   `calls` lets a call run again with other numbers. `arithmetic`: `log(0) = -inf`, as text. `diagnosis`: the loss
+   ignores the element, because `clamp` cut it off, so the origin is *contaminated*. `findings` has what is known of
+   tensors and nodes, and `provenance` the births that a tensor comes from.
+5. `program/` reads your program. `code`: the line of a call, and what the name of its function says. `tensors`: which
+   of a tensor's numbers are not finite. They are read out of sight of your modes and profilers.
 """
 
 from .block import explain
-from .report import NotFiniteError, Origin, Report
+from .report.report import NotFiniteError, Origin, Report
 
 __all__ = ["NotFiniteError", "Origin", "Report", "explain"]

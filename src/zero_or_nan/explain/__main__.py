@@ -11,7 +11,7 @@ import traceback
 from types import TracebackType
 
 from . import explain
-from .report import NotFiniteError
+from .report.report import NotFiniteError
 
 
 def main(arguments: list[str] | None = None) -> int:

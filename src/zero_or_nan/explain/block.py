@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from .failure import on_failure
-from .report import NotFiniteError, Report
-from .watch import Watch
+from .report.report import NotFiniteError, Report
+from .training.failure import on_failure
+from .watch.watch import Watch
 
 
 class explain:  # noqa: N801

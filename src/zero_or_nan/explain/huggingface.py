@@ -12,8 +12,8 @@ try:
 except ImportError as error:
     raise ImportError("zero_or_nan.explain.huggingface needs transformers: pip install transformers") from error
 
-from .methods import ExplainedMethod, put_back
-from .tensors import all_finite, tensors_in
+from .program.tensors import are_finite_at_once, tensors_in
+from .training.methods import ExplainedMethod, put_back
 
 
 class ExplainCallback(TrainerCallback):
@@ -73,7 +73,7 @@ class _TrainingStep(ExplainedMethod):
 
     def notes(self, loss: Any) -> Iterator[str]:
         yield f"the Trainer stopped at global_step {self.owner.state.global_step}"
-        if self.owner.args.logging_nan_inf_filter and not all_finite(tensors_in(loss)):
+        if self.owner.args.logging_nan_inf_filter and not are_finite_at_once(tensors_in(loss)):
             yield (
                 "the Trainer would have hidden this loss: with logging_nan_inf_filter=True it logs the average of the "
                 "losses before it instead, or 0"

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from .methods import ExplainedMethod, put_back
+from .training.methods import ExplainedMethod, put_back
 
 _NAMES = ("lightning.pytorch", "pytorch_lightning")
 """Two packages with the same code, but each has a class `Callback` of its own."""

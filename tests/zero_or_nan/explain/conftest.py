@@ -1,6 +1,6 @@
 import pytest
 
-from zero_or_nan.explain.findings import Mistakes
+from zero_or_nan.explain.births.findings import Mistakes
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from origins import told
 from tensors import leaf
 
 from zero_or_nan import explain, ignoring
-from zero_or_nan.explain.narration import BEHIND
+from zero_or_nan.explain.report.narration import BEHIND
 from zero_or_nan.ignoring.failures import NotFollowed
 from zero_or_nan.ignoring.masked_pass import Pass
 

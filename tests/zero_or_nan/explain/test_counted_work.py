@@ -12,9 +12,15 @@ import torch
 from torch import nn
 
 from zero_or_nan import explain
-from zero_or_nan.explain import backward, calls, names, node_births, originations, sandbox, tensors
-from zero_or_nan.explain.provenance import MOST_STEPS, Provenance, joined
-from zero_or_nan.explain.tensors import any_of, is_finite, is_finite_at_each, not_finite
+from zero_or_nan.explain.births import calls
+from zero_or_nan.explain.births import nodes as node_births
+from zero_or_nan.explain.births import nodes as originations
+from zero_or_nan.explain.births.provenance import MOST_STEPS, Provenance, joined
+from zero_or_nan.explain.program import tensors
+from zero_or_nan.explain.program.tensors import any_of, is_finite, is_finite_at_each, not_finite
+from zero_or_nan.explain.report import narration as names
+from zero_or_nan.explain.watch import backward
+from zero_or_nan.explain.watch import shadow as sandbox
 
 
 def counted(monkeypatch, owner, name):
@@ -140,7 +146,7 @@ def test_a_tensor_is_looked_at_once(monkeypatch):
 
 
 def test_a_mask_that_is_kept_is_that_of_the_numbers_as_they_are():
-    masks, x = tensors.Masks(), torch.tensor([1.0, torch.nan, 1.0])
+    masks, x = tensors.BadElements(), torch.tensor([1.0, torch.nan, 1.0])
     first = masks.of(x)
     assert first.tolist() == [False, True, False] and masks.of(x) is first
     x[0] = torch.inf
@@ -153,7 +159,7 @@ def test_a_mask_that_is_kept_is_that_of_the_numbers_as_they_are():
 
 
 def test_few_masks_are_kept():
-    masks = tensors.Masks()
+    masks = tensors.BadElements()
     small = [torch.full((2,), torch.nan) for _ in range(100)]
     assert all(masks.of(each) is not None for each in small)
     assert len(masks._kept) == tensors._MOST_KEPT and masks._size == 2 * len(masks._kept)

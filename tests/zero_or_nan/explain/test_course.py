@@ -9,7 +9,7 @@ from runs import RUNS
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from zero_or_nan import explain
-from zero_or_nan.explain.course import EXPLODED, GROWN, Course, largest
+from zero_or_nan.explain.report.course import EXPLODED, GROWN, Course, largest
 
 WORDS = {"the training diverged": "diverges", "perhaps the training diverges": "diverges", "the loss jumped": "jumped"}
 MOST = 80

@@ -250,7 +250,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard, Replicate, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from zero_or_nan import explain
-from zero_or_nan.explain.findings import Mistakes
+from zero_or_nan.explain.births.findings import Mistakes
 
 Mistakes.are_raised = True
 torch.set_num_threads(1)
@@ -296,7 +296,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from zero_or_nan import explain
 from zero_or_nan.explain import NotFiniteError
-from zero_or_nan.explain.findings import Mistakes
+from zero_or_nan.explain.births.findings import Mistakes
 
 Mistakes.are_raised = True
 torch.set_num_threads(1)

@@ -5,13 +5,11 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from zero_or_nan.explain.diagnosis import Diagnosis, Verdict, diagnose, diagnose_results
-from zero_or_nan.explain.events import Born, Events, Reached
-from zero_or_nan.explain.names import Names
-from zero_or_nan.explain.narration import NOT_TOLD_APART, Narration
-from zero_or_nan.explain.places import place_here
-from zero_or_nan.explain.provenance import Birth, Provenance
-from zero_or_nan.explain.report import Report
+from zero_or_nan.explain.births.diagnosis import Born, Diagnosis, Events, Reached, Verdict, diagnose, diagnose_results
+from zero_or_nan.explain.births.provenance import Birth, Provenance
+from zero_or_nan.explain.program.code import place_here
+from zero_or_nan.explain.report.narration import NOT_TOLD_APART, Names, Narration
+from zero_or_nan.explain.report.report import Report
 
 FIRST, BOTH = torch.tensor([True, False]), torch.tensor([True, True])
 LEAF = torch.zeros(2)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zero_or_nan import explain
-from zero_or_nan.explain import forward
+from zero_or_nan.explain.watch import forward
 
 inf, nan = float("inf"), float("nan")
 

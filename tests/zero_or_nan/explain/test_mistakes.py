@@ -6,19 +6,12 @@ import pytest
 import torch
 
 from zero_or_nan import explain
-from zero_or_nan.explain import (
-    attribution,
-    backward,
-    calls,
-    findings,
-    forward,
-    names,
-    node_births,
-    places,
-    sandbox,
-    shadow,
-    watch,
-)
+from zero_or_nan.explain.births import attribution, calls, findings
+from zero_or_nan.explain.births import nodes as node_births
+from zero_or_nan.explain.program import code as places
+from zero_or_nan.explain.report import narration as names
+from zero_or_nan.explain.watch import backward, forward, shadow, watch
+from zero_or_nan.explain.watch import shadow as sandbox
 
 
 class Wrong(Exception):

@@ -10,7 +10,7 @@ from torch import nn
 from tests.zero_or_nan.ignoring import programs as random_programs
 from tests.zero_or_nan.ignoring.test_modules import LAYERS, LOSSES
 from zero_or_nan import explain, ignoring
-from zero_or_nan.explain.tensors import is_finite
+from zero_or_nan.explain.program.tensors import is_finite
 
 inf = float("inf")
 

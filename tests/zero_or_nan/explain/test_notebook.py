@@ -10,7 +10,8 @@ import torch
 
 from zero_or_nan import explain
 from zero_or_nan.explain import Origin, Report
-from zero_or_nan.explain.notebook import COLOURS, place
+from zero_or_nan.explain.report.notebook import COLOURS
+from zero_or_nan.explain.report.report import place
 
 
 def contaminated():

@@ -17,7 +17,8 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from zero_or_nan import explain
-from zero_or_nan.explain import NotFiniteError, names
+from zero_or_nan.explain import NotFiniteError
+from zero_or_nan.explain.report import narration as names
 
 
 def of_pytorch():

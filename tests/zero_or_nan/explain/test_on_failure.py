@@ -11,7 +11,7 @@ from torch import nn
 
 from zero_or_nan import explain
 from zero_or_nan.explain import NotFiniteError
-from zero_or_nan.explain.before import Before
+from zero_or_nan.explain.training.before import Before
 
 inf, nan = float("inf"), float("nan")
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from tensors import leaf
 
 from zero_or_nan import explain
-from zero_or_nan.explain.arithmetic import number
+from zero_or_nan.explain.births.arithmetic import number
 
 inf, nan = float("inf"), float("nan")
 

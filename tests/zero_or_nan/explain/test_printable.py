@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from zero_or_nan import explain
-from zero_or_nan.explain.findings import Mistakes
-from zero_or_nan.explain.places import printable
+from zero_or_nan.explain.births.findings import Mistakes
+from zero_or_nan.explain.program.code import printable
 
 EVIL = "a\x1b[2Jb\x07\x9b\u202ec\u2066d\u200be\u2028f\udc00g\x7f"
 

@@ -5,11 +5,10 @@ import random
 import pytest
 import torch
 
-from zero_or_nan.explain.births import come_in
-from zero_or_nan.explain.calls import Call
-from zero_or_nan.explain.places import place_here
-from zero_or_nan.explain.provenance import MOST_STEPS, NANS, Provenance, joined
-from zero_or_nan.explain.tensors import is_finite
+from zero_or_nan.explain.births.calls import Call, come_in
+from zero_or_nan.explain.births.provenance import MOST_STEPS, NANS, Provenance, joined
+from zero_or_nan.explain.program.code import place_here
+from zero_or_nan.explain.program.tensors import is_finite
 
 
 def birth():

@@ -18,10 +18,10 @@ from torch.utils.checkpoint import checkpoint
 
 from zero_or_nan import explain
 from zero_or_nan.explain import NotFiniteError
-from zero_or_nan.explain.regions import (
+from zero_or_nan.explain.births.findings import COMPILED
+from zero_or_nan.explain.watch.regions import (
     ALONE,
     CAME_BEFORE,
-    COMPILED,
     DREW_AGAIN,
     FIXED_UNCOMPILED,
     NOT_BETWEEN,
@@ -36,7 +36,7 @@ pytestmark = [
 ]
 
 nan, inf = float("nan"), float("inf")
-REGIONS = sys.modules["zero_or_nan.explain.regions"]
+REGIONS = sys.modules["zero_or_nan.explain.watch.regions"]
 PROGRAMS = []
 
 

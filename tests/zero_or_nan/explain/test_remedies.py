@@ -20,7 +20,7 @@ from tensors import leaf
 from torch import nn
 
 from zero_or_nan import explain, ignoring
-from zero_or_nan.explain.remedies import (
+from zero_or_nan.explain.report.remedies import (
     _HALF,
     _IGNORE,
     _IGNORE_AND,

@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from zero_or_nan import explain
-from zero_or_nan.explain import forward
-from zero_or_nan.explain.findings import Mistakes
+from zero_or_nan.explain.births.findings import Mistakes
+from zero_or_nan.explain.watch import forward
 
 
 class Operators(TorchDispatchMode):

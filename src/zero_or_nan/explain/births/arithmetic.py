@@ -1,0 +1,400 @@
+"""The numbers that a NaN or infinity was made of, as text that can be checked by hand: `0 × inf`, `exp(100) > 3.4e38`.
+
+The function runs again on copies, and each of PyTorch's operators in it is checked: which was the first to give such a
+number, and which numbers did its operands have at this element? A table says how to write each operator.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...ignoring.inside import Mode, is_sparse
+from ..program.tensors import numbers_of, rerun, tensors_in
+
+WRITTEN: dict[str, str] = {
+    "add": "{} + {}",
+    "sub": "{} − {}",
+    "rsub": "{1} − {0}",
+    "add, scaled": "{0} + {2} × {1}",
+    "sub, scaled": "{0} − {2} × {1}",
+    "rsub, scaled": "{1} − {2} × {0}",
+    "mul": "{} × {}",
+    "div": "{} / {}",
+    "pow": "{} ** {}",
+    "reciprocal": "1 / {}",
+    "square": "{0} × {0}",
+    "rsqrt": "1 / sqrt({})",
+    "_to_copy": "{}",
+    "copy": "{1}",
+    "addcmul": "{} + {} × {}",
+    "addcdiv": "{} + {} / {}",
+    "_softmax_backward_data": "{} × {}",
+}
+"""Operators that are written with signs. Others are written `name(a, b)`."""
+
+POLES: dict[str, Callable[..., bool]] = {
+    "div": lambda a, b, *_: b == 0,
+    "reciprocal": lambda a: a == 0,
+    "pow": lambda a, b: a == 0,
+    "rsqrt": lambda a: a == 0,
+    "addcdiv": lambda a, b, c, *_: c == 0,
+}
+"""Operators that are infinite at a point, and may overflow elsewhere."""
+
+GROWING = frozenset(
+    """
+exp exp2 expm1 sinh cosh prod cumprod mm addmm bmm baddbmm mv dot sum cumsum mean mul add sub rsub addcmul square
+_to_copy copy linear convolution mkldnn_convolution linalg_vector_norm norm tan special_i0 i0 gamma mvlgamma
+""".split()
+) | {"add, scaled", "sub, scaled", "rsub, scaled"}
+"""Operators that are infinite only by overflow. All others are infinite at a point, as log is at 0."""
+
+
+class Computation(NamedTuple):
+    """The computation in which one of PyTorch's operators made an element.
+
+    Attributes:
+        name: the name of the operator.
+        values: the number in each operand, if the operator works element by element; else none.
+        text: the computation as text.
+        result: the element.
+        of_large: whether an operand holds numbers so large that their squares overflow.
+    """
+
+    name: str
+    values: tuple[float, ...]
+    text: str
+    result: float
+    of_large: bool = False
+
+    @property
+    def is_pole(self) -> bool:
+        """Whether the value does not exist or is infinite there, as opposed to too large."""
+        if self.name in GROWING:
+            return is_nan(self.result)
+        known = POLES.get(self.name)
+        if known is not None and self.values:
+            return is_nan(self.result) or bool(known(*self.values))
+        return not self.of_large
+
+
+_MOVES = frozenset(
+    """
+detach alias clone view _unsafe_view reshape expand t transpose permute unsqueeze squeeze select slice as_strided
+lift_fresh split unbind contiguous detach_ scalar_tensor full
+""".split()
+)
+"""Operators that compute no numbers."""
+
+
+class _Looking(Mode):
+    """Finds the first operator that gives a NaN or an infinity."""
+
+    def __init__(self, entries: Tensor | None) -> None:
+        super().__init__()
+        self.entries = entries
+        self.nan: Computation | None = None
+        self.infinite: Computation | None = None
+        self.passed_on: Computation | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        operands = _copied(args) if func._schema.is_mutable else args
+        result = func(*args, **kwargs)
+        name = func._schema.name.partition("::")[2].rstrip("_")
+        if self.nan is None and name not in _MOVES:
+            together = name.startswith("_foreach_")
+            for at, out in enumerate(tensors_in(args[0] if together and result is None else result)):
+                out_here = numbers_of(out)
+                if out_here is not None:
+                    of_one = [each[at] if type(each) is list else each for each in operands] if together else operands
+                    self._look(*_scaled(name.removeprefix("_foreach_"), of_one, kwargs), out_here, out.dtype)
+        return result
+
+    def _look(self, name: str, operands: Any, out: Tensor, dtype: torch.dtype) -> None:
+        bad = ~torch.isfinite(out)
+        if not bad.any():
+            return
+        inputs = [tensor for tensor in map(numbers_of, tensors_in(operands)) if tensor is not None]
+        infinite = any(bool(tensor.isinf().any()) for tensor in inputs)
+        nan = any(bool(tensor.isnan().any()) for tensor in inputs)
+        if self.entries is not None and self.entries.shape == bad.shape and bool((bad & self.entries).any()):
+            bad &= self.entries
+        nans = out.isnan() & bad
+        if nans.any() and not nan:
+            self.nan = _born(name, operands, out, nans, dtype)
+        elif nans.any() and nan and _entrywise(operands, out):
+            made = nans.clone()
+            for tensor in inputs:
+                made &= ~tensor.isnan()
+            if made.any():
+                self.nan = _born(name, operands, out, made, dtype)
+            elif self.passed_on is None:
+                self.passed_on = _born(name, operands, out, nans, dtype)
+        elif self.infinite is None and not infinite and not nan:
+            self.infinite = _born(name, operands, out, bad, dtype)
+        elif self.passed_on is None:
+            self.passed_on = _born(name, operands, out, bad, dtype)
+
+
+def first_born(function: Callable[[], Any], entries: Tensor | None = None) -> Computation | None:
+    """The first NaN that a computation makes of other numbers, or the first infinity that it makes of finite numbers.
+
+    Args:
+        function: the computation. It runs once, records no graph, and leaves random numbers as they are.
+        entries: the elements of a result to prefer.
+    """
+    with rerun(), _Looking(entries) as looking:
+        function()
+    if looking.nan is not None and looking.infinite is not None and not looking.infinite.is_pole:
+        return looking.infinite
+    return looking.nan or looking.infinite or looking.passed_on
+
+
+def is_nan(value: complex) -> bool:
+    """Whether a number is NaN. A complex number is if one of its parts is."""
+    return value != value
+
+
+def number(value: float) -> str:
+    """A number in as few digits as a reader needs to check it.
+
+    >>> number(100.0), number(-0.0), number(3.4028234663852886e38), number(float("-inf"))
+    ('100', '-0', '3.40282e38', '-inf')
+    """
+    if isinstance(value, complex):
+        return f"({value:.6g})"
+    if isinstance(value, bool) or not isinstance(value, float):
+        return str(value)
+    return re.sub(r"e\+?(-?)0?", r"e\1", f"{value:.6g}")
+
+
+def limit(dtype: torch.dtype) -> str:
+    """The largest number of a dtype.
+
+    >>> limit(torch.float32), limit(torch.float16)
+    ('3.4e38', '65504')
+    """
+    largest = torch.finfo(dtype).max
+    return number(largest) if largest < 1e6 else f"{largest:.2g}".replace("e+", "e")
+
+
+def _copied(things: Any) -> Any:
+    if isinstance(things, Tensor):
+        return things.clone()
+    return type(things)(_copied(thing) for thing in things) if isinstance(things, (tuple, list)) else things
+
+
+def _scaled(name: str, operands: Any, kwargs: Any) -> tuple[str, Any]:
+    """A function and its operands. One that multiplies an operand by `alpha` is a function of its own."""
+    alpha = kwargs.get("alpha", 1)
+    scaled = f"{name}, scaled"
+    return (name, operands) if alpha == 1 or scaled not in WRITTEN else (scaled, [*operands, alpha])
+
+
+def _entrywise(operands: Any, out: Tensor) -> bool:
+    """Whether each element of the result belongs to one element of each operand, as far as shapes tell."""
+    tensors = [operand for operand in operands if isinstance(operand, Tensor)]
+    if not tensors or any(isinstance(operand, (tuple, list)) for operand in operands) or any(map(is_sparse, tensors)):
+        return False
+    try:
+        shapes = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
+    except RuntimeError:
+        return False
+    return shapes == out.shape
+
+
+_TOGETHER = ("softmax", "norm", "cum", "mm", "bmm", "mv", "dot", "conv", "attention", "sort", "linear", "fft", "linalg")
+
+
+def _born(name: str, operands: Any, out: Tensor, entries: Tensor, dtype: torch.dtype) -> Computation:
+    large = any(
+        bool(((here.abs() > torch.finfo(here.dtype).max ** 0.5) & torch.isfinite(here)).any())
+        for here in map(numbers_of, tensors_in(operands))
+        if here is not None
+    )
+    return _written(name, operands, out, entries, dtype)._replace(of_large=large)
+
+
+def _written(name: str, operands: Any, out: Tensor, entries: Tensor, dtype: torch.dtype) -> Computation:
+    index = tuple(entries.nonzero()[0].tolist()) if entries.dim() else ()
+    result = out[index].item()
+    if name in SAID and not any(map(is_sparse, tensors_in(operands))):
+        text = SAID[name](operands, out, index)
+        if text:
+            formula = re.split("[:,]", text)[0]  # what follows is a remark
+            text = formula + _ends(result, dtype, True) + text[len(formula) :]
+            return Computation(name, (), text, result)
+    if _entrywise(operands, out) and (name in WRITTEN or not any(part in name for part in _TOGETHER)):
+        values = tuple(_at(operand, index, out) for operand in operands if _is_operand(operand))
+        pattern = WRITTEN.get(name)
+        texts = [number(value) for value in values]
+        try:
+            text = pattern.format(*texts) if pattern else f"{name.lstrip('_')}({', '.join(texts)})"
+        except IndexError:
+            text = f"{name}({', '.join(texts)})"
+        born = Computation(name, values, text, result)
+        return born._replace(text=text + ("" if is_nan(result) else _ends(result, dtype, not born.is_pole)))
+    return Computation(name, (), f"{name.lstrip('_')} of {_ranges(operands)}" + _ends(result, dtype, False), result)
+
+
+def _ends(result: float, dtype: torch.dtype, too_large: bool) -> str:
+    if isinstance(result, complex) or is_nan(result):
+        return " = nan" if not isinstance(result, complex) else f" = {result}"
+    if too_large:
+        return f" > {limit(dtype)}" if result > 0 else f" < -{limit(dtype)}"
+    return f" = {number(result)}"
+
+
+def _is_operand(operand: Any) -> bool:
+    return isinstance(operand, (Tensor, float, int)) and not isinstance(operand, bool)
+
+
+def _at(operand: Any, index: tuple[int, ...], out: Tensor) -> Any:
+    if not isinstance(operand, Tensor):
+        return float(operand) if isinstance(operand, float) else operand
+    return operand.broadcast_to(out.shape)[index].item()
+
+
+def _ranges(operands: Any) -> str:
+    """The ranges of the operands' numbers, for operators of which one element says little."""
+    texts = []
+    for tensor in tensors_in(operands):
+        here = numbers_of(tensor)
+        if here is None:
+            continue
+        kinds = []
+        finite = here[torch.isfinite(here)]
+        if finite.numel() and not here.is_complex():
+            low, high = float(finite.min()), float(finite.max())
+            kinds.append(f"all {number(low)}" if low == high else f"{number(low)} to {number(high)}")
+        for name, has in (("nan", here.isnan()), ("inf", here == math.inf), ("-inf", here == -math.inf)):
+            if has.any():
+                kinds.append(name)
+        texts.append(f"{'×'.join(map(str, here.shape)) or 'one'} elements ({', '.join(kinds)})")
+    return ", ".join(texts[:3]) or "no elements"
+
+
+# Operators that combine many elements: each has a sentence of its own.
+
+SAID: dict[str, Callable[[Sequence[Any], Tensor, tuple[int, ...]], str]] = {}
+"""How to write an operator, from its operands, its result and the index of an element; empty for the usual text."""
+
+
+def _said(names: str) -> Callable[[Any], Any]:
+    def keep(function: Any) -> Any:
+        SAID.update(dict.fromkeys(names.split(), function))
+        return function
+
+    return keep
+
+
+def _terms(left: Tensor, right: Tensor) -> str:
+    """A sum of products as text, with the first product that is not finite."""
+    products = left * right
+    bad = ~torch.isfinite(products)
+    if bad.any():
+        at = int(bad.nonzero()[0])
+        return f"{number(left[at].item())} × {number(right[at].item())}, one of {len(left)} products that are added"
+    return f"the sum of {len(left)} products"
+
+
+@_said("mm")
+def _mm(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
+    left, right = operands[:2]
+    return _terms(left[index[0]], right[:, index[1]])
+
+
+@_said("addmm")
+def _addmm(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
+    return _mm(operands[1:], out, index)
+
+
+@_said("bmm")
+def _bmm(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
+    return _mm([operand[index[0]] for operand in operands[:2]], out, index[1:])
+
+
+@_said("mv dot vdot")
+def _mv(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
+    left, right = operands[:2]
+    return _terms(left[index[0]] if left.dim() == 2 else left, right)
+
+
+@_said("sum mean nansum")
+def _sum(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
+    row = _reduced(operands, index)
+    if row is None:
+        return ""
+    if not row.numel():
+        return "0 / 0, the mean of no elements"
+    if (row == math.inf).any() and (row == -math.inf).any():
+        return "inf − inf, in a sum"
+    if row.isnan().any():
+        return f"a sum with nan among {row.numel()} elements"
+    return f"the sum of {row.numel()} elements of up to {number(float(row.abs().max()))}"
+
+
+@_said("nll_loss_forward nll_loss2d_forward")
+def _nll_loss(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
+    _, target, weight, _, left_out = operands
+    targets = target[target != left_out]
+    if not targets.numel():
+        return "0 / 0, the mean of no elements"
+    return "0 / 0, the mean of weights that are 0" if weight is not None and not weight[targets].any() else ""
+
+
+@_said("var std var_mean std_mean")
+def _var(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
+    row = _reduced(operands, index)
+    if row is None or row.numel() > 1:
+        return ""
+    return f"0 / 0, the spread of {'one element' if row.numel() else 'no elements'}"
+
+
+@_said("_softmax _log_softmax _safe_softmax logsumexp")
+def _softmax(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
+    tensor, dim = operands[:2]
+    dim = dim[0] if isinstance(dim, (tuple, list)) else dim
+    if out.shape != tensor.shape:
+        return ""
+    row = tensor.select(-1, 0) if not tensor.dim() else tensor.transpose(dim, -1)[_without(index, dim, tensor.dim())]
+    if (row == -math.inf).all():
+        return f"inf − inf: all {row.numel()} elements of the row are -inf"
+    return "inf − inf: an element of the row is inf" if (row == math.inf).any() else ""
+
+
+@_said("_log_softmax_backward_data")
+def _log_softmax_backward(operands: Sequence[Any], out: Tensor, index: tuple[int, ...]) -> str:
+    gradient, result, dim = operands[:3]
+    total = gradient.sum(dim, keepdim=True).broadcast_to(out.shape)
+    arriving, value, of_row = (number(each[index].item()) for each in (gradient, result, total))
+    return f"{arriving} − exp({value}) × {of_row}"
+
+
+def _without(index: tuple[int, ...], dim: int, dims: int) -> tuple[int, ...]:
+    places = list(index)
+    places[dim % dims], places[-1] = places[-1], places[dim % dims]
+    return tuple(places[:-1])
+
+
+def _reduced(operands: Sequence[Any], index: tuple[int, ...]) -> Tensor | None:
+    """The elements that were reduced to one element of the result."""
+    tensor: Tensor = operands[0]
+    dims = operands[1] if len(operands) > 1 else None
+    if dims is None or dims == []:
+        return tensor.reshape(-1)
+    if not isinstance(dims, (int, tuple, list)) or isinstance(dims, bool):
+        return None
+    gone = {dim % tensor.dim() for dim in ([dims] if isinstance(dims, int) else dims)}
+    kept = [dim for dim in range(tensor.dim()) if dim not in gone]
+    moved = tensor.permute(*kept, *sorted(gone))
+    if len(index) == tensor.dim():  # keepdim
+        index = tuple(index[dim] for dim in kept)
+    return moved[index].reshape(-1) if len(index) == len(kept) else None

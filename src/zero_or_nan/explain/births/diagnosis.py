@@ -1,0 +1,349 @@
+"""From the events of a backward pass to the kind of each origin. Pure functions: no hooks, no state, no names.
+
+If the loss ignores the elements of a birth, the origin is contaminated. The shadow of the pass, which `ignoring` runs,
+knows which elements the loss uses. Without a shadow, the loss is taken to use them.
+
+At a *tie*, the loss uses or ignores an element by a convention alone. At 0 the slope of `relu` may be anything between
+0 and 1. PyTorch chooses 0, so the loss ignores the element; `maximum` chooses a half, so the loss uses it. `clamp` with
+a number chose 1 before PyTorch 2.14, and chooses 0 since (pytorch#191142). The kind of an origin follows the
+convention. The report says so. A tie is found if the function that takes the element is at most some views and
+multiplications away. Through a sum, or a layer, the value that arrives at the function is not known, and nothing is
+said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ...ignoring.inside import Edge, function_of
+from .findings import CALLED, Carried
+from .provenance import Birth, Kind, Provenance
+
+
+class Born(NamedTuple):
+    """A birth at a node in backward.
+
+    Attributes:
+        birth: the birth.
+        entries: its elements in the gradient that the node passes on.
+        is_opaque: whether the node's derivative is somebody's own code.
+        value: what the function gave in the forward pass at the first of the elements, if that is known.
+    """
+
+    birth: Birth
+    entries: Tensor
+    is_opaque: bool
+    value: float | None = None
+
+
+class Inside(NamedTuple):
+    """What the pass inside of a compiled region found out about a birth there.
+
+    Attributes:
+        kind: the kind of the origin.
+        is_sure: whether it is known if the loss uses the elements.
+        fixed: whether `ignoring` gave finite gradients of the uncompiled code.
+        tie: how PyTorch treats it, if it is at a tie.
+    """
+
+    kind: Kind
+    is_sure: bool
+    fixed: bool | None
+    tie: str
+
+
+class Reached(NamedTuple):
+    """The end of a path: a leaf, a tensor that a gradient was asked for, or the loss, which has no edge."""
+
+    target: Tensor | str
+    edge: Edge | None
+    provenance: Provenance
+
+
+@dataclass
+class Events:
+    """The events of one backward pass, and of the passes inside of it.
+
+    Attributes:
+        roots: the edges at which the pass begins.
+        carried: by node, the elements of its outputs that were not finite in the forward pass.
+        born: by node, the birth there in backward.
+        reached: what was reached, in order of time.
+        inside: by birth in a compiled region, what the pass inside of the region found out.
+        lacks_shadow: whether there is no shadow, though the graph needs one.
+        is_partial: whether the shadow ends at a compiled region, in which `ignoring` could not follow the masks.
+    """
+
+    roots: set[Edge | None] = field(default_factory=set)
+    carried: dict[Any, Carried] = field(default_factory=dict)
+    born: dict[Any, Born] = field(default_factory=dict)
+    reached: list[Reached] = field(default_factory=list)
+    inside: dict[Birth, Inside] = field(default_factory=dict)
+    lacks_shadow: bool = False
+    is_partial: bool = False
+
+
+class Elements:
+    """The elements of each birth. The events have them by node.
+
+    Attributes:
+        carried: by birth, the edges at which nodes carry its elements.
+        born: by birth in backward, the nodes at which it happened.
+    """
+
+    def __init__(self, events: Events) -> None:
+        self.carried: dict[Birth, list[tuple[Edge, Tensor]]] = {}
+        for node, carried in events.carried.items():
+            for output, pairs in carried.items():
+                for birth, entries in pairs:
+                    self.carried.setdefault(birth, []).append(((node, output), entries))
+        self.born: dict[Birth, list[tuple[Any, Born]]] = {}
+        for node, born in events.born.items():
+            self.born.setdefault(born.birth, []).append((node, born))
+
+    def is_made_by_hook(self, birth: Birth) -> bool:
+        """Whether no node made it in backward. The user's hooks do not run in a shadow, which knows nothing of it."""
+        return birth.phase == "backward" and birth not in self.born
+
+
+Senders = Mapping[Any, Sequence[Edge]]
+"""By node, the nodes whose gradients arrive there, each with the number of the cotangent."""
+
+
+class Shadow(Protocol):
+    """The outcome of the same pass run by `ignoring`."""
+
+    @property
+    def masks(self) -> Mapping[Edge, Tensor | None]:
+        """By edge, the elements that the loss uses; None for all of them."""
+
+    @property
+    def finite(self) -> Mapping[Any, bool]:
+        """By node, whether what `ignoring` passes on there is finite."""
+
+    def fixed(self, target: Any, edge: Edge) -> bool:
+        """Whether `ignoring` gave a finite gradient there."""
+
+
+class Verdict(NamedTuple):
+    """The kind of an origin.
+
+    Attributes:
+        kind: its kind.
+        fixed: whether `ignoring` gave finite gradients everywhere it reached; None if that is not known.
+        is_sure: whether it is known if the loss uses the elements.
+    """
+
+    kind: Kind
+    fixed: bool | None = None
+    is_sure: bool = True
+
+
+class Diagnosis(NamedTuple):
+    """A birth that reached something.
+
+    Attributes:
+        birth: the birth.
+        verdict: its kind.
+        targets: the tensors that it reached, or their names.
+        path: the functions on the longest path to them.
+        is_implied: whether an origin in the loss implies it, so that the report leaves it out.
+        tie: how PyTorch treats it, if it is at a tie.
+        is_hidden: whether it shows only once the contaminated origins are fixed.
+        has_others: whether gradients stay not finite because of other origins, which the loss uses.
+    """
+
+    birth: Birth
+    verdict: Verdict
+    targets: Sequence[Tensor | str]
+    path: Sequence[str]
+    is_implied: bool = False
+    tie: str = ""
+    is_hidden: bool = False
+    has_others: bool = False
+
+
+def diagnose(
+    events: Events, shadow: Shadow | None, known: Mapping[Birth, Verdict], senders: Senders = MappingProxyType({})
+) -> list[Diagnosis]:
+    """The births that reached the loss or a gradient, in order of time.
+
+    Args:
+        events: what happened in a backward pass.
+        shadow: the outcome of the same pass run by `ignoring`, if it was run.
+        known: the verdicts of earlier passes, which still hold.
+        senders: by node, the nodes whose gradients arrive there. They show ties.
+    """
+    reached_by: dict[Birth, list[Reached]] = {}
+    for reached in events.reached:
+        for birth in reached.provenance.births:
+            reached_by.setdefault(birth, []).append(reached)
+    has_bad_loss = any(reached.edge is None for reached in events.reached)
+    elements = Elements(events)
+    found = []
+    for birth, ends in sorted(reached_by.items(), key=lambda pair: pair[0].number):
+        verdict = known.get(birth) or _verdict(birth, ends, events, elements, shadow)
+        path = max((reached.provenance.path_of(birth) for reached in ends), key=len)
+        # If the loss is too large, its gradient often is too large as well.
+        is_implied = has_bad_loss and birth.phase == "backward" and verdict.kind == "overflow"
+        tie = _tie(birth, verdict, events, elements, senders)
+        found.append(Diagnosis(birth, verdict, [reached.target for reached in ends], path, is_implied, tie))
+    return found
+
+
+def diagnose_results(provenances: Iterable[Provenance]) -> list[Diagnosis]:
+    """The births that reached a result of a block in which no backward pass ran, in order of time."""
+    paths: dict[Birth, tuple[str, ...]] = {}
+    for provenance in provenances:
+        for birth, path in provenance.paths.items():
+            if birth.nature != "meant":
+                paths.setdefault(birth, path)
+    found = sorted(paths.items(), key=lambda pair: pair[0].number)
+    return [Diagnosis(birth, Verdict(birth.kind_if_used), ["a result"], path) for birth, path in found]
+
+
+def _verdict(
+    birth: Birth, ends: Sequence[Reached], events: Events, elements: Elements, shadow: Shadow | None
+) -> Verdict:
+    if birth.held:
+        return Verdict("bad input")
+    leaves = [(reached.target, reached.edge) for reached in ends if reached.edge is not None]
+    fixed = None
+    if shadow is not None and leaves:
+        fixed = all(shadow.fixed(target, edge) for target, edge in leaves)
+    used = True if shadow is None else _is_used(birth, events, elements, shadow)
+    in_loss = len(leaves) < len(ends)
+    inside = events.inside.get(birth)
+    if inside is not None and (in_loss or not fixed):
+        return Verdict(inside.kind, fixed, is_sure=inside.is_sure and not events.lacks_shadow)
+    is_sure = not events.lacks_shadow and (in_loss or not events.is_partial)
+    if used is False or (fixed and not in_loss and not elements.is_made_by_hook(birth)):
+        return Verdict("contaminated", fixed)
+    return Verdict(birth.kind_if_used, fixed, is_sure)
+
+
+def _is_used(birth: Birth, events: Events, elements: Elements, shadow: Shadow) -> bool | None:
+    """Whether the loss uses the elements of a birth; None if that cannot be told."""
+    if birth.phase == "backward":
+        if elements.is_made_by_hook(birth):
+            return True
+        used = [_is_used_at(node, born, events, shadow) for node, born in elements.born[birth]]
+        return None if None in used else any(used)
+    carried = elements.carried.get(birth)
+    return None if carried is None else any(_counts(edge, entries, events, shadow) for edge, entries in carried)
+
+
+def _is_used_at(node: Any, born: Born, events: Events, shadow: Shadow) -> bool | None:
+    """Whether the loss uses elements that were born at a node; None if `ignoring` did not follow the node."""
+    if born.is_opaque and (node, 0) in shadow.masks:
+        return _counts((node, 0), born.entries, events, shadow)
+    finite = shadow.finite.get(node)
+    return None if finite is None else not finite
+
+
+def _counts(edge: Edge, entries: Tensor, events: Events, shadow: Shadow) -> bool:
+    """Whether the loss uses one of the elements of what arrives at an edge."""
+    if edge in events.roots:
+        return True
+    if edge not in shadow.masks:
+        return False
+    mask = shadow.masks[edge]
+    return bool((mask & entries).any()) if mask is not None and mask.shape == entries.shape else True
+
+
+# Ties: whether the loss uses or ignores an element by a convention alone.
+
+_CLAMPS: dict[str, Callable[[Any], tuple[float, ...]]] = {
+    "Clamp": lambda node: (node._saved_min, node._saved_max),
+    "ClampMin": lambda node: (node._saved_min,),
+    "ClampMax": lambda node: (node._saved_max,),
+}
+_CLAMPS_USE = torch.__version__ < "2.14"  # compared as versions
+
+_IGNORES: dict[str, Callable[[Any], tuple[float, ...]]] = {
+    "Relu": lambda node: (0.0,),
+    "Threshold": lambda node: (node._saved_threshold,),
+    "Hardtanh": lambda node: (node._saved_min_val, node._saved_max_val),
+    "Hardsigmoid": lambda node: (-3.0, 3.0),
+    **({} if _CLAMPS_USE else _CLAMPS),
+}
+"""Functions whose slope at a kink is 0 by convention, with the kinks."""
+
+_USES = _CLAMPS if _CLAMPS_USE else {}
+"""Functions whose slope at a kink is 1 by convention, with the kinks."""
+
+_CHOOSES = frozenset("""
+Max0 Min0 Sort Topk Kthvalue Mode MaxPool2DWithIndices MaxPool3DWithIndices AdaptiveMaxPool2D AdaptiveMaxPool3D
+FractionalMaxPool2D FractionalMaxPool3D
+""".split())  # fmt: skip
+"""Functions that take one of equal elements."""
+
+_SHARES = frozenset("Maximum Minimum Fmax Fmin Amax Amin Max1 Min1 Median0 Nanmedian0".split())
+"""Functions that share a gradient out among equal elements."""
+
+_MOVES = frozenset("""
+View UnsafeView Reshape ReshapeAlias Transpose T Permute Squeeze Unsqueeze Expand Select Slice Clone Alias Unbind Split
+Stack Cat Index Gather Movedim
+""".split())  # fmt: skip
+
+_KEEPS_ZERO = frozenset("Mul Div Neg".split())
+
+
+def _tie(birth: Birth, verdict: Verdict, events: Events, elements: Elements, senders: Senders) -> str:
+    """How PyTorch treats what was born, if it is at a tie, and if the kind of the origin depends on it."""
+    if verdict.kind not in ("contaminated", "undefined"):
+        return ""
+    if birth in events.inside:
+        return events.inside[birth].tie
+    is_used = verdict.kind == "undefined"
+    ties = (_tie_at(node, born.value, is_used, senders) for node, born in elements.born.get(birth, ()))
+    return next(filter(None, ties), "")
+
+
+def _tie_at(node: Any, value: float | None, is_used: bool, senders: Senders) -> str:
+    """How PyTorch treats an element, in half a sentence, if it is at a tie; else empty.
+
+    Args:
+        node: the node of the function that gave the element.
+        value: the element.
+        is_used: whether the loss uses it.
+        senders: those of the graph.
+    """
+    if value is None or not math.isfinite(value):
+        return ""
+    waiting, seen = [node], {node}
+    while waiting:
+        for consumer, _ in senders.get(waiting.pop(0), ()):
+            if consumer in seen:
+                continue
+            seen.add(consumer)
+            found = _convention(consumer, value, is_used)
+            if found:
+                return found
+            name = function_of(consumer)
+            if name in _MOVES or (value == 0 and name in _KEEPS_ZERO):
+                waiting.append(consumer)
+    return ""
+
+
+def _convention(node: Any, value: float, is_used: bool) -> str:
+    kind, _, number = node.name().partition("Backward")
+    called = node.metadata.get(CALLED)
+    name = called[0].strip("_") if called is not None else kind.lower().removesuffix("withindices")
+    kinks = (_USES if is_used else _IGNORES).get(kind)
+    if kinks is not None and any(kink is not None and float(kink) == value for kink in kinks(node)):
+        if is_used:
+            return f"at a tie: by PyTorch's convention {name} uses the element, and relu does not"
+        return f"at a tie: by PyTorch's convention {name} does not use the element, and maximum does"
+    if {kind, kind + number} & _CHOOSES:
+        return f"perhaps at a tie: of equal elements, {name} takes one by PyTorch's convention"
+    if is_used and {kind, kind + number} & _SHARES:
+        return f"perhaps at a tie: of equal elements, {name} uses all by PyTorch's convention"
+    return ""

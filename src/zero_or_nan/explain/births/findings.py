@@ -1,0 +1,313 @@
+"""What one watch has found out so far: by call, by tensor, and by node of the graph.
+
+The watch owns these objects, and gives them to the parts that need them. What is known of a node is written on the
+node. A note lives as long as its node, so a backward pass long after the block finds it, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ...ignoring.inside import (
+    REPORT,
+    TELLS_OF_HOOKS,
+    can_be_read_again,
+    is_pytorchs,
+    saved_tensors,
+    saw,
+)
+from ..program.code import Place, is_recomputed, printable
+from ..program.tensors import BadElements, address, bad_numbers_of, memory, tensors_in
+from .provenance import Birth, Provenance, all_births
+
+T = TypeVar("T")
+
+_MOST_UNCONSUMED = 1000
+
+COMPILED = "torch.compile"
+"""The name of a compiled region in a report, if nothing inside of it is known."""
+
+
+@dataclass
+class Provenances:
+    """The provenances of all tensors that exist."""
+
+    _by_memory: dict[int, tuple[StorageWeakRef, Provenance]] = field(default_factory=dict)
+    _swept: int = 64
+
+    def __bool__(self) -> bool:
+        return bool(self._by_memory)
+
+    def of(self, tensor: Tensor) -> Provenance | None:
+        """The provenance of a tensor, or None if nothing is known of it."""
+        if not self._by_memory:
+            return None
+        known = self._by_memory.get(memory(tensor)._cdata)
+        return known[1] if known is not None else None
+
+    def of_each(self, tensors: Iterable[Tensor]) -> list[Provenance]:
+        """The provenances of those tensors that have one."""
+        return [provenance for provenance in map(self.of, tensors) if provenance is not None]
+
+    def keep(self, tensor: Tensor, provenance: Provenance) -> None:
+        storage = memory(tensor)
+        self._by_memory[storage._cdata] = StorageWeakRef(storage), provenance
+        if len(self._by_memory) > 2 * self._swept:  # seldom enough that a sweep costs nothing per tensor
+            for key in [key for key, (memory, _) in self._by_memory.items() if memory.expired()]:
+                del self._by_memory[key]
+            self._swept = max(64, len(self._by_memory))
+
+    def forget(self, tensor: Tensor) -> None:
+        self._by_memory.pop(memory(tensor)._cdata, None)
+
+    def clear(self) -> None:
+        self._by_memory.clear()
+
+
+class Scope:
+    """The thread in which a block runs, until the block ends."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self.is_over = False
+
+    def is_here(self) -> bool:
+        """Whether the block still runs, in the thread that asks."""
+        return not self.is_over and threading.get_ident() == self._thread
+
+
+class Mistakes:
+    """Exceptions in the code of `explain` itself: they must never become the user's."""
+
+    are_raised = False
+    """Whether a mistake is raised, as tests want it, instead of a warning."""
+
+    def __init__(self) -> None:
+        self._first: tuple[str, Exception] | None = None
+
+    def note(self, name: str, error: Exception) -> None:
+        """Remember a mistake, and where it happened. Only the first is reported: later ones may follow from it."""
+        if self.are_raised:
+            raise error
+        self._first = self._first or (name, error)
+
+    @contextmanager
+    def noted(self, name: str) -> Iterator[None]:
+        """While entered, a mistake is noted, and ends only this block."""
+        try:
+            yield
+        except Exception as error:
+            self.note(name, error)
+
+    def warn(self, stacklevel: int) -> None:
+        if self._first is not None:
+            name, error = self._first
+            what = printable(f"{name} ({type(error).__name__}: {error})")
+            why = f"This is a bug in zero_or_nan; please report it at {REPORT}"
+            if isinstance(error, (RecursionError, MemoryError)):
+                why = "It needs some memory and some room on the stack, and the code that it watched left too little"
+            warnings.warn(f"explain failed at {what}. {why}. The report may be incomplete", stacklevel=stacklevel + 1)
+
+
+class Births:
+    """The births so far, one for each call.
+
+    Attributes:
+        in_backward: whether a backward pass is running.
+    """
+
+    def __init__(self) -> None:
+        self.in_backward = False
+        self._watch = object()
+        self._by_call: WeakValueDictionary[tuple[Any, ...], Birth] = WeakValueDictionary()
+        self._collecting: list[list[Birth]] = []
+
+    def known(self, birth: Birth) -> Birth:
+        """The birth, or the earlier one if a checkpoint in backward only repeats the call."""
+        birth.watch = self._watch
+        place = birth.place
+        key = birth.operator, place.code, place.instruction, place.module, birth.half is not None
+        if self.in_backward:
+            if is_recomputed():
+                return self._by_call.get(key, birth)
+            birth.phase = "backward"
+        self._by_call[key] = birth
+        for births in self._collecting:
+            births.append(birth)
+        return birth
+
+    def own(self, notes: Sequence[T], birth_of: Callable[[T], Birth]) -> list[T]:
+        """The notes on a node that this watch made, or else all: then an earlier block made them.
+
+        If a block is inside of another, both describe the same calls.
+        """
+        return [note for note in notes if birth_of(note).watch is self._watch] or [*notes]
+
+    @contextmanager
+    def collected(self) -> Iterator[list[Birth]]:
+        """While entered, the list gets every new birth."""
+        births: list[Birth] = []
+        self._collecting.append(births)
+        try:
+            yield births
+        finally:
+            self._collecting[:] = [each for each in self._collecting if each is not births]
+
+
+class Findings:
+    """What is known of the tensors of a block.
+
+    Attributes:
+        births: all births.
+        provenances: those of the tensors that are not finite.
+        secondhand: provenances of tensors that are finite, but were computed from the gradient of a loss that was not.
+        uninitialized: provenances of tensors whose memory was not finite when PyTorch handed it out.
+        bad: of which elements of the tensors are not finite.
+        unconsumed: by memory, the provenances of results that no function has used yet.
+        carries: whether any node carries a note about elements that are not finite.
+        compiled_at: the call of the last compiled region.
+        in_compiled: whether the backward of a compiled region is running. Its functions are not the user's.
+    """
+
+    def __init__(self) -> None:
+        self.births = Births()
+        self.provenances = Provenances()
+        self.secondhand = Provenances()
+        self.uninitialized = Provenances()
+        self.unconsumed: dict[int | None, Provenance] = {}
+        self.bad = BadElements()
+        self.carries = False
+        self.compiled_at: Place | None = None
+        self.in_compiled = False
+
+    def keep_result(self, tensor: Tensor, provenance: Provenance) -> None:
+        """Keep the provenance of a result that no function has used yet."""
+        self.provenances.keep(tensor, provenance)
+        self.unconsumed[memory(tensor)._cdata] = provenance
+        if len(self.unconsumed) > _MOST_UNCONSUMED:
+            self.unconsumed.pop(next(iter(self.unconsumed)))
+
+    def of_bad(self, value: Any) -> Provenance | None:
+        """The provenance of a tensor that is not finite, if it is known."""
+        return None if bad_numbers_of(value) is None else self.provenances.of(value)
+
+    def consume(self, things: Any) -> None:
+        """Note that a function has used these tensors."""
+        for tensor in tensors_in(things):
+            self.unconsumed.pop(address(tensor), None)
+
+    def place_of_region(self, node: Any) -> Place | None:
+        """The call of the compiled region of a node, or else of the last one; None before the first."""
+        region = region_of(node)
+        return self.compiled_at if region is None else region.place
+
+    def clear(self) -> None:
+        self.provenances.clear()
+        self.secondhand.clear()
+        self.uninitialized.clear()
+        self.unconsumed.clear()
+        self.bad.clear()
+
+
+# Notes on the nodes of the graph.
+
+CALLED = "zero_or_nan.called"
+"""The key in a node's metadata for the function and the place of its forward call."""
+
+_CARRIES = "zero_or_nan.carries"
+"""The key for the elements of each output that are not finite, with their births."""
+
+_PASSES = "zero_or_nan.passes"
+"""The key for the provenances of the call's operands, by watch."""
+
+_READABLE = "zero_or_nan.readable"
+"""The key for whether its saved tensors can be read without running a hook. Newer releases of PyTorch know this."""
+
+_REGION = "zero_or_nan.region"
+"""The key for the call of a compiled region that the node comes from."""
+
+HOOKS: list[Any] = []
+"""The hooks on saved tensors that are active now, on releases of PyTorch that do not know a node's hooks."""
+
+Carried = dict[int, list[tuple[Birth, Tensor]]]
+"""By output of a node: births, each with its elements, as a tensor that is True there."""
+
+
+def node_of(tensor: Tensor) -> Any:
+    """The node of a tensor in the graph, or None.
+
+    Under `no_grad`, a view of a leaf may be written to. PyTorch then refuses to say whether the view has a node.
+    """
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
+
+
+def note_call(node: Any, name: str, place: Place) -> None:
+    """Write on a node which call it comes from. The first call counts."""
+    known = node.metadata
+    if CALLED not in known:
+        known[CALLED] = name, place
+        saw(node)
+        if not TELLS_OF_HOOKS:
+            known[_READABLE] = not HOOKS
+
+
+def note_carried(tensor: Tensor, carried: list[tuple[Birth, Tensor]]) -> None:
+    """Write on the node of a result which of its elements are not finite."""
+    node = node_of(tensor)
+    node.metadata.setdefault(_CARRIES, {}).setdefault(tensor.output_nr, []).extend(carried)
+
+
+def note_passed(node: Any, provenances: Iterable[Provenance]) -> None:
+    """Write on a node what the operands of its call come from. The first note of each watch counts."""
+    known = [provenance for provenance in provenances if provenance.kinds]
+    if known:
+        node.metadata.setdefault(_PASSES, {}).setdefault(known[0].first.watch, known)
+
+
+def note_region(node: Any, region: Any) -> None:
+    """Write on the node of a compiled region which call of the region it comes from."""
+    node.metadata[_REGION] = region
+
+
+def region_of(node: Any) -> Any:
+    """The call of a compiled region that a node comes from, or None."""
+    return None if node is None else node.metadata.get(_REGION)
+
+
+def share_readable(node: Any, caller: Any) -> None:
+    """Let a node that PyTorch made inside of a call know what the node of the call knows about hooks."""
+    node.metadata.setdefault(_READABLE, caller.metadata.get(_READABLE, False))
+
+
+def carried_by(node: Any) -> Carried:
+    """The elements of a node's outputs that were not finite in the forward pass."""
+    carried: Carried = node.metadata.get(_CARRIES) or {}
+    return carried
+
+
+def passed_by(node: Any) -> tuple[Birth, ...]:
+    """The births that came with the operands of a node's call."""
+    return tuple(all_births(itertools.chain(*node.metadata.get(_PASSES, {}).values())))
+
+
+def can_run_again(node: Any) -> bool:
+    """Whether a node's derivative may be run once more. PyTorch's own can; others may have any side effect."""
+    return is_pytorchs(node) and can_be_read_again(node, node.metadata.get(_READABLE, False))
+
+
+def saved_by(node: Any) -> Iterator[Tensor]:
+    """The tensors that a node saved, as far as they can be read without running a user's hook."""
+    return saved_tensors(node, node.metadata.get(_READABLE, False))

@@ -1,0 +1,381 @@
+"""A node that passes on a NaN or an infinity: the user's call behind it, experiments with it, and the births there.
+
+The derivative of a node runs again on finite cotangents. What it gives shows whether the node made the elements, or
+only passed them on. What it made was born in the call that the node comes from, or only in backward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...ignoring.inside import Edge, Graph, any_of, function_of, is_checkpoint, is_pytorchs, is_region, run, senders_of
+from ..program.code import MEANT, Place, place_here, users_frame
+from ..program.tensors import are_finite, is_finite, not_finite, numbers_of, on_copies, rerun
+from .arithmetic import Computation, first_born, number
+from .calls import Call, come_in, describe, finite_ones
+from .diagnosis import Born, Events
+from .findings import CALLED, COMPILED, Carried, Findings, can_run_again, passed_by, saved_by, share_readable
+from .provenance import Birth, Provenance, all_births
+
+
+class Caller(NamedTuple):
+    """The call that a node comes from, and the node that knows it: itself, or the nearest one that it works for."""
+
+    node: Any
+    name: str
+    place: Place
+
+    @property
+    def call(self) -> Call:
+        """The call, without its function and arguments."""
+        return Call(None, self.name, self.place)
+
+
+class Callers:
+    """The calls that the nodes of one graph come from.
+
+    Args:
+        graph: the nodes, with their edges.
+        findings: those of the watch.
+    """
+
+    def __init__(self, graph: Graph, findings: Findings) -> None:
+        self._graph, self._findings = graph, findings
+        self._callers: dict[Any, Any] = {}
+
+    def of(self, node: Any) -> Caller:
+        """The call of the user's that a node comes from."""
+        called = node.metadata.get(CALLED)
+        if called is not None:
+            return Caller(node, *called)
+        if is_region(node):
+            return Caller(node, COMPILED, self._findings.place_of_region(node) or place_here(users_frame()))
+        if node not in self._callers:
+            self._callers[node] = self._caller(node)
+        caller = self._callers[node]
+        if caller is not None:
+            return Caller(caller, *caller.metadata[CALLED])
+        return Caller(node, function_of(node), self._findings.compiled_at or place_here(users_frame()))
+
+    def _caller(self, node: Any) -> Any:
+        """The nearest node that knows its call, among those that a node sends its gradient for; None if none does."""
+        waiting, seen = deque([node]), {node}
+        while waiting:
+            at = waiting.popleft()
+            if not waiting and at in self._callers:  # all paths lead through it
+                return self._callers[at]
+            if CALLED in at.metadata:
+                return at
+            new = [
+                sender
+                for sender in dict.fromkeys(sender for sender, _ in self.senders.get(at, ()))
+                if sender not in seen
+            ]
+            seen.update(new)
+            waiting += new
+        return None
+
+    @functools.cached_property
+    def senders(self) -> dict[Any, list[Edge]]:
+        """By node, the nodes whose gradients arrive there, each with the number of the cotangent."""
+        return senders_of(self._graph)
+
+
+# The derivative at one node of the graph, and experiments with it.
+
+_ENTRYWISE = frozenset("""
+Exp Exp2 Log Log2 Log10 Log1P Sqrt Rsqrt Pow Mul Div Reciprocal Sin Cos Tan Asin Acos Atan Atanh Acosh Asinh Sinh Cosh
+Tanh Sigmoid LogSigmoid Softplus Abs Expm1 Erf Erfc Erfinv Logit Lgamma Digamma Relu Xlogy Square Sinc Atan2 Clamp
+MaskedFill Neg
+""".split())  # fmt: skip
+
+_PRODUCTS = frozenset("Mm Addmm Bmm Baddbmm Addbmm Mv Addmv Addr Dot Convolution SlowConvDilated2D".split())
+"""Functions whose derivative multiplies by an operand, and has no use for the result."""
+
+_ENDS = frozenset({"Acos", "Asin", "Atanh", "Acosh", "Erfinv", "Logit"})
+"""Functions whose derivative is infinite at 1 and -1. The derivatives of others are infinite at 0."""
+
+_FROM_RESULT: dict[str, Callable[[float], float]] = {
+    "Sqrt": lambda result: result * result,
+    "Rsqrt": lambda result: 1 / (result * result),
+    "Exp": math.log,
+    "Reciprocal": lambda result: 1 / result,
+    "Tanh": math.atanh,
+}
+"""Functions that save their result alone, and how to get their argument from it."""
+
+
+def is_entrywise(node: Any) -> bool:
+    """Whether each element of the gradient depends on one element of the cotangent."""
+    return function_of(node) in _ENTRYWISE
+
+
+def is_product(node: Any) -> bool:
+    """Whether a node adds up products: its derivative then multiplies by an operand, whatever the result was."""
+    return function_of(node) in _PRODUCTS
+
+
+def only_passes_on(node: Any, arriving: Sequence[Any]) -> bool:
+    """Whether a node gives finite gradients for finite cotangents, as far as that can be tried."""
+    if not can_run_again(node):
+        return True
+    try:
+        with rerun():
+            return are_finite(run(node, *_finite(arriving)))
+    except Exception:
+        return True
+
+
+def is_element_by_element(node: Any, arriving: Sequence[Any], bad: Tensor, came: Tensor | None = None) -> bool:
+    """Whether each element of a gradient depends on the same element of the cotangent.
+
+    Args:
+        node: the node that passed the gradient on.
+        arriving: its cotangents.
+        bad: where the gradient is not finite.
+        came: where the cotangent is not finite, if it is known.
+    """
+    if len(arriving) != 1 or not is_entrywise(node):
+        return False
+    cotangent = numbers_of(arriving[0]) if came is None else came
+    return cotangent is not None and cotangent.shape == bad.shape
+
+
+def multiplication(node: Any, arriving: Sequence[Any], at: int, bad: Tensor) -> str:
+    """The cotangent times the derivative at the first of the elements, as text."""
+    with contextlib.suppress(Exception):
+        cotangent = numbers_of(arriving[0])
+        if cotangent is not None and is_element_by_element(node, arriving, bad):
+            index = tuple(bad.nonzero()[0].tolist())
+            slope = math.inf
+            if can_run_again(node):
+                with rerun():
+                    slope = run(node, torch.ones_like(cotangent))[at][index].item()
+            return f"{number(cotangent[index].item())} × {number(slope)}{_point(node, index, bad)}"
+    born = _first_born(node, arriving)
+    return "" if born is None else born.text
+
+
+def is_only_too_large(node: Any, arriving: Sequence[Any], at: int, bad: Tensor) -> bool:
+    """Whether the true value is a number that the dtype has no room for."""
+    if not can_run_again(node):
+        return False
+    with contextlib.suppress(Exception), rerun():
+        small = [None if value is None else torch.sign(value) * 1e-3 for value in _finite(arriving)]
+        slopes = numbers_of(run(node, *small)[at])
+        if slopes is not None and is_finite(slopes.sum_to_size(bad.shape)[bad]):  # a bias was broadcast
+            return True
+    if is_entrywise(node):
+        return not _is_at_pole(node, tuple(bad.nonzero()[0].tolist()), bad)
+    born = _first_born(node, arriving)
+    return born is not None and not born.is_pole
+
+
+def _first_born(node: Any, arriving: Sequence[Any]) -> Computation | None:
+    """The first number that is not finite when a derivative runs again on finite cotangents."""
+    if can_run_again(node):
+        with contextlib.suppress(Exception):
+            finite = _finite(arriving)
+            return first_born(lambda: run(node, *finite))
+    return None
+
+
+def _finite(arriving: Sequence[Any]) -> list[Any]:
+    """The cotangents, with 1 for each element that is not finite."""
+    return on_copies(list(arriving), finite_ones)
+
+
+def _is_at_pole(node: Any, index: tuple[int, ...], bad: Tensor) -> bool:
+    """Whether a derivative is infinite, or does not exist, at the saved number of an element."""
+    for saved in saved_by(node):
+        with contextlib.suppress(Exception):
+            here = numbers_of(saved)
+            value = (saved if here is None else here).broadcast_to(bad.shape)[index].item()
+            if value == 0 or value - value != 0 or function_of(node) in _ENDS and abs(value) in (0, 1):
+                return True
+    return False
+
+
+def _point(node: Any, index: tuple[int, ...], bad: Tensor) -> str:
+    """The number at which a derivative was taken, as text, as far as the node knows it."""
+    name = function_of(node)
+    with contextlib.suppress(Exception):
+        saved = getattr(node, "_saved_self", None)
+        if isinstance(saved, Tensor):
+            value = saved.broadcast_to(bad.shape)[index].item()
+        else:
+            value = _FROM_RESULT[name](node._saved_result[index].item())
+        return f", the derivative of {name.lower()} at {number(value)}" if math.isfinite(value) else ""
+    return ""
+
+
+def value_of(node: Any, index: tuple[int, ...], shape: Sequence[int]) -> float | None:
+    """The element that a function of one tensor gave in the forward pass, as far as its node knows."""
+    if not can_run_again(node):
+        return None
+    with contextlib.suppress(Exception):
+        result = getattr(node, "_saved_result", None)
+        if isinstance(result, Tensor):
+            return float(result[index]) if result.shape == shape else None
+        here = node._saved_self.detach()[index]
+        exponent = getattr(node, "_saved_exponent", None)
+        name = function_of(node).lower()
+        with torch._C.DisableTorchFunction():
+            return float(getattr(torch, name)(here, *([] if exponent is None else [exponent])))
+    return None
+
+
+class NodeBirths:
+    """The births at the nodes of one graph.
+
+    Args:
+        findings: those of the watch.
+        events: get the births that happen in backward.
+        callers: those of the graph.
+        carried: by node, the elements of its outputs that were not finite in the forward pass.
+
+    Attributes:
+        loss: the provenance of a loss that is not finite.
+        hidden: the births in the shadow. In the pass itself, another NaN may arrive there first.
+    """
+
+    def __init__(self, findings: Findings, events: Events, callers: Callers, carried: Mapping[Any, Carried]) -> None:
+        self._findings, self._events, self._callers = findings, events, callers
+        self._carried_by = carried
+        self.loss: Provenance | None = None
+        self.hidden: list[Birth] = []
+
+    def of(
+        self,
+        node: Any,
+        caller: Caller,
+        arriving: Sequence[Any],
+        results: Sequence[Any],
+        at: int,
+        bad: Tensor,
+    ) -> list[Birth]:
+        """The births of elements that a node made: in the call that it comes from, or only now."""
+        result = results[at]
+        inside = self._findings.provenances.of(result)
+        if inside is not None and is_checkpoint(node):
+            return list(inside.births)
+        new = self._at_finite_operands(node, caller, bad)
+        old = bad if new is None else bad & ~new
+        births: list[Birth] = []
+        if any_of(old):
+            births = self._from_forward(node, caller, old)
+            untold = [birth for birth in births if not birth.in_backward]
+            if untold:  # the text takes another run of the derivative, so it is made for the first node alone
+                text = multiplication(node, arriving, at, old)
+                for birth in untold:
+                    birth.in_backward = text
+            if births and (new is None or not any_of(new)):
+                return births
+        if node not in self._events.born:
+            entries = new if births and new is not None else bad
+            text = multiplication(node, arriving, at, entries) or (inside.births[0].operands if inside else "")
+            too_large = is_only_too_large(node, arriving, at, entries)
+            birth = describe("made", caller.call, result, entries, text, "backward", too_large=too_large)
+            value = value_of(node, birth.where[0], birth.shape)
+            self._events.born[node] = Born(birth, entries, not is_pytorchs(node), value)
+        return [*births, self._events.born[node].birth]
+
+    def add_nothing(self, node: Any, caller: Caller, provenances: Sequence[Provenance], bad: Tensor) -> bool:
+        """Whether the births that a node could bring in have arrived there already, and their text is made."""
+        if is_entrywise(node) or is_checkpoint(node):
+            return False
+        births = self._from_forward(node, caller, bad)
+        return bool(births) and all(
+            birth.in_backward and any(birth in provenance for provenance in provenances) for birth in births
+        )
+
+    def _from_forward(self, node: Any, caller: Caller, bad: Tensor) -> list[Birth]:
+        """The births in the forward pass that made a factor of this node not finite, at some elements."""
+        pairs = [pair for pairs in self._carried(node, caller).values() for pair in pairs]
+        passed = self._findings.births.own(passed_by(caller.node), lambda birth: birth)
+        if is_entrywise(node):
+            here = [pair for pair in pairs if pair[1].shape != bad.shape or any_of(pair[1] & bad)]
+            pairs = here or pairs
+        elif is_product(node):  # what the call itself made is in the result, and is no factor
+            pairs = [pair for pair in pairs if pair[0] in passed] or pairs
+        births = self._at_fault(birth for birth, _ in pairs)
+        if not births:
+            births = self._at_fault(all_births(filter(None, map(self._findings.of_bad, saved_by(node)))))
+        births = births or self._at_fault(passed) or self._came_in(node, caller)
+        if caller.name in MEANT:  # an infinity that leaves an element out is not at fault beside another birth
+            births = [birth for birth in births if birth.infinite != -math.inf] or births
+        return births
+
+    def _at_fault(self, births: Iterable[Birth]) -> list[Birth]:
+        """The births, without infinities that the code wrote down.
+
+        If backward multiplies such an infinity by 0, the other factor is at fault. If the loss itself is not finite
+        because of the infinity, the infinity is.
+        """
+        births = list(dict.fromkeys(births))
+        if all(birth.nature != "meant" for birth in births):
+            return births
+        in_loss = self.loss.births if self.loss is not None else ()
+        became = {meant: each for each in in_loss for meant in (*each.made_of, each)}
+        return list(
+            dict.fromkeys(became.get(each, each) for each in births if each.nature != "meant" or each in became)
+        )
+
+    def _carried(self, node: Any, caller: Caller) -> Carried:
+        return self._carried_by.get(node) or self._carried_by.get(caller.node) or {}
+
+    def _at_finite_operands(self, node: Any, caller: Caller, bad: Tensor) -> Tensor | None:
+        """Those of the elements at which the forward pass was finite too; None if that cannot be told."""
+        if not is_entrywise(node):
+            return None
+        entries = bad.clone()
+        for pairs in self._carried(node, caller).values():
+            for _, elements in pairs:
+                if elements.shape != bad.shape:
+                    return None
+                entries &= ~elements
+        for saved in saved_by(node):
+            try:
+                here = numbers_of(saved)
+                entries &= torch.isfinite(saved) if here is None else ~not_finite(here)
+            except RuntimeError:  # broadcast along the way
+                return None
+        return entries
+
+    def _came_in(self, node: Any, caller: Caller) -> list[Birth]:
+        """The birth of data whose NaN the result did not show: fused attention may give 0 for a row of NaN."""
+        for saved in saved_by(node):
+            here = numbers_of(saved)
+            if here is not None and saved.grad_fn is None and bool(here.isnan().any()):
+                return [come_in(saved, here, caller.call)]
+        return []
+
+    def note_hidden(self, node: Any, at: int, bad: Tensor) -> None:
+        """Note what a node makes in the shadow, now that its derivative can still run."""
+        caller = self._callers.of(node)
+        share_readable(node, caller.node)
+        if not can_run_again(node):
+            return
+        ones = [torch.ones(each.shape, dtype=each.dtype, device=each.device) for each in node._input_metadata]
+        slopes = None
+        with contextlib.suppress(Exception), rerun():
+            slopes = numbers_of(run(node, *ones)[at])
+        if slopes is None or slopes.shape != bad.shape:
+            return
+        bad = bad & not_finite(slopes)
+        if not any_of(bad):
+            return
+        births = self._from_forward(node, caller, bad)
+        if not births:
+            text = multiplication(node, ones, at, bad).removeprefix("1 × ")
+            too_large = is_only_too_large(node, ones, at, bad)
+            births = [describe("made", caller.call, slopes, bad, text, "backward", too_large=too_large)]
+        self.hidden += [birth for birth in births if birth not in self.hidden]

@@ -1,0 +1,309 @@
+"""Births of NaN and infinity, and which of them each tensor that is not finite comes from.
+
+A tensor is identified by its memory, so a view, a saved tensor and a detached one have the same provenance. When the
+memory is freed, its provenance is forgotten.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..program.code import Place
+
+MOST_STEPS = 40
+"""The number of steps of a path that are kept."""
+
+NANS, OTHERS, LEAVES_OUT = 1, 2, 4
+"""Kinds of births: of NaN alone, all others, and infinities with which code may leave elements out."""
+
+Kind = Literal["contaminated", "undefined", "overflow", "bad input"]
+"""What a birth that reached the loss or a gradient means."""
+
+Nature = Literal["made", "given", "meant"]
+"""An operator made it of finite numbers; it came in with data; or the code wrote this infinity down."""
+
+
+@dataclass(eq=False)
+class Birth:
+    """Where a number that is not finite was made or came in. If it reaches the loss or a gradient, it is an origin.
+
+    Attributes:
+        nature: whether an operator made it.
+        phase: whether this happened in backward.
+        operator, place: the forward function, and the call of it.
+        where: the indices of the first elements, in the tensor.
+        count, shape, dtype, device: the number of elements, and the tensor that holds them.
+        operands: the computation that gave it, as text.
+        too_large: whether the number was only too large for the dtype.
+        infinite: the infinity, if every element that came in or was written down is this same infinity; else 0.
+        tensor: the tensor that came in.
+        is_nan: whether every element is NaN. An element that is infinite does not come from it.
+        half: the birth of the NaN in the same call, of which this is the birth of the infinities.
+        uninitialized: the call that handed out the memory of the tensor, if nothing has initialized it.
+        optimizer: the name of the optimizer whose step made it, if one did.
+        held: whether it was in `.grad` before a pass added to it.
+        of_large: whether a number that it was made of was large already.
+        base: the tensor that `tensor` is a view of.
+        kept_in: the buffer of a module that kept it since.
+        in_backward: the multiplication in backward that turned it into a gradient that is not finite, as text.
+        made_of: the infinities that the code wrote down and that it was made of.
+        watch: stands for the watch that found it.
+        number: the position in order of time.
+    """
+
+    nature: Nature
+    phase: Literal["forward", "backward"]
+    operator: str
+    place: Place
+    where: list[tuple[int, ...]]
+    count: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    operands: str
+    too_large: bool = False
+    infinite: float = 0.0
+    tensor: weakref.ref[Tensor] | None = None
+    is_nan: bool = False
+    half: Birth | None = None
+    uninitialized: str = ""
+    optimizer: str = ""
+    held: bool = False
+    of_large: bool = False
+    base: weakref.ref[Tensor] | None = None
+    kept_in: weakref.ref[Tensor] | None = None
+    in_backward: str = ""
+    made_of: tuple[Birth, ...] = ()
+    watch: object = None
+    number: int = field(default_factory=itertools.count().__next__)
+
+    @property
+    def kind_if_used(self) -> Literal["undefined", "overflow", "bad input"]:
+        """The kind of the origin if the loss uses the elements."""
+        if self.nature != "made":
+            return "bad input"
+        return "overflow" if self.too_large else "undefined"
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether it is an infinity with which code may leave elements out."""
+        return self.nature == "meant" or self.infinite == -math.inf
+
+
+class _History:
+    """Births in the order in which they came together, and the steps that were taken since.
+
+    Attributes:
+        births: the births.
+        joined: by birth, its position, its path until it joined the others, and the number of steps taken by then.
+        steps: the steps. Each made the paths of all births that had joined longer, up to `MOST_STEPS`.
+    """
+
+    def __init__(self) -> None:
+        self.births: list[Birth] = []
+        self.joined: dict[Birth, tuple[int, tuple[str, ...], int]] = {}
+        self.steps: list[str] = []
+
+    def add(self, birth: Birth, path: tuple[str, ...]) -> None:
+        self.joined[birth] = len(self.births), path, len(self.steps)
+        self.births.append(birth)
+
+
+class Provenance:
+    """The births that a tensor's NaN and infinities come from, and the path that each took to the tensor.
+
+    It is the beginning of a history. Code that adds up many terms lets the births of one term join at a time. The
+    provenance of each partial sum is then a longer beginning of the same history, and no birth is copied. Only one
+    provenance can continue a history. If a tensor is used a second time, what comes of this continues a copy.
+
+    Args:
+        paths: by birth, its path.
+
+    Attributes:
+        kinds: which of `NANS`, `OTHERS` and `LEAVES_OUT` are among the births, added up.
+    """
+
+    __slots__ = ("_continued", "_count", "_end", "_history", "_longest", "_shortest", "_taken", "kinds")
+
+    def __init__(self, paths: Mapping[Birth, tuple[str, ...]]) -> None:
+        self._end: str | None = None
+        """The last step of each path that can still grow; None if they differ, or a path is empty."""
+        self._shortest, self._longest = MOST_STEPS, 0
+        """No path is shorter, and none is longer."""
+        self.kinds = 0
+        self._join(_History(), paths)
+
+    def _join(self, history: _History, paths: Mapping[Birth, tuple[str, ...]]) -> None:
+        """Let births join a history that nobody else continues, and be all of it."""
+        for birth, path in paths.items():
+            history.add(birth, path)
+            if len(path) < MOST_STEPS:
+                end = path[-1] if path else None
+                self._end = end if end == self._end or self._shortest == MOST_STEPS else None
+            self._shortest, self._longest = min(self._shortest, len(path)), max(self._longest, len(path))
+            self.kinds |= (NANS if birth.is_nan else OTHERS) | (LEAVES_OUT if birth.leaves_out else 0)
+        self._history, self._count, self._taken = history, len(history.births), len(history.steps)
+        self._continued = [history]
+
+    @property
+    def births(self) -> tuple[Birth, ...]:
+        """All births, each once."""
+        return tuple(self._history.births[: self._count])
+
+    @property
+    def first(self) -> Birth:
+        """The first birth."""
+        return self._history.births[0]
+
+    @property
+    def paths(self) -> Mapping[Birth, tuple[str, ...]]:
+        """By birth, its path."""
+        return {birth: self.path_of(birth) for birth in self.births}
+
+    def path_of(self, birth: Birth) -> tuple[str, ...]:
+        """The path of one of the births."""
+        _, path, at = self._history.joined[birth]
+        return (*path, *self._history.steps[at : min(self._taken, at + MOST_STEPS - len(path))])
+
+    def __contains__(self, birth: Birth) -> bool:
+        found = self._history.joined.get(birth)
+        return found is not None and found[0] < self._count
+
+    def _grows(self, step: str) -> bool:
+        """Whether a step may make a path longer."""
+        return bool(step) and self._end != step and self._shortest < MOST_STEPS
+
+    def continued(self, step: str, paths: Mapping[Birth, tuple[str, ...]]) -> Provenance:
+        """This provenance after one more step, with births that join it then. If nothing changes, it is the same."""
+        if not paths and not self._grows(step):
+            return self  # a deep graph shares it
+        if self._end is None and self._grows(step):  # some paths may end with the step already
+            return Provenance({birth: _longer(path, step) for birth, path in self.paths.items()} | {**paths})
+        try:
+            history = self._continued.pop()  # at once: backward may run in several threads
+        except IndexError:
+            history = self._copy()
+        result = Provenance.__new__(Provenance)
+        result._end, result._shortest, result._longest = self._end, self._shortest, self._longest
+        result.kinds = self.kinds
+        if self._grows(step):
+            history.steps.append(step)
+            result._end = step
+            result._shortest += 1
+            result._longest = min(MOST_STEPS, result._longest + 1)
+        result._join(history, paths)
+        return result
+
+    def hides(self, older: Provenance, step: str) -> bool:
+        """Whether each path of a shorter beginning of the same history is as long here, or longer, after one more step.
+
+        Only if a path here has as many steps as are kept, the other may have a different path of this length.
+        """
+        at = older._count if self._longest == MOST_STEPS else 0
+        while at:
+            at -= 1
+            birth = self._history.births[at]
+            _, path, before = self._history.joined[birth]
+            taken = older._taken - before
+            if taken >= MOST_STEPS:
+                break  # the paths of this birth, and of those before it, don't become longer
+            if taken + len(path) == MOST_STEPS - 1:
+                grown, here = _longer(older.path_of(birth), step), self.path_of(birth)
+                if len(grown) == len(here) == MOST_STEPS and grown != here:
+                    return False
+        return True
+
+    def _copy(self) -> _History:
+        copy = _History()
+        copy.births = self._history.births[: self._count]
+        copy.joined = {birth: self._history.joined[birth] for birth in copy.births}
+        copy.steps = self._history.steps[: self._taken]
+        return copy
+
+
+def _longer(path: tuple[str, ...], step: str) -> tuple[str, ...]:
+    """A path after one more step."""
+    return (*path, step) if step and len(path) < MOST_STEPS and path[-1:] != (step,) else path
+
+
+def joined(provenances: Iterable[Provenance], step: str = "", born: Collection[Birth] = ()) -> Provenance:
+    """The provenance of a result of several tensors. If a birth took several paths, the longest is kept; of equals, the
+    first.
+
+    Args:
+        provenances: those of the tensors.
+        step: the user's function that the result comes from, if there is one.
+        born: the births in that function.
+    """
+    each = _without_older(provenances, step)
+    if not each:
+        return Provenance(dict.fromkeys(born, (step,)))
+    if len(each) == 1 and not born:
+        return each[0].continued(step, {})
+    largest = max(each, key=attrgetter("_count"))
+    paths = _kept(each, largest, step)
+    for birth in born:
+        if birth not in largest:
+            paths.setdefault(birth, (step,))
+    shared = [birth for birth in paths if birth in largest]
+    if any(paths[birth] != _longer(largest.path_of(birth), step) for birth in shared):
+        return Provenance({birth: _longer(path, step) for birth, path in largest.paths.items()} | paths)
+    for birth in shared:
+        del paths[birth]
+    return largest.continued(step, paths)
+
+
+def _kept(each: Sequence[Provenance], largest: Provenance, step: str) -> dict[Birth, tuple[str, ...]]:
+    """The paths that are kept after one more step, except for those that only the largest of the provenances has."""
+    paths: dict[Birth, tuple[str, ...]] = {}
+    is_before = True
+    for provenance in each:
+        if provenance is largest:
+            is_before = False
+            continue
+        for birth, path in provenance.paths.items():
+            longer = _longer(path, step)
+            if birth in paths or birth not in largest:
+                is_kept = birth not in paths or len(longer) > len(paths[birth])
+            else:
+                known = _longer(largest.path_of(birth), step)
+                is_kept = len(longer) > len(known) or (is_before and len(longer) == len(known))
+            if is_kept:
+                paths[birth] = longer
+    return paths
+
+
+def _without_older(provenances: Iterable[Provenance], step: str) -> list[Provenance]:
+    """The provenances, each once, without those beside a longer beginning of the same history, as far as it hides them.
+
+    The longer one has all their births.
+    """
+    each: list[Provenance] = []
+    for provenance in dict.fromkeys(provenances):
+        last = each[-1] if each else None
+        if last is None or last._history is not provenance._history:
+            each.append(provenance)
+        elif (last._count, last._taken) < (provenance._count, provenance._taken):
+            if provenance.hides(last, step):
+                each.pop()
+            each.append(provenance)
+    return each
+
+
+def all_births(provenances: Iterable[Provenance]) -> dict[Birth, None]:
+    """The births of several provenances, each once."""
+    return dict.fromkeys(birth for provenance in provenances for birth in provenance.births)
+
+
+def without(provenance: Provenance, births: Collection[Birth]) -> Provenance:
+    """The provenance without some births."""
+    return Provenance({birth: path for birth, path in provenance.paths.items() if birth not in births})

@@ -1,0 +1,332 @@
+"""The user's code: in which line it called an operator, and what the name of a function says before it is called.
+
+The line is that of the deepest Python frame outside of PyTorch and of this library.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import linecache
+import os
+import sys
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+import torch.utils.checkpoint
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from ...ignoring.inside import is_sparse
+from .tensors import tensors_in
+
+T = TypeVar("T")
+
+_LIBRARY = Path(__file__).parents[2]
+_INSIDE = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, _LIBRARY))
+_CALL = nn.Module._call_impl.__code__
+_LOAD = nn.Module._load_from_state_dict.__code__
+_CHECKPOINT = torch.utils.checkpoint.__file__
+_OBEYED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""The categories of characters that control, that change the direction, and that end a line."""
+
+_NOWHERE = compile("", "", "exec")
+
+_AROUND = 40
+"""The number of frames in which a module is looked for."""
+
+
+class Place(NamedTuple):
+    """A call. Noting it must be cheap, so its line is worked out only when it is asked for."""
+
+    code: CodeType
+    instruction: int
+    module: nn.Module | None
+
+    @property
+    def filename(self) -> str:
+        return self.code.co_filename
+
+    @property
+    def line(self) -> int:
+        return _line(self.code, self.instruction)
+
+    @property
+    def function(self) -> str:
+        return self.code.co_qualname
+
+    @property
+    def source(self) -> str:
+        return linecache.getline(self.filename, self.line).strip()
+
+
+@functools.cache
+def is_inside(filename: str) -> bool:
+    """Whether code is PyTorch's or ours."""
+    return filename.startswith(_INSIDE) or filename.startswith("<frozen")
+
+
+def place_here(frame: FrameType | None = None) -> Place:
+    """The call that led here.
+
+    Args:
+        frame: where to begin; the caller's frame if left out.
+    """
+    at: FrameType | None = sys._getframe(1) if frame is None else frame
+    start = at
+    module = None
+    while at is not None and is_inside(at.f_code.co_filename):
+        if module is None and at.f_code is _CALL:
+            module = at.f_locals.get("self")
+        start, at = at, at.f_back
+    found = at if at is not None else start
+    assert found is not None
+    for _ in range(_AROUND):
+        if module is not None or at is None:
+            break
+        if at.f_code is _CALL:
+            module = at.f_locals.get("self")
+        at = at.f_back
+    return Place(found.f_code, found.f_lasti, module)
+
+
+def place_at(filename: str, line: int, function: str, module: nn.Module | None) -> Place:
+    """A place of which only the line is known."""
+    code = _NOWHERE.replace(
+        co_filename=filename, co_firstlineno=line, co_name=function, co_qualname=function, co_linetable=b""
+    )
+    return Place(code, 0, module)
+
+
+def modules_around() -> list[nn.Module]:
+    """The modules whose calls led here, the outermost first."""
+    at: FrameType | None = sys._getframe(1)
+    found = []
+    while at is not None:
+        if at.f_code is _CALL:
+            found.append(at.f_locals["self"])
+        at = at.f_back
+    return found[::-1]
+
+
+class Places:
+    """The places of one block, with the modules around each module when it was first called.
+
+    Attributes:
+        around: by module, the modules whose calls led to its own, the outermost first.
+        inside: the call that a compiled region is at, while its graph runs a second time.
+    """
+
+    def __init__(self) -> None:
+        self.around: WeakKeyDictionary[nn.Module, list[nn.Module]] = WeakKeyDictionary()
+        self.inside: Place | None = None
+
+    def here(self) -> Place:
+        """The call that led here."""
+        if self.inside is not None:
+            return self.inside
+        place = place_here()
+        module = place.module
+        if module is not None and module not in self.around:
+            self.around[module] = modules_around()
+        return place
+
+
+def printable(text: str) -> str:
+    """Text of the user's as one line, without what a terminal or a browser would obey instead of show.
+
+    >>> print(printable("a" + chr(27) + "[2Jb" + chr(0x202E) + "c"))
+    a\\x1b[2Jb\\u202ec
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        repr(each)[1:-1] if unicodedata.category(each) in _OBEYED and each != "\t" else each for each in text
+    )
+
+
+def users_frame() -> FrameType | None:
+    """The deepest frame outside of PyTorch and of this library."""
+    at: FrameType | None = sys._getframe(1)
+    while at is not None and is_inside(at.f_code.co_filename):
+        at = at.f_back
+    return at
+
+
+def optimizer_here() -> str:
+    """The name of the optimizer whose step called what runs now, as opposed to the user's closure; else empty."""
+    at: FrameType | None = sys._getframe(1)
+    while at is not None:
+        code = at.f_code
+        if code.co_name == "step" and code.co_varnames[:1] == ("self",):  # the locals of other frames would be kept
+            owner = at.f_locals.get("self")
+            if isinstance(owner, torch.optim.Optimizer):
+                return type(owner).__name__
+        if not is_inside(code.co_filename):
+            break
+        at = at.f_back
+    return ""
+
+
+def is_loading() -> bool:
+    """Whether a module copies what it loads into its parameters and buffers."""
+    at: FrameType | None = sys._getframe(1)
+    while at is not None and is_inside(at.f_code.co_filename):
+        if at.f_code is _LOAD:
+            return True
+        at = at.f_back
+    return False
+
+
+def is_recomputed() -> bool:
+    """Whether a checkpoint runs this code again."""
+    at: FrameType | None = sys._getframe(1)
+    while at is not None:
+        if at.f_code.co_filename == _CHECKPOINT:
+            return True
+        at = at.f_back
+    return False
+
+
+def _line(code: CodeType, instruction: int) -> int:
+    for start, end, line in code.co_lines():
+        if start <= instruction < end and line is not None:
+            return line
+    return code.co_firstlineno
+
+
+def of_variables(frame: FrameType, choose: Callable[[list[tuple[str, Any]]], list[T]]) -> list[T]:
+    """What is chosen of the variables of a frame, as pairs of name and value."""
+    variables = frame.f_locals
+    found = choose([(name, value) for name, value in list(variables.items()) if not name.startswith("_")])
+    # Up to Python 3.12 a function's frame keeps this copy of its variables, and with it all tensors, until the function
+    # returns. So the copy is cleared, unless the user has it from `locals()`: then it has more references than those of
+    # the frame, this function and the call of `getrefcount`.
+    is_copy = type(variables) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED
+    if is_copy and sys.getrefcount(variables) == 3:
+        variables.clear()
+    return found
+
+
+# What is known of PyTorch's functions by their names, before they are called.
+
+_PUBLIC = {
+    "__truediv__": "div", "__rtruediv__": "div", "__itruediv__": "div", "true_divide": "div", "divide": "div",
+    "__rdiv__": "div", "__idiv__": "div", "__div__": "div",
+    "__mul__": "mul", "__rmul__": "mul", "__imul__": "mul", "multiply": "mul",
+    "__add__": "add", "__radd__": "add", "__iadd__": "add", "__sub__": "sub", "__rsub__": "sub", "__isub__": "sub",
+    "rsub": "sub", "subtract": "sub", "__pow__": "pow", "__rpow__": "pow", "__ipow__": "pow", "__matmul__": "matmul",
+    "__rmatmul__": "matmul", "__mod__": "remainder", "__rmod__": "remainder", "__neg__": "neg", "__abs__": "abs",
+    "__getitem__": "getitem", "__setitem__": "setitem", "__floordiv__": "floor_divide",
+}  # fmt: skip
+
+_ALIASES = frozenset(
+    """
+__float__ __int__ __complex__ __index__ __array__
+__get__ __set__ __len__ __bool__ __iter__ __hash__ __repr__ __format__ __contains__ dim size numel stride is_contiguous
+is_floating_point data_ptr storage untyped_storage element_size type item tolist numpy requires_grad_ register_hook
+retain_grad detach detach_ view view_as transpose t permute unsqueeze squeeze expand expand_as narrow select chunk split
+unbind flatten unflatten movedim swapaxes mT is_complex get_device register_post_accumulate_grad_hook is_nonzero size_
+has_names is_same_size storage_offset nelement ndimension isfinite isnan isinf is_leaf allclose equal cpu_ share_memory_
+is_shared is_pinned is_tensor is_storage is_grad_enabled set_grad_enabled backward grad
+""".split()
+)
+"""Functions that make no numbers: their result shares memory with an argument, or is no tensor of floats."""
+
+REPLACES = frozenset("relu zero fill copy setitem masked_fill masked_scatter index_copy index_fill".split())
+"""Functions that, in place, compute nothing from what they overwrite: each element is kept or replaced."""
+
+_WRITES_BUFFERS = {F.batch_norm: 1, F.instance_norm: 1, torch.batch_norm: 3, torch.instance_norm: 3}
+"""Functions that write to two of their arguments, beginning with this one, if the argument at position 5 is true."""
+
+UPDATES = frozenset("add sub mul div lerp addcmul addcdiv normal uniform random exponential bernoulli".split())
+"""Functions that optimizers call in place. If nothing is recorded, what they overwrite is not copied beforehand."""
+
+MEANT = frozenset(
+    """
+softmax log_softmax logsumexp scaled_dot_product_attention multi_head_attention_forward cross_entropy gumbel_softmax
+transformer_encoder_layer_forward _transformer_encoder_layer_fwd _native_multi_head_attention
+""".split()
+)
+"""Functions for which an infinity is a way to leave an element out, wherever it came from."""
+
+WEIGHS_ALL = frozenset("logsumexp cross_entropy nll_loss".split())
+"""Functions of `MEANT` whose result is infinite only if every element was left out, or the one that counts."""
+MAKES_DATA = frozenset(
+    """
+tensor as_tensor from_numpy frombuffer asarray scalar_tensor load empty empty_like empty_strided new_empty new_tensor
+new_empty_strided empty_permuted from_dlpack
+""".split()
+)
+"""Functions that only bring data in. A NaN in it is reported at the first function that computes with it."""
+
+UNINITIALIZED = frozenset(name for name in MAKES_DATA if "empty" in name)
+"""Those that leave the memory as it is."""
+
+
+class Plan(NamedTuple):
+    """What is known of a function before it is called.
+
+    Attributes:
+        name: its public name.
+        is_checked: whether its result has to be checked.
+        in_place: whether it changes its first argument.
+    """
+
+    name: str
+    is_checked: bool
+    in_place: bool
+
+
+@functools.lru_cache(4096)
+def plan_of(function: Any) -> Plan:
+    """What the function's name says about it."""
+    name = getattr(function, "__name__", type(function).__name__)
+    changes = name in ("__setitem__",) or name.startswith("__i") and name.endswith("__") and name in _PUBLIC
+    in_place = changes or (name.endswith("_") and not name.endswith("__"))
+    public = _PUBLIC.get(name) or (name.rstrip("_") if in_place else name.removesuffix("_"))
+    return Plan(public, name not in _ALIASES, in_place)
+
+
+def overwritten_by(plan: Plan, args: Any) -> list[Tensor]:
+    """The tensors that a call in place has overwritten. A fused optimizer also overwrites its states."""
+    return [tensor for at in _written(f"{plan.name}_") for tensor in tensors_in(args[at : at + 1])]
+
+
+@functools.cache
+def _written(name: str) -> list[int]:
+    """The positions of the arguments that an operator in place writes to; the gradients are only rescaled."""
+    operator = getattr(torch.ops.aten, name, None) if name.startswith("_fused") else None
+    if operator is None:
+        return [0]
+    arguments = enumerate(operator.default._schema.arguments)
+    return [at for at, each in arguments if each.alias_info and each.alias_info.is_write and each.name != "grads"]
+
+
+def buffers_of(function: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """The buffers that a call writes to: the running statistics of a norm in training."""
+    first = _WRITES_BUFFERS.get(function)
+    if first is None:
+        return []
+    default = kwargs.get("training", kwargs.get("use_input_stats", function is F.instance_norm))
+    if not (args[5] if len(args) > 5 else default):
+        return []
+    given = [*args[first : first + 2], kwargs.get("running_mean"), kwargs.get("running_var")]
+    return [value for value in given if isinstance(value, Tensor)]
+
+
+def is_recoverable(plan: Plan, args: Any) -> bool:
+    """Whether the numbers that a call in place overwrites can be worked out after the call."""
+    return (
+        plan.in_place
+        and plan.name in REPLACES
+        and bool(args)
+        and type(args[0]) in (Tensor, Parameter)
+        and not is_sparse(args[0])
+    )

@@ -1,0 +1,337 @@
+"""The numbers of the user's tensors: which are not finite, and where they are in memory.
+
+To read them takes operators of PyTorch. `unseen` keeps these out of sight of the user's modes, PyTorch's profilers and
+`torch.jit.trace`. `rerun` and `on_copies` let code of PyTorch run a second time, and nothing of the user's changes.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch._C import _autograd
+from torch._C._nn import flatten_dense_tensors
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import Parameter
+
+from ...ignoring.inside import any_of, is_sparse, is_wrapped, part_here, stored, total
+
+_modes = torch._C._len_torch_dispatch_stack
+_is_profiled = _autograd._profiler_enabled
+_is_traced = torch._C._is_tracing
+_set_trace: Any = vars(torch._C)["_set_tracing_state"]
+
+
+def unseen() -> AbstractContextManager[Any]:
+    """While entered, no mode, no subclass of Tensor, no profiler and no tracer sees the operators that are called."""
+    is_watched = _modes() or _is_profiled() or _is_traced()
+    return _Unseen() if is_watched else torch._C.DisableTorchFunction()
+
+
+def is_compiling() -> bool:
+    """Whether PyTorch traces code, with tensors that have no numbers: its own modes have a key."""
+    modes = (torch._C._get_dispatch_stack_at(at) for at in range(_modes()))
+    return any(getattr(mode, "_mode_key", None) is not None for mode in modes)
+
+
+class _Here(threading.local):
+    depth = 0
+
+
+_here = _Here()
+
+
+class _Unseen:
+    """The same while there are dispatch modes, a profiler or a tracer."""
+
+    def __enter__(self) -> None:
+        self.functions = torch._C.DisableTorchFunction()
+        self.functions.__enter__()
+        # PyTorch's own modes, as of fake tensors, have a key, and are below all others. They stay.
+        modes = [torch._C._get_dispatch_stack_at(at) for at in range(_modes())]
+        others = [mode for mode in modes if getattr(mode, "_mode_key", None) is None]
+        self.modes = [torch._C._pop_torch_dispatch_stack(None) for _ in others]
+        self.trace = torch._C._get_tracing_state() if _is_traced() else None
+        if self.trace is not None:
+            _set_trace(None)
+        self.is_profiled = _is_profiled()
+        if self.is_profiled:
+            _here.depth += 1
+            _autograd._enable_record_function(False)
+
+    def __exit__(self, *details: Any) -> None:
+        if self.is_profiled:
+            _here.depth -= 1
+            _autograd._enable_record_function(not _here.depth)
+        if self.trace is not None:  # PyTorch refuses this inside of a DTensor's operators
+            _set_trace(self.trace)
+        for mode in reversed(self.modes):
+            torch._C._push_on_torch_dispatch_stack(mode)
+        self.functions.__exit__(*details)
+
+
+# The numbers of a tensor.
+
+_DENSE = (Tensor, Parameter)
+
+_SMALL = 10_000
+"""Tensors with at most this many elements are added up together: for these, calling PyTorch takes most of the time."""
+
+_MOST_KEPT = 16
+_MOST_SMALL = 100_000
+"""How many are kept, and how many elements of small ones."""
+
+T = TypeVar("T")
+
+
+def tensors_in(things: Any) -> list[Tensor]:
+    """The tensors in arguments or results, at any depth."""
+    return each_in(things, Tensor)
+
+
+def each_in(things: Any, kind: type[T]) -> list[T]:
+    """The instances of a type in arguments or results, at any depth."""
+    found: list[T] = []
+    left = [things]
+    while left:
+        thing = left.pop()
+        if isinstance(thing, kind):
+            found.append(thing)
+        elif isinstance(thing, (tuple, list)):
+            left += thing[::-1]
+        elif isinstance(thing, dict):
+            left += [*thing.values()][::-1]
+    return found
+
+
+def memory(tensor: Tensor) -> Any:
+    """The storage that holds the numbers of a tensor. Views, detached and saved tensors share it."""
+    if tensor.layout is not torch.strided and is_sparse(tensor):
+        tensor = stored(tensor.detach())
+    return tensor.untyped_storage()
+
+
+def address(tensor: Tensor) -> int | None:
+    """Which memory this is, as a number; None if the tensor has no memory of its own."""
+    try:
+        return int(memory(tensor)._cdata)
+    except (RuntimeError, TypeError):
+        return None
+
+
+def numbers_of(tensor: Any) -> Tensor | None:
+    """The numbers of a tensor, or None if they are not floats or cannot be read.
+
+    For a distributed tensor these are the numbers of its part in this process, for a sparse one those that it stores.
+    Numbers of eight bits, and complex numbers of two halves, are widened.
+    """
+    if type(tensor) not in _DENSE:
+        if not isinstance(tensor, Tensor):
+            return None
+        part = part_here(tensor)
+        if part is None or type(part).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+            return None
+        tensor = part.as_subclass(Tensor)
+    dtype = tensor.dtype
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return None
+    if tensor.is_meta or tensor.is_nested:
+        return None
+    if tensor.layout is not torch.strided:
+        if not is_sparse(tensor) or is_wrapped(tensor):
+            return None
+        tensor = stored(tensor.detach())
+    try:
+        has_memory = tensor.untyped_storage().nbytes() > 0
+    except NotImplementedError:  # a transform of `torch.func` has wrapped the tensor
+        return None
+    if not has_memory or not tensor.numel():
+        return None
+    if dtype.itemsize == 1:  # PyTorch cannot add up numbers of eight bits, nor widen two numbers in one byte
+        return None if "x2" in str(dtype) else tensor.detach().to(torch.float32)
+    if dtype is torch.complex32:  # nor add these up
+        return tensor.detach().to(torch.complex64)
+    return tensor
+
+
+def unreadable_layout(tensor: Tensor) -> str:
+    """The layout of a tensor whose numbers `numbers_of` cannot read because of it; empty if it can."""
+    if tensor.is_nested:
+        return "nested"
+    if tensor.layout is torch.strided or is_sparse(tensor):
+        return ""
+    return str(tensor.layout).removeprefix("torch.").removeprefix("_")
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all elements are finite.
+
+    Any NaN or inf makes the sum NaN or inf. Large finite elements may do so too, so such a tensor is checked element by
+    element.
+    """
+    number = total(tensor).item()
+    return bool(number - number == 0) or is_finite_at_each(tensor)
+
+
+def bad_numbers_of(tensor: Any) -> Tensor | None:
+    """The numbers of a tensor of which one is not finite; None if all are, or if they cannot be read."""
+    here = numbers_of(tensor)
+    return None if here is None or is_finite(here) else here
+
+
+def is_finite_at_each(tensor: Tensor) -> bool:
+    """The same where the sum of all elements is not finite. A finite number minus itself is 0, any other NaN."""
+    return bool(total(tensor - tensor).item() == 0)
+
+
+def not_finite(tensor: Tensor) -> Tensor:
+    """Where the elements are NaN or infinite, as a tensor of bools; on a CPU faster than `torch.isfinite`."""
+    difference = tensor - tensor  # 0, or NaN
+    return difference.ne(difference)
+
+
+class BadElements:
+    """Where the last tensors that were looked at are not finite.
+
+    What one function or node passes on is what the next one gets, and this is asked for again. What is kept are
+    few tensors of bools, and together not larger than two of the last one, or they are small.
+    """
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._kept: dict[int, tuple[tuple[Any, ...], StorageWeakRef, Tensor]] = {}
+
+    def of(self, tensor: Tensor) -> Tensor | None:
+        """Where the elements are NaN or infinite, in a tensor that nobody may change; None if all are finite."""
+        value = total(tensor).item()  # even of what is kept, for NumPy may have written to it
+        return None if value - value == 0 else self.of_bad(tensor)
+
+    def of_bad(self, tensor: Tensor) -> Tensor | None:
+        """The same if it is known already that the sum of the elements is not finite."""
+        is_kept = not tensor.is_inference()
+        if is_kept:
+            storage = tensor.untyped_storage()
+            layout = tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride()
+            key, at = storage._cdata, (tensor._version, *layout)
+            kept = self._kept.get(key)
+            if kept is not None and kept[0] == at:
+                return kept[2]
+        bad = not_finite(tensor)
+        if not any_of(bad):
+            return None
+        if is_kept:
+            self._keep(key, at, StorageWeakRef(storage), bad)
+        return bad
+
+    def _keep(self, key: int, at: tuple[Any, ...], storage: StorageWeakRef, bad: Tensor) -> None:
+        _, _, before = self._kept.pop(key, (None, None, None))
+        self._size += bad.numel() - (0 if before is None else before.numel())
+        while len(self._kept) >= _MOST_KEPT or self._kept and self._size > max(_MOST_SMALL, 2 * bad.numel()):
+            self._size -= self._kept.pop(next(iter(self._kept)))[2].numel()
+        self._kept[key] = at, storage, bad
+
+    def clear(self) -> None:
+        self._kept.clear()
+        self._size = 0
+
+
+def beyond(bad: Tensor, other: Tensor) -> Tensor | None:
+    """The bad elements that are not in another tensor of bools of the same shape; None if there are none."""
+    if torch.equal(bad, other):  # the usual case, in one step
+        return None
+    more = bad & ~other
+    return more if any_of(more) else None
+
+
+def are_finite(values: Any) -> bool:
+    """Whether all tensors at any depth are finite. Tensors whose numbers cannot be read are not checked."""
+    return all(is_finite(here) for here in map(numbers_of, tensors_in(values)) if here is not None)
+
+
+def are_finite_at_once(tensors: Iterable[Tensor]) -> bool:
+    """Whether all tensors are finite. The answer is fetched from their device at once."""
+    with unseen(), torch.no_grad():  # otherwise a surrounding `explain` would watch these sums
+        usual: list[Tensor] = []
+        others: list[Tensor] = []
+        for tensor in tensors:
+            if (
+                type(tensor) is Tensor
+                and tensor.dtype is torch.float32
+                and tensor.is_cpu
+                and tensor.layout is torch.strided
+            ):
+                usual.append(tensor)
+            else:
+                here = numbers_of(tensor)
+                if here is not None:
+                    others.append(torch.view_as_real(here) if here.is_complex() else here)
+        totals = [tensor.sum() for tensor in usual if tensor.numel() > _SMALL]
+        small = [tensor for tensor in usual if tensor.numel() <= _SMALL]
+        if small:
+            totals.append(flatten_dense_tensors(small).sum())
+        if others:
+            first = others[0].device
+            totals.append(torch.stack([total(tensor).to(first, torch.float64) for tensor in others]).sum())
+        return all(math.isfinite(each.item()) for each in totals) or all(map(is_finite, (*usual, *others)))
+
+
+def first_entries(elements: Tensor, most: int = 5) -> list[tuple[int, ...]]:
+    """The indices of the first elements that are True."""
+    return [tuple(entry) for entry in elements.nonzero()[:most].tolist()]
+
+
+def first_stored(tensor: Tensor, elements: Tensor) -> list[tuple[int, ...]] | None:
+    """The same indices in a sparse tensor, if the elements are of what it stores; None for layouts that cannot tell."""
+    if elements.shape != stored(tensor.detach()).shape or tensor.layout not in (torch.sparse_coo, torch.sparse_csr):
+        return None
+    if tensor.layout is torch.sparse_csr and tensor.dim() > 2:  # a batch
+        return None
+    indices = tensor.detach().to_sparse_coo()._indices().T
+    return [(*indices[at].tolist(), *rest) for at, *rest in first_entries(elements)]
+
+
+# Code that runs a second time.
+
+
+@contextmanager
+def without_side_effects() -> Iterator[None]:
+    """While entered, code leaves the random numbers as they were, and no mode and no warning shows that it ran."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with unseen(), torch.random.fork_rng(devices=list(devices)), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def rerun() -> Iterator[None]:
+    """The same for code that runs a second time: it records no graph either."""
+    with without_side_effects(), torch.no_grad():
+        yield
+
+
+def on_copies(things: Any, change: Callable[[Tensor], Tensor] | None = None) -> Any:
+    """The arguments with a copy of each tensor, so that a function that runs again changes nothing."""
+    if isinstance(things, Tensor):
+        copy = things.detach()
+        here = numbers_of(things)
+        copy = copy.clone() if here is not None or not things.is_sparse else copy
+        if change is None or here is None:
+            return copy
+        if not is_sparse(copy):
+            return change(copy)
+        changed = change(here)
+        copy = copy.to(changed.dtype)
+        stored(copy).copy_(changed)
+        return copy
+    if isinstance(things, (tuple, list)):
+        parts = [on_copies(thing, change) for thing in things]
+        return type(things)(*parts) if hasattr(things, "_fields") else type(things)(parts)
+    if isinstance(things, dict):
+        return {key: on_copies(value, change) for key, value in things.items()}
+    return things

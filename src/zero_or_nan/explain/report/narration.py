@@ -1,0 +1,420 @@
+"""Writes diagnoses into a report, in the user's names. What happens on one line, by one function, is one origin.
+
+Names of modules, parameters and inputs are looked up only if there is something to report.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import FrameType
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from ..births.diagnosis import Diagnosis, Verdict
+from ..births.provenance import Birth, Kind
+from ..program.code import of_variables
+from .remedies import remedy
+from .report import Origin, Report
+
+T = TypeVar("T")
+
+NOT_TOLD_APART = (
+    "explain could not find out whether the loss uses an element or ignores it: this needs a second backward pass, "
+    "which failed, ended at a compiled region, or was not tried because a custom autograd.Function may allow only one "
+    "pass"
+)
+
+BEHIND = "the origin in {} of line {} is behind another: it shows once the contaminated origin is fixed"
+
+_MOST_LOOKS = 20
+"""The number of passes in which names are looked up for one origin. A NaN in the parameters reaches all, each time."""
+
+
+class _Named(NamedTuple):
+    """What an origin names, kept without keeping anything of the user's alive.
+
+    Attributes:
+        birth: its birth, without the module.
+        module, outer: the module that called the function, and the outermost module around it when it was called.
+        has_others: as in the diagnosis.
+    """
+
+    birth: Birth
+    module: weakref.ref[nn.Module] | None
+    outer: weakref.ref[nn.Module] | None
+    has_others: bool
+
+
+@dataclass
+class _Narrated:
+    """An origin that is in the report.
+
+    Attributes:
+        named: what it names.
+        last: the number of its last birth.
+        reached: what was reached, with the name that was found for it at first.
+        looks: the number of passes in which names were looked up for it again.
+    """
+
+    origin: Origin
+    named: _Named
+    last: int
+    reached: list[tuple[weakref.ref[Tensor] | None, str]] = field(default_factory=list)
+    looks: int = 0
+
+    def reach(self, targets: Iterable[Tensor | str], names: Names) -> None:
+        """Note what was reached."""
+        for target in targets:
+            known = None if isinstance(target, str) else weakref.ref(target)
+            self.reached.append((known, names.of_target(target)))
+        self.origin.reached = list(dict.fromkeys(name for _, name in self.reached))
+
+    def name(self, names: Names) -> None:
+        """Write down all that depends on names, except for what was reached."""
+        origin, (birth, module, outer, has_others) = self.origin, self.named
+        origin.module = f"{birth.optimizer}.step" if birth.optimizer else names.of_module(_of(module), _of(outer))
+        origin.operands = _operands(birth, origin.kind, names)
+        situation = _source(birth, names), origin.dtype, origin.fixed, birth.operands, birth.phase
+        origin.remedy, origin.chapter = remedy(origin.kind, *situation, has_others=has_others, of_large=birth.of_large)
+
+    def name_again(self, names: Names) -> None:
+        """Write down all names again."""
+        found = [(name, _of(known)) for known, name in self.reached]
+        self.reached.clear()
+        self.reach([name if target is None else target for name, target in found], names)
+        self.name(names)
+
+
+def _weak(thing: T | None) -> weakref.ref[T] | None:
+    return None if thing is None else weakref.ref(thing)
+
+
+def _of(known: weakref.ref[T] | None) -> T | None:
+    return None if known is None else known()
+
+
+class Narration:
+    """The narration of one watch.
+
+    Attributes:
+        verdicts: those of the births that are in the report.
+    """
+
+    def __init__(self, report: Report, around: Mapping[nn.Module, Sequence[nn.Module]]) -> None:
+        self.report = report
+        self.verdicts: WeakKeyDictionary[Birth, Verdict] = WeakKeyDictionary()
+        self._around = around
+        self._narrated: dict[tuple[Any, ...], _Narrated] = {}
+        self._later = Later()
+
+    def add(self, diagnoses: Iterable[Diagnosis], names: Names) -> None:
+        """Add what the report does not have yet."""
+        for diagnosis in diagnoses:
+            birth, verdict, targets = diagnosis[:3]
+            if not verdict.is_sure:
+                self.report.note(NOT_TOLD_APART)
+            if diagnosis.is_implied:
+                continue
+            self.verdicts[birth] = verdict
+            key = birth.phase, birth.operator, birth.place.filename, birth.place.line, verdict.kind
+            known = self._narrated.get(key)
+            if known is None:
+                self._narrated[key] = known = self._new(diagnosis)
+                known.reach(targets, names)
+                known.name(names)
+                if diagnosis.is_hidden:
+                    self.report.note(BEHIND.format(known.origin.operator, known.origin.line))
+                self.report.add(known.origin, self._name_again)
+                continue
+            known.looks += 1
+            if known.looks <= _MOST_LOOKS:
+                known.reach(targets, names)
+            if known.last == birth.number - 1 and birth.half is not None and birth.half.number == known.last:
+                known.last = birth.number
+                if known.origin.times == 1:
+                    known.origin.entries = sorted([*known.origin.entries, *birth.where])[:5]
+                    known.origin.count += birth.count
+            if birth.number > known.last:  # it may reach a later pass, too; the statistics of a norm have a copy of it
+                known.origin.times += 1
+                known.last = birth.number
+        self._later.add(names)
+
+    def _name_again(self) -> None:
+        """Look the names up again, now that somebody reads them."""
+        names = self._later.names()
+        if names is not None:
+            for narrated in self._narrated.values():
+                narrated.name_again(names)
+
+    def note_elsewhere(self) -> None:
+        """Note that a gradient is not finite, though no operator in this process made it so."""
+        rank = _rank()
+        if rank is not None:
+            self.report.note_other_ranks(rank)
+
+    def _new(self, diagnosis: Diagnosis) -> _Narrated:
+        """An origin, still without what depends on names."""
+        birth, verdict = diagnosis.birth, diagnosis.verdict
+        place, module = birth.place, birth.place.module
+        outer = next(iter(self._around.get(module, ())), None) if module is not None else None
+        origin = Origin(
+            phase=birth.phase,
+            operator=birth.operator,
+            filename=place.filename,
+            line=place.line,
+            source=place.source,
+            module="",
+            entries=birth.where,
+            count=birth.count,
+            shape=birth.shape,
+            dtype=str(birth.dtype).removeprefix("torch."),
+            device=str(birth.device),
+            operands="",
+            kind=verdict.kind,
+            path=list(diagnosis.path),
+            fixed=verdict.fixed,
+            rank=_rank(),
+            is_sure=verdict.is_sure,
+            tie=diagnosis.tie,
+        )
+        alone = replace(birth, place=place._replace(module=None), half=None, made_of=())
+        named = _Named(alone, _weak(module), _weak(outer), diagnosis.has_others)
+        return _Narrated(origin, named, birth.number)
+
+
+def _source(birth: Birth, names: Names) -> str:
+    """What an origin comes from: a tensor that held it, or else the operator."""
+    if birth.held:
+        return "zero_grad"
+    if birth.uninitialized:
+        return "uninitialized memory"
+    if birth.optimizer:
+        return "step"
+    if birth.nature == "given" and birth.kept_in is not None:
+        return "kept in a buffer"
+    came_in = _came_in(birth, names)
+    return (came_in is not None and names.role_of(came_in)) or birth.operator
+
+
+def _came_in(birth: Birth, names: Names) -> Tensor | None:
+    """The tensor that a birth came in with; of a view that has no name, the tensor that it is a view of."""
+    tensors = [known() for known in (birth.tensor, birth.base) if known is not None]
+    there = [tensor for tensor in tensors if tensor is not None]
+    return next((tensor for tensor in there if names.of_tensor(tensor)), there[0] if there else None)
+
+
+def _operands(birth: Birth, kind: Kind, names: Names) -> str:
+    """The computation that gave the number, with the name of the tensor that it came in with."""
+    operands = birth.operands
+    came_in = _came_in(birth, names)
+    name = names.of_tensor(came_in) if came_in is not None else ""
+    if birth.uninitialized:
+        operands = f"{operands} in {name or 'memory'}, not initialized since {birth.uninitialized}"
+    elif came_in is not None and name:
+        role = names.role_of(came_in)
+        operands = f"{operands} in {name}, {role}" if role else f"{operands} in {name}"
+    kept_in = birth.kept_in() if birth.kept_in is not None else None
+    if kept_in is not None:
+        operands = f"{operands}, kept since in {names.of_tensor(kept_in) or 'running statistics'}"
+    if birth.in_backward and kind == "contaminated":
+        operands = f"{operands}; in backward {birth.in_backward}" if operands else birth.in_backward
+    return operands
+
+
+def _rank() -> int | None:
+    """The number of this process among several; None if there is only one."""
+    distributed = torch.distributed
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else None
+
+
+# The user's names of modules, parameters and inputs.
+
+WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")
+"""Names that DistributedDataParallel, the compiler and FSDP put before those of the user."""
+
+
+def all_modules() -> list[nn.Module]:
+    """All modules that exist now.
+
+    No list of all objects may outlive the call that makes it. The list would hold tensors that otherwise only C++
+    holds, and PyTorch before 2.10 warns the thread that lets go of such a tensor.
+    """
+    kinds = set(map(type, itertools.chain.from_iterable(map(gc.get_objects, (None,)))))
+    of_modules = {kind for kind in kinds if issubclass(kind, nn.Module)}
+    return [thing for thing in gc.get_referrers(*of_modules) if type(thing) in of_modules]
+
+
+class Names:
+    """The names that can be found now.
+
+    Modules that were called in the block, or that are variables, are found at once. A walk over all objects finds the
+    others. The walk takes as long as many passes of a small model, so it happens at most once, and only if something
+    is looked up that is in no module that was found. Whether other modules hold those that were found is a question
+    for `Later`.
+
+    Args:
+        frame: the user's frame, whose variables give names to tensors.
+        called: modules that were called in the block.
+
+    Attributes:
+        variables: by the id of a tensor, the name of the variable that it is; empty if it is none.
+        ends: modules that no other module holds, as far as is known.
+    """
+
+    def __init__(self, frame: FrameType | None = None, called: Iterable[nn.Module] = ()) -> None:
+        self.frame = frame
+        self.variables: dict[int, str] = {}
+        self.ends: dict[int, nn.Module] = {}
+        self._called = list(called)
+        self._forget()
+        self._looked = self._looked_everywhere = False
+
+    def _forget(self) -> None:
+        self._inside: dict[int, list[tuple[nn.Module, str]]] = {}
+        self._holds: dict[int, list[tuple[nn.Module, str]]] = {}
+        self._buffers: set[int] = set()
+
+    def _look(self) -> None:
+        """Find the modules that were called, and those that are variables."""
+        if self._looked:
+            return
+        self._looked = True
+        found: dict[int, nn.Module] = {}
+        left = [*self._called]
+        frame = self.frame
+        while frame is not None:
+            left += of_variables(frame, lambda values: [each for _, each in values if isinstance(each, nn.Module)])
+            frame = frame.f_back
+        left.reverse()
+        while left:
+            module = left.pop()
+            if id(module) not in found:
+                found[id(module)] = module
+                left += [child for child in module.__dict__.get("_modules", {}).values() if child is not None][::-1]
+        self._add(found.values())
+
+    def look_everywhere(self) -> None:
+        """Find all modules."""
+        if not self._looked_everywhere:
+            self._looked = self._looked_everywhere = True
+            self._forget()
+            self._add(all_modules())
+
+    def _add(self, modules: Iterable[nn.Module]) -> None:
+        for module in modules:
+            for name, child in module.__dict__.get("_modules", {}).items():
+                if child is not None:
+                    self._inside.setdefault(id(child), []).append((module, name))
+            buffers = module.__dict__.get("_buffers", {})
+            self._buffers.update(map(id, buffers.values()))
+            for name, tensor in (*module.__dict__.get("_parameters", {}).items(), *buffers.items()):
+                if tensor is not None:
+                    self._holds.setdefault(id(tensor), []).append((module, name))
+
+    def _find_end(self, module: nn.Module) -> None:
+        """Find the outermost module around a module, among those that are known."""
+        seen = set()
+        while id(module) in self._inside and id(module) not in seen:
+            seen.add(id(module))  # modules may hold each other
+            module, _ = self._inside[id(module)][0]
+        if not self._looked_everywhere:
+            self.ends[id(module)] = module
+
+    def of_module(self, module: nn.Module | None, outer: nn.Module | None = None) -> str:
+        """The path of a module from the outermost module that holds it; empty if no module does.
+
+        Args:
+            module: the module.
+            outer: the outermost module whose call led to its own. It holds the module, unless it is gone by now.
+        """
+        if module is None:
+            return ""
+        self._look()
+        self._find_end(module if outer is None else outer)
+        parts: list[str] = []
+        seen = set()
+        if outer is not None and outer is not module:
+            parts = [name for name, inner in outer.named_modules() if inner is module][:1]
+            module = outer
+        while id(module) in self._inside and id(module) not in seen:
+            seen.add(id(module))
+            module, name = self._inside[id(module)][0]
+            parts.append(name)
+        names = [name for part in reversed(parts) for name in part.split(".")]
+        return ".".join(name for name in names if name not in WRAPPERS)
+
+    def of_target(self, target: Tensor | str) -> str:
+        """A name for what was reached."""
+        return target if isinstance(target, str) else self.of_tensor(target) or "a tensor"
+
+    def role_of(self, tensor: Tensor) -> str:
+        """What a tensor is to a module: "a parameter" or "a buffer"; empty if it is neither."""
+        self._find_holder(tensor)
+        if id(tensor) in self._buffers:
+            return "a buffer"
+        return "a parameter" if id(tensor) in self._holds or isinstance(tensor, nn.Parameter) else ""
+
+    def of_tensor(self, tensor: Tensor) -> str:
+        """The name of a tensor as a parameter, a buffer or a variable; empty if it has none."""
+        self._find_holder(tensor)
+        if id(tensor) in self._holds:
+            module, name = self._holds[id(tensor)][0]
+            path = self.of_module(module)
+            return f"{path}.{name}" if path else name
+        return self._variable(tensor)
+
+    def _find_holder(self, tensor: Tensor) -> None:
+        """Find the modules that hold a tensor. What is a variable, and no parameter, is taken to be in no other."""
+        self._look()
+        if id(tensor) not in self._holds and (isinstance(tensor, nn.Parameter) or not self._variable(tensor)):
+            self.look_everywhere()
+
+    def _variable(self, tensor: Tensor) -> str:
+        if id(tensor) not in self.variables:
+            frame, found = self.frame, list[str]()
+            while frame is not None and not found:
+                found = of_variables(frame, lambda values: [name for name, value in values if value is tensor])
+                frame = frame.f_back
+            self.variables[id(tensor)] = found[0] if found else ""
+        return self.variables[id(tensor)]
+
+
+class Later:
+    """Looks names up again when somebody reads them, if other modules hold those that were found at first.
+
+    To find out takes a walk over all objects, as long as many passes of a small model. Until then, this keeps nothing
+    of the user's alive.
+    """
+
+    def __init__(self) -> None:
+        # No WeakSet: its callbacks crash Python 3.11 if the garbage collector frees a set and its modules together.
+        self._ends: dict[int, weakref.ref[nn.Module]] = {}
+        self._variables: dict[int, str] = {}
+
+    def add(self, names: Names) -> None:
+        """Take over what was found, and what was not."""
+        self._ends.update((key, weakref.ref(module)) for key, module in names.ends.items())
+        self._variables.update(names.variables)
+
+    def names(self) -> Names | None:
+        """The names among all modules; None if they are the same as at first."""
+        ends = [module for known in self._ends.values() if (module := known()) is not None]
+        self._ends.clear()
+        if not ends or not any(map(_holds_modules, gc.get_referrers(*ends))):  # a walk over all objects, too, but in C
+            return None
+        names = Names()
+        names.variables = self._variables
+        names.look_everywhere()
+        return names
+
+
+def _holds_modules(thing: Any) -> bool:
+    """Whether an object looks like the dict in which a module has its children."""
+    return isinstance(thing, dict) and all(value is None or isinstance(value, nn.Module) for value in thing.values())

@@ -1,0 +1,407 @@
+"""What to do about an origin: code to paste, and the section about it. By kind, or by kind and situation.
+
+Each statement in this file runs in a test, which compares the gradient with a reference. If no statement is right for
+every program in a situation, the remedy is advice: comments alone. Statements under one another are alternatives,
+unless one uses a name that another makes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from ..births.calls import UNDERFLOWED, UNREADABLE
+
+PAGES = "https://zero-or-nan.github.io/zero-or-nan/chapters/"
+OVERFLOW = "find-it-in-your-model#overflow"
+
+
+class Remedy(NamedTuple):
+    """Code with a comment that says why, and the section about it: a page's name, `#`, and an anchor on it."""
+
+    code: str
+    section: str
+
+
+_IGNORE = """\
+from zero_or_nan import ignoring
+ignoring.backward(loss)  # in place of loss.backward()"""
+
+_IGNORE_AND = """\
+from zero_or_nan import ignoring
+ignoring.backward(loss)  # and fix the other origins, which the loss uses"""
+
+_IGNORE_GRAD = """\
+# ignoring does not fix it here: keep the element out of the function,
+# and give the function a harmless number instead
+safe = torch.where(used, x, torch.ones_like(x))
+y = torch.where(used, f(safe), 0)"""
+
+CONTAMINATED: dict[str, str] = {
+    "": "ignoring-what-the-loss-ignored#what-to-do",
+    "exp": "where-over-exp#what-to-do",
+    "div": "where-over-division#what-to-do",
+    "reciprocal": "where-over-division#what-to-do",
+    "linear": "slicing-nan#what-to-do",
+    "matmul": "slicing-nan#what-to-do",
+    "sub": "slicing-nan#what-to-do",
+    "nansum": "nansum-nanmean#what-to-do",
+    "nanmean": "nansum-nanmean#what-to-do",
+    "log": "where-over-exp#what-to-do",
+    "sqrt": "undefined#what-to-do",
+    "pow": "undefined#what-to-do",
+    "norm": "undefined#what-to-do",
+    "acos": "undefined#what-to-do",
+    "softmax": "attention#what-to-do",
+    "scaled_dot_product_attention": "attention#what-to-do",
+    "multi_head_attention_forward": "attention#what-to-do",
+}
+"""The sections on contamination, by operator; the empty one is for all others."""
+
+_ROWS = "attention#what-to-do"
+_LOGARITHMS = "atlas#logarithms-entropy-and-losses"
+_NO_SPREAD = "undefined#std-of-one-element"
+
+REMEDIES: dict[tuple[str, str], Remedy] = {
+    ("undefined", ""): Remedy(
+        "# the loss uses a number that does not exist: keep away from this point,\n"
+        "# or leave the element out, with ignoring.backward(loss)\n"
+        "keep = torch.isfinite(y)\n"
+        "loss = torch.where(keep, y, 0).sum() / keep.sum().clamp_min(1)",
+        "undefined#what-to-do",
+    ),
+    ("undefined", "a derivative"): Remedy(
+        "# the value exists, but its derivative does not: to filter results is no help.\n"
+        "# Keep the points `at` out of the function, and choose its value there\n"
+        "safe = torch.where(at, torch.ones_like(x), x)\n"
+        "y = torch.where(at, 0, f(safe))",
+        "undefined#what-to-do",
+    ),
+    ("undefined", "outside of the domain"): Remedy(
+        "# a negative number has no logarithm and no root, and acos ends at 1: look for\n"
+        "# the mistake before this line. A clamp hides it, unless it is a rounding",
+        "undefined#what-to-do",
+    ),
+    ("undefined", "log"): Remedy(
+        "log_p = F.log_softmax(logits, dim=-1)  # of a probability from a softmax\n"
+        "log_p = F.logsigmoid(logits)  # of a probability from a sigmoid\n"
+        "y = x.clamp_min(1e-8).log()  # else say how small is small enough: slope 0",
+        _LOGARITHMS,
+    ),
+    ("undefined", "sqrt"): Remedy(
+        "y = torch.linalg.vector_norm(v, dim=-1)  # of a sum of squares: slope 0\n"
+        "y = (x + 1e-12).sqrt()  # else: its slope at 0 is 5e5",
+        "atlas#roots-and-powers",
+    ),
+    ("undefined", "norm"): Remedy(
+        "y = (x.square().sum(-1) + 1e-12).sqrt()  # no slope at 0", "atlas#norms-and-distances"
+    ),
+    ("undefined", "pow"): Remedy(
+        "y = x.clamp_min(1e-8) ** p  # at 0 a power below 1 has no slope", "atlas#roots-and-powers"
+    ),
+    ("undefined", "a complex power"): Remedy(
+        "# a power of a complex number has no slope at 0: choose 0, or keep away from 0\n"
+        "y = torch.where(z == 0, 0, torch.where(z == 0, 1, z) ** p)\n"
+        "y = (z + 1e-12) ** p  # of a root: slope 5e5 at 0",
+        "atlas#roots-and-powers",
+    ),
+    ("undefined", "div"): Remedy(
+        "y = total / count.clamp_min(1)  # by a count\n"
+        "y = F.normalize(x, dim=-1, eps=1e-6)  # a vector by its norm: slope 1e6 at 0\n"
+        "y = torch.where(b == 0, 0, a / torch.where(b == 0, 1, b))  # else decide: 0?",
+        "division-under-a-mask#what-to-do",
+    ),
+    ("undefined", "an underflow in div"): Remedy(
+        "# exp underflowed, and the sum is 0. Another number in place of this 0 gives a\n"
+        "# wrong value: compute the logarithm of exp(x) by its sum\n"
+        "log_y = x - x.logsumexp(-1, keepdim=True)",
+        "division-under-a-mask#what-to-do",
+    ),
+    ("undefined", "an underflow in log"): Remedy(
+        "# exp underflowed to 0, and a clamp would give a wrong value\n"
+        "y = x.logsumexp(-1)  # of x.exp().sum(-1).log(); of x.exp().log() it is x",
+        _LOGARITHMS,
+    ),
+    ("undefined", "a mean of nothing"): Remedy(
+        "# the mean of no elements is 0 / 0\nloss = x[keep].sum() / keep.sum().clamp_min(1)  # 0 if nothing is kept",
+        "nansum-nanmean#what-to-do",
+    ),
+    ("undefined", "a mean of no targets"): Remedy(
+        "# 0 if every target is left out\n"
+        "count = (target != -100).sum().clamp_min(1)\n"
+        'loss = F.cross_entropy(logits, target, reduction="sum") / count',
+        "undefined#cross-entropy-with-every-target-ignored",
+    ),
+    ("undefined", "a mean by weights of 0"): Remedy(
+        "# every target has the weight 0, and the weighted mean is 0 / 0:\n"
+        "# leave this batch out, or give a class of it a weight",
+        "undefined#cross-entropy-with-every-target-ignored",
+    ),
+    ("undefined", "std"): Remedy("y = x.std(correction=0)  # with n − 1, one element has no spread", _NO_SPREAD),
+    ("undefined", "var"): Remedy("y = x.var(correction=0)  # with n − 1, one element has no spread", _NO_SPREAD),
+    ("undefined", "a spread of nothing"): Remedy(
+        "# nothing was selected, and nothing has no spread: leave this batch out", _NO_SPREAD
+    ),
+    ("undefined", "softmax"): Remedy(
+        "# a row without any allowed element has no softmax:\n"
+        "# allow the elements, and drop the row's result\n"
+        "empty = ~allowed.any(-1, keepdim=True)\n"
+        'scores = scores.masked_fill(~allowed & ~empty, float("-inf"))\n'
+        "weights = scores.softmax(-1).masked_fill(empty, 0)",
+        _ROWS,
+    ),
+    ("undefined", "scaled_dot_product_attention"): Remedy(
+        "# a row without any allowed element has no softmax:\n"
+        "# allow the elements, and drop the row's result\n"
+        "empty = ~allowed.any(-1, keepdim=True)\n"
+        "y = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed | empty)\n"
+        "y = y.masked_fill(empty, 0)",
+        _ROWS,
+    ),
+    ("undefined", "multi_head_attention_forward"): Remedy(
+        "# a sample of nothing but padding has no softmax:\n"
+        "# allow its elements, and drop its result\n"
+        "empty = padding.all(-1)\n"
+        "padding = padding & ~empty[:, None]\n"
+        "y, _ = attention(q, k, v, key_padding_mask=padding)\n"
+        "y = y.masked_fill(empty[:, None, None], 0)  # with batch_first=True",
+        _ROWS,
+    ),
+    ("undefined", "acos"): Remedy(
+        "y = torch.acos(x.clamp(-1 + 1e-7, 1 - 1e-7))  # the slope at 1 is infinite", "atlas#angles"
+    ),
+    ("undefined", "asin"): Remedy(
+        "y = torch.asin(x.clamp(-1 + 1e-7, 1 - 1e-7))  # the slope at 1 is infinite", "atlas#angles"
+    ),
+    ("undefined", "atanh"): Remedy(
+        "# 1 is often the tanh of a number that you have: use this number. Otherwise\n"
+        "y = torch.atanh(x.clamp(-1 + 1e-6, 1 - 1e-6))  # slope 0 at 1",
+        "atlas#angles",
+    ),
+    ("undefined", "logit"): Remedy(
+        "# 1 is often the sigmoid of a number that you have: use this number. Otherwise\n"
+        "y = x.logit(eps=1e-6)  # slope 0 at 0 and 1",
+        _LOGARITHMS,
+    ),
+    ("undefined", "rsqrt"): Remedy(
+        "y = torch.where(x == 0, 0, torch.where(x == 0, 1, x).rsqrt())  # of a count\n"
+        "y = (x + 1e-6).rsqrt()  # of a spread: its slope at 0 is -5e8",
+        "atlas#roots-and-powers",
+    ),
+    **{
+        ("undefined", name): Remedy(
+            f"y = x.clamp_min({least}).{name}()  # say how small is small enough: slope 0", _LOGARITHMS
+        )
+        for name, least in (("log2", "1e-8"), ("log10", "1e-8"), ("log1p", "-1 + 1e-6"))
+    },
+    ("undefined", "slogdet"): Remedy(
+        "# the determinant is 0 or negative. If the matrix should be positive definite,\n"
+        "# look for the mistake before this line. If only rounding made it singular:\n"
+        "y = torch.linalg.slogdet(a + 1e-3 * torch.eye(a.shape[-1])).logabsdet",
+        "atlas#linear-algebra",
+    ),
+    ("undefined", "a norm without eps"): Remedy(
+        "# it divides by a spread or a length that is 0, and eps is 0 as well: take a\n"
+        "# larger eps. In float16, eps=1e-8 is rounded to 0",
+        "atlas#norms-and-distances",
+    ),
+    ("undefined", "step"): Remedy(
+        "# a step divides by 0 if eps is 0, or is rounded to 0 in float16\n"
+        "optimizer = torch.optim.AdamW(model.parameters(), eps=1e-4)  # for example\n"
+        "# or keep the parameters in float32, and use torch.autocast",
+        "mixed-precision#adam-makes-the-weights-nan",
+    ),
+    ("overflow", "step"): Remedy(
+        "# the optimizer's step was too large: lower the learning rate, or clip\n"
+        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # before it",
+        "divergence#what-to-do",
+    ),
+    ("undefined", "ctc_loss"): Remedy(
+        "# an input that is too short for its target has no alignment: leave it out\n"
+        "loss = F.ctc_loss(log_p, targets, lengths, target_lengths, zero_infinity=True)",
+        "losses-and-geometry#ctc-a-target-that-does-not-fit",
+    ),
+    ("undefined", "kl_div"): Remedy(
+        "# 0 × log(0) has no slope: give the logarithm of the target\n"
+        'loss = F.kl_div(log_q, log_p, reduction="sum", log_target=True)',
+        "losses-and-geometry#kl-divergence-a-target-of-0",
+    ),
+    ("undefined", "linalg_svd"): Remedy(
+        "# the vectors of equal singular values are not unique, and have no slope.\n"
+        "# If the values are enough:\n"
+        "s = torch.linalg.svdvals(x)",
+        "undefined#eigenvectors-of-equal-eigenvalues",
+    ),
+    ("undefined", "linalg_eigh"): Remedy(
+        "# the vectors of equal eigenvalues are not unique, and have no slope.\n"
+        "# If the values are enough:\n"
+        "s = torch.linalg.eigvalsh(x)",
+        "undefined#eigenvectors-of-equal-eigenvalues",
+    ),
+    ("undefined", "_weight_norm"): Remedy(
+        "# weight_norm divides a direction by its norm, which is 0. To initialize a row\n"
+        "# with 0, or to prune it, set its magnitude to 0, and not its direction:\n"
+        "g = layer.parametrizations.weight.original0  # weight_g of the older function\n"
+        "v = layer.parametrizations.weight.original1  # weight_v of the older function\n"
+        "empty = (v == 0).flatten(1).all(1)  # with dim=0\n"
+        "with torch.no_grad():\n"
+        "    v[empty], g[empty] = 1.0, 0.0",
+        "atlas#norms-and-distances",
+    ),
+    ("overflow", ""): Remedy(
+        "# the number exists, but it is too large for its dtype:\n"
+        "# scale it, or compute its logarithm\n"
+        "y = f(x.double())  # to see what it is",
+        OVERFLOW,
+    ),
+    ("overflow", "a slope"): Remedy(
+        "# the value fits its dtype, and its derivative does not: scale the input or\n"
+        "# the loss. Clipping does not help: it multiplies inf by 0, which is NaN",
+        OVERFLOW,
+    ),
+    ("overflow", "large numbers"): Remedy(
+        "# a number was large before this line. If each layer or time step makes it\n"
+        "# larger: normalize between them, begin with smaller weights (initialization),\n"
+        "# or take smaller steps. Otherwise scale it, or compute its logarithm\n"
+        "y = f(x.double())  # to see what it is",
+        OVERFLOW,
+    ),
+    ("overflow", "exp"): Remedy(
+        "y = x.logsumexp(-1)  # of the logarithm of a sum of exp\n"
+        "y = x.softmax(-1)  # of exp(x) / exp(x).sum(-1)\n"
+        "y = F.softplus(x)  # of log(1 + exp(x))\n"
+        "y = x.clamp(max=20).exp()  # of a ratio or a KL: at most 5e8, slope 0 there",
+        OVERFLOW,
+    ),
+    ("bad input", ""): Remedy(
+        "# look for the cause in the source of the data, or leave such rows out,\n"
+        "# with ignoring.backward(loss)\n"
+        "good = torch.isfinite(x).reshape(len(x), -1).all(1)\n"
+        "loss = per_row[good].sum() / good.sum().clamp_min(1)",
+        "slicing-nan#what-to-do",
+    ),
+    ("bad input", "a parameter"): Remedy(
+        "# explain did not see how it got there: was the parameter initialized, and is\n"
+        "# it finite in the file that it was loaded from? All such parameters:\n"
+        "every = model.named_parameters()\n"
+        "bad = [name for name, p in every if not p.isfinite().all()]",
+        "find-it-in-your-model#bad-input",
+    ),
+    ("bad input", "a buffer"): Remedy(
+        "# explain did not see how it got there: by an earlier batch, or from a file?\n"
+        "# This resets the running statistics of a norm:\n"
+        "for module in model.modules():\n"
+        '    if hasattr(module, "reset_running_stats"):\n'
+        "        module.reset_running_stats()",
+        "find-it-in-your-model#bad-input",
+    ),
+    ("bad input", "kept in a buffer"): Remedy(
+        "# the running statistics of a norm kept what an earlier batch brought in:\n"
+        "# check a batch before the model sees it. This resets the statistics:\n"
+        "for module in model.modules():\n"
+        '    if hasattr(module, "reset_running_stats"):\n'
+        "        module.reset_running_stats()",
+        "find-it-in-your-model#bad-input",
+    ),
+    ("bad input", "an unreadable tensor"): Remedy(
+        "# explain can't say whether this number was computed or came in with data:\n"
+        "# check the tensor before this line",
+        "find-it-in-your-model#bad-input",
+    ),
+    ("bad input", "uninitialized memory"): Remedy(
+        "# uninitialized: as far as explain saw, nothing has written all of this memory\n"
+        "x = torch.zeros(shape)  # torch.empty leaves the memory as it is",
+        "find-it-in-your-model#bad-input",
+    ),
+    ("bad input", "zero_grad"): Remedy(
+        "# backward adds to .grad, and .grad held a NaN: explain the pass before, too\n"
+        "optimizer.zero_grad()  # before the pass",
+        "find-it-in-your-model#bad-input",
+    ),
+}
+"""By kind and situation: the operator, or what `_situation` says. The empty one is for all others."""
+
+_HALF = Remedy(
+    "# float16 ends at 65504: a smaller scale, bfloat16,\n"
+    "# or float32 for this function alone\n"
+    "with torch.autocast(device_type, enabled=False):\n    y = f(x.float())",
+    "mixed-precision#what-to-do",
+)
+
+_NAMES = {
+    **{"svd": "linalg_svd", "arccos": "acos", "arcsin": "asin", "arctanh": "atanh", "special_logit": "logit"},
+    **{"special_log1p": "log1p", "logdet": "slogdet", "linalg_slogdet": "slogdet", "reciprocal": "div"},
+    **{"var_mean": "var", "std_mean": "std"},
+    **dict.fromkeys(
+        ("normalize", "layer_norm", "rms_norm", "group_norm", "instance_norm", "batch_norm"), "a norm without eps"
+    ),
+}
+"""Functions with another's remedy: older names, and functions that compute the same."""
+
+_LEAST = {"sqrt": 0.0, "rsqrt": 0.0, "log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0, "acosh": 1.0, "logit": 0.0}
+_WITHIN_ONE = frozenset("acos asin atanh erfinv logit".split())
+_ROUNDING = 1e-3
+"""How far from 1 a number may be that should be 1 but was rounded."""
+
+_ARGUMENT = re.compile(r"^(?:1 / )?[a-z0-9]+\((-?[\d.e-]+)\)|^(-[\d.e-]+) \*\* ")
+
+
+def _situation(operator: str, operands: str) -> str:
+    """What the operands say about an undefined number that the operator alone does not say."""
+    if "the mean of no elements" in operands:
+        return "a mean of no targets" if operator == "cross_entropy" else "a mean of nothing"
+    if "the mean of weights that are 0" in operands:
+        return "a mean by weights of 0"
+    if "the spread of no elements" in operands:
+        return "a spread of nothing"
+    if operands.endswith("of no elements = nan"):  # a loss that takes the mean
+        return "a mean of nothing"
+    if operands.endswith(UNDERFLOWED):
+        return f"an underflow in {operator}"
+    if operator == "pow" and "j)" in operands:
+        return "a complex power"
+    argument = _ARGUMENT.match(operands)
+    if argument is not None:
+        number = float(argument[1] or argument[2])
+        least = 0.0 if argument[2] else _LEAST.get(operator, number)
+        if number < least or operator in _WITHIN_ONE and abs(number) > 1 + _ROUNDING:
+            return "outside of the domain"
+    return operator
+
+
+def remedy(
+    kind: str,
+    operator: str,
+    dtype: str,
+    fixed: bool | None,
+    operands: str = "",
+    phase: str = "forward",
+    has_others: bool = False,
+    of_large: bool = False,
+) -> tuple[str, str]:
+    """What to do, and the address of the section about it.
+
+    >>> code, page = remedy("contaminated", "exp", "float32", True)
+    >>> print(code)
+    from zero_or_nan import ignoring
+    ignoring.backward(loss)  # in place of loss.backward()
+    """
+    if kind == "contaminated":
+        code = _IGNORE if fixed else _IGNORE_AND if has_others else _IGNORE_GRAD
+        found = Remedy(code, CONTAMINATED.get(operator, CONTAMINATED[""]))
+    elif kind == "overflow" and dtype == "float16":
+        found = _HALF
+    else:
+        if kind == "undefined":
+            operator = _situation(_NAMES.get(operator, operator), operands)
+            if phase == "backward" and (kind, operator) not in REMEDIES:
+                operator = "a derivative"
+        elif kind == "overflow" and phase == "backward":
+            operator = "a slope"
+        elif kind == "overflow" and of_large and (kind, operator) not in REMEDIES:
+            operator = "large numbers"
+        elif operands.endswith(UNREADABLE):
+            operator = "an unreadable tensor"
+        found = REMEDIES.get((kind, operator)) or REMEDIES[kind, ""]
+    page, _, anchor = found.section.partition("#")
+    return found.code, f"{PAGES}{page}.html#{anchor}"

@@ -1,0 +1,315 @@
+"""What the user reads: the report, and each origin in it, as text, as HTML and as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from textwrap import dedent
+from typing import Any, Literal
+
+from ..births.provenance import Kind
+from ..program.code import printable
+from . import notebook
+from .notebook import escape
+
+MEANS: dict[str, str] = {
+    "contaminated": "the loss ignores this element: the gradient that you want exists",
+    "undefined": "the loss uses this element, and the value or the derivative does not exist there, or it is infinite",
+    "overflow": "the loss uses this element, and the number is too large for its dtype",
+    "bad input": "the loss uses this element, and it was not finite when it came in",
+}
+"""What each kind says, in half a sentence."""
+
+
+@dataclass
+class Origin:
+    """The place where a NaN or an infinity that reached the loss or a gradient first appeared.
+
+    Attributes:
+        phase: "forward" if the value was not finite before backward began, "backward" if a derivative produced it.
+        operator: the public name of the forward function, such as "exp" or "linear". For an `autograd.Function`, the
+            name of its class. Python operators and in-place functions have the name of the plain function: `x * y` and
+            `x.mul_(y)` are "mul", and `x[0] = y` is "setitem".
+        filename, line, source: the line of your code that called the function, even if the failure happened in
+            backward.
+        module: the path of the module that called the function, such as "encoder.layers.2.norm". If an
+            optimizer did, its name, such as "Adam.step". Empty otherwise.
+        entries: the indices of the first elements that are not finite, at most five, in row-major order.
+        count: the number of all elements that are not finite.
+        shape, dtype, device: those of the tensor that holds the elements. In forward, this tensor is the function's
+            result, or the argument that was already not finite. In backward, it is the gradient that the derivative
+            passed on.
+        operands: the computation that gave the NaN or infinity, so that you can check it by hand: "0 × inf",
+            "exp(100) > 3.4e38", "0 / 0".
+        kind: "contaminated" if the loss ignored the element, so that the gradient that you want exists. "undefined" if
+            the loss uses the element, and its value or derivative does not exist or is infinite. "overflow" if the
+            number is only too large for the dtype. "bad input" if the number came in with data, a target or a
+            parameter.
+        reached: the names of the tensors that the NaN or infinity reached: the loss, parameters, inputs.
+        path: the functions between the origin and the tensors in `reached`.
+        fixed: whether `ignoring` gave finite gradients on the same graph. None if `ignoring` was not tried.
+        remedy: the fix: code to paste, with a sentence as a comment.
+        chapter: the address of the book's section about this kind of origin.
+        times: how often this origin was found with the same line, operator, phase and kind. In forward, each call of
+            the line counts.
+        rank: the rank of the process, if there are several processes.
+        is_sure: whether `explain` could determine if the loss uses the element or ignores it. If not, a note gives the
+            reason.
+        tie: how PyTorch treats the element, if it is at a tie such as the 0 of `relu`. The kind follows from this
+            convention.
+    """
+
+    phase: Literal["forward", "backward"]
+    operator: str
+    filename: str
+    line: int
+    source: str
+    module: str
+    entries: list[tuple[int, ...]]
+    count: int
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    operands: str
+    kind: Kind
+    reached: list[str] = field(default_factory=list)
+    path: list[str] = field(default_factory=list)
+    fixed: bool | None = None
+    remedy: str = ""
+    chapter: str = ""
+    times: int = 1
+    rank: int | None = None
+    is_sure: bool = True
+    tie: str = ""
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.kind}: {self.operands or self.operator}",
+            f"  {place(self.filename, self.line)}",
+            f"    {self.source}" if self.source else "",
+            f"  born in {self.phase}, by {self.operator}" + (f" in {self.module}" if self.module else ""),
+            f"  {self.where}",
+            f"  reached {', '.join(_some(self.reached))}" + (f" through {self.way}" if self.path else ""),
+            f"  rank {self.rank}" if self.rank is not None else "",
+            f"  {self.means}",
+            *(f"    {line}" for line in self.remedy.splitlines()),
+            f"  {self.chapter}" if self.chapter else "",
+        ]
+        return "\n".join(printable(line) for line in lines if line)
+
+    @property
+    def where(self) -> str:
+        """The elements that are not finite, and the tensor that holds them, as text."""
+        shown = ", ".join(str(list(entry)) for entry in self.entries[:3])
+        more = ", …" if self.count > 3 else ""
+        total = 1
+        for size in self.shape:
+            total *= size
+        times = f"; {self.times} times" if self.times > 1 else ""
+        kind = f"{self.dtype} of shape {list(self.shape)} on {self.device}"
+        if not self.shape:
+            return f"a {self.dtype} number on {self.device}{times}"
+        return f"{self.count} of {total} elements: {shown}{more} in {kind}{times}"
+
+    @property
+    def way(self) -> str:
+        """The path, with its middle left out where it is long."""
+        return " → ".join(_some(self.path, 9))
+
+    @property
+    def means(self) -> str:
+        """What its kind says, in half a sentence."""
+        text = MEANS[self.kind]
+        if self.tie:
+            text = f"{text.partition(':')[0]}, {self.tie}" if self.kind == "contaminated" else f"{text}; {self.tie}"
+        text += self.is_fixed
+        if self.is_sure:
+            return text
+        return text.replace("the loss uses this element, and", "if the loss uses this element,")
+
+    @property
+    def is_fixed(self) -> str:
+        """What `ignoring` made of it, where that was tried."""
+        if self.kind != "contaminated" or self.fixed is None:
+            return ""
+        if self.fixed:
+            return "; ignoring.backward gave finite gradients on this very graph"
+        return "; ignoring.backward alone did not give finite gradients on this very graph"
+
+    def _card(self) -> str:
+        module = f" in {notebook.word(self.module)}" if self.module else ""
+        rank = f", rank {self.rank}" if self.rank is not None else ""
+        steps = self.path if len(self.path) <= 8 else [*self.path[:4], "…", *self.path[-4:]]
+        more = f" and {len(self.reached) - 4} more" if len(self.reached) > 4 else ""
+        rows = {
+            "where": escape(place(self.filename, self.line)) + notebook.code(self.source),
+            "born in": f"{self.phase}, by {notebook.word(self.operator)}{module}{rank}<br>{escape(self.where)}",
+            "reached": notebook.path(steps, ", ".join(self.reached[:4]) + more),
+            "it means": escape(_capitalized(self.means) + "."),
+            "to do": notebook.code(self.remedy) + notebook.link(self.chapter),
+        }
+        return notebook.card(self.kind, self.operands or self.operator, rows)
+
+
+@dataclass
+class Report:
+    """What happened in a block of code. A notebook shows it as HTML; elsewhere `_repr_html_()` returns that HTML.
+
+    Attributes:
+        origins: every origin, in order of time. Empty if the loss and all gradients are finite.
+        passes: the number of backward passes that were watched.
+        notes: what `explain` could not check, or could not be sure of.
+        cause: what led to the origins over the steps before, such as a divergence, with the numbers and what to do.
+            Empty if the steps before do not show a cause.
+    """
+
+    origins: list[Origin] = field(default_factory=list)
+    passes: int = 0
+    notes: list[str] = field(default_factory=list)
+    cause: str = ""
+
+    came_from_another_process = False  # a gradient that is not finite: this process only received it
+
+    @property
+    def ok(self) -> bool:
+        """True if the loss and all gradients are finite, as far as this process computed them."""
+        return not self._unread
+
+    @property
+    def begins_with_overflow(self) -> bool:
+        """Whether the first origin is a number that is too large for its dtype."""
+        return not self.ok and self._unread[0].kind == "overflow"
+
+    @property
+    def _unread(self) -> list[Origin]:
+        """The origins as they are."""
+        origins: list[Origin] = vars(self)["origins"]
+        return origins
+
+    def add(self, origin: Origin, complete: Callable[[], None]) -> None:
+        """Add an origin, and a function to call when somebody reads the origins."""
+        self._unread.append(origin)
+        vars(self)["_complete"] = complete
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"origins": self.origins, **vars(self)}  # they are complete when the others are looked at
+
+    def note(self, text: str) -> None:
+        """Say once what could not be looked into."""
+        if (text := printable(text)) not in self.notes:
+            self.notes.append(text)
+
+    def note_other_ranks(self, rank: int) -> None:
+        """Note that a gradient is not finite, and that the process of this rank did not make it so."""
+        self.came_from_another_process = True
+        self.note(f"a gradient is not finite, and nothing of rank {rank} made it so: see the other ranks")
+
+    def __iter__(self) -> Iterator[Origin]:
+        return iter(self.origins)
+
+    def __len__(self) -> int:
+        return len(self._unread)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __str__(self) -> str:
+        notes = [f"note: {note}" for note in self.notes]
+        return "\n\n".join([*filter(None, [self.cause]), self._head, *map(str, self.origins), *notes])
+
+    @property
+    def _head(self) -> str:
+        if not self.ok:
+            return f"{len(self.origins)} origins, in order of time" if len(self.origins) > 1 else "one origin"
+        passes = {0: "no backward pass was run", 1: "one backward pass was watched"}.get(
+            self.passes, f"{self.passes} backward passes were watched"
+        )
+        if self.came_from_another_process:
+            return f"a gradient is not finite, and it came from another process ({passes})"
+        return f"nothing that is not finite reached the loss or a gradient ({passes})"
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        notes = [notebook.sentence(f"Note: {note}.") for note in self.notes]
+        if self.ok:
+            mark = "" if self.came_from_another_process else "✓ "
+            return notebook.cards(f"{mark}{_capitalized(self._head)}.", notes)
+        head = [notebook.sentence(f"{self._head}:")] if len(self.origins) > 1 else []
+        remedy = [line for line in self.cause.splitlines() if line.startswith("    ")]
+        facts = [line.strip() for line in self.cause.splitlines() if line not in remedy]
+        cause = [
+            *(notebook.sentence(_capitalized(f"{fact}.")) for fact in facts),
+            notebook.code(dedent("\n".join(remedy))),
+        ]
+        return notebook.cards("", [*cause, *head, *(origin._card() for origin in self.origins), *notes])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole report as a dict of numbers, strings, lists and dicts. Keys are the attributes' names and `ok`."""
+        told: dict[str, Any] = json.loads(self.to_json())
+        return told
+
+    def to_json(self) -> str:
+        """The same content as `to_dict`, as JSON."""
+        return json.dumps({"ok": self.ok, **asdict(self)}, indent=2)
+
+
+class _Completed:
+    """An attribute that is completed when it is read."""
+
+    def __get__(self, report: Report, owner: type[Report]) -> list[Origin]:
+        complete = vars(report).pop("_complete", None)
+        if complete is not None:
+            complete()
+        return report._unread
+
+    def __set__(self, report: Report, origins: list[Origin]) -> None:
+        vars(report)["origins"] = origins
+
+
+Report.origins = _Completed()  # type: ignore[assignment]
+
+
+class NotFiniteError(FloatingPointError):
+    """A NaN or an infinity reached the loss or a gradient.
+
+    Attributes:
+        report: the `Report`, which says where the NaN or infinity first appeared.
+    """
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(report)
+        self.report = report
+
+
+def _capitalized(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _some(names: list[str], most: int = 8) -> list[str]:
+    if len(names) <= most:
+        return names
+    half = most // 2
+    return [*names[:half], f"… {len(names) - 2 * half} more …", *names[-half:]]
+
+
+def place(filename: str, line: int) -> str:
+    """Where a line is, as a reader of a notebook knows it: a cell by its number, a file by its path from here.
+
+    >>> place("<ipython-input-7-0e1f2a>", 3)
+    'Cell In[7], line 3'
+    """
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    named = getattr(getattr(shell, "compile", None), "format_code_name", lambda name: None)(filename)
+    older = re.match(r"<ipython-input-(\d+)-", filename)
+    if named is None and older is not None:
+        named = "Cell", f"In[{older[1]}]"
+    if named is not None:
+        return f"{' '.join(named)}, line {line}"
+    here = os.getcwd() + os.sep
+    return f"{filename.removeprefix(here)}:{line}"

@@ -1,0 +1,414 @@
+"""A training step that is explained when it fails. Until then it costs one check of the loss and the gradients."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ParamSpec, TypeVar, overload
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ...ignoring.inside import graph_from, leaves_of, not_compiled
+from ...replacing import put_back, replace
+from ..program.tensors import are_finite_at_once, each_in, tensors_in
+from ..report.course import Course, largest, loss_among
+from ..report.report import NotFiniteError, Report
+from ..watch.watch import Watch
+from .before import Before, parameters_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+_NO_ITERATOR = ". If the step takes its batch from an iterator, pass the batch to the step as an argument instead"
+_NOT_REPEATED = (
+    "the step was not finite, and when it ran again, watched, it was: what happened does not repeat itself"
+    + _NO_ITERATOR
+)
+_RAISED_AGAIN = (
+    "the step was not finite, and when it ran again, watched, it raised {error}: the report may lack origins"
+    + _NO_ITERATOR
+)
+_LATE = (
+    "explain.on_failure can't watch {name}: a generator or a coroutine has not run yet when its function returns. "
+    "Decorate a function that runs forward and backward before it returns"
+)
+
+
+class _Failed(BaseException):
+    """Ends a step whose gradient is not finite, before its optimizer can use it."""
+
+
+@overload
+def on_failure(step: Callable[P, R], *, model: nn.Module | None = None) -> Callable[P, R]: ...
+@overload
+def on_failure(step: None = None, *, model: nn.Module | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+def on_failure(step: Any = None, *, model: nn.Module | None = None) -> Any:
+    """Decorate a training step: the first step whose result or gradient is not finite runs again inside `explain`.
+
+    As long as all is finite, a step costs one check of its return value and of each gradient before an optimizer uses
+    it. If the check finds a NaN or an infinity, the step stops there, and its parameters have not changed. The step
+    then runs again inside `explain`, with the same random numbers and the same `.grad` as before. The error that is
+    raised contains the report.
+
+    If the loss is not finite and all gradients are, a copy of parameters and states is kept until the step ends. Such a
+    step fails only if it returns the loss.
+
+    If a step has several optimizers, one may change its parameters before another one fails. The first call learns
+    which optimizers do this. From the second call on, a copy of their parameters and states is kept until the step
+    ends.
+
+    If an optimizer gets a closure, `optimizer.step(closure)`, the gradients are checked after each evaluation of the
+    closure. For optimizers that may evaluate the closure more than once, such as `LBFGS`, a copy of parameters and
+    states is kept from the first call on. The first evaluation must be finite. A later evaluation that is not finite is
+    a failure only if a parameter becomes NaN or infinite, because a line search may reject such an evaluation.
+
+    If the second run raises an error, such as `StopIteration` of an iterator over batches, the report says so, and
+    `NotFiniteError` is raised from this error.
+
+    In code that `torch.compile` compiles, a decorated step runs uncompiled. Decorate what is compiled instead:
+    `on_failure(torch.compile(step))`.
+
+    A step that changes its parameters by its own code, without an optimizer, changes them before the check. From the
+    second call on, a copy of these parameters is kept until the step ends.
+
+    If there are several processes, decorate the step on each. A gradient that `DistributedDataParallel` has averaged is
+    not finite on all of them, so all run the step again, and all raise. If a step fails on one process only, its second
+    run may wait for the others: this can happen if a loss is not finite and all gradients are, or if each process keeps
+    a part of the gradients.
+
+    If the loss and the parameters grew over the steps before the failure, the report begins with these numbers, and
+    says that the training diverged. For this, the loss of each step is read once the gradients are checked. The
+    parameters are looked at before the first step, and while the loss is far above the first loss.
+
+    Args:
+        step: a function that runs forward and backward, and may call an optimizer. Its return value is checked.
+        model: the model whose buffers, such as the running statistics of a batch norm, are restored before the second
+            run.
+
+    Raises:
+        NotFiniteError: if a result or a gradient is not finite. The report is in `.report`. A gradient that
+            `torch.amp.GradScaler` scaled is not checked, because the scaler itself skips such a step. When the error is
+            raised, random numbers, `.grad`, the buffers of `model`, and the dicts among the arguments are as they were
+            before the step.
+        TypeError: at the decoration, if the step is a generator or a coroutine, which runs only after it has returned.
+
+    Example:
+        >>> import torch
+        >>> from zero_or_nan import explain
+        >>> w = torch.tensor([0.0], requires_grad=True)
+        >>> @explain.on_failure
+        ... def step(x):
+        ...     loss = (w * x).sqrt().sum()
+        ...     loss.backward()
+        ...     return loss
+        >>> try:
+        ...     step(torch.ones(1))
+        ... except FloatingPointError as error:
+        ...     error.report.origins[0].operator
+        'sqrt'
+    """
+    if step is None:
+        return partial(on_failure, model=model)
+    for is_late in (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction):
+        if is_late(step):
+            raise TypeError(_LATE.format(name=getattr(step, "__qualname__", step)))
+
+    habits = _Habits()
+
+    @not_compiled
+    @functools.wraps(step)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        before = Before(model, (args, kwargs))
+        watch = _Watch(before, habits, habits.course)
+        result = None
+        try:
+            with watch:
+                result = step(*args, **kwargs)
+            watch.learn()
+            if watch.is_fine(result):
+                watch.add_to_course()
+                return result
+        except _Failed:
+            pass
+        too_early = any(optimizer not in before.optimizers for optimizer in watch.stepped)
+        by_hand = habits.by_hand and watch.leaves and not before.values
+        loss = watch.loss if watch.loss is not None else loss_among(tensors_in(result))
+        before.put_back()
+        size = watch.largest()
+        error: Exception | None = None
+        try:
+            with Watch(Report()) as report, _Watch(before, habits, Course()):
+                step(*args, **kwargs)
+        except _Failed:
+            pass
+        except Exception as raised:  # it must not hide that the first run failed
+            error = raised
+        finally:
+            before.put_back()
+        if too_early:
+            report.note(
+                "an optimizer took its step before the failure was seen, and its parameters are as it left them"
+            )
+        if by_hand:
+            report.note("the step changed its parameters before the failure was seen, and they are as it left them")
+        report.cause = habits.course.cause(None if loss is None else float(loss), size, report.begins_with_overflow)
+        if error is not None:
+            report.note(_RAISED_AGAIN.format(error=type(error).__name__))
+        elif report.ok and not report.came_from_another_process:
+            report.note(_NOT_REPEATED)
+        raise NotFiniteError(report) from error
+
+    return run
+
+
+class _Habits:
+    """What earlier calls of a step have shown about its optimizers.
+
+    Attributes:
+        early: the optimizers that change parameters before something else in the step can fail.
+        once: the optimizers that evaluate a closure at most once, before they change a parameter.
+        by_hand: whether the step changes its parameters itself, without an optimizer.
+        course: the loss and the parameters over these calls.
+    """
+
+    def __init__(self) -> None:
+        self.by_hand = False
+        self.course = Course()
+        self.early: WeakSet[Optimizer] = WeakSet()
+        self.once: WeakSet[Optimizer] = WeakSet()
+
+    def change_late(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer is known to evaluate its closure before it changes a parameter."""
+        is_pytorchs = type(optimizer).step.__module__.startswith("torch.optim.")
+        return optimizer in self.once or is_pytorchs and not isinstance(optimizer, torch.optim.LBFGS)
+
+
+class _Watch:
+    """While entered, stops an optimizer before it uses a gradient that is not finite.
+
+    Attributes:
+        course: gets the loss of the step, if it is finite.
+        stepped: the optimizers that have changed their parameters, as far as is known.
+        running: the steps of optimizers that have begun and not ended, the outermost first.
+        leaves: the leaves whose gradients a pass has added to.
+        is_scaled: whether a loss was scaled.
+        loss: the last loss of the step, before it was scaled, if it is known.
+        is_doubtful: whether this loss is not finite, although all gradients are. The step fails if it returns the loss.
+    """
+
+    def __init__(self, before: Before, habits: _Habits, course: Course) -> None:
+        self.before = before
+        self.habits = habits
+        self.course = course
+        self.stepped: list[Optimizer] = []
+        self.running: list[_Step] = []
+        self.thread = threading.get_ident()
+        self.leaves: dict[int, Tensor] = {}
+        self.is_scaled = False
+        self.loss: Tensor | None = None
+        self.is_doubtful = False
+        self._is_added = False
+        self._largest: float | None = None
+        self._versions: dict[int, int] = {}
+
+    def __enter__(self) -> None:
+        self.handles = (
+            register_optimizer_step_pre_hook(not_compiled(partial(self._begin_step))),
+            register_optimizer_step_post_hook(not_compiled(partial(self._end_step))),
+        )
+        for module in (torch.autograd, torch.autograd.graph):
+            replace(self, module, "_engine_run_backward", self._engine)
+        replace(self, torch.amp.GradScaler, "scale", self._scale)
+
+    def __exit__(self, *details: object) -> None:
+        put_back(self)
+        for handle in self.handles:
+            handle.remove()
+
+    def _engine(self, run: Any) -> Any:
+        @not_compiled
+        def run_engine(roots: Any, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == self.thread and kwargs.get("accumulate_grad", True):
+                self._begins(roots)
+            return run(roots, *args, **kwargs)
+
+        return run_engine
+
+    def _scale(self, scale: Any) -> Any:
+        @not_compiled
+        def scaled(scaler: Any, outputs: Any) -> Any:
+            if threading.get_ident() == self.thread:
+                self.is_scaled = self.is_scaled or scaler.is_enabled()
+                self.loss = loss_among(tensors_in(outputs))
+            return scale(scaler, outputs)
+
+        return scaled
+
+    def _begins(self, roots: Any) -> None:
+        self.habits.early.update(self.stepped)
+        if not self.is_scaled:
+            self.loss = loss_among(roots)
+        new = {id(leaf): leaf for _, leaf in leaves_of(graph_from(roots)) if id(leaf) not in self.leaves}
+        self.course.begin(new.values())
+        for at, leaf in new.items():
+            self._versions[at] = leaf._version
+            self.before.note(leaf)
+            if self.habits.by_hand:
+                self.before.note_value(leaf)
+        self.leaves.update(new)
+        if self.habits.by_hand and self._largest is None:
+            self._largest = largest(self.leaves.values())
+
+    def _begin_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        if threading.get_ident() != self.thread:
+            return None
+        self.stepped += [step.optimizer for step in self.running if step.optimizer is not optimizer]
+        self.habits.early.update(self.stepped)
+        step = _Step(self, optimizer)
+        closures = [thing for thing in (*args[1:], *kwargs.values()) if _is_closure(thing)]
+        if not closures:
+            step.check_gradients()
+        if optimizer in self.habits.early or closures and not self.habits.change_late(optimizer):
+            self.before.note_optimizer(optimizer)
+        self.running.append(step)
+        if not closures:
+            return None
+        watched = {id(closure): _Closure(closure, step) for closure in closures}
+        args = tuple(watched.get(id(thing), thing) for thing in args)
+        return args, {name: watched.get(id(thing), thing) for name, thing in kwargs.items()}
+
+    def _end_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        steps = [step for step in self.running if step.optimizer is optimizer]
+        if threading.get_ident() != self.thread or not steps:
+            return
+        self.running.remove(steps[-1])
+        self.stepped.append(optimizer)
+        steps[-1].end(has_closure=any(isinstance(thing, _Closure) for thing in (*args[1:], *kwargs.values())))
+
+    def learn(self) -> None:
+        """Find out whether the step has changed parameters itself."""
+        if not self.stepped and any(leaf._version != self._versions[at] for at, leaf in self.leaves.items()):
+            self.habits.by_hand = True
+
+    def add_to_course(self) -> None:
+        """Keep the loss of the step, once: its gradients are finite, and no optimizer has used them yet."""
+        if self.loss is None or self._is_added:
+            return
+        self._is_added = True
+        loss = float(self.loss)
+        if math.isfinite(loss):
+            self.course.add(loss, self.largest)
+        else:
+            self.is_doubtful = True
+            self._largest = self.largest()  # the optimizer may take its step before the loss is checked
+
+    def largest(self) -> float | None:
+        """The largest absolute value among the parameters, before the step changed them."""
+        return largest(self.leaves.values()) if self._largest is None else self._largest
+
+    def is_fine(self, result: Any) -> bool:
+        """Whether the step returned finite numbers, and left finite gradients if no optimizer has checked them."""
+        if not are_finite_at_once(tensors_in(result)) or not all(map(math.isfinite, each_in(result, float))):
+            return False
+        if self.stepped or self.is_scaled:
+            return True
+        return are_finite_at_once(leaf.grad for leaf in self.leaves.values() if leaf.grad is not None)
+
+
+class _Step:
+    """A step of an optimizer, which may evaluate a closure any number of times.
+
+    Attributes:
+        evaluations: the number of evaluations that have begun.
+        is_doubtful: whether a gradient was not finite after a later evaluation, which a line search may reject.
+        version: the version of the parameters before the step.
+    """
+
+    def __init__(self, watch: _Watch, optimizer: Optimizer) -> None:
+        self.watch = watch
+        self.optimizer = optimizer
+        self.evaluations = 0
+        self.is_doubtful = False
+        self.version = _version(optimizer)
+
+    def check_gradients(self) -> None:
+        # A scaler gives a fused optimizer this attribute, by which the optimizer skips such a step itself.
+        if getattr(self.optimizer, "found_inf", None) is None and not self._has_finite_gradients():
+            raise _Failed
+        self.watch.add_to_course()
+        if self.watch.is_doubtful:
+            self.watch.before.note_optimizer(self.optimizer)
+
+    def begin_evaluation(self) -> None:
+        if self.evaluations or self._has_moved():
+            self.watch.stepped.append(self.optimizer)
+        self._check_parameters()
+        self.evaluations += 1
+
+    def end_evaluation(self) -> None:
+        if self.evaluations == 1:
+            self.check_gradients()
+        elif not self._has_finite_gradients():
+            self.is_doubtful = True
+
+    def end(self, has_closure: bool) -> None:
+        if not has_closure:
+            return
+        if not self.evaluations:
+            self.check_gradients()
+        self._check_parameters()
+        habits = self.watch.habits
+        if self.evaluations == 1 and self.optimizer not in habits.early:
+            habits.once.add(self.optimizer)
+
+    def _has_finite_gradients(self) -> bool:
+        return are_finite_at_once(p.grad for p in parameters_of(self.optimizer) if p.grad is not None)
+
+    def _has_moved(self) -> bool:
+        """Whether the optimizer has changed a parameter; a change by `.data` shows where the parameters were kept."""
+        if self.optimizer in self.watch.habits.early:
+            return False
+        values, _ = self.watch.before.optimizers.get(self.optimizer, ((), {}))
+        with torch._C.DisableTorchFunction():
+            return _version(self.optimizer) != self.version or not all(torch.equal(p, value) for p, value in values)
+
+    def _check_parameters(self) -> None:
+        """Whether the optimizer used a gradient that was not finite."""
+        if self.is_doubtful and not are_finite_at_once(parameters_of(self.optimizer)):
+            raise _Failed
+
+
+class _Closure:
+    """What an optimizer gets in place of the user's closure: the same, but it reports each evaluation to the step."""
+
+    def __init__(self, closure: Callable[..., Any], step: _Step) -> None:
+        self._closure = closure
+        self._step = step
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._step.begin_evaluation()
+        result = self._closure(*args, **kwargs)
+        self._step.end_evaluation()
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._closure, name)
+
+
+def _is_closure(thing: Any) -> bool:
+    return callable(thing) and not isinstance(thing, nn.Module)
+
+
+def _version(optimizer: Optimizer) -> int:
+    """A number that grows whenever a parameter is changed."""
+    return sum(parameter._version for parameter in parameters_of(optimizer))

@@ -1,0 +1,80 @@
+"""A method of one object that is explained when it fails: what the callbacks put into a trainer.
+
+A trainer runs the loop, so there is no step of the user's to decorate. Its classes stay as they are: the method is
+replaced on the one object that trains. So a subclass's own method is replaced too, and other trainers are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from ..report.report import NotFiniteError
+from .failure import on_failure
+
+
+class ExplainedMethod:
+    """Replaces a method of an object by the same method, decorated with `on_failure`, until it is put back.
+
+    Args:
+        owner: the object.
+        name: the name of a method that runs forward and backward.
+        model: the model that is trained.
+    """
+
+    def __init__(self, owner: Any, name: str, model: nn.Module) -> None:
+        put_back(owner, name)  # an exception elsewhere may have ended the training before
+        self.owner, self.name = owner, name
+        self.is_own = name in vars(owner)
+        self.method = getattr(owner, name)
+        self.explained = on_failure(self._run, model=model)
+        self.counts: Any = None
+        self.result: Any = None
+        setattr(owner, name, self)
+
+    def keep(self) -> Any:
+        """Keep what the owner counts, before a step."""
+        return vars(self.owner).copy()
+
+    def restore(self, counts: Any) -> None:
+        """Restore what the owner counted before a step, for the second run and after it."""
+        vars(self.owner).update(counts)
+
+    def loss_of(self, result: Any) -> Any:
+        """The loss in what the method returns. The rest of the result is not checked."""
+        return result
+
+    def notes(self, loss: Any) -> Iterator[str]:
+        """What the report says about the training, after a step with this loss has failed."""
+        raise NotImplementedError
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.counts = self.keep()
+        try:
+            self.explained(*args, **kwargs)
+            return self.result
+        except BaseException as error:
+            if isinstance(error, NotFiniteError):
+                self.restore(self.counts)
+                for note in self.notes(self.loss_of(self.result)):
+                    error.report.note(note)
+            put_back(self.owner, self.name)
+            raise
+        finally:
+            self.counts = self.result = None
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        self.restore(self.counts)
+        self.result = self.method(*args, **kwargs)
+        return self.loss_of(self.result)
+
+
+def put_back(owner: Any, name: str) -> None:
+    """Give an object its own method back, if it has an explained one."""
+    explained = vars(owner).get(name)
+    if isinstance(explained, ExplainedMethod):
+        delattr(owner, name)
+        if explained.is_own:
+            setattr(owner, name, explained.method)

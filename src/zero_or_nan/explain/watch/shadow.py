@@ -1,0 +1,393 @@
+"""The shadow of a backward pass: the same pass, run by `ignoring` beforehand, in a sandbox.
+
+It says what the loss ignores, and whether gradients exist. The sandbox hides it from the user's program. The user's
+hooks do not run in it. What it writes into buffers and into the `.grad` of tensors inside of the graph is put back:
+code that a checkpoint runs again counts batches, and keeps averages. So is what it takes out of the cache of a
+selective checkpoint. If a checkpoint enters anything else for its second run, the extra pass ends there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from copy import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.autograd.graph import GradientEdge
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils import checkpoint
+from torch.utils._pytree import tree_map
+
+from ...ignoring.inside import (
+    Edge,
+    Graph,
+    Observer,
+    edge_of,
+    graph_from,
+    is_checkpoint,
+    is_leaf,
+    is_unknown,
+    leaves_of,
+    pass_over,
+    senders_of,
+)
+from ..births.findings import Scope
+from ..program.code import buffers_of, is_recomputed, plan_of
+from ..program.tensors import (
+    are_finite,
+    bad_numbers_of,
+    not_finite,
+    tensors_in,
+    unseen,
+    without_side_effects,
+)
+
+
+class Shadow(Observer):
+    """The outcome of a pass of `ignoring` that changes no gradient.
+
+    Attributes:
+        finite: by node, whether what `ignoring` passes on there is finite.
+        masks: the masks at the edges that were asked for.
+        made: the results of nodes that are not finite though, as far as is known, what arrived there was: the node, the
+            number of the result, and its elements that are not finite and that the loss uses.
+        is_complete: whether `ignoring` could follow each operator.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.finite: dict[Any, bool] = {}
+        self.made: list[tuple[Any, int, Tensor]] = []
+        self.is_complete = True
+        self._graph = graph
+        self._senders: dict[Any, list[Edge]] = {}
+        self.masks: dict[Edge, Tensor | None] = {}
+        self._edges: dict[Edge, bool] = {}
+        self._leaves: dict[int, bool] = {}
+
+    def fixed(self, target: Any, edge: Edge) -> bool:
+        """Whether `ignoring` gave a finite gradient to a leaf, or to a tensor that a gradient was asked for."""
+        return self._edges.get(edge, self._leaves.get(id(target), False))
+
+    def let_go(self) -> None:
+        """Forget the graph, which the pass that follows frees."""
+        self._graph, self._senders = {}, {}
+
+    def not_followed(self) -> None:
+        """Remember that the pass could not follow an operator."""
+        self.is_complete = False
+
+    def handed_on(self, node: Any, values: Sequence[Any], masks: Sequence[Tensor | None]) -> None:
+        """Remember whether everything that a node hands on is finite."""
+        self.finite[node] = are_finite(values)
+        if self.finite[node]:
+            return
+        if not self._senders:
+            self._senders = senders_of(self._graph)
+        if all(self.finite.get(sender, True) for sender, _ in self._senders.get(node, ())):
+            for at, (value, mask) in enumerate(zip(values, masks, strict=False)):
+                here = bad_numbers_of(value)
+                if here is not None:
+                    bad = not_finite(here)
+                    self.made.append((node, at, bad & mask if mask is not None and mask.shape == bad.shape else bad))
+
+
+def shadow_of(
+    roots: Sequence[Any],
+    vectors: Sequence[Any],
+    inputs: Sequence[Any],
+    graph: Graph,
+    keep: Sequence[Edge],
+    unsafe: Sequence[Any],
+    nested: Callable[[Callable[[Any], None]], None],
+) -> Shadow | None:
+    """The outcome of a pass of `ignoring` over a graph. `.grad`, random numbers and the graph stay as they are.
+
+    Args:
+        roots, vectors, inputs: those of the pass.
+        keep: the edges whose masks are asked for.
+        unsafe: the nodes out of which ignored elements may come as other numbers than 0.
+        nested: takes a function that is then called with the roots of each pass inside of this one.
+
+    Returns:
+        None if it could not be run.
+    """
+    if any(map(_may_run_only_once, graph)):
+        return None
+    edges: list[Edge] = [(node, 0) for node, _ in leaves_of(graph)]
+    edges += [edge for edge in map(edge_of, inputs) if edge is not None and not is_leaf(edge[0])]
+    if not edges:
+        return None
+    shadow = Shadow(graph)
+    running = pass_over(roots, graph, [*keep, *edges], unsafe, shadow)
+    shadow.masks = running.masks
+    try:
+        with without_side_effects(), _Leaves(graph) as leaves, running:
+            if any(is_checkpoint(node) for node in graph):  # a reentrant checkpoint refuses to work for `grad`
+                nested(lambda more: leaves.set_aside(graph_from(more)))
+                torch.autograd.backward(roots, vectors, retain_graph=True)
+                shadow._leaves = leaves.have_finite()
+            else:
+                asked = [GradientEdge(node, output) for node, output in edges]
+                gradients = torch.autograd.grad(roots, asked, vectors, retain_graph=True, allow_unused=True)
+                shadow._edges = dict(zip(edges, map(are_finite, gradients), strict=True))
+    except Exception:
+        return None
+    shadow.let_go()
+    return shadow
+
+
+class _Leaves:
+    """While entered, leaves have no `.grad` and no hooks. Afterwards both are back."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.kept: dict[int, tuple[Tensor, Tensor | None]] = {}
+        self.hooks: list[tuple[Any, list[tuple[Any, Any]]]] = []
+
+    def __enter__(self) -> _Leaves:
+        self.set_aside(self.graph)
+        return self
+
+    def set_aside(self, graph: Graph) -> None:
+        for _, leaf in leaves_of(graph):
+            if id(leaf) not in self.kept:
+                self.kept[id(leaf)] = leaf, leaf.grad
+                leaf.grad = None
+                for hooks in (leaf._backward_hooks, leaf._post_accumulate_grad_hooks):
+                    if hooks:
+                        self.hooks.append((hooks, list(hooks.items())))
+                        hooks.clear()
+
+    def have_finite(self) -> dict[int, bool]:
+        return {at: leaf.grad is None or are_finite(leaf.grad) for at, (leaf, _) in self.kept.items()}
+
+    def __exit__(self, *details: Any) -> None:
+        for leaf, grad in self.kept.values():
+            leaf.grad = grad
+        for hooks, items in self.hooks:
+            hooks.update(items)
+
+
+def _may_run_only_once(node: Any) -> bool:
+    """Whether a node is a derivative in Python that may free what it saved, or talk to other processes."""
+    forward = getattr(node, "_forward_cls", None)
+    if forward is None:
+        return False
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return True  # other processes do not run a shadow, so it would wait for them forever
+    return not forward.__module__.startswith("torch.") and is_unknown(node)
+
+
+# The sandbox in which an extra pass runs.
+
+_extra = threading.local()
+"""Has an attribute `depth`, the number of sandboxes that are entered in this thread, once there was one."""
+
+
+def is_extra() -> bool:
+    """Whether a backward pass in this thread is an extra pass, of any watch."""
+    return bool(getattr(_extra, "depth", 0))
+
+
+Listener = Callable[[Any], None]
+_OURS = f"{__package__.rpartition('.')[0]}."
+
+
+class Sandbox:
+    """The sandbox of one watch."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._retaining: dict[int, weakref.ref[Tensor]] = {}
+        self._undoing: _Undoing | None = None
+
+    @property
+    def is_entered(self) -> bool:
+        """Whether an extra pass is running."""
+        return self._undoing is not None
+
+    @contextmanager
+    def entered(self, recomputes: bool) -> Iterator[Callable[[Listener], None]]:
+        """While entered, passes are extra passes. Gives a function that takes listeners.
+
+        A listener is called with the roots of each pass, also of those that a checkpoint starts inside of another.
+
+        Args:
+            recomputes: whether a checkpoint may run code again. If so, each function that is called is watched, also
+                those that `ignoring` calls, which takes as long as `ignoring` itself.
+        """
+        outer = self._undoing
+        retaining = [tensor for tensor in (known() for known in self._retaining.values()) if tensor is not None]
+        self._undoing = undoing = _Undoing(retaining, recomputes)
+        _extra.depth = getattr(_extra, "depth", 0) + 1
+        try:
+            yield undoing.listeners.append
+        finally:
+            _extra.depth -= 1
+            self._undoing = outer
+            undoing.undo()
+
+    def run(self, run: Callable[..., Any], roots: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run PyTorch's engine for an extra pass."""
+        assert self._undoing is not None
+        for listener in self._undoing.listeners:
+            listener(roots)
+        with self._undoing.on(), _in_no_group():
+            return run(roots, *args, **kwargs)
+
+    def begin_again(self, frame: Any) -> None:
+        """A checkpoint is about to run its code again."""
+        if self._undoing is not None and self._undoing.is_on():
+            again = frame.recompute_fn
+            context = dict(zip(again.__code__.co_freevars, again.__closure__ or (), strict=True)).get(
+                "recompute_context"
+            )
+            self._undoing.begin_again(None if context is None else context.cell_contents)
+
+    def prepared(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments with which to call `Tensor.register_hook` or `Tensor.retain_grad`."""
+        if func is Tensor.retain_grad:
+            self.retains(*args)
+        elif len(args) == 2:
+            return (args[0], self.silenced(args[1])), kwargs
+        else:
+            return args, {name: self.silenced(hook) for name, hook in kwargs.items()}
+        return args, kwargs
+
+    def retains(self, tensor: Tensor) -> None:
+        """Note that a tensor inside of a graph keeps its gradient."""
+        at = id(tensor)
+        self._retaining[at] = weakref.ref(tensor, lambda _: self._retaining.pop(at, None))
+
+    def silenced(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """A hook of the user's that does not run in an extra pass. Hooks of this package always run."""
+        is_ours = is_extra() or (getattr(hook, "__module__", None) or "").startswith(_OURS)
+        if self.is_entered or is_ours or not self._scope.is_here():
+            return hook
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return None if self.is_entered else hook(*args, **kwargs)
+
+        with contextlib.suppress(AttributeError, TypeError):  # a callable of any kind
+            functools.update_wrapper(run, hook)
+        return run
+
+
+class _Undoing(TorchFunctionMode):
+    """While it is on, remembers what a checkpoint writes to.
+
+    Args:
+        retaining: tensors inside of a graph that keep their gradients.
+        recomputes: whether a checkpoint may run code again.
+    """
+
+    def __init__(self, retaining: Iterable[Tensor], recomputes: bool) -> None:
+        super().__init__()
+        self.recomputes = recomputes
+        self.listeners: list[Listener] = []
+        self.kept: dict[int, tuple[Tensor, Tensor]] = {}
+        self.caches: dict[int, tuple[Any, dict[Any, Any]]] = {}
+        with unseen():
+            self.grads = [(tensor, tensor.grad) for tensor in retaining]
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """While entered, the code of a checkpoint is watched. A pass in a pass must not push this mode twice."""
+        if not self.recomputes:
+            yield
+            return
+        with torch._C._EnableTorchFunction(), nullcontext() if self.is_on() else self:
+            yield
+
+    def is_on(self) -> bool:
+        """Whether the extra pass runs in this thread."""
+        return self in _get_current_function_mode_stack()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunction():  # the user's modes must not see an extra pass
+            plan = plan_of(func)
+            buffers = buffers_of(func, args, kwargs)
+            if buffers and is_recomputed():
+                self._keep(buffers)
+            elif plan.in_place and is_recomputed():
+                self._keep(args[:1])
+            return func(*args, **kwargs)
+
+    def begin_again(self, context: Any) -> None:
+        """Prepare for what a checkpoint enters while its code runs again.
+
+        Raises:
+            RuntimeError: if it is neither nothing nor a cache. It may be of a kind that is entered once, or count.
+        """
+        if isinstance(context, nullcontext):
+            return
+        if not isinstance(context, checkpoint._CachedTorchDispatchMode) or _asks_the_user(context):
+            raise RuntimeError(f"{type(context).__name__} may allow only one pass")
+        cache = context.storage
+        if id(cache) not in self.caches:
+            self.caches[id(cache)] = cache, dict(cache)
+            cache.update({key: _twins(entries) for key, entries in cache.items()})
+
+    def _keep(self, tensors: Any) -> None:
+        for tensor in tensors_in(tensors):
+            if tensor.grad_fn is None and id(tensor) not in self.kept:
+                self.kept[id(tensor)] = tensor, tensor.detach().clone()
+
+    def undo(self) -> None:
+        """Put everything back."""
+        with unseen(), torch.no_grad():
+            for tensor, value in self.kept.values():
+                with _unsafe_preserve_version_counter(tensor):
+                    tensor.copy_(value)
+            for tensor, grad in self.grads:
+                tensor.grad = grad
+            for cache, entries in self.caches.values():
+                cache.clear()
+                cache.update(entries)
+
+
+def _asks_the_user(mode: checkpoint._CachedTorchDispatchMode) -> bool:
+    """Whether a cache calls a policy of the user's in backward, which may count its calls. Older releases do so."""
+    policy = getattr(mode, "policy_fn", None)
+    return policy is not None and policy.__module__ != checkpoint.__name__
+
+
+def _twins(entries: Any) -> Any:
+    """The same numbers in other tensors: those that a checkpoint takes out of a cache become a part of its graph."""
+
+    def twin(entry: Any) -> Any:
+        if not isinstance(entry, checkpoint._VersionWrapper):
+            return entry
+        other = copy(entry)
+        if isinstance(entry.val, Tensor):
+            other.val = entry.val.detach()
+        return other
+
+    with unseen():
+        return tree_map(twin, entries)
+
+
+@contextmanager
+def _in_no_group() -> Iterator[None]:
+    """While entered, a pass is in no group of passes that a checkpoint runs its code for only once."""
+    group = _group()
+    if group is None:
+        yield
+        return
+    torch._C._set_graph_exec_group(None)
+    try:
+        yield
+    finally:
+        torch._C._set_graph_exec_group(group)
+
+
+_group: Callable[[], Any] = getattr(torch._C, "_get_graph_exec_group", lambda: None)
+"""The group of passes that is entered now. Newer releases of PyTorch have such groups."""

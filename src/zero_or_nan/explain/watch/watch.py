@@ -1,0 +1,334 @@
+"""One watch over a block of code: it owns the parts, and hands on what one part finds to the next.
+
+While it lasts, it replaces some functions of PyTorch. It puts them back, whatever ended it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import Function
+from torch.autograd.function import FunctionCtx, _HookMixin
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils import checkpoint
+
+from ...ignoring.inside import TELLS_OF_HOOKS, free_deep_graphs, is_wrapped, leaves_of, not_compiled
+from ...replacing import is_replaced, put_back, replace
+from ..births.diagnosis import Verdict, diagnose, diagnose_results
+from ..births.findings import HOOKS, Findings, Mistakes, Scope
+from ..program.code import Places, users_frame
+from ..program.tensors import is_compiling, tensors_in, unseen
+from ..report.course import Course, largest, loss_among
+from ..report.narration import Names, Narration
+from ..report.report import NotFiniteError, Report
+from .backward import Backward, Request
+from .forward import Forward
+from .regions import FIXED_UNCOMPILED, NOT_INSIDE, Regions
+from .shadow import Sandbox, is_extra
+
+NOT_IN_TRANSFORMS = "a function transform (torch.func) was not looked into"
+NOT_IN_BATCHES = "a backward pass for a batch of vectors (is_grads_batched, vectorize) was not looked into"
+NO_PASS = (
+    "compiled code ran, and no backward pass outside of it: explain sees neither a pass inside of compiled code, nor "
+    'its results that no function uses. With torch.compiler.set_stance("force_eager"), explain sees all'
+)
+
+
+class Watch:
+    """A watch over a block of code, from `begin` to `end`.
+
+    Args:
+        report: gets what is found.
+        raises: whether a backward pass that finds something raises `NotFiniteError`.
+    """
+
+    def __init__(self, report: Report, raises: bool = False) -> None:
+        self.report = report
+        self.raises = raises
+        self.scope = Scope()
+        self.mistakes = Mistakes()
+        self.findings = Findings()
+        self.places = Places()
+        self.sandbox = Sandbox(self.scope)
+        self.regions = Regions(self.findings, self.places, report.note)
+        self.forward = Forward(self.scope, self.findings, self.places, self.regions, self.sandbox, self.mistakes)
+        self.patches = Patches(self)
+        self.narration = Narration(report, self.places.around)
+        self.course: Course | None = None
+        self.running: Backward | None = None
+
+    def __enter__(self) -> Report:
+        self.patches.put_on()
+        self.forward.__enter__()
+        return self.report
+
+    def __exit__(self, *details: object) -> None:
+        self.end()
+
+    def engine(self, run: Callable[..., Any], roots: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run PyTorch's engine, watched."""
+        if not self.scope.is_here():
+            return run(roots, *args, **kwargs)
+        if self.forward.is_aside:
+            if is_compiling():
+                return run(roots, *args, **kwargs)
+            with self.patches.in_between():
+                return self.engine(run, roots, *args, **kwargs)
+        for things, note in ((roots, NOT_IN_TRANSFORMS), (args[0], NOT_IN_BATCHES)):
+            if any(map(is_wrapped, tensors_in(things))):
+                self.report.note(note)
+                return run(roots, *args, **kwargs)
+        if self.sandbox.is_entered:
+            return self.sandbox.run(run, roots, *args, **kwargs)
+        if is_extra():  # of a watch inside of this one, or around it
+            with nullcontext() if self.running is None else self.running.aside():
+                return run(roots, *args, **kwargs)
+        self.report.passes += 1
+        outer = self.running
+        request = Request(roots, args[0], args[3] or (), kwargs.get("accumulate_grad", True))
+        backward = Backward(request, self.findings, self.regions, self.sandbox, self.mistakes, outer)
+        with self.mistakes.noted("backward"), unseen():
+            backward.begin()
+        self._run_within(backward)
+        try:
+            with self.forward if not self.forward.is_on() else nullcontext():  # hooks and checkpoints call functions
+                results = run(roots, *args, **kwargs)
+        finally:
+            self._run_within(outer)
+            backward.let_go()
+        with self.mistakes.noted("backward"), unseen():
+            self._end_pass(backward, results)
+        if self.raises and outer is None and (not self.report.ok or self.report.came_from_another_process):
+            raise NotFiniteError(self.report)
+        return results
+
+    def _run_within(self, backward: Backward | None) -> None:
+        self.running = backward
+        self.findings.births.in_backward = backward is not None
+
+    def _end_pass(self, backward: Backward, results: Any) -> None:
+        """Report what a pass has found. The outermost pass speaks for those inside of it."""
+        was_ok = self.report.ok
+        if backward.end(results):
+            self.narration.note_elsewhere()
+        if backward.events.reached and backward.outer is None:
+            names = Names(users_frame(), self._called())
+            verdicts, senders = self.narration.verdicts, backward.callers.senders
+            found = backward.with_hidden(diagnose(backward.events, backward.shadow, verdicts, senders))
+            for birth, verdict, *_ in found:
+                inside = backward.events.inside.get(birth)
+                if verdict == Verdict("contaminated", False) and inside is not None and inside.fixed:
+                    self.report.note(FIXED_UNCOMPILED)
+            self.narration.add(found, names)
+        if was_ok and backward.outer is None and backward.request.accumulates:
+            self._follow(backward)
+
+    def _called(self) -> list[nn.Module]:
+        """The outermost modules that were called in the block."""
+        return list(dict.fromkeys(modules[0] for modules in self.places.around.values()))
+
+    def _follow(self, backward: Backward) -> None:
+        """Keep the numbers of a pass that was finite. Of the first other one, say what the passes before it show."""
+        if self.course is None and not self.report.ok:
+            return
+        if self.course is None:
+            self.course = Course("backward pass", "backward passes")
+        leaves = [leaf for _, leaf in leaves_of(backward.graph)]
+        loss = loss_among(backward.request.roots)
+        value = None if loss is None else float(loss)
+        if not self.report.ok:
+            self.report.cause = self.course.cause(value, largest(leaves), self.report.begins_with_overflow)
+        elif value is not None and math.isfinite(value):
+            self.course.begin(leaves)
+            self.course.add(value, lambda: largest(leaves))
+
+    def end(self) -> None:
+        """End the watch, whatever ended the block, and complete the report."""
+        put_back(self.patches)
+        self.forward.leave()
+        self.scope.is_over = True
+        free_deep_graphs()
+        with self.mistakes.noted("the end"):
+            if not self.report.passes and self.findings.unconsumed:
+                results = diagnose_results(self.findings.unconsumed.values())
+                self.narration.add(results, Names(users_frame(), self._called()))
+        if self.regions.is_blind and not self.report.ok:
+            self.report.note(NOT_INSIDE)
+        if not self.report.passes and self.findings.compiled_at is not None:
+            self.report.note(NO_PASS)
+        self.mistakes.warn(stacklevel=3)
+        # A module that was first imported in the block may keep our replacements, as Dynamo does, and they keep these.
+        self.findings.clear()
+        self.places.around.clear()
+
+
+# The functions of PyTorch that a watch replaces while it lasts.
+
+_EVAL_FRAME = "torch._dynamo.eval_frame"
+_ENTRANCES = ("compile_wrapper", "_fn")
+"""The functions of Dynamo in which compiled code is called, by release."""
+
+
+class Patches:
+    """The replacements of one watch.
+
+    - PyTorch's engine starts through the watch.
+    - `autograd.Function.apply` reports its results: PyTorch has no other sign of them.
+    - Hooks on nodes are registered through the sandbox, so that they do not run in an extra pass.
+    - A checkpoint reports that it runs its code again, so that an extra pass uses nothing up.
+    - Modules take their fast paths: they ask whether anything overrides PyTorch's functions, and a watch does not.
+    - Hooks on saved tensors are counted, on releases of PyTorch that do not know a node's hooks.
+    - A compiled region is left alone: the compiler must see the user's code, and not ours.
+    - The node of a compiled region reports that it saves its tensors: then the call of the region is written on it.
+
+    They outlive the watch if a module that is first imported in the block keeps them.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._region: Any = None
+
+    def put_on(self) -> None:
+        for module in (torch.autograd, torch.autograd.graph):
+            replace(self, module, "_engine_run_backward", self._engine)
+        replace(self, Function, "apply", self._apply)
+        replace(self, _HookMixin, "_register_hook", self._register_hook)
+        replace(self, FunctionCtx, "save_for_backward", self._save)
+        replace(self, checkpoint._recomputation_hook, "__init__", self._recomputing)
+        replace(self, torch.overrides, "has_torch_function", self._has_torch_function)
+        if not TELLS_OF_HOOKS:
+            replace(self, saved_tensors_hooks, "__enter__", _counted)
+            replace(self, saved_tensors_hooks, "__exit__", _uncounted)
+        replace(self, torch, "compile", self._compile)
+        self._leave_compiled_alone()
+
+    def _engine(self, run: Any) -> Any:
+        return not_compiled(functools.partial(self._watch.engine, run))
+
+    def _apply(self, apply: Any) -> Any:
+        def applied(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+            run = apply.__get__(None, cls)
+            if not self._watch.scope.is_here():
+                return run(*args, **kwargs)
+            with self._watch.forward.findings.births.collected() as inside:
+                result = run(*args, **kwargs)
+            self._watch.forward.applied(cls, args, result, inside)
+            return result
+
+        return classmethod(applied)
+
+    def _register_hook(self, register: Any) -> Any:
+        def registered(hooks: Any, hook: Callable[..., Any]) -> Any:
+            try:
+                hook = self._watch.sandbox.silenced(hook)
+            except Exception as error:
+                self._watch.mistakes.note("a hook", error)
+            return register.__func__(hooks, hook)
+
+        return staticmethod(registered)
+
+    def _save(self, save: Any) -> Any:
+        def saved(context: Any, *tensors: Any) -> Any:
+            if self._watch.scope.is_here():
+                with self._watch.mistakes.noted("a compiled region"):
+                    self._watch.regions.saves(context)
+            return save(context, *tensors)
+
+        return saved
+
+    def _recomputing(self, init: Any) -> Any:
+        def began(hook: Any, frame: Any, *details: Any) -> None:
+            self._watch.sandbox.begin_again(frame())
+            init(hook, frame, *details)
+
+        return began
+
+    def _has_torch_function(self, has: Any) -> Any:
+        def overrides(things: Any) -> bool:
+            with self._watch.forward.aside():
+                return has(things)
+
+        return overrides
+
+    def _compile(self, compile: Any) -> Any:
+        def compiled(*args: Any, **kwargs: Any) -> Any:
+            result = compile(*args, **kwargs)
+            if not self._watch.scope.is_over:
+                self._leave_compiled_alone()
+            return result
+
+        return compiled
+
+    def _leave_compiled_alone(self) -> None:
+        """Watch the functions by which Dynamo begins and ends compiled code."""
+        module = sys.modules.get(_EVAL_FRAME)
+        if module is None or is_replaced(self, module):
+            return
+        for name in ("set_eval_frame", "_maybe_set_eval_frame"):
+            if hasattr(module, name):
+                replace(self, module, name, self._switch)
+
+    def _switch(self, switch: Any) -> Any:
+        """A function by which the compiler switches itself on and off. Only the outermost compiled region counts."""
+
+        def switched(callback: Any) -> Any:
+            if self._watch.scope.is_here():
+                caller: Any = sys._getframe(1)
+                while caller.f_code.co_filename == __file__:  # of a watch around this one
+                    caller = caller.f_back
+                if self._region is None and callable(callback) and caller.f_code.co_name in _ENTRANCES:
+                    self._region = caller
+                    self._watch.forward.begin_compiled()
+                elif self._region is caller and not callable(callback):
+                    self._region = None
+                    self._watch.regions.leave()
+                    self._watch.forward.end_compiled()
+                elif self._watch.forward.is_aside and caller.f_code.co_name == "_fn":
+                    return self._switch_inside(switch, callback, caller)
+            return switch(callback)
+
+        return switched
+
+    @contextmanager
+    def in_between(self) -> Iterator[None]:
+        """While entered, no region runs: compiled code has ended at what can't be compiled, such as a backward pass."""
+        region, self._region, self._watch.forward.is_aside = self._region, None, False
+        try:
+            yield
+        finally:
+            self._region, self._watch.forward.is_aside = region, True
+
+    def _switch_inside(self, switch: Any, callback: Any, caller: FrameType) -> Any:
+        """A switch inside of a region: off, before compiled code runs or what must not be compiled, and on again.
+
+        Our own code runs while the compiler is off.
+        """
+        is_on = callable(callback)
+        before = None if is_on else switch(callback)
+        with self._watch.mistakes.noted("a compiled region"):
+            (self._watch.regions.leave if is_on else self._watch.regions.enter)(caller)
+        return switch(callback) if is_on else before
+
+
+def _counted(enter: Any) -> Any:
+    def entered(hooks: Any) -> Any:
+        HOOKS.append(hooks)
+        return enter(hooks)
+
+    return entered
+
+
+def _uncounted(leave: Any) -> Any:
+    def left(hooks: Any, *details: Any) -> Any:
+        HOOKS[:] = [each for each in HOOKS if each is not hooks]
+        return leave(hooks, *details)
+
+    return left

@@ -1,0 +1,178 @@
+"""What another part of the library may ask `ignoring`: the only file of `ignoring` that `explain` imports.
+
+- The graph that backward goes through: `graph_from` the roots, with `leaves_of` and `senders_of`, and `edge_of` a
+  tensor. A node may be `is_leaf`, `is_region`, `is_pytorchs` or `is_checkpoint`. `saw` and `free_deep_graphs` keep a
+  deep graph from being freed recursively.
+- What a node is and has: `function_of`, `saved_tensors`, `can_be_read_again`; `run` computes its derivative.
+- A backward pass of `ignoring`: `unsafe_nodes` says whether it can differ from plain PyTorch's pass. `pass_over` runs
+  it, and an `Observer` sees it. `is_unknown` says that it can't follow a node's own code.
+- `mark_formulas` and `mark_formula` mark the zeros that PyTorch's own formulas fill in. A later pass over a gradient
+  that plain PyTorch recorded then does not take these zeros for a selection of the program.
+- Tensors: their `total`, their `part_here`, what is `stored` if one `is_sparse`, and whether it `is_wrapped`.
+  `any_of` says whether one of many bools is True.
+- `not_compiled` keeps the compiler out of a function. A `Mode` sees operators, and does not import the compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import fills, graph
+from .compiled import is_region
+from .compiling import not_compiled
+from .fills import mark_formulas
+from .finite import total
+from .forms import form_of
+from .graph import TELLS_OF_HOOKS, Edge, Graph, can_be_read_again, run, saved_tensors
+from .lifetimes import DEEP_GRAPHS
+from .lifetimes import held_from as graph_from
+from .masked_pass import REPORT, Observer, Pass
+from .masks import anywhere, was_broadcast
+from .plan import nothing_ignored
+from .precheck import is_safe
+from .registry import UNKNOWN, record_of
+from .sparse import is_sparse, stored
+from .steps import CHECKPOINT
+from .vmapped import is_wrapped
+from .watching import Mode
+
+__all__ = [
+    "REPORT",
+    "TELLS_OF_HOOKS",
+    "Edge",
+    "Graph",
+    "Mode",
+    "Observer",
+    "any_of",
+    "can_be_read_again",
+    "edge_of",
+    "free_deep_graphs",
+    "function_of",
+    "graph_from",
+    "is_checkpoint",
+    "is_leaf",
+    "is_pytorchs",
+    "is_region",
+    "is_sparse",
+    "is_unknown",
+    "is_wrapped",
+    "leaves_of",
+    "mark_formula",
+    "mark_formulas",
+    "not_compiled",
+    "part_here",
+    "pass_over",
+    "run",
+    "saved_tensors",
+    "saw",
+    "senders_of",
+    "stored",
+    "total",
+    "unsafe_nodes",
+    "was_broadcast",
+]
+
+saw = DEEP_GRAPHS.saw
+free_deep_graphs = DEEP_GRAPHS.sweep
+
+
+def any_of(elements: Tensor) -> bool:
+    """True if one of these bools is True."""
+    return bool(anywhere(elements))
+
+
+def edge_of(tensor: Any) -> Edge | None:
+    """Where the gradient of a tensor or graph edge arrives; None if it has none."""
+    try:
+        return graph.edge_of(tensor)
+    except RuntimeError:  # PyTorch asks a view of a leaf, and some layouts have no views
+        with torch.enable_grad():
+            return tensor.clone().grad_fn.next_functions[0] if tensor.is_leaf else None
+
+
+def is_leaf(node: Any) -> bool:
+    """True if a node adds to the `.grad` of a leaf, its `variable`, and has no derivative."""
+    return type(node) is graph.AccumulateGrad
+
+
+def leaves_of(graph: Graph) -> Iterator[tuple[Any, Tensor]]:
+    """The nodes that add to the `.grad` of a leaf, with the leaf."""
+    for node in graph:
+        if is_leaf(node):
+            yield node, node.variable
+
+
+def senders_of(graph: Graph) -> dict[Any, list[Edge]]:
+    """By node, the nodes whose gradients arrive there, each with the number of the cotangent."""
+    senders: dict[Any, list[Edge]] = {}
+    for node, edges in graph.items():
+        for ahead, number in edges:
+            senders.setdefault(ahead, []).append((node, number))
+    return senders
+
+
+def is_pytorchs(node: Any) -> bool:
+    """True if a node is of one forward function of PyTorch. All others may run code of the user's."""
+    return type(node) in graph.KINDS
+
+
+def is_checkpoint(node: Any) -> bool:
+    """True if a node is of a reentrant checkpoint, which starts a backward pass of its own."""
+    return bool(node.name() == CHECKPOINT)
+
+
+def is_unknown(node: Any) -> bool:
+    """True if nothing is known of the function that a node is of."""
+    return record_of(node) is UNKNOWN
+
+
+def function_of(node: Any) -> str:
+    """The forward function of a node, such as "MaskedFill" of `MaskedFillBackward0`."""
+    return graph.function_of(node.name())
+
+
+def unsafe_nodes(graph: Graph, is_contaminated: bool) -> list[Any] | None:
+    """The nodes out of which ignored elements may come as other numbers than 0.
+
+    Args:
+        graph: the nodes that a pass reaches.
+        is_contaminated: whether numbers in the graph are known not to be finite. Then a pass is needed in any case, if
+            something in the graph can ignore an element.
+
+    Returns:
+        None if a pass of `ignoring` gives what plain PyTorch gives.
+    """
+    unsafe: list[Any] = []
+    if is_safe(graph, unsafe) and not is_contaminated or nothing_ignored(graph):
+        return None
+    return unsafe
+
+
+def pass_over(
+    roots: Sequence[Any], graph: Graph, keep: Sequence[Edge], unsafe: Sequence[Any], observer: Observer
+) -> Pass:
+    """A backward pass of `ignoring`. Enter it around the call of PyTorch's engine. It changes nothing of the user's.
+
+    Args:
+        roots: the tensors to differentiate.
+        graph: all nodes that can be reached from them.
+        keep: the edges whose masks the pass has afterwards, in `masks`.
+        unsafe: those of `unsafe_nodes`.
+        observer: is called with the results of each node.
+    """
+    return Pass(roots, graph, keep, unsafe=unsafe, observer=observer)
+
+
+def mark_formula(node: Any, results: Iterable[Any], arriving: Iterable[Any], graph: Graph) -> None:
+    """Mark the zeros that a derivative formula filled in, after it ran for a node and was recorded."""
+    fills.mark_formula(node, record_of(node).may_select(node), results, arriving, graph)
+
+
+def part_here(tensor: Tensor) -> Any:
+    """The part of a tensor that this process has, of a tensor in several processes; None if it is only a term."""
+    form = form_of(tensor)
+    return form.here(tensor) if form.is_shared else tensor
