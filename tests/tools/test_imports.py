@@ -1,6 +1,7 @@
 """No file imports, through others, a file that imports it back; imports for annotations alone count too."""
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,14 +59,38 @@ def test_a_circle_is_found_also_where_it_is_for_annotations(tmp_path):
     assert circles(modules("house", tmp_path)) == [["house.a", "house.b"]]
 
 
-def test_the_library_asks_a_tensors_form_and_does_not_know_the_forms_by_name():
+LAYERS = ["masks", "functions", "ignoring.engine", "ignoring.extras"]
+"""The folders of `ignoring`. Each imports only from those before it."""
+
+
+def layers_of(name: str) -> list[int]:
+    inside = name.removeprefix("zero_or_nan.") + "."
+    return [number for number, layer in enumerate(LAYERS) if inside.startswith(f"{layer}.")]
+
+
+def test_a_folder_of_the_library_imports_only_from_those_before_it():
     files = modules("zero_or_nan", ROOT / "src")
-    knowing = {name: set(imported(name, files)) for name in files}
-    core = "zero_or_nan.ignoring"
+    pairs = [(name, one) for name in files for one in imported(name, files) if layers_of(name)]
+    assert {layer for name, _ in pairs for layer in layers_of(name)} == set(range(len(LAYERS)))
+    upwards = [(name, one) for name, one in pairs if not any(layer <= layers_of(name)[0] for layer in layers_of(one))]
+    assert [pair for pair in upwards if pair[1] != "zero_or_nan.replacing"] == []
 
-    def who_imports(form):
-        return {name.removeprefix(f"{core}.") for name, found in knowing.items() if f"{core}.{form}" in found}
 
-    assert who_imports("jagged") == {core}
-    of_graphs = {"kinds", "passes", "plan", "steps.boundary", "operators.sharded"}  # which several processes share
-    assert who_imports("distributed") == {core} | of_graphs
+def test_no_extra_imports_another_one():
+    files = modules("zero_or_nan", ROOT / "src")
+    extras = "zero_or_nan.ignoring.extras"
+
+    def extra_of(name: str) -> str:
+        return name.removeprefix(f"{extras}.").partition(".")[0] if name.startswith(f"{extras}.") else ""
+
+    pairs = {(extra_of(name), extra_of(one)) for name in files for one in imported(name, files)}
+    assert {pair for pair in pairs if all(pair) and pair[0] != pair[1]} == set()
+
+
+def test_no_folder_of_the_library_has_more_than_20_files():
+    found = Counter(file.parent for file in (ROOT / "src" / "zero_or_nan").rglob("*.py"))
+    of_families = ROOT / "src" / "zero_or_nan" / "functions" / "families"
+    beside = ROOT / "src" / "zero_or_nan" / "explain"
+    assert {
+        folder: count for folder, count in found.items() if count > 20 and folder not in (of_families, beside)
+    } == {}

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..ignoring.watching import Mode
+from ..masks.watching import Mode
 from .tensors import is_sparse, numbers_of, stored, tensors_in
 from .unseen import unseen
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..ignoring.compiled import is_region
+from ..functions.graph import is_region
 from .births import come_in, come_out, describe, newborn
 from .calls import Call, Change, apart, came_too, finite_ones, of_masks, was_there
 from .findings import Findings

@@ -16,13 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ..ignoring.compiled import is_region
-from ..ignoring.fills import mark_formula, mark_formulas
-from ..ignoring.graph import AccumulateGrad, Edge
-from ..ignoring.lifetimes import held_from
-from ..ignoring.plan import nothing_ignored
-from ..ignoring.precheck import is_safe
-from ..ignoring.registry import record_of
+from ..functions.fills import mark_formula, mark_formulas
+from ..functions.graph import AccumulateGrad, Edge, held_from, is_region
+from ..functions.record import record_of
+from ..ignoring.engine.plan import nothing_ignored
+from ..ignoring.engine.precheck import is_safe
 from .arithmetic import limit
 from .births import come_in, describe, held_before
 from .calls import Call

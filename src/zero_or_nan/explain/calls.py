@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
-from ..ignoring.masks import was_broadcast
+from ..masks.mask import was_broadcast
 from .arithmetic import Born, first_born, on_copies, rerun
 from .functions import WEIGHS_ALL
 from .places import Place

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ignoring.graph import function_of, run
+from ..functions.graph import function_of, run
 from .arithmetic import Born, first_born, number, on_copies, rerun
 from .calls import finite_ones
 from .nodes import can_run_again, saved_by

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from ..ignoring.graph import Edge
+from ..functions.graph import Edge
 from .events import Born, Elements, Events, Reached
 from .provenance import Birth, Provenance
 from .report import Kind

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..ignoring.graph import Edge
+from ..functions.graph import Edge
 from .nodes import Carried
 from .provenance import Birth, Provenance
 from .report import Kind

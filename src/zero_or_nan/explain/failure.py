@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ..ignoring.compiling import not_compiled
-from ..ignoring.lifetimes import held_from
+from ..functions.graph import held_from
+from ..ignoring.engine.attach import not_compiled
 from ..replacing import put_back, replace
 from .before import Before, parameters_of
 from .course import Course, largest, loss_among

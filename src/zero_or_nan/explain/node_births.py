@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ignoring.graph import KINDS, run
+from ..functions.graph import KINDS, run
 from .arithmetic import rerun
 from .births import come_in, describe
 from .derivatives import is_entrywise, is_only_too_large, is_product, multiplication

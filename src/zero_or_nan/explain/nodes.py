@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ignoring import graph
-from ..ignoring.graph import KINDS, TELLS_OF_HOOKS, Edge, can_be_read_again, saved_tensors
-from ..ignoring.lifetimes import DEEP_GRAPHS
+from ..functions import graph
+from ..functions.graph import DEEP_GRAPHS, KINDS, TELLS_OF_HOOKS, Edge, can_be_read_again, saved_tensors
 from .places import Place
 from .provenance import Birth, Provenance, all_births
 

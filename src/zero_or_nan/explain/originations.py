@@ -6,8 +6,7 @@ import functools
 from collections import deque
 from typing import Any, NamedTuple
 
-from ..ignoring.compiled import is_region
-from ..ignoring.graph import Graph, function_of
+from ..functions.graph import Graph, function_of, is_region
 from .calls import Call
 from .findings import Findings
 from .nodes import CALLED

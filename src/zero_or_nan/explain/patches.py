@@ -15,8 +15,8 @@ from torch.autograd.function import FunctionCtx, _HookMixin
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import checkpoint
 
-from ..ignoring.compiling import not_compiled
-from ..ignoring.graph import TELLS_OF_HOOKS
+from ..functions.graph import TELLS_OF_HOOKS
+from ..ignoring.engine.attach import not_compiled
 from ..replacing import is_replaced, put_back, replace
 from .findings import Mistakes, Scope
 from .forward import Forward

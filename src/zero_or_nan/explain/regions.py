@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
 
-from ..ignoring.graph import AccumulateGrad, Edge
+from ..functions.graph import AccumulateGrad, Edge
 from .arithmetic import without_side_effects
 from .findings import Findings
 from .names import of_variables

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from ..ignoring.graph import AccumulateGrad, Edge, Graph
-from ..ignoring.lifetimes import held_from
-from ..ignoring.masked_pass import Observer, Pass
-from ..ignoring.masks import Mask
-from ..ignoring.registry import UNKNOWN, record_of
-from ..ignoring.steps import CHECKPOINT
+from ..functions.graph import AccumulateGrad, Edge, Graph, held_from
+from ..functions.record import UNKNOWN, record_of
+from ..ignoring.engine.masked_pass import Observer, Pass
+from ..ignoring.engine.steps import CHECKPOINT
+from ..masks.mask import Mask
 from .arithmetic import without_side_effects
 from .nodes import edge_of
 from .tensors import are_finite, is_finite, not_finite, numbers_of

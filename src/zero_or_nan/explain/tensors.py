@@ -11,10 +11,8 @@ from torch._C._nn import flatten_dense_tensors
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 
-from ..ignoring.finite import total
-from ..ignoring.forms import form_of
-from ..ignoring.masks import anywhere
-from ..ignoring.vmapped import is_wrapped
+from ..masks.mask import anywhere
+from ..masks.numbers import form_of, is_wrapped, total
 from .unseen import unseen
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)

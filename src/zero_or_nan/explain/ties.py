@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ignoring.graph import function_of
+from ..functions.graph import function_of
 from .nodes import CALLED, can_run_again
 
 _CLAMPS: dict[str, Callable[[Any], tuple[float, ...]]] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..ignoring.graph import function_of
+from ..functions.graph import function_of
 from .nodes import carried_by, node_of, saved_by
 from .tensors import any_of, numbers_of
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from ..ignoring.lifetimes import DEEP_GRAPHS
-from ..ignoring.vmapped import is_wrapped
+from ..functions.graph import DEEP_GRAPHS
+from ..masks.numbers import is_wrapped
 from .backward import Backward, Request
 from .course import Course, largest, loss_among
 from .diagnosis import Verdict, diagnose, diagnose_results

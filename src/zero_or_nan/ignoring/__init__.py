@@ -32,14 +32,16 @@ How it works, in the order of the flow:
   them, one family of functions in each file. `authoring` checks what users add. `failures`: what a rule raises.
 """
 
-from . import dispatch, distributed, func, jagged, operators  # noqa: F401  (all but `func` register themselves)
-from .conditions import ALWAYS, AWAY_FROM_ZERO, FINITE, MODERATE, NEVER
-from .cotangent import Cotangent, mask_of, prefer_exact, unwrap, zero_ignored
-from .counts import Counted, counting
-from .failures import NotFollowed
-from .meanings import follow_compiled
-from .passes import backward, grad
-from .registry import FUNCTIONS, RULES, Function, derivative, function, rule
+from .. import functions  # noqa: F401  (its rules register themselves)
+from ..functions.conditions import ALWAYS, AWAY_FROM_ZERO, FINITE, MODERATE, NEVER
+from ..functions.record import FUNCTIONS, RULES, Function
+from ..functions.registry import derivative, function, rule
+from ..masks.cotangent import Cotangent, NotFollowed, mask_of, prefer_exact, unwrap, zero_ignored
+from . import extras, func  # noqa: F401  (extras register themselves)
+from .engine import dispatch  # noqa: F401  (registers itself)
+from .engine.passes import backward, grad
+from .extras.compiled.meanings import follow_compiled
+from .extras.counts import Counted, counting
 
 __all__ = [
     "ALWAYS",
