@@ -2,8 +2,8 @@
 
 `backward` multiplies a cotangent at every node of the graph. A `Cotangent` is that tensor with a mask. It exists while
 one node's derivative runs: PyTorch's own formula gets it in place of a plain tensor. Each operator that the formula
-calls arrives in `dispatch`, which runs its rule, and the result is a `Cotangent` again. Between the nodes, cotangents
-are plain tensors, and `masked_pass.Pass` keeps their masks.
+calls arrives in `engine.dispatch`, which runs its rule, and the result is a `Cotangent` again. Between the nodes,
+cotangents are plain tensors, and `engine.masked_pass.Pass` keeps their masks.
 
 Benefit of a tensor subclass: PyTorch's hundreds of derivative formulas run unchanged, and only the few hundred
 operators that they call need rules. Downside: a formula that reads the memory without an operator, by `.numpy()` or a
@@ -42,7 +42,7 @@ class NotFollowed(Exception):
 
 
 class Run(Protocol):
-    """The derivative call that a cotangent belongs to, as the cotangent sees it. `steps` has the classes.
+    """The derivative call that a cotangent belongs to, as the cotangent sees it. `engine.steps` has the classes.
 
     Attributes:
         node: the node of the graph whose derivative runs.

@@ -1,4 +1,4 @@
-"""What `ignoring` knows about PyTorch's functions, one family in each file.
+"""The families of functions: what is known of PyTorch's functions, one family in each file.
 
 A file has three kinds of entries, all for the same functions:
 

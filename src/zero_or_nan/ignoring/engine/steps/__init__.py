@@ -1,6 +1,11 @@
 """The steps of a pass. A step is the run of one node's derivative.
 
-There is a file for each method of running a derivative. `kinds` chooses the method by the type of the node.
+- `step`: PyTorch's own derivatives, on cotangents.
+- `transferred`: derivatives that plain PyTorch runs. A step repairs the results, or only finds their masks.
+- `foreign`: derivatives that are not PyTorch's own code.
+- `recomputed`: checkpoints. `sliced`: writes into a slice.
+
+`plan` chooses the step by the type of the node.
 """
 
 from .foreign import Opaque, Traced
