@@ -47,6 +47,7 @@ class Function:
         derivative_if: the nodes for which `derivative` is used. None means all nodes.
         fills: how to recognize a node with which the derivative fills in zeros that mean nothing, as for a norm of 0:
             the functions ahead of that node, as in "MaskedFill(Div(Norm))". See the module `fills`.
+        mixes: gives the dimensions of a node's tensors along which `derivative` mixes elements. None means all.
     """
 
     selects: bool | Callable[[Any], bool] = False
@@ -59,6 +60,7 @@ class Function:
     derivative: Derivative | None = None
     derivative_if: Callable[[Any], bool] | None = None
     fills: tuple[str, ...] = ()
+    mixes: Callable[[Any], Sequence[int]] | None = None
 
     def may_select(self, node: Any) -> bool:
         """Whether the function selects, as it was called at this node. Zeros that a formula fills in select nothing."""

@@ -49,12 +49,14 @@ class Run(Protocol):
         entered: if the pass is recorded, each tensor between the nodes, with the cotangent that it became.
         is_anothers: whether the derivative is code that was not written for PyTorch itself.
         is_over: whether the call has ended. A graph of the gradient may have saved some of its cotangents.
+        on_cotangents: whether the derivative gets cotangents, and may return cotangents, in place of plain tensors.
         selects: whether a zero that the derivative writes means "not selected".
         makes_up_zeros: whether `zeros_like(cotangent)` is the gradient of an input on which the result does not depend.
     """
 
     is_anothers: bool
     is_over: bool
+    on_cotangents: bool
     node: Any
 
     @property
@@ -285,9 +287,9 @@ def zero_ignored(value: Tensor, mask: Mask) -> Cotangent:
 
 
 def nothing(like: Any) -> Cotangent:
-    """Zeros with the shape of a tensor, all of them ignored."""
+    """Zeros with the shape of a tensor, all of them ignored. They belong to the same derivative call as a cotangent."""
     value = torch.zeros_like(unwrap(like))
-    return Cotangent(value, torch.zeros_like(value, dtype=torch.bool))
+    return Cotangent(value, torch.zeros_like(value, dtype=torch.bool), step_of((like,)))
 
 
 def without_nan(value: Tensor, mask: Tensor) -> None:

@@ -152,7 +152,9 @@ def _bits(values: Tensor) -> torch.dtype | None:
 
 
 def only(counts: Tensor, values: Tensor) -> Tensor:
-    """The values that count, and 0 in place of the others. The strides stay the same: kernels don't check them.
+    """The values that count, and 0 in place of the others. Values that don't overlap in memory keep their strides.
+
+    Kernels don't check the strides, and some choose by the strides in which order they add.
 
     Args:
         counts: a mask whose shape expands to that of the values.
@@ -163,7 +165,21 @@ def only(counts: Tensor, values: Tensor) -> Tensor:
         result = torch.where(counts, values, values.new_zeros(()))
     else:
         result = (values.view(bits) * counts.to(bits)).view(values.dtype)
-    return result if result.stride() == values.stride() else torch.empty_like(values).copy_(result)
+    if result.stride() == values.stride():
+        return result
+    if _overlaps(values):
+        return torch.empty_like(values).copy_(result)
+    return torch.empty_strided(values.shape, values.stride(), dtype=values.dtype, device=values.device).copy_(result)
+
+
+def _overlaps(values: Tensor) -> bool:
+    """True if elements may share memory, as in an expanded tensor or in windows that slide by less than their size."""
+    last = 0
+    for step, size in sorted(zip(values.stride(), values.shape, strict=True)):
+        if size > 1 and step <= last:
+            return True
+        last += (size - 1) * step
+    return False
 
 
 def put_zeros(values: Tensor, counts: Tensor) -> None:

@@ -178,6 +178,8 @@ def any_nan(results: Iterable[Any]) -> bool:
 
 def finite_part(tensor: Tensor) -> Tensor:
     """The tensor with 0 in place of each element that is not finite. The strides stay the same if possible."""
+    if tensor.is_conj():  # it stays conjugate: a kernel may choose by that, too, in which order it adds
+        return finite_part(tensor.conj()).conj()
     small = core(tensor)
     finite = small.nan_to_num(0.0, 0.0, 0.0) if not tensor.is_complex() else small.where(small.isfinite(), 0)
     if finite.stride() != small.stride() and extent(small) >= small.numel():

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from zero_or_nan import ignoring
+from zero_or_nan.ignoring.engine import passes
 from zero_or_nan.ignoring.engine.higher import without
 
 properties = settings(deadline=None, derandomize=True, database=None, max_examples=examples(1000))
@@ -138,6 +139,121 @@ def test_a_layer_to_third_order(make, shape):
             if o.shape != a.shape:  # of the rows: the bad ones get 0
                 assert not o[2:].any()
             torch.testing.assert_close(o[: len(a)], a, rtol=1e-9, atol=1e-9)
+
+
+# Functions whose formula PyTorch changes for a subclass, or that are differentiated step by step.
+
+
+def on_diagonal(function):
+    """A function of matrices, on matrices that it can decompose."""
+    return lambda x: function(x @ x.mH + torch.eye(x.shape[-1], dtype=x.dtype))
+
+
+APART = {
+    "det": torch.linalg.det,
+    "det, singular": lambda x: torch.linalg.det(x * torch.tensor([[1.0], [1.0], [0.0]])),
+    "inv": torch.linalg.inv,
+    "solve, conjugate": lambda x: torch.linalg.solve(x.mH, torch.ones(3, 2, dtype=x.dtype)),
+    "cholesky_ex": on_diagonal(lambda x: torch.linalg.cholesky_ex(x).L),
+    "lu_factor": lambda x: torch.linalg.lu_factor(x).LU,
+    "lu": lambda x: torch.linalg.lu(x).U,
+    "qr": lambda x: torch.linalg.qr(x).Q,
+    "cumprod": lambda x: x.cumprod(1),
+    "logcumsumexp": lambda x: (x * 1).logcumsumexp(1),
+    "cumprod behind infinite slopes": lambda x: x.abs().sqrt().cumprod(0),
+}
+
+
+def penalty(auto, function, x, used):
+    """The slope of the used outputs, and how a penalty on it changes."""
+    x = x.clone().requires_grad_()
+    output = function(x)[used]
+    weights = torch.linspace(1, 2, output.numel(), dtype=torch.float64).reshape(output.shape)
+    (slope,) = auto.grad((output.real * weights).sum(), x, create_graph=True)
+    return slope.detach(), *auto.grad(slope[used].abs().square().sum(), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize("bad", [math.nan, 0.0])
+@pytest.mark.parametrize("name", APART)
+def test_an_ignored_matrix_or_row_stays_out_of_the_second_derivative(name, bad, dtype):
+    if dtype.is_complex and name in ("det, singular", "cholesky_ex", "logcumsumexp", "cumprod behind infinite slopes"):
+        pytest.skip("has no complex derivative, or not by steps")
+    if bad == 0 and name in ("inv", "solve, conjugate", "lu_factor", "lu", "qr"):
+        pytest.skip("refuses a singular matrix, or has no derivative there")
+    x = torch.rand(4, 3, 3, generator=torch.Generator().manual_seed(0), dtype=dtype) + 0.1
+    x[3] = bad
+    used = slice(0, 3)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="ignoring")
+        ours = penalty(ignoring, APART[name], x, used)
+    alone = penalty(torch.autograd, APART[name], x[used], used)
+    for o, a in zip(ours, alone, strict=True):
+        assert type(o) is Tensor
+        assert not o[3].any()
+        torch.testing.assert_close(o[used], a)
+
+
+def turned(*shape):
+    """Random numbers, the last dimension first in memory."""
+    return torch.rand(shape[::-1], generator=torch.Generator().manual_seed(1)).permute(*range(len(shape))[::-1])
+
+
+BESIDE_NAN = turned(6, 5).masked_fill(torch.arange(5) == 3, math.nan)
+SAME = {
+    "det": (torch.linalg.det, turned(5, 3, 3)),
+    "grid_sample": (
+        lambda x: nn.functional.grid_sample(turned(2, 3, 9, 9), 2 * x - 1, align_corners=False).square(),
+        turned(2, 8, 8, 2),
+    ),
+    "grid_sample, every second place": (
+        lambda x: nn.functional.grid_sample(
+            x,
+            (3 * turned(2, 12, 12, 4).contiguous() - 1.5)[:, ::2, ::2, ::2],
+            padding_mode="border",
+            align_corners=False,
+        ).square(),
+        turned(2, 3, 3, 3),
+    ),
+    "masked_select": (lambda x: x.masked_select(turned(6, 5) > 0.5) ** 2, turned(6, 5)),
+    "max": (lambda x: x.max().square(), turned(6, 5)),
+    "median": (lambda x: x.median().square(), turned(6, 5)),
+    "hardtanh": (lambda x: nn.functional.hardtanh(x, 0.2, 0.8), turned(6, 5)),
+    "l1_loss": (lambda x: nn.functional.l1_loss(x, 1 - x, reduction="none"), turned(6, 5)),
+    "cumprod": (lambda x: x.cumprod(0), BESIDE_NAN),
+    "logcumsumexp": (lambda x: x.logcumsumexp(0), BESIDE_NAN),
+}
+
+
+@pytest.mark.parametrize("first", [torch.autograd, ignoring])
+@pytest.mark.parametrize("name", SAME)
+def test_the_bits_and_strides_of_both_derivatives_are_plain_pytorchs(name, first, monkeypatch):
+    monkeypatch.setattr(passes, "is_safe", lambda *_: False)
+
+    def derivatives(first, second):
+        x = SAME[name][1].clone().requires_grad_()
+        output = SAME[name][0](x)
+        used = output.isfinite() & (torch.arange(output.numel()).reshape(output.shape) % 4 != 3)
+        (slope,) = first.grad(torch.where(used, output, 0).sum(), x, create_graph=True)
+        return slope.detach(), *second.grad((slope * turned(*x.shape).contiguous()).sum(), x, materialize_grads=True)
+
+    try:
+        expected = derivatives(torch.autograd, torch.autograd)
+    except RuntimeError as refusal:  # older releases have no second derivative of grid_sample
+        with pytest.raises(RuntimeError, match=re.escape(str(refusal))):
+            derivatives(first, ignoring)
+        return
+    for ours, plain in zip(derivatives(first, ignoring), expected, strict=True):
+        finite = plain.isfinite()
+        assert type(ours) is Tensor and ours.stride() == plain.stride() and finite.any()
+        assert torch.equal(ours[finite], plain[finite])
+
+
+def test_a_derivative_over_nothing_gives_plain_tensors():
+    a, b = torch.ones(2, 0, requires_grad=True), torch.ones(0, 2, requires_grad=True)
+    slopes = ignoring.grad((a @ b)[0].sum(), [a, b], create_graph=True)
+    for second in ignoring.grad(sum(map(torch.sum, slopes)), [a, b]):
+        assert type(second) is Tensor
 
 
 def guard(x):

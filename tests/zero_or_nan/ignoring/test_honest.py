@@ -300,6 +300,17 @@ FIXED = {
     "index_reduce, written over": (
         lambda x: x.sqrt().index_reduce(0, torch.tensor([1]), torch.ones(1), "mean", include_self=False).sum(),
         [4.0, 0.0], [0.25, 0.0]),
+    **{
+        f"scatter_reduce, {kind}, written over": (
+            lambda x, kind=kind: x.sqrt().scatter_reduce(
+                0, torch.tensor([1]), torch.ones(1), kind, include_self=False
+            ).sum(),
+            [4.0, 0.0], [0.25, 0.0])
+        for kind in ("sum", "mean", "prod", "amax", "amin")
+    },
+    "sparse_mask": (
+        lambda x: x.sqrt()[None].sparse_mask(torch.tensor([[1.0, 0.0]]).to_sparse()).to_dense().sum(),
+        [4.0, 0.0], [0.25, 0.0]),
     "cumprod": (lambda x: x.sqrt().cumprod(0)[0], [4.0, 0.0, 1.0], [0.25, 0.0, 0.0]),
     "a NaN bound of clamp": (
         lambda x: x.sqrt().clamp(min=torch.tensor([0.0, nan])).nansum(), [4.0, 0.0], [0.25, 0.0]),

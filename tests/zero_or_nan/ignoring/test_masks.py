@@ -122,8 +122,13 @@ def test_only_what_counts(dtype, broadcast):
         kept = only(counts, values)
         expected = torch.where(counts, values, torch.zeros((), dtype=dtype))
         assert torch.equal(all_bits(kept), all_bits(expected))
-        assert kept.stride() == torch.empty_like(values).stride() and kept.dtype is dtype
+        assert kept.stride() == values.stride() and kept.dtype is dtype
         assert kept.data_ptr() != values.data_ptr()
+
+
+def test_only_what_counts_of_windows_that_overlap():
+    windows, counts = torch.arange(1.0, 6.0).unfold(0, 3, 1), torch.eye(3).bool()
+    assert torch.equal(only(counts, windows), windows * counts)
 
 
 @pytest.mark.parametrize("broadcast", [False, True], ids=["each", "rows"])

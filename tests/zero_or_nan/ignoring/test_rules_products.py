@@ -178,3 +178,27 @@ def test_a_product_that_is_undefined_everywhere_takes_one_product_of_masks():
     multiply = mock.Mock(side_effect=torch.mm)
     assert products.bilinear(multiply, ignoring.Cotangent(torch.randn(3, 4), used), saved).isnan().all()
     assert multiply.call_count == 1
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        torch.mm,
+        lambda a, b: a @ b[:, 0],
+        lambda a, b: torch.addmm(torch.zeros_like(b), a, b),
+        lambda a, b: torch.linalg.solve_triangular(a.tril(), b, upper=False),
+    ],
+    ids=["mm", "mv", "addmm", "solve_triangular"],
+)
+def test_the_derivative_of_a_complex_product_is_conjugate_next_to_nan_too(product):
+    a, b = torch.randn(2, 3, 3, dtype=torch.complex128, generator=torch.Generator().manual_seed(0))
+
+    def gradients(auto, row):
+        leaves = [torch.cat([a[:2], row]).requires_grad_(), b.clone().requires_grad_()]
+        used = product(*leaves)[:2]
+        return auto.grad((used.real * torch.linspace(1, 2, used.numel()).reshape(used.shape)).sum(), leaves)
+
+    for ours, alone in zip(
+        gradients(ignoring, torch.full((1, 3), torch.nan + 0j)), gradients(torch.autograd, a[2:]), strict=True
+    ):
+        torch.testing.assert_close(ours, alone)

@@ -145,6 +145,14 @@ def test_a_zero_that_a_conversion_does_not_store_is_used():
     assert ours[1, 0] == 0  # stored, and then sliced away
 
 
+def test_what_is_left_out_of_a_sparse_tensor_is_warned_of():
+    x = torch.tensor([[4.0, 0.0]], requires_grad=True)
+    first = torch.tensor([[1.0, 0.0]]).to_sparse().coalesce()
+    (ours,), (plain,), warned = gradients((x.sqrt() + 1).to_sparse().sparse_mask(first).to_dense().sum(), [x])
+    assert ours.isnan().any() and plain.isnan().any()
+    assert "leaves out elements that a sparse tensor stores" in warned[0]
+
+
 def test_the_gradient_of_a_gradient():
     x = torch.tensor([[2.0], [1.0], [1.0], [0.0]], requires_grad=True)
     loss = (sparse(torch.tensor(WEIGHTS), "coo") @ x.rsqrt())[:1].sum()

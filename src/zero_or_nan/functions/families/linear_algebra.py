@@ -25,7 +25,8 @@ from torch import Tensor
 from ...masks.cotangent import Cotangent, NotFollowed, mask_of, prefer_exact, unwrap, wrap, zero_ignored
 from ...masks.mask import anywhere
 from ...masks.numbers import has_nan
-from ..registry import function, rule
+from ..registry import derivative, function, rule
+from .stepwise import within_matrices
 
 function("LuUnpack", selects=True)
 
@@ -128,6 +129,30 @@ def multiplied_by_reflections(op: Any, reflectors: Any, scales: Any, other: Any,
     value = op(unwrap(reflectors), unwrap(scales), unwrap(other), left, *args)
     mask = mask_of(other)
     return zero_ignored(value, None if mask is None else anywhere(mask, -2 if left else -1, True))
+
+
+@derivative("LinalgDet", mixes=within_matrices)
+def determinant(node: Any, grads: Any) -> tuple[Any]:
+    """PyTorch's formula for a gradient that is recorded. It decomposes only singular matrices into singular values.
+
+    For a subclass, PyTorch itself decomposes all matrices, and raises an error if an ignored matrix has a NaN.
+    """
+    (grad,), matrix, value = grads, node._saved_A, node._saved_result
+    right = torch.diag_embed((grad * value.conj()).unsqueeze(-1).expand(matrix.shape[:-1])).mT
+    singular = (value.abs() < 100 * torch.finfo(value.dtype).eps) & matrix.isfinite().all(-1).all(-1)
+    if not bool(singular.any()):
+        return (torch.linalg.solve_ex(matrix.mH, right).result,)
+    left, sizes, adjoint = torch.linalg.svd(matrix[singular])
+    sign = (torch.linalg.det(left) * torch.linalg.det(adjoint)).conj()
+    ahead, behind = (
+        torch.cat([torch.ones_like(part[..., :1]), part[..., :-1]], -1).cumprod(-1) for part in (sizes, sizes.flip(-1))
+    )
+    products = (grad[singular] * sign).unsqueeze(-1) * (ahead * behind.flip(-1))  # of all other singular values
+    result = torch.zeros_like(matrix).index_put((singular,), (left * products.unsqueeze(-2)) @ adjoint)
+    regular = singular.logical_not()
+    if bool(regular.any()):
+        result = result.index_put((regular,), torch.linalg.solve_ex(matrix[regular].mH, right[regular]).result)
+    return (result,)
 
 
 @rule("linalg_cross")

@@ -26,6 +26,7 @@ from ...masks.cotangent import (
     can_carry,
     chosen,
     mask_of,
+    prefer_exact,
     selecting,
     step_of,
     unwrap,
@@ -181,15 +182,18 @@ def mul(op: Any, a: Any, b: Any) -> Any:
     if isinstance(factor, Tensor) and factor.dtype is torch.bool and selecting(cotangent):
         value = op(unwrap(a), unwrap(b))
         if factor.device.type == "cpu" and _fills_in(cotangent):
-            value = value.masked_fill_(factor.logical_not(), 0)
+            value = value.contiguous().masked_fill_(factor.logical_not(), 0)
         return zero_ignored(value, both(mask, chosen(factor, cotangent)))
     return zero_ignored(op(unwrap(a), unwrap(b)), mask)
 
 
 def _fills_in(cotangent: Cotangent) -> bool:
-    """True if the derivative fills zeros into a plain tensor, but multiplies a subclass, which would give -0.0."""
+    """True if the derivative fills numbers into new zeros, but multiplies a subclass.
+
+    The product would have -0.0 among the zeros, and the strides of its factors.
+    """
     step = step_of((cotangent,))
-    return step is not None and function_of(step.node.name()) in ("Max", "Min")
+    return step is not None and function_of(step.node.name()) in ("Max", "Min", "Median", "Nanmedian")
 
 
 @rule("add", "rsub", "sub")
@@ -201,9 +205,10 @@ def total(op: Any, a: Any, b: Any, **kwargs: Any) -> Any:
 
 @rule("addcmul", "addcdiv")
 def total_of_product(op: Any, base: Any, a: Any, b: Any, *, value: Any = 1) -> Any:
-    """A sum whose second term is a product."""
+    """A sum whose second term is a product. Its kernel rounds once where a sum and a product round twice."""
+    exact = op(unwrap(base), unwrap(a), unwrap(b), value=value)
     combine = torch.mul if op._schema.name == "aten::addcmul" else torch.div
-    return torch.add(base, combine(a, b), alpha=value)
+    return prefer_exact(exact, torch.add(base, combine(a, b), alpha=value))
 
 
 @rule(

@@ -74,9 +74,17 @@ def _by_largest(node: Any) -> bool:
     return node._saved_reduce in ("amax", "amin")
 
 
-@derivative("ScatterReduce", selects=_by_largest, derivative_if=_by_largest)
+def _leaves_out(node: Any) -> bool:
+    """True if elements of the tensor itself may be ignored."""
+    return _by_largest(node) or not node._saved_include_self
+
+
+@derivative("ScatterReduce", selects=_leaves_out, derivative_if=_by_largest)
 def scatter_reduce(node: Any, grads: Any) -> tuple[Any, Any]:
-    """The elements that equal the largest (smallest) at their index share its cotangent. If it is NaN, all do."""
+    """The elements that equal the largest (smallest) at their index share its cotangent. If it is NaN, all do.
+
+    Elements that `include_self=False` leaves out are ignored.
+    """
     grad, own, dim = grads[0], node._saved_self, node._saved_dim
     index, source, result = node._saved_index, node._saved_src, node._saved_result
     dim = signed(dim)
@@ -85,17 +93,15 @@ def scatter_reduce(node: Any, grads: Any) -> tuple[Any, Any]:
     of_own, of_source = own == result, source == there
     count = of_own.to(own.dtype).scatter_add(dim, index, of_source.to(own.dtype))
     shared = grad / count
-    return _picked(shared, of_own, result), _picked(shared.gather(dim, index), of_source, there)
+    to_source = _picked(shared.gather(dim, index), of_source, there)
+    if not node._saved_include_self:
+        of_own, result = of_own.scatter(dim, index, False), result.scatter(dim, index, 0)
+    return _picked(shared, of_own, result), to_source
 
 
-def _leaves_own_out(node: Any) -> bool:
-    """True if elements of the tensor itself may be ignored."""
-    return _by_largest(node) or not node._saved_include_self
-
-
-@derivative("IndexReduce", selects=_leaves_own_out, derivative_if=_by_largest)
+@derivative("IndexReduce", selects=_leaves_out, derivative_if=_by_largest)
 def index_reduce(node: Any, grads: Any) -> tuple[Any, Any]:
-    """The same as `scatter_reduce`, by rows. Elements that `include_self=False` leaves out are ignored."""
+    """The same as `scatter_reduce`, by rows."""
     grad, own, dim, index = grads[0], node._saved_self, node._saved_dim, node._saved_index
     source, result = node._saved_source, node._saved_result
     dim = signed(dim)

@@ -124,9 +124,16 @@ def masked_fill(op: Any, grad: Any, filled: Tensor, fill: Any) -> Any:
 
 @rule("masked_scatter")
 def masked_scatter(op: Any, base: Any, where: Tensor, source: Any) -> Any:
-    """The base, with the source's elements, in order, where `where` is True."""
+    """The base, with the source's elements, in order, where `where` is True.
+
+    A derivative of PyTorch's own writes into the base, whose strides it keeps. For a subclass, it calls this operator,
+    whose result is always contiguous.
+    """
     value = op(unwrap(base), where, unwrap(source))
     beside = base if type(base) is Cotangent else source
+    step = step_of((base, source))
+    if step is not None and not step.is_anothers:
+        value = torch.empty_like(unwrap(base)).copy_(value)
     below, above = written_mask(base, beside), written_mask(source, beside)
     mask = torch.masked_scatter(
         full(below, unwrap(base)).expand(value.shape).clone(), where, full(above, unwrap(source)).contiguous()

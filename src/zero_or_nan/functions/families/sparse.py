@@ -14,7 +14,7 @@ from ...masks.cotangent import Cotangent, NotFollowed, mask_of, prefer_exact, se
 from ...masks.mask import anywhere, full
 from ...masks.numbers import has_nan, is_sparse, stored
 from ..conditions import FINITE
-from ..graph import can_be_read_again, saved_tensors
+from ..graph import can_be_read_again, function_of, saved_tensors
 from ..record import RULES_OF_SPARSE, Rule
 from ..registry import function, rule
 
@@ -22,6 +22,7 @@ _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 
 function("SparseAddmm", selects=True, safe_if=FINITE, scalars=("alpha", "beta"))
 function("SparseMmReduceImpl", selects=True, safe_if=FINITE)
+function("SparseMask", selects=True)
 
 
 def sparse_product(op: Any, a: Any, b: Any) -> Cotangent:
@@ -119,9 +120,13 @@ def picked(op: Any, grad: Any, pattern: Any, *args: Any, **kwargs: Any) -> Any:
     return Cotangent(value, full(mask_of(grad), unwrap(grad))[tuple(places(value))])
 
 
-@of_sparse("sparse_mask")
+@of_sparse("sparse_mask", "_sparse_mask_projection")
 def picked_again(op: Any, grad: Any, pattern: Any, *args: Any, **kwargs: Any) -> Any:
     """The elements of a sparse cotangent at the indices of another one. Elements that it does not store are ignored."""
+    step = step_of((grad,))
+    ahead = [] if step is None else [node for node, _ in step.node.next_functions if node is not None]
+    if any(function_of(node.name()) == "ToSparse" for node in ahead):  # would take what is left out for a zero
+        raise NotFollowed("leaves out elements that a sparse tensor stores")
     value = op(unwrap(grad), unwrap(pattern), *args, **kwargs)
     return Cotangent(value, stored(op(_counts(grad), unwrap(pattern), *args, **kwargs)) != 0)
 

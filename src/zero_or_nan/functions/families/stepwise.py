@@ -16,10 +16,21 @@ from torch import Tensor
 
 from ...masks.cotangent import Cotangent, NotFollowed, nothing, unwrap, zero_ignored
 from ...masks.mask import anywhere
+from ..graph import signed
 from ..registry import derivative, rule
 
 
-@derivative("LinalgCholeskyEx")
+def within_matrices(node: Any) -> tuple[int, int]:
+    """The dimensions of the matrices in a batch, which don't influence each other."""
+    return -2, -1
+
+
+def _along(node: Any) -> tuple[int]:
+    """The dimension along which a function accumulates."""
+    return (signed(node._saved_dim),)
+
+
+@derivative("LinalgCholeskyEx", mixes=within_matrices)
 def cholesky(node: Any, grads: Any) -> tuple[Any]:
     """Each column of the factor is a column of the matrix, less products of earlier columns, divided by a root."""
     (grad, *_), lower = grads, node._saved_L
@@ -44,7 +55,7 @@ def cholesky(node: Any, grads: Any) -> tuple[Any]:
     return ((triangle + triangle.mH) / 2,)
 
 
-@derivative("CholeskyInverse")
+@derivative("CholeskyInverse", mixes=within_matrices)
 def cholesky_inverse(node: Any, grads: Any) -> tuple[Any]:
     """The inverse of the last rows and columns grows by a row and a column at each step. One triangle is not read.
 
@@ -71,7 +82,7 @@ def cholesky_inverse(node: Any, grads: Any) -> tuple[Any]:
     return (triangle.mH if node._saved_upper else triangle,)
 
 
-@derivative("LinalgLuFactorEx")
+@derivative("LinalgLuFactorEx", mixes=within_matrices)
 def lu_factor(node: Any, grads: Any) -> tuple[Any]:
     """The LU decomposition with both factors in one matrix."""
     grad, packed = grads[0], node._saved_LU
@@ -79,7 +90,7 @@ def lu_factor(node: Any, grads: Any) -> tuple[Any]:
     return (_eliminated(permutation, packed, packed, grad, grad),)
 
 
-@derivative("LinalgLu")
+@derivative("LinalgLu", mixes=within_matrices)
 def lu(node: Any, grads: Any) -> tuple[Any]:
     """The LU decomposition with a matrix for each factor."""
     permutation = node._saved_P if node._saved_pivot else None
@@ -102,7 +113,7 @@ def _eliminated(permutation: Tensor | None, lower: Tensor, upper: Tensor, grad_l
     return rest.gather(-2, permutation.real.argmax(-1, keepdim=True).expand(rest.shape))
 
 
-@derivative("LinalgQr")
+@derivative("LinalgQr", mixes=within_matrices)
 def qr(node: Any, grads: Any) -> tuple[Any]:
     """By Gram-Schmidt: each column loses its parts along the earlier directions, and is scaled to length 1."""
     (grad_q, grad_r), q, r = grads, node._saved_Q, node._saved_R
@@ -135,7 +146,7 @@ def _combined(directions: Tensor, parts: Any) -> Any:
     return (directions * parts.unsqueeze(-2)).sum(-1)
 
 
-@derivative("LinalgHouseholderProduct")
+@derivative("LinalgHouseholderProduct", mixes=within_matrices)
 def householder_product(node: Any, grads: Any) -> tuple[Any, Any]:
     """The reflections applied to the identity. Later reflections leave its first columns unchanged."""
     vectors = node._saved_input
@@ -143,7 +154,7 @@ def householder_product(node: Any, grads: Any) -> tuple[Any, Any]:
     return _reflected(vectors, node._saved_tau, identity, grads[0], adjoint=False, identity=True)[:2]
 
 
-@derivative("Ormqr")
+@derivative("Ormqr", mixes=within_matrices)
 def ormqr(node: Any, grads: Any) -> tuple[Any, Any, Any]:
     """The reflections applied to a matrix. From the right, they are applied to its adjoint."""
     vectors, scales, other, (grad, *_) = node._saved_self, node._saved_input2, node._saved_input3, grads
@@ -190,12 +201,15 @@ def _reflected(
     return torch.stack(grad_vectors, -1), torch.stack(grad_scales, -1) if count else nothing(scales), grad
 
 
-@derivative("Logcumsumexp")
+@derivative("Logcumsumexp", mixes=_along)
 def logcumsumexp(node: Any, grads: Any) -> tuple[Any]:
     """The sum up to an element is a term of the next sum. PyTorch's formula adds cotangents as logarithms instead.
 
     The gradient of total k by x[i] is exp(x[i] - total[k]), here a product of steps exp(total[j] - total[j + 1]). If
     two totals are equal, the step is 1, also if both are -inf. If a total of -inf is used, its gradient is undefined.
+
+    PyTorch's formula takes a NaN cotangent for 0, because it is neither above nor below 0. If the NaN came from an
+    ignored element, a finite number arrives here in its place. So our gradient differs from PyTorch's finite one.
     """
     (grad,), total = grads, node._saved_result
     if total.dim():
@@ -208,7 +222,7 @@ def logcumsumexp(node: Any, grads: Any) -> tuple[Any]:
     return _accumulated(node, (grad,), derivatives)
 
 
-@derivative("Cumprod")
+@derivative("Cumprod", mixes=_along)
 def cumprod(node: Any, grads: Any) -> tuple[Any]:
     """The product up to an element is a factor of the next product. PyTorch divides by the element instead."""
     return _accumulated(node, grads, lambda x, before, after: (x, before))
@@ -221,10 +235,9 @@ def _accumulated(
 
     `derivatives(x, before, after)` gives the derivatives of each step by the total before it, and by its element of x.
     """
-    (grad,), x, total, dim = grads, node._saved_self, node._saved_result, node._saved_dim
+    (grad,), x, total, (dim,) = grads, node._saved_self, node._saved_result, _along(node)
     if x.dim() == 0:
         return (grad,)
-    dim = dim if dim < x.dim() else dim - (1 << 64)  # saved as an unsigned number
     before = torch.cat([torch.ones_like(total.narrow(dim, 0, 1)), total.narrow(dim, 0, total.shape[dim] - 1)], dim)
     by_before, by_entry = (d.conj().unbind(dim) for d in derivatives(x, before, total))
     behind: Any = None

@@ -20,6 +20,26 @@ from .higher import all_saved, remember_all, step_here
 
 @handles_operators
 def dispatch(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operator, and let the operators that its rule calls see which tensors are conjugate."""
+    if not any(isinstance(arg, Tensor) and arg.is_complex() for arg in args):
+        return _dispatch(op, args, kwargs)
+    with _conjugates_seen():
+        return _dispatch(op, args, kwargs)
+
+
+def _conjugates_seen() -> Any:
+    """A context inside of `__torch_dispatch__` in which operators see the conjugate and the negative bit of a tensor.
+
+    There, PyTorch leaves out what it has done before it calls `__torch_dispatch__`. Most operators then read a
+    conjugate tensor as if it was not conjugate, but those of a matrix product arrive with such a tensor.
+    """
+    left_out = torch._C._dispatch_tls_local_exclude_set()
+    for key in (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative):
+        left_out = left_out.remove(key)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), left_out)
+
+
+def _dispatch(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator. Its results have masks, and belong to the same derivative call as its arguments."""
     step = step_of(args) or step_of(kwargs.values())
     if step is None and all_saved(*args, *kwargs.values()):  # outside of a pass these are plain tensors

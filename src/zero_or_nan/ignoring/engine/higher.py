@@ -180,15 +180,18 @@ def constants(node: Any, number: int) -> Mask:
 
 def without(value: Tensor, mask: Tensor) -> Tensor:
     """The cotangent with 0 at each constant, where the mask is False. If it is 0 there already, the same tensor."""
-    if bool((value.detach() != 0).logical_and_(mask.logical_not()).any()):
-        return torch.where(mask, value, 0)
-    return value
+    if not bool((value.detach() != 0).logical_and_(mask.logical_not()).any()):
+        return value
+    if 0 not in value.stride():  # the result has the strides of the condition; an expanded value has none to keep
+        mask = torch.empty_like(value, dtype=torch.bool).copy_(mask)
+    return torch.where(mask, value, 0)
 
 
 def step_here() -> Run | None:
-    """The derivative call that runs in this thread; None if there is none."""
+    """The derivative call that runs in this thread; None if there is none, or if it gets plain tensors."""
     running = current()
-    return None if running is None else running.step_at(_running_node())
+    step = None if running is None else running.step_at(_running_node())
+    return step if step is not None and step.on_cotangents else None
 
 
 def all_saved(*things: Any) -> bool:

@@ -32,7 +32,7 @@ from ...functions.fills import mark_formula
 from ...functions.graph import Edge, Graph, edge_of, function_of, graph_from, held_from
 from ...functions.record import Function, Transfer
 from ...masks.cotangent import Cotangent, NotFollowed, can_carry, dispatches, is_finite
-from ...masks.mask import Mask, all_count, and_whatever_is_not_0, both, either, everywhere, nothing_counts
+from ...masks.mask import Mask, all_count, and_whatever_is_not_0, both, either, everywhere
 from ...masks.numbers import form_of, is_dense, is_sparse, is_wrapped, not_zero, values_of
 from .attach import PassHook, compiled_autograd_aside, current, put_first, set_current
 from .higher import constants, is_recorded, tangent_of, without
@@ -376,7 +376,7 @@ class Pass:
         """A cotangent, its mask, and whether it can carry a mask at all.
 
         If a user's hook has turned an ignored element into a number other than 0, the element counts. A ZeroTensor
-        whose elements are all ignored becomes zeros in memory.
+        with a mask becomes zeros in memory.
         """
         arrived = self._arrived.pop((node, number), None)
         if value is None:
@@ -389,12 +389,12 @@ class Pass:
             return value, mask, False
         if form.is_shared:  # a hook may have changed the value on another process: all processes check
             return value, mask if mask is None else mask | not_zero(value), True
-        if _is_zerotensor(value) and mask is not None and nothing_counts(mask):
+        if _is_zerotensor(value) and mask is not None:
             return value + torch.zeros_like(value), mask, True
         if arrived is not None and arrived.is_still(value) and (may_be_sparse or not is_sparse(value)):
             return value, mask, True
         if not can_carry(value):
-            return value, mask, False
+            return value, mask, mask is None and may_be_sparse and is_sparse(value)
         return value, mask if mask is None else and_whatever_is_not_0(mask, values_of(value)), True
 
     def send(self, edge: Edge, mask: Mask) -> None:
