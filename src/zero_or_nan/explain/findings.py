@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from torch import Tensor
 
-from ..ignoring.engine.masked_pass import REPORT
+from ..ignoring.engine.problems import REPORT
 from .places import Place, is_recomputed, printable
 from .provenance import Birth, Provenance, Provenances
 from .tensors import Masks, address, is_finite, memory, numbers_of, tensors_in

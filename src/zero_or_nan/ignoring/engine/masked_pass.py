@@ -16,9 +16,6 @@ from __future__ import annotations
 
 import itertools
 import operator
-import sys
-import traceback
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -27,7 +24,6 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from ...functions.authoring import RuleFailed
 from ...functions.fills import mark_formula
 from ...functions.graph import Edge, Graph, edge_of, function_of, graph_from, held_from
 from ...functions.record import Function, Transfer
@@ -38,10 +34,8 @@ from .attach import PassHook, compiled_autograd_aside, current, put_first, set_c
 from .higher import constants, is_recorded, tangent_of, without
 from .plan import EVERYTHING, Ahead, classify, planned
 from .precheck import is_safe
+from .problems import Problems
 from .steps import Count, OverNothing, Recomputed, Sliced, Step, Transferred, is_over_nothing
-
-REPORT = "https://github.com/zero-or-nan/zero-or-nan/issues"
-HELP = "https://zero-or-nan.github.io/zero-or-nan/chapters/operators-of-your-own.html"
 
 _INSIDE = (
     "which can't carry a mask; call ignoring.grad outside of it, in a loop or with is_grads_batched=True, "
@@ -130,10 +124,7 @@ class Pass:
         self.entered: dict[int, tuple[Tensor, Cotangent]] = {}
         self._engine_pass: int | None = None
         self._handles: list[Any] = []
-        self._suspected: dict[str, str] = {}
-        self._lost: dict[str, str] = {}
-        self._bugs: list[tuple[str, Exception]] = []
-        self._mistakes: dict[str, str] = {}
+        self._problems: Problems | None = None
         self.count: Count | None = None if outer is None else outer.count
 
     def __enter__(self) -> Pass:
@@ -167,28 +158,8 @@ class Pass:
             return
         if self.count is not None and self.outer is None:
             self.count.end()
-        if self._bugs and self.raises_bugs:
-            raise self._bugs[0][1]
-        for name, error in self._bugs[:1]:
-            warnings.warn(
-                f"ignoring failed at {name} ({type(error).__name__}: {error}). This is a bug in zero_or_nan; please "
-                f"report it at {REPORT}. From there on the gradient is plain PyTorch's, and ignored elements may "
-                "contaminate it",
-                stacklevel=_users_line(),
-            )
-        for name, mistake in self._mistakes.items():
-            warnings.warn(
-                f"ignoring failed in your rule of {name} ({mistake}): from there on the gradient is plain PyTorch's, "
-                f"and ignored elements may contaminate it. How to write a rule: {HELP}",
-                stacklevel=_users_line(),
-            )
-        if self._lost:
-            names = ", ".join(f"{name} ({reason})" for name, reason in sorted(self._lost.items()))
-            warnings.warn(
-                f"ignoring could not follow {names}: from there on the gradient is plain PyTorch's, and ignored "
-                f"elements may contaminate it. What to do: {HELP}",
-                stacklevel=_users_line(),
-            )
+        if self._problems is not None:
+            self._problems.report(self.raises_bugs)
 
     def failed(self, name: str, error: Exception, suspected: bool = False) -> None:
         """Record that something could not be followed.
@@ -199,13 +170,11 @@ class Pass:
             self.observer.not_followed()
         if self.outer is not None:
             self.outer.failed(name, error, suspected)
-        elif isinstance(error, NotFollowed):
-            is_deferred = suspected and not self.keep  # a mask that the user asked for is wrong at once
-            (self._suspected if is_deferred else self._lost).setdefault(name, str(error))
-        elif isinstance(error, RuleFailed):
-            self._mistakes.setdefault(name, str(error))
-        else:
-            self._bugs.append((name, error))
+            return
+        if self._problems is None:
+            self._problems = Problems()
+        # A mask that the user asked for is wrong at once.
+        self._problems.add(name, error, is_only_suspected=suspected and not self.keep)
 
     def recomputing(self, function: Any) -> Recomputed | None:
         """The running step of the checkpoint that computes this function again; None if there is none."""
@@ -345,8 +314,11 @@ class Pass:
         top = self
         while top.outer is not None:
             top = top.outer
-        if top._suspected and not (is_finite(gradient) and is_finite(tangent_of(gradient))):
-            top._lost.update(top._suspected)
+        problems = top._problems
+        if problems is None or not problems.suspected:
+            return
+        if not (is_finite(gradient) and is_finite(tangent_of(gradient))):
+            problems.confirm()
 
     def _all_arriving(
         self,
@@ -471,13 +443,6 @@ def _unless_constant(node: Any, value: Any, mask: Mask) -> Mask:
 def _is_anothers(value: Any) -> bool:
     """True for a tensor of an unknown subclass that has its own `__torch_dispatch__`."""
     return value is not None and dispatches(value) and is_dense(value)
-
-
-def _users_line() -> int:
-    """The `stacklevel` of the user's line, for a warning of the caller. Frames of the compiler are not the user's."""
-    names = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_stack(sys._getframe(1))]
-    between = itertools.takewhile(lambda name: name.startswith(("zero_or_nan.", "torch._")), names)
-    return 1 + len(list(between))
 
 
 _NOTHING_IGNORED = _Arrived(None, None, 0)

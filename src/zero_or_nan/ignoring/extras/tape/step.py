@@ -17,7 +17,8 @@ from ...engine.plan import chooses_step
 from ...engine.steps.foreign import Opaque, is_pytorchs
 from ...engine.steps.recomputed import CHECKPOINT
 from ...engine.steps.step import Results, Step, name_of
-from .tape import Lost, Tape
+from .memory import Lost
+from .tape import Tape
 
 
 @chooses_step

@@ -25,8 +25,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -37,6 +35,7 @@ from ....masks.mask import Mask, all_count
 from ....masks.watching import Watching
 from ...engine.attach import not_compiled
 from ...engine.dispatch import dispatch
+from .memory import Lost, Memory, key_of, same_bits
 
 LEAVING = frozenset(
     "numpy tolist data_ptr storage untyped_storage _typed_storage __array__ __dlpack__ __cuda_array_interface__ "
@@ -68,107 +67,6 @@ SUMS = frozenset(
     ).split()
 )
 """Linear operators. Zeros that were just made are a sum of nothing for them, and add nothing that counts."""
-
-_ALIKE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-class Lost(Exception):
-    """The tape can't follow what the user's backward does.
-
-    Attributes:
-        at_once: whether a contaminated number may have gone somewhere that the pass can't check.
-    """
-
-    def __init__(self, reason: str, at_once: bool = False) -> None:
-        super().__init__(reason)
-        self.at_once = at_once
-
-
-class _Memory:
-    """A storage, with a second memory beside it. Each part is one flat tensor; a complex number is two real ones.
-
-    Attributes:
-        ref: the storage. It may be freed while this object exists.
-        plain: what operators have written there.
-        values: the same, repaired: 0 at each ignored element. None for a constant: then `plain` is right.
-        counts: False at each ignored element.
-        empty: True at each element that is a sum of nothing, so far: zeros that were just made. It counts, but a sum
-            of it and of ignored elements does not. None if there is no such element.
-    """
-
-    def __init__(self, tensor: Tensor, is_copied: bool = True) -> None:
-        self.ref: Any = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-        self.dtype = _real(tensor.dtype)
-        self.plain: Tensor | None = _flat(tensor).clone() if is_copied else None
-        self.values: Tensor | None = None
-        self.counts: Tensor | None = None
-        self.empty: Tensor | None = None
-
-    def check(self, tensor: Tensor) -> None:
-        """Raises `Lost` if a part of the storage differs from what operators have written there."""
-        if self.values is not None and _real(tensor.dtype) is not self.dtype:
-            raise Lost("it reads numbers as another dtype")
-        if self.plain is not None and not _same_bits(_part(self.plain, tensor), _part(_flat(tensor), tensor)):
-            raise Lost("its tensors are written without an operator, as by a kernel")
-
-    def follows(self, tensor: Tensor, in_sum: bool = False) -> bool:
-        """Whether a part of the storage has ignored or repaired elements; or empty ones, which matter in a sum."""
-        if self.values is None or self.counts is None or self.plain is None:
-            return False
-        return (
-            not all_count(_part(self.counts, tensor))
-            or not _same_bits(_part(self.plain, tensor), _part(self.values, tensor))
-            or in_sum
-            and self.empty is not None
-            and bool(_part(self.empty, tensor).any())
-        )
-
-    def read(self, tensor: Tensor, how: str = "") -> tuple[Tensor, Mask]:
-        """What a tensor in this storage would be, and its mask.
-
-        Args:
-            tensor: the tensor.
-            how: "in a sum" for a mask that is False at empty elements, too; "empty" for a mask of these alone.
-        """
-        assert self.values is not None and self.counts is not None
-        value, counts = _part(self.values, tensor), _part(self.counts, tensor)
-        if how and self.empty is not None:
-            counted = _part(self.empty, tensor).logical_not()
-            counts = counted if how == "empty" else counts & counted
-        elif how == "empty":
-            counts = torch.ones_like(counts)
-        if tensor.is_complex():
-            value, counts = torch.view_as_complex(value), counts.any(-1)
-            value = value.conj().resolve_conj() if tensor.is_conj() else value
-        value = value.neg() if tensor.is_neg() else value
-        return value, None if all_count(counts) else counts
-
-    def follow(self, tensor: Tensor) -> None:
-        """From now on, any of its elements may be ignored. So far all of them count."""
-        if self.values is None:
-            self.plain = _flat(tensor).clone() if self.plain is None else self.plain
-            self.values = self.plain.clone()
-            self.counts = torch.ones_like(self.values, dtype=torch.bool)
-
-    def write(self, tensor: Tensor, value: Tensor, mask: Mask, empty: Mask = None) -> None:
-        """Note what the user's code has written into a tensor in this storage, and what it should have been."""
-        assert self.plain is not None and self.values is not None and self.counts is not None
-        if empty is not None and self.empty is None:
-            self.empty = torch.zeros_like(self.counts)
-        if tensor.is_complex():
-            value = torch.view_as_real(value)
-            mask, empty = (each if each is None else each[..., None] for each in (mask, empty))
-        _put(_part(self.plain, tensor), _part(_flat(tensor), tensor))
-        _put(_part(self.values, tensor), value)
-        counts = _part(self.counts, tensor)
-        _put(counts, torch.ones_like(counts) if mask is None else mask.expand(counts.shape))
-        if self.empty is not None:
-            part = _part(self.empty, tensor)
-            _put(part, torch.zeros_like(part) if empty is None else empty.expand(part.shape))
-
-    def differs(self) -> bool:
-        """Whether the storage has contaminated numbers."""
-        return self.values is not None and self.plain is not None and not _same_bits(self.plain, self.values)
 
 
 class _Call(NamedTuple):
@@ -208,7 +106,7 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
         self.step = step
         self.lost: Lost | Exception | None = None
         self.is_paused = False
-        self._memory: dict[int, _Memory] = {}
+        self._memory: dict[int, Memory] = {}
         self._many = 64
         self._leaving = _Leaving(self)
 
@@ -226,7 +124,7 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
 
     def arrive(self, value: Tensor, mask: Mask) -> None:
         """Begin with a cotangent and its mask."""
-        key = _key(value)
+        key = key_of(value)
         if key is None:
             raise NotFollowed("a tensor that can't carry a mask")
         memory = self._memory.get(key)
@@ -243,7 +141,7 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
         return (value, None) if found is None else found
 
     def _result(self, value: Tensor) -> tuple[Tensor, Mask]:
-        key = _key(value)
+        key = key_of(value)
         memory = None if key is None else self._memory.get(key)
         if memory is None:
             raise Lost("a result was made without operators")
@@ -251,13 +149,13 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
         if not memory.follows(value):
             return value, None
         repaired, mask = memory.read(value)
-        if _same_bits(repaired, value.resolve_conj().resolve_neg()):
+        if same_bits(repaired, value.resolve_conj().resolve_neg()):
             return value, mask
         return torch.empty_like(value).copy_(repaired), mask
 
     def _check_what_stays(self, results: Sequence[Any]) -> None:
         """Raises `Lost` if the user's code keeps a tensor with ignored elements that is not one of its results."""
-        given = {_key(tensor) for tensor in results}
+        given = {key_of(tensor) for tensor in results}
         for key, memory in self._memory.items():
             if key not in given and not memory.ref.expired() and (memory.differs() or not all_count(memory.counts)):
                 raise Lost("it keeps a tensor besides its results", at_once=memory.differs())
@@ -291,7 +189,7 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
         """Look at an operator before it runs. Returns what to call with its result."""
         given = _tensors((args, kwargs))
         for tensor in given:
-            memory = self._memory.get(_key(tensor))  # type: ignore[arg-type]
+            memory = self._memory.get(key_of(tensor))  # type: ignore[arg-type]
             if memory is not None:
                 memory.check(tensor)
         in_sum = getattr(op, "overloadpacket", None) in SUMS or _accumulates(op, args, kwargs)
@@ -362,7 +260,7 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
     def _follow(self, call: _Call, twins: Any, twins_by_name: Any, empties: Mask, result: Any) -> None:
         """Note what an operator has computed, and what its rule gives for the twins of its arguments."""
         op, given = call.op, call.given
-        fresh = [tensor for tensor in _tensors(result) if not any(_key(tensor) == _key(each) for each in given)]
+        fresh = [tensor for tensor in _tensors(result) if not any(key_of(tensor) == key_of(each) for each in given)]
         if _tensors(result) and not fresh and not call.written:
             return  # it is an argument
         is_masked = any(type(twin) is Cotangent for twin in tree_leaves((twins, twins_by_name)))
@@ -384,13 +282,13 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
 
     def _follows(self, tensor: Tensor, in_sum: bool = False) -> bool:
         """Whether a tensor has ignored or repaired elements, or empty ones, if they matter."""
-        key = _key(tensor)
+        key = key_of(tensor)
         memory = None if key is None else self._memory.get(key)
         return memory is not None and memory.follows(tensor, in_sum)
 
-    def _memory_of(self, tensor: Tensor) -> _Memory:
+    def _memory_of(self, tensor: Tensor) -> Memory:
         """The memory of a tensor into which ignored elements are written, or may be."""
-        key = _key(tensor)
+        key = key_of(tensor)
         if key is None:
             raise Lost(f"writes into a {type(tensor).__name__} of layout {tensor.layout}")
         memory = self._memory.get(key)
@@ -399,17 +297,17 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
         memory.follow(tensor)
         return memory
 
-    def _add(self, tensor: Tensor, is_copied: bool) -> _Memory:
+    def _add(self, tensor: Tensor, is_copied: bool) -> Memory:
         if len(self._memory) >= self._many:  # forget what the user's code has let go
             self._memory = {key: memory for key, memory in self._memory.items() if not memory.ref.expired()}
             self._many = 2 * len(self._memory) + 64
-        memory = self._memory[_key(tensor)] = _Memory(tensor, is_copied)  # type: ignore[index]
+        memory = self._memory[key_of(tensor)] = Memory(tensor, is_copied)  # type: ignore[index]
         return memory
 
     def _fresh(self, op: Any, result: Any) -> None:
         """Note results that depend on no tensor. A kernel may write into them later, so they are copied."""
         for tensor in _tensors(result):
-            if _key(tensor) is not None:
+            if key_of(tensor) is not None:
                 memory = self._add(tensor, True)
                 if op.overloadpacket in ZEROS:
                     memory.follow(tensor)
@@ -418,14 +316,14 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
     def _constant(self, result: Any) -> None:
         """Note results that depend on no ignored element."""
         for tensor in _tensors(result):
-            key = _key(tensor)
+            key = key_of(tensor)
             if key is not None and key not in self._memory:
                 self._add(tensor, False)
 
     def _overwritten(self, written: Sequence[Tensor], result: Any) -> None:
         """Note that an operator has written numbers that count."""
         for tensor in written:
-            memory = self._memory.get(_key(tensor))  # type: ignore[arg-type]
+            memory = self._memory.get(key_of(tensor))  # type: ignore[arg-type]
             if memory is not None and memory.values is not None:
                 memory.write(tensor, tensor.resolve_conj().resolve_neg(), None)
             elif memory is not None:
@@ -439,7 +337,7 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
 
     def _store(self, tensor: Tensor, twin: Any, empties: Mask) -> None:
         """Note what the user's code has computed, and what it should have been."""
-        if _key(tensor) is None:
+        if key_of(tensor) is None:
             raise Lost(f"makes a {type(tensor).__name__} of layout {tensor.layout}")
         value, mask = unwrap(twin), twin.mask if type(twin) is Cotangent else None
         if value.shape != tensor.shape:
@@ -448,8 +346,8 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
             value = _repaired(tensor, value, mask)
         if empties is not None:
             mask = None if mask is None else mask | empties  # they count, unless something ignored is added
-        memory = self._memory.get(_key(tensor))  # type: ignore[arg-type]
-        if memory is None and mask is None and empties is None and _same_bits(value, tensor):
+        memory = self._memory.get(key_of(tensor))  # type: ignore[arg-type]
+        if memory is None and mask is None and empties is None and same_bits(value, tensor):
             self._add(tensor, False)
         else:
             self._memory_of(tensor).write(tensor, value, mask, empties)
@@ -458,7 +356,7 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
         """Note that numbers leave PyTorch's operators."""
         if self._follows(tensor):
             value, mask = self._memory_of(tensor).read(tensor)
-            differs = not _same_bits(value, tensor.resolve_conj().resolve_neg())
+            differs = not same_bits(value, tensor.resolve_conj().resolve_neg())
             if differs or mask is not None:
                 raise Lost(f"calls {by.strip('_')}", at_once=differs)
 
@@ -533,47 +431,3 @@ def _is_reshaping(op: Any) -> bool:
 
 def _tensors(things: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(things) if isinstance(leaf, Tensor)]
-
-
-def _key(tensor: Any) -> int | None:
-    """The identity of a tensor's storage; None if it has no plain one."""
-    if type(tensor) not in (Tensor, Parameter) or tensor.layout is not torch.strided or tensor.is_nested:
-        return None
-    return tensor.untyped_storage()._cdata  # type: ignore[no-any-return]
-
-
-def _real(dtype: torch.dtype) -> torch.dtype:
-    return dtype.to_real() if dtype.is_complex else dtype
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """The whole storage as one flat tensor."""
-    storage, dtype = tensor.untyped_storage(), _real(tensor.dtype)
-    flat = torch.empty(0, dtype=dtype, device=tensor.device)
-    return flat.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
-
-
-def _part(flat: Tensor, tensor: Tensor) -> Tensor:
-    """The part of a flat tensor where a tensor is in its storage. A complex one has one more dimension, of size 2."""
-    if not tensor.is_complex():
-        return flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
-    return flat.as_strided(
-        (*tensor.size(), 2), (*(2 * step for step in tensor.stride()), 1), 2 * tensor.storage_offset()
-    )
-
-
-def _put(part: Tensor, values: Tensor) -> None:
-    """Write into a part of a flat tensor. Where its elements share memory, an element counts if one of them does."""
-    if 0 in part.stride() and part.numel():
-        shared = [d for d, step in enumerate(part.stride()) if not step]
-        small = values.any(shared[0], keepdim=True) if values.dtype is torch.bool else values.narrow(shared[0], 0, 1)
-        _put(part.narrow(shared[0], 0, 1).squeeze(shared[0]), small.squeeze(shared[0]))
-    else:
-        part.copy_(values)
-
-
-def _same_bits(a: Tensor, b: Tensor) -> bool:
-    if a.is_complex():
-        a, b = torch.view_as_real(a), torch.view_as_real(b)
-    alike = _ALIKE.get(a.dtype.itemsize)
-    return torch.equal(a, b) if alike is None else torch.equal(a.view(alike), b.view(alike))
