@@ -1,5 +1,5 @@
 """`torch.func` with the gradient that `ignoring` gives, and `ignoring.grad` inside of its transforms."""
 
-from . import gradients, vmap
+from . import call, gradients, vmap
 
-__all__ = ["gradients", "vmap"]
+__all__ = ["call", "gradients", "vmap"]
