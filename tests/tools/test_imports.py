@@ -63,17 +63,17 @@ LAYERS = ["masks", "functions", "ignoring.engine", "ignoring.extras"]
 """The folders of `ignoring`. Each imports only from those before it."""
 
 
-def layers_of(name: str) -> list[int]:
-    inside = name.removeprefix("zero_or_nan.") + "."
-    return [number for number, layer in enumerate(LAYERS) if inside.startswith(f"{layer}.")]
+def layer_of(name: str) -> int | None:
+    return next((i for i, layer in enumerate(LAYERS) if f"{name}.".startswith(f"zero_or_nan.{layer}.")), None)
 
 
 def test_a_folder_of_the_library_imports_only_from_those_before_it():
     files = modules("zero_or_nan", ROOT / "src")
-    pairs = [(name, one) for name in files for one in imported(name, files) if layers_of(name)]
-    assert {layer for name, _ in pairs for layer in layers_of(name)} == set(range(len(LAYERS)))
-    upwards = [(name, one) for name, one in pairs if not any(layer <= layers_of(name)[0] for layer in layers_of(one))]
-    assert [pair for pair in upwards if pair[1] != "zero_or_nan.replacing"] == []
+    pairs = [(name, one) for name in files for one in imported(name, files)]
+    inside = [(name, one, here, layer_of(one)) for name, one in pairs if (here := layer_of(name)) is not None]
+    assert {here for _, _, here, _ in inside} == set(range(len(LAYERS)))
+    others = [(name, one) for name, one, here, there in inside if there is None or there > here]
+    assert others == [("zero_or_nan.ignoring.extras.counts", "zero_or_nan.replacing")]  # which imports nothing
 
 
 def test_no_extra_imports_another_one():
@@ -87,10 +87,8 @@ def test_no_extra_imports_another_one():
     assert {pair for pair in pairs if all(pair) and pair[0] != pair[1]} == set()
 
 
-def test_no_folder_of_the_library_has_more_than_20_files():
-    found = Counter(file.parent for file in (ROOT / "src" / "zero_or_nan").rglob("*.py"))
-    of_families = ROOT / "src" / "zero_or_nan" / "functions" / "families"
-    beside = ROOT / "src" / "zero_or_nan" / "explain"
-    assert {
-        folder: count for folder, count in found.items() if count > 20 and folder not in (of_families, beside)
-    } == {}
+def test_no_folder_but_that_of_the_families_has_more_than_20_files():
+    library = ROOT / "src" / "zero_or_nan"
+    files = [file for layer in ("masks", "functions", "ignoring") for file in (library / layer).rglob("*.py")]
+    found = Counter(file.parent for file in files)
+    assert {folder for folder, count in found.items() if count > 20} == {library / "functions" / "families"}
