@@ -4,14 +4,13 @@ import ast
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from scratch import ROOT
 
 LIBRARY = ROOT / "src" / "zero_or_nan"
-EXTRAS = sorted(
-    path.stem for path in (LIBRARY / "ignoring" / "extras").iterdir() if path.stem != "__init__" and path.stem[0] != "_"
-)
+EXTRAS = sorted(path.stem for path in (LIBRARY / "ignoring" / "extras").iterdir() if path.stem[0] != "_")
 
 PROGRAM = """
 import torch
@@ -42,15 +41,19 @@ def without_imports_of(extra: str, text: str) -> str:
     return ast.unparse(tree)
 
 
-@pytest.mark.parametrize("extra", EXTRAS)
-def test_the_rest_works_without_an_extra(extra, tmp_path):
+def delete(extra: str, ignoring: Path) -> None:
+    found = ignoring / "extras" / extra
+    shutil.rmtree(found) if found.is_dir() else found.with_suffix(".py").unlink()
+    (ignoring / f"{extra}.py").unlink(missing_ok=True)
+    for init in (ignoring / "__init__.py", ignoring / "extras" / "__init__.py"):
+        init.write_text(without_imports_of(extra, init.read_text()))
+
+
+@pytest.mark.parametrize("extras", [[extra] for extra in EXTRAS] + [EXTRAS], ids=[*EXTRAS, "all"])
+def test_the_rest_works_without_an_extra(extras, tmp_path):
     copy = tmp_path / "zero_or_nan"
     shutil.copytree(LIBRARY, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    found = copy / "ignoring" / "extras" / extra
-    shutil.rmtree(found) if found.is_dir() else found.with_suffix(".py").unlink()
-    (copy / "ignoring" / f"{extra}.py").unlink(missing_ok=True)
-    for folder in ("", "extras"):
-        init = copy / "ignoring" / folder / "__init__.py"
-        init.write_text(without_imports_of(extra, init.read_text()))
+    for extra in extras:
+        delete(extra, copy / "ignoring")
     done = subprocess.run([sys.executable, "-W", "error", "-c", PROGRAM], cwd=tmp_path, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr

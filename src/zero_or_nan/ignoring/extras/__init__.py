@@ -7,8 +7,8 @@
 - `counts`: counts the ignored elements that are not finite.
 
 The engine imports none of them. It asks the lists into which they put themselves: the forms of tensors
-(`masks.forms.register`), the steps of Functions in Python (`engine.kinds.chooses_step`), other ways to compute a
-gradient (`engine.passes.takes_over`), and what counts (`engine.passes.COUNTING`).
+(`masks.numbers.register`), the steps of Functions in Python (`engine.plan.chooses_step`), what computes the result of
+`grad` in another way (`engine.passes.takes_over`), and what counts (`engine.passes.COUNTING`).
 """
 
 from . import compiled, counts, distributed, func, jagged, tape
