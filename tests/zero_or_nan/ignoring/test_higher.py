@@ -249,6 +249,27 @@ def test_the_bits_and_strides_of_both_derivatives_are_plain_pytorchs(name, first
         assert torch.equal(ours[finite], plain[finite])
 
 
+def number_written(x):
+    y = torch.zeros(3, dtype=x.dtype)
+    y[0] = x[0] ** 3
+    return y
+
+
+@pytest.mark.parametrize("orders", [2, 3])
+@pytest.mark.parametrize(
+    "function", [number_written, lambda x: (x * x).cumprod(0)], ids=["y[0] = a number", "cumprod, which writes numbers"]
+)
+def test_a_number_that_is_written_into_a_tensor_keeps_its_record(function, orders):
+    def last(auto):
+        x = torch.tensor([1.0, 0.5, 0.0], dtype=torch.float64, requires_grad=True)
+        out = function(x).square()
+        for order in range(orders, 0, -1):
+            (out,) = auto.grad((out * torch.tensor([0.3, -1.1, 0.7])).sum(), x, create_graph=order > 1)
+        return out
+
+    torch.testing.assert_close(last(ignoring), last(torch.autograd))
+
+
 def test_a_derivative_over_nothing_gives_plain_tensors():
     a, b = torch.ones(2, 0, requires_grad=True), torch.ones(0, 2, requires_grad=True)
     slopes = ignoring.grad((a @ b)[0].sum(), [a, b], create_graph=True)

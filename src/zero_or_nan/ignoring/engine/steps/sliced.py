@@ -11,6 +11,7 @@ from ....functions.graph import can_be_read_again, function_of
 from ....functions.record import FUNCTIONS, UNKNOWN, Function
 from ....masks.cotangent import prefer_exact, unwrap
 from ....masks.mask import Mask
+from ..higher import left
 from .step import Owner, Results, Step
 
 _profiler: Any = torch.autograd
@@ -57,10 +58,11 @@ class Sliced(Step):
         # If a number was written, its gradient is a sum, which PyTorch adds up in another order for a tensor subclass.
         numbers = [i for i, value in enumerate(values) if i and value is not None and not value.dim()]
         if numbers and can_be_read_again(self.node, unknown=False):
-            exact = self.node(*unwrap(arriving))
+            with torch.no_grad():
+                exact = self.node(*unwrap(arriving))
             for i in numbers:
                 if not exact[i].dim():  # if it is broadcast, the engine sums it up, as it did for the masked result
-                    values[i] = unwrap(prefer_exact(exact[i], values[i]))
+                    (values[i],) = left(results[i : i + 1], [unwrap(prefer_exact(exact[i], results[i]))])
         return values, masks
 
     def _wrapped(self) -> Function:
