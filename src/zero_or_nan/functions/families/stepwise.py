@@ -201,7 +201,7 @@ def _reflected(
     return torch.stack(grad_vectors, -1), torch.stack(grad_scales, -1) if count else nothing(scales), grad
 
 
-@derivative("Logcumsumexp", mixes=_along)
+@derivative("Logcumsumexp", mixes=_along, fills=("Where(Log(Abs), None)",))
 def logcumsumexp(node: Any, grads: Any) -> tuple[Any]:
     """The sum up to an element is a term of the next sum. PyTorch's formula adds cotangents as logarithms instead.
 
