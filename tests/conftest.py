@@ -119,8 +119,8 @@ def once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture
 def by_rules_alone(monkeypatch):
     """Every derivative is followed operator by operator, also where plain PyTorch's own run would do."""
-    from zero_or_nan.ignoring import passes
-    from zero_or_nan.ignoring.masked_pass import Pass
+    from zero_or_nan.ignoring.engine import passes
+    from zero_or_nan.ignoring.engine.masked_pass import Pass
 
     monkeypatch.setattr(passes, "Pass", lambda *args, **facts: Pass(*args, **{**facts, "by_rules_alone": True}))
 

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 import torch
 
-from zero_or_nan.ignoring.masked_pass import REPORT
+from zero_or_nan.ignoring.engine.problems import REPORT
 
 from .recorded import device
 

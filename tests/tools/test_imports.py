@@ -1,6 +1,7 @@
 """No file imports, through others, a file that imports it back; imports for annotations alone count too."""
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,20 +59,42 @@ def test_a_circle_is_found_also_where_it_is_for_annotations(tmp_path):
     assert circles(modules("house", tmp_path)) == [["house.a", "house.b"]]
 
 
-def test_the_library_asks_a_tensors_form_and_does_not_know_the_forms_by_name():
+LAYERS = ["masks", "functions", "ignoring.engine", "ignoring.extras"]
+"""The folders of `ignoring`. Each imports only from those before it."""
+
+
+def layer_of(name: str) -> int | None:
+    return next((i for i, layer in enumerate(LAYERS) if f"{name}.".startswith(f"zero_or_nan.{layer}.")), None)
+
+
+def test_a_folder_of_the_library_imports_only_from_those_before_it():
     files = modules("zero_or_nan", ROOT / "src")
-    knowing = {name: set(imported(name, files)) for name in files}
-    core = "zero_or_nan.ignoring"
-
-    def who_imports(form):
-        return {name.removeprefix(f"{core}.") for name, found in knowing.items() if f"{core}.{form}" in found}
-
-    assert who_imports("jagged") == {core}
-    of_graphs = {"kinds", "passes", "plan", "steps.boundary", "operators.sharded"}  # which several processes share
-    assert who_imports("distributed") == {core} | of_graphs
+    pairs = [(name, one) for name in files for one in imported(name, files)]
+    inside = [(name, one, here, layer_of(one)) for name, one in pairs if (here := layer_of(name)) is not None]
+    assert {here for _, _, here, _ in inside} == set(range(len(LAYERS)))
+    others = {(name, one) for name, one, here, there in inside if there is None or there > here}
+    assert others == {("zero_or_nan.ignoring.extras.counts", "zero_or_nan.replacing")}  # which imports nothing
 
 
 def test_explain_imports_one_file_of_ignoring():
     files = modules("zero_or_nan", ROOT / "src")
     asked = {one for name in files if name.startswith("zero_or_nan.explain") for one in imported(name, files)}
     assert {one for one in asked if one.startswith("zero_or_nan.ignoring")} == {"zero_or_nan.ignoring.inside"}
+
+
+def test_no_extra_imports_another_one():
+    files = modules("zero_or_nan", ROOT / "src")
+    extras = "zero_or_nan.ignoring.extras"
+
+    def extra_of(name: str) -> str:
+        return name.removeprefix(f"{extras}.").partition(".")[0] if name.startswith(f"{extras}.") else ""
+
+    pairs = {(extra_of(name), extra_of(one)) for name in files for one in imported(name, files)}
+    assert {pair for pair in pairs if all(pair) and pair[0] != pair[1]} == set()
+
+
+def test_no_folder_but_that_of_the_families_has_more_than_20_files():
+    library = ROOT / "src" / "zero_or_nan"
+    files = [file for layer in ("masks", "functions", "ignoring") for file in (library / layer).rglob("*.py")]
+    found = Counter(file.parent for file in files)
+    assert {folder for folder, count in found.items() if count > 20} == {library / "functions" / "families"}

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring import meanings
-from zero_or_nan.ignoring.masked_pass import Pass
+from zero_or_nan.ignoring.engine.masked_pass import Pass
+from zero_or_nan.ignoring.extras.compiled import meanings
 
 
 @pytest.fixture(autouse=True)

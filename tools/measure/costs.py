@@ -28,10 +28,9 @@ from torch import Tensor, nn
 from torch.masked import masked_tensor
 
 from zero_or_nan import explain, ignoring
-from zero_or_nan.ignoring.graph import Graph
-from zero_or_nan.ignoring.lifetimes import held_from
-from zero_or_nan.ignoring.plan import EVERYTHING, nothing_ignored, planned
-from zero_or_nan.ignoring.precheck import is_safe
+from zero_or_nan.functions.graph import Graph, held_from
+from zero_or_nan.ignoring.engine.plan import EVERYTHING, nothing_ignored, planned
+from zero_or_nan.ignoring.engine.precheck import is_safe
 
 from ..project import Problem, Project
 from .costs_shown import BOTH, times

@@ -15,9 +15,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.masked import masked_tensor
 
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring.graph import graph_from
-from zero_or_nan.ignoring.masked_pass import Observer, Pass
-from zero_or_nan.ignoring.masks import full
+from zero_or_nan.functions.graph import graph_from
+from zero_or_nan.ignoring.engine.masked_pass import Observer, Pass
+from zero_or_nan.masks.mask import full
 
 from ..entries import Outcome, outcome
 

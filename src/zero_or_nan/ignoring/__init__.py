@@ -1,8 +1,8 @@
 """The right gradient from unmodified forward code: `backward` and `grad` that skip what the loss ignored.
 
-The `gradient` argument of backward is the cotangent that every node multiplies. Here it is a tensor that knows which of
-its elements the loss ignored, and every step of backward passes that knowledge on: ignored times anything is ignored, a
-sum skips ignored terms, and a zero that was computed is still a number.
+A pass of backward multiplies a cotangent at every node. Here each cotangent has a *mask*, which is True at each element
+that counts, and every node passes that knowledge on: ignored times anything is ignored, a sum skips ignored terms, and
+a zero that was computed is still a number.
 
 What users of the library import:
 
@@ -14,32 +14,41 @@ What users of the library import:
   elements. A rule is written with `Cotangent`, `unwrap`, `mask_of`, `zero_ignored`, `prefer_exact` and `NotFollowed`.
   `Function` and its conditions (`ALWAYS`, `FINITE`, `MODERATE`, `AWAY_FROM_ZERO`, `NEVER`) describe a forward function.
 
-How it works, in the order of the flow:
+What happens in `backward(torch.where(x < 50, x.exp(), 0).sum())`, with an x at which exp overflows:
 
-- `passes`: the two functions, with PyTorch's own arguments.
-- `fills`: finds the zeros of derivative formulas that select nothing, for gradients of gradients.
-- `precheck`: decides whether plain backward is safe: are the `conditions` met by the tensors that the graph saved?
-- `plan`: decides what to do at each node, by the type of the node (`kinds`).
-- `masked_pass`: one pass that carries masks from node to node.
-- `steps`: runs the derivative of one node. There is a file for each method of running it.
-- `cotangent`, `masks`: the tensor that a derivative gets.
-- `tape`: follows the operators that a user's own derivative calls on plain tensors.
-- `dispatch`, `in_place`: find and run the rule of an operator that the derivative calls.
-- `compiled`: the backward graph of a compiled region. `meanings`: what its zeros mean.
-- `hooks`, `threads`, `lifetimes`, `compiling`, `watching`, `vmapped`: the parts of PyTorch that a pass touches.
-- `forms`: where a tensor has its numbers. `jagged`, `distributed`: two such forms. `sparse`: what sparse tensors store.
-- `registry`: a record and perhaps a transfer for each forward function, and a rule for each operator. `operators` has
-  them, one family of functions in each file. `authoring` checks what users add. `failures`: what a rule raises.
+1. `engine.passes` gets the nodes of the graph (`functions.graph`): those of sum, where and exp, and the leaf x.
+2. `engine.precheck` looks at the tensors that the nodes saved. If plain backward is safe, it runs, and nothing else
+   happens. Here it is not: exp saved an infinity, and 0 times infinity is NaN.
+3. `engine.plan` decides what to do at each node, by the record of its function (`functions.record`). No mask can reach
+   the node of sum, so the plan *skips* it, as it skips the leaf. The nodes of where and exp are *transferred*.
+4. `engine.masked_pass` puts a hook on these two nodes (`engine.attach`), and PyTorch's engine runs on plain tensors.
+5. PyTorch's derivative of where runs. The transfer of where (`functions.families.selections`) says which elements of
+   its results count: those that the condition has chosen. The pass sends this mask on to the node of exp.
+6. PyTorch's derivative of exp runs, and gives NaN. The transfer of exp (`functions.families.pointwise`) writes 0 over
+   each NaN that does not count. The pass ends at the leaf, and `x.grad` is a plain tensor.
+
+A node without a transfer, or whose results a transfer can't repair, is *interpreted*. Then `engine.steps` runs its
+derivative on a `Cotangent` (`masks.cotangent`), which is a tensor with a mask. Each operator that the derivative calls
+goes to `engine.dispatch`, which runs the operator's rule.
+
+The folders, each of which imports only from those before it:
+
+- `masks`: masks, and tensors that have one.
+- `functions`: what is known of PyTorch's functions.
+- `engine`: one pass.
+- `extras`: what few programs need, such as compiled regions. Each extra registers itself.
 """
 
-from . import dispatch, distributed, func, jagged, operators  # noqa: F401  (all but `func` register themselves)
-from .conditions import ALWAYS, AWAY_FROM_ZERO, FINITE, MODERATE, NEVER
-from .cotangent import Cotangent, mask_of, prefer_exact, unwrap, zero_ignored
-from .counts import Counted, counting
-from .failures import NotFollowed
-from .meanings import follow_compiled
-from .passes import backward, grad
-from .registry import FUNCTIONS, RULES, Function, derivative, function, rule
+from .. import functions  # noqa: F401  (its rules register themselves)
+from ..functions.conditions import ALWAYS, AWAY_FROM_ZERO, FINITE, MODERATE, NEVER
+from ..functions.record import FUNCTIONS, RULES, Function
+from ..functions.registry import derivative, function, rule
+from ..masks.cotangent import Cotangent, NotFollowed, mask_of, prefer_exact, unwrap, zero_ignored
+from . import extras, func  # noqa: F401  (extras register themselves)
+from .engine import dispatch  # noqa: F401  (registers itself)
+from .engine.passes import backward, grad
+from .extras.compiled.meanings import follow_compiled
+from .extras.counts import Counted, counting
 
 __all__ = [
     "ALWAYS",

@@ -21,24 +21,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import fills, graph
-from .compiled import is_region
-from .compiling import not_compiled
-from .fills import mark_formulas
-from .finite import total
-from .forms import form_of
-from .graph import TELLS_OF_HOOKS, Edge, Graph, can_be_read_again, run, saved_tensors
-from .lifetimes import DEEP_GRAPHS
-from .lifetimes import held_from as graph_from
-from .masked_pass import REPORT, Observer, Pass
-from .masks import anywhere, was_broadcast
-from .plan import nothing_ignored
-from .precheck import is_safe
-from .registry import UNKNOWN, record_of
-from .sparse import is_sparse, stored
-from .steps import CHECKPOINT
-from .vmapped import is_wrapped
-from .watching import Mode
+from ..functions import fills, graph
+from ..functions.fills import mark_formulas
+from ..functions.graph import DEEP_GRAPHS, TELLS_OF_HOOKS, Edge, Graph, can_be_read_again, is_region, run, saved_tensors
+from ..functions.graph import held_from as graph_from
+from ..functions.record import UNKNOWN, record_of
+from ..masks.mask import anywhere, was_broadcast
+from ..masks.numbers import form_of, is_sparse, is_wrapped, stored, total
+from ..masks.watching import Mode
+from .engine.attach import not_compiled
+from .engine.masked_pass import Observer, Pass
+from .engine.plan import nothing_ignored
+from .engine.precheck import is_safe
+from .engine.problems import REPORT
+from .engine.steps import CHECKPOINT
 
 __all__ = [
     "REPORT",

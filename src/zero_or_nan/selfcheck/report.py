@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .. import __version__
-from ..ignoring.masked_pass import REPORT
+from ..ignoring.engine.problems import REPORT
 from .checking import NOT_FOLLOWED, Row
 from .records import KINDS, Deviation, Records, differences, release_of
 from .words import ROUNDED, ULPS

@@ -123,7 +123,7 @@ def test_other_bits_where_plain_pytorch_is_finite(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:ignoring could not follow")
 def test_a_miss_that_warns(monkeypatch):
-    monkeypatch.setattr("zero_or_nan.ignoring.compiled._graph_inside", lambda compiled: None)
+    monkeypatch.setattr("zero_or_nan.ignoring.extras.compiled.region._graph_inside", lambda compiled: None)
     assert outcomes(linear(lambda x: torch.where(x.isfinite(), x, 0.0).abs().sqrt())) == {"warned"}
 
 

@@ -8,7 +8,7 @@ from scratch import ROOT
 from tools.pages.feedback import edit, report, versions
 from tools.project import Project
 from tools.steps.origin import Repository
-from zero_or_nan.ignoring.masked_pass import REPORT
+from zero_or_nan.ignoring.engine.problems import REPORT
 
 PROJECT = Project(ROOT)
 NAME = "chapters/where-over-exp"

@@ -6,8 +6,8 @@ from tensors import leaf
 
 from zero_or_nan import explain, ignoring
 from zero_or_nan.explain.report.narration import BEHIND
-from zero_or_nan.ignoring.failures import NotFollowed
-from zero_or_nan.ignoring.masked_pass import Pass
+from zero_or_nan.ignoring.engine.masked_pass import Pass
+from zero_or_nan.masks.cotangent import NotFollowed
 
 
 def lengths_and_directions(length):

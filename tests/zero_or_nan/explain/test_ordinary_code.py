@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from zero_or_nan import explain
-from zero_or_nan.ignoring import lifetimes
+from zero_or_nan.functions import graph as lifetimes
 
 CODE = {}
 

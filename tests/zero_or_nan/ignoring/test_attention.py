@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from zero_or_nan import ignoring
+from zero_or_nan.functions.families import attention
+from zero_or_nan.functions.families.attention import attention_backward
 from zero_or_nan.ignoring import Cotangent
-from zero_or_nan.ignoring.operators import attention
-from zero_or_nan.ignoring.operators.attention import attention_backward
 
 inf, nan = math.inf, math.nan
 

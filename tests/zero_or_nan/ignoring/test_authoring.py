@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring import FUNCTIONS, RULES, passes
-from zero_or_nan.ignoring.graph import graph_from
-from zero_or_nan.ignoring.masked_pass import Pass
-from zero_or_nan.ignoring.registry import NEWEST
+from zero_or_nan.functions.graph import graph_from
+from zero_or_nan.functions.registry import NEWEST
+from zero_or_nan.ignoring import FUNCTIONS, RULES
+from zero_or_nan.ignoring.engine import passes
+from zero_or_nan.ignoring.engine.masked_pass import Pass
 
 nan, inf = float("nan"), float("inf")
 

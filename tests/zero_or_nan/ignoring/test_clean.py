@@ -22,10 +22,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import zero_or_nan
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring import passes, threads
-from zero_or_nan.ignoring.graph import graph_from
-from zero_or_nan.ignoring.masked_pass import Pass
-from zero_or_nan.ignoring.plan import Policy
+from zero_or_nan.functions.graph import graph_from
+from zero_or_nan.ignoring.engine import attach as threads
+from zero_or_nan.ignoring.engine import passes
+from zero_or_nan.ignoring.engine.masked_pass import Pass
+from zero_or_nan.ignoring.engine.plan import Policy
 
 CLEAN = {}
 """Programs by name: each takes torch.autograd or ignoring, and returns all that can be seen of its pass."""

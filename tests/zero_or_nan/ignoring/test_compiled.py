@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring import compiled as graphs
-from zero_or_nan.ignoring import meanings
+from zero_or_nan.ignoring.extras.compiled import meanings
+from zero_or_nan.ignoring.extras.compiled import region as graphs
 
 NAN = float("nan")
 
@@ -405,7 +405,9 @@ def selected(x):
 
 
 def test_a_clean_pass_interprets_nothing(monkeypatch):
-    monkeypatch.setattr("zero_or_nan.ignoring.steps.compiled.region_of", lambda forward: pytest.fail("interpreted"))
+    monkeypatch.setattr(
+        "zero_or_nan.ignoring.extras.compiled.step.region_of", lambda forward: pytest.fail("interpreted")
+    )
     x = torch.tensor([1.0, 4.0, -1.0])
     program = torch.compile(lambda x: torch.where(x > 0, x * 2, 0.0).sum(), backend="aot_eager")
     assert gradient(program, x)[0].tolist() == [2, 2, 0]
@@ -547,9 +549,9 @@ def test_a_parameter_is_read_until_it_was_finite_once(held):
 @pytest.mark.parametrize(
     "break_it",
     [
-        lambda patch: patch.setattr("zero_or_nan.ignoring.steps.compiled.tangents_of", lambda forward: [0, 0]),
-        lambda patch: patch.setattr("zero_or_nan.ignoring.steps.compiled.tangents_of", lambda forward: []),
-        lambda patch: patch.setattr("zero_or_nan.ignoring.steps.compiled._agree", lambda *results: False),
+        lambda patch: patch.setattr("zero_or_nan.ignoring.extras.compiled.step.tangents_of", lambda forward: [0, 0]),
+        lambda patch: patch.setattr("zero_or_nan.ignoring.extras.compiled.step.tangents_of", lambda forward: []),
+        lambda patch: patch.setattr("zero_or_nan.ignoring.extras.compiled.step._agree", lambda *results: False),
         lambda patch: patch.setattr(graphs, "_graph_inside", lambda compiled: None),
         lambda patch: patch.setattr(graphs.Arguments, "note", lambda arguments, values: None),
         lambda patch: patch.delitem(ignoring.RULES, torch.ops.aten.div),
@@ -579,7 +581,7 @@ def test_a_result_that_does_not_match_leaves_all_of_them_as_they_were(monkeypatc
         return [parameter.grad for parameter in model.parameters()]
 
     seen = []
-    monkeypatch.setattr("zero_or_nan.ignoring.steps.compiled._agree", agree)
+    monkeypatch.setattr("zero_or_nan.ignoring.extras.compiled.step._agree", agree)
     layers = [torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 3)]
     model = torch.compile(torch.nn.Sequential(*layers), backend="aot_eager")
     plain = gradients(torch.autograd.backward)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from zero_or_nan.ignoring import Cotangent
-from zero_or_nan.ignoring.cotangent import CHUNK
+from zero_or_nan.masks.cotangent import CHUNK
 
 VALUE = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
 MASK = torch.tensor([[False, True], [True, False]])

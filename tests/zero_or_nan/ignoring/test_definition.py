@@ -9,8 +9,8 @@ import torch
 from helpers.counting import what_counts
 from tools.steps.read import read
 from zero_or_nan import ignoring
+from zero_or_nan.functions.graph import function_of, graph_from
 from zero_or_nan.ignoring import FUNCTIONS
-from zero_or_nan.ignoring.graph import function_of, graph_from
 
 PAGE = Path(__file__).parents[3] / "chapters" / "what-counts-as-ignored.md"
 

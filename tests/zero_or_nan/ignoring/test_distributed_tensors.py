@@ -9,7 +9,7 @@ import torch
 from processes import results_of_two
 from sample import WHOLE
 
-from zero_or_nan.ignoring import distributed
+from zero_or_nan.ignoring.extras import distributed
 
 pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_available(), reason="this PyTorch is not distributed"),

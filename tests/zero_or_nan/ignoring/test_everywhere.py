@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring import passes
-from zero_or_nan.ignoring.masked_pass import Pass
-from zero_or_nan.ignoring.plan import Policy
+from zero_or_nan.ignoring.engine import passes
+from zero_or_nan.ignoring.engine.masked_pass import Pass
+from zero_or_nan.ignoring.engine.plan import Policy
 
 nan, inf = math.nan, math.inf
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]

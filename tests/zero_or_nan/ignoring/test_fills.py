@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from zero_or_nan import explain, ignoring
-from zero_or_nan.ignoring import fills
-from zero_or_nan.ignoring.graph import function_of, graph_from
-from zero_or_nan.ignoring.registry import record_of
+from zero_or_nan.functions import fills
+from zero_or_nan.functions.graph import function_of, graph_from
+from zero_or_nan.functions.record import record_of
 from zero_or_nan.selfcheck.poisoned import database
 
 FILLED = {

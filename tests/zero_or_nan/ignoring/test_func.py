@@ -11,7 +11,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_map
 
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring import passes
+from zero_or_nan.ignoring.engine import passes
 
 func, inf, nan = ignoring.func, math.inf, math.nan
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # PyTorch's forward mode calls it

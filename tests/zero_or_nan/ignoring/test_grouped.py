@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring.operators.grouped import grouped_product
+from zero_or_nan.functions.families.grouped import grouped_product
 
 
 def has_a_kernel():

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring import passes
-from zero_or_nan.ignoring.higher import without
+from zero_or_nan.ignoring.engine import passes
+from zero_or_nan.ignoring.engine.higher import without
 
 properties = settings(deadline=None, derandomize=True, database=None, max_examples=examples(1000))
 
@@ -349,8 +349,7 @@ class ScaledLogs(torch.autograd.Function):
 
 
 def test_inside_of_a_derivative_too_what_was_ignored_is_a_constant(monkeypatch):
-    monkeypatch.setattr(ignoring.registry, "FUNCTIONS", dict(ignoring.FUNCTIONS))
-    ignoring.function(ScaledLogs, selects=True)
+    monkeypatch.setitem(ignoring.FUNCTIONS, ScaledLogs, ignoring.Function(selects=True))
     x = torch.tensor([2.0, 0.0], dtype=torch.float64, requires_grad=True)
     factor, outer = (torch.tensor(n, dtype=torch.float64, requires_grad=True) for n in (3.0, 5.0))
     (slope,) = ignoring.grad(outer * ScaledLogs.apply(x, factor), [factor], create_graph=True)

@@ -11,7 +11,8 @@ import torch.utils.checkpoint
 from tensors import leaf
 
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring import lifetimes, threads
+from zero_or_nan.functions import graph as lifetimes
+from zero_or_nan.ignoring.engine import attach as threads
 
 DEEP = lifetimes.DEEP + 10
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensors import all_bits
 
-from zero_or_nan.ignoring.masks import (
+from zero_or_nan.masks.mask import (
     all_count,
     and_whatever_is_not_0,
     anywhere,

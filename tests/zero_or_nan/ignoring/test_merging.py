@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from zero_or_nan.ignoring.steps.merging import Merging
+from zero_or_nan.ignoring.extras.compiled.merging import Merging
 
 SIZES = [(3, 5), (700, 300)]
 """Of one piece, and of several."""

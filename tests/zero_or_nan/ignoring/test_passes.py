@@ -13,7 +13,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.masked import MaskedTensor
 
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring import passes
+from zero_or_nan.ignoring.engine import passes
 
 nan, inf = math.nan, math.inf
 DICTS = "dict" in str(inspect.signature(torch.autograd.grad).parameters["inputs"])

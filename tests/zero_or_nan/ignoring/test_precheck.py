@@ -13,10 +13,11 @@ from tensors import bits, leaf
 from torch import nn
 
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring import passes, precheck, registry
-from zero_or_nan.ignoring.graph import graph_from
-from zero_or_nan.ignoring.masked_pass import Pass
-from zero_or_nan.ignoring.precheck import is_safe
+from zero_or_nan.functions import record
+from zero_or_nan.functions.graph import graph_from
+from zero_or_nan.ignoring.engine import passes, precheck
+from zero_or_nan.ignoring.engine.masked_pass import Pass
+from zero_or_nan.ignoring.engine.precheck import is_safe
 
 nan, inf = math.nan, math.inf
 
@@ -309,7 +310,7 @@ def test_what_is_not_known_is_not_called_harmless(name):
 
 def test_a_node_by_an_unknown_name_is_not_called_harmless(monkeypatch):
     loss = leaf(1.0).exp().sum()
-    monkeypatch.setitem(ignoring.FUNCTIONS, "Exp", registry.UNKNOWN)
+    monkeypatch.setitem(ignoring.FUNCTIONS, "Exp", record.UNKNOWN)
     assert not graph_is_safe(loss)
 
 

@@ -11,10 +11,12 @@ from programs import Program, programs
 from sample import examples
 
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring import cotangent, masks, passes, precheck
-from zero_or_nan.ignoring.masked_pass import Pass
-from zero_or_nan.ignoring.operators import attention, products
-from zero_or_nan.ignoring.plan import Policy
+from zero_or_nan.functions.families import attention, products
+from zero_or_nan.ignoring.engine import passes, precheck
+from zero_or_nan.ignoring.engine.masked_pass import Pass
+from zero_or_nan.ignoring.engine.plan import Policy
+from zero_or_nan.masks import cotangent
+from zero_or_nan.masks import mask as masks
 
 properties = settings(
     deadline=None,

@@ -9,8 +9,8 @@ from tensors import all_bits
 from torch import nn
 
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring.operators import recurrent
-from zero_or_nan.ignoring.registry import RULES
+from zero_or_nan.functions.families import recurrent
+from zero_or_nan.functions.record import RULES
 
 KERNEL = torch.ops.aten.mkldnn_rnn_layer_backward
 inf, nan = math.inf, math.nan

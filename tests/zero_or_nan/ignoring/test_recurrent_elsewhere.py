@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from zero_or_nan import ignoring
+from zero_or_nan.functions.graph import TELLS_OF_HOOKS
 from zero_or_nan.ignoring import RULES, Cotangent
-from zero_or_nan.ignoring.graph import TELLS_OF_HOOKS
 
 aten = torch.ops.aten
 inf, nan = math.inf, math.nan

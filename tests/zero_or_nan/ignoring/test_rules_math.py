@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from zero_or_nan import ignoring
+from zero_or_nan.functions.graph import function_of
 from zero_or_nan.ignoring import FUNCTIONS, Cotangent
-from zero_or_nan.ignoring.graph import function_of
 
 nan, inf = math.nan, math.inf
 

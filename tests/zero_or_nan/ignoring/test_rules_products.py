@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring.operators import products
+from zero_or_nan.functions.families import products
 
 inf, nan = math.inf, math.nan
 

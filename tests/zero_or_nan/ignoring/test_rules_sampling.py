@@ -7,8 +7,8 @@ import torch
 from torch.nn.functional import affine_grid, grid_sample
 
 from zero_or_nan import ignoring
+from zero_or_nan.functions.families import sampling
 from zero_or_nan.ignoring import Cotangent
-from zero_or_nan.ignoring.operators import sampling
 
 nan, inf = math.nan, math.inf
 aten = torch.ops.aten

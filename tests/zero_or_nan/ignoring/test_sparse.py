@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring import passes
-from zero_or_nan.ignoring.graph import TELLS_OF_HOOKS
+from zero_or_nan.functions.graph import TELLS_OF_HOOKS
+from zero_or_nan.ignoring.engine import passes
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")  # they are in beta state, PyTorch says
 

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring.tape import Tape
+from zero_or_nan.ignoring.extras.tape.tape import Tape
 
 nan, inf = float("nan"), float("inf")
 

@@ -1,0 +1,79 @@
+"""The families of functions: what is known of PyTorch's functions, one family in each file.
+
+A file has three kinds of entries, all for the same functions:
+
+- `function`: the record of a forward function. It says whether the function selects, and which saved tensors its
+  derivative multiplies by. A function without a record selects nothing, and the precheck never calls it safe.
+- `transfer`: how a mask goes through a derivative that plain PyTorch runs, because the saved tensors are safe or
+  because the result can be repaired.
+- `rule` and `derivative`: what an operator of the derivative, or the whole derivative, does to a `Cotangent`.
+
+Every function needs rules for the operators of its derivative. Transfers only save time: a transferred node costs one
+hook and a little arithmetic on the mask, while an interpreted node costs two hooks and a rule for each operator. The
+downside is that a transfer repeats, for one function, what the rules of its operators say together. The tests run
+random programs both as planned and by rules alone, and compare the results.
+"""
+
+from . import (
+    attention,
+    cells,
+    chunked,
+    convolutions,
+    decompositions,
+    distances,
+    embeddings,
+    flex,
+    gates,
+    grouped,
+    linear_algebra,
+    losses,
+    nested,
+    norms,
+    packing,
+    pointwise,
+    products,
+    recurrent,
+    reductions,
+    sampling,
+    selections,
+    shapes,
+    softmax,
+    sparse,
+    spreading,
+    stacked,
+    stepwise,
+    transforms,
+    two_cotangents,
+)
+
+__all__ = [
+    "attention",
+    "cells",
+    "chunked",
+    "convolutions",
+    "decompositions",
+    "distances",
+    "embeddings",
+    "flex",
+    "gates",
+    "grouped",
+    "linear_algebra",
+    "losses",
+    "nested",
+    "norms",
+    "packing",
+    "pointwise",
+    "products",
+    "recurrent",
+    "reductions",
+    "sampling",
+    "selections",
+    "shapes",
+    "softmax",
+    "sparse",
+    "spreading",
+    "stacked",
+    "stepwise",
+    "transforms",
+    "two_cotangents",
+]

@@ -1,0 +1,65 @@
+"""Distances between all pairs of rows. The gradient is a sum over pairs: the cotangent times a direction.
+
+For d[i, j] = |a[i] - b[j]|, the gradient by a[i] is Σ g[i, j]·(a[i] - b[j]) / d[i, j] over j. The fused kernel computes
+all terms, so a NaN in an ignored b[1] reaches a[0]. With a tensor of all directions, the ignored term is left out:
+
+>>> from zero_or_nan.ignoring import Cotangent
+>>> a, b = torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 0.0], [torch.nan, 0.0]])
+>>> g = Cotangent(torch.tensor([[1.0, 0.0]]), mask=torch.tensor([[True, False]]))
+>>> torch.ops.aten._cdist_backward(g.value, a, b, 2.0, torch.cdist(a, b)).tolist()
+[[nan, nan]]
+>>> [round(number, 3) for number in torch.ops.aten._cdist_backward(g, a, b, 2.0, torch.cdist(a, b)).value[0].tolist()]
+[0.6, 0.8]
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...masks.cotangent import Cotangent, prefer_exact, unwrap
+from ..registry import function, rule
+
+function("Dist", fills=("MaskedFill(Div(Dist))", "MaskedFill(Div(Pow(Dist)))"))
+function("EuclideanDist", fills=("MaskedFill(Div(EuclideanDist))",))
+
+
+@rule("_cdist_backward")
+def cdist_backward(op: Any, grad: Any, x1: Tensor, x2: Tensor, p: float, distance: Tensor) -> Any:
+    """By a tensor of all directions, if the fused kernel multiplies an ignored element by NaN."""
+    exact = op(unwrap(grad), x1, x2, p, distance)
+    if grad.mask is None:
+        return Cotangent(exact)
+    return prefer_exact(exact, (grad.unsqueeze(-1) * _directions(x1, x2, p, distance)).sum(-2))
+
+
+@rule("_pdist_backward")
+def pdist_backward(op: Any, grad: Any, x: Tensor, p: float, distance: Tensor) -> Any:
+    """The same as `cdist`, with each pair once. A row and itself are not a pair, so the diagonal is ignored."""
+    exact = op(unwrap(grad), x, p, distance)
+    if grad.mask is None:
+        return Cotangent(exact)
+    first, second = torch.triu_indices(len(x), len(x), 1, device=x.device)
+
+    def square(entries: Any) -> Any:
+        upper = entries.new_zeros((len(x), len(x))).index_put((first, second), entries).triu(1)
+        return upper + upper.mT
+
+    return prefer_exact(exact, (square(grad).unsqueeze(-1) * _directions(x, x, p, square(distance))).sum(-2))
+
+
+def _directions(x1: Tensor, x2: Tensor, p: float, distance: Tensor) -> Tensor:
+    """The derivative of each pair's distance by its first row. It is 0 for a row and itself, as in PyTorch."""
+    difference = x1.unsqueeze(-2) - x2.unsqueeze(-3)
+    sign = torch.where(difference.isnan(), difference, difference.sign())  # PyTorch's sign of NaN is 0
+    distance = distance.unsqueeze(-1)
+    if p == 0:
+        return torch.zeros_like(difference)
+    size = difference.abs()
+    if math.isinf(p):
+        return sign * (1 - (size - distance).abs().ceil().clamp(max=1))  # PyTorch's formula; NaN if both are inf
+    direction = sign if p == 1 else sign * size ** (p - 1) / distance ** (p - 1)
+    return torch.where((distance == 0) | (size == 0) & (p < 1), torch.zeros_like(direction), direction)

@@ -1,0 +1,164 @@
+"""Solvers: linear in the right-hand side, whose columns (or rows) don't influence each other.
+
+The lower triangular system L·x = b is solved from above:
+
+    x[0] = b[0] / L[0, 0]
+    x[1] = (b[1] - L[1, 0]·x[0]) / L[1, 1]
+
+So x[0] depends on b[0] alone. An unknown is ignored if all that it is computed from is ignored:
+
+>>> from zero_or_nan.ignoring import Cotangent
+>>> lower = torch.tensor([[torch.nan, 0.0], [1.0, 2.0]])
+>>> b = Cotangent(torch.tensor([[0.0], [4.0]]), mask=torch.tensor([[False], [True]]))
+>>> x = torch.linalg.solve_triangular(lower, b, upper=False)
+>>> x.value.tolist(), x.mask.tolist()
+([[0.0], [2.0]], [[False], [True]])
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...masks.cotangent import Cotangent, NotFollowed, mask_of, prefer_exact, unwrap, wrap, zero_ignored
+from ...masks.mask import anywhere
+from ...masks.numbers import has_nan
+from ..registry import derivative, function, rule
+from .stepwise import within_matrices
+
+function("LuUnpack", selects=True)
+
+
+@rule("linalg_solve_triangular")
+def solve_triangular(op: Any, a: Any, b: Any, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Any:
+    """By substitution, which skips ignored elements. An unknown is ignored if all that it depends on is ignored."""
+    exact = op(unwrap(a), unwrap(b), upper=upper, left=left, unitriangular=unitriangular)
+    if type(a) is Cotangent:
+        raise NotFollowed("is not linear in the matrix")
+    if mask_of(b) is None:
+        return Cotangent(exact)
+    matrix, given = (a, b) if left else (a.mT, b.mT)
+    upper = upper is left
+    if not has_nan(exact):
+        return Cotangent(exact, _reached(given.mask, upper) if left else _reached(given.mask, upper).mT)
+    solution = _substitute(matrix, given, upper, unitriangular)
+    return prefer_exact(exact, solution if left else solution.mT)
+
+
+def _reached(mask: Tensor, upper: bool) -> Tensor:
+    """The mask of the unknowns. An unknown depends on the given rows from where substitution begins up to its own."""
+    rows = mask.to(torch.int32)
+    rows = rows.flip(-2).cumsum(-2).flip(-2) if upper else rows.cumsum(-2)
+    return rows != 0
+
+
+def _substitute(matrix: Tensor, given: Cotangent, upper: bool, unitriangular: bool) -> Any:
+    """The unknowns, one row after the other."""
+    size = matrix.shape[-1]
+    order = range(size - 1, -1, -1) if upper else range(size)
+    done: list[Any] = []
+    for step, row in enumerate(order):
+        right = given.select(-2, row)
+        if step:
+            before = torch.stack(done, -2)
+            taken = matrix[..., row, list(order[:step])]
+            right = right - (taken.unsqueeze(-1) * before).sum(-2)
+        done.append(right if unitriangular else right / matrix[..., row, row].unsqueeze(-1))
+    return torch.stack(done[::-1] if upper else done, -2)
+
+
+@rule("triangular_solve")
+def triangular_solve(
+    op: Any, b: Any, a: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> Any:
+    """The older operator for the same, with other arguments."""
+    exact, copy = op(unwrap(b), unwrap(a), upper, transpose, unitriangular)
+    matrix, upper = (a.mT, not upper) if transpose else (a, upper)
+    return prefer_exact(exact, torch.linalg.solve_triangular(matrix, b, upper=upper, unitriangular=unitriangular)), copy
+
+
+@rule("cholesky_solve")
+def cholesky_solve(op: Any, b: Any, factor: Any, upper: bool = False) -> Any:
+    """By two triangular systems."""
+    exact = op(unwrap(b), unwrap(factor), upper)
+    lower = factor.mH if upper else factor
+    half = torch.linalg.solve_triangular(lower, b, upper=False)
+    return prefer_exact(exact, torch.linalg.solve_triangular(lower.mH, half, upper=True))
+
+
+@rule("linalg_lu_solve")
+def lu_solve(op: Any, lu: Any, pivots: Tensor, b: Any, *, left: bool = True, adjoint: bool = False) -> Any:
+    """By a permutation and two triangular systems."""
+    exact = op(unwrap(lu), pivots, unwrap(b), left=left, adjoint=adjoint)
+    if mask_of(b) is None:
+        return wrap(exact)
+    given = b if left else b.mH
+    # X A = B is the same as the adjoint system A* X* = B*.
+    adjoint = adjoint if left else not adjoint
+    permutation = torch.lu_unpack(lu, pivots, unpack_data=False)[0]
+
+    def solve(matrix: Tensor, right: Any, upper: bool, unit: bool) -> Any:
+        return torch.linalg.solve_triangular(matrix, right, upper=upper, unitriangular=unit)
+
+    if adjoint:
+        half = solve(lu.mH, given, False, False)
+        solution = permutation @ solve(lu.mH, half, True, True)
+    else:
+        half = solve(lu, permutation.mT @ given, False, True)
+        solution = solve(lu, half, True, False)
+    return prefer_exact(exact, solution if left else solution.mH)
+
+
+@rule("_linalg_solve_ex")
+def solve_ex(op: Any, a: Any, b: Any, *, left: bool = True, check_errors: bool = False) -> Any:
+    """By the LU factors, which the operator also returns."""
+    exact, *factors, info = op(unwrap(a), unwrap(b), left=left, check_errors=check_errors)
+    if mask_of(b) is None:
+        return Cotangent(exact), *factors, info
+    vector = unwrap(b).dim() == unwrap(a).dim() - 1
+    columns = b.unsqueeze(-1) if vector else b
+    masked = torch.linalg.lu_solve(*factors, columns, left=left)
+    return prefer_exact(exact, masked.squeeze(-1) if vector else masked), *factors, info
+
+
+@rule("ormqr")
+def multiplied_by_reflections(op: Any, reflectors: Any, scales: Any, other: Any, left: bool = True, *args: Any) -> Any:
+    """A product with a unitary matrix, which keeps the columns (or rows) apart. Its own derivative is in `stepwise`."""
+    value = op(unwrap(reflectors), unwrap(scales), unwrap(other), left, *args)
+    mask = mask_of(other)
+    return zero_ignored(value, None if mask is None else anywhere(mask, -2 if left else -1, True))
+
+
+@derivative("LinalgDet", mixes=within_matrices)
+def determinant(node: Any, grads: Any) -> tuple[Any]:
+    """PyTorch's formula for a gradient that is recorded. It decomposes only singular matrices into singular values.
+
+    For a subclass, PyTorch itself decomposes all matrices, and raises an error if an ignored matrix has a NaN.
+    """
+    (grad,), matrix, value = grads, node._saved_A, node._saved_result
+    right = torch.diag_embed((grad * value.conj()).unsqueeze(-1).expand(matrix.shape[:-1])).mT
+    singular = (value.abs() < 100 * torch.finfo(value.dtype).eps) & matrix.isfinite().all(-1).all(-1)
+    if not bool(singular.any()):
+        return (torch.linalg.solve_ex(matrix.mH, right).result,)
+    left, sizes, adjoint = torch.linalg.svd(matrix[singular])
+    sign = (torch.linalg.det(left) * torch.linalg.det(adjoint)).conj()
+    ahead, behind = (
+        torch.cat([torch.ones_like(part[..., :1]), part[..., :-1]], -1).cumprod(-1) for part in (sizes, sizes.flip(-1))
+    )
+    products = (grad[singular] * sign).unsqueeze(-1) * (ahead * behind.flip(-1))  # of all other singular values
+    result = torch.zeros_like(matrix).index_put((singular,), (left * products.unsqueeze(-2)) @ adjoint)
+    regular = singular.logical_not()
+    if bool(regular.any()):
+        result = result.index_put((regular,), torch.linalg.solve_ex(matrix[regular].mH, right[regular]).result)
+    return (result,)
+
+
+@rule("linalg_cross")
+def cross(op: Any, a: Any, b: Any, *, dim: int = -1) -> Any:
+    """The difference of two products."""
+    exact = op(unwrap(a), unwrap(b), dim=dim)
+    if mask_of(a) is None and mask_of(b) is None:
+        return Cotangent(exact)
+    return prefer_exact(exact, a.roll(-1, dim) * b.roll(-2, dim) - a.roll(-2, dim) * b.roll(-1, dim))

@@ -1,0 +1,110 @@
+"""Losses: each row of a batch has its own loss, and some rows or classes are not part of it.
+
+The negative log-likelihood of a row reads one element: the score of its target. Its derivative writes -g there, and 0
+elsewhere. These zeros mean "not selected", and so do all elements of a row whose target is `ignore_index`:
+
+>>> from torch.nn.functional import nll_loss
+>>> from zero_or_nan import ignoring
+>>> scores = torch.tensor([[-1.0, -2.0], [-3.0, -4.0]], requires_grad=True)
+>>> loss = nll_loss(scores, torch.tensor([0, -100]), reduction="sum")
+>>> (gradient,) = ignoring.grad(loss, [scores], ignored="masked")
+>>> gradient.get_data().tolist(), gradient.get_mask().tolist()
+([[-1.0, 0.0], [0.0, 0.0]], [[True, False], [False, False]])
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...masks.cotangent import mask_of, selecting, unwrap, zero_ignored
+from ...masks.mask import both, expanded
+from ..conditions import ALWAYS, AWAY_FROM_ZERO, MODERATE
+from ..registry import function, rule
+from .decompositions import fused
+
+function(
+    "NllLoss NllLoss2D", selects=True, safe_if=MODERATE, safe_if_saved={"self": ALWAYS, "total_weight": AWAY_FROM_ZERO}
+)  # fmt: skip
+function("CtcLoss MultiMarginLoss MultilabelMarginLoss", selects=True)
+function("BinaryCrossEntropyWithLogits MseLoss", safe_if=MODERATE)
+
+fused(
+    "binary_cross_entropy_backward",
+    "huber_loss_backward",
+    "mse_loss_backward",
+    "smooth_l1_loss_backward",
+    "soft_margin_loss_backward",
+)
+
+
+@rule("nll_loss_backward", "nll_loss2d_backward")
+def nll_loss_backward(
+    op: Any, grad: Any, scores: Tensor, target: Tensor, weight: Any, reduction: int, ignored: int, total: Tensor
+) -> Any:
+    """Each row selects the element of its target. A row whose target is `ignore_index` selects none."""
+    value = op(unwrap(grad), unwrap(scores), target, weight, reduction, ignored, total)
+    classes = 1 if scores.dim() > 1 else 0
+    picked = target.unsqueeze(classes)
+    kept = picked != ignored
+    mask = torch.zeros(value.shape, dtype=torch.bool, device=value.device)
+    mask.scatter_(classes, picked.where(kept, 0), kept)  # `ignore_index` may be an invalid index
+    mask |= not selecting(grad)
+    arriving = mask_of(grad)
+    if arriving is not None:
+        mask = mask & (arriving.unsqueeze(classes) if arriving.dim() else arriving)
+    return zero_ignored(value, mask)
+
+
+@rule("_ctc_loss_backward")
+def ctc_loss_backward(
+    op: Any,
+    grad: Any,
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    likelihood: Tensor,
+    log_alpha: Tensor,
+    blank: int,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Each sequence has its own loss, of the frames up to its length, and of the classes in its target and the blank.
+
+    For any other class, PyTorch's gradient is the probability, as for a log_softmax. It is kept if it is finite.
+    """
+    saved = unwrap((log_probs, targets, input_lengths, target_lengths, likelihood, log_alpha))
+    value = op(unwrap(grad), *saved, blank, *args, **kwargs)
+    frames, sequences, _ = value.shape
+    lengths = torch.as_tensor(input_lengths, device=value.device).reshape(1, -1, 1)
+    inside = torch.arange(frames, device=value.device).reshape(-1, 1, 1) < lengths
+    sizes = torch.as_tensor(target_lengths, device=value.device)
+    number = torch.arange(sequences, device=value.device)
+    if targets.dim() == 1:  # one after the other
+        number = number.repeat_interleave(sizes)
+    else:  # padded to one length
+        within = torch.arange(targets.shape[1], device=value.device) < sizes.unsqueeze(1)
+        number, targets = number.unsqueeze(1).expand(targets.shape)[within], targets[within]
+    read = torch.zeros(value.shape[1:], dtype=torch.bool, device=value.device)
+    read[number, targets] = True
+    read[:, blank] = True
+    arriving = mask_of(grad)
+    mask = both(inside, None if arriving is None else arriving.reshape(1, -1, 1))
+    counts = read | value.isfinite() | (not selecting(grad))
+    return zero_ignored(value.masked_fill_(counts.logical_not(), 0), mask & counts)
+
+
+@rule("multi_margin_loss_backward", "multilabel_margin_loss_backward")
+def margin_loss_backward(op: Any, grad: Any, saved: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Each row has its own loss. An element beyond the margin is ignored, unless its row has a NaN."""
+    value = op(unwrap(grad), saved, *args, **kwargs)
+    unordered = saved.isnan().any(-1, keepdim=True) if saved.dim() else saved.isnan()
+    with_ones = op(torch.ones_like(unwrap(grad)), saved, *args, **kwargs)
+    mask = (with_ones != 0) | unordered | (not selecting(grad))
+    arriving = mask_of(grad)
+    if arriving is not None:
+        mask = mask & (arriving.unsqueeze(-1) if saved.dim() > 1 and arriving.dim() else arriving.any())
+    return zero_ignored(value, expanded(mask, value.shape))

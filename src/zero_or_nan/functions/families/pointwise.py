@@ -1,0 +1,271 @@
+"""Elementwise functions. A product counts if all of its factors count, a sum if one of its terms counts.
+
+The derivative of y = exp(x) is g·y. If the loss ignores y[1], the product g[1]·y[1] is ignored, also if y[1] is NaN.
+If x is also used elsewhere, the engine adds the two cotangents. The sum counts if one of them counts.
+
+>>> from zero_or_nan.ignoring import Cotangent
+>>> y = torch.tensor([2.0, torch.nan])
+>>> product = Cotangent(torch.tensor([1.0, 0.0]), mask=torch.tensor([True, False])) * y
+>>> product.value.tolist(), product.mask.tolist()
+([2.0, 0.0], [True, False])
+>>> total = product + torch.tensor([5.0, 5.0])
+>>> total.value.tolist(), total.mask is None  # all elements count
+([7.0, 5.0], True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...masks.cotangent import (
+    Cotangent,
+    can_carry,
+    chosen,
+    mask_of,
+    prefer_exact,
+    selecting,
+    step_of,
+    unwrap,
+    without_nan,
+    wrap,
+    written_mask,
+    zero_ignored,
+)
+from ...masks.mask import Mask, both, either, expanded, reduced
+from ..conditions import ALWAYS, AWAY_FROM_ZERO, FINITE, MODERATE
+from ..graph import function_of
+from ..registry import function, rule, transfer
+from .decompositions import fused
+
+# Sums, signs, copies and other dtypes.
+
+function("AccumulateGrad Lift Neg ToCopy", safe_if=ALWAYS)
+function("Alias Clone", moves=True, safe_if=ALWAYS)
+function("CopyBackwards", selects=True, safe_if=ALWAYS)
+function("Add", moves=lambda node: getattr(node, "_saved_alpha", 1) == 1, safe_if=ALWAYS, scalars=("alpha",))
+function("Sub Rsub", safe_if=ALWAYS, scalars=("alpha",))
+
+# Products with a saved tensor, or with a bounded function of it: the saved tensor has to be finite.
+
+function("Abs Cos Exp Exp2 Expm1 Mul Sigmoid Sin Tanh", safe_if=FINITE)
+function("NativeDropout", safe_if=FINITE, scalars=("p",))
+function("LeakyRelu", safe_if=ALWAYS, scalars=("negative_slope",))
+
+# The derivative is finite for finite numbers, but its computation could overflow.
+
+
+def _has_a_low_threshold(node: Any) -> bool:
+    """True if exp can't overflow below the threshold, where softplus computes it."""
+    return bool(abs(node._saved_beta * node._saved_threshold) <= 80)
+
+
+def _has_a_small_power(node: Any) -> bool:
+    """True for an exponent of 1, 2, 3 or 4. A root of a negative number is NaN, and an exponent may be a tensor."""
+    return isinstance(node._saved_exponent, (int, float)) and node._saved_exponent in (1, 2, 3, 4)
+
+
+function("Gelu Hardswish LogSigmoid Mish Silu", safe_if=MODERATE)
+function("Elu", safe_if=MODERATE, scalars=("alpha", "scale"))
+function("Softplus", safe_if=MODERATE, scalars=("beta",), only_if=_has_a_low_threshold)
+function(
+    "Pow",
+    safe_if=MODERATE,
+    only_if=_has_a_small_power,
+    fills=("Where(None, Mul(Mul(Pow)))", "Where(None, Mul(Pow, Log))"),
+)
+
+# Quotients: the derivative divides by a saved tensor.
+
+function("Log Log10 Log2 Reciprocal Rsqrt Sqrt", safe_if=AWAY_FROM_ZERO)
+function("Div", safe_if=AWAY_FROM_ZERO, safe_if_saved={"self": MODERATE})
+
+# The derivative fills in zeros where it would divide by 0, or take the logarithm of 0.
+
+function("Angle", fills=("Where(None, Mul(Div(Pow(Abs))))",))
+function("Atan2", fills=("MaskedFill(Reciprocal(Add(Mul)))",))
+function("Copysign", fills=("MaskedFill(Div(Copysign))",))
+function("Sgn", fills=("MaskedFill(Div(Mul(Abs)))",))
+function("Sinc", fills=("Where(None, Mul(Div(Sub(Sin))))",))
+function("SpecialXlog1Py", fills=("MaskedFill(SpecialXlog1Py)",))
+function("Xlogy", fills=("MaskedFill(Xlogy)",))
+
+# With `eps`, a number near 0 or 1 is replaced.
+
+function("Logit", selects=lambda node: node._saved_eps is not None)
+
+# Written in Python, in operators that have rules.
+
+function("torch.distributions.dirichlet._Dirichlet")
+
+
+def _repair_entries(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
+    """Write 0 over ignored NaN."""
+    if results[0] is not None:
+        without_nan(results[0], mask)
+
+
+@transfer(
+    """
+    Abs Acos Acosh Asin Asinh Atan Atanh Cos Cosh Elu Erf Erfc Exp Exp2 Expm1 Gelu Hardswish LeakyRelu Log Log10 Log1P
+    Log2 LogSigmoid Mish Reciprocal Rsqrt Sigmoid Silu Sin Sinh Softplus Sqrt Tan Tanh
+    """,
+    repair=_repair_entries,
+    repair_if=lambda node: len(node.next_functions) == 1,
+)
+def _same(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
+    """Elementwise functions of one tensor: the mask stays the same."""
+    return (mask,)
+
+
+@transfer("Alias Clone Neg NativeDropout")
+def _kept(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
+    return (mask,)
+
+
+@transfer("Mul Div Sub Rsub Add")
+def _broadcast(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
+    """Each of the two operands may have been broadcast."""
+    return [mask if mask is None or result is None else reduced(mask, result.shape) for result in results]
+
+
+def _all_factors(args: tuple[Any, ...]) -> Mask:
+    """The mask of a product of all cotangents among the arguments."""
+    mask: Mask = None
+    for arg in args:
+        mask = both(mask, mask_of(arg))
+    return mask
+
+
+@rule(
+    "div",
+    "elu_backward",
+    "gelu_backward",
+    "glu_backward_jvp",
+    "hardswish_backward",
+    "infinitely_differentiable_gelu_backward",
+    "leaky_relu_backward",
+    "log_sigmoid_backward",
+    "mish_backward",
+    "native_dropout_backward",
+    "rrelu_with_noise_backward",
+    "sigmoid_backward",
+    "silu_backward",
+    "softplus_backward",
+    "special_xlog1py",
+    "tanh_backward",
+    "xlogy",
+)
+def product(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """A cotangent times a function of the saved tensors."""
+    return zero_ignored(op(*unwrap(args), **unwrap(kwargs)), _all_factors((*args, *kwargs.values())))
+
+
+@rule("logit_backward")
+def logit_backward(op: Any, grad: Any, x: Tensor, eps: float | None = None) -> Any:
+    """The same as `product`. If there is `eps`, a number nearer to 0 or 1 was replaced, so it is ignored."""
+    mask = _all_factors((grad, x))
+    if eps is not None:
+        near = (unwrap(x) < eps) | (unwrap(x) > 1 - eps)  # False for NaN, which is used
+        mask = both(mask, near.logical_not())
+    return zero_ignored(op(*unwrap((grad, x)), eps), mask)
+
+
+@rule("mul")
+def mul(op: Any, a: Any, b: Any) -> Any:
+    """The same as `product`, but many derivatives select by a bool factor: its False is then a written zero."""
+    mask = _all_factors((a, b))
+    cotangent, factor = (a, b) if type(a) is Cotangent else (b, a)
+    if isinstance(factor, Tensor) and factor.dtype is torch.bool and selecting(cotangent):
+        value = op(unwrap(a), unwrap(b))
+        if factor.device.type == "cpu" and _fills_in(cotangent):
+            value = value.contiguous().masked_fill_(factor.logical_not(), 0)
+        return zero_ignored(value, both(mask, chosen(factor, cotangent)))
+    return zero_ignored(op(unwrap(a), unwrap(b)), mask)
+
+
+def _fills_in(cotangent: Cotangent) -> bool:
+    """True if the derivative fills numbers into new zeros, but multiplies a subclass.
+
+    The product would have -0.0 among the zeros, and the strides of its factors.
+    """
+    step = step_of((cotangent,))
+    return step is not None and function_of(step.node.name()) in ("Max", "Min", "Median", "Nanmedian")
+
+
+@rule("add", "rsub", "sub")
+def total(op: Any, a: Any, b: Any, **kwargs: Any) -> Any:
+    """A sum of two terms."""
+    value = op(unwrap(a), unwrap(b), **kwargs)
+    return Cotangent(value, expanded(either(mask_of(a), mask_of(b)), value.shape))
+
+
+@rule("addcmul", "addcdiv")
+def total_of_product(op: Any, base: Any, a: Any, b: Any, *, value: Any = 1) -> Any:
+    """A sum whose second term is a product. Its kernel rounds once where a sum and a product round twice."""
+    exact = op(unwrap(base), unwrap(a), unwrap(b), value=value)
+    combine = torch.mul if op._schema.name == "aten::addcmul" else torch.div
+    return prefer_exact(exact, torch.add(base, combine(a, b), alpha=value))
+
+
+@rule(
+    "_conj",
+    "_conj_physical",
+    "_neg_view",
+    "alias",
+    "clone",
+    "conj_physical",
+    "contiguous",
+    "detach",
+    "lift_fresh",
+    "neg",
+    "positive",
+    "real",
+    "imag",
+    "resolve_conj",
+    "resolve_neg",
+)
+def same_entries(op: Any, grad: Any, **kwargs: Any) -> Any:
+    """Copies, signs and conjugates."""
+    return Cotangent(op(grad.value, **kwargs), grad.mask)
+
+
+@rule("_to_copy", "to")
+def converted(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
+    """Another dtype or device; the mask follows to the device.
+
+    PyTorch computes the shape of a product with a ZeroTensor on the meta device, where no element has a value.
+    """
+    value = op(grad.value, *args, **kwargs)
+    mask = grad.mask
+    if not can_carry(value):
+        return value
+    return Cotangent(value, mask if mask is None else mask.to(value.device))
+
+
+@rule("copy")
+def copied(op: Any, target: Any, source: Any, non_blocking: bool = False) -> Any:
+    """The source replaces the cotangent and its mask."""
+    value = op(unwrap(target), unwrap(source))
+    beside = target if type(target) is Cotangent else source
+    return Cotangent(value, expanded(written_mask(source, beside), value.shape))
+
+
+@rule("abs", "exp", "log", "nan_to_num", "pow", "sgn", "sign", "sqrt", "square", "clamp", "clamp_min")
+def not_linear(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Operators that are not linear. An ignored element stays ignored unless it becomes a number other than 0."""
+    value = op(*unwrap(args), **unwrap(kwargs))
+    mask = _all_factors(args)
+    return Cotangent(value, mask if mask is None else mask.expand(value.shape) | (value != 0))
+
+
+@rule("full_like", "new_full", "new_ones", "ones_like")
+def made_up(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """New numbers in the shape of a cotangent. All of them count."""
+    return wrap(op(*unwrap(args), **unwrap(kwargs)))
+
+
+fused("_prelu_kernel_backward", "glu_backward")

@@ -1,0 +1,146 @@
+"""Functions that reduce or sort a dimension: a sum skips ignored elements, and a maximum selects one element.
+
+The derivative of a sum that was broadcast adds up cotangents. An ignored cotangent is 0, so the plain sum is right. The
+result counts if one of its terms counts; a sum of ignored terms alone is ignored:
+
+>>> from zero_or_nan.ignoring import Cotangent
+>>> mask = torch.tensor([[True, True], [True, False], [False, False]])
+>>> g = Cotangent(torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.0, 0.0]]), mask=mask)
+>>> to_rows = g.sum(1)
+>>> to_rows.value.tolist(), to_rows.mask.tolist()
+([3.0, 3.0, 0.0], [True, True, False])
+
+The elements that equal a maximum share its cotangent, as in PyTorch. The other elements were not selected.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...masks.cotangent import Cotangent, mask_of, unwrap, zero_ignored
+from ...masks.mask import anywhere, full
+from ..conditions import ALWAYS, FINITE
+from ..graph import signed
+from ..registry import derivative, function, rule
+
+function("Sum", moves=True, safe_if=ALWAYS)
+function("Cumsum Mean", safe_if=ALWAYS)
+function("Nansum Trace", selects=True, safe_if=ALWAYS)
+function("Cummax Cummin Kthvalue Median Mode Sort Topk", selects=True, safe_if=ALWAYS)
+function("Amax Amin", selects=True, compares=True, safe_if=FINITE)
+function("Aminmax", since="2.13", selects=True, compares=True)
+function("Max Min", selects=True, safe_if=FINITE)
+function("Nanmedian SegmentReduce", selects=True)
+function("Norm", fills=("MaskedFill(Div(Norm))", "MaskedFill(Div(Pow(Norm)))"))
+function("Renorm", selects=True)
+function("Std StdMean", fills=("MaskedFill(Div(Mul(Std)))", "MaskedFill(Div(Mul(StdMean)))"))
+
+
+@rule("sum", "mean")
+def summed(op: Any, grad: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
+    """Ignored terms are zeros, so the plain sum is right."""
+    if op._overloadname in ("dim_IntList", "dim"):
+        value = op(grad.value, dim, keepdim, **kwargs)
+    else:
+        value = op(grad.value, **kwargs)
+    return Cotangent(value, None if grad.mask is None else anywhere(grad.mask, dim, keepdim))
+
+
+@rule("_segment_reduce_backward")
+def segment_reduce_backward(op: Any, grad: Any, output: Tensor, data: Tensor, reduce: str, **kwargs: Any) -> Any:
+    """A member of a segment counts if the segment does. With "max" or "min", it must also be the result."""
+    value = op(unwrap(grad), output, data, reduce, **kwargs)
+
+    def to_members(segments: Tensor) -> Tensor:
+        """Each segment's number for all of its members, by the derivative of a sum."""
+        zeros = torch.zeros(segments.shape, dtype=torch.float32, device=data.device)
+        members = torch.zeros(data.shape, dtype=torch.float32, device=data.device)
+        result: Tensor = op(segments.float(), zeros, members, "sum", **{**kwargs, "initial": None})
+        return result
+
+    mask = to_members(full(mask_of(grad), output)) != 0
+    if reduce in ("max", "min"):
+        largest = to_members(output.nan_to_num())
+        mask &= (data.nan_to_num().float() == largest) | (to_members(output.isnan()) != 0)
+    return zero_ignored(value, mask)
+
+
+def _by_largest(node: Any) -> bool:
+    """True for a maximum or a minimum."""
+    return node._saved_reduce in ("amax", "amin")
+
+
+def _leaves_out(node: Any) -> bool:
+    """True if elements of the tensor itself may be ignored."""
+    return _by_largest(node) or not node._saved_include_self
+
+
+@derivative("ScatterReduce", selects=_leaves_out, derivative_if=_by_largest)
+def scatter_reduce(node: Any, grads: Any) -> tuple[Any, Any]:
+    """The elements that equal the largest (smallest) at their index share its cotangent. If it is NaN, all do.
+
+    Elements that `include_self=False` leaves out are ignored.
+    """
+    grad, own, dim = grads[0], node._saved_self, node._saved_dim
+    index, source, result = node._saved_index, node._saved_src, node._saved_result
+    dim = signed(dim)
+    there = result.gather(dim, index)
+    source = source if source.shape == index.shape else source[tuple(map(slice, index.shape))]
+    of_own, of_source = own == result, source == there
+    count = of_own.to(own.dtype).scatter_add(dim, index, of_source.to(own.dtype))
+    shared = grad / count
+    to_source = _picked(shared.gather(dim, index), of_source, there)
+    if not node._saved_include_self:
+        of_own, result = of_own.scatter(dim, index, False), result.scatter(dim, index, 0)
+    return _picked(shared, of_own, result), to_source
+
+
+@derivative("IndexReduce", selects=_leaves_out, derivative_if=_by_largest)
+def index_reduce(node: Any, grads: Any) -> tuple[Any, Any]:
+    """The same as `scatter_reduce`, by rows."""
+    grad, own, dim, index = grads[0], node._saved_self, node._saved_dim, node._saved_index
+    source, result = node._saved_source, node._saved_result
+    dim = signed(dim)
+    there = result.index_select(dim, index)
+    of_own, of_source = own == result, source == there
+    shared = grad / of_own.to(own.dtype).index_add(dim, index, of_source.to(own.dtype))
+    to_source = _picked(shared.index_select(dim, index), of_source, there)
+    if not node._saved_include_self:
+        of_own, result = of_own.index_fill(dim, index, False), result.index_fill(dim, index, 0)
+    return _picked(shared, of_own, result), to_source
+
+
+def _picked(shared: Any, picked: Tensor, result: Tensor) -> Cotangent:
+    """The shared cotangent at the picked elements, and NaN where the result is NaN and counts."""
+    nan = result.isnan()
+    value = unwrap(shared).masked_fill(~picked, 0).masked_fill(nan, torch.nan)
+    arriving = torch.ones_like(picked) if shared.mask is None else shared.mask
+    return zero_ignored(value.masked_fill(nan & ~arriving, 0), (picked | nan) & arriving)
+
+
+def _of_largest(node: Any) -> bool:
+    """True for a norm of order inf or -inf."""
+    return float(node._saved_ord if hasattr(node, "_saved_ord") else node._saved_p or 2) in (math.inf, -math.inf)
+
+
+@derivative(
+    "LinalgVectorNorm",
+    selects=_of_largest,
+    derivative_if=_of_largest,
+    fills=("MaskedFill(Div(LinalgVectorNorm))", "MaskedFill(Div(Pow(LinalgVectorNorm)))", "MaskedFill(Pow(Abs))"),
+)
+def largest_norm(node: Any, grads: Any) -> tuple[Any]:
+    """The elements whose absolute value equals the norm share its cotangent. With a NaN norm, all elements do."""
+    (grad, *_), x, norm, dims = grads, node._saved_self, node._saved_result, node._saved_dim
+    if x.dim() and not node._saved_keepdim:
+        chosen = sorted(d % x.dim() for d in (list(map(signed, dims)) if dims else range(x.dim())))
+        for dim in chosen:
+            grad, norm = grad.unsqueeze(dim), norm.unsqueeze(dim)
+    dims = list(map(signed, dims)) if dims else list(range(x.dim()))
+    picked = x.abs() == norm
+    shared = grad / picked.sum(dims, keepdim=True) if x.dim() else grad
+    return (_picked((shared * x.sgn()).expand(x.shape), picked, norm.expand(x.shape)),)

@@ -1,0 +1,286 @@
+"""Functions that select elements by a condition or by indices, or that write over some of them.
+
+The derivative of such a function writes zeros, and so does the derivative of a step function. In the first, a zero
+means that the result did not depend on the element. In the second, the zero is a number. `selecting` distinguishes the
+two, by the node whose derivative writes the zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...masks.cotangent import Cotangent, NotFollowed, chosen, mask_of, selecting, step_of, unwrap, wrap, written_mask
+from ...masks.mask import Mask, both, everywhere, expanded, full, reduced
+from ..conditions import ALWAYS
+from ..graph import can_be_read_again
+from ..registry import function, rule, transfer
+from .spreading import probe
+
+function("Where", selects=True, safe_if=ALWAYS)
+function(
+    """
+    Gather Index IndexCopy IndexFill IndexPut IndexSelect MaskedScatter MaskedSelect Scatter SelectScatter SliceScatter
+    Take
+    """,
+    selects=True,
+    safe_if=ALWAYS,
+)
+function("IndexAdd ScatterAdd", safe_if=ALWAYS)
+function("DiagonalScatter IndexPutImpl Put UnsafeIndex UnsafeIndexPut UnsafeMaskedIndex", selects=True)
+
+
+def _fills_with_a_tensor(node: Any) -> bool:
+    """True if the number is a tensor with a gradient: a sum, which PyTorch adds in another order for a subclass."""
+    values = node.next_functions[1:]
+    return any(ahead is not None for ahead, _ in values) and can_be_read_again(node, unknown=False)
+
+
+function("MaskedFill", selects=True, moves=_fills_with_a_tensor, safe_if=ALWAYS)
+
+# All elements are written over, by a number or by random numbers.
+
+function("Fill Zero", selects=True, moves=True, safe_if=ALWAYS)
+function("Cauchy Exponential Geometric LogNormal Normal Random Uniform", selects=True)
+
+# The function draws with its input as probabilities. The in-place one overwrites its input, so it selects.
+function("Bernoulli", selects=lambda node: node.name() != "BernoulliBackward0")
+
+
+@transfer("Where", reads=("_raw_saved_condition",))
+def _where(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
+    taken, other = node._saved_condition.bool(), None
+    if results[1] is not None:
+        other = expanded(both(taken.logical_not(), mask), grad.shape)
+    if results[0] is not None:
+        taken = expanded(both(taken, mask), grad.shape)
+    return [
+        mask if mask is None or result is None else reduced(mask, result.shape)
+        for mask, result in zip((taken, other), results, strict=True)
+    ]
+
+
+def _fills_with_a_number(node: Any) -> bool:
+    """True if the number has no gradient."""
+    return all(ahead is None for ahead, _ in node.next_functions[1:])
+
+
+@transfer("MaskedFill", reads=("_raw_saved_mask",), only_if=_fills_with_a_number)
+def _masked_fill(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
+    return (expanded(both(node._saved_mask.logical_not(), mask), grad.shape), *[None] * (len(results) - 1))
+
+
+aten = torch.ops.aten
+
+
+@rule("where")
+def where(op: Any, condition: Tensor, a: Any, b: Any) -> Any:
+    """Each element of the result comes from one of the sources, with its mask."""
+    value = op(condition, unwrap(a), unwrap(b))
+    if type(condition) is Cotangent:  # only its numbers matter
+        condition = unwrap(condition)
+    # The usual form, where(condition, cotangent, 0), and where(condition, 0, cotangent).
+    for source, other, taken in ((a, b, True), (b, a, False)):
+        if type(source) is Cotangent and _is_zero(other):
+            mask = mask_of(source)
+            if selecting(source):
+                mask = both(mask, chosen(condition, source, taken))
+            return Cotangent(value, expanded(mask, value.shape))
+    beside = a if type(a) is Cotangent else b
+    mask_a, mask_b = written_mask(a, beside), written_mask(b, beside)
+    if mask_a is None and mask_b is None:
+        return Cotangent(value)
+    # A plain number in place of an ignored element counts, a plain zero does not.
+    mask_a = mask_a if type(a) is Cotangent or mask_b is None or selecting(beside) else _not_zero(a, value) | mask_b
+    mask_b = mask_b if type(b) is Cotangent or mask_a is None or selecting(beside) else _not_zero(b, value) | mask_a
+    return Cotangent(value, torch.where(condition, full(mask_a, value), full(mask_b, value)).expand(value.shape))
+
+
+def _is_zero(thing: Any) -> bool:
+    """True for the number 0, also as a plain tensor without dimensions."""
+    if type(thing) is Cotangent or isinstance(thing, Tensor) and thing.dim():
+        return False
+    return bool(thing == 0)
+
+
+def _not_zero(thing: Any, value: Tensor) -> Tensor:
+    return thing != 0 if isinstance(thing, Tensor) else everywhere(thing != 0, value)
+
+
+@rule("masked_fill")
+def masked_fill(op: Any, grad: Any, filled: Tensor, fill: Any) -> Any:
+    """A zero over an ignored element leaves it ignored, whatever the zero means. Another number counts."""
+    value = op(unwrap(grad), unwrap(filled), unwrap(fill))
+    mask = mask_of(grad)
+    if unwrap(fill) != 0:
+        mask = mask if mask is None else mask | filled
+    elif selecting(grad):
+        mask = both(mask, chosen(filled, grad, False))
+    return Cotangent(value, expanded(mask, value.shape))
+
+
+@rule("masked_scatter")
+def masked_scatter(op: Any, base: Any, where: Tensor, source: Any) -> Any:
+    """The base, with the source's elements, in order, where `where` is True.
+
+    A derivative of PyTorch's own writes into the base, whose strides it keeps. For a subclass, it calls this operator,
+    whose result is always contiguous.
+    """
+    value = op(unwrap(base), where, unwrap(source))
+    beside = base if type(base) is Cotangent else source
+    step = step_of((base, source))
+    if step is not None and not step.is_anothers:
+        value = torch.empty_like(unwrap(base)).copy_(value)
+    below, above = written_mask(base, beside), written_mask(source, beside)
+    mask = torch.masked_scatter(
+        full(below, unwrap(base)).expand(value.shape).clone(), where, full(above, unwrap(source)).contiguous()
+    )
+    return Cotangent(value, mask)
+
+
+@rule("masked_select")
+def masked_select(op: Any, grad: Any, where: Tensor) -> Any:
+    """Each selected element keeps its mask."""
+    return Cotangent(op(grad.value, where), None if grad.mask is None else op(grad.mask, where))
+
+
+@rule("zeros_like", "zero")
+def zeros_like(op: Any, grad: Any, **kwargs: Any) -> Any:
+    """Zeros that overwrite a cotangent, or that are the derivative of a step function."""
+    value = op(unwrap(grad), **kwargs)
+    if not (value.is_floating_point() or value.is_complex()):
+        return value
+    step = step_of((grad,))
+    if selecting(grad) or step is not None and step.makes_up_zeros:
+        return Cotangent(value, everywhere(False, value))
+    return Cotangent(value, None if step is not None and step.is_anothers else mask_of(grad))
+
+
+@rule("new_zeros")
+def new_zeros(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
+    """The base that a derivative puts selected elements into."""
+    value = op(unwrap(grad), *args, **kwargs)
+    if not (value.is_floating_point() or value.is_complex()):
+        return value
+    return Cotangent(value, everywhere(False, value) if selecting(grad) else None)
+
+
+@rule("new_empty", "new_empty_strided", "empty_like")
+def uninitialised(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
+    """Counts until something is written there."""
+    return wrap(op(unwrap(grad), *args, **kwargs))
+
+
+@rule("fill")
+def fill(op: Any, grad: Any, number: Any) -> Any:
+    """The same as `zeros_like` if the number is 0. Another number counts."""
+    value = op(unwrap(grad), unwrap(number))
+    zero = selecting(grad) and unwrap(number) == 0
+    return Cotangent(value, everywhere(False, value) if zero else None)
+
+
+@rule("index_put", "_index_put_impl", "_unsafe_index_put")
+def index_put(
+    op: Any, base: Any, indices: Any, source: Any, accumulate: bool = False, *rest: Any, **kwargs: Any
+) -> Any:
+    """Elements are overwritten, or added to. An element counts if an element that counts was put there."""
+    value = op(unwrap(base), indices, unwrap(source), accumulate, *rest, **kwargs)
+    beside = base if type(base) is Cotangent else source
+    below, above = written_mask(base, beside), written_mask(source, beside)
+    if below is None and (above is None or accumulate):
+        return Cotangent(value)
+    below, above = full(below, unwrap(base)), full(above, unwrap(source))
+    if not accumulate:
+        return Cotangent(value, aten.index_put(below, indices, above))
+    return Cotangent(value, aten.index_put(below.float(), indices, above.float(), accumulate=True) != 0)
+
+
+@rule("_unsafe_masked_index")
+def masked_index(op: Any, base: Any, where: Tensor, indices: Any, number: Any) -> Any:
+    """Elements at indices, and a number where `where` is False. So the derivative leaves out what was not added."""
+    read = aten._unsafe_index(base, _in_range(base, indices))
+    value = unwrap(read).masked_fill(where.logical_not(), number)
+    if number != 0:
+        return Cotangent(value)
+    return Cotangent(value, expanded(both(where, mask_of(read)), value.shape))
+
+
+@rule("_unsafe_masked_index_put_accumulate")
+def masked_index_put(op: Any, base: Any, where: Tensor, indices: Any, source: Any) -> Any:
+    """Elements are added where `where` is True. What is left out counts: the padding row of an embedding was used."""
+    added = unwrap(source).masked_fill(where.logical_not(), 0)
+    if type(source) is Cotangent:
+        added = Cotangent(added, expanded(source.mask, added.shape), source.step)
+    return aten._unsafe_index_put(base, _in_range(base, indices), added, True)
+
+
+def _in_range(base: Tensor, indices: Sequence[Any]) -> list[Any]:
+    """Indices, moved into the range of a tensor."""
+    return [
+        None if index is None else index.clamp(0, max(size - 1, 0))
+        for index, size in zip(indices, base.shape, strict=False)
+    ]
+
+
+@rule("scatter")
+def scatter(op: Any, base: Any, dim: int, index: Tensor, source: Any, **kwargs: Any) -> Any:
+    """Elements along a dimension are overwritten."""
+    value = op(unwrap(base), dim, index, unwrap(source), **kwargs)
+    if kwargs.get("reduce") is not None:
+        raise NotFollowed("is not linear with a reduction")
+    beside = base if type(base) is Cotangent else source
+    below, above = written_mask(base, beside), written_mask(source, beside)
+    if below is None and above is None:
+        return Cotangent(value)
+    below = full(below, value)
+    if isinstance(source, Tensor):
+        return Cotangent(value, torch.scatter(below, dim, index, full(above, unwrap(source))))
+    return Cotangent(value, torch.scatter(below, dim, index, bool(above is None or above)))
+
+
+@rule("index_fill")
+def index_fill(op: Any, base: Any, dim: int, index: Tensor, number: Any) -> Any:
+    """Whole slices are overwritten by a number."""
+    value = op(unwrap(base), dim, index, unwrap(number))
+    beside = base if type(base) is Cotangent else number
+    below, above = written_mask(base, beside), written_mask(number, beside)
+    if below is None and above is None:
+        return Cotangent(value)
+    return Cotangent(value, torch.index_fill(full(below, value), dim, index, bool(above is None or above)))
+
+
+@rule("index_copy", "slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter")
+def put_in(op: Any, base: Any, *args: Any, **kwargs: Any) -> Any:
+    """Some elements of a base are overwritten by a source. Both may be cotangents."""
+    value = op(unwrap(base), *unwrap(args), **unwrap(kwargs))
+    beside = next(thing for thing in (base, *args, *kwargs.values()) if type(thing) is Cotangent)
+
+    def mask(thing: Any) -> Any:
+        if isinstance(thing, Tensor) and (thing.is_floating_point() or thing.is_complex()):
+            return full(written_mask(thing, beside), unwrap(thing))
+        return thing
+
+    return Cotangent(value, op(mask(base), *map(mask, args), **{key: mask(item) for key, item in kwargs.items()}))
+
+
+@rule("index_add", "scatter_add")
+def added_into(op: Any, base: Any, dim: int, index: Tensor, source: Any, **kwargs: Any) -> Any:
+    """A base to which elements are added."""
+    value = op(unwrap(base), dim, index, unwrap(source), **kwargs)
+    beside = base if type(base) is Cotangent else source
+    below, above = written_mask(base, beside), written_mask(source, beside)
+    if below is None:
+        return Cotangent(value)
+    return Cotangent(value, op(probe(below, value), dim, index, probe(above, unwrap(source))).isnan())
+
+
+@rule("put")
+def put(op: Any, base: Any, index: Tensor, source: Any, accumulate: bool = False) -> Any:
+    """The same as `added_into`, with indices into the flattened base."""
+    value = op(unwrap(base), index, unwrap(source), accumulate)
+    beside = base if type(base) is Cotangent else source
+    below, above = written_mask(base, beside), written_mask(source, beside)
+    return Cotangent(value, op(probe(below, value), index, probe(above, unwrap(source)), accumulate).isnan())

@@ -1,0 +1,223 @@
+"""Functions that move elements, copy them, or put zeros around them. The mask moves with the elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...masks.cotangent import Cotangent, unwrap, written_mask
+from ...masks.mask import Mask, core, everywhere, full, laid_out, reduced, reshaped
+from ..conditions import ALWAYS
+from ..graph import run, signed
+from ..record import record_of
+from ..registry import function, rule, transfer
+
+function(
+    """
+    Cat Expand Flip Permute PixelShuffle PixelUnshuffle Repeat ReshapeAlias Roll Squeeze Stack T Transpose UnsafeView
+    Unsqueeze View
+    """,
+    moves=True,
+    safe_if=ALWAYS,
+)
+function("AsStridedScatter DiagEmbed", safe_if=ALWAYS)
+function("torch.autograd._functions.tensor.Resize", moves=True, safe_if=ALWAYS)
+
+# Functions that select a part of the elements, at indices that do not depend on values.
+
+function(
+    "ConstantPadNd Diagonal Select Slice Split SplitWithSizes Tril Triu Unbind UnsafeSplit UnsafeSplitWithSizes",
+    selects=True,
+    moves=True,
+    safe_if=ALWAYS,
+)
+function("AsStrided", selects=True, safe_if=ALWAYS)
+function("Chunk Complex Polar ViewAsReal", selects=True)
+function("NarrowCopy", since="2.13", selects=True)
+
+
+@transfer("View UnsafeView ReshapeAlias")
+def _reshaped(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
+    return (mask if mask is None or results[0] is None else reshaped(mask, results[0].shape),)
+
+
+@transfer("T")
+def _transposed(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
+    return (mask if mask is None else mask.t(),)
+
+
+def _moves(node: Any) -> bool:
+    moves = record_of(node).moves
+    return len(node._input_metadata) == 1 and (moves(node) if callable(moves) else moves)
+
+
+@transfer(
+    "Cat Expand Flip Permute PixelShuffle PixelUnshuffle Repeat Roll Squeeze Stack Sum Transpose Unsqueeze",
+    only_if=_moves,
+)
+def _moved(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
+    """The derivative only moves elements or adds them up, so it also runs on the mask."""
+    if mask is None:
+        return [None] * len(results)
+    return [
+        None if result is None or moved is None else reduced(moved, result.shape)
+        for moved, result in zip(run(node, mask), results, strict=True)
+    ]
+
+
+@transfer("Select")
+def _select(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
+    """The same as a slice with one element along the dimension."""
+    if results[0] is None:
+        return (None,)
+    dim, index = signed(node._saved_dim), signed(node._saved_index)
+    around, inner = _around(results[0].shape, dim, mask if mask is None else mask.unsqueeze(dim), grad)
+    _written(around.narrow(dim, index % around.shape[dim], 1), inner)
+    return (around.expand(results[0].shape),)
+
+
+@transfer("Slice")
+def _slice(node: Any, grad: Tensor, mask: Mask, results: Sequence[Any]) -> Sequence[Mask]:
+    """Elements that were sliced away are ignored. If no mask arrives, only the sliced dimension is not expanded."""
+    if results[0] is None:
+        return (None,)
+    dim, start, end = (signed(number) for number in (node._saved_dim, node._saved_start, node._saved_end))
+    around, inner = _around(results[0].shape, dim, mask, grad)
+    _written(torch.ops.aten.slice.Tensor(around, dim, start, end, node._saved_step), inner)
+    return (around.expand(results[0].shape),)
+
+
+def _around(shape: torch.Size, dim: int, mask: Mask, grad: Tensor) -> tuple[Tensor, Mask]:
+    """A mask of False, as small as possible, and the core of the mask that has to be written into it."""
+    inner = None if mask is None else core(mask)
+    sizes = [1] * len(shape) if inner is None else list(inner.shape)
+    sizes[dim] = shape[dim]
+    return torch.zeros(sizes, dtype=torch.bool, device=grad.device), inner
+
+
+def _written(place: Tensor, inner: Mask) -> None:
+    """Write a mask into a place; None is True everywhere."""
+    if inner is None:
+        place.fill_(True)
+    else:
+        place.copy_(inner)
+
+
+def _zip(value: Any, mask: Any) -> Any:
+    """A cotangent from a value and a mask, or a tuple or list of cotangents."""
+    if isinstance(value, Tensor):
+        return Cotangent(value, mask)
+    masks = [None] * len(value) if mask is None else mask
+    return type(value)(Cotangent(v, m) for v, m in zip(value, masks, strict=True))
+
+
+@rule(
+    "channel_shuffle",
+    "diagonal",
+    "diagonal_copy",
+    "expand",
+    "expand_copy",
+    "flip",
+    "gather",
+    "index",
+    "_unsafe_index",
+    "index_select",
+    "movedim",
+    "native_channel_shuffle",
+    "permute",
+    "permute_copy",
+    "pixel_shuffle",
+    "pixel_unshuffle",
+    "repeat",
+    "roll",
+    "rot90",
+    "select",
+    "slice",
+    "split",
+    "split_with_sizes",
+    "squeeze",
+    "squeeze_copy",
+    "t",
+    "take",
+    "transpose",
+    "unbind",
+    "unfold",
+    "unsafe_split",
+    "unsafe_split_with_sizes",
+    "unsqueeze",
+)
+def carried(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
+    """Views, copies of views and gathers: each element of the result is an element of the cotangent."""
+    value = op(grad.value, *args, **kwargs)
+    kwargs.pop("sparse_grad", None)
+    return _zip(value, None if grad.mask is None else op(grad.mask, *args, **kwargs))
+
+
+@rule("_reshape_alias", "_unsafe_view", "reshape", "view", "view_copy")
+def viewed(op: Any, grad: Any, size: Any, *args: Any) -> Any:
+    """A view of the value. The mask may have other strides, so it is reshaped, and copied if a view is impossible."""
+    if isinstance(size, torch.dtype):
+        return Cotangent(op(grad.value, size))
+    return Cotangent(op(grad.value, size, *args), None if grad.mask is None else grad.mask.reshape(size))
+
+
+@rule("as_strided")
+def strided(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
+    """A view by strides, so the mask needs the value's memory layout."""
+    mask = grad.mask
+    if mask is not None:
+        mask = op(laid_out(mask, grad.value), *args, **kwargs)
+    return Cotangent(op(grad.value, *args, **kwargs), mask)
+
+
+@rule("cat", "stack", "hstack", "vstack")
+def joined(op: Any, parts: Any, *args: Any, **kwargs: Any) -> Any:
+    """Cotangents that are joined, with zeros for an output that was not used."""
+    value = op(unwrap(parts), *args, **kwargs)
+    beside = next(part for part in parts if type(part) is Cotangent)
+    masks = [written_mask(part, beside) for part in parts]
+    if all(mask is None for mask in masks):
+        return Cotangent(value)
+    return Cotangent(value, op([full(m, unwrap(p)) for p, m in zip(parts, masks, strict=True)], *args, **kwargs))
+
+
+@rule("view_as_real", "view_as_real_copy")
+def as_real(op: Any, grad: Any) -> Any:
+    """Both parts of an element count, or neither."""
+    value = op(grad.value)
+    return Cotangent(value, None if grad.mask is None else grad.mask.unsqueeze(-1).expand(value.shape))
+
+
+@rule("view_as_complex", "view_as_complex_copy")
+def as_complex(op: Any, grad: Any) -> Any:
+    """An element counts if one of its parts counts."""
+    return Cotangent(op(grad.value), None if grad.mask is None else grad.mask.any(-1))
+
+
+@rule("complex", "polar")
+def put_together(op: Any, real: Any, imag: Any) -> Any:
+    """An element counts if one of its parts counts. One of the parts may be plain zeros."""
+    value = op(unwrap(real), unwrap(imag))
+    beside = real if type(real) is Cotangent else imag
+    masks = [written_mask(part, beside) for part in (real, imag)]
+    return Cotangent(value, None if None in masks else masks[0] | masks[1])  # type: ignore[operator]
+
+
+@rule("constant_pad_nd")
+def padded(op: Any, grad: Any, pad: Any, fill: Any = 0) -> Any:
+    """Padding, also as the derivative of a crop. Elements that were cropped are ignored."""
+    value = op(grad.value, pad, fill)
+    return Cotangent(value, op(full(grad.mask, grad.value), pad, bool(fill != 0)))
+
+
+@rule(
+    "tril", "triu", "diag_embed", "slice_backward", "select_backward", "diagonal_backward", "trace_backward", "diag",
+)  # fmt: skip
+def surrounded(op: Any, grad: Any, *args: Any, **kwargs: Any) -> Any:
+    """The elements, surrounded by written zeros. The zeros are ignored."""
+    value = op(grad.value, *args, **kwargs)
+    mask = everywhere(True, grad.value) if grad.mask is None else grad.mask
+    return Cotangent(value, op(mask, *args, **kwargs))

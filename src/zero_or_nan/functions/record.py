@@ -1,0 +1,223 @@
+"""The record of a forward function, the transfer of its derivative, and what the precheck has to check at its nodes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from operator import attrgetter
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch.autograd.function import BackwardCFunction
+
+from ..masks.mask import Mask
+from .conditions import ALWAYS, NEVER, Condition
+from .fills import is_fill
+from .graph import function_of
+
+GENERATED = "GeneratedBackwardFor_"
+"""The prefix of the name of each Function that `torch.library` makes, one for each overload of an operator."""
+
+Rule = Callable[..., Any]
+Derivative = Callable[[Any, Sequence[Any]], Sequence[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Function:
+    """The record of a forward function: what `ignoring` knows about it.
+
+    For your own code, set only `selects`, `moves` and `safe_if`. The other fields are for PyTorch's own functions.
+
+    Attributes:
+        selects: whether a zero that the derivative writes means "not selected": the function's result would be the
+            same for any value of that element. If this depends on the call, give a function that takes the node and
+            returns a bool.
+        compares: whether the function selects by comparing numbers. If so, an element that was compared with NaN counts
+            as used, because a comparison with NaN selects nothing.
+        moves: whether the derivative only moves elements or adds them. If so, the derivative is also applied to the
+            mask.
+        safe_if: a condition on the tensors that the function saved, for your own code by `save_for_backward`. If the
+            condition holds, plain backward gives the right gradient.
+        safe_if_saved: conditions for individual saved tensors, by name, in place of `safe_if`.
+        scalars: the names of the arguments that are numbers and that the derivative multiplies by.
+        only_if: one more condition for plain backward, on the node.
+        derivative: our own derivative, used because PyTorch's formula mixes used elements with ignored elements.
+        derivative_if: the nodes for which `derivative` is used. None means all nodes.
+        fills: how to recognize a node with which the derivative fills in zeros that mean nothing, as for a norm of 0:
+            the functions ahead of that node, as in "MaskedFill(Div(Norm))". See the module `fills`.
+        mixes: gives the dimensions of a node's tensors along which `derivative` mixes elements. None means all.
+    """
+
+    selects: bool | Callable[[Any], bool] = False
+    compares: bool = False
+    moves: bool | Callable[[Any], bool] = False
+    safe_if: Condition = NEVER
+    safe_if_saved: Mapping[str, Condition] = field(default_factory=dict)
+    scalars: tuple[str, ...] = ()
+    only_if: Callable[[Any], bool] | None = None
+    derivative: Derivative | None = None
+    derivative_if: Callable[[Any], bool] | None = None
+    fills: tuple[str, ...] = ()
+    mixes: Callable[[Any], Sequence[int]] | None = None
+
+    def may_select(self, node: Any) -> bool:
+        """Whether the function selects, as it was called at this node. Zeros that a formula fills in select nothing."""
+        if self.selects is False or is_fill(node):
+            return False
+        return self.selects if isinstance(self.selects, bool) else self.selects(node)
+
+    def __post_init__(self) -> None:
+        for condition in (self.safe_if, *self.safe_if_saved.values()):
+            if not isinstance(condition, Condition):
+                raise TypeError(
+                    f"{condition!r} is not a condition; use ignoring.ALWAYS, FINITE, MODERATE, AWAY_FROM_ZERO or NEVER"
+                )
+
+
+UNKNOWN = Function()
+"""The record of a function that nobody has recorded."""
+
+FUNCTIONS: dict[str | type, Function] = {}
+"""The records. A key is the name of a function's nodes without "Backward0", or the class of a Function in Python."""
+
+RULES: dict[Any, Rule] = {}
+"""The rules. A key is an operator, such as `torch.ops.aten.mul`; the rule is for all its overloads."""
+
+RULES_OF_SPARSE: dict[Any, Rule] = {}
+"""The rules for a sparse cotangent. Its mask is the mask of the elements that it stores."""
+
+
+@dataclass(frozen=True, eq=False)
+class Transfer:
+    """How a mask goes through the derivative of a function, if plain PyTorch runs the derivative.
+
+    Attributes:
+        follow: the function that gives the masks. It is called as `follow(node, grad, mask, results)` with a cotangent,
+            its mask, and the result of the derivative for each edge. A result is None if nobody needs the mask of its
+            edge. `follow` returns a mask, or None, for each edge.
+        reads: the attributes of the saved tensors that `follow` reads.
+        only_if: a condition on the node. None means all nodes.
+        repair: the function that repairs the results if the saved tensors are not safe. It is called as
+            `repair(node, grad, mask, results)`, and writes into the results. If there is none, such a derivative is
+            interpreted.
+        repair_if: the nodes that `repair` can handle. None means all nodes.
+        repair_reads: the attributes of the saved tensors that `repair` reads.
+    """
+
+    follow: Callable[[Any, torch.Tensor, Mask, Sequence[Any]], Sequence[Mask]]
+    reads: tuple[str, ...] = ()
+    only_if: Callable[[Any], bool] | None = None
+    repair: Callable[[Any, torch.Tensor, torch.Tensor, Sequence[Any]], None] | None = None
+    repair_if: Callable[[Any], bool] | None = None
+    repair_reads: tuple[str, ...] = ()
+
+    always_runs: ClassVar[bool] = False
+    on_cotangents: ClassVar[bool] = False
+    runs_one_derivative: ClassVar[bool] = False
+
+    @cached_property
+    def without_repair(self) -> Transfer:
+        """The transfer for a node whose saved tensors are safe."""
+        return self if self.repair is None else replace(self, repair=None)
+
+    def after(
+        self,
+        owner: Any,
+        node: Any,
+        function: Function,
+        arriving: Sequence[Any],
+        masks: Sequence[Mask],
+        results: Sequence[Any],
+        wanted: Sequence[Any],
+    ) -> tuple[Sequence[Any], Sequence[Mask]]:
+        """The results of a derivative that plain PyTorch has run, and their masks.
+
+        Args:
+            owner: the pass.
+            node, function: the node, and the record of its function.
+            arriving, masks: the cotangents that arrived at the node, and their masks.
+            results: the results for the edges of the node.
+            wanted: the same results, with None for each edge whose mask is not needed.
+        """
+        (grad,), (mask,) = arriving, masks
+        if self.repair is not None and mask is not None:
+            if owner.count is not None:
+                owner.count.see(node, masks)
+            self.repair(node, grad, mask, results)
+        return results, self.follow(node, grad, mask, wanted)
+
+    def may_follow(self, node: Any, trusted: bool) -> bool:
+        """True if plain PyTorch can run a node's derivative. `trusted`: the precheck found the node safe."""
+        metadata = node._input_metadata[0]
+        if metadata.is_nested_tensor or not metadata.dtype.is_floating_point:
+            return False
+        if not trusted and (self.repair is None or self.repair_if is not None and not self.repair_if(node)):
+            return False
+        for name in self.reads if trusted else self.reads + self.repair_reads:
+            if getattr(getattr(node, name, None), "unpack_hook", node) is not None:
+                return False  # a hook would compute the tensor again, or fetch it; before 2.10 there may be one
+        return self.only_if is None or self.only_if(node)
+
+
+TRANSFERS: dict[str, Transfer] = {}
+"""How a mask goes through the derivative of a function, by the function's name."""
+
+
+def record_of(node: Any) -> Function:
+    """The record of the forward function whose derivative a node computes."""
+    forward = getattr(node, "_forward_cls", None)
+    if forward is None:
+        return FUNCTIONS.get(function_of(node.name()), UNKNOWN)
+    if forward.__module__.startswith("torch."):
+        return FUNCTIONS.get(name_in_torch(forward), UNKNOWN)
+    return FUNCTIONS.get(forward, UNKNOWN)
+
+
+def name_in_torch(forward: type) -> str:
+    """The key in `FUNCTIONS` for a Function in Python that is PyTorch's own, or that `torch.library` made."""
+    name = forward.__name__
+    return name if name.startswith(GENERATED) else f"{forward.__module__}.{name}"
+
+
+class Saved(NamedTuple):
+    """One saved tensor, or several, of the nodes of a type: how to get it from a node, and its condition."""
+
+    packed: Callable[[Any], Any]
+    unpack_hook: Callable[[Any], Any]
+    saved: Callable[[Any], Any]
+    condition: Condition
+
+
+class Checks(NamedTuple):
+    """How to check the nodes of a type: their record, their saved tensors, and how to get their scalar arguments."""
+
+    function: Function
+    places: tuple[Saved, ...]
+    scalars: tuple[Callable[[Any], Any], ...]
+
+
+@functools.cache
+def checks_of(node_type: type, function: Function) -> Checks | None:
+    """How to check the nodes of a type; None if no condition is enough for their function."""
+    usual = function.safe_if
+    if usual is NEVER:
+        return None
+    saved = [
+        attribute.removeprefix("_raw_saved_") for attribute in dir(node_type) if attribute.startswith("_raw_saved_")
+    ]
+    conditions = {attribute: function.safe_if_saved.get(attribute, usual) for attribute in saved}
+    saved_in = "saved_{}" if issubclass(node_type, BackwardCFunction) else "_saved_{}"
+    places = tuple(
+        Saved(
+            attrgetter(f"_raw_saved_{a}"),
+            attrgetter(f"_raw_saved_{a}.unpack_hook"),
+            attrgetter(saved_in.format(a)),
+            condition,
+        )
+        for a, condition in conditions.items()
+        if condition is not ALWAYS
+    )
+    scalars = [f"_saved_{scalar}" for scalar in function.scalars]
+    return Checks(function, places, tuple(attrgetter(scalar) for scalar in scalars if hasattr(node_type, scalar)))

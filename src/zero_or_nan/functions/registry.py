@@ -1,0 +1,251 @@
+"""How a record, a transfer, a rule or a derivative is registered. Its names are checked against PyTorch."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from .authoring import checked, result_check
+from .fills import FORMULAS
+from .graph import NODES
+from .record import FUNCTIONS, GENERATED, RULES, TRANSFERS, Derivative, Function, Rule, Transfer
+
+_LIBRARY = __package__.partition(".")[0]
+
+NEWEST = (2, 15)
+"""The newest release whose names were checked. On a later release, a missing name is not an error."""
+
+
+def transfer(names: str, *, since: str = "2.6", until: str | None = None, **facts: Any) -> Callable[[Any], Any]:
+    """Record how a mask goes through the derivatives of some functions; `facts` are the fields of `Transfer`.
+
+    Raises:
+        ValueError: if no function has one of these names, or if it has a transfer already.
+    """
+
+    def register(follow: Any) -> Any:
+        for name in names.split():
+            if name in TRANSFERS:
+                raise ValueError(f"{name} has a transfer already: {TRANSFERS[name].follow.__name__}")
+            if name in NODES:
+                TRANSFERS[name] = Transfer(follow, **facts)
+            else:
+                _refuse_unless_other_release(f"no node is called {name}Backward0", since, until)
+        return follow
+
+    return register
+
+
+def function(
+    names: str | type[torch.autograd.Function], *, since: str = "2.6", until: str | None = None, **facts: Any
+) -> Any:
+    """Make a record of one or more forward functions, so that `ignoring` knows what their backward does.
+
+    `ignoring` follows a backward with or without a record. Without a record, the backward of your
+    `torch.autograd.Function` or `torch.library` operator runs on plain tensors, and `ignoring` follows the operators
+    that it calls. A record is needed if the function selects, if the gradient is differentiated again, or if clean data
+    should run in plain PyTorch. With a record, the backward gets a `Cotangent` in place of each tensor, and each
+    operator that it calls is handled by its rule. To make the record, the name is enough.
+
+    Args:
+        names: one of three. A name of a PyTorch function: the name of its node without "Backward0", such as "Mul" or
+            "LogSoftmax". A name of a custom operator, as in `torch.ops`, such as "mylib::scale". Or a subclass of
+            `torch.autograd.Function`. Separate several names by spaces.
+        since: a PyTorch release that has nodes with these names. On an older release, a missing name is not an error.
+        until: the last PyTorch release that has them, if a newer one has renamed them. On a release newer than that, a
+            missing name is not an error.
+        facts: fields of `Function`, as keyword arguments.
+
+    Returns:
+        The same `names`, so that you can use `function` as a decorator of a class.
+
+    Raises:
+        ValueError: if no function has this name, or if a PyTorch function already has a record. A record of your own
+            function is replaced.
+        TypeError: if a fact is not a field of `Function`, or if `names` is neither a string nor a subclass of
+            `torch.autograd.Function`.
+
+    >>> @function
+    ... class Double(torch.autograd.Function):
+    ...     @staticmethod
+    ...     def forward(ctx, x):
+    ...         return 2 * x
+    ...
+    ...     @staticmethod
+    ...     def backward(ctx, gradient):
+    ...         return 2 * gradient
+    >>> x = torch.tensor([1.0, 0.0], requires_grad=True)
+    >>> torch.where(x > 0, Double.apply(x.log()), torch.zeros(2)).sum().backward()
+    >>> x.grad
+    tensor([2., nan])
+    >>> x.grad = None
+    >>> from zero_or_nan import ignoring
+    >>> ignoring.backward(torch.where(x > 0, Double.apply(x.log()), torch.zeros(2)).sum())
+    >>> x.grad
+    tensor([2., 0.])
+    """
+    record = Function(**facts)
+    keys = list(_keys(names, since, until))
+    for key in keys:
+        if key in FUNCTIONS and isinstance(key, str) and not key.startswith(GENERATED):
+            raise ValueError(f"{key} has a record already: {FUNCTIONS[key]}")
+    FUNCTIONS.update(dict.fromkeys(keys, record))
+    FORMULAS.extend(ast.parse(formula, mode="eval").body for formula in record.fills)
+    return names
+
+
+def _keys(names: str | type, since: str, until: str | None) -> Iterator[str | type]:
+    """The keys in `FUNCTIONS` for these functions."""
+    if isinstance(names, type) and issubclass(names, torch.autograd.Function):
+        yield names
+        return
+    if not isinstance(names, str):
+        raise TypeError(f"{names!r} is neither the name of a function nor a subclass of torch.autograd.Function")
+    for name in names.split():
+        namespace, found, operator = name.rpartition("::")
+        if found:
+            packet = getattr(getattr(torch.ops, namespace), operator, None)
+            if packet is None:
+                raise ValueError(f"there is no operator {name}; define it before its record")
+            yield from (f"{GENERATED}{namespace}_{operator}_{overload}" for overload in packet.overloads())
+        elif name in NODES or "." in name or name.startswith(GENERATED):  # the latter are PyTorch's own, in Python
+            yield name
+        else:
+            _refuse_unless_other_release(f"no node is called {name}Backward0", since, until)
+
+
+def derivative(names: str | type[torch.autograd.Function], **facts: Any) -> Callable[[Derivative], Derivative]:
+    """Register a second derivative formula for one or more forward functions, which handles ignored elements.
+
+    Use it for a backward that takes pointers, or that writes into the tensors that it gets. Such a backward continues
+    to run on plain tensors. If ignored elements arrive, `ignoring` also calls your formula, as
+    `formula(node, cotangents)`. For a `torch.autograd.Function`, `node` is its `ctx`. `cotangents` has one `Cotangent`
+    for each output. Write the formula in operators that have rules, and return a tuple with a `Cotangent` or None for
+    each input. If an element of the backward's own result is not finite, `ignoring` takes this element from the
+    formula's result.
+
+    Args:
+        names: the same as for `function`.
+        facts: fields of `Function`, as keyword arguments, and `since` and `until`.
+
+    Raises:
+        ValueError, TypeError: in the same situations as `function`.
+
+    >>> class Scaled(torch.autograd.Function):
+    ...     @staticmethod
+    ...     def forward(ctx, x, factor):
+    ...         ctx.save_for_backward(factor)
+    ...         return x * factor
+    ...
+    ...     @staticmethod
+    ...     def backward(ctx, gradient):
+    ...         return torch.from_numpy(gradient.numpy() * ctx.saved_tensors[0].numpy()), None
+    >>> @derivative(Scaled)
+    ... def scaled(node, cotangents):
+    ...     return cotangents[0] * node.saved_tensors[0], None
+    >>> from zero_or_nan import ignoring
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> ignoring.backward(Scaled.apply(x, torch.tensor([2.0, torch.nan]))[:1].sum())
+    >>> x.grad
+    tensor([2., 0.])
+    """
+
+    def register(implementation: Derivative) -> Derivative:
+        function(names, derivative=implementation if is_own(implementation) else checked(implementation), **facts)
+        return implementation
+
+    return register
+
+
+def rule(*operators: str, since: str = "2.6", until: str | None = None) -> Callable[[Rule], Rule]:
+    """Register a rule for one or more operators. The decorated function is the rule.
+
+    `ignoring` calls the rule as `rule(op, *args, **kwargs)` if at least one of the arguments is a `Cotangent`. `op` is
+    the overload that was called. If an in-place overload was called, `op` is the out-of-place one. The rule returns the
+    result of `op`, with a `Cotangent` in place of each tensor. Two things must hold for each `Cotangent`:
+
+    - an element that does not count is 0, never NaN or infinite;
+    - an element that is finite in plain PyTorch's result has the same bits as there.
+
+    If a rule can't handle a case, it raises `NotFollowed` with a reason. If a rule raises anything else, or returns a
+    wrong number of results, or a result of a wrong type or shape, a warning reports a mistake in the rule. In all these
+    cases `ignoring` takes plain PyTorch's result.
+
+    Args:
+        operators: the names of the operators, as in `torch.ops`: "mylib::scale". A name without a namespace, such as
+            "mul", is an operator of aten.
+        since: a PyTorch release that has these operators. On an older release, a missing operator is not an error.
+        until: the last PyTorch release that has them, if a newer one has renamed them. On a release newer than that, a
+            missing operator is not an error.
+
+    Raises:
+        ValueError: if there is no operator with this name, if the operator writes into its arguments, or if the library
+            already has a rule for it. A rule of your own is replaced.
+        TypeError: if an argument is not a string.
+
+    >>> rule("mul")
+    Traceback (most recent call last):
+    ...
+    ValueError: aten::mul has a rule already: mul
+
+    A rule for a custom operator that multiplies element by element:
+
+    >>> from zero_or_nan.ignoring import mask_of, unwrap, zero_ignored
+    >>> @torch.library.custom_op("docs::halved", mutates_args=())
+    ... def halved(x: torch.Tensor) -> torch.Tensor:
+    ...     return x / 2
+    >>> @rule("docs::halved")
+    ... def halved_by_rule(op, gradient):
+    ...     return zero_ignored(op(unwrap(gradient)), mask_of(gradient))
+    """
+    if not operators or not all(isinstance(operator, str) for operator in operators):
+        raise TypeError(f'rule takes names of operators, as in @rule("mylib::scale"), and got {operators}')
+    packets = []
+    for operator in operators:
+        namespace, found, name = operator.rpartition("::")
+        packet = getattr(getattr(torch.ops, namespace or "aten"), name, None)
+        if packet is None and found:
+            raise ValueError(f"there is no operator {operator}; define it before its rule")
+        if packet is None:
+            _refuse_unless_other_release(f"there is no operator {operator}", since, until)
+        elif packet in RULES and is_own(RULES[packet]):
+            raise ValueError(f"{namespace or 'aten'}::{name} has a rule already: {RULES[packet].__name__}")
+        elif all(getattr(packet, overload)._schema.is_mutable for overload in packet.overloads()):
+            raise ValueError(f"{operator} writes into its arguments, which no rule can follow; use ignoring.derivative")
+        else:
+            packets.append(packet)
+
+    def register(implementation: Rule) -> Rule:
+        RULES.update(
+            dict.fromkeys(
+                packets, implementation if is_own(implementation) else checked(implementation, result_check())
+            )
+        )
+        return implementation
+
+    return register
+
+
+def is_own(implementation: Any) -> bool:
+    """True if a rule or a derivative belongs to the library; False if a user wrote it."""
+    return str(implementation.__module__).startswith(f"{_LIBRARY}.")
+
+
+def _refuse_unless_other_release(complaint: str, since: str, until: str | None) -> None:
+    """Raise if this release should have the name."""
+    here = _numbers(torch.__version__)
+    if _numbers(since) <= here <= (NEWEST if until is None else _numbers(until)):
+        raise ValueError(
+            f"{complaint} in PyTorch {torch.__version__}; correct the name, or pass since='…' if older releases "
+            "lack it, or until='…' if newer ones do"
+        )
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    """The major and minor number of a version."""
+    major, minor = re.findall(r"\d+", version)[:2]
+    return int(major), int(minor)

@@ -1,0 +1,192 @@
+"""How a pass attaches to PyTorch's engine: its hooks on nodes, the threads that work for it, and no compiler.
+
+- A node may have the user's hooks, too. A pass's hooks run first, and the user's hooks get plain tensors (`put_first`).
+- PyTorch's engine tells the other threads that run nodes of the pass which pass they work for (`current`). It does so
+  for an object that is stashed in the thread's local state. When a thread ends, it frees the object, which needs
+  Python: if the program ends at the same moment, it is aborted. So an object is stashed only if it is needed, and taken
+  out again, which PyTorch can do from 2.13 on. An object that is stashed during the engine's run is removed by the
+  engine.
+- What a pass does depends on the numbers, so Dynamo can't trace it (`not_compiled`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from types import CodeType
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+import torch._C._dynamo.eval_frame
+import torch._compile
+
+from ...masks.cotangent import as_in_pytorch
+
+
+class PassHook(partial):  # type: ignore[type-arg]
+    """A hook of a pass. The type distinguishes it from the user's hooks."""
+
+
+class _GetsPlain:
+    """A user's hook, called with plain tensors in place of cotangents. Passes that share a node share this wrapper."""
+
+    def __init__(self, hook: Callable[..., Any]) -> None:
+        self.hook = hook
+        self.passes = 0
+
+    def __call__(self, *gradients: Any) -> Any:
+        return self.hook(*map(as_in_pytorch, gradients))
+
+
+class _Restore:
+    """Puts a user's hook back in place of its wrapper, when the last pass that needs the wrapper ends."""
+
+    def __init__(self, hooks: dict[int, Any], number: int, wrapper: _GetsPlain) -> None:
+        self.hooks, self.number, self.wrapper = hooks, number, wrapper
+        wrapper.passes += 1
+
+    def remove(self) -> None:
+        self.wrapper.passes -= 1
+        if not self.wrapper.passes and self.hooks.get(self.number) is self.wrapper:
+            self.hooks[self.number] = self.wrapper.hook
+
+
+def put_first(handle: Any) -> list[Any]:
+    """Make a hook of a pass run before the user's hooks, so that these get its results.
+
+    Args:
+        handle: the handle that registering the hook returned.
+
+    Returns:
+        The handles to remove when the pass is over.
+    """
+    hooks = handle.hooks_dict_ref()
+    handles = [handle]
+    if hooks is None or len(hooks) == 1:
+        return handles
+    for number, hook in list(hooks.items()):
+        if not isinstance(hook, PassHook):
+            wrapper = hook if isinstance(hook, _GetsPlain) else _GetsPlain(hook)
+            del hooks[number]  # C++ calls the hooks in the order of insertion
+            hooks[number] = wrapper
+            handles.append(_Restore(hooks, number, wrapper))
+    return handles
+
+
+_KEY = "ignoring.pass"
+_stash = torch._C._stash_obj_in_tls
+_take_out = getattr(torch._C, "_remove_obj_from_tls", None)
+_engine_run = torch._C._current_graph_task_id
+_here = threading.local()
+
+
+class _Nobody:
+    """The object that is stashed when no pass is running."""
+
+
+_NOBODY = _Nobody()
+
+
+def current() -> Any:
+    """The pass that this thread works for; None outside of a pass."""
+    if _engine_run() != -1 and torch._C._is_key_in_tls(_KEY):
+        found = torch._C._get_obj_in_tls(_KEY)
+        if not isinstance(found, _Nobody):
+            return found
+    return getattr(_here, "running", None)
+
+
+def set_current(running: Any) -> None:
+    """Set the pass that this thread works for, or None."""
+    inside = _engine_run() != -1
+    if not inside:
+        _here.running = running
+    if running is None and _take_out is not None:
+        if torch._C._is_key_in_tls(_KEY):
+            _take_out(_KEY)
+    elif inside or _other_devices():
+        value = _NOBODY if running is None else running  # older releases can't take an object out
+        if _takes_too_much():  # add the reference that PyTorch will drop
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+        _stash(_KEY, value)
+
+
+def _other_devices() -> bool:
+    """True if nodes may run in other threads. The engine has a thread for each device except the CPU."""
+    # Asking whether there is a GPU would initialize CUDA, and after that the process can't fork.
+    if torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+        return torch.cuda.is_initialized()  # type: ignore[no-any-return, no-untyped-call]
+    try:
+        return torch.accelerator.current_accelerator() is not None
+    except RuntimeError:  # 2.6 raises if there is none
+        return False
+
+
+@functools.cache
+def _takes_too_much() -> bool:
+    """True if PyTorch drops a reference to the stashed object that it never took, as 2.6 does."""
+    probe = _Nobody()
+    before = sys.getrefcount(probe)
+    _stash(_KEY, probe)
+    taken = sys.getrefcount(probe) > before
+    if not taken:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(probe))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(_NOBODY))
+    _stash(_KEY, _NOBODY)
+    return not taken
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, which runs uncompiled also if the code that calls it is compiled."""
+    aside = torch._compile._disable_dynamo(function)  # its first call imports Dynamo, which takes longer than a pass
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        return (aside if _is_at_work() else function)(*args, **kwargs)
+
+    # PyTorch sets this on disabled functions, too: Dynamo does not trace `run` itself.
+    run._torchdynamo_disable = True  # type: ignore[attr-defined]
+    _skip(run.__code__)  # type: ignore[attr-defined]
+    return run
+
+
+def _skip(code: CodeType) -> None:
+    """Keep Dynamo from tracing a call that begins in uncompiled code, for example in a hook of an optimizer."""
+    dynamo: Any = torch._C._dynamo.eval_frame
+    with contextlib.suppress(AttributeError):  # its functions for this differ by release
+        if hasattr(dynamo, "skip_code"):
+            dynamo.skip_code(code)
+        else:
+            actions = dynamo._FrameAction
+            dynamo.set_code_exec_strategy(code, dynamo._FrameExecStrategy(actions.SKIP, actions.DEFAULT))
+
+
+def _is_at_work() -> bool:
+    """True if Dynamo may trace this code. Only then is it kept out, which costs more than a small backward pass."""
+    if "torch._dynamo" not in sys.modules:
+        return False
+    return torch.compiler.is_compiling() or _callback is None or _callback() is not None  # it can't trace this call
+
+
+_skip(_is_at_work.__code__)
+
+_callback: Callable[[], Any] | None = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
+
+
+def compiled_autograd_aside() -> AbstractContextManager[None]:
+    """A context in which PyTorch's engine runs backward even if compiled autograd is enabled."""
+    module = sys.modules.get("torch._dynamo.compiled_autograd")
+    if module is None or not module.compiled_autograd_enabled:
+        return contextlib.nullcontext()
+    aside: AbstractContextManager[None] = module._disable()
+    return aside

@@ -1,0 +1,449 @@
+"""One backward pass that knows what the loss ignored.
+
+PyTorch's engine runs the pass, with all hooks, on plain tensors. The pass works between the nodes. Before a node's
+derivative runs, the pass takes the masks that have arrived there. After the derivative, the pass keeps the masks of the
+results for the nodes ahead.
+
+Benefits of hooks on PyTorch's own engine: the order of the nodes, accumulation, checkpoints, threads, devices and the
+user's hooks are PyTorch's. Each element that is finite there has the same bits here, because the same kernels compute
+it. Downsides: two Python calls at each interpreted node, and masks can't follow unknown code inside of a node.
+
+Two designs were rejected. An engine of our own would have to follow PyTorch in all of the above. Cotangents of a
+subclass that travel through the whole engine would reach the user's hooks and the code of the user's own Functions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from ...functions.fills import mark_formula
+from ...functions.graph import Edge, Graph, edge_of, function_of, graph_from, held_from
+from ...functions.record import Function, Transfer
+from ...masks.cotangent import Cotangent, NotFollowed, can_carry, dispatches, is_finite
+from ...masks.mask import Mask, all_count, and_whatever_is_not_0, both, either, everywhere
+from ...masks.numbers import form_of, is_dense, is_sparse, is_wrapped, not_zero, values_of
+from .attach import PassHook, compiled_autograd_aside, current, put_first, set_current
+from .higher import constants, is_recorded, tangent_of, without
+from .plan import EVERYTHING, Ahead, classify, planned
+from .precheck import is_safe
+from .problems import Problems
+from .steps import Count, OverNothing, Recomputed, Sliced, Step, Transferred, is_over_nothing
+
+_INSIDE = (
+    "which can't carry a mask; call ignoring.grad outside of it, in a loop or with is_grads_batched=True, "
+    "or over a graph that was made outside of it"
+)
+
+_current_pass: Callable[[], int] = torch._C._current_graph_task_id
+
+
+class _Arrived(NamedTuple):
+    """A mask on its way to a node. `value` is its cotangent, as long as only one cotangent was sent there."""
+
+    mask: Mask
+    value: weakref.ref[Tensor] | None
+    version: int
+
+    def is_still(self, value: Tensor) -> bool:
+        """True if this is the cotangent that was sent, and nothing was written into it."""
+        return self.value is not None and self.value() is value and value._version == self.version
+
+
+def _sent(mask: Mask, value: Tensor) -> _Arrived:
+    """A mask and its cotangent, which is left out if it has no version, as in inference mode: a hook may change it."""
+    return _Arrived(mask, None, 0) if value.is_inference() else _Arrived(mask, weakref.ref(value), value._version)
+
+
+class Observer:
+    """Watches a pass, and changes nothing. Subclasses override what they want to be called for."""
+
+    def handed_on(self, node: Any, values: Sequence[Any], masks: Sequence[Mask]) -> None:
+        """Called after a node's derivative, with a value, or None, and a mask for each edge."""
+
+    def not_followed(self) -> None:
+        """Called each time that the pass can't follow something."""
+
+
+class Pass:
+    """One masked pass from some roots. Enter it around the call of PyTorch's engine.
+
+    Args:
+        roots: the tensors or graph edges to differentiate.
+        graph: all nodes that can be reached from the roots.
+        keep: the edges whose masks `masks` has at the end.
+        outer: the pass that this pass is a part of. It reports what could not be followed.
+        asked_for: tensors inside of the graph whose gradients the user gets.
+        unsafe: the nodes whose derivatives may turn ignored elements into other numbers than 0. If it is empty, each
+            node counts as unsafe.
+        by_rules_alone: whether each derivative is interpreted, operator by operator, and none is left to plain
+            PyTorch. This is needed if the pass is recorded.
+        observer: is called with the results of each node that is not skipped, and if something is not followed.
+
+    Attributes:
+        masks: the mask of each edge in `keep`, None if all elements count. If no cotangent has reached an edge, it has
+            no mask here.
+        entered: if the pass is recorded, each tensor between the nodes, with the cotangent that it became.
+    """
+
+    policy = EVERYTHING
+    """Which shortcuts the plan of a pass may take. Tests forbid some."""
+
+    raises_bugs = False
+    """Whether an error in a rule is raised, as the tests need it, instead of reported in a warning."""
+
+    def __init__(
+        self,
+        roots: Sequence[Any],
+        graph: Graph,
+        keep: Iterable[Edge] = (),
+        outer: Pass | None = None,
+        asked_for: Iterable[Any] = (),
+        unsafe: Iterable[Any] = (),
+        by_rules_alone: bool = False,
+        observer: Observer | None = None,
+    ) -> None:
+        self.observer = observer
+        self.roots = roots
+        self.graph = graph
+        self.outer = outer
+        self.asked_for = set(map(edge_of, asked_for))
+        self.unsafe = set(unsafe)
+        self.by_rules_alone: bool = by_rules_alone or outer is not None and outer.by_rules_alone
+        self.keep = set(keep)
+        self.masks: dict[Edge, Mask] = {}
+        self._arrived: dict[Edge, _Arrived] = {}
+        self._running: dict[Any, Step] = {}
+        self.entered: dict[int, tuple[Tensor, Cotangent]] = {}
+        self._engine_pass: int | None = None
+        self._handles: list[Any] = []
+        self._problems: Problems | None = None
+        self.count: Count | None = None if outer is None else outer.count
+
+    def __enter__(self) -> Pass:
+        self._aside = compiled_autograd_aside()
+        self._aside.__enter__()
+        try:
+            for root in self.roots:
+                if isinstance(root, Tensor) and root._backward_hooks:  # they run before the first node
+                    self._handles += put_first(root.register_hook(PassHook(self._begun)))  # type: ignore[no-untyped-call]
+            plan = planned(
+                self.roots, self.graph, self.keep, self.unsafe, self.by_rules_alone, self.outer is None, self.policy
+            )
+            self.by_rules_alone = plan.by_rules_alone
+            if plan.first is not None:  # to know this pass's run of the engine before a user's hook starts another run
+                self._handles.append(plan.first.register_prehook(PassHook(self._begun)))
+            for node, ahead, function, transfer in plan.transferred:
+                self._transfer(node, ahead, function, transfer)
+            for node, ahead, function, step in plan.interpreted:
+                self._interpret(node, ahead, function, step)
+            self._before = current()
+            set_current(self)
+        except BaseException:
+            self._let_go()
+            raise
+        return self
+
+    def __exit__(self, failed: type[BaseException] | None, *details: object) -> None:
+        self._let_go()
+        set_current(self._before)
+        if failed is not None:
+            return
+        if self.count is not None and self.outer is None:
+            self.count.end()
+        if self._problems is not None:
+            self._problems.report(self.raises_bugs)
+
+    def failed(self, name: str, error: Exception, suspected: bool = False) -> None:
+        """Record that something could not be followed.
+
+        If it is only `suspected` to have lost a mask, a warning reports it only if a gradient is not finite.
+        """
+        if self.observer is not None:
+            self.observer.not_followed()
+        if self.outer is not None:
+            self.outer.failed(name, error, suspected)
+            return
+        if self._problems is None:
+            self._problems = Problems()
+        # A mask that the user asked for is wrong at once.
+        self._problems.add(name, error, is_only_suspected=suspected and not self.keep)
+
+    def recomputing(self, function: Any) -> Recomputed | None:
+        """The running step of the checkpoint that computes this function again; None if there is none."""
+        steps = [step for node, step in self._running.items() if getattr(node, "run_function", None) is function]
+        return steps[0] if steps and isinstance(steps[0], Recomputed) and current() is self else None
+
+    def inner(self, roots: Sequence[Any], keep: Iterable[Edge]) -> Pass:
+        """A pass inside of this one, over a part of the graph that was computed again."""
+        return Pass(roots, held_from(roots), keep, self)
+
+    def step_at(self, node: Any) -> Step | None:
+        """The step of a node whose derivative runs now; None if it does not run."""
+        return self._running.get(node)
+
+    def is_safe_ahead(self, node: Any) -> bool:
+        """True if plain PyTorch's backward can be trusted from this node on."""
+        return is_safe(graph_from([GradientEdge(ahead, 0) for ahead, _ in node.next_functions if ahead is not None]))
+
+    # A cotangent arrives at a node, a step runs the derivative, and the results go to the next nodes.
+
+    def _enter(
+        self, node: Any, function: Function, step_type: type[Step], arriving: tuple[Any, ...]
+    ) -> tuple[Any, ...] | None:
+        """The hook before an interpreted node: begins a step."""
+        if not self._is_mine():
+            return None
+        recorded = is_recorded(node)
+        if recorded:
+            arriving = tuple(self._at_constants(node, number, value) for number, value in enumerate(arriving))
+        if step_type.runs_one_derivative and is_over_nothing(arriving):
+            step_type = OverNothing
+        arrived = self._all_arriving(node, function, step_type, arriving, recorded)
+        if arrived is None:
+            return None
+        values, masks = arrived
+        if self.count is not None:
+            self.count.see(node, masks)
+        self._running[node] = step = step_type(self, node, function, masks)
+        return tuple(step.begin(values))
+
+    def _at_constants(self, node: Any, number: int, value: Any) -> Any:
+        """The value that arrives at a node, with 0, and ignored, at each element that an earlier pass ignored there."""
+        counts = constants(node, number)
+        if value is None or counts is None or not can_carry(value) or not form_of(value).can_be_recorded:
+            return value
+        kept = without(value, counts)
+        arrived = self._arrived.get((node, number))
+        mask = both(None if arrived is None else arrived.mask, counts)
+        self._arrived[node, number] = _sent(mask, kept)
+        return kept
+
+    def _leave(
+        self, node: Any, edges: Sequence[tuple[Edge, bool]], results: tuple[Any, ...], arriving: tuple[Any, ...]
+    ) -> tuple[Any, ...] | None:
+        """The hook after an interpreted node: ends its step."""
+        if not self._is_mine():
+            return None
+        step = self._running.pop(node, None)
+        selects = step.selects if type(step) is Sliced else classify(node).function.may_select(node)
+        mark_formula(node, selects, results, arriving, self.graph)
+        if step is None:
+            self._hand_on(node, edges, results, _NO_MASKS)
+            return None
+        values, masks = step.end(results, arriving)
+        if torch.is_grad_enabled():  # the recorded graph keeps the cotangents, and they keep the step
+            step.over()
+        self._hand_on(node, edges, values, masks)
+        # PyTorch checks what a hook returns, and can't check nested tensors.
+        return None if all(map(operator.is_, values, results)) else tuple(values)
+
+    def _after(
+        self,
+        node: Any,
+        edges: Sequence[tuple[Edge, bool]],
+        function: Function,
+        transfer: Transfer | type[Transferred],
+        results: tuple[Any, ...],
+        arriving: tuple[Any, ...],
+    ) -> tuple[Any, ...] | None:
+        """The hook after a transferred node: plain PyTorch's derivative has run, and now the masks go through it."""
+        if not self._is_mine():
+            return None
+        mark_formula(node, function.may_select(node), results, arriving, self.graph)
+        if transfer.runs_one_derivative and is_over_nothing(arriving):
+            transfer = OverNothing
+        values: Sequence[Any] = results
+        masks: Iterable[Mask] = _NO_MASKS
+        arrived = self._all_arriving(node, function, transfer, arriving)
+        if arrived is not None:
+            keep = self.keep
+            wanted = [
+                result if not last or edge in keep else None
+                for (edge, last), result in zip(edges, results, strict=False)
+            ]
+            try:
+                values, masks = transfer.after(self, node, function, arrived[0], arrived[1], results, wanted)
+            except Exception as error:
+                self.failed(function_of(node.name()), error)
+        self._hand_on(node, edges, values, masks)
+        return None if values is results or all(map(operator.is_, values, results)) else tuple(values)
+
+    def _hand_on(
+        self, node: Any, edges: Sequence[tuple[Edge, bool]], values: Sequence[Any], masks: Iterable[Mask]
+    ) -> None:
+        """Send the results of a node's derivative on to the next nodes."""
+        sent: list[Mask] | None = None if self.observer is None else []
+        for (edge, last), value, mask in zip(edges, values, masks, strict=False):
+            if value is not None:
+                mask = _unless_constant(node, value, mask)
+                self._send(edge, last, value, mask)
+            if sent is not None:
+                sent.append(mask)
+        if self.observer is not None and sent is not None:
+            self.observer.handed_on(node, values, sent)
+
+    def _send(self, edge: Edge, last: bool, value: Any, mask: Mask) -> None:
+        """Keep a cotangent's mask for the next node, unless the mask ends here because that node is skipped."""
+        if last or edge in self.asked_for:
+            self.confirm_suspected(value)
+        if last and edge not in self.keep:
+            return
+        if mask is not None and value.is_complex() and all_count(mask):
+            mask = None  # its real or its imaginary part counts, so plain PyTorch can run what is ahead
+        before = self._arrived.get(edge)
+        if before is not None:  # the engine adds the cotangents; two sparse ones may store different elements
+            arrived = _Arrived(None if is_sparse(value) else either(before.mask, mask), None, 0)
+        elif mask is None:
+            arrived = _NOTHING_IGNORED
+        else:
+            arrived = _sent(mask, value)
+        self._arrived[edge] = arrived
+        if edge in self.keep:
+            self.masks[edge] = arrived.mask
+
+    def confirm_suspected(self, gradient: Any) -> None:
+        """Report what was suspected to have lost a mask, if a gradient is not finite."""
+        top = self
+        while top.outer is not None:
+            top = top.outer
+        problems = top._problems
+        if problems is None or not problems.suspected:
+            return
+        if not (is_finite(gradient) and is_finite(tangent_of(gradient))):
+            problems.confirm()
+
+    def _all_arriving(
+        self,
+        node: Any,
+        function: Function,
+        step: type[Step] | Transfer,
+        arriving: Sequence[Any],
+        has_to_run: bool = False,
+    ) -> tuple[list[Any], list[Mask]] | None:
+        """The cotangents that arrive at a node, and their masks; None if plain PyTorch's results need no masks."""
+        masks, values, unmaskable = [], [], None
+        may_be_sparse, on_cotangents = step is Step and not self.by_rules_alone, step.on_cotangents
+        for number, value in enumerate(arriving):
+            value, mask, carries = self._arriving(node, number, value, may_be_sparse)
+            masks.append(mask)
+            values.append(value)
+            if mask is not None:
+                has_to_run = True
+            if not carries or on_cotangents and _is_anothers(value):
+                unmaskable = value
+        if unmaskable is not None:
+            self._pass_by(unmaskable)
+            return None
+        return (values, masks) if has_to_run or step.always_runs or function.may_select(node) else None
+
+    def _arriving(self, node: Any, number: int, value: Any, may_be_sparse: bool) -> tuple[Any, Mask, bool]:
+        """A cotangent, its mask, and whether it can carry a mask at all.
+
+        If a user's hook has turned an ignored element into a number other than 0, the element counts. A ZeroTensor
+        with a mask becomes zeros in memory.
+        """
+        arrived = self._arrived.pop((node, number), None)
+        if value is None:
+            return None, None, True
+        mask = None if arrived is None else arrived.mask
+        if mask is None and not value.is_nested and not value.numel() and not is_sparse(value):
+            mask = everywhere(False, value)
+        form = form_of(value)
+        if self.by_rules_alone and not form.can_be_recorded:
+            return value, mask, False
+        if form.is_shared:  # a hook may have changed the value on another process: all processes check
+            return value, mask if mask is None else mask | not_zero(value), True
+        if _is_zerotensor(value) and mask is not None:
+            return value + torch.zeros_like(value), mask, True
+        if arrived is not None and arrived.is_still(value) and (may_be_sparse or not is_sparse(value)):
+            return value, mask, True
+        if not can_carry(value):
+            return value, mask, mask is None and may_be_sparse and is_sparse(value)
+        return value, mask if mask is None else and_whatever_is_not_0(mask, values_of(value)), True
+
+    def send(self, edge: Edge, mask: Mask) -> None:
+        """Set the mask of a cotangent with which the engine starts. The outer pass calls this on its inner pass."""
+        if mask is not None:
+            self._arrived[edge] = _Arrived(mask, None, 0)
+
+    # Whether the engine runs for this pass.
+
+    def _begun(self, cotangent: Tensor) -> None:
+        """The hook at the start of the engine's run, which notes that the run belongs to this pass."""
+        self._is_mine()
+
+    def _is_mine(self) -> bool:
+        """True if the engine runs for this pass. Another thread's pass, or a hook's, may share the nodes."""
+        running = _current_pass()
+        if self._engine_pass is None and current() is self:
+            self._engine_pass = running
+        return running == self._engine_pass
+
+    def _transfer(self, node: Any, ahead: Ahead, function: Function, transfer: Transfer | type[Transferred]) -> None:
+        """Let plain PyTorch run the node's derivative, and send the masks through it afterwards."""
+        self._handles += put_first(node.register_hook(PassHook(self._after, node, ahead, function, transfer)))
+
+    def _interpret(self, node: Any, ahead: Ahead, function: Function, step: type[Step]) -> None:
+        """Put a step around the run of the node's derivative."""
+        # The user's prehooks run before this one, so the step gets what they return.
+        self._handles.append(node.register_prehook(PassHook(self._enter, node, function, step)))
+        self._handles += put_first(node.register_hook(PassHook(self._leave, node, ahead)))
+        if step is Recomputed:
+            self._handles.append(Recomputed.prepare(node, self))
+
+    def _pass_by(self, unmaskable: Any) -> None:
+        """Leave a node to plain PyTorch, because a tensor that arrives there can't carry a mask."""
+        if _is_zerotensor(unmaskable):  # all of its elements count, so plain PyTorch's derivative is right
+            return
+        if is_wrapped(unmaskable):
+            self.failed("a tensor inside of torch.vmap or torch.func", NotFollowed(_INSIDE), suspected=True)
+            return
+        described = "a nested tensor" if unmaskable.is_nested else type(unmaskable).__name__
+        if described == "Tensor":
+            described = str(unmaskable.layout)
+        self.failed(described, NotFollowed("a tensor that can't carry a mask"), suspected=True)
+
+    def _let_go(self) -> None:
+        """Remove the hooks, and free what the pass holds."""
+        self._aside.__exit__(None, None, None)
+        for step in self._running.values():
+            step.abandon()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._arrived.clear()
+        self._running.clear()
+        self.entered.clear()
+        self.graph = {}
+
+
+def _is_zerotensor(value: Any) -> bool:
+    return type(value) is Tensor and value._is_zerotensor()
+
+
+def _unless_constant(node: Any, value: Any, mask: Mask) -> Mask:
+    """The mask of a derivative's result. If the result is a ZeroTensor, all of its elements are ignored.
+
+    A ZeroTensor is the tangent of a constant. A product with it is a ZeroTensor, also if the other factor is NaN. So
+    the other factor is ignored. `sgn` is an exception: it gives a ZeroTensor too, but sgn(NaN) is NaN.
+    """
+    if _is_zerotensor(value) and function_of(node.name()) != "Sgn":
+        return everywhere(False, value)
+    return mask
+
+
+def _is_anothers(value: Any) -> bool:
+    """True for a tensor of an unknown subclass that has its own `__torch_dispatch__`."""
+    return value is not None and dispatches(value) and is_dense(value)
+
+
+_NOTHING_IGNORED = _Arrived(None, None, 0)
+_NO_MASKS: Iterable[Mask] = itertools.repeat(None)

@@ -1,0 +1,83 @@
+"""Dispatch modes: they see each operator that is called while a derivative runs, with or without a cotangent.
+
+`Comparisons` watches what a derivative compares, because a comparison with NaN selects nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .cotangent import unwrap
+from .mask import Mask
+from .numbers import form_of
+
+
+class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that does not import Dynamo. Newer releases of PyTorch wrap other modes, and the wrapper imports it."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class Watching(Mode):  # type: ignore[no-untyped-call]
+    """A mode that lasts from one hook of a node to another. If the derivative in between fails, the engine ends it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def start(self) -> None:
+        torch._C._push_on_torch_dispatch_stack(self)
+
+    def stop(self) -> None:
+        torch._C._pop_torch_dispatch_stack(None)
+
+
+class Comparisons(Watching):  # type: ignore[no-untyped-call]
+    """Notes the elements at which a derivative compares a NaN.
+
+    Args:
+        first_alone: whether only the first argument of a comparison is checked for NaN.
+    """
+
+    COMPARING = frozenset(getattr(torch.ops.aten, name) for name in ("eq", "ge", "gt", "le", "lt"))
+    JOINING = frozenset(getattr(torch.ops.aten, name) for name in ("logical_and", "logical_or", "logical_and_"))
+
+    def __init__(self, first_alone: bool) -> None:
+        super().__init__()
+        self.places = slice(1) if first_alone else slice(2)
+        self.unordered: dict[int, tuple[Tensor, Tensor]] = {}
+        """By id, each result of a comparison, and where it compared a NaN. Keeping the result keeps its id."""
+
+    def __torch_dispatch__(
+        self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = op(*args, **(kwargs or {}))
+        if op.overloadpacket in self.COMPARING:
+            for operand in args[:2] if op.overloadpacket is torch.ops.aten.eq else args[self.places]:
+                self._compared(result, operand)
+        elif op.overloadpacket in self.JOINING:
+            for condition in args:
+                self._note(result, self.where_unordered(condition))
+        return result
+
+    def where_unordered(self, condition: Any) -> Mask:
+        """Where a condition is False because it compared a NaN; None if it compared none."""
+        found = self.unordered.get(id(condition))
+        return None if found is None else found[1]
+
+    def _compared(self, result: Tensor, operand: Any) -> None:
+        """Note where an operand of a comparison is NaN."""
+        if isinstance(operand, Tensor) and operand.is_floating_point() and not form_of(operand).is_shared:
+            nan = unwrap(operand).isnan()
+            if bool(nan.any()):
+                self._note(result, nan.expand(result.shape))
+
+    def _note(self, result: Tensor, unordered: Mask) -> None:
+        if unordered is not None:
+            before = self.where_unordered(result)
+            self.unordered[id(result)] = result, unordered if before is None else before | unordered
