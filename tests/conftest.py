@@ -46,7 +46,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 FIRST = ("tests/site/", "tests/installed/")
-"""What begins first, in one process: all tests of the site use one parsed copy of it. The other process needs no site."""
+"""What begins first, in one process: these tests share a parsed copy of the site. The other process needs no site."""
 
 SLOW = (
     "tests/installed",

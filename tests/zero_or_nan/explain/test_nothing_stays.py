@@ -119,17 +119,6 @@ def test_it_raises_at_the_first_bad_pass():
     assert caught.value.report.origins
 
 
-def test_blocks_in_a_block():
-    """Each tells of what happened in it."""
-    with explain() as outer:
-        with explain() as inner:
-            _, loss = spoiled()
-            loss.backward()
-        torch.tensor([0.0], requires_grad=True).sqrt().sum().backward()
-    assert [origin.operator for origin in inner] == ["log"]
-    assert [origin.operator for origin in outer] == ["log", "sqrt"]
-
-
 def test_one_watch_is_entered_once():
     watch = explain()
     with watch, pytest.raises(RuntimeError, match="on already"):
