@@ -310,7 +310,7 @@ def ours():
     return sum(kinds[kind] for kind, name in names.items() if kind is torch.Tensor or name.startswith("zero_or_nan"))
 
 
-@pytest.mark.parametrize(("spoils_at", "steps"), [(None, 10_000), (7, 1_000)])
+@pytest.mark.parametrize(("spoils_at", "steps"), [(None, 2_000), (7, 500)])
 def test_a_long_loop(spoils_at, steps):
     """With NaN in every parameter from step 7 on where it is spoiled: nothing is kept of a step."""
     torch.manual_seed(0)
@@ -328,4 +328,4 @@ def test_a_long_loop(spoils_at, steps):
                 early = ours()
         late = ours()
     assert len(report) == (0 if spoils_at is None else 1)
-    assert late < early + 200  # memory that was given back is swept from time to time; a step would keep one at least
+    assert late < early + 100  # memory that was given back is swept from time to time; a step would keep one at least
