@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from unittest.mock import patch
@@ -100,8 +100,8 @@ class Book:
 
     def here(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a command of `python -m tools` that starts no kernel, in this process: it needs no second for imports."""
-        command = ["tools", *arguments, "--root", str(self.root)]
-        with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as error, patch("sys.argv", command):
+        command, out, error = ["tools", *arguments], StringIO(), StringIO()
+        with chdir(self.root), redirect_stdout(out), redirect_stderr(error), patch("sys.argv", command):
             status = main()
         return subprocess.CompletedProcess(command, status, out.getvalue(), error.getvalue())
 
