@@ -45,8 +45,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         leave_out()
 
 
-FIRST = ("tests/site/", "tests/installed/")
-"""What begins first, in one process: these tests share a parsed copy of the site. The other process needs no site."""
+FIRST = ("tests/site/", "tests/installed/", "tests/zero_or_nan/explain/test_regions.py")
+"""What begins first: the tests of the site share a parsed copy of it, and regions are compiled in a young process."""
 
 SLOW = (
     "tests/installed",
