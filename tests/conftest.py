@@ -45,8 +45,9 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         leave_out()
 
 
-FIRST = ("tests/site/", "tests/installed/", "tests/zero_or_nan/explain/test_regions.py")
-"""What begins first: the tests of the site share a parsed copy of it, and regions are compiled in a young process."""
+EXPLAIN = "tests/zero_or_nan/explain"
+FIRST = ("tests/site/", "tests/installed/", f"{EXPLAIN}/test_regions.py", f"{EXPLAIN}/test_unseen.py")
+"""What begins first: tests of the site share a parsed copy of it, and two files of `explain` need a young process."""
 
 SLOW = (
     "tests/installed",
