@@ -3,6 +3,8 @@ PYTHON ?= python3
 JOBS ?= 2
 BIN := .venv/bin
 RUN := $(BIN)/python -m tools
+# Each process begins with a part of the tests, in their order, and takes more from the other one when it has run them.
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 # Images of containers forbid bytecode. Then each of the processes that tests start would compile the library again.
 export PYTHONDONTWRITEBYTECODE :=
 # This check runs before apt-get, because the error message of apt-get does not say what to do.
@@ -26,13 +28,13 @@ processors: $(BIN)/.ready  ## run make check as on a processor without AVX-512, 
 	ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 $(RUN) check $(CHAPTER)
 
 test: $(BIN)/.ready  ## run all tests, in two processes (or in JOBS=4)
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(PYTEST)
 
 test-fast: $(BIN)/.ready  ## run only the tests that need no site, no browser and no installation, for use while you work
-	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-whole: $(BIN)/.ready  ## run all tests with all their cases; if a test has many similar cases, make test runs a sample
-	WHOLE_TESTS=1 $(BIN)/python -m pytest -n $(JOBS)
+	WHOLE_TESTS=1 $(PYTEST)
 
 browser: $(BIN)/.ready tests/site/node_modules/.ready  ## install what the tests of the site need: Chromium and epubcheck (both need root), axe-core and Lighthouse
 	@$(BIN)/python -c 'from tools.measure.browser import executable as e; exit(not e())' || { $(ROOT) apt-get update && apt-get install -y chromium; }
@@ -114,7 +116,7 @@ peers: $(BIN)/.ready  ## run the tests of other projects (or only PEER=einops) w
 	$(RUN) peers $(PEER)
 
 coverage: $(BIN)/.ready  ## run all tests, and report the statements and branches that they do not reach; pages in _build/coverage/html
-	$(BIN)/python -m pytest -n $(JOBS) --cov --cov-report=term --cov-report=html
+	$(PYTEST) --cov --cov-report=term --cov-report=html
 
 noticed: $(BIN)/.ready  ## change each cell that shows something, and check whether the build notices (or only CHAPTER=name); write results/measured/
 	$(RUN) noticed $(CHAPTER) $(if $(SAMPLE),--sample $(SAMPLE))

@@ -24,21 +24,6 @@ torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A file at a time, in their order; together what needs one installation of torch, and what needs the pages."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class Scheduling(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = super()._split_scope(nodeid)
-            folder = file.rpartition("/")[0]
-            return folder if folder in ("tests/installed", "tests/site") else file
-
-    config.option.loadscopereorder = False  # by the number of tests: the slowest files have few
-    return Scheduling(config, log)
-
-
 def leave_out() -> None:
     """Let the garbage collector leave out what is there by now.
 
@@ -60,15 +45,9 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         leave_out()
 
 
-LONGEST = (
-    "tests/site/",
-    "tests/installed/",
-    "tests/zero_or_nan/in_training/test_around_regions.py",
-    "tests/zero_or_nan/ignoring/test_compiled.py",
-    "tests/zero_or_nan/explain/test_regions.py",
-    "tests/zero_or_nan/test_selfcheck.py",
-)
-"""What begins first, so that the processes end at about the same time. One builds the site as the other needs none."""
+EXPLAIN = "tests/zero_or_nan/explain"
+FIRST = ("tests/site/", "tests/installed/", f"{EXPLAIN}/test_regions.py", f"{EXPLAIN}/test_unseen.py")
+"""What begins first: tests of the site share a parsed copy of it, and two files of `explain` need a young process."""
 
 SLOW = (
     "tests/installed",
@@ -91,7 +70,7 @@ SLOW_FIXTURES = {"site", "results", "done", "ran"}
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The order of the files, and what `make test-fast` leaves out, beside what is marked where it stands."""
-    items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in LONGEST])
+    items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in FIRST])
     for item in items:
         slow = item.nodeid.startswith(SLOW) or "inductor" in item.nodeid
         if slow or SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ())):

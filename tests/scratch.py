@@ -8,10 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
+from unittest.mock import patch
 
 import psutil
 
+from tools.__main__ import main
 from tools.project import Project
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -93,6 +97,13 @@ class Book:
         self.git("add", ".")
         self.git("commit", "--quiet", "--allow-empty", "-m", "x")
         return self.git("rev-parse", "HEAD")
+
+    def here(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of `python -m tools` that starts no kernel, in this process: it needs no second for imports."""
+        command, out, error = ["tools", *arguments], StringIO(), StringIO()
+        with chdir(self.root), redirect_stdout(out), redirect_stderr(error), patch("sys.argv", command):
+            status = main()
+        return subprocess.CompletedProcess(command, status, out.getvalue(), error.getvalue())
 
     def run(self, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         """Run `python -m tools` to its end."""

@@ -1,3 +1,8 @@
+"""The atlas: slopes and kinds are measured, points are well-formed, and a card says what was measured.
+
+The page itself claims, in each build, that every point gives the gradient that is stated.
+"""
+
 import math
 
 import pytest
@@ -6,25 +11,13 @@ from bs4 import BeautifulSoup
 
 from helpers import atlas, decisions, node_index
 from helpers.atlas import EFFECTS, JUMP, Point, differentiable, measure, slopes
-from helpers.compare import Tolerance, differing
-from helpers.entries import outcome
 from helpers.points import POINTS, SOURCES
-from helpers.releases import Since
 from helpers.threads import LOOKED_UP
 from zero_or_nan import ignoring
 
 ALL = [point for group in POINTS.values() for point in group]
 every = pytest.mark.parametrize("point", ALL, ids=[point.anchor for point in ALL])
 changed = pytest.mark.parametrize("point", [p for p in ALL if p.instead], ids=[p.anchor for p in ALL if p.instead])
-
-
-def agree(observed, expected, point):
-    expected = expected.at(torch.__version__) if isinstance(expected, Since) else expected
-    return differing(outcome(expected), outcome(observed), Tolerance(ulps=point.ulps, atol=point.atol)) == []
-
-
-def same(a, b):
-    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(0.0), b.nan_to_num(0.0))
 
 
 @pytest.mark.parametrize(
@@ -113,22 +106,11 @@ def test_kinds():
     assert measure("x.sqrt() * torch.tensor([0.0, 1.0])", [0.0, 0.0]).kind == "NaN"
 
 
-@every
-def test_a_point_gives_what_is_stated(point):
-    assert agree(measure(point.code, point.at, point.given).gradient, point.gradient, point)
-
-
-@changed
-def test_the_other_expression_gives_what_is_stated_and_that_is_finite(point):
-    other = measure(point.instead, point.at, point.given)
-    assert agree(other.gradient, point.instead_gradient, point)
-    assert other.kind == "finite" and other.value.isfinite().all()
-
-
 @changed
 def test_what_the_other_expression_does_is_what_the_slopes_say(point):
     word = point.effect.split()[0].rstrip(":.")
     other = measure(point.instead, point.at, point.given)
+    assert other.kind == "finite" and other.value.isfinite().all()
     sides = slopes(point.instead, point.at, point.given)
     if word == "Exact":
         assert differentiable(other.gradient, sides)
@@ -158,21 +140,9 @@ def test_an_infinite_gradient_has_the_sign_of_the_slope_beside_it(point):
 
 
 @every
-def test_ignoring_leaves_what_is_used_as_it_is(point):
-    plain = measure(point.code, point.at, point.given)
-    assert same(measure(point.code, point.at, point.given, ignoring.backward).gradient, plain.gradient)
-
-
-@every
 def test_ignoring_gives_zero_where_the_result_is_not_used(point):
     unused = f"torch.where(torch.zeros((), dtype=torch.bool), {point.code}, 0.0)"
     assert not measure(unused, point.at, point.given, ignoring.backward).gradient.count_nonzero()
-
-
-def test_most_points_leave_nan_in_plain_pytorch_where_the_result_is_not_used():
-    unused = "torch.where(torch.zeros((), dtype=torch.bool), {}, 0.0)"
-    bad = [p for p in ALL if measure(unused.format(p.code), p.at, p.given).kind != "finite"]
-    assert len(bad) > len(ALL) / 2
 
 
 @every

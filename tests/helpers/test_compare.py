@@ -1,6 +1,5 @@
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given
@@ -56,10 +55,6 @@ def test_a_tolerance_says_what_it_allows(tolerance, text):
     assert str(tolerance) == text
 
 
-def test_the_default_is_exact():
-    assert Tolerance() == Tolerance(ulps=0, rtol=0.0, atol=0.0, signed_zero=False)
-
-
 # Distance in ulps.
 
 
@@ -72,23 +67,6 @@ def test_distance_is_what_unbounded_integers_say(data, dtype):
 
 
 @properties
-@given(st.data(), floats)
-def test_distance_swaps_its_sign_with_its_sides(data, dtype):
-    a, b = (from_bits(dtype, data.draw(bits(dtype, finite=True))) for _ in range(2))
-    assert ulp_distance(a, b).item() == -ulp_distance(b, a).item()
-    assert ulp_distance(a, b).abs().item() >= 0
-
-
-@properties
-@given(st.data(), floats)
-def test_distance_is_zero_exactly_where_equal_and_has_the_sign_of_the_difference(data, dtype):
-    a, b = (from_bits(dtype, data.draw(bits(dtype, finite=True))) for _ in range(2))
-    distance = ulp_distance(a, b).item()
-    assert (distance == 0) == (a.item() == b.item())
-    assert (distance > 0) == (b.item() > a.item())
-
-
-@properties
 @given(st.data(), st.integers(0, 40))
 def test_small_distances_count_steps_of_nextafter_in_float64(data, steps):
     start = from_bits(torch.float64, data.draw(bits(torch.float64, finite=True) | st.integers(0, 30)))
@@ -97,30 +75,6 @@ def test_small_distances_count_steps_of_nextafter_in_float64(data, steps):
         end = math.nextafter(end, -inf)
     assume(math.isfinite(end))
     assert ulp_distance(start, of(torch.float64, end)).tolist() == [-steps]
-
-
-@properties
-@given(st.data(), st.integers(0, 40), st.sampled_from([(torch.float16, np.float16), (torch.float32, np.float32)]))
-def test_small_distances_count_steps_of_nextafter_in_other_dtypes(data, steps, dtypes):
-    dtype, array_dtype = dtypes
-    start = from_bits(dtype, data.draw(bits(dtype, finite=True) | st.integers(0, 30)))
-    end = start.numpy()
-    with np.errstate(over="ignore", under="ignore"):
-        for _ in range(steps):
-            end = np.nextafter(end, array_dtype(-inf))
-    assume(np.isfinite(end).all())
-    assert ulp_distance(start, torch.from_numpy(end)).tolist() == [-steps]
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_both_zeros_are_one_number_between_the_least_of_either_sign(dtype):
-    least = from_bits(dtype, 1)
-    zero, other = of(dtype, 0.0), of(dtype, -0.0)
-    assert ulp_distance(zero, other).item() == ulp_distance(other, zero).item() == 0
-    assert ulp_distance(-least, least).item() == 2
-    assert ulp_distance(least, -least).item() == -2
-    assert ulp_distance(other, least).item() == ulp_distance(zero, least).item() == 1
-    assert ulp_distance(-least, other).item() == 1
 
 
 @pytest.mark.parametrize(
@@ -230,30 +184,6 @@ def test_the_sign_of_zero_does_not_disturb_a_tolerance_elsewhere():
     assert agree([1.0], torch.tensor([1.25]), signed_zero=True, atol=0.25)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("value", [0.0, 1.0, -1.0, 1.5, -3e-5])
-def test_ulps_allow_exactly_so_many(dtype, value):
-    start = of(dtype, value)
-    for steps in (1, 2, 3):
-        other = next_after(start, steps)
-        for ulps in (0, 1, 2, 3, 4):
-            assert agree(start, other, ulps=ulps) == (steps <= ulps)
-            assert agree(other, start, ulps=ulps) == (steps <= ulps)
-
-
-def test_ulps_count_across_zero():
-    least = from_bits(torch.float64, 1)
-    assert agree(-least, least, ulps=2)
-    assert not agree(-least, least, ulps=1)
-
-
-@pytest.mark.parametrize(("a", "b"), [(2.0, -2.0), (1.0, -4.0), (3.0, -3.0), (1e300, -1e300)])
-def test_opposite_signs_in_float64_are_never_within_ulps(a, b):
-    for ulps in (1, 4, 10**6):
-        assert not agree([a], of(torch.float64, b), ulps=ulps)
-        assert not agree([b], of(torch.float64, a), ulps=ulps)
-
-
 def test_ulps_are_counted_in_the_observed_dtype():
     expected = of(torch.float64, 1.0 + 2.0**-23)
     assert agree(expected, of(torch.float32, 1.0), ulps=1)
@@ -272,11 +202,6 @@ def test_atol_and_rtol_add_up_and_the_bound_itself_holds():
     assert not agree([2.0], of(torch.float64, 3.5), rtol=0.5)
     assert not agree([2.0], of(torch.float64, 3.75), atol=0.5, rtol=0.5)
     assert agree([1.0], of(torch.float64, 1.5), atol=0.5)
-
-
-def test_whichever_tolerance_allows_more_decides():
-    assert agree([1.0], of(torch.float32, 1.25), ulps=1, atol=0.25)
-    assert agree([1.0], next_after(of(torch.float32, 1.0)), ulps=1, atol=1e-30)
 
 
 def test_an_absolute_tolerance_is_measured_against_the_number_as_it_was_written():
@@ -298,10 +223,6 @@ def test_a_number_is_rounded_to_the_observed_dtype(dtype):
 def test_a_finite_number_that_overflows_the_observed_dtype_is_not_inf(dtype, value, tolerance):
     assert not agree([value], of(dtype, math.copysign(inf, value)), **tolerance)
     assert agree([math.copysign(inf, value)], of(dtype, math.copysign(inf, value)), **tolerance)
-
-
-def test_a_whole_number_that_overflows_float16_is_not_inf():
-    assert not agree(torch.tensor([70000]), of(torch.float16, inf))
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64])
@@ -338,12 +259,6 @@ def test_truth_values_are_compared_as_0_and_1():
     assert not agree([0.5], torch.tensor([True]))
 
 
-def test_the_observed_dtype_decides_which_comparison_is_made():
-    assert agree(torch.tensor([1, 2]), torch.tensor([1.0, 2.0]))
-    assert agree(torch.tensor([1.0, 2.0]), torch.tensor([1, 2]))
-    assert not agree(torch.tensor([1, 2]), torch.tensor([1.5, 2.0]))
-
-
 # Which entries differ, and when that cannot be said.
 
 
@@ -358,11 +273,6 @@ def test_empty_tensors_of_one_shape_agree():
     assert differing(outcome([]), outcome(torch.zeros(0, dtype=torch.int64))) == []
     assert differing(outcome(torch.zeros(0, 2)), outcome(torch.zeros(2, 0))) is None
     assert differing(outcome(torch.zeros(0)), outcome(torch.zeros(()))) is None
-
-
-def test_a_tensor_without_dimensions_is_compared():
-    assert differing(outcome(1.0), outcome(torch.tensor(1.0))) == []
-    assert differing(outcome(1.0), outcome(torch.tensor(2.0))) == [0]
 
 
 @pytest.mark.parametrize(("a", "b"), [([1.0], 1.0), ([1.0, 1.0], [1.0]), ([[1.0, 1.0]], [[1.0], [1.0]])])

@@ -87,14 +87,6 @@ def test_a_later_change_in_place_does_not_reach_what_was_observed():
     assert entries.data.tolist() == [1.0]
 
 
-def test_a_later_change_of_the_mask_does_not_reach_what_was_observed():
-    mask = torch.tensor([True, False])
-    tensor = masked_tensor(torch.tensor([1.0, 2.0]), mask)
-    entries = outcome(tensor)
-    tensor.get_mask().fill_(False)
-    assert entries.mask.tolist() == [True, False]
-
-
 @pytest.mark.filterwarnings("ignore:Sparse")
 def test_sparse_tensors_are_compared_densely():
     coo = torch.sparse_coo_tensor([[0, 2, 2]], [1.0, nan, 3.0], (4,), check_invariants=True)
@@ -295,10 +287,6 @@ def test_what_is_no_number_inside_a_list_is_refused_by_name(inside):
 def test_every_kind_has_its_word_and_its_text(value, kind, text):
     assert outcome([value]).kinds() == [kind]
     assert outcome([value]).texts() == [text]
-
-
-def test_the_words_of_kinds_are_what_tables_and_machines_use():
-    assert [kind.value for kind in Kind] == ["finite", "zero", "NaN", "inf", "masked"]
 
 
 @pytest.mark.parametrize(

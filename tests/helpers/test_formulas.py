@@ -1,3 +1,8 @@
+"""Formulas: references by other means than ours, and the text of the page.
+
+The page itself claims, in each build, what each formula gives and how near it is to float64.
+"""
+
 import math
 import re
 
@@ -35,18 +40,6 @@ def called(formula, x, given, copied=True):
     return eval(formula.call if copied else formula.call.replace("(", "_by_hand(", 1), names)
 
 
-@every
-def test_the_formula_by_hand_breaks_as_it_is_said_to(formula):
-    assert agree(formula.measured(copied=False)[1], formula.gradient, ulps=4)
-
-
-@every
-def test_the_formula_to_copy_gives_the_gradient_that_is_stated(formula):
-    value, gradient = formula.measured()
-    assert value.isfinite().all()
-    assert agree(gradient, formula.expected, ulps=4, atol=1e-6)
-
-
 @exact
 def test_an_exact_gradient_is_the_quotient_of_differences_in_float64(formula):
     x = torch.tensor(formula.at, dtype=torch.float64, requires_grad=True)
@@ -54,11 +47,6 @@ def test_an_exact_gradient_is_the_quotient_of_differences_in_float64(formula):
     assert torch.autograd.gradcheck(lambda x: called(formula, x, given).sum(), x)
     (gradient,) = torch.autograd.grad(called(formula, x, given).sum(), x)
     assert agree(gradient, formula.reference, atol=1e-12)
-
-
-@every
-def test_on_ordinary_inputs_the_copy_is_as_near_to_float64_as_stated(formula):
-    assert max(formula.furthest()) <= formula.ulps
 
 
 @every

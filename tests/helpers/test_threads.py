@@ -1,22 +1,8 @@
 import datetime
 
-import pytest
 from scratch import ROOT
 
 from helpers.threads import LOOKED_UP, THREADS, Thread, thread
-
-
-def test_a_thread_is_found_by_its_key():
-    for key, entry in THREADS.items():
-        assert thread(key) is entry and entry.key == key
-
-
-def test_an_unknown_thread_is_refused_and_the_known_ones_are_named():
-    with pytest.raises(KeyError) as caught:
-        thread("12345")
-    message = str(caught.value)
-    assert "'12345'" in message and "threads.py" in message
-    assert all(key in message for key in THREADS)
 
 
 def test_every_thread_has_what_a_page_shows():

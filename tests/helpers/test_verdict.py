@@ -94,21 +94,11 @@ def test_every_word(want, got, word):
     assert judge(outcome([want]), observe([got])) == [word]
 
 
-def test_entries_are_judged_one_by_one():
-    wants, gots, words = zip(*TABLE, strict=True)
-    assert judge(outcome(list(wants)), observe(gots)) == list(words)
-    assert set(words) == set(JUDGEMENTS)
-
-
 @pytest.mark.parametrize("ulps", [0, 1, 2, 5, 63, 64, 65, 100])
 def test_right_allows_exactly_so_many_ulps_and_rounded_up_to_its_own_limit(ulps):
     for steps in (0, 1, 2, 3, 5, 6, 63, 64, 65, 66, 100, 101):
         word = "right" if steps <= ulps else "rounded" if steps <= ROUNDED == 64 else "wrong"
         assert judge(outcome([1.5, 1.5]), observe([up(steps), up(-steps)]), ulps) == [word, word]
-
-
-def test_right_allows_two_ulps_by_default():
-    assert judge(outcome([1.5, 1.5]), observe([up(2), up(3)])) == ["right", "rounded"]
 
 
 def test_ulps_are_counted_in_the_observed_dtype():
@@ -124,11 +114,6 @@ def test_the_reference_is_rounded_to_the_observed_dtype():
     assert judge(outcome([1 / 3]), outcome(torch.tensor([1 / 3]).double())) == ["wrong"]
 
 
-@pytest.mark.parametrize(("a", "b"), [(2.0, -2.0), (-2.0, 2.0), (1.0, -4.0), (1e300, -1e300)])
-def test_the_opposite_sign_in_float64_is_wrong(a, b):
-    assert judge(outcome([a]), outcome([b])) == ["wrong"]
-
-
 def test_whole_numbers_are_judged_without_cutting_the_reference_down():
     assert judge(outcome([1.0, 0.5, 3.0, nan]), outcome(torch.tensor([1, 0, 5, 0]))) == [
         "right",
@@ -141,11 +126,6 @@ def test_whole_numbers_are_judged_without_cutting_the_reference_down():
         "wrong",
         "right",
     ]
-
-
-def test_large_whole_numbers_are_not_rounded_before_they_are_judged():
-    assert judge(outcome([2.0**24 + 1]), outcome(torch.tensor([2**24 + 1]))) == ["right"]
-    assert judge(outcome([2.0**24 + 1]), outcome(torch.tensor([2**24]))) == ["wrong"]
 
 
 def test_any_shape_is_judged_in_row_major_order():
@@ -300,17 +280,6 @@ def test_html_is_a_table_of_ways_beside_the_reference():
     ]
     assert "Verdict on <code>x.grad</code>" in made.html()
     assert "<pre>" not in made.html()
-
-
-def test_html_of_a_verdict_says_what_the_reference_is_and_what_is_right():
-    html = verdict([1.0], {"vanilla": [1.0]}, {"vanilla": "right"}).html()
-    assert html.startswith("<div") and "<pre>" not in html
-    assert "Reference: float64, on the used elements alone" in html and " Right: within " in html
-
-
-def test_html_of_a_verdict_that_does_not_hold_has_its_text():
-    html = verdict([1.0], {"vanilla": [nan]}, {"vanilla": "right"}).html()
-    assert "<pre>✗ verdict on 4132" in html and "expected right, observed contaminated  &lt;-- differs" in html
 
 
 def test_html_says_how_near_is_right():

@@ -26,14 +26,14 @@ def book(tmp_path: Path) -> Book:
 @pytest.mark.parametrize(("command", "name"), [("book", "_config.yml"), ("check", "_toc.yml")])
 def test_outside_a_checkout_the_error_says_what_is_missing(book, name, command):
     (book.root / name).unlink()
-    done = book.run(command)
+    done = book.here(command)
     assert done.returncode == 1
     assert done.stderr == f"error: {book.root} has no {name}: run the command in the top folder of the checkout\n"
 
 
 def test_chapters_named_in_the_contents_that_do_not_exist_are_all_named(book):
     book.contents("one", "lost", "two", "gone")
-    done = book.run("check")
+    done = book.here("check")
     assert done.returncode == 1
     assert done.stderr == (
         "error: _toc.yml names files that do not exist: chapters/lost.md, chapters/gone.md; add the files, or remove "
@@ -43,8 +43,8 @@ def test_chapters_named_in_the_contents_that_do_not_exist_are_all_named(book):
 
 def test_a_chapter_that_the_contents_lack_is_told_apart_from_one_that_is_not_there(book):
     book.contents("one")
-    assert "it is not in _toc.yml" in book.run("check", "two").stderr
-    assert "did you mean one?" in book.run("check", "onee").stderr
+    assert "it is not in _toc.yml" in book.here("check", "two").stderr
+    assert "did you mean one?" in book.here("check", "onee").stderr
 
 
 @pytest.mark.parametrize("name", ["claims.json", "outputs.json"])
@@ -59,7 +59,7 @@ def test_a_record_that_is_missing_or_broken_stops_the_build_before_any_work(book
     record.unlink()
     if harm == "broken":
         write(record, '{"runs": {')
-    done = book.run(*command)
+    done = book.here(*command)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"error: {record} is {'missing' if harm == 'gone' else 'not valid JSON'}")
 
@@ -68,7 +68,7 @@ def test_a_release_that_the_record_lacks_stops_the_build_before_any_work(book):
     results = book.root / "results"
     write(results / "measured" / "matrix.json", json.dumps({"rows": [{"torch": "2.6.0"}, {"torch": "2.60.0"}]}))
     write(results / "claims.json", json.dumps({"runs": {"2.6.0 cpu": {}}, "outcomes": []}))
-    done = book.run("book")
+    done = book.here("book")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"error: {results / 'claims.json'} has no outcomes of PyTorch 2.60.0, which ")
 
@@ -177,7 +177,7 @@ def test_a_chapter_that_cannot_be_read_is_named_in_one_line_before_anything_runs
     content, told = BROKEN[kind]
     book.chapter("two").write_bytes(content)
     book.append("one", 'open("../ran", "w")')
-    done = book.run(command)
+    done = book.here(command)
     assert done.returncode == 1
     assert done.stderr.startswith("error: ") and "two.md" in done.stderr and told in done.stderr, done.stderr
     assert done.stderr.count("\n") == 1
@@ -204,7 +204,7 @@ def test_a_chapter_is_checked_alone(book):
     [("tow", "no chapter with code is called tow; did you mean two?"), ("x", "called x; the known names are one, two")],
 )
 def test_an_unknown_chapter_is_told_with_those_that_there_are(book, name, told):
-    done = book.run("check", name)
+    done = book.here("check", name)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: ") and done.stderr.endswith(f"{told}\n")
 

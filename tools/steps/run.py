@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import re
@@ -91,8 +92,8 @@ def _into_cache(cache: JupyterCacheBase, run: ChapterRun) -> None:
 
 def run_one(chapter: Path, notebook: NotebookNode, timeout: int) -> ChapterRun:
     """Run the notebook of a chapter in a kernel, and write the outputs into the notebook."""
-    from jupyter_cache.executors.utils import single_nb_execution
     from myst_nb.core.utils import coalesce_streams
+    from nbclient import NotebookClient
     from nbclient.exceptions import CellTimeoutError, DeadKernelError
     from traitlets.config import Config
 
@@ -104,25 +105,30 @@ def run_one(chapter: Path, notebook: NotebookNode, timeout: int) -> ChapterRun:
 
     def execute() -> str | None:
         with tempfile.TemporaryDirectory(prefix="kernel-") as folder:
+            client = NotebookClient(
+                notebook,
+                resources={"metadata": {"path": str(chapter.parent)}},
+                timeout=timeout,
+                allow_errors=True,
+                record_timing=False,
+                on_cell_start=entered,
+                # The kernel is killed, not asked to end. If a cell hangs, a kernel that is asked to end first
+                # raises KeyboardInterrupt in the cell, and prints a traceback.
+                shutdown_kernel="immediate",
+                config=Config(KernelManager=_connection(folder)),
+            )
             try:
-                result = single_nb_execution(
-                    notebook,
-                    cwd=str(chapter.parent),
-                    timeout=timeout,
-                    allow_errors=True,
-                    on_cell_start=entered,
-                    # The kernel is killed, not asked to end. If a cell hangs, a kernel that is asked to end first
-                    # raises KeyboardInterrupt in the cell, and prints a traceback.
-                    shutdown_kernel="immediate",
-                    config=Config(KernelManager=_connection(folder)),
-                )
+                client.execute()
             except DeadKernelError:
                 return "ends its kernel: the Python process died"
+            except CellTimeoutError:
+                return f"does not end: still running after {timeout} s"
             except RuntimeError as error:
                 if at:
                     raise
+                atexit.unregister(client._cleanup_kernel)  # nbclient leaves it there, and it would fail at exit
                 return f"has no kernel: {error}"
-        return f"does not end: still running after {timeout} s" if isinstance(result.err, CellTimeoutError) else None
+        return None
 
     fatal = execute()
     if fatal and not at:  # the kernel died before its first cell: nothing has run, so it starts a second time

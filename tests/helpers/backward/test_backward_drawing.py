@@ -7,7 +7,7 @@ import torch
 from tensors import leaf
 
 from helpers.backward import drawing as module
-from helpers.backward.drawing import WIDEST, Box, Strip, draw
+from helpers.backward.drawing import WIDEST, Strip, draw
 from helpers.backward.graph import record
 from helpers.backward.told import tell
 from helpers.entries import Absent, outcome
@@ -164,10 +164,6 @@ def test_a_matrix_keeps_its_rows_and_a_large_tensor_is_told_in_words():
     assert "[13]: 1 NaN" in words(drawn((x * torch.tensor([nan, *torch.ones(12)])).sum(), {"x": x}))
 
 
-def test_a_cell_has_room_for_the_longer_text_of_both_ways():
-    assert Strip({"vanilla": outcome([0.125, nan]), "ignoring": outcome([1.0, 2.0])}).texts() == ["0.125", "NaN"]
-
-
 def test_a_line_that_passes_a_layer_by_has_a_place_there():
     graph, *_ = boxes(*six_entries())
     bends = [data["box"] for name, data in graph.nodes(data=True) if data["box"].kind == "bend"]
@@ -187,14 +183,6 @@ def test_the_ids_are_the_drawings_own():
 def test_texts_are_escaped():
     x = leaf(1.0)
     assert "a<b.grad" in words(drawn(x * 1, {"a<b": x}))
-
-
-def test_boxes_keep_their_order_and_distance():
-    left, right = Box(width=10), Box(width=30)
-    module._settle([left, right], [0, 0])
-    assert right.x - left.x == 20 + module.GAP and left.x + right.x == pytest.approx(0)
-    module._settle([left, right], [-100, 100])
-    assert (left.x, right.x) == (-100, 100)
 
 
 def test_what_is_long_is_not_written_into_the_graph():
@@ -248,31 +236,4 @@ def test_every_text_has_room(name):
                 assert right < x or x + wide < left or base < y or y + high < base - 9
 
 
-def test_where_there_is_no_room_on_the_right_the_arithmetic_stands_on_the_left():
-    a, b = leaf(1.0, 0.0), leaf(2.0, 0.0)
-    c = torch.where(b > 0, a / b, 0)
-    svg = drawn((c * 2).sum(), {"a": a, "b": b})
-    calls = [each for each in svg.iter(f"{SVG}text") if "zn-call" in each.get("class", "")]
-    sides = {each.get("class") for each in calls}
-    assert sides <= {"zn-call zn-left"}, "the way to the right is another cotangent's, or too far"
-
-
-def test_leaves_and_the_loss_are_rounder_than_nodes():
-    svg = drawn(*where_over_exp())
-    radius = {each.get("class"): each.find(f"{SVG}rect").get("rx") for each in svg if each.get("class") in KINDS}
-    assert float(radius["zn-end"]) > float(radius["zn-node"])
-
-
 KINDS = ("zn-node", "zn-end")
-
-
-def test_a_bent_line_has_twice_the_room_of_a_straight_one():
-    graph, *_ = boxes(*division())
-    room = {
-        round(graph.nodes[b]["box"].y - graph.nodes[a]["box"].y - graph.nodes[a]["box"].height): abs(
-            graph.nodes[a]["box"].x - graph.nodes[b]["box"].x
-        )
-        > module.GAP
-        for a, b in graph.edges
-    }
-    assert room == {module.SPACE: False, 2 * module.SPACE: True}

@@ -10,9 +10,9 @@ from tools.steps.read import read
 
 
 def test_multiplied_chapters_are_all_in_the_contents_and_all_different(tmp_path):
-    scratch = Scratch(Project(ROOT), tmp_path / "book", times=3)
+    scratch = Scratch(Project(ROOT), tmp_path / "book", times=2)
     project = Project(scratch.folder)
-    assert len(project.chapters) == 1 + 3 * (len(Project(ROOT).chapters) - 1)
+    assert len(project.chapters) == 1 + 2 * (len(Project(ROOT).chapters) - 1)
     cache = get_cache(tmp_path / "cache")
     keys = {cache.create_hashed_notebook(read(chapter))[1] for chapter in project.chapters}
     assert len(keys) == len(project.chapters)

@@ -28,84 +28,57 @@ def test_the_same_state_has_the_same_fingerprint_wherever_it_lies(project, tmp_p
     assert cache_folder(project) == tmp_path / "_build" / "cache" / fingerprint(project)
 
 
-def test_the_results_of_another_version_change_it(project):
+def edited(*path):
+    def change(project, monkeypatch):
+        with project.root.joinpath("src", *path).open("a", encoding="utf-8") as file:
+            file.write("\n")
+
+    return change
+
+
+def another_version_of(package):
+    def change(project, monkeypatch):
+        real = environment.version
+        monkeypatch.setattr(environment, "version", lambda name: "0.0.1" if name == package else real(name))
+
+    return change
+
+
+def added(*path):
+    def change(project, monkeypatch):
+        file = project.root.joinpath("src", *path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+
+    return change
+
+
+CHANGES = {
     # Pages show on which versions they were verified.
+    "recorded results": (lambda project, _: project.claims.write_text("{}", encoding="utf-8"), True),
+    "the device": (lambda _, monkeypatch: monkeypatch.setenv("ZERO_OR_NAN_DEVICE", "cuda"), True),
+    "the beginning of kernels": (lambda _, monkeypatch: monkeypatch.setattr(environment, "STARTUP", ""), True),
+    "Python": (lambda _, monkeypatch: monkeypatch.setattr(platform, "python_version", lambda: "3.99.0"), True),
+    **{
+        package: (another_version_of(package), True)
+        for package in ("torch", "numpy", "matplotlib", "ipykernel", "ipython")
+    },
+    "a helper": (edited("helpers", "cases.py"), True),
+    "the style": (edited("helpers", "style.css"), True),
+    "the library": (edited("zero_or_nan", "ignoring", "__init__.py"), True),
+    "an added file": (added("helpers", "data", "table.json"), True),
+    "a name": (lambda project, _: (project.helpers / "cases.py").rename(project.helpers / "case.py"), True),
+    "what an installation writes": (added("zero_or_nan.egg-info", "PKG-INFO"), False),
+    "compiled files": (added("helpers", "data", "__pycache__", "cases.cpython-311.pyc"), False),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_what_changes_the_fingerprint(project, monkeypatch, what):
+    change, matters = CHANGES[what]
     before = fingerprint(project)
-    project.claims.write_text("{}", encoding="utf-8")
-    assert fingerprint(project) != before
-
-
-def test_the_device_changes_it(project, monkeypatch):
-    before = fingerprint(project)
-    monkeypatch.setenv("ZERO_OR_NAN_DEVICE", "cuda")
-    assert fingerprint(project) != before
-
-
-@pytest.mark.parametrize("name", ["cases.py", "style.css", "__init__.py"])
-def test_an_edited_helper_changes_it(project, name):
-    before = fingerprint(project)
-    with (project.helpers / name).open("a", encoding="utf-8") as file:
-        file.write("\n")
-    assert fingerprint(project) != before
-
-
-def test_an_edited_library_changes_it(project):
-    before = fingerprint(project)
-    with (project.source / "zero_or_nan" / "ignoring" / "passes.py").open("a", encoding="utf-8") as file:
-        file.write("\n")
-    assert fingerprint(project) != before
-
-
-def test_another_beginning_of_kernels_changes_it(project, monkeypatch):
-    before = fingerprint(project)
-    monkeypatch.setattr(environment, "STARTUP", "")
-    assert fingerprint(project) != before
-
-
-def test_what_an_installation_writes_beside_them_does_not_change_it(project):
-    before = fingerprint(project)
-    (project.source / "zero_or_nan.egg-info").mkdir()
-    (project.source / "zero_or_nan.egg-info" / "PKG-INFO").touch()
-    assert fingerprint(project) == before
-
-
-@pytest.mark.parametrize("name", ["new.py", "data/table.json"])
-def test_an_added_helper_changes_it_and_a_removed_one_changes_it_back(project, name):
-    before = fingerprint(project)
-    path = project.helpers / name
-    path.parent.mkdir(exist_ok=True)
-    path.touch()
-    assert fingerprint(project) != before
-    path.unlink()
-    assert fingerprint(project) == before
-
-
-def test_a_renamed_helper_changes_it(project):
-    before = fingerprint(project)
-    (project.helpers / "cases.py").rename(project.helpers / "case.py")
-    assert fingerprint(project) != before
-
-
-def test_compiled_files_do_not_change_it(project):
-    before = fingerprint(project)
-    for folder in (project.helpers / "__pycache__", project.helpers / "data" / "__pycache__"):
-        folder.mkdir(parents=True)
-        (folder / "cases.cpython-311.pyc").write_bytes(b"\0")
-    assert fingerprint(project) == before
-
-
-@pytest.mark.parametrize("package", ["torch", "numpy", "matplotlib", "ipykernel", "ipython"])
-def test_another_version_of_a_package_changes_it(project, monkeypatch, package):
-    before = fingerprint(project)
-    real = environment.version
-    monkeypatch.setattr(environment, "version", lambda name: "0.0.1" if name == package else real(name))
-    assert fingerprint(project) != before
-
-
-def test_another_python_changes_it(project, monkeypatch):
-    before = fingerprint(project)
-    monkeypatch.setattr(platform, "python_version", lambda: "3.99.0")
-    assert fingerprint(project) != before
+    change(project, monkeypatch)
+    assert (fingerprint(project) != before) is matters
 
 
 def test_only_the_three_caches_used_last_are_kept(project):

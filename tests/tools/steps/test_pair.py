@@ -207,7 +207,7 @@ def test_a_notebook_with_changes_that_git_does_not_hold_stops_the_build_before_a
         Problem, match=r"overwrite notebooks/one.ipynb\. .*from-notebook NOTEBOOK=notebooks/one.ipynb writes"
     ):
         pair(project)
-    done = book.run("book")
+    done = book.here("book")
     assert done.returncode == 1 and done.stderr.startswith("error: the command stopped, because work that git does")
     assert notebooks(book) == before
     if has_git:
@@ -227,7 +227,7 @@ def test_a_notebook_without_a_chapter_is_deleted_only_if_git_holds_it(book):
         pair(project)
     assert mine.read_text(encoding="utf-8") == "{}"
     book.git("add", "notebooks/mine.ipynb")
-    assert book.run("notebooks").stdout == (
+    assert book.here("notebooks").stdout == (
         "notebooks deleted, because no chapter has their name: mine.ipynb\n0 of 2 notebooks rewritten\n"
     )
     assert not mine.exists()
@@ -297,11 +297,11 @@ def test_a_chapter_that_names_a_kernel_but_has_no_code_is_a_clear_error(book):
     edit(book.chapter("two"), "```{code-cell} ipython3\nprint(3)\n```\n", "")
     with pytest.raises(Problem, match="two.md names a kernel but has no code cell"):
         pair(Project(book.root))
-    done = book.run("notebooks")
+    done = book.here("notebooks")
     assert done.returncode == 1
     assert done.stderr.startswith("error: two.md names a kernel but has no code cell; ")
 
 
 def test_the_command_says_how_many_notebooks_it_rewrote(book):
-    assert book.run("notebooks").stdout == "2 of 2 notebooks rewritten\n"
-    assert book.run("notebooks").stdout == "0 of 2 notebooks rewritten\n"
+    assert book.here("notebooks").stdout == "2 of 2 notebooks rewritten\n"
+    assert book.here("notebooks").stdout == "0 of 2 notebooks rewritten\n"

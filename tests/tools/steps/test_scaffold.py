@@ -130,6 +130,6 @@ def test_every_claim_of_the_template_is_to_be_filled_in():
 
 @pytest.mark.parametrize("arguments, said", [((), "no name is given"), (("Not a name",), "can't be the name")])
 def test_the_command_says_what_is_wrong_in_one_line(book, arguments, said):
-    done = book.run("chapter", *arguments)
+    done = book.here("chapter", *arguments)
     assert done.returncode == 1 and done.stderr.startswith("error: ") and said in done.stderr
     assert done.stderr.count("\n") == 1

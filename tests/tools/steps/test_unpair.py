@@ -145,7 +145,7 @@ def test_an_edited_notebook_changes_its_chapter_in_that_place_alone(book, change
 
 def test_added_cells_have_links_and_tags_as_chapters_have_them(book):
     path = saved(book, add, "downloaded.ipynb")
-    done = book.run("from-notebook", str(path), "one")
+    done = book.here("from-notebook", str(path), "one")
     assert done.stdout == "chapters/one.md: cells: 2 added. Now run make record, then make book\n", done.stderr
     text = book.chapter("one").read_text(encoding="utf-8")
     assert "\nMore [words](two.md).\n" in text and text.endswith(":tags: [hide-input]\n\nprint(3)\n```\n")
@@ -190,7 +190,7 @@ def test_a_file_that_is_no_notebook_is_named(book, content, said):
     with pytest.raises(Problem, match=said):
         unpair(Project(book.root), path)
     assert (
-        book.run("from-notebook").stderr
+        book.here("from-notebook").stderr
         == "error: no notebook is named; run make from-notebook NOTEBOOK=path/to/where-over-exp.ipynb\n"
     )
 
@@ -226,7 +226,7 @@ def test_the_notebook_of_a_chapter_is_in_step_again_after_its_edits_were_written
     saved(book, change, "notebooks/one.ipynb")
     with pytest.raises(Problem, match="make from-notebook NOTEBOOK=notebooks/one.ipynb"):
         pair(project)
-    assert book.run("from-notebook", "notebooks/one.ipynb").returncode == 0
+    assert book.here("from-notebook", "notebooks/one.ipynb").returncode == 0
     assert pair(project) == []
     edit(book.chapter("one"), "# The page one", "# My words")
     assert pair(project) == [book.root / "notebooks" / "one.ipynb"]

@@ -88,23 +88,6 @@ def features_that_were_not_scaled(lr):
     return training(sgd(model, lr), lambda _: F.mse_loss(model(x), y))
 
 
-@run("diverges", lr=0.5, cured_by=1e-5)
-def network_with_large_targets(lr):
-    """The targets are prices of some thousand, the rate is one for targets around 1."""
-    model = nn.Sequential(nn.Linear(3, 32), nn.Softplus(), nn.Linear(32, 1))
-    x = torch.randn(64, 3)
-    y = 1000 + 300 * x.sum(1, keepdim=True)
-    return training(sgd(model, lr), lambda _: (model(x) - y).square().mean())
-
-
-@run("diverges", lr=0.05, cured_by=1e-6)
-def polynomial_of_degree_six(lr):
-    """The powers of x reach 700; the curvature of their weights is far above 2 / 0.05."""
-    model = nn.Linear(6, 1)
-    x = torch.linspace(-3, 3, 32)[:, None] ** torch.arange(1, 7)
-    return training(sgd(model, lr), lambda _: F.mse_loss(model(x), x[:, :1].sin()))
-
-
 @run("diverges", lr=30.0, cured_by=1e-3)
 def adam_at_a_large_rate(lr):
     """Adam moves each weight by its rate; ten layers multiply the weights."""
@@ -131,15 +114,6 @@ def recurrent_net_over_many_steps(lr):
     return training(sgd(model, lr), lambda _: F.mse_loss(model(x)[0].sum((1, 2)), x.sum((1, 2))))
 
 
-@run("diverges", lr=100.0, cured_by=0.01)
-def matrix_factorization(lr):
-    """Two factors, each step of one multiplied by the other."""
-    u, v = nn.Parameter(torch.randn(20, 4)), nn.Parameter(torch.randn(4, 20))
-    model = nn.ParameterList([u, v])
-    ratings = torch.randint(1, 6, (20, 20)).float()
-    return training(sgd(model, lr), lambda _: (u @ v - ratings).square().mean())
-
-
 @run("diverges", lr=300.0, cured_by=0.05)
 def softmax_by_hand(lr):
     """The logits grow with the weights until exp overflows; at a small rate they stay around 1."""
@@ -151,24 +125,6 @@ def softmax_by_hand(lr):
         return -(power / power.sum(1, keepdim=True) + 1e-9).log()[torch.arange(64), y].mean()
 
     return training(sgd(model, lr), loss_of)
-
-
-@run("diverges", lr=100.0, cured_by=0.01)
-def convolutions_without_a_norm(lr):
-    """Four convolutions, cross entropy, no normalization."""
-    layers = [layer for at in range(4) for layer in (nn.Conv2d(3 if at == 0 else 8, 8, 3, padding=1), nn.ReLU())]
-    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 64, 4))
-    x, y = torch.randn(16, 3, 8, 8), torch.randint(0, 4, (16,))
-    return training(sgd(model, lr), lambda _: F.cross_entropy(model(x), y))
-
-
-@run("diverges", lr=1.0, cured_by=0.01)
-def counts_with_a_logarithmic_link(lr):
-    """Poisson regression: one step too far, and the exponential makes the next one much larger."""
-    model = nn.Linear(3, 1)
-    x = torch.randn(64, 3)
-    y = torch.poisson((x.sum(1, keepdim=True)).exp())
-    return training(sgd(model, lr), lambda _: F.poisson_nll_loss(model(x), y))
 
 
 @run("diverges", lr=1.0, cured_by=0.001)
@@ -227,21 +183,6 @@ def bad_initialization(lr):
     return training(sgd(model, lr), lambda _: model(x).square().mean())
 
 
-@run("no", lr=1e-3)
-def stiff_equation(lr):
-    """Explicit Euler with a step that is too large for the equation: the solution overflows, whatever the rate."""
-    rate = nn.Parameter(torch.tensor(500.0))
-    model = nn.ParameterList([rate])
-
-    def loss_of(_):
-        y = torch.ones(())
-        for _ in range(40):
-            y = y - 0.1 * rate * y
-        return (y - 0.5).square()
-
-    return training(sgd(model, lr), loss_of)
-
-
 @run("jumped", lr=0.3)
 def stiff_equation_that_the_training_made_stiff(lr):
     """Each step sharpens the equation a little; when the weight is 20, not 18, Euler's method explodes.
@@ -257,14 +198,6 @@ def stiff_equation_that_the_training_made_stiff(lr):
         return y.square().mul(1e-3).square() * 1e30 - rate
 
     return training(torch.optim.SGD([rate], lr=lr), loss_of)
-
-
-@run("no")
-def huge_reward(lr):
-    """In step 6 a reward of 10³⁰ comes in; its square overflows in the same step."""
-    model = nn.Linear(4, 1)
-    x = torch.randn(8, 4)
-    return training(sgd(model, lr), lambda n: (model(x) - (1e30 if n == 6 else 1.0)).square().mean())
 
 
 @run("no")
@@ -285,21 +218,6 @@ def forty_layers_that_add_up(lr):
 
 
 @run("no")
-def forty_layers_and_a_large_batch(lr):
-    """Twenty layers add up without harm; batch 5 is 10³⁰ times as large, and its square overflows in its own step."""
-    layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(20))
-    x = torch.randn(8, 4)
-
-    def loss_of(number):
-        h = x * (1e30 if number == 5 else 1.0)
-        for layer in layers:
-            h = h + 0.1 * layer(h)
-        return h.square().mean()
-
-    return training(sgd(layers, 1e-4), loss_of)
-
-
-@run("no")
 def bad_batch(lr):
     """One element of batch 4 is 10²⁵, and its square overflows."""
     model = nn.Linear(4, 1)
@@ -317,14 +235,6 @@ def bad_batch_that_moves_the_weights(lr):
     large = x.clone()
     large[:, 0] = 1e12
     return training(sgd(model, lr), lambda n: F.mse_loss(model(large if n == 4 else x), x[:, :1]))
-
-
-@run("jumped")
-def huge_reward_that_moves_the_weights(lr):
-    """In step 6 a reward of 10¹⁵ comes in; two steps later the loss overflows."""
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
-    x = torch.randn(8, 4)
-    return training(sgd(model, 0.1), lambda n: (model(x) - (1e15 if n == 6 else 1.0)).square().mean())
 
 
 @run("jumped")
@@ -369,14 +279,6 @@ def logarithm_of_nothing(lr):
     return training(sgd(model, lr), lambda n: -(model(x).sigmoid() * (0.0 if n == 7 else 1.0)).log().mean())
 
 
-@run("no")
-def target_with_a_nan(lr):
-    """A target of batch 5 is NaN."""
-    model = nn.Linear(3, 1)
-    x = torch.randn(8, 3)
-    return training(sgd(model, lr), lambda n: (model(x) - (nan if n == 5 else 1.0)).square().mean())
-
-
 @run("no", lr=0.1)
 def scale_that_starts_tiny(lr):
     """All weights start at 10⁻⁴ or 0 and grow ten thousandfold as they should; then a NaN comes in."""
@@ -386,19 +288,6 @@ def scale_that_starts_tiny(lr):
     return training(sgd(model, lr), lambda n: (x @ w - x.sum(1)).square().mean() * (nan if n == 60 else 1.0))
 
 
-@run("no", lr=0.1)
-def weights_that_start_at_zero(lr):
-    """Linear regression from 0, and an overflow of the data in step 9."""
-    model = nn.Linear(3, 1)
-    for parameter in model.parameters():
-        nn.init.zeros_(parameter)
-    x = torch.randn(32, 3)
-    return training(
-        sgd(model, lr),
-        lambda n: (model(x * (1e30 if n == 9 else 1.0)) - x.sum(1, keepdim=True)).square().mean(),
-    )
-
-
 @run("no", lr=1e-6)
 def data_that_grow(lr):
     """A counter of the data grows a thousandfold in each batch: the loss grows, the weights don't."""
@@ -406,19 +295,6 @@ def data_that_grow(lr):
     x = torch.rand(8, 2)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     return training(optimizer, lambda n: model(x * 1000.0**n).square().mean())
-
-
-@run("no")
-def half_precision_that_overflows(lr):
-    """Activations in float16 grow slowly while the loss falls, and one is above 65504 in step 3."""
-    model = nn.Linear(2, 1)
-    x = torch.ones(4, 2)
-
-    def loss_of(number):
-        activation = (x * 20000 * (1 + number)).half()
-        return F.mse_loss(model(activation.float() / 1e5), torch.ones(4, 1)) + 0 * activation.float().sum()
-
-    return training(sgd(model, lr), loss_of)
 
 
 @run("no", lr=1e-3)
@@ -431,21 +307,6 @@ def loss_that_jumped_and_recovered(lr):
         keep = torch.full((16,), number != 20)
         each = (model(x * (50.0 if number == 3 else 1.0)) - x.sum(1, keepdim=True)).square().squeeze(1)
         return each[keep].mean()
-
-    return training(sgd(model, lr), loss_of)
-
-
-@run("no")
-def recurrent_net_in_a_single_backward(lr):
-    """The first gradient overflows: a recurrent weight of 3 to the power of 90."""
-    w = nn.Parameter(torch.tensor(3.0))
-    model = nn.ParameterList([w])
-
-    def loss_of(_):
-        h = torch.tensor(1e-4)
-        for _ in range(85):
-            h = w * h
-        return h.square().sqrt()
 
     return training(sgd(model, lr), loss_of)
 

@@ -63,6 +63,12 @@ SCRIPTS = {
                 (w * x).sum().backward()
             print(w.grad.item())
         """,
+    "compiled": """
+        import torch
+        def loss(x):
+            return x.sqrt().sum()
+        torch.compile(loss, backend="aot_eager")(torch.zeros(2, requires_grad=True)).backward()
+        """,
     "prints_json": BAD + "print('{}')",
     "stops": BAD + "print('not reached')",
     "catches": "try:\n" + textwrap.indent(BAD, "    ") + "finally:\n    print('cleaned up')",
@@ -86,6 +92,7 @@ CALLS = {
     "pickles": ["pickles.py"],
     "processes": ["processes.py"],
     "loader": ["loader.py"],
+    "compiled": ["compiled.py"],
     "json": ["--json", "prints_json.py"],
     "stop": ["--stop", "stops.py"],
     "stop, cleaned up": ["--stop", "catches.py"],
@@ -153,8 +160,8 @@ def test_as_the_shell_runs_it(ran):
     {
         "good": 0, "bad": 1, "arguments": 0, "exit_0": 1, "exit_3": 3, "exit_3_bad": 3, "exit_text": 1, "exit_none": 0,
         "raises": 1, "main": 0, "elsewhere": 1, "module": 1, "a package": 0, "pickles": 0,
-        "processes": 1, "loader": 0, "json": 1, "stop": 1, "stop, cleaned up": 1, "ends at once": 5, "not there": 2,
-        "no module": 1, "no script": 2,
+        "processes": 1, "loader": 0, "compiled": 1, "json": 1, "stop": 1, "stop, cleaned up": 1, "ends at once": 5,
+        "not there": 2, "no module": 1, "no script": 2,
     }.items(),
 )  # fmt: skip
 def test_exit_status(ran, name, status):
@@ -186,7 +193,7 @@ def test_the_report(ran, name):
     assert "contaminated: exp(100) > 3.4e38" in ran[name].stdout
 
 
-@pytest.mark.parametrize("name", ["elsewhere", "processes"])
+@pytest.mark.parametrize("name", ["elsewhere", "processes", "compiled"])
 def test_the_report_names_the_line(ran, name):
     assert "undefined" in ran[name].stdout and "sqrt().sum()" in ran[name].stdout
 

@@ -170,14 +170,6 @@ def test_a_bad_batch_leaves_no_trace(model, origin, bad, options):
         assert same(module.grads(), plain.grads())
 
 
-@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam, torch.optim.LBFGS])
-def test_optimizers(make):
-    module = Module(make)
-    module.training_step = lambda batch, batch_idx: module.loss_of(**batch)
-    assert origins(failure(trainer(ExplainCallback()), module, loader(batches(3)))) == [LOG]
-    assert same(module.state(), module.states[3])
-
-
 def test_manual_optimization():
     """What the first optimizer has changed by then is taken back."""
     module = Manual()
@@ -221,22 +213,6 @@ def test_an_error_elsewhere():
             trained.fit(model, loader(batches()))
         assert is_put_back(trained)
     assert origins(failure(trained, Module(), loader(batches(1)))) == [LOG]
-
-
-def test_trainers_in_trainers():
-    """Each is watched if it has the callback, also by the same callback; afterwards the outer one goes on."""
-    callback, caught = ExplainCallback(), []
-    unwatched = Module()
-
-    class Outer(Module):
-        def on_train_batch_end(self, outputs, batch, number):
-            if number == 0:
-                trainer().fit(unwatched, loader(batches(1)))
-                caught.append(failure(trainer(callback), Module(), loader(batches(1))))
-
-    error = failure(trainer(callback), Outer(), loader(batches(3)))
-    assert "global_step 3" in str(error) and "global_step 1" in str(caught[0])
-    assert unwatched.calls == [*range(8)] and not all(p.isfinite().all() for p in unwatched.parameters())
 
 
 def test_resuming(tmp_path):

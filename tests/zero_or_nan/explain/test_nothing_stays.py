@@ -120,17 +120,6 @@ def test_it_raises_at_the_first_bad_pass():
     assert caught.value.report.origins
 
 
-def test_blocks_in_a_block():
-    """Each tells of what happened in it."""
-    with explain() as outer:
-        with explain() as inner:
-            _, loss = spoiled()
-            loss.backward()
-        torch.tensor([0.0], requires_grad=True).sqrt().sum().backward()
-    assert [origin.operator for origin in inner] == ["log"]
-    assert [origin.operator for origin in outer] == ["log", "sqrt"]
-
-
 def test_one_watch_is_entered_once():
     watch = explain()
     with watch, pytest.raises(RuntimeError, match="on already"):
@@ -322,7 +311,7 @@ def ours():
     return sum(kinds[kind] for kind, name in names.items() if kind is torch.Tensor or name.startswith("zero_or_nan"))
 
 
-@pytest.mark.parametrize(("spoils_at", "steps"), [(None, 10_000), (7, 1_000)])
+@pytest.mark.parametrize(("spoils_at", "steps"), [(None, 2_000), (7, 500)])
 def test_a_long_loop(spoils_at, steps):
     """With NaN in every parameter from step 7 on where it is spoiled: nothing is kept of a step."""
     torch.manual_seed(0)
@@ -340,4 +329,4 @@ def test_a_long_loop(spoils_at, steps):
                 early = ours()
         late = ours()
     assert len(report) == (0 if spoils_at is None else 1)
-    assert late < early + 200  # memory that was given back is swept from time to time; a step would keep one at least
+    assert late < early + 100  # memory that was given back is swept from time to time; a step would keep one at least

@@ -11,7 +11,6 @@ from torch import nn
 
 from zero_or_nan import explain
 from zero_or_nan.explain import NotFiniteError
-from zero_or_nan.explain.training.before import Before
 
 inf, nan = float("inf"), float("nan")
 
@@ -139,19 +138,6 @@ def test_what_a_step_returns(form, bad):
     with pytest.raises(NotFiniteError):
         step(torch.tensor([1.0, bad]))
     assert w.grad is None
-
-
-@pytest.mark.parametrize("form", ["float", "tuple of floats", "dict of floats"])
-def test_floats_that_a_step_returns(form):
-    @explain.on_failure
-    def step(x):
-        value = float(x.log().sum())
-        return {"float": value, "tuple of floats": (value, 2), "dict of floats": {"loss": value}}[form]
-
-    step(torch.ones(2))
-    with pytest.raises(NotFiniteError) as caught:
-        step(torch.zeros(2))
-    assert [origin.operator for origin in caught.value.report] == ["log"]
 
 
 def test_a_gradient_alone():
@@ -531,15 +517,6 @@ def test_closures_that_are_well(make):
     plain.watched = plain.step
     plain.run(3)
     assert same(plain.state(), watched.state()) and watched.called == 3
-
-
-def test_optimizers_that_evaluate_once_keep_nothing(monkeypatch):
-    """PyTorch's from the first step on, the user's own from the second."""
-    kept = []
-    monkeypatch.setattr(Before, "note_optimizer", lambda self, optimizer: kept.append(type(optimizer)))
-    for make in (OPTIM.Adam, Own, Twice, OPTIM.LBFGS):
-        WithClosure(None, make).run(3)
-    assert [kept.count(make) for make in (OPTIM.Adam, Own, Twice, OPTIM.LBFGS)] == [0, 1, 3, 3]
 
 
 def test_a_line_search_rejects_what_it_tried():

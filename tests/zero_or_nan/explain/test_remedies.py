@@ -6,6 +6,8 @@ number.
 """
 
 import ast
+import functools
+import itertools
 import math
 import re
 from collections.abc import Callable
@@ -16,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from scratch import ROOT
 from tensors import leaf
 from torch import nn
 
@@ -43,16 +46,20 @@ def statements(code):
     return [ast.unparse(statement) for statement in ast.parse(code).body]
 
 
-@pytest.mark.parametrize(("kind", "operator"), KINDS)
-@pytest.mark.parametrize("fixed", [True, False])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_it_fits_a_notebook_and_leads_to_a_section_that_is_there(kind, operator, dtype, fixed, request):
-    code, address = remedy(kind, operator, dtype, fixed)
-    assert all(len(line) <= 78 for line in code.splitlines())
-    page, _, anchor = address.removeprefix(PAGES).partition(".html#")
-    text = (request.config.rootpath / "chapters" / f"{page}.md").read_text(encoding="utf-8")
+@functools.cache
+def anchors(page):
+    """The anchors of the headings of a page."""
+    text = (ROOT / "chapters" / f"{page}.md").read_text(encoding="utf-8")
     headings = re.findall(r"^#+ (.*)$", re.sub(r"(?ms)^```.*?^```$", "", text), flags=re.MULTILINE)
-    assert anchor in [re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") for heading in headings]
+    return [re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") for heading in headings]
+
+
+def test_every_remedy_fits_a_notebook_and_leads_to_a_section_that_is_there():
+    for (kind, operator), dtype, fixed in itertools.product(KINDS, DTYPES, (True, False)):
+        code, address = remedy(kind, operator, dtype, fixed)
+        assert all(len(line) <= 78 for line in code.splitlines()), code
+        page, _, anchor = address.removeprefix(PAGES).partition(".html#")
+        assert anchor in anchors(page), (kind, operator)
 
 
 @dataclass
@@ -697,6 +704,7 @@ def gradient_with_a_nan():
     return Trial(lambda: (3 * x).sum().backward(), "bad input", "backward", x, names, None, lambda x: 3 * x)
 
 
+@functools.cache
 def applied(name):
     """Explain a program, do what the report says, and compare. The statements that ran."""
     tried = TRIALS[name]()
@@ -760,7 +768,8 @@ def test_each_statement_was_run():
         (lambda: leaf(-3.2, 1.0).log1p(), "outside of the domain"),
         (lambda: leaf(1.5, 0.0).acos(), "outside of the domain"),
         (lambda: leaf(0.5, 2.0).acosh(), "outside of the domain"),
-        (lambda: leaf(1.0001, 0.0).acos(), "acos"),
+        (lambda: leaf(1.01, 0.0).acos(), "outside of the domain"),
+        (lambda: leaf(1.0001, 0.0).acos(), "acos"),  # 1 that was rounded
         (lambda: leaf(-1.0, 1.0).log1p(), "log1p"),
         (lambda: torch.special.xlogy(leaf(0.0, 1.0), leaf(0.0, 1.0)), "a derivative"),
         (lambda: leaf(1.0, 0.0).asin(), "asin"),

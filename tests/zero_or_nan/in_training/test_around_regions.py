@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from comparing import BAD, FINITE, GOOD, STEPS, compare, is_finite, is_used, loss_of, network, same_bits, state
+from sample import sample
 from torch import nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
@@ -250,12 +251,12 @@ LOOSE = {Mixed: {"rtol": 2e-2, "atol": 2e-3}}
 WHOLE = [program for program in PROGRAMS if program not in (CompiledSteps, WritingArguments)]
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("program", sample(PROGRAMS, every=2), ids=lambda program: program.__name__)
 def test_a_compiled_model(program):
     compare(program(partial(torch.compile, backend="aot_eager")), **LOOSE.get(program, {}))
 
 
-@pytest.mark.parametrize("program", WHOLE, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("program", sample(WHOLE, every=2, first=1), ids=lambda program: program.__name__)
 def test_a_compiled_loss(program):
     compare(program(partial(torch.compile, backend="aot_eager"), whole=True), **LOOSE.get(program, {}))
 
@@ -267,7 +268,9 @@ def test_options_of_the_compiler(options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", [Accumulated, Broken, CheckpointAround, Mixed, Tied], ids=lambda p: p.__name__)
+@pytest.mark.parametrize(
+    "program", sample([Accumulated, Broken, CheckpointAround, Mixed, Tied], every=2), ids=lambda p: p.__name__
+)
 def test_inductor(program, marked, inductor):
     compare(program(torch.compile), **LOOSE.get(program, {}))
 
