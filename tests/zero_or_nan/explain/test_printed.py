@@ -10,7 +10,7 @@ import runpy
 from pathlib import Path
 
 import pytest
-from zero_or_nan.explain.remedies import PAGES
+from zero_or_nan.explain.report.remedies import PAGES
 
 from zero_or_nan import explain
 from zero_or_nan.explain import NotFiniteError
