@@ -45,9 +45,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         leave_out()
 
 
-EXPLAIN = "tests/zero_or_nan/explain"
-FIRST = ("tests/site/", "tests/installed/", f"{EXPLAIN}/test_regions.py", f"{EXPLAIN}/test_unseen.py")
-"""What begins first: tests of the site share a parsed copy of it, and two files of `explain` need a young process."""
+FIRST = ("tests/site/", "tests/installed/")
+"""What begins first, in one process: these tests share a parsed copy of the site. The other process needs no site."""
 
 SLOW = (
     "tests/installed",

@@ -10,10 +10,10 @@ import runpy
 from pathlib import Path
 
 import pytest
-from zero_or_nan.explain.report.remedies import PAGES
 
 from zero_or_nan import explain
 from zero_or_nan.explain import NotFiniteError
+from zero_or_nan.explain.report.remedies import PAGES
 
 PRINTED = Path(__file__).parent / "printed"
 SCRIPTS = sorted(path.stem for path in PRINTED.glob("*.txt"))
