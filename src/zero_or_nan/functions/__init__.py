@@ -7,6 +7,17 @@
 - `fills`: finds the zeros of derivative formulas that select nothing.
 """
 
+import warnings
+
 from . import families
+from .registry import MISSING
+
+if MISSING:
+    warnings.warn(
+        f"zero_or_nan does not know all names of this PyTorch: {', '.join(MISSING)}. PyTorch may have renamed them. A "
+        "gradient that goes through such a function may be plain PyTorch's. To see what changed, run "
+        "python -m zero_or_nan.selfcheck",
+        stacklevel=2,
+    )
 
 __all__ = ["families"]

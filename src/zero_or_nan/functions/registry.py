@@ -12,12 +12,15 @@ import torch
 from .authoring import checked, result_check
 from .fills import FORMULAS
 from .graph import NODES
-from .record import FUNCTIONS, GENERATED, RULES, TRANSFERS, Derivative, Function, Rule, Transfer
+from .record import FUNCTIONS, GENERATED, RULES, RULES_OF_SPARSE, TRANSFERS, Derivative, Function, Rule, Transfer
 
 _LIBRARY = __package__.partition(".")[0]
 
 NEWEST = (2, 15)
 """The newest release whose names were checked. On a later release, a missing name is not an error."""
+
+MISSING: list[str] = []
+"""The names that this release lacks although it is newer than `NEWEST`: PyTorch may have renamed them."""
 
 
 def transfer(names: str, *, since: str = "2.6", until: str | None = None, **facts: Any) -> Callable[[Any], Any]:
@@ -92,6 +95,8 @@ def function(
     keys = list(_keys(names, since, until))
     for key in keys:
         if key in FUNCTIONS and isinstance(key, str) and not key.startswith(GENERATED):
+            if _numbers(torch.__version__) < _numbers(since):
+                return names  # an older release has the other record of this name
             raise ValueError(f"{key} has a record already: {FUNCTIONS[key]}")
     FUNCTIONS.update(dict.fromkeys(keys, record))
     FORMULAS.extend(ast.parse(formula, mode="eval").body for formula in record.fills)
@@ -112,6 +117,8 @@ def _keys(names: str | type, since: str, until: str | None) -> Iterator[str | ty
             if packet is None:
                 raise ValueError(f"there is no operator {name}; define it before its record")
             yield from (f"{GENERATED}{namespace}_{operator}_{overload}" for overload in packet.overloads())
+        elif until is not None and _numbers(torch.__version__) > _numbers(until):
+            continue  # a newer release may have another record of this name
         elif name in NODES or "." in name or name.startswith(GENERATED):  # the latter are PyTorch's own, in Python
             yield name
         else:
@@ -220,6 +227,11 @@ def rule(*operators: str, since: str = "2.6", until: str | None = None) -> Calla
             packets.append(packet)
 
     def register(implementation: Rule) -> Rule:
+        for packet in packets:
+            if packet in RULES_OF_SPARSE and not is_own(implementation):
+                raise ValueError(
+                    f"{packet} has a rule for sparse gradients already: {RULES_OF_SPARSE[packet].__name__}"
+                )
         RULES.update(
             dict.fromkeys(
                 packets, implementation if is_own(implementation) else checked(implementation, result_check())
@@ -236,13 +248,15 @@ def is_own(implementation: Any) -> bool:
 
 
 def _refuse_unless_other_release(complaint: str, since: str, until: str | None) -> None:
-    """Raise if this release should have the name."""
+    """Raise if this release should have the name. On a release that is newer than `NEWEST`, note that it is missing."""
     here = _numbers(torch.__version__)
     if _numbers(since) <= here <= (NEWEST if until is None else _numbers(until)):
         raise ValueError(
             f"{complaint} in PyTorch {torch.__version__}; correct the name, or pass since='…' if older releases "
             "lack it, or until='…' if newer ones do"
         )
+    if until is None and here > NEWEST:
+        MISSING.append(complaint)
 
 
 def _numbers(version: str) -> tuple[int, int]:

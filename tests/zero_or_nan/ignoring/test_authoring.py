@@ -1,5 +1,7 @@
 """What a user says of code of their own: records, rules and derivatives, and what is told of code without them."""
 
+import subprocess
+import sys
 import warnings
 from contextlib import nullcontext
 
@@ -385,11 +387,45 @@ def test_a_name_that_pytorch_gave_up_is_not_refused_after_the_release_of_until(r
             register("NoSuch", since="2.9", until="2.10")
 
 
+@pytest.mark.parametrize("release, selects", [("2.15.0", False), ("2.16.0", True)])
+def test_a_function_has_one_record_before_a_release_and_another_one_from_it_on(release, selects, monkeypatch):
+    monkeypatch.delitem(FUNCTIONS, "Exp")
+    monkeypatch.setattr(torch, "__version__", release)
+    ignoring.function("Exp", until="2.15")
+    ignoring.function("Exp", since="2.16", selects=True)
+    assert FUNCTIONS["Exp"].selects == selects
+
+
+def test_a_name_that_a_newer_release_lacks_is_reported_when_the_library_is_imported(tmp_path):
+    """A later PyTorch, without a function that has a record and an operator that has a rule."""
+    script = (
+        "import torch; torch.__version__ = '2.99.0'; del torch._C._functions.ErfBackward0\n"
+        "import warnings; warnings.simplefilter('error', UserWarning); import zero_or_nan"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    assert "UserWarning" in done.stderr and "no node is called ErfBackward0" in done.stderr
+
+
 def test_of_pytorchs_own_a_second_record_or_rule_is_refused():
     with pytest.raises(ValueError, match="Exp has a record already"):
         ignoring.function("Exp")
+    with pytest.raises(ValueError, match="aten._values has a rule for sparse gradients already"):
+        ignoring.rule("_values")(by_entry)
     with pytest.raises(ValueError, match="aten::mul has a rule already: mul"):
         ignoring.rule("mul")
+
+
+def test_ones_own_rule_gets_sparse_cotangents_too():
+    called = []
+
+    @ignoring.rule("_sparse_sum_backward")
+    def rule(op, *args, **kwargs):
+        called.append(op)
+        return ignoring.Cotangent(op(*map(ignoring.unwrap, args), **kwargs))
+
+    x = torch.eye(3).to_sparse().requires_grad_()
+    ignoring.backward(torch.sparse.sum(x, 0).to_dense()[:1].log().sum())
+    assert called
 
 
 def test_of_ones_own_the_later_record_and_rule_count_as_when_a_cell_is_run_again(library):

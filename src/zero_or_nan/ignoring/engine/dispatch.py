@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...functions.record import RULES, RULES_OF_SPARSE
+from ...functions.registry import is_own
 from ...masks.cotangent import Cotangent, NotFollowed, Run, handles_operators, ignores, is_finite, step_of, unwrap, wrap
 from ...masks.in_place import in_place, remember_view
 from ...masks.numbers import is_sparse, values_of
@@ -65,7 +66,10 @@ def _facts(op: Any) -> tuple[bool, bool, Any]:
 
 def follow(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], step: Run | None) -> Any:
     """Run an out-of-place operator by its rule, by the operators that it is composed of, or as plain PyTorch does."""
-    rule = (RULES_OF_SPARSE if any(map(_is_sparse_cotangent, args)) else RULES).get(_facts(op)[2])
+    packet = _facts(op)[2]
+    rule = RULES.get(packet)
+    if any(map(_is_sparse_cotangent, args)) and (rule is None or is_own(rule)):  # a user's rule is for all cotangents
+        rule = RULES_OF_SPARSE.get(packet)
     if rule is not None:
         try:
             return _belonging(rule(op, *args, **kwargs), step)
