@@ -21,10 +21,11 @@ from tools.pdf import pdf
 from tools.project import Project
 
 class Some(Project):
-    pdf = Path(sys.argv[1])
     names = sys.argv[2:]
 
-pdf(Some(Path.cwd()))
+some = Some(Path.cwd())
+some.pdf = Path(sys.argv[1])
+pdf(some)
 """
 
 

@@ -258,8 +258,10 @@ def test_the_record_has_the_form_that_the_schema_describes():
 def test_the_record_is_written_as_it_would_be_written_again(project):
     text = Project(ROOT).claims.read_text(encoding="utf-8")
     write(project.claims, text)
-    for run in recorded.runs(json.loads(text)):
-        assert add(project, run, complete=True).read_text(encoding="utf-8") == text
+    runs = recorded.runs(json.loads(text))
+    most = max(len(run["outcomes"]) for run in runs)  # a release lacks the claims that were added since it was run
+    for run in runs:
+        assert add(project, run, complete=len(run["outcomes"]) == most).read_text(encoding="utf-8") == text
 
 
 LINE = {"page": "p", "type": "claim", "case": "10729", "method": "vanilla", "quantity": "x.grad",

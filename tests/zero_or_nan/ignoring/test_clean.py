@@ -842,7 +842,8 @@ DEEP = """
 import gc, sys, threading
 import torch
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring import lifetimes, passes
+from zero_or_nan.functions import graph
+from zero_or_nan.ignoring.engine import passes
 
 torch.set_num_threads(1)
 if sys.argv[1] == "careful":
@@ -923,7 +924,7 @@ for way in ways:
     gc.enable()
 run(drop_the_loss_last, 50_000 if sys.argv[1] == "careful" else 100_000)
 parts = deep(50_000)
-lifetimes.held_from([parts[-1]])
+graph.held_from([parts[-1]])
 print("done", flush=True)
 """
 

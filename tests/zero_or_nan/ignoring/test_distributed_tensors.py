@@ -116,7 +116,8 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring import passes, registry
+from zero_or_nan.functions import registry
+from zero_or_nan.ignoring.engine import passes
 
 rank, file, (programs, pairs, most) = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
 torch.set_num_threads(1)

@@ -17,7 +17,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring import passes
+from zero_or_nan.ignoring.engine import passes
 
 rank, file, shardings = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
 torch.set_num_threads(1)
