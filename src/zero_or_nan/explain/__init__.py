@@ -11,14 +11,14 @@ callback for a trainer; no other file needs these frameworks, or imports these t
 How it works, with `x.sqrt().log().clamp(-5).sum().backward()` at x = 0 as the example. Each file imports only from
 files that are named after it, so you can read on from any file.
 
-1. `training/` is for the step that fails. The callbacks `huggingface` and `lightning` put `methods` into a trainer. A
-   method that fails runs a second time, inside of a watch: `block` has what you call, and `failure` what you
-   decorate. `before` keeps a copy of what a step changes.
+1. `training/` explains a training step that fails. The callbacks `huggingface` and `lightning` decorate the methods of
+   a trainer, by `methods`. `block` has the function that you call, and `failure` has the decorator, which runs a step
+   that failed a second time inside of a watch. `before` copies what a step changes.
 2. `watch/` sees what happens. `watch` replaces some functions of PyTorch while the block runs, and owns the other
    parts. `forward` checks what each function returns: `sqrt` gave 0, `log` gave -inf. `backward` checks what each
-   node of the graph passes on: the node of `log` passed on NaN, 0 × inf, and it reached x. `regions` looks into
-   compiled code. `shadow` is the same pass, run by `ignoring` beforehand in a sandbox: of the -inf, it passes nothing
-   on.
+   node of the graph passes on: the node of `log` passed on a NaN, 0 × inf, and this NaN reached x. `regions` looks
+   into compiled code. `shadow` runs this backward pass first with `ignoring`, in a sandbox. That pass sends no gradient
+   to the -inf.
 3. `report/` says it. `narration` writes what was found into the report, in your names. `course` says whether the
    training diverged before. `report` is what you read, as HTML by `notebook`, with `remedies`: `ignoring.backward`.
 4. `births/` finds out where and why. `attribution`: `log` made the -inf of finite numbers, so the -inf was *born*

@@ -1,16 +1,18 @@
 """Zeros that PyTorch's own derivative formulas fill in: they say nothing about the loss.
 
 The derivative of a norm is v / norm. PyTorch's formula fills in 0 where the norm is 0, by `masked_fill`. If the
-gradient is differentiated again, this `masked_fill` is a node of the graph. It looks like a selection of the program,
-but the program selected nothing: its second derivative at 0 may be any number, or none. So the node must not count as
-a selection. Then the 0 meets v / norm, and the result is NaN, as in plain PyTorch.
+gradient is differentiated again, this `masked_fill` is a node of the graph. The node looks like a selection of the
+user's program, but the program selected nothing. The 0 does not tell the second derivative of the program, which may
+be another number, or may not exist. So the node must not count as a selection. Then backward multiplies the 0 by the
+infinite derivative of v / norm, and the result is NaN, as in plain PyTorch.
 
 `mark_formula` marks such nodes while a pass of `ignoring` is recorded. `mark_formulas` finds them in a gradient that
-plain PyTorch recorded. There, two facts together show that a node belongs to a formula:
+plain PyTorch recorded. In such a gradient, a node belongs to a formula if both of these are true:
 
-- The nodes ahead are those of a formula. The records of functions show such formulas (`Function.fills`).
-- The condition has no Python object. Each tensor that a program computes in Python has one, which lives as long as the
-  tensor does. A tensor that a formula computes in C++ gets one when somebody asks for it.
+- Its `next_functions` are like a formula in the records (`Function.fills`), such as `MaskedFill(Div(Norm))`.
+- Its condition (the mask of `masked_fill`, the condition of `where`) has no Python object before we read it. Each
+  tensor that a program computes in Python has one, which lives as long as the tensor does. A tensor that a formula
+  computes in C++ gets one when somebody asks for it.
 """
 
 from __future__ import annotations
@@ -73,12 +75,8 @@ def mark_formula(node: Any, selects: bool, results: Iterable[Any], arriving: Ite
 def mark_formulas(graph: Graph) -> None:
     """Mark the nodes of formulas that plain PyTorch recorded in this graph."""
     choosing = [node for node in graph if function_of(node.name()) in _CONDITIONS and not is_fill(node)]
-    suspects = [node for node in choosing if any(_is_like(node, formula) for formula in FORMULAS)]
-    filled = _without_python_object(suspects)
-    if filled:  # the derivative of a fill chooses by the same condition
-        for node in choosing:
-            if any(_condition(node) is condition for condition in filled):
-                _mark(node)
+    for node in _computed_in_cpp([node for node in choosing if any(_is_like(node, each) for each in FORMULAS)]):
+        _mark(node)
 
 
 def _maker(thing: Any) -> Any:
@@ -114,8 +112,8 @@ def _condition(node: Any) -> Any:
             return getattr(node, f"_saved_{name}")
 
 
-def _without_python_object(nodes: Sequence[Any]) -> list[Any]:
-    """The conditions of these nodes that get a Python object only here.
+def _computed_in_cpp(nodes: Sequence[Any]) -> list[Any]:
+    """The nodes whose condition gets its Python object only here.
 
     The objects that exist before are moved out of the youngest generation of the garbage collector.
     """
@@ -125,9 +123,9 @@ def _without_python_object(nodes: Sequence[Any]) -> list[Any]:
     gc.disable()  # a collection in between would move the new objects, too
     try:
         gc.collect(0)
-        conditions = [_condition(node) for node in nodes]
+        conditions = list(map(_condition, nodes))
         young = {id(thing) for thing in gc.get_objects(0)}
-        return [condition for condition in conditions if id(condition) in young]
+        return [node for node, condition in zip(nodes, conditions, strict=True) if id(condition) in young]
     finally:
         if was_enabled:
             gc.enable()

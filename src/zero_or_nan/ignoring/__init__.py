@@ -31,12 +31,12 @@ A node without a transfer, or whose results a transfer can't repair, is *interpr
 derivative on a `Cotangent` (`masks.cotangent`), which is a tensor with a mask. Each operator that the derivative calls
 goes to `engine.dispatch`, which runs the operator's rule.
 
-The folders, each of which imports only from those before it:
+Four folders, each of which imports only from those before it. The first two are beside this one:
 
-- `masks`: masks, and tensors that have one.
-- `functions`: what is known of PyTorch's functions.
-- `engine`: one pass.
-- `extras`: what few programs need, such as compiled regions. Each extra registers itself.
+- `zero_or_nan.masks`: masks, and tensors that have one.
+- `zero_or_nan.functions`: what is known of PyTorch's functions.
+- `ignoring.engine`: one pass.
+- `ignoring.extras`: what few programs need, such as compiled regions. Each extra registers itself.
 """
 
 from .. import functions  # noqa: F401  (its rules register themselves)

@@ -4,11 +4,12 @@
   tensor. A node may be `is_leaf`, `is_region`, `is_pytorchs` or `is_checkpoint`. `saw` and `free_deep_graphs` keep a
   deep graph from being freed recursively.
 - What a node is and has: `function_of`, `saved_tensors`, `can_be_read_again`; `run` computes its derivative.
-- A backward pass of `ignoring`: `unsafe_nodes` says whether it can differ from plain PyTorch's pass. `pass_over` runs
-  it, and an `Observer` sees it. `is_unknown` says that it can't follow a node's own code.
+- A backward pass of `ignoring`: `unsafe_nodes` gives the nodes at which the pass can differ from plain PyTorch's, or
+  None if it can't. `pass_over` runs a pass, and an `Observer` sees it. `is_unknown`: a node's function has no record.
 - `mark_formulas` and `mark_formula` mark the zeros that PyTorch's own formulas fill in. A later pass over a gradient
   that plain PyTorch recorded then does not take these zeros for a selection of the program.
-- Tensors: their `total`, their `part_here`, what is `stored` if one `is_sparse`, and whether it `is_wrapped`.
+- Tensors: `total` is the sum of a tensor's elements, `part_here` the part of it on this process, and `stored` the
+  elements that a sparse tensor stores (`is_sparse`). `is_wrapped`: a transform of `torch.func` has wrapped the tensor.
   `any_of` says whether one of many bools is True.
 - `not_compiled` keeps the compiler out of a function. A `Mode` sees operators, and does not import the compiler.
 """

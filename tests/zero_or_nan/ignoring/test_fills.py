@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import math
 
 import pytest
 import torch
@@ -55,6 +56,28 @@ def test_a_derivative_behind_a_filled_zero_is_plain_pytorchs(case, orders, first
     torch.testing.assert_close(
         derivative([*first * orders, ignoring.grad], *FILLED[case]), plain, equal_nan=True, rtol=0, atol=0
     )
+
+
+@pytest.mark.parametrize("case", FILLED)
+def test_a_filled_zero_behind_a_selection_of_the_program(case):
+    """The selection sends a mask, so the pass interprets the formula, and its conditions get Python objects."""
+    f, point = FILLED[case]
+    plain = derivative([torch.autograd.grad] * 2, f, point)
+    ours = derivative([ignoring.grad] * 2, lambda x: torch.where(torch.tensor(True), f(x), 0), point)
+    torch.testing.assert_close(ours, plain, equal_nan=True, rtol=0, atol=0)
+
+
+def test_a_selection_before_a_formula_is_no_part_of_it():
+    x = torch.tensor([0.0, 4.0], requires_grad=True)
+    loss = (torch.where(x > 0, x.sqrt(), 0) ** 3).sum()
+    for _ in range(2):
+        assert ignoring.grad(loss, [x], create_graph=True)[0].tolist() == [0, 3]
+    y, z = torch.ones(2, requires_grad=True), x.detach().requires_grad_()
+    for watched in (contextlib.nullcontext(), explain()):
+        with watched:
+            loss = (torch.where(torch.tensor([False, True]), y.exp(), 0) * z.sqrt()).sum()
+            (slope,) = torch.autograd.grad(loss, y, create_graph=True)
+        assert ignoring.grad(slope.sum(), z)[0].tolist() == pytest.approx([0, math.e / 4])
 
 
 SELECTED = {
