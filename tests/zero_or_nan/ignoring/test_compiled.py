@@ -368,7 +368,8 @@ print(x.grad.tolist(), counters["inductor"]["fxgraph_cache_hit"])
 
 
 def test_marks_outlast_the_compilers_cache(marked):
-    source, factor = str(Path(ignoring.__file__).parents[2]), 2 + random.random()  # nothing is in the cache yet
+    source = str(Path(ignoring.__file__).parents[2])
+    factor = 2 + random.SystemRandom().random()  # nothing is in the cache yet; other tests seed `random`
     for hits in (0, 2):
         process = [sys.executable, "-c", ANEW, str(factor)]
         ran = subprocess.run(process, env={**os.environ, "PYTHONPATH": source}, capture_output=True, text=True)
