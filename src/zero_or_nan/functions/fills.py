@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
-from .graph import Graph, function_of
+from .graph import KINDS, Graph, function_of
 
 FORMULAS: list[ast.expr] = []
 """What is ahead of a node that fills in zeros, by the names of the functions, as in "MaskedFill(Div(Norm))"."""
@@ -36,8 +36,13 @@ _KEY = "zero_or_nan: whether a derivative formula fills in the zeros of this nod
 _EVER = False
 """Whether any node has this mark. If not, `is_fill` is cheap."""
 
-_CONDITIONS = {"MaskedFill": "mask", "Where": "condition"}
-"""The functions that choose by a condition, and the name of the condition among their saved tensors."""
+_CONDITIONS = {
+    kind: condition
+    for kind in KINDS
+    for function, condition in (("MaskedFill", "mask"), ("Where", "condition"))
+    if function_of(kind.__name__) == function
+}
+"""The types of the nodes that choose by a condition, and the name of the condition among their saved tensors."""
 
 _RESHAPING = frozenset({"Conj", "Expand", "Squeeze", "Unsqueeze", "View"})
 """Nodes that `FORMULAS` don't mention."""
@@ -67,14 +72,14 @@ def mark_formula(node: Any, selects: bool, results: Iterable[Any], arriving: Ite
         if node in seen or node in graph or isinstance(node, BackwardCFunction):  # the last: a cotangent that enters
             continue
         seen.add(node)
-        if function_of(node.name()) in _CONDITIONS:
+        if type(node) in _CONDITIONS:
             _mark(node)
         stack += [ahead for ahead, _ in node.next_functions]
 
 
 def mark_formulas(graph: Graph) -> None:
     """Mark the nodes of formulas that plain PyTorch recorded in this graph."""
-    choosing = [node for node in graph if function_of(node.name()) in _CONDITIONS and not is_fill(node)]
+    choosing = [node for node in graph if type(node) in _CONDITIONS and not is_fill(node)]
     for node in _computed_in_cpp([node for node in choosing if any(_is_like(node, each) for each in FORMULAS)]):
         _mark(node)
 
@@ -106,7 +111,7 @@ def _is_like(node: Any, formula: ast.expr) -> bool:
 
 def _condition(node: Any) -> Any:
     """The condition that a node saved; None if it was freed, or a hook would fetch it or compute it again."""
-    name = _CONDITIONS[function_of(node.name())]
+    name = _CONDITIONS[type(node)]
     with contextlib.suppress(RuntimeError):
         if getattr(getattr(node, f"_raw_saved_{name}"), "unpack_hook", None) is None:
             return getattr(node, f"_saved_{name}")

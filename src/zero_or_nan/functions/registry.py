@@ -93,12 +93,11 @@ def function(
     """
     record = Function(**facts)
     keys = list(_keys(names, since, until))
-    for key in keys:
-        if key in FUNCTIONS and isinstance(key, str) and not key.startswith(GENERATED):
-            if _numbers(torch.__version__) < _numbers(since):
-                return names  # an older release has the other record of this name
-            raise ValueError(f"{key} has a record already: {FUNCTIONS[key]}")
-    FUNCTIONS.update(dict.fromkeys(keys, record))
+    taken = [key for key in keys if key in FUNCTIONS and isinstance(key, str) and not key.startswith(GENERATED)]
+    if taken and _numbers(torch.__version__) >= _numbers(since):
+        raise ValueError(f"{taken[0]} has a record already: {FUNCTIONS[taken[0]]}")
+    # On an older release, the other record of a name holds.
+    FUNCTIONS.update((key, record) for key in keys if key not in taken)
     FORMULAS.extend(ast.parse(formula, mode="eval").body for formula in record.fills)
     return names
 
