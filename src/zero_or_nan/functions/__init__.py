@@ -1,6 +1,7 @@
 """What is known of PyTorch's functions: which of them select, and what their derivatives do to ignored elements.
 
-- `families`: the records, transfers and rules, one family of functions in each file.
+- `families`: the numerics, records, transfers and rules, one family of functions in each file.
+- `numerics`: what can be known of the numbers that a function takes and gives. `explain` reads it.
 - `record`: what a record and a transfer can say. `conditions`: which saved tensors are safe.
 - `registry`: registers records, transfers, rules and derivatives. `authoring` checks those that users write.
 - `graph`: the nodes of a graph, and the forward function behind each.

@@ -1,7 +1,7 @@
 """The numbers that a NaN or infinity was made of, as text that can be checked by hand: `0 × inf`, `exp(100) > 3.4e38`.
 
 The function runs again on copies, and each of PyTorch's operators in it is checked: which was the first to give such a
-number, and which numbers did its operands have at this element? A table says how to write each operator.
+number, and which numbers did its operands have at this element? Its numerics say how to write it.
 """
 
 from __future__ import annotations
@@ -14,46 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...functions.numerics import numerics_of
 from ...ignoring.inside import Mode, is_sparse
 from ..program.tensors import numbers_of, rerun, tensors_in
-
-WRITTEN: dict[str, str] = {
-    "add": "{} + {}",
-    "sub": "{} − {}",
-    "rsub": "{1} − {0}",
-    "add, scaled": "{0} + {2} × {1}",
-    "sub, scaled": "{0} − {2} × {1}",
-    "rsub, scaled": "{1} − {2} × {0}",
-    "mul": "{} × {}",
-    "div": "{} / {}",
-    "pow": "{} ** {}",
-    "reciprocal": "1 / {}",
-    "square": "{0} × {0}",
-    "rsqrt": "1 / sqrt({})",
-    "_to_copy": "{}",
-    "copy": "{1}",
-    "addcmul": "{} + {} × {}",
-    "addcdiv": "{} + {} / {}",
-    "_softmax_backward_data": "{} × {}",
-}
-"""Operators that are written with signs. Others are written `name(a, b)`."""
-
-POLES: dict[str, Callable[..., bool]] = {
-    "div": lambda a, b, *_: b == 0,
-    "reciprocal": lambda a: a == 0,
-    "pow": lambda a, b: a == 0,
-    "rsqrt": lambda a: a == 0,
-    "addcdiv": lambda a, b, c, *_: c == 0,
-}
-"""Operators that are infinite at a point, and may overflow elsewhere."""
-
-GROWING = frozenset(
-    """
-exp exp2 expm1 sinh cosh prod cumprod mm addmm bmm baddbmm mv dot sum cumsum mean mul add sub rsub addcmul square
-_to_copy copy linear convolution mkldnn_convolution linalg_vector_norm norm tan special_i0 i0 gamma mvlgamma
-""".split()
-) | {"add, scaled", "sub, scaled", "rsub, scaled"}
-"""Operators that are infinite only by overflow. All others are infinite at a point, as log is at 0."""
 
 
 class Computation(NamedTuple):
@@ -76,21 +39,12 @@ class Computation(NamedTuple):
     @property
     def is_pole(self) -> bool:
         """Whether the value does not exist or is infinite there, as opposed to too large."""
-        if self.name in GROWING:
+        known = numerics_of(self.name)
+        if known.grows:
             return is_nan(self.result)
-        known = POLES.get(self.name)
-        if known is not None and self.values:
-            return is_nan(self.result) or bool(known(*self.values))
+        if known.pole is not None and self.values:
+            return is_nan(self.result) or bool(known.pole(*self.values))
         return not self.of_large
-
-
-_MOVES = frozenset(
-    """
-detach alias clone view _unsafe_view reshape expand t transpose permute unsqueeze squeeze select slice as_strided
-lift_fresh split unbind contiguous detach_ scalar_tensor full
-""".split()
-)
-"""Operators that compute no numbers."""
 
 
 class _Looking(Mode):
@@ -108,13 +62,14 @@ class _Looking(Mode):
         operands = _copied(args) if func._schema.is_mutable else args
         result = func(*args, **kwargs)
         name = func._schema.name.partition("::")[2].rstrip("_")
-        if self.nan is None and name not in _MOVES:
+        if self.nan is None and _computes(name):
             together = name.startswith("_foreach_")
             for at, out in enumerate(tensors_in(args[0] if together and result is None else result)):
                 out_here = numbers_of(out)
                 if out_here is not None:
                     of_one = [each[at] if type(each) is list else each for each in operands] if together else operands
-                    self._look(*_scaled(name.removeprefix("_foreach_"), of_one, kwargs), out_here, out.dtype)
+                    alpha = [kwargs["alpha"]] if kwargs.get("alpha", 1) != 1 else []
+                    self._look(name.removeprefix("_foreach_"), [*of_one, *alpha], out_here, out.dtype)
         return result
 
     def _look(self, name: str, operands: Any, out: Tensor, dtype: torch.dtype) -> None:
@@ -191,11 +146,10 @@ def _copied(things: Any) -> Any:
     return type(things)(_copied(thing) for thing in things) if isinstance(things, (tuple, list)) else things
 
 
-def _scaled(name: str, operands: Any, kwargs: Any) -> tuple[str, Any]:
-    """A function and its operands. One that multiplies an operand by `alpha` is a function of its own."""
-    alpha = kwargs.get("alpha", 1)
-    scaled = f"{name}, scaled"
-    return (name, operands) if alpha == 1 or scaled not in WRITTEN else (scaled, [*operands, alpha])
+def _computes(name: str) -> bool:
+    """Whether an operator computes numbers, as opposed to moving them, or writing down one that it was given."""
+    known = numerics_of(name)
+    return not known.moves and known.makes == "numbers" and name != "full"
 
 
 def _entrywise(operands: Any, out: Tensor) -> bool:
@@ -231,9 +185,10 @@ def _written(name: str, operands: Any, out: Tensor, entries: Tensor, dtype: torc
             formula = re.split("[:,]", text)[0]  # what follows is a remark
             text = formula + _ends(result, dtype, True) + text[len(formula) :]
             return Computation(name, (), text, result)
-    if _entrywise(operands, out) and (name in WRITTEN or not any(part in name for part in _TOGETHER)):
+    known = numerics_of(name)
+    if _entrywise(operands, out) and (known.written or not any(part in name for part in _TOGETHER)):
         values = tuple(_at(operand, index, out) for operand in operands if _is_operand(operand))
-        pattern = WRITTEN.get(name)
+        pattern = known.written_scaled if known.written_scaled and len(values) > 2 else known.written
         texts = [number(value) for value in values]
         try:
             text = pattern.format(*texts) if pattern else f"{name.lstrip('_')}({', '.join(texts)})"

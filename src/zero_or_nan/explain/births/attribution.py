@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...functions.numerics import numerics_of
 from ...ignoring.inside import any_of, is_region, is_sparse
-from ..program.code import MAKES_DATA, MEANT, UNINITIALIZED, Plan, buffers_of, is_loading, overwritten_by
+from ..program.code import Plan, buffers_of, is_loading, overwritten_by
 from ..program.tensors import is_finite, not_finite, numbers_of, tensors_in, unreadable_layout
 from .calls import (
     Call,
@@ -212,8 +213,8 @@ class Attribution:
 
     def _of_result(self, call: Call, plan: Plan, result: Result, operands: Operands) -> Provenance | None:
         """The provenance of a result that is not finite, or None if the call only brought it in."""
-        if not operands.provenances and plan.name in MAKES_DATA:
-            if plan.name in UNINITIALIZED:
+        if not operands.provenances and plan.numerics.makes in ("data", "memory"):
+            if plan.numerics.makes == "memory":
                 birth = come_in(result.tensor, result.here, call)
                 self.findings.uninitialized.keep(result.tensor, Provenance({birth: ()}))
             return None
@@ -261,7 +262,7 @@ class Attribution:
     def _not_born(self, call: Call, result: Result, born: Tensor, provenances: Sequence[Provenance]) -> Tensor:
         """The elements of a result that come with the operands, also if the call makes them, too."""
         rest = result.bad & ~born
-        if provenances and call.name not in MEANT:
+        if provenances and not numerics_of(call.name).ignores_infinity:
             rest |= came_too(call, born, result.at)
         return rest
 
@@ -329,4 +330,4 @@ class Attribution:
 
 def _is_meant(birth: Birth, function: str) -> bool:
     """Whether an infinity leaves an element out of a function."""
-    return birth.nature == "meant" or (birth.infinite == -math.inf and function in MEANT)
+    return birth.nature == "meant" or (birth.infinite == -math.inf and numerics_of(function).ignores_infinity)

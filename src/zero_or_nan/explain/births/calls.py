@@ -14,12 +14,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
+from ...functions.numerics import numerics_of, numerics_of_node
 from ...ignoring.inside import any_of, function_of, is_sparse, was_broadcast
-from ..program.code import WEIGHS_ALL, Place, optimizer_here
+from ..program.code import Place, optimizer_here
 from ..program.tensors import (
     each_in,
     first_entries,
@@ -135,20 +135,13 @@ def apart(call: Call, result: Tensor, bad: Tensor, came: Sequence[Tensor], at: i
     return births
 
 
-_PRODUCTS = frozenset({
-    F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm,
-    F.conv1d, F.conv2d, F.conv3d,
-})  # fmt: skip
-"""Functions whose results are sums of products of one element each of their first two arguments."""
-
-
 def _is_small_product(call: Call, result: Tensor) -> bool:
     """Whether the result is a sum of products, which cannot overflow once 1 is in place of NaN and infinities.
 
     For large operands it takes much less to find this out than to multiply once more.
     """
     numbers = [tensor for tensor in call.tensors() if type(tensor) in (Tensor, Parameter)]
-    if call.func not in _PRODUCTS or len(numbers) != len(call.tensors()) or result.is_complex():
+    if not numerics_of(call.name).products or len(numbers) != len(call.tensors()) or result.is_complex():
         return False
     sizes = []
     for tensor in numbers:
@@ -156,7 +149,7 @@ def _is_small_product(call: Call, result: Tensor) -> bool:
         if here is None:
             return False
         sizes.append(max(1.0, *(abs(float(end)) for end in torch.aminmax(finite_ones(here)))))
-    largest = max(numbers[0].numel(), numbers[1].numel()) * sizes[0] * sizes[1] + max(sizes)
+    largest = max(tensor.numel() for tensor in numbers) * max(sizes) ** 2 + max(sizes)
     return largest < torch.finfo(result.dtype).max / 2
 
 
@@ -198,7 +191,7 @@ def of_infinities(
     if alone is None:
         return torch.zeros_like(bad), True
     wrong = bad & not_finite(alone)
-    return (wrong if call.name in WEIGHS_ALL else wrong & alone.isnan()), any_of(wrong)
+    return (wrong if numerics_of(call.name).needs_one else wrong & alone.isnan()), any_of(wrong)
 
 
 def was_there(call: Call, result: Tensor, bad: Tensor, at: int) -> Tensor:
@@ -221,7 +214,7 @@ def _same(one: Tensor, other: Tensor) -> Tensor:
 
 
 def recovered(func: Any, args: Any, kwargs: Any) -> Tensor | None:
-    """The tensor that one of `REPLACES` has overwritten, with a finite number for each element that was replaced.
+    """The tensor that a call in place has overwritten, with a finite number for each element that was replaced.
 
     The function runs again on the tensor as it is now, and this time it writes finite numbers only.
     """
@@ -296,7 +289,7 @@ def newborn(call: Call, result: Tensor, entries: Tensor, at: int, change: Change
     born = call.first_born(entries, change)
     too_large = _only_too_large(call, entries, at, born, result, change)
     text = born.text if born is not None else ""
-    if call.name in ("div", "log") and not too_large and any(map(after_underflow, call.tensors()[-1:])):
+    if numerics_of(call.name).pole is not None and not too_large and any(map(after_underflow, call.tensors()[-1:])):
         text += UNDERFLOWED
     of_large = born is not None and born.of_large
     optimizer = optimizer_here()
@@ -334,13 +327,6 @@ UNDERFLOWED = ", after an exp that underflowed to 0"
 
 _MOST_NODES = 200
 _EXPONENTIALS = frozenset({"Exp", "Exp2"})
-_SUMS = frozenset(
-    """
-Sum Mean Add Mul Div Mm Mv Bmm Dot Expand Unsqueeze Squeeze Select Slice Index Gather View UnsafeView ReshapeAlias T
-Transpose Permute Clone ToCopy Alias Diagonal
-""".split()
-)
-"""Functions whose result is 0 if the elements of their operand are."""
 
 
 def after_underflow(tensor: Tensor) -> bool:
@@ -348,18 +334,24 @@ def after_underflow(tensor: Tensor) -> bool:
 
     An infinity is a way to leave an element out: exp(-inf) is 0 without an underflow.
     """
-    found = [node for node in _before([node_of(tensor)], _SUMS) if _gave_zero(node)]
+    found = [node for node in _before([node_of(tensor)], _is_zero_of_zeros) if _gave_zero(node)]
     return bool(found) and not any(map(carried_by, _before(found)))
 
 
-def _before(nodes: Iterable[Any], through: Collection[str] | None = None) -> list[Any]:
-    """These nodes and those that they come from, the nearest first: through some functions, or through all."""
+def _before(nodes: Iterable[Any], through: Callable[[Any], bool] = lambda node: True) -> list[Any]:
+    """These nodes and those that they come from, the nearest first: through some nodes, or through all."""
     found = [node for node in nodes if node is not None]
     for node in found:  # the list grows
-        if through is None or function_of(node) in through:
+        if through(node):
             new = [ahead for ahead, _ in node.next_functions if ahead is not None and ahead not in found]
             found += dict.fromkeys(new[: _MOST_NODES - len(found)])
     return found
+
+
+def _is_zero_of_zeros(node: Any) -> bool:
+    """Whether the result of a node's function is 0 where the elements of its operands are."""
+    known = numerics_of_node(node)
+    return known.moves or bool(known.zero_if)
 
 
 def _gave_zero(node: Any) -> bool:

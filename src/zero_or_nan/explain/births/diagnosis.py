@@ -14,15 +14,15 @@ said.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
-from ...ignoring.inside import Edge, function_of
+from ...functions.numerics import numerics_of_node
+from ...ignoring.inside import Edge
 from .findings import CALLED, Carried
 from .provenance import Birth, Kind, Provenance
 
@@ -260,41 +260,6 @@ def _counts(edge: Edge, entries: Tensor, events: Events, shadow: Shadow) -> bool
 
 # Ties: whether the loss uses or ignores an element by a convention alone.
 
-_CLAMPS: dict[str, Callable[[Any], tuple[float, ...]]] = {
-    "Clamp": lambda node: (node._saved_min, node._saved_max),
-    "ClampMin": lambda node: (node._saved_min,),
-    "ClampMax": lambda node: (node._saved_max,),
-}
-_CLAMPS_USE = torch.__version__ < "2.14"  # compared as versions
-
-_IGNORES: dict[str, Callable[[Any], tuple[float, ...]]] = {
-    "Relu": lambda node: (0.0,),
-    "Threshold": lambda node: (node._saved_threshold,),
-    "Hardtanh": lambda node: (node._saved_min_val, node._saved_max_val),
-    "Hardsigmoid": lambda node: (-3.0, 3.0),
-    **({} if _CLAMPS_USE else _CLAMPS),
-}
-"""Functions whose slope at a kink is 0 by convention, with the kinks."""
-
-_USES = _CLAMPS if _CLAMPS_USE else {}
-"""Functions whose slope at a kink is 1 by convention, with the kinks."""
-
-_CHOOSES = frozenset("""
-Max0 Min0 Sort Topk Kthvalue Mode MaxPool2DWithIndices MaxPool3DWithIndices AdaptiveMaxPool2D AdaptiveMaxPool3D
-FractionalMaxPool2D FractionalMaxPool3D
-""".split())  # fmt: skip
-"""Functions that take one of equal elements."""
-
-_SHARES = frozenset("Maximum Minimum Fmax Fmin Amax Amin Max1 Min1 Median0 Nanmedian0".split())
-"""Functions that share a gradient out among equal elements."""
-
-_MOVES = frozenset("""
-View UnsafeView Reshape ReshapeAlias Transpose T Permute Squeeze Unsqueeze Expand Select Slice Clone Alias Unbind Split
-Stack Cat Index Gather Movedim
-""".split())  # fmt: skip
-
-_KEEPS_ZERO = frozenset("Mul Div Neg".split())
-
 
 def _tie(birth: Birth, verdict: Verdict, events: Events, elements: Elements, senders: Senders) -> str:
     """How PyTorch treats what was born, if it is at a tie, and if the kind of the origin depends on it."""
@@ -327,23 +292,25 @@ def _tie_at(node: Any, value: float | None, is_used: bool, senders: Senders) -> 
             found = _convention(consumer, value, is_used)
             if found:
                 return found
-            name = function_of(consumer)
-            if name in _MOVES or (value == 0 and name in _KEEPS_ZERO):
+            known = numerics_of_node(consumer)
+            if known.moves or value == 0 and known.zero_if == "one is":
                 waiting.append(consumer)
     return ""
 
 
 def _convention(node: Any, value: float, is_used: bool) -> str:
-    kind, _, number = node.name().partition("Backward")
+    _, _, number = node.name().partition("Backward")
+    known = numerics_of_node(node)
     called = node.metadata.get(CALLED)
-    name = called[0].strip("_") if called is not None else kind.lower().removesuffix("withindices")
-    kinks = (_USES if is_used else _IGNORES).get(kind)
-    if kinks is not None and any(kink is not None and float(kink) == value for kink in kinks(node)):
+    name = called[0].strip("_") if called is not None else known.name
+    kinks = known.kinks(node) if known.kinks is not None and known.uses_kinks == is_used else ()
+    if any(kink is not None and float(kink) == value for kink in kinks):
         if is_used:
             return f"at a tie: by PyTorch's convention {name} uses the element, and relu does not"
         return f"at a tie: by PyTorch's convention {name} does not use the element, and maximum does"
-    if {kind, kind + number} & _CHOOSES:
+    of_equals = known.of_equals.get(number) or known.of_equals.get("")
+    if of_equals == "one":
         return f"perhaps at a tie: of equal elements, {name} takes one by PyTorch's convention"
-    if is_used and {kind, kind + number} & _SHARES:
+    if is_used and of_equals == "all":
         return f"perhaps at a tie: of equal elements, {name} uses all by PyTorch's convention"
     return ""

@@ -10,14 +10,15 @@ import contextlib
 import functools
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...functions.numerics import is_elementwise, numerics_of, numerics_of_node
 from ...ignoring.inside import Edge, Graph, any_of, function_of, is_checkpoint, is_pytorchs, is_region, run, senders_of
-from ..program.code import MEANT, Place, place_here, users_frame
+from ..program.code import Place, place_here, users_frame
 from ..program.tensors import are_finite, is_finite, not_finite, numbers_of, on_copies, rerun
 from .arithmetic import Computation, first_born, number
 from .calls import Call, come_in, describe, finite_ones
@@ -91,37 +92,6 @@ class Callers:
 
 # The derivative at one node of the graph, and experiments with it.
 
-_ENTRYWISE = frozenset("""
-Exp Exp2 Log Log2 Log10 Log1P Sqrt Rsqrt Pow Mul Div Reciprocal Sin Cos Tan Asin Acos Atan Atanh Acosh Asinh Sinh Cosh
-Tanh Sigmoid LogSigmoid Softplus Abs Expm1 Erf Erfc Erfinv Logit Lgamma Digamma Relu Xlogy Square Sinc Atan2 Clamp
-MaskedFill Neg
-""".split())  # fmt: skip
-
-_PRODUCTS = frozenset("Mm Addmm Bmm Baddbmm Addbmm Mv Addmv Addr Dot Convolution SlowConvDilated2D".split())
-"""Functions whose derivative multiplies by an operand, and has no use for the result."""
-
-_ENDS = frozenset({"Acos", "Asin", "Atanh", "Acosh", "Erfinv", "Logit"})
-"""Functions whose derivative is infinite at 1 and -1. The derivatives of others are infinite at 0."""
-
-_FROM_RESULT: dict[str, Callable[[float], float]] = {
-    "Sqrt": lambda result: result * result,
-    "Rsqrt": lambda result: 1 / (result * result),
-    "Exp": math.log,
-    "Reciprocal": lambda result: 1 / result,
-    "Tanh": math.atanh,
-}
-"""Functions that save their result alone, and how to get their argument from it."""
-
-
-def is_entrywise(node: Any) -> bool:
-    """Whether each element of the gradient depends on one element of the cotangent."""
-    return function_of(node) in _ENTRYWISE
-
-
-def is_product(node: Any) -> bool:
-    """Whether a node adds up products: its derivative then multiplies by an operand, whatever the result was."""
-    return function_of(node) in _PRODUCTS
-
 
 def only_passes_on(node: Any, arriving: Sequence[Any]) -> bool:
     """Whether a node gives finite gradients for finite cotangents, as far as that can be tried."""
@@ -143,7 +113,7 @@ def is_element_by_element(node: Any, arriving: Sequence[Any], bad: Tensor, came:
         bad: where the gradient is not finite.
         came: where the cotangent is not finite, if it is known.
     """
-    if len(arriving) != 1 or not is_entrywise(node):
+    if len(arriving) != 1 or not is_elementwise(node):
         return False
     cotangent = numbers_of(arriving[0]) if came is None else came
     return cotangent is not None and cotangent.shape == bad.shape
@@ -173,7 +143,7 @@ def is_only_too_large(node: Any, arriving: Sequence[Any], at: int, bad: Tensor) 
         slopes = numbers_of(run(node, *small)[at])
         if slopes is not None and is_finite(slopes.sum_to_size(bad.shape)[bad]):  # a bias was broadcast
             return True
-    if is_entrywise(node):
+    if is_elementwise(node):
         return not _is_at_pole(node, tuple(bad.nonzero()[0].tolist()), bad)
     born = _first_born(node, arriving)
     return born is not None and not born.is_pole
@@ -199,21 +169,22 @@ def _is_at_pole(node: Any, index: tuple[int, ...], bad: Tensor) -> bool:
         with contextlib.suppress(Exception):
             here = numbers_of(saved)
             value = (saved if here is None else here).broadcast_to(bad.shape)[index].item()
-            if value == 0 or value - value != 0 or function_of(node) in _ENDS and abs(value) in (0, 1):
+            if value == 0 or value - value != 0 or value in numerics_of_node(node).steep_at:
                 return True
     return False
 
 
 def _point(node: Any, index: tuple[int, ...], bad: Tensor) -> str:
     """The number at which a derivative was taken, as text, as far as the node knows it."""
-    name = function_of(node)
+    known = numerics_of_node(node)
     with contextlib.suppress(Exception):
         saved = getattr(node, "_saved_self", None)
         if isinstance(saved, Tensor):
             value = saved.broadcast_to(bad.shape)[index].item()
         else:
-            value = _FROM_RESULT[name](node._saved_result[index].item())
-        return f", the derivative of {name.lower()} at {number(value)}" if math.isfinite(value) else ""
+            assert known.inverse is not None
+            value = known.inverse(node._saved_result[index].item())
+        return f", the derivative of {known.name} at {number(value)}" if math.isfinite(value) else ""
     return ""
 
 
@@ -227,9 +198,8 @@ def value_of(node: Any, index: tuple[int, ...], shape: Sequence[int]) -> float |
             return float(result[index]) if result.shape == shape else None
         here = node._saved_self.detach()[index]
         exponent = getattr(node, "_saved_exponent", None)
-        name = function_of(node).lower()
         with torch._C.DisableTorchFunction():
-            return float(getattr(torch, name)(here, *([] if exponent is None else [exponent])))
+            return float(getattr(torch, numerics_of_node(node).name)(here, *([] if exponent is None else [exponent])))
     return None
 
 
@@ -290,7 +260,7 @@ class NodeBirths:
 
     def add_nothing(self, node: Any, caller: Caller, provenances: Sequence[Provenance], bad: Tensor) -> bool:
         """Whether the births that a node could bring in have arrived there already, and their text is made."""
-        if is_entrywise(node) or is_checkpoint(node):
+        if is_elementwise(node) or is_checkpoint(node):
             return False
         births = self._from_forward(node, caller, bad)
         return bool(births) and all(
@@ -301,16 +271,16 @@ class NodeBirths:
         """The births in the forward pass that made a factor of this node not finite, at some elements."""
         pairs = [pair for pairs in self._carried(node, caller).values() for pair in pairs]
         passed = self._findings.births.own(passed_by(caller.node), lambda birth: birth)
-        if is_entrywise(node):
+        if is_elementwise(node):
             here = [pair for pair in pairs if pair[1].shape != bad.shape or any_of(pair[1] & bad)]
             pairs = here or pairs
-        elif is_product(node):  # what the call itself made is in the result, and is no factor
+        elif numerics_of_node(node).products:  # what the call itself made is in the result, and is no factor
             pairs = [pair for pair in pairs if pair[0] in passed] or pairs
         births = self._at_fault(birth for birth, _ in pairs)
         if not births:
             births = self._at_fault(all_births(filter(None, map(self._findings.of_bad, saved_by(node)))))
         births = births or self._at_fault(passed) or self._came_in(node, caller)
-        if caller.name in MEANT:  # an infinity that leaves an element out is not at fault beside another birth
+        if numerics_of(caller.name).ignores_infinity:  # such an infinity is not at fault beside another birth
             births = [birth for birth in births if birth.infinite != -math.inf] or births
         return births
 
@@ -334,7 +304,7 @@ class NodeBirths:
 
     def _at_finite_operands(self, node: Any, caller: Caller, bad: Tensor) -> Tensor | None:
         """Those of the elements at which the forward pass was finite too; None if that cannot be told."""
-        if not is_entrywise(node):
+        if not is_elementwise(node):
             return None
         entries = bad.clone()
         for pairs in self._carried(node, caller).values():

@@ -23,6 +23,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from ...functions.numerics import Numerics, numerics_of
 from ...ignoring.inside import is_sparse
 from .tensors import tensors_in
 
@@ -214,60 +215,10 @@ def of_variables(frame: FrameType, choose: Callable[[list[tuple[str, Any]]], lis
     return found
 
 
-# What is known of PyTorch's functions by their names, before they are called.
-
-_PUBLIC = {
-    "__truediv__": "div", "__rtruediv__": "div", "__itruediv__": "div", "true_divide": "div", "divide": "div",
-    "__rdiv__": "div", "__idiv__": "div", "__div__": "div",
-    "__mul__": "mul", "__rmul__": "mul", "__imul__": "mul", "multiply": "mul",
-    "__add__": "add", "__radd__": "add", "__iadd__": "add", "__sub__": "sub", "__rsub__": "sub", "__isub__": "sub",
-    "rsub": "sub", "subtract": "sub", "__pow__": "pow", "__rpow__": "pow", "__ipow__": "pow", "__matmul__": "matmul",
-    "__rmatmul__": "matmul", "__mod__": "remainder", "__rmod__": "remainder", "__neg__": "neg", "__abs__": "abs",
-    "__getitem__": "getitem", "__setitem__": "setitem", "__floordiv__": "floor_divide",
-}  # fmt: skip
-
-_ALIASES = frozenset(
-    """
-__float__ __int__ __complex__ __index__ __array__
-__get__ __set__ __len__ __bool__ __iter__ __hash__ __repr__ __format__ __contains__ dim size numel stride is_contiguous
-is_floating_point data_ptr storage untyped_storage element_size type item tolist numpy requires_grad_ register_hook
-retain_grad detach detach_ view view_as transpose t permute unsqueeze squeeze expand expand_as narrow select chunk split
-unbind flatten unflatten movedim swapaxes mT is_complex get_device register_post_accumulate_grad_hook is_nonzero size_
-has_names is_same_size storage_offset nelement ndimension isfinite isnan isinf is_leaf allclose equal cpu_ share_memory_
-is_shared is_pinned is_tensor is_storage is_grad_enabled set_grad_enabled backward grad
-""".split()
-)
-"""Functions that make no numbers: their result shares memory with an argument, or is no tensor of floats."""
-
-REPLACES = frozenset("relu zero fill copy setitem masked_fill masked_scatter index_copy index_fill".split())
-"""Functions that, in place, compute nothing from what they overwrite: each element is kept or replaced."""
+# What is known of a function before it is called.
 
 _WRITES_BUFFERS = {F.batch_norm: 1, F.instance_norm: 1, torch.batch_norm: 3, torch.instance_norm: 3}
 """Functions that write to two of their arguments, beginning with this one, if the argument at position 5 is true."""
-
-UPDATES = frozenset("add sub mul div lerp addcmul addcdiv normal uniform random exponential bernoulli".split())
-"""Functions that optimizers call in place. If nothing is recorded, what they overwrite is not copied beforehand."""
-
-MEANT = frozenset(
-    """
-softmax log_softmax logsumexp scaled_dot_product_attention multi_head_attention_forward cross_entropy gumbel_softmax
-transformer_encoder_layer_forward _transformer_encoder_layer_fwd _native_multi_head_attention
-""".split()
-)
-"""Functions for which an infinity is a way to leave an element out, wherever it came from."""
-
-WEIGHS_ALL = frozenset("logsumexp cross_entropy nll_loss".split())
-"""Functions of `MEANT` whose result is infinite only if every element was left out, or the one that counts."""
-MAKES_DATA = frozenset(
-    """
-tensor as_tensor from_numpy frombuffer asarray scalar_tensor load empty empty_like empty_strided new_empty new_tensor
-new_empty_strided empty_permuted from_dlpack
-""".split()
-)
-"""Functions that only bring data in. A NaN in it is reported at the first function that computes with it."""
-
-UNINITIALIZED = frozenset(name for name in MAKES_DATA if "empty" in name)
-"""Those that leave the memory as it is."""
 
 
 class Plan(NamedTuple):
@@ -277,21 +228,24 @@ class Plan(NamedTuple):
         name: its public name.
         is_checked: whether its result has to be checked.
         in_place: whether it changes its first argument.
+        numerics: what is known of its numbers.
     """
 
     name: str
     is_checked: bool
     in_place: bool
+    numerics: Numerics
 
 
 @functools.lru_cache(4096)
 def plan_of(function: Any) -> Plan:
     """What the function's name says about it."""
     name = getattr(function, "__name__", type(function).__name__)
-    changes = name in ("__setitem__",) or name.startswith("__i") and name.endswith("__") and name in _PUBLIC
+    known = numerics_of(name)
+    changes = name == "__setitem__" or name.startswith("__i") and name.endswith("__") and known.name != name
     in_place = changes or (name.endswith("_") and not name.endswith("__"))
-    public = _PUBLIC.get(name) or (name.rstrip("_") if in_place else name.removesuffix("_"))
-    return Plan(public, name not in _ALIASES, in_place)
+    public = known.name.rstrip("_") if in_place else known.name.removesuffix("_")
+    return Plan(public, known.makes != "nothing", in_place, numerics_of(public))
 
 
 def overwritten_by(plan: Plan, args: Any) -> list[Tensor]:
@@ -325,7 +279,7 @@ def is_recoverable(plan: Plan, args: Any) -> bool:
     """Whether the numbers that a call in place overwrites can be worked out after the call."""
     return (
         plan.in_place
-        and plan.name in REPLACES
+        and plan.numerics.replaces
         and bool(args)
         and type(args[0]) in (Tensor, Parameter)
         and not is_sparse(args[0])

@@ -7,9 +7,11 @@ unless one uses a name that another makes.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import NamedTuple
 
+from ...functions.numerics import numerics_of
 from ..births.calls import UNDERFLOWED, UNREADABLE
 
 PAGES = "https://zero-or-nan.github.io/zero-or-nan/chapters/"
@@ -37,26 +39,8 @@ _IGNORE_GRAD = """\
 safe = torch.where(used, x, torch.ones_like(x))
 y = torch.where(used, f(safe), 0)"""
 
-CONTAMINATED: dict[str, str] = {
-    "": "ignoring-what-the-loss-ignored#what-to-do",
-    "exp": "where-over-exp#what-to-do",
-    "div": "where-over-division#what-to-do",
-    "reciprocal": "where-over-division#what-to-do",
-    "linear": "slicing-nan#what-to-do",
-    "matmul": "slicing-nan#what-to-do",
-    "sub": "slicing-nan#what-to-do",
-    "nansum": "nansum-nanmean#what-to-do",
-    "nanmean": "nansum-nanmean#what-to-do",
-    "log": "where-over-exp#what-to-do",
-    "sqrt": "undefined#what-to-do",
-    "pow": "undefined#what-to-do",
-    "norm": "undefined#what-to-do",
-    "acos": "undefined#what-to-do",
-    "softmax": "attention#what-to-do",
-    "scaled_dot_product_attention": "attention#what-to-do",
-    "multi_head_attention_forward": "attention#what-to-do",
-}
-"""The sections on contamination, by operator; the empty one is for all others."""
+CONTAMINATED = "ignoring-what-the-loss-ignored"
+"""The page on contamination by functions that have no section of their own."""
 
 _ROWS = "attention#what-to-do"
 _LOGARITHMS = "atlas#logarithms-entropy-and-losses"
@@ -200,7 +184,7 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "y = torch.linalg.slogdet(a + 1e-3 * torch.eye(a.shape[-1])).logabsdet",
         "atlas#linear-algebra",
     ),
-    ("undefined", "a norm without eps"): Remedy(
+    ("undefined", "layer_norm"): Remedy(
         "# it divides by a spread or a length that is 0, and eps is 0 as well: take a\n"
         "# larger eps. In float16, eps=1e-8 is rounded to 0",
         "atlas#norms-and-distances",
@@ -328,20 +312,8 @@ _HALF = Remedy(
     "mixed-precision#what-to-do",
 )
 
-_NAMES = {
-    **{"svd": "linalg_svd", "arccos": "acos", "arcsin": "asin", "arctanh": "atanh", "special_logit": "logit"},
-    **{"special_log1p": "log1p", "logdet": "slogdet", "linalg_slogdet": "slogdet", "reciprocal": "div"},
-    **{"var_mean": "var", "std_mean": "std"},
-    **dict.fromkeys(
-        ("normalize", "layer_norm", "rms_norm", "group_norm", "instance_norm", "batch_norm"), "a norm without eps"
-    ),
-}
-"""Functions with another's remedy: older names, and functions that compute the same."""
-
-_LEAST = {"sqrt": 0.0, "rsqrt": 0.0, "log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0, "acosh": 1.0, "logit": 0.0}
-_WITHIN_ONE = frozenset("acos asin atanh erfinv logit".split())
 _ROUNDING = 1e-3
-"""How far from 1 a number may be that should be 1 but was rounded."""
+"""How far outside of the domain a number may be that should be at its end but was rounded, relative to the end."""
 
 _ARGUMENT = re.compile(r"^(?:1 / )?[a-z0-9]+\((-?[\d.e-]+)\)|^(-[\d.e-]+) \*\* ")
 
@@ -356,15 +328,15 @@ def _situation(operator: str, operands: str) -> str:
         return "a spread of nothing"
     if operands.endswith("of no elements = nan"):  # a loss that takes the mean
         return "a mean of nothing"
-    if operands.endswith(UNDERFLOWED):
+    if operands.endswith(UNDERFLOWED) and ("undefined", f"an underflow in {operator}") in REMEDIES:
         return f"an underflow in {operator}"
     if operator == "pow" and "j)" in operands:
         return "a complex power"
     argument = _ARGUMENT.match(operands)
     if argument is not None:
         number = float(argument[1] or argument[2])
-        least = 0.0 if argument[2] else _LEAST.get(operator, number)
-        if number < least or operator in _WITHIN_ONE and abs(number) > 1 + _ROUNDING:
+        least, most = (0, math.inf) if argument[2] else numerics_of(operator).domain
+        if number < least - _ROUNDING * abs(least) or number > most + _ROUNDING * abs(most):
             return "outside of the domain"
     return operator
 
@@ -388,12 +360,12 @@ def remedy(
     """
     if kind == "contaminated":
         code = _IGNORE if fixed else _IGNORE_AND if has_others else _IGNORE_GRAD
-        found = Remedy(code, CONTAMINATED.get(operator, CONTAMINATED[""]))
+        found = Remedy(code, f"{numerics_of(operator).section or CONTAMINATED}#what-to-do")
     elif kind == "overflow" and dtype == "float16":
         found = _HALF
     else:
         if kind == "undefined":
-            operator = _situation(_NAMES.get(operator, operator), operands)
+            operator = _situation(numerics_of(operator).like or numerics_of(operator).name, operands)
             if phase == "backward" and (kind, operator) not in REMEDIES:
                 operator = "a derivative"
         elif kind == "overflow" and phase == "backward":

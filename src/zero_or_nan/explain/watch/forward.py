@@ -18,7 +18,7 @@ from ..births.attribution import Attribution, Result
 from ..births.calls import Call, describe, recovered
 from ..births.findings import Findings, Mistakes, Scope, node_of, note_call
 from ..births.provenance import Birth, Provenance
-from ..program.code import UPDATES, Place, Places, Plan, is_recoverable, plan_of
+from ..program.code import Place, Places, Plan, is_recoverable, plan_of
 from ..program.tensors import bad_numbers_of, is_finite, not_finite, numbers_of, tensors_in, unseen
 from .regions import Regions
 from .shadow import Sandbox
@@ -124,7 +124,7 @@ class Forward(TorchFunctionMode):
 
     def before(self, plan: Plan, args: Any) -> Tensor | None:
         """A copy of what a function is about to overwrite, if it may be asked for and cannot be worked out later."""
-        if not args or is_recoverable(plan, args) or not torch.is_grad_enabled() and plan.name in UPDATES:
+        if not args or is_recoverable(plan, args) or not torch.is_grad_enabled() and plan.numerics.updates:
             return None
         target = numbers_of(args[0])
         if target is None or not torch.is_grad_enabled() and is_finite(target):

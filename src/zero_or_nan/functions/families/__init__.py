@@ -1,7 +1,8 @@
 """The families of functions: what is known of PyTorch's functions, one family in each file.
 
-A file has three kinds of entries, all for the same functions:
+A file has four kinds of entries, all for the same functions:
 
+- `numerics`: the names of a function, and where its value or its slope is no number. Only `explain` reads them.
 - `function`: the record of a forward function. It says whether the function selects, and which saved tensors its
   derivative multiplies by. A function without a record selects nothing, and the precheck never calls it safe.
 - `transfer`: how a mask goes through a derivative that plain PyTorch runs, because the saved tensors are safe or
@@ -45,35 +46,3 @@ from . import (
     transforms,
     two_cotangents,
 )
-
-__all__ = [
-    "attention",
-    "cells",
-    "chunked",
-    "convolutions",
-    "decompositions",
-    "distances",
-    "embeddings",
-    "flex",
-    "gates",
-    "grouped",
-    "linear_algebra",
-    "losses",
-    "nested",
-    "norms",
-    "packing",
-    "pointwise",
-    "products",
-    "recurrent",
-    "reductions",
-    "sampling",
-    "selections",
-    "shapes",
-    "softmax",
-    "sparse",
-    "spreading",
-    "stacked",
-    "stepwise",
-    "transforms",
-    "two_cotangents",
-]

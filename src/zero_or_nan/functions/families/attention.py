@@ -27,6 +27,7 @@ from ...masks.cotangent import Cotangent, clear_lost_rows, mask_of, prefer_exact
 from ...masks.mask import Mask, anywhere, core, everywhere, full, only, reduced
 from ...masks.numbers import any_nan, is_number, total
 from ..conditions import ALWAYS, MODERATE
+from ..numerics import numerics
 from ..registry import function, rule, transfer
 from .products import taken
 
@@ -44,6 +45,9 @@ function(
     **ATTENTION,
 )
 function("ScaledDotProductCudnnAttention ScaledDotProductFusedAttentionOverrideable", since="2.13", **ATTENTION)
+
+numerics("scaled_dot_product_attention multi_head_attention_forward", ignores_infinity=True, section="attention")
+numerics("_transformer_encoder_layer_fwd _native_multi_head_attention", ignores_infinity=True)
 
 # These may have sequences one after another, and memory after the last one that no kernel writes to.
 function("EfficientAttention FlashAttention", selects=True)

@@ -30,6 +30,7 @@ from ...masks.cotangent import Cotangent, mask_of, prefer_exact, unwrap, wrap
 from ...masks.mask import anywhere, full
 from ...masks.numbers import all_finite, has_nan
 from ..conditions import MODERATE
+from ..numerics import numerics
 from ..registry import derivative, function, rule
 from .products import Apply, bilinear, without_lost_samples
 from .two_cotangents import product_of_two
@@ -41,6 +42,9 @@ def _leaves_out_inputs(node: Any) -> bool:
 
 
 function("Convolution", selects=_leaves_out_inputs, safe_if=MODERATE)
+
+numerics("convolution mkldnn_convolution", grows=True, products=True)
+numerics("conv1d conv2d conv3d slow_conv_dilated2d", products=True)
 
 aten = torch.ops.aten
 

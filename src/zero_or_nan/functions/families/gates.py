@@ -21,6 +21,7 @@ from torch import Tensor
 from ...masks.cotangent import Cotangent, mask_of, unwrap, zero_ignored
 from ...masks.mask import Mask, anywhere, both, full
 from ..conditions import ALWAYS, MODERATE
+from ..numerics import numerics
 from ..registry import function, rule, transfer
 
 function("Hardshrink Hardtanh Maximum Minimum NanToNum Relu Softshrink Threshold", selects=True, safe_if=ALWAYS)
@@ -34,6 +35,18 @@ function(
     """,
     selects=True,
 )
+
+# The slope jumps at a bound. PyTorch's convention is the slope 0 there. For `clamp` it was 1 before PyTorch 2.14.
+numerics("relu", replaces=True, kinks=lambda node: (0.0,))
+numerics("threshold", kinks=lambda node: (node._saved_threshold,))
+numerics("hardtanh", kinks=lambda node: (node._saved_min_val, node._saved_max_val))
+numerics("hardsigmoid", kinks=lambda node: (-3.0, 3.0), steep_at=())
+CLAMPS_USE_BOUNDS = torch.__version__ < "2.14"  # compared as versions
+numerics("clamp", kinks=lambda node: (node._saved_min, node._saved_max), uses_kinks=CLAMPS_USE_BOUNDS)
+numerics("clamp_min", kinks=lambda node: (node._saved_min,), uses_kinks=CLAMPS_USE_BOUNDS)
+numerics("clamp_max", kinks=lambda node: (node._saved_max,), uses_kinks=CLAMPS_USE_BOUNDS)
+numerics("maximum minimum", of_equals={"": "all"})
+numerics("fmax fmin", of_equals={"": "one"})
 
 
 @transfer("Relu", reads=("_raw_saved_result",))

@@ -25,10 +25,14 @@ from torch import Tensor
 from ...masks.cotangent import Cotangent, NotFollowed, mask_of, prefer_exact, unwrap, wrap, zero_ignored
 from ...masks.mask import anywhere
 from ...masks.numbers import has_nan
+from ..numerics import numerics
 from ..registry import derivative, function, rule
 from .stepwise import within_matrices
 
 function("LuUnpack", selects=True)
+
+numerics("svd", like="linalg_svd")
+numerics("logdet linalg_slogdet", like="slogdet")
 
 
 @rule("linalg_solve_triangular")

@@ -22,6 +22,7 @@ from torch import Tensor
 from ...masks.cotangent import mask_of, selecting, unwrap, zero_ignored
 from ...masks.mask import both, expanded
 from ..conditions import ALWAYS, AWAY_FROM_ZERO, MODERATE
+from ..numerics import numerics
 from ..registry import function, rule
 from .decompositions import fused
 
@@ -30,6 +31,9 @@ function(
 )  # fmt: skip
 function("CtcLoss MultiMarginLoss MultilabelMarginLoss", selects=True)
 function("BinaryCrossEntropyWithLogits MseLoss", safe_if=MODERATE)
+
+numerics("cross_entropy", ignores_infinity=True, needs_one=True)
+numerics("nll_loss", needs_one=True)
 
 fused(
     "binary_cross_entropy_backward",

@@ -28,6 +28,7 @@ from ...masks.cotangent import Cotangent, clear_lost_rows, prefer_exact, unwrap,
 from ...masks.mask import Mask, anywhere, only, reduced
 from ...masks.numbers import any_nan
 from ..conditions import ALWAYS, AWAY_FROM_ZERO, MODERATE
+from ..numerics import numerics
 from ..registry import function, rule, transfer
 from .decompositions import fused
 from .products import without_lost_samples
@@ -38,6 +39,8 @@ function(
     "CudnnBatchNorm MiopenBatchNorm NativeBatchNorm", safe_if=MODERATE, safe_if_saved={"running_var": AWAY_FROM_ZERO}
 )  # fmt: skip
 function("WeightNormInterface", safe_if=MODERATE, safe_if_saved={"result1": AWAY_FROM_ZERO})
+
+numerics("normalize rms_norm group_norm instance_norm batch_norm", like="layer_norm")
 
 aten = torch.ops.aten
 

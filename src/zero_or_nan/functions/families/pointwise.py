@@ -15,6 +15,7 @@ If x is also used elsewhere, the engine adds the two cotangents. The sum counts 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ from ...masks.cotangent import (
 from ...masks.mask import Mask, both, either, expanded, reduced
 from ..conditions import ALWAYS, AWAY_FROM_ZERO, FINITE, MODERATE
 from ..graph import function_of
+from ..numerics import numerics
 from ..registry import function, rule, transfer
 from .decompositions import fused
 
@@ -100,6 +102,67 @@ function("Logit", selects=lambda node: node._saved_eps is not None)
 # Written in Python, in operators that have rules.
 
 function("torch.distributions.dirichlet._Dirichlet")
+
+
+def _is_zero(x: complex) -> bool:
+    return x == 0
+
+
+# Numbers: sums and products are infinite only if they are too large. Logarithms, roots and quotients are infinite at 0.
+
+numerics(
+    "add=__add__=__radd__=__iadd__",
+    grows=True,
+    zero_if="all are",
+    updates=True,
+    written="{} + {}",
+    written_scaled="{0} + {2} × {1}",
+)
+numerics(
+    "sub=subtract=__sub__=__isub__",
+    grows=True,
+    updates=True,
+    written="{} − {}",
+    written_scaled="{0} − {2} × {1}",
+    section="slicing-nan",
+)
+numerics("rsub=__rsub__", grows=True, written="{1} − {0}", written_scaled="{1} − {2} × {0}")
+numerics("mul=multiply=__mul__=__rmul__=__imul__", grows=True, zero_if="one is", updates=True, written="{} × {}")
+numerics(
+    "div=divide=true_divide=__truediv__=__rtruediv__=__itruediv__=__div__=__rdiv__=__idiv__",
+    pole=lambda a, b, *_: b == 0,
+    zero_if="one is",
+    updates=True,
+    written="{} / {}",
+    section="where-over-division",
+)
+numerics(
+    "reciprocal", pole=_is_zero, inverse=lambda y: 1 / y, written="1 / {}", like="div", section="where-over-division"
+)
+numerics("neg=__neg__", zero_if="one is")
+numerics("abs=__abs__")
+numerics("square", grows=True, written="{0} × {0}")
+numerics("pow=__pow__=__rpow__=__ipow__", pole=lambda a, b: a == 0, written="{} ** {}", section="undefined")
+numerics("sqrt", domain=(0, math.inf), inverse=lambda y: y * y, section="undefined")
+numerics("rsqrt", domain=(0, math.inf), pole=_is_zero, inverse=lambda y: 1 / (y * y), written="1 / sqrt({})")
+numerics("addcmul", grows=True, updates=True, written="{} + {} × {}")
+numerics("addcdiv", pole=lambda a, b, c, *_: c == 0, updates=True, written="{} + {} / {}")
+numerics("lerp", updates=True)
+numerics("remainder=__mod__=__rmod__")
+numerics("floor_divide=__floordiv__")
+numerics("exp", grows=True, inverse=math.log, section="where-over-exp")
+numerics("exp2 expm1=special_expm1 sinh cosh tan i0=special_i0 mvlgamma", grows=True)
+numerics("log", domain=(0, math.inf), pole=_is_zero, section="where-over-exp")
+numerics("log2 log10", domain=(0, math.inf), pole=_is_zero)
+numerics("log1p=special_log1p", domain=(-1, math.inf), steep_at=(-1.0,))
+numerics("acos=arccos", domain=(-1, 1), steep_at=(-1.0, 1.0), section="undefined")
+numerics("asin=arcsin atanh=arctanh erfinv=special_erfinv", domain=(-1, 1), steep_at=(-1.0, 1.0))
+numerics("acosh=arccosh", domain=(1, math.inf), steep_at=(1.0,))
+numerics("logit=special_logit", domain=(0, 1), steep_at=(0.0, 1.0))
+numerics("tanh", inverse=math.atanh)
+numerics("log_sigmoid=logsigmoid hardswish rrelu_with_noise", elementwise=True)
+numerics("_to_copy", grows=True, zero_if="one is", written="{}")
+numerics("copy", grows=True, replaces=True, written="{1}")
 
 
 def _repair_entries(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:

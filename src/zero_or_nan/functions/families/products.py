@@ -34,12 +34,19 @@ from ...masks.mask import Mask, anywhere, only, reduced
 from ...masks.numbers import all_finite, finite_part, has_nan, is_number, is_sparse, total
 from ..conditions import FINITE
 from ..graph import run
+from ..numerics import numerics
 from ..registry import derivative, function, rule, transfer
 from .sparse import has_sparse_factor, sparse_product
 from .two_cotangents import product_of_two
 
 function("Dot", safe_if=FINITE)
 function("Bmm Mm Mv", selects=has_sparse_factor, safe_if=FINITE)
+
+numerics("mm bmm mv dot", grows=True, products=True, zero_if="all are")
+numerics("addmm baddbmm", grows=True, products=True)
+numerics("addbmm addmv addr", products=True)
+numerics("linear", grows=True, products=True, section="slicing-nan")
+numerics("matmul=__matmul__=__rmatmul__", products=True, section="slicing-nan")
 
 Apply = Callable[[Tensor, Tensor], Tensor]
 Meeting = Callable[[Tensor, Tensor], bool]

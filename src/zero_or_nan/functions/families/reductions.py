@@ -25,6 +25,7 @@ from ...masks.cotangent import Cotangent, mask_of, unwrap, zero_ignored
 from ...masks.mask import anywhere, full
 from ..conditions import ALWAYS, FINITE
 from ..graph import signed
+from ..numerics import numerics
 from ..registry import derivative, function, rule
 
 function("Sum", moves=True, safe_if=ALWAYS)
@@ -38,6 +39,17 @@ function("Nanmedian SegmentReduce", selects=True)
 function("Norm", fills=("MaskedFill(Div(Norm))", "MaskedFill(Div(Pow(Norm)))"))
 function("Renorm", selects=True)
 function("Std StdMean", fills=("MaskedFill(Div(Mul(Std)))", "MaskedFill(Div(Mul(StdMean)))"))
+
+numerics("sum mean", grows=True, zero_if="all are")
+numerics("prod cumsum cumprod linalg_vector_norm", grows=True)
+numerics("norm", grows=True, section="undefined")
+numerics("nansum nanmean", section="nansum-nanmean")
+numerics("std_mean", like="std")
+numerics("var_mean", like="var")
+numerics("max min", of_equals={"0": "one", "1": "all"})
+numerics("amax amin", of_equals={"": "all"})
+numerics("median nanmedian", of_equals={"0": "all"})
+numerics("sort topk kthvalue mode", of_equals={"": "one"})
 
 
 @rule("sum", "mean")

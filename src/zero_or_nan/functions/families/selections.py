@@ -17,6 +17,7 @@ from ...masks.cotangent import Cotangent, NotFollowed, chosen, mask_of, selectin
 from ...masks.mask import Mask, both, everywhere, expanded, full, reduced
 from ..conditions import ALWAYS
 from ..graph import can_be_read_again
+from ..numerics import numerics
 from ..registry import function, rule, transfer
 from .spreading import probe
 
@@ -48,6 +49,11 @@ function("Cauchy Exponential Geometric LogNormal Normal Random Uniform", selects
 
 # The function draws with its input as probabilities. The in-place one overwrites its input, so it selects.
 function("Bernoulli", selects=lambda node: node.name() != "BernoulliBackward0")
+
+# In place, each element is kept or replaced, and none is computed from what was there.
+numerics("zero fill masked_fill masked_scatter index_copy index_fill setitem=__setitem__", replaces=True)
+numerics("index gather getitem=__getitem__", moves=True)
+numerics("normal uniform random exponential bernoulli", updates=True)
 
 
 @transfer("Where", reads=("_raw_saved_condition",))

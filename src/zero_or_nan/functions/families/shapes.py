@@ -12,6 +12,7 @@ from ...masks.cotangent import Cotangent, unwrap, written_mask
 from ...masks.mask import Mask, core, everywhere, full, laid_out, reduced, reshaped
 from ..conditions import ALWAYS
 from ..graph import run, signed
+from ..numerics import numerics
 from ..record import record_of
 from ..registry import function, rule, transfer
 
@@ -37,6 +38,34 @@ function(
 function("AsStrided", selects=True, safe_if=ALWAYS)
 function("Chunk Complex Polar ViewAsReal", selects=True)
 function("NarrowCopy", since="2.13", selects=True)
+
+# No numbers are computed: the result shares memory with an argument, or is no tensor of floats.
+
+numerics(
+    """
+    detach detach_ view transpose t permute unsqueeze squeeze expand select split unbind
+    """,
+    moves=True,
+    makes="nothing",
+)
+numerics("clone reshape contiguous movedim alias slice stack cat diagonal lift_fresh", moves=True)
+numerics("_unsafe_view as_strided _reshape_alias", moves=True)
+numerics(
+    """
+    __float__ __int__ __complex__ __index__ __array__ __get__ __set__ __len__ __bool__ __iter__ __hash__ __repr__
+    __format__ __contains__ dim size numel stride is_contiguous is_floating_point data_ptr storage untyped_storage
+    element_size type item tolist numpy requires_grad_ register_hook retain_grad view_as expand_as narrow chunk flatten
+    unflatten swapaxes mT is_complex get_device register_post_accumulate_grad_hook is_nonzero 
+    is_same_size storage_offset nelement ndimension isfinite isnan isinf is_leaf allclose equal share_memory_
+    is_shared is_pinned is_tensor is_storage is_grad_enabled set_grad_enabled backward grad
+    """,
+    makes="nothing",
+)
+
+# Numbers come in from elsewhere, or are those that the memory has.
+
+numerics("tensor as_tensor from_numpy frombuffer asarray scalar_tensor load new_tensor from_dlpack", makes="data")
+numerics("empty empty_like empty_strided new_empty new_empty_strided empty_permuted", makes="memory")
 
 
 @transfer("View UnsafeView ReshapeAlias")

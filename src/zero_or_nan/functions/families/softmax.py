@@ -25,11 +25,18 @@ from ...masks.mask import Mask, anywhere, only
 from ...masks.numbers import total
 from ..conditions import FINITE
 from ..graph import signed
+from ..numerics import numerics
 from ..registry import function, rule, transfer
 from .decompositions import fused
 
 function("LogSoftmax SafeSoftmax Softmax", safe_if=FINITE)
 function("MaskedSoftmax", selects=True, safe_if=FINITE)
+
+# -inf is the way to leave an element out.
+numerics("softmax", ignores_infinity=True, section="attention")
+numerics("log_softmax gumbel_softmax", ignores_infinity=True)
+numerics("logsumexp", ignores_infinity=True, needs_one=True)
+numerics("_softmax_backward_data", written="{} × {}")
 
 aten = torch.ops.aten
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from ...masks.cotangent import Cotangent, unwrap
 from ...masks.mask import Mask
 from ..conditions import ALWAYS
+from ..numerics import numerics
 from ..registry import function, rule
 
 function(
@@ -37,6 +38,14 @@ function(
     """,
     selects=True,
     safe_if=ALWAYS,
+)
+
+numerics(
+    """
+    max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d
+    fractional_max_pool3d
+    """,
+    of_equals={"": "one"},
 )
 function(
     """
