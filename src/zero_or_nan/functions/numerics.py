@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
@@ -24,7 +24,8 @@ class Numerics:
     """What is known of the numbers that a function takes and gives.
 
     Attributes:
-        name: the name by which `explain` calls the function, whatever name the program called it by.
+        name: the name by which `explain` calls the function, whatever name the program called it by. If left out, it
+            is the first of the names.
         domain: the least and the largest argument. The value is NaN for arguments outside.
         pole: whether the value is infinite or undefined at these operands, which are numbers.
         grows: whether the value is infinite only because it is too large, as that of exp.
@@ -91,7 +92,7 @@ def numerics(names: str, **facts: Any) -> None:
     """
     for synonyms in names.split():
         name, *others = synonyms.split("=")
-        record = replace(Numerics(name), **facts)
+        record = Numerics(**{"name": name, **facts})
         for each in (name, *others):
             if each in NUMERICS:
                 raise ValueError(f"{each} has numerics already: {NUMERICS[each]}")

@@ -129,7 +129,9 @@ def multiplication(node: Any, arriving: Sequence[Any], at: int, bad: Tensor) -> 
             if can_run_again(node):
                 with rerun():
                     slope = run(node, torch.ones_like(cotangent))[at][index].item()
-            return f"{number(cotangent[index].item())} × {number(slope)}{_point(node, index, bad)}"
+            point = _point(node, index, bad)
+            if not (point and math.isnan(slope)):  # at a finite point, the computation says more
+                return f"{number(cotangent[index].item())} × {number(slope)}{point}"
     born = _first_born(node, arriving)
     return "" if born is None else born.text
 

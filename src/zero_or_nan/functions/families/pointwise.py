@@ -126,7 +126,7 @@ numerics(
     written_scaled="{0} − {2} × {1}",
     section="slicing-nan",
 )
-numerics("rsub=__rsub__", grows=True, written="{1} − {0}", written_scaled="{1} − {2} × {0}")
+numerics("rsub=__rsub__", name="sub", grows=True, written="{1} − {0}", written_scaled="{1} − {2} × {0}")
 numerics("mul=multiply=__mul__=__rmul__=__imul__", grows=True, zero_if="one is", updates=True, written="{} × {}")
 numerics(
     "div=divide=true_divide=__truediv__=__rtruediv__=__itruediv__=__div__=__rdiv__=__idiv__",
