@@ -112,7 +112,7 @@ def numerics_of_node(node: Any) -> Numerics:
 def is_elementwise(node: Any) -> bool:
     """True if each element of a gradient depends on one element of the cotangent, as far as shapes allow."""
     known = numerics_of_node(node)
-    return known.elementwise or _is_pointwise(known.name)
+    return known.elementwise or is_pointwise(known.name)
 
 
 @cache
@@ -124,7 +124,7 @@ def _of_function(function: str) -> Numerics:
 
 
 @cache
-def _is_pointwise(operator: str) -> bool:
+def is_pointwise(operator: str) -> bool:
     """True if PyTorch calls an overload of the operator pointwise."""
     packet = getattr(torch.ops.aten, operator, None)
     overloads = [] if packet is None else packet.overloads()

@@ -17,9 +17,8 @@ from ...functions.numerics import numerics_of
 from ...ignoring.inside import any_of, is_region, is_sparse
 from ..program.code import Plan, buffers_of, is_loading, overwritten_by
 from ..program.tensors import is_finite, not_finite, numbers_of, tensors_in, unreadable_layout
+from .call import Call, Change
 from .calls import (
-    Call,
-    Change,
     apart,
     came_too,
     come_in,
@@ -256,6 +255,7 @@ class Attribution:
                 birth = newborn(call, result.tensor, part, result.at, split.change)
                 birth.made_of = split.made_of
                 birth.half = found[0][0] if found else None
+                self.findings.history.note_birth(birth, self.findings.history.of(result.tensor))
                 found.append((self.findings.births.known(birth), part))
         return found
 

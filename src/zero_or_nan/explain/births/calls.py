@@ -10,8 +10,7 @@ import functools
 import math
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,9 +18,8 @@ from torch.nn import Parameter
 
 from ...functions.numerics import numerics_of, numerics_of_node
 from ...ignoring.inside import any_of, function_of, is_sparse, was_broadcast
-from ..program.code import Place, optimizer_here
+from ..program.code import optimizer_here
 from ..program.tensors import (
-    each_in,
     first_entries,
     first_stored,
     is_finite,
@@ -29,51 +27,17 @@ from ..program.tensors import (
     numbers_of,
     on_copies,
     rerun,
-    tensors_in,
 )
 from .arithmetic import Computation, first_born, is_nan, number
+from .call import Call, Change
 from .findings import carried_by, node_of, saved_by
 from .provenance import Birth
 
-Change = Callable[[Tensor], Tensor]
 
-
-class Call(NamedTuple):
-    """A call of a function by the user's code."""
-
-    func: Any
-    name: str
-    place: Place
-    args: Any = ()
-    kwargs: Any = MappingProxyType({})
-
-    def tensors(self) -> list[Tensor]:
-        """All tensors among the arguments."""
-        return list(tensors_in((self.args, self.kwargs)))
-
-    def infinite_number(self) -> float | None:
-        """The first argument, not in a tensor, that is a NaN or an infinity."""
-        return next((number for number in each_in((self.args, self.kwargs), float) if not math.isfinite(number)), None)
-
-    def results(self, change: Change | None = None) -> list[Tensor | None]:
-        """The results of running it again on copies, changed first."""
-        args = on_copies(self.args, change)
-        with rerun():
-            result = self.func(*args, **on_copies(self.kwargs, change))
-        return [numbers_of(tensor) for tensor in tensors_in(args[:1] if result is None else result)]
-
-    def result(self, at: int, like: Tensor, change: Change | None = None) -> Tensor | None:
-        """One of these results, or None if it cannot run again or gives another shape."""
-        try:
-            alone = self.results(change)[at]
-        except Exception:
-            return None
-        return alone if alone is not None and alone.shape == like.shape else None
-
-    def first_born(self, entries: Tensor, change: Change | None = None) -> Computation | None:
-        """The first number in it that is not finite, when it is run again on copies, changed first."""
-        args, kwargs = on_copies(self.args, change), on_copies(self.kwargs, change)
-        return first_born(lambda: self.func(*args, **kwargs), entries)
+def first_born_in(call: Call, entries: Tensor, change: Change | None = None) -> Computation | None:
+    """The first number in a call that is not finite, when it is run again on copies, changed first."""
+    args, kwargs = on_copies(call.args, change), on_copies(call.kwargs, change)
+    return first_born(lambda: call.func(*args, **kwargs), entries)
 
 
 def finite_ones(tensor: Tensor, keep: Collection[float] = ()) -> Tensor:
@@ -286,7 +250,7 @@ def newborn(call: Call, result: Tensor, entries: Tensor, at: int, change: Change
         return describe("given", call, result, entries, str(written))
     if written is not None and not (here is not None and bool((here.isnan() & entries).any())):
         return describe("meant", call, result, entries, str(written), infinite=written)
-    born = call.first_born(entries, change)
+    born = first_born_in(call, entries, change)
     too_large = _only_too_large(call, entries, at, born, result, change)
     text = born.text if born is not None else ""
     if numerics_of(call.name).pole is not None and not too_large and any(map(after_underflow, call.tensors()[-1:])):

@@ -28,6 +28,7 @@ from ...ignoring.inside import (
 )
 from ..program.code import Place, is_recomputed, printable
 from ..program.tensors import BadElements, address, bad_numbers_of, memory, tensors_in
+from .history import History
 from .provenance import Birth, Provenance, all_births
 
 T = TypeVar("T")
@@ -175,6 +176,7 @@ class Findings:
         bad: of which elements of the tensors are not finite.
         unconsumed: by memory, the provenances of results that no function has used yet.
         carries: whether any node carries a note about elements that are not finite.
+        history: the last calls.
         compiled_at: the call of the last compiled region.
         in_compiled: whether the backward of a compiled region is running. Its functions are not the user's.
     """
@@ -187,6 +189,7 @@ class Findings:
         self.unconsumed: dict[int | None, Provenance] = {}
         self.bad = BadElements()
         self.carries = False
+        self.history = History()
         self.compiled_at: Place | None = None
         self.in_compiled = False
 
@@ -217,6 +220,7 @@ class Findings:
         self.uninitialized.clear()
         self.unconsumed.clear()
         self.bad.clear()
+        self.history.clear()
 
 
 # Notes on the nodes of the graph.

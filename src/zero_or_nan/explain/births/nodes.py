@@ -21,7 +21,8 @@ from ...ignoring.inside import Edge, Graph, any_of, function_of, is_checkpoint, 
 from ..program.code import Place, place_here, users_frame
 from ..program.tensors import are_finite, is_finite, not_finite, numbers_of, on_copies, rerun
 from .arithmetic import Computation, first_born, number
-from .calls import Call, come_in, describe, finite_ones
+from .call import Call
+from .calls import come_in, describe, finite_ones
 from .diagnosis import Born, Events
 from .findings import CALLED, COMPILED, Carried, Findings, can_run_again, passed_by, saved_by, share_readable
 from .provenance import Birth, Provenance, all_births
@@ -256,6 +257,7 @@ class NodeBirths:
             text = multiplication(node, arriving, at, entries) or (inside.births[0].operands if inside else "")
             too_large = is_only_too_large(node, arriving, at, entries)
             birth = describe("made", caller.call, result, entries, text, "backward", too_large=too_large)
+            self._findings.history.note_birth(birth, self._findings.history.of_node(caller.node))
             value = value_of(node, birth.where[0], birth.shape)
             self._events.born[node] = Born(birth, entries, not is_pytorchs(node), value)
         return [*births, self._events.born[node].birth]

@@ -42,6 +42,7 @@ def is_compiling() -> bool:
 
 class _Here(threading.local):
     depth = 0
+    extra = 0
 
 
 _here = _Here()
@@ -297,6 +298,21 @@ def first_stored(tensor: Tensor, elements: Tensor) -> list[tuple[int, ...]] | No
 
 
 # Code that runs a second time.
+
+
+def is_extra() -> bool:
+    """Whether a backward pass in this thread is an extra pass, of any watch."""
+    return bool(_here.extra)
+
+
+@contextmanager
+def extra() -> Iterator[None]:
+    """While entered, backward passes in this thread are extra passes, which no watch reports on."""
+    _here.extra += 1
+    try:
+        yield
+    finally:
+        _here.extra -= 1
 
 
 @contextmanager

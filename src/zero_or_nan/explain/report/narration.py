@@ -18,10 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from ..births.diagnosis import Diagnosis, Verdict
+from ..births.history import History
 from ..births.provenance import Birth, Kind
 from ..program.code import of_variables
 from .remedies import remedy
 from .report import Origin, Report
+from .trial import NOTHING_TRIED, Advice, advice_on
 
 T = TypeVar("T")
 
@@ -32,6 +34,9 @@ NOT_TOLD_APART = (
 )
 
 BEHIND = "the origin in {} of line {} is behind another: it shows once the contaminated origin is fixed"
+
+_MOST_TRIALS = 20
+"""The number of origins for which rewrites are tried."""
 
 _MOST_LOOKS = 20
 """The number of passes in which names are looked up for one origin. A NaN in the parameters reaches all, each time."""
@@ -61,6 +66,7 @@ class _Narrated:
         last: the number of its last birth.
         reached: what was reached, with the name that was found for it at first.
         looks: the number of passes in which names were looked up for it again.
+        advice: what running the call again has shown.
     """
 
     origin: Origin
@@ -68,6 +74,7 @@ class _Narrated:
     last: int
     reached: list[tuple[weakref.ref[Tensor] | None, str]] = field(default_factory=list)
     looks: int = 0
+    advice: Advice = NOTHING_TRIED
 
     def reach(self, targets: Iterable[Tensor | str], names: Names) -> None:
         """Note what was reached."""
@@ -82,7 +89,8 @@ class _Narrated:
         origin.module = f"{birth.optimizer}.step" if birth.optimizer else names.of_module(_of(module), _of(outer))
         origin.operands = _operands(birth, origin.kind, names)
         situation = _source(birth, names), origin.dtype, origin.fixed, birth.operands, birth.phase
-        origin.remedy, origin.chapter = remedy(origin.kind, *situation, has_others=has_others, of_large=birth.of_large)
+        code, origin.chapter = remedy(origin.kind, *situation, has_others=has_others, of_large=birth.of_large)
+        origin.remedy = self.advice.remedy or code
 
     def name_again(self, names: Names) -> None:
         """Write down all names again."""
@@ -107,8 +115,8 @@ class Narration:
         verdicts: those of the births that are in the report.
     """
 
-    def __init__(self, report: Report, around: Mapping[nn.Module, Sequence[nn.Module]]) -> None:
-        self.report = report
+    def __init__(self, report: Report, around: Mapping[nn.Module, Sequence[nn.Module]], history: History) -> None:
+        self.report, self._history = report, history
         self.verdicts: WeakKeyDictionary[Birth, Verdict] = WeakKeyDictionary()
         self._around = around
         self._narrated: dict[tuple[Any, ...], _Narrated] = {}
@@ -184,9 +192,13 @@ class Narration:
             is_sure=verdict.is_sure,
             tie=diagnosis.tie,
         )
+        advice = NOTHING_TRIED
+        if verdict.kind in ("undefined", "overflow") and len(self._narrated) < _MOST_TRIALS:
+            advice = advice_on(self._history.chains(birth))
+        origin.is_tried, origin.exact = bool(advice.remedy), advice.exact
         alone = replace(birth, place=place._replace(module=None), half=None, made_of=())
         named = _Named(alone, _weak(module), _weak(outer), diagnosis.has_others)
-        return _Narrated(origin, named, birth.number)
+        return _Narrated(origin, named, birth.number, advice=advice)
 
 
 def _source(birth: Birth, names: Names) -> str:

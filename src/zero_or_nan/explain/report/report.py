@@ -53,6 +53,9 @@ class Origin:
         path: the functions between the origin and the tensors in `reached`.
         fixed: whether `ignoring` gave finite gradients on the same graph. None if `ignoring` was not tried.
         remedy: the fix: code to paste, with a sentence as a comment.
+        is_tried: whether the remedy ran on the numbers of this call, and gave the right value and gradient.
+        exact: what the value is in exact arithmetic, if only a number on the way to it does not fit its dtype, and
+            which number that is. Empty if exact arithmetic has no number either, or if that could not be found out.
         chapter: the address of the book's section about this kind of origin.
         times: how often this origin was found with the same line, operator, phase and kind. In forward, each call of
             the line counts.
@@ -80,6 +83,8 @@ class Origin:
     path: list[str] = field(default_factory=list)
     fixed: bool | None = None
     remedy: str = ""
+    is_tried: bool = False
+    exact: str = ""
     chapter: str = ""
     times: int = 1
     rank: int | None = None
@@ -124,6 +129,8 @@ class Origin:
     def means(self) -> str:
         """What its kind says, in half a sentence."""
         text = MEANS[self.kind]
+        if self.exact:
+            text = f"the loss uses this element, {self.exact}"
         if self.tie:
             text = f"{text.partition(':')[0]}, {self.tie}" if self.kind == "contaminated" else f"{text}; {self.tie}"
         text += self.is_fixed

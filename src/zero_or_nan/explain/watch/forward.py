@@ -15,7 +15,8 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 
 from ...ignoring.inside import is_sparse
 from ..births.attribution import Attribution, Result
-from ..births.calls import Call, describe, recovered
+from ..births.call import Call
+from ..births.calls import describe, recovered
 from ..births.findings import Findings, Mistakes, Scope, node_of, note_call
 from ..births.provenance import Birth, Provenance
 from ..program.code import Place, Places, Plan, is_recoverable, plan_of
@@ -156,6 +157,9 @@ class Forward(TorchFunctionMode):
                     note_call(node, plan.name, place)
                     if plan.in_place:
                         self._note_base(plan, result, place)
+                if not plan.in_place and plan.numerics.makes == "numbers" and result.is_floating_point():
+                    place = place or self.places.here()
+                    self.findings.history.note(Call(func, plan.name, place, args, kwargs), result, node)
                 here = numbers_of(result)
                 bad = None if here is None else self.findings.bad.of(here)
                 if here is None or bad is None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -43,6 +42,8 @@ from ..program.code import buffers_of, is_recomputed, plan_of
 from ..program.tensors import (
     are_finite,
     bad_numbers_of,
+    extra,
+    is_extra,
     not_finite,
     tensors_in,
     unseen,
@@ -187,15 +188,6 @@ def _may_run_only_once(node: Any) -> bool:
 
 # The sandbox in which an extra pass runs.
 
-_extra = threading.local()
-"""Has an attribute `depth`, the number of sandboxes that are entered in this thread, once there was one."""
-
-
-def is_extra() -> bool:
-    """Whether a backward pass in this thread is an extra pass, of any watch."""
-    return bool(getattr(_extra, "depth", 0))
-
-
 Listener = Callable[[Any], None]
 _OURS = f"{__package__.rpartition('.')[0]}."
 
@@ -226,11 +218,10 @@ class Sandbox:
         outer = self._undoing
         retaining = [tensor for tensor in (known() for known in self._retaining.values()) if tensor is not None]
         self._undoing = undoing = _Undoing(retaining, recomputes)
-        _extra.depth = getattr(_extra, "depth", 0) + 1
         try:
-            yield undoing.listeners.append
+            with extra():
+                yield undoing.listeners.append
         finally:
-            _extra.depth -= 1
             self._undoing = outer
             undoing.undo()
 

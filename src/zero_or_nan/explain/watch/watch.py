@@ -25,14 +25,14 @@ from ...replacing import is_replaced, put_back, replace
 from ..births.diagnosis import Verdict, diagnose, diagnose_results
 from ..births.findings import HOOKS, Findings, Mistakes, Scope
 from ..program.code import Places, users_frame
-from ..program.tensors import is_compiling, tensors_in, unseen
+from ..program.tensors import is_compiling, is_extra, tensors_in, unseen
 from ..report.course import Course, largest, loss_among
 from ..report.narration import Names, Narration
 from ..report.report import NotFiniteError, Report
 from .backward import Backward, Request
 from .forward import Forward
 from .regions import FIXED_UNCOMPILED, NOT_INSIDE, Regions
-from .shadow import Sandbox, is_extra
+from .shadow import Sandbox
 
 NOT_IN_TRANSFORMS = "a function transform (torch.func) was not looked into"
 NOT_IN_BATCHES = "a backward pass for a batch of vectors (is_grads_batched, vectorize) was not looked into"
@@ -61,7 +61,7 @@ class Watch:
         self.regions = Regions(self.findings, self.places, report.note)
         self.forward = Forward(self.scope, self.findings, self.places, self.regions, self.sandbox, self.mistakes)
         self.patches = Patches(self)
-        self.narration = Narration(report, self.places.around)
+        self.narration = Narration(report, self.places.around, self.findings.history)
         self.course: Course | None = None
         self.running: Backward | None = None
 

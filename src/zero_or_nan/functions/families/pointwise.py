@@ -41,6 +41,7 @@ from ..conditions import ALWAYS, AWAY_FROM_ZERO, FINITE, MODERATE
 from ..graph import function_of
 from ..numerics import numerics
 from ..registry import function, rule, transfer
+from ..rewrites import rewrite
 from .decompositions import fused
 
 # Sums, signs, copies and other dtypes.
@@ -163,6 +164,47 @@ numerics("tanh", inverse=math.atanh)
 numerics("log_sigmoid=logsigmoid hardswish rrelu_with_noise", elementwise=True)
 numerics("_to_copy", grows=True, zero_if="one is", written="{}")
 numerics("copy", grows=True, replaces=True, written="{1}")
+
+
+# What to write instead. The first that gives the right numbers on the reader's operands is printed.
+
+rewrite("log(softmax(x, dim))", "F.log_softmax(x, dim=dim)")
+rewrite("log(sigmoid(x))", "F.logsigmoid(x)")
+rewrite("log(1 - sigmoid(x))", "F.logsigmoid(-x)")
+rewrite("log1p(neg(sigmoid(x)))", "F.logsigmoid(-x)")
+rewrite("log(1 + exp(x))", "F.softplus(x)")
+rewrite("log1p(exp(x))", "F.softplus(x)")
+rewrite("log(exp(x))", "x")
+rewrite("log(sum(exp(x), dim))", "x.logsumexp(dim, keepdim=keepdim)")
+rewrite("log(prod(x, dim))", "x.log().sum(dim, keepdim=keepdim)")
+rewrite("log(a / b)", "a.log() - b.log()")
+rewrite("log(x ** p)", "p * x.log()")
+rewrite("log(det(x))", "torch.linalg.slogdet(x).logabsdet")
+rewrite("atanh(tanh(x))", "x")
+rewrite("logit(sigmoid(x))", "x")
+rewrite("exp(a) / sum(exp(a), dim)", "a.softmax(dim)")
+rewrite("exp(a) / exp(b)", "(a - b).exp()")
+for squares in ("square(x)", "x ** 2", "x * x"):
+    rewrite(
+        f"sqrt(sum({squares}, dim))",
+        "torch.linalg.vector_norm(x, dim=dim, keepdim=keepdim)",
+        "the slope of a length of 0 is 0",
+    )
+rewrite("x / norm(x, dim)", "F.normalize(x, dim=dim)", "a vector of 0 stays 0, with a slope of 1e12")
+rewrite("p * log(q)", "torch.where(p == 0, 0, p * torch.where(p == 0, 1, q).log())", "0 times a logarithm is 0")
+rewrite("log(q) * p", "torch.where(p == 0, 0, p * torch.where(p == 0, 1, q).log())", "0 times a logarithm is 0")
+rewrite("sqrt(x)", "torch.where(x == 0, 0, torch.where(x == 0, 1, x).sqrt())", "the slope at 0 is 0")
+rewrite("rsqrt(x)", "torch.where(x == 0, 0, torch.where(x == 0, 1, x).rsqrt())", "the value at 0 is 0")
+rewrite("x ** p", "torch.where(x == 0, 0, torch.where(x == 0, 1, x) ** p)", "the value and the slope at 0 are 0")
+rewrite("a / b", "torch.where(b == 0, 0, a / torch.where(b == 0, 1, b))", "a / 0 is 0")
+rewrite("log(x)", "x.clamp_min(1e-8).log()", "a number below 1e-8 counts as 1e-8, with a slope of 0")
+for name in ("acos", "asin", "atanh"):
+    rewrite(
+        f"{name}(x)",
+        f"torch.where(x.abs() < 1, torch.where(x.abs() < 1, x, 0).{name}(), x.detach().clamp(-1, 1).{name}())",
+        "the slope at -1 and 1 is 0",
+    )
+rewrite("logit(x)", "x.logit(eps=1e-6)", "the slope at 0 and 1 is 0")
 
 
 def _repair_entries(node: Any, grad: Tensor, mask: Tensor, results: Sequence[Any]) -> None:
