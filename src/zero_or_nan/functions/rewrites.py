@@ -28,7 +28,8 @@ class Rewrite(NamedTuple):
 REWRITES: dict[str, list[Rewrite]] = {}
 """The rewrites of each function, by its name. The first that fits is the best."""
 
-_OPERATORS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow", ast.USub: "neg"}
+OPERATORS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow", ast.USub: "neg"}
+"""The names of the functions that operators call."""
 
 
 def rewrite(pattern: str, code: str, choice: str = "") -> None:
@@ -45,7 +46,7 @@ def function_in(pattern: ast.expr) -> str:
     if isinstance(pattern, ast.Call) and isinstance(pattern.func, ast.Name):
         return pattern.func.id
     if isinstance(pattern, (ast.BinOp, ast.UnaryOp)):
-        return _OPERATORS[type(pattern.op)]
+        return OPERATORS[type(pattern.op)]
     raise ValueError(f"{ast.unparse(pattern)} calls no function")
 
 

@@ -46,3 +46,10 @@ class Call(NamedTuple):
         except Exception:
             return None
         return alone if alone is not None and alone.shape == like.shape else None
+
+
+def in_order(call: Call) -> list[Any]:
+    """The arguments of a call in the order in which an operator has its operands: `1 - x` is a call with x first."""
+    name = getattr(call.func, "__name__", "")
+    is_reversed = name == "rsub" or name.startswith("__r") and name not in ("__repr__", "__round__")
+    return [*call.args[1::-1], *call.args[2:]] if is_reversed else list(call.args)

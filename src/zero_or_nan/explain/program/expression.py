@@ -6,12 +6,17 @@ Python notes for each instruction from where to where its expression goes in the
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import linecache
 import re
+from collections.abc import Iterator
 from itertools import islice
-from typing import NamedTuple
+from types import CodeType
+from typing import Any, NamedTuple
 
+from ...functions.numerics import numerics_of
+from ...functions.rewrites import OPERATORS
 from .code import Place
 
 _MODULES = {"torch", "F", "nn", "functional", "linalg", "special", "math", "np"}
@@ -23,22 +28,26 @@ class Expression(NamedTuple):
 
     Attributes:
         node: the call.
-        statement: the line of the statement around it, if the statement has one line; else empty.
+        line: the line of source that it is in, without the spaces around it.
         start, end: where the call is in this line, in characters.
+        is_whole: whether the line is a whole statement, or its head.
+        has_scope: whether the call is in a lambda or a comprehension, with names of its own.
     """
 
     node: ast.expr
-    statement: str
+    line: str
     start: int
     end: int
+    is_whole: bool
+    has_scope: bool
 
     def replaced_by(self, code: str) -> str:
-        """The statement with other code in place of the call."""
-        before, after = self.statement[: self.start], self.statement[self.end :]
-        around = before.rstrip()[-1:] + after.lstrip()[:1]
-        is_alone = around in ("", "=", "()") or before.rstrip().endswith(("=", "return", "(", ",")) and after[:1] != "."
-        needs_none = is_alone or not isinstance(ast.parse(code, mode="eval").body, (ast.BinOp, ast.UnaryOp))
-        return f"{before}{code if needs_none else f'({code})'}{after}".strip()
+        """The line with other code in place of the call."""
+        before, after = self.line[: self.start], self.line[self.end :]
+        is_operation = isinstance(ast.parse(code, mode="eval").body, (ast.BinOp, ast.UnaryOp))
+        begins = not before or before.rstrip().endswith(("=", "return", "(", ","))
+        is_alone = begins and after[:1] in ("", ")", ",")
+        return f"{before}({code}){after}" if is_operation and not is_alone else f"{before}{code}{after}"
 
     def operands(self) -> list[str]:
         """The operands in the order of the function's parameters, as text. Those with a keyword are left out."""
@@ -47,54 +56,106 @@ class Expression(NamedTuple):
             return [ast.unparse(node.left), ast.unparse(node.right)]
         if isinstance(node, ast.UnaryOp):
             return [ast.unparse(node.operand)]
-        if isinstance(node, ast.Call):
-            given = [ast.unparse(argument) for argument in node.args]
-            if isinstance(node.func, ast.Attribute) and not _is_of_module(node.func.value):
-                given.insert(0, ast.unparse(node.func.value))
-            return given
-        return []
-
-    def calls(self, name: str) -> bool:
-        """Whether this is a call by a name, or an operator."""
-        if isinstance(self.node, ast.Call):
-            written = self.node.func.attr if isinstance(self.node.func, ast.Attribute) else ast.unparse(self.node.func)
-            return written.strip("_") == name
-        return isinstance(self.node, (ast.BinOp, ast.UnaryOp))
+        if not isinstance(node, ast.Call):
+            return []
+        given = [ast.unparse(argument) for argument in node.args]
+        if isinstance(node.func, ast.Attribute) and not _is_of_module(node.func.value):
+            given.insert(0, ast.unparse(node.func.value))
+        return given
 
 
 def _is_of_module(value: ast.expr) -> bool:
     return ast.unparse(value).rpartition(".")[2] in _MODULES
 
 
+def expression_at(place: Place, name: str) -> Expression | None:
+    """The expression of a call; None if its source is not known.
+
+    Args:
+        place: the call. If only its line is known, the line must have one call of this function.
+        name: the public name of the function.
+    """
+    return _expression(place.code, place.instruction, place.line, name)
+
+
 @functools.lru_cache(256)
-def expression_at(place: Place) -> Expression | None:
-    """The expression of a call; None if its source is not known."""
-    line, end_line, start, end = next(islice(place.code.co_positions(), place.instruction // 2, None), (None,) * 4)
-    if line is None or end_line != line or start is None or end is None:
-        return None
-    text = linecache.getline(place.filename, line)
-    start, end = (len(text.encode()[:at].decode(errors="ignore")) for at in (start, end))
-    try:
-        node = ast.parse(text[start:end].strip(), mode="eval").body
-    except SyntaxError:
-        return None
-    if not isinstance(node, (ast.BinOp, ast.UnaryOp, ast.Call)):
-        return None
-    try:
-        ast.parse(text.strip())
-    except SyntaxError:  # a part of a longer statement
-        text = ""
-    return Expression(node, text.rstrip(), start, end)
+def _expression(code: CodeType, instruction: int, line: int, name: str) -> Expression | None:
+    source = linecache.getline(code.co_filename, line)
+    text = source.strip()
+    tree = _parsed(text)
+    where = next(islice(code.co_positions(), instruction // 2, None), (None, None, None, None))
+    if where[2] is None or where[3] is None:
+        found = [] if tree is None else [node for node in _calls_in(tree) if _is_call_of(node, name)]
+        if len(found) != 1:
+            return None
+        (node,), start, end = found, found[0].col_offset, found[0].end_col_offset or 0
+        start, end = (len(text.encode()[:at].decode(errors="ignore")) for at in (start, end))
+    else:
+        if where[0] != where[1] or where[0] != line:
+            return None
+        indent = len(source) - len(source.lstrip())
+        start, end = (len(source.encode()[:at].decode(errors="ignore")) - indent for at in where[2:])
+        alone = _parsed(text[start:end])
+        node = next(_calls_in(alone or ast.Pass()), ast.expr())
+        if not _is_call_of(node, name):
+            return None
+    scopes = [each for each in ast.walk(tree) if isinstance(each, _SCOPES)] if tree is not None else []
+    has_scope = any(_spans(scope, len(text[:start].encode())) for scope in scopes)
+    return Expression(node, text, start, end, tree is not None, has_scope)
 
 
-def is_rebound(text: str, begin: Place, end: Place) -> bool:
-    """Whether an expression may mean another tensor at a later line than at an earlier one of the same function."""
+_SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def _spans(scope: Any, at: int) -> bool:
+    return bool(scope.col_offset <= at < scope.end_col_offset)
+
+
+def _parsed(text: str) -> ast.Module | None:
+    """A line of source; None if it is not a whole statement, nor the head of one."""
+    for whole in (text, f"{text} pass"):
+        with contextlib.suppress(SyntaxError):
+            return ast.parse(whole)
+    return None
+
+
+def _calls_in(tree: ast.AST) -> Iterator[ast.expr]:
+    """The calls and operations, the outermost first."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.BinOp, ast.UnaryOp, ast.Call)):
+            yield node
+
+
+def _is_call_of(node: ast.expr, name: str) -> bool:
+    """Whether this is a call by a name, or an operation that has the name."""
+    if isinstance(node, ast.Call):
+        written = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+        return numerics_of(written).name.strip("_") == name
+    return isinstance(node, (ast.BinOp, ast.UnaryOp)) and OPERATORS.get(type(node.op)) == name
+
+
+def is_rebound(text: str, begin: Place, at: int, end: Place) -> bool:
+    """Whether an expression may mean another tensor at a later line than at an earlier one of the same function.
+
+    Args:
+        text: the expression.
+        begin: the earlier call, in whose line the expression begins `at` a character.
+        end: the later call.
+    """
     names = {node.id for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Name)}
     lines = range(min(begin.line, end.line), max(begin.line, end.line))
     source = [linecache.getline(begin.filename, line) for line in lines]
-    call = expression_at(begin)
-    if source and call is not None:  # statements before it in its line don't matter
-        source[0] = source[0][source[0].rfind(";", 0, call.start) + 1 :]
-    name = "|".join(map(re.escape, names)) or "$^"
-    binds = re.compile(rf"\b(?:{name})\b[^=!<>(\n]*(?:[-+*/@|&]?=(?!=)|\bin\b)")
-    return any(map(binds.search, source))
+    if source and at:  # statements before it in its line don't matter
+        source[0] = source[0].strip()
+        source[0] = source[0][source[0].rfind(";", 0, at) + 1 :]
+    return any(is_bound(name, line) for name in names for line in source)
+
+
+def is_bound(name: str, line: str) -> bool:
+    """Whether a line gives a name to something, as far as its text tells."""
+    return re.search(rf"\b{re.escape(name)}\b[^=!<>(\n]*(?:[-+*/@|&]?=(?!=)|\bin\b)", line) is not None
+
+
+def has_functional(place: Place) -> bool:
+    """Whether the source of a call imports `torch.nn.functional` as F."""
+    return any("functional as F" in line for line in linecache.getlines(place.filename))

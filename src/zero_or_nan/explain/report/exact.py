@@ -6,6 +6,7 @@ Exact arithmetic is float64 here, which has room for what float32 and smaller dt
 from __future__ import annotations
 
 import ast
+import linecache
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -15,9 +16,9 @@ from torch import Tensor
 
 from ...functions.numerics import is_pointwise, numerics_of
 from ..births.arithmetic import limit, number
-from ..births.call import Call
+from ..births.call import Call, in_order
 from ..births.history import Chain
-from ..program.expression import expression_at
+from ..program.expression import expression_at, is_bound
 from ..program.tensors import not_finite, without_side_effects
 
 _FLOORS = {torch.float64: 1e-12, torch.float32: 1e-6}
@@ -25,17 +26,41 @@ _FLOORS = {torch.float64: 1e-12, torch.float32: 1e-6}
 
 
 class Outcome(NamedTuple):
-    """A result, and the gradient of its sum by each leaf, by the identity of the leaf."""
+    """A result, and the gradient of its elements by each leaf, by the identity of the leaf.
+
+    The elements have different weights: the gradient of the plain sum of a softmax is 0.
+    """
 
     value: Tensor
     gradients: Mapping[int, Tensor]
 
+    @property
+    def parts(self) -> list[Tensor]:
+        """The value, and then the gradients."""
+        return [self.value, *self.gradients.values()]
+
 
 def outcome(result: Tensor, leaves: Mapping[int, Tensor]) -> Outcome:
     """The outcome of a computation that was recorded."""
+    weights = (torch.arange(result.numel(), device=result.device, dtype=torch.float64).sin() + 2).to(result.dtype)
+    return Outcome(result.detach(), _gradients(result, leaves, weights.reshape(result.shape)))
+
+
+def slope(result: Tensor, at: tuple[int, ...], leaves: Mapping[int, Tensor]) -> Mapping[int, Tensor]:
+    """The gradient of one element."""
+    return _gradients(result[at], leaves, torch.ones_like(result[at]))
+
+
+def _gradients(result: Tensor, leaves: Mapping[int, Tensor], weights: Tensor) -> Mapping[int, Tensor]:
     with without_side_effects(), torch.enable_grad():
-        found = torch.autograd.grad(result.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
-    return Outcome(result.detach(), dict(zip(leaves, found, strict=True)))
+        options = {"allow_unused": True, "materialize_grads": True, "retain_graph": True}
+        return dict(zip(leaves, torch.autograd.grad(result, list(leaves.values()), weights, **options), strict=True))
+
+
+def exists(before: Outcome, exact: Outcome) -> bool:
+    """Whether the dtype of a program has room for an exact number that the program did not give."""
+    pairs = zip(before.parts, exact.parts, strict=True)
+    return any(bool((not_finite(was) & torch.isfinite(right.to(was.dtype))).any()) for was, right in pairs)
 
 
 class Lost(NamedTuple):
@@ -58,11 +83,11 @@ class Lost(NamedTuple):
 
 def lost_on_the_way(chain: Chain) -> Lost | None:
     """The first number that was lost; None if the last call gives no number in exact arithmetic either."""
-    was, exact = chain.run(), chain.run(torch.float64)
+    was = chain.run()
     if not isinstance(was.result, Tensor) or not was.leaves or not was.result.requires_grad:
         return None
-    right = _cured(outcome(was.result, was.leaves), outcome(exact.result, exact.leaves))
-    for key, value in exact.values.items():
+    right = _cured(*_both(chain))
+    for key, value in chain.run(torch.float64).values.items():
         actual, call = chain.made.get(key, (None, None))
         if not right or actual is None or call is None or not actual.is_floating_point():
             continue
@@ -72,6 +97,12 @@ def lost_on_the_way(chain: Chain) -> Lost | None:
             at = tuple(lost.nonzero()[0].tolist())
             return Lost(call, actual, _sentence(call, actual, value, at), right)
     return None
+
+
+def _both(chain: Chain) -> tuple[Outcome, Outcome]:
+    """What a chain gives in the program's dtypes, and in exact arithmetic."""
+    was, exact = chain.run(), chain.run(torch.float64)
+    return outcome(was.result, was.leaves), outcome(exact.result, exact.leaves)
 
 
 def _cured(was: Outcome, exact: Outcome) -> str:
@@ -88,7 +119,7 @@ def _cured(was: Outcome, exact: Outcome) -> str:
 def _sentence(call: Call, actual: Tensor, value: Tensor, at: tuple[int, ...]) -> str:
     """How a number was lost."""
     argument = next(iter(call.tensors()), None)
-    expression = expression_at(call.place)
+    expression = expression_at(call.place, call.name)
     what = call.name
     if is_pointwise(call.name) and argument is not None and argument.shape == value.shape and len(call.tensors()) == 1:
         what = f"{call.name}({number(argument[at].item())})"
@@ -106,8 +137,8 @@ def _sentence(call: Call, actual: Tensor, value: Tensor, at: tuple[int, ...]) ->
 
 def floor_under(lost: Lost, chain: Chain) -> str:
     """The line that lost a positive number, with a floor under it; empty if that does not help, or can't be written."""
-    expression = expression_at(lost.call.place)
-    if expression is None or not expression.statement or not expression.calls(lost.call.name):
+    expression = expression_at(lost.call.place, lost.call.name)
+    if expression is None or not expression.is_whole:
         return ""
     if bool((lost.result < 0).any()) or bool(lost.result.isinf().any()):
         return ""
@@ -115,7 +146,7 @@ def floor_under(lost: Lost, chain: Chain) -> str:
     key = next(key for key, (tensor, _) in chain.made.items() if tensor is lost.result)
     run = chain.run(given={key: lost.result + floor})
     found = outcome(run.result, {key: run.leaves[key]})
-    if any(bool(not_finite(each).any()) for each in (found.value, found.gradients[key])):
+    if any(bool(not_finite(each).any()) for each in found.parts) or exists(*_both(chain)):
         return ""
     written = number(floor)
     line = expression.replaced_by(f"{ast.unparse(expression.node)} + {written}")
@@ -123,3 +154,46 @@ def floor_under(lost: Lost, chain: Chain) -> str:
     return (
         f"# a choice: at least {written}, in line {lost.call.place.line}. Tried on your numbers: value {value}\n{line}"
     )
+
+
+def in_a_wider_dtype(chain: Chain) -> tuple[str, int] | None:
+    """The first line of a chain behind a line that converts what comes in, and its number.
+
+    None if that does not give the exact numbers, or if the names of what comes in can't be read.
+    """
+    before, exact = _both(chain)
+    wider = torch.float64 if before.value.dtype in (torch.float32, torch.float64) else torch.float32
+    run = chain.run(wider)
+    found = outcome(run.result, run.leaves)
+    if not exists(before, exact) or before.value.dtype is wider:
+        return None
+    if any(bool(not_finite(each.to(before.value.dtype)).any()) for each in found.parts):
+        return None
+    calls = [call for _, call in chain.made.values()] + [chain.call]
+    names: dict[str, None] = {}
+    for key in run.leaves:
+        texts = [text for call in calls for text in _names(call, key)]
+        if not texts or not texts[0].isidentifier():
+            return None
+        names[texts[0]] = None
+    first = min((call.place for call in calls), key=lambda place: place.line)
+    line = linecache.getline(first.filename, first.line).strip()
+    if any(call.place.code is not first.code for call in calls) or any(is_bound(name, line) for name in names):
+        return None
+    method = "double" if wider is torch.float64 else "float"
+    convert = f"{', '.join(names)} = {', '.join(f'{name}.{method}()' for name in names)}"
+    value, *_ = found.parts
+    at = int(not_finite(before.value).flatten().int().argmax())
+    told = (
+        f"# tried on your numbers, in {str(wider).removeprefix('torch.')}: value {number(value.flatten()[at].item())}"
+    )
+    return f"{told}, and the gradients are finite\n{convert}\n{line}", first.line
+
+
+def _names(call: Call, key: int) -> list[str]:
+    """The user's expressions for an operand of a call."""
+    expression = expression_at(call.place, call.name)
+    if expression is None:
+        return []
+    pairs = zip(in_order(call), expression.operands(), strict=False)
+    return [text for thing, text in pairs if id(thing) == key]

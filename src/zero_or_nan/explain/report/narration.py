@@ -195,7 +195,7 @@ class Narration:
         advice = NOTHING_TRIED
         if verdict.kind in ("undefined", "overflow") and len(self._narrated) < _MOST_TRIALS:
             advice = advice_on(self._history.chains(birth))
-        origin.is_tried, origin.exact = bool(advice.remedy), advice.exact
+        origin.replaces, origin.exact = advice.replaces, advice.exact
         alone = replace(birth, place=place._replace(module=None), half=None, made_of=())
         named = _Named(alone, _weak(module), _weak(outer), diagnosis.has_others)
         return _Narrated(origin, named, birth.number, advice=advice)

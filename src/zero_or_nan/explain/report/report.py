@@ -53,7 +53,8 @@ class Origin:
         path: the functions between the origin and the tensors in `reached`.
         fixed: whether `ignoring` gave finite gradients on the same graph. None if `ignoring` was not tried.
         remedy: the fix: code to paste, with a sentence as a comment.
-        is_tried: whether the remedy ran on the numbers of this call, and gave the right value and gradient.
+        replaces: the line of your code that the remedy replaces. Such a remedy was tried: it ran on the numbers of this
+            call, and gave the right value and gradient, or the number that it says it chooses. None for advice.
         exact: what the value is in exact arithmetic, if only a number on the way to it does not fit its dtype, and
             which number that is. Empty if exact arithmetic has no number either, or if that could not be found out.
         chapter: the address of the book's section about this kind of origin.
@@ -83,7 +84,7 @@ class Origin:
     path: list[str] = field(default_factory=list)
     fixed: bool | None = None
     remedy: str = ""
-    is_tried: bool = False
+    replaces: int | None = None
     exact: str = ""
     chapter: str = ""
     times: int = 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,14 +18,11 @@ from torch import Tensor
 
 from ...functions.rewrites import REWRITES, Rewrite, function_in, operands_in
 from ..births.arithmetic import number
-from ..births.call import Call
+from ..births.call import Call, in_order
 from ..births.history import Chain, Run
-from ..program.expression import expression_at, is_rebound
+from ..program.expression import expression_at, has_functional, is_rebound
 from ..program.tensors import extra, not_finite, without_side_effects
-from .exact import Outcome, floor_under, lost_on_the_way, outcome
-
-Names = dict[str, Any]
-"""What the names of a pattern stand for: tensors of the chain, and numbers."""
+from .exact import Outcome, floor_under, in_a_wider_dtype, lost_on_the_way, outcome, slope
 
 _CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """How far, relative to it, a result may be from the exact one."""
@@ -42,11 +39,13 @@ class Tried(NamedTuple):
 
     Attributes:
         line: the code to write.
+        replaces: the line that it replaces; None if it is only a part of it.
         choice: what it chooses, or empty.
         value, gradient: the first element of its result that was not finite before, and the gradient there.
     """
 
     line: str
+    replaces: int | None
     choice: str
     value: float
     gradient: float
@@ -57,10 +56,12 @@ class Advice(NamedTuple):
 
     Attributes:
         remedy: the code to write, with what was measured as a comment; empty if nothing that was tried is right.
+        replaces: the line that the code replaces; None if it is only a part of a line, or if there is no code.
         exact: the exact value, and the number on the way that was lost; empty if exact arithmetic has no value either.
     """
 
     remedy: str = ""
+    replaces: int | None = None
     exact: str = ""
 
 
@@ -78,33 +79,42 @@ def advice_on(chains: Sequence[Chain]) -> Advice:
     try:
         with extra():
             checked = [chain.checked() for chain in chains]
-            found = next(filter(None, (tried(chain, checked[-1].call) for chain in checked)), None)
             lost = lost_on_the_way(checked[-1])
+            found = next(filter(None, (tried(chain, checked, lost is not None) for chain in checked)), None)
+            if found is None and (wider := in_a_wider_dtype(checked[-1])) is not None:
+                return Advice(*wider, "" if lost is None else str(lost))
             if found is None and lost is not None:
-                return Advice(floor_under(lost, checked[-1]), str(lost))
-            return Advice(_told(found), "" if lost is None else str(lost))
+                floor = floor_under(lost, checked[-1])
+                return Advice(floor, lost.call.place.line if floor else None, str(lost))
+            told = "" if lost is None else str(lost)
+            return Advice(exact=told) if found is None else Advice(_told(found), found.replaces, told)
     except Exception:  # code of the user's may be in the chain, and may refuse to run again
         return NOTHING_TRIED
 
 
-def _told(found: Tried | None) -> str:
-    if found is None:
-        return ""
+def _told(found: Tried) -> str:
     measured = f"value {number(found.value)}, gradient {number(found.gradient)}"
     if found.choice:
         return f"# a choice: {found.choice}. Tried on your numbers: {measured}\n{found.line}"
     return f"# tried on your numbers: {measured}, as in float64\n{found.line}"
 
 
-def tried(chain: Chain, failed: Call) -> Tried | None:
-    """The first rewrite of the last call of a chain that gives the right numbers, and that replaces the failed call."""
+def tried(chain: Chain, chains: Sequence[Chain], is_lost: bool) -> Tried | None:
+    """The first rewrite of the last call of a chain that gives the right numbers, and that replaces the failed call.
+
+    Args:
+        chain: the calls.
+        chains: all chains, the last of which ends with the failed call.
+        is_lost: whether the failed call has a number in exact arithmetic. Then there is nothing to choose.
+    """
     for each in REWRITES.get(chain.call.name, ()):
-        names: Names = {}
-        replaced: list[Call] = []
-        if _fits(each.pattern, chain.call, chain, names, replaced) and any(_is_same(call, failed) for call in replaced):
-            found = _try(each, names, chain)
-            if found is not None:
-                return found
+        if each.choice and is_lost:
+            continue
+        for match in _matches(each.pattern, chain.call, chain, Match({}, ())):
+            if any(_is_same(call, chains[-1].call) for call in match.replaced):
+                found = _try(each, match, chain, chains)
+                if found is not None:
+                    return found
     return None
 
 
@@ -115,60 +125,91 @@ def _is_same(call: Call, other: Call) -> bool:
 # Which rewrites fit the calls.
 
 
-def _fits(pattern: ast.expr, call: Call | None, chain: Chain, names: Names, replaced: list[Call]) -> bool:
-    """Whether a call is what a pattern says. Notes what the names stand for, and the calls that are replaced."""
-    if call is None or call.name != function_in(pattern):
-        return False
-    replaced.append(call)
-    written = operands_in(pattern)
-    given = _in_order(call)
-    options = {"dim": call.kwargs.get("dim"), "keepdim": call.kwargs.get("keepdim", False)}
-    if written and isinstance(written[-1], ast.Name) and written[-1].id == "dim":
-        written = written[:-1]
-        dim = given[1] if len(given) > 1 else options["dim"]
-        names.update(dim=dim, keepdim=given[2] if len(given) > 2 else options["keepdim"])
-        given = given[:1]
-        if dim is None:
-            return False
-    if len(given) != len(written) or set(call.kwargs) - {"dim", "keepdim", "dtype", "_stacklevel"}:
-        return False
-    return all(_is(part, thing, chain, names, replaced) for part, thing in zip(written, given, strict=True))
+class Match(NamedTuple):
+    """A way in which a pattern fits the calls.
+
+    Attributes:
+        names: what its names stand for: tensors of the chain, and numbers.
+        replaced: the calls that it replaces, the last one first.
+    """
+
+    names: Mapping[str, Any]
+    replaced: tuple[Call, ...]
 
 
-def _is(pattern: ast.expr, thing: Any, chain: Chain, names: Names, replaced: list[Call]) -> bool:
-    if isinstance(pattern, ast.Name):
-        known = names.setdefault(pattern.id, thing)
-        return known is thing or isinstance(known, (int, float)) and known == thing
-    if isinstance(pattern, ast.Constant):
-        return not isinstance(thing, Tensor) and bool(thing == pattern.value)
-    return isinstance(thing, Tensor) and _fits(pattern, chain.of(thing), chain, names, replaced)
+def _matches(pattern: ast.expr, call: Call | None, chain: Chain, match: Match) -> Iterator[Match]:
+    """The ways in which a pattern fits a call, and the calls before it."""
+    if call is None or call.name != function_in(pattern) or set(call.kwargs) - _KNOWN:
+        return
+    written, given, names = operands_in(pattern), in_order(call), dict(match.names)
+    if isinstance(written[-1], ast.Name) and written[-1].id == "dim":
+        dims = dict(zip(("dim", "keepdim"), given[1:], strict=False)) | dict(call.kwargs)
+        names |= {"dim": dims.get("dim"), "keepdim": dims.get("keepdim", False)}
+        written, given = written[:-1], given[:1]
+        if names["dim"] is None:
+            return
+    if len(given) == len(written):
+        for order in [given, given[::-1]] if call.name in ("add", "mul") else [given]:
+            pairs = list(zip(written, order, strict=True))
+            yield from _matches_of_each(pairs, chain, Match(names, (*match.replaced, call)))
+
+
+_KNOWN = {"dim", "keepdim", "dtype", "_stacklevel"}
+
+
+def _matches_of_each(pairs: Sequence[tuple[ast.expr, Any]], chain: Chain, match: Match) -> Iterator[Match]:
+    """The ways in which each part of a pattern fits an operand."""
+    if not pairs:
+        yield match
+        return
+    (part, thing), *rest = pairs
+    if isinstance(part, ast.Name):
+        known = match.names.get(part.id, thing)
+        if known is thing or not isinstance(thing, Tensor) and not isinstance(known, Tensor) and known == thing:
+            yield from _matches_of_each(rest, chain, match._replace(names={**match.names, part.id: thing}))
+    elif isinstance(part, ast.Constant):
+        if not isinstance(thing, Tensor) and thing == part.value:
+            yield from _matches_of_each(rest, chain, match)
+    elif isinstance(thing, Tensor):
+        for inner in _matches(part, chain.of(thing), chain, match):
+            yield from _matches_of_each(rest, chain, inner)
 
 
 # Whether a rewrite gives the right numbers.
 
 
-def _try(rewrite: Rewrite, names: Names, chain: Chain) -> Tried | None:
+def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain]) -> Tried | None:
+    names = match.names
     given = {id(thing): thing for thing in names.values() if isinstance(thing, Tensor)}
     try:
         before = _by_program(chain, given, None)
         exact = _by_program(chain, given, torch.float64)
-        after = _by_rewrite(rewrite, names, given, None)
-        if rewrite.choice and bool((torch.isfinite(_exact(chain)) & not_finite(exact.value)).any()):
-            return None  # there is a number, but one on the way was lost
+        rewritten = _by_rewrite(rewrite, names, given, None)
+        after = outcome(rewritten.result, rewritten.leaves)
         if after.value.shape != before.value.shape or not _agrees(after, before, exact, bool(rewrite.choice)):
+            return None
+        if rewrite.choice and not all(_keeps(later, chain.call, after.value) for later in chains):
+            return None
+        if rewrite.choice and not _is_limit(chain, after.value):
             return None
         for seed in range(_ORDINARY):
             ordinary = _ordinary(given, seed)
             program = _by_program(chain, ordinary, torch.float64)
-            if not _is_near(_by_rewrite(rewrite, names, ordinary, torch.float64), program):
+            once_more = _by_rewrite(rewrite, names, ordinary, torch.float64)
+            if not _is_near(outcome(once_more.result, once_more.leaves), program):
                 return None
     except (RuntimeError, TypeError, ValueError, IndexError):  # the code does not fit the arguments
         return None
-    of = next((key for key, found in before.gradients.items() if bool(not_finite(found).any())), None)
-    value = after.value[_first(not_finite(before.value))].item()
-    key = next(iter(before.gradients)) if of is None else of
-    gradient = after.gradients[key][_first(not_finite(before.gradients[key]))].item()
-    return Tried(_line(rewrite, names, chain), rewrite.choice, value, gradient)
+    return Tried(*_line(rewrite, match), rewrite.choice, *_measured(before, rewritten))
+
+
+def _measured(before: Outcome, rewritten: Run) -> tuple[float, float]:
+    """The first element of a result that was not finite, and one of its derivatives, by what was not finite before."""
+    at = _first(not_finite(before.value))
+    bad = [key for key, found in before.gradients.items() if bool(not_finite(found).any())]
+    key = bad[0] if bad else next(iter(before.gradients))
+    gradient = slope(rewritten.result, at, rewritten.leaves)[key]
+    return rewritten.result[at].item(), gradient[_first(not_finite(before.gradients[key]))].item()
 
 
 def _first(elements: Tensor) -> tuple[int, ...]:
@@ -177,9 +218,46 @@ def _first(elements: Tensor) -> tuple[int, ...]:
     return tuple(found[0].tolist()) if len(found) else (0,) * elements.dim()
 
 
-def _exact(chain: Chain) -> Tensor:
-    result: Tensor = chain.run(torch.float64).result
-    return result.detach()
+def _keeps(later: Chain, call: Call, value: Tensor) -> bool:
+    """Whether another value of a call leaves a later result as it is, if that is finite: atan of an infinity is."""
+    key = next((key for key, (_, made) in later.made.items() if _is_same(made, call)), None)
+    if key is None:
+        return True
+    was, now = later.run().result, later.run(given={key: value}).result
+    finite = torch.isfinite(was)
+    return bool(torch.allclose(now[finite], was[finite]))
+
+
+def _two_calls_before(chain: Chain) -> dict[int, Tensor]:
+    """The tensors that the operands of a call were computed from, two calls before it."""
+    found = chain.call.tensors()
+    for _ in range(2):
+        before = [(tensor, chain.of(tensor)) for tensor in found]
+        found = [each for tensor, call in before for each in ([tensor] if call is None else call.tensors())]
+    return {id(tensor): tensor for tensor in found if tensor.is_floating_point()}
+
+
+def _moved(tensor: Tensor, step: float, generator: torch.Generator) -> Tensor:
+    return tensor + step * torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.device)
+
+
+def _is_limit(chain: Chain, value: Tensor) -> bool:
+    """Whether a value that was chosen is the limit there, if there is one: sin(x) / x has the limit 1 at 0."""
+    bad = not_finite(chain.run(torch.float64).result.detach())
+    given = _two_calls_before(chain)
+    near: list[Tensor] = []
+    for seed in range(4):
+        generator = torch.Generator().manual_seed(seed)
+        for step in (1e-3, 1e-5):
+            moved = {key: _moved(tensor, step, generator) for key, tensor in given.items()}
+            near.append(chain.run(torch.float64, moved).result.detach()[bad])
+    values = torch.stack(near) if near else torch.empty(0)
+    for here, chosen in zip(values.T, value.detach()[bad].double(), strict=True):
+        known = here[torch.isfinite(here)]
+        is_limit = len(known) > 2 and bool((known - known.mean()).abs().max() < 1e-2 * (1 + known.abs().max()))
+        if is_limit and abs(float(known.mean() - chosen)) > 5e-2 * (1 + abs(float(chosen))):
+            return False
+    return True
 
 
 def _by_program(chain: Chain, given: Mapping[int, Tensor], dtype: torch.dtype | None) -> Outcome:
@@ -187,14 +265,16 @@ def _by_program(chain: Chain, given: Mapping[int, Tensor], dtype: torch.dtype | 
     return outcome(run.result, {key: leaf for key, leaf in run.leaves.items() if key in given})
 
 
-def _by_rewrite(rewrite: Rewrite, names: Names, given: Mapping[int, Tensor], dtype: torch.dtype | None) -> Outcome:
+def _by_rewrite(
+    rewrite: Rewrite, names: Mapping[str, Any], given: Mapping[int, Tensor], dtype: torch.dtype | None
+) -> Run:
     run = Run({}, {}, None)
     for key, tensor in given.items():
         run.take(key, tensor, dtype)
     with without_side_effects(), torch.enable_grad():
         values = {name: run.values.get(id(thing), thing) for name, thing in names.items()}
         run.result = eval(rewrite.code, {"torch": torch, "F": F}, values)
-    return outcome(run.result, run.leaves)
+    return run
 
 
 def _ordinary(given: Mapping[int, Tensor], seed: int) -> dict[int, Tensor]:
@@ -246,49 +326,52 @@ def _least(was: Tensor, right: Tensor) -> float:
 # The code, in the user's words.
 
 
-def _line(rewrite: Rewrite, names: Names, chain: Chain) -> str:
-    """The user's line with the rewrite in it; or the rewrite with a remark, if the line can't be read."""
-    texts: dict[str, str] = {}
-    remarks: dict[str, str] = {}
-    _name(rewrite.pattern, chain.call, chain, texts, remarks)
+def _line(rewrite: Rewrite, match: Match) -> tuple[str, int | None]:
+    """The user's line with the rewrite in it, and its number; or the rewrite with a remark, if it can't be read."""
+    call, names = match.replaced[0], match.names
+    tensors = [name for name, thing in names.items() if isinstance(thing, Tensor)]
+    texts = _texts(tensors, match)
+    expression = expression_at(call.place, call.name)
+    if expression is not None and (not expression.is_whole or len(texts) < len(tensors)):
+        expression = None
     before = []
-    for name, text in texts.items():
-        if (
-            isinstance(names[name], Tensor)
-            and not text.isidentifier()
-            and len(re.findall(rf"\b{name}\b", rewrite.code)) > 1
-        ):  # write it once
-            before.append(f"{name} = {text}")
+    for name in tensors if expression is not None and not expression.has_scope else ():
+        is_long = not texts[name].isidentifier() and len(re.findall(rf"\b{name}\b", rewrite.code)) > 1
+        if is_long and expression is not None and not re.search(rf"\b{name}\b", expression.line):
+            before.append(f"{name} = {texts[name]}")  # it is written once
             texts[name] = name
-    written = {name: texts.get(name, name) for name in names if isinstance(names[name], Tensor)}
-    written |= {name: repr(thing) for name, thing in names.items() if not isinstance(thing, Tensor)}
+    written = {name: name if expression is None else texts[name] for name in tensors}
+    written |= {name: repr(thing) for name, thing in names.items() if name not in tensors}
     code = ast.unparse(_Named(written).visit(ast.parse(rewrite.code, mode="eval").body)).replace("e-0", "e-")
-    expression = expression_at(chain.call.place)
-    unknown = [remarks[name] for name in written if name in remarks and name not in texts]
-    if unknown or expression is None or not expression.statement or not expression.calls(chain.call.name):
-        return "\n".join([*unknown, code])
-    return "\n".join([*before, expression.replaced_by(code)])
+    if not has_functional(call.place):
+        code = re.sub(r"\bF\.", "torch.nn.functional.", code)
+    if expression is not None:
+        return "\n".join([*before, expression.replaced_by(code)]), call.place.line
+    where = [f"# {name} is an operand of {of.name} in line {of.place.line}" for name, (of, _) in _uses(tensors, match)]
+    return "\n".join([f"# in place of {call.name} in line {call.place.line}", *where, code]), None
 
 
-def _name(pattern: ast.expr, call: Call, chain: Chain, texts: dict[str, str], remarks: dict[str, str]) -> None:
-    """Note the user's expression for each name of a pattern, and a remark that says what it is elsewhere."""
-    expression = expression_at(call.place)
-    is_here = call.place.code is chain.call.place.code
-    operands = expression.operands() if expression is not None and expression.calls(call.name) else []
-    for at, (part, thing) in enumerate(zip(operands_in(pattern), _in_order(call), strict=False)):
-        if isinstance(part, ast.Name):
-            remarks.setdefault(part.id, f"# {part.id} is the operand of {call.name} in line {call.place.line}")
-            if at < len(operands) and is_here and not is_rebound(operands[at], call.place, chain.call.place):
-                texts.setdefault(part.id, operands[at])
-        elif isinstance(thing, Tensor) and (earlier := chain.of(thing)) is not None:
-            _name(part, earlier, chain, texts, remarks)
+def _texts(names: Sequence[str], match: Match) -> dict[str, str]:
+    """The user's expression for each name, if it means the same in the line of the last call."""
+    last, texts = match.replaced[0].place, {}
+    for name, (call, at) in _uses(names, match):
+        expression = expression_at(call.place, call.name)
+        operands = [] if expression is None else expression.operands()
+        if expression is None or call.place.code is not last.code or at >= len(operands):
+            continue
+        if not is_rebound(operands[at], call.place, expression.start, last):
+            texts[name] = operands[at]
+    return texts
 
 
-def _in_order(call: Call) -> list[Any]:
-    """The arguments of a call in the order in which an operator has its operands: `1 - x` is a call with x first."""
-    name = getattr(call.func, "__name__", "")
-    is_reversed = name == "rsub" or name.startswith("__r") and name not in ("__repr__", "__round__")
-    return [*call.args[1::-1], *call.args[2:]] if is_reversed else list(call.args)
+def _uses(names: Sequence[str], match: Match) -> Iterator[tuple[str, tuple[Call, int]]]:
+    """For each name, the call that it is an operand of, and its position there."""
+    for name in names:
+        for call in match.replaced:
+            at = next((at for at, each in enumerate(in_order(call)) if each is match.names[name]), None)
+            if at is not None:
+                yield name, (call, at)
+                break
 
 
 class _Named(ast.NodeTransformer):

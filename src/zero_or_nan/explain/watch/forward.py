@@ -157,7 +157,7 @@ class Forward(TorchFunctionMode):
                     note_call(node, plan.name, place)
                     if plan.in_place:
                         self._note_base(plan, result, place)
-                if not plan.in_place and plan.numerics.makes == "numbers" and result.is_floating_point():
+                if self._is_worth_keeping(plan, result):
                     place = place or self.places.here()
                     self.findings.history.note(Call(func, plan.name, place, args, kwargs), result, node)
                 here = numbers_of(result)
@@ -174,6 +174,11 @@ class Forward(TorchFunctionMode):
         finally:
             if recording:
                 torch._C._set_grad_enabled(True)
+
+    def _is_worth_keeping(self, plan: Plan, result: Tensor) -> bool:
+        """Whether a call may have to run again. In backward, a tensor that is kept would be copied by PyTorch."""
+        computes = not plan.in_place and plan.numerics.makes == "numbers"
+        return computes and result.is_floating_point() and not self.findings.births.in_backward
 
     def applied(self, kind: type, args: Any, result: Any, inside: list[Birth]) -> None:
         """Check what the user's `autograd.Function` returned. Births inside of it count as its own."""

@@ -128,6 +128,8 @@ class Watch:
                 if verdict == Verdict("contaminated", False) and inside is not None and inside.fixed:
                     self.report.note(FIXED_UNCOMPILED)
             self.narration.add(found, names)
+        if backward.outer is None:
+            self.findings.history.clear()  # what a pass has gone through is let go
         if was_ok and backward.outer is None and backward.request.accumulates:
             self._follow(backward)
 
