@@ -89,7 +89,10 @@ class _Narrated:
         origin.module = f"{birth.optimizer}.step" if birth.optimizer else names.of_module(_of(module), _of(outer))
         origin.operands = _operands(birth, origin.kind, names)
         situation = _source(birth, names), origin.dtype, origin.fixed, birth.operands, birth.phase
-        code, origin.chapter = remedy(origin.kind, *situation, has_others=has_others, of_large=birth.of_large)
+        refused = self.advice.refused
+        code, origin.chapter = remedy(
+            origin.kind, *situation, has_others=has_others, of_large=birth.of_large, refused=refused
+        )
         origin.remedy = self.advice.remedy or code
 
     def name_again(self, names: Names) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...functions.numerics import numerics_of
@@ -305,6 +306,8 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
 }
 """By kind and situation: the operator, or what `_situation` says. The empty one is for all others."""
 
+_REFUSED = "# what is often written here was tried on your numbers, and gives other ones:"
+
 _HALF = Remedy(
     "# float16 ends at 65504: a smaller scale, bfloat16,\n"
     "# or float32 for this function alone\n"
@@ -350,8 +353,16 @@ def remedy(
     phase: str = "forward",
     has_others: bool = False,
     of_large: bool = False,
+    refused: Sequence[str] = (),
 ) -> tuple[str, str]:
     """What to do, and the address of the section about it.
+
+    Args:
+        kind, operator, dtype, operands, phase: those of the origin.
+        fixed: whether `ignoring` gave finite gradients; None if it was not tried.
+        has_others: whether gradients stay not finite because of other origins.
+        of_large: whether a number that it was made of was large already.
+        refused: code that was tried, and that did not give the right numbers. It must not be the remedy.
 
     >>> code, page = remedy("contaminated", "exp", "float32", True)
     >>> print(code)
@@ -365,7 +376,12 @@ def remedy(
         found = _HALF
     else:
         if kind == "undefined":
-            operator = _situation(numerics_of(operator).like or numerics_of(operator).name, operands)
+            called = numerics_of(operator).like or numerics_of(operator).name
+            operator = _situation(called, operands)
+            if refused and operator == called:
+                tried = "\n".join(f"#   {code}" for code in refused)
+                section = (REMEDIES.get((kind, operator)) or REMEDIES[kind, ""]).section
+                return f"{_REFUSED}\n{tried}", _address(section)
             if phase == "backward" and (kind, operator) not in REMEDIES:
                 operator = "a derivative"
         elif kind == "overflow" and phase == "backward":
@@ -375,5 +391,9 @@ def remedy(
         elif operands.endswith(UNREADABLE):
             operator = "an unreadable tensor"
         found = REMEDIES.get((kind, operator)) or REMEDIES[kind, ""]
-    page, _, anchor = found.section.partition("#")
-    return found.code, f"{PAGES}{page}.html#{anchor}"
+    return found.code, _address(found.section)
+
+
+def _address(section: str) -> str:
+    page, _, anchor = section.partition("#")
+    return f"{PAGES}{page}.html#{anchor}"

@@ -58,11 +58,13 @@ class Advice(NamedTuple):
         remedy: the code to write, with what was measured as a comment; empty if nothing that was tried is right.
         replaces: the line that the code replaces; None if it is only a part of a line, or if there is no code.
         exact: the exact value, and the number on the way that was lost; empty if exact arithmetic has no value either.
+        refused: the code that was tried, if none of it is right.
     """
 
     remedy: str = ""
     replaces: int | None = None
     exact: str = ""
+    refused: tuple[str, ...] = ()
 
 
 NOTHING_TRIED = Advice()
@@ -78,18 +80,32 @@ def advice_on(chains: Sequence[Chain]) -> Advice:
         return NOTHING_TRIED
     try:
         with extra():
-            checked = [chain.checked() for chain in chains]
-            lost = lost_on_the_way(checked[-1])
-            found = next(filter(None, (tried(chain, checked, lost is not None) for chain in checked)), None)
-            if found is None and (wider := in_a_wider_dtype(checked[-1])) is not None:
-                return Advice(*wider, "" if lost is None else str(lost))
-            if found is None and lost is not None:
-                floor = floor_under(lost, checked[-1])
-                return Advice(floor, lost.call.place.line if floor else None, str(lost))
-            told = "" if lost is None else str(lost)
-            return Advice(exact=told) if found is None else Advice(_told(found), found.replaces, told)
+            return _advice([chain.checked() for chain in chains])
     except Exception:  # code of the user's may be in the chain, and may refuse to run again
         return NOTHING_TRIED
+
+
+def _advice(chains: Sequence[Chain]) -> Advice:
+    """In this order: a rewrite, the same formula in a wider dtype, a floor under the number that was lost."""
+    failed = chains[-1]
+    lost = lost_on_the_way(failed)
+    exact = "" if lost is None else str(lost)
+    found = [each for chain in chains for each in tried(chain, chains, lost is not None)]
+    if found:
+        best, *others = found if found[0].choice else found[:1]
+        return Advice("\n".join([_told(best), *map(_or, others[:1])]), best.replaces, exact)
+    wider = in_a_wider_dtype(failed)
+    if wider is not None:
+        return Advice(*wider, exact)
+    refused = tuple(dict.fromkeys(each.code for each in REWRITES.get(failed.call.name, ()) if each.choice))
+    floor = "" if lost is None else floor_under(lost, failed)
+    return Advice(floor, lost.call.place.line if lost is not None and floor else None, exact, refused)
+
+
+def _or(found: Tried) -> str:
+    """Another choice, as a comment."""
+    measured = f"value {number(found.value)}, gradient {number(found.gradient)}"
+    return "\n".join(f"# {line}" for line in (f"or: {found.choice} ({measured})", *found.line.splitlines()))
 
 
 def _told(found: Tried) -> str:
@@ -99,8 +115,8 @@ def _told(found: Tried) -> str:
     return f"# tried on your numbers: {measured}, as in float64\n{found.line}"
 
 
-def tried(chain: Chain, chains: Sequence[Chain], is_lost: bool) -> Tried | None:
-    """The first rewrite of the last call of a chain that gives the right numbers, and that replaces the failed call.
+def tried(chain: Chain, chains: Sequence[Chain], is_lost: bool) -> Iterator[Tried]:
+    """The rewrites of the last call of a chain that give the right numbers, and that replace the failed call.
 
     Args:
         chain: the calls.
@@ -114,8 +130,7 @@ def tried(chain: Chain, chains: Sequence[Chain], is_lost: bool) -> Tried | None:
             if any(_is_same(call, chains[-1].call) for call in match.replaced):
                 found = _try(each, match, chain, chains)
                 if found is not None:
-                    return found
-    return None
+                    yield found
 
 
 def _is_same(call: Call, other: Call) -> bool:
@@ -143,7 +158,10 @@ def _matches(pattern: ast.expr, call: Call | None, chain: Chain, match: Match) -
         return
     written, given, names = operands_in(pattern), in_order(call), dict(match.names)
     if isinstance(written[-1], ast.Name) and written[-1].id == "dim":
-        dims = dict(zip(("dim", "keepdim"), given[1:], strict=False)) | dict(call.kwargs)
+        parameters = ["p", "dim", "keepdim"] if call.name == "norm" else ["dim", "keepdim"]
+        dims = dict(zip(parameters, given[1:], strict=False)) | dict(call.kwargs)
+        if dims.get("p") not in (None, 2, "fro"):
+            return
         names |= {"dim": dims.get("dim"), "keepdim": dims.get("keepdim", False)}
         written, given = written[:-1], given[:1]
         if names["dim"] is None:
@@ -154,7 +172,7 @@ def _matches(pattern: ast.expr, call: Call | None, chain: Chain, match: Match) -
             yield from _matches_of_each(pairs, chain, Match(names, (*match.replaced, call)))
 
 
-_KNOWN = {"dim", "keepdim", "dtype", "_stacklevel"}
+_KNOWN = {"p", "dim", "keepdim", "dtype", "_stacklevel"}
 
 
 def _matches_of_each(pairs: Sequence[tuple[ast.expr, Any]], chain: Chain, match: Match) -> Iterator[Match]:
@@ -186,6 +204,8 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain]) 
         exact = _by_program(chain, given, torch.float64)
         rewritten = _by_rewrite(rewrite, names, given, None)
         after = outcome(rewritten.result, rewritten.leaves)
+        if all(bool(torch.isfinite(part).all()) for part in before.parts):
+            return None  # it does not fail by itself: what arrived in backward was too large
         if after.value.shape != before.value.shape or not _agrees(after, before, exact, bool(rewrite.choice)):
             return None
         if rewrite.choice and not all(_keeps(later, chain.call, after.value) for later in chains):

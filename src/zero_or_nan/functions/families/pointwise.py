@@ -200,6 +200,7 @@ rewrite("sqrt(x)", "torch.where(x == 0, 0, torch.where(x == 0, 1, x).sqrt())", "
 rewrite("rsqrt(x)", "torch.where(x == 0, 0, torch.where(x == 0, 1, x).rsqrt())", "the value at 0 is 0")
 rewrite("x ** p", "torch.where(x == 0, 0, torch.where(x == 0, 1, x) ** p)", "the value and the slope at 0 are 0")
 rewrite("a / b", "torch.where(b == 0, 0, a / torch.where(b == 0, 1, b))", "a / 0 is 0")
+rewrite("a / b", "a / b.clamp_min(1e-6)", "a number below 1e-6 counts as 1e-6")
 rewrite("log(x)", "x.clamp_min(1e-8).log()", "a number below 1e-8 counts as 1e-8, with a slope of 0")
 for name in ("acos", "asin", "atanh"):
     rewrite(
