@@ -1,9 +1,11 @@
-"""Which tests run a line of the code, and how long they take. One run of the fast tests under coverage finds it out."""
+"""Runs the tests of a line in a copy of the checkout. One run of all fast tests under coverage says which these are."""
 
 from __future__ import annotations
 
 import ast
+import compileall
 import os
+import py_compile
 import shutil
 import signal
 import subprocess
@@ -15,27 +17,37 @@ from xml.etree import ElementTree
 
 from coverage import CoverageData
 
-from ..project import Problem
+from ..project import Problem, Project
+from ..steps.git import git
 
 FOUND = Path("_build", "coverage")
 """The folder of a copy in which `coverage` writes its data, as `pyproject.toml` says."""
 UNKNOWN_TEST = 4
 """The exit status of pytest if a test that it was asked to run does not exist."""
+START, SLOWER = 60, 10
+"""The time limit of a run: the seconds in which pytest starts, and how many times their usual time the tests get."""
 
 
 class Covering:
-    """The tests that run each line.
+    """The tests that run each line of a commit. What was found out is kept in `_build/mutants`.
 
     Args:
-        kept: the folder that holds what was found. If it is missing, the tests run, and it is written.
-        copy: a copy of the checkout, in which the tests run.
+        project: the checkout.
+        commit: its last commit.
+        copy: a new folder, for a copy of this commit.
 
     Raises:
-        Problem: if the tests can't run.
+        Problem: if git can't make the copy, or if the tests can't run.
     """
 
-    def __init__(self, kept: Path, copy: Path) -> None:
+    def __init__(self, project: Project, commit: str, copy: Path) -> None:
         self.copy = copy
+        if git(project, "clone", "--quiet", "--shared", str(project.root), str(copy)) is None:
+            raise Problem(f"git can't clone {project.root} to {copy}: free some space there, or check the permissions")
+        # Two versions of a file may have the same length and the same second of writing: only a hash tells them apart.
+        checked = py_compile.PycInvalidationMode.CHECKED_HASH
+        compileall.compile_dir(copy, quiet=2, invalidation_mode=checked)
+        kept = project.build / "mutants" / commit
         if not kept.is_dir():
             print("running the fast tests once, to find out which lines each of them runs", flush=True)
             coverage = ["--cov", "--cov-context=test", "--cov-report=", "-n", "2", "--dist", "worksteal"]
@@ -67,6 +79,17 @@ class Covering:
         chosen = runs if lines is None else [line] if runs.get(line) else lines
         tests = set().union(*(runs.get(number, ()) for number in chosen))
         return sorted(tests & self.seconds.keys(), key=lambda test: self.seconds[test])
+
+    def passes(self, tests: Sequence[str]) -> bool | None:
+        """Whether these tests pass in the copy as it is now; None if they take many times their usual time."""
+        chosen = self.copy.with_name("tests.txt")
+        seconds = START + SLOWER * sum(self.seconds[test] for test in tests)
+        for names in (tests, {test.partition("[")[0]: None for test in tests}):
+            chosen.write_text("\n".join(names), encoding="utf-8")
+            status = run(self.copy, ["-x", f"@{chosen}"], seconds)
+            if status != UNKNOWN_TEST:  # a change of the code may change the cases of a test
+                break
+        return None if status is None else status == 0
 
 
 def statement(code: str, line: int) -> range | None:

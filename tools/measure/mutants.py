@@ -7,9 +7,7 @@ asks the same question about the pages of the book, whose cells `mutations` chan
 from __future__ import annotations
 
 import ast
-import compileall
 import difflib
-import py_compile
 import random
 import tempfile
 from collections import Counter
@@ -25,13 +23,11 @@ from cosmic_ray.operators.provider import OperatorProvider
 
 from ..project import Problem, Project, named
 from ..steps.git import git
-from .covering import UNKNOWN_TEST, Covering, run
+from .covering import Covering
 from .records import keep, made_with
 
 FOLDERS = ("src/zero_or_nan", "src/helpers", "tools")
 KILLED, SURVIVED, TIMED_OUT, NOT_COVERED = OUTCOMES = ("killed", "survived", "timed out", "not covered")
-START, SLOWER = 60, 10
-"""The time limit of a run: the seconds in which pytest starts, and how many times their usual time the tests get."""
 _KINDS = OperatorProvider()
 _OPERATORS = [_KINDS[name]() for name in _KINDS if not _KINDS[name].arguments()]
 
@@ -82,19 +78,12 @@ def mutants(project: Project, *names: str, count: int = 40, seed: int | None = N
     seed = seed or random.randrange(1, 10**6)
     print(f"the seed of this run is {seed}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "copy"
-        if git(project, "clone", "--quiet", "--shared", str(project.root), str(copy)) is None:
-            raise Problem(f"git can't clone {project.root} to {copy}: free some space there, or check the permissions")
-        # A mutant may be as long as the one before and written in the same second: only a hash tells them apart.
-        checked = py_compile.PycInvalidationMode.CHECKED_HASH
-        compileall.compile_dir(copy, quiet=2, invalidation_mode=checked)
-        covering = Covering(project.build / "mutants" / commit, copy)
+        covering = Covering(project, commit, Path(folder) / "copy")
         files = [name for name in code if any(f"{name}/".startswith(f"{part}/") for part in chosen)]
         found = []
-        for number, mutant in enumerate(islice(drawn(copy, files, random.Random(seed)), count), 1):
+        for number, mutant in enumerate(islice(drawn(covering.copy, files, random.Random(seed)), count), 1):
             tests = covering.tests(mutant.file, mutant.line)
-            outcome = _outcome(copy, mutant, tests, START + SLOWER * sum(covering.seconds[test] for test in tests))
-            found.append((outcome, mutant))
+            found.append((outcome := _outcome(covering, mutant, tests), mutant))
             print(f"{number:>3} of {count}  {outcome}: {mutant.file}:{mutant.line}, {len(tests)} tests", flush=True)
     survivors = [mutant for outcome, mutant in found if outcome == SURVIVED]
     counts = Counter(outcome for outcome, _ in found)
@@ -105,19 +94,15 @@ def mutants(project: Project, *names: str, count: int = 40, seed: int | None = N
     keep(project, "mutants", {**of, **{each.replace(" ", "_"): counts[each] for each in OUTCOMES}, "survivors": rows})
 
 
-def _outcome(copy: Path, mutant: Mutant, tests: Sequence[str], seconds: float) -> str:
+def _outcome(covering: Covering, mutant: Mutant, tests: Sequence[str]) -> str:
     """What happens to a mutant when these tests run."""
     if not tests:
         return NOT_COVERED
-    chosen, path = copy.with_name("tests.txt"), copy / mutant.file
+    path = covering.copy / mutant.file
     path.write_text(mutant.after, encoding="utf-8")
     try:
-        for names in (tests, {test.partition("[")[0]: None for test in tests}):
-            chosen.write_text("\n".join(names), encoding="utf-8")
-            status = run(copy, ["-x", f"@{chosen}"], seconds)
-            if status != UNKNOWN_TEST:  # the mutation may change the cases of a test
-                break
-        return TIMED_OUT if status is None else KILLED if status else SURVIVED
+        passed = covering.passes(tests)
+        return TIMED_OUT if passed is None else SURVIVED if passed else KILLED
     finally:
         path.write_text(mutant.before, encoding="utf-8")
 

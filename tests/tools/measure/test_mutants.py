@@ -75,7 +75,7 @@ def book(tmp_path):
 
 @pytest.mark.slow
 def test_the_outcomes_are_those_of_the_tests_that_run_the_line(book, capsys, monkeypatch):
-    monkeypatch.setattr(mutants, "START", 10)
+    monkeypatch.setattr(covering, "START", 10)
     project = Project(book.root)
     mutants.mutants(project, "tools/code.py", seed=7)
     record = read_record(project.results / "measured" / "mutants.json")
@@ -94,7 +94,7 @@ def test_the_outcomes_are_those_of_the_tests_that_run_the_line(book, capsys, mon
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(mutants, "run", interrupted)
+    monkeypatch.setattr(covering, "run", interrupted)
     before = book.git("status", "--porcelain")
     with pytest.raises(KeyboardInterrupt):
         mutants.mutants(project)
