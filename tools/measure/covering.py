@@ -24,7 +24,7 @@ FOUND = Path("_build", "coverage")
 """The folder of a copy in which `coverage` writes its data, as `pyproject.toml` says."""
 UNKNOWN_TEST = 4
 """The exit status of pytest if a test that it was asked to run does not exist."""
-START, SLOWER = 60, 10
+START, SLOWER = 60, 3
 """The time limit of a run: the seconds in which pytest starts, and how many times their usual time the tests get."""
 
 
@@ -81,7 +81,7 @@ class Covering:
         return sorted(tests & self.seconds.keys(), key=lambda test: self.seconds[test])
 
     def passes(self, tests: Sequence[str]) -> bool | None:
-        """Whether these tests pass in the copy as it is now; None if they take many times their usual time."""
+        """Whether these tests pass in the copy as it is now; None if they take several times as long as usual."""
         chosen = self.copy.with_name("tests.txt")
         seconds = START + SLOWER * sum(self.seconds[test] for test in tests)
         for names in (tests, {test.partition("[")[0]: None for test in tests}):
