@@ -73,14 +73,16 @@ class Covering:
     def tests(self, file: str, line: int) -> list[str]:
         """The passing tests that run a line, the fastest first.
 
-        Whatever runs when a file is imported matters to every test that runs anything of the file.
+        What runs when a file is imported, as a table that other files read, may matter to every test. Then the tests
+        that run anything of the file come first.
         """
         found = self._data.contexts_by_lineno(file)
         runs = {number: {each.rpartition("|")[0] for each in contexts} - {""} for number, contexts in found.items()}
         lines = statement((self.copy / file).read_text(encoding="utf-8"), line)
         chosen = runs if lines is None else [line] if runs.get(line) else lines
-        tests = set().union(*(runs.get(number, ()) for number in chosen))
-        return sorted(tests & self.seconds.keys(), key=lambda test: self.seconds[test])
+        first = set().union(*(runs.get(number, ()) for number in chosen))
+        tests = self.seconds.keys() if lines is None else first & self.seconds.keys()
+        return sorted(tests, key=lambda test: (test not in first, self.seconds[test]))
 
     def passes(self, tests: Sequence[str]) -> bool | None:
         """Whether these tests pass in the copy as it is now; None if they take several times as long as usual."""
