@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ROOT = [ "$$(id -u)" = 0 ] || { echo "error: apt-get can install packages only as root: run sudo apt-get install chromium epubcheck nodejs npm, then make browser again" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
-.PHONY: help book chapter from-notebook check test test-fast test-whole browser notebooks record serve site-report bench costs attention compiled fixed masked honesty explained penguins processors remedies setups colab twice coverage noticed matrix peers lint pins audit watch pdf epub clean
+.PHONY: help book chapter from-notebook check test test-fast test-whole browser notebooks record serve site-report bench costs attention compiled fixed masked honesty explained penguins processors remedies setups colab twice coverage mutants noticed matrix peers lint pins audit watch pdf epub clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -117,6 +117,9 @@ peers: $(BIN)/.ready  ## run the tests of other projects (or only PEER=einops) w
 
 coverage: $(BIN)/.ready  ## run all tests, and report the statements and branches that they do not reach; pages in _build/coverage/html
 	$(PYTEST) --cov --cov-report=term --cov-report=html
+
+mutants: $(BIN)/.ready  ## change COUNT=40 places in the code (or only below IN=src/helpers), and check whether the tests notice (SEED=7 repeats a run); write results/measured/
+	$(RUN) mutants $(IN) $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
 
 noticed: $(BIN)/.ready  ## change each cell that shows something, and check whether the build notices (or only CHAPTER=name); write results/measured/
 	$(RUN) noticed $(CHAPTER) $(if $(SAMPLE),--sample $(SAMPLE))

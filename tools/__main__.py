@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 STEPS = ("book", "chapter", "check", "from-notebook", "record", "notebooks")
 """Commands that are methods of `steps.build.Build`."""
 MEASURES = tuple(
-    "attention bench compiled costs explained honesty masked fixed noticed penguins remedies setups site-report".split()
+    "attention bench compiled costs explained honesty masked fixed mutants noticed penguins remedies setups "
+    "site-report".split()
 )
 VERSIONS = ("audit", "library-tests", "matrix", "peers", "tell", "watch")
 COMMANDS = {
@@ -38,10 +39,18 @@ OF_SOME = {
     "compiled": "backends of torch.compile",
     "from-notebook": "the path of an edited notebook, and the chapter's name if the file has another name",
     "matrix": "versions of PyTorch",
+    "mutants": "files and folders of code",
     "noticed": "chapters",
     "peers": "packages",
 }
 """Commands that take names. Without names, such a command works on everything."""
+
+ONLY_FOR = {
+    "sample": ("noticed", "how many cells to change in each chapter (default: all)"),
+    "count": ("mutants", "how many mutants to draw (default: 40)"),
+    "seed": ("mutants", "the number that an earlier run printed, to draw its mutants again"),
+}
+"""Options that are a number and belong to one command: the command, and what the number says."""
 
 
 def main() -> int:
@@ -58,14 +67,15 @@ def main() -> int:
     parser.add_argument(
         "--timeout", type=int, default=120, help="the most seconds that one cell may run (default: 120)"
     )
-    parser.add_argument(
-        "--sample", type=int, help="only for noticed: how many cells to change in each chapter (default: all)"
-    )
+    for name, (command, about) in ONLY_FOR.items():
+        parser.add_argument(f"--{name}", type=int, help=f"only for {command}: {about}")
     options = parser.parse_args()
     if options.names and options.command not in OF_SOME:
         parser.error(f"{options.command} takes no names; only these commands do: {', '.join(OF_SOME)}")
-    if options.sample is not None and (options.command != "noticed" or options.sample < 1):
-        parser.error("--sample works only with noticed, and must be at least 1")
+    for name, (command, _) in ONLY_FOR.items():
+        number = getattr(options, name)
+        if number is not None and (options.command != command or number < 1):
+            parser.error(f"--{name} works only with {command}, and must be at least 1")
     from .project import Problem, Project
 
     try:
@@ -95,7 +105,7 @@ def _run(options: argparse.Namespace, project: Project) -> int:
 
         return int(getattr(Build(project, options.timeout), name)(*options.names))
     module = importlib.import_module(COMMANDS[options.command], __package__)
-    extra = {} if options.sample is None else {"sample": options.sample}
+    extra = {name: number for name in ONLY_FOR if (number := getattr(options, name)) is not None}
     return int(getattr(module, name)(project, *options.names, **extra) or 0)
 
 

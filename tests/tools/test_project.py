@@ -103,6 +103,7 @@ def test_a_disk_that_fills_up_later_is_named_and_any_other_error_keeps_its_trace
         (["book", "one"], "book takes no names"),
         (["costs", "--sample", "3"], "--sample works only with noticed, and must be at least 1"),
         (["noticed", "--sample", "0"], "--sample works only with noticed, and must be at least 1"),
+        (["noticed", "--seed", "7"], "--seed works only with mutants, and must be at least 1"),
     ],
 )
 def test_a_wrong_command_is_refused_with_the_usage(monkeypatch, capsys, arguments, told):
