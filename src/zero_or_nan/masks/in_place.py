@@ -12,6 +12,9 @@ from torch import Tensor
 from .cotangent import Cotangent, NotFollowed, Run, ignores, mask_of, unwrap
 from .mask import Mask, full, laid_out
 
+OpOverload = torch._ops.OpOverload
+"""The type of an operator of PyTorch, with one signature. Anything else that is called is no plain operator."""
+
 RESHAPING = frozenset({"as_strided", "squeeze", "swapaxes", "swapdims", "t", "transpose", "unsqueeze"})
 """Operators whose in-place form gives the same elements another shape."""
 
