@@ -68,7 +68,7 @@ def out_of_place(op: Any) -> Any:
     if not name.endswith("_"):
         return None
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
-    found = getattr(packet, op._overloadname, None)
+    found = getattr(packet, op.name().partition(".")[2] or "default", None)
     return None if found is None or found._schema.is_mutable else found
 
 
