@@ -19,8 +19,18 @@ import torch
 if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
     raise ImportError(f"zero_or_nan needs PyTorch 2.6 or newer, and this is {torch.__version__}: update PyTorch")
 
-from . import ignoring  # noqa: E402
-from .explain import explain  # noqa: E402
+try:
+    from . import ignoring
+    from .explain import explain
+except Exception as error:
+    from .selfcheck.lacking import lacking
+
+    names = "\n".join(lacking())
+    if not names:
+        raise
+    raise ImportError(
+        f"zero_or_nan can't be imported: {error}. Install another release of PyTorch, or a newer zero_or_nan.\n{names}"
+    ) from error
 
 __all__ = ["explain", "ignoring"]
 

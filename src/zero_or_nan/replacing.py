@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 Wrap = Callable[[Any], Any]
 """Makes a replacement from the attribute's previous value."""
 
@@ -41,6 +43,12 @@ def replace(owner: object, where: Any, name: str, wrap: Wrap) -> None:
             place = _places[key] = _Place(where, name)
         place.wraps.append((owner, wrap))
         place.renew()
+
+
+def replace_engine(owner: object, wrap: Wrap) -> None:
+    """Wrap the function by which PyTorch starts its engine, in both modules that call it."""
+    for module in (torch.autograd, torch.autograd.graph):
+        replace(owner, module, "_engine_run_backward", wrap)
 
 
 def put_back(owner: object) -> None:

@@ -15,7 +15,7 @@ import re
 import sys
 import threading
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,9 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-AccumulateGrad: type = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
+_functions: Any = torch._C._functions
+
+AccumulateGrad: type = _functions.AccumulateGrad
 
 Edge = tuple[Any, int]
 """A node ahead, and the number of the cotangent that it gets."""
@@ -70,9 +72,14 @@ def for_each_edge(node: Any, results: Any) -> list[Any]:
     return each
 
 
+def forward_class(node: Any) -> Any:
+    """The subclass of `autograd.Function` that a node runs the backward of; None for a node of PyTorch's in C++."""
+    return getattr(node, "_forward_cls", None)
+
+
 def is_region(node: Any) -> bool:
     """True if a node is the backward of a compiled region."""
-    forward = getattr(node, "_forward_cls", None)
+    forward = getattr(node, "_forward_cls", None)  # no call of `forward_class`: explain asks this of each node
     return forward is not None and forward.__name__ == "CompiledFunction" and forward.__module__.startswith("torch.")
 
 
@@ -98,16 +105,20 @@ def signed(number: Any) -> Any:
     return number - (1 << 64) if number is not None and number >= 1 << 63 else number
 
 
+engine_run: Callable[[], int] = torch._C._current_graph_task_id
+"""The number of the run of PyTorch's engine that this thread works for; -1 outside of all runs."""
+
+
 def runs_of_the_engine() -> int:
     """How many runs PyTorch's engine has begun, in all threads. To find out, this function starts one, which counts."""
     found: list[int] = []
     leaf = torch.zeros((), requires_grad=True, device="cpu")
-    leaf.register_hook(lambda gradient: found.append(torch._C._current_graph_task_id()))  # type: ignore[no-untyped-call]
+    leaf.register_hook(lambda gradient: found.append(engine_run()))  # type: ignore[no-untyped-call]
     torch.autograd.grad(leaf, leaf)
     return found[0]
 
 
-TELLS_OF_HOOKS = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
+TELLS_OF_HOOKS = hasattr(torch.autograd.SavedTensor, "unpack_hook")  # type: ignore[attr-defined]
 """Whether PyTorch shows which saved tensors have hooks. It does from 2.10 on."""
 
 
@@ -149,14 +160,14 @@ def saved_tensors(node: Any, unknown: bool = False) -> Iterator[Tensor]:
 
 NODES = frozenset(
     function_of(name)
-    for name in dir(torch._C._functions)
+    for name in dir(_functions)
     if "Backward" in name or name in ("AccumulateGrad", "CopySlices", "DelayedError", "UndefinedGrad")
 )
 """The forward functions whose nodes are PyTorch's own. All other nodes run unknown code, or raise an error."""
 
 KINDS = frozenset(
     kind
-    for name, kind in vars(torch._C._functions).items()
+    for name, kind in vars(_functions).items()
     if name == "AccumulateGrad" or re.fullmatch(r"\w+Backward\d+(_copy)?", name)
 )
 """The types of nodes that belong to one forward function each."""

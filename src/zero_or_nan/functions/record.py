@@ -15,7 +15,7 @@ from torch.autograd.function import BackwardCFunction
 from ..masks.mask import Mask
 from .conditions import ALWAYS, NEVER, Condition
 from .fills import is_fill
-from .graph import function_of
+from .graph import forward_class, function_of
 
 GENERATED = "GeneratedBackwardFor_"
 """The prefix of the name of each Function that `torch.library` makes, one for each overload of an operator."""
@@ -167,7 +167,7 @@ TRANSFERS: dict[str, Transfer] = {}
 
 def record_of(node: Any) -> Function:
     """The record of the forward function whose derivative a node computes."""
-    forward = getattr(node, "_forward_cls", None)
+    forward = forward_class(node)
     if forward is None:
         return FUNCTIONS.get(function_of(node.name()), UNKNOWN)
     if forward.__module__.startswith("torch."):

@@ -3,15 +3,19 @@
 - The graph that backward goes through: `graph_from` the roots, with `leaves_of` and `senders_of`, and `edge_of` a
   tensor. A node may be `is_leaf`, `is_region`, `is_pytorchs` or `is_checkpoint`. `saw` and `free_deep_graphs` keep a
   deep graph from being freed recursively.
-- What a node is and has: `function_of`, `saved_tensors`, `can_be_read_again`; `run` computes its derivative.
+- What a node is and has: `function_of`, `forward_class`, `saved_tensors`, `can_be_read_again`; `run` computes its
+  derivative.
 - A backward pass of `ignoring`: `unsafe_nodes` gives the nodes at which the pass can differ from plain PyTorch's, or
   None if it can't. `pass_over` runs a pass, and an `Observer` sees it. `is_unknown`: a node's function has no record.
 - `mark_formulas` and `mark_formula` mark the zeros that PyTorch's own formulas fill in. A later pass over a gradient
   that plain PyTorch recorded then does not take these zeros for a selection of the program.
 - Tensors: `total` is the sum of a tensor's elements, `part_here` the part of it on this process, and `stored` the
-  elements that a sparse tensor stores (`is_sparse`). `is_wrapped`: a transform of `torch.func` has wrapped the tensor.
-  `any_of` says whether one of many bools is True.
-- `not_compiled` keeps the compiler out of a function. A `Mode` sees operators, and does not import the compiler.
+  elements that a sparse tensor stores (`is_sparse`), at the indices `stored_at`. `joined` has the elements of several
+  tensors. `is_wrapped`: a transform of `torch.func` has wrapped the tensor. `any_of` says whether one of many bools is
+  True. `tree_map` changes the tensors of a tree.
+- What PyTorch does in this thread: `functions_unseen`, `is_profiled` and `set_recording`. A `Mode` sees operators, and
+  does not import the compiler; `push_mode` and `pop_mode` switch modes. `not_compiled` keeps the compiler out of a
+  function.
 """
 
 from __future__ import annotations
@@ -24,12 +28,23 @@ from torch import Tensor
 
 from ..functions import fills, graph
 from ..functions.fills import mark_formulas
-from ..functions.graph import DEEP_GRAPHS, TELLS_OF_HOOKS, Edge, Graph, can_be_read_again, is_region, run, saved_tensors
+from ..functions.graph import (
+    DEEP_GRAPHS,
+    TELLS_OF_HOOKS,
+    Edge,
+    Graph,
+    can_be_read_again,
+    forward_class,
+    is_region,
+    run,
+    saved_tensors,
+)
 from ..functions.graph import held_from as graph_from
 from ..functions.record import UNKNOWN, record_of
 from ..masks.mask import anywhere, was_broadcast
-from ..masks.numbers import form_of, is_sparse, is_wrapped, stored, total
-from ..masks.watching import Mode
+from ..masks.numbers import form_of, is_sparse, is_wrapped, joined, stored, stored_at, total
+from ..masks.trees import tree_map
+from ..masks.watching import Mode, functions_unseen, is_profiled, pop_mode, push_mode, set_recording
 from .engine.attach import not_compiled
 from .engine.masked_pass import Observer, Pass
 from .engine.plan import nothing_ignored
@@ -47,28 +62,37 @@ __all__ = [
     "any_of",
     "can_be_read_again",
     "edge_of",
+    "forward_class",
     "free_deep_graphs",
     "function_of",
+    "functions_unseen",
     "graph_from",
     "is_checkpoint",
     "is_leaf",
+    "is_profiled",
     "is_pytorchs",
     "is_region",
     "is_sparse",
     "is_unknown",
     "is_wrapped",
+    "joined",
     "leaves_of",
     "mark_formula",
     "mark_formulas",
     "not_compiled",
     "part_here",
     "pass_over",
+    "pop_mode",
+    "push_mode",
     "run",
     "saved_tensors",
     "saw",
     "senders_of",
+    "set_recording",
     "stored",
+    "stored_at",
     "total",
+    "tree_map",
     "unsafe_nodes",
     "was_broadcast",
 ]

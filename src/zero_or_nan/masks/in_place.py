@@ -12,6 +12,9 @@ from torch import Tensor
 from .cotangent import Cotangent, NotFollowed, Run, ignores, mask_of, unwrap
 from .mask import Mask, full, laid_out
 
+OpOverload = torch._ops.OpOverload
+"""The type of an operator of PyTorch, with one signature. Anything else that is called is no plain operator."""
+
 RESHAPING = frozenset({"as_strided", "squeeze", "swapaxes", "swapdims", "t", "transpose", "unsqueeze"})
 """Operators whose in-place form gives the same elements another shape."""
 
@@ -65,7 +68,7 @@ def out_of_place(op: Any) -> Any:
     if not name.endswith("_"):
         return None
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
-    found = getattr(packet, op._overloadname, None)
+    found = getattr(packet, op.name().partition(".")[2] or "default", None)
     return None if found is None or found._schema.is_mutable else found
 
 

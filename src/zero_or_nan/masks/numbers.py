@@ -13,7 +13,7 @@ NaN or infinity "finite".
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -22,6 +22,13 @@ from torch import Tensor
 from .mask import core, extent
 
 _functorch: Any = torch._C._functorch
+
+has_wrapper: Callable[[Any], bool] = _functorch.is_functorch_wrapped_tensor
+inside_wrapper: Callable[[Any], Any] = _functorch.get_unwrapped
+"""Whether a transform of `torch.func` has wrapped a tensor, and the tensor inside of the outermost wrapper."""
+
+joined = torch._C._nn.flatten_dense_tensors
+"""The elements of several tensors of one dtype in one tensor, which takes less time than `torch.cat`."""
 
 
 class Form:
@@ -125,13 +132,13 @@ def not_zero(tensor: Any) -> Tensor:
 
 def is_wrapped(tensor: Tensor) -> bool:
     """True if a tensor is a wrapper that a transform of `torch.func` made, such as the batched tensors of `vmap`."""
-    return bool(_functorch.is_functorch_wrapped_tensor(tensor) or _functorch.is_legacy_batchedtensor(tensor))
+    return bool(has_wrapper(tensor) or _functorch.is_legacy_batchedtensor(tensor))
 
 
 def unwrapped(tensor: Tensor) -> Tensor:
     """The tensor inside of all wrappers of `torch.func`; the tensor itself if it has none."""
-    while _functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = _functorch.get_unwrapped(tensor)
+    while has_wrapper(tensor):
+        tensor = inside_wrapper(tensor)
     return tensor
 
 
@@ -146,6 +153,11 @@ def is_sparse(thing: Any) -> bool:
 def stored(sparse: Tensor) -> Tensor:
     """The elements that a sparse tensor stores."""
     return sparse._values() if sparse.layout is torch.sparse_coo else sparse.values()
+
+
+def stored_at(sparse: Tensor) -> Tensor:
+    """The indices of the elements that a tensor in COO layout stores, with a row for each dimension."""
+    return sparse._indices()
 
 
 def total(tensor: Tensor, *dim: int, keepdim: bool = False) -> Tensor:

@@ -1,10 +1,12 @@
 """Dispatch modes: they see each operator that is called while a derivative runs, with or without a cotangent.
 
-`Comparisons` watches what a derivative compares, because a comparison with NaN selects nothing.
+The functions that switch modes on and off in this thread are here, too. `Comparisons` watches what a derivative
+compares, because a comparison with NaN selects nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +16,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .cotangent import unwrap
 from .mask import Mask
 from .numbers import form_of
+
+push_mode: Callable[[TorchDispatchMode], None] = torch._C._push_on_torch_dispatch_stack
+pop_mode: Callable[[None], Any] = torch._C._pop_torch_dispatch_stack
+"""Put a dispatch mode above all others, and take the uppermost one away."""
+
+functions_unseen = torch._C.DisableTorchFunction
+"""A context in which neither a subclass of Tensor nor a mode for functions sees which functions are called."""
+
+is_profiled: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
+"""True if one of PyTorch's profilers records."""
+
+set_recording = torch._C._set_grad_enabled
+"""Switch the recording of the graph on or off. `torch.set_grad_enabled` takes several times as long."""
 
 
 class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -31,10 +46,10 @@ class Watching(Mode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
 
     def start(self) -> None:
-        torch._C._push_on_torch_dispatch_stack(self)
+        push_mode(self)
 
     def stop(self) -> None:
-        torch._C._pop_torch_dispatch_stack(None)
+        pop_mode(None)
 
 
 class Comparisons(Watching):  # type: ignore[no-untyped-call]

@@ -18,6 +18,7 @@ Exit status: 0 when all is as recorded, 1 after a difference, 2 for a wrong use,
 - `versions`: `zero_or_nan`, `torch`, `python`, `platform` (system and processor).
 - `device`: `type` ("cpu", "cuda", …) and `name`.
 - `recorded_with`: the release of torch that was compared with ("2.13"); records were made on CPUs.
+- `lacking`: for each private name of PyTorch that the library uses and this PyTorch lacks, a sentence.
 - `cases`: a list of `name`, `thread`, `ulps`, and the words `plain` and `ignoring`; `recorded` has the same two, or is
   null where nothing was recorded.
 - `operators`: a list of `name`, the words, `recorded`, and the counts of poisoned samples: `samples`, `contaminated`,
@@ -30,5 +31,6 @@ gives where that is finite; "not followed", when it met a kernel that it has no 
 device than the CPU is no difference; "raises X"; "no sample", when an operator could not be asked.
 
 How it works, in the order of the flow: `words` judges a gradient, `cases` and `poisoned` are what is asked, `operators`
-chooses from PyTorch's database, `checking` asks, `records` compares, `report` prints.
+chooses from PyTorch's database, `checking` asks, `lacking` looks for private names, `records` compares, and
+`report` prints.
 """

@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ..masks.trees import tree_flatten, tree_unflatten
 
 OTHERS = (0.37, -2.5)
 """Harmless numbers in the poison's place."""

@@ -14,6 +14,7 @@ import torch
 from .. import __version__
 from ..ignoring.engine.problems import REPORT
 from .checking import NOT_FOLLOWED, Row
+from .lacking import lacking
 from .records import KINDS, Deviation, Records, differences, release_of
 from .words import ROUNDED, ULPS
 
@@ -46,7 +47,7 @@ class Comparison:
         return [each for row in self.rows for each in self.differences_of(row)]
 
     def head(self) -> str:
-        """Versions, device, and what the words will be compared with."""
+        """Versions, device, what the words will be compared with, and the private names that this PyTorch lacks."""
         versions = self._versions()
         text = (
             f"zero_or_nan {versions['zero_or_nan']}, torch {versions['torch']}, Python {versions['python']}, "
@@ -61,7 +62,7 @@ class Comparison:
             f". A gradient is right within {ULPS} ulps of a reference in float64 on the CPU, unless the case says "
             f"otherwise, and rounded within {ROUNDED}."
         )
-        return textwrap.fill(text, WIDTH)
+        return "\n".join(textwrap.fill(each, WIDTH) for each in (text, *lacking()))
 
     def line(self, row: Row) -> str:
         """A row, and below it how it differs."""
@@ -99,6 +100,7 @@ class Comparison:
             "versions": self._versions(),
             "device": {"type": self.device.type, "name": name_of(self.device)},
             "recorded_with": self.recorded_with,
+            "lacking": lacking(),
             "cases": [self._case(row) for row in self.rows if row.case],
             "operators": [self._operator(row) for row in self.rows if row.tally],
             "operators_left_out": self.left_out,

@@ -17,7 +17,18 @@ import torch
 from torch import Tensor
 
 from ...functions.numerics import is_elementwise, numerics_of, numerics_of_node
-from ...ignoring.inside import Edge, Graph, any_of, function_of, is_checkpoint, is_pytorchs, is_region, run, senders_of
+from ...ignoring.inside import (
+    Edge,
+    Graph,
+    any_of,
+    function_of,
+    functions_unseen,
+    is_checkpoint,
+    is_pytorchs,
+    is_region,
+    run,
+    senders_of,
+)
 from ..program.code import Place, place_here, users_frame
 from ..program.tensors import are_finite, is_finite, not_finite, numbers_of, on_copies, rerun
 from .arithmetic import Computation, first_born, number
@@ -201,7 +212,7 @@ def value_of(node: Any, index: tuple[int, ...], shape: Sequence[int]) -> float |
             return float(result[index]) if result.shape == shape else None
         here = node._saved_self.detach()[index]
         exponent = getattr(node, "_saved_exponent", None)
-        with torch._C.DisableTorchFunction():
+        with functions_unseen():
             return float(getattr(torch, numerics_of_node(node).name)(here, *([] if exponent is None else [exponent])))
     return None
 

@@ -15,23 +15,34 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C import _autograd
-from torch._C._nn import flatten_dense_tensors
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 
-from ...ignoring.inside import any_of, is_sparse, is_wrapped, part_here, stored, total
+from ...ignoring.inside import (
+    any_of,
+    functions_unseen,
+    is_profiled,
+    is_sparse,
+    is_wrapped,
+    joined,
+    part_here,
+    pop_mode,
+    push_mode,
+    stored,
+    stored_at,
+    total,
+)
 
+_enable_profiler: Any = torch.autograd._enable_record_function  # type: ignore[attr-defined]
 _modes = torch._C._len_torch_dispatch_stack
-_is_profiled = _autograd._profiler_enabled
 _is_traced = torch._C._is_tracing
 _set_trace: Any = vars(torch._C)["_set_tracing_state"]
 
 
 def unseen() -> AbstractContextManager[Any]:
     """While entered, no mode, no subclass of Tensor, no profiler and no tracer sees the operators that are called."""
-    is_watched = _modes() or _is_profiled() or _is_traced()
-    return _Unseen() if is_watched else torch._C.DisableTorchFunction()
+    is_watched = _modes() or is_profiled() or _is_traced()
+    return _Unseen() if is_watched else functions_unseen()
 
 
 def is_compiling() -> bool:
@@ -52,28 +63,28 @@ class _Unseen:
     """The same while there are dispatch modes, a profiler or a tracer."""
 
     def __enter__(self) -> None:
-        self.functions = torch._C.DisableTorchFunction()
+        self.functions = functions_unseen()
         self.functions.__enter__()
         # PyTorch's own modes, as of fake tensors, have a key, and are below all others. They stay.
         modes = [torch._C._get_dispatch_stack_at(at) for at in range(_modes())]
         others = [mode for mode in modes if getattr(mode, "_mode_key", None) is None]
-        self.modes = [torch._C._pop_torch_dispatch_stack(None) for _ in others]
+        self.modes = [pop_mode(None) for _ in others]
         self.trace = torch._C._get_tracing_state() if _is_traced() else None
         if self.trace is not None:
             _set_trace(None)
-        self.is_profiled = _is_profiled()
+        self.is_profiled = is_profiled()
         if self.is_profiled:
             _here.depth += 1
-            _autograd._enable_record_function(False)
+            _enable_profiler(False)
 
     def __exit__(self, *details: Any) -> None:
         if self.is_profiled:
             _here.depth -= 1
-            _autograd._enable_record_function(not _here.depth)
+            _enable_profiler(not _here.depth)
         if self.trace is not None:  # PyTorch refuses this inside of a DTensor's operators
             _set_trace(self.trace)
         for mode in reversed(self.modes):
-            torch._C._push_on_torch_dispatch_stack(mode)
+            push_mode(mode)
         self.functions.__exit__(*details)
 
 
@@ -275,7 +286,7 @@ def are_finite_at_once(tensors: Iterable[Tensor]) -> bool:
         totals = [tensor.sum() for tensor in usual if tensor.numel() > _SMALL]
         small = [tensor for tensor in usual if tensor.numel() <= _SMALL]
         if small:
-            totals.append(flatten_dense_tensors(small).sum())
+            totals.append(joined(small).sum())
         if others:
             first = others[0].device
             totals.append(torch.stack([total(tensor).to(first, torch.float64) for tensor in others]).sum())
@@ -293,7 +304,7 @@ def first_stored(tensor: Tensor, elements: Tensor) -> list[tuple[int, ...]] | No
         return None
     if tensor.layout is torch.sparse_csr and tensor.dim() > 2:  # a batch
         return None
-    indices = tensor.detach().to_sparse_coo()._indices().T
+    indices = stored_at(tensor.detach().to_sparse_coo()).T
     return [(*indices[at].tolist(), *rest) for at, *rest in first_entries(elements)]
 
 

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...ignoring.inside import functions_unseen
 from ..births.arithmetic import number
 from ..program.tensors import numbers_of
 
@@ -145,7 +146,7 @@ class Course:
 
 def largest(parameters: Iterable[Any]) -> float | None:
     """The largest absolute value among parameters; None if there is none, or if one is not finite."""
-    with torch.no_grad(), torch._C.DisableTorchFunction():  # otherwise a surrounding `explain` would watch this
+    with torch.no_grad(), functions_unseen():  # otherwise a surrounding `explain` would watch this
         ends = [_ends(here) for here in map(numbers_of, parameters) if here is not None]
     sizes = [abs(float(end)) for pair in ends for end in pair]
     return max(sizes) if sizes and all(map(math.isfinite, sizes)) else None

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ...ignoring.inside import graph_from, leaves_of, not_compiled
-from ...replacing import put_back, replace
+from ...ignoring.inside import functions_unseen, graph_from, leaves_of, not_compiled
+from ...replacing import put_back, replace, replace_engine
 from ..program.tensors import are_finite_at_once, each_in, tensors_in
 from ..report.course import Course, largest, loss_among
 from ..report.report import NotFiniteError, Report
@@ -226,8 +226,7 @@ class _Watch:
             register_optimizer_step_pre_hook(not_compiled(partial(self._begin_step))),
             register_optimizer_step_post_hook(not_compiled(partial(self._end_step))),
         )
-        for module in (torch.autograd, torch.autograd.graph):
-            replace(self, module, "_engine_run_backward", self._engine)
+        replace_engine(self, self._engine)
         replace(self, torch.amp.GradScaler, "scale", self._scale)
 
     def __exit__(self, *details: object) -> None:
@@ -379,7 +378,7 @@ class _Step:
         if self.optimizer in self.watch.habits.early:
             return False
         values, _ = self.watch.before.optimizers.get(self.optimizer, ((), {}))
-        with torch._C.DisableTorchFunction():
+        with functions_unseen():
             return _version(self.optimizer) != self.version or not all(torch.equal(p, value) for p, value in values)
 
     def _check_parameters(self) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
-from ...ignoring.inside import is_sparse
+from ...ignoring.inside import is_sparse, set_recording
 from ..births.attribution import Attribution, Result
 from ..births.call import Call
 from ..births.calls import describe, recovered
@@ -22,7 +22,7 @@ from ..births.provenance import Birth, Provenance
 from ..program.code import Place, Places, Plan, is_recoverable, plan_of
 from ..program.tensors import bad_numbers_of, is_finite, not_finite, numbers_of, tensors_in, unseen
 from .regions import Regions
-from .shadow import Sandbox
+from .shadow import Sandbox, function_modes, functions_seen
 
 
 class Forward(TorchFunctionMode):
@@ -50,7 +50,7 @@ class Forward(TorchFunctionMode):
 
     def is_on(self) -> bool:
         """Whether this mode sees the next call."""
-        return self in _get_current_function_mode_stack()
+        return self in function_modes()
 
     def leave(self) -> None:
         """Leave from any position in the stack: blocks in generators end in any order, and in any thread."""
@@ -66,7 +66,7 @@ class Forward(TorchFunctionMode):
     @contextmanager
     def aside(self) -> Iterator[None]:
         """While entered, this mode is not there, if it is on top of the stack."""
-        is_top = self.is_on() and _get_current_function_mode_stack()[-1] is self
+        is_top = self.is_on() and function_modes()[-1] is self
         if is_top:
             _pop_mode()
         try:
@@ -78,9 +78,9 @@ class Forward(TorchFunctionMode):
     @contextmanager
     def alone(self) -> Iterator[None]:
         """While entered, this is the only mode: what runs a second time must not be seen by those of the user."""
-        others = [_pop_mode() for _ in _get_current_function_mode_stack()]
+        others = [_pop_mode() for _ in function_modes()]
         try:
-            with torch._C._EnableTorchFunction(), self:
+            with functions_seen(), self:
                 yield
         finally:
             for mode in reversed(others):
@@ -88,7 +88,7 @@ class Forward(TorchFunctionMode):
 
     def begin_compiled(self) -> None:
         """Leave while the compiler works, or its code runs: the compiler must see the user's code alone."""
-        if self.is_on() and _get_current_function_mode_stack()[-1] is self:
+        if self.is_on() and function_modes()[-1] is self:
             self.findings.compiled_at = self.places.here()
             self.leave()
             self.is_aside = True
@@ -142,7 +142,7 @@ class Forward(TorchFunctionMode):
         """Check what a function returned. A single finite tensor, the usual case, takes the shortest way."""
         recording = torch.is_grad_enabled()
         if recording:
-            torch._C._set_grad_enabled(False)
+            set_recording(False)
         try:
             if self.findings.unconsumed:
                 self.findings.consume((args, kwargs))
@@ -173,7 +173,7 @@ class Forward(TorchFunctionMode):
                 self._check(func, plan, args, kwargs, result, before)
         finally:
             if recording:
-                torch._C._set_grad_enabled(True)
+                set_recording(True)
 
     def _is_worth_keeping(self, plan: Plan, result: Tensor) -> bool:
         """Whether a call may have to run again. In backward, a tensor that is kept would be copied by PyTorch."""

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
 
-from ...ignoring.inside import Edge, edge_of, is_leaf
+from ...ignoring.inside import Edge, edge_of, forward_class, is_leaf
 from ..births.findings import CALLED, Findings, node_of, note_carried, note_region, region_of
 from ..births.provenance import Birth, Provenance
 from ..program.code import Place, Places, is_inside, modules_around, of_variables, place_at
@@ -376,7 +376,7 @@ def _version(value: Any) -> int:
 
 def outputs_of(node: Any) -> dict[int, int]:
     """By number of a cotangent of a region's node, the number of the graph's result that it arrives for."""
-    metadata = node._forward_cls.metadata
+    metadata = forward_class(node).metadata
     start = len(metadata.mutated_inp_runtime_indices)
     kinds = [each.output_type.name for each in metadata.output_info]
     return {start + at: at for at, kind in enumerate(kinds) if kind in _AS_THEY_ARE}

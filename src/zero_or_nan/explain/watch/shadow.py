@@ -22,13 +22,14 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.autograd.graph import GradientEdge
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import checkpoint
-from torch.utils._pytree import tree_map
 
 from ...ignoring.inside import (
     Edge,
     Graph,
     Observer,
     edge_of,
+    forward_class,
+    functions_unseen,
     graph_from,
     is_checkpoint,
     is_leaf,
@@ -36,6 +37,7 @@ from ...ignoring.inside import (
     leaves_of,
     pass_over,
     senders_of,
+    tree_map,
 )
 from ..births.findings import Scope
 from ..program.code import buffers_of, is_recomputed, plan_of
@@ -49,6 +51,12 @@ from ..program.tensors import (
     unseen,
     without_side_effects,
 )
+
+function_modes = _get_current_function_mode_stack
+"""The modes for functions that are on in this thread, the uppermost last."""
+
+functions_seen = torch._C._EnableTorchFunction
+"""A context in which the modes for functions see what is called, also inside of `unseen`."""
 
 
 class Shadow(Observer):
@@ -178,7 +186,7 @@ class _Leaves:
 
 def _may_run_only_once(node: Any) -> bool:
     """Whether a node is a derivative in Python that may free what it saved, or talk to other processes."""
-    forward = getattr(node, "_forward_cls", None)
+    forward = forward_class(node)
     if forward is None:
         return False
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -294,16 +302,16 @@ class _Undoing(TorchFunctionMode):
         if not self.recomputes:
             yield
             return
-        with torch._C._EnableTorchFunction(), nullcontext() if self.is_on() else self:
+        with functions_seen(), nullcontext() if self.is_on() else self:
             yield
 
     def is_on(self) -> bool:
         """Whether the extra pass runs in this thread."""
-        return self in _get_current_function_mode_stack()
+        return self in function_modes()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        with torch._C.DisableTorchFunction():  # the user's modes must not see an extra pass
+        with functions_unseen():  # the user's modes must not see an extra pass
             plan = plan_of(func)
             buffers = buffers_of(func, args, kwargs)
             if buffers and is_recomputed():

@@ -21,7 +21,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import checkpoint
 
 from ...ignoring.inside import TELLS_OF_HOOKS, free_deep_graphs, is_wrapped, leaves_of, not_compiled
-from ...replacing import is_replaced, put_back, replace
+from ...replacing import is_replaced, put_back, replace, replace_engine
 from ..births.diagnosis import Verdict, diagnose, diagnose_results
 from ..births.findings import HOOKS, Findings, Mistakes, Scope
 from ..program.code import Places, users_frame
@@ -199,8 +199,7 @@ class Patches:
         self._region: Any = None
 
     def put_on(self) -> None:
-        for module in (torch.autograd, torch.autograd.graph):
-            replace(self, module, "_engine_run_backward", self._engine)
+        replace_engine(self, self._engine)
         replace(self, Function, "apply", self._apply)
         replace(self, _HookMixin, "_register_hook", self._register_hook)
         replace(self, FunctionCtx, "save_for_backward", self._save)

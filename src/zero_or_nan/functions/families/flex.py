@@ -17,6 +17,7 @@ from torch import Tensor
 from ...masks.cotangent import Cotangent, NotFollowed, mask_of, unwrap, wrap
 from ...masks.mask import anywhere, core, full, only
 from ...masks.numbers import any_nan
+from ..graph import forward_class
 from ..registry import derivative
 from .attention import of_shared_heads
 
@@ -43,7 +44,7 @@ def flex_attention(node: Any, grads: Any) -> tuple[Any, ...]:
     )
     given = only(queries, unwrap(to_out)), unwrap(to_logsumexp).masked_fill(~queries[..., 0], 0)
     unused = [None] * (len(grads) - 2)  # newer releases also return the largest scores
-    results = list(node._forward_cls.backward(_Cleaned(node, (*cleaned, *rest)), *given, *unused))
+    results = list(forward_class(node).backward(_Cleaned(node, (*cleaned, *rest)), *given, *unused))
     if any_nan(results):
         raise NotFollowed("a query that counts met NaN or inf")
     masks = [mask.expand(result.shape) for mask, result in zip((queries, keys, values), results, strict=False)]

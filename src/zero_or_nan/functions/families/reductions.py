@@ -52,13 +52,13 @@ numerics("median nanmedian", of_equals={"0": "all"})
 numerics("sort topk kthvalue mode", of_equals={"": "one"})
 
 
+_OVER_DIMENSIONS = torch.ops.aten.sum.dim_IntList, torch.ops.aten.mean.dim
+
+
 @rule("sum", "mean")
 def summed(op: Any, grad: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
     """Ignored terms are zeros, so the plain sum is right."""
-    if op._overloadname in ("dim_IntList", "dim"):
-        value = op(grad.value, dim, keepdim, **kwargs)
-    else:
-        value = op(grad.value, **kwargs)
+    value = op(grad.value, dim, keepdim, **kwargs) if op in _OVER_DIMENSIONS else op(grad.value, **kwargs)
     return Cotangent(value, None if grad.mask is None else anywhere(grad.mask, dim, keepdim))
 
 

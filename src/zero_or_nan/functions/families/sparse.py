@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...masks.cotangent import Cotangent, NotFollowed, mask_of, prefer_exact, selecting, step_of, unwrap
 from ...masks.mask import anywhere, full
-from ...masks.numbers import has_nan, is_sparse, stored
+from ...masks.numbers import has_nan, is_sparse, stored, stored_at
 from ..conditions import FINITE
 from ..graph import can_be_read_again, function_of, saved_tensors
 from ..record import RULES_OF_SPARSE, Rule
@@ -174,7 +174,7 @@ def with_stored(sparse: Tensor, values: Tensor) -> Tensor:
     """The sparse tensor with other values at the same indices."""
     if sparse.layout is torch.sparse_coo:
         return torch.sparse_coo_tensor(
-            sparse._indices(), values, sparse.shape, is_coalesced=sparse.is_coalesced(), check_invariants=False
+            stored_at(sparse), values, sparse.shape, is_coalesced=sparse.is_coalesced(), check_invariants=False
         )
     return torch.sparse_compressed_tensor(
         *_compressed(sparse), values, sparse.shape, layout=sparse.layout, check_invariants=False
@@ -208,7 +208,7 @@ def places(sparse: Tensor) -> Tensor:
         NotFollowed: if whole blocks are stored, or a batch of matrices in a compressed layout.
     """
     if sparse.layout is torch.sparse_coo:
-        return sparse._indices()
+        return stored_at(sparse)
     if sparse.dim() > 2 or stored(sparse).dim() > 1:
         raise NotFollowed("has a sparse factor in blocks or batches that is not finite")
     starts, within = _compressed(sparse)

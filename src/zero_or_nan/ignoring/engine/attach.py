@@ -26,6 +26,7 @@ import torch
 import torch._C._dynamo.eval_frame
 import torch._compile
 
+from ...functions.graph import engine_run
 from ...masks.cotangent import as_in_pytorch
 
 
@@ -82,7 +83,6 @@ def put_first(handle: Any) -> list[Any]:
 _KEY = "ignoring.pass"
 _stash = torch._C._stash_obj_in_tls
 _take_out = getattr(torch._C, "_remove_obj_from_tls", None)
-_engine_run = torch._C._current_graph_task_id
 _here = threading.local()
 
 
@@ -95,7 +95,7 @@ _NOBODY = _Nobody()
 
 def current() -> Any:
     """The pass that this thread works for; None outside of a pass."""
-    if _engine_run() != -1 and torch._C._is_key_in_tls(_KEY):
+    if engine_run() != -1 and torch._C._is_key_in_tls(_KEY):
         found = torch._C._get_obj_in_tls(_KEY)
         if not isinstance(found, _Nobody):
             return found
@@ -104,7 +104,7 @@ def current() -> Any:
 
 def set_current(running: Any) -> None:
     """Set the pass that this thread works for, or None."""
-    inside = _engine_run() != -1
+    inside = engine_run() != -1
     if not inside:
         _here.running = running
     if running is None and _take_out is not None:

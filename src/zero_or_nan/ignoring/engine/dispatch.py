@@ -100,7 +100,7 @@ def has_rule(op: Any) -> bool:
 @functools.cache
 def _is_composite(op: Any) -> bool:
     """True if the operator is only composed of other operators."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
+    return bool(op.has_kernel_for_dispatch_key("CompositeImplicitAutograd"))
 
 
 def _name(op: Any) -> str:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from ...functions.fills import mark_formula
-from ...functions.graph import Edge, Graph, edge_of, function_of, graph_from, held_from
+from ...functions.graph import Edge, Graph, edge_of, engine_run, function_of, graph_from, held_from
 from ...functions.record import Function, Transfer
 from ...masks.cotangent import Cotangent, NotFollowed, can_carry, dispatches, is_finite
 from ...masks.mask import Mask, all_count, and_whatever_is_not_0, both, either, everywhere
@@ -41,8 +41,6 @@ _INSIDE = (
     "which can't carry a mask; call ignoring.grad outside of it, in a loop or with is_grads_batched=True, "
     "or over a graph that was made outside of it"
 )
-
-_current_pass: Callable[[], int] = torch._C._current_graph_task_id
 
 
 class _Arrived(NamedTuple):
@@ -382,7 +380,7 @@ class Pass:
 
     def _is_mine(self) -> bool:
         """True if the engine runs for this pass. Another thread's pass, or a hook's, may share the nodes."""
-        running = _current_pass()
+        running = engine_run()
         if self._engine_pass is None and current() is self:
             self._engine_pass = running
         return running == self._engine_pass

@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._nn import flatten_dense_tensors
 from torch.nn import Parameter
 
 from ...functions.conditions import AWAY_FROM_ZERO, FINITE, MODERATE, Condition, bound
 from ...functions.record import Checks, Saved
 from ...masks.mask import extent
-from ...masks.numbers import all_finite, form_of, is_sparse, is_wrapped, stored
+from ...masks.numbers import all_finite, form_of, is_sparse, is_wrapped, joined, stored
+from ...masks.watching import set_recording
 from .plan import classify, known
 
 WORTH_REMEMBERING = 10_000
@@ -165,7 +165,7 @@ class _Precheck:
 
     def _check_small(self, condition: Condition, small: list[tuple[Any, Tensor]]) -> None:
         """Check small tensors together: most of the time goes into calling PyTorch."""
-        if len(small) == 1 or not _accepted_here(flatten_dense_tensors([tensor for _, tensor in small]), condition):
+        if len(small) == 1 or not _accepted_here(joined([tensor for _, tensor in small]), condition):
             for node, tensor in small:
                 if not _accepted_here(tensor, condition):
                     self.refused.append(node)
@@ -199,7 +199,7 @@ def is_safe(nodes: Iterable[Any], unsafe: list[Any] | None = None) -> bool:
             by_kind[node_type] = [node]
     checking = _Precheck()
     recording = torch.is_grad_enabled()
-    torch._C._set_grad_enabled(False)
+    set_recording(False)
     try:
         for node_type, alike in by_kind.items():
             found = known(node_type)
@@ -212,7 +212,7 @@ def is_safe(nodes: Iterable[Any], unsafe: list[Any] | None = None) -> bool:
                 return False
         checking.finish()
     finally:
-        torch._C._set_grad_enabled(recording)
+        set_recording(recording)
     if unsafe is not None:
         unsafe += checking.refused
     return not checking.refused

@@ -17,15 +17,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from ...functions.conditions import ALWAYS
-from ...functions.graph import AccumulateGrad, run
+from ...functions.graph import AccumulateGrad, forward_class, run
 from ...functions.record import Function, name_in_torch
 from ...functions.registry import function
 from ...masks.cotangent import Cotangent, Run, as_in_pytorch, wrap
 from ...masks.mask import Mask, full
 from ...masks.numbers import Form, not_zero, register
+from ...masks.trees import tree_leaves, tree_map, tree_map_only
 from ...masks.watching import Watching
 from ..engine.plan import chooses_step
 from ..engine.steps.step import Results, Step
@@ -261,7 +261,7 @@ def _meshes(roots: Iterable[Any], nodes: Iterable[Any]) -> list[Any]:
 
 def is_border(node: Any) -> bool:
     """True if the function of a node is one of `BORDERS`."""
-    forward = getattr(node, "_forward_cls", None)
+    forward = forward_class(node)
     return forward is not None and name_in_torch(forward) in BORDERS
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....functions.graph import runs_of_the_engine
+from ....functions.graph import forward_class, runs_of_the_engine
 from ....masks.cotangent import Cotangent, NotFollowed, can_carry, is_finite
 from ....masks.mask import all_count
 from ....masks.numbers import not_zero, values_of
@@ -86,7 +86,7 @@ def _version(value: Any) -> int | None:
 
 def is_pytorchs(node: Any) -> bool:
     """True if the node of a Function in Python is PyTorch's own."""
-    function = getattr(node, "_forward_cls", None)
+    function = forward_class(node)
     return function is not None and function.__module__.startswith("torch.") and not is_custom(node)
 
 

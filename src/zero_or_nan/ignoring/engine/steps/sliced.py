@@ -11,6 +11,7 @@ from ....functions.graph import can_be_read_again, function_of
 from ....functions.record import FUNCTIONS, UNKNOWN, Function
 from ....masks.cotangent import prefer_exact, unwrap
 from ....masks.mask import Mask
+from ....masks.watching import is_profiled
 from ..higher import left
 from .step import Owner, Results, Step
 
@@ -42,7 +43,7 @@ class Sliced(Step):
 
     def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
         cotangents = super().begin(arriving)
-        if not _profiler._profiler_enabled():
+        if not is_profiled():
             config = _profiler.ProfilerConfig(
                 _profiler.ProfilerState.CPU, False, False, False, False, False,
                 torch._C._profiler._ExperimentalConfig(),

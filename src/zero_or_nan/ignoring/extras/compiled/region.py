@@ -22,8 +22,10 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.nn import Parameter
 
+from ....functions.graph import forward_class
 from ....functions.record import FUNCTIONS, Function
 from ....masks.cotangent import NotFollowed, can_carry
+from ....masks.in_place import OpOverload
 from ....masks.numbers import all_finite
 from .meanings import PICKED, functions_in, is_followed, is_own, marks_in, number_of, picks
 
@@ -137,7 +139,7 @@ def _check(node: Any, region: Region) -> None:
     target: Any = node.target
     if node.op != "call_function" or target in _ON_NUMBERS:
         return
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         raise NotFollowed(f"a compiled region with {getattr(target, '__name__', target)}")
     if target.namespace not in ("aten", "prims") or target.namespace == "prims" and target._schema.name not in AS_ATEN:
         raise NotFollowed(f"a compiled region with {target._schema.name}")
@@ -285,7 +287,7 @@ class Arguments:
         self.only_if_in_doubt = only_if_in_doubt
         self.values: list[Any] | None = None
         self.were_finite = False
-        self.forward = node._forward_cls
+        self.forward = forward_class(node)
         with self._lock:
             before = vars(self.forward).get("_backward_impl")
             if before is None:

@@ -23,7 +23,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ....functions.graph import AccumulateGrad, for_each_edge, is_region
+from ....functions.graph import AccumulateGrad, for_each_edge, forward_class, is_region
 from ....functions.record import UNKNOWN, Function
 from ....masks.cotangent import Cotangent, NotFollowed, can_carry, dispatches, is_finite, mask_of, unwrap
 from ....masks.mask import Mask, all_count, and_whatever_is_not_0, everywhere
@@ -71,7 +71,7 @@ class Compiled(Step):
     """The operator of the graph that runs."""
 
     def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
-        wanted = may_be_followed(self.node._forward_cls)
+        wanted = may_be_followed(forward_class(self.node))
         leads_to_leaves = all(type(ahead) is AccumulateGrad for ahead, _ in self.node.next_functions if ahead)
         only_if_in_doubt = leads_to_leaves and not self.owner.keep
         self._arguments = Arguments(self.node, only_if_in_doubt) if wanted else None
@@ -117,7 +117,7 @@ class Compiled(Step):
         if self._arguments is not None and self._arguments.were_finite:
             self._arguments.hold_from_now_on()
             raise NotFollowed("a compiled region that gave finite numbers until now; the next pass can follow it")
-        forward = self.node._forward_cls
+        forward = forward_class(self.node)
         region = region_of(forward)
         if not region.shows:
             raise NotFollowed(_NOT_SHOWN)

@@ -15,9 +15,17 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.utils import _pytree as pytree
 
 from ....functions.graph import AccumulateGrad, held_from, is_region
+from ....masks.trees import (
+    TreeSpec,
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+)
 from ...engine.higher import tangent_of
 from .vmap import level, outside_all, refuse_inside, together, under_vmap
 
@@ -46,17 +54,17 @@ class Call(NamedTuple):
     in_structure: Callable[[list[Any]], Any]
     outputs: list[Any]
     roots: list[Tensor]
-    structure: pytree.TreeSpec
+    structure: TreeSpec
     other: Any
     is_recorded: bool
 
     def result(self) -> Any:
         """What the function returned, as the caller gets it."""
-        return pytree.tree_unflatten(list(map(self._given_back, self.outputs)), self.structure)
+        return tree_unflatten(list(map(self._given_back, self.outputs)), self.structure)
 
     def aux(self) -> Any:
         """What the function returned besides, as the caller gets it."""
-        return pytree.tree_map(self._given_back, self.other)
+        return tree_map(self._given_back, self.other)
 
     def _given_back(self, thing: Any) -> Any:
         """A tensor without the graph of the fresh leaves, if it has no other."""
@@ -79,7 +87,7 @@ def called(
         for number, (tensors, structure) in zip(numbers, given, strict=True):
             new = [_fresh(together(tensor), recording) for tensor in tensors]
             inputs += new
-            fresh[number] = pytree.tree_unflatten(list(map(under_vmap, new)), structure)
+            fresh[number] = tree_unflatten(list(map(under_vmap, new)), structure)
         nodes = [tensor.grad_fn for tensor in inputs]
         returned = func(*fresh, **kwargs)
         if any(tensor.grad_fn is not node for tensor, node in zip(inputs, nodes, strict=True)):
@@ -101,7 +109,7 @@ def called(
 
     def in_structure(items: list[Any]) -> Any:
         rest = iter(items)
-        trees = [pytree.tree_unflatten([next(rest) for _ in tensors], structure) for tensors, structure in given]
+        trees = [tree_unflatten([next(rest) for _ in tensors], structure) for tensors, structure in given]
         return trees[0] if isinstance(argnums, int) else tuple(trees)
 
     is_recorded = recording and _depends_on_more([*roots, *map(together, _tensors_of(other))])
@@ -174,10 +182,10 @@ def _numbers(name: str, argnums: Any, count: int) -> list[int]:
     return positions
 
 
-def _tensors_in(name: str, what: str, tree: Any) -> tuple[list[Tensor], pytree.TreeSpec]:
+def _tensors_in(name: str, what: str, tree: Any) -> tuple[list[Tensor], TreeSpec]:
     """The tensors of an argument, and their structure."""
-    for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
-        place = f"{what}{pytree.keystr(path)}"
+    for path, leaf in tree_flatten_with_path(tree)[0]:
+        place = f"{what}{keystr(path)}"
         if not isinstance(leaf, Tensor):
             raise ValueError(
                 f"{name} differentiates by tensors, and {place} is {described(leaf)}; make it a tensor, or leave it "
@@ -188,12 +196,12 @@ def _tensors_in(name: str, what: str, tree: Any) -> tuple[list[Tensor], pytree.T
                 f"{name} differentiates by tensors of floating or complex dtype, and {place} is {described(leaf)}; "
                 "convert it, or leave it out of argnums"
             )
-    return pytree.tree_flatten(tree)
+    return tree_flatten(tree)
 
 
-def _outputs_in(name: str, returned: Any) -> tuple[list[Tensor], pytree.TreeSpec]:
+def _outputs_in(name: str, returned: Any) -> tuple[list[Tensor], TreeSpec]:
     """The tensors that the function returned, and their structure."""
-    outputs, structure = pytree.tree_flatten(returned)
+    outputs, structure = tree_flatten(returned)
     if not outputs or not all(isinstance(output, Tensor) for output in outputs):
         raise RuntimeError(
             f"{name}: the function should return tensors, and it returned {described(returned)}; return what is not "
@@ -206,7 +214,7 @@ def _outputs_in(name: str, returned: Any) -> tuple[list[Tensor], pytree.TreeSpec
 
 
 def _tensors_of(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def described(thing: Any) -> str:

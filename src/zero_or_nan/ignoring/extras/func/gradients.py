@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from ....masks.numbers import unwrapped
+from ....masks.trees import tree_flatten, tree_unflatten
 from ...engine.attach import not_compiled
 from ...engine.passes import grad as grad_of
 from .call import Argnums, Call, called, described, note_regions
@@ -130,7 +130,7 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple
     call = called("vjp", func, tuple(range(len(primals))), has_aux, primals, {})
 
     def pull(cotangents: Any, retain_graph: bool = True, create_graph: bool | None = None) -> Any:
-        vectors, structure = pytree.tree_flatten(cotangents)
+        vectors, structure = tree_flatten(cotangents)
         if structure != call.structure:
             raise RuntimeError(
                 f"vjp: the cotangents should have the structure of the result, {call.structure}, and have {structure}"
@@ -183,7 +183,7 @@ def _grad_and_value(
     name: str, func: Callable[..., Any], argnums: Argnums, has_aux: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Any]:
     call = called(name, func, argnums, has_aux, args, kwargs)
-    result = pytree.tree_unflatten(call.outputs, call.structure)
+    result = tree_unflatten(call.outputs, call.structure)
     if not isinstance(result, Tensor) or result.dim() or result.is_complex():
         raise RuntimeError(
             f"{name}: the function should return a real scalar tensor, and it returned {described(result)}; return "
@@ -238,7 +238,7 @@ def _jacobian(
         for parts in [torch.split(rows, [output.numel() for output in call.outputs])]
     ]
     by_output = [call.in_structure(list(parts)) for parts in zip(*by_input, strict=True)]
-    jacobian = pytree.tree_unflatten(by_output, call.structure)
+    jacobian = tree_unflatten(by_output, call.structure)
     return (jacobian, call.aux()) if has_aux else jacobian
 
 

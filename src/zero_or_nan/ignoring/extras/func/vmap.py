@@ -23,7 +23,7 @@ from torch._functorch.pyfunctorch import (
 )
 
 from ....functions.graph import held_from
-from ....masks.numbers import is_wrapped
+from ....masks.numbers import has_wrapper, inside_wrapper, is_wrapped
 from ...engine.higher import in_forward_mode
 from ...engine.passes import each, one_by_one, plain_is_enough, sequence, takes_over, tensors_in
 from ...engine.plan import on_any_process
@@ -107,7 +107,7 @@ def batched_by_vmap(vectors: Sequence[Any], graph: Iterable[Any]) -> list[tuple[
         return []
     with outside():
         rows = [
-            _functorch.get_unwrapped(v).unbind(_functorch.maybe_get_bdim(v)) if b else None
+            inside_wrapper(v).unbind(_functorch.maybe_get_bdim(v)) if b else None
             for v, b in zip(vectors, batched, strict=True)
         ]
         size = next(len(row) for row in rows if row is not None)
@@ -132,7 +132,7 @@ def together(tensor: Tensor) -> Tensor:
             if not isinstance(transform, VmapInterpreter):
                 continue
             if _functorch.is_batchedtensor(tensor) and _functorch.maybe_get_level(tensor) == transform.level():
-                tensor = _functorch.get_unwrapped(tensor).movedim(_functorch.maybe_get_bdim(tensor), 0)
+                tensor = inside_wrapper(tensor).movedim(_functorch.maybe_get_bdim(tensor), 0)
             else:
                 tensor = tensor.expand(transform.batch_size(), *tensor.shape)
         return tensor
@@ -187,6 +187,6 @@ def refuse_inside(name: str, tensors: Iterable[Any], vmap_too: bool = False) -> 
 def _transforms_of(tensor: Tensor) -> Iterator[TransformType]:
     """The transforms that have wrapped a tensor."""
     kinds = {transform.level(): transform.key() for transform in retrieve_all_functorch_interpreters()}
-    while _functorch.is_functorch_wrapped_tensor(tensor):
+    while has_wrapper(tensor):
         yield kinds.get(_functorch.maybe_get_level(tensor), TransformType.Grad)
-        tensor = _functorch.get_unwrapped(tensor)
+        tensor = inside_wrapper(tensor)

@@ -26,13 +26,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ....functions.record import RULES
 from ....masks.cotangent import Cotangent, NotFollowed, Run, mask_of, unwrap
-from ....masks.in_place import RESHAPING, out_of_place, written_by
+from ....masks.in_place import RESHAPING, OpOverload, out_of_place, written_by
 from ....masks.mask import Mask, all_count
-from ....masks.watching import Watching
+from ....masks.trees import tree_leaves, tree_map_only
+from ....masks.watching import Watching, functions_unseen
 from ...engine.attach import not_compiled
 from ...engine.dispatch import dispatch
 from .memory import Lost, Memory, key_of, same_bits
@@ -80,7 +80,7 @@ class _Call(NamedTuple):
         in_sum: whether the operator adds up, so that a sum of nothing adds nothing that counts.
     """
 
-    op: torch._ops.OpOverload
+    op: OpOverload
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     given: list[Tensor]
@@ -178,7 +178,7 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
         if self.lost is not None or self.is_paused:
             return None
         try:
-            with torch._C.DisableTorchFunction(), torch.no_grad():
+            with functions_unseen(), torch.no_grad():
                 return function(*args)
         except Exception as error:
             self.lost = error
@@ -194,7 +194,7 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
                 memory.check(tensor)
         in_sum = getattr(op, "overloadpacket", None) in SUMS or _accumulates(op, args, kwargs)
         followed = [tensor for tensor in given if self._follows(tensor, in_sum)]
-        if not isinstance(op, torch._ops.OpOverload):
+        if not isinstance(op, OpOverload):
             if followed:
                 raise Lost(f"calls {op}")
             return self._constant
