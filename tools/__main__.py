@@ -15,25 +15,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .project import Project
 
-STEPS = ("book", "chapter", "check", "from-notebook", "record", "notebooks")
+STEPS = ("book", "check", "from-notebook", "record", "notebooks")
 """Commands that are methods of `steps.build.Build`."""
-MEASURES = tuple(
-    "attention bench compiled costs explained honesty masked fixed noticed penguins remedies setups site-report".split()
-)
-VERSIONS = ("audit", "library-tests", "matrix", "peers", "tell", "watch")
+MEASURES = tuple("attention compiled costs explained honesty masked fixed noticed penguins remedies setups".split())
+VERSIONS = ("library-tests", "matrix", "peers", "watch")
 COMMANDS = {
     "serve": ".serve",
     "pdf": ".pdf",
-    "epub": ".epub",
+    "picture": ".picture",
     "fixed-sample": ".measure.fixed",
-    **{name: f".measure.{name}".replace("-", "_") for name in MEASURES},
+    **{name: f".measure.{name}" for name in MEASURES},
     **{name: f".versions.{name}".replace("-", "_") for name in VERSIONS},
 }
 """The other commands. Each is a function that takes the project; this table gives its module."""
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 """The errors of a disk that is full or not writable. They are not bugs of the project."""
 OF_SOME = {
-    "chapter": "the name of the new chapter",
     "check": "chapters",
     "compiled": "backends of torch.compile",
     "from-notebook": "the path of an edited notebook, and the chapter's name if the file has another name",

@@ -17,9 +17,6 @@ from ..project import MAIN, Project, write
 SIZE = (1200, 630)
 """The size in pixels, as Open Graph recommends."""
 
-COVER = (1200, 1800)
-"""The size of the cover of the book, which e-readers show in their library."""
-
 LEFT, _RIGHT = 72, 1128
 PAPER, INK, MUTED, ACCENT = "#14181d", "#e8edf2", "#9aa6b2", "#2f81d6"
 _COLOURS = {"right": "#56c28a", "rounded": "#79b8ff", "missing": "#9aa6b2", "wrong": "#ff9d5c"}
@@ -77,24 +74,6 @@ def draw(title: str, description: str, words: dict[str, str]) -> bytes:
         pen.text((470, top), _marked(word), font=font(34, bold=True), fill=_COLOURS.get(word, _BAD))
     file = io.BytesIO()
     image.save(file, "PNG")
-    return file.getvalue()
-
-
-def cover(title: str, description: str, author: str) -> bytes:
-    """A PNG of `COVER`: the book's mark, its title, its description, and its author, in the colours of the cards."""
-    from PIL import Image, ImageDraw
-
-    image = Image.new("RGB", COVER, PAPER)
-    pen = ImageDraw.Draw(image)
-    pen.rectangle((0, 0, COVER[0], 24), fill=ACCENT)
-    image.paste(mark(224), (LEFT, 320))
-    pen.text((LEFT, 640), title, font=font(128, bold=True), fill=INK)
-    pen.multiline_text(
-        (LEFT, 860), textwrap.fill(description, 38, break_on_hyphens=False), font=font(44), fill=MUTED, spacing=22
-    )
-    pen.text((LEFT, 1640), author, font=font(40), fill=INK)
-    file = io.BytesIO()
-    image.save(file, "PNG", optimize=True)
     return file.getvalue()
 
 

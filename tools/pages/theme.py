@@ -89,7 +89,6 @@ def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.documen
         "body": body,
         "contents": _contents(context),
         "description": description,
-        "epub": f"{project.site_url}/{project.epub.name}",
         "has_atlas": 'class="zn-point"' in body,
         "has_backward": "data-backward" in body,
         "has_cells": "cell_output" in body,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -36,14 +35,6 @@ class Difference:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"no difference is called {self.kind!r}; known: {', '.join(KINDS)}")
-
-    def digest(self, build: str) -> str:
-        """A short digest, because an issue contains many.
-
-        It is the same for the same difference of a build on another day.
-        """
-        said = "\0".join((build, self.kind, self.where, self.what, self.observed))
-        return hashlib.sha256(said.encode()).hexdigest()[:8]
 
 
 def of_claims(facts: Iterable[dict[str, Any]]) -> list[Difference]:

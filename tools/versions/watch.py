@@ -1,4 +1,4 @@
-"""Runs every claim and the self-check on the installed PyTorch, and records the differences."""
+"""Runs every claim and the self-check on the installed PyTorch, and prints what differs from the record."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
-from ..project import Project, write
+from ..project import Project
 from ..steps.collect import checked, collect
 from ..steps.execute import execute
 from ..steps.ran import ChapterRun
@@ -22,30 +21,22 @@ PATIENCE = 1800
 """The most seconds that the self-check may take."""
 
 
-def watch(project: Project) -> None:
-    """Print the differences from the record, and write them to `_build/watched.json`.
-
-    A difference is not a failure: the command succeeds whenever the comparison was possible.
-    """
-    runs = execute(project, project.chapters, lambda run: print(f"  {run.chapter.stem}", flush=True))
+def watch(project: Project) -> int:
+    """Print the differences from the record as Markdown, by kind. Return 1 if there are any, otherwise 0."""
+    runs = execute(project, project.chapters, lambda run: print(f"  {run.chapter.stem}", file=sys.stderr, flush=True))
     facts = collect(runs)
     selfcheck, differences = checked_itself()
     differences = [*of_claims(facts), *of_crashes(runs), *differences]
-    content = {
-        "torch": version("torch"),
-        "python": platform.python_version(),
-        "claims": len(checked(facts)),
-        "asked": len(selfcheck.get("cases", [])) + len(selfcheck.get("operators", [])),
-        "differences": [asdict(each) for each in differences],
-    }
-    write(project.build / "watched.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-    print(
-        f"compared {content['claims']} claims, and {content['asked']} cases and operators, on torch {content['torch']}"
-    )
-    for kind in KINDS:
-        for each in differences:
-            if each.kind == kind:
-                print(f"{kind}: {each.where}: {each.what}: recorded {each.recorded}, observed {each.observed}")
+    asked = len(selfcheck.get("cases", [])) + len(selfcheck.get("operators", []))
+    made_with = f"torch {version('torch')}, Python {platform.python_version()}"
+    print(f"## {len(differences)} differences from the record on {made_with}\n")
+    print(f"{len(checked(facts))} claims, and {asked} cases and operators were compared.")
+    for kind, meaning in KINDS.items():
+        if own := [each for each in differences if each.kind == kind]:
+            print(f"\n### {kind.capitalize()}: {len(own)}\n\n{meaning}\n")
+            for each in own:
+                print(f"- {each.where}: {each.what}: recorded `{each.recorded}`, observed `{each.observed}`")
+    return int(bool(differences))
 
 
 def of_crashes(runs: Iterable[ChapterRun]) -> list[Difference]:

@@ -33,14 +33,15 @@ def test_what_differs_is_written_down_with_the_version(tmp_path):
     program = f"print({json.dumps(json.dumps(SAID))})\n"
     (book.root / "src" / "zero_or_nan" / "selfcheck.py").write_text(program, encoding="utf-8")
     done = book.run("watch")
-    assert done.returncode == 0, done.stderr
-    found = json.loads((book.root / "_build" / "watched.json").read_text(encoding="utf-8"))
-    assert found["torch"] == torch.__version__ and (found["claims"], found["asked"]) == (2, 3)
-    assert [Difference(**each) for each in found["differences"]] == [
-        Difference("broken here", "broken", "4132 · ignoring · x.grad", "2", "1"),
-        Difference("could not be run", "broken", "code cell 3 (1 / 0)", "runs", "raises ZeroDivisionError"),
+    assert done.returncode == 1, done.stderr
+    assert f"## 2 differences from the record on torch {torch.__version__}, Python " in done.stdout
+    assert "2 claims, and 3 cases and operators were compared." in done.stdout
+    assert [line for line in done.stdout.splitlines() if line.startswith(("###", "-"))] == [
+        "### Broken here: 1",
+        "- broken: 4132 · ignoring · x.grad: recorded `2`, observed `1`",
+        "### Could not be run: 1",
+        "- broken: code cell 3 (1 / 0): recorded `runs`, observed `raises ZeroDivisionError`",
     ]
-    assert "broken here: broken: 4132 · ignoring · x.grad: recorded 2, observed 1\n" in done.stdout
 
 
 def test_what_the_selfcheck_finds_is_taken_over(selfcheck):
