@@ -32,13 +32,14 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 """The errors of a disk that is full or not writable. They are not bugs of the project."""
 OF_SOME = {
     "check": "chapters",
-    "compiled": "backends of torch.compile",
     "from-notebook": "the path of an edited notebook, and the chapter's name if the file has another name",
     "matrix": "versions of PyTorch",
-    "noticed": "chapters",
     "peers": "packages",
+    **dict.fromkeys(MEASURES, "what to measure"),
+    "compiled": "backends of torch.compile, and layers or losses",
+    "noticed": "chapters",
 }
-"""Commands that take names. Without names, such a command works on everything."""
+"""Commands that take names. Without names, such a command works on everything. An unknown name is an error."""
 
 
 def main() -> int:

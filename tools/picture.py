@@ -17,8 +17,11 @@ def picture(project: Project) -> None:
     if executable() is None:
         raise Problem("Chromium is not installed, and the picture needs it: run `make browser` first")
     path = project.results / "verdict.png"
-    with served(site) as address, chromium() as browser:
-        with Visit(browser, address, **VIEWS["wide, light"], device_scale_factor=2) as visit:
-            visit.open("chapters/where-over-exp.html")
-            write(path, visit.page.locator("table[data-verdict]").screenshot())
+    with (
+        served(site) as address,
+        chromium() as browser,
+        Visit(browser, address, **VIEWS["wide, light"], device_scale_factor=2) as visit,
+    ):
+        visit.open("chapters/where-over-exp.html")
+        write(path, visit.page.locator("table[data-verdict]").screenshot())
     print(f"written: {path.relative_to(project.root)}")

@@ -44,7 +44,9 @@ PAGE = {
         "Why the logarithm of 0 gives a NaN gradient although torch.where discards it."
     ),
     "Fill in: error messages, names of nodes, and words that people search for": f"{QUERY}, LogBackward0",
-    "# Fill in: the symptom · the number of the thread": "# NaN gradient from the logarithm of 0 under torch.where · forum 1",
+    "# Fill in: the symptom · the number of the thread": (
+        "# NaN gradient from the logarithm of 0 under torch.where · forum 1"
+    ),
     'case.claim("select first", "x.grad", x.grad, ...)': 'case.claim("select first", "x.grad", x.grad, [1, 0])',
     'case.claim("vanilla", "x.grad", x.grad, ...)': 'case.claim("vanilla", "x.grad", x.grad, [1, nan])',
     'case.claim("masked", "x.grad", mx.grad, ...)': 'case.claim("masked", "x.grad", mx.grad, [1, MASKED])',

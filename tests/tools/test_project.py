@@ -246,6 +246,6 @@ MEASURES = "attention compiled costs explained fixed honesty masked noticed peng
 def test_a_measurement_of_an_unknown_name_is_refused(measure):
     for names in (["nosuchname"], ["aot_eager", "nosuchname"]) if measure == "compiled" else (["nosuchname"],):
         done = subprocess.run(
-            [sys.executable, "-m", f"tools.measure.{measure}", *names], cwd=ROOT, capture_output=True, text=True
+            [sys.executable, "-m", "tools", measure, *names], cwd=ROOT, capture_output=True, text=True
         )
         assert (done.returncode, done.stdout) == (1, "") and "is called nosuchname; " in done.stderr, done.stderr

@@ -32,9 +32,9 @@ from zero_or_nan.functions.graph import Graph, held_from
 from zero_or_nan.ignoring.engine.plan import EVERYTHING, nothing_ignored, planned
 from zero_or_nan.ignoring.engine.precheck import is_safe
 
-from ..project import Problem, Project
+from ..project import Problem, Project, named
 from .costs_shown import BOTH, times
-from .records import keep, of_named
+from .records import keep
 
 Loss = Callable[[], Tensor]
 T = TypeVar("T")
@@ -575,10 +575,18 @@ def _rows(cases: Iterable[Workload], seconds: float = SECONDS) -> list[dict[str,
     return rows
 
 
-def costs(project: Project) -> None:
-    """Measure every case, print each result at once, and write `results/measured/costs.json`."""
+def costs(project: Project, *names: str) -> None:
+    """Measure every case, print each result at once, and write `results/measured/costs.json`.
+
+    If cases are named, measure only their gradients, and write nothing.
+    """
+    every = {**CASES, **COMPILED}
+    chosen = named(names, every, "case")
     warnings.simplefilter("ignore")  # torch.masked repeats its warning about the prototype
     torch.set_num_threads(min(2, os.cpu_count() or 1))
+    if chosen:
+        _rows(every[name] for name in chosen)
+        return
     # First, because a recorded gradient makes all later passes slower; and longer, because the differences are small.
     compiled = _rows(COMPILED.values(), 15 * SECONDS)
     rows = _rows(CASES.values())
@@ -612,9 +620,3 @@ def _line(row: dict[str, Any]) -> str:
     if "peak" in row:
         parts.append(f"peak memory {row['peak']['ignoring'] / row['peak']['plain']:.2f} of plain")
     return ", ".join(parts)
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    every = {**CASES, **COMPILED}
-    of_named("case", every, lambda names: _rows(every[name] for name in names))

@@ -31,8 +31,8 @@ from zero_or_nan.selfcheck.poisoned import database, name_of
 
 from ..project import Project
 from .apart import all_apart, apart, counted, totals
-from .fixed import called, names_of
-from .records import keep_swept, of_named, prose
+from .fixed import called
+from .records import keep_swept, prose
 
 SAMPLES = 6
 """How many samples of each operator are measured. They are spread over the first samples of the database."""
@@ -523,9 +523,14 @@ def judge_hook(op: Any, sample: Any, name: str, tally: Tally) -> None:
         compare(name, plain, ours, lambda number, entry, _: number == 1 and bool(taken.reshape(-1)[entry]), 1, tally)
 
 
-def honesty(project: Project) -> None:
-    """Measure all operators, print those with a violation, and write `results/measured/honesty.json`."""
-    tallies = measure_all(operators())
+def honesty(project: Project, *names: str) -> None:
+    """Measure all operators, print those with a violation, and write `results/measured/honesty.json`.
+
+    If operators are named, measure only them, and write nothing.
+    """
+    tallies = measure_all(called(operators(), names))
+    if names:
+        return
     content = {"torch": torch.__version__, "samples_of_an_operator": SAMPLES, **totals_and_rows(tallies)}
     keep_swept(project, "honesty", content)
 
@@ -580,7 +585,3 @@ def shown(content: dict[str, Any]) -> str:
     rows = [[f"<code>{html.escape(row['operator'])}</code>", *(str(row[c]) for c in columns)] for row in found]
     foot = ["all operators", *(str(total[column]) for column in columns)]
     return prose(show.table(caption, head, rows, foot))
-
-
-if __name__ == "__main__":  # for people who add a rule: measures only the named operators
-    of_named("operator", names_of(every := operators()), lambda names: measure_all(called(every, names)))

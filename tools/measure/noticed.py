@@ -133,10 +133,3 @@ def shown(content: dict[str, Any]) -> str:
     )
     table = show.table("Changes that the build did not notice", ["page", "cell"], missed, stack=True) if missed else ""
     return prose(summary, table)
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(noticed(Project(Path.cwd()), *sys.argv[1:]))
-    except Problem as problem:
-        sys.exit(f"error: {problem}")

@@ -5,7 +5,7 @@ import pytest
 from helpers.claims import Claim
 from helpers.entries import MASKED, Raised, outcome
 from helpers.verdict import Verdict
-from tools.versions.differences import KINDS, Difference, of_claims, of_selfcheck
+from tools.versions.differences import Difference, of_claims, of_selfcheck
 
 nan = float("nan")
 REFERENCE = outcome([1.0, MASKED])
