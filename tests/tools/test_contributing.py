@@ -154,6 +154,8 @@ def test_a_new_chapter_by_the_steps_of_the_text_passes_its_tests(checkout):
     shutil.copy(root / TEMPLATE, page)
     for path, words in EDITS.items():
         fill_in(root / path, words)
+    # The page that lists the threads is run again, and after the record the new page too.
+    outputs = keep_outputs(checkout, outputs, "references")
     fill_in(page, KEY)
     said = run(checkout, "make", "check", f"CHAPTER={NAME}", status=2)
     assert f"chapters/{NAME}.md, code cell 3 (case.claim(" in said
@@ -161,8 +163,6 @@ def test_a_new_chapter_by_the_steps_of_the_text_passes_its_tests(checkout):
     assert "4 later cells failed too" in said  # claims and the verdict: all other cells run
     fill_in(page, PAGE)
     page.write_text(page.read_text(encoding="utf-8").replace("Fill in: ", "As an example: "), encoding="utf-8")
-    # The page that lists the threads is run again, and after the record the new page too.
-    outputs = keep_outputs(checkout, outputs, "references")
     run(checkout, "make", "record")
     keep_outputs(checkout, outputs, "references", NAME)
     run(checkout, "make", "book")
