@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ROOT = [ "$$(id -u)" = 0 ] || { echo "error: apt-get can install packages only as root: run sudo apt-get install chromium nodejs npm, then make browser again" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
-.PHONY: help book from-notebook check test test-fast test-whole browser notebooks record serve pdf picture costs attention compiled fixed masked honesty explained penguins processors remedies setups colab twice coverage noticed matrix peers lint pins audit watch clean
+.PHONY: help book from-notebook check test test-fast test-whole browser notebooks record serve pdf picture costs attention compiled fixed masked honesty explained penguins processors remedies setups colab twice coverage matrix peers lint pins audit watch clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -106,9 +106,6 @@ peers: $(BIN)/.ready  ## run the tests of other projects (or only PEER=einops) w
 
 coverage: $(BIN)/.ready  ## run all tests, and report the statements and branches that they do not reach; pages in _build/coverage/html
 	$(PYTEST) --cov --cov-report=term --cov-report=html
-
-noticed: $(BIN)/.ready  ## change each cell that shows something, and check whether the build notices (or only CHAPTER=name); write results/measured/
-	$(RUN) noticed $(CHAPTER) $(if $(SAMPLE),--sample $(SAMPLE))
 
 lint: $(BIN)/.ready  ## check style and types
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy --num-workers $(JOBS)

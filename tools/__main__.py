@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 STEPS = ("book", "check", "from-notebook", "record", "notebooks")
 """Commands that are methods of `steps.build.Build`."""
-MEASURES = tuple("attention compiled costs explained honesty masked fixed noticed penguins remedies setups".split())
+MEASURES = tuple("attention compiled costs explained honesty masked fixed penguins remedies setups".split())
 VERSIONS = ("library-tests", "matrix", "peers", "watch")
 COMMANDS = {
     "serve": ".serve",
@@ -37,7 +37,6 @@ OF_SOME = {
     "peers": "packages",
     **dict.fromkeys(MEASURES, "what to measure"),
     "compiled": "backends of torch.compile, and layers or losses",
-    "noticed": "chapters",
 }
 """Commands that take names. Without names, such a command works on everything. An unknown name is an error."""
 
@@ -56,14 +55,9 @@ def main() -> int:
     parser.add_argument(
         "--timeout", type=int, default=120, help="the most seconds that one cell may run (default: 120)"
     )
-    parser.add_argument(
-        "--sample", type=int, help="only for noticed: how many cells to change in each chapter (default: all)"
-    )
     options = parser.parse_args()
     if options.names and options.command not in OF_SOME:
         parser.error(f"{options.command} takes no names; only these commands do: {', '.join(OF_SOME)}")
-    if options.sample is not None and (options.command != "noticed" or options.sample < 1):
-        parser.error("--sample works only with noticed, and must be at least 1")
     from .project import Problem, Project
 
     try:
@@ -93,8 +87,7 @@ def _run(options: argparse.Namespace, project: Project) -> int:
 
         return int(getattr(Build(project, options.timeout), name)(*options.names))
     module = importlib.import_module(COMMANDS[options.command], __package__)
-    extra = {} if options.sample is None else {"sample": options.sample}
-    return int(getattr(module, name)(project, *options.names, **extra) or 0)
+    return int(getattr(module, name)(project, *options.names) or 0)
 
 
 if __name__ == "__main__":

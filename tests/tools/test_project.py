@@ -101,8 +101,6 @@ def test_a_disk_that_fills_up_later_is_named_and_any_other_error_keeps_its_trace
         ([], "the following arguments are required: command"),
         (["check", "--timeout", "soon"], "invalid int value: 'soon'"),
         (["book", "one"], "book takes no names"),
-        (["costs", "--sample", "3"], "--sample works only with noticed, and must be at least 1"),
-        (["noticed", "--sample", "0"], "--sample works only with noticed, and must be at least 1"),
     ],
 )
 def test_a_wrong_command_is_refused_with_the_usage(monkeypatch, capsys, arguments, told):
@@ -239,7 +237,7 @@ def test_an_unknown_name_is_told_with_those_that_are_close(name, said):
     assert named(["masked", "fixed", "masked"], ["fixed", "masked"], "thing") == ["masked", "fixed"]
 
 
-MEASURES = "attention compiled costs explained fixed honesty masked noticed penguins remedies setups".split()
+MEASURES = "attention compiled costs explained fixed honesty masked penguins remedies setups".split()
 
 
 @pytest.mark.parametrize("measure", MEASURES)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tools.measure import costs, costs_shown, explained, fixed, noticed, penguins
+from tools.measure import costs, costs_shown, explained, fixed, penguins
 from tools.project import Project
 from tools.versions import peers
 from zero_or_nan import explain
@@ -226,15 +226,6 @@ def test_the_recorded_costs_are_of_todays_cases():
     ]
     assert [row["case"] for row in content["watched"]] == costs.WATCHED
     assert [row["case"] for row in content["failing"]] == list(costs.FAILING)
-
-
-def test_changes_that_the_build_did_not_notice_are_listed():
-    row = {"cells": 3, "noticed": 3, "mutated": 2, "missed": []}
-    content = {"made_with": {"torch": "2"}, "pages": {"one": row, "two": row}}
-    assert "after 6 of 6 changes" in (text := noticed.shown(content)) and "<table" not in text
-    assert "In 4 of them" in text and "In the other 2" in text
-    content["pages"]["two"] = {**row, "noticed": 2, "missed": ["code cell 1 (a < b)"]}
-    assert "after 5 of 6 changes" in (text := noticed.shown(content)) and "a &lt; b" in text
 
 
 def test_a_difference_between_methods_is_that_of_the_same_seeds():
