@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ROOT = [ "$$(id -u)" = 0 ] || { echo "error: apt-get can install packages only as root: run sudo apt-get install chromium nodejs npm, then make browser again" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
-.PHONY: help book from-notebook check test test-fast test-whole browser notebooks record serve pdf picture costs attention compiled fixed masked honesty explained penguins processors remedies setups colab twice coverage matrix peers lint pins audit watch clean
+.PHONY: help book from-notebook check test test-fast test-whole browser notebooks record serve pdf picture costs attention compiled fixed masked honesty explained penguins processors remedies setups colab twice coverage matrix peers lint pins audit clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -127,9 +127,6 @@ EXCEPTIONS :=
 audit: $(BIN)/.ready  ## check whether a pinned package has a known vulnerability
 	@status=0; $(BIN)/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r requirements.txt $(EXCEPTIONS) || status=1; \
 	  npm audit --prefix tests/site || status=1; exit $$status
-
-watch: $(BIN)/.ready  ## fail if results of the installed PyTorch differ from the record, and say what was fixed in PyTorch, and what is broken here
-	$(RUN) watch
 
 clean:  ## remove everything that was built; .venv stays
 	rm -rf _build

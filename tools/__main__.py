@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 STEPS = ("book", "check", "from-notebook", "record", "notebooks")
 """Commands that are methods of `steps.build.Build`."""
 MEASURES = tuple("attention compiled costs explained honesty masked fixed penguins remedies setups".split())
-VERSIONS = ("library-tests", "matrix", "peers", "watch")
+VERSIONS = ("library-tests", "matrix", "peers")
 COMMANDS = {
     "serve": ".serve",
     "pdf": ".pdf",
