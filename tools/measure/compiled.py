@@ -30,7 +30,7 @@ from helpers.releases import number
 from zero_or_nan import ignoring
 
 from ..project import Project, named
-from .apart import all_apart, apart
+from .apart import all_apart
 from .records import RELEASE, keep, prose, read
 
 TESTS = Path(__file__).parents[2] / "tests" / "zero_or_nan" / "ignoring"
@@ -310,15 +310,14 @@ def gradients(backward: Any, loss: Any, program: Program, given: Sequence[Tensor
 def measure_all(chosen: Sequence[str], backend: str) -> dict[str, dict[str, str]]:
     """The outcomes of each layer or loss, measured in a separate process. Prints each outcome that is not right."""
 
-    def in_a_process(name: str) -> tuple[str, dict[str, str]]:
-        found: dict[str, str] | str = apart(lambda: measure(name, backend), SECONDS)
-        return name, {"all programs": f"failed: {found}"} if isinstance(found, str) else found
-
     def told(found: tuple[str, dict[str, str]]) -> str:
         rest = {case: outcome for case, outcome in found[1].items() if outcome != "right"}
         return f"{backend}, {found[0]}: {rest}" if rest else ""
 
-    return dict(all_apart(chosen, in_a_process, told))
+    def lost(name: str, why: str) -> tuple[str, dict[str, str]]:
+        return name, {"all programs": f"failed: {why}"}
+
+    return dict(all_apart(chosen, lambda name: (name, measure(name, backend)), SECONDS, lost, told))
 
 
 # The record.

@@ -147,11 +147,18 @@ def row(tally: Tally) -> dict[str, Any]:
 def measure_all(chosen: list[Any], samples: int = SAMPLES) -> list[Tally]:
     """The tallies of all operators, each from its own process: a poisoned sample can crash a library below PyTorch."""
 
+    def lost(op: Any, why: str) -> Tally:
+        found: Tally | str = apart(lambda: measure(op, samples=samples, alone=True), SECONDS + 2 * SECONDS_ALONE)
+        if isinstance(found, str):
+            why, found = found, Tally(name_of(op))
+            found.lose("all samples", why)
+        return found
+
     def told(tally: Tally) -> str:
         notes = tally.notes[:: max(1, len(tally.notes) // 3)][:4]
         return "\n    ".join([_line(tally.operator, tally), *notes]) if notes else ""
 
-    tallies = all_apart(chosen, lambda op: _in_a_process(op, samples), told)
+    tallies = all_apart(chosen, lambda op: measure(op, samples=samples), SECONDS + SECONDS_ALONE, lost, told)
     print(_line("\rall operators", *tallies))
     return tallies
 
@@ -159,16 +166,6 @@ def measure_all(chosen: list[Any], samples: int = SAMPLES) -> list[Tally]:
 def _line(name: str, *tallies: Tally) -> str:
     unexplained = sum(row(tally)["not_fixed"].get(UNEXPLAINED, 0) for tally in tallies)
     return counted(name, {**totals(tallies, COUNTS), "unexplained": unexplained})
-
-
-def _in_a_process(op: Any, samples: int) -> Tally:
-    found: Tally | str = apart(lambda: measure(op, samples=samples), SECONDS + SECONDS_ALONE)
-    if isinstance(found, str):
-        found = apart(lambda: measure(op, samples=samples, alone=True), SECONDS + 2 * SECONDS_ALONE)
-    if isinstance(found, str):
-        failure, found = found, Tally(name_of(op))
-        found.lose("all samples", failure)
-    return found
 
 
 # On the page.

@@ -30,7 +30,7 @@ from zero_or_nan import ignoring
 from zero_or_nan.selfcheck.poisoned import database, name_of
 
 from ..project import Project
-from .apart import all_apart, apart, counted, totals
+from .apart import all_apart, counted, totals
 from .fixed import called
 from .records import keep_swept, prose
 
@@ -547,24 +547,22 @@ def totals_and_rows(tallies: list[Tally]) -> dict[str, Any]:
 def measure_all(chosen: list[Any]) -> list[Tally]:
     """The tallies of all operators, each from its own process: an unusual number can crash a library below PyTorch."""
 
+    def lost(op: Any, why: str) -> Tally:
+        return Tally(name_of(op), failed=1, notes=[why])
+
+    def measured(op: Any) -> Tally:
+        try:
+            return measure(op)
+        except Exception as error:
+            return lost(op, f"{type(error).__name__}: {str(error)[:200]}")
+
     def told(tally: Tally) -> str:
         line = counted(tally.operator, totals([tally], COUNTS))
         return "" if tally.is_honest else "\n    ".join([line, *tally.notes[:4]])
 
-    tallies = all_apart(chosen, _in_a_process, told)
+    tallies = all_apart(chosen, measured, SECONDS, lost, told)
     print(counted("\rall operators", totals(tallies, COUNTS)))
     return tallies
-
-
-def _in_a_process(op: Any) -> Tally:
-    def measured() -> Tally | str:
-        try:
-            return measure(op)
-        except Exception as error:
-            return f"{type(error).__name__}: {str(error)[:200]}"
-
-    found: Tally | str = apart(measured, SECONDS)
-    return Tally(name_of(op), failed=1, notes=[found]) if isinstance(found, str) else found
 
 
 # On the page.
