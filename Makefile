@@ -8,10 +8,10 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 # Images of containers forbid bytecode. Then each of the processes that tests start would compile the library again.
 export PYTHONDONTWRITEBYTECODE :=
 # This check runs before apt-get, because the error message of apt-get does not say what to do.
-ROOT = [ "$$(id -u)" = 0 ] || { echo "error: apt-get can install packages only as root: run sudo apt-get install chromium epubcheck nodejs npm, then make browser again" >&2; exit 1; };
+ROOT = [ "$$(id -u)" = 0 ] || { echo "error: apt-get can install packages only as root: run sudo apt-get install chromium nodejs npm, then make browser again" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
-.PHONY: help book chapter from-notebook check test test-fast test-whole browser notebooks record serve site-report bench costs attention compiled fixed masked honesty explained penguins processors remedies setups colab twice coverage mutants noticed matrix peers lint pins audit watch pdf epub clean
+.PHONY: help book from-notebook check test test-fast test-whole browser notebooks record serve pdf picture costs attention compiled fixed masked honesty explained penguins processors remedies setups colab twice coverage mutants matrix peers lint pins audit clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -36,9 +36,8 @@ test-fast: $(BIN)/.ready  ## run only the tests that need no site, no browser an
 test-whole: $(BIN)/.ready  ## run all tests with all their cases; if a test has many similar cases, make test runs a sample
 	WHOLE_TESTS=1 $(PYTEST)
 
-browser: $(BIN)/.ready tests/site/node_modules/.ready  ## install what the tests of the site need: Chromium and epubcheck (both need root), axe-core and Lighthouse
+browser: $(BIN)/.ready tests/site/node_modules/.ready  ## install what the tests of the site need: Chromium (which needs root) and axe-core
 	@$(BIN)/python -c 'from tools.measure.browser import executable as e; exit(not e())' || { $(ROOT) apt-get update && apt-get install -y chromium; }
-	@command -v epubcheck || { $(ROOT) apt-get update && apt-get install -y epubcheck; }
 
 tests/site/node_modules/.ready: tests/site/package-lock.json
 	@command -v npm || { $(ROOT) apt-get update && apt-get install -y nodejs npm; }
@@ -47,10 +46,6 @@ tests/site/node_modules/.ready: tests/site/package-lock.json
 
 notebooks: $(BIN)/.ready  ## write notebooks/*.ipynb from chapters/*.md
 	$(RUN) notebooks
-
-# On some systems, the environment has a variable NAME with the name of the machine. Therefore only the command line counts.
-chapter: $(BIN)/.ready  ## begin a new chapter, with its line in the contents and its thread: NAME=issue-12345
-	$(RUN) chapter $(if $(findstring command,$(origin NAME)),"$(NAME)")
 
 from-notebook: $(BIN)/.ready  ## write an edited notebook, for example from Colab, back to its chapter: NOTEBOOK=path/to/where-over-exp.ipynb
 	$(RUN) from-notebook $(if $(NOTEBOOK),"$(NOTEBOOK)") $(CHAPTER)
@@ -64,14 +59,8 @@ serve: $(BIN)/.ready  ## serve the built site on http://127.0.0.1:8000
 pdf: $(BIN)/.ready  ## print the built site into _build/zero-or-nan.pdf; needs Chromium, which make browser installs
 	$(RUN) pdf
 
-epub: $(BIN)/.ready  ## write the pages of the built site into _build/zero-or-nan.epub, for e-readers
-	$(RUN) epub
-
-site-report: $(BIN)/.ready  ## measure the built site in a browser: Lighthouse, weight, axe-core
-	$(RUN) site-report
-
-bench: $(BIN)/.ready costs  ## measure the cost of a gradient, then the time of the build, compared with the stock build
-	$(RUN) bench
+picture: $(BIN)/.ready  ## take the picture of the README from the built site; needs Chromium
+	$(RUN) picture
 
 costs: $(BIN)/.ready  ## measure time and memory of ignoring; write results/measured/
 	$(RUN) costs
@@ -121,9 +110,6 @@ coverage: $(BIN)/.ready  ## run all tests, and report the statements and branche
 mutants: $(BIN)/.ready  ## change COUNT=40 places in the code (or only below IN=src/helpers), and check whether the tests notice (SEED=7 repeats a run); write results/measured/
 	$(RUN) mutants $(IN) $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
 
-noticed: $(BIN)/.ready  ## change each cell that shows something, and check whether the build notices (or only CHAPTER=name); write results/measured/
-	$(RUN) noticed $(CHAPTER) $(if $(SAMPLE),--sample $(SAMPLE))
-
 lint: $(BIN)/.ready  ## check style and types
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy --num-workers $(JOBS)
 
@@ -138,11 +124,12 @@ pins: $(BIN)/.ready  ## compile requirements.txt with the newest versions; resto
 	@diff _build/before.txt requirements.txt | grep '^[<>].*==' || echo "every pin is already the newest version that fits"
 	$(MAKE) book lint || { cp _build/before.txt requirements.txt; echo "error: the newer pins fail, so requirements.txt is as before. Fix the cause, or limit a version in pyproject.toml" >&2; exit 1; }
 
+# $(call until,2027-01-31,GHSA-…) excepts an advisory until this day. SECURITY.md says which exceptions are allowed.
+until = $(if $(shell [ "$$(date +%F)" "<" "$(1)" ] && echo yes),--ignore-vuln $(2))
+EXCEPTIONS :=
 audit: $(BIN)/.ready  ## check whether a pinned package has a known vulnerability
-	$(RUN) audit
-
-watch: $(BIN)/.ready  ## compare the results of the installed PyTorch with the record: what was fixed in PyTorch, and what is broken here
-	$(RUN) watch
+	@status=0; $(BIN)/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r requirements.txt $(EXCEPTIONS) || status=1; \
+	  npm audit --prefix tests/site || status=1; exit $$status
 
 clean:  ## remove everything that was built; .venv stays
 	rm -rf _build

@@ -15,38 +15,33 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .project import Project
 
-STEPS = ("book", "chapter", "check", "from-notebook", "record", "notebooks")
+STEPS = ("book", "check", "from-notebook", "record", "notebooks")
 """Commands that are methods of `steps.build.Build`."""
-MEASURES = tuple(
-    "attention bench compiled costs explained honesty masked fixed mutants noticed penguins remedies setups "
-    "site-report".split()
-)
-VERSIONS = ("audit", "library-tests", "matrix", "peers", "tell", "watch")
+MEASURES = tuple("attention compiled costs explained honesty masked fixed mutants penguins remedies setups".split())
+VERSIONS = ("library-tests", "matrix", "peers")
 COMMANDS = {
     "serve": ".serve",
     "pdf": ".pdf",
-    "epub": ".epub",
+    "picture": ".picture",
     "fixed-sample": ".measure.fixed",
-    **{name: f".measure.{name}".replace("-", "_") for name in MEASURES},
+    **{name: f".measure.{name}" for name in MEASURES},
     **{name: f".versions.{name}".replace("-", "_") for name in VERSIONS},
 }
 """The other commands. Each is a function that takes the project; this table gives its module."""
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 """The errors of a disk that is full or not writable. They are not bugs of the project."""
 OF_SOME = {
-    "chapter": "the name of the new chapter",
     "check": "chapters",
-    "compiled": "backends of torch.compile",
     "from-notebook": "the path of an edited notebook, and the chapter's name if the file has another name",
     "matrix": "versions of PyTorch",
-    "mutants": "files and folders of code",
-    "noticed": "chapters",
     "peers": "packages",
+    **dict.fromkeys(MEASURES, "what to measure"),
+    "compiled": "backends of torch.compile, and layers or losses",
+    "mutants": "files and folders of code",
 }
-"""Commands that take names. Without names, such a command works on everything."""
+"""Commands that take names. Without names, such a command works on everything. An unknown name is an error."""
 
 ONLY_FOR = {
-    "sample": ("noticed", "how many cells to change in each chapter (default: all)"),
     "count": ("mutants", "how many mutants to draw (default: 40)"),
     "seed": ("mutants", "the number that an earlier run printed, to draw its mutants again"),
 }

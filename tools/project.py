@@ -47,8 +47,7 @@ class Project:
         self.build = self.root / "_build"
         self.executed = self.build / "executed"  # the executed notebooks, for every step that reads outputs
         self.site = self.build / "html"
-        self.pdf = self.build / "zero-or-nan.pdf"  # the published site offers both files under the same names
-        self.epub = self.build / "zero-or-nan.epub"
+        self.pdf = self.build / "zero-or-nan.pdf"  # the published site offers the file under the same name
 
     @cached_property
     def config(self) -> dict[str, Any]:

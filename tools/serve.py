@@ -1,6 +1,6 @@
 """Serves the built site on this machine as a host does: compressed, and under its own address.
 
-`python -m http.server` is not used: the recorded weights of the pages are those of compressed files.
+`python -m http.server` is not used: it compresses nothing, and the tests weigh the pages as a host sends them.
 """
 
 from __future__ import annotations

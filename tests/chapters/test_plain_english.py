@@ -8,9 +8,10 @@ from mdit_py_plugins.front_matter import front_matter_plugin
 from scratch import ROOT
 
 from tools.project import Project
-from tools.steps.scaffold import MARK
 
 PAGES = Project(ROOT).pages
+MARK = "Fill in"
+"""How `tools/chapter_template.md` begins every text that an author has to write."""
 LONG = 25
 """The words of a long sentence. A list of names may have more: a twentieth of the sentences, or two, may be long."""
 AVOIDED = {

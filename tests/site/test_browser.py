@@ -78,7 +78,7 @@ def look(tab: Visit, path: str, with_axe: bool) -> Seen:
     return Seen(size, troubles, elsewhere, *at_first, *numbers, width, *last)
 
 
-# Each width and each theme once; `make site-report` looks at all four.
+# Each width and each theme once.
 TWO = ["wide, light", "narrow, dark"]
 
 

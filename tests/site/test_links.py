@@ -52,10 +52,7 @@ def test_links_to_the_sites_own_address_resolve_too(pages, site):
             if tag["href"].startswith(PROJECT.site_url):
                 target = urlsplit(tag["href"].removeprefix(PROJECT.site_url))
                 file = target.path.lstrip("/") or "index.html"
-                if file in (
-                    PROJECT.pdf.name,
-                    PROJECT.epub.name,
-                ):  # the workflow that publishes puts them beside the pages
+                if file == PROJECT.pdf.name:  # the workflow that publishes puts it beside the pages
                     continue
                 assert (site / file).is_file(), (path, tag["href"])
                 assert not target.fragment or unquote(target.fragment) in known[file], (path, tag["href"])

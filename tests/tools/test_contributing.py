@@ -17,28 +17,36 @@ from tools.steps.read import read
 
 NAME, QUERY = "log-under-a-mask", "loss is nan after log of zero in where"
 
+TEMPLATE = "tools/chapter_template.md"
+THREAD = f"""    Thread(
+        "{NAME}",
+        "PyTorch forum 1",
+        "NaN gradient of log under torch.where",
+        "https://discuss.pytorch.org/t/log-of-zero/1",
+        "Answered: select before the logarithm.",
+    ),
+"""
+LINE = "      - file: chapters/not-your-case\n"
 EDITS = {
-    "src/helpers/threads.py": {
-        "Fill in: the place, and its number or year": "PyTorch forum 1",
-        "Fill in: the title of the thread": "NaN gradient of log under torch.where",
-        "https://fill-in": "https://discuss.pytorch.org/t/log-of-zero/1",
-        "Fill in: Open, Closed or Answered. What was decided.": "Answered: select before the logarithm.",
-    },
-    "_toc.yml": {"Fill in: a short title": "log under a mask"},
+    "src/helpers/threads.py": {"\n)\nTHREADS": f"\n{THREAD})\nTHREADS"},
+    "_toc.yml": {LINE: f"      - file: chapters/{NAME}\n        title: log under a mask\n{LINE}"},
     "chapters/welcome.md": {"|---|---|\n": f"|---|---|\n| The loss is NaN after `log` | [Log of zero]({NAME}.md) |\n"},
     "tests/site/test_search.py": {"\nQUERIES = {\n": f'\nQUERIES = {{\n    "{QUERY}": ("{NAME}", 8),\n'},
 }
 """What is changed in every file that the text names, besides the page."""
 
+KEY = {'Case("Fill in: the key of the thread")': f'Case("{NAME}")'}
 PAGE = {
-    "Fill in: the NaN symptom in the words that people search for (PyTorch log-under-a-mask)": (
+    "Fill in: the NaN symptom in the words that people search for (PyTorch and the number)": (
         "NaN gradient from the logarithm of 0 under torch.where, in PyTorch"
     ),
     "Fill in: the symptom, the cause and the fix, in one or two sentences. Search engines show them.": (
         "Why the logarithm of 0 gives a NaN gradient although torch.where discards it."
     ),
     "Fill in: error messages, names of nodes, and words that people search for": f"{QUERY}, LogBackward0",
-    "# Fill in: the symptom · log-under-a-mask": "# NaN gradient from the logarithm of 0 under torch.where · forum 1",
+    "# Fill in: the symptom · the number of the thread": (
+        "# NaN gradient from the logarithm of 0 under torch.where · forum 1"
+    ),
     'case.claim("select first", "x.grad", x.grad, ...)': 'case.claim("select first", "x.grad", x.grad, [1, 0])',
     'case.claim("vanilla", "x.grad", x.grad, ...)': 'case.claim("vanilla", "x.grad", x.grad, [1, nan])',
     'case.claim("masked", "x.grad", mx.grad, ...)': 'case.claim("masked", "x.grad", mx.grad, [1, MASKED])',
@@ -60,8 +68,7 @@ LEFT_OUT = {"book", "browser", "checkout", "tmp_path"}
 
 class Subject:
     # Of the tests of the tools, those that look at this checkout's own pages; the others make books of their own.
-    # A test that is repeated for each chapter is run for the new one alone. The whole book as an EPUB takes as long as
-    # all others together, and the pages in it are those that are tested.
+    # A test that is repeated for each chapter is run for the new one alone.
     def pytest_collection_modifyitems(self, config, items):
         kept = []
         for item in items:
@@ -140,21 +147,22 @@ def test_a_new_chapter_by_the_steps_of_the_text_passes_its_tests(checkout):
     root = checkout.root
     outputs = cache_folder(Project(root))
     files = re.findall(r"`([\w/.<>-]+\.(?:py|md|yml))`", STEPS)
-    assert set(files) == {"chapters/<name>.md", *EDITS}, "the text names other files than a chapter needs"
+    assert set(files) == {"chapters/<name>.md", TEMPLATE, *EDITS}, "the text names other files than a chapter needs"
     commands = list(dict.fromkeys(re.findall(r"`make ([a-z-]+)(?: [A-Z]+=[\w-]+)?`", STEPS)))
-    assert commands == ["chapter", "check", "record", "book", "test"]
-    run(checkout, "make", "chapter", f"NAME={NAME}")
+    assert commands == ["check", "record", "book", "test"]
+    page = checkout.chapter(NAME)
+    shutil.copy(root / TEMPLATE, page)
+    for path, words in EDITS.items():
+        fill_in(root / path, words)
+    # The page that lists the threads is run again, and after the record the new page too.
+    outputs = keep_outputs(checkout, outputs, "references")
+    fill_in(page, KEY)
     said = run(checkout, "make", "check", f"CHAPTER={NAME}", status=2)
     assert f"chapters/{NAME}.md, code cell 3 (case.claim(" in said
     assert "fill in what select first gives for x.grad" in said
     assert "4 later cells failed too" in said  # claims and the verdict: all other cells run
-    for path, words in EDITS.items():
-        fill_in(root / path, words)
-    page = checkout.chapter(NAME)
     fill_in(page, PAGE)
     page.write_text(page.read_text(encoding="utf-8").replace("Fill in: ", "As an example: "), encoding="utf-8")
-    # The page that lists the threads is run again, and after the record the new page too.
-    outputs = keep_outputs(checkout, outputs, "references")
     run(checkout, "make", "record")
     keep_outputs(checkout, outputs, "references", NAME)
     run(checkout, "make", "book")

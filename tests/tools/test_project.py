@@ -101,9 +101,8 @@ def test_a_disk_that_fills_up_later_is_named_and_any_other_error_keeps_its_trace
         ([], "the following arguments are required: command"),
         (["check", "--timeout", "soon"], "invalid int value: 'soon'"),
         (["book", "one"], "book takes no names"),
-        (["costs", "--sample", "3"], "--sample works only with noticed, and must be at least 1"),
-        (["noticed", "--sample", "0"], "--sample works only with noticed, and must be at least 1"),
-        (["noticed", "--seed", "7"], "--seed works only with mutants, and must be at least 1"),
+        (["costs", "--count", "3"], "--count works only with mutants, and must be at least 1"),
+        (["mutants", "--seed", "0"], "--seed works only with mutants, and must be at least 1"),
     ],
 )
 def test_a_wrong_command_is_refused_with_the_usage(monkeypatch, capsys, arguments, told):
@@ -240,13 +239,13 @@ def test_an_unknown_name_is_told_with_those_that_are_close(name, said):
     assert named(["masked", "fixed", "masked"], ["fixed", "masked"], "thing") == ["masked", "fixed"]
 
 
-MEASURES = "attention compiled costs explained fixed honesty masked noticed penguins remedies setups".split()
+MEASURES = "attention compiled costs explained fixed honesty masked penguins remedies setups".split()
 
 
 @pytest.mark.parametrize("measure", MEASURES)
 def test_a_measurement_of_an_unknown_name_is_refused(measure):
     for names in (["nosuchname"], ["aot_eager", "nosuchname"]) if measure == "compiled" else (["nosuchname"],):
         done = subprocess.run(
-            [sys.executable, "-m", f"tools.measure.{measure}", *names], cwd=ROOT, capture_output=True, text=True
+            [sys.executable, "-m", "tools", measure, *names], cwd=ROOT, capture_output=True, text=True
         )
         assert (done.returncode, done.stdout) == (1, "") and "is called nosuchname; " in done.stderr, done.stderr

@@ -43,18 +43,31 @@ def apart(work: Callable[[], Any], seconds: float) -> Any:
         process.join()
 
 
-def all_apart(items: Sequence[T], measure: Callable[[T], R], told: Callable[[R], str]) -> list[R]:
-    """The results of `measure` for all items, two at a time. Prints each text that `told` gives for a result.
+def all_apart(
+    items: Sequence[T],
+    work: Callable[[T], R],
+    seconds: float,
+    lost: Callable[[T, str], R],
+    told: Callable[[R], str],
+) -> list[R]:
+    """The results of `work` for all items, each in a separate process, two at a time.
 
     Args:
         items: for example operators.
-        measure: measures one item in a separate process, by `apart`.
-        told: a text about a result, or an empty text.
+        work: measures one item.
+        seconds: the most seconds that one item may take.
+        lost: the result for an item whose process did not end, and for the text that says why.
+        told: a text about a result, which is printed, or an empty text.
     """
+
+    def measured(item: T) -> R:
+        found: R | str = apart(lambda: work(item), seconds)
+        return lost(item, found) if isinstance(found, str) else found
+
     torch.set_num_threads(1)
     found: list[R] = []
     with ThreadPoolExecutor(2) as pool:
-        for result in pool.map(measure, items):
+        for result in pool.map(measured, items):
             found.append(result)
             if text := told(result):
                 print(f"\r{text}", flush=True)

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from helpers import show
 from helpers.recorded import spans
 
-from ..project import Project
-from .records import RELEASE, by_release, keep_release, of_named, per_release, prose
+from ..project import Project, named
+from .records import RELEASE, by_release, keep_release, per_release, prose
 
 KEEP = torch.tensor([[True, True, False], [True, True, False], [False, False, False]])
 """The keys that each query may attend to. The last query may attend to no key."""
@@ -36,12 +36,17 @@ Rows = dict[str, list[list[str]]]
 """The rows of each table, as text."""
 
 
-def attention(project: Project) -> None:
-    """Run everything on this PyTorch, and add the outcomes to `results/measured/attention.json`."""
-    found = {FLEX: flex(), LLAMA: llama() if find_spec("transformers") else []}
-    add(project, RELEASE, found)
+def attention(project: Project, *names: str) -> None:
+    """Run everything on this PyTorch, and add the outcomes to `results/measured/attention.json`.
+
+    If tables are named, measure only them, and print the rows.
+    """
+    tables = {FLEX: flex, LLAMA: llama if find_spec("transformers") else list}
+    found = {name: tables[name]() for name in named(names, tables, "table") or tables}
     for name, rows in found.items():
-        print(f"torch {RELEASE}, {name}: {len(rows)} rows")
+        print(f"torch {RELEASE}, {name}:", *rows, sep="\n  ")
+    if not names:
+        add(project, RELEASE, found)
 
 
 def flex() -> list[list[str]]:
@@ -195,8 +200,3 @@ def _word(text: str) -> str:
     if text.startswith("raises"):
         return html.escape(text)  # longer than a phone's column: this text may be broken, a number may not
     return f'<span class="{"zn-nan" if text == "NaN" else "zn-finite"}">{html.escape(text)}</span>'
-
-
-if __name__ == "__main__":
-    tables = {FLEX: flex, LLAMA: llama}
-    of_named("table", tables, lambda names: [print(name, *tables[name](), sep="\n  ") for name in names])

@@ -1,4 +1,4 @@
-"""A real browser that opens the built site, for the tests of the site and for `make site-report`."""
+"""A real browser that opens the built site, for the tests of the site, the PDF and the picture of the README."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 MODULES = Path("tests") / "site" / "node_modules"
-"""The folder of the checkout into which `make browser` installs axe-core and Lighthouse."""
+"""The folder of the checkout into which `make browser` installs axe-core."""
 
 VIEWS = {
     f"{name}, {scheme}": {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}
@@ -29,7 +29,7 @@ def executable() -> str | None:
 def missing(root: Path) -> str:
     """What the browser's tests need and this machine lacks; empty if nothing is missing."""
     lacks = [] if executable() else ["Chromium"]
-    lacks += [name for name in ("axe-core", "lighthouse") if not (root / MODULES / name).is_dir()]
+    lacks += ["axe-core"] if not (root / MODULES / "axe-core").is_dir() else []
     return f"not installed: {', '.join(lacks)}; `make browser` installs what is missing" if lacks else ""
 
 

@@ -7,8 +7,6 @@ number only if it also does in uncompiled code.
 
 A program runs with cold caches, again after a plain pass, and again after a new compilation with warm caches. The worst
 run counts. Each layer and each loss has a separate process. If the process dies, the layer or loss has failed.
-
-    python -m tools.measure.compiled BACKEND NAME ...
 """
 
 from __future__ import annotations
@@ -32,8 +30,8 @@ from helpers.releases import number
 from zero_or_nan import ignoring
 
 from ..project import Project, named
-from .apart import all_apart, apart
-from .records import RELEASE, keep, of_named, prose, read
+from .apart import all_apart
+from .records import RELEASE, keep, prose, read
 
 TESTS = Path(__file__).parents[2] / "tests" / "zero_or_nan" / "ignoring"
 """The folder with the table of layers, which the tests of uncompiled layers use too."""
@@ -312,30 +310,36 @@ def gradients(backward: Any, loss: Any, program: Program, given: Sequence[Tensor
 def measure_all(chosen: Sequence[str], backend: str) -> dict[str, dict[str, str]]:
     """The outcomes of each layer or loss, measured in a separate process. Prints each outcome that is not right."""
 
-    def in_a_process(name: str) -> tuple[str, dict[str, str]]:
-        found: dict[str, str] | str = apart(lambda: measure(name, backend), SECONDS)
-        return name, {"all programs": f"failed: {found}"} if isinstance(found, str) else found
-
     def told(found: tuple[str, dict[str, str]]) -> str:
         rest = {case: outcome for case, outcome in found[1].items() if outcome != "right"}
         return f"{backend}, {found[0]}: {rest}" if rest else ""
 
-    return dict(all_apart(chosen, in_a_process, told))
+    def lost(name: str, why: str) -> tuple[str, dict[str, str]]:
+        return name, {"all programs": f"failed: {why}"}
+
+    return dict(all_apart(chosen, lambda name: (name, measure(name, backend)), SECONDS, lost, told))
 
 
 # The record.
 
 
-def compiled(project: Project, *backends: str) -> None:
-    """Measure everything under these backends, or under all, and write `results/measured/compiled.json`.
+def compiled(project: Project, *chosen: str) -> int:
+    """Measure everything under the named backends, or under all, and write `results/measured/compiled.json`.
 
-    Raises:
-        Problem: if a backend has another name. The message lists the backends that are measured.
+    If layers or losses are named too, measure only them, and write nothing. Return 1 if an outcome is a violation.
     """
-    for backend in named(backends, BACKENDS, "backend") or BACKENDS:
-        found = measure_all(names(), backend)
-        print(f"torch {RELEASE}, {backend}: {dict(tally(found))}")
-        add(project, RELEASE, backend, found)
+    every = names()
+    chosen = tuple(named(chosen, [*BACKENDS, *every], "backend, layer or loss"))
+    some = [name for name in chosen if name in every]
+    violations = 0
+    for backend in [name for name in chosen if name in BACKENDS] or BACKENDS:
+        found = measure_all(some or every, backend)
+        counts = tally(found)
+        print(f"torch {RELEASE}, {backend}: {dict(counts)}")
+        violations += sum(counts[outcome] for outcome in VIOLATIONS)
+        if not some:
+            add(project, RELEASE, backend, found)
+    return int(violations > 0)
 
 
 def tally(found: dict[str, dict[str, str]]) -> Counter[str]:
@@ -409,18 +413,3 @@ def shown(content: dict[str, Any]) -> str:
 def cases_by_outcome(row: dict[str, Any]) -> list[tuple[str, list[str]]]:
     """Each outcome of a program that is not right, with the cases that have it."""
     return [(outcome, cases) for outcome, cases in row.items() if outcome not in ("torch", "backend", "name")]
-
-
-def _of_backend(backends: list[str]) -> None:
-    """Measure the named layers and losses, or all. Exit with 1 if an outcome is a violation."""
-
-    def measured(chosen: list[str]) -> None:
-        counts = tally(measure_all(chosen, *backends))
-        print(dict(counts))
-        sys.exit(any(counts[outcome] for outcome in VIOLATIONS))
-
-    of_named("layer or loss", names(), measured, sys.argv[2:] or names())
-
-
-if __name__ == "__main__":  # for people who change how regions are followed: measures only the named ones
-    of_named("backend", BACKENDS, _of_backend, sys.argv[1:2])

@@ -45,7 +45,6 @@ def shown(content: dict[str, Any]) -> str:
                 f"where over exp, {name}: time, as a multiple of plain PyTorch's time", ["elements", *_METHODS], cells
             )
         )
-    tables.append(_part_by_part(content["parts"]))
     tables.append(
         show.table(
             "Peak memory, as a multiple of plain PyTorch's peak memory",
@@ -211,20 +210,6 @@ def _by_nodes(rows: list[dict[str, Any]]) -> str:
         ["nodes", "plain", "ignoring, nothing contaminated", "ignoring, contaminated"],
         [[f"{length:,}".replace(",", " "), *figures] for length, figures in by_length.items()],
     )
-
-
-def _part_by_part(rows: list[dict[str, Any]]) -> str:
-    """A table of backward with more and more of the work of `ignoring`."""
-    steps = ("walk", "look", "hooks", "ignoring")
-    cells = [
-        [
-            html.escape(row["case"]) + (", contaminated" if row["contaminated"] else ""),
-            *(f"{row['seconds'][s] / row['seconds']['plain']:.2f}" if s in row["seconds"] else "–" for s in steps),
-        ]
-        for row in rows
-    ]
-    head = ["case", "with a walk along the graph", "and the check", "and hooks that do nothing", "and rules"]
-    return show.table("The parts of backward, and the time of each as a multiple of plain PyTorch's time", head, cells)
 
 
 def _pairs(rows: list[dict[str, Any]], figure: Callable[[dict[str, Any]], str]) -> list[list[str]]:

@@ -23,15 +23,23 @@ from helpers import show
 from zero_or_nan import explain
 from zero_or_nan.explain import Report
 
-from ..project import Project
-from .records import keep, of_named, prose, read
+from ..project import Project, named
+from .records import keep, prose, read
 
 KINDS = ("contaminated", "undefined", "overflow", "bad input")
 
 
-def explained(project: Project) -> None:
-    """Run every program under every tool, and write the scores to `results/measured/explained.json`."""
+def explained(project: Project, *names: str) -> None:
+    """Run every program under every tool, and write the scores to `results/measured/explained.json`.
+
+    If programs are named, run only them, under `explain` alone, and print the scores.
+    """
     programs = _programs(project.root)
+    every = {program.name: program for program in programs}
+    if chosen := named(names, every, "program"):
+        for name in chosen:
+            print(f"{name}: {_explained(every[name])}")
+        return
     reports = [program for program in programs if program.is_report]
     known = [program for program in programs if not program.is_report]
     baselines = importlib.import_module("corpus.baselines")
@@ -244,8 +252,3 @@ def _answers(content: dict[str, Any]) -> str:
         ["answer", "when it first saw the program", "now"],
         body,
     )
-
-
-if __name__ == "__main__":
-    every = {program.name: program for program in _programs(Path.cwd())}
-    of_named("program", every, lambda names: [print(f"{name}: {_explained(every[name])}") for name in names])

@@ -15,6 +15,7 @@ import random
 import time
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -24,10 +25,10 @@ from helpers import show
 from zero_or_nan import ignoring
 from zero_or_nan.selfcheck.poisoned import COUNTS, Gradients, PoisonedSample, Tally, database, judge, name_of, poisoned
 
-from ..project import Project, write
+from ..project import Project, named, write
 from .apart import all_apart, apart, counted, totals
 from .causes import CAUSES, ENDS, UNEXPLAINED, cause_of
-from .records import keep_swept, of_named, prose
+from .records import keep_swept, prose
 
 SAMPLES = 40
 """How many samples of each operator are measured. The database has hundreds of samples for a few operators."""
@@ -42,14 +43,14 @@ def operators() -> list[Any]:
     return [op for op in database() if op.supports_autograd and torch.float32 in op.supported_backward_dtypes("cpu")]
 
 
-def names_of(ops: list[Any]) -> list[str]:
-    """The names by which operators can be chosen: of an operator, or of one of its variants."""
-    return list(dict.fromkeys(name for op in ops for name in (op.name, name_of(op))))
+def called(ops: list[Any], names: Sequence[str]) -> list[Any]:
+    """The operators with these names, with all their variants, or the variants with these names; without names all.
 
-
-def called(ops: list[Any], names: list[str]) -> list[Any]:
-    """The operators with these names, with all their variants."""
-    return [op for op in ops if op.name in names or name_of(op) in names]
+    Raises:
+        Problem: if a name is not known.
+    """
+    chosen = named(names, (name for op in ops for name in (op.name, name_of(op))), "operator")
+    return [op for op in ops if not chosen or op.name in chosen or name_of(op) in chosen]
 
 
 def measure(op: Any, gradients: Gradients = ignoring.grad, samples: int = SAMPLES, alone: bool = False) -> Tally:
@@ -97,9 +98,14 @@ def _judged_alone(case: PoisonedSample, gradients: Gradients) -> Tally:
     return lost
 
 
-def fixed(project: Project) -> None:
-    """Measure all operators, print those that are not fixed, and write `results/measured/fixed.json`."""
-    tallies = measure_all(operators())
+def fixed(project: Project, *names: str) -> None:
+    """Measure all operators, print those that are not fixed, and write `results/measured/fixed.json`.
+
+    If operators are named, measure only them, and write nothing.
+    """
+    tallies = measure_all(called(operators(), names))
+    if names:
+        return
     content = {
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -141,11 +147,18 @@ def row(tally: Tally) -> dict[str, Any]:
 def measure_all(chosen: list[Any], samples: int = SAMPLES) -> list[Tally]:
     """The tallies of all operators, each from its own process: a poisoned sample can crash a library below PyTorch."""
 
+    def lost(op: Any, why: str) -> Tally:
+        found: Tally | str = apart(lambda: measure(op, samples=samples, alone=True), SECONDS + 2 * SECONDS_ALONE)
+        if isinstance(found, str):
+            why, found = found, Tally(name_of(op))
+            found.lose("all samples", why)
+        return found
+
     def told(tally: Tally) -> str:
         notes = tally.notes[:: max(1, len(tally.notes) // 3)][:4]
         return "\n    ".join([_line(tally.operator, tally), *notes]) if notes else ""
 
-    tallies = all_apart(chosen, lambda op: _in_a_process(op, samples), told)
+    tallies = all_apart(chosen, lambda op: measure(op, samples=samples), SECONDS + SECONDS_ALONE, lost, told)
     print(_line("\rall operators", *tallies))
     return tallies
 
@@ -153,16 +166,6 @@ def measure_all(chosen: list[Any], samples: int = SAMPLES) -> list[Tally]:
 def _line(name: str, *tallies: Tally) -> str:
     unexplained = sum(row(tally)["not_fixed"].get(UNEXPLAINED, 0) for tally in tallies)
     return counted(name, {**totals(tallies, COUNTS), "unexplained": unexplained})
-
-
-def _in_a_process(op: Any, samples: int) -> Tally:
-    found: Tally | str = apart(lambda: measure(op, samples=samples), SECONDS + SECONDS_ALONE)
-    if isinstance(found, str):
-        found = apart(lambda: measure(op, samples=samples, alone=True), SECONDS + 2 * SECONDS_ALONE)
-    if isinstance(found, str):
-        failure, found = found, Tally(name_of(op))
-        found.lose("all samples", failure)
-    return found
 
 
 # On the page.
@@ -228,7 +231,3 @@ def _with_notes(row: dict[str, Any]) -> str:
         notes.append(f"without a rule: {names}")
     note = f'<br><span class="zn-note">{"; ".join(notes)}</span>' if notes else ""
     return f"<code>{html.escape(row['operator'])}</code>{note}"
-
-
-if __name__ == "__main__":  # for people who add a rule: measures the operators that you name
-    of_named("operator", names_of(every := operators()), lambda names: measure_all(called(every, names)))

@@ -30,9 +30,9 @@ from zero_or_nan import ignoring
 from zero_or_nan.selfcheck.poisoned import database, name_of
 
 from ..project import Project
-from .apart import all_apart, apart, counted, totals
-from .fixed import called, names_of
-from .records import keep_swept, of_named, prose
+from .apart import all_apart, counted, totals
+from .fixed import called
+from .records import keep_swept, prose
 
 SAMPLES = 6
 """How many samples of each operator are measured. They are spread over the first samples of the database."""
@@ -523,9 +523,14 @@ def judge_hook(op: Any, sample: Any, name: str, tally: Tally) -> None:
         compare(name, plain, ours, lambda number, entry, _: number == 1 and bool(taken.reshape(-1)[entry]), 1, tally)
 
 
-def honesty(project: Project) -> None:
-    """Measure all operators, print those with a violation, and write `results/measured/honesty.json`."""
-    tallies = measure_all(operators())
+def honesty(project: Project, *names: str) -> None:
+    """Measure all operators, print those with a violation, and write `results/measured/honesty.json`.
+
+    If operators are named, measure only them, and write nothing.
+    """
+    tallies = measure_all(called(operators(), names))
+    if names:
+        return
     content = {"torch": torch.__version__, "samples_of_an_operator": SAMPLES, **totals_and_rows(tallies)}
     keep_swept(project, "honesty", content)
 
@@ -542,24 +547,22 @@ def totals_and_rows(tallies: list[Tally]) -> dict[str, Any]:
 def measure_all(chosen: list[Any]) -> list[Tally]:
     """The tallies of all operators, each from its own process: an unusual number can crash a library below PyTorch."""
 
+    def lost(op: Any, why: str) -> Tally:
+        return Tally(name_of(op), failed=1, notes=[why])
+
+    def measured(op: Any) -> Tally:
+        try:
+            return measure(op)
+        except Exception as error:
+            return lost(op, f"{type(error).__name__}: {str(error)[:200]}")
+
     def told(tally: Tally) -> str:
         line = counted(tally.operator, totals([tally], COUNTS))
         return "" if tally.is_honest else "\n    ".join([line, *tally.notes[:4]])
 
-    tallies = all_apart(chosen, _in_a_process, told)
+    tallies = all_apart(chosen, measured, SECONDS, lost, told)
     print(counted("\rall operators", totals(tallies, COUNTS)))
     return tallies
-
-
-def _in_a_process(op: Any) -> Tally:
-    def measured() -> Tally | str:
-        try:
-            return measure(op)
-        except Exception as error:
-            return f"{type(error).__name__}: {str(error)[:200]}"
-
-    found: Tally | str = apart(measured, SECONDS)
-    return Tally(name_of(op), failed=1, notes=[found]) if isinstance(found, str) else found
 
 
 # On the page.
@@ -580,7 +583,3 @@ def shown(content: dict[str, Any]) -> str:
     rows = [[f"<code>{html.escape(row['operator'])}</code>", *(str(row[c]) for c in columns)] for row in found]
     foot = ["all operators", *(str(total[column]) for column in columns)]
     return prose(show.table(caption, head, rows, foot))
-
-
-if __name__ == "__main__":  # for people who add a rule: measures only the named operators
-    of_named("operator", names_of(every := operators()), lambda names: measure_all(called(every, names)))

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from helpers import figures, show
 from zero_or_nan import ignoring
 
-from ..project import Project
-from .records import keep, made_with, of_named, prose
+from ..project import Project, named
+from .records import keep, made_with, prose
 
 COLUMNS = ("bill_length_mm", "bill_depth_mm", "flipper_length_mm", "body_mass_g")
 """The two inputs, and then the two targets."""
@@ -182,9 +182,16 @@ def row(birds: Tensor, missing: str, share: float, method: str, seeds: int, step
     return {"missing": missing, "share": share, "method": method, "errors": errors}
 
 
-def penguins(project: Project) -> None:
-    """Train with every method, and write the errors to `results/measured/penguins.json`."""
+def penguins(project: Project, *names: str) -> None:
+    """Train with every method, and write the errors to `results/measured/penguins.json`.
+
+    If methods are named, train only with them, at the largest share, and print the errors.
+    """
     birds = read_birds(project.helpers / "penguins.csv")
+    if chosen := named(names, METHODS, "method"):
+        for missing, method in itertools.product(_REMOVED, chosen):
+            print(row(birds, missing, SHARES[-1], method, SEEDS))
+        return
     tasks = [(missing, share, method) for missing in ("targets", "inputs") for share in SHARES for method in METHODS]
     with ProcessPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
         rows = list(pool.map(row, *zip(*((birds, *task, SEEDS) for task in tasks), strict=True)))
@@ -289,13 +296,3 @@ def _lines_of_methods(
             axes.set_ylim(0.2, 0.6)
             axes.legend(loc="upper left")
     return sketch.figure
-
-
-def _measure_named(names: list[str]) -> None:
-    birds = read_birds(Path("src/helpers/penguins.csv"))
-    for missing, name in itertools.product(_REMOVED, names):
-        print(row(birds, missing, SHARES[-1], name, SEEDS))
-
-
-if __name__ == "__main__":
-    of_named("method", METHODS, _measure_named)

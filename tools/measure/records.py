@@ -6,8 +6,7 @@ A file in this folder measures, writes the record of the same name, and draws it
 from __future__ import annotations
 
 import platform
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from helpers import show
 from helpers.recorded import spans, unfolded
 from helpers.releases import number
 
-from ..project import Problem, Project, named, read_record, write_record
+from ..project import Project, read_record, write_record
 from ..steps.record import folded
 
 RELEASE = torch.__version__.partition("+")[0]
@@ -66,22 +65,6 @@ def keep_release(project: Project, name: str, release: str, lines: Sequence[dict
 def by_release(content: dict[str, Any]) -> dict[str, Sequence[dict[str, Any]]]:
     """The lines in such a record, by release."""
     return {**unfolded(content["releases"], content["rows"])} if content else {}
-
-
-def of_named(
-    what: str, known: Iterable[str], measure: Callable[[list[str]], object], names: Sequence[str] | None = None
-) -> None:
-    """`python -m tools.measure.X NAME …`: measure only what is named. No record changes.
-
-    An unknown name ends the program at once, because a measurement of nothing would look like a success.
-    """
-    try:
-        if not (names := sys.argv[1:] if names is None else names):
-            raise Problem(f"name at least one {what}; to measure all of them, use make")
-        chosen = named(names, known, what)
-    except Problem as problem:
-        sys.exit(f"error: {problem}")
-    measure(chosen)
 
 
 def prose(*parts: str, kind: str = "") -> str:

@@ -23,8 +23,8 @@ from helpers.methods import method
 from helpers.recipes import IGNORED, Situation
 from helpers.remedies import COLUMNS, namespace, plain_of, program
 
-from ..project import Project
-from .records import keep, made_with, of_named, prose
+from ..project import Project, named
+from .records import keep, made_with, prose
 
 ELEMENTWISE = tuple(s for s in IGNORED if isinstance(s.x, list) and s.given.startswith("ok = x"))
 """Cases of the page whose code works for any number of elements. The loss ignores half of them."""
@@ -62,18 +62,24 @@ def _once(code: CodeType, names: dict[str, Any]) -> float:
     return took
 
 
-def remedies(project: Project) -> None:
-    """Time every remedy on every case, and write the times to `results/measured/remedies.json`."""
+def remedies(project: Project, *names: str) -> None:
+    """Time every remedy on every case, and write the times to `results/measured/remedies.json`.
+
+    If cases are named, measure only them, and write nothing.
+    """
+    every = {situation.name: situation for situation in ELEMENTWISE}
+    chosen = named(names, every, "case") or every
     torch.set_num_threads(1)
     rows = []
     for elements, rounds in ROUNDS.items():
-        for situation in ELEMENTWISE:
+        for situation in map(every.__getitem__, chosen):
             found = seconds(situation, elements, rounds)
             times = {name: round(took, 7) for name, took in found.items()}
             rows.append({"case": situation.name, "elements": elements, "seconds": times})
             ratios = ", ".join(f"{name} {took / found['vanilla']:.2f}" for name, took in found.items())
             print(f"{situation.name}, {elements} elements: {ratios}", flush=True)
-    keep(project, "remedies", {"made_with": made_with(), "rows": rows})
+    if not names:
+        keep(project, "remedies", {"made_with": made_with(), "rows": rows})
 
 
 # On the page.
@@ -101,8 +107,3 @@ def remedy_times(content: dict[str, Any], remedy: str, elements: int) -> list[fl
     base = MODULE if remedy == "module hook" else "vanilla"
     rows = [row["seconds"] for row in content["rows"] if row["elements"] == elements]
     return [times[remedy] / times[base] for times in rows if remedy in times]
-
-
-if __name__ == "__main__":
-    every = {situation.name: situation for situation in ELEMENTWISE}
-    of_named("case", every, lambda names: [print(f"{name}:", seconds(every[name], 2**14, 300)) for name in names])

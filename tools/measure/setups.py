@@ -7,17 +7,15 @@ kept.
 from __future__ import annotations
 
 import html
-import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from helpers import show
 from helpers.recorded import spans
 
-from ..project import Problem, Project
+from ..project import Problem, Project, named
 from .records import RELEASE as VERSION
-from .records import keep, of_named, prose, read
+from .records import keep, prose, read
 
 if TYPE_CHECKING:
     import pytest
@@ -97,14 +95,20 @@ def declared(project: Project, *options: str) -> Rows:
     return rows
 
 
-def setups(project: Project) -> None:
-    """Run the tests, and write `results/measured/setups.json`."""
+def setups(project: Project, *names: str) -> int:
+    """Run the tests, and write `results/measured/setups.json`. If setups are named, run only their tests."""
+    tests = {row["setup"]: row["tests"] for row in read(project, "setups").get("rows", [])}
+    if chosen := named(names, tests, "setup"):
+        import pytest  # here, because a build of the site must not need it
+
+        return int(pytest.main(["-q", *(test for name in chosen for test in tests[name])]))
     held = {(row["setup"], row["code"]): row["holds_on"] for row in read(project, "setups").get("rows", [])}
     rows = list(declared(project).rows.values())
     for row in rows:
         row["holds_on"] = _with(held.get((row["setup"], row["code"]), []), VERSION, row["holds_on"])
         row["not_run"] = "" if row["holds_on"] else row["not_run"]
     keep(project, "setups", {"rows": rows})
+    return 0
 
 
 def add(project: Project, version: str, found: list[dict[str, Any]]) -> None:
@@ -151,14 +155,3 @@ def shown(content: dict[str, Any]) -> str:
 def _right_on(row: dict[str, Any]) -> str:
     tested = f'<span class="zn-word">{spans(row["holds_on"])}</span>'
     return (tested if row["fixes"] else "<strong>no</strong>") if row["holds_on"] else html.escape(row["not_run"])
-
-
-def _run_named(every: dict[str, list[str]], names: list[str]) -> None:
-    import pytest
-
-    sys.exit(pytest.main(["-q", *(test for name in names for test in every[name])]))
-
-
-if __name__ == "__main__":
-    every = {row["setup"]: row["tests"] for row in read(Project(Path.cwd()), "setups").get("rows", [])}
-    of_named("setup", every, partial(_run_named, every))

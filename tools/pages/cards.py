@@ -17,8 +17,8 @@ from ..project import MAIN, Project, write
 SIZE = (1200, 630)
 """The size in pixels, as Open Graph recommends."""
 
-COVER = (1200, 1800)
-"""The size of the cover of the book, which e-readers show in their library."""
+_MARK = Path(__file__).with_name("mark.png")
+"""The book's mark, a zero over a wave, as in `theme/static/favicon.svg`. PIL can't draw an SVG."""
 
 LEFT, _RIGHT = 72, 1128
 PAPER, INK, MUTED, ACCENT = "#14181d", "#e8edf2", "#9aa6b2", "#2f81d6"
@@ -37,7 +37,7 @@ def card(project: Project, name: str, title: str, description: str, facts: list[
     observed = verdicts[-1]["observed"] if verdicts else {}
     words = {method: observed[method] for method in dict.fromkeys((*filter(observed.__contains__, MAIN), *observed))}
     marked = {method: _marked(word) for method, word in words.items()}
-    shown = repr((Path(__file__).read_bytes(), title, description, marked)).encode()
+    shown = repr((Path(__file__).read_bytes(), _MARK.read_bytes(), title, description, marked)).encode()
     path = f"_static/cards/{Path(name).name}-{hashlib.sha256(shown).hexdigest()[:8]}.png"
     target = project.site / path
     if not target.is_file():
@@ -57,7 +57,7 @@ def draw(title: str, description: str, words: dict[str, str]) -> bytes:
     image = Image.new("RGB", SIZE, PAPER)
     pen = ImageDraw.Draw(image)
     pen.rectangle((0, 0, SIZE[0], 12), fill=ACCENT)
-    image.paste(mark(56), (LEFT, 66))
+    image.paste(Image.open(_MARK), (LEFT, 66))
     pen.text((148, 94), "Zero or NaN?", font=font(34, bold=True), fill=INK, anchor="lm")
     symptom, _, thread = title.rpartition(" · ") if " · " in title else (title, "", "")
     pen.text((_RIGHT, 94), thread, font=font(30), fill=MUTED, anchor="rm")
@@ -80,24 +80,6 @@ def draw(title: str, description: str, words: dict[str, str]) -> bytes:
     return file.getvalue()
 
 
-def cover(title: str, description: str, author: str) -> bytes:
-    """A PNG of `COVER`: the book's mark, its title, its description, and its author, in the colours of the cards."""
-    from PIL import Image, ImageDraw
-
-    image = Image.new("RGB", COVER, PAPER)
-    pen = ImageDraw.Draw(image)
-    pen.rectangle((0, 0, COVER[0], 24), fill=ACCENT)
-    image.paste(mark(224), (LEFT, 320))
-    pen.text((LEFT, 640), title, font=font(128, bold=True), fill=INK)
-    pen.multiline_text(
-        (LEFT, 860), textwrap.fill(description, 38, break_on_hyphens=False), font=font(44), fill=MUTED, spacing=22
-    )
-    pen.text((LEFT, 1640), author, font=font(40), fill=INK)
-    file = io.BytesIO()
-    image.save(file, "PNG", optimize=True)
-    return file.getvalue()
-
-
 def font(size: int, bold: bool = False) -> Any:
     """The font of the book's pictures, which comes with matplotlib."""
     from matplotlib import get_data_path
@@ -117,36 +99,6 @@ def _lines(text: str, length: Callable[[str], float]) -> list[str]:
         else:
             lines.append(word)
     return lines
-
-
-def icon() -> bytes:
-    """The book's mark as `favicon.ico`, for browsers and programs that do not use the SVG."""
-    file = io.BytesIO()
-    mark(48).save(file, "ICO", sizes=[(16, 16), (32, 32), (48, 48)])
-    return file.getvalue()
-
-
-def mark(size: int) -> Any:
-    """The book's mark: a zero over a wave, white on blue.
-
-    It is drawn large and then reduced, because PIL does not smooth.
-    """
-    from PIL import Image, ImageDraw
-
-    unit = 8
-    image = Image.new("RGB", (56 * unit, 56 * unit), PAPER)
-    pen = ImageDraw.Draw(image)
-
-    def box(*corners: int) -> tuple[int, ...]:
-        return tuple(corner * unit for corner in corners)
-
-    pen.rounded_rectangle(box(0, 0, 56, 56), 12 * unit, fill=ACCENT)
-    pen.ellipse(box(17, 7, 39, 37), outline="#ffffff", width=6 * unit)
-    for number in range(4):
-        start = 10 + 9 * number
-        angles = (180, 360) if number % 2 == 0 else (0, 180)
-        pen.arc(box(start, 40, start + 10, 50), *angles, fill="#ffffff", width=3 * unit)
-    return image.resize((size, size), Image.Resampling.LANCZOS)
 
 
 def _marked(word: str) -> str:

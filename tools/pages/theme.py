@@ -24,7 +24,7 @@ from ..steps.made import digest
 from ..steps.origin import Repository, origin
 from ..steps.pair import with_outputs
 from . import checkout
-from .cards import card, icon
+from .cards import card
 from .feedback import edit, report, versions
 
 NAME = "zero_or_nan"
@@ -89,7 +89,6 @@ def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.documen
         "body": body,
         "contents": _contents(context),
         "description": description,
-        "epub": f"{project.site_url}/{project.epub.name}",
         "has_atlas": 'class="zn-point"' in body,
         "has_backward": "data-backward" in body,
         "has_cells": "cell_output" in body,
@@ -270,7 +269,6 @@ def _assets(app: Sphinx, failure: Exception | None) -> None:
         parts = (project.root / "theme" / "static" / "site.css", project.helpers / "style.css")
         css = "\n".join(path.read_text(encoding="utf-8") for path in parts)
         write(Path(app.outdir) / "_static" / "site.css", _smaller(css))
-        write(Path(app.outdir) / "favicon.ico", icon())  # browsers ask for this file if a page names no icon
         _back_door(app, project)
 
 

@@ -18,7 +18,6 @@ from .pair import pair
 from .ran import ChapterRun
 from .record import check_records, record
 from .render import Renderer, RenderFailed
-from .scaffold import scaffold
 from .site import COVERED, Site
 from .unpair import unpair
 
@@ -77,16 +76,6 @@ class Build:
     def notebooks(self) -> int:
         """Bring the notebooks up to date with their chapters."""
         print(f"{len(self._pair())} of {len(self.project.chapters)} notebooks rewritten")
-        return 0
-
-    def chapter(self, name: str = "") -> int:
-        """Begin a new chapter, whose claims the author then fills in."""
-        if not name:
-            raise Problem(
-                "no name is given; run make chapter NAME=issue-12345. To write an edited notebook back to its chapter, "
-                "run make from-notebook NOTEBOOK=path/to/where-over-exp.ipynb"
-            )
-        print(scaffold(self.project, name))
         return 0
 
     def from_notebook(self, notebook: str = "", name: str = "") -> int:

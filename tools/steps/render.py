@@ -39,10 +39,9 @@ class Renderer:
 
     Args:
         project: the checkout.
-        builder: the name of the Sphinx builder that makes the pages.
     """
 
-    def __init__(self, project: Project, builder: str = "html") -> None:
+    def __init__(self, project: Project) -> None:
         # The modules that draw tables import PyTorch. A book whose chapters import no helpers does not need them.
         draws = any(b"helpers" in page.read_bytes() for page in (project.root / "chapters").glob("*.md"))
         # -W makes warnings errors, -n checks every reference, and --keep-going reports all warnings, not just one.
@@ -58,7 +57,6 @@ class Renderer:
             "-W",
             "-n",
             "--keep-going",
-            *(["--builder", "custom", "--custom-builder", builder] if builder != "html" else []),
         ]
         self._process = subprocess.Popen(
             command,

@@ -1,1 +1,1 @@
-"""The commands that follow new versions: of PyTorch, and of the packages that `requirements.txt` pins."""
+"""Runs everything on other versions of PyTorch, and the tests of other projects with `ignoring`."""

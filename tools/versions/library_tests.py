@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -15,25 +14,14 @@ PLACES = ("tests/zero_or_nan", "src/zero_or_nan")
 
 
 class Outcomes:
-    """A pytest plugin that counts the outcomes of the tests, and names the tests that failed."""
+    """A pytest plugin that keeps what pytest counts, by outcome: reports of tests, and of files that it can't read."""
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter(passed=0, skipped=0)
-        self.failed: list[str] = []
+        self.reports: dict[str, list[Any]] = {}
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count a test. It passed if its call passed, and it failed if any part of it failed."""
-        if report.failed:
-            self.failed.append(report.nodeid)
-        elif report.skipped:
-            self.counts["skipped"] += 1
-        elif report.when == "call":
-            self.counts["passed"] += 1
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Count a file that can't be read as a failure. Without this, its tests would be missing without a message."""
-        if report.failed:
-            self.failed.append(report.nodeid)
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Take pytest's own counts at the end of the run."""
+        self.reports = terminalreporter.stats
 
 
 def library_tests(project: Project) -> int:
@@ -43,9 +31,9 @@ def library_tests(project: Project) -> int:
     options = ["-q", "-p", "no:cacheprovider", "--rootdir", str(project.root)]
     status = pytest.main([*places, *options], plugins=[outcomes, rows])
     found: dict[str, Any] = {
-        "passed": outcomes.counts["passed"],
-        "skipped": outcomes.counts["skipped"],
-        "failed": sorted(set(outcomes.failed)),
+        "passed": len(outcomes.reports.get("passed", [])),
+        "skipped": len(outcomes.reports.get("skipped", [])),
+        "failed": sorted({each.nodeid for kind in ("failed", "error") for each in outcomes.reports.get(kind, [])}),
         "setups": [{key: row[key] for key in ("setup", "code", "holds_on")} for row in rows.rows.values()],
     }
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):

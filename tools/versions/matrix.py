@@ -1,33 +1,30 @@
 """Runs every claim, the tests of the library and a sample of the operator database on several versions of PyTorch.
 
-Each version gets a copy of the checkout and an environment, which are removed when the version is done. The results of
-a version are kept in `_build/matrix` until all versions are done. If you interrupt the command, run it again, and it
-continues.
+Each version gets a copy of the checkout and an environment, which are removed when the version is done.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..project import Problem, Project, write
-from ..steps.made import digest
-from .isolated import DISK, Isolated, files, give_up_or_clean, open_room, results
+from .isolated import Isolated, Row, clean, files, results
 
 RELEASES = tuple(f"2.{minor}.0" for minor in range(6, 16))
 """The first release of every minor version that the library supports."""
 PARTS = {
-    "claims": ("-m", "tools", "record"),
-    "tests": ("-m", "tools", "library-tests"),
-    "fixed": ("-m", "tools", "fixed-sample"),
-    "masked": ("-m", "tools", "masked"),
+    "claims": (("-m", "tools", "record"), "results/claims.json"),
+    "tests": (("-m", "tools", "library-tests"), "_build/library-tests.json"),
+    "fixed": (("-m", "tools", "fixed-sample"), "_build/fixed.json"),
+    "masked": (("-m", "tools", "masked"), "results/measured/masked.json"),
 }
-"""The parts that run on each version, as arguments of its Python."""
+"""The parts that run on each version: the arguments of its Python, and the file that it writes."""
 WRONG = ("error", "failed", "broken", "other_bits", "crashed")
 """The counts that must be zero, or missing, in the result of a part."""
 
@@ -47,81 +44,56 @@ def matrix(project: Project, *names: str) -> int:
     versions = list(dict.fromkeys(names or RELEASES))
     if strange := [version for version in versions if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", version)]:
         raise Problem(f"not a version of PyTorch: {', '.join(strange)}; write versions like 2.9.1 2.15.0")
-    room = open_room(project, "matrix")
-    source = _digest(project)
-    runs = [ReleaseRun(project, version, room, source) for version in versions]
-    at_once = max(1, min(os.cpu_count() or 1, shutil.disk_usage(room).free // DISK))
-    rows = results(runs, "versions", at_once)
-    _record(project, rows)
-    bad = [row["torch"] for row in rows if not _good(row)]
+    works = {version: partial(run, project, version) for version in versions}
+    found = results(project, "matrix", works, (*_COPIED, "requirements.txt"))
+    rows = {version: {"torch": version, **row} for version, row in found.items()}
+    bad = [version for version, row in rows.items() if not _good(row)]
+    _record(project, list(rows.values()))
     print(f"{len(rows) - len(bad)} of {len(rows)} versions: no failure")
-    return give_up_or_clean(room, bad)
+    return clean(project, "matrix", bad)
 
 
-class ReleaseRun(Isolated):
-    """One version of PyTorch."""
+def run(project: Project, version: str, environment: Isolated) -> Row:
+    """The result of every part on one version."""
+    pins = write_pins(project, environment.folder / "pins.txt")
+    environment.install(f"torch=={version}", "-r", str(pins))
+    book = environment.folder / "book"
+    for name in files(project, *_COPIED):
+        (book / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(project.root / name, book / name)
+    row: Row = {}
+    for part, (arguments, written) in PARTS.items():
+        started = time.monotonic()
+        status = environment.run([str(environment.python), *arguments], book)
+        path = book / written
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"error": environment.last_words()}
+        if "error" not in found and part in _SUMMED:
+            found = _SUMMED[part](found)
+        if part == "claims" and status and "error" not in found:
+            found["error"] = environment.last_words()
+        row[part] = found
+        environment.say(f"{part}: {_told(part, found)}, {time.monotonic() - started:.0f} s")
+    return row
 
-    def __init__(self, project: Project, version: str, room: Path, source: str) -> None:
-        super().__init__(project, version, room, source, f"torch-{version}")
-        self.version = version
 
-    def is_good(self, row: dict[str, Any]) -> bool:
-        return _good(row)
+def _claims(found: Row) -> Row:
+    """How many claims hold. Their outcomes go to the record of `make record`."""
+    from helpers.recorded import runs
 
-    def _row(self) -> dict[str, Any]:
-        row: dict[str, Any] = {"torch": self.version}
-        book, python = self.folder / "book", self.folder / "environment" / "bin" / "python"
-        if error := self._install(python):
-            return {**row, "error": error}
-        self._copy(book)
-        for name, arguments in PARTS.items():
-            started = time.monotonic()
-            status = self._run([str(python), *arguments], book)
-            row[name] = getattr(self, f"_{name}")(book, status)
-            self._say(f"{name}: {_told(name, row[name])}, {time.monotonic() - started:.0f} s")
-        return row
+    (of_this,) = runs(found)
+    held = [fact["holds"] for fact in of_this["outcomes"]]
+    return {"held": sum(held), "of": len(held), "run": of_this}
 
-    def _install(self, python: Path) -> str:
-        """Make the environment. Return an error message, or the empty text."""
-        pins = write_pins(self.project, self.folder / "pins.txt")
-        return self._environment(python, [f"torch=={self.version}", "-r", str(pins)])
 
-    def _copy(self, book: Path) -> None:
-        for name in files(self.project, *_COPIED):
-            (book / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(self.project.root / name, book / name)
+def _masked(found: Row) -> Row:
+    """How many operators of masked tensors work. Their outcomes go to the record of `make masked`."""
+    from ..measure import masked
 
-    def _claims(self, book: Path, status: int) -> dict[str, Any]:
-        """How many claims hold. Their outcomes go to the record of `make record`."""
-        from helpers.recorded import runs
+    (outcomes,) = masked.recorded(found).values()
+    return {"works": masked.working(outcomes), "of": len(outcomes), "outcomes": outcomes}
 
-        found = self._written(book / "results" / "claims.json")
-        if "error" in found:
-            return found
-        (run,) = runs(found)
-        held = [fact["holds"] for fact in run["outcomes"]]
-        found = {"held": sum(held), "of": len(held), "run": run}
-        return found if all(held) and status == 0 else {**found, "error": self._last()}
 
-    def _written(self, path: Path) -> dict[str, Any]:
-        """What a part wrote, or its last words as an error."""
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {"error": self._last()}
-
-    def _tests(self, book: Path, status: int) -> dict[str, Any]:
-        return self._written(book / "_build" / "library-tests.json")
-
-    def _fixed(self, book: Path, status: int) -> dict[str, Any]:
-        return self._written(book / "_build" / "fixed.json")
-
-    def _masked(self, book: Path, status: int) -> dict[str, Any]:
-        """How many operators of masked tensors work. Their outcomes go to the record of `make masked`."""
-        from ..measure import masked
-
-        found = self._written(book / "results" / "measured" / "masked.json")
-        if "error" in found:
-            return found
-        (outcomes,) = masked.recorded(found).values()
-        return {"works": masked.working(outcomes), "of": len(outcomes), "outcomes": outcomes}
+_SUMMED = {"claims": _claims, "masked": _masked}
 
 
 def write_pins(project: Project, path: Path) -> Path:
@@ -134,12 +106,6 @@ def write_pins(project: Project, path: Path) -> Path:
     own = re.compile(r"^torch==|^setuptools==|# +via torch$", re.MULTILINE)
     write(path, "\n".join(block.partition("\n")[0] for block in blocks if not own.search(block)) + "\n")
     return path
-
-
-def _digest(project: Project) -> str:
-    """A digest of everything that is copied, and of the pins."""
-    names = files(project, *_COPIED, "requirements.txt")
-    return digest(*(part for name in names for part in (name, (project.root / name).read_bytes())))
 
 
 def _record(project: Project, rows: list[dict[str, Any]]) -> None:
@@ -163,20 +129,18 @@ def _record(project: Project, rows: list[dict[str, Any]]) -> None:
     keep(project, "matrix", {"rows": ordered})
 
 
-def _good(row: dict[str, Any]) -> bool:
+def _good(row: Row) -> bool:
     parts = [row.get(name, {"error": "missing"}) for name in PARTS]
     return "error" not in row and not any(part.get(wrong) for part in parts for wrong in WRONG)
 
 
-def _told(name: str, found: dict[str, Any]) -> str:
+def _told(part: str, found: Row) -> str:
     """The figures of a part in one line."""
-    if name == "claims" and "held" in found:
-        return f"{found['held']} of {found['of']} hold"
-    if name == "tests" and "passed" in found:
-        return f"{found['passed']} passed, {found['skipped']} skipped, {len(found['failed'])} failed"
-    if name == "masked" and "works" in found:
-        return f"{found['works']} of {found['of']} operators of masked tensors work"
-    if name == "fixed" and "fixed" in found:
-        figures = f"{found['fixed']} of {found['contaminated']} contaminated samples fixed"
-        return f"{figures}, {found['broken']} broken, {found['other_bits']} with other bits"
-    return f"failed: {found['error']}"
+    if "error" in found and "held" not in found:
+        return f"failed: {found['error']}"
+    return {
+        "claims": "{held} of {of} hold",
+        "tests": "{passed} passed, {skipped} skipped, failed: {failed}",
+        "fixed": "{fixed} of {contaminated} contaminated samples fixed, {broken} broken, {other_bits} with other bits",
+        "masked": "{works} of {of} operators of masked tensors work",
+    }[part].format(**found)

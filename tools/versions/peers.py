@@ -2,8 +2,7 @@
 
 The tests come from a package's source distribution. Each package gets its own environment with the pinned PyTorch.
 There its tests run three times: twice unchanged, and once with `zero_or_nan.ignoring` (`peers_plugin` replaces the
-functions). A test counts if it passes in both unchanged runs, so flaky tests are left out. The results of a package are
-kept in `_build/peers` until all packages are done. If you interrupt the command, run it again, and it continues.
+functions). A test counts if it passes in both unchanged runs, so flaky tests are left out.
 """
 
 from __future__ import annotations
@@ -11,10 +10,12 @@ from __future__ import annotations
 import html
 import json
 import os
+import re
 import shutil
 import tarfile
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,7 @@ from helpers import show
 
 from ..measure.records import keep, prose, read
 from ..project import Project, named, write
-from ..steps.made import digest
-from .isolated import Isolated, files, give_up_or_clean, open_room, pinned, results
+from .isolated import Failed, Isolated, Row, clean, results
 
 PLUGIN = "peers_plugin"
 SECONDS = 300
@@ -75,82 +75,77 @@ def peers(project: Project, *names: str) -> int:
     Raises:
         Problem: before any work, if a name is unknown, or if the disk has no room for one environment.
     """
-    named(names, [peer.name for peer in PEERS], "package")
-    room = open_room(project, "peers")
-    runs = [PeerRun(project, peer, room) for peer in PEERS if not names or peer.name in names]
-    rows = results(runs, "packages")
-    wrong = [row["package"] for row in rows if "error" in row]
+    every = {peer.name: peer for peer in PEERS}
+    chosen = named(names, every, "package") or every
+    sources = ["src/zero_or_nan", "requirements.txt", *(f"tools/versions/{name}.py" for name in ("peers", PLUGIN))]
+    rows = results(project, "peers", {name: partial(run, project, every[name]) for name in chosen}, sources)
+    wrong = [name for name, row in rows.items() if "error" in row]
     if not wrong:
-        _record(project, rows)
-    return give_up_or_clean(room, wrong)
+        _record(project, list(rows.values()))
+    return clean(project, "peers", wrong)
 
 
-class PeerRun(Isolated):
-    """The tests of one package."""
+def run(project: Project, peer: Peer, environment: Isolated) -> Row:
+    """The tests of one package: what passes with plain PyTorch, and what of it fails with `ignoring`."""
+    install(project, peer, environment)
+    # For packages without pytest settings: this file keeps pytest from using the settings of the checkout.
+    write(environment.folder / "pytest.ini", "[pytest]\n")
+    ours = environment.folder / "ours"
+    shutil.copytree(project.source / "zero_or_nan", ours / "zero_or_nan")
+    shutil.copy2(Path(__file__).with_name(f"{PLUGIN}.py"), ours)
+    found = [tested(peer, environment, ours, kind) for kind in ("plain", "plain again", "ignoring")]
+    counts = compared(*(each["tests"] for each in found))
+    if not counts["passed"]:
+        raise Failed(f"no test passes: {environment.last_words()}")
+    about = {"package": peer.name, "version": peer.version, "tests": list(peer.tests)}
+    return {**about, **found[0]["versions"], **counts}
 
-    def __init__(self, project: Project, peer: Peer, room: Path) -> None:
-        code = files(project, "src/zero_or_nan", "requirements.txt", "tools/versions/peers_plugin.py")
-        source = digest(repr(peer), *(part for name in code for part in (name, (project.root / name).read_bytes())))
-        super().__init__(project, peer.name, room, source, f"of-{peer.name}")
-        self.peer = peer
 
-    def _row(self) -> dict[str, Any]:
-        row = {"package": self.peer.name, "version": self.peer.version, "tests": list(self.peer.tests)}
-        python = self.folder / "environment" / "bin" / "python"
-        if error := self._install(python):
-            return {**row, "error": error}
-        # For packages without pytest settings: this file keeps pytest from using the settings of the checkout.
-        write(self.folder / "pytest.ini", "[pytest]\n")
-        ours = self.folder / "ours"
-        shutil.copytree(self.project.source / "zero_or_nan", ours / "zero_or_nan")
-        shutil.copy2(Path(__file__).with_name(f"{PLUGIN}.py"), ours)
-        found = [self._tested(python, ours, kind) for kind in ("plain", "plain again", "ignoring")]
-        if None in found:
-            return {**row, "error": self._last()}
-        counts = compared(*(each["tests"] for each in found))  # type: ignore[index]
-        if not counts["passed"]:
-            return {**row, "error": f"no test passes: {self._last()}"}
-        return {**row, **found[0]["versions"], **counts}  # type: ignore[index]
+def install(project: Project, peer: Peer, environment: Isolated) -> None:
+    """Make the environment, with the package from its unpacked sources.
 
-    def _install(self, python: Path) -> str:
-        """Make the environment, with the package from its unpacked sources.
+    Raises:
+        Failed: if pip can't install them.
+    """
+    folder, fixed = environment.folder, environment.folder / "pins.txt"
+    text = (project.root / "requirements.txt").read_text(encoding="utf-8")
+    # The package's own requirements may have any version, but they may not replace these packages.
+    write(fixed, "".join(re.findall(r"(?m)^(?:torch|numpy|pytest|pytest-timeout)==[^\s;]+\n", text)))
+    environment.install("-r", str(fixed), *peer.needs)
+    pip = [str(environment.python), "-m", "pip", "--disable-pip-version-check"]
+    archive = ["download", "--no-deps", "--no-binary", peer.name, "--dest", ".", f"{peer.name}=={peer.version}"]
+    if environment.run([*pip, *archive], folder):
+        raise Failed(environment.last_words())
+    (path,) = folder.glob("*.tar.gz")
+    with tarfile.open(path) as packed:
+        packed.extractall(folder, filter="data")
+    path.with_suffix("").with_suffix("").rename(folder / "package")
+    if environment.run([*pip, "install", "--quiet", "--no-cache-dir", "-c", str(fixed), "./package"], folder):
+        raise Failed(environment.last_words())
 
-        Return an error message, or the empty text.
-        """
-        pins, peer, fixed = pinned(self.project), self.peer, self.folder / "pins.txt"
-        # The package's own requirements may have any version, but they may not replace these packages.
-        write(fixed, "".join(f"{name}=={pins[name]}\n" for name in ("torch", "numpy", "pytest", "pytest-timeout")))
-        if error := self._environment(python, ["-r", str(fixed), *peer.needs]):
-            return error
-        pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
-        archive = ["download", "--no-deps", "--no-binary", peer.name, "--dest", "."]
-        if self._run([*pip, *archive, f"{peer.name}=={peer.version}"], self.folder):
-            return self._last()
-        (path,) = self.folder.glob("*.tar.gz")
-        with tarfile.open(path) as packed:
-            packed.extractall(self.folder, filter="data")
-        path.with_suffix("").with_suffix("").rename(self.folder / "package")
-        install = ["install", "--quiet", "--no-cache-dir", "-c", str(fixed), "./package"]
-        return self._last() if self._run([*pip, *install], self.folder) else ""
 
-    def _tested(self, python: Path, ours: Path, kind: str) -> dict[str, Any] | None:
-        """The outcomes of the tests, or None if pytest did not finish."""
-        out = self.folder / f"{kind}.json"
-        options = ["-q", "-p", PLUGIN, "-p", "no:cacheprovider", "--rootdir=.", f"--timeout={SECONDS}"]
-        variables = {
-            "PYTHONPATH": str(ours),
-            "PATH": os.pathsep.join((str(python.parent), os.environ["PATH"])),  # tests start `python`
-            "PEERS_OUT": str(out),
-            "PEERS_KIND": kind,
-        }
-        command = [str(python), "-m", "pytest", *options, *self.peer.tests]
-        self._run(command, self.folder / "package", **variables, **dict(self.peer.variables))
-        if not out.is_file():
-            return None
-        found = dict(json.loads(out.read_text(encoding="utf-8")))
-        words = Counter(test["outcome"] for test in found["tests"].values())
-        self._say(f"{kind}: {', '.join(f'{count} {word}' for word, count in sorted(words.items()))}")
-        return found
+def tested(peer: Peer, environment: Isolated, ours: Path, kind: str) -> dict[str, Any]:
+    """The outcomes of the tests, and the versions that they ran on.
+
+    Raises:
+        Failed: if pytest did not finish.
+    """
+    out = environment.folder / f"{kind}.json"
+    options = ["-q", "-p", PLUGIN, "-p", "no:cacheprovider", "--rootdir=.", f"--timeout={SECONDS}"]
+    variables = {
+        "PYTHONPATH": str(ours),
+        "PATH": os.pathsep.join((str(environment.python.parent), os.environ["PATH"])),  # tests start `python`
+        "PEERS_OUT": str(out),
+        "PEERS_KIND": kind,
+    }
+    command = [str(environment.python), "-m", "pytest", *options, *peer.tests]
+    environment.run(command, environment.folder / "package", **variables, **dict(peer.variables))
+    if not out.is_file():
+        raise Failed(environment.last_words())
+    found = dict(json.loads(out.read_text(encoding="utf-8")))
+    words = Counter(test["outcome"] for test in found["tests"].values())
+    environment.say(f"{kind}: {', '.join(f'{count} {word}' for word, count in sorted(words.items()))}")
+    return found
 
 
 Tests = dict[str, dict[str, Any]]

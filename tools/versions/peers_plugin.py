@@ -16,11 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 TESTS: dict[str, dict[str, Any]] = {}
-_WORST = ("passed", "skipped", "failed")
 
 
 def replace(name: str, ours: Callable[..., Any]) -> None:
@@ -50,24 +48,6 @@ def pytest_configure() -> None:
         replace("grad", ignoring.grad)
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Record the worst outcome of a test's parts. A test passes only if its call passes."""
-    test = _test(report.nodeid)
-    if (report.outcome != "passed" or report.when == "call") and (
-        not test["outcome"] or _WORST.index(report.outcome) > _WORST.index(test["outcome"])
-    ):
-        test["outcome"] = report.outcome
-    if report.failed and not test["said"]:
-        crash = getattr(report.longrepr, "reprcrash", None)
-        test["said"] = " ".join(str(crash.message if crash else report.longrepr).split())[:300]
-
-
-def pytest_collectreport(report: pytest.CollectReport) -> None:
-    """Record a file that can't be read as a failure."""
-    if report.failed:
-        _test(report.nodeid).update(outcome="failed", said=str(report.longrepr).strip().splitlines()[-1][:300])
-
-
 def pytest_warning_recorded(warning_message: warnings.WarningMessage, nodeid: str) -> None:
     """Keep the warnings of `ignoring`, without their advice."""
     text = str(warning_message.message)
@@ -75,8 +55,14 @@ def pytest_warning_recorded(warning_message: warnings.WarningMessage, nodeid: st
         _test(nodeid)["warnings"].append(text.partition(": from there on")[0])
 
 
-def pytest_sessionfinish() -> None:
-    """Write the outcomes of the tests to the file."""
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Write the worst outcome of each test, and of each file that can't be read, to the file."""
+    for kind in ("passed", "skipped", "failed", "error"):
+        for report in terminalreporter.stats.get(kind, []):
+            crash = getattr(report.longrepr, "reprcrash", None)
+            said = crash.message if crash else str(report.longrepr or "").strip().rpartition("\n")[2]
+            said = " ".join(said.split())[:300] if report.failed else ""
+            _test(report.nodeid).update(outcome="failed" if report.failed else kind, said=said)
     versions = {"torch": torch.__version__.partition("+")[0], "python": platform.python_version()}
     tests = {name: test for name, test in TESTS.items() if test["outcome"]}
     Path(os.environ["PEERS_OUT"]).write_text(json.dumps({"versions": versions, "tests": tests}), encoding="utf-8")

@@ -165,5 +165,5 @@ def test_a_backend_is_added_beside_the_others_and_drawn(tmp_path):
 
 
 def test_only_these_backends():
-    with pytest.raises(Problem, match="no backend is called eager; did you mean aot_eager"):
+    with pytest.raises(Problem, match="no backend, layer or loss is called eager; did you mean aot_eager"):
         compiled.compiled(Project(ROOT), "eager")

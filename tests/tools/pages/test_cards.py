@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from helpers import JUDGEMENTS
-from tools.pages.cards import SIZE, card, draw, icon
+from tools.pages.cards import SIZE, card, draw
 
 
 def picture(*arguments):
@@ -81,10 +81,3 @@ def test_a_card_is_drawn_again_when_a_mark_on_it_has_changed(tmp_path, monkeypat
     second = card(project, "chapters/a", "A", "B", facts("wrong"))
     assert (first != second) is redrawn
     assert (tmp_path / first).is_file() is not redrawn and (tmp_path / second).is_file()
-
-
-def test_the_icon_has_the_sizes_that_browsers_ask_for_and_is_no_empty_picture():
-    image = Image.open(io.BytesIO(icon()), formats=["ICO"])
-    assert image.info["sizes"] == {(16, 16), (32, 32), (48, 48)}
-    colours = {colour for _, colour in image.convert("RGB").getcolors(5000)}
-    assert (255, 255, 255) in colours and len(colours) > 10

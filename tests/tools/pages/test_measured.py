@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tools.measure import costs, costs_shown, explained, fixed, noticed, penguins
+from tools.measure import costs, costs_shown, explained, fixed, penguins
 from tools.project import Project
 from tools.versions import peers
 from zero_or_nan import explain
@@ -31,7 +31,7 @@ COMPILED = [
     for c in (False, True)
 ]  # fmt: skip
 
-COSTS = {"torch": "2", "machine": "m", "rows": ROWS, "compiled": COMPILED, "parts": []}
+COSTS = {"torch": "2", "machine": "m", "rows": ROWS, "compiled": COMPILED}
 
 
 def cells(html):
@@ -63,28 +63,6 @@ def test_the_time_of_a_node_is_measured_by_that_of_plain_pytorch_in_the_shortest
     found = cells(costs_shown.shown({**COSTS, "rows": ROWS + chains}))
     assert found[found.index("1 000") :][:4] == ["1 000", "1.00", "1.50", "2.50"]
     assert found[found.index("2 000") :][:4] == ["2 000", "2.00", "3.00", "5.00"]
-
-
-def test_the_parts_of_a_backward_pass_are_measured_by_plain_pytorch():
-    seconds = {"plain": 2.0, "walk": 2.2, "look": 3.0, "ignoring": 3.2}
-    parts = [
-        {"case": "a <net>", "contaminated": False, "seconds": seconds},
-        {"case": "a <net>", "contaminated": True, "seconds": {**seconds, "hooks": 5.0, "ignoring": 9.0}},
-    ]
-    found = cells(costs_shown.shown({**COSTS, "parts": parts}))
-    clean = found.index("a &lt;net&gt;")
-    assert found[clean : clean + 5] == ["a &lt;net&gt;", "1.10", "1.50", "–", "1.60"]
-    assert found[clean + 5 : clean + 10] == ["a &lt;net&gt;, contaminated", "1.10", "1.50", "2.50", "4.50"]
-
-
-def test_a_pass_is_measured_part_by_part(monkeypatch):
-    monkeypatch.setattr(costs, "SECONDS", 0.01)
-    case = costs.CASES["4-layer MLP, width 8, batch 4"]
-    assert list(costs.parts(case, False)) == ["plain", "walk", "look", "ignoring"]
-    found = costs.parts(case, True)
-    assert list(found) == ["plain", "walk", "look", "hooks", "ignoring"] and all(
-        0 < took < 1 for took in found.values()
-    )
 
 
 def swept(*rows, **causes):
@@ -248,18 +226,6 @@ def test_the_recorded_costs_are_of_todays_cases():
     ]
     assert [row["case"] for row in content["watched"]] == costs.WATCHED
     assert [row["case"] for row in content["failing"]] == list(costs.FAILING)
-    assert [(row["case"], row["contaminated"]) for row in content["parts"]] == [
-        (name, state) for name in costs.PARTED for state in (False, True)
-    ]
-
-
-def test_changes_that_the_build_did_not_notice_are_listed():
-    row = {"cells": 3, "noticed": 3, "mutated": 2, "missed": []}
-    content = {"made_with": {"torch": "2"}, "pages": {"one": row, "two": row}}
-    assert "after 6 of 6 changes" in (text := noticed.shown(content)) and "<table" not in text
-    assert "In 4 of them" in text and "In the other 2" in text
-    content["pages"]["two"] = {**row, "noticed": 2, "missed": ["code cell 1 (a < b)"]}
-    assert "after 5 of 6 changes" in (text := noticed.shown(content)) and "a &lt; b" in text
 
 
 def test_a_difference_between_methods_is_that_of_the_same_seeds():

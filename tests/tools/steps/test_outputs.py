@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -182,29 +180,3 @@ def test_a_record_that_a_failing_claim_interrupts_leaves_the_outputs_as_they_wer
     book.edit("chapters/two.md", "print(1)", "print(2)")
     assert book.run("record").returncode == 1
     assert record.read_bytes() == before
-
-
-def test_every_cell_that_is_changed_is_noticed_and_one_without_mutations_shows_a_line_more(book):
-    done = book.run("noticed", "one", "two")
-    row = json.loads((book.root / "results" / "measured" / "noticed.json").read_text(encoding="utf-8"))["pages"]
-    assert done.returncode == 0, done.stderr
-    assert row["one"] == {"cells": 1, "noticed": 1, "mutated": 1, "missed": []}
-    assert row["two"] == {"cells": 2, "noticed": 2, "mutated": 1, "missed": []}  # there is nothing to mutate in math.pi
-    assert "one: the build noticed the change in 1 of 1 cells" in done.stdout
-
-
-def test_a_change_that_the_build_does_not_notice_is_told(book):
-    book.edit("tools/steps/outputs.py", "        if not self.applies or run.troubles:", "        if True:")
-    done = book.run("noticed", "one")
-    assert done.returncode == 1 and "a change in these cells:\n  one: code cell 1 (print(6 * 7))" in done.stderr
-
-
-def test_the_build_notices_a_change_of_a_cell_of_the_real_book():
-    """A cell, as a sample of `make noticed`, whose record says that no page was missed."""
-    content = json.loads((ROOT / "results" / "measured" / "noticed.json").read_text(encoding="utf-8"))
-    for row in content["pages"].values():
-        assert row["missed"] == [] and row["mutated"] <= row["noticed"] == row["cells"]
-    assert list(content["pages"]) == [chapter.stem for chapter in Project(ROOT).chapters]
-    # In a process of its own: the kernels' loops end with it.
-    command = [sys.executable, "-m", "tools", "noticed", "nansum-nanmean", "--sample", "1"]
-    subprocess.run(command, cwd=ROOT, check=True)

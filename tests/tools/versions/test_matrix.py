@@ -12,7 +12,8 @@ from scratch import ROOT, wait_for
 
 from tools.project import Problem, Project
 from tools.versions import isolated, matrix
-from tools.versions.matrix import RELEASES, ReleaseRun, write_pins
+from tools.versions.isolated import Failed, Isolated
+from tools.versions.matrix import RELEASES, write_pins
 
 PINS = """\
 filelock==1.0
@@ -32,7 +33,7 @@ ROW = {"page": "p", "type": "claim", "case": "4132", "method": "vanilla", "quant
        "expected": "int64[]: 1", "observed": "int64[]: 1", "tolerance": "exactly", "holds": True}  # fmt: skip
 CLAIMS = f"""
 import json, pathlib, sys
-version = pathlib.Path.cwd().parent.name.removeprefix("torch-")
+version = pathlib.Path.cwd().parent.name.removeprefix("of-")
 pathlib.Path("../../started-" + version).touch()
 path = pathlib.Path("results/claims.json")
 path.parent.mkdir()
@@ -45,7 +46,7 @@ sys.exit(version == "2.7.0")
 TESTS = """
 import json, pathlib
 pathlib.Path("_build").mkdir()
-setup = {"setup": "AMP", "code": "x", "holds_on": [pathlib.Path.cwd().parent.name.removeprefix("torch-")]}
+setup = {"setup": "AMP", "code": "x", "holds_on": [pathlib.Path.cwd().parent.name.removeprefix("of-")]}
 found = {"passed": 3, "skipped": 1, "failed": [], "setups": [setup]}
 pathlib.Path("_build/library-tests.json").write_text(json.dumps(found))
 """
@@ -53,7 +54,7 @@ SAMPLES = {"samples": 2, "contaminated": 2, "fixed": 2, "broken": 0, "other_bits
 FIXED = f"import json, pathlib; pathlib.Path('_build/fixed.json').write_text(json.dumps({SAMPLES!r}))"
 MASKED = """
 import json, pathlib
-version = pathlib.Path.cwd().parent.name.removeprefix("torch-")
+version = pathlib.Path.cwd().parent.name.removeprefix("of-")
 outcomes = {"x.exp()": ["works", "works"], "x.relu()": ["TypeError", ""]}
 rows = [{"operator": code, "forward": pair[0], "backward": pair[1]} for code, pair in outcomes.items()]
 pathlib.Path("results/measured").mkdir()
@@ -80,20 +81,26 @@ def project(tmp_path, monkeypatch):
     rows = [{"setup": "AMP", "code": "x", "holds_on": ["2.13.0", "2.5.0"], "not_run": ""}]
     setups.write_text(json.dumps({"rows": rows}), encoding="utf-8")
     monkeypatch.setattr(matrix, "_COPIED", ("_config.yml", "pyproject.toml", "chapters", "src", "tests"))
-    parts = {"claims": ("-c", CLAIMS), "tests": ("-c", TESTS), "fixed": ("-c", FIXED), "masked": ("-c", MASKED)}
-    monkeypatch.setattr(matrix, "PARTS", parts)
-    monkeypatch.setattr(ReleaseRun, "_install", installed)
-    for module in (isolated, matrix):  # nothing is installed here, so the tests also pass on a disk that is almost full
-        monkeypatch.setattr(module, "DISK", 1)
+    programs = {"claims": CLAIMS, "tests": TESTS, "fixed": FIXED, "masked": MASKED}
+    for part, program in programs.items():
+        put(monkeypatch, part, program)
+    monkeypatch.setattr(Isolated, "install", installed)
+    monkeypatch.setattr(
+        isolated, "DISK", 1
+    )  # nothing is installed, so the tests also pass on a disk that is almost full
     return Project(tmp_path)
 
 
-def installed(run, python):
-    if run.version == "2.99.0":
-        return "ERROR: No matching distribution found for torch==2.99.0"
-    python.parent.mkdir(parents=True)
-    os.symlink(sys.executable, python)
-    return ""
+def put(monkeypatch, part, program):
+    """Let a part of the matrix be a program."""
+    monkeypatch.setitem(matrix.PARTS, part, (("-c", program), matrix.PARTS[part][1]))
+
+
+def installed(environment, *packages):
+    if "torch==2.99.0" in packages:
+        raise Failed("ERROR: No matching distribution found for torch==2.99.0")
+    environment.python.parent.mkdir(parents=True)
+    os.symlink(sys.executable, environment.python)
 
 
 def rows(project):
@@ -122,7 +129,7 @@ def test_every_version_is_run_recorded_and_cleaned_up(project, capsys):
     assert masked["rows"][1] == {"operator": "x.relu()", "forward": "TypeError", "backward": ""}
     assert not (project.build / "matrix").exists()
     said = capsys.readouterr().out
-    assert "running 2 of 2 versions" in said and "2.6.0  claims: 1 of 1 hold" in said
+    assert "running 2 of 2" in said and "2.6.0  claims: 1 of 1 hold" in said
     assert said.splitlines()[-1] == "2 of 2 versions: no failure"
 
 
@@ -136,14 +143,14 @@ def test_what_is_not_as_it_should_be_is_told_and_the_rest_is_done(project, capsy
     assert "1 of 3 versions: no failure" in captured.out
     assert captured.err.startswith("failed: 2.7.0, 2.99.0. Their logs are in")
     assert "the last words" in (project.build / "matrix" / "2.7.0.log").read_text(encoding="utf-8")
-    assert not list((project.build / "matrix").glob("torch-*"))
+    assert not list((project.build / "matrix").glob("of-*"))
 
     # The same command does those again, and no other.
     for path in (project.build / "matrix").glob("started-*"):
         path.unlink()
     assert matrix.matrix(project, "2.6.0", "2.7.0", "2.99.0") == 1
     assert started(project) == ["2.7.0"]
-    assert "running 2 of 3 versions" in capsys.readouterr().out
+    assert "running 2 of 3\n" in capsys.readouterr().out
 
     # After an edit all are done again.
     (project.root / "src" / "a.py").write_text("1", encoding="utf-8")
@@ -153,7 +160,7 @@ def test_what_is_not_as_it_should_be_is_told_and_the_rest_is_done(project, capsy
 
 @pytest.mark.parametrize("part", list(GOOD) + ["claims"])
 def test_a_part_that_crashes_is_a_failure_and_not_absent(project, monkeypatch, part):
-    monkeypatch.setitem(matrix.PARTS, part, ("-c", "import sys; sys.exit('no such thing')"))
+    put(monkeypatch, part, "import sys; sys.exit('no such thing')")
     assert matrix.matrix(project, "2.6.0") == 1
     if part != "tests":  # which makes the folder that the last part writes to
         assert rows(project)["2.6.0"][part] == {"error": "no such thing"}
@@ -186,10 +193,9 @@ def test_without_room_on_the_disk_nothing_is_begun(project, monkeypatch):
 
 def test_without_names_every_minor_release_is_run(project, monkeypatch):
     seen = []
-    monkeypatch.setattr(ReleaseRun, "perform", lambda run: seen.append(run.version) or KeyboardInterrupt)
-    monkeypatch.setattr(ReleaseRun, "row", lambda run: {"torch": run.version, "error": "x"})
+    monkeypatch.setattr(matrix, "run", lambda project, version, environment: seen.append(version) or {"error": "x"})
     matrix.matrix(project)
-    assert sorted(seen) == sorted(RELEASES)
+    assert seen == list(RELEASES)
     minors = [int(version.split(".")[1]) for version in RELEASES]
     assert minors == list(range(6, minors[-1] + 1)) and "2.13.0" in RELEASES
 
@@ -214,15 +220,16 @@ import os
 from pathlib import Path
 from tools.project import Project
 from tools.versions import matrix
+from tools.versions.isolated import Isolated
 
-def installed(run, python):
-    python.parent.mkdir(parents=True)
-    os.symlink(sys.executable, python)
-    return ""
+def installed(environment, *packages):
+    environment.python.parent.mkdir(parents=True)
+    os.symlink(sys.executable, environment.python)
 
-matrix.ReleaseRun._install = installed
+Isolated.install = installed
 matrix._COPIED = ("_config.yml",)
-matrix.PARTS = {{"claims": ("-c", "import pathlib, time; pathlib.Path('../../../running').touch(); time.sleep(60)")}}
+program = "import pathlib, time; pathlib.Path('../../../running').touch(); time.sleep(60)"
+matrix.PARTS = {{"claims": (("-c", program), "results/claims.json")}}
 try:
     matrix.matrix(Project(Path({folder!r})), "2.6.0", "2.7.0")
 except KeyboardInterrupt:
@@ -239,7 +246,7 @@ def test_interrupted_it_leaves_nothing_and_goes_on_afterwards(project, how, caps
         os.kill(run.pid, how)
         assert run.wait(30) == (130 if how != signal.SIGKILL else -signal.SIGKILL)
         if how != signal.SIGKILL:
-            assert not list((project.build / "matrix").glob("torch-*"))
+            assert not list((project.build / "matrix").glob("of-*"))
     finally:
         run.kill()
     assert matrix.matrix(project, "2.6.0") == 0

@@ -11,7 +11,8 @@ from scratch import ROOT
 
 from tools.project import Problem, Project
 from tools.versions import isolated, peers
-from tools.versions.peers import Peer, PeerRun, compared
+from tools.versions.isolated import Isolated
+from tools.versions.peers import Peer, compared
 
 FOREIGN = """
 import warnings, pytest, torch
@@ -117,14 +118,14 @@ def ran(monkeypatch):
     """The names of the packages whose tests ran."""
     names = []
 
-    def tested(run, python, ours, kind):
-        names.append(run.name)
-        word = "failed" if run.name == "wrong" else "passed"
+    def tested(peer, environment, ours, kind):
+        names.append(peer.name)
+        word = "failed" if peer.name == "wrong" else "passed"
         return {"versions": {"torch": "1.0", "python": "3"}, "tests": became(a=word)}
 
-    monkeypatch.setattr(PeerRun, "_install", lambda run, python: run.folder.mkdir() or "")
-    monkeypatch.setattr(PeerRun, "_last", lambda run: "the last words")
-    monkeypatch.setattr(PeerRun, "_tested", tested)
+    monkeypatch.setattr(peers, "install", lambda project, peer, environment: environment.folder.mkdir())
+    monkeypatch.setattr(Isolated, "last_words", lambda environment: "the last words")
+    monkeypatch.setattr(peers, "tested", tested)
     return names
 
 
@@ -168,10 +169,10 @@ def test_a_package_is_installed_from_its_sources_and_torch_stays_pinned(project,
                 packed.add(folder / "one-1.0", "one-1.0")
         return 0
 
-    monkeypatch.setattr(PeerRun, "_run", run)
-    one = PeerRun(project, peers.PEERS[0], project.build)
+    monkeypatch.setattr(Isolated, "run", run)
+    one = Isolated("one", project.build / "one", project.build / "one.log")
     one.folder.mkdir(parents=True)
-    assert one._install(one.folder / "environment" / "bin" / "python") == ""
+    peers.install(project, peers.PEERS[0], one)
     pins = (one.folder / "pins.txt").read_text().split()
     assert pins == ["torch==1.0", "numpy==1.0", "pytest==1.0", "pytest-timeout==1.0"]
     assert f"-r {one.folder / 'pins.txt'} scipy" in commands[1]
