@@ -121,7 +121,7 @@ def test_a_run_without_an_end_is_ended(tmp_path):
 
 def test_the_same_seed_draws_the_same_mutants():
     def draw(seed):
-        return [*islice(drawn(ROOT, ["tools/epub.py", "tools/steps/made.py"], random.Random(seed)), 4)]
+        return [*islice(drawn(ROOT, ["tools/pdf.py", "tools/steps/made.py"], random.Random(seed)), 4)]
 
     first = draw(1)
     assert first == draw(1) != draw(2)
