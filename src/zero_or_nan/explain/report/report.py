@@ -18,11 +18,14 @@ from .notebook import escape
 
 MEANS: dict[str, str] = {
     "contaminated": "the loss ignores this element: the gradient that you want exists",
-    "undefined": "the loss uses this element, and the value or the derivative does not exist there, or it is infinite",
+    "undefined": "the loss uses this element, and its {} does not exist, or it is infinite",
     "overflow": "the loss uses this element, and the number is too large for its dtype",
     "bad input": "the loss uses this element, and it was not finite when it came in",
 }
 """What each kind says, in half a sentence."""
+
+MOST_PRINTED = 20
+"""The number of origins that are printed."""
 
 
 @dataclass
@@ -97,13 +100,12 @@ class Origin:
             f"{self.kind}: {self.operands or self.operator}",
             f"  {place(self.filename, self.line)}",
             f"    {self.source}" if self.source else "",
-            f"  born in {self.phase}, by {self.operator}" + (f" in {self.module}" if self.module else ""),
-            f"  {self.where}",
-            f"  reached {', '.join(_some(self.reached))}" + (f" through {self.way}" if self.path else ""),
-            f"  rank {self.rank}" if self.rank is not None else "",
             f"  {self.means}",
             *(f"    {line}" for line in self.remedy.splitlines()),
             f"  {self.chapter}" if self.chapter else "",
+            f"  born in {self.phase}, by {self.operator}{f' in {self.module}' if self.module else ''}: {self.where}",
+            f"  reached {', '.join(_some(self.reached))}" + (f" through {self.way}" if self.path else ""),
+            f"  rank {self.rank}" if self.rank is not None else "",
         ]
         return "\n".join(printable(line) for line in lines if line)
 
@@ -129,7 +131,7 @@ class Origin:
     @property
     def means(self) -> str:
         """What its kind says, in half a sentence."""
-        text = MEANS[self.kind]
+        text = MEANS[self.kind].format("value" if self.phase == "forward" else "derivative")
         if self.exact:
             text = f"the loss uses this element, {self.exact}"
         if self.tie:
@@ -155,10 +157,10 @@ class Origin:
         more = f" and {len(self.reached) - 4} more" if len(self.reached) > 4 else ""
         rows = {
             "where": escape(place(self.filename, self.line)) + notebook.code(self.source),
-            "born in": f"{self.phase}, by {notebook.word(self.operator)}{module}{rank}<br>{escape(self.where)}",
-            "reached": notebook.path(steps, ", ".join(self.reached[:4]) + more),
             "it means": escape(_capitalized(self.means) + "."),
             "to do": notebook.code(self.remedy) + notebook.link(self.chapter),
+            "born in": f"{self.phase}, by {notebook.word(self.operator)}{module}{rank}<br>{escape(self.where)}",
+            "reached": notebook.path(steps, ", ".join(self.reached[:4]) + more),
         }
         return notebook.card(self.kind, self.operands or self.operator, rows)
 
@@ -226,8 +228,15 @@ class Report:
         return True
 
     def __str__(self) -> str:
-        notes = [f"note: {note}" for note in self.notes]
-        return "\n\n".join([*filter(None, [self.cause]), self._head, *map(str, self.origins), *notes])
+        notes = [f"note: {note}" for note in [*self._left_out, *self.notes]]
+        origins = map(str, self.origins[:MOST_PRINTED])
+        return "\n\n".join([*filter(None, [self.cause]), self._head, *origins, *notes])
+
+    @property
+    def _left_out(self) -> list[str]:
+        """A note on the origins that are not printed."""
+        more = len(self._unread) - MOST_PRINTED
+        return [f"{more} more origins are in the list `origins` of this report"] if more > 0 else []
 
     @property
     def _head(self) -> str:
@@ -244,7 +253,7 @@ class Report:
         return str(self)
 
     def _repr_html_(self) -> str:
-        notes = [notebook.sentence(f"Note: {note}.") for note in self.notes]
+        notes = [notebook.sentence(f"Note: {note}.") for note in [*self._left_out, *self.notes]]
         if self.ok:
             mark = "" if self.came_from_another_process else "✓ "
             return notebook.cards(f"{mark}{_capitalized(self._head)}.", notes)
@@ -255,7 +264,7 @@ class Report:
             *(notebook.sentence(_capitalized(f"{fact}.")) for fact in facts),
             notebook.code(dedent("\n".join(remedy))),
         ]
-        return notebook.cards("", [*cause, *head, *(origin._card() for origin in self.origins), *notes])
+        return notebook.cards("", [*cause, *head, *(origin._card() for origin in self.origins[:MOST_PRINTED]), *notes])
 
     def to_dict(self) -> dict[str, Any]:
         """The whole report as a dict of numbers, strings, lists and dicts. Keys are the attributes' names and `ok`."""
