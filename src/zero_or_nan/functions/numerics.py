@@ -47,7 +47,7 @@ class Numerics:
         replaces: whether the function computes nothing, in place, from what it overwrites.
         updates: whether optimizers call the function in place.
         written: how to write the call with signs: "{} + {}". Without it, the call is written `name(a, b)`.
-        written_scaled: the same with a last operand, `alpha`, by which the function multiplies the one before.
+        written_scaled: the same with a last operand, `alpha` or `value`, by which the function multiplies.
         like: the function that has the same remedies.
         section: the section of the book about a NaN of this function that the loss ignores.
     """

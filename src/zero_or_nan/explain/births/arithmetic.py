@@ -68,8 +68,8 @@ class _Looking(Mode):
                 out_here = numbers_of(out)
                 if out_here is not None:
                     of_one = [each[at] if type(each) is list else each for each in operands] if together else operands
-                    alpha = [kwargs["alpha"]] if kwargs.get("alpha", 1) != 1 else []
-                    self._look(name.removeprefix("_foreach_"), [*of_one, *alpha], out_here, out.dtype)
+                    scale = [each for key in ("alpha", "value") if (each := kwargs.get(key, 1)) != 1]
+                    self._look(name.removeprefix("_foreach_"), [*of_one, *scale], out_here, out.dtype)
         return result
 
     def _look(self, name: str, operands: Any, out: Tensor, dtype: torch.dtype) -> None:
@@ -188,8 +188,11 @@ def _written(name: str, operands: Any, out: Tensor, entries: Tensor, dtype: torc
     known = numerics_of(name)
     if _entrywise(operands, out) and (known.written or not any(part in name for part in _TOGETHER)):
         values = tuple(_at(operand, index, out) for operand in operands if _is_operand(operand))
-        pattern = known.written_scaled if known.written_scaled and len(values) > 2 else known.written
+        is_scaled = known.written_scaled and len(values) > known.written.count("{")
+        pattern = known.written_scaled if is_scaled else known.written
         texts = [number(value) for value in values]
+        if known.name == "pow" and texts[0].startswith("-"):
+            texts[0] = f"({texts[0]})"
         try:
             text = pattern.format(*texts) if pattern else f"{name.lstrip('_')}({', '.join(texts)})"
         except IndexError:

@@ -318,7 +318,7 @@ _HALF = Remedy(
 _ROUNDING = 1e-3
 """How far outside of the domain a number may be that should be at its end but was rounded, relative to the end."""
 
-_ARGUMENT = re.compile(r"^(?:1 / )?[a-z0-9]+\((-?[\d.e-]+)\)|^(-[\d.e-]+) \*\* ")
+_ARGUMENT = re.compile(r"^(?:1 / )?[a-z0-9]+\((-?[\d.e-]+)\)|^\((-[\d.e-]+)\) \*\* ")
 
 
 def _situation(operator: str, operands: str) -> str:

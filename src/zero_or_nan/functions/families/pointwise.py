@@ -146,8 +146,14 @@ numerics("square", grows=True, written="{0} × {0}")
 numerics("pow=__pow__=__rpow__=__ipow__", pole=lambda a, b: a == 0, written="{} ** {}", section="undefined")
 numerics("sqrt", domain=(0, math.inf), inverse=lambda y: y * y, section="undefined")
 numerics("rsqrt", domain=(0, math.inf), pole=_is_zero, inverse=lambda y: 1 / (y * y), written="1 / sqrt({})")
-numerics("addcmul", grows=True, updates=True, written="{} + {} × {}")
-numerics("addcdiv", pole=lambda a, b, c, *_: c == 0, updates=True, written="{} + {} / {}")
+numerics("addcmul", grows=True, updates=True, written="{} + {} × {}", written_scaled="{0} + {3} × {1} × {2}")
+numerics(
+    "addcdiv",
+    pole=lambda a, b, c, *_: c == 0,
+    updates=True,
+    written="{} + {} / {}",
+    written_scaled="{0} + {3} × {1} / {2}",
+)
 numerics("lerp", updates=True)
 numerics("remainder=__mod__=__rmod__")
 numerics("floor_divide=__floordiv__")
