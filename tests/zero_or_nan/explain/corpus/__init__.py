@@ -14,6 +14,6 @@ from . import (  # noqa: F401  (they register)
     threads,
     training,
 )
-from .program import PROGRAMS, Expected, Program
+from .program import PROGRAMS, Program
 
-__all__ = ["PROGRAMS", "Expected", "Program"]
+__all__ = ["PROGRAMS", "Program"]

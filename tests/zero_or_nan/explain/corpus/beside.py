@@ -4,15 +4,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .program import Expected, program
+from .program import program
 
 inf, nan = float("inf"), float("nan")
 
 
-@program("undefined", "backward", "sqrt")
+@program("undefined backward sqrt")
 def metric_that_is_nan_before():
     """The accuracy of a class that is absent is 0 / 0 and logged; the gradient's NaN is of a root at 0."""
-    torch.manual_seed(0)
     model = nn.Linear(3, 3, bias=False)
     x, target = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 0.0]]), torch.tensor([0, 1])
     logits = model(x)
@@ -25,10 +24,9 @@ def metric_that_is_nan_before():
     (F.cross_entropy(logits, target) + 0.1 * length.mean()).backward()
 
 
-@program("bad input", "forward", "smooth_l1_loss", operands="nan")
+@program("bad input forward smooth_l1_loss", operands="nan")
 def perplexity_that_overflows_beside_a_bad_target():
     """A detached perplexity overflows for the log; the loss's NaN came with a target."""
-    torch.manual_seed(0)
     model = nn.Linear(2, 1)
     prediction = model(torch.randn(3, 2))
     perplexity = (prediction.detach() + 2000).exp()  # harmless
@@ -38,7 +36,7 @@ def perplexity_that_overflows_beside_a_bad_target():
     loss.backward()
 
 
-@program("contaminated", "forward", "exp", entries=[(0, 1)])
+@program("contaminated forward exp", entries=[(0, 1)])
 def two_branches_one_of_data():
     """log 0 of data is dropped and needs no gradient; exp of what is learned is dropped too, and does."""
     counts = torch.tensor([[0.0, 3.0], [7.0, 0.0]])
@@ -49,7 +47,7 @@ def two_branches_one_of_data():
     (feature * capped).sum().backward()
 
 
-@program("undefined", "forward", "log", operands="0")
+@program("undefined forward log", operands="0")
 def shifted_rows_of_nan_beside_log_zero():
     """NaN rows get a bias and are sliced away, which is harmless; a weight that is 0 is not."""
     bias = torch.zeros(2, requires_grad=True)
@@ -60,10 +58,9 @@ def shifted_rows_of_nan_beside_log_zero():
     (shifted[:1].square().sum() + 0.01 * penalty).backward()
 
 
-@program("contaminated", "forward", "exp")
+@program("contaminated forward exp")
 def contamination_that_spreads_into_training():
     """In the third step exp overflows under `where`; the step makes every weight NaN, and the next loss."""
-    torch.manual_seed(0)
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(6):
@@ -77,10 +74,9 @@ def contamination_that_spreads_into_training():
         optimizer.step()
 
 
-@program(Expected("undefined", "forward", "div"), Expected("contaminated", "forward", "log"))
+@program("undefined forward div", "contaminated forward log")
 def two_steps_two_mistakes():
     """The first model is spoilt by an empty batch in step 1, the second by log 0 under a mask in step 3."""
-    torch.manual_seed(0)
     first, second = nn.Linear(2, 1), nn.Linear(2, 2)
     for step in range(5):
         x = torch.randn(3, 2)
@@ -92,7 +88,7 @@ def two_steps_two_mistakes():
         surprise[rate > 0].sum().backward()
 
 
-@program("contaminated", "forward", "linear", module="teacher.0")
+@program("contaminated forward linear", module="teacher.0")
 def mask_of_infinity_beside_missing_rows():
     """The attention's −inf is meant; the rows of NaN in a branch that the loss indexes away are not."""
 
@@ -108,14 +104,13 @@ def mask_of_infinity_beside_missing_rows():
             taught = self.teacher(seen)  # born
             return scores.softmax(-1) @ h, taught
 
-    torch.manual_seed(0)
     seen = torch.tensor([*torch.randn(2, 3).tolist(), [nan] * 3, [0.1, nan, 0.2]])
     student, teacher = Pair()(torch.randn(4, 3), seen)
     present = ~seen.isnan().any(1)
     (student[present] - teacher[present]).square().mean().backward()
 
 
-@program("overflow", "backward", "float", entries=[(0,)])
+@program("overflow backward float", entries=[(0,)])
 def cast_on_the_way_back():
     """A float16 activation, a float32 loss: the slope of 7e4 overflows where it is cast back to float16."""
     scale = torch.tensor([1.0, 2.0], requires_grad=True)

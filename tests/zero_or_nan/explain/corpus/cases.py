@@ -24,7 +24,7 @@ class Expm(torch.autograd.Function):
         return g * y
 
 
-@program("contaminated", "forward", "exp", thread="pytorch#10729", entries=[(9,), (10,)], operands="90")
+@program("contaminated forward exp", thread="pytorch#10729", entries=[(9,), (10,)], operands="90")
 def where_over_exp():
     """exp overflows in the branch that `where` drops, and 0 * inf comes back."""
     x = torch.tensor([-10.0, -5, 0, 5, 10, 50, 60, 70, 80, 90, 100], requires_grad=True)
@@ -33,7 +33,7 @@ def where_over_exp():
     loss.backward()
 
 
-@program("contaminated", "forward", "exp", thread="pytorch#10729", entries=[(1, 2)])
+@program("contaminated forward exp", thread="pytorch#10729", entries=[(1, 2)])
 def clamp_after_exp():
     """clamp cuts an infinite price off: its result is the bound whatever stands there."""
     log_price = torch.tensor([[0.5, 1.0, 2.0], [3.0, 4.0, 95.0]], requires_grad=True)
@@ -42,7 +42,7 @@ def clamp_after_exp():
     loss.backward()
 
 
-@program("contaminated", "forward", "div", thread="pytorch#52248")
+@program("contaminated forward div", thread="pytorch#52248")
 def where_over_division():
     """a / 0 stands in the branch of a scalar `where` that is not taken."""
     a = torch.tensor(0.7, requires_grad=True)
@@ -52,7 +52,7 @@ def where_over_division():
     torch.autograd.grad(loss, a)
 
 
-@program("contaminated", "forward", "mul", thread="pytorch#67180")
+@program("contaminated forward mul", thread="pytorch#67180")
 def nansum_of_a_product():
     """nansum leaves the NaN of the data out, and its product's derivative is 0 * NaN all the same."""
     a = torch.tensor([1.0, 2.0, nan])
@@ -62,10 +62,9 @@ def nansum_of_a_product():
     loss.backward()
 
 
-@program("contaminated", "forward", "sub", thread="pytorch#67180", entries=[(0, 1), (2, 0)])
+@program("contaminated forward sub", thread="pytorch#67180", entries=[(0, 1), (2, 0)])
 def nanmean_of_squares():
     """Missing targets are NaN, nanmean leaves them out, and the square's derivative is 2 * NaN * 0."""
-    torch.manual_seed(0)
     model = nn.Linear(3, 2)
     target = torch.tensor([[0.1, nan], [0.3, 0.2], [nan, 0.4], [0.0, 0.1]])
     residual = model(torch.randn(4, 3)) - target  # born
@@ -73,7 +72,7 @@ def nanmean_of_squares():
     loss.backward()
 
 
-@program("contaminated", "forward", "div", thread="pytorch#4132", entries=[(0,)], operands="0")
+@program("contaminated forward div", thread="pytorch#4132", entries=[(0,)], operands="0")
 def division_under_a_mask():
     """x / 0 is left out by a mask, and its derivative 1 / 0 is multiplied by the mask's 0."""
     x = torch.tensor([1.0, 1.0], requires_grad=True)
@@ -83,7 +82,7 @@ def division_under_a_mask():
     loss.backward()
 
 
-@program("contaminated", "forward", "linear", thread="discuss.pytorch.org#135053")
+@program("contaminated forward linear", thread="discuss.pytorch.org#135053")
 def rows_sliced_away():
     """Rows of NaN pass a layer and are sliced away; the weight's gradient sums 0 * NaN over them."""
     torch.manual_seed(137)
@@ -93,7 +92,7 @@ def rows_sliced_away():
     output[:4].sum().backward()
 
 
-@program("undefined", "backward", "sqrt", thread="pytorch#6394", entries=[(0,)], operands="0")
+@program("undefined backward sqrt", thread="pytorch#6394", entries=[(0,)], operands="0")
 def root_at_zero():
     """The loss takes the root at 0, where its slope is infinite."""
     x = torch.tensor([0.0, 4.0], requires_grad=True)
@@ -101,7 +100,7 @@ def root_at_zero():
     loss.backward()
 
 
-@program("contaminated", "backward", "sqrt", thread="pytorch#6394", entries=[(0,)])
+@program("contaminated backward sqrt", thread="pytorch#6394", entries=[(0,)])
 def root_at_zero_under_where():
     """The root at 0 is finite, and dropped; its infinite slope meets the 0 that `where` sends."""
     x = torch.tensor([0.0, 4.0], requires_grad=True)
@@ -110,7 +109,7 @@ def root_at_zero_under_where():
     loss.backward()
 
 
-@program("undefined", "backward", "sqrt", thread="pytorch#6394")
+@program("undefined backward sqrt", thread="pytorch#6394")
 def distance_of_equal_points():
     """A norm by hand has no slope at 0: sqrt'(0) is infinite, and the square's slope is 0."""
     anchor = torch.tensor([[1.0, 2.0], [0.0, 3.0]], requires_grad=True)
@@ -120,7 +119,7 @@ def distance_of_equal_points():
     distance.mean().backward()
 
 
-@program("undefined", "forward", "log", operands="0")
+@program("undefined forward log", operands="0")
 def weight_of_zero_in_the_gradient_argument():
     """A 0 in backward's `gradient` is a number: it uses log 0, and 0 * inf is NaN."""
     x = torch.tensor([1.0, 0.0, 2.0], requires_grad=True)
@@ -128,7 +127,7 @@ def weight_of_zero_in_the_gradient_argument():
     y.backward(gradient=torch.tensor([1.0, 0.0, 1.0]))
 
 
-@program("contaminated", "forward", "Expm", thread="pytorch#10729")
+@program("contaminated forward Expm", thread="pytorch#10729")
 def function_of_ones_own_under_where():
     """An autograd.Function overflows like the function that it copies, in entries that `where` drops."""
     x = torch.tensor([1.0, 2.0, 200.0], requires_grad=True)
@@ -136,7 +135,7 @@ def function_of_ones_own_under_where():
     torch.where(x < 50, y, x).sum().backward()
 
 
-@program("contaminated", "backward", "sqrt", entries=[(1,)])
+@program("contaminated backward sqrt", entries=[(1,)])
 def relu_of_a_root():
     """relu ignores what lies below 0: √0 − 1 is −1 there, and the root's slope is infinite."""
     x = torch.tensor([4.0, 0.0, 9.0], requires_grad=True)

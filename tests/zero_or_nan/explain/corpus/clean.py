@@ -13,7 +13,6 @@ inf, nan = float("inf"), float("nan")
 @program(thread="pytorch#103749")
 def padded_row_in_fused_attention():
     """scaled_dot_product_attention gives 0 for a row that is masked throughout, since 2.5."""
-    torch.manual_seed(0)
     layer = nn.Linear(4, 12)
     q, k, v = layer(torch.randn(1, 3, 4)).chunk(3, dim=-1)
     allowed = torch.tensor([[True, False, False], [True, True, False], [False, False, False]])
@@ -23,7 +22,6 @@ def padded_row_in_fused_attention():
 @program(thread="pytorch#24816")
 def padded_sentence_in_an_encoder():
     """TransformerEncoderLayer no longer makes NaN of a sentence that is all padding."""
-    torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(4, 1, 8, dropout=0.0, batch_first=True)
     padding = torch.tensor([[False, False], [True, True]])
     layer(torch.randn(2, 2, 4), src_key_padding_mask=padding).square().mean().backward()
@@ -32,7 +30,6 @@ def padded_sentence_in_an_encoder():
 @program()
 def causal_mask():
     """A mask of −inf under softmax: 0 in forward, 0 in backward."""
-    torch.manual_seed(0)
     embed = nn.Linear(4, 4)
     x = embed(torch.randn(5, 4))
     scores = x @ x.T + torch.full((5, 5), -inf).triu(1)
@@ -42,7 +39,6 @@ def causal_mask():
 @program()
 def logits_filtered_by_top_k():
     """All logits but two become −inf, and a log-probability of one of the two is taken."""
-    torch.manual_seed(0)
     logits = nn.Linear(3, 6)(torch.randn(2, 3))
     kept = logits.topk(2).indices
     filtered = torch.full_like(logits, -inf).scatter(1, kept, logits.gather(1, kept))
@@ -53,7 +49,6 @@ def logits_filtered_by_top_k():
 @program()
 def nearest_neighbour_of_another_class():
     """Distances within a class are infinite on purpose, and the minimum drops them."""
-    torch.manual_seed(0)
     z = nn.Linear(3, 2)(torch.randn(6, 3))
     label = torch.tensor([0, 0, 1, 1, 2, 2])
     distance = torch.cdist(z, z).masked_fill(label[:, None] == label, inf)
@@ -64,7 +59,6 @@ def nearest_neighbour_of_another_class():
 @program()
 def best_loss_so_far():
     """A record of the best loss begins at infinity."""
-    torch.manual_seed(0)
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     best = torch.tensor(inf)
@@ -98,7 +92,6 @@ def nan_rows_and_a_bias():
 @program()
 def overflow_that_is_detached():
     """exp overflows in a value that is logged, and not differentiated."""
-    torch.manual_seed(0)
     loss = nn.Linear(3, 1)(torch.ones(2, 3)).square().mean()
     perplexity = (loss.detach() + 2000).exp()
     assert perplexity.isinf()
@@ -108,7 +101,6 @@ def overflow_that_is_detached():
 @program()
 def accuracy_of_a_class_that_is_absent():
     """A metric under no_grad is 0 / 0 for one class; no loss uses it."""
-    torch.manual_seed(0)
     model = nn.Linear(4, 3)
     x, target = torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 1, 0])
     logits = model(x)
@@ -132,7 +124,6 @@ def double_where():
 @program()
 def missing_targets_masked_before_the_error():
     """Predictions are selected before the loss sees a NaN."""
-    torch.manual_seed(0)
     model = nn.Linear(2, 2)
     target = torch.tensor([[0.1, nan], [nan, 0.3]])
     known = ~target.isnan()
@@ -143,7 +134,6 @@ def missing_targets_masked_before_the_error():
 @program()
 def data_cleaned_by_nan_to_num():
     """nan_to_num of the data itself: the layer never meets a NaN."""
-    torch.manual_seed(0)
     model = nn.Linear(3, 1)
     batch = torch.tensor([[0.1, nan, 0.3], [inf, 0.2, 0.1]])
     model(batch.nan_to_num(0.0, posinf=1.0)).square().mean().backward()
@@ -161,7 +151,6 @@ def hook_that_fixes():
 @program(thread="pytorch#14335")
 def transcript_too_long_and_zeroed():
     """CTC's infinite loss is put to 0 by `zero_infinity`, with its gradient."""
-    torch.manual_seed(0)
     log_p = nn.Linear(6, 10)(torch.randn(2, 2, 6)).log_softmax(-1)
     letters = torch.tensor([[1, 2, 3, 4, 5], [1, 0, 0, 0, 0]])
     loss = F.ctc_loss(log_p, letters, torch.tensor([2, 2]), torch.tensor([5, 1]), zero_infinity=True)
@@ -171,7 +160,6 @@ def transcript_too_long_and_zeroed():
 @program()
 def some_targets_ignored():
     """cross_entropy with targets of −100, and at least one that counts."""
-    torch.manual_seed(0)
     logits = nn.Linear(3, 4)(torch.randn(4, 3))
     F.cross_entropy(logits, torch.tensor([1, -100, -100, 2])).backward()
 
@@ -179,7 +167,6 @@ def some_targets_ignored():
 @program()
 def norm_of_a_zero_vector():
     """linalg.vector_norm has the subgradient 0 at 0."""
-    torch.manual_seed(0)
     z = torch.zeros(2, 3, requires_grad=True)
     torch.linalg.vector_norm(z, dim=1).sum().backward()
 
@@ -202,7 +189,6 @@ def power_of_a_zero_base():
 @program()
 def forward_algorithm_of_a_chain():
     """Log-probabilities begin at −inf but for one state, and every state is reached."""
-    torch.manual_seed(0)
     transition = nn.Parameter(torch.randn(3, 3))
     alpha = torch.tensor([0.0, -inf, -inf])
     log_a = transition.log_softmax(1)
@@ -214,7 +200,6 @@ def forward_algorithm_of_a_chain():
 @program()
 def mixed_precision_with_a_scaler():
     """bfloat16 by autocast, a scaled loss, three steps."""
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
@@ -240,7 +225,6 @@ def weights_in_the_gradient_argument():
 @program()
 def checkpointed_block_with_a_mask():
     """A checkpointed attention by hand, with a mask of −inf."""
-    torch.manual_seed(0)
     layer = nn.Linear(4, 4)
 
     def attend(x: Tensor) -> Tensor:
@@ -262,7 +246,6 @@ def gate_that_saturates():
 @program()
 def zero_where_the_slope_is_finite():
     """A float mask of zeros times finite values, and a loss of 0."""
-    torch.manual_seed(0)
     h = nn.Linear(3, 2)(torch.randn(2, 3))
     (h * torch.zeros(2, 2)).square().sum().backward()
 
@@ -280,7 +263,6 @@ def softmax_layer_on_masked_scores():
             scores = self.query(x) @ self.key(x).mT
             return self.softmax(scores.masked_fill(padding[:, None], -inf)) @ x
 
-    torch.manual_seed(0)
     padding = torch.tensor([[False, False, True], [False, True, True]])
     Attention()(torch.randn(2, 3, 4), padding).square().mean().backward()
 
@@ -288,7 +270,6 @@ def softmax_layer_on_masked_scores():
 @program()
 def saturated_by_infinity():
     """tanh of an infinite reading is 1, and nothing before it is learned."""
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Tanh(), nn.Linear(3, 1))
     net(torch.tensor([[0.2, inf, -0.4], [-inf, 0.1, 0.3]])).square().mean().backward()
 
@@ -303,7 +284,6 @@ def root_behind_a_relu():
 @program()
 def log_under_where_behind_a_relu():
     """0 · inf is NaN on its way back, and stops at the relu: what was learned gets a 0."""
-    torch.manual_seed(0)
     layer = nn.Linear(3, 4)
     rate = layer(torch.randn(5, 3)).relu()
     torch.where(rate > 0, rate.log(), 0.0).sum().backward()
@@ -321,7 +301,6 @@ def norm_by_hand_that_a_hook_fixes():
 @program()
 def rows_of_nan_through_a_layer_without_weights():
     """A module normalises rows, some of them NaN, that the loss leaves out; data has no gradient."""
-    torch.manual_seed(0)
     norm, head = nn.LayerNorm(3, elementwise_affine=False), nn.Linear(3, 1)
     rows = torch.tensor([[0.1, 0.5, 0.2], [nan, nan, nan], [0.3, 0.1, 0.9]])
     normal = norm(rows)
@@ -331,7 +310,6 @@ def rows_of_nan_through_a_layer_without_weights():
 @program()
 def evaluation():
     """No backward: a score that is finite, after a mask of −inf."""
-    torch.manual_seed(0)
     logits = nn.Linear(3, 5)(torch.randn(2, 3))
     legal = torch.tensor([[True, False, True, True, False], [False, False, True, False, True]])
     return logits.masked_fill(~legal, -inf).softmax(-1).amax(-1)

@@ -12,7 +12,7 @@ from .program import program
 inf, nan = float("inf"), float("nan")
 
 
-@program("undefined", "forward", "softmax", module="attention")
+@program("undefined forward softmax", module="attention")
 def attention_by_hand_with_a_padded_row():
     """The pad token attends to nothing: its row is −inf throughout, and the loss averages all rows."""
 
@@ -36,13 +36,12 @@ def attention_by_hand_with_a_padded_row():
         def forward(self, x: Tensor, allowed: Tensor) -> Tensor:
             return self.norm(x + self.attention(x, allowed))
 
-    torch.manual_seed(0)
     real = torch.tensor([[True, True, False]])
     allowed = real[:, None, :] & real[:, :, None]
     Block()(torch.randn(1, 3, 8), allowed).square().mean().backward()
 
 
-@program("contaminated", "forward", "softmax", module="layers.0.attention")
+@program("contaminated forward softmax", module="layers.0.attention")
 def padded_row_through_four_layers():
     """The pad token's row is NaN from the first of four layers on; no other row sees it, and the loss drops it."""
 
@@ -78,14 +77,13 @@ def padded_row_through_four_layers():
                 x = layer(x, allowed)
             return x
 
-    torch.manual_seed(0)
     real = torch.tensor([True, True, True, False])
     allowed = real[None, :] & real[:, None]
     out = Encoder()(torch.randn(2, 4, 8), allowed)
     out[:, real].square().mean().backward()
 
 
-@program("undefined", "forward", "multi_head_attention_forward", module="layers.1.cross")
+@program("undefined forward multi_head_attention_forward", module="layers.1.cross")
 def decoder_without_a_memory():
     """The encoder's output is all padding for one example; the decoder's second layer looks at the weights."""
 
@@ -108,15 +106,13 @@ def decoder_without_a_memory():
                 x = layer(x, memory, padding)
             return x
 
-    torch.manual_seed(0)
     padding = torch.tensor([[False, True, True], [True, True, True]])
     Decoder()(torch.randn(2, 2, 4), torch.randn(2, 3, 4), padding).square().mean().backward()
 
 
-@program("contaminated", "forward", "scaled_dot_product_attention")
+@program("contaminated forward scaled_dot_product_attention")
 def query_of_nan_in_fused_attention():
     """The query of a padded word is NaN, no key is, and the row that comes of it is sliced away."""
-    torch.manual_seed(0)
     words = torch.tensor([torch.randn(5, 8).tolist() + [[nan] * 8]])
     keys = torch.randn(1, 5, 8, requires_grad=True)
     values = torch.randn(1, 5, 8, requires_grad=True)
@@ -124,10 +120,9 @@ def query_of_nan_in_fused_attention():
     out[:, :5].square().mean().backward()
 
 
-@program("overflow", "forward", "rnn_relu")
+@program("overflow forward rnn_relu")
 def recurrent_net_that_explodes():
     """A recurrent weight of 4 multiplies the state by 4 at each of 70 steps: 4⁷⁰ is 1e42."""
-    torch.manual_seed(0)
     rnn = nn.RNN(1, 1, nonlinearity="relu", batch_first=True)
     for parameter in rnn.parameters():
         nn.init.constant_(parameter, 4.0)
@@ -135,7 +130,7 @@ def recurrent_net_that_explodes():
     states[:, -1].mean().backward()
 
 
-@program("overflow", "forward", "linear", module="cell")
+@program("overflow forward linear", module="cell")
 def recurrent_net_by_hand_that_explodes():
     """The same by hand: one line, passed at each step; the overflow comes at the 64th."""
 
@@ -152,11 +147,10 @@ def recurrent_net_by_hand_that_explodes():
                 state = self.cell(state).relu()  # born
             return self.read(state)
 
-    torch.manual_seed(0)
     Recurrent()(70).sum().backward()
 
 
-@program("contaminated", "forward", "lstm", module="lstm")
+@program("contaminated forward lstm", module="lstm")
 def padded_steps_of_an_lstm():
     """The steps after a sequence's end are NaN; the loss reads the last step that is real."""
 
@@ -170,12 +164,11 @@ def padded_steps_of_an_lstm():
             last = states[torch.arange(len(x)), lengths - 1]
             return self.head(last)
 
-    torch.manual_seed(0)
     x = torch.tensor([torch.randn(4, 2).tolist(), torch.randn(2, 2).tolist() + [[nan, nan]] * 2])
     F.cross_entropy(Tagger()(x, torch.tensor([4, 2])), torch.tensor([0, 1])).backward()
 
 
-@program("contaminated", "forward", "linear", module="embed")
+@program("contaminated forward linear", module="embed")
 def embedded_padding_that_is_packed_away():
     """The padding of the readings is NaN, and embedded with them; what is packed leaves it out."""
 
@@ -190,12 +183,11 @@ def embedded_padding_that_is_packed_away():
             _, last = self.gru(packed)
             return self.head(last[0])
 
-    torch.manual_seed(0)
     rows = [torch.randn(n, 2).tolist() + [[nan, nan]] * (4 - n) for n in (3, 4, 1)]
     Reader()(torch.tensor(rows), torch.tensor([3, 4, 1])).square().mean().backward()
 
 
-@program("undefined", "forward", "div", module="encoder.layers.1.norm", operands="0")
+@program("undefined forward div", module="encoder.layers.1.norm", operands="0")
 def norm_without_eps():
     """An RMS norm without eps, two layers deep, meets a row of zeros behind a relu."""
 
@@ -234,14 +226,12 @@ def norm_without_eps():
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.encoder(x))
 
-    torch.manual_seed(0)
     F.cross_entropy(Model()(torch.randn(3, 4)), torch.tensor([0, 1, 1])).backward()
 
 
-@program("undefined", "forward", "layer_norm", module="1")
+@program("undefined forward layer_norm", module="1")
 def layer_norm_with_an_eps_of_zero():
     """LayerNorm of a constant row is 0 / √(0 + eps), and eps is 0."""
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4, eps=0.0), nn.Linear(4, 1))
     nn.init.constant_(net[0].bias, 0.5)
     x = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]])
@@ -249,7 +239,7 @@ def layer_norm_with_an_eps_of_zero():
     out.sum().backward()
 
 
-@program("undefined", "forward", "div", module="features.1", operands="0")
+@program("undefined forward div", module="features.1", operands="0")
 def batch_norm_by_hand():
     """A channel is dead in the whole batch: (0 − 0) / 0, for eps was left out."""
 
@@ -268,13 +258,12 @@ def batch_norm_by_hand():
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.features(x).mean((2, 3)))
 
-    torch.manual_seed(0)
     net = Net()
     nn.init.zeros_(net.features[0].weight[1])
     F.cross_entropy(net(torch.rand(4, 1, 6, 6)), torch.tensor([0, 1, 1, 0])).backward()
 
 
-@program("undefined", "forward", "mean", module="router")
+@program("undefined forward mean", module="router")
 def expert_without_tokens():
     """No token chose the third expert: the mean of its tokens, for the balance, is the mean of nothing."""
 
@@ -306,12 +295,11 @@ def expert_without_tokens():
                 out = out.index_put((mine.nonzero().squeeze(1),), expert(tokens[mine]))
             return out, balance
 
-    torch.manual_seed(0)
     out, balance = Mixture()(torch.randn(6, 4))
     (out.square().mean() + 0.01 * balance).backward()
 
 
-@program("contaminated", "forward", "embedding", module="table")
+@program("contaminated forward embedding", module="table")
 def pad_row_of_a_table():
     """The table's row for padding is NaN; the padded words are filled over after a layer."""
 
@@ -326,12 +314,11 @@ def pad_row_of_a_table():
             h = self.layer(vectors).tanh()
             return h.masked_fill((words == 0)[..., None], 0.0).sum(1)
 
-    torch.manual_seed(0)
     encoder = Encoder([[nan] * 3, *torch.randn(4, 3).tolist()])
     encoder(torch.tensor([[1, 2, 0], [3, 0, 0]])).square().mean().backward()
 
 
-@program("undefined", "forward", "div", module="convs.1", operands="0")
+@program("undefined forward div", module="convs.1", operands="0")
 def graph_node_without_neighbours():
     """The second graph convolution drops edges, and divides by a degree of 0."""
 
@@ -360,11 +347,10 @@ def graph_node_without_neighbours():
                 x = conv(x, edges)
             return x
 
-    torch.manual_seed(0)
     Graph()(torch.randn(4, 3), torch.tensor([[0, 1, 2], [1, 2, 0]])).mean().backward()
 
 
-@program("overflow", "forward", "exp", module="blocks.9.decay")
+@program("overflow forward exp", module="blocks.9.decay")
 def overflow_in_the_tenth_of_twelve_blocks():
     """Each block's decay grows by 10: exp overflows in the tenth, and the loss uses it."""
 
@@ -395,11 +381,10 @@ def overflow_in_the_tenth_of_twelve_blocks():
                 x = block(x)
             return x
 
-    torch.manual_seed(0)
     Tower()(torch.randn(3, 4)).square().mean().backward()
 
 
-@program("undefined", "forward", "log", module="head", operands="0")
+@program("undefined forward log", module="head", operands="0")
 def infinity_beside_a_mask():
     """A causal mask of −inf is meant and harmless; the NaN is of the head, which takes log(relu)."""
 
@@ -418,11 +403,10 @@ def infinity_beside_a_mask():
             rate = x.relu()
             return rate - torch.log(rate)  # born
 
-    torch.manual_seed(0)
     Decoder()(torch.randn(5, 4)).mean().backward()
 
 
-@program("contaminated", "forward", "conv1d", module="conv")
+@program("contaminated forward conv1d", module="conv")
 def border_that_is_cropped():
     """A recording begins with NaN until the sensor is warm; the convolution's border is cropped."""
 
@@ -435,22 +419,20 @@ def border_that_is_cropped():
             y = self.conv(x)  # born
             return y[..., 4:]
 
-    torch.manual_seed(0)
     recording = torch.tensor([[[nan, nan, nan, *torch.randn(9).tolist()]]])
     Filter()(recording).square().mean().backward()
 
 
-@program("undefined", "forward", "div", operands="0")
+@program("undefined forward div", operands="0")
 def attention_with_a_temperature_of_zero():
     """The scores are divided by a learned temperature that starts at 0: scores / 0, and inf − inf in softmax."""
-    torch.manual_seed(0)
     temperature = nn.Parameter(torch.zeros(()))
     q, k = torch.randn(3, 4), torch.randn(3, 4)
     sharpened = (q @ k.T) / temperature  # born
     F.cross_entropy(sharpened, torch.arange(3)).backward()
 
 
-@program("bad input", "forward", "multi_head_attention_forward", module="attention")
+@program("bad input forward multi_head_attention_forward", module="attention")
 def bad_data_beside_a_padding_mask():
     """A feature is NaN; the −inf that the layer makes of the padding mask is no mistake."""
 
@@ -462,16 +444,14 @@ def bad_data_beside_a_padding_mask():
         def forward(self, x: Tensor, padding: Tensor) -> Tensor:
             return self.attention(x, x, x, key_padding_mask=padding)[0]  # born
 
-    torch.manual_seed(0)
     x = torch.tensor([[[nan, 1.0, 0.5, 2.0], [0.3, 0.1, 0.9, 0.4], [0.0, 0.0, 0.0, 0.0]]])
     padding = torch.tensor([[False, False, True]])
     Encoder()(x, padding).square().mean().backward()
 
 
-@program("bad input", "forward", "batch_norm", operands="nan")
+@program("bad input forward batch_norm", operands="nan")
 def statistics_of_a_bad_batch():
     """A batch with a NaN is counted before training; evaluation divides by what it left."""
-    torch.manual_seed(0)
     norm, head = nn.BatchNorm1d(3), nn.Linear(3, 1)
     batch = torch.tensor([[0.1, 0.5, 0.2], [1.0, 0.2, nan], [0.3, 0.1, 0.9]])
     with torch.no_grad():
