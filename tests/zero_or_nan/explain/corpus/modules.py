@@ -41,75 +41,6 @@ def attention_by_hand_with_a_padded_row():
     Block()(torch.randn(1, 3, 8), allowed).square().mean().backward()
 
 
-@program("contaminated forward softmax", module="layers.0.attention")
-def padded_row_through_four_layers():
-    """The pad token's row is NaN from the first of four layers on; no other row sees it, and the loss drops it."""
-
-    class Attention(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.qkv = nn.Linear(8, 24)
-
-        def forward(self, x: Tensor, allowed: Tensor) -> Tensor:
-            q, k, v = self.qkv(x).chunk(3, dim=-1)
-            scores = (q @ k.mT).masked_fill(~allowed, -inf)
-            weights = scores.softmax(-1)  # born
-            return weights[..., : x.shape[1] - 1] @ v[:, : x.shape[1] - 1]
-
-    class Layer(nn.Module):
-        def __init__(self, first: bool):
-            super().__init__()
-            self.attention = Attention() if first else None
-            self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
-
-        def forward(self, x: Tensor, allowed: Tensor) -> Tensor:
-            if self.attention is not None:
-                x = x + self.attention(x, allowed)
-            return x + self.down(F.gelu(self.up(self.norm(x))))
-
-    class Encoder(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList(Layer(number == 0) for number in range(4))
-
-        def forward(self, x: Tensor, allowed: Tensor) -> Tensor:
-            for layer in self.layers:
-                x = layer(x, allowed)
-            return x
-
-    real = torch.tensor([True, True, True, False])
-    allowed = real[None, :] & real[:, None]
-    out = Encoder()(torch.randn(2, 4, 8), allowed)
-    out[:, real].square().mean().backward()
-
-
-@program("undefined forward multi_head_attention_forward", module="layers.1.cross")
-def decoder_without_a_memory():
-    """The encoder's output is all padding for one example; the decoder's second layer looks at the weights."""
-
-    class Layer(nn.Module):
-        def __init__(self, weighted: bool):
-            super().__init__()
-            self.cross, self.weighted = nn.MultiheadAttention(4, 1, batch_first=True), weighted
-
-        def forward(self, x: Tensor, memory: Tensor, padding: Tensor) -> Tensor:
-            seen, _ = self.cross(x, memory, memory, key_padding_mask=padding, need_weights=self.weighted)  # born
-            return x + seen
-
-    class Decoder(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList([Layer(False), Layer(True)])
-
-        def forward(self, x: Tensor, memory: Tensor, padding: Tensor) -> Tensor:
-            for layer in self.layers:
-                x = layer(x, memory, padding)
-            return x
-
-    padding = torch.tensor([[False, True, True], [True, True, True]])
-    Decoder()(torch.randn(2, 2, 4), torch.randn(2, 3, 4), padding).square().mean().backward()
-
-
 @program("contaminated forward scaled_dot_product_attention")
 def query_of_nan_in_fused_attention():
     """The query of a padded word is NaN, no key is, and the row that comes of it is sliced away."""
@@ -128,26 +59,6 @@ def recurrent_net_that_explodes():
         nn.init.constant_(parameter, 4.0)
     states, _ = rnn(torch.ones(2, 70, 1))  # born
     states[:, -1].mean().backward()
-
-
-@program("overflow forward linear", module="cell")
-def recurrent_net_by_hand_that_explodes():
-    """The same by hand: one line, passed at each step; the overflow comes at the 64th."""
-
-    class Recurrent(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.cell = nn.Linear(2, 2, bias=False)
-            self.read = nn.Linear(2, 1)
-            nn.init.constant_(self.cell.weight, 2.0)
-
-        def forward(self, steps: int) -> Tensor:
-            state = torch.ones(1, 2)
-            for _ in range(steps):
-                state = self.cell(state).relu()  # born
-            return self.read(state)
-
-    Recurrent()(70).sum().backward()
 
 
 @program("contaminated forward lstm", module="lstm")
@@ -187,48 +98,6 @@ def embedded_padding_that_is_packed_away():
     Reader()(torch.tensor(rows), torch.tensor([3, 4, 1])).square().mean().backward()
 
 
-@program("undefined forward div", module="encoder.layers.1.norm", operands="0")
-def norm_without_eps():
-    """An RMS norm without eps, two layers deep, meets a row of zeros behind a relu."""
-
-    class Norm(nn.Module):
-        def __init__(self, width: int):
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(width))
-
-        def forward(self, x: Tensor) -> Tensor:
-            rms = x.norm(dim=-1, keepdim=True) / math.sqrt(x.shape[-1])
-            return x / rms * self.scale  # born
-
-    class Layer(nn.Module):
-        def __init__(self, shift: float):
-            super().__init__()
-            self.norm, self.lin, self.shift = Norm(4), nn.Linear(4, 4), shift
-
-        def forward(self, x: Tensor) -> Tensor:
-            return F.relu(self.lin(self.norm(x)) + self.shift)
-
-    class Encoder(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList([Layer(-50.0), Layer(1.0)])
-
-        def forward(self, x: Tensor) -> Tensor:
-            for layer in self.layers:
-                x = layer(x)
-            return x
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.encoder, self.head = Encoder(), nn.Linear(4, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.encoder(x))
-
-    F.cross_entropy(Model()(torch.randn(3, 4)), torch.tensor([0, 1, 1])).backward()
-
-
 @program("undefined forward layer_norm", module="1")
 def layer_norm_with_an_eps_of_zero():
     """LayerNorm of a constant row is 0 / √(0 + eps), and eps is 0."""
@@ -261,127 +130,6 @@ def batch_norm_by_hand():
     net = Net()
     nn.init.zeros_(net.features[0].weight[1])
     F.cross_entropy(net(torch.rand(4, 1, 6, 6)), torch.tensor([0, 1, 1, 0])).backward()
-
-
-@program("undefined forward mean", module="router")
-def expert_without_tokens():
-    """No token chose the third expert: the mean of its tokens, for the balance, is the mean of nothing."""
-
-    class Router(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.gate = nn.Linear(4, 3)
-
-        def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-            p = self.gate(tokens).softmax(-1)
-            chosen = p[:, :2].argmax(-1)
-            balance = torch.zeros(())
-            for expert in range(3):
-                share = p[chosen == expert, expert].mean()  # born
-                balance = balance + share.square()
-            return chosen, balance
-
-    class Mixture(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.router = Router()
-            self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
-
-        def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-            chosen, balance = self.router(tokens)
-            out = torch.zeros_like(tokens)
-            for number, expert in enumerate(self.experts):
-                mine = chosen == number
-                out = out.index_put((mine.nonzero().squeeze(1),), expert(tokens[mine]))
-            return out, balance
-
-    out, balance = Mixture()(torch.randn(6, 4))
-    (out.square().mean() + 0.01 * balance).backward()
-
-
-@program("contaminated forward embedding", module="table")
-def pad_row_of_a_table():
-    """The table's row for padding is NaN; the padded words are filled over after a layer."""
-
-    class Encoder(nn.Module):
-        def __init__(self, rows: list[list[float]]):
-            super().__init__()
-            self.table = nn.Embedding.from_pretrained(torch.tensor(rows), freeze=False)
-            self.layer = nn.Linear(3, 3)
-
-        def forward(self, words: Tensor) -> Tensor:
-            vectors = self.table(words)  # born
-            h = self.layer(vectors).tanh()
-            return h.masked_fill((words == 0)[..., None], 0.0).sum(1)
-
-    encoder = Encoder([[nan] * 3, *torch.randn(4, 3).tolist()])
-    encoder(torch.tensor([[1, 2, 0], [3, 0, 0]])).square().mean().backward()
-
-
-@program("undefined forward div", module="convs.1", operands="0")
-def graph_node_without_neighbours():
-    """The second graph convolution drops edges, and divides by a degree of 0."""
-
-    class Conv(nn.Module):
-        def __init__(self, self_loops: bool):
-            super().__init__()
-            self.lin, self.self_loops = nn.Linear(3, 3), self_loops
-
-        def forward(self, x: Tensor, edges: Tensor) -> Tensor:
-            source, target = edges
-            if self.self_loops:
-                loops = torch.arange(len(x))
-                source, target = torch.cat([source, loops]), torch.cat([target, loops])
-            total = torch.zeros_like(x).index_add(0, target, x[source])
-            degree = torch.zeros(len(x)).index_add(0, target, torch.ones(len(target)))
-            mean = total / degree[:, None]  # born
-            return self.lin(mean).relu()
-
-    class Graph(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.convs = nn.ModuleList([Conv(True), Conv(False)])
-
-        def forward(self, x: Tensor, edges: Tensor) -> Tensor:
-            for conv in self.convs:
-                x = conv(x, edges)
-            return x
-
-    Graph()(torch.randn(4, 3), torch.tensor([[0, 1, 2], [1, 2, 0]])).mean().backward()
-
-
-@program("overflow forward exp", module="blocks.9.decay")
-def overflow_in_the_tenth_of_twelve_blocks():
-    """Each block's decay grows by 10: exp overflows in the tenth, and the loss uses it."""
-
-    class Decay(nn.Module):
-        def __init__(self, rate: float):
-            super().__init__()
-            self.rate = nn.Parameter(torch.full((4,), rate))
-
-        def forward(self, x: Tensor) -> Tensor:
-            factor = torch.exp(self.rate)  # born
-            return x.tanh() / (1 + factor)
-
-    class Block(nn.Module):
-        def __init__(self, number: int):
-            super().__init__()
-            self.lin, self.decay = nn.Linear(4, 4), Decay(10.0 * number)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.decay(self.lin(x))
-
-    class Tower(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.blocks = nn.ModuleList(Block(number) for number in range(12))
-
-        def forward(self, x: Tensor) -> Tensor:
-            for block in self.blocks:
-                x = block(x)
-            return x
-
-    Tower()(torch.randn(3, 4)).square().mean().backward()
 
 
 @program("undefined forward log", module="head", operands="0")

@@ -9,14 +9,6 @@ from .program import program
 inf, nan = float("inf"), float("nan")
 
 
-@program("contaminated forward exp", thread="pytorch#68425", operands="100")
-def piecewise_activation():
-    """An ELU written with `where`: exp of the positive side overflows."""
-    a = torch.tensor([100.0, -1.0, 3.0], requires_grad=True)
-    low = torch.exp(a)  # born
-    torch.where(a <= 0, low, 1 + a).sum().backward()
-
-
 @program("contaminated forward cos", thread="pytorch#18287", entries=[(1,)], operands="inf")
 def cutoff_function():
     """A distance of infinity stands for 'no neighbour'; cos(inf) is NaN, and the cutoff drops it."""
@@ -80,16 +72,6 @@ def path_not_taken():
     torch.where(x >= t, x, y).backward()
 
 
-@program("contaminated forward sub", thread="pytorch#64305", entries=[(0, 0)])
-def missing_outputs_masked_after_the_loss():
-    """One of two targets is missing; the squared error is masked when it is NaN already."""
-    model = nn.Linear(1, 2, bias=False)
-    target = torch.tensor([[nan, 0.0]])
-    known = ~target.isnan()
-    error = model(torch.tensor([[0.5]])) - target  # born
-    torch.square(error)[known].sum().backward()
-
-
 @program("undefined forward multi_head_attention_forward", thread="pytorch#41508")
 def padded_sentence_in_attention():
     """Every key of the second sentence is padding, and the weights are asked for: softmax of nothing but −inf."""
@@ -132,25 +114,6 @@ def feed_forward_in_half_precision():
     h.float().mean().backward()
 
 
-@program("overflow forward add", thread="transformers#12225", module="1")
-def residual_in_half_precision():
-    """Each summand of the residual fits into float16, and their sum does not."""
-
-    class Layer(nn.Module):
-        def __init__(self, scale: float):
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
-            nn.init.eye_(self.fc.weight)
-            self.fc.weight.data.mul_(scale)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.fc(x)  # born
-
-    model = nn.Sequential(Layer(1.0), Layer(3.0), nn.LayerNorm(4)).half()
-    x = torch.tensor([[9000.0, 1.0, -3.0, 2.0]]).half()
-    model(x).float().square().mean().backward()
-
-
 @program("undefined forward log", thread="pytorch#1817", operands="0")
 def gumbel_noise_by_hand():
     """A uniform number that was rounded to 1 makes −log(−log(1)) infinite, and softmax inf − inf."""
@@ -172,16 +135,6 @@ def gradient_penalty_of_a_flat_critic():
     norm = slope.square().sum(1).sqrt()  # born
     penalty = (norm - 1).square().mean()
     penalty.backward()
-
-
-@program("undefined forward ctc_loss", thread="pytorch#14335")
-def transcript_longer_than_the_sound():
-    """Two frames can't spell five letters: the probability is 0, and its −log infinite."""
-    acoustic = nn.Linear(6, 10)
-    log_p = acoustic(torch.randn(2, 1, 6)).log_softmax(-1)
-    letters = torch.tensor([[1, 2, 3, 4, 5]])
-    loss = F.ctc_loss(log_p, letters, torch.tensor([2]), torch.tensor([5]))  # born
-    loss.backward()
 
 
 @program("overflow forward add", thread="Automodel#2658")
@@ -226,50 +179,6 @@ def gaussian_kernel_of_infinity():
     kernel.sum().backward()
 
 
-@program("undefined backward pow", thread="kornia#918", operands="0")
-def focal_loss_with_gamma_one_half():
-    """(1 − p) ** 0.5 at p = 1: a sure and right answer has an infinite slope."""
-    logits = torch.tensor([-100.0, 0.5, 100.0], requires_grad=True)
-    p = logits.sigmoid()
-    focus = (1 - p) ** 0.5  # born
-    loss = -(focus * torch.log(p + 1e-6))[1:].mean()
-    loss.backward()
-
-
-@program("undefined backward acos", thread="kornia#4007", entries=[(0,)], operands="1")
-def logarithm_of_the_identity_quaternion():
-    """acos'(1) is infinite at the identity, and meets the 0 of the imaginary part."""
-    q = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.8, 0.6, 0.0, 0.0]], requires_grad=True)
-    real, imaginary = q[:, 0], q[:, 1:]
-    length = imaginary.norm(dim=1).clamp(min=1e-8)
-    half_angle = torch.acos(real)  # born
-    log = imaginary * (half_angle / length)[:, None]
-    log.sum().backward()
-
-
-@program("undefined forward div", thread="pytorch3d#189", operands="0")
-def logarithm_of_the_identity_rotation():
-    """The angle of the identity is 0, and its axis (R − Rᵀ) / (2 sin 0) is 0 / 0."""
-    r = torch.eye(3).repeat(2, 1, 1)
-    r[1, :2, :2] = torch.tensor([[0.6, -0.8], [0.8, 0.6]])
-    r.requires_grad_()
-    cosine = (r.diagonal(dim1=1, dim2=2).sum(1) - 1) / 2
-    sine = (1 - cosine.square()).clamp(min=0)
-    axis = (r - r.mT) / (2 * sine[:, None, None])  # born
-    axis.square().sum().backward()
-
-
-@program("contaminated forward exp", thread="OpenRLHF#1335")
-def kl_estimate_that_is_clipped():
-    """exp of an extreme log ratio is infinite, the estimate is clipped to 10, and 0 · inf comes back."""
-    log_p = torch.tensor([-0.5, -1.2, -0.1], requires_grad=True)
-    reference = torch.tensor([-0.4, -1.0, 120.0])
-    log_ratio = reference - log_p
-    ratio = log_ratio.exp()  # born
-    kl = (ratio - 1 - log_ratio).clamp(-10, 10)
-    kl.mean().backward()
-
-
 @program("overflow forward exp", thread="miles#1363", entries=[(1,)])
 def advantage_of_zero():
     """The ratio of an importance sample overflows and meets an advantage that is 0: a number, and 0 · inf is NaN."""
@@ -279,33 +188,6 @@ def advantage_of_zero():
     ratio = (log_p - old).exp()  # born
     surrogate = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
     (-surrogate.mean()).backward()
-
-
-@program("contaminated forward linear", thread="transformers#48205", module="experts.gate_up")
-def experts_with_a_tail_of_padding():
-    """The tail of the experts' buffer holds what the memory held; the combination leaves it out."""
-
-    class Experts(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.gate_up = nn.Linear(4, 12)
-
-        def forward(self, buffer: Tensor) -> Tensor:
-            both = self.gate_up(buffer)  # born
-            gate, up = both.chunk(2, dim=-1)
-            return F.silu(gate) * up
-
-    class Mixture(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.experts = Experts()
-            self.down = nn.Linear(6, 4)
-
-        def forward(self, buffer: Tensor, count: int) -> Tensor:
-            return self.down(self.experts(buffer))[:count]
-
-    buffer = torch.tensor([*torch.randn(4, 4).tolist(), [nan] * 4, [nan] * 4])
-    Mixture()(buffer, count=4).square().mean().backward()
 
 
 @program("undefined forward _foreach_addcdiv", thread="optax#1754")
@@ -318,17 +200,6 @@ def adam_in_half_precision():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()  # born
-
-
-@program("overflow forward pow", thread="diffrax#742")
-def step_of_the_solver_too_long():
-    """dx/dt = −x³ by Euler's method with a step that is too long: it swings, and overflows."""
-    start = torch.tensor([2.0, 1.0], requires_grad=True)
-    x = start
-    for _ in range(5):
-        cubed = x**3  # born
-        x = x - 0.9 * cubed
-    x.abs().sum().backward()
 
 
 @program("undefined backward sqrt", thread="pytorch_geometric#2559", module="norm")
@@ -373,34 +244,12 @@ def loss_of_each_entry_masked():
     losses[~target.isnan()].sum().backward()
 
 
-@program("contaminated forward mul", thread="pytorch#15131")
-def log_probability_of_some_observations():
-    """A covariate is NaN; its log-probability, computed by torch.distributions, is sliced away."""
-    k = nn.Parameter(torch.tensor([0.01]))
-    x, y = torch.tensor([1.0, 2.0, 3.0, nan]), torch.tensor([1.0, 2.0, 3.0, 4.0])
-    mean = k * x  # born
-    normal = torch.distributions.Normal(mean, 1.0, validate_args=False)
-    loss = -normal.log_prob(y)[:-1].mean()
-    loss.backward()
-
-
 @program("contaminated forward log", thread="pytorch#15506", entries=[(0,)], operands="0")
 def last_of_some_logarithms():
     """log 0 is computed beside the logarithm that is asked for."""
     a = torch.arange(4.0, requires_grad=True)
     logs = a.log()  # born
     logs[-1].backward()
-
-
-@program("contaminated forward div", thread="pytorch#79262", operands="0")
-def smooth_l1_by_hand_with_a_beta_of_zero():
-    """n² / beta with beta = 0 stands in the branch that is never taken."""
-    prediction = torch.tensor([[-0.6, 0.2], [-0.9, 0.4]], requires_grad=True)
-    target = torch.tensor([[-0.6, 0.2], [-0.9, 0.5]])
-    beta = 0
-    n = torch.abs(prediction - target)
-    quadratic = 0.5 * n**2 / beta  # born
-    torch.where(n < beta, quadratic, n - 0.5 * beta).sum().backward()
 
 
 @program("contaminated forward exp", thread="pytorch#17455", entries=[(1,)])
@@ -411,32 +260,6 @@ def result_assigned_over():
     f = torch.log(power + 1)
     f[1] = 0.0
     f.sum().backward()
-
-
-@program("contaminated forward linear", thread="pytorch#70342", module="fc")
-def loss_of_the_valid_example():
-    """Two examples, one of them NaN, and backward from the loss of the other."""
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(4, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            scores = self.fc(x)  # born
-            return scores.flatten(1).sum(1)
-
-    data = torch.tensor([torch.rand(3, 4).tolist(), [[nan] * 4] * 3])
-    losses = Net()(data)
-    losses[0].backward()
-
-
-@program("contaminated backward sqrt", thread="pytorch#23395", entries=[(1,)])
-def root_where_it_is_not_zero():
-    """√x + 1 is taken where x is not 0, and differentiated where it is."""
-    x = torch.tensor([16.0, 0.0], requires_grad=True)
-    root = x.sqrt()  # born
-    torch.where(x == 0, x / 2, root + 1).sum().backward()
 
 
 @program("contaminated forward linear", thread="pytorch#23156")

@@ -37,22 +37,6 @@ def learning_rate_too_large():
         optimizer.step()
 
 
-@program("overflow backward float")
-def loss_scale_too_large():
-    """The scaled gradient of 2¹⁸ doesn't fit where it returns to float16; the scaler skips the step."""
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**18)
-    x = torch.randn(8, 4)
-    with torch.autocast("cpu", dtype=torch.float16):
-        output = model(x)
-    prediction = output.float()  # born
-    loss = (prediction - 3.0).square().sum()
-    scaler.scale(loss).backward()
-    scaler.step(optimizer)
-    scaler.update()
-
-
 @program("overflow forward mul", entries=[(0, 0)], operands="300")
 def square_in_half_precision():
     """300 · 300 is 90,000, and float16 ends at 65,504."""
@@ -70,29 +54,6 @@ def autocast_overflows():
     with torch.autocast("cpu", dtype=torch.float16):
         prediction = model(x)  # born
     F.l1_loss(prediction.float(), torch.zeros(2, 1)).backward()
-
-
-@program("undefined forward cross_entropy")
-def one_micro_batch_of_padding():
-    """Gradients of four micro-batches are accumulated, and the third has no target that counts."""
-    model = nn.Linear(5, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    targets = torch.tensor([[0, 1], [2, -100], [-100, -100], [3, 3]])
-    for target in targets:
-        logits = model(torch.randn(2, 5))
-        loss = F.cross_entropy(logits, target) / len(targets)  # born
-        loss.backward()
-    optimizer.step()
-
-
-@program("undefined backward sqrt")
-def penalty_on_a_gradient_that_vanishes():
-    """At a minimum the inner gradient is 0, and the second backward meets sqrt'(0)."""
-    x = torch.zeros(4, 3, requires_grad=True)
-    energy = x.square().sum()
-    (force,) = torch.autograd.grad(energy, x, create_graph=True)
-    strength = force.pow(2).sum(1).sqrt()  # born
-    (energy + strength.mean()).backward()
 
 
 @program("contaminated forward exp")
@@ -170,27 +131,6 @@ def batch_with_a_nan():
     batch = torch.tensor([[0.2, 0.1, 0.5, 0.3], [0.9, nan, 0.4, 0.8]])
     logits = model(batch)  # born
     F.cross_entropy(logits, torch.tensor([0, 1])).backward()
-
-
-@program("bad input forward conv2d", module="stem.0")
-def weight_that_was_loaded_as_inf():
-    """A weight of the checkpoint is infinite."""
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.stem = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU())
-            self.head = nn.Linear(2, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            h = self.stem(x)  # born
-            return self.head(h.mean((2, 3)))
-
-    net = Net()
-    loaded = net.stem[0].weight.tolist()
-    loaded[1][0][2][0] = inf
-    net.stem[0].weight = nn.Parameter(torch.tensor(loaded))
-    net(torch.rand(2, 1, 6, 6)).square().mean().backward()
 
 
 @program("bad input forward embedding", module="tokens")
@@ -283,17 +223,6 @@ def gradient_scaled_by_its_own_norm():
             for parameter in net.parameters():
                 direction = parameter.grad / parameter.grad.norm()  # born
                 parameter -= 0.01 * direction
-
-
-@program("undefined forward log", operands="0")
-def temperature_that_is_annealed_to_zero():
-    """log of a temperature that reaches 0 in the sixth epoch."""
-    model = nn.Linear(3, 2)
-    for epoch in range(6):
-        temperature = torch.tensor(1.0 - 0.2 * min(epoch, 5)).clamp(min=0).round(decimals=3)
-        entropy = model(torch.randn(4, 3)).log_softmax(1).exp().square().mean()
-        loss = entropy - 0.1 * temperature.log()  # born
-        loss.backward()
 
 
 @program("overflow forward exp")
