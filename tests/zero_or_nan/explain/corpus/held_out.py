@@ -1,6 +1,5 @@
 """Models that were written after the tool was: what it says of them was decided before it was asked."""
 
-
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
