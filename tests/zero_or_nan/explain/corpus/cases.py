@@ -33,15 +33,6 @@ def where_over_exp():
     loss.backward()
 
 
-@program("contaminated forward exp", thread="pytorch#10729", entries=[(1, 2)])
-def clamp_after_exp():
-    """clamp cuts an infinite price off: its result is the bound whatever stands there."""
-    log_price = torch.tensor([[0.5, 1.0, 2.0], [3.0, 4.0, 95.0]], requires_grad=True)
-    price = torch.exp(log_price)  # born
-    loss = price.clamp(max=1000.0).mean()
-    loss.backward()
-
-
 @program("contaminated forward div", thread="pytorch#52248")
 def where_over_division():
     """a / 0 stands in the branch of a scalar `where` that is not taken."""
@@ -92,23 +83,6 @@ def rows_sliced_away():
     output[:4].sum().backward()
 
 
-@program("undefined backward sqrt", thread="pytorch#6394", entries=[(0,)], operands="0")
-def root_at_zero():
-    """The loss takes the root at 0, where its slope is infinite."""
-    x = torch.tensor([0.0, 4.0], requires_grad=True)
-    loss = x.sqrt().sum()  # born
-    loss.backward()
-
-
-@program("contaminated backward sqrt", thread="pytorch#6394", entries=[(0,)])
-def root_at_zero_under_where():
-    """The root at 0 is finite, and dropped; its infinite slope meets the 0 that `where` sends."""
-    x = torch.tensor([0.0, 4.0], requires_grad=True)
-    root = x.sqrt()  # born
-    loss = torch.where(x > 0, root, 0.0).sum()
-    loss.backward()
-
-
 @program("undefined backward sqrt", thread="pytorch#6394")
 def distance_of_equal_points():
     """A norm by hand has no slope at 0: sqrt'(0) is infinite, and the square's slope is 0."""
@@ -133,12 +107,3 @@ def function_of_ones_own_under_where():
     x = torch.tensor([1.0, 2.0, 200.0], requires_grad=True)
     y = Expm.apply(x)  # born
     torch.where(x < 50, y, x).sum().backward()
-
-
-@program("contaminated backward sqrt", entries=[(1,)])
-def relu_of_a_root():
-    """relu ignores what lies below 0: √0 − 1 is −1 there, and the root's slope is infinite."""
-    x = torch.tensor([4.0, 0.0, 9.0], requires_grad=True)
-    height = x.sqrt()  # born
-    loss = torch.relu(height - 1.0).sum()
-    loss.backward()

@@ -57,38 +57,12 @@ def nearest_neighbour_of_another_class():
 
 
 @program()
-def log_of_data_under_where():
-    """log 0 of data that needs no gradient is dropped, and no derivative of it is taken."""
-    counts = torch.tensor([3.0, 0.0, 12.0])
-    weight = torch.ones(3, requires_grad=True)
-    feature = torch.where(counts > 0, counts.log(), 0.0)
-    (feature * weight).sum().backward()
-
-
-@program()
-def nan_rows_and_a_bias():
-    """NaN rows get a bias and are sliced away: a sum's derivative multiplies by nothing."""
-    bias = torch.zeros(3, requires_grad=True)
-    rows = torch.tensor([[1.0, 2.0, 3.0], [nan, nan, nan]])
-    shifted = rows + bias
-    shifted[:1].square().sum().backward()
-
-
-@program()
 def overflow_that_is_detached():
     """exp overflows in a value that is logged, and not differentiated."""
     loss = nn.Linear(3, 1)(torch.ones(2, 3)).square().mean()
     perplexity = (loss.detach() + 2000).exp()
     assert perplexity.isinf()
     loss.backward()
-
-
-@program()
-def double_where():
-    """The fix that everybody is told: the argument is replaced before the division, and the result after it."""
-    x = torch.tensor([0.0, 1.0, 2.0], requires_grad=True)
-    safe = torch.where(x == 0, 1.0, x)
-    torch.where(x == 0, 1.0, x.sin() / safe).sum().backward()
 
 
 @program()
@@ -113,28 +87,6 @@ def some_targets_ignored():
     """cross_entropy with targets of −100, and at least one that counts."""
     logits = nn.Linear(3, 4)(torch.randn(4, 3))
     F.cross_entropy(logits, torch.tensor([1, -100, -100, 2])).backward()
-
-
-@program()
-def norm_of_a_zero_vector():
-    """linalg.vector_norm has the subgradient 0 at 0."""
-    z = torch.zeros(2, 3, requires_grad=True)
-    torch.linalg.vector_norm(z, dim=1).sum().backward()
-
-
-@program(thread="pytorch#166787", since="2.10")
-def angle_of_the_origin():
-    """atan2(0, 0) has a gradient of 0, since 2.10."""
-    point = torch.zeros(2, requires_grad=True)
-    torch.atan2(point[0], point[1]).backward()
-
-
-@program(thread="pytorch#27134")
-def power_of_a_zero_base():
-    """d/db of 0 ** b is 0 for a positive b."""
-    base = torch.tensor([0.0, 2.0])
-    exponent = torch.ones(2, requires_grad=True)
-    (base**exponent).sum().backward()
 
 
 @program()
@@ -163,13 +115,6 @@ def checkpointed_block_with_a_mask():
 
 
 @program()
-def gate_that_saturates():
-    """tanh, sigmoid and softplus at ±200: flat, and finite."""
-    x = torch.tensor([-200.0, 0.0, 200.0], requires_grad=True)
-    (x.tanh() + x.sigmoid() + F.softplus(x) + F.elu(x)).sum().backward()
-
-
-@program()
 def softmax_layer_on_masked_scores():
     """A softmax that is a module gets the mask's −inf as its input."""
 
@@ -191,21 +136,6 @@ def saturated_by_infinity():
     """tanh of an infinite reading is 1, and nothing before it is learned."""
     net = nn.Sequential(nn.Tanh(), nn.Linear(3, 1))
     net(torch.tensor([[0.2, inf, -0.4], [-inf, 0.1, 0.3]])).square().mean().backward()
-
-
-@program()
-def root_behind_a_relu():
-    """√relu(x): the root's slope at 0 is infinite, and relu lets nothing of it through."""
-    x = torch.tensor([-1.0, 4.0, -3.0], requires_grad=True)
-    x.relu().sqrt().sum().backward()
-
-
-@program()
-def log_under_where_behind_a_relu():
-    """0 · inf is NaN on its way back, and stops at the relu: what was learned gets a 0."""
-    layer = nn.Linear(3, 4)
-    rate = layer(torch.randn(5, 3)).relu()
-    torch.where(rate > 0, rate.log(), 0.0).sum().backward()
 
 
 @program()

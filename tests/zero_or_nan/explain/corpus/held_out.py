@@ -51,22 +51,6 @@ def distribution_of_no_weights():
 
 
 @program()
-def magnitude_of_complex_zero():
-    """|z| has the subgradient 0 at 0."""
-    z = torch.tensor([0j, 3 + 4j], requires_grad=True)
-    z.abs().sum().backward()
-
-
-@program("undefined forward logit", operands="1", entries=[(0, 2)])
-def flow_with_a_white_pixel():
-    """A normalising flow begins with the logit of the image, and a white pixel has none."""
-    scale = nn.Parameter(torch.ones(4))
-    image = torch.tensor([[0.2, 0.5, 1.0, 0.7], [0.1, 0.9, 0.4, 0.3]])
-    z = torch.logit(image) * scale  # born
-    (0.5 * z.square().sum(1) - scale.abs().log().sum()).mean().backward()
-
-
-@program()
 def gradient_clipped_by_a_norm_of_zero():
     """max / 0 is infinite, and the minimum with 1 is 1."""
     weight = torch.zeros(3, requires_grad=True)
@@ -96,15 +80,6 @@ def adam_by_hand_without_epsilon():
             weight -= 0.1 * first / second.sqrt()  # born
 
 
-@program("undefined forward div")
-def spectrum_relative_to_its_mean():
-    """A signal without a mean has a zeroth frequency of 0."""
-    signal = torch.tensor([1.0, -1.0, 2.0, -2.0], requires_grad=True)
-    spectrum = torch.fft.fft(signal)
-    relative = spectrum / spectrum[0]  # born
-    relative.abs().sum().backward()
-
-
 @program()
 def normalised_adjacency():
     """The isolated node's degree ** −0.5 is infinite, and no edge reads it."""
@@ -124,15 +99,6 @@ def table_whose_gaps_are_skipped():
     table.nanmean().backward()
 
 
-@program("overflow forward einsum")
-def einsum_in_half_precision():
-    """The scores of attention in float16: 16 · 80 · 80 is more than 65,504."""
-    q = torch.full((1, 2, 16), 80.0, dtype=torch.half, requires_grad=True)
-    k = torch.full((1, 3, 16), 80.0, dtype=torch.half)
-    scores = torch.einsum("bqd,bkd->bqk", q, k)  # born
-    (scores * 0.25).softmax(-1).float().square().sum().backward()
-
-
 @program("undefined forward mul", entries=[(0, 2), (1, 0)])
 def entropy_of_a_policy_with_illegal_actions():
     """An illegal action has the probability 0 and the log-probability −inf: 0 · inf."""
@@ -141,31 +107,6 @@ def entropy_of_a_policy_with_illegal_actions():
     log_p = logits.log_softmax(1)
     entropy = -(logits.softmax(1) * log_p).sum(1)  # born
     (-0.01 * entropy.mean()).backward()
-
-
-@program("undefined backward special_entr")
-def entropy_of_causal_attention():
-    """special.entr(0) is 0, as it should be, and its slope is infinite."""
-    scores = nn.Linear(4, 4)(torch.randn(4, 4)).masked_fill(torch.ones(4, 4).triu(1).bool(), -inf)
-    entropy = torch.special.entr(scores.softmax(-1)).sum(-1)  # born
-    entropy.mean().backward()
-
-
-@program("overflow forward poisson_nll_loss", operands="100")
-def counts_of_a_large_rate():
-    """The loss takes exp of the predicted log rate, which is 100."""
-    rate = torch.tensor([0.5, 100.0], requires_grad=True)
-    loss = nn.PoissonNLLLoss()(rate, torch.tensor([1.0, 3.0]))  # born
-    loss.backward()
-
-
-@program("undefined forward lgamma", operands="0")
-def beta_binomial_without_weight():
-    """A concentration of 0, by relu, has no gamma function."""
-    concentration = nn.Parameter(torch.tensor([1.5, -0.3])).relu()
-    n = torch.tensor([3.0, 4.0])
-    loss = (torch.lgamma(concentration) - torch.lgamma(concentration + n)).sum()  # born
-    loss.backward()
 
 
 @program("bad input forward lstm", module="rnn")

@@ -21,7 +21,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -127,7 +127,7 @@ def program(
     """
     expected = [Expected(*origin.rsplit(maxsplit=2)) for origin in origins]
     if origins:
-        expected[0] = Expected(*origins[0].rsplit(maxsplit=2), module, tuple(entries) if entries else None, operands)
+        expected[0] = replace(expected[0], module=module, entries=entries and tuple(entries), operands=operands)
 
     def register(function: Callable[[], Any]) -> Callable[[], Any]:
         @functools.wraps(function)
@@ -141,12 +141,34 @@ def program(
     return register
 
 
+def point(name: str, origin: str, values: list[Any], function: Callable[..., Any], **facts: Any) -> None:
+    """Put a function of one leaf among the programs: a lambda on one line, whose sum is the loss.
+
+    Args:
+        name: of the program.
+        origin: kind, phase and operator, or nothing for a clean program.
+        values: of the leaf; half precision, if they are a tensor of it.
+        function: its line is the expected one.
+        facts: as of `program`.
+    """
+
+    @functools.wraps(function)
+    def run() -> None:
+        leaf = values.clone() if isinstance(values, torch.Tensor) else torch.tensor(values)
+        function(leaf.requires_grad_()).sum().backward()
+
+    run.__name__ = name.replace(" ", "_")
+    program(*filter(None, [origin]), **facts)(run)
+
+
 def marked(function: Callable[[], Any], count: int) -> tuple[int, ...]:
     """The lines of a function's source that are marked, by the number of their mark.
 
     Raises:
         ValueError: when there are other marks than `# born` for one origin, `# born 1`, `# born 2` … for several.
     """
+    if hasattr(function, "__wrapped__"):  # a point
+        return (inspect.unwrap(function).__code__.co_firstlineno,) * count
     source, first = inspect.getsourcelines(function)
     found = [(match[1] or "1", first + at) for at, text in enumerate(source) if (match := _MARK.search(text))]
     found.sort(key=lambda mark: int(mark[0]))

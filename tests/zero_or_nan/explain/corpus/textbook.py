@@ -26,14 +26,6 @@ def softmax_by_hand():
     F.nll_loss(p.clamp(min=1e-6).log(), torch.tensor([0, 1])).backward()
 
 
-@program("overflow forward exp", entries=[(0, 2)])
-def logsumexp_by_hand():
-    """The greatest energy is not subtracted before exp."""
-    energies = torch.tensor([[12.0, 40.0, 90.5]], requires_grad=True)
-    free_energy = torch.log(torch.exp(energies).sum(dim=1))  # born
-    free_energy.sum().backward()
-
-
 @program("undefined forward div", operands="0")
 def variance_of_one_sample():
     """n − 1 is 0 for a batch of one: 0 / 0."""
@@ -91,41 +83,6 @@ def masked_mean_of_no_token():
     mean.square().sum().backward()
 
 
-@program("undefined forward sqrt")
-def variance_by_cancellation():
-    """E[x²] − E[x]² of equal readings is rounded to less than 0, and has no root."""
-    readings = torch.full((6,), 100.1, requires_grad=True)
-    variance = readings.square().mean() - readings.mean() ** 2
-    deviation = variance.sqrt()  # born
-    deviation.backward()
-
-
-@program("overflow forward exp", operands="100")
-def sigmoid_by_hand():
-    """exp(100) is infinite, 1 / (1 + inf) is 0 and finite; its slope is 0 · inf."""
-    x = torch.tensor([-100.0, 0.0, 3.0], requires_grad=True)
-    power = torch.exp(-x)  # born
-    gate = 1 / (1 + power)
-    gate.sum().backward()
-
-
-@program("undefined forward div", operands="0")
-def harmonic_mean_of_a_zero():
-    """1 / 0 is a pole; the mean 1 / inf is 0, finite, and its slope NaN."""
-    speeds = torch.tensor([3.0, 0.0, 6.0], requires_grad=True)
-    inverse = 1 / speeds  # born
-    mean = len(speeds) / inverse.sum()
-    mean.backward()
-
-
-@program("undefined forward pow", entries=[(0,)])
-def cube_root_of_a_negative():
-    """A negative base has no power 1/3 among the real numbers."""
-    volume = torch.tensor([-8.0, 27.0], requires_grad=True)
-    side = volume ** (1 / 3)  # born
-    side.sum().backward()
-
-
 @program("undefined forward atanh", entries=[(0, 1)], operands="1")
 def squashed_action_at_its_bound():
     """tanh(12) is 1 in float32, and atanh(1) infinite."""
@@ -134,42 +91,6 @@ def squashed_action_at_its_bound():
     unsquashed = torch.atanh(action)  # born
     log_probability = -0.5 * (unsquashed - mean).square() - torch.log1p(-action.square() + 1e-6)
     (-log_probability.mean()).backward()
-
-
-@program("undefined forward logdet")
-def log_determinant_of_a_singular_matrix():
-    """Two features are the same: the determinant is 0, and its log −inf."""
-    x = torch.tensor([[1.0, 1.0], [2.0, 2.0], [4.0, 4.0]], requires_grad=True)
-    gram = x.T @ x
-    volume = torch.logdet(gram)  # born
-    (-volume).backward()
-
-
-@program("overflow forward div", operands="9.99995e-41")
-def inverse_of_a_tiny_number():
-    """1 / 1e-40 is finite mathematics, and more than float32 holds."""
-    widths = torch.tensor([0.1, 1e-40, 0.3], requires_grad=True)
-    precision = 1.0 / widths  # born
-    precision.sum().backward()
-
-
-@program("overflow forward square")
-def norm_of_large_numbers():
-    """The square of 1e20 overflows, though the norm itself would not."""
-    charge = torch.tensor([[3e20, 4e20], [1.0, 0.0]], requires_grad=True)
-    length = charge.square().sum(1).sqrt()  # born
-    length.log().sum().backward()
-
-
-@program("undefined forward rsqrt", operands="0")
-def degree_of_an_isolated_node():
-    """A graph convolution's D^(−1/2) at a node without edges is a pole."""
-    adjacency = torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
-    weight = nn.Linear(4, 2)
-    scale = adjacency.sum(1).rsqrt()  # born
-    propagated = scale[:, None] * adjacency * scale[None]
-    out = propagated @ weight(torch.randn(3, 4))
-    out.square().mean().backward()
 
 
 @program("contaminated forward div", operands="0")
@@ -181,32 +102,6 @@ def centroid_of_an_empty_cluster():
     centroids = members.T @ points / members.sum(0)[:, None]  # born
     inertia = (points - centroids[cluster]).square().sum()
     inertia.backward()
-
-
-@program("overflow forward pow")
-def polynomial_of_degree_twelve():
-    """Features up to x¹²: 5,000 ** 12 is 2.4e44."""
-    x = torch.tensor([1.0, 10.0, 5000.0])
-    features = x[:, None] ** torch.arange(1, 13)  # born
-    nn.Linear(12, 1)(features).sum().backward()
-
-
-@program("undefined forward log1p", operands="-1")
-def log_of_a_lost_investment():
-    """A return of −100 % has no logarithm."""
-    weights = torch.tensor([1.0, 0.0], requires_grad=True)
-    returns = torch.tensor([[0.1, 0.0], [-1.0, 0.2], [0.05, 0.1]])
-    growth = torch.log1p(returns @ weights)  # born
-    (-growth.mean()).backward()
-
-
-@program("overflow backward div")
-def steep_but_finite():
-    """(x / 1e-30)² at 1e-12 is 1e36 and finite; its slope, 2e48, is not."""
-    x = torch.tensor([1e-12, 2e-13], requires_grad=True)
-    scaled = x / 1e-30  # born
-    loss = (scaled**2).sum()
-    loss.backward()
 
 
 @program("undefined forward matmul")

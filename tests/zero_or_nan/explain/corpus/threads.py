@@ -9,22 +9,6 @@ from .program import program
 inf, nan = float("inf"), float("nan")
 
 
-@program("contaminated forward cos", thread="pytorch#18287", entries=[(1,)], operands="inf")
-def cutoff_function():
-    """A distance of infinity stands for 'no neighbour'; cos(inf) is NaN, and the cutoff drops it."""
-    distance = torch.tensor([0.0, inf, 0.5], requires_grad=True)
-    smooth = torch.cos(distance)  # born
-    torch.where(distance < 1.0, smooth, 0.0).sum().backward()
-
-
-@program("contaminated forward log2", thread="pytorch#108618", entries=[(0,)], operands="0")
-def two_formulas():
-    """log2 is only taken above 2, and computed at 0."""
-    x = torch.tensor([0.0, 2.0, 3.0], requires_grad=True)
-    second = torch.log2(x)  # born
-    torch.where(x > 2, second, 2 * x).sum().backward()
-
-
 @program("contaminated forward div", thread="pytorch#16317", entries=[(0,)])
 def zero_over_zero_removed():
     """0 / 0 is replaced by 0 after the division."""
@@ -32,14 +16,6 @@ def zero_over_zero_removed():
     n = torch.tensor([0.0, 2.0])
     y = x / n  # born
     torch.where(n == 0, torch.zeros_like(y), y).sum().backward()
-
-
-@program("contaminated forward sqrt", thread="pytorch#187297", entries=[(0,), (1,)], operands="-1")
-def root_of_negatives_not_taken():
-    """Every entry is negative: `where` takes the line, and the root is NaN throughout."""
-    x = torch.tensor([-1.0, -4.0], requires_grad=True)
-    root = torch.sqrt(x)  # born
-    torch.where(x > 0, root, x).sum().backward()
 
 
 @program("contaminated forward sub", thread="pytorch#89543")
@@ -60,16 +36,6 @@ def nan_to_num_of_a_loss():
     w = torch.tensor([nan, 2.0])
     terms = x * w  # born
     terms.nan_to_num(0.0).sum().backward()
-
-
-@program("contaminated forward div", thread="pytorch#36923")
-def path_not_taken():
-    """x / 0 lies on a path that is never taken."""
-    t = 0
-    x = torch.ones((), requires_grad=True)
-    slope = x / t  # born
-    y = t * slope
-    torch.where(x >= t, x, y).backward()
 
 
 @program("undefined forward multi_head_attention_forward", thread="pytorch#41508")
@@ -242,14 +208,6 @@ def loss_of_each_entry_masked():
     target = torch.tensor([0.5, nan, -0.2])
     losses = nn.MSELoss(reduction="none")(x, target)  # born
     losses[~target.isnan()].sum().backward()
-
-
-@program("contaminated forward log", thread="pytorch#15506", entries=[(0,)], operands="0")
-def last_of_some_logarithms():
-    """log 0 is computed beside the logarithm that is asked for."""
-    a = torch.arange(4.0, requires_grad=True)
-    logs = a.log()  # born
-    logs[-1].backward()
 
 
 @program("contaminated forward exp", thread="pytorch#17455", entries=[(1,)])
