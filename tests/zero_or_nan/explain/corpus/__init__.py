@@ -2,7 +2,6 @@
 
 from . import (  # noqa: F401  (they register)
     atlas,
-    beside,
     cases,
     clean,
     held_out,
@@ -10,7 +9,6 @@ from . import (  # noqa: F401  (they register)
     modules,
     reports_formulas,
     reports_training,
-    textbook,
     threads,
     training,
 )

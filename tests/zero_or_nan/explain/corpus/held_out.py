@@ -1,7 +1,7 @@
 """Models that were written after the tool was: what it says of them was decided before it was asked."""
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from .program import program
@@ -107,23 +107,6 @@ def entropy_of_a_policy_with_illegal_actions():
     log_p = logits.log_softmax(1)
     entropy = -(logits.softmax(1) * log_p).sum(1)  # born
     (-0.01 * entropy.mean()).backward()
-
-
-@program("bad input forward lstm", module="rnn")
-def reading_that_is_missing():
-    """One time step of one series is NaN, and the recurrent net uses it."""
-
-    class Series(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.rnn, self.head = nn.LSTM(2, 3, num_layers=2), nn.Linear(3, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            out, _ = self.rnn(x)  # born
-            return self.head(out[-1])
-
-    x = torch.tensor([*torch.randn(2, 2, 2).tolist(), [[0.1, nan], [0.3, 0.2]], *torch.randn(1, 2, 2).tolist()])
-    Series()(x).square().mean().backward()
 
 
 @program()

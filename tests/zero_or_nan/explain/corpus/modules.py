@@ -132,28 +132,6 @@ def batch_norm_by_hand():
     F.cross_entropy(net(torch.rand(4, 1, 6, 6)), torch.tensor([0, 1, 1, 0])).backward()
 
 
-@program("undefined forward log", module="head", operands="0")
-def infinity_beside_a_mask():
-    """A causal mask of −inf is meant and harmless; the NaN is of the head, which takes log(relu)."""
-
-    class Decoder(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.qkv, self.head = nn.Linear(4, 12), Head()
-
-        def forward(self, x: Tensor) -> Tensor:
-            q, k, v = self.qkv(x).chunk(3, dim=-1)
-            mask = torch.full((len(x), len(x)), -inf).triu(1)
-            return self.head((q @ k.T + mask).softmax(-1) @ v)
-
-    class Head(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            rate = x.relu()
-            return rate - torch.log(rate)  # born
-
-    Decoder()(torch.randn(5, 4)).mean().backward()
-
-
 @program("contaminated forward conv1d", module="conv")
 def border_that_is_cropped():
     """A recording begins with NaN until the sensor is warm; the convolution's border is cropped."""

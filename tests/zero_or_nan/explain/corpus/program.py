@@ -161,6 +161,13 @@ def point(name: str, origin: str, values: list[Any], function: Callable[..., Any
     program(*filter(None, [origin]), **facts)(run)
 
 
+def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    """What most training loops end with."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
 def marked(function: Callable[[], Any], count: int) -> tuple[int, ...]:
     """The lines of a function's source that are marked, by the number of their mark.
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .program import program
+from .program import descend, program
 
 nan = float("nan")
 
@@ -28,9 +28,7 @@ def language_model_with_too_long_steps():
     for _ in range(2):
         logits = model(text[:-1])  # born
         loss = F.cross_entropy(logits, text[1:])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        descend(optimizer, loss)
 
 
 @program("overflow forward mse_loss", thread="rstudio-conf-2020/dl-keras-tf#9", cause="divergence", remedy=SLOWER)
@@ -44,9 +42,7 @@ def prices_of_houses():
     optimizer = torch.optim.SGD(model.parameters(), lr=4.0)
     for _ in range(24):
         loss = F.mse_loss(model(x), price)  # born
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        descend(optimizer, loss)
 
 
 @program("overflow forward linear", thread="pytorch/pytorch#2623", cause="divergence", remedy=SLOWER)
@@ -70,9 +66,7 @@ def recurrent_net_without_clipping():
     x, y = torch.randn(24, 6, 3), torch.randn(6, 1) * 20
     for _ in range(5):
         loss = F.mse_loss(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        descend(optimizer, loss)
 
 
 @program("overflow forward mse_loss", thread="facebookresearch/ReAgent#189", cause="divergence", remedy=SLOWER)
@@ -87,9 +81,7 @@ def target_network_that_follows_at_once():
         with torch.no_grad():
             target = 0.99 * value(following)
         loss = F.mse_loss(value(state), target)  # born
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        descend(optimizer, loss)
 
 
 @program("overflow forward linear", thread="torchgan/torchgan#42", cause="divergence", remedy=r"\blr\b|clip|clamp")
@@ -102,9 +94,7 @@ def critic_without_bounds():
     for _ in range(7):
         believed, doubted = critic(torch.cat([real, fake])).chunk(2)  # born
         loss = doubted.mean() - believed.mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        descend(optimizer, loss)
 
 
 @program("overflow forward exp", thread="AntixK/PyTorch-VAE#16", cause="divergence", remedy=SLOWER)
@@ -117,9 +107,7 @@ def divergence_that_explodes():
     for _ in range(4):
         mean, log_variance = encode(x).chunk(2, dim=1)
         loss = -0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum(1).mean()  # born
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        descend(optimizer, loss)
 
 
 @program("overflow forward mse_loss", thread="nicholas-leonard/drmad#3", cause="divergence", remedy=SLOWER)
@@ -149,9 +137,7 @@ def momentum_without_clipping():
     y = x.sum(1, keepdim=True).sin()
     for _ in range(8):
         loss = F.mse_loss(model(x), y)  # born
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        descend(optimizer, loss)
 
 
 @program("overflow forward linear", thread="rtqichen/torchdiffeq#58", cause="divergence", remedy=rf"{SLOWER}|Adam")
@@ -167,9 +153,7 @@ def neural_equation_that_the_optimizer_ruined():
         for _ in range(12):
             z = z + 0.25 * slope(z)  # born
         loss = F.mse_loss(z, end)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        descend(optimizer, loss)
 
 
 @program(
@@ -223,9 +207,7 @@ def reward_of_an_action_without_bounds():
         action = state[:, :1] * (1e11 if step == 2 else 1.0)
         reward = -(action**2)
         loss = F.mse_loss(critic(state), reward)  # born
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        descend(optimizer, loss)
 
 
 @program("overflow forward matmul", thread="cvignac/SMP#3", cause="the depth", remedy=r"normali[sz]|LayerNorm")
@@ -320,9 +302,7 @@ def normalised_update_of_zero():
     optimizer = Muon(model.parameters(), {"lr": 0.1})
     for _ in range(2):
         loss = (model(torch.randn(5, 3)) - 1).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        descend(optimizer, loss)
 
 
 @program("undefined backward sqrt", thread="facebookresearch/higher#125", cause="the optimizer", remedy=r"1e-|\beps\b")
@@ -353,9 +333,7 @@ def silent_target_under_a_fused_optimizer():
         image = scale[:, None] * target
         ratio = image.square().sum(1) / (image - made).square().sum(1).add(1e-8)
         loss = -10 * torch.log10(ratio + 1e-8).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        descend(optimizer, loss)
 
 
 @program("undefined forward log", thread="pytorch/pytorch#1620", operands="0", remedy=r"log_softmax|logsumexp|clamp")
@@ -370,9 +348,7 @@ def pointer_network_under_a_fused_optimizer():
         logits = generate(torch.randn(1, 2)) * (1e4 if step == 1 else 1.0) + torch.tensor([[0.0, 0.0, -9.0]])
         mixed = 0.3 * copy + 0.7 * logits.softmax(1)
         loss = -torch.log(mixed[:, 2]).mean()  # born
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        descend(optimizer, loss)
 
 
 @program(
@@ -476,8 +452,6 @@ def batch_that_was_skipped_too_late():
     for batch in batches:
         loss = model(torch.tensor(batch)).square().mean()  # born
         if loss.isfinite():
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            descend(optimizer, loss)
     model.eval()
     model(torch.randn(4, 3)).square().mean().backward()

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .program import program
+from .program import descend, program
 
 inf, nan = float("inf"), float("nan")
 
@@ -18,9 +18,7 @@ def seventh_batch_is_empty():
         x, keep = torch.randn(4, 3), (torch.tensor([0.2, 0.9, 0.5, 0.1]) > (2.0 if step == 7 else 0.4)).float()
         error = (model(x).squeeze(1) - x.sum(1)).square() * keep
         loss = error.sum() / keep.sum()  # born
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        descend(optimizer, loss)
 
 
 @program("overflow forward mse_loss")
@@ -32,9 +30,7 @@ def learning_rate_too_large():
     y = x.sum(1, keepdim=True)
     for _ in range(6):
         loss = F.mse_loss(model(x), y)  # born
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        descend(optimizer, loss)
 
 
 @program("overflow forward linear", module="2")
@@ -151,27 +147,6 @@ def padding_times_a_float_mask():
     weight = torch.ones(3, requires_grad=True)
     kept = series * mask  # born
     (kept @ weight).square().sum().backward()
-
-
-@program("contaminated forward linear", module="encoder.0")
-def padded_series_indexed_away():
-    """The padding of a batch is NaN; each step's error is taken where the mask is True."""
-
-    class Forecast(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.encoder = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh())
-            self.head = nn.Linear(5, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            h = self.encoder(x)  # born
-            return self.head(h).squeeze(-1)
-
-    lengths = [4, 2, 3]
-    rows = [torch.randn(n, 2).tolist() + [[nan, nan]] * (4 - n) for n in lengths]
-    mask = torch.arange(4) < torch.tensor(lengths)[:, None]
-    errors = Forecast()(torch.tensor(rows)).square()
-    errors[mask].mean().backward()
 
 
 @program("contaminated forward exp", entries=[(2,)])
