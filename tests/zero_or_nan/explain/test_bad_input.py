@@ -34,8 +34,7 @@ MASKS = {
 def test_a_mask_beside_data(name, bad):
     x, weight = torch.rand(2, 3, 3), torch.eye(3, requires_grad=True)
     x[0, 0, 0] = bad
-    with explain() as report:
-        MASKS[name](torch.matmul(x, weight) * 1).sum().backward()
+    report = report_of(lambda: MASKS[name](torch.matmul(x, weight) * 1).sum().backward())
     is_finite = weight.grad.isfinite().all()
     assert told(report) == ([] if is_finite else [("bad input", "matmul")]) and (bad == bad or not is_finite)
 
@@ -125,8 +124,7 @@ def test_a_matrix_with_nan_is_not_undefined(name, where, sign):
 
 def test_what_is_undefined_beside_a_nan_is_told_of_with_its_own_number():
     x = leaf(nan, -1.0, 0.5)
-    with explain() as report:
-        x.atanh().sum().backward()
+    report = report_of(lambda: x.atanh().sum().backward())
     assert told(report) == [("bad input", "atanh"), ("undefined", "atanh")]
     assert report.origins[1].operands == "atanh(-1) = -inf" and report.origins[1].entries == [(1,)]
 
@@ -138,8 +136,7 @@ def test_statistics_that_were_nan(kind, statistic):
     buffer = getattr(norm, statistic)
     buffer[1] = nan
     x = torch.rand(3, 2, 4, requires_grad=True)
-    with explain() as report:
-        norm(x).sum().backward()
+    report = report_of(lambda: norm(x).sum().backward())
     assert told(report) == [("bad input", kind.__name__[:-6].lower() + "_norm")]
     assert report.origins[0].operands == f"nan in {statistic}, a buffer" and report.origins[0].entries == [(1,)]
 
@@ -215,8 +212,7 @@ def test_statistics_do_not_count_an_origin_again():
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     x = torch.randn(5, 3)
     x[1, 1] = nan
-    with explain() as report:
-        model(x).square().mean().backward()
+    report = report_of(lambda: model(x).square().mean().backward())
     assert [(origin.kind, origin.operator, origin.times) for origin in report] == [("bad input", "linear", 1)]
 
 
@@ -272,16 +268,6 @@ def test_what_was_loaded_is_named(name, role, inside):
     assert ("named_parameters" if role == "a parameter" else "reset_running_stats") in origin.remedy
 
 
-def test_what_was_loaded_over_a_nan_is_finite():
-    layer = nn.Linear(2, 2)
-    with explain() as report:
-        with torch.no_grad():
-            layer.weight.mul_(torch.nan)
-        layer.load_state_dict(nn.Linear(2, 2).state_dict())
-        layer(torch.ones(3, 2)).sum().backward()
-    assert report.ok
-
-
 def test_what_was_loaded_into_new_memory_is_not_called_uninitialized(filled):
     with explain() as report:
         layer = nn.Linear(2, 2)
@@ -298,9 +284,7 @@ def test_a_parameter_that_is_read_by_a_view_is_named(use):
     layer = nn.Linear(2, 2)
     layer.weight.data.numpy()[0, 0] = nan
     x = leaf(1.0, 2.0)
-    with explain() as report:
-        use(x[None], layer.weight).sum().backward()
-    (origin,) = report
+    (origin,) = report_of(lambda: use(x[None], layer.weight).sum().backward())
     assert origin.operands == "nan in weight, a parameter" and "named_parameters" in origin.remedy
     assert "row" not in origin.remedy  # of data
 

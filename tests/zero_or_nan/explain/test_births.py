@@ -47,8 +47,7 @@ def test_finite_derivatives_whose_sum_is_not(program, operands):
 
 def test_a_vector_that_is_not_finite():
     x = leaf(1.0, 2.0)
-    with explain() as report:
-        (x * 2).backward(torch.tensor([1.0, math.inf]))
+    report = report_of(lambda: (x * 2).backward(torch.tensor([1.0, math.inf])))
     assert told(report) == [("bad input", "forward", "backward")]
     assert report.origins[0].source == "(x * 2).backward(torch.tensor([1.0, math.inf]))"
 
@@ -74,9 +73,7 @@ PASSES = {
 def test_gradients_from_before_the_block(name, bad):
     """What a pass adds to them is not finite, and nothing in the block made it."""
     w, v = held(bad, bad)
-    with explain() as report:
-        PASSES[name](w, v)
-    (origin,) = report
+    (origin,) = report_of(lambda: PASSES[name](w, v))
     assert (origin.kind, origin.phase, origin.operator) == ("bad input", "forward", "backward")
     assert (origin.entries, origin.times, origin.fixed) == ([(0,)], 1 + (name == "of one each"), None)
     assert origin.operands == f"{bad} in .grad before this pass" and "zero_grad" in origin.remedy

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 import torch
-from origins import failure
+from origins import failure, report_of
 from torch.utils.checkpoint import checkpoint
 
 from zero_or_nan import explain
@@ -41,8 +41,7 @@ def told(report):
 
 def alone(work):
     x = torch.tensor([0.0, 1.0], requires_grad=True)
-    with explain() as report:
-        work(x).backward()
+    report = report_of(lambda: work(x).backward())
     assert report.origins
     return told(report), x.grad, report.passes
 

@@ -160,23 +160,6 @@ def test_subclasses(kind):
     assert plain[:2] == watched[:2] and torch.equal(plain[2].nan_to_num(7), watched[2].nan_to_num(7))
 
 
-@pytest.mark.parametrize("fullgraph", [False, True])
-def test_compiled(fullgraph):
-    """Compiles without a break, and what comes out of it is told of as the region's."""
-    torch.compiler.reset()
-    torch.manual_seed(0)  # with some weights every element is positive, and log gives no NaN
-    layer = nn.Linear(2, 2)
-
-    @torch.compile(backend="eager", fullgraph=fullgraph)
-    def region(x):
-        return layer(x).relu().log()
-
-    with explain() as report:
-        region(torch.tensor([[1.0, 1.0], [-1.0, -1.0]])).sum().backward()
-    assert report.origins and report.notes
-    torch.compiler.reset()
-
-
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 def test_scripted():
     @torch.jit.script

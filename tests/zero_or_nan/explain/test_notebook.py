@@ -7,8 +7,8 @@ import types
 
 import pytest
 import torch
+from origins import report_of
 
-from zero_or_nan import explain
 from zero_or_nan.explain import Origin, Report
 from zero_or_nan.explain.report.notebook import COLOURS
 from zero_or_nan.explain.report.report import place
@@ -16,8 +16,7 @@ from zero_or_nan.explain.report.report import place
 
 def contaminated():
     x = torch.tensor([1.0, 100.0], requires_grad=True)
-    with explain() as report:
-        torch.where(x < 50, x.exp(), 0).sum().backward()
+    report = report_of(lambda: torch.where(x < 50, x.exp(), 0).sum().backward())
     return report
 
 
@@ -97,8 +96,7 @@ def test_three_elements_are_shown_and_more_are_hinted_at(count, more):
 
 
 def test_nothing_to_tell_is_one_line():
-    with explain() as report:
-        torch.ones(2, requires_grad=True).sum().backward()
+    report = report_of(lambda: torch.ones(2, requires_grad=True).sum().backward())
     html = report._repr_html_()
     assert report.ok and html.count("<p") == 1 and "✓ Nothing that is not finite" in html
     report.notes.append("a compiled region")

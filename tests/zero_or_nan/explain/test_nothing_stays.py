@@ -11,6 +11,7 @@ from collections import Counter
 
 import pytest
 import torch
+from origins import report_of
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.overrides import _get_current_function_mode_stack
@@ -180,8 +181,7 @@ def test_another_thread_is_left_alone():
         loss.backward()
         done.append(True)
 
-    with explain() as report:
-        in_threads(work)
+    report = report_of(lambda: in_threads(work))
     assert done and report.ok and not report.passes
 
 

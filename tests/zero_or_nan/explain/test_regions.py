@@ -218,8 +218,7 @@ PROGRAMS = {
 def report_of(name, compiled=None):
     torch.manual_seed(0)
     run = PROGRAMS[name](compiled or functools.partial(torch.compile, backend="aot_eager"))
-    with explain() as report:
-        run()
+    report = report_of(lambda: run())
     return report
 
 
@@ -284,8 +283,7 @@ def test_on_failure():
 def test_a_loss_from_before():
     x = at_0()
     loss = torch.compile(lambda x: x.sqrt().sum(), backend="aot_eager")(x)
-    with explain() as report:
-        loss.backward()
+    report = report_of(lambda: loss.backward())
     assert [each.operator for each in report] == [COMPILED] and report.notes == [CAME_BEFORE]
 
 
@@ -317,8 +315,7 @@ def test_a_nan_of_the_compiled_code_alone(phase, function, note):
     """The region is named, and the report says that the same code does not give it uncompiled; or may not."""
     x = torch.ones(3, requires_grad=True)
     region = torch.compile(function, backend=spoils(phase))
-    with explain() as report:
-        region(x).sum().backward()
+    report = report_of(lambda: region(x).sum().backward())
     assert [(each.operator, each.phase) for each in report] == [(COMPILED, phase)]
     assert {ALONE, NOT_REPEATED} & {*report.notes} == {note}
 
@@ -327,8 +324,7 @@ def test_code_between_regions():
     """It runs uncompiled and unwatched. The report says so."""
     log = torch.compiler.disable(lambda x: x.log() * 2)
     x = at_0()
-    with explain() as report:
-        torch.compile(lambda x: log(x * 2).square().sum(), backend="aot_eager")(x).backward()
+    report = report_of(lambda: torch.compile(lambda x: log(x * 2).square().sum(), backend="aot_eager")(x).backward())
     assert not report.ok and NOT_BETWEEN in report.notes
 
 
@@ -403,6 +399,5 @@ class CompiledByHand(torch.autograd.Function):
 
 def test_a_function_of_the_user_is_no_region_whatever_its_name():
     x = torch.zeros(1, requires_grad=True)
-    with explain() as report:
-        CompiledByHand.apply(x).sum().backward()
+    report = report_of(lambda: CompiledByHand.apply(x).sum().backward())
     assert "1 / 0" in str(report) and "compiled region ran" not in str(report)
