@@ -97,23 +97,6 @@ def adam_at_a_large_rate(lr):
     return training(optimizer, lambda _: F.mse_loss(model(x), x[:, :1]))
 
 
-@run("diverges", lr=1.2, cured_by=0.05)
-def momentum_just_above_the_limit(lr):
-    """With a rate little too large the loss grows slowly, by a factor in each step, for many steps."""
-    model = nn.Linear(4, 1)
-    x = torch.randn(64, 4) * 2
-    optimizer = sgd(model, lr, momentum=0.5)
-    return training(optimizer, lambda _: F.mse_loss(model(x), x.sum(1, keepdim=True)))
-
-
-@run("diverges", lr=1e20, cured_by=0.1)
-def overflow_one_step_in(lr):
-    """The first step moves the weights to some 10¹⁹, and their product overflows in the second."""
-    model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
-    x = torch.randn(16, 4)
-    return training(sgd(model, lr), lambda _: F.mse_loss(model(x), x[:, :1]))
-
-
 @run("diverges", lr=3.0, cured_by=0.01)
 def updates_by_hand(lr):
     """Gradient descent from scratch, without an optimizer."""
@@ -144,16 +127,6 @@ def weights_from_zero(lr):
 # Runs that fail for another reason.
 
 
-@run("no")
-def bad_batch(lr):
-    """One element of batch 4 is 10²⁵, and its square overflows."""
-    model = nn.Linear(4, 1)
-    x = torch.randn(8, 4)
-    large = x.clone()
-    large[0, 0] = 1e25
-    return training(sgd(model, lr), lambda n: model(large if n == 4 else x).square().mean())
-
-
 @run("jumped")
 def bad_batch_that_moves_the_weights(lr):
     """One element of batch 4 is 10¹²: the step is finite, the weights follow, and a later step overflows."""
@@ -162,16 +135,6 @@ def bad_batch_that_moves_the_weights(lr):
     large = x.clone()
     large[:, 0] = 1e12
     return training(sgd(model, lr), lambda n: F.mse_loss(model(large if n == 4 else x), x[:, :1]))
-
-
-@run("jumped")
-def bad_batch_after_a_start_at_zero(lr):
-    """The same as a bad batch that moves the weights, with weights that start at 0."""
-    model = nn.Linear(4, 1)
-    for parameter in model.parameters():
-        nn.init.zeros_(parameter)
-    x = torch.randn(8, 4)
-    return training(sgd(model, lr), lambda n: F.mse_loss(model(x * (1e12 if n == 4 else 1.0)), x[:, :1]))
 
 
 @run("no")

@@ -89,10 +89,11 @@ class Trial:
 
 def of(origin, x, function, result, reference, only=None, **names):
     """A trial of a function of one leaf. The statements call the leaf as the function calls its parameter."""
-    (name,) = inspect.signature(function).parameters
-    return lambda: Trial(
-        origin, x, lambda: function(x).sum().backward(), result, reference, only, {name: x, "x": x, **names}
-    )
+    names = {"x": x, **names}
+    if function is not None:
+        names.update(dict.fromkeys(inspect.signature(function).parameters, x))
+    program = function and (lambda: function(x).sum().backward())
+    return lambda: Trial(origin, x, program, result, reference, only, names)
 
 
 def masked(function, x, used):
@@ -112,6 +113,13 @@ ROWS = [[0.0, 0.0], [3.0, 4.0]]
 ALLOWED = torch.tensor([[True, True], [False, False]])
 
 TRIALS: dict[str, Callable[[], Trial]] = {
+    "an element that ignoring can't keep apart": of(
+        "contaminated log", leaf(0.0, 4.0), None, "y", lambda x: masked(torch.log, x, x > 0), f=torch.log,
+        used=torch.tensor([False, True]),
+    ),
+    "norm of 0": of(
+        "undefined norm", leaf([0.0] * 3, [0.0] * 3), None, "y", lambda x: ((x * x).sum(-1) + 1e-12) ** 0.5
+    ),
     "something without a derivative": of(
         "undefined special_entr", leaf(0.0, 4.0), lambda x: torch.special.entr(x), "y",
         lambda x: masked(lambda x: -x * x.log(), x, [1]), f=torch.special.entr, at=torch.tensor([True, False]),
@@ -270,13 +278,6 @@ def an_element_that_the_loss_ignores():
 
 
 @trial
-def an_element_that_ignoring_cannot_keep_apart():
-    x = leaf(0.0, 4.0)
-    names = {"x": x, "used": x > 0, "f": torch.log}
-    return Trial("contaminated log", x, None, "y", lambda x: masked(torch.log, x, x > 0), names=names)
-
-
-@trial
 def something_undefined():
     x = leaf(0.0, 4.0)
 
@@ -289,16 +290,13 @@ def something_undefined():
 
 
 @trial
-def norm_of_zero():
-    x = torch.zeros(2, 3, requires_grad=True)
-    return Trial("undefined norm", x, None, "y", lambda x: ((x * x).sum(-1) + 1e-12) ** 0.5, names={"x": x})
-
-
-@trial
 def total_by_a_count():
-    x, count = leaf(1.0, 2.0), torch.tensor(0)
-    names = {"total": (x * count).sum(), "count": count}
-    program = lambda: (names["total"] / count).backward(retain_graph=True)  # noqa: E731
+    x, names = leaf(1.0, 2.0), {"count": torch.tensor(0)}
+    names["total"] = (x * names["count"]).sum()
+
+    def program():
+        (names["total"] / names["count"]).backward(retain_graph=True)
+
     return Trial("undefined div", x, program, "y", lambda x: x.sum() * 0, only=0, names=names)
 
 
@@ -464,30 +462,38 @@ def parameter_with_a_nan():
         model.weight.data.numpy()[0, 0] = 0.5
 
     names = {"model": model}
-    program = lambda: model(torch.ones(1, 2)).sum().backward()  # noqa: E731
+
+    def program():
+        model(torch.ones(1, 2)).sum().backward()
+
     return Trial("bad input linear", model.weight, program, None, lambda w: w.sum(), names=names, before=repair)
+
+
+def statistics(model, program):
+    """A batch norm whose running statistics hold a NaN, until the statements reset them."""
+    x = leaf(1.0, 2.0)
+    return Trial(
+        "bad input batch_norm", x, lambda: program(model, x), None, lambda x: x / (1 + 1e-5) ** 0.5,
+        names={"model": model},
+    )  # fmt: skip
 
 
 @trial
 def statistics_with_a_nan():
-    model, x = nn.Sequential(nn.BatchNorm1d(2)).eval(), leaf(1.0, 2.0)
+    model = nn.Sequential(nn.BatchNorm1d(2)).eval()
     model[0].running_var.numpy()[0] = nan
-    program, reference = lambda: model(x[None]).sum().backward(), lambda x: x / (1 + 1e-5) ** 0.5
-    return Trial("bad input batch_norm", x, program, None, reference, names={"model": model})
+    return statistics(model, lambda model, x: model(x[None]).sum().backward())
 
 
 @trial
 def statistics_of_a_batch_with_a_nan():
-    model, x = nn.Sequential(nn.BatchNorm1d(2)), leaf(1.0, 2.0)
-
-    def program():
+    def program(model, x):
         if model.training:
             model(torch.tensor([[nan, 1.0], [1.0, 2.0]]))
             model.eval()
         model(x[None]).sum().backward()
 
-    reference = lambda x: x / (1 + 1e-5) ** 0.5  # noqa: E731
-    return Trial("bad input batch_norm", x, program, None, reference, names={"model": model})
+    return statistics(nn.Sequential(nn.BatchNorm1d(2)), program)
 
 
 @trial

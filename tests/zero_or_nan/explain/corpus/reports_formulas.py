@@ -1,6 +1,7 @@
 """Public reports of losses, layers and formulas that give a NaN.
 
-Each was looked up, reduced, and given its expectation before the tool saw it.
+Each was looked up on 2026-11-23, reduced, and given its expectation before the tool saw it. A docstring says what
+happens in the program, and then what its thread says of the cause and of the fix.
 """
 
 import math
@@ -90,12 +91,9 @@ def axis_and_angle_of_the_identity():
 
 
 @program(
-    "undefined forward log",
-    thread="cpnota/autonomous-learning-library#139",
-    cause="a negative number",
-    remedy=r"negative",
-    fails=r"clamp_min|clamp\(min",
-)
+    "undefined forward log", thread="cpnota/autonomous-learning-library#139", cause="a negative number",
+    remedy=r"negative", fails=r"clamp_min|clamp\(min",
+)  # fmt: skip
 def squashed_action_that_was_scaled_too_early():
     """1 − a² is negative for an action that was scaled by 2 after its tanh, and has no logarithm. Thread: The log is
     NaN if tanh_scale is larger than 1; the fix uses the unscaled tanh. A clamp would hide the mistake."""
@@ -107,11 +105,9 @@ def squashed_action_that_was_scaled_too_early():
 
 
 @program(
-    "undefined forward pow",
-    thread="prateekbhustali/Physics-Informed-Neural-Networks#1",
-    cause="a negative number",
+    "undefined forward pow", thread="prateekbhustali/Physics-Informed-Neural-Networks#1", cause="a negative number",
     remedy=r"negative",
-)
+)  # fmt: skip
 def diffusion_with_a_negative_density():
     """A physics-informed net predicts a density, which may be negative, and the equation has its power 1.2. Thread: The
     loss is NaN after one iteration. The author: the net may return negative numbers, and their power is NaN."""
@@ -125,12 +121,9 @@ def diffusion_with_a_negative_density():
 
 
 @program(
-    "undefined forward sqrt",
-    thread="TFboys-lzz/MPSCL#2",
-    cause="a negative number",
-    remedy=r"clamp",
+    "undefined forward sqrt", thread="TFboys-lzz/MPSCL#2", cause="a negative number", remedy=r"clamp",
     fails=r"x \+ 1e-12",
-)
+)  # fmt: skip
 def sine_of_a_cosine_above_one():
     """A cosine was rounded to 1.0000001, and 1 − cos² is negative. Thread: The 26th iteration is NaN; the author clamps
     what goes into the root to [0.0001, 1]."""
@@ -156,12 +149,9 @@ def degree_of_negative_edges():
 
 
 @program(
-    "undefined forward smooth_l1_loss",
-    thread="zhang-tao-whu/e2ec#7",
-    cause="an empty mean",
-    remedy=r"empty|numel|len\(|no element",
-    fails=r"isfinite",
-)
+    "undefined forward smooth_l1_loss", thread="zhang-tao-whu/e2ec#7", cause="an empty mean",
+    remedy=r"empty|numel|len\(|no element", fails=r"isfinite",
+)  # fmt: skip
 def image_without_an_instance():
     """No instance is in the batch, and the mean of no losses is 0 / 0. Thread: The smooth L1 loss of zero instances is
     NaN; the fix takes the sum of the empty tensor instead."""
@@ -216,12 +206,9 @@ def padding_on_the_left_of_causal_attention():
 
 
 @program(
-    "undefined backward linalg_svd",
-    thread="pytorch/pytorch#49886",
-    cause="equal singular values",
-    remedy=r"singular|eigenvalue|distinct|equal",
-    fails=r"isfinite",
-)
+    "undefined backward linalg_svd", thread="pytorch/pytorch#49886", cause="equal singular values",
+    remedy=r"singular|eigenvalue|distinct|equal", fails=r"isfinite",
+)  # fmt: skip
 def matrix_of_low_rank():
     """Two singular values are 0, and the derivative of their vectors divides by the difference. Thread: Backward
     through an SVD with several zero singular values is NaN: 1 / (σᵢ − σⱼ). pytorch#69532 asks for a decomposition that
@@ -293,11 +280,9 @@ def divergence_of_sure_bernoullis():
 
 
 @program(
-    "undefined forward log",
-    thread="harvardnlp/annotated-transformer#109",
-    operands="0",
+    "undefined forward log", thread="harvardnlp/annotated-transformer#109", operands="0",
     remedy=r"log_softmax|clamp|1e-",
-)
+)  # fmt: skip
 def smoothed_labels_against_a_sure_prediction():
     """A predicted probability of 0 has the log −inf, and kl_div multiplies it by a target above 0. Thread: The label
     smoothing of a tutorial returns inf, for log(0) is −inf; readers put 1e-9 in place of the 0, or take log_softmax."""
@@ -360,12 +345,9 @@ def masked_logits_of_a_multilabel_loss():
 
 
 @program(
-    "undefined forward div",
-    thread="kornia/kornia#4308",
-    operands="0",
-    cause="half precision",
+    "undefined forward div", thread="kornia/kornia#4308", operands="0", cause="half precision",
     remedy=r"float16|half|float32|finfo|torch\.where",
-)
+)  # fmt: skip
 def principal_point_in_half_precision():
     """The guard of 1e-8 in the denominator is 0 in float16: 0 / 0 at the principal point. Thread: undistort_points
     returns NaN in float16, because both guards underflow. The guard should be a torch.where, or follow the dtype."""
@@ -376,11 +358,9 @@ def principal_point_in_half_precision():
 
 
 @program(
-    "overflow forward exp",
-    thread="rwightman/efficientdet-pytorch#77",
-    operands="120",
+    "overflow forward exp", thread="rwightman/efficientdet-pytorch#77", operands="120",
     remedy=r"softplus|logaddexp|logsigmoid",
-)
+)  # fmt: skip
 def focal_loss_with_a_softplus_by_hand():
     """log1p(exp(x)) of a logit of −120 overflows in exp. Thread: torch.exp(neg_logits) gives a NaN for a large logit;
     softplus is merged in its place."""
@@ -461,12 +441,9 @@ def advantage_of_one_step():
 
 
 @program(
-    "undefined forward div",
-    thread="bayesflow-org/bayesflow#531",
-    operands="0",
-    remedy=r"logsumexp|log_softmax|log.domain",
-    fails=r"where\(b == 0",
-)
+    "undefined forward div", thread="bayesflow-org/bayesflow#531", operands="0",
+    remedy=r"logsumexp|log_softmax|log.domain", fails=r"where\(b == 0",
+)  # fmt: skip
 def plan_of_transport_that_underflows():
     """exp(−cost / ε) is 0 in a whole row, for a point that is far from all: 0 / 0. Thread: The kernel underflows for a
     small regularization; one fix subtracts the maximum, another computes the plan in the log domain. To replace the 0
@@ -481,12 +458,9 @@ def plan_of_transport_that_underflows():
 
 
 @program(
-    "undefined forward log",
-    thread="pytorch/pytorch#41663",
-    operands="0",
-    cause="half precision",
+    "undefined forward log", thread="pytorch/pytorch#41663", operands="0", cause="half precision",
     remedy=r"float32|float16|half|clamp",
-)
+)  # fmt: skip
 def gumbel_noise_in_half_precision():
     """A sample of the exponential distribution, 2e-8, is 0 in float16, and its log −inf. Thread: gumbel_softmax of
     float16 gives NaN; Gumbel from torch.distributions, which clamps to the dtype's tiny, does not."""
@@ -512,12 +486,9 @@ def reparametrised_outlier():
 
 
 @program(
-    "overflow forward exp",
-    module="1",
-    thread="VincentStimper/normalizing-flows#47",
-    remedy=r"clamp|clip|tanh|sigmoid",
-    fails=r"x\.max\(",
-)
+    "overflow forward exp", module="1", thread="VincentStimper/normalizing-flows#47",
+    remedy=r"clamp|clip|tanh|sigmoid", fails=r"x\.max\(",
+)  # fmt: skip
 def coupling_without_bounds():
     """The second coupling layer of a flow multiplies by exp of its scale, which the first one has made large. Thread:
     exp of the scale may cause inf; the report clamps z. Glow bounds the scale by a sigmoid, RealNVP by tanh."""
@@ -538,11 +509,9 @@ def coupling_without_bounds():
 
 
 @program(
-    "overflow forward exp",
-    thread="Lightning-Universe/lightning-bolts#811",
-    operands="100",
+    "overflow forward exp", thread="Lightning-Universe/lightning-bolts#811", operands="100",
     remedy=r"logsumexp|log_softmax|cross_entropy",
-)
+)  # fmt: skip
 def contrastive_loss_with_a_low_temperature():
     """exp(1 / 0.01) is more than float32 holds, for each embedding beside itself. Thread: e ** (1 / temperature)
     overflows for a temperature of 0.01."""
@@ -567,11 +536,9 @@ def component_that_is_never_chosen():
 
 
 @program(
-    "undefined forward div",
-    thread="amirhajibabaei/AutoForce#5",
-    operands="0",
+    "undefined forward div", thread="amirhajibabaei/AutoForce#5", operands="0",
     remedy=r"keep away|avoid|clamp|\beps\b|1e-",
-)
+)  # fmt: skip
 def equation_on_a_sphere():
     """The Laplacian on a sphere divides by sin θ, which is 0 at the pole. Thread: The gradients of spherical harmonics
     are divided by sin θ, which is 0 at the pole; nan_to_num gives inconsistent gradients. A small positive number in

@@ -1,6 +1,7 @@
 """Public reports of training runs: what diverged, what only looks like it, and optimizers, parameters and buffers.
 
-Each was looked up, reduced, and given its expectation before the tool saw it.
+Each was looked up on 2026-11-23, reduced, and given its expectation before the tool saw it. A docstring says what
+happens in the program, and then what its thread says of the cause and of the fix.
 """
 
 import io
@@ -191,11 +192,9 @@ def stiff_equation():
 
 
 @program(
-    "overflow forward mse_loss",
-    thread="p-christ/Deep-Reinforcement-Learning-Algorithms-with-PyTorch#8",
-    cause="the scale of the data",
-    remedy=r"tanh|clamp|scale|normali[sz]e",
-)
+    "overflow forward mse_loss", thread="p-christ/Deep-Reinforcement-Learning-Algorithms-with-PyTorch#8",
+    cause="the scale of the data", remedy=r"tanh|clamp|scale|normali[sz]e",
+)  # fmt: skip
 def reward_of_an_action_without_bounds():
     """The reward is quadratic in an action that has no bounds, and one of them is huge; the weights have hardly moved.
     Thread: The environment may return huge rewards where the agent chooses huge actions, says the author; another final
@@ -227,11 +226,9 @@ def forty_layers_that_add_up():
 
 
 @program(
-    "overflow forward sum",
-    thread="huggingface/transformers#10674",
-    cause="half precision",
+    "overflow forward sum", thread="huggingface/transformers#10674", cause="half precision",
     remedy=r"float32|\.float\(\)|dtype",
-)
+)  # fmt: skip
 def label_smoothing_in_half_precision():
     """The sum of 20,000 log-probabilities is some 2e5, and float16 ends at 65,504. Thread: The loss of an evaluation in
     float16 is NaN with label smoothing; the fix adds up in float32."""
@@ -352,11 +349,9 @@ def pointer_network_under_a_fused_optimizer():
 
 
 @program(
-    "bad input forward matmul",
-    thread="sauradip/STALE#16",
-    cause="uninitialized memory",
+    "bad input forward matmul", thread="sauradip/STALE#16", cause="uninitialized memory",
     remedy=r"nn\.init|torch\.zeros|torch\.randn|initiali[sz]e",
-)
+)  # fmt: skip
 def parameter_that_was_never_filled():
     """An embedding of the background is torch.empty: it holds what the memory held. Thread: DivBackward0 returns NaN in
     some runs and not in others. A parameter was made by torch.empty; kaiming_uniform_ on it is confirmed to fix it."""
@@ -369,11 +364,9 @@ def parameter_that_was_never_filled():
 
 
 @program(
-    "bad input forward matmul",
-    thread="vllm-project/vllm#940",
-    cause="uninitialized memory",
+    "bad input forward matmul", thread="vllm-project/vllm#940", cause="uninitialized memory",
     remedy=r"torch\.zeros|initiali[sz]e",
-)
+)  # fmt: skip
 def cache_that_was_not_written_yet():
     """A cache of keys is torch.empty, and the third of its rows is read before it was written. Thread: torch.empty
     returns what the memory holds; torch.zeros is the fix."""
@@ -387,12 +380,9 @@ def cache_that_was_not_written_yet():
 
 
 @program(
-    "bad input forward linear",
-    module="head",
-    thread="cardwing/Codes-for-PVKD#9",
-    cause="a checkpoint",
+    "bad input forward linear", module="head", thread="cardwing/Codes-for-PVKD#9", cause="a checkpoint",
     remedy=r"checkpoint|state.dict|file|load",
-)
+)  # fmt: skip
 def checkpoint_with_nan():
     """Two thirds of one layer's weights are NaN in the file. Thread: A loop over the state dict finds NaN in the
     published weights; the authors replace the files."""
@@ -416,12 +406,9 @@ def checkpoint_with_nan():
 
 
 @program(
-    "bad input forward batch_norm",
-    module="1",
-    thread="sharif-apu/BJDD_CVPR21#4",
-    cause="a buffer",
+    "bad input forward batch_norm", module="1", thread="sharif-apu/BJDD_CVPR21#4", cause="a buffer",
     remedy=r"running|buffer",
-)
+)  # fmt: skip
 def running_variance_with_nan():
     """The running variance of a published BatchNorm is NaN, and the model is in eval mode. Thread: Most of running_var
     is inf and NaN in the weights' file, and the image is NaN in eval mode; the authors replace the file."""
@@ -435,12 +422,9 @@ def running_variance_with_nan():
 
 
 @program(
-    "bad input forward batch_norm",
-    module="0",
-    thread="pytorch/pytorch#1206",
-    cause="a buffer",
+    "bad input forward batch_norm", module="0", thread="pytorch/pytorch#1206", cause="a buffer",
     remedy=r"running|buffer",
-)
+)  # fmt: skip
 def batch_that_was_skipped_too_late():
     """A batch with a NaN is skipped when its loss is NaN, but its statistics stay in the BatchNorm, for eval mode.
     Thread: Training is fine, and all running_mean and running_var are NaN in evaluation. The thread has no fix; the
