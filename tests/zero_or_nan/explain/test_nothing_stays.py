@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils.checkpoint import checkpoint
 
 from zero_or_nan import explain
 from zero_or_nan.explain.report import narration as names
@@ -69,46 +70,41 @@ def raises(error):
     return hook
 
 
+def function_that_raises(error):
+    backward = staticmethod(lambda ctx, gradient: raises(error)())
+    return type(
+        "Ends", (torch.autograd.Function,), {"forward": staticmethod(lambda ctx, x: x * 1), "backward": backward}
+    )
+
+
+def raises_the_second_time(error):
+    calls = []
+
+    def run(x):
+        calls.append(1)
+        return x.exp() if len(calls) == 1 else raises(error)()
+
+    return run
+
+
+ENDS = {
+    "forward": lambda x, loss, error: raises(error)(),
+    "tensor hook": lambda x, loss, error: loss.register_hook(raises(error)) and loss,
+    "leaf hook": lambda x, loss, error: x.register_hook(raises(error)) and loss,
+    "node hook": lambda x, loss, error: loss.grad_fn.register_hook(raises(error)) and loss,
+    "function": lambda x, loss, error: loss + function_that_raises(error).apply(x).sum(),
+    "checkpoint": lambda x, loss, error: loss + checkpoint(raises_the_second_time(error), x, use_reentrant=False).sum(),
+    "after": lambda x, loss, error: loss,
+}
+
+
 @pytest.mark.parametrize("error", [Mine, KeyboardInterrupt])
-@pytest.mark.parametrize("where", "forward|tensor hook|leaf hook|node hook|function|checkpoint|after".split("|"))
+@pytest.mark.parametrize("where", ENDS)
 def test_whatever_ends_it(where, error):
-    class Ends(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 1
-
-        @staticmethod
-        def backward(ctx, gradient):
-            raise error
-
-    times = 0
-
-    def twice(x):
-        nonlocal times
-        times += 1
-        if times > 1:
-            raise error
-        return x.exp()
-
     with pytest.raises(error), explain():  # noqa: PT012
-        x, loss = spoiled()
-        if where == "forward":
-            raise error
-        if where == "tensor hook":
-            loss.register_hook(raises(error))
-        elif where == "leaf hook":
-            x.register_hook(raises(error))
-        elif where == "node hook":
-            loss.grad_fn.register_hook(raises(error))
-        elif where == "function":
-            loss = loss + Ends.apply(x).sum()
-        elif where == "checkpoint":
-            loss = loss + torch.utils.checkpoint.checkpoint(twice, x, use_reentrant=False).sum()
-        loss.backward()
+        ENDS[where](*spoiled(), error).backward()
         raise error
-    with explain() as report:
-        _, loss = spoiled()
-        loss.backward()
+    report = report_of(lambda: spoiled()[1].backward())
     assert [origin.kind for origin in report] == ["contaminated"]
 
 
@@ -185,14 +181,15 @@ def test_another_thread_is_left_alone():
     assert done and report.ok and not report.passes
 
 
-def test_a_generator_that_suspends_inside():
-    def steps():
-        with explain() as report:
-            for _ in range(2):
-                _, loss = spoiled()
-                loss.backward()
-                yield report
+def steps():
+    with explain() as report:
+        for _ in range(2):
+            yield report
+            spoiled()[1].backward()
+    yield report
 
+
+def test_a_generator_that_suspends_inside():
     generator = steps()
     next(generator)
     assert torch.ones(2).sum() == 2
@@ -204,18 +201,10 @@ def test_a_generator_that_suspends_inside():
 
 
 def test_two_generators_end_in_the_wrong_order():
-    def steps():
-        with explain() as report:
-            yield report
-            _, loss = spoiled()
-            loss.backward()
-        yield report
-
     first, second = steps(), steps()
     next(first), next(second)
-    reports = [next(first), next(second)]
+    reports = [list(first)[-1], list(second)[-1]]
     assert [len(report) for report in reports] == [1, 1]
-    first.close(), second.close()
 
 
 def test_no_tensor_is_kept():
