@@ -10,7 +10,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.nn.functional as F
-from origins import failure, same
+from origins import failure, report_of, same
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
@@ -215,11 +215,9 @@ PROGRAMS = {
 }  # fmt: skip
 
 
-def report_of(name, compiled=None):
+def reported(name, compiled=None):
     torch.manual_seed(0)
-    run = PROGRAMS[name](compiled or functools.partial(torch.compile, backend="aot_eager"))
-    report = report_of(lambda: run())
-    return report
+    return report_of(PROGRAMS[name](compiled or functools.partial(torch.compile, backend="aot_eager")))
 
 
 def operands(origin):
@@ -243,9 +241,9 @@ def plain(function, **options):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_as_uncompiled(name):
-    expected = report_of(name, plain)
+    expected = reported(name, plain)
     for _ in ("cold", "warm"):
-        report = report_of(name)
+        report = reported(name)
         assert sorted(told(report), key=str) == sorted(told(expected), key=str)
         assert {RAN_AGAIN, DREW_AGAIN}.issuperset(report.notes)
     assert expected.ok == (name == "clean")
@@ -256,9 +254,9 @@ def test_as_uncompiled(name):
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler of C++")
 def test_inductor():
     for name in ("in backward", "in forward", "bad data", "one of each phase"):
-        kept = [each[:8] for each in told(report_of(name, torch.compile))]
-        assert kept == [each[:8] for each in told(report_of(name, plain))]
-    report = report_of("selected inside", torch.compile)
+        kept = [each[:8] for each in told(reported(name, torch.compile))]
+        assert kept == [each[:8] for each in told(reported(name, plain))]
+    report = reported("selected inside", torch.compile)
     (origin,) = report  # inductor does not show what zeros mean: the kind is that of the uncompiled code
     assert (origin.kind, origin.operator, origin.fixed) == ("contaminated", "log", False)
     assert FIXED_UNCOMPILED in report.notes
@@ -337,7 +335,7 @@ def test_a_region_that_cannot_run_again(name, monkeypatch):
         monkeypatch.setattr(REGIONS._Run, "run", fails)
     else:
         monkeypatch.setattr(REGIONS, "graph_of", lambda compiled: None)
-    report = report_of(name)
+    report = reported(name)
     assert [each.operator for each in report] == [COMPILED] and report.notes == [NOT_INSIDE]
 
 
