@@ -56,6 +56,11 @@ def test_the_error_has_the_report():
     assert isinstance(caught.value.report, Report) and str(caught.value) == str(caught.value.report)
 
 
+def test_a_block_without_a_backward_pass_raises_at_its_end():
+    with pytest.raises(NotFiniteError, match="log"), explain(on_nan="raise"):
+        torch.zeros(1).log()
+
+
 def test_other_arguments_are_refused():
     with pytest.raises(ValueError, match="is not known"):
         explain(on_nan="ignore")
