@@ -49,6 +49,14 @@ def batches_of_vectors():
 
 
 @code
+def complex_halves():
+    x = torch.ones(3, dtype=torch.complex64, requires_grad=True)
+    y = torch.view_as_real(x.chalf()).float()
+    y.sum().backward()
+    return [y, x.grad]
+
+
+@code
 def the_fast_paths_of_modules():
     """They give 0 in padded rows, where the others compute something."""
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
@@ -69,6 +77,7 @@ for layout in ("sparse", "sparse_csr", "mkldnn"):
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
 @pytest.mark.parametrize("name", CODE)
 def test_it_is_left_alone(name):
