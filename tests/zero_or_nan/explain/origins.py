@@ -1,6 +1,26 @@
-"""What a report says, in short."""
+"""What a report says, in short, and what a step raises when it fails."""
 
 from operator import attrgetter
+
+import pytest
+import torch
+
+from zero_or_nan import explain
+from zero_or_nan.explain import NotFiniteError
+
+
+def report_of(program):
+    """The report on a function without arguments."""
+    with explain() as report:
+        program()
+    return report
+
+
+def failure(step, *args, **kwargs):
+    """The report that a step raises."""
+    with pytest.raises(NotFiniteError) as caught:
+        step(*args, **kwargs)
+    return caught.value.report
 
 
 def telling(*fields):
@@ -9,3 +29,14 @@ def telling(*fields):
 
 
 told = telling("kind", "phase", "operator")
+
+
+def same(one, other):
+    """Whether tensors, and what holds them, are equal. A NaN is equal to a NaN."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one.isnan(), other.isnan()) and torch.equal(one.nan_to_num(7.5), other.nan_to_num(7.5))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other

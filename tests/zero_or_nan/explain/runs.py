@@ -97,52 +97,6 @@ def adam_at_a_large_rate(lr):
     return training(optimizer, lambda _: F.mse_loss(model(x), x[:, :1]))
 
 
-@run("diverges", lr=1.2, cured_by=0.05)
-def momentum_just_above_the_limit(lr):
-    """With a rate little too large the loss grows slowly, by a factor in each step, for many steps."""
-    model = nn.Linear(4, 1)
-    x = torch.randn(64, 4) * 2
-    optimizer = sgd(model, lr, momentum=0.5)
-    return training(optimizer, lambda _: F.mse_loss(model(x), x.sum(1, keepdim=True)))
-
-
-@run("diverges", lr=1.0, cured_by=1e-3)
-def recurrent_net_over_many_steps(lr):
-    """A recurrent net with ReLU: the recurrent weights grow, and their powers with them."""
-    model = nn.RNN(4, 16, nonlinearity="relu", batch_first=True)
-    x = torch.randn(8, 12, 4)
-    return training(sgd(model, lr), lambda _: F.mse_loss(model(x)[0].sum((1, 2)), x.sum((1, 2))))
-
-
-@run("diverges", lr=300.0, cured_by=0.05)
-def softmax_by_hand(lr):
-    """The logits grow with the weights until exp overflows; at a small rate they stay around 1."""
-    model = nn.Linear(8, 3)
-    x, y = torch.randn(64, 8), torch.randint(0, 3, (64,))
-
-    def loss_of(_):
-        power = model(x).exp()
-        return -(power / power.sum(1, keepdim=True) + 1e-9).log()[torch.arange(64), y].mean()
-
-    return training(sgd(model, lr), loss_of)
-
-
-@run("diverges", lr=1.0, cured_by=0.001)
-def critic_that_is_not_bounded(lr):
-    """A Wasserstein critic without a penalty: its loss falls to −inf, and its weights grow without a bound."""
-    model = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
-    real, fake = torch.randn(32, 2) + 2, torch.randn(32, 2)
-    return training(sgd(model, lr), lambda _: model(fake).mean() - model(real).mean())
-
-
-@run("diverges", lr=1e20, cured_by=0.1)
-def overflow_one_step_in(lr):
-    """The first step moves the weights to some 10¹⁹, and their product overflows in the second."""
-    model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
-    x = torch.randn(16, 4)
-    return training(sgd(model, lr), lambda _: F.mse_loss(model(x), x[:, :1]))
-
-
 @run("diverges", lr=3.0, cured_by=0.01)
 def updates_by_hand(lr):
     """Gradient descent from scratch, without an optimizer."""
@@ -173,60 +127,6 @@ def weights_from_zero(lr):
 # Runs that fail for another reason.
 
 
-@run("no")
-def bad_initialization(lr):
-    """Weights of some 10¹⁰: the fifth layer overflows in the first step."""
-    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(5)))
-    for layer in model:
-        nn.init.normal_(layer.weight, std=1e10)
-    x = torch.randn(4, 8)
-    return training(sgd(model, lr), lambda _: model(x).square().mean())
-
-
-@run("jumped", lr=0.3)
-def stiff_equation_that_the_training_made_stiff(lr):
-    """Each step sharpens the equation a little; when the weight is 20, not 18, Euler's method explodes.
-
-    The expectation was "no". But the step in which the loss explodes is finite, and its gradient moves the weight.
-    """
-    rate = nn.Parameter(torch.tensor(18.0))
-
-    def loss_of(_):
-        y = torch.ones(())
-        for _ in range(500):
-            y = (1 - 0.1 * rate) * y
-        return y.square().mul(1e-3).square() * 1e30 - rate
-
-    return training(torch.optim.SGD([rate], lr=lr), loss_of)
-
-
-@run("no")
-def forty_layers_that_add_up(lr):
-    """Each of forty layers adds ten times what came in: 11⁴⁰ overflows in the first step."""
-    layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(40))
-    for layer in layers:
-        nn.init.constant_(layer.weight, 2.5)
-    x = torch.ones(2, 4)
-
-    def loss_of(_):
-        h = x
-        for layer in layers:
-            h = h + layer(h)
-        return h.square().mean()
-
-    return training(sgd(layers, lr), loss_of)
-
-
-@run("no")
-def bad_batch(lr):
-    """One element of batch 4 is 10²⁵, and its square overflows."""
-    model = nn.Linear(4, 1)
-    x = torch.randn(8, 4)
-    large = x.clone()
-    large[0, 0] = 1e25
-    return training(sgd(model, lr), lambda n: model(large if n == 4 else x).square().mean())
-
-
 @run("jumped")
 def bad_batch_that_moves_the_weights(lr):
     """One element of batch 4 is 10¹²: the step is finite, the weights follow, and a later step overflows."""
@@ -235,16 +135,6 @@ def bad_batch_that_moves_the_weights(lr):
     large = x.clone()
     large[:, 0] = 1e12
     return training(sgd(model, lr), lambda n: F.mse_loss(model(large if n == 4 else x), x[:, :1]))
-
-
-@run("jumped")
-def bad_batch_after_a_start_at_zero(lr):
-    """The same as a bad batch that moves the weights, with weights that start at 0."""
-    model = nn.Linear(4, 1)
-    for parameter in model.parameters():
-        nn.init.zeros_(parameter)
-    x = torch.randn(8, 4)
-    return training(sgd(model, lr), lambda n: F.mse_loss(model(x * (1e12 if n == 4 else 1.0)), x[:, :1]))
 
 
 @run("no")
@@ -269,14 +159,6 @@ def weights_that_grow_while_the_loss_falls(lr):
         return -(y * p.log() + (1 - y) * (1 - p).log()).mean()
 
     return training(torch.optim.Adam(model.parameters(), lr=3.0), loss_of)
-
-
-@run("no")
-def logarithm_of_nothing(lr):
-    """Step 7 takes the logarithm of 0; loss and weights are as they were."""
-    model = nn.Linear(3, 1)
-    x = torch.randn(8, 3)
-    return training(sgd(model, lr), lambda n: -(model(x).sigmoid() * (0.0 if n == 7 else 1.0)).log().mean())
 
 
 @run("no", lr=0.1)

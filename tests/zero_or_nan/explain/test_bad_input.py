@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from origins import telling
+from origins import report_of, telling
 from tensors import leaf
 from torch import nn
 
@@ -17,20 +17,14 @@ told = telling("kind", "operator")
 MASK = torch.full((3, 3), -inf).triu(1)
 MASKS = {
     "added": lambda s: (s + MASK).softmax(-1),
-    "added, made here": lambda s: (s + torch.full((3, 3), -inf).triu(1)).softmax(-1),
     "in place": lambda s: s.add_(MASK).softmax(-1),
     "filled": lambda s: s.masked_fill(MASK < 0, -inf).softmax(-1),
-    "filled by a tensor": lambda s: s.masked_fill(MASK < 0, torch.tensor(-inf)).softmax(-1),
     "set": lambda s: (s.__setitem__((..., MASK < 0), -inf), s.softmax(-1))[1],
     "chosen": lambda s: torch.where(MASK < 0, -inf, s).softmax(-1),
     "logarithm": lambda s: (s + MASK).log_softmax(-1).diagonal(dim1=-2, dim2=-1),
     "by hand": lambda s: (s + MASK).exp() / (s + MASK).exp().sum(-1, keepdim=True),
-    "by exp and logsumexp": lambda s: (s + MASK - (s + MASK).logsumexp(-1, keepdim=True)).exp(),
     "fused": lambda s: F.scaled_dot_product_attention(s, s, s, attn_mask=MASK),
     "a class": lambda s: F.cross_entropy((s + MASK).flatten(0, 1), torch.arange(3).repeat(2)),
-    "a distribution": lambda s: torch.distributions.Categorical(logits=s + MASK, validate_args=False).log_prob(
-        torch.arange(3)
-    ),
     "an infinity for a minimum": lambda s: s.masked_fill(torch.eye(3) > 0, inf).amin(-1),
 }
 
@@ -40,8 +34,7 @@ MASKS = {
 def test_a_mask_beside_data(name, bad):
     x, weight = torch.rand(2, 3, 3), torch.eye(3, requires_grad=True)
     x[0, 0, 0] = bad
-    with explain() as report:
-        MASKS[name](torch.matmul(x, weight) * 1).sum().backward()
+    report = report_of(lambda: MASKS[name](torch.matmul(x, weight) * 1).sum().backward())
     is_finite = weight.grad.isfinite().all()
     assert told(report) == ([] if is_finite else [("bad input", "matmul")]) and (bad == bad or not is_finite)
 
@@ -51,13 +44,13 @@ def test_masks_of_an_encoder(kind):
     layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
     padding = torch.tensor([[False, False, True], [False, True, True]])
     padding = padding if kind is torch.bool else torch.zeros(2, 3).masked_fill(padding, -inf)
-    for bad in (nan, 1.0):
+    for bad, expected in ((nan, [("bad input", "multi_head_attention_forward")]), (1.0, [])):
         x = torch.rand(2, 3, 4)
         x[0, 0, 0] = bad
         layer.zero_grad()
         with explain() as report:
             layer(x, src_mask=MASK.to(kind), src_key_padding_mask=padding).sum().backward()
-        assert told(report) == ([] if bad == bad else [("bad input", "multi_head_attention_forward")])
+        assert told(report) == expected
 
 
 def test_a_row_of_which_nothing_is_left_beside_data():
@@ -69,14 +62,11 @@ def test_a_row_of_which_nothing_is_left_beside_data():
     assert report.origins[1].operands == "inf − inf = nan: all 2 elements of the row are -inf"
 
 
-def test_an_infinity_that_goes_on_is_told_of_beside_data():
-    with explain() as report:
-        (leaf(1.0, 1.0) * torch.tensor([nan, 1.0]) + torch.tensor([0.0, -inf])).sum().backward()
-    assert told(report) == [("bad input", "mul"), ("bad input", "add")]
-
-
-def test_an_infinity_that_has_become_nan_is_told_of_beside_data():
+def test_an_infinity_is_told_of_beside_data():
+    """If it goes on, or has become NaN."""
     weight, infinite, missing = leaf(0.0, 1.0), torch.tensor([-inf, 1.0]), torch.tensor([1.0, nan])
+    report = report_of(lambda: (leaf(1.0, 1.0) * missing + infinite).sum().backward())
+    assert told(report) == [("bad input", "mul"), ("bad input", "add")]
     with explain() as report:
         product = weight * infinite
         (product * missing).softmax(0).sum().backward()
@@ -95,14 +85,12 @@ ROWS = {
 def test_only_minus_infinity_leaves_an_element_out(name):
     for bad, expected in ((inf, [("bad input", name)]), (-inf, [])):
         x = leaf(bad, 1.0, 2.0)
-        with explain() as report:
-            ROWS[name](x).sum().backward()
-        assert told(report) == expected
+        assert told(report_of(lambda x=x: ROWS[name](x).sum().backward())) == expected
 
 
 ELEMENTWISE = {
-    **{name: getattr(torch, name) for name in "logit erfinv atanh acos log rsqrt lgamma reciprocal".split()},
-    **{name: getattr(torch.special, name) for name in "logit erfinv ndtri entr log_ndtr bessel_y0".split()},
+    **{name: getattr(torch, name) for name in "atanh log rsqrt lgamma reciprocal".split()},
+    **{name: getattr(torch.special, name) for name in "logit ndtri entr bessel_y0".split()},
     "zeta": lambda x: torch.special.zeta(x + 1, torch.tensor(2.0)),
     "remainder": lambda x: x % torch.tensor([0.0, 1.0, 1.0]),
     "div": lambda x: x / torch.tensor([0.0, 1.0, 1.0]),
@@ -120,25 +108,23 @@ def test_a_nan_is_not_undefined(name):
         assert (origin.kind, origin.operands) == ("bad input", "nan")
 
 
-@pytest.mark.parametrize("where", [(0, 0), (1, 2), 0, (slice(None), 1), ...], ids=str)
+@pytest.mark.parametrize("where", [(1, 2), 0, ...], ids=str)
 @pytest.mark.parametrize("name", ["logdet", "slogdet", "inverse", "corrcoef", "cov", "matrix_exp"])
-def test_a_matrix_with_nan_is_not_undefined(name, where):
-    matrix = torch.randn(3, 3, generator=torch.Generator().manual_seed(1))
-    for sign in (1, -1):
-        bad = matrix.clone()
-        bad[1] *= sign  # of the determinant
-        bad[where] = nan
-        bad.requires_grad_()
-        with explain() as report:
-            result = getattr(torch, name)(bad)
-            (result if isinstance(result, torch.Tensor) else result[1]).sum().backward()
-        assert {origin.kind for origin in report} == {"bad input"}
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_matrix_with_nan_is_not_undefined(name, where, sign):
+    bad = torch.randn(3, 3, generator=torch.Generator().manual_seed(1))
+    bad[1] *= sign  # of the determinant
+    bad[where] = nan
+    bad.requires_grad_()
+    with explain() as report:
+        result = getattr(torch, name)(bad)
+        (result if isinstance(result, torch.Tensor) else result[1]).sum().backward()
+    assert {origin.kind for origin in report} == {"bad input"}
 
 
 def test_what_is_undefined_beside_a_nan_is_told_of_with_its_own_number():
     x = leaf(nan, -1.0, 0.5)
-    with explain() as report:
-        x.atanh().sum().backward()
+    report = report_of(lambda: x.atanh().sum().backward())
     assert told(report) == [("bad input", "atanh"), ("undefined", "atanh")]
     assert report.origins[1].operands == "atanh(-1) = -inf" and report.origins[1].entries == [(1,)]
 
@@ -150,8 +136,7 @@ def test_statistics_that_were_nan(kind, statistic):
     buffer = getattr(norm, statistic)
     buffer[1] = nan
     x = torch.rand(3, 2, 4, requires_grad=True)
-    with explain() as report:
-        norm(x).sum().backward()
+    report = report_of(lambda: norm(x).sum().backward())
     assert told(report) == [("bad input", kind.__name__[:-6].lower() + "_norm")]
     assert report.origins[0].operands == f"nan in {statistic}, a buffer" and report.origins[0].entries == [(1,)]
 
@@ -203,7 +188,7 @@ def test_state_that_was_finite_is_no_input(before, update):
 
 
 @pytest.mark.parametrize("foreach", [False, True])
-@pytest.mark.parametrize("optimizer", ["SGD", "Adam", "RMSprop", "Adagrad"])
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 def test_state_of_an_optimizer_that_was_nan(optimizer, foreach):
     weight = leaf(1.0, 1.0)
     optimizer = getattr(torch.optim, optimizer)([weight], foreach=foreach)
@@ -227,19 +212,8 @@ def test_statistics_do_not_count_an_origin_again():
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     x = torch.randn(5, 3)
     x[1, 1] = nan
-    with explain() as report:
-        model(x).square().mean().backward()
+    report = report_of(lambda: model(x).square().mean().backward())
     assert [(origin.kind, origin.operator, origin.times) for origin in report] == [("bad input", "linear", 1)]
-
-
-def test_a_parameter_is_not_a_row_of_data():
-    model = torch.nn.Sequential(torch.nn.Linear(2, 1))
-    model[0].weight.data.numpy()[0, 1] = nan  # as it came from a file
-    with explain() as report:
-        model(torch.ones(1, 2)).sum().backward()
-    (origin,) = report
-    assert (origin.kind, origin.operands) == ("bad input", "nan in 0.weight, a parameter")
-    assert "loaded from" in origin.remedy and "row" not in origin.remedy
 
 
 @pytest.fixture
@@ -252,15 +226,19 @@ def filled(monkeypatch):
 
 
 def test_memory_that_was_not_initialized(filled):
+    """The report names it where it is written over in part, and where it is read."""
     w = torch.ones(2, requires_grad=True)
     with explain() as report:
         out = torch.empty(3)
         out[:2] = w
         out.sum().backward()
-    (origin,) = report
-    assert (origin.kind, origin.operator) == ("bad input", "setitem")
-    assert origin.operands == f"nan in out, not initialized since empty in line {origin.line - 1}"
-    assert "torch.empty leaves the memory as it is" in origin.remedy
+        cache = torch.empty(3, 2)
+        cache[:2] = torch.ones(2, 2)
+        (cache.T * w[:, None]).sum().backward()
+    for origin, name, operator, lines in zip(report, ("out", "cache"), ("setitem", "mul"), (1, 2), strict=True):
+        assert (origin.kind, origin.operator) == ("bad input", operator)
+        assert origin.operands == f"nan in {name}, not initialized since empty in line {origin.line - lines}"
+        assert "torch.empty leaves the memory as it is" in origin.remedy
 
 
 def test_memory_that_was_initialized_later_is_not_to_blame(filled):
@@ -290,16 +268,6 @@ def test_what_was_loaded_is_named(name, role, inside):
     assert ("named_parameters" if role == "a parameter" else "reset_running_stats") in origin.remedy
 
 
-def test_what_was_loaded_over_a_nan_is_finite():
-    layer = nn.Linear(2, 2)
-    with explain() as report:
-        with torch.no_grad():
-            layer.weight.mul_(torch.nan)
-        layer.load_state_dict(nn.Linear(2, 2).state_dict())
-        layer(torch.ones(3, 2)).sum().backward()
-    assert report.ok
-
-
 def test_what_was_loaded_into_new_memory_is_not_called_uninitialized(filled):
     with explain() as report:
         layer = nn.Linear(2, 2)
@@ -309,18 +277,6 @@ def test_what_was_loaded_into_new_memory_is_not_called_uninitialized(filled):
     assert origin.operands == "nan in weight, a parameter" and "loaded from" in origin.remedy
 
 
-def test_memory_of_which_a_part_was_written_is_named_where_it_is_read(filled):
-    query = leaf(1.0, 2.0)
-    with explain() as report:
-        cache = torch.empty(3, 2)
-        cache[:2] = torch.ones(2, 2)
-        used = cache.T * query[:, None]
-        used.sum().backward()
-    (origin,) = report
-    assert (origin.operator, origin.source) == ("mul", "used = cache.T * query[:, None]")
-    assert origin.operands == f"nan in cache, not initialized since empty in line {origin.line - 2}"
-
-
 @pytest.mark.parametrize(
     "use", [lambda x, w: x @ w.T, lambda x, w: x * w[0], lambda x, w: (x * w.flatten()[:2]).relu()]
 )
@@ -328,10 +284,9 @@ def test_a_parameter_that_is_read_by_a_view_is_named(use):
     layer = nn.Linear(2, 2)
     layer.weight.data.numpy()[0, 0] = nan
     x = leaf(1.0, 2.0)
-    with explain() as report:
-        use(x[None], layer.weight).sum().backward()
-    (origin,) = report
+    (origin,) = report_of(lambda: use(x[None], layer.weight).sum().backward())
     assert origin.operands == "nan in weight, a parameter" and "named_parameters" in origin.remedy
+    assert "row" not in origin.remedy  # of data
 
 
 @pytest.mark.parametrize("bad, kind", [(nan, "bad input"), (-1.0, "undefined")])
@@ -355,17 +310,14 @@ def test_what_comes_out_of_a_tensor_that_cannot_be_read(layout, recorded):
     """Its numbers, and where they were made, are out of reach; the report says so, and names the line."""
     if layout == "mkldnn" and not torch.backends.mkldnn.is_available():
         pytest.skip("no mkldnn")
-    x = torch.tensor([[3e38, 1.0]], requires_grad=recorded)
-    w = leaf(1.0, 2.0)
+    x, w = torch.tensor([[3e38, 1.0]], requires_grad=recorded), leaf(1.0, 2.0)
     with explain() as report:
         if layout == "mkldnn":
-            total = x.to_mkldnn() + x.to_mkldnn()
-            y = total.to_dense()
+            y = (x.to_mkldnn() + x.to_mkldnn()).to_dense()
         else:
-            total = torch.nested.as_nested_tensor([x]) * 2
-            y = total.to_padded_tensor(0.0)
+            y = (torch.nested.as_nested_tensor([x]) * 2).to_padded_tensor(0.0)
         (y * w).sum().backward()
     (origin,) = report
-    assert origin.kind == "bad input" and origin.source in ("y = total.to_dense()", "y = total.to_padded_tensor(0.0)")
+    assert origin.kind == "bad input" and origin.source.startswith("y = (")
     assert origin.operands == f"inf out of a tensor of layout {layout}, which explain can't read"
     assert "check the tensor before this line" in origin.remedy and "w" in origin.reached

@@ -20,23 +20,23 @@ BY_NAME = {program.name: program for program in PROGRAMS}
 LINE, NOTHING, SOMETHING = "the line of the origin", "nothing", "something"
 SAID = [
     (anomaly_mode, "cases.where_over_exp", LINE),
-    (anomaly_mode, "cases.root_at_zero", NOTHING),  # an infinity
+    (anomaly_mode, "atlas.root_at_zero", NOTHING),  # an infinity
     (anomaly_mode, "cases.distance_of_equal_points", "the line before"),  # sqrt made inf, and the square made NaN of it
     (forward_hooks, "training.batch_with_a_nan", LINE),
     (forward_hooks, "clean.softmax_layer_on_masked_scores", SOMETHING),  # they look at what goes in
     (forward_hooks, "threads.instance_norm_of_a_constant_graph", NOTHING),  # born in a derivative
-    (loss_and_parameters, "textbook.variance_of_one_sample", SOMETHING),  # a loss
-    (loss_and_parameters, "beside.contamination_that_spreads_into_training", SOMETHING),  # parameters, after a step
+    (loss_and_parameters, "cases.variance_of_one_sample", SOMETHING),  # a loss
+    (loss_and_parameters, "clean.contamination_that_spreads_into_training", SOMETHING),  # parameters, after a step
     (loss_and_parameters, "cases.where_over_exp", NOTHING),  # a gradient alone
-    (debug_mode, "textbook.binary_cross_entropy_by_hand", LINE),  # forward
-    (debug_mode, "cases.root_at_zero", LINE),  # backward: the line that made the node
+    (debug_mode, "cases.binary_cross_entropy_by_hand", LINE),  # forward
+    (debug_mode, "atlas.root_at_zero", LINE),  # backward: the line that made the node
     (debug_mode, "reports_training.root_mean_square_without_epsilon", LINE),  # in place
     (debug_mode, "clean.softmax_layer_on_masked_scores", SOMETHING),  # a mask of infinity
-    (debug_mode, "clean.double_where", NOTHING),
+    (debug_mode, "atlas.double_where", NOTHING),
     (debug_underflow_overflow, "threads.feed_forward_in_half_precision", LINE),
     (debug_underflow_overflow, "threads.instance_norm_of_a_constant_graph", NOTHING),
-    (torchlens, "textbook.binary_cross_entropy_by_hand", LINE),
-    (torchlens, "cases.root_at_zero", LINE),
+    (torchlens, "cases.binary_cross_entropy_by_hand", LINE),
+    (torchlens, "atlas.root_at_zero", LINE),
 ]
 
 

@@ -1,11 +1,11 @@
 """Results, gradients, random numbers, buffers and hooks are those of a run without the watch, to the bit."""
 
 import random
-import warnings
 
 import pytest
 import torch
 from sample import sample
+from tensors import all_bits
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -13,17 +13,17 @@ from tests.zero_or_nan.explain.test_no_alarm import drawn
 from tests.zero_or_nan.ignoring.test_modules import LAYERS
 from zero_or_nan import explain
 
-WATCHES = ["block", "on_failure"]
 inf, nan = float("inf"), float("nan")
 
 
-def run(work, watch):
-    """What a piece of work gives, with the state of the random numbers before and after it."""
+def run(work, watch, spoiled):
+    """What a piece of work gives, with the state of the random numbers after it. No false alarm is raised."""
     torch.manual_seed(7)
     random.seed(7)
     if watch == "block":
-        with explain():
+        with explain() as report:
             results = work()
+        assert spoiled or report.ok, report
     elif watch == "on_failure":
         results = explain.on_failure(work)()
     else:
@@ -32,24 +32,24 @@ def run(work, watch):
 
 
 def same(left, right):
-    """The same bits: NaN is NaN, and 0 is not -0."""
+    """The same bits: 0 is not -0."""
     assert len(left) == len(right)
     for one, other in zip(left, right, strict=True):
         if isinstance(one, Tensor) and one.is_floating_point():
             assert one.dtype == other.dtype and one.shape == other.shape
-            whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[one.element_size()]
-            assert torch.equal(one.contiguous().view(whole), other.contiguous().view(whole))
+            assert torch.equal(all_bits(one), all_bits(other))
         else:
             assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
 
 
-def check(work, *watches):
-    expected = run(work, None)
-    for watch in watches or WATCHES:
-        same(run(work, watch), expected)
+def check(work, spoiled=False):
+    """A step that is spoiled fails under `on_failure`, so it is compared in a block alone."""
+    expected = run(work, None, spoiled)
+    for watch in ["block"] if spoiled else ["block", "on_failure"]:
+        same(run(work, watch, spoiled), expected)
 
 
-@pytest.mark.parametrize("number", sample(range(60), every=4))
+@pytest.mark.parametrize("number", sample(range(60), every=6))
 def test_random_programs(number):
     program = drawn(number)
 
@@ -58,7 +58,7 @@ def test_random_programs(number):
         loss.backward()
         return [loss.detach(), *(leaf.grad for leaf in leaves)]
 
-    check(work, "block")
+    check(work, spoiled=True)
 
 
 @pytest.mark.parametrize("bad", [False, True])
@@ -76,7 +76,7 @@ def test_layers(name, bad):
         (output[: len(output) // 2] * torch.rand_like(output[: len(output) // 2])).sum().backward()
         return [output.detach(), *(p.grad for p in (*module.parameters(), *leaves)), *module.buffers()]
 
-    check(work, "block", *([] if bad else ["on_failure"]))
+    check(work, bad)
 
 
 class Small(nn.Module):
@@ -100,7 +100,7 @@ spoiled = pytest.mark.parametrize("spoiled", [False, True])
 
 
 @spoiled
-@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam], ids=lambda make: make.__name__)
 def test_training(make, spoiled):
     def work():
         model = Small(spoiled)
@@ -115,67 +115,53 @@ def test_training(make, spoiled):
         return [loss.detach(), *(p.detach() for p in model.parameters()), *(p.grad for p in model.parameters()),
                 *model.buffers(), *states]  # fmt: skip
 
-    check(work, "block", *([] if spoiled else ["on_failure"]))
+    check(work, spoiled)
+
+
+def pass_by(kind, y, loss, every):
+    """Run a kind of backward pass, and give the gradients."""
+    if kind == "grad":
+        return torch.autograd.grad(loss, every)
+    if kind == "grad of some":
+        return [*torch.autograd.grad(loss, [y, every[0]], retain_graph=True), *torch.autograd.grad(loss, every[0])]
+    if kind == "retain_graph":
+        for _ in range(3):
+            loss.backward(retain_graph=True)
+    elif kind == "penalty":
+        (slope,) = torch.autograd.grad(loss, every[0], create_graph=True)
+        (slope.square().sum() + loss).backward()
+    elif kind == "vector":
+        y.backward(torch.tensor([[1.0, 0.0]] * 5))
+    else:
+        loss.backward()
+    return [p.grad for p in every]
+
+
+FORWARD = {
+    "checkpoint": lambda model, x: checkpoint(model, x * 2, use_reentrant=False),
+    "reentrant checkpoint": lambda model, x: checkpoint(model, x * 2, use_reentrant=True),
+    "compiled": lambda model, x: torch.compile(model, backend="eager")(x),
+    "compiled backward": lambda model, x: torch.compile(model, backend="aot_eager")(x),
+    "autocast": lambda model, x: torch.autocast("cpu", dtype=torch.bfloat16)(model)(x).float(),
+}
 
 
 @spoiled
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpoints(reentrant, spoiled):
-    def work():
-        model, x = Small(spoiled), torch.randn(5, 3, requires_grad=True)
-        y = checkpoint(model, x * 2, use_reentrant=reentrant)
-        y.square().mean().backward()
-        return [y.detach(), x.grad, *(p.grad for p in model.parameters()), *model.buffers()]
-
-    check(work, "block", *([] if spoiled else ["on_failure"]))
-
-
-@spoiled
-@pytest.mark.parametrize("kind", ["retain_graph", "grad", "grad of some", "create_graph", "penalty", "vector"])
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("kind", [*FORWARD, "retain_graph", "grad", "grad of some", "penalty", "vector"])
 def test_passes(kind, spoiled):
     def work():
         model, x = Small(spoiled), torch.randn(5, 3, requires_grad=True)
-        y = model(x)
-        loss = y.square().mean()
-        every = [x, *model.parameters()]
-        if kind == "retain_graph":
-            for _ in range(3):
-                loss.backward(retain_graph=True)
-        elif kind == "grad":
-            return torch.autograd.grad(loss, every)
-        elif kind == "grad of some":
-            return [*torch.autograd.grad(loss, [y, x], retain_graph=True), *torch.autograd.grad(loss, [x])]
-        elif kind == "create_graph":
-            with warnings.catch_warnings(action="ignore"):  # of a cycle
-                loss.backward(create_graph=True)
-            grads = [p.grad.detach() for p in every]
-            for p in every:
-                p.grad = None
-            return grads
-        elif kind == "penalty":
-            (slope,) = torch.autograd.grad(loss, x, create_graph=True)
-            (slope.square().sum() + loss).backward()
-        else:
-            y.backward(torch.tensor([[1.0, 0.0]] * 5))
-        return [p.grad for p in every]
+        y = FORWARD.get(kind, lambda model, x: model(x))(model, x)
+        gradients = pass_by(kind, y, y.square().mean(), [x, *model.parameters()])
+        torch.compiler.reset()
+        return [y.detach(), *gradients, *model.buffers()]
 
-    check(work, "block", *([] if spoiled else ["on_failure"]))
-
-
-@spoiled
-def test_autocast(spoiled):
-    def work():
-        model, x = Small(spoiled), torch.randn(5, 3, requires_grad=True)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            y = model(x)
-        y.float().square().mean().backward()
-        return [y.detach().float(), x.grad, *(p.grad for p in model.parameters())]
-
-    check(work, "block", *([] if spoiled else ["on_failure"]))
+    check(work, spoiled)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # forward-mode derivatives use it
-@pytest.mark.parametrize("transform", ["grad", "vmap of grad", "jacrev", "hessian", "jvp", "functional_call"])
+@pytest.mark.parametrize("transform", ["vmap of grad", "hessian", "jvp", "functional_call"])
 @pytest.mark.parametrize("start", [1.0, 0.0])
 def test_function_transforms(transform, start):
     """With NaN where it starts at 0: nobody can look into a transform, and nothing changes for that."""
@@ -187,32 +173,17 @@ def test_function_transforms(transform, start):
         x = torch.full((2, 3), start)
         model = nn.Linear(3, 1)
         results = {
-            "grad": lambda: torch.func.grad(energy)(x),
             "vmap of grad": lambda: torch.func.vmap(torch.func.grad(energy))(x),
-            "jacrev": lambda: torch.func.jacrev(energy)(x),
             "hessian": lambda: torch.func.hessian(energy)(x),
             "jvp": lambda: torch.func.jvp(energy, (x,), (x,))[1],
             "functional_call": lambda: torch.func.functional_call(model, dict(model.named_parameters()), (x,)).detach(),
         }
         return [results[transform]()]
 
-    check(work, "block")
+    check(work, spoiled=True)
 
 
 @spoiled
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled(backend, spoiled):
-    def work():
-        torch.compiler.reset()
-        model, x = Small(spoiled), torch.randn(5, 3, requires_grad=True)
-        y = torch.compile(model, backend=backend)(x)
-        y.square().mean().backward()
-        return [y.detach(), x.grad, *(p.grad for p in model.parameters()), *model.buffers()]
-
-    check(work, "block", *([] if spoiled else ["on_failure"]))
-
-
-@pytest.mark.parametrize("spoiled", [False, True])
 def test_hooks(spoiled):
     """Every kind is called as often and in the order of a run without the watch, and with the same numbers."""
 
@@ -241,7 +212,7 @@ def test_hooks(spoiled):
         loss.backward()
         return [called, y.grad, x.grad]
 
-    check(work, "block", *([] if spoiled else ["on_failure"]))
+    check(work, spoiled)
 
 
 def test_hooks_that_change_the_gradient():
@@ -254,4 +225,4 @@ def test_hooks_that_change_the_gradient():
         y.sum().backward()
         return [x.grad, *(p.grad for p in model.parameters())]
 
-    check(work, "block")
+    check(work, spoiled=True)

@@ -14,30 +14,15 @@ from zero_or_nan import explain
 from zero_or_nan.explain.births import calls
 from zero_or_nan.explain.program import tensors
 from zero_or_nan.explain.program.tensors import any_of, is_finite, is_finite_at_each, not_finite
-from zero_or_nan.explain.report import narration as names
 
 
-def counted(monkeypatch, owner, name):
-    """The calls of a function from now on."""
-    found, real = [], getattr(owner, name)
-
-    def count(*args, **kwargs):
-        found.append(args)
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(owner, name, count)
-    return found
-
-
-@pytest.mark.parametrize(
-    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128]
-)
-@pytest.mark.parametrize("size", [1, 5, 5000])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64])
+@pytest.mark.parametrize("size", [1, 5000])
 def test_what_is_not_finite(dtype, size):
     parts = dtype.to_real()
     fine = torch.full((size,), torch.finfo(parts).max, dtype=parts).to(dtype)
     assert is_finite(fine) and is_finite_at_each(fine) and not any_of(not_finite(fine))
-    for bad in (torch.nan, torch.inf, -torch.inf):
+    for bad in (torch.nan, -torch.inf):
         here = fine.clone()
         here[-1] = bad
         assert torch.equal(not_finite(here), ~torch.isfinite(here))
@@ -91,12 +76,11 @@ def test_names_are_looked_up_among_what_is_there_by_then():
     assert origin == report.origins[0]
 
 
-def test_a_parameter_that_no_variable_leads_to_is_found(monkeypatch):
-    everywhere = counted(monkeypatch, names, "all_modules")
+def test_a_parameter_that_no_variable_leads_to_is_found():
     held = [nn.Linear(1, 1)]
     with explain() as report:
         (held[0].weight * torch.nan).sum().backward()
-    assert everywhere and report.origins[0].reached == ["the loss", "weight"]
+    assert report.origins[0].reached == ["the loss", "weight"]
 
 
 @pytest.mark.parametrize("wrapper", ["module", "_orig_mod", "_fsdp_wrapped_module"])
@@ -109,31 +93,18 @@ def test_the_name_that_a_wrapper_gives_is_no_part_of_a_name(wrapper):
     assert report.origins[0].reached == ["the loss", "0.weight"]
 
 
-def logarithm(loss, weight):
-    return loss + (weight * 1.0).log().sum()
+TERMS = {
+    "logarithm": lambda loss, weight: loss + (weight * 1.0).log().sum(),
+    "logarithm first": lambda loss, weight: (weight * 1.0).log().sum() + loss,
+    "halved": lambda loss, weight: (loss + (weight * 1.0).log().sum()) * 0.5,
+    "root at a tie": lambda loss, weight: loss + (weight * 1.0).sqrt().relu().sum(),
+}
 
 
-def logarithm_first(loss, weight):
-    return (weight * 1.0).log().sum() + loss
+@pytest.mark.parametrize("name", TERMS)
+def test_the_work_for_a_birth_does_not_grow_with_their_number(name):
+    add, records = TERMS[name], name != "logarithm first"
 
-
-def halved(loss, weight):
-    return (loss + (weight * 1.0).log().sum()) * 0.5
-
-
-def root(loss, weight):
-    return loss + (weight * 1.0).sqrt().sum()
-
-
-def root_at_a_tie(loss, weight):
-    return loss + (weight * 1.0).sqrt().relu().sum()
-
-
-@pytest.mark.parametrize(
-    ("add", "records"),
-    [(logarithm, True), (halved, True), (root_at_a_tie, True), (logarithm_first, False)],
-)
-def test_the_work_for_a_birth_does_not_grow_with_their_number(add, records):
     def lines(births):
         """How many lines of the library run."""
         count, package = 0, str(Path(calls.__file__).parent)

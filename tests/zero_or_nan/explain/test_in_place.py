@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from origins import telling
+from origins import report_of, telling
 from tensors import leaf
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -95,102 +95,81 @@ def test_what_is_overwritten_as_a_whole_is_not_told_of(records):
     assert unused.isnan().all() and told(report) == [("undefined", "log", "log(0) = -inf", [(0,)])]
 
 
-def test_what_stays_beside_what_is_put_there():
-    x, data = leaf(0.0, 4.0), torch.tensor([nan, 1.0, 1.0])
-    with explain() as report:
-        data[1] = x.log()[0]
-        data.sum().backward()
-    assert told(report) == [
-        ("undefined", "log", "log(0) = -inf", [(0,)]),
-        ("bad input", "setitem", "nan in data", [(0,)]),
-    ]
+def put(function, value):
+    """A function overwrites the second of three elements, of which the first is NaN already."""
+    data = torch.tensor([nan, 1.0, 1.0])
+    function(data, value)
+    data.sum().backward()
 
 
-@pytest.mark.parametrize(
-    "fill", [lambda x, mask: x.masked_fill_(mask, -inf), lambda x, mask: x.__setitem__(mask, -inf)]
-)
-def test_an_infinity_that_the_code_writes_down_is_not_what_was_there(fill):
-    x = leaf(0.0, 4.0)
-    with explain() as report:
-        y = x * 1
-        fill(y, torch.tensor([True, False]))
-        y.softmax(0)[1].backward()
-    assert report.ok
+def written(fill, after, values=(0.0, 4.0)):
+    """The code writes −inf over the first element."""
+    y = leaf(*values) * 1
+    fill(y, torch.tensor([True, False]))
+    after(y).backward()
 
 
-@pytest.mark.parametrize(
-    "fill", [lambda x, mask: x.masked_fill_(mask, -inf), lambda x, mask: x.__setitem__(mask, -inf)]
-)
-def test_what_multiplies_an_infinity_that_was_written_down_by_0_is_told_of(fill):
-    x = leaf(2.0, 4.0)
-    with explain() as report:
-        y = x * 1
-        fill(y, torch.tensor([True, False]))
-        (y * 0).sum().backward()
+def by_name():
+    data = torch.tensor([nan, 1.0])
+    torch.relu_(input=data)
+    (leaf(1.0) * data).sum().backward()
+
+
+class Named(Tensor):
+    pass
+
+
+FILLS = {
+    "masked_fill": lambda x, mask: x.masked_fill_(mask, -inf),
+    "setitem": lambda x, mask: x.__setitem__(mask, -inf),
+}
+DATA = torch.tensor([nan, 1.0])
+CAME_IN = ("bad input", "relu", "nan in data", [(0,)])
+HERE = {
+    "what stays beside what is put there": (
+        lambda: put(lambda data, x: data.__setitem__(1, x), leaf(0.0).log()[0]),
+        [("undefined", "log", "log(0) = -inf", [(0,)]), ("bad input", "setitem", "nan in data", [(0,)])],
+    ),
+    "a number without room beside what stays": (
+        lambda: put(lambda data, x: data.__setitem__(1, x), leaf(1e300, dtype=torch.float64)[0]),
+        [("bad input", "setitem", "nan in data", [(0,)]), ("overflow", "setitem", "1e300 > 3.4e38", [(1,)])],
+    ),
+    "a number without room": (
+        lambda: torch.zeros(2).copy_(leaf(1e300, 1.0, dtype=torch.float64)).sum().backward(),
+        [("overflow", "copy", "1e300 > 3.4e38", [(0,)])],
+    ),
+    "a NaN that the code writes": (
+        lambda: (leaf(1.0, 1.0) * torch.ones(2).fill_(nan)).sum().backward(),
+        [("bad input", "fill", "nan", [(0,), (1,)])],
+    ),
+    "what a function makes of what it overwrites": (
+        lambda: (leaf(100.0, 1.0) * 1).exp_().sum().backward(), [("overflow", "exp", "exp(100) > 3.4e38", [(0,)])],
+    ),
+    "by name": (
+        by_name,
+        [CAME_IN],
+    ),
+    "a subclass": (
+        lambda: [data := DATA.as_subclass(Named), data.relu_(), (leaf(1.0) * data).sum().backward()],
+        [CAME_IN],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_what_is_there_and_what_is_put_there(name):
+    program, expected = HERE[name]
+    assert told(report_of(program)) == expected
+
+
+@pytest.mark.parametrize("name", FILLS)
+def test_an_infinity_that_the_code_writes_down(name):
+    """It is not what was there, and no origin where it is meant; what multiplies it by 0 is one."""
+    assert report_of(lambda: written(FILLS[name], lambda y: y.softmax(0)[1])).ok
+    report = report_of(lambda: written(FILLS[name], lambda y: (y * 0).sum()))
     assert told(report) == [("undefined", "mul", "-inf × 0", [(0,)])]
-
-
-@pytest.mark.parametrize("name", ["masked_fill", "setitem"])
-def test_what_came_in_does_not_count_what_is_written_down_beside_it(name):
     data = torch.tensor([1.0, nan])
     with explain() as report:
-        if name == "setitem":
-            data[0] = -inf
-        else:
-            data.masked_fill_(torch.tensor([True, False]), -inf)
+        FILLS[name](data, torch.tensor([True, False]))
         (leaf(1.0, 1.0) * data).sum().backward()
     assert told(report) == [("bad input", name, "nan in data", [(1,)])]
-
-
-def test_by_name():
-    data = torch.tensor([1.0, nan])
-    with explain() as report:
-        torch.relu_(input=data)
-        (leaf(1.0, 1.0) * data).sum().backward()
-    assert [origin.kind for origin in report]
-
-
-def test_a_nan_that_the_code_writes_was_not_there_before():
-    data = torch.ones(2)
-    with explain() as report:
-        data.fill_(nan)
-        (leaf(1.0, 1.0) * data).sum().backward()
-    assert told(report) == [("bad input", "fill", "nan", [(0,), (1,)])]
-
-
-def test_what_a_function_makes_of_what_it_overwrites():
-    with explain() as report:
-        y = leaf(100.0, 1.0) * 1
-        y.exp_().sum().backward()
-    assert told(report) == [("overflow", "exp", "exp(100) > 3.4e38", [(0,)])]
-
-
-@pytest.mark.parametrize("put", [lambda x, value: x.copy_(value), lambda x, value: x.__setitem__(slice(None), value)])
-def test_a_number_that_has_no_room_where_it_is_put(put):
-    x = torch.tensor([1e300, 1.0], dtype=torch.float64, requires_grad=True)
-    with explain() as report:
-        y = torch.zeros(2)
-        put(y, x)
-        y.sum().backward()
-    ((kind, _, operands, entries),) = told(report)
-    assert (kind, operands, entries) == ("overflow", "1e300 > 3.4e38", [(0,)])
-
-
-def test_a_number_that_has_no_room_beside_what_stays():
-    x, data = torch.tensor([1e300], dtype=torch.float64, requires_grad=True), torch.tensor([nan, 1.0])
-    with explain() as report:
-        data[1:] = x
-        data.sum().backward()
-    assert {origin.kind for origin in report} == {"overflow", "bad input"}
-
-
-def test_subclasses_are_copied_as_ever():
-    class Named(Tensor):
-        pass
-
-    x = leaf(1.0, 1.0)
-    with explain() as report:
-        data = torch.tensor([nan, 1.0]).as_subclass(Named)
-        data.relu_()
-        (x * data).sum().backward()
-    assert [origin.kind for origin in report] == ["bad input"]

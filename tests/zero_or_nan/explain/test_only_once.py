@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from origins import report_of
 from own_function import exponential
 
 from zero_or_nan import explain, ignoring
@@ -61,15 +62,13 @@ def test_the_gradient_is_that_of_plain_pytorch_and_nobody_says_what_he_does_not_
 
 
 def test_where_all_is_finite_there_is_nothing_to_say(function):
-    with explain() as report:
-        step(function, 1.0)
+    report = report_of(lambda: step(function, 1.0))
     assert report.ok and not report.notes
 
 
 def test_one_that_is_recorded_may_run_twice_and_is_told_apart():
     Exp = exponential()
     ignoring.function(Exp)
-    with explain() as report:
-        step(Exp, 100.0)
+    report = report_of(lambda: step(Exp, 100.0))
     (origin,) = report
     assert origin.is_sure and (origin.kind, origin.fixed) == ("contaminated", True) and not report.notes

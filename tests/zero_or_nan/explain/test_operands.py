@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from origins import report_of
 from tensors import leaf
 
 from zero_or_nan import explain
@@ -30,16 +31,12 @@ WRITTEN = {
 @pytest.mark.parametrize("name", WRITTEN)
 def test_how_it_is_written(name):
     make, expected = WRITTEN[name]
-    with explain() as report:
-        make().sum().backward()
-    assert report.origins[0].operands == expected
+    assert report_of(lambda: make().sum().backward()).origins[0].operands == expected
 
 
 def test_where_it_came_in_stands_before_what_backward_made_of_it():
     weight, rows = leaf([1.0], [1.0]), torch.tensor([[1.0, 2.0], [nan, 1.0]])
-    with explain() as report:
-        (rows @ weight)[:1].sum().backward()
-    (origin,) = report
+    (origin,) = report_of(lambda: (rows @ weight)[:1].sum().backward())
     assert origin.operands == "nan in rows; in backward nan × 0 = nan, one of 2 products that are added"
 
 
@@ -63,8 +60,7 @@ def test_powers_of_ten_are_as_short_as_they_can_be():
 def test_a_mean_over_no_target_is_0_by_0(shape, label, weight, said):
     logits = torch.zeros(shape, requires_grad=True)
     target = torch.full((shape[0], *shape[2:]), label)
-    with explain() as report:
-        F.cross_entropy(logits, target, weight and torch.tensor(weight)).backward()
+    report = report_of(lambda: F.cross_entropy(logits, target, weight and torch.tensor(weight)).backward())
     assert report.origins[0].operands.startswith("0 / 0 = nan") and said in report.origins[0].operands
 
 
@@ -91,6 +87,5 @@ def test_what_is_scaled_is_shown_with_its_scale(function, text):
     ],
 )
 def test_whether_the_derivative_of_a_matrix_exists(function, kind):
-    with explain() as report:
-        function(leaf(1e-30, 0.5)).sum().backward()
+    report = report_of(lambda: function(leaf(1e-30, 0.5)).sum().backward())
     assert [(origin.kind, origin.phase) for origin in report] == [(kind, "backward")]

@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from origins import report_of
 from torch import nn
 
 from zero_or_nan import explain
@@ -15,11 +16,6 @@ CODE = {}
 def code(function):
     CODE[function.__name__] = function
     return function
-
-
-@code
-def padding():
-    return [nn.Embedding(5, 3, padding_idx=0).weight, nn.EmbeddingBag(5, 3, padding_idx=0).weight]
 
 
 @code
@@ -37,12 +33,10 @@ def a_view_of_a_leaf_under_no_grad():
 
 @code
 def initializations():
-    w = [torch.empty(4, 4) for _ in range(5)]
+    w = [torch.empty(4, 4) for _ in range(3)]
     nn.init.orthogonal_(w[0])
-    nn.init.dirac_(w[1][None])
-    nn.init.sparse_(w[2], 0.5)
-    nn.init.trunc_normal_(w[3])
-    nn.init.xavier_normal_(w[4])
+    nn.init.sparse_(w[1], 0.5)
+    nn.init.trunc_normal_(w[2])
     return w
 
 
@@ -106,8 +100,7 @@ def test_a_trace_has_the_users_operators_alone():
 
 def test_a_batch_of_vectors_is_not_said_to_be_finite():
     x = torch.zeros(2, requires_grad=True)
-    with explain() as report:
-        torch.autograd.grad(x.sqrt(), x, torch.eye(2), is_grads_batched=True)
+    report = report_of(lambda: torch.autograd.grad(x.sqrt(), x, torch.eye(2), is_grads_batched=True))
     assert report.notes == ["a backward pass for a batch of vectors (is_grads_batched, vectorize) was not looked into"]
 
 

@@ -10,7 +10,6 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
-from torch.utils.flop_counter import FlopCounterMode
 
 from zero_or_nan import explain
 from zero_or_nan.explain.births.findings import Mistakes
@@ -36,15 +35,6 @@ class Functions(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         self.seen.append(getattr(func, "__name__", str(func)))
         return func(*args, **(kwargs or {}))
-
-
-class Flops(FlopCounterMode):
-    def __init__(self):
-        super().__init__(display=False)
-
-    @property
-    def seen(self):
-        return self.get_total_flops()
 
 
 class Profiler(profile):
@@ -75,19 +65,11 @@ def contaminated():
     (Exp.apply(x) * torch.tensor([1.0, 1.0, 0.0])).sum().backward()
 
 
-def checkpoints(reentrant):
+def checkpoints():
     layer, x = nn.Linear(3, 4), torch.randn(5, 3, requires_grad=True)
-    checkpoint(lambda x: layer(x).exp().relu(), x, use_reentrant=reentrant).sum().backward()
-    checkpoint(lambda x: (layer(x) * 0).sqrt(), x, use_reentrant=reentrant).sum().backward()
-
-
-PROGRAMS = {
-    "training": training,
-    "with NaN": lambda: training(float("nan")),
-    "contaminated": contaminated,
-    "checkpoint": lambda: checkpoints(False),
-    "reentrant checkpoint": lambda: checkpoints(True),
-}
+    for reentrant in (False, True):
+        checkpoint(lambda x: layer(x).exp().relu(), x, use_reentrant=reentrant).sum().backward()
+        checkpoint(lambda x: (layer(x) * 0).sqrt(), x, use_reentrant=reentrant).sum().backward()
 
 
 def seen(kind, program, inside, watch):
@@ -100,11 +82,10 @@ def seen(kind, program, inside, watch):
 
 
 @pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("kind", [Operators, Functions, Flops, Profiler])
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_the_same_is_seen(name, kind, inside, monkeypatch):
+@pytest.mark.parametrize("kind", [Operators, Functions, Profiler])
+@pytest.mark.parametrize("program", [training, lambda: training(float("nan")), contaminated, checkpoints])
+def test_the_same_is_seen(program, kind, inside, monkeypatch):
     monkeypatch.setattr(DEEP_GRAPHS, "_seen", 0)  # a node that is held keeps a gradient, which PyTorch then copies
-    program = PROGRAMS[name]
     plain = seen(kind, program, inside, nullcontext())
     assert seen(kind, program, inside, explain()) == plain
 
@@ -119,7 +100,5 @@ def test_a_mode_goes_on_after_a_mistake(kind, monkeypatch):
         with pytest.warns(UserWarning, match="explain failed at sin"), explain():
             x.sin()
         x.cos()
-    assert [name for name in mode.seen if "sin" in name or "cos" in name] in (
-        ["aten.sin.default", "aten.cos.default"],
-        ["aten::sin", "aten::cos"],
-    )
+    names = [name.removesuffix(".default")[-3:] for name in mode.seen if "sin" in name or "cos" in name]
+    assert names == ["sin", "cos"]

@@ -2,7 +2,6 @@
 
 from . import (  # noqa: F401  (they register)
     atlas,
-    beside,
     cases,
     clean,
     held_out,
@@ -10,10 +9,9 @@ from . import (  # noqa: F401  (they register)
     modules,
     reports_formulas,
     reports_training,
-    textbook,
     threads,
     training,
 )
-from .program import PROGRAMS, Expected, Program
+from .program import PROGRAMS, Program
 
-__all__ = ["PROGRAMS", "Expected", "Program"]
+__all__ = ["PROGRAMS", "Program"]

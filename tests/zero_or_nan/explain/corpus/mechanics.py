@@ -10,7 +10,7 @@ from .program import program
 nan = float("nan")
 
 
-@program("undefined", "backward", "Root", entries=[(1,)])
+@program("undefined backward Root", entries=[(1,)])
 def function_whose_backward_divides_by_zero():
     """A function of one's own divides by its result, and the result is 0."""
 
@@ -31,7 +31,7 @@ def function_whose_backward_divides_by_zero():
     y.mean().backward()
 
 
-@program("undefined", "forward", "LogLikelihood")
+@program("undefined forward LogLikelihood")
 def function_whose_forward_takes_log_zero():
     """A function of one's own takes the log of a 0."""
 
@@ -51,17 +51,16 @@ def function_whose_forward_takes_log_zero():
     loss.backward()
 
 
-@program("undefined", "forward", "div", operands="0")
+@program("undefined forward div", operands="0")
 def division_in_place():
     """An edit in place divides the sums by counts, of which one is 0."""
-    torch.manual_seed(0)
     values = torch.randn(3, 2, requires_grad=True)
     sums = values * 2
     sums.div_(torch.tensor([[1.0], [0.0], [2.0]]))  # born
     sums.mean().backward()
 
 
-@program("contaminated", "backward", "sqrt", entries=[(0, 1)])
+@program("contaminated backward sqrt", entries=[(0, 1)])
 def root_in_place_then_overwritten():
     """√0 in place, and the entry is assigned over: the loss doesn't depend on it."""
     x = torch.tensor([[1.0, 0.0], [4.0, 9.0]], requires_grad=True)
@@ -72,10 +71,9 @@ def root_in_place_then_overwritten():
     y.sum().backward()
 
 
-@program("contaminated", "forward", "exp")
+@program("contaminated forward exp")
 def checkpoint_that_is_not_reentrant():
     """exp overflows under `where` inside of a checkpointed block, and is computed twice."""
-    torch.manual_seed(0)
     layer = nn.Linear(3, 3)
 
     def block(x: Tensor) -> Tensor:
@@ -87,10 +85,9 @@ def checkpoint_that_is_not_reentrant():
     checkpoint(block, x, use_reentrant=False).mean().backward()
 
 
-@program("contaminated", "forward", "exp")
+@program("contaminated forward exp")
 def checkpoint_that_is_reentrant():
     """The same with the older form, whose backward is a pass within the pass."""
-    torch.manual_seed(0)
     layer = nn.Linear(3, 3)
 
     def block(x: Tensor) -> Tensor:
@@ -102,10 +99,9 @@ def checkpoint_that_is_reentrant():
     checkpoint(block, x, use_reentrant=True).mean().backward()
 
 
-@program("undefined", "backward", "sqrt")
+@program("undefined backward sqrt")
 def root_at_zero_in_a_checkpoint():
     """The block's forward is finite both times; its backward takes sqrt'(0)."""
-    torch.manual_seed(0)
     layer = nn.Linear(2, 2, bias=False)
 
     def length(x: Tensor) -> Tensor:
@@ -116,10 +112,9 @@ def root_at_zero_in_a_checkpoint():
     checkpoint(length, x, use_reentrant=False).sum().backward()
 
 
-@program("undefined", "backward", "div", operands="0")
+@program("undefined backward div", operands="0")
 def hook_that_normalises():
     """A tensor's hook divides the gradient by its norm, which is 0 where relu was flat."""
-    torch.manual_seed(0)
     layer = nn.Linear(3, 2)
     nn.init.constant_(layer.bias, -100.0)
     h = layer(torch.randn(4, 3))
@@ -131,10 +126,9 @@ def hook_that_normalises():
     h.relu().sum().backward()
 
 
-@program("undefined", "forward", "div", operands="0")
+@program("undefined forward div", operands="0")
 def weights_without_a_gradient():
     """Importance weights are normalised under no_grad, and all of them have underflowed to 0."""
-    torch.manual_seed(0)
     model = nn.Linear(3, 1)
     with torch.no_grad():
         weight = torch.exp(torch.tensor([-200.0, -300.0, -250.0]))
@@ -143,7 +137,7 @@ def weights_without_a_gradient():
     (weight * error).sum().backward()
 
 
-@program("undefined", "forward", "log", entries=[(0,)], operands="0")
+@program("undefined forward log", entries=[(0,)], operands="0")
 def log_through_a_view():
     """The log is written into a view, and its base goes into the loss."""
     p = torch.tensor([[0.0, 0.4], [0.3, 0.3]], requires_grad=True)
@@ -153,10 +147,9 @@ def log_through_a_view():
     table.sum().backward()
 
 
-@program("undefined", "forward", "div", operands="0")
+@program("undefined forward div", operands="0")
 def result_written_into_a_buffer():
     """torch.div with out=: a buffer of weights gets 0 / 0."""
-    torch.manual_seed(0)
     model = nn.Linear(2, 3)
     hits, seen = torch.tensor([3.0, 0.0, 1.0]), torch.tensor([4.0, 0.0, 2.0])
     rate = torch.empty(3)
@@ -164,10 +157,9 @@ def result_written_into_a_buffer():
     (model(torch.randn(5, 2)) * rate).square().mean().backward()
 
 
-@program("undefined", "forward", "_foreach_div")
+@program("undefined forward _foreach_div")
 def foreach_in_an_optimizer():
     """All gradients are divided by their norms at once; one has the norm 0, and the next loss is NaN."""
-    torch.manual_seed(0)
     used, unused = nn.Linear(3, 1), nn.Linear(3, 1)
     parameters = [*used.parameters(), *unused.parameters()]
     for _ in range(2):
@@ -178,27 +170,16 @@ def foreach_in_an_optimizer():
             torch._foreach_add_(parameters, gradients, alpha=-0.1)
 
 
-@program("undefined", "forward", "log", operands="0")
+@program("undefined forward log", operands="0")
 def forward_alone():
     """No backward at all: a score that nothing uses any further is NaN."""
-    torch.manual_seed(0)
     model = nn.Linear(3, 4)
     p = (model(torch.randn(2, 3)) * 300).softmax(1)
     surprise = p.log()  # born
     return (p * surprise).sum(1)
 
 
-@program("overflow", "backward", "mul")
-def gradient_that_overflows():
-    """1e-30 becomes 1e10 by four factors of 1e10, and is finite; its slope, 1e40, is not."""
-    x = torch.tensor([1e-30, 2e-30], requires_grad=True)
-    y = x
-    for _ in range(4):
-        y = y * 1e10  # born
-    y.sum().backward()
-
-
-@program("contaminated", "forward", "log", entries=[(1,)])
+@program("contaminated forward log", entries=[(1,)])
 def two_passes_over_one_graph():
     """torch.autograd.grad twice over a graph in which log 0 was selected away."""
     x = torch.tensor([2.0, 0.0, 3.0], requires_grad=True)
@@ -208,7 +189,7 @@ def two_passes_over_one_graph():
     torch.autograd.grad(kept.prod(), x)
 
 
-@program("undefined", "backward", "pow")
+@program("undefined backward pow")
 def second_derivative_at_a_kink():
     """|x| ** 1.5 has a slope at 0, which is finite; the slope of its slope is not."""
     x = torch.tensor([1.0, 0.0], requires_grad=True)
@@ -217,10 +198,9 @@ def second_derivative_at_a_kink():
     force.sum().backward()
 
 
-@program("undefined", "forward", "div", operands="0")
+@program("undefined forward div", operands="0")
 def module_hook_that_rescales():
     """A forward hook scales a layer's output to unit length, and relu left a row of zeros."""
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     nn.init.zeros_(net[0].bias)
 

@@ -1,25 +1,27 @@
 """What a program of the corpus is: code that people write, and where its NaN or infinity is born.
 
-    @program("undefined", "forward", "log", operands="0")
+    @program("undefined forward log", operands="0")
     def entropy_by_hand():
         '''One sentence: what is wrong, and why it is of this kind.'''
         ...
         loss = -(p * p.log()).sum()  # born
         loss.backward()
 
-The expected line is the one that ends with `# born`, read from the source; of several origins the first is `# born 1`,
-the second `# born 2`. `@program()` is a clean program: nothing non-finite reaches its loss or a gradient.
+The text has the kind, the phase and the operator. The expected line is the one that ends with `# born`, read from the
+source. A program with several origins has a text for each, and the marks `# born 1`, `# born 2`. `@program()` is a
+clean program: nothing non-finite reaches its loss or a gradient.
 
-A program takes no argument, prints nothing, warns of nothing, and gives the same bits each time. One without a backward
-pass returns its result.
+A program takes no argument, prints nothing, warns of nothing, and gives the same bits each time: PyTorch's random
+numbers have the seed 0. A program without a backward pass returns its result.
 
-A program that was reduced from a public report also says what the report found: the cause behind the line, and the fix.
+A program that was reduced from a public report also says what the thread found: the cause behind the line, and the fix.
 """
 
+import functools
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,8 +47,7 @@ class Expected:
     `operator` is the public name of the function or method that was called; of an `autograd.Function`, the name of its
     class. `module` is the qualified name of the innermost module that was running, from the outermost on. `entries`
     are the indices of the entries that were born: of the result going forward, of the gradient coming back. `operands`
-    is a number that stands among what made them. None: not looked at. `behind`: an earlier origin's NaN covers this
-    one, so that it shows only when that one is repaired.
+    is a number that stands among what made them. None: not looked at.
     """
 
     kind: str
@@ -55,7 +56,6 @@ class Expected:
     module: str | None = None
     entries: tuple[tuple[int, ...], ...] | None = None
     operands: str | None = None
-    behind: bool = False
 
     def __post_init__(self):
         assert self.kind in KINDS and self.phase in PHASES, (self.kind, self.phase)
@@ -65,9 +65,10 @@ class Expected:
 class Program:
     """A program, and what is to be said of it: nothing, where it is clean.
 
-    `cause` is the cause that the thread found, in the words of `CAUSES` if it is one of those. `remedy` is a pattern
-    that a remedy has to match to agree with the fix of the thread. `fails` is a pattern of remedies that were tried
-    and do not help.
+    `thread` is the public thread that it is the essence of, as `repository#number`. `since` is the first PyTorch that
+    it is right for. `cause` is the cause that the thread found, in the words of `CAUSES` if it is one of those.
+    `remedy` is a pattern that a remedy has to match to agree with the fix of the thread. `fails` is a pattern of
+    remedies that were tried and do not help.
     """
 
     run: Callable[[], Any]
@@ -89,7 +90,7 @@ class Program:
 
     @property
     def filename(self) -> str:
-        return self.run.__code__.co_filename
+        return inspect.unwrap(self.run).__code__.co_filename
 
     @property
     def runs_here(self) -> bool:
@@ -111,47 +112,75 @@ PROGRAMS: list[Program] = []
 
 
 def program(
-    *what: str | Expected,
+    *origins: str,
     module: str | None = None,
     entries: list[tuple[int, ...]] | None = None,
     operands: str | None = None,
-    thread: str | None = None,
-    since: str | None = None,
-    cause: str | None = None,
-    remedy: str | None = None,
-    fails: str | None = None,
+    **facts: str,
 ) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
     """Put a function among the programs.
 
     Args:
-        what: kind, phase and operator of the one origin; or an `Expected` for each of several; or nothing.
-        module, entries, operands: as in `Expected`.
-        thread: the public thread that it is the essence of, as `repository#number`.
-        since: the first PyTorch that it is right for.
-        cause, remedy, fails: as in `Program`.
+        origins: kind, phase and operator of each.
+        module, entries, operands: of the first, as in `Expected`.
+        facts: `thread`, `since`, `cause`, `remedy` and `fails`, as in `Program`.
     """
-    if what and isinstance(what[0], str):
-        kind, phase, operator = what
-        what = (Expected(kind, phase, operator, module, tuple(entries) if entries else None, operands),)
+    expected = [Expected(*origin.rsplit(maxsplit=2)) for origin in origins]
+    if origins:
+        expected[0] = replace(expected[0], module=module, entries=entries and tuple(entries), operands=operands)
 
-    def register(run: Callable[[], Any]) -> Callable[[], Any]:
-        PROGRAMS.append(Program(run, what, marked(run, len(what)), thread, since, cause, remedy, fails))
+    def register(function: Callable[[], Any]) -> Callable[[], Any]:
+        @functools.wraps(function)
+        def run() -> Any:
+            torch.manual_seed(0)
+            return function()
+
+        PROGRAMS.append(Program(run, tuple(expected), marked(function, len(origins)), **facts))
         return run
 
     return register
 
 
-def marked(run: Callable[[], Any], count: int) -> tuple[int, ...]:
+def point(name: str, origin: str, values: list[Any], function: Callable[..., Any], **facts: Any) -> None:
+    """Put a function of one leaf among the programs: a lambda on one line, whose sum is the loss.
+
+    Args:
+        name: of the program.
+        origin: kind, phase and operator, or nothing for a clean program.
+        values: of the leaf; half precision, if they are a tensor of it.
+        function: its line is the expected one.
+        facts: as of `program`.
+    """
+
+    @functools.wraps(function)
+    def run() -> None:
+        leaf = values.clone() if isinstance(values, torch.Tensor) else torch.tensor(values)
+        function(leaf.requires_grad_()).sum().backward()
+
+    run.__name__ = name.replace(" ", "_")
+    program(*filter(None, [origin]), **facts)(run)
+
+
+def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    """What most training loops end with."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def marked(function: Callable[[], Any], count: int) -> tuple[int, ...]:
     """The lines of a function's source that are marked, by the number of their mark.
 
     Raises:
         ValueError: when there are other marks than `# born` for one origin, `# born 1`, `# born 2` … for several.
     """
-    source, first = inspect.getsourcelines(run)
+    if hasattr(function, "__wrapped__"):  # a point
+        return (inspect.unwrap(function).__code__.co_firstlineno,) * count
+    source, first = inspect.getsourcelines(function)
     found = [(match[1] or "1", first + at) for at, text in enumerate(source) if (match := _MARK.search(text))]
     found.sort(key=lambda mark: int(mark[0]))
     if [number for number, _ in found] != [str(number + 1) for number in range(count)]:
-        raise ValueError(f"{run.__name__} has {count} origins, and the marks {found}")
+        raise ValueError(f"{function.__name__} has {count} origins, and the marks {found}")
     return tuple(line for _, line in found)
 
 

@@ -9,31 +9,7 @@ from .program import program
 inf, nan = float("inf"), float("nan")
 
 
-@program("contaminated", "forward", "exp", thread="pytorch#68425", operands="100")
-def piecewise_activation():
-    """An ELU written with `where`: exp of the positive side overflows."""
-    a = torch.tensor([100.0, -1.0, 3.0], requires_grad=True)
-    low = torch.exp(a)  # born
-    torch.where(a <= 0, low, 1 + a).sum().backward()
-
-
-@program("contaminated", "forward", "cos", thread="pytorch#18287", entries=[(1,)], operands="inf")
-def cutoff_function():
-    """A distance of infinity stands for 'no neighbour'; cos(inf) is NaN, and the cutoff drops it."""
-    distance = torch.tensor([0.0, inf, 0.5], requires_grad=True)
-    smooth = torch.cos(distance)  # born
-    torch.where(distance < 1.0, smooth, 0.0).sum().backward()
-
-
-@program("contaminated", "forward", "log2", thread="pytorch#108618", entries=[(0,)], operands="0")
-def two_formulas():
-    """log2 is only taken above 2, and computed at 0."""
-    x = torch.tensor([0.0, 2.0, 3.0], requires_grad=True)
-    second = torch.log2(x)  # born
-    torch.where(x > 2, second, 2 * x).sum().backward()
-
-
-@program("contaminated", "forward", "div", thread="pytorch#16317", entries=[(0,)])
+@program("contaminated forward div", thread="pytorch#16317", entries=[(0,)])
 def zero_over_zero_removed():
     """0 / 0 is replaced by 0 after the division."""
     x = torch.tensor([0.0, 1.0], requires_grad=True)
@@ -42,18 +18,9 @@ def zero_over_zero_removed():
     torch.where(n == 0, torch.zeros_like(y), y).sum().backward()
 
 
-@program("contaminated", "forward", "sqrt", thread="pytorch#187297", entries=[(0,), (1,)], operands="-1")
-def root_of_negatives_not_taken():
-    """Every entry is negative: `where` takes the line, and the root is NaN throughout."""
-    x = torch.tensor([-1.0, -4.0], requires_grad=True)
-    root = torch.sqrt(x)  # born
-    torch.where(x > 0, root, x).sum().backward()
-
-
-@program("contaminated", "forward", "sub", thread="pytorch#89543")
+@program("contaminated forward sub", thread="pytorch#89543")
 def error_that_skips_missing_values():
     """The missing observations are dropped after the square, whose slope is 2 · NaN."""
-    torch.manual_seed(0)
     observed = torch.tensor([0.9, nan, 0.7, nan, nan, 1.3])
     estimate = nn.Parameter(torch.randn(6))
     missing = observed.isnan()
@@ -62,7 +29,7 @@ def error_that_skips_missing_values():
     loss.backward()
 
 
-@program("contaminated", "forward", "mul", thread="pytorch#94700")
+@program("contaminated forward mul", thread="pytorch#94700")
 def nan_to_num_of_a_loss():
     """nan_to_num puts a 0 in the place of NaN, and backward multiplies NaN by it."""
     x = torch.tensor([0.3, -0.7], requires_grad=True)
@@ -71,31 +38,9 @@ def nan_to_num_of_a_loss():
     terms.nan_to_num(0.0).sum().backward()
 
 
-@program("contaminated", "forward", "div", thread="pytorch#36923")
-def path_not_taken():
-    """x / 0 lies on a path that is never taken."""
-    t = 0
-    x = torch.ones((), requires_grad=True)
-    slope = x / t  # born
-    y = t * slope
-    torch.where(x >= t, x, y).backward()
-
-
-@program("contaminated", "forward", "sub", thread="pytorch#64305", entries=[(0, 0)])
-def missing_outputs_masked_after_the_loss():
-    """One of two targets is missing; the squared error is masked when it is NaN already."""
-    torch.manual_seed(0)
-    model = nn.Linear(1, 2, bias=False)
-    target = torch.tensor([[nan, 0.0]])
-    known = ~target.isnan()
-    error = model(torch.tensor([[0.5]])) - target  # born
-    torch.square(error)[known].sum().backward()
-
-
-@program("undefined", "forward", "multi_head_attention_forward", thread="pytorch#41508")
+@program("undefined forward multi_head_attention_forward", thread="pytorch#41508")
 def padded_sentence_in_attention():
     """Every key of the second sentence is padding, and the weights are asked for: softmax of nothing but −inf."""
-    torch.manual_seed(0)
     attention = nn.MultiheadAttention(8, 2, batch_first=True)
     words = torch.randn(2, 3, 8)
     padding = torch.tensor([[False, False, True], [True, True, True]])
@@ -103,10 +48,9 @@ def padded_sentence_in_attention():
     attended.square().mean().backward()
 
 
-@program("contaminated", "forward", "multi_head_attention_forward", thread="pytorch#41508")
+@program("contaminated forward multi_head_attention_forward", thread="pytorch#41508")
 def padded_sentence_left_out():
     """The padded sentence is NaN and sliced away; its NaN comes back through the projections that all share."""
-    torch.manual_seed(0)
     attention = nn.MultiheadAttention(8, 2, batch_first=True)
     words = torch.randn(2, 3, 8)
     padding = torch.tensor([[False, False, True], [True, True, True]])
@@ -114,7 +58,7 @@ def padded_sentence_left_out():
     attended[:1].square().mean().backward()
 
 
-@program("overflow", "forward", "linear", thread="transformers#5651", module="wo")
+@program("overflow forward linear", thread="transformers#5651", module="wo")
 def feed_forward_in_half_precision():
     """The second projection of a T5 block gives 1e5, and float16 ends at 65,504."""
 
@@ -128,7 +72,6 @@ def feed_forward_in_half_precision():
             h = F.relu(self.wi(x))
             return self.wo(h)  # born
 
-    torch.manual_seed(0)
     block = DenseReluDense()
     nn.init.constant_(block.wi.weight, 8.0)
     nn.init.constant_(block.wo.weight, 40.0)
@@ -137,27 +80,7 @@ def feed_forward_in_half_precision():
     h.float().mean().backward()
 
 
-@program("overflow", "forward", "add", thread="transformers#12225", module="1")
-def residual_in_half_precision():
-    """Each summand of the residual fits into float16, and their sum does not."""
-
-    class Layer(nn.Module):
-        def __init__(self, scale: float):
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
-            nn.init.eye_(self.fc.weight)
-            self.fc.weight.data.mul_(scale)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.fc(x)  # born
-
-    torch.manual_seed(0)
-    model = nn.Sequential(Layer(1.0), Layer(3.0), nn.LayerNorm(4)).half()
-    x = torch.tensor([[9000.0, 1.0, -3.0, 2.0]]).half()
-    model(x).float().square().mean().backward()
-
-
-@program("undefined", "forward", "log", thread="pytorch#1817", operands="0")
+@program("undefined forward log", thread="pytorch#1817", operands="0")
 def gumbel_noise_by_hand():
     """A uniform number that was rounded to 1 makes −log(−log(1)) infinite, and softmax inf − inf."""
     logits = torch.tensor([[0.2, -0.1, 0.4]], requires_grad=True)
@@ -168,10 +91,9 @@ def gumbel_noise_by_hand():
     sample[0, 0].backward()
 
 
-@program("undefined", "backward", "sqrt", thread="pytorch#2534")
+@program("undefined backward sqrt", thread="pytorch#2534")
 def gradient_penalty_of_a_flat_critic():
     """A critic whose last layer begins at 0 is flat: its gradient is 0, and the norm by hand of 0 has no slope."""
-    torch.manual_seed(0)
     critic = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
     nn.init.zeros_(critic[2].weight)
     mixed = torch.randn(4, 2, requires_grad=True)
@@ -181,21 +103,9 @@ def gradient_penalty_of_a_flat_critic():
     penalty.backward()
 
 
-@program("undefined", "forward", "ctc_loss", thread="pytorch#14335")
-def transcript_longer_than_the_sound():
-    """Two frames can't spell five letters: the probability is 0, and its −log infinite."""
-    torch.manual_seed(0)
-    acoustic = nn.Linear(6, 10)
-    log_p = acoustic(torch.randn(2, 1, 6)).log_softmax(-1)
-    letters = torch.tensor([[1, 2, 3, 4, 5]])
-    loss = F.ctc_loss(log_p, letters, torch.tensor([2]), torch.tensor([5]))  # born
-    loss.backward()
-
-
-@program("overflow", "forward", "add", thread="Automodel#2658")
+@program("overflow forward add", thread="Automodel#2658")
 def two_masks_added():
     """The least number of bfloat16 twice: causal mask plus padding mask is −inf, and one row has nothing else."""
-    torch.manual_seed(0)
     least = torch.finfo(torch.bfloat16).min
     causal = torch.full((3, 3), least).triu(1).bfloat16()
     padding = torch.tensor([[least, least, 0.0]]).bfloat16().expand(3, 3)
@@ -205,10 +115,9 @@ def two_masks_added():
     (weights @ q).float().sum().backward()
 
 
-@program("undefined", "forward", "div", thread="pytorch-metric-learning#107", operands="0")
+@program("undefined forward div", thread="pytorch-metric-learning#107", operands="0")
 def triplets_that_are_all_easy():
     """No triplet violates the margin: the mean of the nonzero losses is 0 / 0."""
-    torch.manual_seed(0)
     embed = nn.Linear(4, 2)
     anchor, positive, negative = embed(torch.eye(4)), embed(torch.eye(4) * 0.9), embed(-9 * torch.eye(4))
     gap = (anchor - positive).norm(dim=1) - (anchor - negative).norm(dim=1)
@@ -217,17 +126,16 @@ def triplets_that_are_all_easy():
     loss.backward()
 
 
-@program("overflow", "forward", "triplet_margin_loss", thread="pytorch#184036")
+@program("overflow forward triplet_margin_loss", thread="pytorch#184036")
 def triplet_loss_with_a_large_p():
     """A p-norm with p = 100 raises 3 to the power 100 on its way: inf − inf, inside of one function."""
-    torch.manual_seed(0)
     anchor, positive, negative = torch.randn(3, 4, 8).mul(3).unbind()
     anchor.requires_grad_()
     loss = F.triplet_margin_loss(anchor, positive, negative, p=100)  # born
     loss.backward()
 
 
-@program("bad input", "forward", "mul", thread="pytorch#21212", operands="inf")
+@program("bad input forward mul", thread="pytorch#21212", operands="inf")
 def gaussian_kernel_of_infinity():
     """Rows are filled up with infinity to weigh 0: exp(−inf) is 0 indeed, and its slope 0 · inf."""
     width = torch.tensor(0.5, requires_grad=True)
@@ -237,51 +145,7 @@ def gaussian_kernel_of_infinity():
     kernel.sum().backward()
 
 
-@program("undefined", "backward", "pow", thread="kornia#918", operands="0")
-def focal_loss_with_gamma_one_half():
-    """(1 − p) ** 0.5 at p = 1: a sure and right answer has an infinite slope."""
-    logits = torch.tensor([-100.0, 0.5, 100.0], requires_grad=True)
-    p = logits.sigmoid()
-    focus = (1 - p) ** 0.5  # born
-    loss = -(focus * torch.log(p + 1e-6))[1:].mean()
-    loss.backward()
-
-
-@program("undefined", "backward", "acos", thread="kornia#4007", entries=[(0,)], operands="1")
-def logarithm_of_the_identity_quaternion():
-    """acos'(1) is infinite at the identity, and meets the 0 of the imaginary part."""
-    q = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.8, 0.6, 0.0, 0.0]], requires_grad=True)
-    real, imaginary = q[:, 0], q[:, 1:]
-    length = imaginary.norm(dim=1).clamp(min=1e-8)
-    half_angle = torch.acos(real)  # born
-    log = imaginary * (half_angle / length)[:, None]
-    log.sum().backward()
-
-
-@program("undefined", "forward", "div", thread="pytorch3d#189", operands="0")
-def logarithm_of_the_identity_rotation():
-    """The angle of the identity is 0, and its axis (R − Rᵀ) / (2 sin 0) is 0 / 0."""
-    r = torch.eye(3).repeat(2, 1, 1)
-    r[1, :2, :2] = torch.tensor([[0.6, -0.8], [0.8, 0.6]])
-    r.requires_grad_()
-    cosine = (r.diagonal(dim1=1, dim2=2).sum(1) - 1) / 2
-    sine = (1 - cosine.square()).clamp(min=0)
-    axis = (r - r.mT) / (2 * sine[:, None, None])  # born
-    axis.square().sum().backward()
-
-
-@program("contaminated", "forward", "exp", thread="OpenRLHF#1335")
-def kl_estimate_that_is_clipped():
-    """exp of an extreme log ratio is infinite, the estimate is clipped to 10, and 0 · inf comes back."""
-    log_p = torch.tensor([-0.5, -1.2, -0.1], requires_grad=True)
-    reference = torch.tensor([-0.4, -1.0, 120.0])
-    log_ratio = reference - log_p
-    ratio = log_ratio.exp()  # born
-    kl = (ratio - 1 - log_ratio).clamp(-10, 10)
-    kl.mean().backward()
-
-
-@program("overflow", "forward", "exp", thread="miles#1363", entries=[(1,)])
+@program("overflow forward exp", thread="miles#1363", entries=[(1,)])
 def advantage_of_zero():
     """The ratio of an importance sample overflows and meets an advantage that is 0: a number, and 0 · inf is NaN."""
     log_p = torch.tensor([-0.5, -0.2, -0.1], requires_grad=True)
@@ -292,38 +156,9 @@ def advantage_of_zero():
     (-surrogate.mean()).backward()
 
 
-@program("contaminated", "forward", "linear", thread="transformers#48205", module="experts.gate_up")
-def experts_with_a_tail_of_padding():
-    """The tail of the experts' buffer holds what the memory held; the combination leaves it out."""
-
-    class Experts(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.gate_up = nn.Linear(4, 12)
-
-        def forward(self, buffer: Tensor) -> Tensor:
-            both = self.gate_up(buffer)  # born
-            gate, up = both.chunk(2, dim=-1)
-            return F.silu(gate) * up
-
-    class Mixture(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.experts = Experts()
-            self.down = nn.Linear(6, 4)
-
-        def forward(self, buffer: Tensor, count: int) -> Tensor:
-            return self.down(self.experts(buffer))[:count]
-
-    torch.manual_seed(0)
-    buffer = torch.tensor([*torch.randn(4, 4).tolist(), [nan] * 4, [nan] * 4])
-    Mixture()(buffer, count=4).square().mean().backward()
-
-
-@program("undefined", "forward", "_foreach_addcdiv", thread="optax#1754")
+@program("undefined forward _foreach_addcdiv", thread="optax#1754")
 def adam_in_half_precision():
     """1e-8 is 0 in float16: where a gradient is 0 Adam divides 0 by √0 + 0, and the next loss is NaN."""
-    torch.manual_seed(0)
     embedding = nn.Embedding(4, 3).half()
     optimizer = torch.optim.Adam(embedding.parameters(), lr=1e-2, eps=1e-8, foreach=True)
     for tokens in ([0, 1], [1, 3]):
@@ -333,18 +168,7 @@ def adam_in_half_precision():
         optimizer.step()  # born
 
 
-@program("overflow", "forward", "pow", thread="diffrax#742")
-def step_of_the_solver_too_long():
-    """dx/dt = −x³ by Euler's method with a step that is too long: it swings, and overflows."""
-    start = torch.tensor([2.0, 1.0], requires_grad=True)
-    x = start
-    for _ in range(5):
-        cubed = x**3  # born
-        x = x - 0.9 * cubed
-    x.abs().sum().backward()
-
-
-@program("undefined", "backward", "sqrt", thread="pytorch_geometric#2559", module="norm")
+@program("undefined backward sqrt", thread="pytorch_geometric#2559", module="norm")
 def instance_norm_of_a_constant_graph():
     """eps is added after the root, and sqrt'(0) is taken before."""
 
@@ -366,11 +190,10 @@ def instance_norm_of_a_constant_graph():
         def forward(self, x: Tensor) -> Tensor:
             return self.out(self.norm(self.lin(x)))
 
-    torch.manual_seed(0)
     Net()(torch.ones(5, 3)).sum().backward()
 
 
-@program("undefined", "forward", "normalize", thread="pytorch#32137")
+@program("undefined forward normalize", thread="pytorch#32137")
 def normalize_in_half_precision():
     """normalize's eps of 1e-12 is 0 in float16: a vector of zeros is divided by 0."""
     x = torch.tensor([[0.0, 0.0], [0.6, 0.8]]).half().requires_grad_()
@@ -378,7 +201,7 @@ def normalize_in_half_precision():
     unit.float().sum().backward()
 
 
-@program("contaminated", "forward", "mse_loss", thread="pytorch#121416", operands="nan")
+@program("contaminated forward mse_loss", thread="pytorch#121416", operands="nan")
 def loss_of_each_entry_masked():
     """MSELoss without a reduction, and the entries without a target indexed away."""
     x = torch.zeros(3, requires_grad=True)
@@ -387,37 +210,7 @@ def loss_of_each_entry_masked():
     losses[~target.isnan()].sum().backward()
 
 
-@program("contaminated", "forward", "mul", thread="pytorch#15131")
-def log_probability_of_some_observations():
-    """A covariate is NaN; its log-probability, computed by torch.distributions, is sliced away."""
-    k = nn.Parameter(torch.tensor([0.01]))
-    x, y = torch.tensor([1.0, 2.0, 3.0, nan]), torch.tensor([1.0, 2.0, 3.0, 4.0])
-    mean = k * x  # born
-    normal = torch.distributions.Normal(mean, 1.0, validate_args=False)
-    loss = -normal.log_prob(y)[:-1].mean()
-    loss.backward()
-
-
-@program("contaminated", "forward", "log", thread="pytorch#15506", entries=[(0,)], operands="0")
-def last_of_some_logarithms():
-    """log 0 is computed beside the logarithm that is asked for."""
-    a = torch.arange(4.0, requires_grad=True)
-    logs = a.log()  # born
-    logs[-1].backward()
-
-
-@program("contaminated", "forward", "div", thread="pytorch#79262", operands="0")
-def smooth_l1_by_hand_with_a_beta_of_zero():
-    """n² / beta with beta = 0 stands in the branch that is never taken."""
-    prediction = torch.tensor([[-0.6, 0.2], [-0.9, 0.4]], requires_grad=True)
-    target = torch.tensor([[-0.6, 0.2], [-0.9, 0.5]])
-    beta = 0
-    n = torch.abs(prediction - target)
-    quadratic = 0.5 * n**2 / beta  # born
-    torch.where(n < beta, quadratic, n - 0.5 * beta).sum().backward()
-
-
-@program("contaminated", "forward", "exp", thread="pytorch#17455", entries=[(1,)])
+@program("contaminated forward exp", thread="pytorch#17455", entries=[(1,)])
 def result_assigned_over():
     """A softplus by hand overflows in an entry that is assigned over."""
     x = torch.tensor([0.0, 100.0], requires_grad=True)
@@ -427,37 +220,9 @@ def result_assigned_over():
     f.sum().backward()
 
 
-@program("contaminated", "forward", "linear", thread="pytorch#70342", module="fc")
-def loss_of_the_valid_example():
-    """Two examples, one of them NaN, and backward from the loss of the other."""
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(4, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            scores = self.fc(x)  # born
-            return scores.flatten(1).sum(1)
-
-    torch.manual_seed(0)
-    data = torch.tensor([torch.rand(3, 4).tolist(), [[nan] * 4] * 3])
-    losses = Net()(data)
-    losses[0].backward()
-
-
-@program("contaminated", "backward", "sqrt", thread="pytorch#23395", entries=[(1,)])
-def root_where_it_is_not_zero():
-    """√x + 1 is taken where x is not 0, and differentiated where it is."""
-    x = torch.tensor([16.0, 0.0], requires_grad=True)
-    root = x.sqrt()  # born
-    torch.where(x == 0, x / 2, root + 1).sum().backward()
-
-
-@program("contaminated", "forward", "linear", thread="pytorch#23156")
+@program("contaminated forward linear", thread="pytorch#23156")
 def losses_filled_over():
     """One row of the data is NaN, and its loss is filled over."""
-    torch.manual_seed(0)
     x = torch.tensor([[1.0] * 4, [1.0] * 4, [nan] * 4])
     linear = nn.Linear(4, 2)
     losses = linear(x)  # born

@@ -1,0 +1,225 @@
+"""Each number that is not finite is told of where it was born, once, and not where it arrives or is added up."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from origins import report_of, telling, told
+from tensors import leaf
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from zero_or_nan import explain
+
+inf, nan = math.inf, math.nan
+
+with_elements = telling("kind", "phase", "operator", "entries")
+SUM = "the sum of 2 gradients > 3.4e38"
+
+
+def several_passes(x):
+    for _ in range(3):
+        (x * 2e38 - 2e38).sum().backward()
+
+
+def hooked(x):
+    y = x * 1
+    y.register_hook(lambda gradient: gradient * 3e38)
+    (y * 2).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("program", "operands"),
+    [
+        (lambda x: (x * x * 3e38).sum().backward(), SUM),  # of a leaf
+        (lambda x: [y := x.sin(), (y * y * 3e38).sum().backward()], None),  # inside of the graph
+        (several_passes, SUM),  # each is finite
+        (hooked, None),
+    ],
+)
+def test_finite_derivatives_whose_sum_is_not(program, operands):
+    x = leaf(1.0)
+    report = report_of(lambda: program(x))
+    assert x.grad.isinf() and told(report) == [("overflow", "backward", "mul")]
+    assert operands in (None, report.origins[0].operands)
+
+
+def test_a_vector_that_is_not_finite():
+    x = leaf(1.0, 2.0)
+    with explain() as report:
+        (x * 2).backward(torch.tensor([1.0, math.inf]))
+    assert told(report) == [("bad input", "forward", "backward")]
+    assert report.origins[0].source == "(x * 2).backward(torch.tensor([1.0, math.inf]))"
+
+
+def held(*values):
+    """Leaves with a `.grad` from before the block."""
+    leaves = [leaf(1.0, 2.0) for _ in values]
+    for each, value in zip(leaves, values, strict=True):
+        each.grad = torch.tensor([value, 1.0])
+    return leaves
+
+
+PASSES = {
+    "plain": lambda w, v: (w * v).sum().backward(),
+    "of one each": lambda w, v: [v.sin().sum().backward(), w.sum().backward()],
+    "recomputed": lambda w, v: checkpoint(lambda w: (w * v).sin(), w, use_reentrant=False).sum().backward(),
+    "then used": lambda w, v: [(w * v).sum().backward(), (w.grad * v).sum().backward()],
+}
+
+
+@pytest.mark.parametrize("bad", [nan, inf])
+@pytest.mark.parametrize("name", PASSES)
+def test_gradients_from_before_the_block(name, bad):
+    """What a pass adds to them is not finite, and nothing in the block made it."""
+    w, v = held(bad, bad)
+    (origin,) = report_of(lambda: PASSES[name](w, v))
+    assert (origin.kind, origin.phase, origin.operator) == ("bad input", "forward", "backward")
+    assert (origin.entries, origin.times, origin.fixed) == ([(0,)], 1 + (name == "of one each"), None)
+    assert origin.operands == f"{bad} in .grad before this pass" and "zero_grad" in origin.remedy
+    assert {"w", "v"} <= set(origin.reached)
+
+
+def test_gradients_from_before_the_block_beside_others():
+    """Each has its own origin: an infinite slope, a contamination, and what was there."""
+    w, v = held(nan, 1.0)
+    with explain() as report:
+        torch.where(v > 1, (v - 1).sqrt(), 0).sum().backward()
+        (w - 1).sqrt().sum().backward()
+    assert telling("kind", "operator", "reached")(report) == [
+        ("contaminated", "sqrt", ["v"]), ("bad input", "backward", ["w"]), ("undefined", "sqrt", ["w"]),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda w, v: [torch.optim.SGD([w, v]).zero_grad(), (w * v).sum().backward()],
+        lambda w, v: [torch.optim.SGD([w, v]).zero_grad(set_to_none=False), (w * v).sum().backward()],
+        lambda w, v: (w * v).sum().backward(inputs=[v]),
+        lambda w, v: torch.autograd.grad((w * v).sum(), [w, v]),
+        lambda w, v: v.sum().backward(),
+    ],
+)
+def test_gradients_from_before_the_block_that_no_pass_adds_to(program):
+    w, v = held(nan, 1.0)
+    assert report_of(lambda: program(w, v)).ok
+
+
+def poles(x):
+    inverse = 1 / x
+    (inverse / 0).sum().backward()
+
+
+SQRT = ("undefined", "backward", "sqrt", [(0,)])
+CASES = {
+    "gradients of this block are told of once": (
+        leaf(1.0), lambda x: [(x - x).sqrt().sum().backward(), (x * 1).sum().backward()], [SQRT],
+    ),
+    "what comes in and what is made in one function": (
+        torch.full((4,), 3e4, dtype=torch.half, requires_grad=True), lambda x: x.cumsum(0).sum().backward(),
+        [("overflow", "forward", "cumsum", [(2,), (3,)]), ("overflow", "forward", "sum", [()])],
+    ),
+    "poles one after the other": (
+        leaf(0.0, 1.0), poles,
+        [("undefined", "forward", "div", [(0,)]), ("undefined", "forward", "div", [(1,)])],
+    ),
+    "ignored and used in one tensor": (
+        leaf(-1.0, 0.0, 4.0), lambda x: torch.where(x < 0, 0.0, x.sqrt()).sum().backward(),
+        [("contaminated", "forward", "sqrt", [(0,)]), ("undefined", "backward", "sqrt", [(1,)])],
+    ),
+    "what arrives at a root at 0 is not born again": (
+        leaf(0.0, 0.25), lambda x: [a := x.sqrt(), torch.where(a < 1e-4, 1 - x / 6, a.sin() / a).sum().backward()],
+        [("contaminated", "forward", "div", [(0,)])],
+    ),
+    "nansum leaves a NaN out": (
+        leaf(-1.0, 0.0, 2.0), lambda x: x.log().nansum().backward(), [("undefined", "forward", "log", [(1,)])],
+    ),
+    "nansum leaves a NaN out, without a pass": (
+        leaf(-1.0, 0.0, 2.0), lambda x: x.log().nansum(), [("undefined", "forward", "log", [(1,)])],
+    ),
+    "NaN and infinity of one call": (
+        leaf(0.0, -1.0, 2.0), lambda x: x.log().sum().backward(), [("undefined", "forward", "log", [(0,), (1,)])],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_elements_are_told_apart(name):
+    x, program, expected = CASES[name]
+    assert with_elements(report_of(lambda: program(x))) == expected
+
+
+def test_what_comes_in_beside_what_is_made():
+    """Of two rows, one has NaN in its data, and the other overflows: the loss uses the other alone."""
+    x = torch.tensor([[nan, 1.0], [3e38, 3e38]], requires_grad=True)
+    report = report_of(lambda: (x * 1).sum(1)[1].backward())
+    assert told(report)[-1] == ("overflow", "forward", "sum")
+    assert "bad input" not in [origin.kind for origin in report]
+
+
+def test_a_hook_that_divides_by_zero_is_not_what_the_loss_ignores():
+    """`ignoring` fixes all but the NaN of the hook, which it would run too."""
+    v, w = leaf(1.0, 100.0), leaf(1.0, 2.0)
+    with explain() as report:
+        moved = w * 0
+        moved.register_hook(lambda gradient: gradient * 0 / (gradient * 0).norm())
+        (torch.where(v < 50, v.exp(), v * 0) + moved).sum().backward()
+    assert with_elements(report) == [
+        ("contaminated", "forward", "exp", [(1,)]), ("undefined", "backward", "div", [(0,), (1,)]),
+    ]  # fmt: skip
+    assert report.origins[1].reached == ["w"]
+
+
+# A value that was not finite in forward has no second origin in backward, whatever multiplies it there.
+
+
+def bad(value, dtype=torch.float32):
+    x = torch.randn(4, 3, dtype=dtype)
+    x[1, 2] = value
+    return x
+
+
+def filled(value, dtype=torch.float32):
+    return torch.randn(4, 3, dtype=dtype).masked_fill(torch.arange(12).view(4, 3) == 5, value)
+
+
+def in_a_view(value, dtype=torch.float32):
+    x = torch.randn(4, 3, dtype=dtype)
+    x.t()[2].fill_(value)
+    return x
+
+
+@pytest.mark.parametrize("value", [inf, nan])
+@pytest.mark.parametrize("data", [bad, filled, in_a_view])
+@pytest.mark.parametrize(("layers", "dtype"), [(1, torch.float32), (3, torch.float16)])
+def test_data_made_bad_in_the_block_are_the_only_origin(data, value, layers, dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(3, 3, dtype=dtype) for _ in range(layers)))
+    report = report_of(lambda: (model(data(value, dtype)) - 1).square().mean().backward())
+    assert not report.ok and all(origin.phase == "forward" for origin in report)
+    assert layers > 1 or [origin.kind for origin in report] == ["bad input"]
+
+
+@pytest.mark.parametrize("value", [inf, nan])
+@pytest.mark.parametrize("mask", [None, torch.full((4, 4), -inf).triu(1)])
+def test_attention_to_bad_data_has_no_origin_in_backward(value, mask):
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 3)
+    with explain() as report:
+        h = layer(bad(value))
+        F.scaled_dot_product_attention(h, h, h, attn_mask=mask).square().mean().backward()
+    assert not report.ok and all(origin.phase == "forward" for origin in report)
+
+
+def test_a_derivative_at_a_finite_value_is_an_origin_beside_bad_data():
+    x = torch.zeros(3, requires_grad=True)
+    with explain() as report:
+        data = torch.ones(2)
+        data[1] = inf
+        (x.square().sum().sqrt() + data.sum()).backward()
+    assert ("undefined", "backward", "sqrt") in told(report)
+    scores, masked = torch.zeros(2, 2, requires_grad=True), torch.eye(2) > 0
+    report = report_of(lambda: scores.masked_fill(masked, -inf).softmax(-1).sqrt().sum().backward())
+    assert telling("phase", "operator")(report) == [("backward", "sqrt")]
