@@ -35,7 +35,7 @@ class Numerics:
             functions that PyTorch does not call pointwise.
         products: whether the values are sums of products. A derivative then multiplies by the other factor.
         moves: whether each element of the result is an element of the operand.
-        zero_if: which operands have to be 0 for a value of 0; empty if none of them suffices.
+        keeps_zero: whether the value is 0 if the first operand is.
         kinks: gives the arguments at which the slope jumps, from a node. The slope there is a convention.
         uses_kinks: whether the convention is the slope 1, and not 0.
         of_equals: what a function that compares elements does with a cotangent if several elements are equal: "one"
@@ -49,7 +49,8 @@ class Numerics:
         written: how to write the call with signs: "{} + {}". Without it, the call is written `name(a, b)`.
         written_scaled: the same with a last operand, `alpha` or `value`, by which the function multiplies.
         like: the function that has the same remedies.
-        section: the section of the book about a NaN of this function that the loss ignores.
+        section: the page of the book about a NaN of this function that the loss ignores.
+        points: the section about the points at which its value or its slope is no number.
     """
 
     name: str = ""
@@ -61,7 +62,7 @@ class Numerics:
     elementwise: bool = False
     products: bool = False
     moves: bool = False
-    zero_if: Literal["", "one is", "all are"] = ""
+    keeps_zero: bool = False
     kinks: Callable[[Any], tuple[float | None, ...]] | None = None
     uses_kinks: bool = False
     of_equals: Mapping[str, Literal["one", "all"]] = field(default_factory=dict)
@@ -74,6 +75,7 @@ class Numerics:
     written_scaled: str = ""
     like: str = ""
     section: str = ""
+    points: str = ""
 
 
 NUMERICS: dict[str, Numerics] = {}

@@ -9,15 +9,15 @@ from __future__ import annotations
 import functools
 import math
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ...functions.numerics import numerics_of, numerics_of_node
-from ...ignoring.inside import any_of, function_of, is_sparse, was_broadcast
+from ...functions.numerics import numerics_of
+from ...ignoring.inside import any_of, is_sparse, was_broadcast
 from ..program.code import optimizer_here
 from ..program.tensors import (
     first_entries,
@@ -30,7 +30,6 @@ from ..program.tensors import (
 )
 from .arithmetic import Computation, first_born, is_nan, number
 from .call import Call, Change
-from .findings import carried_by, node_of, saved_by
 from .provenance import Birth
 
 
@@ -253,8 +252,6 @@ def newborn(call: Call, result: Tensor, entries: Tensor, at: int, change: Change
     born = first_born_in(call, entries, change)
     too_large = _only_too_large(call, entries, at, born, result, change)
     text = born.text if born is not None else ""
-    if numerics_of(call.name).pole is not None and not too_large and any(map(after_underflow, call.tensors()[-1:])):
-        text += UNDERFLOWED
     of_large = born is not None and born.of_large
     optimizer = optimizer_here()
     if optimizer:
@@ -282,43 +279,3 @@ def _only_too_large(
 
 def _in_double(tensor: Tensor) -> Tensor:
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
-
-
-# Whether a 0 is what an exponential underflowed to. `exp` is never 0, so another number in place of the 0 is wrong.
-
-UNDERFLOWED = ", after an exp that underflowed to 0"
-"""What is added to the text of a computation."""
-
-_MOST_NODES = 200
-_EXPONENTIALS = frozenset({"Exp", "Exp2"})
-
-
-def after_underflow(tensor: Tensor) -> bool:
-    """Whether a tensor is a sum of exponentials of which some gave 0, and not because of an infinity.
-
-    An infinity is a way to leave an element out: exp(-inf) is 0 without an underflow.
-    """
-    found = [node for node in _before([node_of(tensor)], _is_zero_of_zeros) if _gave_zero(node)]
-    return bool(found) and not any(map(carried_by, _before(found)))
-
-
-def _before(nodes: Iterable[Any], through: Callable[[Any], bool] = lambda node: True) -> list[Any]:
-    """These nodes and those that they come from, the nearest first: through some nodes, or through all."""
-    found = [node for node in nodes if node is not None]
-    for node in found:  # the list grows
-        if through(node):
-            new = [ahead for ahead, _ in node.next_functions if ahead is not None and ahead not in found]
-            found += dict.fromkeys(new[: _MOST_NODES - len(found)])
-    return found
-
-
-def _is_zero_of_zeros(node: Any) -> bool:
-    """Whether the result of a node's function is 0 where the elements of its operands are."""
-    known = numerics_of_node(node)
-    return known.moves or bool(known.zero_if)
-
-
-def _gave_zero(node: Any) -> bool:
-    if function_of(node) not in _EXPONENTIALS:
-        return False
-    return any(here is not None and any_of(here == 0) for here in map(numbers_of, saved_by(node)))

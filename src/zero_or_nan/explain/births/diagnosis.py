@@ -293,7 +293,7 @@ def _tie_at(node: Any, value: float | None, is_used: bool, senders: Senders) -> 
             if found:
                 return found
             known = numerics_of_node(consumer)
-            if known.moves or value == 0 and known.zero_if == "one is":
+            if known.moves or value == 0 and known.keeps_zero:
                 waiting.append(consumer)
     return ""
 

@@ -7,13 +7,15 @@ unless one uses a name that another makes.
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...functions.numerics import numerics_of
-from ..births.calls import UNDERFLOWED, UNREADABLE
+from ...functions.rewrites import REWRITES, Rewrite
+from ..births.calls import UNREADABLE
 
 PAGES = "https://zero-or-nan.github.io/zero-or-nan/chapters/"
 OVERFLOW = "find-it-in-your-model#overflow"
@@ -44,7 +46,6 @@ CONTAMINATED = "ignoring-what-the-loss-ignored"
 """The page on contamination by functions that have no section of their own."""
 
 _ROWS = "attention#what-to-do"
-_LOGARITHMS = "atlas#logarithms-entropy-and-losses"
 _NO_SPREAD = "undefined#std-of-one-element"
 
 REMEDIES: dict[tuple[str, str], Remedy] = {
@@ -67,45 +68,14 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "# the mistake before this line. A clamp hides it, unless it is a rounding",
         "undefined#what-to-do",
     ),
-    ("undefined", "log"): Remedy(
-        "log_p = F.log_softmax(logits, dim=-1)  # of a probability from a softmax\n"
-        "log_p = F.logsigmoid(logits)  # of a probability from a sigmoid\n"
-        "y = x.clamp_min(1e-8).log()  # else say how small is small enough: slope 0",
-        _LOGARITHMS,
-    ),
-    ("undefined", "sqrt"): Remedy(
-        "y = torch.linalg.vector_norm(v, dim=-1)  # of a sum of squares: slope 0\n"
-        "y = (x + 1e-12).sqrt()  # else: its slope at 0 is 5e5",
-        "atlas#roots-and-powers",
-    ),
     ("undefined", "norm"): Remedy(
         "y = (x.square().sum(-1) + 1e-12).sqrt()  # no slope at 0", "atlas#norms-and-distances"
-    ),
-    ("undefined", "pow"): Remedy(
-        "y = x.clamp_min(1e-8) ** p  # at 0 a power below 1 has no slope", "atlas#roots-and-powers"
     ),
     ("undefined", "a complex power"): Remedy(
         "# a power of a complex number has no slope at 0: choose 0, or keep away from 0\n"
         "y = torch.where(z == 0, 0, torch.where(z == 0, 1, z) ** p)\n"
         "y = (z + 1e-12) ** p  # of a root: slope 5e5 at 0",
         "atlas#roots-and-powers",
-    ),
-    ("undefined", "div"): Remedy(
-        "y = total / count.clamp_min(1)  # by a count\n"
-        "y = F.normalize(x, dim=-1, eps=1e-6)  # a vector by its norm: slope 1e6 at 0\n"
-        "y = torch.where(b == 0, 0, a / torch.where(b == 0, 1, b))  # else decide: 0?",
-        "division-under-a-mask#what-to-do",
-    ),
-    ("undefined", "an underflow in div"): Remedy(
-        "# exp underflowed, and the sum is 0. Another number in place of this 0 gives a\n"
-        "# wrong value: compute the logarithm of exp(x) by its sum\n"
-        "log_y = x - x.logsumexp(-1, keepdim=True)",
-        "division-under-a-mask#what-to-do",
-    ),
-    ("undefined", "an underflow in log"): Remedy(
-        "# exp underflowed to 0, and a clamp would give a wrong value\n"
-        "y = x.logsumexp(-1)  # of x.exp().sum(-1).log(); of x.exp().log() it is x",
-        _LOGARITHMS,
     ),
     ("undefined", "a mean of nothing"): Remedy(
         "# the mean of no elements is 0 / 0\nloss = x[keep].sum() / keep.sum().clamp_min(1)  # 0 if nothing is kept",
@@ -152,33 +122,6 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
         "y = y.masked_fill(empty[:, None, None], 0)  # with batch_first=True",
         _ROWS,
     ),
-    ("undefined", "acos"): Remedy(
-        "y = torch.acos(x.clamp(-1 + 1e-7, 1 - 1e-7))  # the slope at 1 is infinite", "atlas#angles"
-    ),
-    ("undefined", "asin"): Remedy(
-        "y = torch.asin(x.clamp(-1 + 1e-7, 1 - 1e-7))  # the slope at 1 is infinite", "atlas#angles"
-    ),
-    ("undefined", "atanh"): Remedy(
-        "# 1 is often the tanh of a number that you have: use this number. Otherwise\n"
-        "y = torch.atanh(x.clamp(-1 + 1e-6, 1 - 1e-6))  # slope 0 at 1",
-        "atlas#angles",
-    ),
-    ("undefined", "logit"): Remedy(
-        "# 1 is often the sigmoid of a number that you have: use this number. Otherwise\n"
-        "y = x.logit(eps=1e-6)  # slope 0 at 0 and 1",
-        _LOGARITHMS,
-    ),
-    ("undefined", "rsqrt"): Remedy(
-        "y = torch.where(x == 0, 0, torch.where(x == 0, 1, x).rsqrt())  # of a count\n"
-        "y = (x + 1e-6).rsqrt()  # of a spread: its slope at 0 is -5e8",
-        "atlas#roots-and-powers",
-    ),
-    **{
-        ("undefined", name): Remedy(
-            f"y = x.clamp_min({least}).{name}()  # say how small is small enough: slope 0", _LOGARITHMS
-        )
-        for name, least in (("log2", "1e-8"), ("log10", "1e-8"), ("log1p", "-1 + 1e-6"))
-    },
     ("undefined", "slogdet"): Remedy(
         "# the determinant is 0 or negative. If the matrix should be positive definite,\n"
         "# look for the mistake before this line. If only rounding made it singular:\n"
@@ -254,8 +197,7 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
     ("overflow", "exp"): Remedy(
         "y = x.logsumexp(-1)  # of the logarithm of a sum of exp\n"
         "y = x.softmax(-1)  # of exp(x) / exp(x).sum(-1)\n"
-        "y = F.softplus(x)  # of log(1 + exp(x))\n"
-        "y = x.clamp(max=20).exp()  # of a ratio or a KL: at most 5e8, slope 0 there",
+        "y = F.softplus(x)  # of log(1 + exp(x))",
         OVERFLOW,
     ),
     ("bad input", ""): Remedy(
@@ -306,6 +248,7 @@ REMEDIES: dict[tuple[str, str], Remedy] = {
 }
 """By kind and situation: the operator, or what `_situation` says. The empty one is for all others."""
 
+_NOT_TRIED = "# the numbers of this call are not known any more, so this was not tried on them"
 _REFUSED = "# what is often written here was tried on your numbers, and gives other ones:"
 
 _HALF = Remedy(
@@ -331,8 +274,6 @@ def _situation(operator: str, operands: str) -> str:
         return "a spread of nothing"
     if operands.endswith("of no elements = nan"):  # a loss that takes the mean
         return "a mean of nothing"
-    if operands.endswith(UNDERFLOWED) and ("undefined", f"an underflow in {operator}") in REMEDIES:
-        return f"an underflow in {operator}"
     if operator == "pow" and "j)" in operands:
         return "a complex power"
     argument = _ARGUMENT.match(operands)
@@ -378,10 +319,11 @@ def remedy(
         if kind == "undefined":
             called = numerics_of(operator).like or numerics_of(operator).name
             operator = _situation(called, operands)
-            if refused and operator == called:
-                tried = "\n".join(f"#   {code}" for code in refused)
-                section = (REMEDIES.get((kind, operator)) or REMEDIES[kind, ""]).section
-                return f"{_REFUSED}\n{tried}", _address(section)
+            if operator == called and operator in REWRITES:
+                section = numerics_of(operator).points or REMEDIES[kind, ""].section
+                if refused:
+                    return "\n".join([_REFUSED, *(f"#   {code}" for code in refused)]), _address(section)
+                return "\n".join([_NOT_TRIED, *map(_written, REWRITES[operator])]), _address(section)
             if phase == "backward" and (kind, operator) not in REMEDIES:
                 operator = "a derivative"
         elif kind == "overflow" and phase == "backward":
@@ -392,6 +334,11 @@ def remedy(
             operator = "an unreadable tensor"
         found = REMEDIES.get((kind, operator)) or REMEDIES[kind, ""]
     return found.code, _address(found.section)
+
+
+def _written(rewrite: Rewrite) -> str:
+    """A rewrite as code that stands for itself."""
+    return f"# {rewrite.choice or f'in place of {ast.unparse(rewrite.pattern)}'}:\ny = {rewrite.code}"
 
 
 def _address(section: str) -> str:

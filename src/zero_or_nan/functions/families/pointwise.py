@@ -105,6 +105,11 @@ function("Logit", selects=lambda node: node._saved_eps is not None)
 function("torch.distributions.dirichlet._Dirichlet")
 
 
+_ROOTS = "atlas#roots-and-powers"
+_LOGARITHMS = "atlas#logarithms-entropy-and-losses"
+_ANGLES = "atlas#angles"
+
+
 def _is_zero(x: complex) -> bool:
     return x == 0
 
@@ -114,7 +119,6 @@ def _is_zero(x: complex) -> bool:
 numerics(
     "add=__add__=__radd__=__iadd__",
     grows=True,
-    zero_if="all are",
     updates=True,
     written="{} + {}",
     written_scaled="{0} + {2} × {1}",
@@ -128,24 +132,38 @@ numerics(
     section="slicing-nan",
 )
 numerics("rsub=__rsub__", name="sub", grows=True, written="{1} − {0}", written_scaled="{1} − {2} × {0}")
-numerics("mul=multiply=__mul__=__rmul__=__imul__", grows=True, zero_if="one is", updates=True, written="{} × {}")
+numerics("mul=multiply=__mul__=__rmul__=__imul__", grows=True, keeps_zero=True, updates=True, written="{} × {}")
 numerics(
     "div=divide=true_divide=__truediv__=__rtruediv__=__itruediv__=__div__=__rdiv__=__idiv__",
     pole=lambda a, b, *_: b == 0,
-    zero_if="one is",
+    keeps_zero=True,
     updates=True,
     written="{} / {}",
     section="where-over-division",
+    points="division-under-a-mask#what-to-do",
 )
 numerics(
     "reciprocal", pole=_is_zero, inverse=lambda y: 1 / y, written="1 / {}", like="div", section="where-over-division"
 )
-numerics("neg=__neg__", zero_if="one is")
+numerics("neg=__neg__", keeps_zero=True)
 numerics("abs=__abs__")
 numerics("square", grows=True, written="{0} × {0}")
-numerics("pow=__pow__=__rpow__=__ipow__", pole=lambda a, b: a == 0, written="{} ** {}", section="undefined")
-numerics("sqrt", domain=(0, math.inf), inverse=lambda y: y * y, section="undefined")
-numerics("rsqrt", domain=(0, math.inf), pole=_is_zero, inverse=lambda y: 1 / (y * y), written="1 / sqrt({})")
+numerics(
+    "pow=__pow__=__rpow__=__ipow__",
+    pole=lambda a, b: a == 0,
+    written="{} ** {}",
+    section="undefined",
+    points=_ROOTS,
+)
+numerics("sqrt", domain=(0, math.inf), inverse=lambda y: y * y, section="undefined", points=_ROOTS)
+numerics(
+    "rsqrt",
+    domain=(0, math.inf),
+    pole=_is_zero,
+    inverse=lambda y: 1 / (y * y),
+    written="1 / sqrt({})",
+    points=_ROOTS,
+)
 numerics("addcmul", grows=True, updates=True, written="{} + {} × {}", written_scaled="{0} + {3} × {1} × {2}")
 numerics(
     "addcdiv",
@@ -159,16 +177,16 @@ numerics("remainder=__mod__=__rmod__")
 numerics("floor_divide=__floordiv__")
 numerics("exp", grows=True, inverse=math.log, section="where-over-exp")
 numerics("exp2 expm1=special_expm1 sinh cosh tan i0=special_i0 mvlgamma", grows=True)
-numerics("log", domain=(0, math.inf), pole=_is_zero, section="where-over-exp")
-numerics("log2 log10", domain=(0, math.inf), pole=_is_zero)
-numerics("log1p=special_log1p", domain=(-1, math.inf), steep_at=(-1.0,))
-numerics("acos=arccos", domain=(-1, 1), steep_at=(-1.0, 1.0), section="undefined")
-numerics("asin=arcsin atanh=arctanh erfinv=special_erfinv", domain=(-1, 1), steep_at=(-1.0, 1.0))
+numerics("log", domain=(0, math.inf), pole=_is_zero, section="where-over-exp", points=_LOGARITHMS)
+numerics("log2 log10", domain=(0, math.inf), pole=_is_zero, points=_LOGARITHMS)
+numerics("log1p=special_log1p", domain=(-1, math.inf), steep_at=(-1.0,), points=_LOGARITHMS)
+numerics("acos=arccos", domain=(-1, 1), steep_at=(-1.0, 1.0), section="undefined", points=_ANGLES)
+numerics("asin=arcsin atanh=arctanh erfinv=special_erfinv", domain=(-1, 1), steep_at=(-1.0, 1.0), points=_ANGLES)
 numerics("acosh=arccosh", domain=(1, math.inf), steep_at=(1.0,))
-numerics("logit=special_logit", domain=(0, 1), steep_at=(0.0, 1.0))
+numerics("logit=special_logit", domain=(0, 1), steep_at=(0.0, 1.0), points=_LOGARITHMS)
 numerics("tanh", inverse=math.atanh)
 numerics("log_sigmoid=logsigmoid hardswish rrelu_with_noise", elementwise=True)
-numerics("_to_copy", grows=True, zero_if="one is", written="{}")
+numerics("_to_copy", grows=True, keeps_zero=True, written="{}")
 numerics("copy", grows=True, replaces=True, written="{1}")
 
 
@@ -207,7 +225,11 @@ rewrite("rsqrt(x)", "torch.where(x == 0, 0, torch.where(x == 0, 1, x).rsqrt())",
 rewrite("x ** p", "torch.where(x == 0, 0, torch.where(x == 0, 1, x) ** p)", "the value and the slope at 0 are 0")
 rewrite("a / b", "torch.where(b == 0, 0, a / torch.where(b == 0, 1, b))", "a / 0 is 0")
 rewrite("a / b", "a / b.clamp_min(1e-6)", "a number below 1e-6 counts as 1e-6")
-rewrite("log(x)", "x.clamp_min(1e-8).log()", "a number below 1e-8 counts as 1e-8, with a slope of 0")
+for most in (20, 10):  # the second for float16
+    rewrite("exp(x)", f"x.clamp(max={most}).exp()", f"an exponent above {most} counts as {most}, with a slope of 0")
+for name in ("log", "log2", "log10"):
+    rewrite(f"{name}(x)", f"x.clamp_min(1e-8).{name}()", "a number below 1e-8 counts as 1e-8, with a slope of 0")
+rewrite("log1p(x)", "x.clamp_min(-1 + 1e-6).log1p()", "a number below -1 + 1e-6 counts as this one, with a slope of 0")
 for name in ("acos", "asin", "atanh"):
     rewrite(
         f"{name}(x)",

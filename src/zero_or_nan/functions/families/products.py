@@ -42,7 +42,7 @@ from .two_cotangents import product_of_two
 function("Dot", safe_if=FINITE)
 function("Bmm Mm Mv", selects=has_sparse_factor, safe_if=FINITE)
 
-numerics("mm bmm mv dot", grows=True, products=True, zero_if="all are")
+numerics("mm bmm mv dot", grows=True, products=True)
 numerics("addmm baddbmm", grows=True, products=True)
 numerics("addbmm addmv addr", products=True)
 numerics("linear", grows=True, products=True, section="slicing-nan")

@@ -40,7 +40,7 @@ function("Norm", fills=("MaskedFill(Div(Norm))", "MaskedFill(Div(Pow(Norm)))"))
 function("Renorm", selects=True)
 function("Std StdMean", fills=("MaskedFill(Div(Mul(Std)))", "MaskedFill(Div(Mul(StdMean)))"))
 
-numerics("sum mean", grows=True, zero_if="all are")
+numerics("sum mean", grows=True)
 numerics("prod cumsum cumprod linalg_vector_norm", grows=True)
 numerics("norm", grows=True, section="undefined")
 numerics("nansum nanmean", section="nansum-nanmean")
