@@ -23,6 +23,8 @@ WRONG_CAUSES = {
     "an optimizer that is written out in the user's code is not known to be one": "adam_inside_of_the_graph",
 }
 WRONG_REMEDIES = {
+    "the dtype has the exact value, and no rewrite is known that gives it": "plan_of_transport_that_underflows",
+    "the thread adds eps in front of a root; the rewrite chooses the slope 0 at 0": "adam_inside_of_the_graph",
     "nothing is said of the learning rate and of clipping, because no course is seen": "inner_loop_with_too_long_steps",
 }
 """What stays wrong. The page on `explain` states each of these limits."""

@@ -10,9 +10,10 @@ from origins import report_of
 from zero_or_nan import explain
 from zero_or_nan.explain import NotFiniteError, Origin, Report
 
-TEXTS = "phase operator filename source module dtype device operands kind remedy chapter tie".split()
+TEXTS = "phase operator filename source module dtype device operands kind remedy exact chapter tie".split()
 NUMBERS = "line count times".split()
 LISTS = "entries shape reached path".split()
+OTHERS = "fixed rank is_sure replaces".split()
 
 
 @pytest.fixture
@@ -37,7 +38,15 @@ def test_names_and_arguments():
     assert list(inspect.signature(explain.on_failure).parameters) == ["step", "model"]
     assert issubclass(NotFiniteError, FloatingPointError)
     assert list(inspect.signature(Report).parameters) == ["origins", "passes", "notes", "cause"]
-    assert set(inspect.signature(Origin).parameters) == {*TEXTS, *NUMBERS, *LISTS, "fixed", "rank", "is_sure"}
+    assert set(inspect.signature(Origin).parameters) == {
+        *TEXTS,
+        *NUMBERS,
+        *LISTS,
+        "fixed",
+        "rank",
+        "is_sure",
+        "replaces",
+    }
 
 
 def test_on_failure_needs_no_object():

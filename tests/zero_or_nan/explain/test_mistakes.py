@@ -47,7 +47,7 @@ def work():
         (watch.Watch, "_end_pass"),
         (attribution, "come_in"),
         (calls.Call, "results"),
-        (calls.Call, "first_born"),
+        (calls, "first_born_in"),
         (backward.Backward, "begin"),
         (backward.Backward, "end"),
         (backward.Backward, "_cast_shadow"),

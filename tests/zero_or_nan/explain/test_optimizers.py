@@ -100,7 +100,7 @@ def test_what_an_optimizer_makes_itself(kind, options, dtype):
     assert (origin.kind, origin.module, origin.count) == ("undefined", f"{kind.__name__}.step", 2)
     assert origin.times == 1 and "eps" in origin.remedy
     if "fused" not in options:
-        assert origin.operands in ("0 / 0", "1 / 0 = inf")
+        assert origin.operands.endswith(("0 / 0", "/ 0 = inf"))
     assert train_with_gradient_0(kind, {**options, "eps": 1e-4}, dtype).isfinite().all()
     assert train_with_gradient_0(kind, {**options, "eps": 1e-8}, torch.float32).isfinite().all()
 

@@ -29,15 +29,15 @@ from zero_or_nan.explain.report.remedies import (
     _IGNORE,
     _IGNORE_AND,
     _IGNORE_GRAD,
-    CONTAMINATED,
     PAGES,
     REMEDIES,
     remedy,
 )
+from zero_or_nan.functions.numerics import NUMERICS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 
-KINDS = [*REMEDIES, *(("contaminated", operator) for operator in [*CONTAMINATED, "something else"])]
+KINDS = [*REMEDIES, *(("contaminated", operator) for operator in [*NUMERICS, "something else"])]
 nan, inf = torch.nan, torch.inf
 
 
@@ -124,48 +124,12 @@ TRIALS: dict[str, Callable[[], Trial]] = {
         "undefined special_entr", leaf(0.0, 4.0), lambda x: torch.special.entr(x), "y",
         lambda x: masked(lambda x: -x * x.log(), x, [1]), f=torch.special.entr, at=torch.tensor([True, False]),
     ),
-    "log of a softmax": of(
-        "undefined log", leaf(0.0, 200.0), lambda logits: logits.softmax(-1).log(), "log_p",
-        lambda x: x - x.max() - (x - x.max()).exp().sum().log(), only=0,
-    ),
-    "log of a sigmoid": of(
-        "undefined log", leaf(-200.0, 1.0), lambda logits: logits.sigmoid().log(), "log_p",
-        lambda x: -torch.log1p(torch.exp(-x)), only=1,
-    ),
-    "log of 0": of(
-        "undefined log", leaf(0.0, 4.0), lambda x: x.log(), "y",
-        lambda x: masked(torch.log, x, x > 0) + torch.where(x > 0, 0.0, torch.tensor(1e-8).double().log()), only=2,
-    ),
-    "root of a sum of squares": of(
-        "undefined sqrt", leaf(*ROWS), lambda v: v.square().sum(-1).sqrt(), "y",
-        lambda v: masked(lambda v: v.square().sum(-1).sqrt()[:, None], v, [1])[:, 0], only=0,
-    ),
-    "root of 0": of("undefined sqrt", leaf(0.0, 4.0), lambda x: x.sqrt(), "y", lambda x: (x + 1e-12) ** 0.5, only=1),
-    "power of 0": of(
-        "undefined pow", leaf(0.0, 4.0), lambda x: x**0.5, "y",
-        lambda x: masked(torch.sqrt, x, x > 0) + torch.where(x > 0, 0.0, 1e-4), p=0.5,
-    ),
     "complex power of 0": of(
         "undefined pow", leaf(0j, 4 + 0j), lambda z: (z**0.5).abs(), "y", lambda z: masked(torch.sqrt, z, [1]),
         only=0, p=0.5,
     ),
     "complex power near 0": of(
         "undefined pow", leaf(0j, 4 + 0j), lambda z: (z**0.5).abs(), "y", lambda z: (z + 1e-12).sqrt(), only=1, p=0.5
-    ),
-    "vector by its norm": of(
-        "undefined div", leaf(*ROWS), lambda x: x / x.norm(dim=-1, keepdim=True), "y",
-        lambda x: torch.cat([x[:1] / 1e-6, x[1:] / (x[1:] * x[1:]).sum() ** 0.5]), only=1,
-    ),
-    "exponentials that underflow": of(
-        "undefined div", leaf(-200.0, -203.0), lambda x: (x.exp() / x.exp().sum()).log(), "log_y",
-        lambda x: (x.exp() / x.exp().sum()).log(),
-    ),
-    "logarithm of exponentials that underflow": of(
-        "undefined log", leaf(-200.0, -203.0), lambda x: x.exp().sum().log(), "y", lambda x: x.exp().sum().log()
-    ),
-    "0 by 0": of(
-        "undefined div", leaf(0.0, 6.0), lambda a: a / torch.tensor([0.0, 2.0]), "y",
-        lambda a: a * torch.tensor([0.0, 0.5]), only=2, b=torch.tensor([0.0, 2.0]),
     ),
     "mean of nothing": of(
         "undefined mean", leaf(1.0, 2.0), lambda x: x[x > 5].mean(), "loss", lambda x: 0 * x.sum(),
@@ -183,42 +147,9 @@ TRIALS: dict[str, Callable[[], Trial]] = {
         lambda scores: scores.masked_fill(~ALLOWED, -inf).softmax(-1).square(), "weights",
         lambda x: by_rows(x, ALLOWED), allowed=ALLOWED,
     ),
-    "inverse sine at its end": of(
-        "undefined asin", leaf(1.0, 0.5), lambda x: x.asin(), "y",
-        lambda x: masked(torch.asin, x, [1]) + torch.where(x < 1, 0.0, math.asin(1 - 1e-7)),
-    ),
-    "action that tanh rounded to 1": of(
-        "undefined atanh", leaf(1.0, 0.5), lambda x: x.atanh(), "y",
-        lambda x: masked(lambda x: ((1 + x) / (1 - x)).log() / 2, x, [1]),
-    ),
-    "logit of certainty": of(
-        "undefined special_logit", leaf(1.0, 0.25), lambda x: torch.special.logit(x), "y",
-        lambda x: masked(lambda x: (x / (1 - x)).log(), x, [1]),
-    ),
-    "1 by the root of a count": of(
-        "undefined rsqrt", leaf(0.0, 4.0), lambda x: x.rsqrt(), "y", lambda x: masked(lambda x: x**-0.5, x, [1]), only=0
-    ),
-    "1 by the root of a spread": of(
-        "undefined rsqrt", leaf(0.0, 4.0), lambda x: x.rsqrt(), "y", lambda x: (x + 1e-6) ** -0.5, only=1
-    ),
-    "logarithm to the base 2": of(
-        "undefined log2", leaf(0.0, 4.0), lambda x: x.log2(), "y",
-        lambda x: masked(lambda x: x.log() / math.log(2), x, [1]),
-    ),
-    "logarithm to the base 10": of(
-        "undefined log10", leaf(0.0, 4.0), lambda x: x.log10(), "y",
-        lambda x: masked(lambda x: x.log() / math.log(10), x, [1]),
-    ),
-    "logarithm of 1 and a number": of(
-        "undefined log1p", leaf(-1.0, 4.0), lambda x: x.log1p(), "y", lambda x: masked(lambda x: (1 + x).log(), x, [1])
-    ),
     "determinant of a singular matrix": of(
         "undefined logdet", leaf([1.0, 1.0], [1.0, 1.0]), lambda a: a.logdet(), "y",
         lambda a: ((a[0, 0] + 1e-3) * (a[1, 1] + 1e-3) - a[0, 1] * a[1, 0]).log(),
-    ),
-    "angle of equal vectors": of(
-        "undefined acos", leaf(1.0, 0.5), lambda x: x.acos(), "y",
-        lambda x: masked(lambda x: torch.pi / 2 - torch.asin(x), x, x < 1),
     ),
     # The sum of the singular values has the slope U Vᵀ, here the identity.
     "equal singular values": of(
@@ -248,10 +179,6 @@ TRIALS: dict[str, Callable[[], Trial]] = {
     ),
     "softplus by hand": of(
         "overflow exp", leaf(100.0, 1.0), lambda x: (1 + x.exp()).log(), "y", lambda x: (1 + x.exp()).log(), only=2
-    ),
-    "ratio of two policies": of(
-        "overflow exp", leaf(119.0, 0.5), lambda x: x.exp(), "y",
-        lambda x: torch.stack([0 * x[0] + torch.tensor(20.0).double().exp(), x[1].exp()]), only=3,
     ),
     "exponential in half precision": of(
         "overflow exp", leaf(12.0, dtype=torch.float16), lambda x: x.exp().log(), "y", lambda x: x,
@@ -287,17 +214,6 @@ def something_undefined():
 
     names = {}
     return Trial("undefined digamma", x, program, "loss", lambda x: x[1:].digamma(), names=names)
-
-
-@trial
-def total_by_a_count():
-    x, names = leaf(1.0, 2.0), {"count": torch.tensor(0)}
-    names["total"] = (x * names["count"]).sum()
-
-    def program():
-        (names["total"] / names["count"]).backward(retain_graph=True)
-
-    return Trial("undefined div", x, program, "y", lambda x: x.sum() * 0, only=0, names=names)
 
 
 @trial
@@ -521,6 +437,11 @@ def gradient_with_a_nan():
     return Trial("bad input backward", x, program, None, lambda x: 3 * x, names=names)
 
 
+def advice_on(origin):
+    """The advice that stands in place of a rewrite where none could be tried."""
+    return remedy(origin.kind, origin.operator, origin.dtype, origin.fixed, origin.operands, origin.phase)[0]
+
+
 @functools.cache
 def applied(name):
     """Explain a program, do what the report says, and compare. The statements that ran."""
@@ -532,7 +453,8 @@ def applied(name):
     else:
         report = report_of(tried.program)
         assert (report.origins[0].kind, report.origins[0].operator) == (kind, operator), report
-        code = report.origins[0].remedy
+        first = report.origins[0]
+        code = advice_on(first) if kind in ("undefined", "overflow") else first.remedy
     if operator != "backward":
         x.grad = None
     ran = statements(code) if tried.only is None else [statements(code)[tried.only]]
@@ -577,21 +499,16 @@ SITUATIONS = {
         lambda: leaf(1.01, 0.0).acos(), lambda: leaf(0.5, 2.0).acosh(), lambda: leaf(1.5, 0.5).logit(),
         lambda: leaf(-0.5, 0.5).logit(),
     ],
-    "acos": [lambda: leaf(1.0001, 0.0).acos()],  # 1 that was rounded
-    "log1p": [lambda: leaf(-1.0, 1.0).log1p()],
     "a derivative": [
         lambda: torch.special.xlogy(leaf(0.0, 1.0), leaf(0.0, 1.0)), lambda: leaf(1.0, 2.0).acosh(),
     ],
-    "asin": [lambda: leaf(1.0, 0.0).asin()],
     "slogdet": [
         lambda: torch.diag(leaf(-1.0, 1.0)).logdet(), lambda: torch.diag(leaf(0.0, 1.0)).slogdet().logabsdet,
     ],
-    "div": [lambda: leaf(0.0, 1.0).reciprocal()],
     "var": [lambda: torch.var_mean(leaf(1.0))[0]],
-    "a norm without eps": [
+    "layer_norm": [
         lambda: F.layer_norm(leaf(1.0, 1.0), (2,), eps=0), lambda: F.normalize(leaf(0.0, 1.0).half()[:1], dim=0),
     ],
-    "log": [lambda: leaf(0.0, 1.0).log(), lambda: leaf(-0.0, 1.0).log()],
     "a spread of nothing": [lambda: leaf(1.0, 2.0)[:0].std()],
     "a mean of nothing": [
         lambda: leaf(1.0, 2.0)[:0].mean(), lambda: F.nll_loss(leaf(1.0)[None], torch.tensor([-100])),
@@ -605,13 +522,13 @@ SITUATIONS = {
 def test_the_operands_say_which_remedy_it_is(situation):
     for program in SITUATIONS[situation]:
         report = report_of(lambda program=program: program().sum().backward())
-        assert report.origins[0].remedy == REMEDIES["undefined", situation].code, report
+        assert advice_on(report.origins[0]) == REMEDIES["undefined", situation].code, report
 
 
 def test_advice_where_no_statement_is_right_for_all():
     advice = {situation for (_, situation), each in REMEDIES.items() if not statements(each.code)}
     assert advice == {
-        "outside of the domain", "a mean by weights of 0", "a spread of nothing", "a norm without eps", "a slope",
+        "outside of the domain", "a mean by weights of 0", "a spread of nothing", "layer_norm", "a slope",
         "an unreadable tensor",
     }  # fmt: skip
 
@@ -635,28 +552,7 @@ def test_clipping_does_not_help_a_slope_that_is_too_large():
 
 def test_the_one_without_an_operator_is_for_all_others():
     assert remedy("undefined", "atan2", "float32", None) == remedy("undefined", "", "float32", None)
-    assert remedy("undefined", "sqrt", "float32", None) != remedy("undefined", "", "float32", None)
-
-
-UNDERFLOWS = [
-    lambda x: x.exp() / x.exp().sum(), lambda x: (x.exp() * 2) / (x.exp() * 2).sum(), lambda x: x.exp2().mean().log(),
-    lambda x: 1 / (x.exp() @ torch.ones(2)),
-]  # fmt: skip
-NO_UNDERFLOW = [
-    lambda x: (x * 0) / (x * 0).sum(), lambda x: (x * 0).sum().log(), lambda x: (x.exp() + 1).log() / (x * 0),
-    lambda x: x.masked_fill(x < 0, -inf).exp().sum().log(),  # all are left out
-    lambda x: (x + torch.tensor([-inf, -inf])).exp().sum().log(),
-    lambda x: x / x.exp().std(), lambda x: x / (x.exp() - x.exp()),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("program", [*UNDERFLOWS, *NO_UNDERFLOW])
-def test_a_zero_that_underflowed_is_not_replaced(program):
-    """Another number in place of it is wrong; of a zero of another kind it may be right."""
-    origin = report_of(lambda: program(leaf(-200.0, -203.0)).sum().backward()).origins[0]
-    is_underflow = program in UNDERFLOWS
-    assert origin.operands.endswith("after an exp that underflowed to 0") == is_underflow
-    assert ("where" not in origin.remedy and "clamp_min" not in origin.remedy) == is_underflow
+    assert remedy("undefined", "norm", "float32", None) != remedy("undefined", "", "float32", None)
 
 
 def deep(h):

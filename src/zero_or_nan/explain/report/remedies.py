@@ -323,7 +323,8 @@ def remedy(
                 section = numerics_of(operator).points or REMEDIES[kind, ""].section
                 if refused:
                     return "\n".join([_REFUSED, *(f"#   {code}" for code in refused)]), _address(section)
-                return "\n".join([_NOT_TRIED, *map(_written, REWRITES[operator])]), _address(section)
+                choices = [each for each in REWRITES[operator] if each.choice] or REWRITES[operator]
+                return "\n".join([_NOT_TRIED, *map(_written, choices[-2:])]), _address(section)
             if phase == "backward" and (kind, operator) not in REMEDIES:
                 operator = "a derivative"
         elif kind == "overflow" and phase == "backward":

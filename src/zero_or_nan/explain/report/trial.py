@@ -19,6 +19,7 @@ from torch import Tensor
 from ...functions.rewrites import REWRITES, Rewrite, function_in, operands_in
 from ..births.arithmetic import number
 from ..births.call import Call, in_order
+from ..births.findings import Mistakes
 from ..births.history import Chain, Run
 from ..program.expression import expression_at, has_functional, is_rebound
 from ..program.tensors import extra, not_finite, without_side_effects
@@ -81,7 +82,9 @@ def advice_on(chains: Sequence[Chain]) -> Advice:
     try:
         with extra():
             return _advice([chain.checked() for chain in chains])
-    except Exception:  # code of the user's may be in the chain, and may refuse to run again
+    except Exception as error:  # code of the user's may be in the chain, and may refuse to run again
+        if Mistakes.are_raised and isinstance(error, (NameError, AttributeError, KeyError, AssertionError)):
+            raise  # it is ours
         return NOTHING_TRIED
 
 
@@ -92,7 +95,8 @@ def _advice(chains: Sequence[Chain]) -> Advice:
     exact = "" if lost is None else str(lost)
     found = [each for chain in chains for each in tried(chain, chains, lost is not None)]
     if found:
-        best, *others = found if found[0].choice else found[:1]
+        best = found[0]
+        others = [each for each in found if each.choice and best.choice and not _is_alike(each, best)]
         return Advice("\n".join([_told(best), *map(_or, others[:1])]), best.replaces, exact)
     wider = in_a_wider_dtype(failed)
     if wider is not None:
@@ -100,6 +104,11 @@ def _advice(chains: Sequence[Chain]) -> Advice:
     refused = tuple(dict.fromkeys(each.code for each in REWRITES.get(failed.call.name, ()) if each.choice))
     floor = "" if lost is None else floor_under(lost, failed)
     return Advice(floor, lost.call.place.line if lost is not None and floor else None, exact, refused)
+
+
+def _is_alike(one: Tried, other: Tried) -> bool:
+    """Whether two rewrites differ in numbers alone."""
+    return re.sub(r"\d", "", one.line) == re.sub(r"\d", "", other.line)
 
 
 def _or(found: Tried) -> str:
@@ -166,6 +175,8 @@ def _matches(pattern: ast.expr, call: Call | None, chain: Chain, match: Match) -
         written, given = written[:-1], given[:1]
         if names["dim"] is None:
             return
+    elif call.kwargs.get("dim") is not None:
+        return
     if len(given) == len(written):
         for order in [given, given[::-1]] if call.name in ("add", "mul") else [given]:
             pairs = list(zip(written, order, strict=True))
@@ -218,7 +229,7 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain]) 
             once_more = _by_rewrite(rewrite, names, ordinary, torch.float64)
             if not _is_near(outcome(once_more.result, once_more.leaves), program):
                 return None
-    except (RuntimeError, TypeError, ValueError, IndexError):  # the code does not fit the arguments
+    except (AttributeError, RuntimeError, TypeError, ValueError, IndexError):  # the code does not fit the arguments
         return None
     return Tried(*_line(rewrite, match), rewrite.choice, *_measured(before, rewritten))
 
@@ -239,13 +250,13 @@ def _first(elements: Tensor) -> tuple[int, ...]:
 
 
 def _keeps(later: Chain, call: Call, value: Tensor) -> bool:
-    """Whether another value of a call leaves a later result as it is, if that is finite: atan of an infinity is."""
+    """Whether another value of a call leaves a later result what it is in exact arithmetic: atan of inf is a number."""
     key = next((key for key, (_, made) in later.made.items() if _is_same(made, call)), None)
     if key is None:
         return True
-    was, now = later.run().result, later.run(given={key: value}).result
-    finite = torch.isfinite(was)
-    return bool(torch.allclose(now[finite], was[finite]))
+    exact, now = later.run(torch.float64).result.detach(), later.run(given={key: value}).result.detach()
+    known = torch.isfinite(exact.to(now.dtype))
+    return bool(torch.allclose(now[known].double(), exact[known], rtol=_CLOSE.get(now.dtype, 1e-4)))
 
 
 def _two_calls_before(chain: Chain) -> dict[int, Tensor]:

@@ -200,6 +200,8 @@ rewrite("log(1 + exp(x))", "F.softplus(x)")
 rewrite("log1p(exp(x))", "F.softplus(x)")
 rewrite("log(exp(x))", "x")
 rewrite("log(sum(exp(x), dim))", "x.logsumexp(dim, keepdim=keepdim)")
+rewrite("log(sum(exp(x)))", "x.flatten().logsumexp(0)")
+rewrite("log(prod(x))", "x.log().sum()")
 rewrite("log(prod(x, dim))", "x.log().sum(dim, keepdim=keepdim)")
 rewrite("log(a / b)", "a.log() - b.log()")
 rewrite("log(x ** p)", "p * x.log()")
@@ -208,8 +210,10 @@ rewrite("log(abs(det(x)))", "torch.linalg.slogdet(x).logabsdet")
 rewrite("atanh(tanh(x))", "x")
 rewrite("logit(sigmoid(x))", "x")
 rewrite("exp(a) / sum(exp(a), dim)", "a.softmax(dim)")
+rewrite("exp(a) / sum(exp(a))", "(a - a.flatten().logsumexp(0)).exp()")
 rewrite("exp(a) / exp(b)", "(a - b).exp()")
 for squares in ("square(x)", "x ** 2", "x * x"):
+    rewrite(f"sqrt(sum({squares}))", "torch.linalg.vector_norm(x)", "the slope of a length of 0 is 0")
     rewrite(
         f"sqrt(sum({squares}, dim))",
         "torch.linalg.vector_norm(x, dim=dim, keepdim=keepdim)",
@@ -217,6 +221,7 @@ for squares in ("square(x)", "x ** 2", "x * x"):
     )
 rewrite("x / norm(x, dim)", "F.normalize(x, dim=dim)", "a vector of 0 stays 0, with a slope of 1e12")
 rewrite("exp(x) * a", "torch.where(a == 0, 0, torch.where(a == 0, 0, x).exp() * a)")
+rewrite("x / norm(x)", "x / x.norm().clamp_min(1e-12)", "a vector of 0 stays 0, with a slope of 1e12")
 rewrite("p * log(q)", "torch.where(p == 0, 0, p * torch.where(p == 0, 1, q).log())", "0 times a logarithm is 0")
 rewrite("p * q", "torch.where(p == 0, 0, p * torch.where(p == 0, 0, q))", "0 times an infinity is 0")
 rewrite("atan(a / b)", "torch.atan2(a, b)", "the slope at b = 0 is that of the angle of (b, a)")
