@@ -1,0 +1,32 @@
+"""The ways in which a pass goes through a graph."""
+
+import warnings
+
+import pytest
+
+from zero_or_nan.ignoring.engine import passes
+from zero_or_nan.ignoring.engine.masked_pass import Pass
+from zero_or_nan.ignoring.engine.plan import Policy
+
+
+def not_harmless(nodes, unsafe=None):
+    """A look by which a graph is not harmless, though each of its nodes is."""
+    if unsafe is not None:
+        unsafe.append("another node")
+    return False
+
+
+@pytest.fixture(params=["quick look", "careful", "by rules alone", "masks alone"])
+def quick(request, monkeypatch):
+    """With the quick look, with it switched off, and with only one way to follow a node."""
+    if request.param in ("careful", "by rules alone"):
+        monkeypatch.setattr(passes, "is_safe", lambda *_: False)
+    if request.param == "by rules alone":
+        monkeypatch.setattr(Pass, "policy", Policy(transfers=False))
+    if request.param == "masks alone":
+        monkeypatch.setattr(passes, "is_safe", not_harmless)
+        monkeypatch.setattr(Pass, "policy", Policy(skips=False))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("error", message="ignoring")
+        yield
