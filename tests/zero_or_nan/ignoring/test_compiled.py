@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import random
 import subprocess
 import sys
@@ -109,21 +108,15 @@ BATCH_NORM = torch.nn.BatchNorm1d(2).eval()
 
 FOLLOWED = {
     "where": (lambda x: torch.where(x > 0, x.sqrt(), 0.0).sum(), [1.0, 0.0, 4.0]),
-    "masked_fill": (lambda x: x.log().masked_fill(~(x > 0), 0.0).sum(), [1.0, -1.0, NAN]),
     "slice": (lambda x: x.sqrt()[:1].sum(), [1.0, 0.0]),
     "index": (lambda x: x.sqrt()[[0, 2]].sum(), [1.0, 0.0, 4.0]),
-    "pad": (lambda x: F.pad(x.sqrt(), (0, -1)).sum(), [1.0, 0.0]),
     "cat": (lambda x: torch.cat([x.sqrt()[:1], x[1:]]).prod(), [1.0, 0.0]),
     "split": (lambda x: (x.sqrt().split(1)[0] + 1).sum(), [1.0, 0.0]),
     "max": (lambda x: x.sqrt().max(), [1.0, 0.0]),
     "relu": (lambda x: torch.where(x > 0, x.sqrt(), 0.0).relu().sum(), [1.0, 0.0]),
     "matrix product": (lambda x: (x.view(3, 1) @ torch.ones(1, 2))[[0, 2]].square().sum(), [1.0, NAN, 4.0]),
-    "normalize": (lambda x: F.normalize(x.view(3, 1))[[0, 2]].sum(), [1.0, NAN, 4.0]),
     "BatchNorm": (lambda x: BATCH_NORM(x.view(2, 2).sqrt())[:1].sum(), [1.0, 4.0, 0.0, 0.0]),
     "cross_entropy": (lambda x: F.cross_entropy(x.view(2, 2), torch.tensor([0, -100])), [1.0, 2.0, NAN, NAN]),
-    "cross_entropy of images": (
-        lambda x: F.cross_entropy(x.view(1, 2, 1, 2), torch.tensor([[[0, -100]]])), [1.0, NAN, 2.0, NAN],
-    ),
     "nll_loss beside another class": (
         lambda x: F.nll_loss(x.view(2, 2).log(), torch.tensor([0, -100])), [1.0, 0.0, 0.0, 0.0],
     ),
@@ -137,27 +130,19 @@ FOLLOWED = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", as_inductor])
 @pytest.mark.parametrize("name", FOLLOWED)
-def test_a_region_is_followed(name):
+def test_a_region_is_followed(name, backend, request):
+    if backend is as_inductor:
+        request.getfixturevalue("marked")
     program, numbers = FOLLOWED[name]
     x = torch.tensor(numbers)
     wanted, _ = gradient(program, x)
-    found, told = gradient(torch.compile(program, backend="aot_eager"), x)
-    plain, _ = gradient(torch.compile(program, backend="aot_eager"), x, torch.autograd.backward)
+    found, told = gradient(torch.compile(program, backend=backend), x)
+    plain, _ = gradient(torch.compile(program, backend=backend), x, torch.autograd.backward)
     assert wanted.isfinite().all() and not told
     torch.testing.assert_close(found, wanted)
     assert torch.equal(found[plain.isfinite()], plain[plain.isfinite()])
-
-
-@pytest.mark.parametrize("name", FOLLOWED)
-def test_a_marked_region_is_followed(name, marked):
-    program, numbers = FOLLOWED[name]
-    x = torch.tensor(numbers)
-    wanted, _ = gradient(program, x)
-    found, told = gradient(torch.compile(program, backend=as_inductor), x)
-    plain, _ = gradient(torch.compile(program, backend=as_inductor), x, torch.autograd.backward)
-    torch.testing.assert_close(found, wanted)
-    assert not told and torch.equal(found[plain.isfinite()], plain[plain.isfinite()])
 
 
 class LikeWhere(torch.autograd.Function):
@@ -220,9 +205,6 @@ USED = {
     "the same where, of the user": (
         lambda x: (lambda y: positive(y) + LikeWhere.apply(y).sum())(x.sqrt()), [1.0, 0.0],
     ),
-    "the same where, of the user, first": (
-        lambda x: (lambda y: LikeWhere.apply(y).sum() + positive(y))(x.sqrt()), [1.0, 0.0],
-    ),
     "the same slice, of the user": (
         lambda x: (lambda y: y[:1].sum() + LikeSlice.apply(y).sum())(x.sqrt()), [1.0, 0.0],
     ),
@@ -234,11 +216,7 @@ USED = {
         lambda x: (lambda y: y.relu().sum() + y.clamp(min=0).sum())(x.log()), [2.0, NAN],
     ),
     "std": (lambda x: x.sqrt().std(), [0.0, 0.0]),
-    "std of NaN": (lambda x: x.log().std(), [0.0, 0.0]),
-    "sign": (lambda x: torch.sign(x.sqrt()).sum() + x.sum(), [0.0, 0.0]),
-    "sign beside a slice": (lambda x: torch.sign(x.sqrt())[:1].sum() + x.sum(), [0.0, 0.0]),
     "sign beside a part": (lambda x: torch.cat([x.sqrt().sign()[:1], x[1:]]).sum(), [0.0, 1.0]),
-    "clamp": (lambda x: x.log().clamp(min=-1).sum(), [1.0, NAN]),
     "clamp beside the same condition": (
         lambda x: (lambda y: torch.where(y >= 0, 1.0, 2.0).sum() + y.clamp(min=0).sum())(x.log()), [2.0, NAN],
     ),
@@ -249,7 +227,6 @@ USED = {
         lambda x: (lambda y: F.nll_loss(y, CLASSES, reduction="sum") + PickedByNumbers.apply(y))(x.view(2, 2).log()),
         [1.0, 0.0, 1.0, 2.0],
     ),
-    "norm": (lambda x: torch.linalg.vector_norm(x.sqrt()), [0.0, 0.0]),
     "a function of the user": (lambda x: Clipped.apply(x.sqrt()).sum(), [0.0, 0.0]),
 }  # fmt: skip
 
@@ -285,19 +262,9 @@ def test_what_is_not_followed_warns(name, backend):
     assert found[0].isfinite() and (found[1].isfinite() or len(told) == 1 and "CompiledFunction" in told[0])
 
 
-def test_a_constant_whose_zeros_may_be_ignored_warns():
-    """Decompositions trace the derivative of `sign` as a constant, without a cotangent."""
-    program = torch.compile(lambda x: torch.sign(x.sqrt())[:1].sum() + x.sum(), backend="aot_eager_decomp_partition")
-    found, told = gradient(program, torch.zeros(2))
-    assert found[1] == 1 or len(told) == 1
-
-
 LEFT_OUT = {
     "a result of its own": (
         lambda x: (x.sqrt(), x.sqrt().sign()), lambda roots, signs: roots[:1].sum() + signs.sum(),
-    ),
-    "a result with more in it": (
-        lambda x: (x.sqrt() * 2, x.sqrt().sign() + 3 * x), lambda roots, sums: roots[:1].sum() + sums.sum(),
     ),
     "a part of the same result": (
         lambda x: (torch.cat([x.sqrt() * 2, x.sqrt().sign()]),), lambda both: both[[0, 2, 3]].sum(),
@@ -319,7 +286,7 @@ def test_a_zero_that_the_compiler_leaves_out_still_counts(name, is_marked, backe
     assert found[1].isnan() and ("ignoring.follow_compiled()" in told[0]) is not is_marked
 
 
-@pytest.mark.parametrize("name", [name for name in FOLLOWED if name not in ("graph break", "checkpoint")])
+@pytest.mark.parametrize("name", ["where", "index", "split", "relu", "matrix product", "BatchNorm", "embedding"])
 def test_without_marks_the_warning_names_the_line_to_add(name):
     program, numbers = FOLLOWED[name]
     x = torch.tensor(numbers)
@@ -395,12 +362,6 @@ def test_attention_without_dropout_may_be_computed_again(dropout, draws):
     assert graphs._draws(graph.call_function(torch.ops.aten.native_dropout.default, (rows, dropout, True)))
 
 
-def test_what_inductor_keeps_in_its_keys_can_be_pickled(marked):
-    """PyTorch 2.8 pickles the passes themselves, and compiles anew each time if it can't."""
-    passes = torch._inductor.config.joint_custom_pre_pass
-    assert pickle.loads(pickle.dumps(passes)).uuid() == passes.uuid()
-
-
 def selected(x):
     return torch.where(x > 0, x.sqrt() * 2, 0.0).sum()
 
@@ -414,7 +375,7 @@ def test_a_clean_pass_interprets_nothing(monkeypatch):
     assert gradient(program, x)[0].tolist() == [2, 2, 0]
 
 
-def test_graphs_that_change_sizes():
+def test_a_graph_for_many_sizes_is_followed():
     program = torch.compile(selected, backend="aot_eager", dynamic=True)
     for size in (3, 5, 4):
         x = torch.arange(float(size))
@@ -422,19 +383,19 @@ def test_graphs_that_change_sizes():
         assert not told and torch.equal(found, gradient(selected, x)[0])
 
 
-def test_passes_that_repeat():
+def test_passes_repeat_and_leave_nothing_behind():
     x = torch.tensor([1.0, 0.0], requires_grad=True)
     loss = torch.compile(selected, backend="aot_eager")(x)
+    forward = loss.grad_fn._forward_cls
+    before = vars(forward)["_backward_impl"]
     ignoring.backward(loss, retain_graph=True)
     ignoring.backward(loss)
-    assert x.grad.tolist() == [2, 0]
+    assert vars(forward)["_backward_impl"] is before and x.grad.tolist() == [2, 0]
 
 
 def test_a_selection_behind_the_region_and_masks_that_are_asked_for():
     x = torch.tensor([1.0, 0.0, 4.0], requires_grad=True)
     roots = torch.compile(lambda x: x.sqrt() * 2, backend="aot_eager")
-    (found,) = ignoring.grad(torch.where(x > 0, roots(x), 0.0).sum(), [x])
-    assert found.tolist() == [1, 0, 0.5]
     (masked,) = ignoring.grad(torch.where(x > 0, roots(x), 0.0).sum(), [x], ignored="masked")
     assert masked.get_mask().tolist() == [True, False, True]
     inside = checkpoint(roots, x, use_reentrant=False)  # reading the saved tensors computes them again, once
@@ -449,15 +410,6 @@ def test_dropout_keeps_the_mask_that_was_drawn():
     kept = y.detach() != 0
     ignoring.backward(torch.where(x > 0, y, 0.0).sum())
     assert x.grad.isfinite().all() and torch.equal(x.grad[1:] != 0, kept[1:])
-
-
-def test_nothing_stays_behind():
-    x = torch.tensor([1.0, 0.0], requires_grad=True)
-    loss = torch.compile(selected, backend="aot_eager")(x)
-    forward = loss.grad_fn._forward_cls
-    before = vars(forward)["_backward_impl"]
-    ignoring.backward(loss)
-    assert vars(forward)["_backward_impl"] is before and x.grad.tolist() == [1, 0]
 
 
 @pytest.fixture
@@ -498,14 +450,6 @@ def test_a_region_from_before_the_marks_is_not_even_looked_at(unmarked, held):
     ignoring.follow_compiled()
     found, told = gradient(program, x)
     assert not held and found[1].isnan() and "ignoring.follow_compiled() before" in told[0]
-
-
-def test_an_operator_without_a_rule_may_select(marked, monkeypatch):
-    """All of its cotangent counts, and is finite: without a rule it would not be reported."""
-    monkeypatch.delitem(ignoring.RULES, torch.ops.aten._unsafe_masked_index_put_accumulate)
-    program, numbers = FOLLOWED["embedding"]
-    found, told = gradient(torch.compile(program, backend=as_inductor), torch.tensor(numbers))
-    assert found[0].isnan() and len(told) == 1
 
 
 def test_arguments_are_held_for_masks_and_for_what_is_ahead(held):
@@ -622,7 +566,7 @@ def test_a_loss_that_selects_from_what_inductor_compiled(bad, is_autocast, marke
 
 
 @pytest.mark.parametrize("bad", ["nan", "inf"])
-@pytest.mark.parametrize("name", ["Linear", "LayerNorm", "GroupNorm", "Softplus", "GELU", "MultiheadAttention"])
+@pytest.mark.parametrize("name", ["Linear", "GroupNorm", "MultiheadAttention"])
 def test_bad_rows_of_layers_that_are_sliced_away(name, bad):
     make, shape, out, inputs = table.LAYERS[name]
     torch.manual_seed(0)
