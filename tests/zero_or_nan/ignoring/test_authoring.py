@@ -163,18 +163,6 @@ def test_a_derivative_of_ones_own_for_a_function_whose_backward_mixes():
     assert gradient.equal(torch.tensor([torch.tensor(1.0).exp(), 0])) and warned == []
 
 
-def test_a_function_that_only_moves_entries_says_so():
-    class Turned(torch.autograd.Function):
-        forward = staticmethod(lambda ctx, x: x.flip(0))
-        backward = staticmethod(lambda ctx, gradient: gradient.flip(0))
-
-    ignoring.function(Turned, moves=True, safe_if=ignoring.ALWAYS)
-    x = torch.tensor([100.0, 1.0], requires_grad=True)
-    loss = torch.where(torch.tensor([True, False]), Turned.apply(x.exp()), 0.0).sum()
-    ignoring.backward(loss)
-    assert x.grad.equal(torch.tensor([0, torch.tensor(1.0).exp()]))
-
-
 def clipped(library, record=True):
     """An operator whose backward calls a kernel, both made by `torch.library`."""
 
@@ -201,13 +189,6 @@ def clipped(library, record=True):
 
 def by_entry(op, gradient, x, bound):
     return ignoring.zero_ignored(op(ignoring.unwrap(gradient), x, bound), ignoring.mask_of(gradient))
-
-
-@pytest.mark.parametrize("record", [False, True])
-def test_a_kernel_without_a_rule_is_told_of(library, record):
-    clip = clipped(library, record)
-    gradient, (message,) = told(lambda: gradient_of(lambda x: clip(x, 2.0), (1.0, nan)))
-    assert gradient[1].isnan() and f"{library}::clip_backward (no rule)" in message
 
 
 @pytest.mark.setup(

@@ -85,16 +85,6 @@ def a_wrapper_subclass_that_is_unwrapped(auto):
 
 
 @clean
-def a_subclass_without_a_dispatch(auto):
-    class Named(Tensor):
-        pass
-
-    x = torch.randn(3, 2).as_subclass(Named).requires_grad_()
-    auto.backward(lost(x.exp() @ torch.ones(2, 2)))
-    return x.grad
-
-
-@clean
 def fake_tensors(auto):
     with FakeTensorMode():
         x, w = leaf(3, 2), leaf(2, 2)
@@ -109,33 +99,6 @@ def masked_tensors(auto):
     x = torch.tensor([1.0, 2.0, 100.0], requires_grad=True)
     auto.backward(as_masked_tensor(x, x < 50).exp().sum())
     return x.grad
-
-
-@clean
-def nested_tensors_as_leaves(auto):
-    x = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)], requires_grad=True)
-    auto.backward(lost(F.linear(x, torch.ones(2, 3)).relu().to_padded_tensor(0.0)))
-    return x.grad
-
-
-@clean
-def jagged_tensors(auto):
-    a, b, w = leaf(2, 3), leaf(4, 3), leaf(5, 3)
-    x = torch.nested.as_nested_tensor([a, b], layout=torch.jagged)
-    y = F.linear(x, w).sigmoid() * 2
-    auto.backward(lost(torch.nested.to_padded_tensor(y, 0.0)) + y.values().sum())
-    return [a.grad, b.grad, w.grad]
-
-
-@clean
-def sparse_matrices(auto):
-    a, b = torch.eye(3).to_sparse().requires_grad_(), leaf(3, 2)
-    auto.backward(lost(torch.sparse.mm(a, b).exp()))
-    c, d = torch.eye(3).to_sparse_csr().requires_grad_(), leaf(3, 2)
-    auto.backward(lost((c @ d).exp()))
-    e = leaf(3, 2)
-    auto.backward(torch.sparse.sum(e.to_sparse() * 2))
-    return [a.grad, b.grad, c.grad, d.grad, e.grad]
 
 
 @clean
@@ -164,16 +127,6 @@ def inputs_in_inference_mode(auto):
 
 
 # Transforms, checkpoints, hooks of saved tensors.
-
-
-@clean
-def functorch_inside_of_the_forward(auto):
-    x, w = leaf(4, 3), leaf(3)
-    y = torch.func.vmap(lambda row: (row * w).exp().clamp(0, 1).cumsum(0))(x)
-    slopes = torch.func.vmap(torch.func.grad(lambda row: (row * w).sin().sum()))(x)
-    jacobian = torch.func.jacrev(lambda v: v.exp() * w)(w)
-    auto.backward(lost(y) + lost(slopes) + lost(jacobian))
-    return [x.grad, w.grad]
 
 
 RECOMPUTED = {
@@ -290,28 +243,6 @@ def what_a_hook_kept(auto):
     z.grad_fn.register_hook(lambda results, gradients: kept.extend((*results, *gradients)))
     auto.backward(lost(z))
     return [kept, kinds, x.grad]
-
-
-@clean
-def passes_inside_of_hooks(auto):
-    results = []
-    for inside in (auto, torch.autograd):
-        for place in ("middle", "loss", "leaf"):
-            x = leaf(3, 3)
-            y = x.exp()
-            z = y.clamp(0.5, 2) * 1
-            z[0].clamp_(0.6, 1.5)
-            loss = lost(torch.linalg.cholesky(z @ z.t() + torch.eye(3)))
-            inner = []
-
-            def hook(gradient, x=x, y=y, loss=loss, inner=inner, inside=inside):
-                if not inner:
-                    inner.append(None)
-                    inner[0] = inside.grad(loss, [x, y], retain_graph=True)
-
-            {"middle": z, "loss": loss, "leaf": x}[place].register_hook(hook)
-            results += [auto.grad(loss, [x, y], retain_graph=True), inner]
-    return results
 
 
 # Recurrent networks, deep graphs, several losses, places for gradients.

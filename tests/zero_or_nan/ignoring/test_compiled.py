@@ -9,7 +9,6 @@ import warnings
 from pathlib import Path
 
 import pytest
-import test_modules as table
 import torch
 import torch._inductor.config
 from torch._dynamo.backends.common import aot_autograd
@@ -403,15 +402,6 @@ def test_a_selection_behind_the_region_and_masks_that_are_asked_for():
     assert x.grad.tolist() == [1, 0, 0.5]
 
 
-def test_dropout_keeps_the_mask_that_was_drawn():
-    torch.manual_seed(0)
-    x = torch.arange(64.0).requires_grad_()
-    y = torch.compile(lambda x: F.dropout(x.sqrt() * 2, 0.5), backend="aot_eager")(x)
-    kept = y.detach() != 0
-    ignoring.backward(torch.where(x > 0, y, 0.0).sum())
-    assert x.grad.isfinite().all() and torch.equal(x.grad[1:] != 0, kept[1:])
-
-
 @pytest.fixture
 def held(monkeypatch):
     """Whether the arguments of each region that ran were held."""
@@ -444,27 +434,12 @@ def test_arguments_of_a_graph_that_cannot_be_followed_are_not_even_looked_at(hel
     assert not held and found[1].isnan() and "whose derivative ignoring replaces" in told[0]
 
 
-def test_a_region_from_before_the_marks_is_not_even_looked_at(unmarked, held):
-    program, x = torch.compile(selected, backend=as_inductor), torch.tensor([1.0, 0.0])
-    gradient(program, x)
-    ignoring.follow_compiled()
-    found, told = gradient(program, x)
-    assert not held and found[1].isnan() and "ignoring.follow_compiled() before" in told[0]
-
-
 def test_arguments_are_held_for_masks_and_for_what_is_ahead(held):
     x = torch.tensor([4.0, 1.0], requires_grad=True)
     program = torch.compile(lambda x: torch.relu(x * 2)[:1].sum(), backend="aot_eager")
     (masked,) = ignoring.grad(program(x), [x], ignored="masked")
     ignoring.backward(program(x.sqrt()))
     assert held == [True, True] and masked.get_mask().tolist() == [True, False]
-
-
-def test_a_first_overflow_of_finite_arguments_warns_and_the_next_is_followed():
-    program = torch.compile(lambda x: (x * 1e20)[:1].sum() * 1e20, backend="aot_eager")
-    for warned in (1, 0):
-        found, told = gradient(program, torch.tensor([1.0, 2.0]))
-        assert found.tolist() == [float("inf"), 0] and len(told) == warned
 
 
 def test_a_parameter_is_read_until_it_was_finite_once(held):
@@ -563,23 +538,3 @@ def test_a_loss_that_selects_from_what_inductor_compiled(bad, is_autocast, marke
     torch.testing.assert_close(gradients(ignoring.backward, compiled, spoiled), wanted, **close)
     clean, plain = (gradients(by, compiled, rows) for by in (ignoring.backward, torch.autograd.backward))
     assert all(map(torch.equal, clean, plain))
-
-
-@pytest.mark.parametrize("bad", ["nan", "inf"])
-@pytest.mark.parametrize("name", ["Linear", "GroupNorm", "MultiheadAttention"])
-def test_bad_rows_of_layers_that_are_sliced_away(name, bad):
-    make, shape, out, inputs = table.LAYERS[name]
-    torch.manual_seed(0)
-    module = make()
-    tensors = [torch.randn(shape) for _ in range(inputs)]
-    rows = shape[0] // 2
-    compiled = torch.compile(lambda *leaves: out(module(*leaves))[:rows], backend="aot_eager")
-    wanted = table.gradients(torch.autograd.backward, module, tensors, rows, out)
-    spoiled = table.spoiled(tensors, rows, table.BAD[bad])
-    module.zero_grad()
-    leaves = [tensor.requires_grad_() for tensor in spoiled]
-    output = compiled(*leaves)
-    torch.manual_seed(0)
-    ignoring.backward((output * torch.rand_like(output)).sum())
-    found = [torch.zeros_like(p) if p.grad is None else p.grad for p in (*module.parameters(), *leaves)]
-    assert table.agree(found, wanted)

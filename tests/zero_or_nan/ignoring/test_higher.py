@@ -17,7 +17,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from zero_or_nan import ignoring
 from zero_or_nan.ignoring.engine import passes
-from zero_or_nan.ignoring.engine.higher import without
 
 properties = settings(deadline=None, derandomize=True, database=None, max_examples=examples(1000))
 
@@ -299,14 +298,6 @@ def test_inside_of_a_derivative_too_what_was_ignored_is_a_constant(monkeypatch):
     assert second[0].tolist() == [2.5, 0.0] and second[1].item() == pytest.approx(math.log(2))
 
 
-def test_what_reaches_a_constant_is_0():
-    mask = torch.tensor([True, False, False])
-    arriving = torch.tensor([1.0, 2.0, math.nan])
-    assert without(arriving, mask).tolist() == [1.0, 0.0, 0.0]
-    zero_there = torch.tensor([math.nan, 0.0, -0.0])
-    assert without(zero_there, mask) is zero_there
-
-
 def test_what_comes_back_to_a_tensor_is_added_up_in_pytorchs_order():
     def second(auto):
         torch.manual_seed(0)
@@ -317,17 +308,6 @@ def test_what_comes_back_to_a_tensor_is_added_up_in_pytorchs_order():
         return auto.grad(sum((s * s.detach()).sum() for s in slopes), [x, w])
 
     assert all(map(torch.equal, second(ignoring), second(torch.autograd)))
-
-
-def test_a_product_with_the_hessian():
-    x = torch.tensor([0.5, 2.0, 0.0], dtype=torch.float64, requires_grad=True)
-    vector = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
-    loss = (torch.where(x > 0, x.log(), 0).sum()) ** 2
-    (slope,) = ignoring.grad(loss, [x], create_graph=True)
-    (product,) = ignoring.grad(slope, [x], vector)
-    used, total = x.detach()[:2], x.detach()[:2].log().sum()
-    expected = 2 * (vector[:2] / used).sum() / used - 2 * total * vector[:2] / used**2
-    torch.testing.assert_close(product, torch.cat([expected, torch.zeros(1, dtype=torch.float64)]))
 
 
 def test_a_graph_in_which_nothing_can_be_ignored_is_plain_pytorchs():

@@ -131,34 +131,6 @@ def test_padding_of_no_sequence_in_half_precision_and_of_one_dimension():
     assert ignored.grad.tolist() == [[0.5, 0.25], [0.25, 0.0]]
 
 
-def test_the_gradient_of_a_gradient():
-    lengths = SORTED
-    reader = Reader("GRU")
-    clean, poisoned = batch(lengths, nan)
-
-    def penalty(x, rows):
-        total = 0
-        (slope,) = rows(x)
-        for row, length in enumerate(lengths):
-            total = total + slope[row, :length].square().sum()
-        return total
-
-    x = poisoned.requires_grad_()
-    packed = rnn.pack_padded_sequence(reader.embedded(x), torch.tensor(lengths), True)
-    loss = reader.cells(packed)[0].data.square().sum()
-    ignoring.backward(penalty(x, lambda x: ignoring.grad(loss, [x], create_graph=True)))
-    found = [p.grad.clone() for p in reader.parameters()]
-    reader.double().zero_grad()
-    exact = clean.double().requires_grad_()
-    alone = sum(
-        reader.cells(reader.embedded(exact[row : row + 1, :length]))[0].square().sum()
-        for row, length in enumerate(lengths)
-    )
-    penalty(exact, lambda x: torch.autograd.grad(alone, [x], create_graph=True)).backward()
-    for ours, parameter in zip(found, reader.parameters(), strict=True):
-        torch.testing.assert_close(ours.double(), parameter.grad, rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_in_a_checkpoint(reentrant):
     """One that brings saved tensors back by hooks gives each once: it is told that the gradient is plain PyTorch's."""

@@ -355,7 +355,3 @@ def test_a_dtype_without_masked_tensors_is_refused_before_the_graph_is_freed(dty
         with pytest.raises(ValueError, match=f"masked.*{dtype}; use"):
             ignoring.grad(loss, inputs, ignored="masked")
     assert ignoring.grad(loss, x)[0].tolist() == [2, 0]
-
-
-
-

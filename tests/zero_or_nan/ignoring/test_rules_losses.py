@@ -69,38 +69,6 @@ def test_rows_whose_losses_are_ignored_don_t_matter(form, ignore_index, with_bia
 
 
 @since_2_13
-@pytest.mark.parametrize("form", [form for form in FORMS if FORMS[form][1]])
-def test_a_row_that_is_used_contaminates_what_it_met(form):
-    rows, layer, target = numbers(6, 3), numbers(5, 3), torch.tensor([0, 4, 2, 1, 3, 2])
-    rows[1], rows[3] = nan, nan
-    leaves = [x.requires_grad_() for x in (rows, layer)]
-
-    def gradients(method):
-        losses = loss_of_rows(*leaves, None, None, target, form)
-        return method(losses[:3].sum(), leaves)
-
-    ours, plain = gradients(ignoring.grad), gradients(torch.autograd.grad)
-    assert ours[1].isnan().all() and ours[0][1].isnan().all()
-    assert torch.equal(ours[0][0], plain[0][0]) and not ours[0][3].any()
-
-
-@since_2_13
-@pytest.mark.parametrize(("form", "reduction"), [("chunks of two", "mean"), ("chunks, graph kept", "sum")])
-def test_a_sum_of_losses_that_is_ignored_as_a_whole(reduction, form):
-    """Two batches: of the second one the layer learns nothing."""
-    good, bad, layer, target = numbers(4, 3), torch.full((4, 3), nan), numbers(5, 3), torch.tensor([0, 4, 2, 1])
-
-    def gradients(method, bad, dtype=torch.float32):
-        leaves = [x.to(dtype, copy=True).requires_grad_() for x in (good, bad, layer)]
-        first, second = (loss_of_rows(x, leaves[2], None, None, target, form, reduction) for x in leaves[:2])
-        return method(torch.where(torch.tensor([True, False]), torch.stack([first, second]), 0).sum(), leaves)
-
-    ours, plain = gradients(ignoring.grad, bad), gradients(torch.autograd.grad, bad)
-    compare(ours, plain, gradients(torch.autograd.grad, torch.zeros(4, 3), torch.float64))
-    assert plain[2].isnan().all()
-
-
-@since_2_13
 @pytest.mark.parametrize(("form", "with_bias"), [("chunks of two", False), ("chunks, graph kept", True)])
 def test_a_sum_of_losses_that_is_used_stays_undefined(form, with_bias):
     rows, layer, target = numbers(4, 3), numbers(5, 3), torch.tensor([0, 4, 2, 1])

@@ -1,9 +1,10 @@
-"""Rules of linear algebra, transforms and products: fixed where the loss ignores, NaN where it uses."""
+"""Rules of linear algebra, norms, transforms and products: the gradient is that of the used part alone."""
 
 import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from zero_or_nan import ignoring
 from zero_or_nan.functions.graph import function_of
@@ -41,6 +42,9 @@ def reflectors(rows, columns):
 first, rest = slice(None, 2), slice(2, None)
 columns = (slice(None), first)
 corner = (first, first)
+
+HIDDEN = torch.zeros(2, 2, 4, 4, dtype=torch.bool)
+HIDDEN[..., 3] = HIDDEN[0, :, 1, 0] = True
 
 FAMILIES = {
     # name: function, inputs, which input is poisoned and where, which outputs the loss uses
@@ -83,13 +87,35 @@ FAMILIES = {
     "ormqr": (
         lambda a, tau, c: torch.ormqr(a, tau, c, left=False), [*reflectors(4, 4), numbers(3, 4)], 0, (3, 2), columns
     ),
+    "weight_norm": (lambda w, g: torch._weight_norm(w, g, 0), [numbers(4, 3, 2), numbers(4, 1, 1)], 0, 2, first),
+    "weight_norm, last dimension": (
+        lambda w, g: torch._weight_norm(w, g, 2), [numbers(2, 3, 4), numbers(1, 1, 4)], 0, (..., 2), (..., first),
+    ),
+    "softmax with a mask": (lambda x: torch._masked_softmax(x, HIDDEN, -1, 2), [numbers(2, 2, 4, 4)], 0, 1, 0),
+    "softmax with a mask, hidden elements": (
+        lambda x: torch._masked_softmax(x.exp(), HIDDEN, -1, 2), [numbers(2, 2, 4, 4)], 0, (..., 3), ...,
+    ),
+    "convolution in time": (
+        lambda x, k, b: torch.conv_tbc(x, k, b, 1), [numbers(5, 3, 4), numbers(2, 4, 3), numbers(3)], 0,
+        (slice(None), 2), columns,
+    ),
+    "convolution by the name of its kernel": (
+        lambda x, k, b: torch._C._nn.thnn_conv2d(x, k, (3, 3), b, 2, 1),
+        [numbers(3, 2, 5, 5), numbers(4, 2, 3, 3), numbers(4)], 0, 2, first,
+    ),
+    "layer_norm": (
+        lambda x, w, b: F.layer_norm(x, (3, 4), w, b), [numbers(6, 3, 4), numbers(3, 4), numbers(3, 4)], 0, rest, first
+    ),
+    "layer_norm, parts of many rows": (
+        lambda x, w, b: F.layer_norm(x, (4,), w, b), [numbers(1200, 4), numbers(4), numbers(4)], 0, rest, (first, 0),
+    ),
     "logcumsumexp": (lambda x: x.logcumsumexp(0), [numbers(5)], 0, rest, first),
     "cross": (torch.linalg.cross, [numbers(4, 3), numbers(4, 3, seed=1)], 0, 2, first),
     "fft": (lambda x: torch.fft.rfft(x * x), [numbers(3, 8)], 0, 2, first),
     "cdist": (torch.cdist, [numbers(4, 3), numbers(5, 3)], 0, 2, first),
     "cdist, p=1": (lambda a, b: torch.cdist(a, b, p=1.0), [numbers(4, 3), numbers(5, 3)], 1, 4, (..., first)),
     "cdist, p=inf": (lambda a, b: torch.cdist(a, b, p=inf), [numbers(4, 3), numbers(5, 3)], 1, 4, (..., first)),
-    "pdist": (torch.nn.functional.pdist, [numbers(4, 3)], 0, 3, first),
+    "pdist": (F.pdist, [numbers(4, 3)], 0, 3, first),
     "xlogy": (torch.xlogy, [numbers(4), numbers(4).abs()], 1, 3, slice(None, 3)),
 }  # fmt: skip
 
@@ -113,7 +139,7 @@ def test_the_gradient_is_that_of_the_used_part_alone(name, poison):
         assert not all(exact.isfinite().all() for exact in plain)
 
 
-LINEAR = {"lu", "qr, wide", "qr, last column"}
+LINEAR = {"lu", "qr, wide", "qr, last column", "softmax with a mask, hidden elements"}
 """Whose outputs are linear in the poisoned column, or don't depend on it: it has a gradient, whatever is in it."""
 
 
@@ -163,7 +189,7 @@ SQUARES = torch.tensor([0.0, 1.0, 4.0])
 NO_PATH = {
     # Outputs without a path to the element 0, whose root has no slope.
     **{
-        f"pdist, p={p}": (lambda x, p=p: torch.nn.functional.pdist(x.sqrt()[:, None].expand(3, 2), p)[2:], SQUARES)
+        f"pdist, p={p}": (lambda x, p=p: F.pdist(x.sqrt()[:, None].expand(3, 2), p)[2:], SQUARES)
         for p in (0.0, 1.0, 1.5, 2.0, 3.0, inf)
     },
     "householder_product": (
@@ -183,7 +209,7 @@ def test_an_infinite_slope_without_a_path_to_the_loss(name):
 
 
 @pytest.mark.parametrize("p", [0.5, 1.0, 1.5, 2.0, 3.0, inf])
-@pytest.mark.parametrize("distances", [torch.nn.functional.pdist, lambda x, p: torch.cdist(x[:1], x[1:], p)[0]])
+@pytest.mark.parametrize("distances", [F.pdist, lambda x, p: torch.cdist(x[:1], x[1:], p)[0]])
 @pytest.mark.parametrize("row", [(nan, 1.0), (inf, 1.0), (inf, -inf), (0.0, 1.0)])
 def test_a_distance_of_a_used_pair_is_as_undefined_as_that_of_the_pair_alone(row, distances, p):
     pair, lost = torch.tensor([row, (0.0, 0.5)]), torch.tensor([[nan, nan]])

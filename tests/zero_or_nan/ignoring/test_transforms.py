@@ -140,22 +140,6 @@ def test_vmap_over_a_pass_is_a_loop(over, create_graph):
         assert ignoring.grad(rows.sum(), x)[0].tolist() == pytest.approx([3 * math.e, 0.0])
 
 
-def test_vmap_over_batches_for_several_roots_and_inputs():
-    x, w = (torch.tensor(values, requires_grad=True) for values in ([1.0, 100.0], [3.0, nan]))
-    roots, unused = [guard(x), guard(x)[:1] * w], torch.ones(1, requires_grad=True)
-
-    def rows(v):
-        gradients = ignoring.grad(
-            roots, [x, w, unused], [v, VECTORS], retain_graph=True, is_grads_batched=True, allow_unused=True
-        )
-        assert gradients[2] is None
-        return gradients[:2]
-
-    batch = torch.stack([VECTORS, 2 * VECTORS])
-    for got, *expected in zip(vmap(rows)(batch), *map(rows, batch), strict=True):
-        torch.testing.assert_close(got, torch.stack(expected), rtol=0, atol=0, equal_nan=True)
-
-
 def test_vmap_over_a_clean_graph_stays_one_pass(monkeypatch):
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     y, calls, engine = x.exp(), [], torch.autograd.grad
