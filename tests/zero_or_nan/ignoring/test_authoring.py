@@ -64,34 +64,6 @@ def test_what_the_loss_uses_stays_undefined():
     assert gradient[0].isnan() and gradient[1] == inf and gradient[2] == 0 and warned == []
 
 
-def test_its_name_may_be_that_of_one_of_pytorchs_own():
-    class Relu(torch.autograd.Function):
-        forward = staticmethod(lambda ctx, x: x.clamp(min=0))
-        backward = staticmethod(lambda ctx, gradient: gradient / 0 * 0)  # nothing that a record of relu describes
-
-    gradient, warned = told(lambda: gradient_of(Relu.apply))
-    assert gradient[0].isnan() and gradient[1] == 0 and "Relu" in warned[0]
-
-
-def test_two_classes_of_one_name_are_two():
-    def made():
-        class Same(Exp):
-            forward = staticmethod(lambda ctx, x: ctx.save_for_backward(x) or torch.where(x < 50, x, 0.0))
-            backward = staticmethod(lambda ctx, gradient: torch.where(ctx.saved_tensors[0] < 50, gradient, 0.0))
-
-        return Same
-
-    def warnings_of(function):
-        return told(lambda: gradient_of(lambda x: function.apply(x.exp()), used=(True, True)))[1]
-
-    one, other = made(), made()
-    ignoring.function(one, selects=True)
-    assert warnings_of(one) == []
-    assert warnings_of(other) != []
-    ignoring.function(other, selects=True)
-    assert warnings_of(other) == []
-
-
 @pytest.mark.parametrize("entries, plain", [((1.0, 2.0), True), ((1.0, 100.0), False)])
 def test_a_look_at_what_it_saved_leaves_clean_data_to_pytorch(monkeypatch, entries, plain):
     ignoring.function(Exp, safe_if=ignoring.FINITE)
@@ -299,19 +271,6 @@ def test_a_name_that_a_newer_release_lacks_is_reported_when_the_library_is_impor
     assert "UserWarning" in done.stderr and "no node is called ErfBackward0" in done.stderr
 
 
-def test_ones_own_rule_gets_sparse_cotangents_too():
-    called = []
-
-    @ignoring.rule("_sparse_sum_backward")
-    def rule(op, *args, **kwargs):
-        called.append(op)
-        return ignoring.Cotangent(op(*map(ignoring.unwrap, args), **kwargs))
-
-    x = torch.eye(3).to_sparse().requires_grad_()
-    ignoring.backward(torch.sparse.sum(x, 0).to_dense()[:1].log().sum())
-    assert called
-
-
 def test_of_ones_own_the_later_record_and_rule_count_as_when_a_cell_is_run_again(library):
     clip = clipped(library)
     ignoring.rule(f"{library}::clip_backward")(lambda op, *args: 1 / 0)
@@ -430,34 +389,6 @@ def test_what_is_written_past_the_operators_never_hides_a_used_nan(buffer, write
     x = torch.ones(3, requires_grad=True)
     told(lambda: ignoring.backward(turn(x * torch.tensor([1.0, nan, nan]))[:1].sum()))  # whose loss is NaN
     assert x.grad[2].isnan()
-
-
-OUT = {
-    "add": lambda g, out: torch.add(g, g, out=out),
-    "mm": lambda g, out: torch.mm(g[None], g[:, None], out=out),
-    "where": lambda g, out: torch.where(g > 0, g, g, out=out),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", OUT)
-def test_out_writes_where_it_says(name):
-    seen = []
-
-    def backward(ctx, gradient):
-        out = torch.empty(0)
-        result = OUT[name](gradient, out)
-        seen.append((result is out, out.clone()))
-        return gradient * ctx.saved_tensors[0]
-
-    function = followed(backward)
-    gradients = []
-    for auto in (torch.autograd, ignoring):
-        x = torch.tensor([5.0, 6.0, 7.0], requires_grad=True)
-        told(lambda auto=auto, x=x: auto.backward(function(x)[:2].sum()))
-        gradients.append(x.grad)
-    assert gradients[0].equal(gradients[1])
-    (one, plain), (two, ours) = seen
-    assert one and two and plain.equal(ours)
 
 
 @pytest.mark.parametrize("scatter", [

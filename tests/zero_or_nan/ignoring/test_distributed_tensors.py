@@ -59,7 +59,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed import fsdp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
@@ -256,15 +255,6 @@ def recipe(name, **options):
 
 
 columns, inner = ColwiseParallel, dict(use_local_output=False)
-IN_COLUMNS_AND_ROWS = {"first": columns(), "last": RowwiseParallel()}
-
-
-@recipe("tensor parallel")
-def tensor_parallel(parallel, x):
-    model = Mlp()
-    if parallel:
-        parallelize_module(model, mesh, IN_COLUMNS_AND_ROWS)
-    return model, rows(x, model(x).square())
 
 
 @recipe("DTensors between layers", loss_here=True)
@@ -277,16 +267,6 @@ def dtensors(parallel, x, loss_here=False):
     if parallel:
         y, x = (full(y), x) if loss_here else (y, spread(x))
     return model, rows(x, y.square())
-
-
-@recipe("a loss of parts of a sum")
-def parts_of_a_sum(parallel, x):
-    model = Mlp()
-    if parallel:
-        last = RowwiseParallel(output_layouts=Shard(0), **inner)
-        parallelize_module(model, mesh, {"first": columns(**inner), "last": last})
-        x = spread(x, Shard(0))
-    return model, rows(x, model(x.redistribute(placements=[Replicate()]) if parallel else x).square())
 
 
 @recipe("uneven columns", size=(4, 5), style=columns(output_layouts=Replicate()))
@@ -330,22 +310,7 @@ def embedding(parallel, x, style):
     return model, rows(found, found.exp() * found)
 
 
-@recipe("fsdp2 on 1x2", shape=(1, 2))
-@recipe("fsdp2 on 2x1", shape=(2, 1))
-def fsdp2(parallel, x, shape):
-    model = Mlp()
-    if not parallel:
-        return model, rows(x, model(x).square())
-    data = meshes[shape]["dp"]
-    parallelize_module(model, meshes[shape]["tp"], IN_COLUMNS_AND_ROWS)
-    for layer in (model.first, model.last, model):
-        fsdp.fully_shard(layer, mesh=data)
-    x = x.chunk(data.size())[data.get_local_rank()]
-    return model, rows(x, model(x).square()) * data.size()
-
-
 @recipe("a mesh of 1x2", shape=(1, 2))
-@recipe("a mesh of 2x1", shape=(2, 1))
 def two_dimensions(parallel, x, shape):
     model = nn.Linear(4, 6)
     if parallel:
@@ -373,9 +338,6 @@ def followed_recipe(name):
     if any(refuses):
         return None
     alone = trained(torch.autograd, name, False, X)
-    wrong = not all(close(a, full(b)) for a, b in zip(alone, plain, strict=True))
-    if torch.__version__.startswith(("2.7.", "2.8.")) and any(on_all(wrong)):
-        return None  # PyTorch's own mistake: over two data-parallel processes of a mesh it gives twice the gradient
     problems.close(alone, plain, "plain PyTorch")
     for look in (contextlib.nullcontext(), no_quick_look()):
         with look, problems.warned("clean"):
@@ -506,15 +468,6 @@ def masked(problems):
             problems.check("DTensor" in str(error), "says", error)
         else:
             problems.append("no error")
-
-
-@region("masked inputs that are plain")
-def masked_plain(problems):
-    (x,), (one,) = leaves(BAD), leaves(BAD)
-    (got,) = ignoring.grad(rows(x, (from_here(x, Replicate()) @ spread(W)).full_tensor().exp()), [x], ignored="masked")
-    (expected,) = ignoring.grad(exponential(one, W), [one], ignored="masked")
-    problems.check(torch.equal(expected.get_mask(), got.get_mask()), "should be", expected, "is", got)
-    problems.check(close(expected.get_data(), got.get_data()), "should be", expected, "is", got)
 
 
 @region("accumulated after parts of a sum")

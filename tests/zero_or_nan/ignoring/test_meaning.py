@@ -1,6 +1,5 @@
 """What is ignored and what is not: each idea by its smallest example, judged by what the loss says."""
 
-import itertools
 import math
 
 import pytest
@@ -93,21 +92,6 @@ def test_rows_of_a_linear_layer_give_the_bits_of_the_good_rows_alone():
         assert bits(ours.grad) == bits(theirs.grad)
 
 
-def test_a_deep_network_that_overflows_in_some_rows():
-    torch.manual_seed(0)
-    net = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(8, 8), nn.GELU())), nn.Linear(8, 1))
-    rows = torch.randn(10, 8)
-    rows[7:] *= 1e38
-    with torch.no_grad():
-        net[0].weight.mul_(20)
-    out = net(rows).squeeze(1)
-    assert not out[7:].isfinite().any()
-    ignoring.backward(torch.where(out.isfinite(), out, 0.0).sum())
-    ours = [p.grad for p in net.parameters()]
-    theirs = torch.autograd.grad(net(rows[:7]).sum(), list(net.parameters()))
-    assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(ours, theirs, strict=True))
-
-
 # Every kind of danger behind a selection, and every kind of selection behind a danger.
 
 DANGERS = {
@@ -146,9 +130,6 @@ OUTSIDE = torch.tensor([0, 3])
 KINDS = {
     "where": lambda y, good: torch.where(good, y, 0.0).sum(),
     "masked_fill_": lambda y, good: y.clone().masked_fill_(~good, 0.0).sum(),
-    "a bool index": lambda y, good: y[good].sum(),
-    "an index tensor": lambda y, good: y[OUTSIDE].sum(),
-    "a step": lambda y, good: y[::3].sum(),
     "take_along_dim": lambda y, good: y.take_along_dim(OUTSIDE, 0).sum(),
     "tensor_split": lambda y, good: y.tensor_split((1, 3))[0].sum() + y.tensor_split((1, 3))[2].sum(),
     "assignment by index": assigned_by_index,
@@ -156,16 +137,9 @@ KINDS = {
     "index_put": lambda y, good: y.index_put((~good,), torch.tensor(0.0)).sum(),
     "scatter, a source": lambda y, good: y.scatter(0, torch.tensor([1, 2]), torch.ones(2)).sum(),
     "diag": lambda y, good: y.reshape(2, 2).diag().sum(),
-    "a crop and a pad": lambda y, good: F.pad(y[:1], (0, 3)).sum() + F.pad(y[3:], (3, 0), value=1.0).sum(),
-    "cat of slices": lambda y, good: torch.cat([y[:1], y[3:]]).sum(),
-    "stack": lambda y, good: torch.stack([y[0], y[3]]).sum(),
     "einsum of selected": lambda y, good: torch.einsum("i,i->", y[good], torch.ones(2)),
-    "roll and slice": lambda y, good: y.roll(1)[:2].sum(),
-    "flip and index": lambda y, good: y.flip(0)[OUTSIDE].sum(),
     "expand and index": lambda y, good: y.expand(2, 4)[:, good].sum() / 2,
-    "repeat and index": lambda y, good: y.repeat(2)[torch.tensor([0, 7])].sum(),
     "as_strided": lambda y, good: y.as_strided((2,), (3,)).sum(),
-    "select in two dimensions": lambda y, good: y.reshape(2, 2)[[0, 1], [0, 1]].sum(),
     "a permuted view": lambda y, good: y.reshape(2, 2).t()[[0, 1], [0, 1]].sum(),
 }  # fmt: skip
 
@@ -183,15 +157,6 @@ def test_a_selection_shields_from_a_danger(kind, danger):
     assert loss.isfinite()
     ignoring.backward(loss)
     assert x.grad.tolist() == pytest.approx([slope, 0.0, 0.0, slope], rel=1e-6)
-
-
-def test_padding_of_a_batch_of_sequences():
-    scores = torch.tensor([[1.0, 2.0, inf], [1.0, nan, nan]])
-    valid = torch.tensor([[True, True, False], [True, False, False]])
-    x = torch.ones(2, 3, requires_grad=True)
-    y = (x * scores).masked_fill(~valid, 0.0)
-    ignoring.backward((y.sum(1) / valid.sum(1)).sum())
-    assert x.grad.tolist() == [[0.5, 1.0, 0.0], [1.0, 0.0, 0.0]]
 
 
 # A zero that was computed is a number.
@@ -227,26 +192,16 @@ def test_a_softmax_weight_of_zero_is_a_number():
 # What is truly undefined or infinite where the loss uses it stays so.
 
 UNDEFINED = {
-    "sqrt(0)": (lambda x: x.sqrt().sum(), [4.0, 0.0]),
-    "0/0": (lambda x: (x / x).sum(), [2.0, 0.0]),
-    "0/0 indexed": (lambda x: (x / x)[1:].sum(), [2.0, 0.0]),
-    "1/0": (lambda x: (1 / x).sum(), [2.0, 0.0]),
-    "exp overflows": (lambda x: x.exp().sum(), [1.0, 100.0]),
-    "floor of an overflow": (lambda x: x.exp().floor().sum(), [1.0, 100.0]),
     "norm at the origin": (lambda x: x.norm(), [0.0, 0.0]),
     "vector_norm": (lambda x: torch.linalg.vector_norm(x.sqrt()), [0.0, 0.0]),
-    "max of sqrt(0)": (lambda x: (-x.sqrt()).max(), [4.0, 0.0]),
     "relu at 0 of an overflow": (lambda x: x.exp().relu().sum(), [1.0, 100.0]),
     "var of constant sqrt": (lambda x: x.sqrt().std(), [0.0, 0.0]),
     "prod with 0": (lambda x: x.sqrt().prod(), [4.0, 0.0]),
     "atan2 at the origin": (lambda x: torch.atan2(x, x).sum(), [1.0, 0.0]),
     "logsumexp of inf": (lambda x: torch.logsumexp(x, 0), [inf, 1.0]),
-    "a NaN used": (lambda x: (x * x).sum(), [1.0, nan]),
     "sinc of overflow": (lambda x: torch.sinc(x.exp()).sum(), [1.0, 100.0]),
     "log_softmax": (lambda x: torch.log_softmax(x.exp(), 0)[0], [1.0, 100.0]),
     "softmax": (lambda x: torch.softmax(x.exp(), 0)[0], [1.0, 100.0]),
-    "matmul": (lambda x: (x.sqrt() @ torch.ones(2, 2)).sum(), [4.0, 0.0]),
-    "cumsum": (lambda x: x.sqrt().cumsum(0)[1], [4.0, 0.0]),
 }  # fmt: skip
 
 
@@ -262,14 +217,6 @@ def test_what_is_undefined_and_used_stays_as_in_plain_pytorch(name):
     ours = gradient(both, *values, 1.0, 100.0)
     assert bits(ours[:2]) == bits(plain(both, *values, 1.0, 100.0)[:2])
     assert ours[2:].tolist() == pytest.approx([math.e, 0.0])
-
-
-def test_parameters_shared_by_used_and_ignored_rows():
-    w = torch.tensor([1.0, 1.0], requires_grad=True)
-    rows = torch.tensor([[1.0, 2.0], [inf, 3.0], [nan, nan]])
-    out = rows @ w
-    ignoring.backward(torch.where(out.isfinite(), out, 0.0).sum())
-    assert w.grad.tolist() == [1.0, 2.0]
 
 
 def test_ignored_only_if_all_that_went_in_is():
@@ -304,21 +251,3 @@ def test_of_a_softmax_those_count_that_share_an_entrys_sum(function, dim):
 def test_linear_functions_hand_the_knowledge_on(form):
     result = gradient(lambda x: form(torch.where(x < 50, x.exp(), 0.0)), 0.0, 100.0)
     assert result.tolist() == pytest.approx([1.0, 0.0], rel=1e-6)
-
-
-SPECIAL = [0.0, 1.0, -2.0, inf, -inf, nan]
-
-
-@pytest.mark.parametrize("multiply", [torch.mm, lambda x, w: torch.bmm(x[None], w[None])[0], torch.matmul], ids=[
-    "mm", "bmm", "matmul"
-])  # fmt: skip
-@pytest.mark.parametrize("rows", [1, 2])
-def test_what_is_not_finite_meets_what_is_not_in_a_matrix_product_beside_an_ignored_row(multiply, rows):
-    for scale in SPECIAL:
-        for entries in itertools.product(SPECIAL, repeat=rows):
-            x = torch.tensor([[entry] for entry in (*entries, nan)])
-            w = torch.tensor([[1.0]], requires_grad=True)
-            (ours,) = ignoring.grad((multiply(x, w)[:rows] * scale).sum(), w)
-            (theirs,) = torch.autograd.grad((multiply(x[:rows], w) * scale).sum(), w)
-            assert torch.equal(ours.nan_to_num(7.0), theirs.nan_to_num(7.0)), (scale, entries)
-            assert ours.isnan().equal(theirs.isnan()), (scale, entries)
