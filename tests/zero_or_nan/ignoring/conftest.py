@@ -1,9 +1,10 @@
-"""The ways in which a pass goes through a graph."""
+"""The ways in which a pass goes through a graph; registries that are as they were before a test."""
 
 import warnings
 
 import pytest
 
+from zero_or_nan import ignoring
 from zero_or_nan.ignoring.engine import passes
 from zero_or_nan.ignoring.engine.masked_pass import Pass
 from zero_or_nan.ignoring.engine.plan import Policy
@@ -30,3 +31,13 @@ def quick(request, monkeypatch):
         warnings.simplefilter("ignore")
         warnings.filterwarnings("error", message="ignoring")
         yield
+
+
+@pytest.fixture
+def registries_as_before():
+    """What a test registers is forgotten after it."""
+    functions, rules = dict(ignoring.FUNCTIONS), dict(ignoring.RULES)
+    yield
+    for registry, before in ((ignoring.FUNCTIONS, functions), (ignoring.RULES, rules)):
+        registry.clear()
+        registry.update(before)

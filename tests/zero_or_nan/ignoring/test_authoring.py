@@ -1,29 +1,15 @@
 """What a user says of code of their own: records, rules and derivatives, and what is told of code without them."""
 
-import subprocess
-import sys
-from contextlib import nullcontext
-
 import pytest
 import torch
-from telling import Exponential, told
+from telling import ByOperators, Exponential, told
 from torch import Tensor
 
 from zero_or_nan import ignoring
-from zero_or_nan.functions.registry import NEWEST
-from zero_or_nan.ignoring import FUNCTIONS, RULES
 from zero_or_nan.ignoring.engine.masked_pass import Pass
 
 nan, inf = float("nan"), float("inf")
-
-
-@pytest.fixture(autouse=True)
-def registries_as_before():
-    functions, rules = dict(FUNCTIONS), dict(RULES)
-    yield
-    for registry, before in ((FUNCTIONS, functions), (RULES, rules)):
-        registry.clear()
-        registry.update(before)
+pytestmark = pytest.mark.usefixtures("registries_as_before")
 
 
 @pytest.fixture
@@ -32,17 +18,6 @@ def library(request):
     name = f"ours{abs(hash(request.node.name)) % 10**8}"
     with torch.library._scoped_library(name, "FRAGMENT"):
         yield name
-
-
-class Exp(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x.exp())
-        return x.exp()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * ctx.saved_tensors[0]
 
 
 def gradient_of(function, entries=(1.0, 100.0), used=(True, False)):
@@ -59,18 +34,18 @@ def test_a_function_that_leaves_pytorch_is_plain_and_told_of():
 
 
 def test_what_the_loss_uses_stays_undefined():
-    ignoring.function(Exp)
-    gradient, warned = told(lambda: gradient_of(Exp.apply, (nan, 100.0, 100.0), (True, True, False)))
+    ignoring.function(ByOperators)
+    gradient, warned = told(lambda: gradient_of(ByOperators.apply, (nan, 100.0, 100.0), (True, True, False)))
     assert gradient[0].isnan() and gradient[1] == inf and gradient[2] == 0 and warned == []
 
 
 @pytest.mark.parametrize("entries, plain", [((1.0, 2.0), True), ((1.0, 100.0), False)])
 def test_a_look_at_what_it_saved_leaves_clean_data_to_pytorch(monkeypatch, entries, plain):
-    ignoring.function(Exp, safe_if=ignoring.FINITE)
+    ignoring.function(ByOperators, safe_if=ignoring.FINITE)
     entered = []
     enter = Pass.__enter__
     monkeypatch.setattr(Pass, "__enter__", lambda self: (entered.append(1), enter(self))[1])
-    gradient = gradient_of(Exp.apply, entries)
+    gradient = gradient_of(ByOperators.apply, entries)
     tells = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")  # an older PyTorch can't say whether it is as it was
     assert bool(entered) is not (plain and tells)
     assert gradient[1] == 0
@@ -104,7 +79,7 @@ def test_numbers_that_left_pytorch_are_told_of():
 
 
 def test_its_backward_may_raise_as_ever():
-    class Failing(Exp):
+    class Failing(ByOperators):
         @staticmethod
         def backward(ctx, gradient):
             raise ArithmeticError("mine")
@@ -208,75 +183,12 @@ def test_a_kernel_that_sums_is_merged_with_the_same_in_operators(library):
     assert weight.grad[0].isnan() and weight.grad[1] == inf
 
 
-REFUSED = {
-    "no operator nothing::here; define it before its record": lambda: ignoring.function("nothing::here"),
-    "no operator nothing::here": lambda: ignoring.rule("nothing::here"),
-    "no node is called NoSuchBackward0": lambda: ignoring.function("NoSuch"),
-    "slects": lambda: ignoring.function(Exp, slects=True),
-    "neither the name of a function nor a subclass": lambda: ignoring.function(torch.nn.Linear),
-    "rule takes names of operators": lambda: ignoring.rule(torch.ops.aten.mul),
-    "rule takes names of operator": lambda: ignoring.rule(),
-    "'FINITE' is not a condition; use ignoring.ALWAYS": lambda: ignoring.function(Exp, safe_if="FINITE"),
-    "Exp has a record already": lambda: ignoring.function("Exp"),
-    "aten._values has a rule for sparse gradients already": lambda: ignoring.rule("_values")(by_entry),
-    "aten::mul has a rule already: mul": lambda: ignoring.rule("mul"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("words", REFUSED)
-def test_what_is_no_name_or_has_a_record_already_is_refused(words):
-    with pytest.raises((TypeError, ValueError), match=words):
-        REFUSED[words]()
-    assert Exp not in FUNCTIONS
-
-
-NEW = f"2.{NEWEST[1]}.0", f"2.{NEWEST[1] + 1}.0"
-
-
-@pytest.mark.parametrize(
-    ("release", "names", "refused"),
-    [
-        *((release, {"since": "2.13"}, True) for release in ("2.13.0", "2.13.1", NEW[0])),
-        *((release, {"since": "2.13"}, False) for release in ("2.12.0", NEW[1])),  # the newest may have no such name
-        *((release, {"since": "2.9", "until": "2.10"}, True) for release in ("2.9.0", "2.10.0")),
-        *((release, {"since": "2.9", "until": "2.10"}, False) for release in ("2.8.0", "2.11.0")),
-    ],
-)
-def test_a_name_that_pytorch_lacks_is_refused_in_the_releases_that_are_said_to_have_it(
-    release, names, refused, monkeypatch
-):
-    monkeypatch.setattr(torch, "__version__", release)
-    words = "until='…' if newer ones do" if "until" in names else f"in PyTorch {release}"
-    for register in (ignoring.function, ignoring.rule):
-        with pytest.raises(ValueError, match=words) if refused else nullcontext():
-            register("NoSuch", **names)
-
-
-@pytest.mark.parametrize("release, selects", [("2.15.0", False), ("2.16.0", True)])
-def test_a_function_has_one_record_before_a_release_and_another_one_from_it_on(release, selects, monkeypatch):
-    monkeypatch.delitem(FUNCTIONS, "Exp")
-    monkeypatch.setattr(torch, "__version__", release)
-    ignoring.function("Exp", until="2.15")
-    ignoring.function("Exp", since="2.16", selects=True)
-    assert FUNCTIONS["Exp"].selects == selects
-
-
-def test_a_name_that_a_newer_release_lacks_is_reported_when_the_library_is_imported(tmp_path):
-    """A later PyTorch, without a function that has a record and an operator that has a rule."""
-    script = (
-        "import torch; torch.__version__ = '2.99.0'; del torch._C._functions.ErfBackward0\n"
-        "import warnings; warnings.simplefilter('error', UserWarning); import zero_or_nan"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
-    assert "UserWarning" in done.stderr and "no node is called ErfBackward0" in done.stderr
-
-
 def test_of_ones_own_the_later_record_and_rule_count_as_when_a_cell_is_run_again(library):
     clip = clipped(library)
     ignoring.rule(f"{library}::clip_backward")(lambda op, *args: 1 / 0)
     for _ in range(2):
         ignoring.function(f"{library}::clip")
-        ignoring.function(Exp, safe_if=ignoring.FINITE)
+        ignoring.function(ByOperators, safe_if=ignoring.FINITE)
         ignoring.rule(f"{library}::clip_backward")(by_entry)
     gradient, warned = told(lambda: gradient_of(lambda x: clip(x, 2.0), (1.0, nan)))
     assert gradient[1] == 0 and warned == []
@@ -336,9 +248,9 @@ WRONG_DERIVATIVES = {
 @pytest.mark.parametrize("name", WRONG_DERIVATIVES)
 def test_a_wrong_derivative_is_told_of_as_the_users(name):
     wrong, said = WRONG_DERIVATIVES[name]
-    ignoring.derivative(Exp)(wrong)
-    gradient, (message,) = told(lambda: gradient_of(Exp.apply))
-    assert "failed in your rule of Exp" in message and said in message
+    ignoring.derivative(ByOperators)(wrong)
+    gradient, (message,) = told(lambda: gradient_of(ByOperators.apply))
+    assert "failed in your rule of ByOperators" in message and said in message
     assert type(gradient) is Tensor and gradient[0].isfinite() and gradient[1].isnan()
 
 
@@ -446,14 +358,6 @@ def test_an_argument_without_gradient_may_stand_anywhere():
     assert x.grad.equal(torch.tensor([0, torch.tensor(1.0).exp()])) and warned == []
 
 
-def test_the_record_may_stand_above_the_class():
-    @ignoring.function
-    class Above(Exp):
-        pass
-
-    assert told(lambda: gradient_of(Above.apply))[1] == [] and Above.__name__ == "Above"
-
-
 def test_prefer_exact_keeps_the_layout_of_plain_pytorchs_result():
     exact = torch.tensor([[1.0, 9.0, nan, 9.0], [inf, 9.0, 4.0, 9.0]])[:, ::2]
     careful = ignoring.Cotangent(torch.tensor([[5.0, 6.0], [7.0, 8.0]]), torch.tensor([[True, True], [True, False]]))
@@ -462,12 +366,6 @@ def test_prefer_exact_keeps_the_layout_of_plain_pytorchs_result():
         assert ignoring.unwrap(merged).stride() == laid_out.stride()
         assert ignoring.unwrap(merged).tolist() == [[1.0, 6.0], [7.0, 4.0]]
         assert ignoring.mask_of(merged).tolist() == [[True, True], [True, False]]
-
-
-def test_what_rules_are_written_with_is_public_where_rule_is():
-    described = "Cotangent unwrap mask_of zero_ignored prefer_exact NotFollowed Function".split()
-    assert {*described, "FINITE", "ALWAYS"} <= set(ignoring.__all__)
-    assert all(getattr(ignoring, name).__doc__ for name in described)
 
 
 RECORDED = {

@@ -77,9 +77,12 @@ def test_a_step_is_skipped_when_a_used_entry_overflows_and_only_then():
 def test_gradient_accumulation():
     def train(ignoring, rows):
         model = network()
-        for _ in steps(model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
             for part in rows.chunk(3):
                 ignoring.backward(loss_of(model, part))
+            optimizer.step()
         return state(model, loss_of(model, rows))
 
     compare(train)
