@@ -227,9 +227,12 @@ def test_ignored_only_if_all_that_went_in_is():
     assert result.get_data().tolist() == pytest.approx([math.e, 0.0, 0.0])
 
 
+@pytest.mark.parametrize("way", ["as it is", "by rules alone"])
 @pytest.mark.parametrize("dim", [0, 1, -1])
 @pytest.mark.parametrize("function", [torch.softmax, torch.log_softmax])
-def test_of_a_softmax_those_count_that_share_an_entrys_sum(function, dim):
+def test_of_a_softmax_those_count_that_share_an_entrys_sum(function, dim, way, request):
+    if way == "by rules alone":
+        request.getfixturevalue("by_rules_alone")
     x = torch.arange(6.0).reshape(2, 3).requires_grad_()
     (result,) = ignoring.grad(function(x, dim)[0, 1], x, ignored="masked")
     fibre = torch.zeros(2, 3, dtype=torch.bool)
