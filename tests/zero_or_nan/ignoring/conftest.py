@@ -1,8 +1,9 @@
-"""The ways in which a pass goes through a graph; registries that are as they were before a test."""
+"""The ways in which a pass goes through a graph; what a test registers or marks."""
 
 import warnings
 
 import pytest
+import torch._inductor.config
 
 from zero_or_nan import ignoring
 from zero_or_nan.ignoring.engine import passes
@@ -41,3 +42,10 @@ def registries_as_before():
     for registry, before in ((ignoring.FUNCTIONS, functions), (ignoring.RULES, rules)):
         registry.clear()
         registry.update(before)
+
+
+@pytest.fixture
+def marked(marked):
+    """Inductor marks what it compiles, and draws the random numbers that uncompiled code draws."""
+    with torch._inductor.config.patch(fallback_random=True):
+        yield

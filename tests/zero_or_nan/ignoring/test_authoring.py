@@ -138,6 +138,13 @@ def by_entry(op, gradient, x, bound):
     return ignoring.zero_ignored(op(ignoring.unwrap(gradient), x, bound), ignoring.mask_of(gradient))
 
 
+@pytest.mark.parametrize("record", [False, True])
+def test_a_kernel_without_a_rule_is_told_of(library, record):
+    clip = clipped(library, record)
+    gradient, (message,) = told(lambda: gradient_of(lambda x: clip(x, 2.0), (1.0, nan)))
+    assert gradient[1].isnan() and f"{library}::clip_backward (no rule)" in message
+
+
 @pytest.mark.setup(
     "Your own operator of `torch.library`",
     '@ignoring.rule("mylib::clip_backward")\ndef by_entry(op, gradient, x, bound):\n'

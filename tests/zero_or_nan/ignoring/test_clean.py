@@ -95,6 +95,22 @@ def fake_tensors(auto):
 
 
 @clean
+def meta_tensors(auto):
+    x, w = leaf(3, 2, device="meta"), leaf(2, 2, device="meta")
+    y = (x @ w).clamp(0, 1)
+    y[:, 0] *= 2
+    auto.backward(lost(F.layer_norm(y, (2,)).exp()))
+    return [x.grad, w.grad]
+
+
+@clean
+def nested_tensors_as_leaves(auto):
+    x = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)], requires_grad=True)
+    auto.backward(lost(F.linear(x, torch.ones(2, 3)).relu().to_padded_tensor(0.0)))
+    return x.grad
+
+
+@clean
 def masked_tensors(auto):
     x = torch.tensor([1.0, 2.0, 100.0], requires_grad=True)
     auto.backward(as_masked_tensor(x, x < 50).exp().sum())

@@ -83,18 +83,12 @@ def by_list(x, lengths):
     return rnn.pack_sequence([row[:length] for row, length in zip(x, lengths, strict=True)], enforce_sorted=False)
 
 
-def by_padding_once_more(x, lengths):
-    rows = [row[:length] for row, length in zip(x, lengths, strict=True)]
-    padded = rnn.pad_sequence(rows, batch_first=True, padding_value=nan)
-    return rnn.pack_padded_sequence(padded, torch.tensor(lengths), True, enforce_sorted=False)
-
-
 def by_unpadding(x, lengths):
     return rnn.pack_sequence(rnn.unpad_sequence(x, torch.tensor(lengths), True), enforce_sorted=False)
 
 
 @pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("pack", [by_list, by_padding_once_more, by_unpadding], ids=lambda pack: pack.__name__)
+@pytest.mark.parametrize("pack", [by_list, by_unpadding], ids=lambda pack: pack.__name__)
 @pytest.mark.parametrize("unpack", [rnn.unpack_sequence, lambda out: list(rnn.pad_packed_sequence(out, True)[0])])
 def test_other_ways_to_pack(cell, pack, unpack):
     lengths = UNSORTED

@@ -133,17 +133,6 @@ def test_the_kernel_runs_once_without_the_lost_sequences(wanted, runs, kernel):
     assert kernel.batches == runs
 
 
-@needs_kernel
-def test_what_has_no_nan_runs_once_as_it_is(kernel):
-    """The root of 0, an ignored sequence's, has an infinite slope, so masks have to come through the layer."""
-    layers, rows = lstm(lost=())
-    squares = rows.square()
-    squares[5] = 0
-    squares.requires_grad_()
-    ignoring.backward(layers(squares.sqrt())[0][:4].sum())
-    assert kernel.batches == [6] and squares.grad.isfinite().all()
-
-
 @pytest.mark.parametrize("lost", [(), (4, 5)])
 def test_nan_that_is_used_stays(lost):
     layers, rows = lstm(lost=(1, *lost))

@@ -110,6 +110,7 @@ FAMILIES = {
         lambda x, w, b: F.layer_norm(x, (4,), w, b), [numbers(1200, 4), numbers(4), numbers(4)], 0, rest, (first, 0),
     ),
     "logcumsumexp": (lambda x: x.logcumsumexp(0), [numbers(5)], 0, rest, first),
+    "matrix_exp": (torch.linalg.matrix_exp, [numbers(3, 2, 2)], 0, 2, first),
     "cross": (torch.linalg.cross, [numbers(4, 3), numbers(4, 3, seed=1)], 0, 2, first),
     "fft": (lambda x: torch.fft.rfft(x * x), [numbers(3, 8)], 0, 2, first),
     "cdist": (torch.cdist, [numbers(4, 3), numbers(5, 3)], 0, 2, first),
@@ -171,6 +172,9 @@ UNDEFINED = {
     "a singular triangular matrix": (
         lambda a: torch.linalg.solve_triangular(a, torch.eye(3), upper=False),
         torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 1.0]]), (slice(0, 2), slice(0, 2)),
+    ),
+    "a layer norm of inf": (
+        lambda x: F.layer_norm(x, (3,), torch.ones(3)), torch.tensor([[1.0, 2.0, inf], [nan, nan, nan]]), 0
     ),
     "a sum of exponentials with inf": (lambda x: x.logcumsumexp(0), torch.tensor([inf, 1.0, nan]), slice(0, 2)),
 }  # fmt: skip

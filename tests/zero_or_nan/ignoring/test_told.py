@@ -175,6 +175,15 @@ def test_an_operator_without_a_rule_is_named_and_plain_in_this_pass_alone(by_rul
     assert x.grad.tolist() == [pytest.approx(math.e), 0.0] and not messages
 
 
+def test_a_rule_of_the_library_that_fails_is_told_of_as_a_bug(by_rules, monkeypatch):
+    monkeypatch.setitem(ignoring.RULES, torch.ops.aten.mul, lambda op, *args: {}["a mistake"])
+    monkeypatch.setattr(Pass, "raises_bugs", False)
+    x = leaf()
+    _, (message,) = told(lambda: ignoring.backward(safe(x).sum()))
+    assert x.grad[0] == pytest.approx(math.e) and x.grad[1].isnan()
+    assert all(part in message for part in ("aten::mul", "KeyError", "report"))
+
+
 def test_an_operator_without_a_rule_that_met_nothing_ignored_is_not_told_of(monkeypatch):
     monkeypatch.delitem(ignoring.RULES, torch.ops.aten.mul)
     monkeypatch.setattr(passes, "is_safe", lambda *_: False)
