@@ -19,7 +19,7 @@ def not_harmless(nodes, unsafe=None):
 
 
 @pytest.fixture(params=["quick look", "careful", "by rules alone", "masks alone"])
-def quick(request, monkeypatch):
+def each_way(request, monkeypatch):
     """With the quick look, with it switched off, and with only one way to follow a node."""
     if request.param in ("careful", "by rules alone"):
         monkeypatch.setattr(passes, "is_safe", lambda *_: False)

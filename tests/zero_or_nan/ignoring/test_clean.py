@@ -165,7 +165,7 @@ KEEPING = {
 
 @pytest.mark.parametrize("keeping", KEEPING)
 @pytest.mark.parametrize("name", RECOMPUTED)
-def test_recomputed_and_unpacked_as_often_as_in_plain(name, keeping, quick):
+def test_recomputed_and_unpacked_as_often_as_in_plain(name, keeping, each_way):
     def program(auto):
         counts = {"pack": 0, "unpack": 0, "run": 0}
 
@@ -332,7 +332,7 @@ MODES = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_mode_that_is_on(mode, quick):
+def test_a_mode_that_is_on(mode, each_way):
     def program(auto):
         x, w = leaf(3, 3), leaf(3, 3)
         with MODES[mode]() if mode != "no grad" else contextlib.nullcontext():
@@ -350,7 +350,7 @@ def test_a_mode_that_is_on(mode, quick):
 
 
 @pytest.mark.parametrize("name", CLEAN)
-def test_a_clean_program_is_plain_pytorchs(name, quick):
+def test_a_clean_program_is_plain_pytorchs(name, each_way):
     plain, ours = both(CLEAN[name])
     assert ours == plain
 
@@ -381,7 +381,7 @@ REGIONS = {
 
 
 @pytest.mark.parametrize("region", REGIONS)
-def test_a_compiled_region_gives_plain_gradients(region, quick):
+def test_a_compiled_region_gives_plain_gradients(region, each_way):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore")
         function = REGIONS[region]()
@@ -395,7 +395,7 @@ def test_a_compiled_region_gives_plain_gradients(region, quick):
     assert ours == plain
 
 
-def test_compiled_autograd_gives_plain_gradients(quick):
+def test_compiled_autograd_gives_plain_gradients(each_way):
     from torch._dynamo import compiled_autograd
 
     enable = getattr(compiled_autograd, "_enable", None) or compiled_autograd.enable

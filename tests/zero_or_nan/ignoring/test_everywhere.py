@@ -1,4 +1,4 @@
-"""In the places where backward runs: dtypes, layouts, hooks, checkpoints, optimizers, threads, foreign functions."""
+"""In the places where backward runs: dtypes, layouts, hooks, checkpoints, sparse gradients, threads, compiled code."""
 
 import math
 import threading
@@ -191,9 +191,6 @@ def test_a_retained_gradient_is_plain_and_not_doubled(form):
     assert kept[1].isnan().all() and (kept[3] == 4).all()
 
 
-# Hooks of modules.
-
-
 # Checkpoints.
 
 
@@ -233,7 +230,7 @@ def test_a_checkpoint_refuses_grad_in_pytorchs_words():
     assert x.grad.tolist() == pytest.approx([math.e, 0.0])
 
 
-# Training.
+# Sparse gradients.
 
 
 @pytest.mark.parametrize("careful", [True, False])

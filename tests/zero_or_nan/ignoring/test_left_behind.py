@@ -39,7 +39,7 @@ def left_behind(roots):
     return found
 
 
-def test_two_threads_on_one_retained_graph(quick):
+def test_two_threads_on_one_retained_graph(each_way):
     def program(auto):
         x = leaf(3, 3)
         y = checkpointed(lambda x: x.exp().clamp(0.5, 2), True)(x * 1) * 1
@@ -116,7 +116,7 @@ def packed(function, x):
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_a_pass_that_failed_leaves_nothing_behind(failure, quick):
+def test_a_pass_that_failed_leaves_nothing_behind(failure, each_way):
     def program(auto):
         Fails.on = False
         x = leaf(3, 3)
@@ -143,7 +143,7 @@ def test_a_pass_that_failed_leaves_nothing_behind(failure, quick):
     assert ours == plain and ours[1] is not None and ours[0] == []
 
 
-def test_a_pass_that_the_check_for_nan_stops_leaves_nothing_behind(quick):
+def test_a_pass_that_the_check_for_nan_stops_leaves_nothing_behind(each_way):
     def program(auto):
         x = torch.tensor([1.0, 0.0], requires_grad=True)
         y = x.clamp(-1, 1).sqrt() * 1
@@ -262,7 +262,7 @@ def test_deep_graphs_are_freed(way):
     assert process.returncode == 0 and "done" in process.stdout, (process.stdout[-200:], process.stderr[-2000:])
 
 
-def test_many_views_after_a_selection_take_linear_work(quick):
+def test_many_views_after_a_selection_take_linear_work(each_way):
     def calls(count):
         """The calls from Python that a pass makes: the same on every machine, which time is not."""
         made = []

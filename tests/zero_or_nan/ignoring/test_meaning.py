@@ -227,12 +227,9 @@ def test_ignored_only_if_all_that_went_in_is():
     assert result.get_data().tolist() == pytest.approx([math.e, 0.0, 0.0])
 
 
-@pytest.mark.parametrize("way", ["as it is", "by rules alone"])
 @pytest.mark.parametrize("dim", [0, 1, -1])
 @pytest.mark.parametrize("function", [torch.softmax, torch.log_softmax])
-def test_of_a_softmax_those_count_that_share_an_entrys_sum(function, dim, way, request):
-    if way == "by rules alone":
-        request.getfixturevalue("by_rules_alone")
+def test_of_a_softmax_those_count_that_share_an_entrys_sum(function, dim, each_way):
     x = (1000 * torch.arange(6.0)).reshape(2, 3).requires_grad_()  # most weights are 0, and so are most gradients
     (result,) = ignoring.grad(function(x, dim)[0, 1], x, ignored="masked")
     fibre = torch.zeros(2, 3, dtype=torch.bool)
