@@ -33,6 +33,7 @@ PROGRAMS = {
     "fused attention": "attention(torch.where(ok(x), x @ w, 0.0)[None, None], ok(x).t()[None, None])",
     "layer_norm": "rows(x, F.layer_norm(x @ w, (4,), w[0], w[1]) * x)",
     "the largest of a row": "rows(x, (x @ w).amax(1, keepdim=True) * x.exp())",
+    "a norm of the largest": "rows(x, (x @ w).norm(p=torch.inf, dim=1, keepdim=True))",
     "cumprod": "rows(x, (x @ w).cumprod(1))",
     "gather": "rows(x, torch.gather(x.exp() @ w, 1, c(torch.tensor([[0], [1], [2], [3], [0], [1]]))))",
     "embedding": "(F.embedding(c(torch.tensor([0, 3, 5, 5])), x.exp()) @ w).sum()",
