@@ -31,19 +31,6 @@ def test_numbers_written_through_a_view_count_in_its_base():
     assert base.mask.tolist() == [[True, True], [True, False]]
 
 
-def test_a_write_reaches_one_part_of_a_split():
-    base = cotangent().clone()
-    base.unbind(0)[1].copy_(torch.ones(2))
-    assert base.mask.tolist() == [[False, True], [True, True]]
-
-
-def test_a_write_through_a_strided_view():
-    base = cotangent().t()
-    base.as_strided((2,), (3,)).copy_(torch.ones(2))
-    assert base.value.diagonal().tolist() == [1, 1]
-    assert base.mask.tolist() == [[True, True], [True, True]]
-
-
 @pytest.mark.parametrize(("size", "stride", "offset"), [((2,), (5,), 3), ((2, 2), (2, 5), 1), ((2,), (3,), 3)])
 def test_a_strided_view_of_a_value_with_gaps_in_memory(size, stride, offset):
     """The mask of the view has the elements that the value of the view has."""

@@ -1,11 +1,11 @@
 """`ignoring.func`: beside `torch.func` if nothing is ignored, else beside float64 on the used elements alone."""
 
 import math
-import warnings
 
 import pytest
 import torch
 import torch.autograd.forward_ad as fw
+from telling import Exponential
 from torch import nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_map
@@ -65,11 +65,8 @@ def with_aux(parameters, rows):
 
 
 NESTED = {
-    "grad of grad of grad": lambda f: f.grad(lambda a: f.grad(lambda b: f.grad(lambda c: (c**4).sum())(b)[0])(a)[1])(B),
     "jacrev of grad": lambda f: f.jacrev(f.grad(lambda v: (v.exp() / v.exp().sum()).square().sum()))(B),
-    "jacrev of jacrev": lambda f: f.jacrev(f.jacrev(lambda v: v.sin() * v.sum()))(B),
     "grad of vjp": lambda f: f.grad(lambda v: f.vjp(torch.sin, v)[1](v)[0].sum())(B),
-    "grad of a value": lambda f: f.grad(lambda v: f.grad_and_value(lambda u: (u**3).sum())(v)[1] * v[0])(B),
     "grad, of what is around": lambda f: f.grad(lambda v: f.grad(lambda u: (u * v).prod())(B).sum())(B + 1),
 }
 CLEAN = {
@@ -80,28 +77,18 @@ CLEAN = {
     },
     "parameters": lambda f: f.grad_and_value(loss)(PARAMETERS, X),
     "detached parameters": lambda f: f.grad_and_value(loss, (0, 1))(DETACHED, X),
-    "aux": lambda f: f.grad(with_aux, has_aux=True)(DETACHED, X),
     "aux of parameters": lambda f: f.grad_and_value(with_aux, has_aux=True)(PARAMETERS, X),
-    "a parameter from outside": lambda f: f.grad_and_value(lambda x: MODEL(x).sum())(X),
     "keywords": lambda f: f.grad(lambda x, scale=1.0: (x.exp() * scale).sum())(X, scale=3.0),
-    "a list in a tuple": lambda f: f.grad(lambda t: (t[0] * t[1][0]).sum())((X, [X + 1])),
     "an argument that is not used": lambda f: f.grad(lambda x, w: x.sum(), (0, 1))(X, W),
     "a result that does not depend on it": lambda f: f.grad(lambda x: W.sum())(X),
-    "an integer result": lambda f: f.grad(lambda x: x.argmax())(X),
-    "a complex argument": lambda f: f.grad(lambda z: (z * z.conj()).real.sum())(torch.complex(X, X)),
-    "half": lambda f: f.grad(lambda x: (x @ x.T).exp().sum())(X.bfloat16()),
-    "jacrev, by two": lambda f: f.jacrev(layer, (0, 2))(X, W, B),
     "jacrev of a dict by a dict": lambda f: f.jacrev(
         lambda p, x: {"out": functional_call(MODEL, p, (x,)), "sum": (x.sum(),)}, (0, 1)
     )(DETACHED, X),
     "jacrev, aux": lambda f: f.jacrev(lambda x: (x.sin(), x), has_aux=True)(X),
-    "jacrev of a scalar": lambda f: f.jacrev(torch.sum)(X),
     "jacrev of nothing": lambda f: f.jacrev(lambda x: x[:0])(X),
     "vjp": lambda f: f.vjp(lambda a, b: {"u": a @ b, "v": a.sin()}, X, W)[1]({"u": numbers(4, 5), "v": X}),
-    "vjp, its result": lambda f: f.vjp(lambda a: [a.sin(), a], X)[0],
     "vjp, aux": lambda f: f.vjp(lambda a: (a.sin(), a), X, has_aux=True)[2],
     "vjp, of the vector": lambda f: f.vjp(torch.sin, X)[1](X.clone().requires_grad_()),
-    "vjp, twice": lambda f: [pull(X) for _, pull in [f.vjp(torch.sin, X)] for _ in range(2)],
     "vmap of a product": lambda f: torch.vmap(f.vjp(torch.sin, X)[1])(numbers(7, 4, 3)),
     **NESTED,
 }
@@ -126,16 +113,10 @@ VMAPPED = {
     "rows": lambda f: torch.vmap(f.grad(lambda x: x.exp().sum()))(X),
     "columns": lambda f: torch.vmap(f.grad(lambda x: x.exp().sum()), in_dims=1, out_dims=1)(X),
     "gradients of each sample": lambda f: torch.vmap(f.grad_and_value(loss), in_dims=(None, 0))(DETACHED, X),
-    "of parameters": lambda f: torch.vmap(f.grad(loss), in_dims=(None, 0))(PARAMETERS, X),
-    "aux": lambda f: torch.vmap(f.grad(with_aux, has_aux=True), in_dims=(None, 0))(DETACHED, X),
     "vmap of vmap": lambda f: torch.vmap(torch.vmap(f.grad(lambda x, c: (x * c).sin())), in_dims=(0, None))(X, X[0]),
-    "around and inside": lambda f: torch.vmap(f.grad(lambda m: torch.vmap(torch.dot)(m, m).sum()))(numbers(2, 4, 3)),
     "inside": lambda f: f.grad(lambda x: torch.vmap(lambda row: row.sin().prod())(x).sum())(X),
-    "jacrev": lambda f: torch.vmap(f.jacrev(lambda x: x.sin() * x.sum()))(X),
     "jacrev of grad": lambda f: torch.vmap(f.jacrev(f.grad(lambda x: x.sin().prod())))(X),
     "vjp": lambda f: torch.vmap(lambda x, v: f.vjp(lambda u: u * u.sum(), x)[1](v)[0])(X, X + 1),
-    "vjp, one vector": lambda f: torch.vmap(lambda x: f.vjp(lambda u: u * u.sum(), x)[1](X[0])[0])(X),
-    "with what is around": lambda f: torch.vmap(lambda x, y: f.grad(lambda u: (u * y).prod())(x))(X, X + 1),
     "chunks": lambda f: torch.vmap(f.grad(lambda x: x.exp().sum()), chunk_size=3)(X),
     "the same for all": lambda f: torch.vmap(lambda x: f.grad(lambda p: p.sin().sum())(B))(X),
 }
@@ -235,11 +216,8 @@ def roots(x):
 
 SECOND = {
     "grad of grad": lambda f, x: f.grad(lambda v: (f.grad(lambda u: roots(u).sum())(v) * v).sum())(x),
-    "jacrev of grad": lambda f, x: f.jacrev(f.grad(lambda v: roots(v).prod() + roots(v).sum()))(x),
-    "jacrev of jacrev": lambda f, x: f.jacrev(f.jacrev(roots))(x),
     "grad of vjp": lambda f, x: f.grad(lambda v: f.vjp(roots, v)[1](v)[0].square().sum())(x),
     "third": lambda f, x: f.grad(lambda a: f.grad(lambda b: f.grad(lambda c: roots(c).sum())(b).sum())(a).sum())(x),
-    "vmap of jacrev of grad": lambda f, x: torch.vmap(f.jacrev(f.grad(lambda v: roots(v).sum())))(x[None]),
 }
 
 
@@ -255,13 +233,6 @@ def test_gradients_of_gradients(case):
     corner = found[tuple(map(slice, size))]
     torch.testing.assert_close(corner.double(), right, rtol=1e-4, atol=1e-5)
     assert found.count_nonzero() == corner.count_nonzero() and is_finite(found)
-
-
-def test_a_gradient_in_a_loss_that_is_differentiated_by_backward():
-    x = torch.tensor([2.0, 0.0], requires_grad=True)
-    ignoring.backward(func.grad(lambda v: roots(v).sum())(x).sum())
-    right = torch.func.grad(torch.func.grad(roots))(torch.tensor(2.0, dtype=torch.float64))
-    assert x.grad.tolist() == [pytest.approx(right.item(), rel=1e-5), 0.0]
 
 
 def test_used_undefined_gradients_stay():
@@ -288,18 +259,8 @@ def test_in_inference_mode():
 
 
 def test_what_is_not_followed_is_warned_about():
-    class Squared(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x * x
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return torch.from_numpy((2 * ctx.saved_tensors[0] * gradient).numpy())
-
-    with pytest.warns(UserWarning, match="could not follow Squared"):
-        func.grad(lambda x: torch.where(x < 50, Squared.apply(x.exp()), 0).sum())(torch.tensor([1.0, 100.0]))
+    with pytest.warns(UserWarning, match="could not follow Exponential"):
+        func.grad(lambda x: Exponential.apply(x.exp())[:1].sum())(torch.tensor([1.0, 100.0]))
 
 
 def test_a_clean_jacobian_is_one_pass_of_the_engine(monkeypatch):
@@ -328,30 +289,21 @@ WRITTEN = {
 }
 MISTAKES = {
     "not a scalar": (lambda f: f.grad(lambda x: x)(TWO), r"grad: .* real scalar tensor.* shape \(2,\).*jacrev"),
-    "complex": (lambda f: f.grad(lambda x: x.sum() * 1j)(TWO), "grad: .* real scalar tensor.*complex64"),
     "None": (lambda f: f.grad(lambda x: None)(TWO), "grad: .*should return tensors.*returned None"),
-    "a number": (lambda f: f.grad_and_value(lambda x: 3.0)(TWO), "grad_and_value: .*returned 3.0"),
     "out of range": (lambda f: f.grad(torch.sum, 3)(TWO), "grad: argnums has 3.* 1 positional"),
-    "below the range": (lambda f: f.grad(torch.sum, -2)(TWO), "grad: argnums has -2.* 1 positional"),
-    "no argument": (lambda f: f.grad(torch.sum)(), "grad: argnums has 0.* 0 positional"),
     "twice": (lambda f: f.grad(torch.dot, (0, -2))(TWO, TWO), r"argnums should name each argument once.*\(0, -2\)"),
     "an empty tuple": (lambda f: f.grad(torch.sum, ())(TWO), "argnums is empty"),
     "a name": (lambda f: f.jacrev(torch.sum, "x")(TWO), "jacrev: argnums .*int.*'x'"),
-    "a float": (lambda f: f.grad(lambda x: x)(1.0), "grad .*argument 0 is 1.0"),
     "a float inside": (lambda f: f.grad(lambda x: x["a"][0])({"a": [1.0]}), r"argument 0\['a'\]\[0\] is 1.0"),
     "integers": (lambda f: f.grad(lambda x: x.sum() * 1.0)(TWO.long()), "argument 0 is a tensor .*int64.*argnums"),
     "no aux": (lambda f: f.grad(torch.sum, has_aux=True)(TWO), r"has_aux=True .*\(result, aux\).*tensor of shape \(\)"),
-    "outputs that are no tensors": (lambda f: f.vjp(lambda x: (x, 3), TWO), "vjp: .*should return tensors"),
-    "no outputs": (lambda f: f.vjp(lambda x: (), TWO), "vjp: .*should return tensors"),
     "integer outputs": (lambda f: f.jacrev(lambda x: x.long())(TWO), "jacrev: all outputs .*int64"),
     "another structure": (lambda f: f.vjp(torch.sin, TWO)[1]((TWO,)), "vjp: the cotangents should have the structure"),
-    "another shape": (lambda f: f.vjp(torch.sin, TWO)[1](torch.ones(3)), "Mismatch in shape"),
     "a vector that is no tensor": (
         lambda f: f.vjp(torch.sin, TWO)[1](3.0),
         "vjp: the cotangents should be tensors.*3.0",
     ),
     "a complex jacobian": (lambda f: f.jacrev(lambda x: x * 1j)(TWO), "jacrev needs real numbers, and the result"),
-    "a complex argument": (lambda f: f.jacrev(torch.real)(TWO * 1j), "jacrev needs real numbers, and an argument"),
     "chunks of nothing": (lambda f: f.jacrev(torch.sin, chunk_size=0), "chunk_size should be greater than 0"),
 }
 
@@ -373,15 +325,10 @@ def test_a_function_that_writes_into_its_argument(case):
 
 AROUND = {
     "torch.func.grad": lambda x: torch.func.grad(lambda v: func.grad(torch.sum)(v).sum())(x),
-    "torch.func.vjp": lambda x: torch.func.vjp(func.grad(torch.sum), x),
-    "torch.func.jacrev": lambda x: torch.func.jacrev(func.jacrev(torch.sin))(x),
     "torch.func.jvp": lambda x: torch.func.jvp(func.grad(torch.sum), (x,), (x,)),
-    "torch.func.jacfwd": lambda x: torch.func.jacfwd(func.grad(torch.sum))(x),
     "torch.func.hessian": lambda x: torch.func.hessian(lambda v: func.grad(torch.sum)(v).sum())(x),
-    "vmap of torch.func.grad": lambda x: torch.vmap(torch.func.grad(lambda v: func.grad(torch.sum)(v).sum()))(x[None]),
-    "torch.func.grad of vmap": lambda x: torch.func.grad(lambda v: torch.vmap(func.grad(torch.sum))(v[None]).sum())(x),
-    "what the function holds": lambda x: torch.func.grad(lambda v: func.grad(lambda u: (u * v).sum())(TWO).sum())(x),
     "torch.func.functionalize": lambda x: torch.func.functionalize(func.grad(torch.sum))(x),
+    "what the function holds": lambda x: torch.func.grad(lambda v: func.grad(lambda u: (u * v).sum())(TWO).sum())(x),
 }
 
 
@@ -402,12 +349,6 @@ def test_a_product_that_leaves_its_vmap_is_refused():
         torch.vmap(keep)(torch.ones(4, 2))
     with pytest.raises(RuntimeError, match="another level of torch.vmap"):
         pulls[-1](TWO)
-
-
-def test_no_warning_of_its_own():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        func.grad(masked_loss)(DETACHED, with_bad_rows(X))
 
 
 LOOKED_AT = pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo looks at it

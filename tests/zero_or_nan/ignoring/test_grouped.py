@@ -102,23 +102,6 @@ def test_the_tail_of_the_buffer_is_no_gradient(form, poison, dtype):
         assert (mine[~written] == 0).all()
 
 
-def test_a_layer_of_experts_whose_buffer_is_padded():
-    """Rows are gathered from the tokens, the padding from the first: what is in its gradient is added to a real one."""
-    torch.manual_seed(0)
-    tokens, experts = torch.randn(6, 8), torch.randn(3, 8, 8)
-    rows = torch.tensor([4, 1, 5, 0, 2, 3, 1, 0, 2, 5, 0, 0, 0, 0, 0, 0])
-    leaves = [tokens.clone().requires_grad_(), experts.clone().requires_grad_()]
-    hidden = torch._grouped_mm(leaves[0][rows], leaves[1], offs=ENDS).relu()
-    loss = torch._grouped_mm(hidden, leaves[1], offs=ENDS)[: ENDS[-1]].square().sum()
-    right = [tokens.double().requires_grad_(), experts.double().requires_grad_()]
-    hidden = one_by_one(right[0][rows], right[1], "rows").relu()
-    wanted = torch.autograd.grad(one_by_one(hidden, right[1], "rows").square().sum(), right)
-    dirty((16, 8))
-    ours = ignoring.grad(loss, leaves)
-    for mine, exact in zip(ours, wanted, strict=True):
-        torch.testing.assert_close(mine.double(), exact, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("form", SHAPES)
 def test_masks_of_a_product_of_a_cotangent(form):
     """By the same product of ones: what counts is met by something."""

@@ -51,47 +51,27 @@ def ratio(function):
 # What the loss uses: ours has the bits of plain PyTorch, NaN and inf included.
 
 ON_A_SLICE = {
-    "mul_": lambda s: s.mul_(B), "mul_ float": lambda s: s.mul_(T), "floor_": lambda s: s.floor_(),
-    "round_": lambda s: s.round_(), "ceil_": lambda s: s.ceil_(), "trunc_": lambda s: s.trunc_(),
-    "sign_": lambda s: s.sign_(), "sgn_": lambda s: s.sgn_(), "sinc_": lambda s: s.sinc_(),
-    "pow_(0)": lambda s: s.pow_(0), "pow_ tensor": lambda s: s.pow_(torch.zeros(2)), "xlogy_": lambda s: s.xlogy_(T),
+    "mul_": lambda s: s.mul_(B), "floor_": lambda s: s.floor_(),
+    "sign_": lambda s: s.sign_(), 
+    "pow_(0)": lambda s: s.pow_(0), 
     "cumprod_": lambda s: s.cumprod_(0), "div_ floor": lambda s: s.div_(torch.ones(2), rounding_mode="floor"),
-    "div_ trunc": lambda s: s.div_(torch.ones(2), rounding_mode="trunc"), "atan2_": lambda s: s.atan2_(T),
-    "nextafter_": lambda s: s.nextafter_(T), "clamp_ beyond": lambda s: s.clamp_(-1, 9),
-    "frac_": lambda s: s.frac_(), "remainder_": lambda s: s.remainder_(2.0), "fmod_": lambda s: s.fmod_(2.0),
-    "logical": lambda s: s.mul_(s.detach() > 0),
-    "hardswish_": lambda s: F.hardswish(s - 9, inplace=True), "twice": lambda s: s.mul_(B).add_(0.0),
+    "atan2_": lambda s: s.atan2_(T),
+    "clamp_ beyond": lambda s: s.clamp_(-1, 9),
+    "twice": lambda s: s.mul_(B).add_(0.0),
 }  # fmt: skip
 
 USED = {
     **{f"{name} on a slice": (in_place(function), [4.0, 0.0]) for name, function in ON_A_SLICE.items()},
     "clamp_ of NaN on a slice": (lambda x: slice_of_ratio(x, lambda s: s.clamp_(0, 2)), [1.0, 0.0]),
     "relu_ of NaN on a slice": (lambda x: slice_of_ratio(x, lambda s: s.relu_()), [1.0, 0.0]),
-    "clamp": (ratio(lambda y: y.clamp(0, 2).sum()), [1.0, 0.0]),
-    "clamp from below": (ratio(lambda y: y.clamp(min=0).sum()), [1.0, 0.0]),
-    "clamp by tensors": (ratio(lambda y: y.clamp(torch.zeros(2), torch.ones(2)).sum()), [1.0, 0.0]),
     "a bound of clamp": (ratio(lambda y: torch.ones(2).clamp(min=y).sum()), [1.0, 0.0]),
     "a clamped loss": (ratio(lambda y: y.sum().clamp(max=5)), [1.0, 0.0]),
     "a clamped norm": (ratio(lambda y: y.norm().clamp_min(1e-6)), [1.0, 0.0]),
     "triplet_margin_loss": (
         ratio(lambda y: F.triplet_margin_loss(y[None], torch.ones(1, 2), torch.zeros(1, 2))), [1.0, 0.0]),
-    "margin_ranking_loss": (ratio(lambda y: F.margin_ranking_loss(y, torch.ones(2), torch.ones(2))), [1.0, 0.0]),
-    "hinge_embedding_loss": (ratio(lambda y: F.hinge_embedding_loss(y, torch.tensor([1.0, -1.0]))), [1.0, 0.0]),
-    "cosine_embedding_loss": (
-        ratio(lambda y: F.cosine_embedding_loss(y[None], torch.ones(1, 2), -torch.ones(1))), [1.0, 0.0]),
     "corrcoef of a constant row": (
         lambda x: torch.corrcoef(torch.stack([x, torch.tensor([1.0, 2.0])])).sum(), [1.0, 1.0]),
-    "amax": (ratio(lambda y: y.amax(0)), [1.0, 0.0]),
-    "amin of rows": (ratio(lambda y: y[None].amin(1).sum()), [1.0, 0.0]),
     "aminmax": (ratio(lambda y: sum(torch.aminmax(y))), [1.0, 0.0]),
-    "max": (ratio(lambda y: y.max()), [1.0, 0.0]),
-    "maximum": (ratio(lambda y: torch.maximum(y, torch.zeros(2)).sum()), [1.0, 0.0]),
-    "scatter_reduce": (
-        ratio(lambda y: torch.zeros(1).scatter_reduce(0, torch.tensor([0, 0]), y, "amax").sum()), [1.0, 0.0]),
-    "segment_reduce": (ratio(lambda y: torch.segment_reduce(y, "max", lengths=torch.tensor([2])).sum()), [1.0, 0.0]),
-    "norm, inf": (ratio(lambda y: y.norm(p=inf)), [1.0, 0.0]),
-    "hardsigmoid": (ratio(lambda y: F.hardsigmoid(y).sum()), [1.0, 0.0]),
-    "relu6": (ratio(lambda y: F.relu6(y).sum()), [1.0, 0.0]),
     # Kernels that work on many entries at once write other zeros at NaN.
     **{
         f"{name} of many": (ratio(lambda y, f=f: f(y.repeat(16)).sum()), [1.0, 0.0])
@@ -105,12 +85,6 @@ USED = {
     "softshrink by 0": (lambda x: F.softshrink(x.sqrt(), 0.0).sum(), [4.0, 0.0]),
     "cdist, p=1": (ratio(lambda y: torch.cdist(y[None], torch.ones(1, 2), p=1.0).sum()), [1.0, 0.0]),
     "bernoulli": (lambda x: torch.bernoulli(x.sqrt() / 4).sum(), [4.0, 0.0]),
-    "index_reduce": (
-        ratio(lambda y: torch.zeros(1).index_reduce(0, torch.tensor([0, 0]), y, "amax").sum()), [1.0, 0.0]),
-    "multi_margin_loss": (ratio(lambda y: F.multi_margin_loss(y[None], torch.tensor([0]))), [1.0, 0.0]),
-    "linear, a weight of 0": (
-        lambda x: F.interpolate(x.sqrt()[None, None], size=3, mode="linear", align_corners=True)[0, 0, :1].sum(),
-        [4.0, 0.0]),
     "bilinear, a weight of 0": (
         lambda x: F.interpolate(x.sqrt().view(1, 1, 2, 2), size=(3, 3), mode="bilinear", align_corners=True)[..., 0, 0],
         [4.0, 0.0, 0.0, 0.0]),
@@ -119,7 +93,6 @@ USED = {
         [4.0, 0.0, 0.0, 0.0]),
     "the padding's row of an embedding": (
         lambda x: F.embedding(torch.tensor([0, 1]), x.sqrt()[:, None], padding_idx=1).sum(), [4.0, 0.0, 9.0]),
-    "dropout of everything": (lambda x: F.dropout(x.sqrt(), 1.0).sum(), [4.0, 0.0]),
     "a sum with 0 times it": (lambda x: torch.add(torch.ones(2), x.sqrt(), alpha=0).sum(), [4.0, 0.0]),
     "prod with two zeros": (lambda x: x.sqrt().prod(), [0.0, 0.0, 4.0]),
     "an attention value that came through": (
@@ -140,18 +113,14 @@ def slice_of_ratio(x, function):
 
 @pytest.mark.parametrize("name", USED)
 def test_what_the_loss_uses_stays_as_undefined_as_it_is(name):
-    loss, values = USED[name]
-    ours, plain, told = gradients(loss, values)
-    assert bits(ours) == bits(plain) and not plain.isfinite().all() and not told
-
-
-@pytest.mark.parametrize("name", USED)
-def test_it_stays_so_beside_an_entry_that_is_ignored(name):
+    """Alone, and beside an element that is ignored."""
     loss, values = USED[name]
 
     def beside(x):
         return loss(x[:-1]) + torch.where(x[-1:] < 50, x[-1:].exp(), 0.0).sum()
 
+    ours, plain, told = gradients(loss, values)
+    assert bits(ours) == bits(plain) and not plain.isfinite().all() and not told
     ours, plain, told = gradients(beside, [*values, 100.0])
     assert bits(ours[:-1]) == bits(plain[:-1]) and ours[-1] == 0 and plain[-1].isnan() and not told
 
@@ -164,12 +133,8 @@ ZEROING = {
     "where": lambda g: torch.where(B, g, 0.0),
     "assignment": lambda g: written(g.clone()),
     "in place": lambda g: written(g),
-    "index_fill_": lambda g: g.clone().index_fill_(0, torch.tensor([1]), 0.0),
-    "masked_fill_": lambda g: g.clone().masked_fill_(~B, 0.0),
     "pad": lambda g: F.pad(g[:1], (0, 1)),
     "cat": lambda g: torch.cat([g[:1], torch.zeros(1)]),
-    "new_zeros": lambda g: g.new_zeros(2),
-    "tril": lambda g: g.expand(2, 2).tril()[0],
     "clamp": lambda g: g.clamp(max=0),
 }
 
@@ -185,7 +150,6 @@ SOURCES = {
     "a slice": lambda x: torch.cat([x.sqrt(), x])[:2],
     "clamp": lambda x: x.sqrt().clamp(min=-1),
     "an assignment": lambda x: assigned(torch.cat([x.sqrt(), x]))[:2],
-    "a view": lambda x: x.sqrt().view(2, 1)[:, 0],
 }
 
 
@@ -194,8 +158,9 @@ def assigned(y):
     return y
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("hook", ZEROING)
+@pytest.mark.parametrize(
+    ("hook", "source"), [*((hook, "a root") for hook in ZEROING), *(("in place", source) for source in SOURCES)]
+)
 def test_a_zero_that_a_hook_writes_hides_nothing_wherever_the_tensor_comes_from(hook, source):
     def loss(x):
         y = SOURCES[source](x)
@@ -223,10 +188,7 @@ def test_a_hook_gives_the_same_whatever_else_is_in_the_loss(unrelated):
 FIXED = {
     "relu_ on a slice": (in_place(lambda s: s.relu_()), [4.0, 0.0], [0.25, 0.0]),
     "zero_ on a slice": (in_place(lambda s: s.zero_()), [4.0, 0.0], [0.0, 0.0]),
-    "fill_ on a slice": (in_place(lambda s: s.fill_(2.0)), [4.0, 0.0], [0.0, 0.0]),
-    "copy_ on a slice": (in_place(lambda s: s.copy_(T)), [4.0, 0.0], [0.0, 0.0]),
     "masked_fill_ on a slice": (in_place(lambda s: s.masked_fill_(~B, 1.0)), [4.0, 0.0], [0.25, 0.0]),
-    "index_fill_ on a slice": (in_place(lambda s: s.index_fill_(0, torch.tensor([1]), 1.0)), [4.0, 0.0], [0.25, 0.0]),
     "clamp_ on a slice": (in_place(lambda s: s.clamp_(min=1)), [4.0, 0.0], [0.25, 0.0]),
     "assignment to a slice": (in_place(lambda s: written(s)), [4.0, 0.0], [0.25, 0.0]),
     "alpha": (
@@ -234,11 +196,7 @@ FIXED = {
     "leaky_relu": (lambda x: torch.where(x > 0, F.leaky_relu(x, inf), 0.0).sum(), [1.0, -1.0], [1.0, 0.0]),
     "softplus": (
         lambda x: torch.where(x < 50, F.softplus(x, threshold=1000), 0.0).sum(), [0.0, 500.0], [0.5, 0.0]),
-    "nll_loss": (lambda x: F.nll_loss(x.log()[None], torch.tensor([0])), [1.0, 0.0], [-1.0, 0.0]),
     "nll_loss of one class": (lambda x: F.nll_loss(x.log()[:, None], torch.tensor([0, -100])), [1.0, 0.0], [-1.0, 0.0]),
-    "nll_loss of an image": (
-        lambda x: F.nll_loss(x.log().view(1, 2, 1, 1), torch.zeros(1, 1, 1, dtype=torch.int64)),
-        [1.0, 0.0], [-1.0, 0.0]),
     "nll_loss, not reduced": (
         lambda x: F.nll_loss(x.log().view(2, 1), torch.tensor([0, 0]), reduction="none")[0], [1.0, 0.0], [-1.0, 0.0]),
     "cross_entropy of a row to be ignored": (
@@ -262,38 +220,15 @@ FIXED = {
             [4.0, 0.0, 0.0], [0.25, 0.0, 0.0])
         for mode in ("sum", "mean", "max")
     },
-    "a convolution with stride": (
-        lambda x: F.conv1d(x.sqrt()[None, None], torch.ones(1, 1, 1), stride=2).sum(),
-        [4.0, 0.0, 16.0, 0.0], [0.25, 0.0, 0.125, 0.0]),
     "a shortcut of a residual network": (
         lambda x: F.conv2d(x.sqrt().view(1, 1, 2, 2), torch.ones(1, 1, 1, 1), stride=2).sum(),
         [4.0, 0.0, 0.0, 0.0], [0.25, 0.0, 0.0, 0.0]),
-    "average pooling with stride": (
-        lambda x: F.avg_pool1d(x.sqrt()[None, None], 1, stride=2).sum(), [4.0, 0.0], [0.25, 0.0]),
-    "segment_reduce": (
-        lambda x: torch.segment_reduce(x.sqrt(), "max", lengths=torch.tensor([2, 1])).sum(),
-        [4.0, 0.0, 16.0], [0.25, 0.0, 0.125]),
     "a column of an attention's values": (
         lambda x: F.scaled_dot_product_attention(
             x[:1].expand(1, 1, 2, 2), torch.ones(1, 1, 2, 2), (x / x).expand(1, 1, 2, 2)
         )[..., 0].sum(), [4.0, 0.0], [0.0, 0.0]),
-    "multi_margin_loss": (
-        lambda x: F.multi_margin_loss(x.sqrt()[None], torch.tensor([0])), [4.0, 0.0], [0.0, 0.0]),
-    "multilabel_margin_loss": (
-        lambda x: F.multilabel_margin_loss(x.sqrt()[None], torch.tensor([[0, -1]])), [4.0, 0.0], [0.0, 0.0]),
-    "ctc_loss, a frame past the length": (
-        lambda x: F.ctc_loss(torch.cat([torch.zeros(2, 1, 2), x.sqrt().view(1, 1, 2)]), torch.tensor([[1]]),
-                             torch.tensor([2]), torch.tensor([1])), [4.0, 0.0], [0.0, 0.0]),
-    "fake_quantize, saturated": (
-        lambda x: torch.fake_quantize_per_tensor_affine(x.sqrt() * 100 - 50, 0.1, 0, -128, 127).sum(),
-        [4.0, 0.0], [0.0, 0.0]),
-    "hardsigmoid, saturated": (lambda x: F.hardsigmoid(x.sqrt() - 9).sum(), [4.0, 0.0], [0.0, 0.0]),
-    "norm, inf": (lambda x: x.sqrt().norm(p=inf), [4.0, 0.0], [0.25, 0.0]),
     "norm of rows, inf": (
         lambda x: torch.linalg.vector_norm(x.sqrt()[None], inf, dim=1).sum(), [4.0, 0.0], [0.25, 0.0]),
-    "scatter_reduce": (
-        lambda x: torch.zeros(1).scatter_reduce(0, torch.tensor([0, 0]), x.sqrt(), "amax").sum(),
-        [4.0, 0.0], [0.25, 0.0]),
     "index_reduce, the largest": (
         lambda x: torch.zeros(1).index_reduce(0, torch.tensor([0, 0]), x.sqrt(), "amax").sum(),
         [4.0, 0.0], [0.25, 0.0]),
@@ -311,7 +246,6 @@ FIXED = {
     "sparse_mask": (
         lambda x: x.sqrt()[None].sparse_mask(torch.tensor([[1.0, 0.0]]).to_sparse()).to_dense().sum(),
         [4.0, 0.0], [0.25, 0.0]),
-    "cumprod": (lambda x: x.sqrt().cumprod(0)[0], [4.0, 0.0, 1.0], [0.25, 0.0, 0.0]),
     "a NaN bound of clamp": (
         lambda x: x.sqrt().clamp(min=torch.tensor([0.0, nan])).nansum(), [4.0, 0.0], [0.25, 0.0]),
 }  # fmt: skip

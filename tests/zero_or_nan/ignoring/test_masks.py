@@ -37,12 +37,14 @@ def expanded_masks():
 MASKS = list(expanded_masks())
 
 
-def test_the_core_is_what_was_expanded():
+def test_a_mask_says_the_same_in_its_smallest_shape():
     for mask in MASKS:
         assert torch.equal(core(mask).expand(mask.shape), mask)
         assert core(mask).numel() == math.prod(
             1 if step == 0 else size for size, step in zip(mask.shape, mask.stride(), strict=True)
         )
+        assert nothing_counts(mask) == (not bool(mask.any())) and all_count(mask) == bool(mask.all())
+        assert nothing_counts(torch.zeros(1).bool().expand(mask.shape))
 
 
 def test_both_and_either():
@@ -57,7 +59,6 @@ def test_anywhere(keepdim):
     for mask in MASKS:
         dense = mask.contiguous()
         assert bool(anywhere(mask)) == bool(dense.any())
-        assert all_count(mask) == bool(dense.all())
         for count in range(1, mask.dim() + 1):
             for dims in itertools.combinations(range(mask.dim()), count):
                 negative = [d - mask.dim() for d in dims]
@@ -117,37 +118,23 @@ def values_and_masks(dtype, broadcast):
 
 @pytest.mark.parametrize("broadcast", [False, True], ids=["each", "rows"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_only_what_counts(dtype, broadcast):
+def test_what_counts_is_kept_and_zeros_or_others_are_put_elsewhere(dtype, broadcast):
     for values, counts in values_and_masks(dtype, broadcast):
+        zeroed = torch.where(counts, values, torch.zeros((), dtype=dtype))
         kept = only(counts, values)
-        expected = torch.where(counts, values, torch.zeros((), dtype=dtype))
-        assert torch.equal(all_bits(kept), all_bits(expected))
+        assert torch.equal(all_bits(kept), all_bits(zeroed)) and kept.data_ptr() != values.data_ptr()
         assert kept.stride() == values.stride() and kept.dtype is dtype
-        assert kept.data_ptr() != values.data_ptr()
+        others = torch.randn(values.shape, dtype=torch.float64).to(dtype)
+        replaced = torch.where(counts, values, others)
+        put_where_ignored(values, counts, others)
+        assert torch.equal(all_bits(values), all_bits(replaced))
+        put_zeros(values, counts)
+        assert torch.equal(all_bits(values), all_bits(zeroed))
 
 
 def test_only_what_counts_of_windows_that_overlap():
     windows, counts = torch.arange(1.0, 6.0).unfold(0, 3, 1), torch.eye(3).bool()
     assert torch.equal(only(counts, windows), windows * counts)
-
-
-@pytest.mark.parametrize("broadcast", [False, True], ids=["each", "rows"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_others_are_put_where_nothing_counts(dtype, broadcast):
-    for values, counts in values_and_masks(dtype, broadcast):
-        others = torch.randn(values.shape, dtype=torch.float64).to(dtype)
-        expected = torch.where(counts, values, others)
-        put_where_ignored(values, counts, others)
-        assert torch.equal(all_bits(values), all_bits(expected))
-
-
-@pytest.mark.parametrize("broadcast", [False, True], ids=["each", "rows"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_zeros_are_put_where_nothing_counts(dtype, broadcast):
-    for values, counts in values_and_masks(dtype, broadcast):
-        expected = torch.where(counts, values, torch.zeros((), dtype=dtype))
-        put_zeros(values, counts)
-        assert torch.equal(all_bits(values), all_bits(expected))
 
 
 @pytest.mark.parametrize("number", [0.0, -0.0, 1e-45, -1e-45, math.nan, math.inf, 1.0])
@@ -174,9 +161,3 @@ def test_what_is_only_said_to_be_conjugate_or_negative():
             written = said(numbers.clone())
             write(written, rows)
             assert (written.is_conj() or written.is_neg()) and torch.equal(written, kept)
-
-
-def test_nothing_counts():
-    for mask in MASKS:
-        assert nothing_counts(mask) == (not bool(mask.any()))
-        assert nothing_counts(torch.zeros_like(mask)) and nothing_counts(torch.zeros(1).bool().expand(mask.shape))

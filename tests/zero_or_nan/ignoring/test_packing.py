@@ -83,18 +83,12 @@ def by_list(x, lengths):
     return rnn.pack_sequence([row[:length] for row, length in zip(x, lengths, strict=True)], enforce_sorted=False)
 
 
-def by_padding_once_more(x, lengths):
-    rows = [row[:length] for row, length in zip(x, lengths, strict=True)]
-    padded = rnn.pad_sequence(rows, batch_first=True, padding_value=nan)
-    return rnn.pack_padded_sequence(padded, torch.tensor(lengths), True, enforce_sorted=False)
-
-
 def by_unpadding(x, lengths):
     return rnn.pack_sequence(rnn.unpad_sequence(x, torch.tensor(lengths), True), enforce_sorted=False)
 
 
 @pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("pack", [by_list, by_padding_once_more, by_unpadding], ids=lambda pack: pack.__name__)
+@pytest.mark.parametrize("pack", [by_list, by_unpadding], ids=lambda pack: pack.__name__)
 @pytest.mark.parametrize("unpack", [rnn.unpack_sequence, lambda out: list(rnn.pad_packed_sequence(out, True)[0])])
 def test_other_ways_to_pack(cell, pack, unpack):
     lengths = UNSORTED
@@ -129,34 +123,6 @@ def test_padding_of_no_sequence_in_half_precision_and_of_one_dimension():
     ignored = torch.tensor([[1.0, 4.0], [4.0, 0.0]]).requires_grad_()
     ignoring.backward(rnn.pack_padded_sequence(ignored.sqrt(), [2, 1], True).data.sum())
     assert ignored.grad.tolist() == [[0.5, 0.25], [0.25, 0.0]]
-
-
-def test_the_gradient_of_a_gradient():
-    lengths = SORTED
-    reader = Reader("GRU")
-    clean, poisoned = batch(lengths, nan)
-
-    def penalty(x, rows):
-        total = 0
-        (slope,) = rows(x)
-        for row, length in enumerate(lengths):
-            total = total + slope[row, :length].square().sum()
-        return total
-
-    x = poisoned.requires_grad_()
-    packed = rnn.pack_padded_sequence(reader.embedded(x), torch.tensor(lengths), True)
-    loss = reader.cells(packed)[0].data.square().sum()
-    ignoring.backward(penalty(x, lambda x: ignoring.grad(loss, [x], create_graph=True)))
-    found = [p.grad.clone() for p in reader.parameters()]
-    reader.double().zero_grad()
-    exact = clean.double().requires_grad_()
-    alone = sum(
-        reader.cells(reader.embedded(exact[row : row + 1, :length]))[0].square().sum()
-        for row, length in enumerate(lengths)
-    )
-    penalty(exact, lambda x: torch.autograd.grad(alone, [x], create_graph=True)).backward()
-    for ours, parameter in zip(found, reader.parameters(), strict=True):
-        torch.testing.assert_close(ours.double(), parameter.grad, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

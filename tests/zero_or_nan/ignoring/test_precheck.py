@@ -33,25 +33,15 @@ def graph_is_safe(loss):
 
 DANGEROUS = {
     "exp": (lambda x: torch.where(x < 50, x.exp(), 0.0), [1.0, 100.0]),
-    "exp2": (lambda x: torch.where(x < 50, x.exp2(), 0.0), [1.0, 200.0]),
-    "expm1": (lambda x: torch.where(x < 50, x.expm1(), 0.0), [1.0, 100.0]),
-    "sinh": (lambda x: torch.where(x < 50, x.sinh(), 0.0), [1.0, 100.0]),
-    "cosh": (lambda x: torch.where(x < 50, x.cosh(), 0.0), [1.0, 100.0]),
     "log": (lambda x: torch.where(x > 0, x.log(), 0.0), [1.0, 0.0]),
     "sqrt": (lambda x: torch.where(x > 0, x.sqrt(), 0.0), [1.0, 0.0]),
-    "rsqrt": (lambda x: torch.where(x > 0, x.rsqrt(), 0.0), [1.0, 0.0]),
-    "reciprocal": (lambda x: torch.where(x > 0, x.reciprocal(), 0.0), [1.0, 0.0]),
     "a tiny divisor": (lambda x: torch.where(x > 0.1, 1 / x, 0.0), [1.0, 1e-30]),
     "an integer divisor": (lambda x: torch.where(x > 1, x / torch.tensor([1, 0]), 0.0), [2.0, 0.0]),
-    "a bool divisor": (lambda x: torch.where(x > 1, x / torch.tensor([True, False]), 0.0), [2.0, 0.0]),
     "the number 0": (lambda x: torch.where(x > -1, x, x / 0), [2.0, 0.0]),
     "the number 0.0": (lambda x: torch.where(x > -1, x, x / 0.0), [2.0, 0.0]),
     "the number inf": (lambda x: torch.where(x > -1, x, x * inf), [2.0, 0.0]),
-    "a number beyond float32": (lambda x: torch.where(x > -1, x, x * 1e300), [2.0, 0.0]),
     "an infinite alpha": (lambda x: torch.where(x > -1, x, torch.add(x, x, alpha=inf)), [2.0, 0.0]),
     "a number that is 0 in float32": (lambda x: torch.where(x > -1, x, x / 1e-300), [2.0, 0.0]),
-    "a root of a negative number": (lambda x: torch.where(x > 0, x**1.5, 0.0), [1.0, -1.0]),
-    "a fractional power of 0": (lambda x: torch.where(x > 0, x**0.5, 0.0), [1.0, 0.0]),
     "a negative power of 0": (lambda x: torch.where(x > 0, x**-1, 0.0), [1.0, 0.0]),
     "a power of a tensor": (lambda x: torch.where(x > 0, x ** torch.tensor([1.0, 0.5]), 0.0), [1.0, 0.0]),
     "amax of NaN": (lambda x: torch.where(x < 50, (x.detach() * x).reshape(2, 1).amax(1), 0.0), [1.0, nan]),
@@ -68,20 +58,9 @@ DANGEROUS = {
     "a matrix with inf": (lambda x: (x @ torch.tensor([[1.0, inf], [2.0, 3.0]]))[:1], [1.0, 1.0]),
     "a vector with nan": (lambda x: torch.where(x < 5, x, torch.dot(x, torch.tensor([1.0, nan]))), [1.0, 1.0]),
     "a convolution with inf": (lambda x: F.conv1d(x[None, None], torch.tensor([[[1.0]], [[inf]]]))[:, :1], [1.0, 1.0]),
-    "log_softmax of inf": (lambda x: torch.where(x < 5, x, (x + torch.tensor([inf, 0.0])).log_softmax(0)), [1.0, 1.0]),
-    "asin": (lambda x: torch.where(x < 1, x.asin(), 0.0), [0.5, 1.0]),
-    "acosh": (lambda x: torch.where(x > 1, x.acosh(), 0.0), [2.0, 1.0]),
-    "log1p": (lambda x: torch.where(x > -1, x.log1p(), 0.0), [1.0, -1.0]),
-    "logit": (lambda x: torch.where(x > 0, x.logit(), 0.0), [0.5, 0.0]),
-    "prod": (lambda x: torch.where(x < 5, x, (x * torch.tensor([1.0, inf])).prod()), [1.0, 1.0]),
-    "logsumexp": (lambda x: torch.where(x < 5, x, (x + inf).logsumexp(0)), [1.0, 1.0]),
-    "tan": (lambda x: torch.where(x < 5, x, (x * inf).tan()), [1.0, 1.0]),
     "lerp": (lambda x: torch.where(x < 5, x, torch.lerp(x, x, torch.tensor(inf))), [1.0, 1.0]),
-    "addcdiv": (lambda x: torch.where(x > 0, torch.addcdiv(x, x, x), 0.0), [1.0, 0.0]),
     "half and a large integer": (
         lambda x: torch.where(x < 5, x, x * torch.tensor([70000, 1])), [1.0, 1.0], torch.float16),
-    "half and exp": (lambda x: torch.where(x < 5, x.exp(), 0.0), [1.0, 20.0], torch.float16),
-    "float64 and exp": (lambda x: torch.where(x < 5, x.exp(), 0.0), [1.0, 1000.0], torch.float64),
 }  # fmt: skip
 
 VIEWS = [torch.tensor([1.0, 2.0, inf])[:2], None]
@@ -141,38 +120,19 @@ def transformer():
 
 @tells
 @pytest.mark.parametrize("build", [mlp, conv_net, transformer])
-def test_a_clean_network_is_harmless(build):
-    torch.manual_seed(0)
-    net, inputs = build()
-    assert graph_is_safe(net(inputs).square().mean())
-
-
-@tells
-def test_a_usual_loss_is_harmless():
-    torch.manual_seed(0)
-    net, inputs = mlp()
-    assert graph_is_safe(F.cross_entropy(net(inputs), torch.tensor([0, 1, 0])))
-    assert graph_is_safe(F.mse_loss(net(inputs), torch.ones(3, 2)) / 3)
-
-
-@pytest.mark.parametrize("build", [mlp, conv_net, transformer])
-def test_the_careful_pass_has_the_same_bits_on_clean_networks(build, monkeypatch):
+def test_a_network_is_harmless_only_if_it_is_clean(build, monkeypatch):
+    """Then the careful pass has the same bits."""
     torch.manual_seed(0)
     net, inputs = build()
     loss = net(inputs).square().mean()
+    assert graph_is_safe(loss)
     theirs = torch.autograd.grad(loss, list(net.parameters()), retain_graph=True)
+    for value in (nan, inf, 3e38):
+        spoilt = torch.cat([torch.full_like(inputs[:1], value), inputs[1:]])
+        assert not graph_is_safe(net(spoilt)[1:].sum())
     monkeypatch.setattr(passes, "is_safe", lambda *_: False)
     ours = ignoring.grad(loss, list(net.parameters()))
     assert [bits(g) for g in ours] == [bits(g) for g in theirs]
-
-
-@pytest.mark.parametrize("build", [mlp, conv_net, transformer])
-@pytest.mark.parametrize("value", [nan, inf, 3e38])
-def test_a_contaminated_network_is_not_harmless(build, value):
-    torch.manual_seed(0)
-    net, inputs = build()
-    inputs[0] = value
-    assert not graph_is_safe(net(inputs)[1:].sum())
 
 
 # Many nodes.
@@ -193,7 +153,7 @@ def chain(lengths, spoilt=None, value=nan, columns=lambda turn: 3):
 
 
 @tells
-@pytest.mark.parametrize("length", [3, precheck.MANY - 1, precheck.MANY, precheck.TOGETHER, 2 * precheck.TOGETHER + 1])
+@pytest.mark.parametrize("length", [precheck.MANY - 1, precheck.MANY, 2 * precheck.TOGETHER + 1])
 @pytest.mark.parametrize(
     "columns",
     [lambda turn: 3, lambda turn: 1 + turn % 3, lambda turn: precheck.SMALL * (turn == 2) + 1],
@@ -201,12 +161,11 @@ def chain(lengths, spoilt=None, value=nan, columns=lambda turn: 3):
 )
 def test_among_many_alike_the_dangerous_node_is_found(length, columns):
     assert graph_is_safe(chain(length, columns=columns)[1])
-    for spoilt in {0, 1, length // 2, length - 1}:
-        for value in (nan, inf, -inf):
-            x, loss, nodes = chain(length, spoilt, value, columns)
-            unsafe = []
-            assert not is_safe(graph_from([loss]), unsafe)
-            assert set(unsafe) == {nodes[spoilt]}
+    for spoilt, value in ((0, nan), (length // 2, inf), (length - 1, -inf)):
+        x, loss, nodes = chain(length, spoilt, value, columns)
+        unsafe = []
+        assert not is_safe(graph_from([loss]), unsafe)
+        assert set(unsafe) == {nodes[spoilt]}
         assert ignoring.grad(loss, x)[0].isfinite().all()
 
 
@@ -228,14 +187,6 @@ def test_among_many_alike_one_that_is_not_moderate_is_found(value, moderate):
 def test_many_divisors_are_told_from_those_that_are_near_0(divisors, expected):
     x = leaf(1.0, 1.0)
     total = sum(x / torch.full((2,), divisors[turn % 2]) for turn in range(precheck.MANY))
-    assert graph_is_safe(total[:1].sum()) is expected
-
-
-@tells
-@pytest.mark.parametrize("number, expected", [(3, True), (70_000, False)])
-def test_many_integers_that_are_infinite_in_half_precision_are_found(number, expected):
-    x = leaf(1.0, 1.0, dtype=torch.float16)
-    total = sum(x * torch.tensor([1, number]) for _ in range(precheck.MANY))
     assert graph_is_safe(total[:1].sum()) is expected
 
 

@@ -133,53 +133,11 @@ def test_the_kernel_runs_once_without_the_lost_sequences(wanted, runs, kernel):
     assert kernel.batches == runs
 
 
-@needs_kernel
-def test_what_has_no_nan_runs_once_as_it_is(kernel):
-    """The root of 0, an ignored sequence's, has an infinite slope, so masks have to come through the layer."""
-    layers, rows = lstm(lost=())
-    squares = rows.square()
-    squares[5] = 0
-    squares.requires_grad_()
-    ignoring.backward(layers(squares.sqrt())[0][:4].sum())
-    assert kernel.batches == [6] and squares.grad.isfinite().all()
-
-
-@needs_kernel
-def test_the_kernel_runs_once_without_the_steps_after_the_last_used(kernel):
-    layers, rows = lstm(lost=())
-    rows[2, 3:] = nan
-    out = layers(rows)[0]
-    ignoring.backward(out[2, :3].sum() + out[3:].sum())
-    assert kernel.batches == [4] and all(p.grad.isfinite().all() for p in layers.parameters())
-
-
-@needs_kernel
-def test_inf_that_the_gates_swallow_leaves_plain_numbers_as_they_are(kernel):
-    """Its sequence ends in numbers, so plain PyTorch's gradient has numbers to keep, and its kernel runs too."""
-    layers, rows = lstm(poison=inf)
-    ignoring.backward(layers(rows)[0][:4].sum())
-    assert kernel.batches == [6, 4] and all(p.grad.isfinite().all() for p in layers.parameters())
-
-
 @pytest.mark.parametrize("lost", [(), (4, 5)])
 def test_nan_that_is_used_stays(lost):
     layers, rows = lstm(lost=(1, *lost))
     ignoring.backward(layers(rows)[0][:4].sum())
     assert all(p.grad.isnan().all() for p in layers.parameters())
-
-
-def test_nan_in_a_used_sequence_after_its_last_used_step():
-    layers, rows = lstm(lost=())
-    rows[:, 3:] = nan
-    rows.requires_grad_()
-    ignoring.backward(layers(rows)[0][:, :3].sum())
-    found = [p.grad.clone() for p in layers.parameters()] + [rows.grad]
-    layers.double().zero_grad()
-    kept = rows.detach()[:, :3].double().requires_grad_()
-    layers(kept)[0].sum().backward()
-    right = [p.grad for p in layers.parameters()] + [torch.cat([kept.grad, torch.zeros(6, 2, 3)], 1)]
-    for ours, reference in zip(found, right, strict=True):
-        torch.testing.assert_close(ours.double(), reference, rtol=1e-5, atol=1e-6)
 
 
 def test_a_unit_that_is_ignored_needs_each_step_by_itself():

@@ -191,72 +191,42 @@ def assert_right(found, right):
         torch.testing.assert_close(ours.double(), reference, rtol=1e-4, atol=1e-6)
 
 
-def squares(out, last):
-    return out.square().sum() + last.sum()
+CASES = [
+    *((name, mode, kind, "in rows", {}) for name, mode, kind in KINDS),
+    *(("_cudnn_rnn", mode, (2, False), "in rows of several lengths", {}) for mode in MODES),
+    *(("_cudnn_rnn", mode, kind, "packed", {}) for mode in MODES for kind in ((1, False), (2, True))),
+    *(("_cudnn_rnn", "LSTM", (1, False), "in rows", {"bias": bias, "projected": 2}) for bias in (True, False)),
+]
 
 
 @pytest.mark.parametrize("poison", [nan, inf])
-@pytest.mark.parametrize(("name", "mode", "kind"), KINDS)
-def test_sequences_that_are_ignored(played, name, mode, kind, poison):
-    net, x, states = setting(mode, *kind)
+@pytest.mark.parametrize(("name", "mode", "kind", "form", "options"), CASES)
+def test_each_used_sequence_learns_as_alone(played, name, mode, kind, form, options, poison):
+    """Ignored sequences, the steps after the last that is used, and ignored first states are poison."""
+    net, x, states = setting(mode, *kind, **options)
+    lengths = [4] * 5 if form == "in rows" else [4, 3, 3, 2, 1]
+    used = [0, 2, 3]
     given = [t.clone() for t in (x, *states)]
-    given[0][3:, 2] = poison
+    given[0][1, 2] = given[0][4] = poison
     given[1][:, 4] = nan
+    if form == "in rows of several lengths":
+        for row, length in enumerate(lengths):
+            given[0][row, length:] = poison
     given = [t.requires_grad_() for t in given]
-    out, hy, _ = all_layers(name, net, mode, given[0].transpose(0, 1), given[1:], batch_first=False)
-    ignoring.backward(sum(squares(out[:, row], hy[:, row]) for row in range(3)))
-    found = [p.grad.clone() for p in net.parameters()] + [t.grad for t in given]
-    assert_right(found, alone(net, mode, x, states, range(3), [4] * 5, squares))
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("batch_first", [True, False])
-def test_steps_after_the_last_that_is_used(played, mode, batch_first):
-    net, x, states = setting(mode, 2, False)
-    lengths = [4, 1, 2, 4, 3]
-    spoilt = x.clone()
-    for row, length in enumerate(lengths):
-        spoilt[row, length:] = nan
-    given = [t.clone().requires_grad_() for t in (spoilt, *states)]
-    batch = given[0] if batch_first else given[0].transpose(0, 1)
-    out = all_layers("_cudnn_rnn", net, mode, batch, given[1:], batch_first=batch_first)[0]
-    out = out if batch_first else out.transpose(0, 1)
-    ignoring.backward(sum(out[row, : lengths[row]].square().sum() for row in (0, 1, 2)))
-    found = [p.grad.clone() for p in net.parameters()] + [t.grad for t in given]
-    assert_right(found, alone(net, mode, x, states, (0, 1, 2), lengths, lambda out, last: out.square().sum()))
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", [(1, False), (2, True)])
-@pytest.mark.parametrize("by_last_state", [True, False])
-def test_packed_sequences(played, mode, kind, by_last_state):
-    net, x, states = setting(mode, *kind)
-    lengths = [4, 3, 3, 2, 1]
-    spoilt = x.clone()
-    spoilt[1, 2] = spoilt[4] = nan
-    given = [t.clone().requires_grad_() for t in (spoilt, *states)]
-    packed = nn.utils.rnn.pack_padded_sequence(given[0], torch.tensor(lengths), True)
-    data, hy, _ = all_layers("_cudnn_rnn", net, mode, packed.data, given[1:], packed.batch_sizes.tolist())
-    padded, _ = nn.utils.rnn.pad_packed_sequence(packed._replace(data=data), True)
+    if form == "packed":
+        packed = nn.utils.rnn.pack_padded_sequence(given[0], torch.tensor(lengths), True)
+        data, last, _ = all_layers(name, net, mode, packed.data, given[1:], packed.batch_sizes.tolist())
+        out, _ = nn.utils.rnn.pad_packed_sequence(packed._replace(data=data), True)
+    else:
+        out, last, _ = all_layers(name, net, mode, given[0].transpose(0, 1), given[1:], batch_first=False)
+        out = out.transpose(0, 1)
 
     def loss(out, last):
-        return last.square().sum() if by_last_state else out.square().sum()
+        return out.square().sum() + (last.sum() if form != "in rows of several lengths" else 0)
 
-    used = [0, 2, 3]
-    ignoring.backward(sum(loss(padded[row, : lengths[row]], hy[:, row]) for row in used))
+    ignoring.backward(sum(loss(out[row, : lengths[row]], last[:, row]) for row in used))
     found = [p.grad.clone() for p in net.parameters()] + [t.grad for t in given]
     assert_right(found, alone(net, mode, x, states, used, lengths, loss))
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_projected_state(played, bias):
-    net, x, states = setting("LSTM", 1, False, bias=bias, projected=2)
-    given = [t.clone().requires_grad_() for t in (x, *states)]
-    given[0].data[3:] = nan
-    out = all_layers("_cudnn_rnn", net, "LSTM", given[0], given[1:])[0]
-    ignoring.backward(out[:3].square().sum())
-    found = [p.grad.clone() for p in net.parameters()] + [t.grad for t in given]
-    assert_right(found, alone(net, "LSTM", x, states, range(3), [4] * 5, lambda out, last: out.square().sum()))
 
 
 @pytest.mark.parametrize("poison", [1.0, nan])
@@ -288,55 +258,11 @@ def test_nan_beside_what_is_used_in_one_step_is_told(played):
     assert net.weight_ih_l0.grad[1:].isfinite().all()
 
 
-def test_a_graph_that_is_kept_can_be_gone_through_again(played):
-    net, x, states = setting("LSTM", 1, False)
-    x[3:] = nan
-    loss = all_layers("_cudnn_rnn", net, "LSTM", x, states)[0][:3].sum()
-    ignoring.backward(loss, retain_graph=True)
-    first = [p.grad.clone() for p in net.parameters()]
-    net.zero_grad()
-    ignoring.backward(loss)
-    assert all(map(torch.equal, first, (p.grad for p in net.parameters())))
-
-
 def test_dropout_between_layers_is_told(played):
     net, x, states = setting("LSTM", 2, False)
     x[3:] = nan
     with pytest.warns(UserWarning, match="_cudnn_rnn_backward.*dropout between its layers"):
         ignoring.backward(all_layers("_cudnn_rnn", net, "LSTM", x, states, dropout=0.5)[0][:3].sum())
-
-
-def test_dropout_of_one_layer_drops_nothing(played):
-    net, x, states = setting("LSTM", 1, False)
-    given = x.clone()
-    given[3:] = nan
-    ignoring.backward(all_layers("_cudnn_rnn", net, "LSTM", given, states, dropout=0.5)[0][:3].square().sum())
-    found = [p.grad.clone() for p in net.parameters()]
-    right = alone(net, "LSTM", x, states, range(3), [4] * 5, lambda out, last: out.square().sum())
-    assert_right(found, right[: len(found)])
-
-
-def test_weights_that_are_kept_as_they_are(played):
-    net, x, states = setting("LSTM", 1, False)
-    given = x.clone()
-    given[3:] = nan
-    given.requires_grad_()
-    net.requires_grad_(False)
-    ignoring.backward(all_layers("_cudnn_rnn", net, "LSTM", given, states)[0][:3].square().sum())
-    net.requires_grad_(True)
-    right = alone(net, "LSTM", x, states, range(3), [4] * 5, lambda out, last: out.square().sum())
-    assert_right([given.grad], [right[-3]])
-
-
-def test_both_ways_all_steps_lead_to_each(played):
-    net, x, states = setting("GRU", 1, True)
-    given = [t.clone() for t in (x, *states)]
-    given[0][3:] = nan
-    given = [t.requires_grad_() for t in given]
-    ignoring.backward(all_layers("_cudnn_rnn", net, "GRU", given[0], given[1:])[0][:3, :2].square().sum())
-    found = [p.grad.clone() for p in net.parameters()] + [t.grad for t in given]
-    right = alone(net, "GRU", x, states, range(3), [4] * 5, lambda out, last: out[:2].square().sum())
-    assert_right(found, right)
 
 
 @pytest.mark.skipif(not TELLS_OF_HOOKS, reason="older releases don't tell which saved tensors can be looked at")

@@ -33,14 +33,11 @@ def samples(dims, seed=0):
     return image, torch.rand((2, *(3,) * dims, dims), generator=generator) * 2.4 - 1.2
 
 
-def gradients(method, image, grid, used, way, selected, dtype=torch.float32):
-    _, mode, padding, corners = way
+def gradients(method, image, grid, used, way, dtype=torch.float32):
     image, grid = (x.to(dtype, copy=True).requires_grad_() for x in (image, grid))
-    output = grid_sample(image, grid, mode, padding, corners)
+    output = grid_sample(image, grid, *way[1:])
     weights = torch.linspace(0.5, 1.5, output.numel(), dtype=dtype).reshape(output.shape)
-    if selected == "where":
-        return method((torch.where(used, output, 0) * weights).sum(), (image, grid))
-    return method((output[used] * weights[used]).sum(), (image, grid))
+    return method((torch.where(used, output, 0) * weights).sum(), (image, grid))
 
 
 def leads_out_of_memory(way, poison):
@@ -57,10 +54,9 @@ def compare(ours, plain, expected):
         torch.testing.assert_close(mine, right.float(), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("selected", ["where", "indexed"])
-@pytest.mark.parametrize("poison", [nan, inf, -inf, 3e38])
+@pytest.mark.parametrize("poison", [nan, inf, 3e38])
 @pytest.mark.parametrize("way", WAYS)
-def test_pixels_that_no_used_output_reads_don_t_matter(way, poison, selected):
+def test_pixels_that_no_used_output_reads_don_t_matter(way, poison):
     image, grid = samples(way[0])
     pixels = torch.zeros(image.shape, dtype=torch.bool)
     pixels[:, 1, 2, 2] = True  # one pixel, or row of pixels, in one channel
@@ -72,45 +68,40 @@ def test_pixels_that_no_used_output_reads_don_t_matter(way, poison, selected):
     used = (sampled(0.7) == sampled(-2.7)) & (sampled(0.7) == sampled(poison))
     assert used.any() and not used.all(1).all()
     poisoned = image.masked_fill(pixels, poison)
-    ours = gradients(ignoring.grad, poisoned, grid, used, way, selected)
-    plain = gradients(torch.autograd.grad, poisoned, grid, used, way, selected)
-    right = gradients(torch.autograd.grad, image.masked_fill(pixels, 0.3), grid, used, way, selected, torch.float64)
+    ours = gradients(ignoring.grad, poisoned, grid, used, way)
+    plain = gradients(torch.autograd.grad, poisoned, grid, used, way)
+    right = gradients(torch.autograd.grad, image.masked_fill(pixels, 0.3), grid, used, way, torch.float64)
     compare(ours, plain, right)
     if poison != 3e38 and way[1] != "nearest":  # whose gradient of the grid is 0
         assert not plain[1].isfinite().all()
 
 
-@pytest.mark.parametrize("selected", ["where", "indexed"])
-@pytest.mark.parametrize("poison", [nan, inf, -inf, 3e38])
+@pytest.mark.parametrize("poison", [nan, inf, 3e38])
 @pytest.mark.parametrize("way", WAYS)
-def test_places_whose_outputs_are_all_ignored_don_t_matter(way, poison, selected):
+def test_places_whose_outputs_are_all_ignored_don_t_matter(way, poison):
     """Where plain PyTorch's process would die of it, ours does not."""
     image, grid = samples(way[0])
     poisoned, used = grid.clone(), torch.ones((2, 3, *grid.shape[1:-1]), dtype=torch.bool)
     poisoned[0, 1], used[0, :, 1] = poison, False
-    ours = gradients(ignoring.grad, image, poisoned, used, way, selected)
-    right = gradients(torch.autograd.grad, image, grid, used, way, selected, torch.float64)
-    plain = (
-        ours
-        if leads_out_of_memory(way, poison)
-        else gradients(torch.autograd.grad, image, poisoned, used, way, selected)
-    )
+    ours = gradients(ignoring.grad, image, poisoned, used, way)
+    right = gradients(torch.autograd.grad, image, grid, used, way, torch.float64)
+    plain = ours if leads_out_of_memory(way, poison) else gradients(torch.autograd.grad, image, poisoned, used, way)
     compare(ours, plain, right)
 
 
 @pytest.mark.parametrize(("way", "poison"), [
-    (way, poison) for way in WAYS for poison in (nan, inf, -inf, 3e38) if not leads_out_of_memory(way, poison)
+    (way, poison) for way in WAYS for poison in (nan, inf) if not leads_out_of_memory(way, poison)
 ])  # fmt: skip
 def test_a_place_that_one_channel_uses_keeps_its_gradient_and_is_nothing_to_the_others(way, poison):
     image, grid = samples(way[0])
     poisoned, used = grid.clone(), torch.ones((2, 3, *grid.shape[1:-1]), dtype=torch.bool)
     poisoned[0, 1], used[0, :2, 1] = poison, False
-    ours = gradients(ignoring.grad, image, poisoned, used, way, "where")
-    plain = gradients(torch.autograd.grad, image, poisoned, used, way, "where")
-    right = gradients(torch.autograd.grad, image, grid, used, way, "where", torch.float64)
+    ours = gradients(ignoring.grad, image, poisoned, used, way)
+    plain = gradients(torch.autograd.grad, image, poisoned, used, way)
+    right = gradients(torch.autograd.grad, image, grid, used, way, torch.float64)
     torch.testing.assert_close(ours[0][0, :2], right[0][0, :2].float(), rtol=1e-3, atol=1e-4)
     used[0, :, 1] = True
-    all_used = gradients(torch.autograd.grad, image, poisoned, used, way, "where")
+    all_used = gradients(torch.autograd.grad, image, poisoned, used, way)
     assert torch.equal(ours[0][0, 2].isfinite(), all_used[0][0, 2].isfinite())
     assert torch.equal(ours[0][0, 2].nan_to_num(), all_used[0][0, 2].nan_to_num())
     assert torch.equal(ours[1].isfinite(), plain[1].isfinite())
@@ -139,19 +130,6 @@ def test_an_image_counts_that_is_used_at_a_place_that_is_no_number(mode, poison)
     assert not ours[0, [0, 2]].any() and not ours[1, :2].any()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_pixel_that_is_used_contaminates_what_it_met(way):
-    image, grid = samples(way[0])
-    image[0, 1, 2] = nan
-    used = torch.ones((2, 3, *grid.shape[1:-1]), dtype=torch.bool)
-    used[1, 0] = False
-    ours = gradients(ignoring.grad, image, grid, used, way, "where")
-    plain = gradients(torch.autograd.grad, image, grid, used, way, "where")
-    for mine, exact in zip(ours, plain, strict=True):
-        assert torch.equal(mine.isfinite(), exact.isfinite())
-        assert torch.equal(mine[exact.isfinite()], exact[exact.isfinite()])
-
-
 @pytest.mark.parametrize(("dims", "mode"), [(2, "bilinear"), (2, "nearest"), (2, "bicubic"), (3, "bilinear")])
 def test_a_pixel_counts_where_a_used_output_reads_it(dims, mode):
     """Neighbours outside of an image with zeros around it are not read, and wrap around to no other pixel."""
@@ -166,54 +144,19 @@ def test_a_pixel_counts_where_a_used_output_reads_it(dims, mode):
     assert not masked.get_mask()[0, 1].any()
 
 
-@pytest.mark.parametrize("poison", [nan, inf, 3e38])
-@pytest.mark.parametrize("wanted", ["image", "grid"])
-def test_one_gradient_alone(wanted, poison):
-    image, grid = samples(2)
-    image[:, 1] = poison
-    image.requires_grad_(wanted == "image")
-    grid.requires_grad_(wanted == "grid")
-    leaf = image if wanted == "image" else grid
-    loss = grid_sample(image, grid, align_corners=False)[:, ::2].sum()
-    (ours,) = ignoring.grad(loss, leaf, retain_graph=True)
-    assert ours.isfinite().all()
-    ours.zero_()
-    clean = image.detach().clone()
-    clean[:, 1] = 0
-    clean, places = clean.double().requires_grad_(), grid.detach().double().requires_grad_()
-    right = torch.autograd.grad(
-        grid_sample(clean, places, align_corners=False)[:, ::2].sum(), clean if wanted == "image" else places
-    )[0]
-    torch.testing.assert_close(ignoring.grad(loss, leaf)[0].double(), right, rtol=1e-3, atol=1e-4)
+@pytest.mark.parametrize("wanted", [0, 1], ids=["image", "grid"])
+def test_one_gradient_alone(wanted):
+    both = samples(2)
+    both[0][:, 1] = nan
+    exact = [x.double() for x in both]
+    exact[0][:, 1] = 0
 
+    def gradient(method, tensors):
+        leaf = tensors[wanted].requires_grad_()
+        return method(grid_sample(*tensors, align_corners=False)[:, ::2].sum(), leaf)[0]
 
-@pytest.mark.parametrize("corners", [False, True])
-@pytest.mark.parametrize("dims", [2, 3])
-def test_a_transformer_of_images_with_a_missing_channel(dims, corners):
-    """The transformation learns by the channels that are there."""
-    image, _ = samples(dims)
-    theta = torch.eye(dims, dims + 1).repeat(2, 1, 1) * 0.8 + 0.05
-
-    def learned(method, image, theta):
-        theta = theta.clone().requires_grad_()
-        output = grid_sample(image, affine_grid(theta, list(image.shape), corners), align_corners=corners)
-        return method(torch.where(image.isfinite().all(2, True), output.square(), 0).sum(), theta)[0]
-
-    image[0, 1] = nan
-    missing = torch.zeros_like(image)
-    missing[0, 1] = 1
-    plain, ours = learned(torch.autograd.grad, image, theta), learned(ignoring.grad, image, theta)
-    clean = torch.where(missing == 1, 0, image).double()
-    kept = clean.clone()
-
-    def alone(theta):
-        theta = theta.double().requires_grad_()
-        output = grid_sample(kept, affine_grid(theta, list(kept.shape), corners), align_corners=corners)
-        return torch.autograd.grad((output.square() * (1 - missing)).sum(), theta)[0]
-
-    assert plain[0].isnan().all() and plain[1].isfinite().all()
-    assert torch.equal(ours[1], plain[1])
-    torch.testing.assert_close(ours.double(), alone(theta), rtol=1e-3, atol=1e-3)
+    ours = gradient(ignoring.grad, both)
+    torch.testing.assert_close(ours.double(), gradient(torch.autograd.grad, exact), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("corners", [False, True])
@@ -259,13 +202,3 @@ def test_the_other_library_is_fixed_by_pytorchs_own_kernel():
         torch.testing.assert_close(mine.value[~kept], expected[~kept])
     assert not exact[1].isfinite().all()
     assert not ours[0].mask[0, 1].any() and ours[1].mask.all()
-
-
-def test_a_clean_graph_is_left_to_plain_backward(monkeypatch):
-    image, grid = (x.requires_grad_() for x in samples(2))
-    monkeypatch.delitem(ignoring.RULES, aten.grid_sampler_2d_backward)
-    loss = grid_sample(image, grid, align_corners=False)[:, 1:].sum()
-    for ours, plain in zip(
-        ignoring.grad(loss, (image, grid), retain_graph=True), torch.autograd.grad(loss, (image, grid)), strict=True
-    ):
-        assert torch.equal(ours, plain)

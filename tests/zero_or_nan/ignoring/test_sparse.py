@@ -106,59 +106,12 @@ def test_a_stored_nan_is_used_where_its_row_is(layout):
         assert ours[:, 0].tolist() == pytest.approx(expected, nan_ok=True)
 
 
-def test_an_empty_column_is_ignored_without_a_selection():
-    for product in ("@", "mv", "sparse.mm"):
-        x = torch.tensor([[1.0], [1.0], [1.0], [nan]], requires_grad=True)
-        (ours,), _, _ = gradients(PRODUCTS[product](sparse(torch.tensor(WEIGHTS), "coo"), x.square()).sum(), [x])
-        assert ours.flatten().tolist() == [6, 0, 4, 0]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", ["@", "sparse.mm", "linear"])
-def test_a_graph_network_learns_as_on_the_used_nodes_alone(kind, layout):
-    """Two layers of `A @ (x @ w)`, rows dropped after; the bad node is further away than two steps."""
-    chain = torch.tensor([[0, 1, 1, 2, 2, 3, 3], [0, 0, 1, 1, 2, 2, 3]])
-    degree = chain[0].bincount().float()
-    weights = (degree[chain[0]] * degree[chain[1]]).rsqrt()  # of the normalised adjacency
-
-    def gradient(nodes, auto):
-        keep = (chain < nodes).all(0)
-        a = torch.sparse_coo_tensor(chain[:, keep], weights[keep], (nodes, nodes))
-        a = a if "co" in layout else getattr(a, f"to_sparse_{layout}")()
-        w, v = (torch.full((2, 2), number, requires_grad=True) for number in (0.5, 0.3))
-        x = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [nan, inf]])[:nodes].requires_grad_()
-        hidden = torch.tanh(PRODUCTS[kind](a, x @ w))
-        out = PRODUCTS[kind](a, hidden @ v)
-        used = torch.arange(nodes) < 2
-        gradients = auto.grad((out.square()[used]).mean(), [w, v, x])
-        return *gradients[:2], gradients[2][:3]
-
-    for ours, alone in zip(gradient(4, ignoring), gradient(3, torch.autograd), strict=True):
-        assert torch.allclose(ours, alone, rtol=1e-6)
-
-
-def test_a_zero_that_a_conversion_does_not_store_is_used():
-    z = torch.zeros(2, 2, requires_grad=True)
-    numbers = (torch.tensor([[1.0, 0.0], [2.0, 0.0]]) + z.sqrt()).to_sparse().to_dense()
-    (ours,), (plain,), _ = gradients(numbers[0].sum(), [z])
-    assert plain[0, 1].isnan() and ours[0, 1].isnan()
-    assert ours[1, 0] == 0  # stored, and then sliced away
-
-
 def test_what_is_left_out_of_a_sparse_tensor_is_warned_of():
     x = torch.tensor([[4.0, 0.0]], requires_grad=True)
     first = torch.tensor([[1.0, 0.0]]).to_sparse().coalesce()
     (ours,), (plain,), warned = gradients((x.sqrt() + 1).to_sparse().sparse_mask(first).to_dense().sum(), [x])
     assert ours.isnan().any() and plain.isnan().any()
     assert "leaves out elements that a sparse tensor stores" in warned[0]
-
-
-def test_the_gradient_of_a_gradient():
-    x = torch.tensor([[2.0], [1.0], [1.0], [0.0]], requires_grad=True)
-    loss = (sparse(torch.tensor(WEIGHTS), "coo") @ x.rsqrt())[:1].sum()
-    (slope,) = ignoring.grad(loss, x, create_graph=True)
-    (curvature,) = ignoring.grad(slope.sum(), x)
-    assert curvature.flatten().tolist() == pytest.approx([0.75 * 2**-2.5, 0, 0, 0])
 
 
 @pytest.mark.skipif(not TELLS_OF_HOOKS, reason="this PyTorch does not tell which saved tensors have hooks")

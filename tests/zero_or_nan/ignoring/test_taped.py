@@ -6,424 +6,47 @@ text of the same function, in float64, by plain PyTorch, on the good rows alone.
 
 import gc
 import threading
-import warnings
 import weakref
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+from telling import told
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.utils.checkpoint import checkpoint
+from users_functions import GOOD, PROGRAMS, apply_after, function, gradient_of, saving
 
 from zero_or_nan import ignoring
 from zero_or_nan.ignoring.extras.tape.tape import Tape
 
 nan, inf = float("nan"), float("inf")
 
-GOOD = torch.tensor([[0.5, -1.0, 2.0, 0.25], [1.5, 0.75, -0.5, 1.0], [-0.25, 2.0, 1.0, -1.5]])
 
-
-def told(function):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        result = function()
-    return result, [str(one.message) for one in caught if "ignoring" in str(one.message)]
-
-
-def function(forward, backward):
-    """A Function of a user's."""
-
-    class Users(torch.autograd.Function):
-        pass
-
-    Users.forward = staticmethod(forward)
-    Users.backward = staticmethod(backward)
-    return Users.apply
-
-
-def saving(forward):
-    """A forward function that saves its inputs."""
-
-    def run(ctx, *inputs):
-        ctx.save_for_backward(*inputs)
-        return forward(*inputs)
-
-    return run
-
-
-# Each function, as a Function, and in other words.
-
-
-def straight_through(ctx, gradient):
-    return gradient
-
-
-def clamped(ctx, gradient):
-    (x,) = ctx.saved_tensors
-    return torch.where((x > -0.9) & (x < 0.9), gradient, torch.zeros_like(gradient))
-
-
-def swish(ctx, gradient):
-    (x,) = ctx.saved_tensors
-    s = torch.sigmoid(x)
-    return gradient * (s * (1 + x * (1 - s)))
-
-
-def gelu(ctx, gradient):
-    (x,) = ctx.saved_tensors
-    density = torch.exp(-0.5 * x * x) / (2 * torch.pi) ** 0.5
-    return gradient * (0.5 * (1 + torch.erf(x / 2**0.5)) + x * density)
-
-
-def linear(ctx, gradient):
-    x, weight, bias = ctx.saved_tensors
-    into_x = into_weight = into_bias = None
-    if ctx.needs_input_grad[0]:
-        into_x = gradient @ weight
-    if ctx.needs_input_grad[1]:
-        into_weight = gradient.t() @ x
-    if ctx.needs_input_grad[2]:
-        into_bias = gradient.sum(0)
-    return into_x, into_weight, into_bias
-
-
-def rms_norm(ctx, gradient):
-    x, scale = ctx.saved_tensors
-    r = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
-    normed = x * r
-    into_scale = (gradient * normed).sum(0)
-    g = gradient * scale
-    return r * (g - normed * (g * normed).mean(-1, keepdim=True)), into_scale
-
-
-def layer_norm_forward(ctx, x, scale):
-    centred = x - x.mean(-1, keepdim=True)
-    ctx.deviation = (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()  # not saved: an attribute
-    ctx.save_for_backward(centred / ctx.deviation, scale)
-    return centred / ctx.deviation * scale
-
-
-def layer_norm(ctx, gradient):
-    normed, scale = ctx.saved_tensors
-    g = gradient * scale
-    n = g.shape[-1]
-    into_x = (n * g - g.sum(-1, keepdim=True) - normed * (g * normed).sum(-1, keepdim=True)) / (n * ctx.deviation)
-    return into_x, (gradient * normed).sum(0)
-
-
-def cross_entropy_forward(ctx, logits):
-    """As fused losses do, the gradient is computed in the forward pass already."""
-    target = torch.arange(len(logits)) % logits.shape[1]
-    p = logits.softmax(-1)
-    loss = -p.gather(1, target[:, None]).log().squeeze(1)
-    p.scatter_add_(1, target[:, None], -torch.ones(len(p), 1))
-    ctx.save_for_backward(p)
-    return loss
-
-
-def cross_entropy(ctx, gradient):
-    (p,) = ctx.saved_tensors
-    if torch.equal(gradient, torch.ones_like(gradient)):
-        return p
-    return p * gradient[:, None]
-
-
-ORDER = torch.tensor([2, 0, 3, 1])
-
-
-def permuted_forward(ctx, x):
-    ctx.order = ORDER[: x.shape[1]]
-    ctx.save_for_backward(x)
-    return x[:, ctx.order].exp()
-
-
-def permuted(ctx, gradient):
-    (x,) = ctx.saved_tensors
-    rows = gradient * x[:, ctx.order].exp()
-    return torch.zeros_like(x).scatter_add_(1, ctx.order.expand_as(rows), rows)
-
-
-def permuted_back(ctx, gradient):
-    (x,) = ctx.saved_tensors
-    out = torch.empty_like(x)
-    out[:, ctx.order] = gradient * x[:, ctx.order].exp()
-    return out
-
-
-def scan_forward(ctx, x):
-    """h = h / 2 + x * x, along a row."""
-    ctx.save_for_backward(x)
-    h, states = torch.zeros(len(x)), []
-    for t in range(x.shape[1]):
-        h = h / 2 + x[:, t] ** 2
-        states.append(h)
-    return torch.stack(states, 1)
-
-
-def scan(ctx, gradient):
-    (x,) = ctx.saved_tensors
-    out, carried = torch.empty_like(x), None
-    for t in reversed(range(x.shape[1])):
-        carried = gradient[:, t] if carried is None else carried / 2 + gradient[:, t]
-        out[:, t] = carried * 2 * x[:, t]
-    return out
-
-
-def scan_from_zeros(ctx, gradient):
-    (x,) = ctx.saved_tensors
-    out = torch.zeros_like(x)
-    carried = x.new_zeros(len(x))
-    for t in reversed(range(x.shape[1])):
-        carried = carried * 0.5 + gradient[:, t]
-        out[:, t] += carried * 2 * x[:, t]
-    return out
-
-
-def scan_in_other_words(x):
-    h = 0
-    return torch.stack([h := h / 2 + x[:, t] ** 2 for t in range(x.shape[1])], 1)
-
-
-def own_clone(ctx, gradient):
-    (x,) = ctx.saved_tensors
-    out = gradient.clone()
-    out.mul_(x).mul_(2)
-    out[:, 0] *= 3.0
-    out.view(-1)[:] *= 1.0
-    return out
-
-
-def quantized(ctx, gradient):
-    (x,) = ctx.saved_tensors
-    scale = x.abs().amax(-1, keepdim=True)
-    return gradient * (x.abs() <= scale).to(gradient.dtype) / scale * scale
-
-
-def through_complex(ctx, gradient):
-    """x -> |fft(x)|^2, and back."""
-    (x,) = ctx.saved_tensors
-    spectrum = torch.fft.fft(x)
-    return 2 * x.shape[-1] * torch.fft.ifft(gradient * spectrum).real
-
-
-def pairs(x):
-    return torch.view_as_complex(x.view(len(x), -1, 2))
-
-
-def as_pairs(ctx, gradient):
-    (x,) = ctx.saved_tensors
-    return torch.view_as_real(pairs(gradient.contiguous()) * (2 * pairs(x)).conj()).flatten(1)
-
-
-def two_results_forward(ctx, x):
-    ctx.save_for_backward(x)
-    ctx.mark_non_differentiable(rank := x.argsort(-1))
-    return x.exp(), x.square(), rank
-
-
-def two_results(ctx, into_exp, into_square, into_rank):
-    (x,) = ctx.saved_tensors
-    return into_exp * x.exp() + 2 * x * into_square
-
-
-@once_differentiable
-def once(ctx, gradient):
-    return gradient * ctx.saved_tensors[0].cosh()
-
-
-def data_of(ctx, gradient):
-    return gradient.data * ctx.saved_tensors[0].data.exp()
-
-
-def asked(ctx, gradient):
-    """A decision that contaminated numbers don't change."""
-    (x,) = ctx.saved_tensors
-    if not bool(gradient.any()) or gradient.abs().max().item() > 1e6:
-        return torch.zeros_like(x)
-    return gradient * x.exp()
-
-
-def dropped(ctx, gradient):
-    (x,) = ctx.saved_tensors
-    return F.dropout(torch.ones_like(gradient), 0.0) * gradient * x.exp()
-
-
-def apply_after(forward, backward):
-    apply = function(saving(forward), backward)
-    return lambda x, w: apply(x * w)
-
-
-W = [1.0, 2.0, 0.5, -1.0]
-
-
-class Setup(torch.autograd.Function):
-    """In the newer style."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x):
-        return x.sinh()
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * ctx.saved_tensors[0].cosh()
-
-
-class Mixed(torch.autograd.Function):
-    """As a user of AMP writes it."""
-
-    @staticmethod
-    @torch.amp.custom_fwd(device_type="cpu")
-    def forward(ctx, x, weight):
-        ctx.save_for_backward(x, weight)
-        return x @ weight.t()
-
-    @staticmethod
-    @torch.amp.custom_bwd(device_type="cpu")
-    def backward(ctx, gradient):
-        x, weight = ctx.saved_tensors
-        return gradient @ weight, gradient.t() @ x
-
-
-MATRIX = torch.tensor([[1.0, 2.0, -1.0, 0.5], [0.25, -1.0, 1.0, 1.0]])
-
-# How each is called with rows and a weight, and the same in other words.
-PROGRAMS = {
-    "straight-through": (apply_after(torch.round, straight_through), lambda x, w: x * w),
-    "gradient reversal": (apply_after(torch.clone, lambda ctx, g: -0.5 * g), lambda x, w: -0.5 * x * w),
-    "relu": (
-        apply_after(lambda x: x.relu(), lambda ctx, g: g * (ctx.saved_tensors[0] > 0)),
-        lambda x, w: (x * w).clamp(min=0),
-    ),
-    "relu, masked_fill": (
-        apply_after(lambda x: x.relu(), lambda ctx, g: g.masked_fill(ctx.saved_tensors[0] <= 0, 0)),
-        lambda x, w: (x * w).clamp(min=0),
-    ),
-    "clamp": (apply_after(lambda x: x.clamp(-0.9, 0.9), clamped), lambda x, w: (x * w).clamp(-0.9, 0.9)),
-    "swish": (apply_after(F.silu, swish), lambda x, w: (x * w) / (1 + (-x * w).exp())),
-    "gelu": (apply_after(F.gelu, gelu), lambda x, w: F.gelu(x * w)),
-    "linear with bias": (
-        lambda x, w: function(saving(lambda x, m, b: F.linear(x, m, b)), linear)(x * w, MATRIX * w, w[:2]),
-        lambda x, w: (x * w) @ (MATRIX.to(x) * w).t() + w[:2],
-    ),
-    "rms_norm": (
-        lambda x, w: function(saving(lambda x, s: F.rms_norm(x, (4,), s, 1e-6)), rms_norm)(x, w),
-        lambda x, w: x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * w,
-    ),
-    "rms_norm of a product": (
-        lambda x, w: function(saving(lambda x, s: F.rms_norm(x, (4,), s, 1e-6)), rms_norm)(x * w, w),
-        lambda x, w: x * w / ((x * w).square().mean(-1, keepdim=True) + 1e-6).sqrt() * w,
-    ),
-    "layer_norm": (
-        lambda x, w: function(layer_norm_forward, layer_norm)(x * w, w),
-        lambda x, w: F.layer_norm(x * w, (4,), w, None, 1e-5),
-    ),
-    "cross entropy": (
-        lambda x, w: function(cross_entropy_forward, cross_entropy)(x * w)[:, None],
-        lambda x, w: torch.stack([-row.log_softmax(0)[i] for i, row in zip([0, 1, 3], x * w, strict=True)])[:, None],
-    ),
-    "gather": (lambda x, w: function(permuted_forward, permuted)(x * w), lambda x, w: (x * w)[:, ORDER].exp()),
-    "scatter": (lambda x, w: function(permuted_forward, permuted_back)(x * w), lambda x, w: (x * w)[:, ORDER].exp()),
-    "scan": (lambda x, w: function(scan_forward, scan)(x * w), lambda x, w: scan_in_other_words(x * w)),
-    "scan from zeros": (
-        lambda x, w: function(scan_forward, scan_from_zeros)(x * w),
-        lambda x, w: scan_in_other_words(x * w),
-    ),
-    "in place on its own clone": (
-        apply_after(lambda x: x**2 * torch.tensor([3.0, 1, 1, 1]), own_clone),
-        lambda x, w: (x * w) ** 2 * torch.tensor([3.0, 1, 1, 1], dtype=x.dtype),
-    ),
-    "quantize": (apply_after(torch.round, quantized), lambda x, w: x * w),
-    "complex": (
-        apply_after(lambda x: torch.fft.fft(x).abs().square(), through_complex),
-        lambda x, w: torch.fft.fft(x * w).abs().square(),
-    ),
-    "views as complex": (
-        apply_after(lambda x: torch.view_as_real(pairs(x) ** 2).flatten(1), as_pairs),
-        lambda x, w: squares_of_pairs((x * w)[:, ::2], (x * w)[:, 1::2]),
-    ),
-    "two results": (
-        lambda x, w: sum(function(two_results_forward, two_results)(x * w)[:2]),
-        lambda x, w: (x * w).exp() + (x * w).square(),
-    ),
-    "one of two results": (
-        lambda x, w: function(two_results_forward, two_results)(x * w)[0],
-        lambda x, w: (x * w).exp(),
-    ),
-    "once_differentiable": (apply_after(torch.sinh, once), lambda x, w: (x * w).sinh()),
-    "setup_context": (lambda x, w: Setup.apply(x * w), lambda x, w: (x * w).sinh()),
-    ".data": (apply_after(torch.exp, data_of), lambda x, w: (x * w).exp()),
-    "a decision": (apply_after(torch.exp, asked), lambda x, w: (x * w).exp()),
-    "dropout": (apply_after(torch.exp, dropped), lambda x, w: (x * w).exp()),
-    "custom_bwd": (lambda x, w: Mixed.apply(x * w, MATRIX * w), lambda x, w: (x * w) @ (MATRIX.to(x) * w).t()),
-    "in a checkpoint": (
-        lambda x, w: checkpoint(apply_after(F.silu, swish), x, w, use_reentrant=False),
-        lambda x, w: F.silu(x * w),
-    ),
-    "in a reentrant checkpoint": (
-        lambda x, w: checkpoint(apply_after(F.silu, swish), x, w, use_reentrant=True),
-        lambda x, w: F.silu(x * w),
-    ),
-    "one behind the other": (
-        lambda x, w: apply_after(torch.sinh, once)(apply_after(F.silu, swish)(x, w), w),
-        lambda x, w: (F.silu(x * w) * w).sinh(),
-    ),
-}
-
-
-def squares_of_pairs(a, b):
-    return torch.stack([a * a - b * b, 2 * a * b], -1).flatten(1)
-
-
-def gradient_of(program, rows, used, backward, dtype=torch.float32):
-    weight = torch.tensor(W, dtype=dtype, requires_grad=True)
-    y = program(rows.to(dtype), weight)
-    backward((y[used] * torch.linspace(1, 2, y.shape[1], dtype=dtype)).sum())
-    return weight.grad
-
-
-@pytest.mark.parametrize("bad", [nan, inf, -inf])
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_users_backward_is_followed(name, bad):
-    program, in_other_words = PROGRAMS[name]
-    rows = torch.cat([GOOD[:2], torch.full((1, 4), bad), GOOD[2:]])
-    used = [0, 1, 3]
-    right = gradient_of(in_other_words, GOOD, slice(None), torch.autograd.backward, torch.float64)
-    ours, messages = told(lambda: gradient_of(program, rows, used, ignoring.backward))
-    assert messages == [] and type(ours) is Tensor
-    torch.testing.assert_close(ours.double(), right, rtol=1e-5, atol=1e-5)
-    plain = gradient_of(program, rows, used, torch.autograd.backward)
-    assert not plain.isfinite().all()
-    kept = plain.isfinite()
-    assert torch.equal(ours[kept], plain[kept])
+def rows_with(bad):
+    return torch.cat([GOOD[:2], torch.full((1, 4), bad), GOOD[2:]])
 
 
 @pytest.mark.parametrize("bad", [nan, inf])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_what_the_loss_uses_stays(name, bad):
-    program, _ = PROGRAMS[name]
-    rows = torch.cat([GOOD[:2], torch.full((1, 4), bad), GOOD[2:]])
-    for used in (slice(None), [0, 1, 2]):
-        ours, _ = told(lambda used=used: gradient_of(program, rows, used, ignoring.backward))
-        plain = gradient_of(program, rows, used, torch.autograd.backward)
-        kept = plain.isfinite()
-        assert torch.equal(ours.isfinite(), kept) and torch.equal(ours[kept], plain[kept]) and not kept.all()
+def test_a_users_backward_is_followed(name, bad):
+    program, in_other_words = PROGRAMS[name]
+    right = gradient_of(in_other_words, GOOD, slice(None), torch.autograd.backward, torch.float64)
+    ours, messages = told(lambda: gradient_of(program, rows_with(bad), [0, 1, 3], ignoring.backward))
+    assert messages == [] and type(ours) is Tensor
+    torch.testing.assert_close(ours.double(), right, rtol=1e-5, atol=1e-5)
+    plain = gradient_of(program, rows_with(bad), [0, 1, 3], torch.autograd.backward)
+    kept = plain.isfinite()
+    assert not kept.all() and torch.equal(ours[kept], plain[kept])
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_finite_rows_keep_their_bits(name):
+def test_what_the_loss_uses_stays_and_finite_rows_keep_their_bits(name):
     program, _ = PROGRAMS[name]
-    rows = torch.cat([GOOD[:2], torch.full((1, 4), 3.0), GOOD[2:]])
-    ours, messages = told(lambda: gradient_of(program, rows, [0, 1, 3], ignoring.backward))
-    assert messages == [] and torch.equal(ours, gradient_of(program, rows, [0, 1, 3], torch.autograd.backward))
+    for bad, used in ((nan, slice(None)), (inf, [0, 1, 2]), (3.0, [0, 1, 3])):
+        ours, _ = told(lambda bad=bad, used=used: gradient_of(program, rows_with(bad), used, ignoring.backward))
+        plain = gradient_of(program, rows_with(bad), used, torch.autograd.backward)
+        kept = plain.isfinite()
+        assert torch.equal(ours.isfinite(), kept) and torch.equal(ours[kept], plain[kept])
+        assert bool(kept.all()) is (bad == 3.0)
 
 
 def test_sums_into_new_zeros_are_sums_of_what_was_added():
@@ -485,14 +108,6 @@ def by_numpy(ctx, g):
     return torch.from_numpy(g.numpy() * ctx.saved_tensors[0].exp().numpy())
 
 
-def by_array(ctx, g):
-    return g + 0 * torch.tensor(np.asarray(g) * np.asarray(ctx.saved_tensors[0].exp()))
-
-
-def by_list(ctx, g):
-    return torch.tensor(g.tolist()) * ctx.saved_tensors[0].exp()
-
-
 def by_item(ctx, g):
     return g + ctx.saved_tensors[0].exp() * g[2, 0].item()
 
@@ -548,11 +163,6 @@ def if_any(ctx, g):
     return torch.zeros_like(result) if result.isnan().any() else result
 
 
-def if_max(ctx, g):
-    result = g * ctx.saved_tensors[0].exp()
-    return result / max(result.abs().max().item(), 1e-3)
-
-
 def by_shape(ctx, g):
     result = g * ctx.saved_tensors[0].exp()
     picked = result[~result.isnan()]
@@ -588,19 +198,14 @@ def in_a_thread(ctx, g):
 
 OPAQUE = {
     "numpy": by_numpy,
-    "asarray": by_array,
-    "tolist": by_list,
     "item": by_item,
     "pointers": by_pointer,
-    "a kernel into new memory": by_kernel(torch.empty_like),
     "a kernel into zeros": by_kernel(torch.zeros_like),
-    "a kernel into a clone": by_kernel(lambda g: g.clone()),
     "out=": by_out,
     "a buffer": into_a_buffer,
     "what it saved": into_what_it_saved,
     "an attribute": kept_in_an_attribute,
     "a branch": if_any,
-    "a number in Python": if_max,
     "a shape": by_shape,
     "random numbers": random,
     "a pass of its own": ran_backward,
@@ -613,9 +218,8 @@ OPAQUE = {
 @pytest.mark.parametrize("name", OPAQUE)
 def test_what_no_tape_can_see_is_told_of(name):
     program = apply_after(exp, OPAQUE[name])
-    rows = torch.cat([GOOD[:2], torch.full((1, 4), inf), GOOD[2:]])
     torch.manual_seed(0)
-    _, messages = told(lambda: gradient_of(program, rows, [0, 1, 3], ignoring.backward))
+    _, messages = told(lambda: gradient_of(program, rows_with(inf), [0, 1, 3], ignoring.backward))
     KEPT.clear()
     (message,) = messages
     assert "could not follow Users" in message
@@ -627,8 +231,7 @@ def test_what_no_tape_can_see_is_told_of(name):
 def test_compiled_code_inside_is_followed_or_told_of(how):
     product = how(times_exp)
     program = apply_after(exp, lambda ctx, g: product(g, ctx.saved_tensors[0]))
-    rows = torch.cat([GOOD[:2], torch.full((1, 4), inf), GOOD[2:]])
-    ours, messages = told(lambda: gradient_of(program, rows, [0, 1, 3], ignoring.backward))
+    ours, messages = told(lambda: gradient_of(program, rows_with(inf), [0, 1, 3], ignoring.backward))
     right = gradient_of(program, GOOD, slice(None), torch.autograd.backward)
     assert messages or torch.allclose(ours, right)
     torch._dynamo.reset()
@@ -707,28 +310,6 @@ def test_memory_that_the_users_code_lets_go_is_forgotten(monkeypatch):
     assert x.grad[1] == 0 and len(most) > 1000 and max(most) < 200
 
 
-def test_a_pass_that_is_recorded_is_as_opaque_as_before():
-    x = torch.tensor([1.0, inf], requires_grad=True)
-    _, (message,) = told(lambda: ignoring.backward(apply_after(exp, asked)(x, 1.0)[:1].sum(), create_graph=True))
-    assert "could not follow Users (not one of PyTorch's operators)" in message
-
-
-def test_masks_that_are_asked_for_are_those_of_the_tape():
-    x = torch.tensor([[1.0, 2.0], [inf, 3.0]], requires_grad=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        (found,) = ignoring.grad(apply_after(exp, asked)(x, 1.0)[:1].sum(), x, ignored="masked")
-    assert found.get_mask().tolist() == [[True, True], [False, False]]
-
-
-def test_a_gradient_that_is_broadcast_is_summed_as_in_plain_pytorch():
-    apply = function(saving(lambda x, w: x * w), lambda ctx, g: (None, g * ctx.saved_tensors[0]))
-    rows = torch.cat([GOOD, torch.full((1, 4), nan)])
-    w = torch.ones(1, 4, requires_grad=True)
-    _, messages = told(lambda: ignoring.backward(apply(rows, w)[:3].sum()))
-    assert messages == [] and torch.equal(w.grad, GOOD.sum(0, keepdim=True))
-
-
 def test_an_operator_of_torch_library_is_followed_without_a_record():
     with torch.library._scoped_library("taped", "FRAGMENT"):
 
@@ -743,19 +324,3 @@ def test_an_operator_of_torch_library_is_followed_without_a_record():
         x = torch.tensor([2.0, nan], requires_grad=True)
         _, messages = told(lambda: ignoring.backward(cubed(x)[:1].sum()))
         assert messages == [] and x.grad.tolist() == [12.0, 0.0]
-
-
-def test_a_kernel_without_a_rule_runs_once_and_is_told_of():
-    runs = []
-    with torch.library._scoped_library("taped", "FRAGMENT"):
-
-        @torch.library.custom_op("taped::scaled", mutates_args=())
-        def scaled(g: Tensor, x: Tensor) -> Tensor:
-            runs.append(1)
-            return g * x
-
-        apply = function(saving(lambda x: x**2 / 2), lambda ctx, g: scaled(g, ctx.saved_tensors[0]))
-        x = torch.tensor([2.0, nan], requires_grad=True)
-        _, (message,) = told(lambda: ignoring.backward(apply(x)[:1].sum()))
-        assert "taped::scaled (no rule)" in message and runs == [1]
-        assert x.grad[0] == 2 and x.grad[1].isnan()

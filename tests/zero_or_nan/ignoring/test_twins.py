@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from zero_or_nan import ignoring
@@ -17,92 +16,6 @@ inf, nan = math.inf, math.nan
 def assert_close(found, right):
     for ours, reference in zip(found, right, strict=True):
         torch.testing.assert_close(ours.double(), reference, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("poison", [nan, inf, 0.0])
-@pytest.mark.parametrize("dim", [0, 1, 2])
-def test_weight_norm(dim, poison):
-    """Each row of weights by its own length; that of a row of zeros is 0, and is divided by."""
-    torch.manual_seed(0)
-    clean, scale = torch.randn(4, 4, 4), torch.rand(4).view([4 if d == dim else 1 for d in range(3)])
-    kept = torch.tensor([0, 1, 3])
-    weights = clean.index_fill(dim, torch.tensor([2]), poison).requires_grad_()
-    scales = scale.clone().requires_grad_()
-    ignoring.backward(torch._weight_norm(weights, scales, dim).index_select(dim, kept).sin().sum())
-    exact, exact_scale = (t.double().requires_grad_() for t in (clean, scale))
-    rows, lengths = exact.index_select(dim, kept), exact_scale.index_select(dim, kept)
-    norms = rows.square().sum([d for d in range(3) if d != dim], keepdim=True).sqrt()
-    (rows * lengths / norms).sin().sum().backward()
-    assert_close([weights.grad, scales.grad], [exact.grad, exact_scale.grad])
-
-
-def test_a_layer_with_weight_norm():
-    torch.manual_seed(0)
-    layer = nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))
-    with torch.no_grad():
-        layer.parametrizations.weight.original1[1] = 0
-    x = torch.randn(4, 3)
-    ignoring.backward(layer(x)[:, 0].square().sum())
-    found = [p.grad.clone() for p in layer.parameters()]
-    small = nn.utils.parametrizations.weight_norm(nn.Linear(3, 1).double())
-    small.load_state_dict({name: value[:1].double() for name, value in layer.state_dict().items()})
-    small(x.double()).square().sum().backward()
-    assert_close([t[:1] for t in found], [p.grad for p in small.parameters()])
-    assert not any(t[1:].any() for t in found)
-
-
-def test_what_is_used_of_a_weight_norm_stays_nan():
-    weights = torch.tensor([[3.0, 4.0], [0.0, 0.0]], requires_grad=True)
-    ignoring.backward(torch._weight_norm(weights, torch.ones(2, 1, requires_grad=True), 0).sum())
-    assert weights.grad[0].isfinite().all() and weights.grad[1].isnan().all()
-
-
-@pytest.mark.parametrize("poison", [nan, inf, 0.0, -1.0])
-@pytest.mark.parametrize("kind", ["hidden elements", "rows"])
-def test_softmax_with_a_mask(kind, poison):
-    torch.manual_seed(0)
-    clean = torch.rand(2, 2, 4, 4) + 0.5
-    hidden = torch.zeros(clean.shape, dtype=torch.bool)
-    hidden[..., 3] = hidden[0, :, 1, 0] = True
-    rows = torch.ones(2, dtype=torch.bool)
-    spoilt = clean.masked_fill(hidden, poison)
-    if kind == "rows":
-        spoilt[1], rows[1] = poison, False
-    x = spoilt.requires_grad_()
-    ignoring.backward(torch._masked_softmax(x.sqrt(), hidden, -1, 2)[rows].square().sum())
-    exact = clean.double().requires_grad_()
-    exact.sqrt().masked_fill(hidden, -inf).softmax(-1)[rows].square().sum().backward()
-    assert_close([x.grad], [exact.grad])
-
-
-@pytest.mark.parametrize("poison", [nan, inf, 3e38])
-def test_a_convolution_in_time(poison):
-    torch.manual_seed(0)
-    clean = [torch.randn(5, 3, 4), torch.randn(2, 4, 3), torch.randn(3)]
-    given = [t.clone().requires_grad_() for t in clean]
-    given[0].data[:, 2] = poison
-    ignoring.backward(torch.conv_tbc(*given, 1)[:, :2].square().sum())
-    image, kernel, bias = (t.double().requires_grad_() for t in clean)
-    F.conv1d(image[:, :2].permute(1, 2, 0), kernel.permute(2, 1, 0), bias, padding=1).square().sum().backward()
-    assert_close([t.grad for t in given], [image.grad, kernel.grad, bias.grad])
-
-
-@pytest.mark.parametrize("poison", [nan, inf, 3e38])
-@pytest.mark.parametrize("wanted", [(True, True, True), (False, True, False)])
-def test_a_convolution_by_the_name_of_its_kernel(poison, wanted):
-    torch.manual_seed(0)
-    clean = [torch.randn(3, 2, 5, 5), torch.randn(4, 2, 3, 3), torch.randn(4)]
-    given = [t.clone() for t in clean]
-    given[0][2] = poison
-    given = [t.requires_grad_(w) for t, w in zip(given, wanted, strict=True)]
-    image, kernel, bias = given
-    ignoring.backward(torch._C._nn.thnn_conv2d(image, kernel, (3, 3), bias, 2, 1)[:2].square().sum())
-    exact = [t.double().requires_grad_() for t in clean]
-    F.conv2d(exact[0][:2], exact[1], exact[2], 2, 1).square().sum().backward()
-    assert_close(
-        [t.grad for t in given if t.requires_grad],
-        [t.grad for t, w in zip(exact, wanted, strict=True) if w],
-    )
 
 
 @pytest.mark.parametrize("axis", [None, 0, 1, -1])

@@ -39,6 +39,15 @@ def loss_of(model, rows):
     return torch.where(is_used(rows)[:, None], model(rows).square(), 0.0).sum()
 
 
+def steps(model):
+    """Training steps, each with new gradients at its beginning, and with the optimizer's step at its end."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        yield
+        optimizer.step()
+
+
 def state(model, loss):
     """What training gave: the last loss, the gradients, the parameters."""
     parameters = list(model.parameters())

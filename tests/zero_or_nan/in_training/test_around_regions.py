@@ -6,10 +6,7 @@ from functools import partial
 import pytest
 import torch
 from comparing import BAD, FINITE, GOOD, STEPS, compare, is_finite, is_used, loss_of, network, same_bits, state
-from sample import sample
 from torch import nn
-from torch.func import functional_call
-from torch.utils.checkpoint import checkpoint
 
 from zero_or_nan import ignoring
 
@@ -27,9 +24,6 @@ class Program:
         compile: makes the region: of the model, or, if `whole`, of the loss with its selection.
     """
 
-    every = 1
-    """After how many steps the gradients are set to zero."""
-
     def __init__(self, compile, whole=False):
         self.compile, self.whole = compile, whole
 
@@ -46,9 +40,6 @@ class Program:
         regions = {}
         return lambda model, rows: self.loss(regions.setdefault(model, self.compile(model)), rows)
 
-    def optimizer(self, model):
-        return torch.optim.SGD(model.parameters(), lr=0.1)
-
     def step(self, ignoring, loss, optimizer):
         ignoring.backward(loss)
         optimizer.step()
@@ -56,10 +47,9 @@ class Program:
     def __call__(self, ignoring, rows):
         torch._dynamo.reset()
         model = self.model()
-        optimizer, loss_of_rows = self.optimizer(model), self.losses()
-        for number in range(STEPS * self.every):
-            if number % self.every == 0:
-                optimizer.zero_grad()
+        optimizer, loss_of_rows = torch.optim.SGD(model.parameters(), lr=0.1), self.losses()
+        for _ in range(STEPS):
+            optimizer.zero_grad()
             loss = loss_of_rows(model, rows)
             self.step(ignoring, loss, optimizer)
         written = [buffer.clone() for buffer in model.buffers() if buffer.is_floating_point()]
@@ -131,71 +121,6 @@ def activated(hidden):
     return hidden.sum()
 
 
-class Accumulated(Program):
-    """The gradients of two passes are added."""
-
-    every = 2
-
-
-class Retained(Program):
-    """Two passes over the same region."""
-
-    def step(self, ignoring, loss, optimizer):
-        ignoring.backward(loss, retain_graph=True)
-        ignoring.backward(loss)
-        optimizer.step()
-
-
-class Mixed(Program):
-    """Autocast and GradScaler, outside of the region."""
-
-    def loss(self, model, rows):
-        with torch.autocast("cpu", torch.bfloat16):
-            return loss_of(model, rows)
-
-    def __call__(self, ignoring, rows):
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-        return super().__call__(ignoring, rows)
-
-    def step(self, ignoring, loss, optimizer):
-        ignoring.backward(self.scaler.scale(loss))
-        self.scaler.step(optimizer)
-        self.scaler.update()
-
-
-class CheckpointAround(Program):
-    def loss(self, model, rows):
-        out = checkpoint(model, rows, use_reentrant=False)
-        return torch.where(is_used(rows)[:, None], out.square(), 0.0).sum()
-
-
-class CheckpointInside(Program):
-    def model(self):
-        return Checkpointed(network())
-
-
-class Checkpointed(nn.Module):
-    def __init__(self, layers):
-        super().__init__()
-        self.layers = layers
-
-    def forward(self, rows):
-        return self.layers[2](checkpoint(self.layers[:2], rows, use_reentrant=False))
-
-
-class CompiledSteps(Program):
-    def step(self, ignoring, loss, optimizer):
-        ignoring.backward(loss)
-        self.compile(optimizer.step)()
-
-
-class Called(Program):
-    """Parameters are arguments of `functional_call`, in the region."""
-
-    def loss(self, model, rows):
-        return loss_of(partial(functional_call, model, dict(model.named_parameters())), rows)
-
-
 class Hooked(Program):
     """Hooks on parameters see plain gradients, and change them."""
 
@@ -211,54 +136,18 @@ def doubled(parameter):
     parameter.grad.mul_(2.0)
 
 
-class Tied(Program):
-    """One weight in two layers."""
-
-    def model(self):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
-        model[2].weight = model[0].weight
-        return model
-
-
-class Broken(Program):
-    """A graph break between two layers."""
-
-    def model(self):
-        model = network()
-        model[1] = Breaking()
-        return model
-
-
-class Breaking(nn.Module):
-    def forward(self, x):
-        x = torch.tanh(x)
-        torch._dynamo.graph_break()
-        return x
-
-
-class OfAdam(Program):
-    def optimizer(self, model):
-        return torch.optim.AdamW(model.parameters(), lr=0.1)
-
-
 OPTIONS = {"dynamic": {"dynamic": True}, "one graph": {"fullgraph": True}}
-PROGRAMS = [
-    Plain, Accumulated, AfterANorm, Broken, Called, CheckpointAround, CheckpointInside, CompiledSteps, Hooked, Mixed,
-    OfAdam, Retained, Tied, Writing, WritingArguments,
-]  # fmt: skip
-LOOSE = {Mixed: {"rtol": 2e-2, "atol": 2e-3}}
-WHOLE = [program for program in PROGRAMS if program not in (CompiledSteps, WritingArguments)]
+PROGRAMS = [Plain, AfterANorm, Hooked, Writing, WritingArguments]
 
 
-@pytest.mark.parametrize("program", sample(PROGRAMS, every=2), ids=lambda program: program.__name__)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_a_compiled_model(program):
-    compare(program(partial(torch.compile, backend="aot_eager")), **LOOSE.get(program, {}))
+    compare(program(partial(torch.compile, backend="aot_eager")))
 
 
-@pytest.mark.parametrize("program", sample(WHOLE, every=2, first=1), ids=lambda program: program.__name__)
+@pytest.mark.parametrize("program", PROGRAMS[:-1], ids=lambda program: program.__name__)
 def test_a_compiled_loss(program):
-    compare(program(partial(torch.compile, backend="aot_eager"), whole=True), **LOOSE.get(program, {}))
+    compare(program(partial(torch.compile, backend="aot_eager"), whole=True))
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -268,17 +157,9 @@ def test_options_of_the_compiler(options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "program", sample([Accumulated, Broken, CheckpointAround, Mixed, Tied], every=2), ids=lambda p: p.__name__
-)
+@pytest.mark.parametrize("program", [Hooked, Writing], ids=lambda p: p.__name__)
 def test_inductor(program, marked, inductor):
-    compare(program(torch.compile), **LOOSE.get(program, {}))
-
-
-@pytest.mark.slow
-def test_options_of_inductor(marked, inductor):
-    compare(Plain(partial(torch.compile, mode="reduce-overhead", fullgraph=True)))
-    compare(Plain(partial(torch.compile, dynamic=True)))
+    compare(program(torch.compile))
 
 
 def test_a_norm_over_bad_rows_stays_nan():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from comparing import BAD, GOOD, STEPS, compare, is_used, loss_of, network, state
+from comparing import BAD, GOOD, STEPS, compare, is_used, loss_of, network, state, steps
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.checkpoint import checkpoint
 
@@ -14,12 +14,9 @@ from zero_or_nan import ignoring
 def test_a_training_loop(select):
     def train(ignoring, rows):
         model = network()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(STEPS):
-            optimizer.zero_grad()
+        for _ in steps(model):
             loss = select(is_used(rows)[:, None], model(rows).square(), 0.0).sum()
             ignoring.backward(loss)
-            optimizer.step()
         return state(model, loss)
 
     compare(train)
@@ -124,14 +121,11 @@ def test_activation_checkpointing(reentrant):
         model = network()
         block, runs = model[1:], []
         block.register_forward_hook(lambda *_: runs.append(1))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(STEPS):
-            optimizer.zero_grad()
+        for _ in steps(model):
             hidden = model[0](rows)
             out = checkpoint(block, hidden, use_reentrant=reentrant)
             loss = torch.where(is_used(rows)[:, None], out.square(), 0.0).sum()
             ignoring.backward(loss)
-            optimizer.step()
         return [torch.tensor(len(runs)), *state(model, loss)]
 
     compare(train)
@@ -156,14 +150,11 @@ def test_hooks():
             return tuple(map(look, inner))
 
         block.register_full_backward_hook(look_at_all)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(STEPS):
-            optimizer.zero_grad()
+        for _ in steps(model):
             hidden = model[0](rows)
             hidden.register_hook(look)
             loss = torch.where(is_used(rows)[:, None], block(hidden).square(), 0.0).sum()
             ignoring.backward(loss)
-            optimizer.step()
         return [*seen, *state(model, loss)]
 
     compare(train)
@@ -210,13 +201,10 @@ def losses_of(model, rows):
 def test_several_losses_one_after_the_other():
     def train(ignoring, rows):
         model = network()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(STEPS):
-            optimizer.zero_grad()
+        for _ in steps(model):
             first, second = losses_of(model, rows)
             ignoring.backward(first, retain_graph=True)
             ignoring.backward(second)
-            optimizer.step()
         return state(model, first + second)
 
     compare(train)
@@ -226,12 +214,9 @@ def test_several_losses_one_after_the_other():
 def test_several_losses_at_once():
     def train(ignoring, rows):
         model = network()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(STEPS):
-            optimizer.zero_grad()
+        for _ in steps(model):
             first, second = losses_of(model, rows)
             ignoring.backward([first, second])
-            optimizer.step()
         return state(model, first + second)
 
     compare(train)
@@ -265,14 +250,11 @@ def test_gradients_that_are_returned():
 def test_a_gradient_penalty():
     def train(ignoring, rows):
         model = network()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(STEPS):
-            optimizer.zero_grad()
+        for _ in steps(model):
             points = rows.clone().requires_grad_()
             loss = loss_of(model, points)
             (slope,) = ignoring.grad(loss, [points], create_graph=True)
             ignoring.backward(loss + slope.square().sum())
-            optimizer.step()
         return state(model, loss)
 
     compare(train)

@@ -11,6 +11,7 @@ from comparing import (
     loss_of,
     network,
     state,
+    steps,
 )
 from torch.func import functional_call, jacrev, vmap
 
@@ -44,12 +45,9 @@ def test_a_compiled_model(unmarked, backend):
         if hasattr(ignoring, "follow_compiled"):
             ignoring.follow_compiled()
         model = torch.compile(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(STEPS):
-            optimizer.zero_grad()
+        for _ in steps(model):
             loss = loss_of(model, rows)
             ignoring.backward(loss)
-            optimizer.step()
         return state(model, loss)
 
     compare(train)
@@ -69,12 +67,9 @@ def test_a_compiled_selection(unmarked, backend):
         if hasattr(ignoring, "follow_compiled"):
             ignoring.follow_compiled()
         loss_of_rows = torch.compile(loss_of)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(STEPS):
-            optimizer.zero_grad()
+        for _ in steps(model):
             loss = loss_of_rows(model, rows)
             ignoring.backward(loss)
-            optimizer.step()
         return state(model, loss)
 
     compare(train)
@@ -89,14 +84,11 @@ def test_a_compiled_selection(unmarked, backend):
 def test_a_compiled_model_run_eagerly_on_bad_rows(compiler):
     def train(ignoring, rows):
         model = torch.compile(network())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(STEPS):
-            optimizer.zero_grad()
+        for _ in steps(model):
             stance = "default" if is_used(rows).all() else "force_eager"
             with torch.compiler.set_stance(stance):
                 loss = loss_of(model, rows)
             ignoring.backward(loss)
-            optimizer.step()
         return state(model, loss)
 
     compare(train)
@@ -113,13 +105,10 @@ def test_a_compiled_part_behind_a_selection(compiler):
     def train(ignoring, rows):
         model = network()
         head = torch.compile(model[1:])
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(STEPS):
-            optimizer.zero_grad()
+        for _ in steps(model):
             hidden = model[0](rows)[is_used(rows)]
             loss = head(hidden).square().sum()
             ignoring.backward(loss)
-            optimizer.step()
         return state(model, loss)
 
     compare(train)
@@ -146,13 +135,10 @@ def test_a_function_of_ones_own():
     def train(ignoring, rows):
         model = network()
         used = is_used(rows)[:, None]
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(STEPS):
-            optimizer.zero_grad()
+        for _ in steps(model):
             squares = Squared.apply(model(rows))
             loss = torch.where(used, squares, 0.0).sum()
             ignoring.backward(loss)
-            optimizer.step()
         return state(model, loss)
 
     compare(train)
@@ -167,12 +153,9 @@ def test_a_function_of_ones_own_behind_a_selection():
     def train(ignoring, rows):
         model = network()
         used = is_used(rows)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(STEPS):
-            optimizer.zero_grad()
+        for _ in steps(model):
             squares = Squared.apply(model(rows)[used])
             ignoring.backward(squares.sum())
-            optimizer.step()
         return state(model, squares.sum())
 
     compare(train)
@@ -190,13 +173,10 @@ def test_a_function_of_ones_own_with_a_record(request):
     def train(ignoring, rows):
         model = network()
         used = is_used(rows)[:, None]
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(STEPS):
-            optimizer.zero_grad()
+        for _ in steps(model):
             squares = Squared.apply(model(rows))
             loss = torch.where(used, squares, 0.0).sum()
             ignoring.backward(loss)
-            optimizer.step()
         return state(model, loss)
 
     compare(train)
@@ -212,15 +192,12 @@ def test_vmap_and_jacrev_inside_the_loss():
     def train(ignoring, rows):
         model = network()
         used = is_used(rows)[:, None]
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(STEPS):
-            optimizer.zero_grad()
+        for _ in steps(model):
             out = vmap(model)(rows)
             slope = vmap(jacrev(model))(rows)[:, 0]
             terms = out.square() + slope.square()
             loss = torch.where(used, terms, 0.0).sum()
             ignoring.backward(loss)
-            optimizer.step()
         return state(model, loss)
 
     compare(train)

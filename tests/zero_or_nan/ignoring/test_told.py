@@ -1,0 +1,211 @@
+"""What can't be followed gets plain PyTorch's gradient, and one warning names it if something is lost by it."""
+
+import math
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from telling import Exponential, told
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from zero_or_nan import ignoring
+from zero_or_nan.ignoring.engine import passes
+from zero_or_nan.ignoring.engine.masked_pass import Pass
+from zero_or_nan.ignoring.engine.plan import Policy
+
+inf = math.inf
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        assert type(gradient) is Tensor
+        return gradient * 2
+
+
+class Smaller(torch.autograd.Function):
+    """Selects, but nobody outside can know."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.selected = x < 50
+        return torch.where(ctx.selected, x, 0.0)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return torch.where(ctx.selected, gradient, 0.0)
+
+
+def leaf(second=100.0):
+    return torch.tensor([1.0, second], requires_grad=True)
+
+
+def safe(x):
+    return torch.where(x < 50, x.exp(), 0.0)
+
+
+@pytest.mark.parametrize("way", [lambda f, x: f(x), *(
+    lambda f, x, reentrant=reentrant: checkpoint(f, x, use_reentrant=reentrant) for reentrant in (True, False)
+)], ids=["called", "in a reentrant checkpoint", "in a checkpoint"])  # fmt: skip
+@pytest.mark.parametrize("function, is_lost", [(Doubled, False), (Exponential, True)])
+def test_a_users_function_is_named_once_if_something_is_lost(function, is_lost, way):
+    for second, warned in ((2.0, False), (100.0, is_lost)):
+        x = leaf(second)
+        y = way(lambda y: function.apply(function.apply(y * 1)), x.exp().log())
+        _, messages = told(lambda x=x, y=y: ignoring.backward(torch.where(x < 1.5, y, 0.0).sum()))
+        assert x.grad[0] > 2 and bool(x.grad[1].isnan()) == warned
+        assert [message.count(function.__name__) for message in messages] == [1] * warned
+
+
+def test_a_selection_inside_a_users_function_is_told_of_if_it_contaminates():
+    x = leaf()
+    _, (message,) = told(lambda: ignoring.backward(Smaller.apply(x.exp()).sum()))
+    assert x.grad[0] == pytest.approx(math.e) and x.grad[1].isnan() and "Smaller" in message
+
+
+@pytest.mark.skipif(not hasattr(leaf().exp().grad_fn._raw_saved_result, "unpack_hook"),
+                    reason="this PyTorch doesn't tell who unpacks")  # fmt: skip
+def test_a_selection_inside_a_users_function_is_not_told_of_if_it_does_not():
+    x = leaf()
+    _, messages = told(lambda: ignoring.backward(safe(Smaller.apply(x * 2)).sum()))
+    assert x.grad.tolist() == [pytest.approx(2 * math.e**2), 0.0] and not messages
+
+
+def derivative(backward, forward=lambda ctx, x, w: x * w.detach()):
+    """A Function of x and w that nobody has recorded."""
+    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type("Unrecorded", (torch.autograd.Function,), members).apply
+
+
+def accumulating(ctx, gradient):
+    """As a fused kernel does: the gradient of w is written past PyTorch."""
+    ctx.w.main_grad = gradient * ctx.w.main
+    return gradient, None
+
+
+def kept(ctx, x, w):
+    ctx.w = w
+    with torch.enable_grad():
+        ctx.inner = (x.detach() * w * w.main).sum(0, keepdim=True).expand(2)
+    return ctx.inner.detach()
+
+
+def ran_backward(ctx, gradient):
+    """As a checkpoint does: the gradient of w does not come out here."""
+    torch.autograd.backward(ctx.inner, gradient)
+    return gradient, torch.zeros(2)
+
+
+def written(ctx, gradient):
+    return gradient.mul_(torch.tensor([1.0, inf])), torch.zeros(2)
+
+
+def by_numpy(ctx, gradient):
+    return torch.from_numpy(gradient.numpy() * 1), gradient
+
+
+# What a Function does behind a selection, what is done ahead of it, and whether that loses anything.
+UNRECORDED = {
+    "finite": (derivative(lambda ctx, g: (g * 2, g)), lambda x: x, False),
+    "NaN that a selection drops again": (
+        derivative(lambda ctx, g: (g * 1, g)), lambda x: (x - 1).sqrt().relu().sqrt(), False),
+    "NaN": (derivative(lambda ctx, g: (g * torch.tensor([1.0, inf]), g)), lambda x: x, False),
+    "0 times inf later": (derivative(lambda ctx, g: (g * 1, g)), lambda x: ((x - 1).sqrt() * 2).sin() + 1, False),
+    "0 times inf later, after NumPy": (derivative(by_numpy), lambda x: (x - 1).sqrt(), True),
+    "written in place": (derivative(written), lambda x: x, False),
+    "no gradient": (derivative(accumulating, kept), lambda x: x, True),
+    "a pass of its own": (derivative(ran_backward, kept), lambda x: x, True),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("name", UNRECORDED)
+def test_a_users_function_is_told_of_if_something_is_lost(name, create_graph):
+    function, ahead, is_lost = UNRECORDED[name]
+    x, w = (torch.tensor([2.0, 1.0], requires_grad=True) for _ in range(2))
+    w.main = torch.tensor([1.0, inf])
+    _, messages = told(lambda: ignoring.backward(function(ahead(x), w)[:1].sum(), create_graph=create_graph))
+    assert len(messages) == (is_lost or create_graph)  # with a record, a later pass may lose something
+    assert all("could not follow Unrecorded (" in message for message in messages)
+    assert is_lost or create_graph or x.grad.isfinite().all()
+
+
+def test_a_users_function_is_told_of_if_a_mask_is_asked_for():
+    def masked(function, x):
+        return ignoring.grad(function.apply(x)[:1].sum(), x, ignored="masked")[0]
+
+    found, messages = told(lambda: masked(Doubled, leaf()))
+    assert found.get_mask().tolist() == [True, False] and not messages
+    _, (message,) = told(lambda: masked(Exponential, leaf(2.0)))
+    assert "Exponential" in message
+
+
+def test_a_users_function_ahead_of_a_sparse_gradient_is_told_of():
+    table = torch.ones(3, 1, requires_grad=True)
+    function = derivative(lambda ctx, g: (g * float((g * inf).sum()), None))
+    rows = function(F.embedding(torch.tensor([0, 1]), table, sparse=True), torch.ones(1))
+    _, (message,) = told(lambda: ignoring.backward(rows[:1].sum()))
+    assert table.grad.to_dense()[1].isnan() and "Unrecorded" in message
+
+
+# Operators without a rule.
+
+
+@pytest.fixture
+def by_rules(monkeypatch):
+    """Every derivative is followed operator by operator."""
+    monkeypatch.setattr(Pass, "policy", Policy(transfers=False))
+
+
+def test_an_operator_without_a_rule_is_named_and_plain_in_this_pass_alone(by_rules, monkeypatch):
+    x = leaf()
+    with monkeypatch.context() as patch:
+        patch.delitem(ignoring.RULES, torch.ops.aten.mul)
+        _, (message,) = told(lambda: ignoring.backward(safe(x).sum()))
+    assert x.grad[0] == pytest.approx(math.e) and x.grad[1].isnan() and message.count("aten::mul") == 1
+    x.grad = None
+    _, messages = told(lambda: ignoring.backward(safe(x).sum()))
+    assert x.grad.tolist() == [pytest.approx(math.e), 0.0] and not messages
+
+
+def test_a_rule_of_the_library_that_fails_is_told_of_as_a_bug(by_rules, monkeypatch):
+    monkeypatch.setitem(ignoring.RULES, torch.ops.aten.mul, lambda op, *args: {}["a mistake"])
+    monkeypatch.setattr(Pass, "raises_bugs", False)
+    x = leaf()
+    _, (message,) = told(lambda: ignoring.backward(safe(x).sum()))
+    assert x.grad[0] == pytest.approx(math.e) and x.grad[1].isnan()
+    assert all(part in message for part in ("aten::mul", "KeyError", "report"))
+
+
+def test_an_operator_without_a_rule_that_met_nothing_ignored_is_not_told_of(monkeypatch):
+    monkeypatch.delitem(ignoring.RULES, torch.ops.aten.mul)
+    monkeypatch.setattr(passes, "is_safe", lambda *_: False)
+    x = leaf(2.0)
+    _, messages = told(lambda: ignoring.backward((x * 3.0 * torch.tensor([1.0, 0.0])).sum()))
+    assert x.grad.tolist() == [3.0, 0.0] and not messages
+
+
+@pytest.mark.parametrize("compiler", [False, True], ids=["alone", "beside the compiler"])
+def test_a_warning_names_the_users_line(compiler, monkeypatch, recwarn):
+    import torch._dynamo  # noqa: F401
+
+    if not compiler:
+        monkeypatch.delitem(sys.modules, "torch._dynamo")
+    x = leaf()
+    loss = Exponential.apply(x.exp())[:1].sum()
+    for call in (
+        lambda: ignoring.backward(loss, retain_graph=True),
+        lambda: ignoring.grad(loss, [x], ignored="masked", retain_graph=True),
+    ):
+        recwarn.clear()
+        call()
+        (warning,) = [one for one in recwarn if str(one.message).startswith("ignoring")]
+        assert (warning.category, warning.filename) == (UserWarning, __file__)
+        assert warning.lineno == call.__code__.co_firstlineno
