@@ -20,13 +20,17 @@ files that are named after it, so you can read on from any file.
    into compiled code. `shadow` runs this backward pass first with `ignoring`, in a sandbox. That pass sends no gradient
    to the -inf.
 3. `report/` says it. `narration` writes what was found into the report, in your names. `course` says whether the
-   training diverged before. `report` is what you read, as HTML by `notebook`, with `remedies`: `ignoring.backward`.
+   training diverged before. `report` is what you read, as HTML by `notebook`, with `remedies`: `ignoring.backward`. If
+   the loss uses the element, `trial` looks for another way to write the formula, and runs it on your numbers. `exact`
+   runs the formula in float64, and finds out whether only a number on the way to the failure was lost.
 4. `births/` finds out where and why. `attribution`: `log` made the -inf of finite numbers, so the -inf was *born*
    there, and `clamp` took it. `nodes`: what was born at a node in backward, and in which call a node was made.
    `calls` lets a call run again with other numbers. `arithmetic`: `log(0) = -inf`, as text. `diagnosis`: the loss
    ignores the element, because `clamp` cut it off, so the origin is *contaminated*. `findings` has what is known of
-   tensors and nodes, and `provenance` the births that a tensor comes from.
-5. `program/` reads your program. `code`: the line of a call, and what the name of its function says. `tensors`: which
+   tensors and nodes. `history` keeps the last calls, so that a formula can run again; `call` is one of them.
+   `provenance` has the births that a tensor comes from.
+5. `program/` reads your program. `expression`: what you wrote in the line of a call. `code`: the line of a call, and
+   what the name of its function says. `tensors`: which
    of a tensor's numbers are not finite. They are read out of sight of your modes and profilers.
 """
 

@@ -117,7 +117,7 @@ def with_a_bad_weight():
 def with_breaks(x):
     a = x.log()
     print(end="")
-    b = a.exp() * a
+    b = a * 2
     print(end="")
     return b.sum() * 3
 

@@ -454,7 +454,7 @@ def applied(name):
         report = report_of(tried.program)
         assert (report.origins[0].kind, report.origins[0].operator) == (kind, operator), report
         first = report.origins[0]
-        code = advice_on(first) if kind in ("undefined", "overflow") else first.remedy
+        code = advice_on(first) if "ried on your numbers" in first.remedy else first.remedy
     if operator != "backward":
         x.grad = None
     ran = statements(code) if tried.only is None else [statements(code)[tried.only]]

@@ -8,8 +8,10 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import io
 import linecache
 import re
+import tokenize
 from collections.abc import Iterator
 from itertools import islice
 from types import CodeType
@@ -81,7 +83,7 @@ def expression_at(place: Place, name: str) -> Expression | None:
 @functools.lru_cache(256)
 def _expression(code: CodeType, instruction: int, line: int, name: str) -> Expression | None:
     source = linecache.getline(code.co_filename, line)
-    text = source.strip()
+    text = _without_comment(source).strip()
     tree = _parsed(text)
     where = next(islice(code.co_positions(), instruction // 2, None), (None, None, None, None))
     if where[2] is None or where[3] is None:
@@ -109,6 +111,15 @@ _SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp
 
 def _spans(scope: Any, at: int) -> bool:
     return bool(scope.col_offset <= at < scope.end_col_offset)
+
+
+def _without_comment(source: str) -> str:
+    """A line of source without the comment at its end."""
+    with contextlib.suppress(tokenize.TokenError, IndentationError):
+        for token in tokenize.generate_tokens(io.StringIO(source.lstrip()).readline):
+            if token.type == tokenize.COMMENT:
+                return source[: len(source) - len(source.lstrip()) + token.start[1]]
+    return source
 
 
 def _parsed(text: str) -> ast.Module | None:

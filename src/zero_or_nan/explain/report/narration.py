@@ -196,7 +196,8 @@ class Narration:
             tie=diagnosis.tie,
         )
         advice = NOTHING_TRIED
-        if verdict.kind in ("undefined", "overflow") and len(self._narrated) < _MOST_TRIALS:
+        is_trial = verdict.kind in ("undefined", "overflow") and not birth.optimizer
+        if is_trial and len(self._narrated) < _MOST_TRIALS:
             advice = advice_on(self._history.chains(birth))
         origin.replaces, origin.exact = advice.replaces, advice.exact
         alone = replace(birth, place=place._replace(module=None), half=None, made_of=())
