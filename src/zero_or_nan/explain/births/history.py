@@ -143,10 +143,12 @@ class Chain:
     Attributes:
         call: the last call.
         made: by the identity of a tensor, the tensor and the call that computed it.
+        wanted: the identities of the tensors that had a gradient.
     """
 
     call: Call
     made: dict[int, tuple[Tensor, Call]] = field(default_factory=dict)
+    wanted: set[int] = field(default_factory=set)
 
     def of(self, tensor: Any) -> Call | None:
         """The call that computed a tensor, if it is in the chain."""
@@ -159,7 +161,8 @@ class Chain:
 
     def checked(self) -> Chain:
         """The chain without calls that do not give, run again, what they gave."""
-        return Chain(self.call, {key: pair for key, pair in self.made.items() if _gives(pair[1], pair[0])})
+        made = {key: pair for key, pair in self.made.items() if _gives(pair[1], pair[0])}
+        return Chain(self.call, made, self.wanted)
 
     def run(self, dtype: torch.dtype | None = None, given: Mapping[int, Tensor] = MappingProxyType({})) -> Run:
         """Run the chain again, and record a graph.
@@ -172,7 +175,7 @@ class Chain:
         run = Run({}, {}, None)
         with without_side_effects(), torch.enable_grad():
             for key, value in given.items():
-                run.take(key, value, dtype)
+                run.take(key, value, dtype, key in self.wanted)
             run.result = self._result(self.call, run, dtype)
         return run
 
@@ -195,7 +198,7 @@ class Chain:
         if id(tensor) not in run.values:
             call = self.of(tensor)
             if call is None:
-                run.take(id(tensor), tensor, dtype)
+                run.take(id(tensor), tensor, dtype, id(tensor) in self.wanted)
             else:
                 run.values[id(tensor)] = self._result(call, run, dtype)
         return run.values[id(tensor)]
@@ -215,12 +218,13 @@ class Run:
     leaves: dict[int, Tensor]
     result: Any
 
-    def take(self, key: int, tensor: Tensor, dtype: torch.dtype | None) -> None:
-        """Take a tensor as it is, as a leaf."""
+    def take(self, key: int, tensor: Tensor, dtype: torch.dtype | None, wanted: bool) -> None:
+        """Take a tensor as it is; as a leaf, if its gradient is wanted."""
         value = on_copies(tensor)
         if value.is_floating_point():
-            value = (value if dtype is None else value.to(dtype)).requires_grad_()
-            self.leaves[key] = value
+            value = value if dtype is None else value.to(dtype)
+            if wanted:
+                self.leaves[key] = value.requires_grad_()
         self.values[key] = value
 
 
@@ -233,7 +237,10 @@ def chain_of(call: Call, history: History) -> Chain:
         if isinstance(thing, Tensor):
             if id(thing) not in detached:
                 detached[id(thing)] = copy = thing.detach()
-                step = history.of(thing) if depth else None
+                if thing.requires_grad:
+                    chain.wanted.add(id(copy))
+                is_leaf = thing.requires_grad and thing.grad_fn is None
+                step = history.of(thing) if depth and not is_leaf else None
                 if step is not None:
                     chain.made[id(copy)] = copy, of(step.call, depth - 1)
             return detached[id(thing)]

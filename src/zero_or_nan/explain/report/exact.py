@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import linecache
 import math
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -52,6 +53,8 @@ def slope(result: Tensor, at: tuple[int, ...], leaves: Mapping[int, Tensor]) -> 
 
 
 def _gradients(result: Tensor, leaves: Mapping[int, Tensor], weights: Tensor) -> Mapping[int, Tensor]:
+    if not leaves or not result.requires_grad:
+        return {key: torch.zeros_like(leaf) for key, leaf in leaves.items()}
     with without_side_effects(), torch.enable_grad():
         options = {"allow_unused": True, "materialize_grads": True, "retain_graph": True}
         return dict(zip(leaves, torch.autograd.grad(result, list(leaves.values()), weights, **options), strict=True))
@@ -84,7 +87,7 @@ class Lost(NamedTuple):
 def lost_on_the_way(chain: Chain) -> Lost | None:
     """The first number that was lost; None if the last call gives no number in exact arithmetic either."""
     was = chain.run()
-    if not isinstance(was.result, Tensor) or not was.leaves or not was.result.requires_grad:
+    if not isinstance(was.result, Tensor):
         return None
     right = _cured(*_both(chain))
     for key, value in chain.run(torch.float64).values.items():
@@ -170,24 +173,30 @@ def in_a_wider_dtype(chain: Chain) -> tuple[str, int] | None:
     if any(bool(not_finite(each.to(before.value.dtype)).any()) for each in found.parts):
         return None
     calls = [call for _, call in chain.made.values()] + [chain.call]
-    names: dict[str, None] = {}
-    for key in run.leaves:
-        texts = [text for call in calls for text in _names(call, key)]
-        if not texts or not texts[0].isidentifier():
-            return None
-        names[texts[0]] = None
     first = min((call.place for call in calls), key=lambda place: place.line)
+    names: dict[str, None] = {}
+    is_in_one_line = True
+    for key in run.leaves:
+        uses = [(text, call.place.line) for call in calls for text in _names(call, key)]
+        if not uses or not uses[0][0].isidentifier():
+            return None
+        names[uses[0][0]] = None
+        is_in_one_line &= {line for _, line in uses} == {first.line}
     line = linecache.getline(first.filename, first.line).strip()
-    if any(call.place.code is not first.code for call in calls) or any(is_bound(name, line) for name in names):
+    if (
+        not names
+        or any(call.place.code is not first.code for call in calls)
+        or any(is_bound(name, line) for name in names)
+    ):
         return None
     method = "double" if wider is torch.float64 else "float"
-    convert = f"{', '.join(names)} = {', '.join(f'{name}.{method}()' for name in names)}"
-    value, *_ = found.parts
+    if is_in_one_line:
+        code = re.sub(rf"\b({'|'.join(names)})\b", rf"\1.{method}()", line)
+    else:
+        code = f"{', '.join(names)} = {', '.join(f'{name}.{method}()' for name in names)}\n{line}"
     at = int(not_finite(before.value).flatten().int().argmax())
-    told = (
-        f"# tried on your numbers, in {str(wider).removeprefix('torch.')}: value {number(value.flatten()[at].item())}"
-    )
-    return f"{told}, and the gradients are finite\n{convert}\n{line}", first.line
+    measured = f"value {number(found.value.flatten()[at].item())}, and finite gradients"
+    return f"# tried on your numbers, in {str(wider).removeprefix('torch.')}: {measured}\n{code}", first.line
 
 
 def _names(call: Call, key: int) -> list[str]:

@@ -133,11 +133,9 @@ def tried(chain: Chain, chains: Sequence[Chain], is_lost: bool) -> Iterator[Trie
         is_lost: whether the failed call has a number in exact arithmetic. Then there is nothing to choose.
     """
     for each in REWRITES.get(chain.call.name, ()):
-        if each.choice and is_lost:
-            continue
         for match in _matches(each.pattern, chain.call, chain, Match({}, ())):
             if any(_is_same(call, chains[-1].call) for call in match.replaced):
-                found = _try(each, match, chain, chains)
+                found = _try(each, match, chain, chains, is_lost)
                 if found is not None:
                     yield found
 
@@ -207,40 +205,43 @@ def _matches_of_each(pairs: Sequence[tuple[ast.expr, Any]], chain: Chain, match:
 # Whether a rewrite gives the right numbers.
 
 
-def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain]) -> Tried | None:
+def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], is_lost: bool) -> Tried | None:
     names = match.names
     given = {id(thing): thing for thing in names.values() if isinstance(thing, Tensor)}
     try:
         before = _by_program(chain, given, None)
         exact = _by_program(chain, given, torch.float64)
-        rewritten = _by_rewrite(rewrite, names, given, None)
+        rewritten = _by_rewrite(rewrite, names, chain.wanted, given, None)
         after = outcome(rewritten.result, rewritten.leaves)
         if all(bool(torch.isfinite(part).all()) for part in before.parts):
             return None  # it does not fail by itself: what arrived in backward was too large
-        if after.value.shape != before.value.shape or not _agrees(after, before, exact, bool(rewrite.choice)):
-            return None
-        if rewrite.choice and not all(_keeps(later, chain.call, after.value) for later in chains):
-            return None
-        if rewrite.choice and not _is_limit(chain, after.value):
-            return None
+        is_exact = after.value.shape == before.value.shape and _agrees(after, before, exact, False)
+        if not is_exact:
+            may_choose = rewrite.choice and not is_lost and after.value.shape == before.value.shape
+            if not may_choose or not _agrees(after, before, exact, True):
+                return None
+            if not all(_keeps(later, chain.call, after.value) for later in chains) or not _is_limit(chain, after.value):
+                return None
         for seed in range(_ORDINARY):
             ordinary = _ordinary(given, seed)
             program = _by_program(chain, ordinary, torch.float64)
-            once_more = _by_rewrite(rewrite, names, ordinary, torch.float64)
+            once_more = _by_rewrite(rewrite, names, chain.wanted, ordinary, torch.float64)
             if not _is_near(outcome(once_more.result, once_more.leaves), program):
                 return None
     except (AttributeError, RuntimeError, TypeError, ValueError, IndexError):  # the code does not fit the arguments
         return None
-    return Tried(*_line(rewrite, match), rewrite.choice, *_measured(before, rewritten))
+    return Tried(*_line(rewrite, match), "" if is_exact else rewrite.choice, *_measured(before, rewritten))
 
 
 def _measured(before: Outcome, rewritten: Run) -> tuple[float, float]:
     """The first element of a result that was not finite, and one of its derivatives, by what was not finite before."""
     at = _first(not_finite(before.value))
+    value = rewritten.result[at].item()
     bad = [key for key, found in before.gradients.items() if bool(not_finite(found).any())]
-    key = bad[0] if bad else next(iter(before.gradients))
-    gradient = slope(rewritten.result, at, rewritten.leaves)[key]
-    return rewritten.result[at].item(), gradient[_first(not_finite(before.gradients[key]))].item()
+    key = next(iter([*bad, *before.gradients]), None)
+    if key is None:
+        return value, 0.0
+    return value, slope(rewritten.result, at, rewritten.leaves)[key][_first(not_finite(before.gradients[key]))].item()
 
 
 def _first(elements: Tensor) -> tuple[int, ...]:
@@ -297,11 +298,15 @@ def _by_program(chain: Chain, given: Mapping[int, Tensor], dtype: torch.dtype | 
 
 
 def _by_rewrite(
-    rewrite: Rewrite, names: Mapping[str, Any], given: Mapping[int, Tensor], dtype: torch.dtype | None
+    rewrite: Rewrite,
+    names: Mapping[str, Any],
+    wanted: set[int],
+    given: Mapping[int, Tensor],
+    dtype: torch.dtype | None,
 ) -> Run:
     run = Run({}, {}, None)
     for key, tensor in given.items():
-        run.take(key, tensor, dtype)
+        run.take(key, tensor, dtype, key in wanted)
     with without_side_effects(), torch.enable_grad():
         values = {name: run.values.get(id(thing), thing) for name, thing in names.items()}
         run.result = eval(rewrite.code, {"torch": torch, "F": F}, values)
@@ -336,13 +341,12 @@ def _agrees(after: Outcome, before: Outcome, exact: Outcome, chooses: bool) -> b
     for now, was, right in pairs:
         if bool(not_finite(now).any()):
             return False
-        known = torch.isfinite(right)
-        # Exact arithmetic has no number there: the program had none either, and the rewrite chooses one.
+        known = torch.isfinite(right.to(was.dtype))
+        # There is no such number, or the dtype has none. The program had none either, and the rewrite chooses one.
         if not chooses and not bool(known.all()):
             return False
-        fits = known & (right.abs() < torch.finfo(was.dtype).max)
         rtol, atol = _CLOSE.get(was.dtype, 1e-4), _least(was, right)
-        if not torch.allclose(now.double()[fits], right[fits], rtol=rtol, atol=atol):
+        if not torch.allclose(now.double()[known], right[known], rtol=rtol, atol=atol):
             return False
     return True
 

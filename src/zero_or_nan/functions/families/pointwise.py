@@ -235,12 +235,15 @@ for most in (20, 10):  # the second for float16
 for name in ("log", "log2", "log10"):
     rewrite(f"{name}(x)", f"x.clamp_min(1e-8).{name}()", "a number below 1e-8 counts as 1e-8, with a slope of 0")
 rewrite("log1p(x)", "x.clamp_min(-1 + 1e-6).log1p()", "a number below -1 + 1e-6 counts as this one, with a slope of 0")
-for name in ("acos", "asin", "atanh"):
+for name in ("acos", "asin"):
     rewrite(
         f"{name}(x)",
         f"torch.where(x.abs() < 1, torch.where(x.abs() < 1, x, 0).{name}(), x.detach().clamp(-1, 1).{name}())",
         "the slope at -1 and 1 is 0",
     )
+rewrite(
+    "atanh(x)", "x.clamp(-1 + 1e-6, 1 - 1e-6).atanh()", "a number beyond 1 - 1e-6 counts as this one, with a slope of 0"
+)
 rewrite("logit(x)", "x.logit(eps=1e-6)", "the slope at 0 and 1 is 0")
 
 

@@ -1,0 +1,165 @@
+"""A remedy that stands in a report ran on the numbers of the call: what it gives, how it is written, what is refused.
+
+Each program is a file of its own, so that a remedy can be pasted into it, and the file can run again.
+"""
+
+import linecache
+import textwrap
+
+import pytest
+import torch
+
+from zero_or_nan import explain
+
+HEAD = "import torch\nimport torch.nn.functional as F\n"
+
+
+@pytest.fixture
+def first(tmp_path, monkeypatch):
+    """Explains a program, and gives the first origin."""
+    monkeypatch.chdir(tmp_path)
+
+    def explained(source, head=HEAD):
+        (tmp_path / "program.py").write_text(head + textwrap.dedent(source))
+        linecache.checkcache()
+        with explain() as report:
+            ran(tmp_path / "program.py")
+        return report.origins[0]
+
+    return explained
+
+
+def ran(path):
+    """The variables of a program."""
+    names = {}
+    exec(compile(path.read_text(), str(path), "exec"), names)
+    return names
+
+
+def pasted(path, origin):
+    """The variables of a program, with the remedy in place of the line that it replaces."""
+    lines = path.read_text().splitlines()
+    line = lines[origin.replaces - 1]
+    indent = line[: len(line) - len(line.lstrip())]
+    lines[origin.replaces - 1 : origin.replaces] = [indent + each for each in origin.remedy.splitlines()]
+    path.write_text("\n".join(lines))
+    return ran(path)
+
+
+def leaf(values, dtype="torch.float32"):
+    return f"x = torch.tensor({values}, dtype={dtype}, requires_grad=True)\n"
+
+
+EXACT = {  # the numbers of x, the lines that fail, and the beginning of the line that is written
+    "softmax": ([200.0, 1.0], "p = x.softmax(-1)\nloss = -torch.log(p)[1]", "loss = -F.log_softmax(x, dim=-1)[1]"),
+    "sigmoid": ([-200.0], "p = torch.sigmoid(x)\nloss = -p.log().sum()", "loss = -F.logsigmoid(x).sum()"),
+    "one minus": ([30.0], "p = torch.sigmoid(x)\nloss = -torch.log(1 - p).sum()", "loss = -F.logsigmoid(-x).sum()"),
+    "softplus": ([100.0], "loss = torch.log(torch.exp(2 * x) + 1).sum()", "loss = F.softplus(2 * x).sum()"),
+    "softmax by hand": (
+        [100.0, 99.0], "e = x.exp()\np = e / e.sum(0, keepdim=True)\nloss = p.square().sum()", "p = x.softmax(0)",
+    ),
+    "exponentials": ([100.0, 99.0], "loss = x.exp().sum(0).log()", "loss = x.logsumexp(0)"),
+    "a weight of 0": (
+        [100.0, 1.0], "a = torch.tensor([0.0, 2.0])\nloss = (x.exp() * a).sum()", "loss = (torch.where(a == 0, 0, ",
+    ),
+    "in float64": (
+        [-200.0, -203.0], "power = x.exp()\np = power / power.sum()\nloss = p.square().sum()",
+        "power = x.double().exp()",
+    ),
+    "float16": ([300.0, 1.0], "s = x * x\nloss = s.sum().sqrt()", "loss = torch.linalg.vector_norm(x)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_it_gives_the_gradient_of_float64(first, tmp_path, name):
+    numbers, source, line = EXACT[name]
+    origin = first(leaf(numbers, f"torch.{name if name == 'float16' else 'float32'}") + f"{source}\nloss.backward()\n")
+    assert "# tried on your numbers" in origin.remedy, origin
+    assert [each for each in origin.remedy.splitlines() if each.startswith(line)], origin
+    gradient = pasted(tmp_path / "program.py", origin)["x"].grad.double()
+    wide = {}
+    exec(HEAD + leaf(numbers, "torch.float64") + f"{source}\nloss.backward()", wide)
+    torch.testing.assert_close(gradient, wide["x"].grad, rtol=1e-2 if name == "float16" else 1e-4, atol=1e-7)
+
+
+CHOICES = {
+    "root": (leaf([0.0, 4.0]) + "loss = x.sqrt().sum()", "the slope at 0 is 0", [0.0, 0.25]),
+    "length": (
+        leaf([[0.0, 0.0], [3.0, 4.0]]) + "loss = (x**2).sum(-1).sqrt().sum()", "a length of 0", [[0.0, 0.0], [0.6, 0.8]],
+    ),
+    "entropy": (leaf([0.0, 1.0]) + "loss = (x * x.log()).sum()", "0 times a logarithm is 0", [0.0, 1.0]),
+    "logarithm": (leaf([0.0, 2.0]) + "loss = x.log().sum()", "a number below 1e-8", [0.0, 0.5]),
+    "angle": (leaf([1.0, 0.0]) + "loss = x.acos().sum()", "the slope at -1 and 1 is 0", [0.0, -1.0]),
+    "quotient": (leaf([0.0, 2.0]) + "loss = (x / torch.tensor([0.0, 4.0])).sum()", "a / 0 is 0", [0.0, 0.25]),
+    "too large": (leaf([100.0, 1.0]) + "loss = x.exp().sum()", "an exponent above 20", [0.0, 2.7182818]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_it_says_what_it_chooses(first, tmp_path, name):
+    source, choice, gradient = CHOICES[name]
+    origin = first(f"{source}\nloss.backward()\n")
+    assert origin.remedy.startswith("# a choice: ") and choice in origin.remedy.splitlines()[0], origin
+    names = pasted(tmp_path / "program.py", origin)
+    assert names["loss"].isfinite()
+    torch.testing.assert_close(names["x"].grad, torch.tensor(gradient))
+
+
+REFUSED = {
+    "the limit is another": leaf([0.0]) + "w = torch.sin(0.75 * x) / torch.sin(x)\nloss = w.sum()",
+    "what follows is right": leaf([0.0]) + "v = (2 + x) / (x * 0 + 0)\nloss = torch.tanh(v).sum() * x.sum()",
+    "a number on the way was lost": leaf([4e-13, 1e-13]) + "loss = 1 - (x.mean() / torch.sqrt((x * x).mean() ** 2))",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_no_choice_gives_a_wrong_number(first, name):
+    origin = first(f"{REFUSED[name]}\nloss.backward()\n")
+    assert "a / 0 is 0" not in origin.remedy and "the slope at 0" not in origin.remedy, origin
+
+
+def test_a_number_that_was_lost_is_named(first):
+    origin = first(leaf([-110.0, 1.0]) + "std = F.softplus(x)\nz = torch.ones(2) / std\nz.sum().backward()")
+    lost = "softplus(-110) in line 4 is 1.68891e-48, and float32 has nothing so small and gives 0"
+    assert origin.exact == f"and its exact value is 5.92097e47: {lost}"
+    assert origin.replaces == 4 and origin.remedy.splitlines()[-1] == "std = F.softplus(x) + 1e-6"
+    origin = first(leaf([30.0]) + "p = torch.sigmoid(x)\nq = 1 - p\n(1 / q).sum().backward()")
+    assert origin.exact.endswith("1 - p in line 5 is 9.34808e-14, and in float32 rounding gives 0"), origin.exact
+
+
+def test_a_name_that_means_another_tensor_is_not_used(first):
+    origin = first(leaf([-200.0]) + "y = x * 1\ny = torch.sigmoid(y)\ny.log().sum().backward()")
+    assert origin.replaces is None
+    assert origin.remedy.splitlines()[1:] == [
+        "# in place of log in line 6",
+        "# x is an operand of sigmoid in line 5",
+        "F.logsigmoid(x)",
+    ]
+
+
+def test_a_long_operand_is_written_once_unless_it_is_in_a_lambda(first):
+    origin = first(leaf([0.0, 0.5]) + "loss = (2 * x).acos().sum() + (x + 1).asin().sum()\nloss.backward()")
+    assert origin.remedy.splitlines()[1].count("x + 1") + origin.remedy.count("2 * x") >= 1
+    origin = first(leaf([0.0, 4.0]) + "(lambda a: (a * 2).sqrt().sum())(x).backward()")
+    assert origin.remedy.splitlines()[-1].count("a * 2") == 3
+
+
+def test_without_the_import_of_functional_the_whole_name_is_written(first):
+    source = leaf([-200.0]) + "p = torch.sigmoid(x)\np.log().sum().backward()"
+    assert first(source, head="import torch\n").remedy.splitlines()[-1] == (
+        "torch.nn.functional.logsigmoid(x).sum().backward()"
+    )
+
+
+def test_what_was_changed_in_place_since_is_not_tried(first):
+    origin = first(
+        leaf([-200.0, 1.0]) + "y = x * 1\np = torch.sigmoid(y)\nloss = p.log().sum()\ny.fill_(3)\nloss.backward()"
+    )
+    assert "logsigmoid" not in origin.remedy
+
+
+def test_what_draws_random_numbers_is_not_run_again_as_if_it_did_not(first):
+    origin = first(
+        "torch.manual_seed(0)\n" + leaf([0.0, 4.0]) + "y = F.dropout(x, 0.5)\nloss = y.sqrt().sum()\nloss.backward()"
+    )
+    assert origin.operator == "sqrt" and "Tried on your numbers: value 0, gradient 0" in origin.remedy

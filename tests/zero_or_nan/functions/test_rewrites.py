@@ -1,0 +1,64 @@
+"""Each rewrite computes what its pattern does, in value and gradient, and is finite where it chooses a number."""
+
+import ast
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from zero_or_nan.functions.rewrites import REWRITES, function_in, operands_in, rewrite
+
+EVERY = [each for rewrites in REWRITES.values() for each in rewrites]
+CALLED = {name: getattr(torch, name) for name in "abs acos asin atan atanh exp log log10 log1p log2 logit".split()}
+CALLED |= {name: getattr(torch, name) for name in "neg prod rsqrt sigmoid softmax sqrt square sum tanh".split()}
+CALLED |= {"det": torch.det, "norm": lambda x, dim=None: x.norm(dim=dim, keepdim=dim is not None)}
+
+
+def text(each):
+    return ast.unparse(each.pattern)
+
+
+def outcome(code, names, values):
+    """The value of an expression, and its gradient by each tensor."""
+    leaves = {name: value.clone().requires_grad_() for name, value in values.items()}
+    result = eval(code, {"torch": torch, "F": F, **CALLED}, {**names, **leaves})
+    weights = torch.linspace(1, 2, result.numel(), dtype=result.dtype).reshape(result.shape)
+    gradients = torch.autograd.grad(result, list(leaves.values()), weights, allow_unused=True, materialize_grads=True)
+    return [result.detach(), *gradients]
+
+
+@pytest.mark.parametrize("each", EVERY, ids=lambda each: f"{text(each)} by {each.code}")
+def test_it_computes_the_same(each):
+    generator = torch.Generator().manual_seed(len(each.code))
+    used = {node.id for node in ast.walk(each.pattern) if isinstance(node, ast.Name)} - set(CALLED)
+    keepdim = "/" in text(each) and "sum" in text(each)
+    names = {"dim": -1, "keepdim": keepdim, "p": 3.0 if "**" in text(each) else None}
+    tensors = [name for name in sorted(used) if name not in names or name == "p" and "**" not in text(each)]
+    values = {name: torch.rand(3, 3, generator=generator, dtype=torch.float64) * 0.8 + 0.1 for name in tensors}
+    pattern = text(each).replace("sum(exp(a), dim)", "sum(exp(a), dim, keepdim=True)")
+    for by_pattern, by_code in zip(outcome(pattern, names, values), outcome(each.code, names, values), strict=True):
+        torch.testing.assert_close(by_code, by_pattern)
+
+
+AT_ITS_POINT = {
+    "log(x)": [0.0, 2.0], "log2(x)": [0.0, 2.0], "log10(x)": [0.0, 2.0], "log1p(x)": [-1.0, 2.0],
+    "sqrt(x)": [0.0, 2.0], "rsqrt(x)": [0.0, 2.0], "acos(x)": [1.0, -1.0], "asin(x)": [1.0, -1.0],
+    "atanh(x)": [1.0, 0.5], "logit(x)": [0.0, 1.0], "exp(x)": [1e3, 1.0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("each", [each for each in EVERY if text(each) in AT_ITS_POINT], ids=text)
+def test_where_it_chooses_it_is_finite(each):
+    x = torch.tensor(AT_ITS_POINT[text(each)], dtype=torch.float64)
+    assert each.choice
+    assert not all(part.isfinite().all() for part in outcome(text(each), {}, {"x": x}))
+    assert all(part.isfinite().all() for part in outcome(each.code, {}, {"x": x}))
+
+
+def test_a_pattern_is_read_from_outside():
+    parsed = ast.parse("log(1 - sigmoid(x))", mode="eval").body
+    assert function_in(parsed) == "log"
+    (inner,) = operands_in(parsed)
+    assert function_in(inner) == "sub" and [ast.unparse(part) for part in operands_in(inner)] == ["1", "sigmoid(x)"]
+    with pytest.raises(ValueError, match="^x calls no function"):
+        rewrite("x", "x")
