@@ -1,4 +1,7 @@
+"""A figure shows the arithmetic of an element only if recomputing it gives the bits that the node passed on."""
+
 import dataclasses
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -108,21 +111,14 @@ def test_a_rule_gives_the_very_bits(function):
 
 @pytest.mark.parametrize("function", CASES)
 def test_no_rule_is_believed_when_the_node_passed_on_something_else(function):
-    _, compute = CASES[function]
     x = leaf(*X)
-    y = compute(x)
-    steps = record(y, {"x": x}, torch.ones_like(y))
-    for step in steps:
+    y = CASES[function][1](x)
+    for step in record(y, {"x": x}, torch.ones_like(y)):
         for sent in step.sends:
             value = sent.value["vanilla"]
-            other = dataclasses.replace(value, data=torch.full_like(value.data, 0.123))
-            assert arithmetic(step, dataclasses.replace(sent, value={"vanilla": other})) is None
-            wider = dataclasses.replace(value, data=value.data.double())
-            assert arithmetic(step, dataclasses.replace(sent, value={"vanilla": wider})) is None
-
-
-def other(compute, slot, formula, **operands):
-    return pytest.param(compute, slot, formula, id=formula)
+            for data in (torch.full_like(value.data, 0.123), value.data.double()):
+                other = dataclasses.replace(value, data=data)
+                assert arithmetic(step, dataclasses.replace(sent, value={"vanilla": other})) is None
 
 
 @pytest.mark.parametrize(
@@ -165,14 +161,10 @@ def test_what_no_rule_says_is_not_made_up(compute):
     y = compute(x)
     for step in record(y, {"x": x}, torch.ones_like(y)):
         if step.function in ("add", "addmm", "linalg_vector_norm", "cumsum", "pow"):
-            sent = step.sends[-1]
-            made = arithmetic(step, sent)
-            assert made is None or outcome(made.value).texts(None) == outcome(sent.value["vanilla"].data).texts(None)
-            assert made is None
+            assert arithmetic(step, step.sends[-1]) is None
 
 
-@pytest.mark.parametrize("dim", [0, 1, -1, (0, 1), [-1, 0]])
-@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize(("dim", "keepdim"), [(0, False), (-1, True), ((0, 1), False), ([-1, 0], True)])
 @pytest.mark.parametrize("function", ["sum", "mean", "nansum"])
 def test_reductions_along_dimensions(function, dim, keepdim):
     x = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], requires_grad=True)
@@ -180,8 +172,7 @@ def test_reductions_along_dimensions(function, dim, keepdim):
     step, sent = first(y, {"x": x}, gradient=torch.arange(1.0, y.numel() + 1).reshape(y.shape))
     made = arithmetic(step, sent)
     assert made is not None and outcome(made.value).texts() == sent.value["vanilla"].texts()
-    if function == "mean":
-        assert made.formula == f"grad ÷ {6 // y.numel()}"
+    assert function != "mean" or made.formula == f"grad ÷ {6 // y.numel()}"
 
 
 @pytest.mark.parametrize("options", [{"alpha": 2}, {"beta": 2}])
@@ -198,14 +189,9 @@ def test_a_power_is_told_with_its_exponent(exponent, formula):
     assert arithmetic(*first((x**exponent).sum(), {"x": x}, "pow")).formula == formula
 
 
-def test_a_dimension_that_is_counted_from_the_end():
-    x = torch.ones(2, 3, 2, requires_grad=True)
-    y = x.sum(dim=-2)
-    step, sent = first(y, {"x": x}, gradient=torch.arange(4.0).reshape(2, 2))
-    assert arithmetic(step, sent) is not None
-    z = torch.ones(3, 2, 3, requires_grad=True)
-    y = z.select(-1, -1)
-    step, sent = first(y, {"z": z}, gradient=torch.arange(6.0).reshape(3, 2))
+def test_an_index_is_counted_from_the_end():
+    x = torch.ones(3, 2, 3, requires_grad=True)
+    step, sent = first(x.select(-1, -1), {"x": x}, gradient=torch.arange(6.0).reshape(3, 2))
     assert arithmetic(step, sent) is not None
 
 
@@ -298,11 +284,7 @@ def test_bits_agree_only_with_their_signs():
 
 @pytest.mark.parametrize("error", [KeyError, TypeError, RuntimeError, IndexError])
 def test_a_rule_that_does_not_know_what_a_release_saves_says_nothing(monkeypatch, error):
-    def strange(node):
-        raise error
-        yield
-
-    monkeypatch.setitem(RULES, "exp", strange)
+    monkeypatch.setitem(RULES, "exp", Mock(side_effect=error))
     x = leaf(1.0)
     assert arithmetic(*first(x.exp(), {"x": x})) is None
 

@@ -1,3 +1,5 @@
+"""The figure of a backward pass says every step in text, in tables without a script, and to who cannot see it."""
+
 import re
 import xml.etree.ElementTree as ET
 from html import unescape
@@ -89,8 +91,8 @@ def test_without_nan_the_last_step_is_the_first_to_see():
     x = leaf(1.0, 2.0)
     figure = BackwardFigure(record(x.exp().sum(), {"x": x}), "")
     assert figure.first == 2 and "NaN is born" not in figure.text()
-    key = parsed(figure)[-1]
-    assert key.text is None and "thick frame" not in "".join(key.itertext()) and "dashed" not in "".join(key.itertext())
+    key = "".join(parsed(figure)[-1].itertext())
+    assert "thick frame" not in key and "dashed" not in key
 
 
 def test_who_can_not_see_it_is_told_the_graph_and_what_happens():
@@ -100,21 +102,14 @@ def test_who_can_not_see_it_is_told_the_graph_and_what_happens():
     )
     graph = parsed(made()).find("div[@class='zn-graph']")
     assert graph.get("role") == "img" and graph.get("aria-label") == made().alt()
-    assert [each.find("table").get("aria-label") for each in steps(made())] == [
-        "1. sum",
-        "2. where",
-        "3. exp",
-        "4. x.grad",
-    ]
+    labels = [each.find("table").get("aria-label") for each in steps(made())]
+    assert labels == ["1. sum", "2. where", "3. exp", "4. x.grad"]
 
 
-def test_a_caption_is_escaped_and_stands_below():
-    figure = parsed(made("a < b & c"))
-    assert figure[-1].tag == "figcaption" and figure[-1].text == "a < b & c"
-
-
-def test_the_caption_explains_the_marks_that_the_drawing_has():
-    key = "".join(parsed(made())[-1].itertext())
+def test_the_caption_is_escaped_and_explains_the_marks_that_the_drawing_has():
+    caption = parsed(made("a < b & c"))[-1]
+    assert caption.tag == "figcaption" and caption.text == "a < b & c"
+    key = "".join(caption.itertext())
     assert "Grey boxes are nodes" in key
     assert "A dashed cell (--) is ignored." in key and "The numbers that make NaN have a thick frame." in key
 
@@ -125,11 +120,7 @@ def test_each_input_has_a_formula_of_its_own_where_they_differ():
     assert "\n3. div: grad ÷ other to a.grad; −grad × ((self ÷ other) ÷ other) to b.grad\n" in figure.text()
     lines = ["".join(each.itertext()) for each in steps(figure)[2].findall("p[@class='zn-formula']")]
     assert lines == ["passes on grad ÷ other to a.grad", "passes on −grad × ((self ÷ other) ÷ other) to b.grad"]
-    html = figure.html()
-    assert "grad ÷ other to a.grad</b></p><p class" in html
     a = leaf(1.0)
-    twice = steps(BackwardFigure(record(a * leaf(2.0), {"a": a}), ""))[0]
-    assert twice.get("data-vanilla") == "It passes on grad × other."
     b = leaf(2.0)
     both = steps(BackwardFigure(record(a * b, {"a": a, "b": b}), ""))[0]
     assert both.get("data-vanilla") == "It passes on grad × other to a.grad; grad × self to b.grad."
@@ -167,22 +158,14 @@ def test_what_is_too_long_for_columns_is_a_line_and_cut_when_it_is_longer():
     assert rows(section)[1][0][1].startswith("[1.23e-10, ")
     matrix = torch.ones(2, 2, requires_grad=True)
     section = steps(BackwardFigure(record(matrix.exp().sum(), {"x": matrix}), ""))[0]
-    assert ["".join(cell.itertext()) for cell in section.find("table/thead/tr")][1:] == [
-        "[0, 0]",
-        "[0, 1]",
-        "[1, 0]",
-        "[1, 1]",
-    ]
+    head = ["".join(cell.itertext()) for cell in section.find("table/thead/tr")]
+    assert head == ["", "[0, 0]", "[0, 1]", "[1, 0]", "[1, 1]"]
 
 
 def test_the_page_is_the_same_every_time_and_two_figures_have_their_own_ids():
-    assert made().html() == made().html()
+    assert made().html() == made().html() and made().json() is None
     one, two = (re.findall(r'\bid="([^"]+)"', made(caption).html()) for caption in ("a", "b"))
     assert one and not set(one) & set(two)
-
-
-def test_it_states_no_facts_for_machines():
-    assert made().json() is None
 
 
 def test_it_is_shown(monkeypatch):
