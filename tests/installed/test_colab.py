@@ -162,15 +162,6 @@ def path(request):
     return request.param
 
 
-@pytest.fixture
-def through(runs, path):
-    """A run that came to its end; what it left behind is of no interest otherwise."""
-    run = runs[path].result()
-    if run.error:
-        pytest.fail(f"{path.name} does not run to its end", pytrace=False)
-    return run
-
-
 @pytest.fixture(scope="session")
 def setup():
     """What the set-up cell does; it is one and the same everywhere."""
@@ -189,50 +180,33 @@ def test_the_notebooks_that_are_run_import_from_every_package_that_any_notebook_
     assert played == every > {"helpers", "torch", "zero_or_nan"}
 
 
-def test_there_is_one_notebook_for_each_chapter_and_no_other():
-    assert NOTEBOOKS and sorted(PROJECT.notebooks.glob("*.ipynb")) == sorted(NOTEBOOKS)
-
-
 def test_a_fresh_machine_has_torch_at_its_pin_and_neither_pip_nor_anything_of_the_book(colab, torch):
     assert torch[0].partition("+")[0] == pinned("torch")
     find = "from importlib.util import find_spec; print(*map(find_spec, ['pip', 'helpers', 'zero_or_nan']))"
     assert colab.run(find) == "None None None\n"
 
 
-def test_a_notebook_runs_to_its_end(runs, path):
+def test_a_notebook_runs_to_its_end_from_the_clone_and_installs_nothing(runs, path, torch):
     run = runs[path].result()
     if run.error:
         pytest.fail(run.error, pytrace=False)
     assert not [output for output in outputs(run.notebook) if output.output_type == "error"]
     assert all(cell.execution_count for cell in run.notebook.cells if cell.cell_type == "code")
+    assert printed(setup_cell(run.notebook)) == ""
+    assert run.files == cloned(run.machine) and run.torch == torch and run.after == run.before
+    assert sorted(path.name for path in run.machine.folder.iterdir() if path.suffix != ".ipynb") == ["zero-or-nan"]
 
 
-def test_every_claim_holds_and_can_be_read(through):
-    shown = [output.data for output in outputs(through.notebook) if MIME in output.get("data", {})]
+def test_every_claim_holds_and_can_be_read(runs, path):
+    notebook = runs[path].result().notebook
+    shown = [output.data for output in outputs(notebook) if MIME in output.get("data", {})]
     facts = [data[MIME] for data in shown if data[MIME]["type"] in ("claim", "verdict")]
     for fact in facts:
         assert fact["holds"] is True, json.dumps(fact, indent=2)
     assert all(data["text/html"] for data in shown)
-    for cell in through.notebook.cells:
+    for cell in notebook.cells:
         if cell.cell_type == "code" and re.search(r"^case\.(claim|verdict)\(", cell.source, flags=re.MULTILINE):
             assert any(MIME in output.get("data", {}) for output in cell.outputs), f"shows no claim:\n{cell.source}"
-
-
-def test_helpers_and_library_come_from_the_clone_beside_the_notebook(through):
-    assert through.files == cloned(through.machine)
-
-
-def test_nothing_at_all_is_installed(through):
-    assert through.after == through.before
-    assert sorted(path.name for path in through.machine.folder.iterdir() if path.suffix != ".ipynb") == ["zero-or-nan"]
-
-
-def test_torch_stays_as_it_is(torch, through):
-    assert through.torch == torch
-
-
-def test_the_set_up_cell_says_nothing(through):
-    assert printed(setup_cell(through.notebook)) == ""
 
 
 def test_the_set_up_cell_does_nothing_where_both_are_there(machine, machines, setup):
@@ -250,15 +224,10 @@ def test_the_set_up_cell_may_run_again_and_after_the_kernel_restarted(machine, s
 
 
 @pytest.mark.parametrize("already", ["", "import helpers\n"], ids=["not imported yet", "already imported"])
-def test_helpers_of_the_readers_own_in_the_working_folder_are_not_taken_for_the_books(machine, setup, already):
+def test_helpers_and_a_library_of_the_readers_own_are_not_taken_for_the_books(machine, machines, setup, already):
     (machine.folder / "helpers.py").write_text("")
-    assert machine.run(f"{already}{setup}from helpers import Case\nprint({FILES})") == f"{cloned(machine)}\n"
-
-
-def test_who_has_the_library_already_gets_both_from_the_clone(machine, machines, setup):
     shutil.copytree(machines.clone / "src" / "zero_or_nan", machine.packages / "zero_or_nan")
-    (machine.folder / "helpers.py").write_text("")
-    assert machine.run(f"{setup}from helpers import Case\nprint({FILES})") == f"{cloned(machine)}\n"
+    assert machine.run(f"{already}{setup}from helpers import Case\nprint({FILES})") == f"{cloned(machine)}\n"
 
 
 def test_a_set_up_without_network_is_an_error_that_leaves_nothing_and_works_once_there_is_one(machine, setup):

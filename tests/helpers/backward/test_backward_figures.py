@@ -120,10 +120,6 @@ def test_each_input_has_a_formula_of_its_own_where_they_differ():
     assert "\n3. div: grad ÷ other to a.grad; −grad × ((self ÷ other) ÷ other) to b.grad\n" in figure.text()
     lines = ["".join(each.itertext()) for each in steps(figure)[2].findall("p[@class='zn-formula']")]
     assert lines == ["passes on grad ÷ other to a.grad", "passes on −grad × ((self ÷ other) ÷ other) to b.grad"]
-    a = leaf(1.0)
-    b = leaf(2.0)
-    both = steps(BackwardFigure(record(a * b, {"a": a, "b": b}), ""))[0]
-    assert both.get("data-vanilla") == "It passes on grad × other to a.grad; grad × self to b.grad."
     x = leaf(3.0)
     square = BackwardFigure(record(x * x, {"x": x}), "")
     assert "grad × other to x.grad, of self; grad × self to x.grad, of other" in square.text()
@@ -138,28 +134,17 @@ def test_a_node_without_a_rule_shows_what_arrives_and_what_leaves():
     assert "cumprod_backward" in "".join(section.itertext())
 
 
-def test_several_outputs_are_told_apart():
-    x = leaf(1.0, 2.0)
-    variance, mean = torch.var_mean(x)
-    text = BackwardFigure(record(variance + mean * 2, {"x": x}), "").text()
-    assert "arrives at output 0: 1" in text and "arrives at output 1: 2" in text
-
-
-def test_what_is_too_long_for_columns_is_a_line_and_cut_when_it_is_longer():
-    x = torch.arange(1.0, 10.0, requires_grad=True)
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        (torch.arange(1.0, 10.0), "[1, 1, 1, 1, 1, 1, 1, 1, 1]"),
+        (torch.arange(1.0, 21.0), "[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, … 8 more …, 1, 1] of shape [20]"),
+    ],
+)
+def test_what_is_too_long_for_columns_is_a_line_and_cut_when_it_is_longer(values, shown):
+    x = values.requires_grad_()
     section = steps(BackwardFigure(record((x * 2).sum(), {"x": x}), ""))[0]
-    assert section.find("table/thead") is None
-    assert rows(section)[1][0] == ["to mul", "[1, 1, 1, 1, 1, 1, 1, 1, 1]"]
-    y = torch.arange(1.0, 21.0, requires_grad=True)
-    section = steps(BackwardFigure(record((y * 2).sum(), {"x": y}), ""))[0]
-    assert "… 8 more …" in rows(section)[1][0][1]
-    wide = leaf(1.23e-10, 4.56e-10, 7.89e-10, 1.11e-10, 2.22e-10)
-    section = steps(BackwardFigure(record((wide * wide).sum(), {"x": wide}), ""))[1]
-    assert rows(section)[1][0][1].startswith("[1.23e-10, ")
-    matrix = torch.ones(2, 2, requires_grad=True)
-    section = steps(BackwardFigure(record(matrix.exp().sum(), {"x": matrix}), ""))[0]
-    head = ["".join(cell.itertext()) for cell in section.find("table/thead/tr")]
-    assert head == ["", "[0, 0]", "[0, 1]", "[1, 0]", "[1, 1]"]
+    assert section.find("table/thead") is None and rows(section)[1][0] == ["to mul", shown]
 
 
 def test_the_page_is_the_same_every_time_and_two_figures_have_their_own_ids():

@@ -62,14 +62,6 @@ def test_the_end_tells_what_is_infinite_too():
     assert said((x * 2).sum(), {"x": x}, "x.grad")["vanilla"] == "No NaN."
 
 
-def test_only_the_numbers_that_were_combined_meet():
-    x = leaf(1.0, 100.0)
-    mul = told(x * x.exp(), {"x": x}, gradient=torch.tensor([1.0, 0.0]))[0]
-    assert mul.born == {0: {1: "0 × inf = NaN"}}
-    assert mul.meets == {"grad": [1], "other": [1], "self": []}
-    assert mul.formula == "" and mul.formulas == {0: "grad × other", 1: "grad × self"}
-
-
 def test_a_sum_of_products_leaves_the_ignored_one_out():
     weight = leaf([0.5, 1.0])
     rows = torch.tensor([[1.0, 2.0], [nan, nan]])
@@ -128,13 +120,6 @@ def test_two_inputs_with_different_arithmetic():
     both = said(torch.where(b > 0, a / b, 0).sum(), {"a": a, "b": b}, "div")
     assert both["vanilla"] == "NaN is born: 0 ÷ 0 = NaN at [1]; −0 × ((0 ÷ 0) ÷ 0) = NaN at [1]."
     assert both["ignoring"] == "Ignored: -- ÷ 0 = -- at [1]; -- × ((0 ÷ 0) ÷ 0) = -- at [1]."
-
-
-def test_what_is_ignored_from_here_on_is_counted_for_each_input():
-    x = leaf(-1.0, 2.0, 3.0)
-    assert said(torch.where(x < 0, x.exp(), x).sum(), {"x": x}, "where")["ignoring"] == (
-        "From here on the loss ignores 2 of 3 elements, and 1 of 3 elements (--)."
-    )
 
 
 def test_numbers_among_the_arguments_are_told_and_settings_are_not():

@@ -49,11 +49,6 @@ def no_longer_track(book, path):
     book.git("rm", "--quiet", "--cached", NAME)
 
 
-def announce(book, path):
-    no_longer_track(book, path)
-    book.git("add", "--intent-to-add", NAME)
-
-
 def link(book, path):
     path.unlink()
     path.symlink_to("a 1.txt")
@@ -91,7 +86,6 @@ def take_a_side(book, path):
         (stage_and_change, False),
         (hide_and_change, False),
         (no_longer_track, False),
-        (announce, False),
         (link, False),
         (conflict, False),
         (forget_git, False),
