@@ -28,17 +28,14 @@ def test_a_tensor_keeps_its_dtype_shape_and_values(dtype, shape):
     assert len(entries) == len(entries.texts()) == len(entries.labels()) == len(entries.kinds()) == math.prod(shape)
 
 
-def test_an_outcome_stays_what_it_is():
-    for value in (outcome([1.0]), Absent(), Raised("TypeError", "no")):
-        assert outcome(value) is value
-
-
-def test_nothing_and_exceptions_are_outcomes():
+def test_nothing_and_exceptions_are_outcomes_and_an_outcome_stays_what_it_is():
     assert outcome(None) == Absent() and Absent().json() == {"absent": True}
     assert outcome(KeyError) == Raised("KeyError", "")
     raised = outcome(TypeError("no method"))
     assert raised == Raised("TypeError", "no method")
     assert raised.json() == {"raised": "TypeError", "message": "no method"}
+    for value in (outcome([1.0]), Absent(), raised):
+        assert outcome(value) is value
 
 
 @pytest.mark.parametrize(
@@ -89,9 +86,8 @@ def test_a_masked_tensor_brings_its_mask_and_is_detached():
     [
         (np.array([1.5, nan], dtype=np.float32), f32),
         (np.array([True, False]), torch.bool),
-        (np.arange(3.0)[::-1], f64),
         (np.array([1.0, 2.0], dtype=">f8"), f64),
-        (np.arange(4.0).reshape(2, 2).T, f64),
+        (np.broadcast_to(np.arange(2.0), (2, 2)).T, f64),  # read-only, and not contiguous
         (np.float16(1.5), f16),
         (np.int64(7), torch.int64),
     ],
@@ -101,12 +97,6 @@ def test_numpy_arrays_and_scalars_keep_dtype_and_order(array, dtype):
     entries = outcome(array)
     assert entries.data.dtype is dtype and entries.shape == np.shape(array)
     np.testing.assert_array_equal(entries.data.numpy(), array)
-
-
-def test_a_read_only_array_gives_no_warning():
-    array = np.ones(2)
-    array.flags.writeable = False
-    assert outcome(array).texts() == ["1", "1"]
 
 
 @pytest.mark.parametrize(
@@ -149,12 +139,9 @@ def test_nested_lists_give_their_shape_and_row_major_order():
     assert entries.mask.tolist() == [[True, False, True], [True, True, True]]
     for empty, shape in (([], (0,)), ([[], []], (2, 0)), ([[[]]], (1, 1, 0)), ((), (0,))):
         assert outcome(empty).shape == shape == tuple(outcome(empty).mask.shape)
-
-
-@pytest.mark.parametrize("value", [[[1.0, 2.0], [3.0]], [1.0, [2.0]], [[1.0], 2.0], [[], [1.0]]], ids=str)
-def test_ragged_lists_are_refused(value):
-    with pytest.raises(ValueError, match="rows of different shapes"):
-        outcome(value)
+    for ragged in ([[1.0, 2.0], [3.0]], [1.0, [2.0]], [[1.0], 2.0], [[], [1.0]]):
+        with pytest.raises(ValueError, match="rows of different shapes"):
+            outcome(ragged)
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:The PyTorch API of nested tensors")
@@ -214,18 +201,14 @@ def test_every_kind_has_its_word_and_its_text(value, kind, text):
 
 
 @pytest.mark.parametrize(
-    ("value", "dtype", "text"),
-    [(0.1, f16, "0.1"), (0.1, bf16, "0.100097656"), (1 / 3, f32, "0.33333334"), (1 / 3, f64, "0.3333333333333333"),
-     (4096.0, f32, "4096"), (1e20, f32, "1e+20")],
+    ("value", "dtype", "digits", "text"),
+    [(0.1, f16, None, "0.1"), (0.1, bf16, None, "0.100097656"), (1 / 3, f32, None, "0.33333334"),
+     (1 / 3, f64, None, "0.3333333333333333"), (4096.0, f32, None, "4096"), (1e20, f32, None, "1e+20"),
+     # The shortest text of this float16 is 10010, which is not what a reader takes it for.
+     (10008.0, f16, 5, "10008"), (1 + 2**-23, f32, 5, "1.0000001"), (2**63 - 1, torch.int64, None, str(2**63 - 1))],
 )  # fmt: skip
-def test_without_digits_the_text_is_the_shortest_of_the_dtype(value, dtype, text):
-    assert outcome(torch.tensor([value], dtype=dtype)).texts(None) == [text]
-
-
-def test_a_number_written_in_full_is_so_in_its_own_dtype():
-    # The shortest text of this float16 is 10010, which is not what a reader takes it for.
-    assert outcome(torch.tensor([10008.0], dtype=f16)).texts() == ["10008"]
-    assert outcome(torch.nextafter(torch.tensor([1.0]), torch.tensor([2.0]))).texts() == ["1.0000001"]
+def test_the_shortest_text_is_that_of_the_dtype(value, dtype, digits, text):
+    assert outcome(torch.tensor([value], dtype=dtype)).texts(digits) == [text]
 
 
 @properties
@@ -241,11 +224,6 @@ def test_json_keeps_shape_dtype_and_every_value(data):
             assert text == ("NaN" if used else "--")
         else:
             assert to_bits(torch.tensor([float(text)], dtype=f64).to(dtype)) == to_bits(value.reshape(1))
-
-
-def test_json_of_whole_numbers_is_exact():
-    stored = outcome(torch.tensor([[2**63 - 1, -(2**63)]])).json()
-    assert stored == {"dtype": "int64", "shape": [1, 2], "entries": [str(2**63 - 1), str(-(2**63))]}
 
 
 def test_labels_are_indices_in_row_major_order():
