@@ -223,6 +223,14 @@ def test_a_notebook_goes_on_where_a_claim_does_not_hold_and_shows_both_results(s
         assert there in body and here in body and torch.__version__ in parse_qs(address.query)["title"][0]
 
 
+def test_what_nothing_is_recorded_of_is_told_too(shell, monkeypatch):
+    monkeypatch.setattr(recorded, "records", tuple)
+    with Case("4132").raises("masked", "mm", TypeError):
+        pass
+    assert "recorded on  nothing\n" in shell.published[1]["text/plain"]
+    assert re.search(r"here, on +torch \S+ cpu +None\n", shell.published[1]["text/plain"])
+
+
 def test_html_of_claims_and_verdicts_closes_what_it_opens(shell):
     case = Case("4132")
     case.claim("vanilla", "<script>", torch.tensor([[1.0, float("nan")]]), [[1.0, float("nan")]], ulps=1)

@@ -44,13 +44,6 @@ def test_where_nan_is_born_and_what_ignoring_does_instead():
     assert (where.born, where.spared) == ({}, {}) and not any(where.meets.values())
 
 
-def test_only_the_numbers_that_were_combined_meet():
-    x = leaf(1.0, 100.0)
-    mul = told(x * x.exp(), {"x": x}, gradient=torch.tensor([1.0, 0.0]))[0]
-    assert mul.born == {0: {1: "0 × inf = NaN"}} and mul.meets == {"grad": [1], "other": [1], "self": []}
-    assert mul.formula == "" and mul.formulas == {0: "grad × other", 1: "grad × self"}
-
-
 def sliced(weight):
     return functional.linear(torch.tensor([[1.0, 2.0], [nan, nan]]), weight)[:1].sum()
 

@@ -77,6 +77,16 @@ def test_the_parts_of_a_backward_pass_are_measured_by_plain_pytorch():
     assert found[clean + 5 : clean + 10] == ["a &lt;net&gt;, contaminated", "1.10", "1.50", "2.50", "4.50"]
 
 
+def test_a_pass_is_measured_part_by_part(monkeypatch):
+    monkeypatch.setattr(costs, "SECONDS", 0.01)
+    case = costs.CASES["4-layer MLP, width 8, batch 4"]
+    assert list(costs.parts(case, False)) == ["plain", "walk", "look", "ignoring"]
+    found = costs.parts(case, True)
+    assert list(found) == ["plain", "walk", "look", "hooks", "ignoring"] and all(
+        0 < took < 1 for took in found.values()
+    )
+
+
 def swept(*rows, **causes):
     """What is recorded of these operators: their sums, and the rows of those that are contaminated."""
     totals = {key: sum(row[key] for row in rows) for key, value in rows[0].items() if isinstance(value, int)}
@@ -175,26 +185,28 @@ def test_the_causes_are_counted_and_what_none_explains_is_said_to_be_so():
     assert "No." not in html
 
 
-MLP = costs.CASES["4-layer MLP, width 8, batch 4"]
-EXP = costs.CASES["where over exp, 10 elements"]
+def test_a_share_is_never_rounded_up_to_all():
+    rows = [row("exp", 9999, 9999, 9998, not_fixed={"overflow": 1})]
+    assert "(99.9%)" in fixed.shown(swept(*rows))
 
 
 @pytest.mark.parametrize(
-    ("measure", "parts"),
+    ("measure", "methods"),
     [
-        (lambda: costs.parts(MLP, False), "plain walk look ignoring"),
-        (lambda: costs.parts(MLP, True), "plain walk look hooks ignoring"),
-        (lambda: costs.watched(MLP), "plain detect_anomaly explain on_failure"),
+        (lambda: costs.measure(costs.CASES["where over exp, 10 elements"], True), "plain ignoring double where masked"),
+        (
+            lambda: costs.watched(costs.CASES["4-layer MLP, width 8, batch 4"]),
+            "plain detect_anomaly explain on_failure",
+        ),
         (lambda: costs.failing("one logarithm of 0"), "plain ignoring explain"),
-        (lambda: costs.measure(EXP, True), "plain ignoring double where masked"),
     ],
 )
-def test_a_pass_is_measured_by_every_method(monkeypatch, measure, parts):
+def test_a_step_is_measured_by_every_method(monkeypatch, measure, methods):
     monkeypatch.setattr(costs, "SECONDS", 0)
     found = measure()
-    assert " ".join(found) == parts
-    taken = [each for took in found.values() for each in (took.values() if isinstance(took, dict) else [took])]
-    assert all(0 < seconds < 10 for seconds in taken)
+    assert " ".join(found) == methods
+    halves = [each for took in found.values() for each in (took.values() if isinstance(took, dict) else [took])]
+    assert all(0 < seconds < 10 for seconds in halves)
 
 
 def test_peak_memory_sees_a_large_tensor():
@@ -238,3 +250,9 @@ def test_a_difference_between_methods_is_that_of_the_same_seeds():
     assert found[found.index("ignoring") :][:3] == ["ignoring", "0.600 ± 0.113", "−0.100 ± 0.006"]
     assert "<strong>−0.100 ± 0.006</strong>" in text
     assert found[found.index("drop rows") :][:3] == ["drop rows", "0.700 ± 0.115", "–"]
+
+
+def test_compiled_models_have_a_table_of_their_own():
+    short, tables = costs_shown.shown(COSTS).split("<details>")
+    assert tables.count("a &lt;layer&gt;, inductor") == 2 and "1.25" in tables and "1.50" in tables
+    assert short.count("at most 1.25 times (a &lt;layer&gt;, inductor)") == 2 and "at most 1.50 times plain" in short

@@ -130,17 +130,6 @@ def test_a_new_release_that_gives_the_same_is_one_new_line(project):
     assert [line.partition(":")[0] for line in new] == [' "2.10.0 cpu"'] and len(after) == len(before) + 1
 
 
-def test_the_order_in_which_releases_are_recorded_changes_no_byte(project):
-    runs = [of("2.9.0", GOOD, BAD), of("2.10.0", GOOD, VERDICT), of("2.10.0", GOOD, BAD, device="cuda")]
-    found = set()
-    for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
-        for number in [*order, 0]:
-            path = record(project, runs[number], complete=False)
-        found.add(path.read_bytes())
-        path.unlink()
-    assert len(found) == 1
-
-
 def test_a_new_claim_is_of_its_release_alone_and_one_that_is_no_more_is_of_none(project, capsys):
     record(project, of("2.9.0", GOOD, VERDICT))
     assert "removed" not in capsys.readouterr().out

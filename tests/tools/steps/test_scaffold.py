@@ -1,17 +1,20 @@
 """`make chapter NAME=…`: a chapter that runs, whose build names the claims to fill in, and nothing half-written."""
 
+import re
+
 import pytest
 import yaml
-from scratch import Book
+from scratch import ROOT, Book
 
 import helpers.threads
 from tools.project import Problem, Project
-from tools.steps.scaffold import MARK, scaffold, with_line
+from tools.steps.scaffold import MARK, TEMPLATE, scaffold, with_line, with_thread
 
 
 @pytest.fixture
 def book(tmp_path):
-    return Book(tmp_path, {"welcome": ["1"], "one": ["2"]})
+    made = Book(tmp_path, {"welcome": ["1"], "one": ["2"]})
+    return made
 
 
 def files(root):
@@ -48,13 +51,20 @@ def test_a_name_without_a_number_is_its_own_key_and_a_thread_that_is_there_stays
 
 
 @pytest.mark.parametrize(
-    "name", ["", "one", "draft", "Issue-1", "issue 1", "../one", "issue_1", "-a", "a-", "a--b", "ä", "one.md", "a\n"]
+    "name", ["", "one", "Issue-1", "issue 1", "../one", "issue_1", "-a", "a-", "a--b", "ä", "one.md", "a\n", "a/b"]
 )
 def test_a_name_that_is_taken_or_not_allowed_leaves_everything_as_it_was(book, name):
-    book.chapter("draft").write_text("words of a file that no contents have", encoding="utf-8")
     before = files(book.root)
     with pytest.raises(Problem):
         scaffold(Project(book.root), name)
+    assert files(book.root) == before
+
+
+def test_a_name_of_a_file_that_no_contents_have_is_taken_too(book):
+    book.chapter("draft").write_text("words", encoding="utf-8")
+    before = files(book.root)
+    with pytest.raises(Problem, match="draft.md exists"):
+        scaffold(Project(book.root), "draft")
     assert files(book.root) == before
 
 
@@ -91,6 +101,7 @@ def test_a_list_of_threads_that_is_not_as_expected_stops_before_anything_is_writ
         "format: jb-book\nroot: chapters/a\nchapters:\n  - file: chapters/b\n",
         "format: jb-book\nroot: chapters/a\nparts:\n  - caption: One\n    chapters:\n      - file: chapters/b\n"
         "        title: B\n  - caption: Two\n    chapters:\n      - file: chapters/bb\n",
+        (ROOT / "_toc.yml").read_text(encoding="utf-8"),
     ],
 )
 def test_the_line_is_the_last_of_the_first_part_and_all_others_stay(contents):
@@ -101,6 +112,20 @@ def test_the_line_is_the_last_of_the_first_part_and_all_others_stay(contents):
     settings = yaml.safe_load(after)
     last = (settings.get("parts") or [settings])[0]["chapters"][-1]
     assert last["file"] == "chapters/new" and last["title"].startswith(MARK)
+
+
+def test_the_stub_is_formatted_as_the_list_is():
+    text = (ROOT / "src" / "helpers" / "threads.py").read_text(encoding="utf-8")
+    for key, is_issue in (("1", True), ("a-b", False)):
+        assert re.search(
+            r"\n    (upstream|Thread)\(\n        .*,\n    \),\n\)\nTHREADS", with_thread(text, key, is_issue), re.S
+        )
+
+
+def test_every_claim_of_the_template_is_to_be_filled_in():
+    text = TEMPLATE.read_text(encoding="utf-8")
+    claims = re.findall(r"(?m)^case\.claim\(.*", text)
+    assert len(claims) == 4 and all(", ...)" in claim for claim in claims)
 
 
 @pytest.mark.parametrize("arguments, said", [((), "no name is given"), (("Not a name",), "can't be the name")])

@@ -61,7 +61,7 @@ def test_a_package_that_was_not_answered_for_is_not_taken_for_safe(ask):
     assert said == f"could not be checked: {UNREACHED['skip_reason']}; this holds for 2 of 3 packages\n"
 
 
-@pytest.mark.parametrize("python", ["", "{}", "[]"])
+@pytest.mark.parametrize("python", ["", "half", "{}", "[]"])
 def test_a_service_that_gives_no_result_is_not_taken_for_safe(ask, python):
     assert ask(python) == (UNASKED, "could not be checked: pip-audit gave no result: no network\n")
 
@@ -78,7 +78,7 @@ def test_nor_is_a_registry_that_does_not_answer(ask, npm, why):
     assert ask([{**PYTHON, "vulns": [FLAW]}], npm)[0] == 1
 
 
-@pytest.mark.parametrize("name", ["PYSEC-1", "GHSA-1"])
+@pytest.mark.parametrize("name", ["PYSEC-1", "CVE-1", "GHSA-1"])
 def test_an_exception_by_any_name_counts_until_its_day(ask, name):
     found = [{**PYTHON, "vulns": [FLAW]}]
     status, said = ask(found, exceptions=exception(name, "2026-11-21"))
@@ -102,6 +102,7 @@ def test_an_exception_that_nothing_falls_under_can_go(ask):
         '{advisory = "CVE-1", reason = "r"}',
         exception("CVE-1", reason=""),
         exception("CVE-1", until='"2026-12-31"'),
+        exception("CVE-1", until="2026-12-31T10:00:00"),
         exception("CVE-1", until="2027-03-01"),
     ],
 )

@@ -59,7 +59,11 @@ rows = [{"operator": code, "forward": pair[0], "backward": pair[1]} for code, pa
 pathlib.Path("results/measured").mkdir()
 pathlib.Path("results/measured/masked.json").write_text(json.dumps({"releases": [version], "rows": rows}))
 """
-GOOD = {"tests": {"passed": 3, "skipped": 1, "failed": []}, "fixed": SAMPLES, "masked": {"works": 1, "of": 2}}
+GOOD = {
+    "tests": {"passed": 3, "skipped": 1, "failed": []},
+    "fixed": SAMPLES,
+    "masked": {"works": 1, "of": 2},
+}
 
 
 @pytest.fixture
@@ -104,7 +108,11 @@ def started(project):
 def test_every_version_is_run_recorded_and_cleaned_up(project, capsys):
     assert matrix.matrix(project, "2.15.0", "2.6.0") == 0
     assert list(rows(project)) == ["2.6.0", "2.15.0"]
-    assert rows(project)["2.6.0"] == {"torch": "2.6.0", "claims": {"held": 1, "of": 1}, **GOOD}
+    assert rows(project)["2.6.0"] == {
+        "torch": "2.6.0",
+        "claims": {"held": 1, "of": 1},
+        **GOOD,
+    }
     recorded = json.loads(project.claims.read_text(encoding="utf-8"))
     assert list(recorded["runs"]) == ["2.6.0 cpu", "2.15.0 cpu"] and recorded["outcomes"] == [ROW]
     setups = json.loads((project.results / "measured" / "setups.json").read_text(encoding="utf-8"))["rows"]
@@ -162,7 +170,7 @@ def test_what_a_part_must_not_find_is_a_failure(project, part, figure):
     assert not matrix._good({key: value for key, value in good.items() if key != part})
 
 
-@pytest.mark.parametrize("version", ["2.9", "torch==2.9.1", "2.9.1+cpu", "../2.9.1"])
+@pytest.mark.parametrize("version", ["2.9", "latest", "torch==2.9.1", "2.9.1+cpu", "../2.9.1"])
 def test_what_is_no_version_is_refused_before_any_work(project, version):
     with pytest.raises(Problem, match="not a version of PyTorch"):
         matrix.matrix(project, "2.6.0", version)
@@ -189,6 +197,14 @@ def test_without_names_every_minor_release_is_run(project, monkeypatch):
 def test_the_pins_leave_out_torch_and_what_only_torch_wants(project, tmp_path):
     path = write_pins(project, tmp_path / "pins.txt")
     assert path.read_text(encoding="utf-8") == "filelock==1.0\nnumpy==2.0\n"
+
+
+def test_the_pins_of_this_book_leave_out_little(tmp_path):
+    text = (ROOT / "requirements.txt").read_text(encoding="utf-8")
+    kept = write_pins(Project(ROOT), tmp_path / "pins.txt").read_text(encoding="utf-8").split()
+    wanted = {line for line in text.splitlines() if line and not line.startswith((" ", "#", "-"))}
+    left = {line.partition("==")[0] for line in wanted - set(kept)}
+    assert {"torch", "sympy", "networkx", "setuptools"} >= left >= {"torch", "sympy"}
 
 
 DRIVER = """
