@@ -177,7 +177,7 @@ def test_of_a_whole_text_the_line_that_says_what_is_wrong_decides(tab, what):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (LOG, "for “"),
+        (LOG, "“"),
         (" \n\n x", "“x”"),
         ("ModuleNotFoundError: No module named 'zzzzqqq'", "No page of this book is about"),
     ],

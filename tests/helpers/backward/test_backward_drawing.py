@@ -91,34 +91,6 @@ def test_what_makes_nan_is_marked_and_the_arithmetic_stands_beside_it_in_one_pla
     assert len({(each.get("x"), each.get("y")) for each in calls}) == 1
 
 
-def boxes(loss, inputs):
-    steps = record(loss, inputs)
-    graph = module._graph(steps, tell(steps))
-    for most in (module.MOST, 6, 4, 3, 2):
-        module._measure(graph, most)
-        width, height = module._lay_out(graph)
-        if width <= WIDEST:
-            break
-    return graph, width, height
-
-
-@pytest.mark.parametrize("name", GRAPHS)
-def test_nothing_lies_on_another_thing_or_outside(name):
-    graph, width, height = boxes(*GRAPHS[name]())
-    placed = [data["box"] for _, data in graph.nodes(data=True)]
-    assert width <= WIDEST
-    for box in placed:
-        assert box.x - box.width / 2 > 0 and box.x + box.width / 2 < width
-        assert box.y > 0 and box.y + box.height < height
-    for a, b in itertools.combinations(placed, 2):
-        beside = abs(a.x - b.x) >= (a.width + b.width) / 2 + module.GAP - 0.01
-        below = a.y + a.height + module.SPACE <= b.y + 0.01 or b.y + b.height + module.SPACE <= a.y + 0.01
-        assert beside or below, (a, b)
-    for above, under in graph.edges:
-        a, b = graph.nodes[above]["box"], graph.nodes[under]["box"]
-        assert a.y + a.height < b.y, "cotangents flow down"
-
-
 def test_a_matrix_keeps_its_rows_and_a_large_tensor_is_told_in_words():
     rows = Strip({"": outcome(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))})
     assert (rows.columns(12), rows.columns(1)) == (2, 2)
@@ -134,18 +106,26 @@ def test_a_matrix_keeps_its_rows_and_a_large_tensor_is_told_in_words():
     assert {"[13]", "[13]: 1 NaN"} <= set(words(drawn((x * torch.tensor([nan, *torch.ones(12)])).sum(), {"x": x})))
 
 
-def test_a_line_that_passes_a_layer_by_has_a_place_there():
-    graph, *_ = boxes(*six_entries())
-    bends = [data["box"] for name, data in graph.nodes(data=True) if data["box"].kind == "bend"]
-    assert len(bends) == 2 and all(box.height > 0 and box.step == 1 for box in bends)
-    svg = drawn(*six_entries())
-    lines = [each for each in svg.iter(f"{SVG}path") if each.get("class") == "zn-line"]
-    assert len(lines) == len(graph.edges)
-    assert sum("marker-end" in line.attrib for line in lines) == len(lines) - len(bends)
-
-
 def number(element, *names):
     return [float(element.get(name)) for name in names]
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_nothing_lies_on_another_thing_or_outside_and_cotangents_flow_down(name):
+    svg = drawn(*GRAPHS[name]())
+    width, height = map(float, svg.get("viewBox").split()[2:])
+    assert width <= WIDEST
+    groups = {each.get("data-step"): each for each in svg if each.get("class") in ("zn-node", "zn-end")}
+    nodes = {step: number(group.find(f"{SVG}rect"), "x", "y", "width", "height") for step, group in groups.items()}
+    for left, top, wide, high in nodes.values():
+        assert left > 0 and left + wide < width and top > 0 and top + high < height
+    for (x, y, w, h), (left, top, wide, high) in itertools.combinations(nodes.values(), 2):
+        beside = x + w + module.GAP <= left + 0.01 or left + wide + module.GAP <= x + 0.01
+        assert beside or y + h + module.SPACE <= top + 0.01 or top + high + module.SPACE <= y + 0.01
+    for strip in [each for each in svg.iter(f"{SVG}g") if each.get("data-from", "-1") != "-1"]:
+        cells = [number(rect, "y", "height") for rect in strip.iter(f"{SVG}rect")]
+        (_, above, _, tall), (_, below, _, _) = nodes[strip.get("data-from")], nodes[strip.get("data-to")]
+        assert all(above + tall < top and top + high < below for top, high in cells)
 
 
 def extent(text):
