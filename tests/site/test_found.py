@@ -6,7 +6,6 @@ import struct
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
-import pytest
 from scratch import ROOT
 
 from helpers import THREADS
@@ -21,21 +20,33 @@ def meta(soup, **attributes):
     return tag["content"]
 
 
-def test_titles_and_descriptions_are_there_and_no_two_are_alike(pages):
-    titles, descriptions = set(), set()
+def test_every_page_has_a_title_a_description_a_card_and_an_address_of_its_own(pages, site):
+    seen = {"titles": set(), "descriptions": set(), "cards": set(), "threads": set()}
     for name in NAMES:
         soup = pages[PROJECT.path(f"chapters/{name}")]
         title, description = soup.title.get_text(), meta(soup, name="description")
         assert 10 < len(title) <= 100 and "Zero or NaN?" in title, name
-        assert 50 <= len(description) <= 200, name
-        assert meta(soup, name="keywords")
-        titles.add(title)
-        descriptions.add(description)
-    assert len(titles) == len(descriptions) == len(NAMES)
-
-
-NO_NAN = {"184572"}
-"""A page about ties."""
+        assert 50 <= len(description) <= 200 and meta(soup, name="keywords"), name
+        (link,) = soup.find_all("link", rel="canonical")
+        assert link["href"] == meta(soup, property="og:url") == PROJECT.address(f"chapters/{name}")
+        # The card that a shared link shows.
+        headline, image = meta(soup, property="og:title"), meta(soup, property="og:image")
+        assert headline == soup.h1.get_text().removesuffix("#").strip()
+        assert meta(soup, property="og:description") == description and meta(soup, property="og:image:alt").strip()
+        card = (site / image.removeprefix(f"{PROJECT.site_url}/")).read_bytes()
+        assert card.startswith(b"\x89PNG") and struct.unpack(">II", card[16:24]) == (1200, 630), name
+        assert len(card) < 100_000, name
+        # The article that a search engine reads.
+        data = json.loads(soup.find("script", type="application/ld+json").get_text())
+        assert (data["@context"], data["@type"]) == ("https://schema.org", "TechArticle")
+        assert (data["headline"], data["description"], data["image"]) == (headline, description, image)
+        assert data["isPartOf"]["name"] == "Zero or NaN?"
+        for kind, value in (("titles", title), ("descriptions", description), ("cards", image)):
+            seen[kind].add(value)
+        seen["threads"].update(data.get("isBasedOn", []))
+    assert [len(seen[kind]) for kind in ("titles", "descriptions", "cards")] == 3 * [len(NAMES)]
+    assert len(list((site / "_static" / "cards").iterdir())) == len(NAMES)
+    assert {thread.url for thread in THREADS.values()} <= seen["threads"]
 
 
 def test_a_case_is_titled_in_the_words_that_people_search_with(pages):
@@ -45,53 +56,9 @@ def test_a_case_is_titled_in_the_words_that_people_search_with(pages):
         title = soup.title.get_text()
         for number in set(re.findall(r"pytorch#(\d+)", soup.h1.get_text())) - {"147140"}:  # that page is about a class
             assert number in title and "PyTorch" in title
-            assert "NaN" in title.removesuffix("Zero or NaN?") or number in NO_NAN
+            assert "NaN" in title.removesuffix("Zero or NaN?") or number == "184572"  # that page is about ties
             numbers.append(number)
     assert len(numbers) == len(set(numbers)) >= 10
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_shared_link_shows_a_card(pages, site, name):
-    soup = pages[PROJECT.path(f"chapters/{name}")]
-    assert meta(soup, property="og:title") == soup.h1.get_text().removesuffix("#").strip()
-    assert meta(soup, property="og:description") == meta(soup, name="description")
-    assert meta(soup, property="og:url") == PROJECT.address(f"chapters/{name}")
-    assert meta(soup, property="og:image:alt").strip()
-    address = meta(soup, property="og:image")
-    content = (site / address.removeprefix(f"{PROJECT.site_url}/")).read_bytes()
-    assert content.startswith(b"\x89PNG")
-    assert struct.unpack(">II", content[16:24]) == (1200, 630)
-    assert len(content) < 100_000
-
-
-def test_a_page_has_one_card(site):
-    assert len(list((site / "_static" / "cards").iterdir())) == len(NAMES)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_canonical_address_is_the_pages_own(pages, name):
-    (link,) = pages[PROJECT.path(f"chapters/{name}")].find_all("link", rel="canonical")
-    assert link["href"] == PROJECT.address(f"chapters/{name}")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_structured_data_describe_a_technical_article(pages, name):
-    soup = pages[PROJECT.path(f"chapters/{name}")]
-    (script,) = soup.find_all("script", type="application/ld+json")
-    data = json.loads(script.get_text())
-    assert data["@context"] == "https://schema.org" and data["@type"] == "TechArticle"
-    assert data["headline"] == meta(soup, property="og:title")
-    assert data["description"] == meta(soup, name="description")
-    assert data["image"] == meta(soup, property="og:image")
-    assert data["isPartOf"]["name"] == "Zero or NaN?"
-
-
-def test_the_article_of_a_case_is_based_on_its_thread(pages):
-    based = set()
-    for name in NAMES:
-        data = json.loads(pages[PROJECT.path(f"chapters/{name}")].find("script", type="application/ld+json").get_text())
-        based |= set(data.get("isBasedOn", []))
-    assert {thread.url for thread in THREADS.values()} <= based
 
 
 def test_the_sitemap_has_every_page_and_no_other(site):
@@ -110,10 +77,8 @@ def test_what_is_searched_leads_to_anchors_that_exist(pages, site):
     anchors = {path: {tag["id"] for tag in soup.find_all(id=True)} for path, soup in pages.items()}
     for record in records:
         parts = urlsplit(record["address"])
-        assert parts.path in anchors and (not parts.fragment or parts.fragment in anchors[parts.path]), record[
-            "address"
-        ]
-        assert record["heading"]
+        assert not parts.fragment or parts.fragment in anchors[parts.path], record["address"]
+        assert parts.path in anchors and record["heading"], record["address"]
     assert [record["address"] for record in records if "keywords" in record] == [*map(PROJECT.path, PROJECT.names)]
     assert len({record["address"] for record in records}) == len(records)
 

@@ -27,10 +27,8 @@ def imported(name: str, files: dict[str, Path]) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             above = inside[: len(inside) + 1 - node.level] if node.level else []
             whence = ".".join([*above, *filter(None, [node.module])])
-            parts = [f"{whence}.{alias.name}" for alias in node.names]
-            found = [
-                part if part in files else whence for part in parts
-            ]  # a name of the file, or a file of the package
+            parts = [f"{whence}.{alias.name}" for alias in node.names]  # names of the file, or files of the package
+            found = [part if part in files else whence for part in parts]
         else:
             continue
         yield from (one for one in found if one in files and one != name)

@@ -1,4 +1,7 @@
+"""A figure shows the arithmetic of an element only if recomputing it gives the bits that the node passed on."""
+
 import dataclasses
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -108,21 +111,14 @@ def test_a_rule_gives_the_very_bits(function):
 
 @pytest.mark.parametrize("function", CASES)
 def test_no_rule_is_believed_when_the_node_passed_on_something_else(function):
-    _, compute = CASES[function]
     x = leaf(*X)
-    y = compute(x)
-    steps = record(y, {"x": x}, torch.ones_like(y))
-    for step in steps:
+    y = CASES[function][1](x)
+    for step in record(y, {"x": x}, torch.ones_like(y)):
         for sent in step.sends:
             value = sent.value["vanilla"]
-            other = dataclasses.replace(value, data=torch.full_like(value.data, 0.123))
-            assert arithmetic(step, dataclasses.replace(sent, value={"vanilla": other})) is None
-            wider = dataclasses.replace(value, data=value.data.double())
-            assert arithmetic(step, dataclasses.replace(sent, value={"vanilla": wider})) is None
-
-
-def other(compute, slot, formula, **operands):
-    return pytest.param(compute, slot, formula, id=formula)
+            for data in (torch.full_like(value.data, 0.123), value.data.double()):
+                other = dataclasses.replace(value, data=data)
+                assert arithmetic(step, dataclasses.replace(sent, value={"vanilla": other})) is None
 
 
 @pytest.mark.parametrize(
@@ -165,14 +161,10 @@ def test_what_no_rule_says_is_not_made_up(compute):
     y = compute(x)
     for step in record(y, {"x": x}, torch.ones_like(y)):
         if step.function in ("add", "addmm", "linalg_vector_norm", "cumsum", "pow"):
-            sent = step.sends[-1]
-            made = arithmetic(step, sent)
-            assert made is None or outcome(made.value).texts(None) == outcome(sent.value["vanilla"].data).texts(None)
-            assert made is None
+            assert arithmetic(step, step.sends[-1]) is None
 
 
-@pytest.mark.parametrize("dim", [0, 1, -1, (0, 1), [-1, 0]])
-@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize(("dim", "keepdim"), [(0, False), (-1, True), ((0, 1), False), ([-1, 0], True)])
 @pytest.mark.parametrize("function", ["sum", "mean", "nansum"])
 def test_reductions_along_dimensions(function, dim, keepdim):
     x = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], requires_grad=True)
@@ -180,8 +172,7 @@ def test_reductions_along_dimensions(function, dim, keepdim):
     step, sent = first(y, {"x": x}, gradient=torch.arange(1.0, y.numel() + 1).reshape(y.shape))
     made = arithmetic(step, sent)
     assert made is not None and outcome(made.value).texts() == sent.value["vanilla"].texts()
-    if function == "mean":
-        assert made.formula == f"grad ÷ {6 // y.numel()}"
+    assert function != "mean" or made.formula == f"grad ÷ {6 // y.numel()}"
 
 
 @pytest.mark.parametrize("options", [{"alpha": 2}, {"beta": 2}])
@@ -190,23 +181,6 @@ def test_a_factor_of_a_matrix_product_is_no_secret_even_where_it_changes_no_bit(
     step = record(torch.addmm(x, x, x, **options), {"x": x}, torch.zeros(2, 2))[0]
     known = [arithmetic(step, sent) is not None for sent in step.sends]
     assert known == ([True, False, False] if "alpha" in options else [False, True, True])
-
-
-@pytest.mark.parametrize(("exponent", "formula"), [(2, "grad × (2 × self)"), (0.5, "grad × (0.5 × self^-0.5)")])
-def test_a_power_is_told_with_its_exponent(exponent, formula):
-    x = leaf(1.0, 2.0)
-    assert arithmetic(*first((x**exponent).sum(), {"x": x}, "pow")).formula == formula
-
-
-def test_a_dimension_that_is_counted_from_the_end():
-    x = torch.ones(2, 3, 2, requires_grad=True)
-    y = x.sum(dim=-2)
-    step, sent = first(y, {"x": x}, gradient=torch.arange(4.0).reshape(2, 2))
-    assert arithmetic(step, sent) is not None
-    z = torch.ones(3, 2, 3, requires_grad=True)
-    y = z.select(-1, -1)
-    step, sent = first(y, {"z": z}, gradient=torch.arange(6.0).reshape(3, 2))
-    assert arithmetic(step, sent) is not None
 
 
 @pytest.mark.parametrize("now", [True, False])
@@ -236,12 +210,6 @@ def test_where_nan_is_born_the_numbers_of_that_entry_are_told(text):
     x = leaf(*values)
     made = arithmetic(*first(compute(x), {"x": x}, function))
     assert dict(made.births()) == dict.fromkeys(places, text)
-
-
-def test_a_nan_that_arrives_is_not_born():
-    x = leaf(1.0, 2.0)
-    step, sent = first(x * torch.tensor([nan, nan]), {"x": x}, gradient=torch.tensor([nan, 0.0]))
-    assert dict(arithmetic(step, sent).births()) == {1: "0 × NaN = NaN"}
 
 
 def matrix_product():
@@ -276,33 +244,15 @@ def test_what_is_ignored_has_no_sign_and_other_numbers_stay():
     assert made.ignored(1, torch.zeros(2, dtype=torch.bool)) == ""  # it would be no NaN
 
 
-def test_terms_go_to_the_entries_that_they_are_a_part_of():
-    made = Arithmetic(
-        "{} × {}",
-        {"grad": torch.zeros(2, 1, 2), "a": torch.tensor([1.0, inf])},
-        torch.tensor([0.0, nan]),
-        torch.tensor([[[0.0, nan]], [[0.0, nan]]]),
-    )
-    assert dict(made.births()) == {1: "0 × inf = NaN"}
-
-
-def test_bits_agree_only_with_their_signs():
-    same = module._same
-    assert same(torch.tensor([0.0, nan, inf]), torch.tensor([0.0, nan, inf]))
-    assert not same(torch.tensor([0.0]), torch.tensor([-0.0]))
-    assert not same(torch.tensor([nan]), torch.tensor([1.0]))
-    assert not same(torch.tensor([1.0]), torch.tensor([nan]))
-    assert not same(torch.tensor([1.0]), torch.tensor([1.0], dtype=torch.float64))
-    assert not same(torch.tensor([1.0]), torch.tensor([[1.0]]))
+def test_bits_agree_only_with_their_signs_dtype_and_shape():
+    one, same = torch.tensor([0.0, nan, inf]), module._same
+    assert same(one, one.clone())
+    assert not any(same(one, other) for other in (-one, one.double(), one[None], torch.tensor([0.0, 1.0, inf])))
 
 
 @pytest.mark.parametrize("error", [KeyError, TypeError, RuntimeError, IndexError])
 def test_a_rule_that_does_not_know_what_a_release_saves_says_nothing(monkeypatch, error):
-    def strange(node):
-        raise error
-        yield
-
-    monkeypatch.setitem(RULES, "exp", strange)
+    monkeypatch.setitem(RULES, "exp", Mock(side_effect=error))
     x = leaf(1.0)
     assert arithmetic(*first(x.exp(), {"x": x})) is None
 

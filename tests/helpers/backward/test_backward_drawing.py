@@ -1,3 +1,5 @@
+"""The drawing shows every node and all that flows between them, where each element and text has room."""
+
 import itertools
 import re
 import xml.etree.ElementTree as ET
@@ -55,18 +57,17 @@ def part(svg, **data):
 
 
 def test_the_nodes_and_all_that_flows_between_them_are_there():
-    svg = drawn(*where_over_exp())
-    assert words(part(svg, data_step=0)[0]) == ["▶", "sumgrad, for every element"]
-    assert words(part(svg, data_step=1)[0]) == [
-        "▶",
-        "wheregrad if condition else 0",
-        "condition",
-        "True",
-        "False",
-        "False",
+    svg = drawn(*where_over_exp(), salt="mine")
+    assert [words(part(svg, data_step=step)[0])[1:] for step in range(4)] == [
+        ["sumgrad, for every element"],
+        ["wheregrad if condition else 0", "condition", "True", "False", "False"],
+        ["expgrad × result", "result", "0.368", "7.39", "inf"],
+        ["x.grad"],
     ]
-    assert words(part(svg, data_step=2)[0]) == ["▶", "expgrad × result", "result", "0.368", "7.39", "inf"]
-    assert words(part(svg, data_step=3)[0]) == ["▶", "x.grad"]
+    kinds = {each.get("class").split()[0] for each in svg.iter(f"{SVG}g") if "zn-entry" in each.get("class", "")}
+    assert kinds == {f"zn-entry-{kind}" for kind in ("finite", "zero", "nan", "inf", "masked")}
+    text = ET.tostring(svg, encoding="unicode")
+    assert re.findall(r'(?:\bid="|url\(#)([^)"]+)', text)[0] == "mine-arrow" and "url(#mine-arrow)" in text
     start, first, second, third = (part(svg, data_to=to)[0] for to in range(4))
     assert (words(start), words(first)) == (["1"], ["1", "1", "1"])
     assert [each.get("data-from") for each in (start, first, second, third)] == ["-1", "0", "1", "2"]
@@ -76,81 +77,23 @@ def test_the_nodes_and_all_that_flows_between_them_are_there():
     assert "loss" in words(svg)
 
 
-def test_every_kind_of_entry_has_a_class_of_its_own():
-    svg = drawn(*where_over_exp())
-    kinds = {each.get("class").split()[0] for each in svg.iter(f"{SVG}g") if "zn-entry" in each.get("class", "")}
-    assert kinds == {"zn-entry-finite", "zn-entry-zero", "zn-entry-nan", "zn-entry-inf", "zn-entry-masked"}
-
-
 def marked(svg, name):
     return [words(each) for each in svg.iter(f"{SVG}g") if name in each.get("class", "").split()]
 
 
-def test_what_makes_nan_is_marked_with_the_nan():
+def test_what_makes_nan_is_marked_and_the_arithmetic_stands_beside_it_in_one_place():
     svg = drawn(*where_over_exp())
     assert marked(svg, "zn-born") == [["NaN"]]
     assert sorted(marked(svg, "zn-meets")) == [["--"], ["0"], ["inf"]]
-
-
-def test_the_arithmetic_stands_beside_the_nan_and_its_counterpart_in_the_same_place():
-    calls = [each for each in drawn(*where_over_exp()).iter(f"{SVG}text") if "zn-call" in each.get("class", "")]
-    assert [(each.text, each.get("data-method")) for each in calls] == [
-        ("0 × inf = NaN", "vanilla"),
-        ("-- × inf = --", "ignoring"),
-    ]
+    calls = [each for each in svg.iter(f"{SVG}text") if "zn-call" in each.get("class", "")]
+    told = [(each.text, each.get("data-method")) for each in calls]
+    assert told == [("0 × inf = NaN", "vanilla"), ("-- × inf = --", "ignoring")]
     assert len({(each.get("x"), each.get("y")) for each in calls}) == 1
 
 
-def boxes(loss, inputs):
-    steps = record(loss, inputs)
-    graph = module._graph(steps, tell(steps))
-    for most in (module.MOST, 6, 4, 3, 2):
-        module._measure(graph, most)
-        width, height = module._lay_out(graph)
-        if width <= WIDEST:
-            break
-    return graph, width, height
-
-
-@pytest.mark.parametrize("name", GRAPHS)
-def test_nothing_lies_on_another_thing_or_outside(name):
-    graph, width, height = boxes(*GRAPHS[name]())
-    placed = [data["box"] for _, data in graph.nodes(data=True)]
-    assert width <= WIDEST
-    for box in placed:
-        assert box.x - box.width / 2 > 0 and box.x + box.width / 2 < width
-        assert box.y > 0 and box.y + box.height < height
-    for a, b in itertools.combinations(placed, 2):
-        beside = abs(a.x - b.x) >= (a.width + b.width) / 2 + module.GAP - 0.01
-        below = a.y + a.height + module.SPACE <= b.y + 0.01 or b.y + b.height + module.SPACE <= a.y + 0.01
-        assert beside or below, (a, b)
-    for above, under in graph.edges:
-        a, b = graph.nodes[above]["box"], graph.nodes[under]["box"]
-        assert a.y + a.height < b.y, "cotangents flow down"
-
-
-def test_entries_stand_below_each_other_in_a_chain():
-    svg = drawn(*where_over_exp())
-    columns = {}
-    for group in svg.iter(f"{SVG}g"):
-        if "zn-entry" in group.get("class", ""):
-            columns.setdefault(group.find(f"{SVG}rect").get("x"), []).append(words(group)[0])
-    assert sum("inf" in texts and "NaN" in texts and "--" in texts for texts in columns.values()) == 1
-
-
-def test_rows_that_are_too_wide_for_a_phone_are_broken():
-    steps = record(*six_entries())
-    strip = Strip({"": outcome(steps[0].sends[0].value["vanilla"])})
-    assert (strip.columns(12), strip.columns(4)) == (6, 4)
-    width = float(drawn(*six_entries()).get("viewBox").split()[2])
-    assert width <= WIDEST
-    tops = {cell.get("y") for cell in part(drawn(*six_entries()), data_to=1)[0].iter(f"{SVG}rect")}
-    assert len(tops) > 1
-
-
 def test_a_matrix_keeps_its_rows_and_a_large_tensor_is_told_in_words():
-    matrix = Strip({"": outcome(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))})
-    assert (matrix.columns(12), matrix.columns(1)) == (2, 2)
+    rows = Strip({"": outcome(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))})
+    assert (rows.columns(12), rows.columns(1)) == (2, 2)
     assert Strip({"": outcome(torch.tensor(1.0))}).columns(12) == 1
     for large in (torch.zeros(13), torch.zeros(1, 1, 1), torch.zeros(0)):
         assert Strip({"": outcome(large)}).columns(12) == 0
@@ -160,40 +103,29 @@ def test_a_matrix_keeps_its_rows_and_a_large_tensor_is_told_in_words():
     assert Strip({"": many}).words(outcome(torch.zeros(13))) == "[13]"
     assert Strip({"": Absent()}).words(Absent()) == "None" and Strip({"": Absent()}).columns(12) == 0
     x = torch.ones(13, requires_grad=True)
-    assert "[13]" in words(drawn((x * torch.tensor([nan, *torch.ones(12)])).sum(), {"x": x}))
-    assert "[13]: 1 NaN" in words(drawn((x * torch.tensor([nan, *torch.ones(12)])).sum(), {"x": x}))
-
-
-def test_a_line_that_passes_a_layer_by_has_a_place_there():
-    graph, *_ = boxes(*six_entries())
-    bends = [data["box"] for name, data in graph.nodes(data=True) if data["box"].kind == "bend"]
-    assert len(bends) == 2 and all(box.height > 0 and box.step == 1 for box in bends)
-    svg = drawn(*six_entries())
-    lines = [each for each in svg.iter(f"{SVG}path") if each.get("class") == "zn-line"]
-    assert len(lines) == len(graph.edges)
-    assert sum("marker-end" in line.attrib for line in lines) == len(lines) - len(bends)
-
-
-def test_the_ids_are_the_drawings_own():
-    svg = ET.tostring(drawn(*where_over_exp(), salt="mine"), encoding="unicode")
-    assert re.findall(r'\bid="([^"]+)"', svg) == ["mine-arrow"]
-    assert set(re.findall(r"url\(#([^)]+)\)", svg)) == {"mine-arrow"}
-
-
-def test_texts_are_escaped():
-    x = leaf(1.0)
-    assert "a<b.grad" in words(drawn(x * 1, {"a<b": x}))
-
-
-def test_what_is_long_is_not_written_into_the_graph():
-    x = leaf(1.0, 2.0)
-    assert "powgrad × (2 × self)" in words(drawn((x**2).sum(), {"x": x}))
-    a, b = division()
-    assert "div" in words(drawn(a, b))
+    assert {"[13]", "[13]: 1 NaN"} <= set(words(drawn((x * torch.tensor([nan, *torch.ones(12)])).sum(), {"x": x})))
 
 
 def number(element, *names):
     return [float(element.get(name)) for name in names]
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_nothing_lies_on_another_thing_or_outside_and_cotangents_flow_down(name):
+    svg = drawn(*GRAPHS[name]())
+    width, height = map(float, svg.get("viewBox").split()[2:])
+    assert width <= WIDEST
+    groups = {each.get("data-step"): each for each in svg if each.get("class") in ("zn-node", "zn-end")}
+    nodes = {step: number(group.find(f"{SVG}rect"), "x", "y", "width", "height") for step, group in groups.items()}
+    for left, top, wide, high in nodes.values():
+        assert left > 0 and left + wide < width and top > 0 and top + high < height
+    for (x, y, w, h), (left, top, wide, high) in itertools.combinations(nodes.values(), 2):
+        beside = x + w + module.GAP <= left + 0.01 or left + wide + module.GAP <= x + 0.01
+        assert beside or y + h + module.SPACE <= top + 0.01 or top + high + module.SPACE <= y + 0.01
+    for strip in [each for each in svg.iter(f"{SVG}g") if each.get("data-from", "-1") != "-1"]:
+        cells = [number(rect, "y", "height") for rect in strip.iter(f"{SVG}rect")]
+        (_, above, _, tall), (_, below, _, _) = nodes[strip.get("data-from")], nodes[strip.get("data-to")]
+        assert all(above + tall < top and top + high < below for top, high in cells)
 
 
 def extent(text):
@@ -234,6 +166,3 @@ def test_every_text_has_room(name):
             assert left > 0 and right < width and base < height
             for x, y, wide, high in rects:
                 assert right < x or x + wide < left or base < y or y + high < base - 9
-
-
-KINDS = ("zn-node", "zn-end")

@@ -1,3 +1,5 @@
+"""The figure says in words what each step does, where a NaN is born, and what `ignoring` does instead."""
+
 import pytest
 import torch
 from tensors import leaf
@@ -14,10 +16,6 @@ def told(loss, inputs, **options):
     return tell(record(loss, inputs, **options))
 
 
-def said(loss, inputs, title, **options):
-    return next(each.said for each in told(loss, inputs, **options) if each.title == title)
-
-
 def where_over_exp():
     x = leaf(-1.0, 2.0, 100.0)
     return torch.where(x < 0, torch.exp(x), torch.ones_like(x)).sum(), {"x": x}
@@ -26,16 +24,12 @@ def where_over_exp():
 def test_each_step_has_its_title_formula_and_what_was_saved():
     total, where, exp, end = told(*where_over_exp())
     assert [each.title for each in (total, where, exp, end)] == ["sum", "where", "exp", "x.grad"]
-    assert (total.formula, where.formula, exp.formula) == (
-        "grad, for every element",
-        "grad if condition else 0",
-        "grad × result",
-    )
+    formulas = [total.formula, where.formula, exp.formula, end.formula]
+    assert formulas == ["grad, for every element", "grad if condition else 0", "grad × result", ""]
     assert list(where.tensors) == ["condition"] and list(exp.tensors) == ["result"]
-    assert exp.official == ["self: grad * result.conj()"]
+    assert exp.official == ["self: grad * result.conj()"] and end.official == []
     assert where.official == ["self: where(condition, grad, 0)"], "of the other input nothing is drawn"
-    assert total.tensors == {} == total.numbers  # the sizes that it saved are no entries
-    assert end.formula == "" and end.official == []
+    assert total.tensors == {} == total.numbers  # the sizes that it saved are no elements
 
 
 def test_where_nan_is_born_and_what_ignoring_does_instead():
@@ -45,123 +39,90 @@ def test_where_nan_is_born_and_what_ignoring_does_instead():
     assert exp.meets == {"grad": [2], "result": [2]}
     assert where.said == {"vanilla": "", "ignoring": "From here on the loss ignores 2 of 3 elements (--)."}
     assert total.said == {"vanilla": "", "ignoring": ""}
-    assert end.said == {
-        "vanilla": "NaN in 1 of 3 elements.",
-        "ignoring": "Ignored elements are written as 0. No NaN.",
-    }
+    assert end.said["vanilla"] == "NaN in 1 of 3 elements."
+    assert end.said["ignoring"] == "Ignored elements are written as 0. No NaN."
     assert (where.born, where.spared) == ({}, {}) and not any(where.meets.values())
 
 
-def test_the_end_tells_what_is_infinite_too():
-    x = leaf(0.0, 4.0)
-    assert said(x.sqrt().sum(), {"x": x}, "x.grad") == dict.fromkeys(("vanilla", "ignoring"), "inf in 1 of 2 elements.")
-    end = said((x.sqrt() * torch.tensor([1.0, nan])).sum(), {"x": x}, "x.grad")
-    assert end["vanilla"] == "NaN in 1, inf in 1 of 2 elements."
-    assert said((x * 2).sum(), {"x": x}, "x.grad")["vanilla"] == "No NaN."
+def sliced(weight):
+    return functional.linear(torch.tensor([[1.0, 2.0], [nan, nan]]), weight)[:1].sum()
 
 
-def test_only_the_numbers_that_were_combined_meet():
-    x = leaf(1.0, 100.0)
-    mul = told(x * x.exp(), {"x": x}, gradient=torch.tensor([1.0, 0.0]))[0]
-    assert mul.born == {0: {1: "0 × inf = NaN"}}
-    assert mul.meets == {"grad": [1], "other": [1], "self": []}
-    assert mul.formula == "" and mul.formulas == {0: "grad × other", 1: "grad × self"}
+def added(x, other):
+    return (x * torch.tensor([other, 1.0])).sum() + (x * torch.tensor([-inf, 1.0])).sum()
 
 
-def test_a_sum_of_products_leaves_the_ignored_one_out():
-    weight = leaf([0.5, 1.0])
-    rows = torch.tensor([[1.0, 2.0], [nan, nan]])
-    loss = functional.linear(rows, weight)[:1].sum()
-    assert said(loss, {"weight": weight}, "mm") == {
-        "vanilla": "NaN is born: 0 × NaN = NaN in a sum at [0, 0] and [1, 0].",
-        "ignoring": "Left out of the sum: -- × NaN at [0, 0] and [1, 0].",
-    }
-    assert not any(next(each for each in told(loss, {"w": weight}) if each.title == "mm").meets.values())
+SAID = [
+    # What the vanilla pass does.
+    (lambda x: x.sqrt().sum(), [0.0, 4.0], "x.grad", "vanilla", "inf in 1 of 2 elements."),
+    (lambda x: x.sqrt().sum(), [0.0, 4.0], "x.grad", "ignoring", "inf in 1 of 2 elements."),
+    (lambda x: (x.sqrt() * torch.tensor([1.0, nan])).sum(), [0.0, 4.0], "x.grad", "vanilla",
+     "NaN in 1, inf in 1 of 2 elements."),
+    (lambda x: (x * 2).sum(), [0.0, 4.0], "x.grad", "vanilla", "No NaN."),
+    (lambda x: (x * torch.tensor([nan, 1.0])).neg().exp().sum(), [1.0, 2.0], "neg", "vanilla",
+     "NaN arrives, and is passed on."),
+    (lambda x: (torch.where(torch.tensor([False, True]), x, 0) * torch.tensor([nan, 1.0])).sum(), [1.0, 2.0], "where",
+     "vanilla", "NaN arrives, and is not passed on."),
+    (lambda x: x.cumprod(0).sum(), [1.0, nan], "cumprod", "vanilla", "NaN is born here."),
+    (lambda x: added(x, nan), [1.0, 2.0], "x.grad", "vanilla", "NaN in 1 of 2 elements."),
+    # A sum of products leaves the ignored product out.
+    (sliced, [[0.5, 1.0]], "mm", "vanilla", "NaN is born: 0 × NaN = NaN in a sum at [0, 0] and [1, 0]."),
+    (sliced, [[0.5, 1.0]], "mm", "ignoring", "Left out of the sum: -- × NaN at [0, 0] and [1, 0]."),
+    # What the loss uses stays.
+    (lambda x: (x * x).sum().sqrt(), [0.0, 0.0], "mul", "ignoring", "Not ignored, so NaN stays at [0] and [1]."),
+    # The places are told once, and many are counted.
+    (lambda x: (x * x).sum().sqrt(), [0.0] * 5, "mul", "vanilla",
+     "NaN is born: inf × 0 = NaN at [0], [1] and 3 more elements."),
+    (lambda x: (x * x).sum().sqrt(), [0.0] * 3, "mul", "vanilla", "NaN is born: inf × 0 = NaN at [0] and [1] and [2]."),
+    (lambda x: (x * x).sqrt(), 0.0, "mul", "vanilla", "NaN is born: inf × 0 = NaN."),
+    (lambda x: torch.where(x < 0, x.exp(), x).sum(), [-1.0, 2.0, 3.0], "where", "ignoring",
+     "From here on the loss ignores 2 of 3 elements, and 1 of 3 elements (--)."),
+]  # fmt: skip
 
 
-def test_a_nan_that_the_loss_uses_stays():
-    x = leaf(0.0, 0.0)
-    both = said((x * x).sum().sqrt(), {"x": x}, "mul")
-    assert both["vanilla"] == "NaN is born: inf × 0 = NaN at [0] and [1]."
-    assert both["ignoring"] == "Not ignored, so NaN stays at [0] and [1]."
-
-
-def test_a_nan_that_arrives_is_passed_on_or_not():
-    x = leaf(1.0, 2.0)
-    y = x * torch.tensor([nan, 1.0])
-    assert said(y.neg().exp().sum(), {"x": x}, "neg")["vanilla"] == "NaN arrives, and is passed on."
-    kept = torch.where(torch.tensor([False, True]), x, 0)
-    assert said(kept, {"x": x}, "where", gradient=torch.tensor([nan, 1.0]))["vanilla"] == (
-        "NaN arrives, and is not passed on."
-    )
-
-
-def test_where_no_arithmetic_is_known_it_is_said_that_nan_is_born():
-    x = leaf(1.0, nan)
-    assert said(x.cumprod(0).sum(), {"x": x}, "cumprod")["vanilla"] == "NaN is born here."
+@pytest.mark.parametrize(("loss", "values", "title", "method", "said"), SAID)
+def test_what_happens_is_said_in_one_sentence(loss, values, title, method, said):
+    x = torch.tensor(values, requires_grad=True)
+    (sentence,) = [each.said[method] for each in told(loss(x), {"x": x}) if each.title == title]
+    assert sentence == said
 
 
 def test_nan_is_born_where_cotangents_are_added():
     x = leaf(1.0, 2.0)
-    loss = (x * torch.tensor([inf, 1.0])).sum() + (x * torch.tensor([-inf, 1.0])).sum()
-    assert said(loss, {"x": x}, "x.grad")["vanilla"] in (
-        "NaN is born where cotangents are added: inf + -inf = NaN at [0].",
-        "NaN is born where cotangents are added: -inf + inf = NaN at [0].",
-    )
-    other = (x * torch.tensor([nan, 1.0])).sum() + (x * torch.tensor([-inf, 1.0])).sum()
-    assert said(other, {"x": x}, "x.grad")["vanilla"] == "NaN in 1 of 2 elements."
-
-
-def test_the_places_are_told_once_and_many_are_counted():
-    x = torch.zeros(5, requires_grad=True)
-    assert said((x * x).sum().sqrt(), {"x": x}, "mul")["vanilla"] == (
-        "NaN is born: inf × 0 = NaN at [0], [1] and 3 more elements."
-    )
-    three = torch.zeros(3, requires_grad=True)
-    assert said((three * three).sum().sqrt(), {"x": three}, "mul")["vanilla"] == (
-        "NaN is born: inf × 0 = NaN at [0] and [1] and [2]."
-    )
-    scalar = torch.tensor(0.0, requires_grad=True)
-    assert said((scalar * scalar).sqrt(), {"x": scalar}, "mul")["vanilla"] == "NaN is born: inf × 0 = NaN."
+    said = told(added(x, inf), {"x": x})[-1].said["vanilla"]
+    head, _, sum_ = said.partition(": ")
+    assert head == "NaN is born where cotangents are added"
+    assert sum_ in ("inf + -inf = NaN at [0].", "-inf + inf = NaN at [0].")
 
 
 def test_two_inputs_with_different_arithmetic():
     a, b = leaf(1.0, 0.0), leaf(2.0, 0.0)
-    both = said(torch.where(b > 0, a / b, 0).sum(), {"a": a, "b": b}, "div")
-    assert both["vanilla"] == "NaN is born: 0 ÷ 0 = NaN at [1]; −0 × ((0 ÷ 0) ÷ 0) = NaN at [1]."
-    assert both["ignoring"] == "Ignored: -- ÷ 0 = -- at [1]; -- × ((0 ÷ 0) ÷ 0) = -- at [1]."
+    loss = torch.where(b > 0, a / b, 0).sum()
+    (div,) = [each for each in told(loss, {"a": a, "b": b}) if each.title == "div"]
+    assert div.said["vanilla"] == "NaN is born: 0 ÷ 0 = NaN at [1]; −0 × ((0 ÷ 0) ÷ 0) = NaN at [1]."
+    assert div.said["ignoring"] == "Ignored: -- ÷ 0 = -- at [1]; -- × ((0 ÷ 0) ÷ 0) = -- at [1]."
 
 
-def test_what_is_ignored_from_here_on_is_counted_for_each_input():
-    x = leaf(-1.0, 2.0, 3.0)
-    assert said(torch.where(x < 0, x.exp(), x).sum(), {"x": x}, "where")["ignoring"] == (
-        "From here on the loss ignores 2 of 3 elements, and 1 of 3 elements (--)."
-    )
-
-
-def test_numbers_among_the_arguments_are_told_and_settings_are_not():
+@pytest.mark.parametrize(
+    ("compute", "tensors", "numbers"),
+    [
+        (lambda x: x**2, {"self"}, {"exponent": 2}),
+        (lambda x: x + x, set(), {}),
+        (lambda x: x[torch.tensor([1])], {"indices"}, {}),
+        (lambda x: x[1:], set(), {}),
+    ],
+)
+def test_numbers_among_the_arguments_are_told_and_settings_are_not(compute, tensors, numbers):
     x = leaf(1.0, 2.0)
-    (mul, *_) = told(x * 3, {"x": x}, gradient=torch.ones(2))
-    assert mul.tensors.keys() | mul.numbers.keys() == {"other"}
-    (power, *_) = told(x**2, {"x": x}, gradient=torch.ones(2))
-    assert power.numbers == {"exponent": 2} and list(power.tensors) == ["self"]
-    (added, *_) = told(x + x, {"x": x}, gradient=torch.ones(2))
-    assert added.numbers == {} == added.tensors
-    (index, *_) = told(x[torch.tensor([1])], {"x": x})
-    assert index.tensors["indices"].tolist() == [1]
-    (cut, *_) = told(x[1:], {"x": x})
-    assert cut.numbers == {}
+    first = told(compute(x).sum(), {"x": x})[1]
+    assert set(first.tensors) == tensors and first.numbers == numbers
 
 
-def test_a_result_that_the_reader_knows_has_its_name_in_the_title():
+def test_a_title_has_the_names_that_the_reader_knows():
     x = leaf(1.0, 2.0)
     y = x.exp()
-    assert [each.title for each in told(y.sum(), {"x": x, "y": y})] == ["sum", "y = exp", "x.grad"]
-
-
-def test_a_leaf_that_two_names_stand_for():
-    x = leaf(1.0)
-    assert told(x * 1, {"a": x, "b": x})[-1].title == "a and b.grad"
+    titles = [each.title for each in told(y.sum(), {"x": x, "y": y, "z": x})]
+    assert titles == ["sum", "y = exp", "x and z.grad"]
 
 
 @pytest.mark.parametrize(

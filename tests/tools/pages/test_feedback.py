@@ -5,7 +5,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from scratch import ROOT
 
-from tools.pages.feedback import edit, report, versions
+from tools.pages.feedback import report, versions
 from tools.project import Project
 from tools.steps.origin import Repository
 from zero_or_nan.ignoring.engine.problems import REPORT
@@ -16,10 +16,6 @@ NAME = "chapters/where-over-exp"
 
 def body(made):
     return parse_qs(urlsplit(report(PROJECT, NAME, "a & b", made)).query)["body"][0]
-
-
-def test_the_source_is_edited_on_the_branch_of_the_book():
-    assert edit(PROJECT, NAME) == f"{PROJECT.repository}/edit/{PROJECT.branch}/{NAME}.md"
 
 
 def test_a_report_goes_where_those_of_the_library_go_and_has_the_page_in_it():

@@ -14,15 +14,9 @@ def facts():
     case.claim("vanilla", "x.grad", [1.0, float("nan")], [1.0, float("nan")])
     case.claim("masked", "x.grad", [1.0, MASKED], [1.0, MASKED])
     case.claim("double where", "x.grad", [1.0, 0.0], [1.0, 0.0])
-    verdict = Verdict(
-        "10729",
-        "x.grad",
-        outcome([1.0, MASKED]),
-        {claim.method: claim for claim in case.claims},
-        {"vanilla": "contaminated", "masked": "right", "double where": "right"},
-        ["a", "b"],
-        2,
-    )
+    words = {"vanilla": "contaminated", "masked": "right", "double where": "right"}
+    claims = {claim.method: claim for claim in case.claims}
+    verdict = Verdict("10729", "x.grad", outcome([1.0, MASKED]), claims, words, ["a", "b"], 2)
     found = [*(claim.json() for claim in case.claims), verdict.json()]
     return [{**fact, "page": "where-over-exp"} for fact in found]
 
@@ -44,27 +38,17 @@ def test_a_verdict_is_a_row_and_its_methods_are_columns():
     assert head == ["case", "vanilla", "masked", "other methods"]
     assert "The title of where-over-exp" in row[0] and "x.grad" in row[0] and "3 claims" in row[0]
     assert row[1:] == ["✗ contaminated", "✓ right", "double where ✓ right"]
-
-
-def test_the_row_leads_to_the_page():
     text = overview(facts(), lambda page: f"../somewhere/{page}.html", str)
     assert BeautifulSoup(text, "html.parser").a["href"] == "../somewhere/where-over-exp.html"
+    broken = facts()
+    broken[0]["holds"] = False
+    assert table(broken)[0].startswith("3 of 4 ") and table([])[0].startswith("0 of 0 ")
 
 
 def test_a_row_counts_the_claims_of_its_own_page():
     elsewhere = [{**fact, "page": "another"} for fact in facts() if fact["type"] == "claim"]
     _, (_, row) = table([*facts(), *elsewhere])
     assert "3 claims on the page" in row[0]
-
-
-def test_what_does_not_hold_is_not_counted_as_held():
-    broken = facts()
-    broken[0]["holds"] = False
-    assert table(broken)[0].startswith("3 of 4 ")
-
-
-def test_no_facts_make_an_empty_table():
-    assert table([])[0].startswith("0 of 0 ")
 
 
 def test_a_method_that_a_page_does_not_judge_is_called_so():

@@ -33,11 +33,7 @@ def as_colab_saves(text):
         cell.pop("id", None)
         cell["metadata"] |= {"id": f"aB{number}"}
         if cell["cell_type"] == "code":
-            cell["metadata"] |= {
-                "outputId": "5f",
-                "colab": {"base_uri": "https://x"},
-                "executionInfo": {"status": "ok"},
-            }
+            cell["metadata"] |= {"outputId": "5f", "colab": {"base_uri": "https://x"}, "executionInfo": {}}
             cell["execution_count"] = number
             cell["outputs"] = [{"output_type": "stream", "name": "stdout", "text": ["1\n"]}]
     return json.dumps(book)
@@ -135,12 +131,16 @@ def tag(cells):
         (remove, "cells: 1 removed.", "\n```{code-cell} ipython3\nprint(x)\n```\n", ""),
     ],
 )
-@pytest.mark.parametrize("name", ["one.ipynb", "one (1).ipynb", "Copy of one.ipynb", "one-Copy1.ipynb"])
-def test_an_edited_notebook_changes_its_chapter_in_that_place_alone(book, change, said, old, new, name):
+def test_an_edited_notebook_changes_its_chapter_in_that_place_alone(book, change, said, old, new):
     before = book.chapter("one").read_text(encoding="utf-8")
-    told = unpair(Project(book.root), saved(book, change, name))
+    told = unpair(Project(book.root), saved(book, change))
     assert told.startswith(f"chapters/one.md: {said}")
     assert book.chapter("one").read_text(encoding="utf-8") == before.replace(old, new)
+
+
+@pytest.mark.parametrize("name", ["one (1).ipynb", "Copy of one.ipynb", "one-Copy1.ipynb"])
+def test_a_copy_belongs_to_the_chapter_of_the_original(book, name):
+    assert "cells: 1 changed." in unpair(Project(book.root), saved(book, change_code, name))
 
 
 def test_added_cells_have_links_and_tags_as_chapters_have_them(book):
@@ -180,19 +180,18 @@ def test_what_is_no_edited_chapter_is_refused_and_nothing_is_written(book, chang
     assert book.chapter("one").read_text(encoding="utf-8") == before
 
 
-@pytest.mark.parametrize(
-    "content, said", [("words", "is not a notebook"), (None, "No such file"), ("{}", "is not a note")]
-)
+@pytest.mark.parametrize("content, said", [("words", "is not a note"), (None, "No such file"), ("{}", "is not a note")])
 def test_a_file_that_is_no_notebook_is_named(book, content, said):
     path = book.root / "one.ipynb"
     if content is not None:
         path.write_text(content)
     with pytest.raises(Problem, match=said):
         unpair(Project(book.root), path)
-    assert (
-        book.here("from-notebook").stderr
-        == "error: no notebook is named; run make from-notebook NOTEBOOK=path/to/where-over-exp.ipynb\n"
-    )
+
+
+def test_a_command_without_a_notebook_says_what_to_name(book):
+    advice = "error: no notebook is named; run make from-notebook NOTEBOOK=path/to/where-over-exp.ipynb\n"
+    assert book.here("from-notebook").stderr == advice
 
 
 def test_a_chapter_that_jupytext_wrote_from_a_notebook_stops_the_build(book):
@@ -200,9 +199,8 @@ def test_a_chapter_that_jupytext_wrote_from_a_notebook_stops_the_build(book):
     cells = copy.deepcopy(nbformat.reads(notebook(project, book.chapter("one")), as_version=4).cells)
     source = next(cell.source for cell in cells if cell.cell_type == "code")
     book.append("one", source)
-    with pytest.raises(
-        Problem, match=r"one.md contains the set-up cell.*make from-notebook NOTEBOOK=notebooks/one.ipynb"
-    ):
+    refused = r"one.md contains the set-up cell.*make from-notebook NOTEBOOK=notebooks/one.ipynb"
+    with pytest.raises(Problem, match=refused):
         read(book.chapter("one"))
     assert anywhere(project, book.chapter("two"), read(book.chapter("two")))
 
