@@ -85,7 +85,8 @@ def test_it_gives_the_gradient_of_float64(first, tmp_path, name):
 CHOICES = {
     "root": (leaf([0.0, 4.0]) + "loss = x.sqrt().sum()", "the slope at 0 is 0", [0.0, 0.25]),
     "length": (
-        leaf([[0.0, 0.0], [3.0, 4.0]]) + "loss = (x**2).sum(-1).sqrt().sum()", "a length of 0", [[0.0, 0.0], [0.6, 0.8]],
+        leaf([[0.0, 0.0], [3.0, 4.0]]) + "loss = (x**2).sum(-1).sqrt().sum()", "a length of 0",
+        [[0.0, 0.0], [0.6, 0.8]],
     ),
     "entropy": (leaf([0.0, 1.0]) + "loss = (x * x.log()).sum()", "0 times a logarithm is 0", [0.0, 1.0]),
     "logarithm": (leaf([0.0, 2.0]) + "loss = x.log().sum()", "a number below 1e-8", [0.0, 0.5]),
