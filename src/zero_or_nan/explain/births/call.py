@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from types import MappingProxyType
@@ -53,3 +54,31 @@ def in_order(call: Call) -> list[Any]:
     name = getattr(call.func, "__name__", "")
     is_reversed = name == "rsub" or name.startswith("__r") and name not in ("__repr__", "__round__")
     return [*call.args[1::-1], *call.args[2:]] if is_reversed else list(call.args)
+
+
+class Arranged(NamedTuple):
+    """The arguments of a call.
+
+    Attributes:
+        operands: in the order in which an operator has them.
+        options: the others, by name.
+        unusual: the names of the options that do not have their default.
+    """
+
+    operands: list[Any]
+    options: dict[str, Any]
+    unusual: set[str]
+
+
+def arranged(call: Call) -> Arranged:
+    """The arguments of a call, by the signature of its function, if that has one in Python."""
+    try:
+        parameters = inspect.signature(call.func).parameters
+        given = inspect.signature(call.func).bind(*call.args, **call.kwargs).arguments
+    except (TypeError, ValueError):
+        return Arranged(in_order(call), dict(call.kwargs), {key for key, each in call.kwargs.items() if each})
+    optional = {key: each.default for key, each in parameters.items() if each.default is not each.empty}
+    operands = [each for key, each in given.items() if key not in optional]
+    options = {key: given.get(key, default) for key, default in optional.items() if key != "_stacklevel"}
+    unusual = {key for key, each in options.items() if isinstance(each, Tensor) or each != optional[key]}
+    return Arranged(in_order(call._replace(args=tuple(operands))), options, unusual)

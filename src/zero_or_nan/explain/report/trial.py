@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...functions.rewrites import REWRITES, Rewrite, function_in, operands_in
 from ..births.arithmetic import number
-from ..births.call import Call, in_order
+from ..births.call import Call, arranged, in_order
 from ..births.findings import Mistakes
 from ..births.history import Chain, Run
 from ..program.expression import expression_at, has_functional, is_rebound
@@ -98,7 +98,7 @@ def _advice(chains: Sequence[Chain]) -> Advice:
         best = found[0]
         others = [each for each in found if each.choice and best.choice and not _is_alike(each, best)]
         return Advice("\n".join([_told(best), *map(_or, others[:1])]), best.replaces, exact)
-    wider = in_a_wider_dtype(failed)
+    wider = next(filter(None, map(in_a_wider_dtype, chains[::-1])), None)
     if wider is not None:
         return Advice(*wider, exact)
     refused = tuple(dict.fromkeys(each.code for each in REWRITES.get(failed.call.name, ()) if each.choice))
@@ -161,27 +161,24 @@ class Match(NamedTuple):
 
 def _matches(pattern: ast.expr, call: Call | None, chain: Chain, match: Match) -> Iterator[Match]:
     """The ways in which a pattern fits a call, and the calls before it."""
-    if call is None or call.name != function_in(pattern) or set(call.kwargs) - _KNOWN:
+    if call is None or call.name != function_in(pattern):
         return
-    written, given, names = operands_in(pattern), in_order(call), dict(match.names)
+    written, names = operands_in(pattern), dict(match.names)
+    given, options, unusual = arranged(call)
+    for keyword in pattern.keywords if isinstance(pattern, ast.Call) else ():
+        names[ast.unparse(keyword.value)] = options.get(str(keyword.arg))
+        unusual -= {keyword.arg}
     if isinstance(written[-1], ast.Name) and written[-1].id == "dim":
         parameters = ["p", "dim", "keepdim"] if call.name == "norm" else ["dim", "keepdim"]
-        dims = dict(zip(parameters, given[1:], strict=False)) | dict(call.kwargs)
-        if dims.get("p") not in (None, 2, "fro"):
+        options |= dict(zip(parameters, given[1:], strict=False))
+        names |= {"dim": options.get("dim"), "keepdim": options.get("keepdim", False)}
+        written, given, unusual = written[:-1], given[:1], unusual - {"dim", "keepdim"}
+        if names["dim"] is None or options.get("p") not in (None, 2, "fro"):
             return
-        names |= {"dim": dims.get("dim"), "keepdim": dims.get("keepdim", False)}
-        written, given = written[:-1], given[:1]
-        if names["dim"] is None:
-            return
-    elif call.kwargs.get("dim") is not None:
-        return
-    if len(given) == len(written):
+    if len(given) == len(written) and not unusual - {"dtype"}:
         for order in [given, given[::-1]] if call.name in ("add", "mul") else [given]:
             pairs = list(zip(written, order, strict=True))
             yield from _matches_of_each(pairs, chain, Match(names, (*match.replaced, call)))
-
-
-_KNOWN = {"p", "dim", "keepdim", "dtype", "_stacklevel"}
 
 
 def _matches_of_each(pairs: Sequence[tuple[ast.expr, Any]], chain: Chain, match: Match) -> Iterator[Match]:

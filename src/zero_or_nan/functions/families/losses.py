@@ -24,6 +24,7 @@ from ...masks.mask import both, expanded
 from ..conditions import ALWAYS, AWAY_FROM_ZERO, MODERATE
 from ..numerics import numerics
 from ..registry import function, rule
+from ..rewrites import rewrite
 from .decompositions import fused
 
 function(
@@ -34,6 +35,23 @@ function("BinaryCrossEntropyWithLogits MseLoss", safe_if=MODERATE)
 
 numerics("cross_entropy", ignores_infinity=True, needs_one=True)
 numerics("nll_loss", needs_one=True)
+
+for name in ("cross_entropy", "nll_loss"):
+    rewrite(
+        f"{name}(x, target, reduction=r, ignore_index=i)",
+        f'F.{name}(x, target, reduction="sum", ignore_index=i) / (target != i).sum().clamp_min(1)',
+        "the mean over no targets is 0",
+    )
+rewrite(
+    "ctc_loss(x, targets, n, m, reduction=r)",
+    "F.ctc_loss(x, targets, n, m, reduction=r, zero_infinity=True)",
+    "a target without an alignment counts 0",
+)
+rewrite(
+    "kl_div(x, p, reduction=r)",
+    "F.kl_div(x, torch.where(p == 0, 1e-30, p), reduction=r)",
+    "a target of 0 counts as 1e-30",
+)
 
 fused(
     "binary_cross_entropy_backward",

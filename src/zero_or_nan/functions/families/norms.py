@@ -30,6 +30,7 @@ from ...masks.numbers import any_nan
 from ..conditions import ALWAYS, AWAY_FROM_ZERO, MODERATE
 from ..numerics import numerics
 from ..registry import function, rule, transfer
+from ..rewrites import rewrite
 from .decompositions import fused
 from .products import without_lost_samples
 
@@ -41,6 +42,8 @@ function(
 function("WeightNormInterface", safe_if=MODERATE, safe_if_saved={"result1": AWAY_FROM_ZERO})
 
 numerics("normalize rms_norm group_norm instance_norm batch_norm", like="layer_norm")
+
+rewrite("normalize(x, dim=d)", "F.normalize(x, dim=d, eps=1e-3)", "a vector of 0 stays 0, with a slope of 1000")
 
 aten = torch.ops.aten
 

@@ -27,6 +27,7 @@ from ..conditions import ALWAYS, FINITE
 from ..graph import signed
 from ..numerics import numerics
 from ..registry import derivative, function, rule
+from ..rewrites import rewrite
 
 function("Sum", moves=True, safe_if=ALWAYS)
 function("Cumsum Mean", safe_if=ALWAYS)
@@ -50,6 +51,10 @@ numerics("max min", of_equals={"0": "one", "1": "all"})
 numerics("amax amin", of_equals={"": "all"})
 numerics("median nanmedian", of_equals={"0": "all"})
 numerics("sort topk kthvalue mode", of_equals={"": "one"})
+
+rewrite("mean(x)", "x.sum() / max(x.numel(), 1)", "the mean of nothing is 0")
+for name in ("std", "var"):
+    rewrite(f"{name}(x)", f"(x.{name}() if x.numel() > 1 else 0 * x.sum())", "the spread of one element is 0")
 
 
 _OVER_DIMENSIONS = torch.ops.aten.sum.dim_IntList, torch.ops.aten.mean.dim

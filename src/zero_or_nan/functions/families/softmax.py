@@ -27,6 +27,7 @@ from ..conditions import FINITE
 from ..graph import signed
 from ..numerics import numerics
 from ..registry import function, rule, transfer
+from ..rewrites import rewrite
 from .decompositions import fused
 
 function("LogSoftmax SafeSoftmax Softmax", safe_if=FINITE)
@@ -37,6 +38,13 @@ numerics("softmax", ignores_infinity=True, section="attention")
 numerics("log_softmax gumbel_softmax", ignores_infinity=True)
 numerics("logsumexp", ignores_infinity=True, needs_one=True)
 numerics("_softmax_backward_data", written="{} × {}")
+
+_EMPTY = "(x == -torch.inf).all(dim, keepdim=True)"
+rewrite(
+    "softmax(x, dim)",
+    f"x.masked_fill({_EMPTY}, 0).softmax(dim).masked_fill({_EMPTY}, 0)",
+    "a row of nothing but -inf becomes 0",
+)
 
 aten = torch.ops.aten
 
