@@ -104,8 +104,8 @@ class Origin:
             *(f"    {line}" for line in self.remedy.splitlines()),
             f"  {self.chapter}" if self.chapter else "",
             f"  born in {self.phase}, by {self.operator}{f' in {self.module}' if self.module else ''}: {self.where}",
-            f"  reached {', '.join(_some(self.reached))}" + (f" through {self.way}" if self.path else ""),
             f"  rank {self.rank}" if self.rank is not None else "",
+            f"  reached {', '.join(_some(self.reached))}" + (f" through {self.way}" if self.path else ""),
         ]
         return "\n".join(printable(line) for line in lines if line)
 
