@@ -17,14 +17,16 @@ if TYPE_CHECKING:
 
 STEPS = ("book", "check", "from-notebook", "record", "notebooks")
 """Commands that are methods of `steps.build.Build`."""
-MEASURES = tuple("attention compiled costs explained honesty masked fixed mutants penguins remedies setups".split())
+MEASURES = tuple(
+    "attention compiled costs explained first-look honesty masked fixed mutants penguins remedies setups".split()
+)
 VERSIONS = ("library-tests", "matrix", "peers")
 COMMANDS = {
     "serve": ".serve",
     "pdf": ".pdf",
     "picture": ".picture",
     "fixed-sample": ".measure.fixed",
-    **{name: f".measure.{name}" for name in MEASURES},
+    **{name: f".measure.{name}".replace("-", "_") for name in MEASURES},
     **{name: f".versions.{name}".replace("-", "_") for name in VERSIONS},
 }
 """The other commands. Each is a function that takes the project; this table gives its module."""

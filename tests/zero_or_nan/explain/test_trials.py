@@ -164,3 +164,12 @@ def test_what_draws_random_numbers_is_not_run_again_as_if_it_did_not(first):
         "torch.manual_seed(0)\n" + leaf([0.0, 4.0]) + "y = F.dropout(x, 0.5)\nloss = y.sqrt().sum()\nloss.backward()"
     )
     assert origin.operator == "sqrt" and "Tried on your numbers: value 0, gradient 0" in origin.remedy
+
+
+def test_a_module_of_a_loss_is_replaced_by_its_function(first, tmp_path):
+    lines = "target = torch.tensor([-100])\nclass Own:\n    loss = torch.nn.CrossEntropyLoss()\n"
+    origin = first(leaf([[1.0, 2.0]]) + lines + "loss = Own().loss(x, target)\nloss.backward()")
+    assert origin.remedy.splitlines()[-1] == (
+        'loss = F.cross_entropy(x, target, reduction="sum", ignore_index=-100) / (target != -100).sum().clamp_min(1)'
+    )
+    assert pasted(tmp_path / "program.py", origin)["loss"] == 0

@@ -34,6 +34,7 @@ class Expression(NamedTuple):
         start, end: where the call is in this line, in characters.
         is_whole: whether the line is a whole statement, or its head.
         has_scope: whether the call is in a lambda or a comprehension, with names of its own.
+        is_loss: whether a module of a loss is called, as opposed to the function.
     """
 
     node: ast.expr
@@ -42,6 +43,7 @@ class Expression(NamedTuple):
     end: int
     is_whole: bool
     has_scope: bool
+    is_loss: bool
 
     def replaced_by(self, code: str) -> str:
         """The line with other code in place of the call."""
@@ -61,7 +63,8 @@ class Expression(NamedTuple):
         if not isinstance(node, ast.Call):
             return []
         given = [ast.unparse(argument) for argument in node.args]
-        if isinstance(node.func, ast.Attribute) and not _is_of_module(node.func.value):
+        is_method = isinstance(node.func, ast.Attribute) and not _is_of_module(node.func.value)
+        if is_method and not self.is_loss and isinstance(node.func, ast.Attribute):
             given.insert(0, ast.unparse(node.func.value))
         return given
 
@@ -77,7 +80,8 @@ def expression_at(place: Place, name: str) -> Expression | None:
         place: the call. If only its line is known, the line must have one call of this function.
         name: the public name of the function.
     """
-    return _expression(place.code, place.instruction, place.line, name)
+    is_loss = type(place.module).__module__ == "torch.nn.modules.loss"  # its call has the operands of the function
+    return _expression(place.code, place.instruction, place.line, "" if is_loss else name)
 
 
 @functools.lru_cache(256)
@@ -103,7 +107,7 @@ def _expression(code: CodeType, instruction: int, line: int, name: str) -> Expre
             return None
     scopes = [each for each in ast.walk(tree) if isinstance(each, _SCOPES)] if tree is not None else []
     has_scope = any(_spans(scope, len(text[:start].encode())) for scope in scopes)
-    return Expression(node, text, start, end, tree is not None, has_scope)
+    return Expression(node, text, start, end, tree is not None, has_scope, not name)
 
 
 _SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -138,7 +142,9 @@ def _calls_in(tree: ast.AST) -> Iterator[ast.expr]:
 
 
 def _is_call_of(node: ast.expr, name: str) -> bool:
-    """Whether this is a call by a name, or an operation that has the name."""
+    """Whether this is a call by a name, or an operation that has the name. Without a name, it is any call."""
+    if isinstance(node, ast.Call) and not name:
+        return True
     if isinstance(node, ast.Call):
         written = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
         return numerics_of(written).name.strip("_") == name

@@ -28,7 +28,7 @@ from .exact import Outcome, floor_under, in_a_wider_dtype, lost_on_the_way, outc
 _CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """How far, relative to it, a result may be from the exact one."""
 
-MOST_ELEMENTS = 10_000_000
+MOST_ELEMENTS = 5_000_000
 """The size of the operands from which on nothing is tried."""
 
 _ORDINARY = 2
@@ -374,7 +374,11 @@ def _line(rewrite: Rewrite, match: Match) -> tuple[str, int | None]:
             texts[name] = name
     written = {name: name if expression is None else texts[name] for name in tensors}
     written |= {name: repr(thing) for name, thing in names.items() if name not in tensors}
-    code = ast.unparse(_Named(written).visit(ast.parse(rewrite.code, mode="eval").body)).replace("e-0", "e-")
+    code = (
+        ast.unparse(_Named(written).visit(ast.parse(rewrite.code, mode="eval").body))
+        .replace("e-0", "e-")
+        .replace("'", '"')
+    )
     if not has_functional(call.place):
         code = re.sub(r"\bF\.", "torch.nn.functional.", code)
     if expression is not None:
