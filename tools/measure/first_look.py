@@ -106,7 +106,13 @@ def answer(program: Program) -> Answer:
             return Answer(program.name, program.half, False, False, "nothing")
         first = report.origins[0]
         remedy = _pasted(Path(folder), program.source, first, names["right"]())
-        return Answer(program.name, program.half, first.source in program.lines, first.kind in program.kinds, remedy)
+        is_line_right = _plain(first.source) in map(_plain, program.lines)
+        return Answer(program.name, program.half, is_line_right, first.kind in program.kinds, remedy)
+
+
+def _plain(line: str) -> str:
+    """A line without its spaces, which a formatter may have changed in the program."""
+    return re.sub(r"\s", "", line)
 
 
 def _explained(folder: Path, source: str) -> tuple[dict[str, Any], dict[str, Tensor], Report]:
