@@ -92,7 +92,6 @@ CHOICES = {
     "logarithm": (leaf([0.0, 2.0]) + "loss = x.log().sum()", "a number below 1e-8", [0.0, 0.5]),
     "angle": (leaf([1.0, 0.0]) + "loss = x.acos().sum()", "the slope at -1 and 1 is 0", [0.0, -1.0]),
     "quotient": (leaf([0.0, 2.0]) + "loss = (x / torch.tensor([0.0, 4.0])).sum()", "a / 0 is 0", [0.0, 0.25]),
-    "too large": (leaf([100.0, 1.0]) + "loss = x.exp().sum()", "an exponent above 20", [0.0, 2.7182818]),
 }  # fmt: skip
 
 
@@ -123,9 +122,21 @@ def test_a_number_that_was_lost_is_named(first):
     origin = first(leaf([-110.0, 1.0]) + "std = F.softplus(x)\nz = torch.ones(2) / std\nz.sum().backward()")
     lost = "softplus(-110) in line 4 is 1.68891e-48, and float32 has nothing so small and gives 0"
     assert origin.exact == f"and its exact value is 5.92097e47: {lost}"
-    assert origin.replaces == 4 and origin.remedy.splitlines()[-1] == "std = F.softplus(x) + 1e-6"
+    assert origin.replaces is None and origin.remedy.splitlines()[-1] == "# std = F.softplus(x) + 1e-6"
     origin = first(leaf([30.0]) + "p = torch.sigmoid(x)\nq = 1 - p\n(1 / q).sum().backward()")
     assert origin.exact.endswith("1 - p in line 5 is 9.34808e-14, and in float32 rounding gives 0"), origin.exact
+
+
+def test_a_bound_is_no_remedy_but_advice(first):
+    origin = first(leaf([100.0, 1.0]) + "loss = x.exp().sum()\nloss.backward()")
+    assert origin.exact == "and its exact value is 2.68812e43: float32 ends at 3.4e38"
+    assert origin.replaces is None and origin.remedy.splitlines()[-1] == "# loss = x.clamp(max=20).exp().sum()"
+
+
+def test_a_number_that_was_only_rounded_is_known_to_exist(first):
+    origin = first(leaf([1e-4]) + "c = torch.cos(x)\nangle = torch.acos(c)\nangle.sum().backward()")
+    assert origin.exact.startswith("and its exact derivative is 1:") and origin.exact.endswith("before it was rounded")
+    assert "a choice" not in origin.remedy
 
 
 def test_a_name_that_means_another_tensor_is_not_used(first):

@@ -11,6 +11,8 @@ from zero_or_nan.functions.rewrites import REWRITES, function_in, operands_in, r
 EVERY = [each for rewrites in REWRITES.values() for each in rewrites]
 CALLED = {name: getattr(torch, name) for name in "abs acos asin atan atanh exp log log10 log1p log2 logit".split()}
 CALLED |= {name: getattr(torch, name) for name in "neg prod rsqrt sigmoid softmax sqrt square sum tanh".split()}
+CALLED |= {name: getattr(F, name) for name in "cross_entropy ctc_loss kl_div nll_loss normalize".split()}
+CALLED |= {name: getattr(torch, name) for name in "mean std var".split()}
 CALLED |= {"det": torch.det, "norm": lambda x, dim=None: x.norm(dim=dim, keepdim=dim is not None)}
 
 
@@ -32,10 +34,14 @@ def test_it_computes_the_same(each):
     generator = torch.Generator().manual_seed(len(each.code))
     used = {node.id for node in ast.walk(each.pattern) if isinstance(node, ast.Name)} - set(CALLED)
     keepdim = "/" in text(each) and "sum" in text(each)
-    names = {"dim": -1, "keepdim": keepdim, "p": 3.0 if "**" in text(each) else None}
+    names = {"dim": -1, "keepdim": keepdim, "p": 3.0 if "**" in text(each) else None, "r": "sum", "i": -100, "d": 1}
+    names["target"], names["targets"] = torch.tensor([0, 2, 1]), torch.tensor([[1], [2], [1]])
+    names["n"] = names["m"] = torch.ones(3, dtype=torch.long)
     tensors = [name for name in sorted(used) if name not in names or name == "p" and "**" not in text(each)]
     values = {name: torch.rand(3, 3, generator=generator, dtype=torch.float64) * 0.8 + 0.1 for name in tensors}
     pattern = text(each).replace("sum(exp(a), dim)", "sum(exp(a), dim, keepdim=True)")
+    if "ctc" in pattern:
+        values["x"] = values["x"][None].log_softmax(-1)
     for by_pattern, by_code in zip(outcome(pattern, names, values), outcome(each.code, names, values), strict=True):
         torch.testing.assert_close(by_code, by_pattern)
 

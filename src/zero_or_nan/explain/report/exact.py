@@ -43,8 +43,8 @@ class Outcome(NamedTuple):
 
 def outcome(result: Tensor, leaves: Mapping[int, Tensor]) -> Outcome:
     """The outcome of a computation that was recorded."""
-    weights = (torch.arange(result.numel(), device=result.device, dtype=torch.float64).sin() + 2).to(result.dtype)
-    return Outcome(result.detach(), _gradients(result, leaves, weights.reshape(result.shape)))
+    weights = torch.arange(result.numel(), device=result.device, dtype=torch.float64).sin() / 2 + 1
+    return Outcome(result.detach(), _gradients(result, leaves, weights.to(result.dtype).reshape(result.shape)))
 
 
 def slope(result: Tensor, at: tuple[int, ...], leaves: Mapping[int, Tensor]) -> Mapping[int, Tensor]:
@@ -67,39 +67,45 @@ def exists(before: Outcome, exact: Outcome) -> bool:
 
 
 class Lost(NamedTuple):
-    """A number before the last call of a chain that is 0 or infinite, and that exact arithmetic has as another number.
+    """What the last call of a chain should have given: exact arithmetic has a number, and the program has none.
 
     Attributes:
-        call, result: the call that lost it, and what it gave.
-        how: how it was lost, as a sentence.
-        exact: the value or the slope that the last call should have given.
+        exact: the value or the derivative, as a phrase.
+        fits: whether the dtype has room for it.
+        call, result: the first call that gave 0 or an infinity for another number, and what it gave; None if a number
+            was only rounded.
+        how: how this number was lost, as a sentence.
     """
 
-    call: Call
-    result: Tensor
-    how: str
     exact: str
+    fits: bool
+    call: Call | None = None
+    result: Tensor | None = None
+    how: str = "a number before it was rounded"
 
     def __str__(self) -> str:
         return f"and {self.exact}: {self.how}"
 
 
 def lost_on_the_way(chain: Chain) -> Lost | None:
-    """The first number that was lost; None if the last call gives no number in exact arithmetic either."""
-    was = chain.run()
-    if not isinstance(was.result, Tensor):
+    """What exact arithmetic gives, and the number on the way that was lost; None if it gives no number either."""
+    before, exact = _both(chain)
+    right, fits = _cured(before, exact), exists(before, exact)
+    if not right:
         return None
-    right = _cured(*_both(chain))
     for key, value in chain.run(torch.float64).values.items():
         actual, call = chain.made.get(key, (None, None))
-        if not right or actual is None or call is None or not actual.is_floating_point():
+        if actual is None or call is None or not actual.is_floating_point():
             continue
         value = value.detach()
         lost = torch.isfinite(value) & (((actual == 0) & (value != 0)) | actual.isinf())
         if bool(lost.any()):
             at = tuple(lost.nonzero()[0].tolist())
-            return Lost(call, actual, _sentence(call, actual, value, at), right)
-    return None
+            return Lost(right, fits, call, actual, _sentence(call, actual, value, at))
+    if not fits:  # the call itself gives a number that is too large
+        dtype = before.value.dtype
+        return Lost(right, fits, how=f"{str(dtype).removeprefix('torch.')} ends at {limit(dtype)}")
+    return Lost(right, fits)
 
 
 def _both(chain: Chain) -> tuple[Outcome, Outcome]:
@@ -140,23 +146,17 @@ def _sentence(call: Call, actual: Tensor, value: Tensor, at: tuple[int, ...]) ->
 
 def floor_under(lost: Lost, chain: Chain) -> str:
     """The line that lost a positive number, with a floor under it; empty if that does not help, or can't be written."""
-    expression = expression_at(lost.call.place, lost.call.name)
-    if expression is None or not expression.is_whole:
+    if lost.call is None or lost.result is None or lost.fits:
         return ""
-    if bool((lost.result < 0).any()) or bool(lost.result.isinf().any()):
+    expression = expression_at(lost.call.place, lost.call.name)
+    if expression is None or not expression.is_whole or bool((lost.result < 0).any() or lost.result.isinf().any()):
         return ""
     floor = _FLOORS.get(lost.result.dtype, 1e-3)
     key = next(key for key, (tensor, _) in chain.made.items() if tensor is lost.result)
     run = chain.run(given={key: lost.result + floor})
-    found = outcome(run.result, {key: run.leaves[key]})
-    if any(bool(not_finite(each).any()) for each in found.parts) or exists(*_both(chain)):
+    if any(bool(not_finite(each).any()) for each in outcome(run.result, run.leaves).parts):
         return ""
-    written = number(floor)
-    line = expression.replaced_by(f"{ast.unparse(expression.node)} + {written}")
-    value = number(found.value.flatten()[int(not_finite(chain.run().result.detach()).flatten().int().argmax())].item())
-    return (
-        f"# a choice: at least {written}, in line {lost.call.place.line}. Tried on your numbers: value {value}\n{line}"
-    )
+    return expression.replaced_by(f"{ast.unparse(expression.node)} + {number(floor)}")
 
 
 def in_a_wider_dtype(chain: Chain) -> tuple[str, int] | None:

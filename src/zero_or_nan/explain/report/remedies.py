@@ -319,8 +319,9 @@ def remedy(
         if kind == "undefined":
             called = numerics_of(operator).like or numerics_of(operator).name
             operator = _situation(called, operands)
-            if operator == called and operator in REWRITES:
-                section = numerics_of(operator).points or REMEDIES[kind, ""].section
+            known = REMEDIES.get((kind, operator))
+            if operator == called and operator in REWRITES and (refused or known is None):
+                section = numerics_of(operator).points or (known or REMEDIES[kind, ""]).section
                 if refused:
                     return "\n".join([_REFUSED, *(f"#   {code}" for code in refused)]), _address(section)
                 choices = [each for each in REWRITES[operator] if each.choice] or REWRITES[operator]

@@ -23,7 +23,7 @@ from ..births.findings import Mistakes
 from ..births.history import Chain, Run
 from ..program.expression import expression_at, has_functional, is_rebound
 from ..program.tensors import extra, not_finite, without_side_effects
-from .exact import Outcome, floor_under, in_a_wider_dtype, lost_on_the_way, outcome, slope
+from .exact import Lost, Outcome, floor_under, in_a_wider_dtype, lost_on_the_way, outcome, slope
 
 _CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """How far, relative to it, a result may be from the exact one."""
@@ -43,6 +43,7 @@ class Tried(NamedTuple):
         replaces: the line that it replaces; None if it is only a part of it.
         choice: what it chooses, or empty.
         value, gradient: the first element of its result that was not finite before, and the gradient there.
+        is_bound: whether it gives another number than exact arithmetic, because the dtype has no room for that.
     """
 
     line: str
@@ -50,6 +51,7 @@ class Tried(NamedTuple):
     choice: str
     value: float
     gradient: float
+    is_bound: bool = False
 
 
 class Advice(NamedTuple):
@@ -89,21 +91,26 @@ def advice_on(chains: Sequence[Chain]) -> Advice:
 
 
 def _advice(chains: Sequence[Chain]) -> Advice:
-    """In this order: a rewrite, the same formula in a wider dtype, a floor under the number that was lost."""
+    """In this order: a rewrite, the same formula in a wider dtype, a bound that keeps the numbers finite."""
     failed = chains[-1]
     lost = lost_on_the_way(failed)
     exact = "" if lost is None else str(lost)
-    found = [each for chain in chains for each in tried(chain, chains, lost is not None)]
-    if found:
-        best = found[0]
+    found = [each for chain in chains for each in tried(chain, chains, lost)]
+    best = next((each for each in found if not each.is_bound), None)
+    if best is not None:
         others = [each for each in found if each.choice and best.choice and not _is_alike(each, best)]
         return Advice("\n".join([_told(best), *map(_or, others[:1])]), best.replaces, exact)
     wider = next(filter(None, map(in_a_wider_dtype, chains[::-1])), None)
     if wider is not None:
         return Advice(*wider, exact)
+    bound = "" if lost is None else floor_under(lost, failed) or next((each.line for each in found), "")
+    if bound:
+        return Advice("\n".join([_BOUND, *(f"# {line}" for line in bound.splitlines())]), None, exact)
     refused = tuple(dict.fromkeys(each.code for each in REWRITES.get(failed.call.name, ()) if each.choice))
-    floor = "" if lost is None else floor_under(lost, failed)
-    return Advice(floor, lost.call.place.line if lost is not None and floor else None, exact, refused)
+    return Advice(exact=exact, refused=refused)
+
+
+_BOUND = "# its dtype has no room for this number. A bound keeps it finite, and changes what is computed, as in"
 
 
 def _is_alike(one: Tried, other: Tried) -> bool:
@@ -124,18 +131,18 @@ def _told(found: Tried) -> str:
     return f"# tried on your numbers: {measured}, as in float64\n{found.line}"
 
 
-def tried(chain: Chain, chains: Sequence[Chain], is_lost: bool) -> Iterator[Tried]:
+def tried(chain: Chain, chains: Sequence[Chain], lost: Lost | None) -> Iterator[Tried]:
     """The rewrites of the last call of a chain that give the right numbers, and that replace the failed call.
 
     Args:
         chain: the calls.
         chains: all chains, the last of which ends with the failed call.
-        is_lost: whether the failed call has a number in exact arithmetic. Then there is nothing to choose.
+        lost: what the failed call gives in exact arithmetic. Then there is nothing to choose.
     """
     for each in REWRITES.get(chain.call.name, ()):
         for match in _matches(each.pattern, chain.call, chain, Match({}, ())):
             if any(_is_same(call, chains[-1].call) for call in match.replaced):
-                found = _try(each, match, chain, chains, is_lost)
+                found = _try(each, match, chain, chains, lost)
                 if found is not None:
                     yield found
 
@@ -202,7 +209,7 @@ def _matches_of_each(pairs: Sequence[tuple[ast.expr, Any]], chain: Chain, match:
 # Whether a rewrite gives the right numbers.
 
 
-def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], is_lost: bool) -> Tried | None:
+def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], lost: Lost | None) -> Tried | None:
     names = match.names
     given = {id(thing): thing for thing in names.values() if isinstance(thing, Tensor)}
     try:
@@ -214,8 +221,8 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
             return None  # it does not fail by itself: what arrived in backward was too large
         is_exact = after.value.shape == before.value.shape and _agrees(after, before, exact, False)
         if not is_exact:
-            may_choose = rewrite.choice and not is_lost and after.value.shape == before.value.shape
-            if not may_choose or not _agrees(after, before, exact, True):
+            may_choose = rewrite.choice and (lost is None or not lost.fits)
+            if not may_choose or after.value.shape != before.value.shape or not _agrees(after, before, exact, True):
                 return None
             if not all(_keeps(later, chain.call, after.value) for later in chains) or not _is_limit(chain, after.value):
                 return None
@@ -227,7 +234,12 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
                 return None
     except (AttributeError, RuntimeError, TypeError, ValueError, IndexError):  # the code does not fit the arguments
         return None
-    return Tried(*_line(rewrite, match), "" if is_exact else rewrite.choice, *_measured(before, rewritten))
+    return Tried(
+        *_line(rewrite, match),
+        "" if is_exact else rewrite.choice,
+        *_measured(before, rewritten),
+        not is_exact and lost is not None,
+    )
 
 
 def _measured(before: Outcome, rewritten: Run) -> tuple[float, float]:
