@@ -38,7 +38,7 @@ numerics("nll_loss", needs_one=True)
 
 for name in ("cross_entropy", "nll_loss"):
     rewrite(
-        f"{name}(x, target, reduction=r, ignore_index=i)",
+        f"{name}(x, target, ignore_index=i)",
         f'F.{name}(x, target, reduction="sum", ignore_index=i) / (target != i).sum().clamp_min(1)',
         "the mean over no targets is 0",
     )
