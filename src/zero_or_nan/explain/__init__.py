@@ -21,8 +21,9 @@ files that are named after it, so you can read on from any file.
    to the -inf.
 3. `report/` says it. `narration` writes what was found into the report, in your names. `course` says whether the
    training diverged before. `report` is what you read, as HTML by `notebook`, with `remedies`: `ignoring.backward`. If
-   the loss uses the element, `trial` looks for another way to write the formula, and runs it on your numbers. `exact`
-   runs the formula in float64, and finds out whether only a number on the way to the failure was lost.
+   the loss uses the element, `trial` runs other ways to write the formula on your numbers. `lines` writes them in your
+   words, and `matching` finds those that fit your calls. `exact` runs the formula in float64, and finds out whether
+   only a number on the way to the failure was lost.
 4. `births/` finds out where and why. `attribution`: `log` made the -inf of finite numbers, so the -inf was *born*
    there, and `clamp` took it. `nodes`: what was born at a node in backward, and in which call a node was made.
    `calls` lets a call run again with other numbers. `arithmetic`: `log(0) = -inf`, as text. `diagnosis`: the loss
@@ -30,8 +31,8 @@ files that are named after it, so you can read on from any file.
    tensors and nodes. `history` keeps the last calls, so that a formula can run again; `call` is one of them.
    `provenance` has the births that a tensor comes from.
 5. `program/` reads your program. `expression`: what you wrote in the line of a call. `code`: the line of a call, and
-   what the name of its function says. `tensors`: which
-   of a tensor's numbers are not finite. They are read out of sight of your modes and profilers.
+   what the name of its function says. `tensors`: which of a tensor's numbers are not finite. They are read out of sight
+   of your modes and profilers.
 """
 
 from .block import explain

@@ -7,23 +7,23 @@ chooses. On ordinary numbers beside the reader's, the rewrite must agree with th
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...functions.rewrites import REWRITES, Rewrite, function_in, operands_in
+from ...functions.rewrites import REWRITES, Rewrite
 from ..births.arithmetic import number
-from ..births.call import Call, arranged, in_order
+from ..births.call import Call
 from ..births.findings import Mistakes
 from ..births.history import Chain, Run
-from ..program.expression import expression_at, has_functional, is_rebound
 from ..program.tensors import extra, not_finite, without_side_effects
 from .exact import Lost, Outcome, floor_under, in_a_wider_dtype, lost_on_the_way, outcome, slope
+from .lines import line_of
+from .matching import Match, matches
 
 _CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """How far, relative to it, a result may be from the exact one."""
@@ -140,7 +140,7 @@ def tried(chain: Chain, chains: Sequence[Chain], lost: Lost | None) -> Iterator[
         lost: what the failed call gives in exact arithmetic. Then there is nothing to choose.
     """
     for each in REWRITES.get(chain.call.name, ()):
-        for match in _matches(each.pattern, chain.call, chain, Match({}, ())):
+        for match in matches(each.pattern, chain.call, chain, Match({}, ())):
             if any(_is_same(call, chains[-1].call) for call in match.replaced):
                 found = _try(each, match, chain, chains, lost)
                 if found is not None:
@@ -149,64 +149,6 @@ def tried(chain: Chain, chains: Sequence[Chain], lost: Lost | None) -> Iterator[
 
 def _is_same(call: Call, other: Call) -> bool:
     return call.place == other.place and call.name == other.name
-
-
-# Which rewrites fit the calls.
-
-
-class Match(NamedTuple):
-    """A way in which a pattern fits the calls.
-
-    Attributes:
-        names: what its names stand for: tensors of the chain, and numbers.
-        replaced: the calls that it replaces, the last one first.
-    """
-
-    names: Mapping[str, Any]
-    replaced: tuple[Call, ...]
-
-
-def _matches(pattern: ast.expr, call: Call | None, chain: Chain, match: Match) -> Iterator[Match]:
-    """The ways in which a pattern fits a call, and the calls before it."""
-    if call is None or call.name != function_in(pattern):
-        return
-    written, names = operands_in(pattern), dict(match.names)
-    given, options, unusual = arranged(call)
-    for keyword in pattern.keywords if isinstance(pattern, ast.Call) else ():
-        names[ast.unparse(keyword.value)] = options.get(str(keyword.arg))
-        unusual -= {keyword.arg}
-    if isinstance(written[-1], ast.Name) and written[-1].id == "dim":
-        parameters = ["p", "dim", "keepdim"] if call.name == "norm" else ["dim", "keepdim"]
-        options |= dict(zip(parameters, given[1:], strict=False))
-        names |= {"dim": options.get("dim"), "keepdim": options.get("keepdim", False)}
-        written, given, unusual = written[:-1], given[:1], unusual - {"dim", "keepdim"}
-        if names["dim"] is None or options.get("p") not in (None, 2, "fro"):
-            return
-    if len(given) == len(written) and not unusual - {"dtype"}:
-        for order in [given, given[::-1]] if call.name in ("add", "mul") else [given]:
-            pairs = list(zip(written, order, strict=True))
-            yield from _matches_of_each(pairs, chain, Match(names, (*match.replaced, call)))
-
-
-def _matches_of_each(pairs: Sequence[tuple[ast.expr, Any]], chain: Chain, match: Match) -> Iterator[Match]:
-    """The ways in which each part of a pattern fits an operand."""
-    if not pairs:
-        yield match
-        return
-    (part, thing), *rest = pairs
-    if isinstance(part, ast.Name):
-        known = match.names.get(part.id, thing)
-        if known is thing or not isinstance(thing, Tensor) and not isinstance(known, Tensor) and known == thing:
-            yield from _matches_of_each(rest, chain, match._replace(names={**match.names, part.id: thing}))
-    elif isinstance(part, ast.Constant):
-        if not isinstance(thing, Tensor) and thing == part.value:
-            yield from _matches_of_each(rest, chain, match)
-    elif isinstance(thing, Tensor):
-        for inner in _matches(part, chain.of(thing), chain, match):
-            yield from _matches_of_each(rest, chain, inner)
-
-
-# Whether a rewrite gives the right numbers.
 
 
 def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], lost: Lost | None) -> Tried | None:
@@ -235,7 +177,7 @@ def _try(rewrite: Rewrite, match: Match, chain: Chain, chains: Sequence[Chain], 
     except (AttributeError, RuntimeError, TypeError, ValueError, IndexError):  # the code does not fit the arguments
         return None
     return Tried(
-        *_line(rewrite, match),
+        *line_of(rewrite, match),
         "" if is_exact else rewrite.choice,
         *_measured(before, rewritten),
         not is_exact and lost is not None,
@@ -308,7 +250,7 @@ def _by_program(chain: Chain, given: Mapping[int, Tensor], dtype: torch.dtype | 
 
 def _by_rewrite(
     rewrite: Rewrite,
-    names: Mapping[str, Any],
+    names: Mapping[str, object],
     wanted: set[int],
     given: Mapping[int, Tensor],
     dtype: torch.dtype | None,
@@ -365,74 +307,3 @@ def _least(was: Tensor, right: Tensor) -> float:
     finite = right[torch.isfinite(right)]
     largest = float(finite.abs().max()) if finite.numel() else 0.0
     return torch.finfo(was.dtype).eps * min(largest, 1.0)
-
-
-# The code, in the user's words.
-
-
-def _line(rewrite: Rewrite, match: Match) -> tuple[str, int | None]:
-    """The user's line with the rewrite in it, and its number; or the rewrite with a remark, if it can't be read."""
-    call, names = match.replaced[0], match.names
-    tensors = [name for name, thing in names.items() if isinstance(thing, Tensor)]
-    texts = _texts(tensors, match)
-    expression = expression_at(call.place, call.name)
-    if expression is not None and (not expression.is_whole or len(texts) < len(tensors)):
-        expression = None
-    before = []
-    for name in tensors if expression is not None and not expression.has_scope else ():
-        is_long = not texts[name].isidentifier() and len(re.findall(rf"\b{name}\b", rewrite.code)) > 1
-        if is_long and expression is not None and not re.search(rf"\b{name}\b", expression.line):
-            before.append(f"{name} = {texts[name]}")  # it is written once
-            texts[name] = name
-    written = {name: name if expression is None else texts[name] for name in tensors}
-    written |= {name: repr(thing) for name, thing in names.items() if name not in tensors}
-    code = (
-        ast.unparse(_Named(written).visit(ast.parse(rewrite.code, mode="eval").body))
-        .replace("e-0", "e-")
-        .replace("'", '"')
-    )
-    if not has_functional(call.place):
-        code = re.sub(r"\bF\.", "torch.nn.functional.", code)
-    if expression is not None:
-        return "\n".join([*before, expression.replaced_by(code)]), call.place.line
-    where = [f"# {name} is an operand of {of.name} in line {of.place.line}" for name, (of, _) in _uses(tensors, match)]
-    return "\n".join([f"# in place of {call.name} in line {call.place.line}", *where, code]), None
-
-
-def _texts(names: Sequence[str], match: Match) -> dict[str, str]:
-    """The user's expression for each name, if it means the same in the line of the last call."""
-    last, texts = match.replaced[0].place, {}
-    for name, (call, at) in _uses(names, match):
-        expression = expression_at(call.place, call.name)
-        operands = [] if expression is None else expression.operands()
-        if expression is None or call.place.code is not last.code or at >= len(operands):
-            continue
-        if not is_rebound(operands[at], call.place, expression.start, last):
-            texts[name] = operands[at]
-    return texts
-
-
-def _uses(names: Sequence[str], match: Match) -> Iterator[tuple[str, tuple[Call, int]]]:
-    """For each name, the call that it is an operand of, and its position there."""
-    for name in names:
-        for call in match.replaced:
-            at = next((at for at, each in enumerate(in_order(call)) if each is match.names[name]), None)
-            if at is not None:
-                yield name, (call, at)
-                break
-
-
-class _Named(ast.NodeTransformer):
-    """Puts the user's expressions in the place of names."""
-
-    def __init__(self, texts: Mapping[str, str]) -> None:
-        self.texts = texts
-
-    def visit_keyword(self, node: ast.keyword) -> ast.keyword | None:
-        """A `keepdim` of False is left out."""
-        node = ast.keyword(node.arg, self.visit(node.value))
-        return None if ast.unparse(node) == "keepdim=False" else node
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        text = self.texts.get(node.id)
-        return node if text is None else ast.parse(text, mode="eval").body
