@@ -275,7 +275,7 @@ def divergence_from_a_target_that_underflows():
         return p * (p.log() - log_q[0].double()) + (1 - p) * 0 + (x[1] - x[0]).exp() * (x[1] - x[0] - log_q[1].double())
 
     names = {"log_q": log_q, "log_p": x.log_softmax(-1)}
-    return Trial("undefined kl_div", x, program, "loss", reference, names=names)
+    return Trial("overflow kl_div", x, program, "loss", reference, names=names)
 
 
 @trial
@@ -439,7 +439,8 @@ def gradient_with_a_nan():
 
 def advice_on(origin):
     """The advice that stands in place of a rewrite where none could be tried."""
-    return remedy(origin.kind, origin.operator, origin.dtype, origin.fixed, origin.operands, origin.phase)[0]
+    kind = "undefined" if origin.exact and " ends at " not in origin.exact else origin.kind
+    return remedy(kind, origin.operator, origin.dtype, origin.fixed, origin.operands, origin.phase)[0]
 
 
 @functools.cache

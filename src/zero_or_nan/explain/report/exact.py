@@ -90,7 +90,8 @@ class Lost(NamedTuple):
 def lost_on_the_way(chain: Chain) -> Lost | None:
     """What exact arithmetic gives, and the number on the way that was lost; None if it gives no number either."""
     before, exact = _both(chain)
-    right, fits = _cured(before, exact), exists(before, exact)
+    fits = exists(before, exact)
+    right, size = _cured(before, exact)
     if not right:
         return None
     for key, value in chain.run(torch.float64).values.items():
@@ -102,8 +103,8 @@ def lost_on_the_way(chain: Chain) -> Lost | None:
         if bool(lost.any()):
             at = tuple(lost.nonzero()[0].tolist())
             return Lost(right, fits, call, actual, _sentence(call, actual, value, at))
-    if not fits:  # the call itself gives a number that is too large
-        dtype = before.value.dtype
+    dtype = before.value.dtype
+    if size > torch.finfo(dtype).max:  # the call itself gives a number that is too large
         return Lost(right, fits, how=f"{str(dtype).removeprefix('torch.')} ends at {limit(dtype)}")
     return Lost(right, fits)
 
@@ -114,15 +115,16 @@ def _both(chain: Chain) -> tuple[Outcome, Outcome]:
     return outcome(was.result, was.leaves), outcome(exact.result, exact.leaves)
 
 
-def _cured(was: Outcome, exact: Outcome) -> str:
-    """The first value, or else the first slope, that exact arithmetic has; empty if it has none."""
+def _cured(was: Outcome, exact: Outcome) -> tuple[str, float]:
+    """The first value, or else the first slope, that exact arithmetic has, with its size; empty if it has none."""
     pairs = [("its exact value is", was.value, exact.value)]
     pairs += [("its exact derivative is", found, exact.gradients[key]) for key, found in was.gradients.items()]
     for what, before, after in pairs:
         cured = not_finite(before) & torch.isfinite(after)
         if bool(cured.any()):
-            return f"{what} {number(after[cured][0].item())}"
-    return ""
+            found = after[cured][0].item()
+            return f"{what} {number(found)}", abs(found)
+    return "", 0.0
 
 
 def _sentence(call: Call, actual: Tensor, value: Tensor, at: tuple[int, ...]) -> str:

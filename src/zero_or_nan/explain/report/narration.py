@@ -64,6 +64,7 @@ class _Narrated:
     Attributes:
         named: what it names.
         last: the number of its last birth.
+        kind: its kind before exact arithmetic was asked.
         reached: what was reached, with the name that was found for it at first.
         looks: the number of passes in which names were looked up for it again.
         advice: what running the call again has shown.
@@ -72,6 +73,7 @@ class _Narrated:
     origin: Origin
     named: _Named
     last: int
+    kind: Kind
     reached: list[tuple[weakref.ref[Tensor] | None, str]] = field(default_factory=list)
     looks: int = 0
     advice: Advice = NOTHING_TRIED
@@ -91,7 +93,7 @@ class _Narrated:
         situation = _source(birth, names), origin.dtype, origin.fixed, birth.operands, birth.phase
         refused = self.advice.refused
         code, origin.chapter = remedy(
-            origin.kind, *situation, has_others=has_others, of_large=birth.of_large, refused=refused
+            self.kind, *situation, has_others=has_others, of_large=birth.of_large, refused=refused
         )
         origin.remedy = self.advice.remedy or code
 
@@ -200,9 +202,11 @@ class Narration:
         if is_trial and len(self._narrated) < _MOST_TRIALS:
             advice = advice_on(self._history.chains(birth))
         origin.replaces, origin.exact = advice.replaces, advice.exact
+        if advice.exact:
+            origin.kind = "overflow"
         alone = replace(birth, place=place._replace(module=None), half=None, made_of=())
         named = _Named(alone, _weak(module), _weak(outer), diagnosis.has_others)
-        return _Narrated(origin, named, birth.number, advice=advice)
+        return _Narrated(origin, named, birth.number, verdict.kind, advice=advice)
 
 
 def _source(birth: Birth, names: Names) -> str:

@@ -50,8 +50,8 @@ class Origin:
             "exp(100) > 3.4e38", "0 / 0".
         kind: "contaminated" if the loss ignored the element, so that the gradient that you want exists. "undefined" if
             the loss uses the element, and its value or derivative does not exist or is infinite. "overflow" if the
-            number is only too large for the dtype. "bad input" if the number came in with data, a target or a
-            parameter.
+            number exists, but it does not fit the dtype, or a number on the way to it does not. "bad input" if the
+            number came in with data, a target or a parameter.
         reached: the names of the tensors that the NaN or infinity reached: the loss, parameters, inputs.
         path: the functions between the origin and the tensors in `reached`.
         fixed: whether `ignoring` gave finite gradients on the same graph. None if `ignoring` was not tried.
@@ -192,7 +192,8 @@ class Report:
     @property
     def begins_with_overflow(self) -> bool:
         """Whether the first origin is a number that is too large for its dtype."""
-        return not self.ok and self._unread[0].kind == "overflow"
+        first = None if self.ok else self._unread[0]
+        return first is not None and first.kind == "overflow" and (not first.exact or " ends at " in first.exact)
 
     @property
     def _unread(self) -> list[Origin]:

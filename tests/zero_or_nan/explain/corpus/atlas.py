@@ -37,7 +37,7 @@ point("degree of an isolated node", "undefined forward rsqrt", [1.0, 0.0], lambd
 point("determinant of equal rows", "undefined forward logdet", [[1.0, 1.0], [1.0, 1.0]], lambda x: x.logdet())
 point("equal eigenvalues", "undefined backward linalg_eigh", [[1.0, 0], [0, 1]], lambda x: torch.linalg.eigh(x)[1] @ x)
 point(
-    "variance by cancellation", "undefined forward sqrt", [100.1] * 6, lambda x: ((x**2).mean() - x.mean() ** 2).sqrt()
+    "variance by cancellation", "overflow forward sqrt", [100.1] * 6, lambda x: ((x**2).mean() - x.mean() ** 2).sqrt()
 )
 point("row of nothing", "undefined forward softmax", [1.0, 2.0], lambda x: x.masked_fill(x > 0, -inf).softmax(0))
 point("sum of nothing", "undefined forward logsumexp", [1.0, 2.0], lambda x: x.masked_fill(x > 0, -inf).logsumexp(0))

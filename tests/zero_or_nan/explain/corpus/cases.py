@@ -110,7 +110,7 @@ def function_of_ones_own_under_where():
     torch.where(x < 50, y, x).sum().backward()
 
 
-@program("undefined forward log", operands="0")
+@program("overflow forward log", operands="0")
 def cross_entropy_by_hand():
     """softmax underflows to 0 for a class that is 200 below the best, and its log is −inf."""
     logits = torch.tensor([[200.0, 0.0, 1.0], [1.0, 2.0, 3.0]], requires_grad=True)
@@ -163,7 +163,7 @@ def cosine_similarity_by_hand():
     (1 - similarity).mean().backward()
 
 
-@program("undefined forward log", entries=[(1,)], operands="0")
+@program("overflow forward log", entries=[(1,)], operands="0")
 def binary_cross_entropy_by_hand():
     """sigmoid(30) is 1 in float32, and log(1 − 1) is −inf for a target of 0."""
     logits = torch.tensor([0.3, 30.0, -2.0], requires_grad=True)
@@ -186,7 +186,7 @@ def masked_mean_of_no_token():
     mean.square().sum().backward()
 
 
-@program("undefined forward atanh", entries=[(0, 1)], operands="1")
+@program("overflow forward atanh", entries=[(0, 1)], operands="1")
 def squashed_action_at_its_bound():
     """tanh(12) is 1 in float32, and atanh(1) infinite."""
     mean = torch.zeros(2, 2, requires_grad=True)

@@ -126,7 +126,7 @@ def hook_that_normalises():
     h.relu().sum().backward()
 
 
-@program("undefined forward div", operands="0")
+@program("overflow forward div", operands="0")
 def weights_without_a_gradient():
     """Importance weights are normalised under no_grad, and all of them have underflowed to 0."""
     model = nn.Linear(3, 1)
@@ -170,7 +170,7 @@ def foreach_in_an_optimizer():
             torch._foreach_add_(parameters, gradients, alpha=-0.1)
 
 
-@program("undefined forward log", operands="0")
+@program("overflow forward log", operands="0")
 def forward_alone():
     """No backward at all: a score that nothing uses any further is NaN."""
     model = nn.Linear(3, 4)

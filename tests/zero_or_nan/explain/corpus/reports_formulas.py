@@ -267,7 +267,7 @@ def decomposed_weight_of_zero():
 
 
 @program(
-    "undefined forward log", thread="pytorch/pytorch#15288", operands="0", remedy=r"1e-|\beps\b|clamp|xlogy|logsigmoid"
+    "overflow forward log", thread="pytorch/pytorch#15288", operands="0", remedy=r"1e-|\beps\b|clamp|xlogy|logsigmoid"
 )
 def divergence_of_sure_bernoullis():
     """sigmoid(30) is 1 by rounding, and log(1 − 1) is −inf. Thread: The divergence of two Bernoullis has a NaN gradient
@@ -345,7 +345,7 @@ def masked_logits_of_a_multilabel_loss():
 
 
 @program(
-    "undefined forward div", thread="kornia/kornia#4308", operands="0", cause="half precision",
+    "overflow forward div", thread="kornia/kornia#4308", operands="0", cause="half precision",
     remedy=r"float16|half|float32|finfo|torch\.where",
 )  # fmt: skip
 def principal_point_in_half_precision():
@@ -441,7 +441,7 @@ def advantage_of_one_step():
 
 
 @program(
-    "undefined forward div", thread="bayesflow-org/bayesflow#531", operands="0",
+    "overflow forward div", thread="bayesflow-org/bayesflow#531", operands="0",
     remedy=r"logsumexp|log_softmax|log.domain", fails=r"where\(b == 0",
 )  # fmt: skip
 def plan_of_transport_that_underflows():
@@ -523,7 +523,7 @@ def contrastive_loss_with_a_low_temperature():
 
 
 @program(
-    "undefined forward log", thread="tonyduan/mixture-density-network#4", operands="0", remedy=r"log_softmax|logits"
+    "overflow forward log", thread="tonyduan/mixture-density-network#4", operands="0", remedy=r"log_softmax|logits"
 )
 def component_that_is_never_chosen():
     """A component's probability underflows to 0; logsumexp drops its −inf, and backward takes 0 / 0 from the log.

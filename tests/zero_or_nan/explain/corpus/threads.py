@@ -193,7 +193,7 @@ def instance_norm_of_a_constant_graph():
     Net()(torch.ones(5, 3)).sum().backward()
 
 
-@program("undefined forward normalize", thread="pytorch#32137")
+@program("overflow forward normalize", thread="pytorch#32137")
 def normalize_in_half_precision():
     """normalize's eps of 1e-12 is 0 in float16: a vector of zeros is divided by 0."""
     x = torch.tensor([[0.0, 0.0], [0.6, 0.8]]).half().requires_grad_()

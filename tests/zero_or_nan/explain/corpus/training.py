@@ -65,7 +65,7 @@ def second_of_two_losses():
     sparsity.backward()
 
 
-@program("undefined forward log", "undefined backward sqrt")
+@program("overflow forward log", "overflow backward sqrt")
 def two_heads_two_mistakes():
     """Two losses on two heads, each with a mistake of its own: log 0, and sqrt'(0)."""
     shared = nn.Linear(4, 4)
