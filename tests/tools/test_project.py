@@ -220,7 +220,7 @@ def test_names_come_once_and_in_the_known_order():
     assert named(["masked", "fixed", "masked"], ["fixed", "masked"], "thing") == ["masked", "fixed"]
 
 
-MEASURES = "attention compiled costs explained first_look fixed honesty masked penguins remedies setups".split()
+MEASURES = "attention compiled costs explained first-look fixed honesty masked penguins remedies setups".split()
 
 
 @pytest.mark.parametrize("measure", MEASURES)

@@ -187,4 +187,4 @@ def shown(content: dict[str, Any]) -> str:
     texts |= ANSWERS | {"false alarms": "false alarms on healthy programs"}
     body = [[text, *(str(half[word]) for half in halves)] for word, text in texts.items()]
     caption = f"What <code>explain</code> says of programs that it had not seen (torch {content['torch']})"
-    return prose(show.table(caption, ["", "used for work", "held back, run once"], body, stack=True))
+    return prose(show.table(caption, ["answer", "used for work", "held back, run once"], body, stack=True))
