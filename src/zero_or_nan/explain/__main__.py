@@ -25,8 +25,10 @@ def main(arguments: list[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="python -m zero_or_nan.explain",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Run a script, and say where a NaN or an infinity was born that reached the loss or a gradient.",
-        epilog="The exit status is 1 when there was one.",
+        epilog="The exit status is 1 if a NaN or an infinity reached the loss or a gradient, or if the script failed.\n"
+        "Otherwise it is the script's own.\n\nexample:\n  python -m zero_or_nan.explain --stop train.py --epochs 1",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON, after the script's output")
     parser.add_argument("--stop", action="store_true", help="end the script with the first bad backward pass")

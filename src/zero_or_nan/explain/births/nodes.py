@@ -209,7 +209,7 @@ def value_of(node: Any, index: tuple[int, ...], shape: Sequence[int]) -> float |
     with contextlib.suppress(Exception):
         result = getattr(node, "_saved_result", None)
         if isinstance(result, Tensor):
-            return float(result[index]) if result.shape == shape else None
+            return float(result.detach()[index]) if result.shape == shape else None
         here = node._saved_self.detach()[index]
         exponent = getattr(node, "_saved_exponent", None)
         with functions_unseen():
