@@ -185,7 +185,7 @@ numerics("asin=arcsin atanh=arctanh erfinv=special_erfinv", domain=(-1, 1), stee
 numerics("acosh=arccosh", domain=(1, math.inf), steep_at=(1.0,))
 numerics("logit=special_logit", domain=(0, 1), steep_at=(0.0, 1.0), points=_LOGARITHMS)
 numerics("tanh", inverse=math.atanh)
-numerics("log_sigmoid=logsigmoid hardswish rrelu_with_noise", elementwise=True)
+numerics("log_sigmoid=logsigmoid hardswish leaky_relu rrelu_with_noise", elementwise=True)
 numerics("_to_copy", grows=True, keeps_zero=True, written="{}")
 numerics("copy", grows=True, replaces=True, written="{1}")
 
