@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from zero_or_nan import explain
+from zero_or_nan.explain.report import trial
 
 HEAD = "import torch\nimport torch.nn.functional as F\n"
 
@@ -184,3 +185,17 @@ def test_a_module_of_a_loss_is_replaced_by_its_function(first, tmp_path):
         'loss = F.cross_entropy(x, target, reduction="sum", ignore_index=-100) / (target != -100).sum().clamp_min(1)'
     )
     assert pasted(tmp_path / "program.py", origin)["loss"] == 0
+
+
+def test_a_result_that_was_changed_in_place_is_not_that_of_its_call(first):
+    origin = first(leaf([2.0]) + "p = torch.sigmoid(x)\np.zero_()\nloss = p.log().sum() + x.sum()\nloss.backward()")
+    assert "a number below 1e-8" in origin.remedy and not origin.exact
+
+
+def test_calls_that_refuse_to_run_again_get_advice(first, monkeypatch):
+    def refused(chains):
+        raise RuntimeError("once only")
+
+    monkeypatch.setattr(trial, "_advice", refused)
+    origin = first(leaf([0.0]) + "x.log().sum().backward()")
+    assert origin.replaces is None and origin.remedy.startswith("# the numbers of this call are not known any more")
