@@ -19,8 +19,9 @@ class explain:  # noqa: N801
     code run twice: hooks that were registered inside a graph before the block, code in a checkpoint, and your own
     `autograd.Function`. What the code in a checkpoint writes into tensors during the extra pass is undone.
 
-    Until a backward pass ends, `explain` keeps the operands of the last 2,000 calls, at most 256 MB of them. If the loss
-    uses the element, the failed formula runs again with them, in several ways, to find one that gives the right numbers.
+    Until a backward pass ends, `explain` keeps the operands of the last 2,000 calls, at most 256 MB of them. If the
+    loss uses the element, the failed formula runs again with them, in several ways, to find one that gives the right
+    numbers.
 
     Your own modes, `FlopCounterMode` and PyTorch's profilers do not count the operators of `explain`. A profiler that
     records memory, stacks of Python calls, or kernels on a GPU does record those of `explain` too.

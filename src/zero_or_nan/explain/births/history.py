@@ -40,19 +40,10 @@ AFTER = 3
 
 
 class Step(NamedTuple):
-    """A call, and what it gave.
-
-    Attributes:
-        call: the call.
-        versions: how often each of its tensors had been changed in place.
-        result: the result.
-        version: how often the result had been changed.
-    """
+    """A call, and what it gave."""
 
     call: Call
-    versions: tuple[int, ...]
     result: weakref.ref[Tensor]
-    version: int
 
 
 class History:
@@ -70,7 +61,7 @@ class History:
         size = sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided)
         if not tensors or size > MOST_BYTES // 8 or result.is_inference():
             return
-        step = Step(call, tuple(_version(tensor) for tensor in tensors), weakref.ref(result), _version(result))
+        step = Step(call, weakref.ref(result))
         self._drop(id(result))
         self._steps[id(result)] = step, size
         self._bytes += size
@@ -87,14 +78,13 @@ class History:
             self._by_node = {node: step for node, step in self._by_node.items() if id(step) in kept}
 
     def of(self, tensor: Tensor) -> Step | None:
-        """The call that computed a tensor; None if it isn't known, or if something was changed in place since."""
+        """The call that computed a tensor; None if it isn't known."""
         step, _ = self._steps.get(id(tensor), (None, 0))
-        return step if step is not None and step.result() is tensor and _is_intact(step) else None
+        return step if step is not None and step.result() is tensor else None
 
     def of_node(self, node: Any) -> Step | None:
         """The call whose derivative a node computes."""
-        step = self._by_node.get(node)
-        return step if step is not None and _is_intact(step) else None
+        return self._by_node.get(node)
 
     def note_birth(self, birth: Birth, step: Step | None) -> None:
         """Note in which call a number was born."""
@@ -107,11 +97,11 @@ class History:
         Those that used it come first: a formula of several calls is replaced as a whole.
         """
         step = self._births.pop(birth, None)
-        if step is None or not _is_intact(step):
+        if step is None:
             return []
         found, results = [step], {id(step.result())}
         for later, _ in self._steps.values():
-            if any(id(tensor) in results for tensor in later.call.tensors()) and _is_intact(later):
+            if any(id(tensor) in results for tensor in later.call.tensors()):
                 found.append(later)
                 results.add(id(later.result()))
             if len(found) > AFTER:
@@ -123,17 +113,6 @@ class History:
         self._births.clear()
         self._by_node.clear()
         self._bytes = 0
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def _is_intact(step: Step) -> bool:
-    result = step.result()
-    if result is not None and _version(result) != step.version:
-        return False
-    return tuple(map(_version, step.call.tensors())) == step.versions
 
 
 @dataclass
