@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from zero_or_nan import explain
+from zero_or_nan.explain.births import history
+from zero_or_nan.explain.births.call import Call
 from zero_or_nan.explain.report import trial
 
 HEAD = "import torch\nimport torch.nn.functional as F\n"
@@ -199,3 +201,17 @@ def test_calls_that_refuse_to_run_again_get_advice(first, monkeypatch):
     monkeypatch.setattr(trial, "_advice", refused)
     origin = first(leaf([0.0]) + "x.log().sum().backward()")
     assert origin.replaces is None and origin.remedy.startswith("# the numbers of this call are not known any more")
+
+
+def test_no_more_calls_are_kept_than_there_is_room_for(monkeypatch):
+    monkeypatch.setattr(history, "MOST_CALLS", 5)
+    kept = history.History()
+    x = torch.ones(3, requires_grad=True)
+    results = [x * number for number in range(20)]
+    for result in results:
+        kept.note(Call(torch.mul, "mul", None, (x, 2.0)), result, result.grad_fn)
+    assert [kept.of(result) is not None for result in results] == 15 * [False] + 5 * [True]
+    assert [kept.of_node(result.grad_fn) is not None for result in results] == 15 * [False] + 5 * [True]
+    monkeypatch.setattr(history, "MOST_BYTES", 3 * x.nbytes)
+    kept.note(Call(torch.mul, "mul", None, (x, 2.0)), x * 3, None)
+    assert sum(kept.of(result) is not None for result in results) == 5  # such a large operand is not kept

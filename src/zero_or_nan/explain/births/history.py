@@ -40,17 +40,19 @@ AFTER = 3
 
 
 class Step(NamedTuple):
-    """A call, and what it gave."""
+    """A call, what it gave, the node of the result, and the size of the operands in bytes."""
 
     call: Call
     result: weakref.ref[Tensor]
+    node: Any
+    size: int
 
 
 class History:
     """The last calls of a block, by their results and by the nodes of these."""
 
     def __init__(self) -> None:
-        self._steps: OrderedDict[int, tuple[Step, int]] = OrderedDict()
+        self._steps: OrderedDict[int, Step] = OrderedDict()
         self._by_node: dict[Any, Step] = {}
         self._births: WeakKeyDictionary[Birth, Step] = WeakKeyDictionary()
         self._bytes = 0
@@ -61,9 +63,8 @@ class History:
         size = sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided)
         if not tensors or size > MOST_BYTES // 8 or result.is_inference():
             return
-        step = Step(call, weakref.ref(result))
         self._drop(id(result))
-        self._steps[id(result)] = step, size
+        self._steps[id(result)] = step = Step(call, weakref.ref(result), node, size)
         self._bytes += size
         if node is not None:
             self._by_node[node] = step
@@ -71,15 +72,14 @@ class History:
             self._drop(next(iter(self._steps)))
 
     def _drop(self, key: int) -> None:
-        step, size = self._steps.pop(key, (None, 0))
-        self._bytes -= size
-        if step is not None and len(self._by_node) > 2 * len(self._steps) + 64:
-            kept = {id(step) for step, _ in self._steps.values()}
-            self._by_node = {node: step for node, step in self._by_node.items() if id(step) in kept}
+        step = self._steps.pop(key, None)
+        if step is not None:
+            self._bytes -= step.size
+            self._by_node.pop(step.node, None)
 
     def of(self, tensor: Tensor) -> Step | None:
         """The call that computed a tensor; None if it isn't known."""
-        step, _ = self._steps.get(id(tensor), (None, 0))
+        step = self._steps.get(id(tensor))
         return step if step is not None and step.result() is tensor else None
 
     def of_node(self, node: Any) -> Step | None:
@@ -100,7 +100,7 @@ class History:
         if step is None:
             return []
         found, results = [step], {id(step.result())}
-        for later, _ in self._steps.values():
+        for later in self._steps.values():
             if any(id(tensor) in results for tensor in later.call.tensors()):
                 found.append(later)
                 results.add(id(later.result()))

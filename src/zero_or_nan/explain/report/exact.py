@@ -178,7 +178,9 @@ def in_a_wider_dtype(chain: Chain) -> tuple[str, int] | None:
     first = min((call.place for call in calls), key=lambda place: place.line)
     names: dict[str, None] = {}
     is_in_one_line = True
-    for key in run.leaves:
+    for key, value in run.values.items():
+        if key in chain.made or not value.is_floating_point():
+            continue
         uses = [(text, call.place.line) for call in calls for text in _names(call, key)]
         if not uses or not uses[0][0].isidentifier():
             return None
