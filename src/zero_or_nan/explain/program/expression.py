@@ -63,9 +63,9 @@ class Expression(NamedTuple):
         if not isinstance(node, ast.Call):
             return []
         given = [ast.unparse(argument) for argument in node.args]
-        is_method = isinstance(node.func, ast.Attribute) and not _is_of_module(node.func.value)
-        if is_method and not self.is_loss and isinstance(node.func, ast.Attribute):
-            given.insert(0, ast.unparse(node.func.value))
+        called = node.func
+        if isinstance(called, ast.Attribute) and not self.is_loss and not _is_of_module(called.value):
+            given.insert(0, ast.unparse(called.value))
         return given
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from ...functions.numerics import is_pointwise, numerics_of
 from ..births.arithmetic import limit, number
 from ..births.call import Call, in_order
-from ..births.history import Chain
+from ..births.history import Chain, Run
 from ..program.expression import expression_at, is_bound
 from ..program.tensors import not_finite, without_side_effects
 
@@ -89,12 +89,13 @@ class Lost(NamedTuple):
 
 def lost_on_the_way(chain: Chain) -> Lost | None:
     """What exact arithmetic gives, and the number on the way that was lost; None if it gives no number either."""
-    before, exact = _both(chain)
+    before, run = _outcome(chain.run()), chain.run(torch.float64)
+    exact = _outcome(run)
     fits = exists(before, exact)
     right, size = _cured(before, exact)
     if not right:
         return None
-    for key, value in chain.run(torch.float64).values.items():
+    for key, value in run.values.items():
         actual, call = chain.made.get(key, (None, None))
         if actual is None or call is None or not actual.is_floating_point():
             continue
@@ -109,10 +110,8 @@ def lost_on_the_way(chain: Chain) -> Lost | None:
     return Lost(right, fits)
 
 
-def _both(chain: Chain) -> tuple[Outcome, Outcome]:
-    """What a chain gives in the program's dtypes, and in exact arithmetic."""
-    was, exact = chain.run(), chain.run(torch.float64)
-    return outcome(was.result, was.leaves), outcome(exact.result, exact.leaves)
+def _outcome(run: Run) -> Outcome:
+    return outcome(run.result, run.leaves)
 
 
 def _cured(was: Outcome, exact: Outcome) -> tuple[str, float]:
@@ -156,7 +155,7 @@ def floor_under(lost: Lost, chain: Chain) -> str:
     floor = _FLOORS.get(lost.result.dtype, 1e-3)
     key = next(key for key, (tensor, _) in chain.made.items() if tensor is lost.result)
     run = chain.run(given={key: lost.result + floor})
-    if any(bool(not_finite(each).any()) for each in outcome(run.result, run.leaves).parts):
+    if any(bool(not_finite(each).any()) for each in _outcome(run).parts):
         return ""
     return expression.replaced_by(f"{ast.unparse(expression.node)} + {number(floor)}")
 
@@ -166,12 +165,12 @@ def in_a_wider_dtype(chain: Chain) -> tuple[str, int] | None:
 
     None if that does not give the exact numbers, or if the names of what comes in can't be read.
     """
-    before, exact = _both(chain)
+    before = _outcome(chain.run())
     wider = torch.float64 if before.value.dtype in (torch.float32, torch.float64) else torch.float32
-    run = chain.run(wider)
-    found = outcome(run.result, run.leaves)
-    if not exists(before, exact) or before.value.dtype is wider:
+    if before.value.dtype is wider or not exists(before, _outcome(chain.run(torch.float64))):
         return None
+    run = chain.run(wider)
+    found = _outcome(run)
     if any(bool(not_finite(each.to(before.value.dtype)).any()) for each in found.parts):
         return None
     calls = [call for _, call in chain.made.values()] + [chain.call]
