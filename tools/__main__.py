@@ -26,6 +26,7 @@ COMMANDS = {
     "pdf": ".pdf",
     "picture": ".picture",
     "fixed-sample": ".measure.fixed",
+    "empty-rows": ".measure.empty_rows",
     **{name: f".measure.{name}".replace("-", "_") for name in MEASURES},
     **{name: f".versions.{name}".replace("-", "_") for name in VERSIONS},
 }
