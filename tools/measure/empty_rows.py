@@ -113,7 +113,9 @@ def shown(record: dict[str, Any]) -> str:
         for row in record["rows"]
     ]
     kernels = ", ".join(sorted({f"<code>{kernel}</code>" for row in record["rows"] for kernel in row["kernel"]}))
-    place = f"{html.escape(record['device'])}, PyTorch {record['torch']}, cuDNN {record['cudnn']}"
+    version = record["cudnn"]
+    cudnn = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+    place = f"{html.escape(record['device'])}, PyTorch {record['torch']}, cuDNN {cudnn}"
     return prose(show.table(f"Rows without a key in {kernels}, on an {place}", head, rows, stack=True))
 
 
