@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ROOT = [ "$$(id -u)" = 0 ] || { echo "error: apt-get can install packages only as root: run sudo apt-get install chromium nodejs npm, then make browser again" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
-.PHONY: help book from-notebook check test test-fast test-whole browser notebooks record serve pdf picture costs attention compiled empty-rows fixed masked honesty explained first-look penguins processors remedies setups colab twice coverage mutants matrix peers lint pins audit clean
+.PHONY: help book from-notebook check test test-fast test-whole browser notebooks record serve pdf picture costs attention compiled gpu fixed masked honesty explained first-look penguins processors remedies setups colab twice coverage mutants matrix peers lint pins audit clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -71,7 +71,8 @@ fixed: $(BIN)/.ready  ## measure on how many of PyTorch's own samples ignoring f
 attention: $(BIN)/.ready  ## try masked rows in Flex attention and in a Hugging Face model on this PyTorch; write results/measured/
 	$(RUN) attention
 
-empty-rows: $(BIN)/.ready  ## measure rows without a key in the attention kernel of this GPU; write results/measured/
+gpu: $(BIN)/.ready  ## on a machine with a GPU, run the self-check, time a step, and try masked rows in its attention kernel; write results/measured/
+	$(RUN) on-gpu
 	$(RUN) empty-rows
 
 masked: $(BIN)/.ready  ## measure which operators torch.masked has on this PyTorch; write results/measured/ (make matrix does so for every release)

@@ -27,6 +27,7 @@ COMMANDS = {
     "picture": ".picture",
     "fixed-sample": ".measure.fixed",
     "empty-rows": ".measure.empty_rows",
+    "on-gpu": ".measure.on_gpu",
     **{name: f".measure.{name}".replace("-", "_") for name in MEASURES},
     **{name: f".versions.{name}".replace("-", "_") for name in VERSIONS},
 }

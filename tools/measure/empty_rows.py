@@ -70,8 +70,8 @@ def _case(device: str, dtype: torch.dtype, length: int, hidden: float, at: slice
     keep_all = (~empty[:, None, :, None]).expand(2, 1, length, length)
     mask = keep_all if hidden is False else torch.zeros(keep_all.shape, device=device, dtype=dtype)
     mask = mask if hidden is False else mask.masked_fill(~keep_all, hidden)
-    leaves = [each.clone().requires_grad_() for each in inputs]
-    attended = F.scaled_dot_product_attention(*leaves, mask)
+    q, k, v = leaves = [each.clone().requires_grad_() for each in inputs]
+    attended = F.scaled_dot_product_attention(q, k, v, mask)
     loss = _rows(attended, ~empty).float().square().sum()
     plain = torch.autograd.grad(loss, leaves, retain_graph=True)
     ours = ignoring.grad(loss, leaves)

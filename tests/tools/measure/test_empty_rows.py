@@ -1,11 +1,10 @@
 """Rows without a key in the kernel of a GPU: how an outcome is said. On a CPU, each outcome is known."""
 
-import pytest
 import torch
 from scratch import ROOT
 
 from tools.measure import empty_rows as measured
-from tools.project import Problem, Project, read_record
+from tools.project import read_record
 
 
 def test_on_a_cpu_the_rows_are_0_or_the_mean_and_all_gradients_are_right(monkeypatch):
@@ -24,12 +23,6 @@ def test_a_gradient_is_right_wrong_or_has_nan():
     assert measured._word((near, near, near), wanted) == "right"
     assert measured._word((near, far, near), wanted) == "wrong"
     assert measured._word((bad, near, bad), wanted) == "NaN in q, v"
-
-
-def test_without_a_gpu_the_command_says_what_it_needs(monkeypatch, tmp_path):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(Problem, match="needs a GPU"):
-        measured.empty_rows(Project(ROOT))
 
 
 def test_the_table_shows_each_recorded_outcome_with_its_count():
