@@ -6,9 +6,6 @@ import os
 import signal
 import threading
 
-# Several kernels share the processors, so more threads in each kernel would only wait for each other.
-_THREADS = {"OMP_NUM_THREADS": "1"}
-os.environ.update(_THREADS)
 # Without this, Ctrl-C during the imports would end the server with a traceback.
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -26,7 +23,7 @@ def run(connection_file: str, cwd: str, env: dict[str, str]) -> None:
     """Run as a kernel in this process, until the build ends the kernel."""
     os.setsid()  # so that Ctrl-C in the terminal reaches only the build, which then ends its kernels
     os.environ.clear()
-    os.environ.update(env | _THREADS)
+    os.environ.update(env)
     os.chdir(cwd)
     threading.Thread(target=_end_with_the_build, daemon=True).start()
     parent = f"--IPKernelApp.parent_handle={os.getppid()}"  # the kernel ends when the warm server ends
