@@ -27,7 +27,7 @@ def run(connection_file: str, cwd: str, env: dict[str, str]) -> None:
     os.chdir(cwd)
     threading.Thread(target=_end_with_the_build, daemon=True).start()
     parent = f"--IPKernelApp.parent_handle={os.getppid()}"  # the kernel ends when the warm server ends
-    launch_new_instance(argv=["-f", connection_file, parent, "--log-level=ERROR"])
+    launch_new_instance(argv=["-f", connection_file, parent, "--log-level=ERROR", "--HistoryManager.enabled=False"])
 
 
 def _end_with_the_build() -> None:

@@ -1,4 +1,4 @@
-"""The start of every kernel of a build: one thread, none of the user's settings, no repeated warnings, the chosen device.
+"""The start of every kernel of a build: one thread, the chosen device, no repeated warnings, no settings of the user.
 
 IPython runs the files in the `startup` folder of its home whenever a kernel starts. It does so for `make book` and for
 a plain `jupyter-book build .`, with a warm server and without. Importing the helpers changes no settings.
