@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import traceback
 from pathlib import Path
 
 from .project import Problem
@@ -12,8 +13,8 @@ from .project import Problem
 ROOM = 128 << 20
 """Bytes on the disk that a build needs at most: a third more than a build from nothing took when it was measured."""
 _ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
-# The renderer prints its error from another process, and SQLite has words for the first and the third of these errors.
-_WORDS = (*map(os.strerror, _ERRORS[:3]), "database or disk is full", "disk I/O error")
+# Words, because most of these errors come wrapped: by the cache, by SQLite, or in the output of the renderer.
+_WORDS = (*map(os.strerror, _ERRORS), "database or disk is full", "disk I/O error")
 
 
 def check_room(folder: Path) -> None:
@@ -30,9 +31,11 @@ def check_room(folder: Path) -> None:
 
 def complaint(error: Exception, folder: Path) -> str | None:
     """What to do if the error says that the disk is full or not writable; None for every other error."""
-    lines = [line.strip() for line in str(error).splitlines() if any(words in line for words in _WORDS)]
-    if isinstance(error, OSError) and error.errno in _ERRORS:
-        lines = [str(error)]
+    lines = [
+        line.strip()
+        for line in "".join(traceback.format_exception(error)).splitlines()
+        if any(words in line for words in _WORDS)
+    ]
     if not lines:
         return None
     while not folder.exists():

@@ -13,8 +13,10 @@ import yaml
 from scratch import FRONT, ROOT, Book
 
 from tools.__main__ import main
+from tools.disk import ROOM
 from tools.project import Problem, Project, is_notebook, named, write
 from tools.steps.build import Build
+from tools.steps.render import RenderFailed
 
 
 @pytest.fixture
@@ -69,19 +71,41 @@ def test_a_full_disk_is_found_before_any_work(book, monkeypatch):
         Build(Project(book.root), 1).check()
 
 
-@pytest.mark.parametrize("said", [errno.ENOSPC, errno.EROFS, errno.ENOENT])
-def test_a_disk_that_fills_up_later_is_named_and_any_other_error_keeps_its_traceback(book, monkeypatch, capsys, said):
+def from_system(number):
+    return OSError(number, os.strerror(number), "a file")
+
+
+DISK = {
+    "full": (from_system(errno.ENOSPC), "OSError: [Errno 28] No space left on device: 'a file'"),
+    "read-only": (from_system(errno.EROFS), "OSError: [Errno 30] Read-only file system: 'a file'"),
+    "limited": (from_system(errno.EFBIG), "OSError: [Errno 27] File too large: 'a file'"),
+    "full for SQLite": (
+        RuntimeError("(x) database or disk is full\n[SQL: y]"),
+        "RuntimeError: (x) database or disk is full",
+    ),
+    "full for Sphinx": (RenderFailed("Traceback\n  OSError: No space left on device\n"), "OSError: No space left on"),
+    "missing": (from_system(errno.ENOENT), None),
+    "a bug": (RuntimeError("disk"), None),
+}
+
+
+@pytest.mark.parametrize("kind", DISK)
+def test_a_disk_that_fills_up_later_is_named_and_any_other_error_keeps_its_traceback(book, monkeypatch, capsys, kind):
+    error, said = DISK[kind]
+
     def fails(*_):
-        raise OSError(said, os.strerror(said), "a file")
+        raise error
 
     monkeypatch.setattr("tools.steps.build.pair", fails)
     monkeypatch.setattr("sys.argv", ["tools", "notebooks", "--root", str(book.root)])
-    if said == errno.ENOENT:
-        with pytest.raises(OSError):
+    if said is None:
+        with pytest.raises(type(error)):
             main()
     else:
         assert main() == 1
-        assert f"error: [Errno {said}] {os.strerror(said)}: 'a file'" in capsys.readouterr().err
+        told = capsys.readouterr().err
+        assert told.startswith(f"error: {said}") and told.count("\n") == 1
+        assert f"A build needs {ROOM >> 20} MiB in {book.root}, which has " in told
 
 
 @pytest.mark.parametrize(

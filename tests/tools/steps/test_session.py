@@ -14,11 +14,13 @@ from tools.steps.session import STARTUP, quiet
 TEXT = "The PyTorch API of MaskedTensors is in prototype stage and will change in the near future."
 CELL = """\
 import warnings
+import os
 import torch
 before = {name for name in globals() if not name.startswith("_")} - set(dir(__builtins__))
 torch.masked.masked_tensor(torch.ones(2), torch.tensor([True, False]))
 warnings.warn("something else")
-print("names:", sorted(before - {"In", "Out", "exit", "quit", "get_ipython", "open"}))"""
+print("names:", sorted(before - {"In", "Out", "exit", "quit", "get_ipython", "open"}))
+print("threads:", os.environ["OMP_NUM_THREADS"])"""
 
 
 @pytest.fixture(autouse=True)
@@ -69,10 +71,12 @@ def test_every_build_begins_its_kernels_so_and_without_the_settings_of_whoever_b
     mine.parent.mkdir(parents=True)
     mine.write_text("mine = 1\nimport warnings; warnings.simplefilter('error')\n", encoding="utf-8")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "mine"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
     book = Book(tmp_path / "book", {"one": [CELL]})
     done = book.jupyter_book() if plain else book.run("check")
     assert done.returncode == 0, done.stdout + done.stderr
     (notebook,) = cached(Project(book.root)).values()
     text = "\n".join("".join(output["text"]) for cell in notebook["cells"] for output in cell.get("outputs", []))
-    assert "UserWarning: something else" in text and "names: ['torch', 'warnings']" in text
+    assert "UserWarning: something else" in text and "names: ['os', 'torch', 'warnings']" in text
+    assert "threads: 1\n" in text
     assert "prototype" not in text and str(tmp_path) not in text
