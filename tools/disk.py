@@ -18,11 +18,7 @@ _WORDS = (*map(os.strerror, _ERRORS), "database or disk is full", "disk I/O erro
 
 
 def check_room(folder: Path) -> None:
-    """Make the folder.
-
-    Raises:
-        Problem: if the disk has not enough room for a build in the folder, or is not writable.
-    """
+    """Make the folder. Raise a `Problem` if it is not writable, or if its disk has not enough room for a build."""
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if free < ROOM or not os.access(folder, os.W_OK):
@@ -31,11 +27,8 @@ def check_room(folder: Path) -> None:
 
 def complaint(error: Exception, folder: Path) -> str | None:
     """What to do if the error says that the disk is full or not writable; None for every other error."""
-    lines = [
-        line.strip()
-        for line in "".join(traceback.format_exception(error)).splitlines()
-        if any(words in line for words in _WORDS)
-    ]
+    said = "".join(traceback.format_exception(error)).splitlines()
+    lines = [line.strip() for line in said if any(words in line for words in _WORDS)]
     if not lines:
         return None
     while not folder.exists():

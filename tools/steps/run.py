@@ -93,14 +93,7 @@ def _into_cache(cache: JupyterCacheBase, run: ChapterRun) -> None:
 
 
 def run_one(chapter: Path, notebook: NotebookNode, timeout: int, folder: str) -> ChapterRun:
-    """Run the notebook of a chapter in a kernel, and write the outputs into the notebook.
-
-    Args:
-        chapter: the source of the notebook. The kernel starts in its folder.
-        notebook: the cells.
-        timeout: the most seconds that one cell may take.
-        folder: where the files are by which the build reaches its kernels. The caller removes it.
-    """
+    """Run the notebook of a chapter in a kernel with its files in `folder`, and write the outputs into the notebook."""
     from myst_nb.core.utils import coalesce_streams
     from nbclient import NotebookClient
     from nbclient.exceptions import CellTimeoutError, DeadKernelError

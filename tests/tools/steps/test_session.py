@@ -9,7 +9,7 @@ from torch.masked import masked_tensor
 
 from tools.project import Project
 from tools.steps.execute import cached
-from tools.steps.session import STARTUP, quiet
+from tools.steps.session import quiet
 
 TEXT = "The PyTorch API of MaskedTensors is in prototype stage and will change in the near future."
 CELL = """\
@@ -56,13 +56,6 @@ def test_a_warning_is_its_category_and_text():
     quiet()
     assert warnings.formatwarning(UserWarning("some text"), UserWarning, "/path/x.py", 3) == "UserWarning: some text\n"
     assert warnings.formatwarning("some text", FutureWarning, "/path/x.py", 3, "a = 1") == "FutureWarning: some text\n"
-
-
-def test_the_file_that_kernels_run_leaves_no_name_behind():
-    names: dict[str, object] = {}
-    exec(STARTUP, names)
-    assert names.keys() == {"__builtins__"}
-    construct()
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["make check", "jupyter-book build"])
