@@ -122,6 +122,8 @@ lint: $(BIN)/.ready  ## check style and types
 
 # pip-compile and not uv, because only the former uses the settings of pip, such as the index of PyTorch for CPUs. It gets the
 # requirements from a pipe, because it can't read dependency groups. sed removes the mark of a build, as in 2.13.0+cpu.
+# The pins have no hashes. With hashes, pip refuses any package that the file does not list. On Linux, PyTorch from PyPI needs packages
+# for CUDA, its build for CPUs needs none of them, and no marker tells the two builds apart: so one file can't serve both.
 GROUPS := import tomllib; [print(*group, sep="\n") for group in tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"].values()]
 pins: $(BIN)/.ready  ## compile requirements.txt with the newest versions; restore it if a claim, the site or make lint fails
 	@mkdir -p _build && rm -f _build/newest.txt && cp requirements.txt _build/before.txt
