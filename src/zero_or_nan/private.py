@@ -40,6 +40,7 @@ torch._C._profiler._ExperimentalConfig | which function wrote into a slice | gra
 torch._C._push_on_torch_dispatch_stack, _pop_torch_dispatch_stack, _set_grad_enabled | switch modes | import fails
 torch._C._remove_obj_from_tls | frees what was noted for a thread | as before 2.13, a small object stays in the thread
 torch._C._stash_obj_in_tls | the pass that a thread works for | import fails
+torch._C._will_engine_execute_node | the nodes that a pass for some inputs runs | import fails
 torch._compile._disable_dynamo | keeps the compiler out | import fails
 torch._decomp.get_decompositions | derivatives in parts | fused derivatives keep their NaN, with a warning
 torch._dynamo._trace_wrapped_higher_order_op.TransformGetItemToIndex | flex attention | it is not followed
@@ -62,6 +63,7 @@ torch._ops.OpOverload._schema | the arguments of operators | ignoring fails
 torch._subclasses.fake_tensor.FakeTensor | a tensor without numbers | import fails
 torch._subclasses.fake_tensor.FakeTensorMode._mode_key | PyTorch's own modes | explain fails while code is compiled
 torch.autograd._enable_profiler_legacy, _disable_profiler_legacy | what wrote into a slice | its gradients fail
+torch.autograd.Variable._execution_engine, _execution_engine.run_backward | asks which nodes will run | import fails
 torch.autograd._engine_run_backward | sees each backward pass | explain and on_failure fail
 torch.autograd._profiler_enabled, _enable_record_function | hide operators from profilers | import fails
 torch.autograd.forward_ad._current_level | whether forward mode is active | ignoring fails

@@ -31,7 +31,10 @@ Edge = tuple[Any, int]
 """A node ahead, and the number of the cotangent that it gets."""
 
 Graph = dict[Any, Sequence[Edge]]
-"""Every node that backward can reach, with its edges. Along a chain, the order is from the root on."""
+"""Nodes that backward runs, with their edges. Along a chain, the order is from the root on.
+
+If only some gradients are asked for, a node may be ahead of an edge here, and is not run. It is then not in the graph.
+"""
 
 
 def edge_of(tensor: Any) -> Edge | None:
@@ -42,19 +45,31 @@ def edge_of(tensor: Any) -> Edge | None:
     return (tensor.node, tensor.output_nr) if isinstance(tensor, GradientEdge) else None
 
 
-def graph_from(roots: Sequence[Any]) -> Graph:
-    """Every node that backward can reach from the roots, which are tensors or graph edges."""
+def graph_from(roots: Sequence[Any], runs: Callable[[Any], bool] | None = None) -> Graph:
+    """Every node that backward can reach from the roots, which are tensors or graph edges.
+
+    If a function `runs` is given, the walk leaves out each node for which it is False, and all behind that node.
+    """
     stack = [getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots]
     graph: Graph = {}
     while stack:
         node = stack.pop()
-        if node is None or node in graph:
+        if node is None or node in graph or runs is not None and not runs(node):
             continue
         graph[node] = edges = node.next_functions
         for ahead, _ in edges:
             if ahead is not None:
                 stack.append(ahead)
     return graph
+
+
+def senders_of(graph: Graph) -> dict[Any, list[Edge]]:
+    """By node, the nodes whose gradients arrive there, each with the number of the cotangent."""
+    senders: dict[Any, list[Edge]] = {}
+    for node, edges in graph.items():
+        for ahead, number in edges:
+            senders.setdefault(ahead, []).append((node, number))
+    return senders
 
 
 def run(node: Any, *cotangents: Any) -> tuple[Any, ...]:

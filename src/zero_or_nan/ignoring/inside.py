@@ -38,6 +38,7 @@ from ..functions.graph import (
     is_region,
     run,
     saved_tensors,
+    senders_of,
 )
 from ..functions.graph import held_from as graph_from
 from ..functions.record import UNKNOWN, record_of
@@ -125,15 +126,6 @@ def leaves_of(graph: Graph) -> Iterator[tuple[Any, Tensor]]:
     for node in graph:
         if is_leaf(node):
             yield node, node.variable
-
-
-def senders_of(graph: Graph) -> dict[Any, list[Edge]]:
-    """By node, the nodes whose gradients arrive there, each with the number of the cotangent."""
-    senders: dict[Any, list[Edge]] = {}
-    for node, edges in graph.items():
-        for ahead, number in edges:
-            senders.setdefault(ahead, []).append((node, number))
-    return senders
 
 
 def is_pytorchs(node: Any) -> bool:

@@ -188,6 +188,8 @@ def unwrap(thing: Any) -> Any:
         return kind([unwrap(item) for item in thing])
     if kind is dict:
         return {key: unwrap(item) for key, item in thing.items()} if thing else thing
+    if kind is Tensor or not isinstance(thing, Tensor):
+        return thing
     values = values_of(thing)
     return with_values(thing, values.value) if type(values) is Cotangent else thing
 
@@ -217,7 +219,7 @@ def step_of(things: Iterable[Any]) -> Run | None:
     """The running derivative call that one of the things, also inside of lists and tuples, belongs to; else None."""
     for thing in things:
         kind = type(thing)
-        if kind is not Tensor and kind is not Cotangent:
+        if kind is not Tensor and kind is not Cotangent and isinstance(thing, Tensor):
             thing = values_of(thing)
         found = thing.step if type(thing) is Cotangent else step_of(thing) if kind is tuple or kind is list else None
         if found is not None and not found.is_over:

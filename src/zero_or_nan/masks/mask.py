@@ -251,6 +251,8 @@ def was_broadcast(shape: torch.Size, to: torch.Size) -> bool:
 
 def laid_out(mask: Tensor, value: Tensor) -> Tensor:
     """A copy of the mask with the strides and offset of the value: each view of the value fits the mask, too."""
+    if not value.storage_offset() and value.is_contiguous():
+        return mask.clone(memory_format=torch.contiguous_format)
     memory = torch.zeros(value.storage_offset() + extent(value), dtype=mask.dtype, device=value.device)
     return memory.as_strided(value.size(), value.stride(), value.storage_offset()).copy_(mask)
 

@@ -170,6 +170,18 @@ def test_among_many_alike_the_dangerous_node_is_found(length, columns):
 
 
 @tells
+@pytest.mark.parametrize("number, is_safe", [(1.01, True), (1e300, False), (inf, False)])
+def test_numbers_of_many_nodes_are_checked_together(number, is_safe):
+    x = leaf(1.0)
+    y = x * number
+    for _ in range(precheck.TOGETHER - 1):
+        y = y * 1.01
+    with mock.patch.object(precheck, "_accepted_here", wraps=precheck._accepted_here) as checks:
+        assert graph_is_safe(torch.where(x > 0, y, 0.0)) is is_safe
+    assert not is_safe or checks.call_count < 5
+
+
+@tells
 @pytest.mark.parametrize("value, moderate", [(1e8, True), (1e20, False), (nan, False)])
 def test_among_many_alike_one_that_is_not_moderate_is_found(value, moderate):
     x = torch.ones(precheck.MANY, 2, requires_grad=True)

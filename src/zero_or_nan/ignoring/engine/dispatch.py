@@ -109,7 +109,7 @@ def _name(op: Any) -> str:
 
 def _belonging(result: Any, step: Run | None) -> Any:
     """The result, after noting the derivative call on each of its cotangents."""
-    result_values = values_of(result)
+    result_values = result if type(result) is Cotangent else values_of(result)
     if type(result_values) is Cotangent:
         result_values.step = step
     elif isinstance(result, (tuple, list)):

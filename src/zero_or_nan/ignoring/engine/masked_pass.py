@@ -14,6 +14,7 @@ subclass that travel through the whole engine would reach the user's hooks and t
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 import weakref
@@ -22,10 +23,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
 
 from ...functions.fills import mark_formula
-from ...functions.graph import Edge, Graph, edge_of, engine_run, function_of, graph_from, held_from
+from ...functions.graph import Edge, Graph, edge_of, engine_run, function_of, held_from, senders_of
 from ...functions.record import Function, Transfer
 from ...masks.cotangent import Cotangent, NotFollowed, can_carry, dispatches, is_finite
 from ...masks.mask import Mask, all_count, and_whatever_is_not_0, both, either, everywhere
@@ -75,7 +75,7 @@ class Pass:
 
     Args:
         roots: the tensors or graph edges to differentiate.
-        graph: all nodes that can be reached from the roots.
+        graph: the nodes that the engine runs from the roots.
         keep: the edges whose masks `masks` has at the end.
         outer: the pass that this pass is a part of. It reports what could not be followed.
         asked_for: tensors inside of the graph whose gradients the user gets.
@@ -88,6 +88,7 @@ class Pass:
     Attributes:
         masks: the mask of each edge in `keep`, None if all elements count. If no cotangent has reached an edge, it has
             no mask here.
+        forward: if the pass is recorded, all nodes that it may differentiate: what is behind them, it has recorded.
         entered: if the pass is recorded, each tensor between the nodes, with the cotangent that it became.
     """
 
@@ -115,6 +116,7 @@ class Pass:
         self.asked_for = set(map(edge_of, asked_for))
         self.unsafe = set(unsafe)
         self.by_rules_alone: bool = by_rules_alone or outer is not None and outer.by_rules_alone
+        self.forward = held_from(roots) if self.by_rules_alone else graph
         self.keep = set(keep)
         self.masks: dict[Edge, Mask] = {}
         self._arrived: dict[Edge, _Arrived] = {}
@@ -189,7 +191,21 @@ class Pass:
 
     def is_safe_ahead(self, node: Any) -> bool:
         """True if plain PyTorch's backward can be trusted from this node on."""
-        return is_safe(graph_from([GradientEdge(ahead, 0) for ahead, _ in node.next_functions if ahead is not None]))
+        return node not in self._before_unsafe
+
+    @functools.cached_property
+    def _before_unsafe(self) -> set[Any]:
+        """The nodes with an unsafe node ahead."""
+        stack = list(self.unsafe)
+        if not stack:  # no precheck was made before the pass
+            is_safe(self.graph, stack)
+        senders = senders_of(self.graph)
+        found: set[Any] = set()
+        while stack:
+            new = {node for node, _ in senders.get(stack.pop(), ())} - found
+            found |= new
+            stack += new
+        return found
 
     # A cotangent arrives at a node, a step runs the derivative, and the results go to the next nodes.
 
@@ -231,8 +247,9 @@ class Pass:
         if not self._is_mine():
             return None
         step = self._running.pop(node, None)
-        selects = step.selects if type(step) is Sliced else classify(node).function.may_select(node)
-        mark_formula(node, selects, results, arriving, self.graph)
+        if torch.is_grad_enabled():
+            selects = step.selects if type(step) is Sliced else classify(node).function.may_select(node)
+            mark_formula(node, selects, results, arriving, self.forward)
         if step is None:
             self._hand_on(node, edges, results, _NO_MASKS)
             return None
@@ -255,7 +272,7 @@ class Pass:
         """The hook after a transferred node: plain PyTorch's derivative has run, and now the masks go through it."""
         if not self._is_mine():
             return None
-        mark_formula(node, function.may_select(node), results, arriving, self.graph)
+        mark_formula(node, function.may_select(node), results, arriving, self.forward)
         if transfer.runs_one_derivative and is_over_nothing(arriving):
             transfer = OverNothing
         values: Sequence[Any] = results
@@ -280,7 +297,7 @@ class Pass:
         """Send the results of a node's derivative on to the next nodes."""
         sent: list[Mask] | None = None if self.observer is None else []
         for (edge, last), value, mask in zip(edges, values, masks, strict=False):
-            if value is not None:
+            if value is not None and edge[0] is not None:
                 mask = _unless_constant(node, value, mask)
                 self._send(edge, last, value, mask)
             if sent is not None:
@@ -420,7 +437,7 @@ class Pass:
         self._arrived.clear()
         self._running.clear()
         self.entered.clear()
-        self.graph = {}
+        self.graph = self.forward = {}
 
 
 def _is_zerotensor(value: Any) -> bool:

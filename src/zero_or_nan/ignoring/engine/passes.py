@@ -12,12 +12,13 @@ from torch.autograd.graph import GradientEdge
 from torch.masked import MaskedTensor, masked_tensor
 
 from ...functions.fills import mark_formulas
-from ...functions.graph import Edge, Graph, edge_of, held_from
+from ...functions.graph import Edge, Graph, edge_of
 from ...masks.mask import everywhere, full
 from ...masks.numbers import is_dense
 from .attach import not_compiled
 from .higher import in_forward_mode
 from .masked_pass import Pass
+from .needed import needed_from
 from .plan import nothing_ignored, on_any_process
 from .precheck import is_safe
 from .steps import Count
@@ -215,7 +216,7 @@ def _pass(roots: Sequence[Any], edges: Any = None, asked_for: Any = None, record
     """
     recorded = recorded or in_forward_mode()
     count = COUNTING[0]() if COUNTING else None
-    graph = held_from(roots)
+    graph = needed_from(roots, tensors_in(asked_for))
     unsafe: list[Any] = []
     is_enough = plain_is_enough(graph, recorded, unsafe)
     if edges is None or not edges:

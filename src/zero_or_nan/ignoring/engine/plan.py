@@ -125,6 +125,9 @@ def step_at(node: Any, kind: NodeKind) -> type[Step]:
 Ahead = Sequence[tuple[Edge, bool]]
 """The edges of a node. A bool beside each edge says whether the mask ends there, because the node ahead is skipped."""
 
+NOWHERE: tuple[Edge, bool] = ((None, 0), True)
+"""An edge without a node ahead, or with a node that the engine does not run."""
+
 
 class Policy(NamedTuple):
     """Which shortcuts a plan may take.
@@ -185,7 +188,7 @@ def planned(
         if node in skipped or node in prefix:
             continue
         kind = classify(node)
-        ahead = [(edge, edge[0] is None or edge[0] in skipped) for edge in edges]
+        ahead = [(edge, edge[0] in skipped) if edge[0] in graph else NOWHERE for edge in edges]
         transfer = None if by_rules_alone else _transfer_at(node, kind, unsafe, policy)
         if transfer is not None:
             plan.transferred.append((node, ahead, kind.function, transfer))
@@ -218,7 +221,7 @@ def _skippable(graph: Graph, keep: Collection[Edge], unsafe: Collection[Any], po
         if not unsafe or node in unsafe or not policy.skips:
             continue
         for edge in edges:
-            if edge[0] is not None and (edge[0] not in skippable or edge in keep):
+            if edge[0] in graph and (edge[0] not in skippable or edge in keep):
                 break
         else:
             kind = classify(node)
@@ -233,7 +236,7 @@ def _unmasked_prefix(roots: Sequence[Any], graph: Graph) -> dict[Any, None]:
     if len(roots) != 1:
         return prefix
     node = getattr(roots[0], "grad_fn", None) or getattr(roots[0], "node", None)
-    while node is not None and type(node) in KINDS and type(node) is not AccumulateGrad:
+    while node in graph and type(node) in KINDS and type(node) is not AccumulateGrad:
         kind, edges = classify(node), graph[node]
         if kind.function.selects is not False or kind.step is CustomVJP or len(edges) != 1 or has_empty_result(node):
             break

@@ -224,12 +224,13 @@ def _accepts_alike(nodes: list[Any], place: Saved) -> bool:
         if list(map(place.unpack_hook, nodes)).count(None) != len(nodes):
             return False
         tensors = list(map(place.saved, nodes))
+        facts = set(map(_facts, tensors))
         return (
-            set(map(_facts, tensors)) <= _USUAL
+            (facts <= _USUAL or facts == _NUMBERS and not tensors[0].dim())
             and 0 < tensors[0].numel() <= min(SMALL, ROOM // len(tensors))
             and all(map(Tensor.data_ptr, tensors))
             and not any(map(Tensor.storage_offset, tensors))  # with an offset, the address is not 0 for freed memory
-            and _accepted_here(torch.stack(tensors), place.condition)
+            and _accepted_here(torch.stack(tensors).to(torch.float32), place.condition)  # a number becomes a factor
         )
     except (AttributeError, RuntimeError):  # several tensors, None, a freed tensor, or another shape
         return False
@@ -257,6 +258,8 @@ def _measured(tensor: Tensor, condition: Condition) -> bool | _Measured:
 _facts = attrgetter("__class__", "dtype", "is_cpu", "is_nested")
 _USUAL = {(kind, torch.float32, True, False) for kind in _DENSE}
 """The facts of a tensor that can be checked together with others."""
+_NUMBERS = {(Tensor, torch.float64, True, False)}
+"""The facts of Python's numbers, as PyTorch saves them."""
 
 
 def _accepted_here(tensor: Tensor, condition: Condition) -> bool:

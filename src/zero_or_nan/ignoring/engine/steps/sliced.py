@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,50 +11,65 @@ import torch
 from ....functions.graph import can_be_read_again, function_of
 from ....functions.record import FUNCTIONS, UNKNOWN, Function
 from ....masks.cotangent import prefer_exact, unwrap
-from ....masks.mask import Mask
-from ....masks.watching import is_profiled
+from ....masks.watching import Comparisons, is_profiled
 from ..higher import left
-from .step import Owner, Results, Step
+from .step import Results, Step
 
 _profiler: Any = torch.autograd
+_CONFIG: Any = _profiler.ProfilerConfig(
+    _profiler.ProfilerState.CPU, False, False, False, False, False, torch._C._profiler._ExperimentalConfig()
+)
+
+
+class _Wrapped(Comparisons):  # type: ignore[no-untyped-call]
+    """Watches the derivative that a node `CopySlices` wraps, and finds out of which function it is.
+
+    The node does not show this. PyTorch's profiler does: it records that the wrapped derivative begins, and runs from
+    the operator before that derivative, which clones the slice, to its first operator.
+    """
+
+    _found = UNKNOWN
+    _is_profiling = False
+
+    def __torch_dispatch__(
+        self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.function()
+        result = super().__torch_dispatch__(op, types, args, kwargs)
+        if op is torch.ops.aten.clone.default and self._found is UNKNOWN and not is_profiled():
+            _profiler._enable_profiler_legacy(_CONFIG)
+            self._is_profiling = True
+        return result
+
+    def stop(self) -> None:
+        self.function()
+        super().stop()
+
+    def function(self) -> Function:
+        """The record of the function whose derivative began last."""
+        if self._is_profiling:
+            self._is_profiling = False
+            for event in itertools.chain(*_profiler._disable_profiler_legacy()):
+                if event.kind() == "push":
+                    self._found = FUNCTIONS.get(function_of(event.name()), self._found)
+        return self._found
 
 
 class Sliced(Step):
-    """The run of an in-place function's derivative, on the slice that the function wrote into.
-
-    The node `CopySlices` does not show which function that was. PyTorch's profiler does: it records that the wrapped
-    derivative begins.
-    """
-
-    def __init__(self, owner: Owner, node: Any, function: Function, masks: Sequence[Mask]) -> None:
-        super().__init__(owner, node, function, masks)
-        self._profiling = False
-        self._found: Function | None = None
-
-    @property
-    def selects(self) -> bool:
-        if self._found is None:
-            self._found = self._wrapped()
-        # The arguments of the function can't be seen from here, so a callable `selects` counts as False.
-        return self._found.selects is True
+    """The run of an in-place function's derivative, on the slice that the function wrote into."""
 
     always_runs = True
     compares = True
+    comparing = _Wrapped
     runs_one_derivative = False
+    _comparisons: _Wrapped
 
-    def begin(self, arriving: Sequence[Any]) -> Sequence[Any]:
-        cotangents = super().begin(arriving)
-        if not is_profiled():
-            config = _profiler.ProfilerConfig(
-                _profiler.ProfilerState.CPU, False, False, False, False, False,
-                torch._C._profiler._ExperimentalConfig(),
-            )  # fmt: skip
-            _profiler._enable_profiler_legacy(config)
-            self._profiling = True
-        return cotangents
+    @property
+    def selects(self) -> bool:
+        # The arguments of the function can't be seen from here, so a callable `selects` counts as False.
+        return self._comparisons.function().selects is True
 
     def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
-        self._stopped()
         ended, masks = super().end(results, arriving)
         values = list(ended)
         # If a number was written, its gradient is a sum, which PyTorch adds up in another order for a tensor subclass.
@@ -65,18 +81,3 @@ class Sliced(Step):
                 if not exact[i].dim():  # if it is broadcast, the engine sums it up, as it did for the masked result
                     (values[i],) = left(results[i : i + 1], [unwrap(prefer_exact(exact[i], results[i]))])
         return values, masks
-
-    def _wrapped(self) -> Function:
-        """The record of the function whose derivative began last."""
-        for event in reversed(self._stopped()):
-            name = function_of(event.name())
-            if event.kind() == "push" and name in FUNCTIONS and name != "CopySlices":
-                return FUNCTIONS[name]
-        return UNKNOWN
-
-    def _stopped(self) -> list[Any]:
-        """Stop the profiler. Returns its events; an empty list if it did not run."""
-        if not self._profiling:
-            return []
-        self._profiling = False
-        return [event for events in _profiler._disable_profiler_legacy() for event in events]

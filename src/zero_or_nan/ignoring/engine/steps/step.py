@@ -81,6 +81,9 @@ class Step:
     is_over = False
     """Whether the run has ended. A graph of the gradient may have saved some of its cotangents."""
 
+    comparing: type[Comparisons] = Comparisons
+    """What watches the comparisons of the derivative."""
+
     def __init__(self, owner: Owner, node: Any, function: Function, masks: Sequence[Mask]) -> None:
         self.owner = owner
         self.node = node
@@ -166,7 +169,7 @@ class Step:
         """Watch the derivative's comparisons until the step ends."""
         first, *others = (ahead is not None for ahead, _ in self.node.next_functions)
         # `clamp` compares its input with its bounds. If the bounds have no gradient, a NaN in them does not matter.
-        self._comparisons = Comparisons(first and not any(others))
+        self._comparisons = self.comparing(first and not any(others))
         self._comparisons.start()
 
     def where_unordered(self, condition: Tensor) -> Mask:

@@ -31,7 +31,7 @@ from ....functions.record import RULES
 from ....masks.cotangent import Cotangent, NotFollowed, Run, mask_of, unwrap
 from ....masks.in_place import RESHAPING, OpOverload, out_of_place, written_by
 from ....masks.mask import Mask, all_count
-from ....masks.trees import tree_leaves, tree_map_only
+from ....masks.trees import tree_leaves
 from ....masks.watching import Watching, functions_unseen
 from ...engine.attach import not_compiled
 from ...engine.dispatch import dispatch
@@ -129,7 +129,7 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
             raise NotFollowed("a tensor that can't carry a mask")
         memory = self._memory.get(key)
         if memory is None:
-            memory = self._memory_of(value)
+            memory = self._add(value, False)
         elif memory.values is not None:  # two cotangents share memory: an element that counts in one of them counts
             before = memory.read(value)[1]
             mask = None if before is None or mask is None else before | mask
@@ -146,7 +146,7 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
         if memory is None:
             raise Lost("a result was made without operators")
         memory.check(value)
-        if not memory.follows(value):
+        if memory.values is None:
             return value, None
         repaired, mask = memory.read(value)
         if same_bits(repaired, value.resolve_conj().resolve_neg()):
@@ -243,15 +243,13 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
         """
         if call.written:
             self._memory_of(call.args[0])
-        masked = {id(tensor) for tensor in (*call.followed, *call.written)}
+        masked = {id(tensor): tensor for tensor in (*call.followed, *call.written)}
 
         def in_place_of(how: str) -> Any:
-            def twin(tensor: Tensor) -> Any:
-                return self._twin(tensor, how) if id(tensor) in masked else tensor
+            twins = {number: self._twin(tensor, how) for number, tensor in masked.items()}
+            return _with_twins((call.args, call.kwargs), twins)
 
-            return tree_map_only(Tensor, twin, (call.args, call.kwargs))
-
-        if not call.in_sum:
+        if not call.in_sum or not any(self._memory_of(tensor).empty is not None for tensor in masked.values()):
             return *in_place_of(""), None
         twins = in_place_of("in a sum")
         op = out_of_place(call.op) if call.written else call.op
@@ -347,10 +345,11 @@ class Tape(Watching):  # type: ignore[no-untyped-call]
         if empties is not None:
             mask = None if mask is None else mask | empties  # they count, unless something ignored is added
         memory = self._memory.get(key_of(tensor))  # type: ignore[arg-type]
-        if memory is None and mask is None and empties is None and same_bits(value, tensor):
-            self._add(tensor, False)
-        else:
-            self._memory_of(tensor).write(tensor, value, mask, empties)
+        if memory is None:
+            memory = self._add(tensor, False)
+            if mask is None and empties is None and same_bits(value, tensor):
+                return
+        memory.write(tensor, value, mask, empties)
 
     def leaves(self, tensor: Tensor, by: str) -> None:
         """Note that numbers leave PyTorch's operators."""
@@ -406,10 +405,10 @@ def _repaired(plain: Tensor, value: Tensor, mask: Mask) -> Tensor:
     if torch.equal(plain, value):
         return value
     finite = plain.isfinite()
-    zero = torch.zeros((), dtype=plain.dtype, device=plain.device)
-    counted = torch.where(finite, plain, zero)
-    difference = torch.where(finite, value, zero).sub_(counted).abs()
-    if bool(difference.any()) or bool(difference.isnan().any()):
+    if not bool((plain == value).logical_or_(finite.logical_not()).all()):
+        zero = torch.zeros((), dtype=plain.dtype, device=plain.device)
+        counted = torch.where(finite, plain, zero)
+        difference = torch.where(finite, value, zero).sub_(counted).abs()
         bound = counted.abs().max() * torch.finfo(plain.dtype).eps ** 0.5
         if not bool((difference <= bound).all()):
             raise Lost("a finite number depends on contaminated ones", at_once=True)
@@ -431,3 +430,12 @@ def _is_reshaping(op: Any) -> bool:
 
 def _tensors(things: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(things) if isinstance(leaf, Tensor)]
+
+
+def _with_twins(thing: Any, twins: dict[int, Any]) -> Any:
+    """The arguments of an operator, with twins in place of tensors. `tree_map` takes longer than most operators."""
+    if isinstance(thing, Tensor):
+        return twins.get(id(thing), thing)
+    if isinstance(thing, (tuple, list)):
+        return type(thing)([_with_twins(item, twins) for item in thing])
+    return {key: _with_twins(item, twins) for key, item in thing.items()} if isinstance(thing, dict) else thing
