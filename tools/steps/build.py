@@ -53,7 +53,7 @@ class Build:
             if written := self._pair():
                 print(f"notebooks rewritten from their chapters: {', '.join(path.name for path in written)}")
             runs = self._execute(self.project.chapters)
-            if not self._report(runs):
+            if not self._report(runs) or not (current or self._numbers_are_shown(self.project.pages, runs)):
                 return 1
             begun = time.monotonic()
             if renderer is not None:
@@ -88,8 +88,9 @@ class Build:
     def check(self, *names: str) -> int:
         """Execute and collect all chapters, or only the named ones. Return 0 if all results still reproduce."""
         self._check_first()
-        runs = self._execute(self.project.chapters_called(*names))
-        if not self._report(runs):
+        chapters = self.project.chapters_called(*names)
+        runs = self._execute(chapters)
+        if not self._report(runs) or not self._numbers_are_shown(chapters if names else self.project.pages, runs):
             return 1
         self._summary(runs, "all results reproduce")
         return 0
@@ -166,6 +167,25 @@ class Build:
                     "changed the page on purpose, run `make record`, and commit results/outputs.json.",
                     file=sys.stderr,
                 )
+        return not parts
+
+    def _numbers_are_shown(self, pages: list[Path], runs: list[ChapterRun]) -> bool:
+        """Print the numbers in the text of these pages that they show nowhere else. Return whether there are none."""
+        from .prose import unfound  # here, because most builds have no new text
+
+        notebooks = {run.chapter: run.notebook for run in runs}
+        parts = [
+            f"{page.relative_to(self.project.root)}, {each}"
+            for page in pages
+            for each in unfound(self.project, page, notebooks.get(page))
+        ]
+        if parts:
+            print("\n" + "\n".join(parts), file=sys.stderr)
+            print(
+                f"\n{_counted(len(parts), 'number')} in the text of pages, but in no output, code or quotation of the "
+                "same section. Show each number in a cell, correct it, or leave it out: CONTRIBUTING.md has examples.",
+                file=sys.stderr,
+            )
         return not parts
 
     def _summary(self, runs: list[ChapterRun], last: str) -> None:
