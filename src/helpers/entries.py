@@ -116,6 +116,19 @@ class Raised:
 Outcome = Entries | Absent | Raised
 
 
+def from_json(content: dict[str, Any]) -> Entries:
+    """The elements that have this JSON. It is the inverse of `Entries.json`.
+
+    >>> from_json({"dtype": "float32", "shape": [2], "entries": ["0.1", "--"]}).texts()
+    ['0.1', '--']
+    """
+    dtype, texts = getattr(torch, content["dtype"]), content["entries"]
+    number = float if dtype.is_floating_point else int
+    values = [text == "True" if dtype is torch.bool else number(text) if text != "--" else 0 for text in texts]
+    used = torch.tensor([text != "--" for text in texts], dtype=torch.bool)
+    return Entries(torch.tensor(values, dtype=dtype).reshape(content["shape"]), used.reshape(content["shape"]))
+
+
 def outcome(value: Any) -> Outcome:
     """Convert an observed or expected value to an outcome: `Entries`, `Absent` or `Raised`.
 

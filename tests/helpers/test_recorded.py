@@ -100,6 +100,39 @@ def test_the_card_of_a_case_names_them(known):
     assert "recorded" not in Case("4132").text()
 
 
+LINE = {"page": "p", "type": "claim", "case": "4132", "method": "vanilla", "quantity": "x.grad", "tolerance": "exactly"}
+THREE, FOUR = {"expected": "int64[2]: 3 0"}, {"observed": "float32[2]: 4 0"}
+OTHER = {"expected": {"raised": "TypeError", "message": "x"}, "observed": {"raised": "ValueError", "message": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "holds"),
+    [
+        ({**THREE, "observed": "float32[2]: 3 0"}, True),
+        ({**THREE, "observed": "float32[2]: 3 -0"}, True),
+        ({**THREE, "observed": "float32[2]: 3 -0", "tolerance": "sign of zero counts"}, False),
+        ({**THREE, "observed": "float32[2, 1]: 3 0"}, False),
+        ({**THREE, "observed": {"absent": True}}, False),
+        ({**THREE, **FOUR}, False),
+        ({**THREE, **FOUR, "tolerance": "within 2 ulps, atol 1"}, True),
+        ({**THREE, "observed": "float32[2]: 3.0000002 --", "tolerance": "within 1 ulp"}, False),
+        ({**THREE, "observed": "float32[2]: 3.0000002 0", "tolerance": "within 1 ulp"}, True),
+        ({"expected": "bool[1]: True", "observed": "bool[1]: False"}, False),
+        ({"expected": "float64[1]: NaN", "observed": "bfloat16[1]: NaN"}, True),
+        (OTHER, False),
+        ({**OTHER, "expected": {"raised": "ValueError", "message": "beyond the first line"}}, True),
+        ({"type": "verdict", "expected": {"vanilla": "right"}, "observed": {"vanilla": "wrong"}}, False),
+    ],
+)
+def test_a_record_that_contradicts_itself_can_not_be_loaded(changes, holds):
+    def content(holds):
+        return {"runs": {"2.6.0 cpu": {}}, "outcomes": [{**LINE, **changes, "holds": holds}]}
+
+    assert recorded.runs(content(holds))[0]["outcomes"][0]["holds"] is holds
+    with pytest.raises(ValueError, match=f'x.grad has "holds": {str(not holds).lower()}, but .* was expected, and '):
+        recorded.runs(content(not holds))
+
+
 def test_the_recorded_files_are_those_of_this_repository():
     versions = [record["torch"] for record in recorded.records()]
     assert "2.6.0" in versions and "2.13.0" in versions

@@ -195,12 +195,13 @@ class Build:
         chapters = _counted(len(runs), "chapter")
         recorded = self.recorded
         outputs = f"{recorded.count(runs)} outputs as recorded, " if recorded.applies else ""
-        print(f"{chapters}, {held} of {len(facts)} claims and verdicts held, {outputs}{seconds:.1f} s; {last}")
         if recorded.made_with and not recorded.applies:
+            made, here = recorded.made_with, environment()
             print(
-                f"outputs of cells were not compared: they were recorded with {recorded.made_with}, but this is "
-                f"{environment()}"
+                f"outputs of cells were NOT compared, because they were recorded with {made}, and this is {here}; ",
+                end="",
             )
+        print(f"{chapters}, {held} of {len(facts)} claims and verdicts held, {outputs}{seconds:.1f} s; {last}")
 
 
 def _counted(count: int, noun: str) -> str:
