@@ -44,7 +44,7 @@ _FREE = re.compile(
         r"\S*#\d+|\[\d{4,}(?=…)|(?:Stack Overflow|forum|issue) \d+",  # a thread
         r"IEEE(?: Std)? \d+|(?:doi|arXiv):\S+|\d+\(\d+\)[^.]*\b(?:19|20)\d\d\b",  # a standard, an article
         r"\b\d{4}-\d\d-\d\d\b|\b20[12]\d\b",  # a date
-        rf"(?:PyTorch|Python|[Vv]ersion|transformers|TRL) {_RELEASE}(?:(?:,| and| or| to) {_RELEASE})*",
+        rf"(?:PyTorch|Python|NumPy|CUDA|transformers|TRL|[Vv]ersion) {_RELEASE}(?:(?:,| and| or| to) {_RELEASE})*",
         r"(?<![\d.])(?:" + "|".join(re.escape(name.removesuffix(".0")) for name in RELEASES) + r")(?!\d| ?%|\.\d)",
         r"\d+ minutes",  # of a lecture: the book measures seconds
     ))
