@@ -116,12 +116,14 @@ class Raised:
 Outcome = Entries | Absent | Raised
 
 
-def from_json(content: dict[str, Any]) -> Entries:
-    """The elements that have this JSON. It is the inverse of `Entries.json`.
+def from_json(content: dict[str, Any]) -> Outcome:
+    """The outcome that has this JSON: the inverse of `json`.
 
-    >>> from_json({"dtype": "float32", "shape": [2], "entries": ["0.1", "--"]}).texts()
-    ['0.1', '--']
+    >>> describe(from_json({"dtype": "float32", "shape": [2], "entries": ["0.1", "--"]}))
+    '[0.1, --]'
     """
+    if "entries" not in content:
+        return Absent() if "absent" in content else Raised(content["raised"], content["message"])
     dtype, texts = getattr(torch, content["dtype"]), content["entries"]
     number = float if dtype.is_floating_point else int
     values = [text == "True" if dtype is torch.bool else number(text) if text != "--" else 0 for text in texts]

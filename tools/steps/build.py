@@ -179,18 +179,13 @@ class Build:
         from .prose import unfound  # here, because most builds have no new text
 
         notebooks = {run.chapter: run.notebook for run in runs}
-        parts = [
-            f"{page.relative_to(self.project.root)}, {each}"
-            for page in pages
-            for each in unfound(self.project, page, notebooks.get(page))
-        ]
+        parts = [f"{page.name}, {each}" for page in pages for each in unfound(self.project, page, notebooks.get(page))]
         if parts:
-            print("\n" + "\n".join(parts), file=sys.stderr)
-            print(
+            parts.append(
                 f"\n{_counted(len(parts), 'number')} in the text of pages, but in no output, code or quotation of the "
-                "same section. Show each number in a cell, correct it, or leave it out: CONTRIBUTING.md has examples.",
-                file=sys.stderr,
+                "same section. Show each number in a cell, correct it, or leave it out: CONTRIBUTING.md has examples."
             )
+            print("\n" + "\n".join(parts), file=sys.stderr)
         return not parts
 
     def _summary(self, runs: list[ChapterRun], last: str) -> None:
