@@ -33,7 +33,7 @@ def numbers(folder, text, *outputs):
         ("In 2,000 steps.", "2_000", "2.000"),
         ("With 2⁻¹²⁸.", "2**-128", "2**128"),
         ("Nearly 1.25.", "1.245", "1.26"),
-        ("It takes 14 steps.", "14.0", "14.3 140 x14"),
+        ("It takes 14 steps.", "14.0", "14.3 140 x14 0.14"),
         ("The 17th gradient of 0.", "17", "float17"),
         ("A gradient of 0.0.", "0", "1.0"),
         ("About 2.6 %.", "2.6", "2.7"),  # no release
