@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ROOT = [ "$$(id -u)" = 0 ] || { echo "error: apt-get can install packages only as root: run sudo apt-get install chromium nodejs npm, then make browser again" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
-.PHONY: help book from-notebook check test test-fast test-whole browser notebooks record serve pdf picture costs attention compiled fixed masked honesty explained first-look penguins processors remedies setups colab twice coverage mutants matrix peers lint pins audit clean
+.PHONY: help book from-notebook check test test-fast test-whole browser notebooks record serve pdf picture costs attention compiled gpu fixed masked honesty explained first-look penguins processors remedies setups colab twice coverage mutants matrix peers lint pins audit clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -71,6 +71,10 @@ fixed: $(BIN)/.ready  ## measure on how many of PyTorch's own samples ignoring f
 attention: $(BIN)/.ready  ## try masked rows in Flex attention and in a Hugging Face model on this PyTorch; write results/measured/
 	$(RUN) attention
 
+gpu: $(BIN)/.ready  ## on a machine with a GPU, run the self-check, time a step, and try masked rows in its attention kernel; write results/measured/
+	$(RUN) on-gpu
+	$(RUN) empty-rows
+
 masked: $(BIN)/.ready  ## measure which operators torch.masked has on this PyTorch; write results/measured/ (make matrix does so for every release)
 	$(RUN) masked
 
@@ -118,6 +122,8 @@ lint: $(BIN)/.ready  ## check style and types
 
 # pip-compile and not uv, because only the former uses the settings of pip, such as the index of PyTorch for CPUs. It gets the
 # requirements from a pipe, because it can't read dependency groups. sed removes the mark of a build, as in 2.13.0+cpu.
+# The pins have no hashes. With hashes, pip refuses any package that the file does not list. On Linux, PyTorch from PyPI needs packages
+# for CUDA, its build for CPUs needs none of them, and no marker tells the two builds apart: so one file can't serve both.
 GROUPS := import tomllib; [print(*group, sep="\n") for group in tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"].values()]
 pins: $(BIN)/.ready  ## compile requirements.txt with the newest versions; restore it if a claim, the site or make lint fails
 	@mkdir -p _build && rm -f _build/newest.txt && cp requirements.txt _build/before.txt

@@ -6,8 +6,9 @@ It imports little, because every warm kernel may import it too.
 from __future__ import annotations
 
 import argparse
-import errno
 import importlib
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,12 +27,12 @@ COMMANDS = {
     "pdf": ".pdf",
     "picture": ".picture",
     "fixed-sample": ".measure.fixed",
+    "empty-rows": ".measure.empty_rows",
+    "on-gpu": ".measure.on_gpu",
     **{name: f".measure.{name}".replace("-", "_") for name in MEASURES},
     **{name: f".versions.{name}".replace("-", "_") for name in VERSIONS},
 }
 """The other commands. Each is a function that takes the project; this table gives its module."""
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
-"""The errors of a disk that is full or not writable. They are not bugs of the project."""
 OF_SOME = {
     "check": "chapters",
     "from-notebook": "the path of an edited notebook, and the chapter's name if the file has another name",
@@ -73,25 +74,18 @@ def main() -> int:
         number = getattr(options, name)
         if number is not None and (options.command != command or number < 1):
             parser.error(f"--{name} works only with {command}, and must be at least 1")
+    from .disk import complaint
     from .project import Problem, Project
 
     try:
         return _run(options, Project(options.root))
-    except OSError as error:
-        if error.errno not in DISK:
-            raise
-        print(
-            f"error: {error}. No file is left half-written. Make room on the disk, or allow writing there; "
-            "then run the same command again, and it continues from here.",
-            file=sys.stderr,
-        )
-        return 1
-    except Problem as problem:  # any other exception is a bug, and keeps its traceback
+    except Problem as problem:
         print(f"error: {problem}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\ninterrupted; run the same command again, and it continues from here", file=sys.stderr)
-        return 130
+    except Exception as error:
+        if (said := complaint(error, options.root / "_build")) is None:
+            raise  # it is a bug, and keeps its traceback
+        print(f"error: {said}", file=sys.stderr)
+    return 1
 
 
 def _run(options: argparse.Namespace, project: Project) -> int:
@@ -107,4 +101,13 @@ def _run(options: argparse.Namespace, project: Project) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        status = main()
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        print("\ninterrupted; run the same command again, and it continues from here", file=sys.stderr)
+        sys.stdout.flush()
+        # Python's own work at its end is left out: threads would wait for their kernels, which are dead, and nbclient
+        # would print a traceback for each of them.
+        os._exit(130)
+    sys.exit(status)

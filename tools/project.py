@@ -231,7 +231,8 @@ def _digest(content: dict[str, Any]) -> str:
 def _target(path: Path) -> str:
     """The target of the Makefile that writes a record. The outcomes of all releases are the work of `make matrix`."""
     name = path.stem.partition("-torch-")[0].replace("_", "-")
-    return {"claims": "matrix", "outputs": "record"}.get(name, name)
+    others = {"claims": "matrix", "outputs": "record", "on-gpu": "gpu", "empty-rows": "gpu"}
+    return others.get(name, name)
 
 
 def _lines(value: Any) -> str:

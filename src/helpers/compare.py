@@ -127,7 +127,7 @@ def differing(expected: Outcome, observed: Outcome, tolerance: Tolerance = Toler
 
 def _same(expected: torch.Tensor, observed: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
     wide, seen = expected.double(), observed.double()
-    near = torch.zeros(observed.shape, dtype=torch.bool)
+    near = torch.zeros_like(observed, dtype=torch.bool)
     if tolerance.rtol or tolerance.atol:
         near = wide.isfinite() & ((wide - seen).abs() <= tolerance.atol + tolerance.rtol * wide.abs())
     if not observed.is_floating_point():

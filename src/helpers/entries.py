@@ -189,7 +189,7 @@ def _entries(data: torch.Tensor, mask: torch.Tensor | None) -> Entries:
     # A copy, because a page may change its tensor in place later, as a second `backward` changes `.grad`.
     data = data.cpu().clone(memory_format=torch.contiguous_format)
     if mask is None:
-        return Entries(data, torch.ones(data.shape, dtype=torch.bool))
+        return Entries(data, torch.ones_like(data, dtype=torch.bool))
     return Entries(data, mask.detach().to_dense().cpu().clone(memory_format=torch.contiguous_format))
 
 
@@ -205,8 +205,9 @@ def _from_numbers(value: Any) -> Entries:
         dtype = torch.int64
     else:
         dtype = torch.float64
-    data = torch.tensor(numbers, dtype=dtype).reshape(shape)
-    return Entries(data, torch.tensor(used, dtype=torch.bool).reshape(shape))
+    # On the CPU, as all elements of a claim, although a page may have chosen another default device.
+    data = torch.tensor(numbers, dtype=dtype, device="cpu").reshape(shape)
+    return Entries(data, torch.tensor(used, dtype=torch.bool, device="cpu").reshape(shape))
 
 
 def _shape(value: Any, flat: list[Any]) -> tuple[int, ...]:

@@ -176,7 +176,8 @@ def _wide(value: Any) -> Any:
 
 
 def _random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, device="cpu").to(torch.get_default_device())
 
 
 def _distributions() -> tuple[Tensor, Given]:

@@ -50,9 +50,9 @@ def reference(
     (gradient,) = torch.autograd.grad(value.sum(), taken, materialize_grads=True)
     gradient = gradient.cpu().clone(memory_format=torch.contiguous_format)
     if used is None:
-        return Entries(gradient, torch.ones(x.shape, dtype=torch.bool))
+        return Entries(gradient, torch.ones_like(gradient, dtype=torch.bool))
     used = used.cpu()
-    data = torch.zeros(x.shape, dtype=torch.float64)
+    data = gradient.new_zeros(x.shape)
     data[used] = gradient
     mask = used.reshape(used.shape + (1,) * (x.dim() - used.dim())).expand(x.shape).clone()
     return Entries(data, mask)

@@ -153,7 +153,7 @@ class Row:
 
 
 def _bits(value: Tensor) -> bytes:
-    return b"nan" if value.isnan() else value.numpy().tobytes()
+    return b"nan" if value.isnan() else value.cpu().numpy().tobytes()
 
 
 def compare(situations: Iterable[Situation]) -> list[Row]:
@@ -181,7 +181,7 @@ def _without_undefined(situation: Situation, gradient: Entries) -> Entries:
         number if all(_slope_is(number, situation, at, STEP * sign) for sign in (-1, 1)) else math.nan
         for at, number in enumerate(numbers)
     ]
-    return Entries(torch.tensor(kept, dtype=torch.float64).reshape(gradient.shape), gradient.mask)
+    return Entries(gradient.data.new_tensor(kept, dtype=torch.float64).reshape(gradient.shape), gradient.mask)
 
 
 def _slope_is(number: float, situation: Situation, element: int, step: float) -> bool:

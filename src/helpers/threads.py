@@ -107,6 +107,13 @@ _ALL = (
         "hook. PyTorch's autograd notes now explain the case, and name masking before the division, or MaskedTensor.",
     ),
     upstream(
+        196678,
+        "[SDPA] cuDNN backward returns NaN grad_q for seq_len % 128 == 64 with attn_mask on H100/H200 (regression since "
+        "2.11, default backend)",
+        "Closed, high priority. A pull request, pytorch#196861, brings cuDNN 9.26, and a guard for older versions.",
+        looked_up="2026-11-26",
+    ),
+    upstream(
         147140,
         "Mask in MaskedTensor does not change device",
         "Open. A maintainer in February 2025: masked tensor is not currently receiving active development.",

@@ -5,7 +5,10 @@ import math
 import pytest
 import torch
 
-from helpers.entries import Kind
+from helpers.backward.graph import record
+from helpers.backward.told import tell
+from helpers.compare import Tolerance, differing
+from helpers.entries import MASKED, Kind, outcome
 from helpers.reference import reference
 
 nan, inf = math.nan, math.inf
@@ -86,3 +89,12 @@ def test_used_must_be_a_mask_over_leading_dimensions(used, text):
         ValueError, match=r"used must be a bool tensor over the leading dimensions of x \(2, 3\), " + text
     ):
         reference(lambda x: x.sum(), torch.ones(2, 3), used=used)
+
+
+def test_a_page_may_choose_another_default_device():
+    """On the meta device no tensor has numbers, so reading one that was made there by mistake would raise."""
+    x = torch.tensor([0.0, 4.0], requires_grad=True)
+    with torch.device("meta"):
+        wanted = reference(lambda used: used.sqrt().sum(), x, x.detach() > 0)
+        assert differing(outcome([MASKED, 0.25]), wanted, Tolerance(rtol=1e-9)) == []
+        tell(record((x * 2).sum(), {"x": x}))

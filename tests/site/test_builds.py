@@ -14,6 +14,7 @@ from jupyter_cache import get_cache
 from sample import WHOLE
 from scratch import ROOT, Book
 
+from tools.disk import ROOM
 from tools.project import Project
 from tools.steps.environment import cache_folder
 from tools.steps.read import read
@@ -60,14 +61,21 @@ def test_two_builds_of_one_tree_give_the_same_bytes(site, checkout):
     git = ROOT / ".git"  # a file, if this is one of several work trees
     (shutil.copytree if git.is_dir() else shutil.copy)(git, checkout.root / ".git")
     kept = len(Project(ROOT).chapters) - forget(checkout, everything=WHOLE)
+    before = taken(checkout)
     done = checkout.run("book", timeout=400)
     assert done.returncode == 0 and done.stdout.count(" cached ") == kept, done.stdout + done.stderr
+    assert taken(checkout) - before < ROOM
     files = [{path.relative_to(root) for path in root.rglob("*") if path.is_file()} for root in (site, checkout.site)]
     assert files[0] == files[1]
     assert len(files[0]) > 50
     _, differing, errors = filecmp.cmpfiles(site, checkout.site, map(str, files[0]), shallow=False)
     assert errors == []
     assert [difference(site / name, checkout.site / name) for name in sorted(differing)] == []
+
+
+def taken(book: Book) -> int:
+    """The bytes on the disk that everything takes that was built."""
+    return sum(path.stat().st_blocks * 512 for path in (book.root / "_build").rglob("*"))
 
 
 def difference(one: Path, other: Path) -> str:

@@ -48,6 +48,8 @@ QUERIES = {
     "#6394": ("undefined", 2),
     "#87076": ("two-penguins", 2),
     "#124348": ("one-poisoned-rank", 2),
+    "nan on gpu but not on cpu": ("only-on-a-gpu", 2),
+    "cudnn attention nan": ("only-on-a-gpu", 2),
     "#31016": ("divergence", 2),
     "#94700": ("every-remedy", 2),
     "#41508": ("attention", 3),

@@ -1,7 +1,6 @@
 """What is missing is named, and a wrong command is told so."""
 
 import errno
-import os
 import random
 import re
 import subprocess
@@ -14,6 +13,7 @@ import yaml
 from scratch import FRONT, ROOT, Book
 
 from tools.__main__ import main
+from tools.disk import ROOM
 from tools.project import Problem, Project, is_notebook, named, read_record, write, write_record
 from tools.steps.build import Build
 
@@ -85,19 +85,33 @@ def test_a_full_disk_is_found_before_any_work(book, monkeypatch):
         Build(Project(book.root), 1).check()
 
 
-@pytest.mark.parametrize("said", [errno.ENOSPC, errno.EROFS, errno.ENOENT])
-def test_a_disk_that_fills_up_later_is_named_and_any_other_error_keeps_its_traceback(book, monkeypatch, capsys, said):
+FULL = OSError(errno.ENOSPC, "No space left on device", "a file")
+SQLITE = RuntimeError("(x) database or disk is full\n[SQL: y]")
+DISK = {
+    FULL: "OSError: [Errno 28] No space left on device: 'a file'",
+    SQLITE: "RuntimeError: (x) database or disk is full",
+    OSError(errno.EROFS, "Read-only file system"): "OSError: [Errno 30] Read-only file system",
+    OSError(errno.ENOENT, "No such file or directory"): None,
+}
+
+
+@pytest.mark.parametrize(("error", "said"), DISK.items())
+def test_a_disk_that_fills_up_later_is_named_and_any_other_error_keeps_its_traceback(
+    book, monkeypatch, capsys, error, said
+):
     def fails(*_):
-        raise OSError(said, os.strerror(said), "a file")
+        raise error
 
     monkeypatch.setattr("tools.steps.build.pair", fails)
     monkeypatch.setattr("sys.argv", ["tools", "notebooks", "--root", str(book.root)])
-    if said == errno.ENOENT:
-        with pytest.raises(OSError):
+    if said is None:
+        with pytest.raises(type(error)):
             main()
     else:
         assert main() == 1
-        assert f"error: [Errno {said}] {os.strerror(said)}: 'a file'" in capsys.readouterr().err
+        told = capsys.readouterr().err
+        assert told.startswith(f"error: {said}") and told.count("\n") == 1
+        assert f"A build needs {ROOM >> 20} MiB in {book.root}, which has " in told
 
 
 @pytest.mark.parametrize(

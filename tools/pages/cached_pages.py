@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from myst_nb.core import render
 from sphinx.application import Sphinx
 from sphinx.config import Config
 from sphinx.environment import BuildEnvironment
@@ -19,6 +20,7 @@ from ..steps import session
 from ..steps.environment import cache_folder
 from ..steps.execute import cached
 from ..steps.made import digest
+from ..steps.run import whole
 from . import checkout
 
 
@@ -72,6 +74,9 @@ def _hand_on(app: Sphinx, env: BuildEnvironment) -> list[str]:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect to Sphinx."""
     app.add_config_value("zero_or_nan_drawn_from", "", "env", [str])
+    # A line that a kernel sends in two pieces would be two lines, but only in a plain `jupyter-book build .`.
+    merged = render.coalesce_streams
+    render.coalesce_streams = lambda outputs: merged(whole(outputs))
     app.connect("config-inited", _use_cache)
     app.connect("env-get-outdated", _edited)
     app.connect("env-before-read-docs", _wait)

@@ -23,6 +23,8 @@ DRAWN = {
     "costs": ("costs", "measure.costs_shown", "shown"),
     "costs-in-short": ("costs", "measure.costs_shown", "in_short"),
     "watching": ("costs", "measure.costs_shown", "watching"),
+    "empty-rows": ("empty_rows", "measure.empty_rows", "shown"),
+    "on-gpu": ("on_gpu", "measure.on_gpu", "shown"),
     "peers": ("peers", "versions.peers", "shown"),
 }
 """By the last part of a directive's name: the record, and the module and function that draw it."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 import time
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 
+from ..disk import check_room, complaint
 from ..project import Problem, Project
 from .collect import checked, collect, failed
 from .execute import execute
@@ -20,9 +19,6 @@ from .record import check_records, record
 from .render import Renderer, RenderFailed
 from .site import COVERED, Site
 from .unpair import unpair
-
-ROOM = 64 << 20
-"""Bytes on the disk that a build needs at most. A site with everything cached takes about half of this."""
 
 
 class Build:
@@ -60,6 +56,8 @@ class Build:
                 try:
                     renderer.render(everything=not site.is_intact())
                 except RenderFailed as error:
+                    if complaint(error, self.project.build):
+                        raise
                     print(
                         f"\n{error}\n\nAll results reproduce, but Sphinx could not render the site; see its message "
                         f"above.",
@@ -114,11 +112,7 @@ class Build:
         return written
 
     def _check_first(self) -> None:
-        folder = self.project.build
-        folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder).free
-        if free < ROOM or not os.access(folder, os.W_OK):
-            raise Problem(f"{folder} must be writable and have {ROOM >> 20} MiB free; it has {free >> 20} MiB free")
+        check_room(self.project.build)
         check_records(self.project)
         self.recorded = Recorded.read(self.project)
 

@@ -6,9 +6,6 @@ import os
 import signal
 import threading
 
-# Several kernels share the processors, so more threads in each kernel would only wait for each other.
-_THREADS = {"OMP_NUM_THREADS": "1"}
-os.environ.update(_THREADS)
 # Without this, Ctrl-C during the imports would end the server with a traceback.
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -26,11 +23,11 @@ def run(connection_file: str, cwd: str, env: dict[str, str]) -> None:
     """Run as a kernel in this process, until the build ends the kernel."""
     os.setsid()  # so that Ctrl-C in the terminal reaches only the build, which then ends its kernels
     os.environ.clear()
-    os.environ.update(env | _THREADS)
+    os.environ.update(env)
     os.chdir(cwd)
     threading.Thread(target=_end_with_the_build, daemon=True).start()
     parent = f"--IPKernelApp.parent_handle={os.getppid()}"  # the kernel ends when the warm server ends
-    launch_new_instance(argv=["-f", connection_file, parent, "--log-level=ERROR"])
+    launch_new_instance(argv=["-f", connection_file, parent, "--log-level=ERROR", "--HistoryManager.enabled=False"])
 
 
 def _end_with_the_build() -> None:
@@ -38,4 +35,4 @@ def _end_with_the_build() -> None:
     build = multiprocessing.parent_process()
     assert build is not None
     build.join()
-    os._exit(1)
+    os.killpg(0, signal.SIGKILL)  # this kernel, and the processes that its chapter has started

@@ -43,11 +43,13 @@ def run_all(project: Project, chapters: Sequence[Path], timeout: int) -> Iterato
     # The longest chapter starts first, so that no long chapter runs alone at the end.
     first = sorted(todo, key=lambda each: -sum(len(c.source) for c in todo[each].cells if c.cell_type == "code"))
     pool = ThreadPoolExecutor((os.cpu_count() or 1) + 1)  # one more than the processors, because kernels also wait
-    with Warmth(several=sum(map(needs_torch, todo.values())) > 1):
+    # One folder for all threads, because after Ctrl-C nobody waits for the threads. They may still write into it then.
+    folder = tempfile.TemporaryDirectory(prefix="kernels-", ignore_cleanup_errors=True)
+    with folder, Warmth(several=sum(map(needs_torch, todo.values())) > 1):
         import nbclient  # noqa: F401  # here, before the threads need it, because the warm server starts meanwhile
 
         try:
-            futures = [pool.submit(run_one, chapter, todo[chapter], timeout) for chapter in first]
+            futures = [pool.submit(run_one, chapter, todo[chapter], timeout, folder.name) for chapter in first]
             for future in as_completed(futures):
                 run = future.result()
                 if is_good(run):
@@ -90,8 +92,8 @@ def _into_cache(cache: JupyterCacheBase, run: ChapterRun) -> None:
     cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
 
 
-def run_one(chapter: Path, notebook: NotebookNode, timeout: int) -> ChapterRun:
-    """Run the notebook of a chapter in a kernel, and write the outputs into the notebook."""
+def run_one(chapter: Path, notebook: NotebookNode, timeout: int, folder: str) -> ChapterRun:
+    """Run the notebook of a chapter in a kernel with its files in `folder`, and write the outputs into the notebook."""
     from myst_nb.core.utils import coalesce_streams
     from nbclient import NotebookClient
     from nbclient.exceptions import CellTimeoutError, DeadKernelError
@@ -104,30 +106,29 @@ def run_one(chapter: Path, notebook: NotebookNode, timeout: int) -> ChapterRun:
         at[:] = [cell_index]
 
     def execute() -> str | None:
-        with tempfile.TemporaryDirectory(prefix="kernel-") as folder:
-            client = NotebookClient(
-                notebook,
-                resources={"metadata": {"path": str(chapter.parent)}},
-                timeout=timeout,
-                allow_errors=True,
-                record_timing=False,
-                on_cell_start=entered,
-                # The kernel is killed, not asked to end. If a cell hangs, a kernel that is asked to end first
-                # raises KeyboardInterrupt in the cell, and prints a traceback.
-                shutdown_kernel="immediate",
-                config=Config(KernelManager=_connection(folder)),
-            )
-            try:
-                client.execute()
-            except DeadKernelError:
-                return "ends its kernel: the Python process died"
-            except CellTimeoutError:
-                return f"does not end: still running after {timeout} s"
-            except RuntimeError as error:
-                if at:
-                    raise
-                atexit.unregister(client._cleanup_kernel)  # nbclient leaves it there, and it would fail at exit
-                return f"has no kernel: {error}"
+        client = NotebookClient(
+            notebook,
+            resources={"metadata": {"path": str(chapter.parent)}},
+            timeout=timeout,
+            allow_errors=True,
+            record_timing=False,
+            on_cell_start=entered,
+            # The kernel is killed, not asked to end. If a cell hangs, a kernel that is asked to end first raises
+            # KeyboardInterrupt in the cell, and prints a traceback.
+            shutdown_kernel="immediate",
+            config=Config(KernelManager=_connection(tempfile.mkdtemp(dir=folder))),
+        )
+        try:
+            client.execute()
+        except DeadKernelError:
+            return "ends its kernel: the Python process died"
+        except CellTimeoutError:
+            return f"does not end: still running after {timeout} s"
+        except RuntimeError as error:
+            if at:
+                raise
+            atexit.unregister(client._cleanup_kernel)  # nbclient leaves it there, and it would fail at exit
+            return f"has no kernel: {error}"
         return None
 
     fatal = execute()

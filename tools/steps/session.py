@@ -1,4 +1,4 @@
-"""The start of every kernel of a build: without the user's settings, without repeated warnings, on the chosen device.
+"""The start of every kernel of a build: one thread, the chosen device, no repeated warnings, no settings of the user.
 
 IPython runs the files in the `startup` folder of its home whenever a kernel starts. It does so for `make book` and for
 a plain `jupyter-book build .`, with a warm server and without. Importing the helpers changes no settings.
@@ -44,7 +44,9 @@ STARTUP = f"{inspect.getsource(quiet)}\n\n{inspect.getsource(place)}\n\nquiet()\
 
 
 def begin(project: Project) -> None:
-    """Make every kernel that this process starts run the start-up code, however the kernel is started."""
+    """Give the start-up code and one thread to every kernel that this process starts, however the kernel is started."""
     home = project.build / "ipython"
     write(home / "profile_default" / "startup" / "quiet.py", STARTUP)
     os.environ["IPYTHONDIR"] = str(home)
+    # Several kernels share the processors, so more threads in each kernel would only wait for each other.
+    os.environ["OMP_NUM_THREADS"] = "1"

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from importlib.metadata import EntryPoint
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
@@ -101,8 +102,10 @@ class _ForkedKernel:
     @classmethod
     def end_all(cls) -> None:
         """Kill every kernel, and refuse to start another, even if a thread is about to."""
-        with cls.door:
-            cls.welcome = False
+        cls.welcome = False
+        # A thread may be at the door. If the server does not answer it soon, its kernel ends with the build.
+        if cls.door.acquire(timeout=1):
+            cls.door.release()
         for kernel in list(cls.alive):
             kernel.kill()
 
@@ -121,7 +124,10 @@ class _ForkedKernel:
             os.kill(self.pid, signum)
 
     def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
+        if self.poll() is None:
+            with suppress(ProcessLookupError):  # the kernel is so young that it does not lead its group yet
+                os.killpg(self.pid, signal.SIGKILL)  # also what a chapter has started and not ended
+            self.send_signal(signal.SIGKILL)
         self.wait()
 
     def terminate(self) -> None:

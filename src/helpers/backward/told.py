@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..entries import Entries, Kind, Outcome
@@ -49,7 +50,8 @@ class Told:
 
 def tell(steps: Sequence[FigureStep]) -> list[Told]:
     """The description of each step, in the same order."""
-    return [_told(number, steps) for number in range(len(steps))]
+    with torch.device("cpu"):  # because what was recorded is there, also if the page has another default device
+        return [_told(number, steps) for number in range(len(steps))]
 
 
 _QUIET = ("alpha", "beta", "dim", "keepdim", "step", "accumulate", "start", "end", "reduction")

@@ -5,7 +5,7 @@ import pytest
 from scratch import Book, wait_for
 
 from tools.project import Project
-from tools.steps.render import Renderer, RenderFailed
+from tools.steps.render import Renderer
 
 
 @pytest.fixture
@@ -40,10 +40,3 @@ def test_a_renderer_that_is_not_needed_goes_away(book):
         assert process.is_running()
     assert wait_for(lambda: not process.is_running(), 5)
     assert not book.site.exists()
-
-
-def test_what_the_renderer_said_is_in_the_error(book):
-    (book.root / "_toc.yml").write_text("format: jb-book\n", encoding="utf-8")
-    renderer = Renderer(Project(book.root))
-    with renderer, pytest.raises(RenderFailed, match="root"):
-        renderer.render()

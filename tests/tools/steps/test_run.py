@@ -1,5 +1,7 @@
 """How a kernel starts, and what becomes of its outputs."""
 
+from tempfile import TemporaryDirectory
+
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
@@ -33,8 +35,8 @@ def deaths(monkeypatch):
 
 
 def run(tmp_path, *cells):
-    with warm.Warmth(several=False):
-        return run_one(tmp_path / "chapter.md", notebook(*cells), timeout=20)
+    with TemporaryDirectory() as folder, warm.Warmth(several=False):
+        return run_one(tmp_path / "chapter.md", notebook(*cells), timeout=20, folder=folder)
 
 
 def test_a_kernel_is_not_reached_through_ports(tmp_path):

@@ -9,16 +9,18 @@ from torch.masked import masked_tensor
 
 from tools.project import Project
 from tools.steps.execute import cached
-from tools.steps.session import STARTUP, quiet
+from tools.steps.session import quiet
 
 TEXT = "The PyTorch API of MaskedTensors is in prototype stage and will change in the near future."
 CELL = """\
 import warnings
+import os
 import torch
 before = {name for name in globals() if not name.startswith("_")} - set(dir(__builtins__))
 torch.masked.masked_tensor(torch.ones(2), torch.tensor([True, False]))
 warnings.warn("something else")
-print("names:", sorted(before - {"In", "Out", "exit", "quit", "get_ipython", "open"}))"""
+print("names:", sorted(before - {"In", "Out", "exit", "quit", "get_ipython", "open"}))
+print("threads:", os.environ["OMP_NUM_THREADS"])"""
 
 
 @pytest.fixture(autouse=True)
@@ -56,23 +58,18 @@ def test_a_warning_is_its_category_and_text():
     assert warnings.formatwarning("some text", FutureWarning, "/path/x.py", 3, "a = 1") == "FutureWarning: some text\n"
 
 
-def test_the_file_that_kernels_run_leaves_no_name_behind():
-    names: dict[str, object] = {}
-    exec(STARTUP, names)
-    assert names.keys() == {"__builtins__"}
-    construct()
-
-
 @pytest.mark.parametrize("plain", [False, True], ids=["make check", "jupyter-book build"])
 def test_every_build_begins_its_kernels_so_and_without_the_settings_of_whoever_builds(tmp_path, monkeypatch, plain):
     mine = tmp_path / "mine" / "profile_default" / "startup" / "mine.py"
     mine.parent.mkdir(parents=True)
     mine.write_text("mine = 1\nimport warnings; warnings.simplefilter('error')\n", encoding="utf-8")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "mine"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
     book = Book(tmp_path / "book", {"one": [CELL]})
     done = book.jupyter_book() if plain else book.run("check")
     assert done.returncode == 0, done.stdout + done.stderr
     (notebook,) = cached(Project(book.root)).values()
     text = "\n".join("".join(output["text"]) for cell in notebook["cells"] for output in cell.get("outputs", []))
-    assert "UserWarning: something else" in text and "names: ['torch', 'warnings']" in text
+    assert "UserWarning: something else" in text and "names: ['os', 'torch', 'warnings']" in text
+    assert "threads: 1\n" in text
     assert "prototype" not in text and str(tmp_path) not in text
