@@ -131,7 +131,7 @@ pins: $(BIN)/.ready  ## compile requirements.txt with the newest versions; resto
 	  --no-emit-find-links --no-emit-index-url --no-emit-trusted-host -o _build/newest.txt -
 	sed -E 's/^(torch==[0-9.]+)\+.*/\1/' _build/newest.txt > requirements.txt
 	@diff _build/before.txt requirements.txt | grep '^[<>].*==' || echo "every pin is already the newest version that fits"
-	$(MAKE) book lint || { cp _build/before.txt requirements.txt; echo "error: the newer pins fail, so requirements.txt is as before. Fix the cause, or limit a version in pyproject.toml" >&2; exit 1; }
+	$(MAKE) record book lint || { cp _build/before.txt requirements.txt; echo "error: the newer pins fail, so requirements.txt is as before (git checkout results restores the records). Fix the cause, or limit a version in pyproject.toml" >&2; exit 1; }
 
 # $(call until,2027-01-31,GHSA-…) excepts an advisory until this day. SECURITY.md says which exceptions are allowed.
 until = $(if $(shell [ "$$(date +%F)" "<" "$(1)" ] && echo yes),--ignore-vuln $(2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 import os
 from collections.abc import Iterable
@@ -195,26 +196,43 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
 
 
 def read_record(path: Path) -> Any:
-    """The content of a recorded JSON file.
+    """The content of a recorded JSON file, as `write_record` wrote it.
 
     Raises:
-        Problem: if the file is missing, or is not JSON; with its path, and how to restore it.
+        Problem: if the file is missing, is not JSON, or was edited; with its path, and how to restore it.
     """
-    again = "restore it with `git checkout`, or record it again"
+    again = f"restore it with `git checkout`, or delete it and run `make {_target(path)}`, which writes it again"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = dict(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError as error:
         raise Problem(f"{path} is missing; {again}") from error
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise Problem(f"{path} is not valid JSON ({error}); {again}") from error
+    if content.pop("digest", None) != _digest(content):
+        raise Problem(f"{path} was edited: its digest does not fit its content; {again}")
+    return content
 
 
-def write_record(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file with one line for each element of each value in `content`.
+def write_record(path: Path, content: dict[str, Any], indent: int | None = None) -> None:
+    """Write a JSON file that ends with a digest of its content, so that `read_record` notices every edit.
 
-    A small change therefore gives a small diff. The file is written whole or not at all.
+    Without `indent`, the file has one line for each element of each value in `content`, and with it a line for each
+    element of each list. A small change therefore gives a small diff. The file is written whole or not at all.
     """
-    write(path, "{\n" + ",\n".join(f"{_json(key)}: {_lines(value)}" for key, value in content.items()) + "\n}\n")
+    content = {**content, "digest": _digest(content)}
+    text = "{\n" + ",\n".join(f"{_json(key)}: {_lines(value)}" for key, value in content.items()) + "\n}"
+    write(path, (json.dumps(content, indent=indent, ensure_ascii=False) if indent else text) + "\n")
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(_json(content).encode()).hexdigest()[:16]
+
+
+def _target(path: Path) -> str:
+    """The target of the Makefile that writes a record. The outcomes of all releases are the work of `make matrix`."""
+    name = path.stem.partition("-torch-")[0].replace("_", "-")
+    others = {"claims": "matrix", "outputs": "record", "on-gpu": "gpu", "empty-rows": "gpu"}
+    return others.get(name, name)
 
 
 def _lines(value: Any) -> str:

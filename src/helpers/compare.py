@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import torch
@@ -41,6 +42,17 @@ class Tolerance:
         parts += [f"{name} {value:g}" for name, value in (("rtol", self.rtol), ("atol", self.atol)) if value]
         parts += ["sign of zero counts"] if self.signed_zero else []
         return ", ".join(parts) or "exactly"
+
+    @classmethod
+    def parse(cls, text: str) -> Tolerance:
+        """The tolerance that has this text.
+
+        >>> Tolerance.parse("within 2 ulps, atol 1e-06")
+        Tolerance(ulps=2, rtol=0.0, atol=1e-06, signed_zero=False)
+        """
+        stated = dict(re.findall(r"\b(within|rtol|atol) ([\d.e+-]*\d)", text))
+        numbers = float(stated.get("rtol", 0)), float(stated.get("atol", 0))
+        return cls(int(stated.get("within", 0)), *numbers, signed_zero="sign of zero counts" in text)
 
 
 def ulp_distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

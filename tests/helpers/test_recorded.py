@@ -100,6 +100,34 @@ def test_the_card_of_a_case_names_them(known):
     assert "recorded" not in Case("4132").text()
 
 
+LINE = {"page": "p", "type": "claim", "case": "4132", "method": "vanilla", "quantity": "x.grad", "tolerance": "exactly"}
+VALUE, TYPE = {"raised": "ValueError", "message": "x"}, {"raised": "TypeError", "message": "x"}
+
+
+@pytest.mark.parametrize(
+    ("expected", "observed", "more", "holds"),
+    [
+        ("int64[2]: 3 0", "float32[2]: 3 -0", {}, True),
+        ("int64[2]: 3 0", "float32[2]: 3 -0", {"tolerance": "sign of zero counts"}, False),
+        ("int64[2]: 3 0", "float32[2, 1]: 3 0", {}, False),
+        ("int64[2]: 3 0", {"absent": True}, {}, False),
+        ("int64[2]: 3 0", "float32[2]: 4 0", {}, False),
+        ("int64[2]: 3 0", "float32[2]: 4 0", {"tolerance": "within 2 ulps, atol 1"}, True),
+        ("int64[2]: 3 0", "float32[2]: 3.0000002 --", {"tolerance": "within 1 ulp"}, False),
+        ("int64[2]: 3 0", "float32[2]: 3.0000002 0", {"tolerance": "within 1 ulp"}, True),
+        ("bool[1]: True", "bool[1]: False", {}, False),
+        (VALUE, TYPE, {}, False),
+        ({**TYPE, "message": "beyond the first line"}, TYPE, {}, True),
+        ({"vanilla": "right"}, {"vanilla": "wrong"}, {"type": "verdict"}, False),
+    ],
+)
+def test_a_record_that_contradicts_itself_can_not_be_loaded(expected, observed, more, holds):
+    line = {**LINE, "expected": expected, "observed": observed, **more}
+    assert recorded.runs({"runs": {"2.6.0 cpu": {}}, "outcomes": [{**line, "holds": holds}]})
+    with pytest.raises(ValueError, match=f'x.grad has "holds": {str(not holds).lower()}, but .* was expected, and '):
+        recorded.runs({"runs": {"2.6.0 cpu": {}}, "outcomes": [{**line, "holds": not holds}]})
+
+
 def test_the_recorded_files_are_those_of_this_repository():
     versions = [record["torch"] for record in recorded.records()]
     assert "2.6.0" in versions and "2.13.0" in versions

@@ -1,7 +1,8 @@
 """What is missing is named, and a wrong command is told so."""
 
 import errno
-import json
+import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from scratch import FRONT, ROOT, Book
 
 from tools.__main__ import main
 from tools.disk import ROOM
-from tools.project import Problem, Project, is_notebook, named, write
+from tools.project import Problem, Project, is_notebook, named, read_record, write, write_record
 from tools.steps.build import Build
 
 
@@ -46,21 +47,36 @@ def test_chapters_named_in_the_contents_that_do_not_exist_are_all_named(book):
         ("claims.json", None, "is missing"),
         ("claims.json", '{"runs": {', "is not valid JSON"),
         ("outputs.json", None, "is missing"),
-        ("claims.json", '{"runs": {"2.60.0 cpu": {}}, "outcomes": []}', "has no outcomes of PyTorch 2.6.0, which "),
+        ("claims.json", {"runs": {"2.60.0 cpu": {}}, "outcomes": []}, "has no outcomes of PyTorch 2.6.0, which "),
+        ("claims.json", '{"runs": {"2.6.0 cpu": {}}, "outcomes": []}', "was edited: "),
+        ("measured/costs.json", "[1]", "is not valid JSON"),
     ],
 )
 def test_a_record_that_lacks_something_stops_the_build_before_any_work(book, name, content, said):
     results = book.root / "results"
-    write(results / "measured" / "matrix.json", json.dumps({"rows": [{"torch": "2.6.0"}]}))
-    write(results / "claims.json", json.dumps({"runs": {"2.6.0 cpu": {}}, "outcomes": []}))
-    write(results / "outputs.json", json.dumps({"made_with": {}, "pages": {}}))
-    (results / name).unlink()
+    write_record(results / "measured" / "matrix.json", {"rows": [{"torch": "2.6.0"}]})
+    write_record(results / "claims.json", {"runs": {"2.6.0 cpu": {}}, "outcomes": []})
+    write_record(results / "outputs.json", {"made_with": {}, "pages": {}})
+    (results / name).unlink(missing_ok=True)
     if content is not None:
-        write(results / name, content)
+        (write if isinstance(content, str) else write_record)(results / name, content)
     for command in (["book"], ["check", "one"]):
         done = book.here(*command)
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr.startswith(f"error: {results / name} {said}")
+
+
+@pytest.mark.parametrize("name", [path.name for path in (ROOT / "results").rglob("*.json") if path.stem != "schema"])
+def test_every_edit_of_a_record_is_noticed_and_the_command_that_writes_it_is_named(tmp_path, name):
+    (path,), copy = (ROOT / "results").rglob(name), tmp_path / name
+    text = path.read_text(encoding="utf-8")
+    for digit in random.Random(0).sample([*re.finditer(r"\d", text)], 10):
+        copy.write_text(text[: digit.start()] + str(9 - int(digit[0])) + text[digit.end() :], encoding="utf-8")
+        with pytest.raises(Problem, match=r"(digest does not fit|not valid JSON).* run `make (\S+)`") as told:
+            read_record(copy)
+    assert f"\n{re.search('make (.+)`', str(told.value))[1]}: " in (ROOT / "Makefile").read_text(encoding="utf-8")
+    write_record(copy, read_record(path), indent=1 if name == "outputs.json" else None)
+    assert copy.read_text(encoding="utf-8") == text
 
 
 def test_a_full_disk_is_found_before_any_work(book, monkeypatch):

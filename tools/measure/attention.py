@@ -193,7 +193,7 @@ def shown(record: dict[str, Any]) -> str:
         ]
         caption = f"<code>{html.escape(name)}</code>, on a CPU, PyTorch {spans(list(having))}"
         tables.append(show.table(caption, head, rows, stack=True))
-    return prose(*tables)
+    return prose(*tables, f'<p class="zn-note">Off by 0: by less than {SMALL:g}.</p>')
 
 
 def _word(text: str) -> str:

@@ -98,7 +98,7 @@ def shown(content: dict[str, Any]) -> str:
         f"Processor time of forward and backward, as a multiple of plain PyTorch's: the median of {cases} "
         f"cases, and the least and the most (torch {html.escape(content['made_with']['torch'])}, one thread)"
     )
-    head = ["method", *(f"{size:,} elements".replace(",", " ") for size in sizes)]
+    head = ["method", *(f"{size:,} elements" for size in sizes)]
     return prose(show.table(caption, head, lines), kind="zn-figures")
 
 

@@ -49,7 +49,7 @@ class Build:
             if written := self._pair():
                 print(f"notebooks rewritten from their chapters: {', '.join(path.name for path in written)}")
             runs = self._execute(self.project.chapters)
-            if not self._report(runs):
+            if not self._report(runs) or not (current or self._numbers_are_shown(self.project.pages, runs)):
                 return 1
             begun = time.monotonic()
             if renderer is not None:
@@ -86,8 +86,9 @@ class Build:
     def check(self, *names: str) -> int:
         """Execute and collect all chapters, or only the named ones. Return 0 if all results still reproduce."""
         self._check_first()
-        runs = self._execute(self.project.chapters_called(*names))
-        if not self._report(runs):
+        chapters = self.project.chapters_called(*names)
+        runs = self._execute(chapters)
+        if not self._report(runs) or not self._numbers_are_shown(chapters if names else self.project.pages, runs):
             return 1
         self._summary(runs, "all results reproduce")
         return 0
@@ -162,19 +163,36 @@ class Build:
                 )
         return not parts
 
+    def _numbers_are_shown(self, pages: list[Path], runs: list[ChapterRun]) -> bool:
+        """Print the numbers in the text of these pages that they show nowhere else. Return whether there are none.
+
+        In another environment than the recorded one nothing is checked, because the text describes the recorded one.
+        """
+        if self.recorded.made_with and not self.recorded.applies:
+            return True
+        from .prose import unfound  # here, because most builds have no new text
+
+        notebooks = {run.chapter: run.notebook for run in runs}
+        parts = [f"{page.name}, {each}" for page in pages for each in unfound(self.project, page, notebooks.get(page))]
+        if parts:
+            parts.append(
+                f"\n{_counted(len(parts), 'number')} in the text of pages, but in no output, code or quotation of the "
+                "same section. Show each number in a cell, correct it, or leave it out: CONTRIBUTING.md has examples."
+            )
+            print("\n" + "\n".join(parts), file=sys.stderr)
+        return not parts
+
     def _summary(self, runs: list[ChapterRun], last: str) -> None:
         facts = checked(collect(runs))
         held = len(facts) - len(failed(facts))
         seconds = time.monotonic() - self.started
         chapters = _counted(len(runs), "chapter")
         recorded = self.recorded
-        outputs = f"{recorded.count(runs)} outputs as recorded, " if recorded.applies else ""
-        print(f"{chapters}, {held} of {len(facts)} claims and verdicts held, {outputs}{seconds:.1f} s; {last}")
+        outputs, lead = f"{recorded.count(runs)} outputs as recorded, " if recorded.applies else "", ""
         if recorded.made_with and not recorded.applies:
-            print(
-                f"outputs of cells were not compared: they were recorded with {recorded.made_with}, but this is "
-                f"{environment()}"
-            )
+            lead = "outputs and numbers in the text were NOT compared, because they were recorded with "
+            lead += f"{recorded.made_with}, and this is {environment()}; "
+        print(f"{lead}{chapters}, {held} of {len(facts)} claims and verdicts held, {outputs}{seconds:.1f} s; {last}")
 
 
 def _counted(count: int, noun: str) -> str:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import itertools
-import json
 import math
 import os
 import re
@@ -31,7 +30,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ..project import Project, read_record, write
+from ..project import Problem, Project, read_record, write_record
 from .collect import MIME
 from .ran import ChapterRun, Notebook
 
@@ -98,9 +97,18 @@ class Recorded:
         """The record of a checkout; an empty record if the file is missing. `check_records` raises if it is required.
 
         Raises:
-            Problem: if the record can't be read.
+            Problem: if the record can't be read, or if this is the pinned environment and the record is of another one.
         """
-        return cls(read_record(project.outputs) if project.outputs.is_file() else None)
+        if not project.outputs.is_file():
+            return cls()
+        recorded, pins = cls(read_record(project.outputs)), project.root / "requirements.txt"
+        pinned = re.findall(r"(?m)^(torch|matplotlib)==([^\s+]+)", pins.read_text("utf-8") if pins.is_file() else "")
+        if {**dict(pinned), "device": "cpu"} == environment() and not recorded.applies:
+            raise Problem(
+                f"{project.outputs} was recorded with {recorded.made_with}, but {pins.name} pins what is installed, "
+                f"{environment()}; run `make record`"
+            )
+        return recorded
 
     @property
     def applies(self) -> bool:
@@ -165,8 +173,7 @@ def record_outputs(project: Project, runs: Iterable[ChapterRun]) -> Path:
         run.chapter.stem: [{"cell": output.cell, "output": output.text.split("\n")} for output in outputs(run.notebook)]
         for run in runs
     }
-    content = {"made_with": environment(), "pages": pages}
-    write(project.outputs, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    write_record(project.outputs, {"made_with": environment(), "pages": pages}, indent=1)
     return project.outputs
 
 

@@ -28,8 +28,11 @@ def check_records(project: Project) -> None:
     A release would be missing from the site, or the outputs of cells would not be checked.
 
     Raises:
-        Problem: if a record is missing, is not JSON, or lacks a release; with the path of the file.
+        Problem: if a record is missing, is not JSON, was edited, or lacks a release; with the path of the file.
     """
+    for path in sorted(project.results.rglob("*.json")):
+        if path.name != "schema.json":
+            read_record(path)
     if not project.matrix.is_file():
         return
     recorded = {name.split()[0] for name in read_record(project.claims)["runs"]}

@@ -41,7 +41,7 @@ def test_the_record_is_whole_and_is_drawn(record):
         (situation.name, elements) for elements in remedies.ROUNDS for situation in remedies.ELEMENTWISE
     ]
     text = remedies.shown(record)
-    assert text.count("<tr") == len(COLUMNS) and "the median of 6 cases" in text and "1 048 576 elements" in text
+    assert text.count("<tr") == len(COLUMNS) and "the median of 6 cases" in text and "1,048,576 elements" in text
 
 
 def test_a_hook_on_a_module_is_compared_with_the_module():

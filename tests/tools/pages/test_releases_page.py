@@ -11,6 +11,7 @@ from scratch import ROOT
 
 from tools.pages.releases import _alike, changed, changes, columns, releases
 from tools.pages.releases import tested as what_ran
+from tools.project import write_record
 from tools.steps.record import add
 
 RESULTS = ROOT / "results"
@@ -22,7 +23,8 @@ def entries(*texts, shape=None):
 
 def claim(observed, method="vanilla", quantity="x.grad", holds=True, **more):
     return {"page": "where-over-exp", "type": "claim", "case": "10729", "method": method, "quantity": quantity,
-            "expected": observed, "observed": observed, "tolerance": "exactly", "holds": holds, **more}  # fmt: skip
+            "expected": observed if holds else {"absent": True}, "observed": observed, "tolerance": "exactly",
+            "holds": holds, **more}  # fmt: skip
 
 
 def verdict(**words):
@@ -142,9 +144,8 @@ def test_what_ran_is_told_with_what_failed_and_with_the_claims_that_are_recorded
     put(tmp_path, "2.6.0", *(claim(entries("1"), quantity=name, holds=holds) for name, holds in held.items()))
     row = {"torch": "2.6.0", "claims": {"held": 1, "of": 1}, "tests": {"passed": 5, "skipped": 0, "failed": ["a"]},
            "fixed": {"error": "<it died>"}}  # fmt: skip
-    (tmp_path / "measured").mkdir()
-    found = {"rows": [row, {"torch": "2.7.0", "error": "no such version"}]}
-    (tmp_path / "measured" / "matrix.json").write_text(json.dumps(found), encoding="utf-8")
+    rows = [row, {"torch": "2.7.0", "error": "no such version"}]
+    write_record(tmp_path / "measured" / "matrix.json", {"rows": rows})
     text = [cell.get_text() for cell in BeautifulSoup(what_ran(tmp_path), "html.parser").select("tbody td")]
     assert text == ["2 of 3", "5 passed, 1 failed", "<it died>"] + 3 * ["no such version"]
 

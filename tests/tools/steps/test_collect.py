@@ -126,7 +126,7 @@ def test_the_record_of_one_release_leaves_the_others_and_says_where_they_differ(
 def test_a_new_release_that_gives_the_same_is_one_new_line(project):
     before = record(project, of("2.9.0", GOOD, BAD, VERDICT)).read_text(encoding="utf-8").splitlines()
     after = record(project, of("2.10.0", GOOD, BAD, VERDICT)).read_text(encoding="utf-8").splitlines()
-    new = [line for line in after if line.rstrip(",") not in {old.rstrip(",") for old in before}]
+    new = [line for line in after[:-2] if line.rstrip(",") not in {old.rstrip(",") for old in before}]
     assert [line.partition(":")[0] for line in new] == [' "2.10.0 cpu"'] and len(after) == len(before) + 1
 
 
@@ -238,7 +238,8 @@ LINE = {"page": "p", "type": "claim", "case": "10729", "method": "vanilla", "qua
 )
 def test_the_schema_refuses_what_is_something_else(wrong):
     schema = json.loads((ROOT / "results" / "schema.json").read_text(encoding="utf-8"))
-    content = {"runs": {"2.13.0 cpu": {"python": "3.11.7", "machine": "x86_64"}}, "outcomes": [LINE]}
+    runs = {"2.13.0 cpu": {"python": "3.11.7", "machine": "x86_64"}}
+    content = {"runs": runs, "outcomes": [LINE], "digest": 16 * "0"}
     assert Draft202012Validator(schema).is_valid(content)
     assert not Draft202012Validator(schema).is_valid({**content, **wrong})
 

@@ -1,7 +1,6 @@
 """Whatever a chapter expects: change it, and the check is red."""
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +10,7 @@ import torch
 
 from helpers import Claim
 from helpers.compare import Tolerance
-from helpers.entries import Absent, Entries, Outcome, Raised
+from helpers.entries import Absent, Entries, Outcome, Raised, from_json
 from tools.steps.collect import failed
 
 
@@ -26,13 +25,14 @@ def test_every_claim_can_be_rebuilt_from_its_record_and_holds(facts):
         claim = rebuilt(fact)
         assert claim.holds, fact["text"]
         assert [claim.expected.json(), claim.observed.json()] == [fact["expected"], fact["observed"]]
+        assert str(claim.tolerance) == fact["tolerance"]
 
 
 def test_no_claim_holds_with_any_entry_of_its_expectation_changed(facts):
     survivors = [
         f"{fact['page']}: {fact['text']} also holds with {changed}"
         for fact in claims(facts)
-        for changed in changes(outcome_of(fact["expected"]))
+        for changed in changes(from_json(fact["expected"]))
         if replace(rebuilt(fact), expected=changed).holds
     ]
     assert survivors == []
@@ -42,33 +42,9 @@ def claims(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [fact for fact in facts if fact["type"] == "claim"]
 
 
-def outcome_of(fact: dict[str, Any]) -> Outcome:
-    if "absent" in fact:
-        return Absent()
-    if "raised" in fact:
-        return Raised(fact["raised"], fact["message"])
-    dtype = getattr(torch, fact["dtype"])
-    numbers = [{"--": 0, "True": True, "False": False}.get(text, text) for text in fact["entries"]]
-    kind = float if dtype.is_floating_point else int
-    data = torch.tensor([kind(number) for number in numbers], dtype=dtype).reshape(fact["shape"])
-    mask = torch.tensor([text != "--" for text in fact["entries"]], dtype=torch.bool).reshape(fact["shape"])
-    return Entries(data, mask)
-
-
 def rebuilt(fact: dict[str, Any]) -> Claim:
     names = (fact["case"], fact["method"], fact["quantity"])
-    return Claim(*names, outcome_of(fact["expected"]), outcome_of(fact["observed"]), tolerance_of(fact["tolerance"]))
-
-
-def tolerance_of(text: str) -> Tolerance:
-    found = {
-        "ulps": int((re.search(r"within (\d+) ulp", text) or [0, 0])[1]),
-        "rtol": float((re.search(r"rtol ([^,]+)", text) or [0, 0])[1]),
-        "atol": float((re.search(r"atol ([^,]+)", text) or [0, 0])[1]),
-        "signed_zero": "sign of zero" in text,
-    }
-    assert str(Tolerance(**found)) == text
-    return Tolerance(**found)
+    return Claim(*names, from_json(fact["expected"]), from_json(fact["observed"]), Tolerance.parse(fact["tolerance"]))
 
 
 def changes(expected: Outcome) -> Iterator[Outcome]:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from scratch import Book, copied
 
-from tools.project import Project
+from tools.project import Problem, Project, write_record
 from tools.steps import outputs
 from tools.steps.ran import ChapterRun
 
@@ -28,7 +28,7 @@ def displayed(**data):
 
 
 def differences(tmp_path, before, now):
-    project = SimpleNamespace(outputs=tmp_path / "outputs.json")
+    project = SimpleNamespace(outputs=tmp_path / "outputs.json", root=tmp_path)
     runs = [ChapterRun(Path("page.md"), {"cells": cells}, 0.0, cached=False) for cells in (before, now)]
     outputs.record_outputs(project, runs[:1])
     recorded = outputs.Recorded.read(project)
@@ -103,7 +103,19 @@ def test_a_picture_is_compared_by_its_drawing_and_a_claim_by_the_claim(tmp_path)
 def test_outputs_of_another_release_are_not_compared(tmp_path, monkeypatch):
     differences(tmp_path, [FIRST], [FIRST])
     monkeypatch.setenv("ZERO_OR_NAN_DEVICE", "cuda")
-    assert not outputs.Recorded.read(SimpleNamespace(outputs=tmp_path / "outputs.json")).applies
+    assert not outputs.Recorded.read(SimpleNamespace(outputs=tmp_path / "outputs.json", root=tmp_path)).applies
+
+
+@pytest.mark.parametrize("made_with", [{"torch": "2.0.0"}, {"matplotlib": "1.0"}, {"device": "cuda"}])
+def test_a_record_of_another_environment_is_an_error_where_the_pinned_one_is_installed(tmp_path, made_with):
+    project, here = SimpleNamespace(outputs=tmp_path / "outputs.json", root=tmp_path), outputs.environment()
+    write_record(project.outputs, {"made_with": {**here, **made_with}, "pages": {}})
+    pins = "torch=={torch} \\\n    --hash=sha256:0\nmatplotlib=={matplotlib}\n    # via x\n"
+    (tmp_path / "requirements.txt").write_text(pins.format(**{**here, "torch": "2.99.0"}), encoding="utf-8")
+    assert not outputs.Recorded.read(project).applies  # a reader's PyTorch
+    (tmp_path / "requirements.txt").write_text(pins.format(**here), encoding="utf-8")
+    with pytest.raises(Problem, match=r"outputs.json was recorded with .* pins what is installed.* run `make record`"):
+        outputs.Recorded.read(project)
 
 
 def test_the_record_is_of_the_pinned_versions_and_of_every_chapter():
@@ -156,12 +168,15 @@ def test_an_output_that_is_not_the_recorded_one_stops_the_build_until_it_is_reco
 def test_a_build_on_another_release_says_that_outputs_were_not_compared(book):
     record = book.root / "results" / "outputs.json"
     content = json.loads(record.read_text(encoding="utf-8"))
+    content.pop("digest")
     content["made_with"]["torch"] = "2.0.0"
-    record.write_text(json.dumps(content), encoding="utf-8")
+    write_record(record, content)
     book.edit("chapters/two.md", "print(1)", "print(2)")
+    book.edit("chapters/two.md", "Words of two.", "It is 99.")
     done = book.run("check")
     assert done.returncode == 0
-    assert "outputs of cells were not compared: they were recorded with {'torch': '2.0.0'" in done.stdout
+    said = "outputs and numbers in the text were NOT compared, because they were recorded with {'torch': '2.0.0'"
+    assert done.stdout.splitlines()[-1].startswith(said)
 
 
 def test_a_record_that_a_failing_claim_interrupts_leaves_the_outputs_as_they_were(book):
