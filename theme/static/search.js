@@ -1,27 +1,13 @@
 // The search page: the results of find.js, the words of the query that no page has, and advice if no page is about the query.
 "use strict";
 
-// The most lines of a pasted text that are searched.
-const TRIED = 20;
+// The longest query. Of a longer text, such as a traceback, the last error is searched.
+const LONGEST = 300;
 const found = document.getElementById("found");
 const results = document.getElementById("results");
-const asked = new URLSearchParams(location.search);
-// The lines of a pasted text that may say what went wrong. The page shows the first of them as the query.
-const said = telling(asked.get("q") ?? "");
-const query = said[0] ?? "";
+const asked = plain(new URLSearchParams(location.search).get("q") ?? "").trim();
+const query = asked.length < LONGEST ? asked : (asked.match(ERROR)?.at(-1) ?? asked).slice(0, LONGEST);
 for (const field of document.querySelectorAll('input[name="q"]')) field.value = query;
-
-function element(name, ...content) {
-  const made = document.createElement(name);
-  made.append(...content);
-  return made;
-}
-
-function marked(name, kind, text) {
-  const made = element(name, text);
-  made.className = kind;
-  return made;
-}
 
 function link(section, text) {
   const made = element("a", text);
@@ -67,14 +53,9 @@ function snippet({ text, marks, best }) {
 
 function item({ page, sections, lacks }) {
   const [best, ...others] = sections;
-  const [title, thread] = page.split(/ (?=· [^·]+$)/);
-  const head = link(best, title);
-  head.className = "hit";
-  if (thread) head.append(" ", marked("span", "thread", thread));
-  if (best.heading !== page) head.append(marked("span", "place", best.heading));
   // If a page was found by its title or keywords, show the section with the best excerpt.
   const shown = (best.heading === page ? sections : [best]).map(places);
-  const made = element("li", head, snippet(shown.reduce((one, other) => (other.most > one.most ? other : one))));
+  const made = element("li", hit(best), snippet(shown.reduce((one, other) => (other.most > one.most ? other : one))));
   const also = others.filter((section) => section.share > best.share / 2 && section.heading !== page).slice(0, 2);
   if (also.length) made.append(element("p", "Also: ", ...also.flatMap((section, number) => [number ? ", " : "", link(section, section.heading)])));
   if (lacks.length) made.append(element("p", `Without ${listed(lacks.map((word) => word.unit))}.`));
@@ -99,17 +80,11 @@ function show(book, { words, pages, about }) {
   }
 }
 
-async function fetched() {
-  const answer = await fetch(`${document.documentElement.dataset.content_root}search.json`);
-  if (!answer.ok) throw new Error(`status ${answer.status}`);
-  return answer.json();
-}
-
 async function search() {
   found.textContent = "Searching …";
   let records;
   try {
-    records = await fetched();
+    records = await fetched("search.json");
   } catch (error) {
     found.textContent =
       location.protocol === "file:"
@@ -118,15 +93,7 @@ async function search() {
     return;
   }
   const book = new Book(records);
-  // A reader who pasted a message on the first page needs the page about it, not a list. Back leads to the first page. If no
-  // page is about a line, such as the message of a launcher around the error, another line is tried.
-  const lines = asked.has("open") ? said.slice(0, TRIED) : [];
-  const whole = ({ about }) => about;
-  const part = ({ about, words }) => about && words.every(({ hits }) => hits.length);
-  const first = (texts, good) => texts.map((text) => book.find(text)).find(good);
-  const answer = first(lines, whole) ?? first(lines.flatMap(readings), part);
-  if (answer) location.replace(answer.pages[0].sections[0].address);
-  else show(book, book.find(query));
+  show(book, book.find(query));
 }
 
 if (query) search();

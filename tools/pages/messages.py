@@ -1,0 +1,68 @@
+"""What the box for pasted messages knows: `chapters/messages.toml`, checked, as the data that `message.js` reads."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..project import Problem, Project
+
+MESSAGES = Path("chapters") / "messages.toml"
+_NODE = r"(?:Function '?|Error detected in )"
+"""What comes before a node's name in a message of anomaly mode."""
+
+
+def messages(project: Project, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The rules in their order: a regular expression, whether it is a hint, whether its page opens, and its pages.
+
+    Args:
+        project: the checkout, whose chapters are beside the file.
+        records: what `search.records` found: the address, the page and the heading of each section.
+
+    Raises:
+        Problem: if a rule is not as the file says, or names a page without a sentence or a node that PyTorch does not
+            have; or if the page or the section of a sentence does not exist, or no rule names it.
+    """
+    table = tomllib.loads((project.root / MESSAGES).read_text(encoding="utf-8"))
+    places = {record["address"]: record for record in records}
+    nodes = [record["heading"] for record in places.values() if record.get("fallback")]
+    pages, unused = {}, set(table["sentences"])
+    for name, sentence in table["sentences"].items():
+        page, _, anchor = name.partition("#")
+        address = project.path(f"chapters/{page}") + (f"#{anchor}" if anchor else "")
+        place = places.get(address.replace("{node}", nodes[0]))
+        if place is None:
+            raise Problem(f"{MESSAGES} has a sentence for {name}, but there is no such page or section")
+        heading = "{node}" if "{node}" in anchor else place["heading"]
+        pages[name] = {"address": address, "page": place["page"], "heading": heading, "if": sentence}
+    rules = []
+    for number, rule in enumerate(table["rule"], 1):
+        try:
+            (kind,) = {"message", "node", "hint"} & set(rule)
+            texts = [rule[kind]] if isinstance(rule[kind], str) else rule[kind]
+            pattern = _node(texts, nodes) if kind == "node" else "|".join(texts)
+            re.compile(pattern.replace("(?<node>", "(?P<node>"))
+            names = [name for name in rule["pages"] if pages[name]]
+        except (KeyError, ValueError, re.error) as error:
+            raise Problem(f"rule {number} of {MESSAGES}, {rule}, is wrong: {error!r}") from error
+        unused -= set(names)
+        rules.append({"pattern": pattern, "hint": kind == "hint", "opens": rule.get("opens", False), "pages": names})
+    if unused:
+        raise Problem(f"no rule of {MESSAGES} names {', '.join(sorted(unused))}: remove these sentences")
+    return {"rules": rules, "pages": pages}
+
+
+def _node(names: list[str], nodes: list[str]) -> str:
+    """The expression for messages about some nodes."""
+    listed = rf"(?:{'|'.join(nodes)})\b"
+    if names == ["listed"]:
+        return rf"{_NODE}(?<node>{listed})"
+    if names == ["not listed"]:
+        return rf"{_NODE}(?!{listed})\w+Backward"
+    for name in names:
+        if not any(re.fullmatch(rf"{name}Backward\w*", node) for node in nodes):
+            raise ValueError(f"PyTorch has no node {name}Backward")
+    return rf"{_NODE}(?:{'|'.join(names)})Backward"
