@@ -46,16 +46,18 @@ function recognised(list, pasted) {
   const [first, ...others] = fitting(list, text, said);
   const known = first?.pages.length && (!error || [first, ...others].some((rule) => !rule.hint));
   if (!reported.length && !known) return { pages: [], opens: false };
+  const own = known ? first.pages : [];
   const hints = others.filter((rule) => rule.hint).flatMap((rule) => rule.pages);
-  const hinted = new Set(hints.map(path));
-  const sorted = known ? [...first.pages.filter((page) => hinted.has(path(page))), ...first.pages] : [];
-  // Of two places on one page, the section says more.
+  // Code and words decide between the pages of a message.
+  const decided = known && !first.hint ? hints.flatMap((hint) => own.filter((page) => path(page) === path(hint))) : [];
   const best = new Map();
-  for (const page of [...reported, ...sorted, ...hints, ...others.flatMap((rule) => rule.pages)]) {
+  for (const page of [...reported, ...decided, ...own, ...hints, ...others.flatMap((rule) => rule.pages)]) {
+    // Of two places on one page, the section says more.
     if (!best.get(path(page))?.address.includes("#")) best.set(path(page), page);
   }
-  const alone = reported.length ? new Set(reported.map(path)).size === 1 : first.opens && new RegExp(first.pattern, "i").test(error ?? said);
-  return { pages: [...best.values()].slice(0, CANDIDATES), opens: alone };
+  const exact = first?.opens && new RegExp(first.pattern, "i").test(error ?? said);
+  const opens = reported.length ? new Set(reported.map(path)).size === 1 : Boolean(exact);
+  return { pages: [...best.values()].slice(0, CANDIDATES), opens };
 }
 
 function element(name, ...content) {

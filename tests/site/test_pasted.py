@@ -1,0 +1,188 @@
+"""The box for a pasted message: the pages that it shows, the texts that it does not know, and that nothing leaves it."""
+
+import json
+import re
+
+import pytest
+from scratch import ROOT
+
+from zero_or_nan.explain.report.remedies import PAGES, REMEDIES
+
+CORPUS = json.loads((ROOT / "tests" / "site" / "pasted.json").read_text(encoding="utf-8"))
+MESSAGE = "RuntimeError: Function 'AddmmBackward0' returned nan values in its 2th output."
+TRACEBACK = f"""Traceback (most recent call last):
+  File "/home/ada/secret_project/train.py", line 12, in <module>
+    loss.backward()
+  File "torch/autograd/graph.py", line 829, in _engine_run_backward
+    return Variable._execution_engine.run_backward(  # Calls into the C++ engine
+{MESSAGE}
+"""
+LOG = "".join(f"2026-11-01 12:00:{step:05} INFO step {step} loss 0.{step} lr 1e-4\n" for step in range(2000))
+ELASTIC = """
+Traceback (most recent call last):
+  File "/usr/bin/torchrun", line 8, in <module>
+    sys.exit(main())
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+"""
+# The same message, as terminals, systems and launchers print it.
+SHAPES = {
+    "alone": MESSAGE,
+    "a traceback": TRACEBACK,
+    "ends of lines of Windows": TRACEBACK.replace("\n", "\r\n"),
+    "one long line": TRACEBACK.replace("\n", " "),
+    "colours of a terminal": TRACEBACK.replace("RuntimeError", "\x1b[0;31mRuntimeError\x1b[0m"),
+    "the number of the process": re.sub(r"^", "[rank0]: ", TRACEBACK, flags=re.MULTILINE),
+    "the error of the launcher at the end": TRACEBACK + ELASTIC,
+    "a log of 100 kB around it": LOG + TRACEBACK + LOG,
+    "an exception of C++": f"terminate called after throwing an instance of 'c10::Error'\n  what():  {MESSAGE[14:]}",
+    "the first part of anomaly mode": "graph.py:824: UserWarning: Error detected in AddmmBackward0. Traceback of forward "
+    'call that caused the error:\n  File "train.py", line 8, in <module>\n    y = layer(x)\n',
+}
+SCALAR = "RuntimeError: grad can be implicitly created only for scalar outputs"
+QUOTED = f"""Cell In[3], line 4
+    3     raise RuntimeError("{SCALAR[14:]}")
+----> 4 y.sum().backward()
+
+"""
+
+
+@pytest.fixture(scope="module")
+def recognise(browser, site):
+    """Recognise a text by the script and the list of the built site, in a page without an address."""
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.add_script_tag(path=site / "_static" / "message.js")
+        page.evaluate(
+            "list => { window.list = list; }", json.loads((site / "messages.json").read_text(encoding="utf-8"))
+        )
+        yield lambda text: page.evaluate("text => recognised(list, text)", text)
+
+
+def names(found):
+    return [re.sub(r"chapters/(.+)\.html.*", r"\1", page["address"]) for page in found["pages"]]
+
+
+@pytest.mark.parametrize(("half", "first", "three"), [("work", 0.9, 0.98), ("held", 0.9, 0.98)])
+def test_texts_from_public_threads_lead_to_a_page_that_answers_them(recognise, half, first, three):
+    texts = [entry for entry in CORPUS if entry["half"] == half]
+    right, among = [], []
+    for entry in texts:
+        found = recognise(entry["text"])
+        pages = names(found)
+        expected = [page in entry["expect"] for page in pages] or [not entry["expect"]]
+        right.append(expected[0])
+        among.append(any(expected))
+        assert expected[0] or not found["opens"], entry["text"]
+    assert len(texts) >= 75 and sum(right) >= first * len(texts) and sum(among) >= three * len(texts)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_message_is_recognised_in_every_shape(recognise, shape):
+    found = recognise(SHAPES[shape])
+    assert (
+        found["pages"][0]["address"] == "chapters/returned-nan-values.html#node-AddmmBackward0" and not found["opens"]
+    )
+
+
+def test_lines_of_code_decide_between_the_pages_of_a_message(recognise):
+    text = TRACEBACK.replace("AddmmBackward0", "DivBackward0")
+    assert (
+        names(recognise(text.replace("loss.backward()", "y = torch.where(x > 0, 1 / x, 0)")))[0]
+        == "where-over-division"
+    )
+    assert names(recognise(text.replace("loss.backward()", "y = (1 / x)[mask]")))[0] == "division-under-a-mask"
+
+
+def test_a_page_opens_only_if_the_last_error_is_its_message(recognise):
+    assert recognise(SCALAR)["opens"] and recognise(TRACEBACK.replace(MESSAGE, SCALAR))["opens"]
+    after = recognise(
+        f"{SCALAR}\n\nDuring handling of the above exception, another exception occurred:\n\nKeyError: 'step'"
+    )
+    assert names(after) == ["backward-gradient-argument"] and not after["opens"]
+    # The code that a traceback quotes is not what it says.
+    assert names(recognise(f"{QUOTED}RuntimeError: one of the variables was modified by an inplace operation")) == [
+        "not-your-case"
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ModuleNotFoundError: No module named 'torch'",
+        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB",
+        TRACEBACK.replace(MESSAGE, "TypeError: forward() missing 1 required argument").replace(
+            "loss", "torch.where(x, 1 / x)"
+        ),
+        "the training is slow",
+        " \n\n x",
+    ],
+)
+def test_what_the_book_does_not_know_gets_no_page(recognise, text):
+    assert recognise(text) == {"pages": [], "opens": False}
+
+
+def test_the_page_of_a_report_of_explain_opens(recognise):
+    for remedy in REMEDIES.values():
+        page, _, anchor = remedy.section.partition("#")
+        found = recognise(f"overflow: exp(100) > 3.4e38\n  train.py:8\n  {PAGES}{page}.html#{anchor}\n")
+        assert found["opens"] and found["pages"][0]["address"] == f"chapters/{page}.html#{anchor}"
+    several = recognise(f"2 origins\n  {PAGES}atlas.html#angles\n  {PAGES}undefined.html#what-to-do\n")
+    assert names(several)[:2] == ["atlas", "undefined"] and not several["opens"]
+    assert not recognise("https://example.org/chapters/no-such-page.html#why")["pages"]
+
+
+def paste(tab, text):
+    tab.page.get_by_label("Error message, traceback or log").fill(text)
+    tab.page.get_by_role("button", name="Find the page about it").click()
+
+
+def test_a_pasted_text_leaves_the_box_in_no_way(visit):
+    visit.open("")
+    address, asked = visit.page.url, []
+    visit.page.on("request", lambda request: asked.append([request.url, request.post_data]))
+    history = visit.page.evaluate("history.length")
+    paste(visit, TRACEBACK)
+    pages = visit.page.locator(".answer li")
+    pages.first.wait_for()
+    assert pages.count() == 3 and all(" if " in f" {text}" for text in pages.locator("p").all_inner_texts())
+    assert [f"{visit.address}/messages.json", None] in asked
+    assert "secret" not in str(asked) and "Addmm" not in str(asked)
+    assert visit.page.url == address and visit.page.evaluate("history.length") == history
+    kept = "[history.state, localStorage.length, sessionStorage.length, document.cookie]"
+    assert visit.page.evaluate(kept) == [None, 0, 0, ""] and visit.troubles == []
+    pages.first.locator("a").click()
+    visit.page.wait_for_url("**/chapters/**")
+    assert visit.page.evaluate("document.referrer") in ("", address)
+    visit.page.go_back()
+    assert visit.page.url == address
+
+
+def test_an_exact_message_opens_its_page_and_back_leads_back(visit):
+    visit.open("")
+    address = visit.page.url
+    paste(visit, SCALAR)
+    visit.page.wait_for_url("**/chapters/backward-gradient-argument.html")
+    visit.page.go_back()
+    visit.page.wait_for_url(address)
+
+
+def test_a_text_that_is_not_known_gets_the_three_questions(visit):
+    visit.open("")
+    paste(visit, "ModuleNotFoundError: No module named 'torch'")
+    visit.page.locator(".answer", has_text="three questions below").wait_for()
+    assert visit.page.locator(".answer a").count() == 0
+
+
+def test_without_its_list_or_without_scripts_the_box_says_where_to_look(visit, browser, address):
+    visit.page.route("**/messages.json", lambda route: route.fulfill(status=503))
+    visit.open("")
+    paste(visit, MESSAGE)
+    visit.page.locator(".answer", has_text="could not be loaded (status 503)").wait_for()
+    with browser.new_context(java_script_enabled=False) as context:
+        page = context.new_page()
+        page.goto(address)
+        page.get_by_label("Error message, traceback or log").fill(MESSAGE)
+        page.get_by_role("button", name="Find the page about it").click()
+        assert page.url == f"{address}/"
