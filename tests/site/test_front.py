@@ -3,7 +3,7 @@
 import pytest
 from scratch import ROOT
 
-from tools.measure.browser import VIEWS, Visit
+from tools.measure.browser import Visit
 from tools.project import Project
 
 PROJECT = Project(ROOT)

@@ -1,4 +1,4 @@
-"""The box for a pasted message: the pages that it shows, the texts that it does not know, and that nothing leaves it."""
+"""The box for a pasted message: which pages it shows, which texts it does not know, and that no text leaves the page."""
 
 import json
 import re
@@ -37,8 +37,8 @@ SHAPES = {
     "the error of the launcher at the end": TRACEBACK + ELASTIC,
     "a log of 100 kB around it": LOG + TRACEBACK + LOG,
     "an exception of C++": f"terminate called after throwing an instance of 'c10::Error'\n  what():  {MESSAGE[14:]}",
-    "the first part of anomaly mode": "graph.py:824: UserWarning: Error detected in AddmmBackward0. Traceback of forward "
-    'call that caused the error:\n  File "train.py", line 8, in <module>\n    y = layer(x)\n',
+    "the first part of anomaly mode": "graph.py:824: UserWarning: Error detected in AddmmBackward0. Traceback of "
+    'forward call that caused the error:\n  File "train.py", line 8, in <module>\n    y = layer(x)\n',
 }
 SCALAR = "RuntimeError: grad can be implicitly created only for scalar outputs"
 QUOTED = f"""Cell In[3], line 4
@@ -120,7 +120,8 @@ def test_a_page_opens_only_if_the_last_error_is_its_message(recognise):
     ],
 )
 def test_what_the_book_does_not_know_gets_no_page(recognise, text):
-    assert recognise(text) == {"pages": [], "opens": False}
+    found = recognise(text)
+    assert found["pages"] == [] and not found["opens"]
 
 
 def test_the_page_of_a_report_of_explain_opens(recognise):

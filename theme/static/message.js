@@ -22,9 +22,11 @@ function linked(text, pages) {
 }
 
 /** The rules that fit a text, in their order, each with its pages. A node in an address is the node in the text. */
-function fitting({ rules, pages }, text, said) {
+function fitting({ symptom, rules, pages }, text, said) {
+  const about = new RegExp(symptom, "i").test(text);
   return rules.flatMap((rule) => {
-    const fits = new RegExp(rule.pattern, "i").exec(rule.hint ? text : said);
+    const hint = rule.kind === "hint";
+    const fits = (!hint || about) && new RegExp(rule.pattern, "i").exec(hint ? text : said);
     const named = (field) => field.replace("{node}", fits.groups?.node);
     const made = (name) => ({ ...pages[name], address: named(pages[name].address), heading: named(pages[name].heading) });
     return fits ? [{ ...rule, pages: rule.pages.map(made) }] : [];
@@ -32,11 +34,12 @@ function fitting({ rules, pages }, text, said) {
 }
 
 /**
- * Recognise a pasted text. The result has two fields:
+ * Recognise a pasted text. The result has three fields:
  *
  * pages: at most three pages, the best first, each with the sentence that says when it is the right one. There are none if the
  *   text, or the last error in it, is not in the list: pages for what is near the error would be a guess.
  * opens: whether the text is a message that has one page, so that the page can open by itself.
+ * kind: the kind of the rule that decided.
  */
 function recognised(list, pasted) {
   const text = plain(pasted);
@@ -44,12 +47,12 @@ function recognised(list, pasted) {
   const error = said.match(ERROR)?.at(-1);
   const reported = linked(text, list.pages);
   const [first, ...others] = fitting(list, text, said);
-  const known = first?.pages.length && (!error || [first, ...others].some((rule) => !rule.hint));
-  if (!reported.length && !known) return { pages: [], opens: false };
+  const known = first?.pages.length && (!error || [first, ...others].some(({ kind }) => kind !== "hint"));
+  if (!reported.length && !known) return { pages: [], opens: false, kind: first?.kind };
   const own = known ? first.pages : [];
-  const hints = others.filter((rule) => rule.hint).flatMap((rule) => rule.pages);
+  const hints = others.filter(({ kind }) => kind === "hint").flatMap((rule) => rule.pages);
   // Code and words decide between the pages of a message.
-  const decided = known && !first.hint ? hints.flatMap((hint) => own.filter((page) => path(page) === path(hint))) : [];
+  const decided = known && first.kind !== "hint" ? hints.flatMap((hint) => own.filter((page) => path(page) === path(hint))) : [];
   const best = new Map();
   for (const page of [...reported, ...decided, ...own, ...hints, ...others.flatMap((rule) => rule.pages)]) {
     // Of two places on one page, the section says more.
@@ -57,7 +60,7 @@ function recognised(list, pasted) {
   }
   const exact = first?.opens && new RegExp(first.pattern, "i").test(error ?? said);
   const opens = reported.length ? new Set(reported.map(path)).size === 1 : Boolean(exact);
-  return { pages: [...best.values()].slice(0, CANDIDATES), opens };
+  return { pages: [...best.values()].slice(0, CANDIDATES), opens, kind: first?.kind };
 }
 
 function element(name, ...content) {

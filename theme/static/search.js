@@ -3,6 +3,7 @@
 
 // The longest query. Of a longer text, such as a traceback, the last error is searched.
 const LONGEST = 300;
+const SENTENCE = 3;
 const found = document.getElementById("found");
 const results = document.getElementById("results");
 const asked = plain(new URLSearchParams(location.search).get("q") ?? "").trim();
@@ -51,25 +52,41 @@ function snippet({ text, marks, best }) {
   return paragraph;
 }
 
-function item({ page, sections, lacks }) {
+// If a page was found by its title or keywords, show the section with the best excerpt.
+function excerpt({ page, sections }) {
+  const shown = (sections[0].heading === page ? sections : [sections[0]]).map(places);
+  return snippet(shown.reduce((one, other) => (other.most > one.most ? other : one)));
+}
+
+function item(found) {
+  const { page, sections, lacks } = found;
   const [best, ...others] = sections;
-  // If a page was found by its title or keywords, show the section with the best excerpt.
-  const shown = (best.heading === page ? sections : [best]).map(places);
-  const made = element("li", hit(best), snippet(shown.reduce((one, other) => (other.most > one.most ? other : one))));
+  const made = element("li", hit(best), excerpt(found));
   const also = others.filter((section) => section.share > best.share / 2 && section.heading !== page).slice(0, 2);
   if (also.length) made.append(element("p", "Also: ", ...also.flatMap((section, number) => [number ? ", " : "", link(section, section.heading)])));
   if (lacks.length) made.append(element("p", `Without ${listed(lacks.map((word) => word.unit))}.`));
   return made;
 }
 
-function show(book, { words, pages, about }) {
-  const said = [about ? `${pages.length} ${pages.length === 1 ? "page" : "pages"} for “${query}”.` : `No page of this book is about “${query}”.`];
+// A page that the list of messages knows for the query, with its condition.
+function advised(page, pages) {
+  const made = candidate(page);
+  const found = pages.find((other) => other.page === page.page);
+  if (found) made.append(excerpt(found));
+  return made;
+}
+
+function show(book, { words, pages, about: named }, advice) {
+  const about = named || advice.length > 0;
+  const others = pages.filter(({ page }) => !advice.some((other) => other.page === page));
+  const count = advice.length + others.length;
+  const said = [about ? `${count} ${count === 1 ? "page" : "pages"} for “${query}”.` : `No page of this book is about “${query}”.`];
   const unknown = words.filter((word) => !word.terms.length).map((word) => word.unit);
   if (unknown.length && words.length > 1) said.push(`No page has ${listed(unknown)}.`);
   for (const word of words) if (pages.length && word.instead) said.push(`“${word.unit}” is on no page, ${listed(book.shown(word))} is.`);
   if (!about && pages.length) said.push("What comes closest:");
   found.textContent = said.join(" ");
-  results.append(...pages.map(item));
+  results.append(...advice.map((page) => advised(page, pages)), ...others.map(item));
   if (!about) {
     const report = document.querySelector("#none a.report");
     const address = new URL(report.href);
@@ -82,9 +99,9 @@ function show(book, { words, pages, about }) {
 
 async function search() {
   found.textContent = "Searching …";
-  let records;
+  let records, list;
   try {
-    records = await fetched("search.json");
+    [records, list] = await Promise.all(["search.json", "messages.json"].map(fetched));
   } catch (error) {
     found.textContent =
       location.protocol === "file:"
@@ -93,7 +110,9 @@ async function search() {
     return;
   }
   const book = new Book(records);
-  show(book, book.find(query));
+  // A sentence about a symptom. What the list knows of single words is less than what the pages say.
+  const { pages, kind } = recognised(list, asked);
+  show(book, book.find(query), kind === "other" || query.split(/\s+/).length < SENTENCE ? [] : pages);
 }
 
 if (query) search();

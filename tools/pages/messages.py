@@ -16,7 +16,7 @@ _NODE = r"(?:Function '?|Error detected in )"
 
 
 def messages(project: Project, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The rules in their order: a regular expression, whether it is a hint, whether its page opens, and its pages.
+    """The sentences with their places, and the rules in their order, each with one regular expression.
 
     Args:
         project: the checkout, whose chapters are beside the file.
@@ -41,7 +41,7 @@ def messages(project: Project, records: Iterable[Mapping[str, Any]]) -> dict[str
     rules = []
     for number, rule in enumerate(table["rule"], 1):
         try:
-            (kind,) = {"message", "node", "hint"} & set(rule)
+            (kind,) = {"message", "node", "hint", "other"} & set(rule)
             texts = [rule[kind]] if isinstance(rule[kind], str) else rule[kind]
             pattern = _node(texts, nodes) if kind == "node" else "|".join(texts)
             re.compile(pattern.replace("(?<node>", "(?P<node>"))
@@ -49,10 +49,10 @@ def messages(project: Project, records: Iterable[Mapping[str, Any]]) -> dict[str
         except (KeyError, ValueError, re.error) as error:
             raise Problem(f"rule {number} of {MESSAGES}, {rule}, is wrong: {error!r}") from error
         unused -= set(names)
-        rules.append({"pattern": pattern, "hint": kind == "hint", "opens": rule.get("opens", False), "pages": names})
+        rules.append({"kind": kind, "pattern": pattern, "opens": rule.get("opens", False), "pages": names})
     if unused:
         raise Problem(f"no rule of {MESSAGES} names {', '.join(sorted(unused))}: remove these sentences")
-    return {"rules": rules, "pages": pages}
+    return {"symptom": table["symptom"], "rules": rules, "pages": pages}
 
 
 def _node(names: list[str], nodes: list[str]) -> str:
