@@ -4,8 +4,10 @@
 
 // A line that names an error and says something about it.
 const ERROR = /(?<![\w.'"])(?:[\p{L}_]\w*\.)*[\p{L}_]\w*(?:Error|Exception)(?:\(\w+\))?: \S.*/gu;
-// What a traceback quotes: the line after the name of a file, and the numbered lines of a notebook.
-const QUOTED = /^\W*File ".*", line \d+.*\n.*$|^-*>? *\d+ .*$/gm;
+// What a traceback quotes: the line after the name of a file. In a notebook, which has an arrow, the numbered lines.
+const QUOTED = /^\W*File ".*", line \d+.*\n.*$/gm;
+const ARROW = /^-+> *\d+ /m;
+const NUMBERED = /^(-+>)? *\d+ .*$/gm;
 const CANDIDATES = 3;
 
 // Remove the colours of a terminal, and the number of the process before a line.
@@ -43,7 +45,7 @@ function fitting({ symptom, rules, pages }, text, said) {
  */
 function recognised(list, pasted) {
   const text = plain(pasted);
-  const said = text.replace(QUOTED, "");
+  const said = (ARROW.test(text) ? text.replace(NUMBERED, "") : text).replace(QUOTED, "");
   const error = said.match(ERROR)?.at(-1);
   const reported = linked(text, list.pages);
   const [first, ...others] = fitting(list, text, said);

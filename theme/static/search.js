@@ -76,8 +76,16 @@ function advised(page, pages) {
   return made;
 }
 
-function show(book, { words, pages, about: named }, advice) {
-  const about = named || advice.length > 0;
+/** What the index finds, after the pages that the list of messages knows for a sentence. It knows less of single words than the index. */
+function answered(book, list, query) {
+  const found = book.find(query);
+  const { pages, kind } = query.split(/\s+/).length < SENTENCE ? { pages: [] } : recognised(list, query);
+  const advice = kind === "other" ? [] : pages;
+  const foreign = kind === "message" && !pages.length; // an error that the list names, because this book does not have it
+  return { ...found, advice, about: !foreign && (found.about || advice.length > 0) };
+}
+
+function show(book, { words, pages, about, advice }) {
   const others = pages.filter(({ page }) => !advice.some((other) => other.page === page));
   const count = advice.length + others.length;
   const said = [about ? `${count} ${count === 1 ? "page" : "pages"} for “${query}”.` : `No page of this book is about “${query}”.`];
@@ -110,9 +118,7 @@ async function search() {
     return;
   }
   const book = new Book(records);
-  // A sentence about a symptom. What the list knows of single words is less than what the pages say.
-  const { pages, kind } = recognised(list, asked);
-  show(book, book.find(query), kind === "other" || query.split(/\s+/).length < SENTENCE ? [] : pages);
+  show(book, answered(book, list, query));
 }
 
 if (query) search();

@@ -11,7 +11,8 @@ from typing import Any
 from ..project import Problem, Project
 
 MESSAGES = Path("chapters") / "messages.toml"
-_NODE = r"(?:Function '?|Error detected in )"
+KINDS = ("message", "node", "hint", "other")
+_NODE = r"(?:Function '?(?=\w+'? returned nan)|Error detected in )"
 """What comes before a node's name in a message of anomaly mode."""
 
 
@@ -23,8 +24,8 @@ def messages(project: Project, records: Iterable[Mapping[str, Any]]) -> dict[str
         records: what `search.records` found: the address, the page and the heading of each section.
 
     Raises:
-        Problem: if a rule is not as the file says, or names a page without a sentence or a node that PyTorch does not
-            have; or if the page or the section of a sentence does not exist, or no rule names it.
+        Problem: if a rule is not as the file says, or names a page without a sentence, or a node that PyTorch does not
+            have. Also if the page or the section of a sentence does not exist, or if no rule names it.
     """
     table = tomllib.loads((project.root / MESSAGES).read_text(encoding="utf-8"))
     places = {record["address"]: record for record in records}
@@ -33,29 +34,36 @@ def messages(project: Project, records: Iterable[Mapping[str, Any]]) -> dict[str
     for name, sentence in table["sentences"].items():
         page, _, anchor = name.partition("#")
         address = project.path(f"chapters/{page}") + (f"#{anchor}" if anchor else "")
-        place = places.get(address.replace("{node}", nodes[0]))
+        place = places.get(address.replace("{node}", next(iter(nodes), "")))
         if place is None:
-            raise Problem(f"{MESSAGES} has a sentence for {name}, but there is no such page or section")
+            raise Problem(
+                f"{MESSAGES} has a sentence for {name}, but there is no such page or section: correct the name"
+            )
         heading = "{node}" if "{node}" in anchor else place["heading"]
         pages[name] = {"address": address, "page": place["page"], "heading": heading, "if": sentence}
     rules = []
     for number, rule in enumerate(table["rule"], 1):
+        where, kinds = f"rule {number} of {MESSAGES}", [key for key in rule if key in KINDS]
+        if len(kinds) != 1 or not set(rule) <= {*kinds, "pages", "opens"}:
+            raise Problem(
+                f"{where} has {', '.join(rule)}; it needs `pages`, one of {', '.join(KINDS)}, and may have `opens`"
+            )
+        if unknown := [name for name in rule["pages"] if name not in pages]:
+            raise Problem(f"{where} names {', '.join(unknown)}: add a sentence that says when this is the right page")
+        texts = rule[kinds[0]] if isinstance(rule[kinds[0]], list) else [rule[kinds[0]]]
+        pattern = _node(texts, nodes, where) if kinds == ["node"] else "|".join(texts)
         try:
-            (kind,) = {"message", "node", "hint", "other"} & set(rule)
-            texts = [rule[kind]] if isinstance(rule[kind], str) else rule[kind]
-            pattern = _node(texts, nodes) if kind == "node" else "|".join(texts)
             re.compile(pattern.replace("(?<node>", "(?P<node>"))
-            names = [name for name in rule["pages"] if pages[name]]
-        except (KeyError, ValueError, re.error) as error:
-            raise Problem(f"rule {number} of {MESSAGES}, {rule}, is wrong: {error!r}") from error
-        unused -= set(names)
-        rules.append({"kind": kind, "pattern": pattern, "opens": rule.get("opens", False), "pages": names})
+        except re.error as error:
+            raise Problem(f"{where} has a regular expression that can't be read: {error}") from error
+        unused -= set(rule["pages"])
+        rules.append({"kind": kinds[0], "pattern": pattern, "opens": rule.get("opens", False), "pages": rule["pages"]})
     if unused:
         raise Problem(f"no rule of {MESSAGES} names {', '.join(sorted(unused))}: remove these sentences")
     return {"symptom": table["symptom"], "rules": rules, "pages": pages}
 
 
-def _node(names: list[str], nodes: list[str]) -> str:
+def _node(names: list[str], nodes: list[str], where: str) -> str:
     """The expression for messages about some nodes."""
     listed = rf"(?:{'|'.join(nodes)})\b"
     if names == ["listed"]:
@@ -64,5 +72,5 @@ def _node(names: list[str], nodes: list[str]) -> str:
         return rf"{_NODE}(?!{listed})\w+Backward"
     for name in names:
         if not any(re.fullmatch(rf"{name}Backward\w*", node) for node in nodes):
-            raise ValueError(f"PyTorch has no node {name}Backward")
+            raise Problem(f"{where} names {name}, but PyTorch has no node {name}Backward: correct the name")
     return rf"{_NODE}(?:{'|'.join(names)})Backward"
