@@ -52,11 +52,12 @@ function recognised(list, pasted) {
   const known = first?.pages.length && (!error || [first, ...others].some(({ kind }) => kind !== "hint"));
   if (!reported.length && !known) return { pages: [], opens: false, kind: first?.kind };
   const own = known ? first.pages : [];
+  const rest = [...own.slice(1), ...others.flatMap((rule) => rule.pages)];
   const hints = others.filter(({ kind }) => kind === "hint").flatMap((rule) => rule.pages);
   // Code and words decide between the pages of a message.
   const decided = known && first.kind !== "hint" ? hints.flatMap((hint) => own.filter((page) => path(page) === path(hint))) : [];
   const best = new Map();
-  for (const page of [...reported, ...decided, ...own, ...hints, ...others.flatMap((rule) => rule.pages)]) {
+  for (const page of [...reported, ...decided, ...own.slice(0, 1), ...hints, ...rest]) {
     // Of two places on one page, the section says more.
     if (!best.get(path(page))?.address.includes("#")) best.set(path(page), page);
   }

@@ -76,11 +76,11 @@ function advised(page, pages) {
   return made;
 }
 
-/** What the index finds, after the pages that the list of messages knows for a sentence. It knows less of single words than the index. */
+/** What the index finds, after the pages that the list of messages knows. Of single words and names of nodes, the index knows more. */
 function answered(book, list, query) {
   const found = book.find(query);
   const { pages, kind } = query.split(/\s+/).length < SENTENCE ? { pages: [] } : recognised(list, query);
-  const advice = kind === "other" ? [] : pages;
+  const advice = ["node", "other"].includes(kind) ? [] : pages;
   const foreign = kind === "message" && !pages.length; // an error that the list names, because this book does not have it
   return { ...found, advice, about: !foreign && (found.about || advice.length > 0) };
 }
