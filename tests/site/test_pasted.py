@@ -10,42 +10,34 @@ from zero_or_nan.explain.report.remedies import PAGES, REMEDIES
 
 CORPUS = json.loads((ROOT / "tests" / "site" / "pasted.json").read_text(encoding="utf-8"))
 MESSAGE = "RuntimeError: Function 'AddmmBackward0' returned nan values in its 2th output."
+SCALAR = "RuntimeError: grad can be implicitly created only for scalar outputs"
+# A traceback quotes code, and code can hold another message.
 TRACEBACK = f"""Traceback (most recent call last):
   File "/home/ada/secret_project/train.py", line 12, in <module>
-    loss.backward()
+    loss.backward()  # grad can be implicitly created only for scalar outputs
   File "torch/autograd/graph.py", line 829, in _engine_run_backward
     return Variable._execution_engine.run_backward(  # Calls into the C++ engine
 {MESSAGE}
 """
+CELL = f"""Cell In[3], line 4
+    3     raise {SCALAR}
+----> 4 y.sum().backward()
+
+{MESSAGE}"""
 LOG = "".join(f"2026-11-01 12:00:{step:05} INFO step {step} loss 0.{step} lr 1e-4\n" for step in range(2000))
-ELASTIC = """
-Traceback (most recent call last):
-  File "/usr/bin/torchrun", line 8, in <module>
-    sys.exit(main())
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
-============================================================
-train.py FAILED
-"""
 # The same message, as terminals, systems and launchers print it.
 SHAPES = {
     "alone": MESSAGE,
     "a traceback": TRACEBACK,
     "ends of lines of Windows": TRACEBACK.replace("\n", "\r\n"),
-    "one long line": TRACEBACK.replace("\n", " "),
-    "colours of a terminal": TRACEBACK.replace("RuntimeError", "\x1b[0;31mRuntimeError\x1b[0m"),
     "the number of the process": re.sub(r"^", "[rank0]: ", TRACEBACK, flags=re.MULTILINE),
-    "the error of the launcher at the end": TRACEBACK + ELASTIC,
+    "the error of the launcher at the end": f"{TRACEBACK}torch.distributed.elastic.errors.ChildFailedError:\n=====\n",
+    "a cell of a notebook": CELL,
     "a log of 100 kB around it": LOG + TRACEBACK + LOG,
     "an exception of C++": f"terminate called after throwing an instance of 'c10::Error'\n  what():  {MESSAGE[14:]}",
-    "the first part of anomaly mode": "graph.py:824: UserWarning: Error detected in AddmmBackward0. Traceback of "
-    'forward call that caused the error:\n  File "train.py", line 8, in <module>\n    y = layer(x)\n',
+    "the first part of anomaly mode": "graph.py:824: UserWarning: Error detected in AddmmBackward0. Traceback of",
 }
-SCALAR = "RuntimeError: grad can be implicitly created only for scalar outputs"
-QUOTED = f"""Cell In[3], line 4
-    3     raise RuntimeError("{SCALAR[14:]}")
-----> 4 y.sum().backward()
-
-"""
+FOREIGN = TRACEBACK.replace(MESSAGE, "TypeError: forward() missing 1 argument").replace("loss", "torch.where(x, 1 / x)")
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +46,7 @@ def recognise(browser, site):
     with browser.new_context() as context:
         page = context.new_page()
         page.add_script_tag(path=site / "_static" / "message.js")
-        page.evaluate(
-            "list => { window.list = list; }", json.loads((site / "messages.json").read_text(encoding="utf-8"))
-        )
+        page.add_script_tag(content=f"var list = {(site / 'messages.json').read_text(encoding='utf-8')}")
         yield lambda text: page.evaluate("text => recognised(list, text)", text)
 
 
@@ -64,10 +54,9 @@ def names(found):
     return [re.sub(r"chapters/(.+)\.html.*", r"\1", page["address"]) for page in found["pages"]]
 
 
-# The texts are from public threads. Whoever wrote down the pages that answer them did not know the list of messages, which
-# was written with the half "work". When it was finished, it was run once on "held", then 189 texts: the first page was right
-# for 83 %, one of three for 92 %, and no wrong page opened. Then its mistakes were repaired. So for a new text, expect what
-# the first run says, and not these bounds.
+# Whoever wrote down the pages that answer these texts did not know the list of messages. The list was written with the
+# half "work". When it was finished, it was run once on "held", then 189 texts: the first page was right for 83 %, one
+# of three for 92 %, and no wrong page opened. Its mistakes were then repaired. For a new text, expect the first run.
 @pytest.mark.parametrize(("half", "first", "three"), [("work", 0.93, 0.98), ("held", 0.93, 0.97)])
 def test_texts_from_public_threads_lead_to_a_page_that_answers_them(recognise, half, first, three):
     texts = [entry for entry in CORPUS if entry["half"] == half]
@@ -85,30 +74,22 @@ def test_texts_from_public_threads_lead_to_a_page_that_answers_them(recognise, h
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_message_is_recognised_in_every_shape(recognise, shape):
     found = recognise(SHAPES[shape])
-    assert (
-        found["pages"][0]["address"] == "chapters/returned-nan-values.html#node-AddmmBackward0" and not found["opens"]
-    )
+    assert found["pages"][0]["address"] == "chapters/returned-nan-values.html#node-AddmmBackward0"
+    assert "backward-gradient-argument" not in names(found) and len(found["pages"]) <= 3 and not found["opens"]
 
 
-def test_lines_of_code_decide_between_the_pages_of_a_message(recognise):
-    text = TRACEBACK.replace("AddmmBackward0", "DivBackward0")
-    assert (
-        names(recognise(text.replace("loss.backward()", "y = torch.where(x > 0, 1 / x, 0)")))[0]
-        == "where-over-division"
-    )
-    assert names(recognise(text.replace("loss.backward()", "y = (1 / x)[mask]")))[0] == "division-under-a-mask"
+@pytest.mark.parametrize(
+    ("code", "page"), [("torch.where(x > 0, 1 / x, 0)", "where-over-division"), ("x[mask]", "division-under-a-mask")]
+)
+def test_lines_of_code_decide_between_the_pages_of_a_message(recognise, code, page):
+    found = recognise(TRACEBACK.replace("AddmmBackward0", "DivBackward0").replace("loss.backward()", code))
+    assert names(found)[0] == page and "#node-DivBackward0" in str(found["pages"])
 
 
 def test_a_page_opens_only_if_the_last_error_is_its_message(recognise):
     assert recognise(SCALAR)["opens"] and recognise(TRACEBACK.replace(MESSAGE, SCALAR))["opens"]
-    after = recognise(
-        f"{SCALAR}\n\nDuring handling of the above exception, another exception occurred:\n\nKeyError: 'step'"
-    )
+    after = recognise(f"{SCALAR}\n\nDuring handling of the above exception, another occurred:\n\nKeyError: 'step'")
     assert names(after) == ["backward-gradient-argument"] and not after["opens"]
-    # The code that a traceback quotes is not what it says.
-    assert names(recognise(f"{QUOTED}RuntimeError: one of the variables was modified by an inplace operation")) == [
-        "not-your-case"
-    ]
 
 
 @pytest.mark.parametrize(
@@ -116,16 +97,19 @@ def test_a_page_opens_only_if_the_last_error_is_its_message(recognise):
     [
         "ModuleNotFoundError: No module named 'torch'",
         "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB",
-        TRACEBACK.replace(MESSAGE, "TypeError: forward() missing 1 required argument").replace(
-            "loss", "torch.where(x, 1 / x)"
-        ),
-        "the training is slow",
+        FOREIGN,
+        FOREIGN.replace("TypeError", "\x1b[0;31mTypeError\x1b[0m"),
+        "which CTC decoder is the fastest",
         " \n\n x",
     ],
 )
 def test_what_the_book_does_not_know_gets_no_page(recognise, text):
     found = recognise(text)
     assert found["pages"] == [] and not found["opens"]
+
+
+def test_rows_of_a_table_are_no_lines_of_a_notebook(recognise):
+    assert "find-it-in-your-model" in names(recognise("epoch  train_loss  valid_loss\n0      nan         nan"))
 
 
 def test_the_page_of_a_report_of_explain_opens(recognise):
@@ -173,16 +157,12 @@ def test_an_exact_message_opens_its_page_and_back_leads_back(visit):
     visit.page.wait_for_url(address)
 
 
-def test_a_text_that_is_not_known_gets_the_three_questions(visit):
+def test_a_text_that_is_not_known_or_a_box_that_fails_leads_to_the_questions_or_the_table(visit, browser, address):
     visit.open("")
     paste(visit, "ModuleNotFoundError: No module named 'torch'")
     visit.page.locator(".answer", has_text="three questions below").wait_for()
     assert visit.page.locator(".answer a").count() == 0
-
-
-def test_without_its_list_or_without_scripts_the_box_says_where_to_look(visit, browser, address):
     visit.page.route("**/messages.json", lambda route: route.fulfill(status=503))
-    visit.open("")
     paste(visit, MESSAGE)
     visit.page.locator(".answer", has_text="could not be loaded (status 503)").wait_for()
     with browser.new_context(java_script_enabled=False) as context:

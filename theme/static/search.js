@@ -52,27 +52,14 @@ function snippet({ text, marks, best }) {
   return paragraph;
 }
 
-// If a page was found by its title or keywords, show the section with the best excerpt.
-function excerpt({ page, sections }) {
-  const shown = (sections[0].heading === page ? sections : [sections[0]]).map(places);
-  return snippet(shown.reduce((one, other) => (other.most > one.most ? other : one)));
-}
-
-function item(found) {
-  const { page, sections, lacks } = found;
+function item({ page, sections, lacks }) {
   const [best, ...others] = sections;
-  const made = element("li", hit(best), excerpt(found));
+  // If a page was found by its title or keywords, show the section with the best excerpt.
+  const shown = (best.heading === page ? sections : [best]).map(places);
+  const made = element("li", hit(best), snippet(shown.reduce((one, other) => (other.most > one.most ? other : one))));
   const also = others.filter((section) => section.share > best.share / 2 && section.heading !== page).slice(0, 2);
   if (also.length) made.append(element("p", "Also: ", ...also.flatMap((section, number) => [number ? ", " : "", link(section, section.heading)])));
   if (lacks.length) made.append(element("p", `Without ${listed(lacks.map((word) => word.unit))}.`));
-  return made;
-}
-
-// A page that the list of messages knows for the query, with its condition.
-function advised(page, pages) {
-  const made = candidate(page);
-  const found = pages.find((other) => other.page === page.page);
-  if (found) made.append(excerpt(found));
   return made;
 }
 
@@ -81,20 +68,20 @@ function answered(book, list, query) {
   const found = book.find(query);
   const { pages, kind } = query.split(/\s+/).length < SENTENCE ? { pages: [] } : recognised(list, query);
   const advice = ["node", "other"].includes(kind) ? [] : pages;
+  const others = found.pages.filter(({ page }) => !advice.some((other) => other.page === page));
   const foreign = kind === "message" && !pages.length; // an error that the list names, because this book does not have it
-  return { ...found, advice, about: !foreign && (found.about || advice.length > 0) };
+  return { ...found, advice, pages: others, about: !foreign && (found.about || advice.length > 0) };
 }
 
 function show(book, { words, pages, about, advice }) {
-  const others = pages.filter(({ page }) => !advice.some((other) => other.page === page));
-  const count = advice.length + others.length;
+  const count = advice.length + pages.length;
   const said = [about ? `${count} ${count === 1 ? "page" : "pages"} for “${query}”.` : `No page of this book is about “${query}”.`];
   const unknown = words.filter((word) => !word.terms.length).map((word) => word.unit);
   if (unknown.length && words.length > 1) said.push(`No page has ${listed(unknown)}.`);
   for (const word of words) if (pages.length && word.instead) said.push(`“${word.unit}” is on no page, ${listed(book.shown(word))} is.`);
   if (!about && pages.length) said.push("What comes closest:");
   found.textContent = said.join(" ");
-  results.append(...advice.map((page) => advised(page, pages)), ...others.map(item));
+  results.append(...advice.map(candidate), ...pages.map(item));
   if (!about) {
     const report = document.querySelector("#none a.report");
     const address = new URL(report.href);

@@ -19,35 +19,28 @@ _NODE = r"(?:Function '?(?=\w+'? returned nan)|Error detected in )"
 def messages(project: Project, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The sentences with their places, and the rules in their order, each with one regular expression.
 
-    Args:
-        project: the checkout, whose chapters are beside the file.
-        records: what `search.records` found: the address, the page and the heading of each section.
+    `records` are the addresses, the pages and the headings of all sections, from `search.records`.
 
     Raises:
-        Problem: if a rule is not as the file says, or names a page without a sentence, or a node that PyTorch does not
-            have. Also if the page or the section of a sentence does not exist, or if no rule names it.
+        Problem: if a rule is not as the file says, or names a page, a section or a node that does not exist.
     """
     table = tomllib.loads((project.root / MESSAGES).read_text(encoding="utf-8"))
     places = {record["address"]: record for record in records}
     nodes = [record["heading"] for record in places.values() if record.get("fallback")]
-    pages, unused = {}, set(table["sentences"])
+    pages = {}
     for name, sentence in table["sentences"].items():
         page, _, anchor = name.partition("#")
         address = project.path(f"chapters/{page}") + (f"#{anchor}" if anchor else "")
         place = places.get(address.replace("{node}", next(iter(nodes), "")))
         if place is None:
-            raise Problem(
-                f"{MESSAGES} has a sentence for {name}, but there is no such page or section: correct the name"
-            )
+            raise Problem(f"{MESSAGES} has a sentence for {name}, but no such page or section")
         heading = "{node}" if "{node}" in anchor else place["heading"]
         pages[name] = {"address": address, "page": place["page"], "heading": heading, "if": sentence}
     rules = []
     for number, rule in enumerate(table["rule"], 1):
         where, kinds = f"rule {number} of {MESSAGES}", [key for key in rule if key in KINDS]
         if len(kinds) != 1 or not set(rule) <= {*kinds, "pages", "opens"}:
-            raise Problem(
-                f"{where} has {', '.join(rule)}; it needs `pages`, one of {', '.join(KINDS)}, and may have `opens`"
-            )
+            raise Problem(f"{where} has {', '.join(rule)}; it needs pages and one of {', '.join(KINDS)}")
         if unknown := [name for name in rule["pages"] if name not in pages]:
             raise Problem(f"{where} names {', '.join(unknown)}: add a sentence that says when this is the right page")
         texts = rule[kinds[0]] if isinstance(rule[kinds[0]], list) else [rule[kinds[0]]]
@@ -56,10 +49,7 @@ def messages(project: Project, records: Iterable[Mapping[str, Any]]) -> dict[str
             re.compile(pattern.replace("(?<node>", "(?P<node>"))
         except re.error as error:
             raise Problem(f"{where} has a regular expression that can't be read: {error}") from error
-        unused -= set(rule["pages"])
         rules.append({"kind": kinds[0], "pattern": pattern, "opens": rule.get("opens", False), "pages": rule["pages"]})
-    if unused:
-        raise Problem(f"no rule of {MESSAGES} names {', '.join(sorted(unused))}: remove these sentences")
     return {"symptom": table["symptom"], "rules": rules, "pages": pages}
 
 
