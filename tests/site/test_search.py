@@ -182,23 +182,35 @@ def test_a_message_of_two_cases_leads_to_both_before_all_others(searched):
     assert found["lacks"][:2] == [[], []] and all(lacks == ["DivBackward0"] for lacks in found["lacks"][2:])
 
 
+def shown(searched: Any, query: str) -> tuple[bool, list[str]]:
+    """Whether the search page has pages about a query, and the names of its pages."""
+    about, *pages = searched.evaluate(
+        """(query) => {
+            const { about, advice, pages } = answered(book, list, query);
+            return [about, ...[...advice, ...pages.map((page) => page.sections[0])].map(({ address }) => address)];
+        }""",
+        query,
+    )
+    return about, [page.removeprefix("chapters/").partition(".html")[0] for page in pages]
+
+
 @pytest.mark.parametrize(("half", "first", "three"), [("work", 0.89, 0.9), ("held", 0.8, 0.87)])
 def test_queries_from_titles_of_threads_lead_to_a_page_that_answers_them(searched, half, first, three):
     asked = [entry for entry in json.loads(TITLES.read_text(encoding="utf-8")) if entry["half"] == half]
     right, among = [], []
     for entry in asked:
-        about, *pages = searched.evaluate(
-            """(query) => {
-                const { about, advice, pages } = answered(book, list, query);
-                return [about, ...[...advice, ...pages.map((page) => page.sections[0])].map(({ address }) => address)];
-            }""",
-            entry["query"],
-        )
-        names = dict.fromkeys(page.removeprefix("chapters/").partition(".html")[0] for page in pages)
+        about, names = shown(searched, entry["query"])
         expected = [name in entry["expect"] for name in names] if entry["expect"] else [not about]
         right.append(expected[:1] == [True])
         among.append(any(expected[:3]))
     assert len(asked) >= 60 and sum(right) >= first * len(asked) and sum(among) >= three * len(asked)
+
+
+def test_the_list_of_messages_adds_what_it_knows_and_nothing_else(searched):
+    assert shown(searched, "torch not compiled with cuda")[0] is False
+    for query, page in (("why is 0*inf nan", "where-over-exp"), ("torch.prod func.grad nan zeros", "atlas")):
+        about, names = shown(searched, query)
+        assert about and names[0] == page and len(set(names)) == len(names)
 
 
 def test_no_query_of_common_words_finds_every_page(searched):

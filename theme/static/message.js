@@ -1,5 +1,5 @@
-// The box for a message on the first page: the pages that chapters/messages.toml names for it. A pasted text can have names and
-// paths in it, so it is never sent, and never written to an address, the history or a storage.
+// The box for a message on the first page: the pages that chapters/messages.toml names for it. A pasted text can have
+// names and paths in it, so it is never sent, and never written to an address, the history or a storage.
 "use strict";
 
 // A line that names an error and says something about it.
@@ -12,7 +12,8 @@ const CANDIDATES = 3;
 
 // Remove the colours of a terminal, and the number of the process before a line.
 function plain(text) {
-  return text.replace(/\u001b\[[\d;?]*[A-Za-z]/g, "").replace(/\r\n?/g, "\n").replace(/^\[[\w:]*rank ?\d+\]:? */gim, "");
+  const lines = text.replace(/\u001b\[[\d;?]*[A-Za-z]/g, "").replace(/\r\n?/g, "\n");
+  return lines.replace(/^\[[\w:]*rank ?\d+\]:? */gim, "");
 }
 
 const path = ({ address }) => address.split("#")[0];
@@ -30,16 +31,16 @@ function fitting({ symptom, rules, pages }, text, said) {
     const hint = rule.kind === "hint";
     const fits = (!hint || about) && new RegExp(rule.pattern, "i").exec(hint ? text : said);
     const named = (field) => field.replace("{node}", fits.groups?.node);
-    const made = (name) => ({ ...pages[name], address: named(pages[name].address), heading: named(pages[name].heading) });
-    return fits ? [{ ...rule, pages: rule.pages.map(made) }] : [];
+    const made = ({ address, heading, ...page }) => ({ ...page, address: named(address), heading: named(heading) });
+    return fits ? [{ ...rule, pages: rule.pages.map((name) => made(pages[name])) }] : [];
   });
 }
 
 /**
  * Recognise a pasted text. The result has three fields:
  *
- * pages: at most three pages, the best first, each with the sentence that says when it is the right one. There are none if the
- *   text, or the last error in it, is not in the list: pages for what is near the error would be a guess.
+ * pages: at most three pages, the best first, each with the sentence that says when it is the right one. There are none
+ *   if the text, or the last error in it, is not in the list: pages for what is near the error would be a guess.
  * opens: whether the text is a message that has one page, so that the page can open by itself.
  * kind: the kind of the rule that decided.
  */
@@ -55,7 +56,8 @@ function recognised(list, pasted) {
   const rest = [...own.slice(1), ...others.flatMap((rule) => rule.pages)];
   const hints = others.filter(({ kind }) => kind === "hint").flatMap((rule) => rule.pages);
   // Code and words decide between the pages of a message.
-  const decided = known && first.kind !== "hint" ? hints.flatMap((hint) => own.filter((page) => path(page) === path(hint))) : [];
+  const same = (hint) => own.filter((page) => path(page) === path(hint));
+  const decided = first?.kind === "hint" ? [] : hints.flatMap(same);
   const best = new Map();
   for (const page of [...reported, ...decided, ...own.slice(0, 1), ...hints, ...rest]) {
     // Of two places on one page, the section says more.
@@ -102,13 +104,15 @@ async function fetched(name) {
 async function answer(text, place) {
   const { pages, opens } = recognised(await fetched("messages.json"), text);
   if (opens) return location.assign(hit(pages[0]).href);
-  const said = pages.length ? "Open the page whose condition is true for you:" : "This book does not know this text. The three questions below lead to a page.";
+  const unknown = "This book does not know this text. The three questions below lead to a page.";
+  const said = pages.length ? "Open the page whose condition is true for you:" : unknown;
   place.replaceChildren(element("p", said), element("ol", ...pages.map(candidate)));
 }
 
 document.querySelector("form.paste")?.addEventListener("submit", ({ target }) => {
   const place = document.querySelector(".answer");
   answer(target.querySelector("textarea").value, place).catch((error) => {
-    place.textContent = `The list of messages could not be loaded (${error.message}). The table below leads from what you see to a page.`;
+    const instead = "The table below leads from what you see to a page.";
+    place.textContent = `The list of messages could not be loaded (${error.message}). ${instead}`;
   });
 });

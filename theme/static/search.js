@@ -63,13 +63,13 @@ function item({ page, sections, lacks }) {
   return made;
 }
 
-/** What the index finds, after the pages that the list of messages knows. Of single words and names of nodes, the index knows more. */
+/** What the index finds, after what the list of messages knows. Of single words and nodes, the index knows more. */
 function answered(book, list, query) {
   const found = book.find(query);
   const { pages, kind } = query.split(/\s+/).length < SENTENCE ? { pages: [] } : recognised(list, query);
   const advice = ["node", "other"].includes(kind) ? [] : pages;
   const others = found.pages.filter(({ page }) => !advice.some((other) => other.page === page));
-  const foreign = kind === "message" && !pages.length; // an error that the list names, because this book does not have it
+  const foreign = kind === "message" && !pages.length; // the list says that this book does not explain the error
   return { ...found, advice, pages: others, about: !foreign && (found.about || advice.length > 0) };
 }
 

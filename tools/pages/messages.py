@@ -50,7 +50,7 @@ def messages(project: Project, records: Iterable[Mapping[str, Any]]) -> dict[str
         except re.error as error:
             raise Problem(f"{where} has a regular expression that can't be read: {error}") from error
         rules.append({"kind": kinds[0], "pattern": pattern, "opens": rule.get("opens", False), "pages": rule["pages"]})
-    return {"symptom": table["symptom"], "rules": rules, "pages": pages}
+    return {"symptom": "|".join(table["symptom"]), "rules": rules, "pages": pages}
 
 
 def _node(names: list[str], nodes: list[str], where: str) -> str:

@@ -14,7 +14,7 @@ RECORDS = [
     {"address": "chapters/two.html#node-LogBackward0", "page": "Two", "heading": "LogBackward0", "fallback": True},
 ]
 LIST = r"""
-symptom = 'nan'
+symptom = ['nan', 'inf']
 [sentences]
 "two" = "If it is two."
 "two#why" = "If you ask why."
@@ -53,6 +53,7 @@ def test_the_browser_gets_addresses_headings_and_one_expression_for_each_rule(li
     assert list(found["pages"]["two#why"].values()) == ["chapters/two.html#why", "Two", "Why", "If you ask why."]
     assert found["pages"]["two#node-{node}"]["heading"] == "{node}"
     exact, node, any_node, hint = found["rules"]
+    assert found["symptom"] == "nan|inf"
     assert exact == {"kind": "message", "pattern": "one cause", "opens": True, "pages": ["two#why"]}
     assert "(?:Exp)Backward" in node["pattern"] and "(?<node>(?:ExpBackward0|LogBackward0)" in any_node["pattern"]
     assert hint == {"kind": "hint", "pattern": r"exp\(|log\(", "opens": False, "pages": ["two"]}
