@@ -3,25 +3,11 @@
 import pytest
 from scratch import ROOT
 
-from tools.measure.browser import VIEWS, Visit
+from tools.measure.browser import Visit
 from tools.project import Project
 
 PROJECT = Project(ROOT)
 CASE = "chapters/where-over-exp.html"
-TRACEBACK = """Traceback (most recent call last):
-  File "train.py", line 12, in <module>
-    loss.backward()
-  File "torch/autograd/graph.py", line 829, in _engine_run_backward
-    return Variable._execution_engine.run_backward(  # Calls into the C++ engine
-RuntimeError: Function 'AddmmBackward0' returned nan values in its 2th output.
-"""
-
-
-@pytest.fixture(scope="module")
-def tab(browser, address):
-    """One for all texts that are pasted, which leave nothing behind."""
-    with Visit(browser, address, **VIEWS["wide, light"]) as tab:
-        yield tab
 
 
 def box(tab, selector):
@@ -78,115 +64,6 @@ def test_other_figures_do_not_play_by_themselves_and_a_step_pauses_one_that_play
     figure.get_by_role("button", name="Previous").click()
     visit.page.clock.run_for(5000)
     assert figure.get_by_role("status").inner_text().startswith("Step 1 of 4")
-
-
-def test_back_leads_back_from_the_page_that_a_pasted_message_opened(tab):
-    tab.open("")
-    paste(tab, TRACEBACK)
-    tab.page.wait_for_url("**/chapters/slicing-nan.html*")
-    tab.page.go_back()
-    tab.page.wait_for_url(lambda url: "search" not in url and "chapters" not in url)
-
-
-ANOMALY = r"""D:\anaconda3\Lib\site-packages\torch\autograd\graph.py:824: UserWarning: Error detected in SqrtBackward0. Traceback of forward call that caused the error:
-  File "C:\new\NanError\train.py", line 8, in <module>
-    y = torch.where(x > 0, x.sqrt(), 0.0)
- (Triggered internally at C:\actions\python_anomaly_mode.cpp:122.)
-  return Variable._execution_engine.run_backward(  # Calls into the C++ engine to run the backward pass
-"""  # noqa: E501
-SQRT = "RuntimeError: Function 'SqrtBackward0' returned nan values in its 0th output.\n"
-LOG = "".join(f"2026-11-01 12:00:{step:05} INFO step {step} loss 0.{step} lr 1e-4\n" for step in range(2000))
-ELASTIC = """
-E1123 10:00:00 1 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: 1) local_rank: 0 (pid: 11)
-Traceback (most recent call last):
-  File "/usr/bin/torchrun", line 8, in <module>
-    sys.exit(main())
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
-============================================================
-train.py FAILED
-"""
-CELL = """---------------------------------------------------------------------------
-RuntimeError                              Traceback (most recent call last)
-Cell In[3], line 4
-----> 4 y.sum().backward()
-
-File ~/lib/python3.11/site-packages/torch/_tensor.py:648, in Tensor.backward(self, gradient)
-    647     raise ValueError("Input masks must match")
---> 648 torch.autograd.backward(
-
-RuntimeError: one of the variables needed for gradient computation has been modified by an inplace operation: \
-[torch.FloatTensor [2]], which is output 0 of ExpBackward0, is at version 1; expected version 0 instead.
-"""
-CUDA = """Loss.cu:250: nll_loss: block: [0,0,0], thread: [0,0,0] Assertion `t >= 0 && t < n_classes` failed.
-RuntimeError: CUDA error: device-side assert triggered
-CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.
-Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
-"""
-HANDLED = """ValueError: Input masks must match
-
-During handling of the above exception, another exception occurred:
-
-KeyError: 'step'"""
-SCALAR = "grad can be implicitly created only for scalar outputs"
-PASTED = {
-    "both parts of anomaly mode": (ANOMALY + SQRT, "atlas undefined"),
-    "the first part of anomaly mode alone": (ANOMALY, "atlas undefined"),
-    "Windows' ends of lines": ((ANOMALY + SQRT).replace("\n", "\r\n"), "atlas undefined"),
-    "one long line": ((ANOMALY + TRACEBACK).replace("\n", " "), "slicing-nan"),
-    "a log of 100 kB around the message": (LOG + SQRT + LOG, "atlas undefined"),
-    "the launcher's own error at the end": (f"[rank0]: {SQRT}[rank1]: {SQRT}{ELASTIC}", "atlas undefined"),
-    "the first of two messages": (TRACEBACK + "the next try\n" + SQRT, "slicing-nan"),
-    "names in the text before": (f"y.grad_fn = <ExpBackward0 object at 0x7f>\n{TRACEBACK}", "slicing-nan"),
-    "an error while another was handled": (HANDLED, "masked-tensors"),
-    "colours of a terminal": (f"\x1b[0;31mRuntimeError\x1b[0m: {SCALAR}", "backward-gradient-argument"),
-    "a cell of a notebook": (CELL, "not-your-case"),
-    "an assert of CUDA": (CUDA, "not-your-case"),
-    "an assertion of the user's": (
-        'Traceback (most recent call last):\n  File "t.py", line 3\n    assert ok\nAssertionError: loss is nan',
-        "find-it-in-your-model a-run-that-dies-at-step-7 loss-0-grad-norm-nan divergence",
-    ),
-    "a class of the user's": (SQRT.replace("SqrtBackward0", "_RasterizeToPixelsBackward"), "returned-nan-values"),
-    "a node that no page is about": (SQRT.replace("SqrtBackward0", "CumprodBackward0"), "returned-nan-values"),
-    "an exception of C++": (
-        "terminate called after throwing an instance of 'c10::Error'\n  what():  Function 'SqrtBackward0' returned nan "
-        "values in its 0th output.\nException raised from evaluate_function at engine.cpp:1 (most recent call first):",
-        "atlas undefined",
-    ),
-}
-
-
-def paste(tab, text):
-    """Put a text into the box at once, because typing a long one takes a browser minutes, and look for its page."""
-    box = tab.page.get_by_label("Error message or traceback")
-    box.evaluate("(box, text) => { box.spellcheck = false; box.value = text; }", text)
-    tab.page.get_by_role("button", name="Open the page about it").click()
-
-
-@pytest.mark.parametrize("what", PASTED)
-def test_of_a_whole_text_the_line_that_says_what_is_wrong_decides(tab, what):
-    text, pages = PASTED[what]
-    tab.open("")
-    with tab.page.expect_request("**/search.html?**") as asked:
-        paste(tab, text)
-    # A server refuses a long address, and needs to know nothing else of the text.
-    assert len(asked.value.url) < 4000
-    tab.page.wait_for_url("**/chapters/**", wait_until="commit")
-    assert tab.page.url.partition("/chapters/")[2].partition(".html")[0] in pages.split()
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (LOG, "“"),
-        (" \n\n x", "“x”"),
-        ("ModuleNotFoundError: No module named 'zzzzqqq'", "No page of this book is about"),
-    ],
-)
-def test_a_text_that_no_page_is_about_leads_to_the_search(tab, text, said):
-    tab.open("")
-    paste(tab, text)
-    tab.page.locator("#found", has_text=said).wait_for()
-    assert "/search.html" in tab.page.url and tab.troubles == []
 
 
 def test_a_search_that_can_not_be_made_says_what_to_do(site, visit):

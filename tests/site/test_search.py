@@ -13,6 +13,7 @@ from tools.measure.browser import VIEWS, Visit
 from tools.project import Project
 
 PROJECT = Project(ROOT)
+TITLES = ROOT / "tests" / "site" / "queries.json"
 
 # Each query with the page that it leads to first (one of those that are named), and the number of pages at most.
 QUERIES = {
@@ -39,6 +40,11 @@ QUERIES = {
     "loss nan after first step": ("find-it-in-your-model a-run-that-dies-at-step-7", 7),
     "loss 0.0 grad_norm nan": ("loss-0-grad-norm-nan", 3),
     "gradient nan where": ("where-over-exp where-over-division", 8),
+    "torch.log negative": ("atlas undefined", 3),
+    "torch.prod grad nan zeros": ("atlas", 3),
+    "threshold parameter grad None comparison": ("not-your-case", 3),
+    "torch.round gradient zero": ("not-your-case atlas", 4),
+    "batchnorm nan eval": ("slicing-nan", 3),
     # Threads.
     "10729": ("where-over-exp", 2),
     "#147140": ("masked-tensors", 2),
@@ -55,6 +61,10 @@ QUERIES = {
     "#41508": ("attention", 3),
     # Names, numbers and signs.
     "5.9605e-08": ("float-round-off", 2),
+    "5.96e-8": ("float-round-off", 2),
+    "5.960464e-08": ("float-round-off", 2),
+    "bf16": ("mixed-precision", 2),
+    "HF": ("loss-0-grad-norm-nan", 2),
     "1/x": ("float-round-off", 3),
     "1 / x": ("float-round-off", 3),
     "torch.compile": ("use-it-in-your-project", 3),
@@ -94,6 +104,13 @@ QUERIES = {
     "DDP nan on one rank": ("one-poisoned-rank", 3),
     "GradScaler mixed precision": ("mixed-precision", 3),
     "exploding gradients": ("divergence", 4),
+    # What is not in a chapter.
+    "contribute": ("how-this-book-is-checked", 3),
+    "colab": ("how-this-book-is-checked teach-with-this-book", 4),
+    "pdf": ("how-this-book-is-checked", 2),
+    "license": ("how-this-book-is-checked", 3),
+    "changelog": ("use-it-in-your-project", 3),
+    "BibTeX": ("how-this-book-is-checked", 2),
     # A letter wrong, missing, or too many; a word that no page has.
     "nanmeen": ("nansum-nanmean", 2),
     "cotangnt": ("glossary", 2),
@@ -118,7 +135,8 @@ def searched(browser: Any, address: str) -> Iterator[Any]:
     """The search page, with the book that its script makes of the index."""
     with Visit(browser, address, **VIEWS["wide, light"]) as tab:
         tab.open("search.html")
-        tab.page.evaluate("async () => { window.book = new Book(await (await fetch('search.json')).json()); }")
+        tab.page.evaluate("async () => { window.book = new Book(await fetched('search.json')); }")
+        tab.page.evaluate("async () => { window.list = await fetched('messages.json'); }")
         yield tab.page
 
 
@@ -166,6 +184,37 @@ def test_a_message_of_two_cases_leads_to_both_before_all_others(searched):
     assert found["lacks"][:2] == [[], []] and all(lacks == ["DivBackward0"] for lacks in found["lacks"][2:])
 
 
+def shown(searched: Any, query: str) -> tuple[bool, list[str]]:
+    """Whether the search page has pages about a query, and the names of its pages."""
+    about, *pages = searched.evaluate(
+        """(query) => {
+            const { about, advice, pages } = answered(book, list, query);
+            return [about, ...[...advice, ...pages.map((page) => page.sections[0])].map(({ address }) => address)];
+        }""",
+        query,
+    )
+    return about, [page.removeprefix("chapters/").partition(".html")[0] for page in pages]
+
+
+@pytest.mark.parametrize(("half", "first", "three"), [("work", 0.89, 0.9), ("held", 0.8, 0.87)])
+def test_queries_from_titles_of_threads_lead_to_a_page_that_answers_them(searched, half, first, three):
+    asked = [entry for entry in json.loads(TITLES.read_text(encoding="utf-8")) if entry["half"] == half]
+    right, among = [], []
+    for entry in asked:
+        about, names = shown(searched, entry["query"])
+        expected = [name in entry["expect"] for name in names] if entry["expect"] else [not about]
+        right.append(expected[:1] == [True])
+        among.append(any(expected[:3]))
+    assert len(asked) >= 60 and sum(right) >= first * len(asked) and sum(among) >= three * len(asked)
+
+
+def test_the_list_of_messages_adds_what_it_knows_and_nothing_else(searched):
+    assert shown(searched, "torch not compiled with cuda")[0] is False
+    for query, page in (("why is 0*inf nan", "where-over-exp"), ("torch.prod func.grad nan zeros", "atlas")):
+        about, names = shown(searched, query)
+        assert about and names[0] == page and len(set(names)) == len(names)
+
+
 def test_no_query_of_common_words_finds_every_page(searched):
     for query in ("gradient", "nan", "gradient nan", "pytorch gradient nan"):
         assert 1 <= len(find(searched, query)["pages"]) <= 8 < len(PROJECT.pages)
@@ -177,7 +226,7 @@ def test_words_that_no_page_has_are_named_and_a_name_of_code_is_never_misspelt(s
     # One letter from ExpBackward0 and from nan_to_num: another operator, and not a slip.
     assert find(searched, "ErpBackward0")["instead"] == {"ErpBackward0": ["xbackward0"]}
     assert "nan_to_num" not in str(find(searched, "nan_to_nun")["instead"])
-    assert find(searched, "10728")["unknown"] == ["10728"]
+    assert find(searched, "10728")["unknown"] == ["10728"] and find(searched, "5.97e-08")["unknown"] == ["5.97e-08"]
 
 
 def test_the_sign_and_the_case_of_a_word_make_no_difference(searched):
@@ -265,7 +314,7 @@ def test_a_search_from_any_page_leads_to_the_page_that_it_shows_first(visit):
 def test_where_the_symptom_stands_on_a_page_it_is_shown(visit):
     visit.open("search.html?q=RuntimeError: Function 'ExpBackward0' returned nan values in its 0th output.")
     shown = visit.page.locator("#results li").first
-    assert shown.locator("a").first.get_attribute("href") == "chapters/where-over-exp.html"
+    assert shown.locator("a").first.get_attribute("href") == "./chapters/where-over-exp.html"
     marks = shown.locator("mark").all_inner_texts()
     assert {"ExpBackward0", "0th", "output"} <= set(marks)
 

@@ -19,6 +19,7 @@ const COMMON = new Set(
 
 // A short division or product, a number, a name with its module or class, or a word.
 const UNIT = /(?<![\w./])(?:[a-z]|\d+)\s*[/×*]\s*(?:[a-z]|\d+|inf)(?![\w./])|\d+(?:\.\d+)*(?:e[+-]?\d+)?(?!\w)|[\p{L}\p{N}_]+(?:\.[\p{L}_][\p{L}\p{N}_]*)*/giu;
+const FRACTION = /^\d+(?:\.\d+(?:e[+-]?\d+)?|e[+-]?\d+)$/i;
 const HUMP = /\p{Lu}+(?!\p{Ll})|\p{Lu}?\p{Ll}+/gu;
 
 function units(text) {
@@ -216,13 +217,25 @@ class Book {
     return word.terms.slice(0, 3).map((term) => this.terms.get(term));
   }
 
+  // The numbers on the pages that are the same number, as far as both are written: 5.96e-8 is 5.9605e-08. A whole number, such as
+  // the number of a thread, must be equal.
+  equal(unit) {
+    const digits = (number) => number.replace(/e.*|\D/gi, "").replace(/^0+/, "").length;
+    const same = (term) => {
+      const places = Math.min(digits(unit), digits(term));
+      return places > 2 && Number(term).toPrecision(places) === Number(unit).toPrecision(places);
+    };
+    return [...this.terms.keys()].filter((term) => FRACTION.test(term) && same(term));
+  }
+
   // The terms to search for a word of a query: the word itself, or else terms that begin with it, are parts of it, or are similar.
   meant(unit) {
     const whole = stem(unit);
     const those = (wanted) => [...this.terms.keys()].filter(wanted);
     const near = (wrong) => [...new Set(this.index.search(whole, { fuzzy: wrong }).flatMap((hit) => hit.terms))].filter((term) => !/\d/.test(term));
     const ways = [() => ({ terms: those((term) => term === whole) })];
-    if (unit.includes(".")) ways.push(() => ({ terms: those((term) => term === stem(last(unit))) }));
+    if (FRACTION.test(unit)) ways.push(() => ({ terms: this.equal(unit) }));
+    else if (unit.includes(".")) ways.push(() => ({ terms: those((term) => term === stem(last(unit))) }));
     if (unit.includes("/")) ways.push(() => ({ terms: those((term) => term.endsWith(whole.slice(whole.indexOf("/")))), instead: true }));
     if (whole.length > 3) ways.push(() => ({ terms: those((term) => term.startsWith(whole)) }));
     if (isName(unit)) ways.push(...inside(unit).map((part) => () => ({ terms: those((term) => term === stem(part)), instead: true, loose: true })));

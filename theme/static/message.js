@@ -1,75 +1,118 @@
-// Finds the lines of a pasted traceback or log that name an error, the most specific line first.
+// The box for a message on the first page: the pages that chapters/messages.toml names for it. A pasted text can have
+// names and paths in it, so it is never sent, and never written to an address, the history or a storage.
 "use strict";
 
-// From most to least specific. For the first kind, the first line counts, because later lines are its consequences. For the
-// other kinds, the last line counts, because an error that is raised while another is handled comes after it.
-const KINDS = [
-  /\bFunction '[^']+' returned nan values\b(?: in its \d+\w* output)?/i,
-  /(?<![\w.])(?:[\p{L}_]\w*\.)*[\p{L}_]\w*(?:Error|Exception)(?:\(\w+\))?: \S.*/u,
-  /\bError detected in [\w:<>]*\w/,
-  /\bdevice-side assert\b.*|\bAssertion\b.* failed\b/,
-  /(?<![\w.])\w*Warning: \S.*/,
-  /.*\bnan\b.*/i,
-  /.*\S.*/,
-];
-// Lines of a traceback that are code, or that give the file and line of the code.
-const CODE = /^(?:-*>?\s*\d+\s|>\s|File\s|raise\s|except\b|warnings\.warn|logger\.|@|#|def\s|class\s|import\s|from\s\w+\simport\b|Traceback \(most recent call last\):$)/;
-const ANY = KINDS.length - 1;
-const LONGEST = 300;
-const SENT = 1500;
+// A line that names an error and says something about it.
+const ERROR = /(?<![\w.'"])(?:[\p{L}_]\w*\.)*[\p{L}_]\w*(?:Error|Exception)(?:\(\w+\))?: \S.*/gu;
+// What a traceback quotes: the line after the name of a file. In a notebook, which has an arrow, the numbered lines.
+const QUOTED = /^\W*File ".*", line \d+.*\n.*$/gm;
+const ARROW = /^-+> *\d+ /m;
+const NUMBERED = /^(-+>)? *\d+ .*$/gm;
+const CANDIDATES = 3;
 
-// Remove the colour codes of a terminal.
+// Remove the colours of a terminal, and the number of the process before a line.
 function plain(text) {
-  return text.replace(/\u001b\[[\d;?]*[A-Za-z]/g, "").trim();
+  const lines = text.replace(/\u001b\[[\d;?]*[A-Za-z]/g, "").replace(/\r\n?/g, "\n");
+  return lines.replace(/^\[[\w:]*rank ?\d+\]:? */gim, "");
 }
 
-// Each different line with its kind and position. A line that a progress bar has overwritten counts too.
-function lines(text) {
-  const found = new Map();
-  for (const [at, raw] of plain(text).split(/[\r\n]+/).entries()) {
-    const line = raw.trim().replace(/^(?:\[[\w:]*rank\s?\d+\]:?|\d+:)\s*/i, "");
-    if (!line || CODE.test(line)) continue;
-    const kind = KINDS.findIndex((pattern) => pattern.test(line));
-    const said = line.match(KINDS[kind])[0].slice(0, LONGEST);
-    if (kind > 0) found.delete(said);
-    if (!found.has(said)) found.set(said, { said, kind, at });
+const path = ({ address }) => address.split("#")[0];
+
+/** The pages that a report of explain links to, in their order. */
+function linked(text, pages) {
+  const links = [...text.matchAll(/\/chapters\/([\w-]+)\.html(#[\w-]+)?/g)].filter(([, name]) => name in pages);
+  return links.map(([, name, anchor = ""]) => ({ ...pages[name], address: pages[name].address + anchor }));
+}
+
+/** The rules that fit a text, in their order, each with its pages. A node in an address is the node in the text. */
+function fitting({ symptom, rules, pages }, text, said) {
+  const about = new RegExp(symptom, "i").test(text);
+  return rules.flatMap((rule) => {
+    const hint = rule.kind === "hint";
+    const fits = (!hint || about) && new RegExp(rule.pattern, "i").exec(hint ? text : said);
+    const named = (field) => field.replace("{node}", fits.groups?.node);
+    const made = ({ address, heading, ...page }) => ({ ...page, address: named(address), heading: named(heading) });
+    return fits ? [{ ...rule, pages: rule.pages.map((name) => made(pages[name])) }] : [];
+  });
+}
+
+/**
+ * Recognise a pasted text. The result has three fields:
+ *
+ * pages: at most three pages, the best first, each with the sentence that says when it is the right one. There are none
+ *   if the text, or the last error in it, is not in the list: pages for what is near the error would be a guess.
+ * opens: whether the text is a message that has one page, so that the page can open by itself.
+ * kind: the kind of the rule that decided.
+ */
+function recognised(list, pasted) {
+  const text = plain(pasted);
+  const said = (ARROW.test(text) ? text.replace(NUMBERED, "") : text).replace(QUOTED, "");
+  const error = said.match(ERROR)?.at(-1);
+  const reported = linked(text, list.pages);
+  const [first, ...others] = fitting(list, text, said);
+  const known = first?.pages.length && (!error || [first, ...others].some(({ kind }) => kind !== "hint"));
+  if (!reported.length && !known) return { pages: [], opens: false, kind: first?.kind };
+  const own = known ? first.pages : [];
+  const rest = [...own.slice(1), ...others.flatMap((rule) => rule.pages)];
+  const hints = others.filter(({ kind }) => kind === "hint").flatMap((rule) => rule.pages);
+  // Code and words decide between the pages of a message.
+  const same = (hint) => own.filter((page) => path(page) === path(hint));
+  const decided = first?.kind === "hint" ? [] : hints.flatMap(same);
+  const best = new Map();
+  for (const page of [...reported, ...decided, ...own.slice(0, 1), ...hints, ...rest]) {
+    // Of two places on one page, the section says more.
+    if (!best.get(path(page))?.address.includes("#")) best.set(path(page), page);
   }
-  return [...found.values()];
+  const exact = first?.opens && new RegExp(first.pattern, "i").test(error ?? said);
+  const opens = reported.length ? new Set(reported.map(path)).size === 1 : Boolean(exact);
+  return { pages: [...best.values()].slice(0, CANDIDATES), opens, kind: first?.kind };
 }
 
-/** The lines of a text that may say what went wrong, the most specific first. A single short line is returned unchanged. */
-function telling(text) {
-  const whole = plain(text);
-  if (whole && whole.length < LONGEST && !/[\r\n]/.test(whole)) return [whole];
-  const sorted = lines(text).sort((one, other) => one.kind - other.kind || (one.kind ? other.at - one.at : one.at - other.at));
-  // If no line names an error, the last line is the most useful.
-  const rest = sorted.findIndex(({ kind }) => kind === ANY);
-  return (rest < 0 ? sorted : sorted.slice(0, rest + 1)).map(({ said }) => said);
+function element(name, ...content) {
+  const made = document.createElement(name);
+  made.append(...content);
+  return made;
 }
 
-/** The same lines in their original order, as many as fit into an address. */
-function shortened(text) {
-  let room = SENT;
-  const kept = new Set(telling(text).filter((said) => (room -= said.length) >= 0));
-  const whole = plain(text);
-  return kept.has(whole) ? whole : lines(text).map(({ said }) => said).filter((said) => kept.has(said)).join("\n");
+function marked(name, kind, text) {
+  const made = element(name, text);
+  made.className = kind;
+  return made;
 }
 
-/** Whether a text is several lines of a log, none of which names an error. */
-function isLog(text) {
-  const all = lines(text);
-  return all.length > 1 && all.every(({ kind }) => kind === ANY);
+/** A link to a section: the title of its page with the number of the thread, and the section's own heading. */
+function hit({ address, page, heading }) {
+  const [title, thread] = page.split(/ (?=· [^·]+$)/);
+  const made = marked("a", "hit", title);
+  made.href = document.documentElement.dataset.content_root + address;
+  if (thread) made.append(" ", marked("span", "thread", thread));
+  if (heading !== page) made.append(marked("span", "place", heading));
+  return made;
 }
 
-/** Other queries for a line: the line without the type of the error, and the first sentence of that. */
-function readings(line) {
-  const words = line.replace(/^[\w.]+(?:\(\w+\))?: /, "");
-  return [words, words.split(/[.:;]\s| \(/)[0]].filter((reading) => reading !== line && reading.split(" ").length >= 3);
+function candidate(page) {
+  const parts = page.if.split("`").map((part, number) => (number % 2 ? element("code", part) : part));
+  return element("li", hit(page), element("p", ...parts));
 }
 
-const pasted = document.querySelector("form.paste");
-pasted?.addEventListener("formdata", ({ formData }) => {
-  const text = formData.get("q");
-  formData.set("q", shortened(text));
-  if (isLog(text)) formData.delete("open"); // show a list of pages, and open no page directly
+async function fetched(name) {
+  const answer = await fetch(document.documentElement.dataset.content_root + name);
+  if (!answer.ok) throw new Error(`status ${answer.status}`);
+  return answer.json();
+}
+
+async function answer(text, place) {
+  const { pages, opens } = recognised(await fetched("messages.json"), text);
+  if (opens) return location.assign(hit(pages[0]).href);
+  const unknown = "This book does not know this text. The three questions below lead to a page.";
+  const said = pages.length ? "Open the page whose condition is true for you:" : unknown;
+  place.replaceChildren(element("p", said), element("ol", ...pages.map(candidate)));
+}
+
+document.querySelector("form.paste")?.addEventListener("submit", ({ target }) => {
+  const place = document.querySelector(".answer");
+  answer(target.querySelector("textarea").value, place).catch((error) => {
+    const instead = "The table below leads from what you see to a page.";
+    place.textContent = `The list of messages could not be loaded (${error.message}). ${instead}`;
+  });
 });

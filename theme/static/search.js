@@ -1,27 +1,14 @@
 // The search page: the results of find.js, the words of the query that no page has, and advice if no page is about the query.
 "use strict";
 
-// The most lines of a pasted text that are searched.
-const TRIED = 20;
+// The longest query. Of a longer text, such as a traceback, the last error is searched.
+const LONGEST = 300;
+const SENTENCE = 3;
 const found = document.getElementById("found");
 const results = document.getElementById("results");
-const asked = new URLSearchParams(location.search);
-// The lines of a pasted text that may say what went wrong. The page shows the first of them as the query.
-const said = telling(asked.get("q") ?? "");
-const query = said[0] ?? "";
+const asked = plain(new URLSearchParams(location.search).get("q") ?? "").trim();
+const query = asked.length < LONGEST ? asked : (asked.match(ERROR)?.at(-1) ?? asked).slice(0, LONGEST);
 for (const field of document.querySelectorAll('input[name="q"]')) field.value = query;
-
-function element(name, ...content) {
-  const made = document.createElement(name);
-  made.append(...content);
-  return made;
-}
-
-function marked(name, kind, text) {
-  const made = element(name, text);
-  made.className = kind;
-  return made;
-}
 
 function link(section, text) {
   const made = element("a", text);
@@ -67,28 +54,34 @@ function snippet({ text, marks, best }) {
 
 function item({ page, sections, lacks }) {
   const [best, ...others] = sections;
-  const [title, thread] = page.split(/ (?=· [^·]+$)/);
-  const head = link(best, title);
-  head.className = "hit";
-  if (thread) head.append(" ", marked("span", "thread", thread));
-  if (best.heading !== page) head.append(marked("span", "place", best.heading));
   // If a page was found by its title or keywords, show the section with the best excerpt.
   const shown = (best.heading === page ? sections : [best]).map(places);
-  const made = element("li", head, snippet(shown.reduce((one, other) => (other.most > one.most ? other : one))));
+  const made = element("li", hit(best), snippet(shown.reduce((one, other) => (other.most > one.most ? other : one))));
   const also = others.filter((section) => section.share > best.share / 2 && section.heading !== page).slice(0, 2);
   if (also.length) made.append(element("p", "Also: ", ...also.flatMap((section, number) => [number ? ", " : "", link(section, section.heading)])));
   if (lacks.length) made.append(element("p", `Without ${listed(lacks.map((word) => word.unit))}.`));
   return made;
 }
 
-function show(book, { words, pages, about }) {
-  const said = [about ? `${pages.length} ${pages.length === 1 ? "page" : "pages"} for “${query}”.` : `No page of this book is about “${query}”.`];
+/** What the index finds, after what the list of messages knows. Of single words and nodes, the index knows more. */
+function answered(book, list, query) {
+  const found = book.find(query);
+  const { pages, kind } = query.split(/\s+/).length < SENTENCE ? { pages: [] } : recognised(list, query);
+  const advice = ["node", "other"].includes(kind) ? [] : pages;
+  const others = found.pages.filter(({ page }) => !advice.some((other) => other.page === page));
+  const foreign = kind === "message" && !pages.length; // the list says that this book does not explain the error
+  return { ...found, advice, pages: others, about: !foreign && (found.about || advice.length > 0) };
+}
+
+function show(book, { words, pages, about, advice }) {
+  const count = advice.length + pages.length;
+  const said = [about ? `${count} ${count === 1 ? "page" : "pages"} for “${query}”.` : `No page of this book is about “${query}”.`];
   const unknown = words.filter((word) => !word.terms.length).map((word) => word.unit);
   if (unknown.length && words.length > 1) said.push(`No page has ${listed(unknown)}.`);
   for (const word of words) if (pages.length && word.instead) said.push(`“${word.unit}” is on no page, ${listed(book.shown(word))} is.`);
   if (!about && pages.length) said.push("What comes closest:");
   found.textContent = said.join(" ");
-  results.append(...pages.map(item));
+  results.append(...advice.map(candidate), ...pages.map(item));
   if (!about) {
     const report = document.querySelector("#none a.report");
     const address = new URL(report.href);
@@ -99,17 +92,11 @@ function show(book, { words, pages, about }) {
   }
 }
 
-async function fetched() {
-  const answer = await fetch(`${document.documentElement.dataset.content_root}search.json`);
-  if (!answer.ok) throw new Error(`status ${answer.status}`);
-  return answer.json();
-}
-
 async function search() {
   found.textContent = "Searching …";
-  let records;
+  let records, list;
   try {
-    records = await fetched();
+    [records, list] = await Promise.all(["search.json", "messages.json"].map(fetched));
   } catch (error) {
     found.textContent =
       location.protocol === "file:"
@@ -118,15 +105,7 @@ async function search() {
     return;
   }
   const book = new Book(records);
-  // A reader who pasted a message on the first page needs the page about it, not a list. Back leads to the first page. If no
-  // page is about a line, such as the message of a launcher around the error, another line is tried.
-  const lines = asked.has("open") ? said.slice(0, TRIED) : [];
-  const whole = ({ about }) => about;
-  const part = ({ about, words }) => about && words.every(({ hits }) => hits.length);
-  const first = (texts, good) => texts.map((text) => book.find(text)).find(good);
-  const answer = first(lines, whole) ?? first(lines.flatMap(readings), part);
-  if (answer) location.replace(answer.pages[0].sections[0].address);
-  else show(book, book.find(query));
+  show(book, answered(book, list, query));
 }
 
 if (query) search();

@@ -19,6 +19,7 @@ from sphinx.environment import BuildEnvironment
 
 from ..project import Project, write
 from . import checkout
+from .messages import MESSAGES, messages
 from .theme import metadata
 
 MARK = "zn-searched"
@@ -177,8 +178,12 @@ def _page(app: Sphinx) -> list[tuple[str, dict[str, Any], str]]:
 
 def _write(app: Sphinx, failure: Exception | None) -> None:
     if failure is None and app.builder.name == "html":
-        found = records(app.env, checkout(app))
+        project = checkout(app)
+        found = records(app.env, project)
         write(Path(app.outdir) / "search.json", json.dumps(found, ensure_ascii=False, indent=0) + "\n")
+        if (project.root / MESSAGES).is_file():
+            known = messages(project, found)
+            write(Path(app.outdir) / "messages.json", json.dumps(known, ensure_ascii=False, indent=0) + "\n")
 
 
 def _instead(app: Sphinx) -> None:

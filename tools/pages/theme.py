@@ -95,6 +95,7 @@ def page(app: Sphinx, name: str, context: dict[str, Any], doctree: nodes.documen
         "has_control": "data-control=" in body,
         "has_paste": 'class="paste"' in body,
         "has_verdict": "data-verdict" in body,
+        "files": f"{project.repository}/blob/{project.branch}",
         "heading": heading,
         "home": project.site_url,
         "icons": ICONS,
