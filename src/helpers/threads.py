@@ -44,7 +44,8 @@ class Thread:
         return f'<a href="{html.escape(self.url, quote=True)}">{html.escape(self.label)}</a>'
 
     def json(self) -> dict[str, Any]:
-        return {"type": "thread", "case": self.key, "title": self.title, "url": self.url}
+        read = {"title": self.title, "url": self.url, "state": self.state, "looked_up": self.looked_up}
+        return {"type": "thread", "case": self.key, **read}
 
 
 def thread(key: str) -> Thread:

@@ -146,7 +146,7 @@ def test_an_output_that_is_not_the_recorded_one_stops_the_build_until_it_is_reco
         assert done.returncode == 1 and not book.site.exists()
         assert "code cell 1 (print(6 * 8))" in done.stderr
         assert "  - 42\n  + 48\n    2.0\n" in done.stderr and "make record" in done.stderr
-        assert "1 output not as recorded, in one." in done.stderr
+        assert "1 difference from the record, in one." in done.stderr
         assert "1 FAILED" in done.stdout
     assert book.run("check", "two").returncode == 0
     assert book.run("record").returncode == 0
