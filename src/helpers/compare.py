@@ -16,19 +16,25 @@ _INTEGER_VIEW = {
 }
 
 
+ROUNDED = 64
+"""The distance in ulps of the observed dtype, up to which many small rounding errors explain a difference."""
+
+
 @dataclass(frozen=True)
 class Tolerance:
     """How much an observed element may differ from the expected element.
 
     By default, the two must be equal. NaN equals NaN, masked equals masked, and `-0.0` equals `0.0` unless
     `signed_zero` is set. With a tolerance, the difference may be `ulps` units in the last place of the observed dtype,
-    or `atol + rtol * |expected|`, whichever is larger. An infinity equals only the same infinity.
+    or `atol + rtol * |expected|`, whichever is larger. An infinity equals only the same infinity. `because` tells
+    readers the reason for a wide tolerance.
     """
 
     ulps: int = 0
     rtol: float = 0.0
     atol: float = 0.0
     signed_zero: bool = False
+    because: str = ""
 
     def __post_init__(self) -> None:
         for name in ("ulps", "rtol", "atol"):
@@ -40,7 +46,13 @@ class Tolerance:
         parts = [f"within {self.ulps} ulp{'s' if self.ulps > 1 else ''}"] if self.ulps else []
         parts += [f"{name} {value:g}" for name, value in (("rtol", self.rtol), ("atol", self.atol)) if value]
         parts += ["sign of zero counts"] if self.signed_zero else []
+        parts += [f"because {self.because}"] if self.because else []
         return ", ".join(parts) or "exactly"
+
+    @property
+    def is_wide(self) -> bool:
+        """True if rounding alone does not explain the tolerance, so that it needs a reason."""
+        return self.ulps > ROUNDED or self.rtol > 0 or self.atol > 0
 
 
 def ulp_distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

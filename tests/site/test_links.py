@@ -10,6 +10,7 @@ from bs4 import BeautifulSoup
 from scratch import ROOT
 
 from tools.project import Project
+from tools.steps.shown import broken
 
 PROJECT = Project(ROOT)
 TEXT = {".md", ".ipynb", ".yml", ".yaml", ".toml", ".cff", ".py", ".html", ".css", ".js", ".svg", ""}
@@ -30,6 +31,12 @@ def anchors(soup: BeautifulSoup) -> set[str]:
 def known(pages):
     """The anchors of every page, by its path in the site."""
     return {path: anchors(soup) for path, soup in pages.items()}
+
+
+def test_the_search_and_the_index_lead_to_pages_and_anchors_too(site, pages):
+    texts = {path: (site / path).read_text(encoding="utf-8") for path in pages}
+    assert {"search.html", "genindex.html"} < texts.keys()
+    assert broken(site, texts, PROJECT.site_url, {PROJECT.pdf.name}) == []
 
 
 def test_links_in_the_notebooks_lead_to_pages_and_anchors_of_the_site(known):

@@ -31,8 +31,7 @@ _MOST = 10
 
 def problems(project: Project, runs: Iterable[ChapterRun]) -> list[str]:
     """A text for each kind of fault that the rendered pages have: outputs that are missing, and links to nowhere."""
-    paths = [*map(project.path, project.names), *_GENERATED]
-    pages = {path: (project.site / path).read_text(encoding="utf-8") for path in paths}
+    pages = {path: (project.site / path).read_text(encoding="utf-8") for path in map(project.path, project.names)}
     absent = [
         f"{run.chapter.relative_to(project.root)}, {cell}"
         for run in runs
@@ -42,9 +41,9 @@ def problems(project: Project, runs: Iterable[ChapterRun]) -> list[str]:
     found = []
     if absent:
         advice = "Check execute_notebooks in _config.yml, and the tags of these cells, such as remove-output"
-        found.append(f"{len(absent)} code cells show an output that is not on their page. {advice}:\n{_some(absent)}")
+        found.append(f"the output of these code cells is not on their page. {advice}:\n{_some(absent)}")
     if lost:
-        found.append(f"{len(lost)} links lead to a page or a section that does not exist:\n{_some(lost)}")
+        found.append(f"these links lead to a page or a section that does not exist:\n{_some(lost)}")
     return found
 
 
@@ -56,14 +55,16 @@ def missing(notebook: Mapping[str, Any], page: str) -> list[str]:
         page: the HTML of the page.
     """
     areas = _STYLE.sub("", page).split(_AREA)[1:]
+    cells = [(name, list(map(_html, outputs))) for name, _, outputs in visible(notebook)]
+    left_out = len(areas) != len(cells)
     found = []
-    for name, _, outputs in visible(notebook):
-        wanted = list(map(_html, outputs))
-        at = next((at for at, area in enumerate(areas) if all(each in area for each in wanted)), None)
-        if at is None:
-            found.append(name)
-        else:
-            del areas[: at + 1]  # the outputs of later cells are further down
+    for name, outputs in cells:
+        if areas and all(output in areas[0] for output in outputs):
+            del areas[0]
+            continue
+        found.append(name)
+        if not left_out:
+            del areas[0]  # the area of this cell, with something else in it
     return found
 
 
@@ -99,9 +100,10 @@ def _leads(site: Path, path: str, link: str, anchors: Mapping[str, set[str]], el
     file, anchor = unquote(target.path).lstrip("/") or "index.html", unquote(target.fragment)
     if target.netloc != "site" or file in elsewhere:
         return True
-    if file.endswith(".html"):  # a file of a page that is gone may still be there
-        return file in anchors and (not anchor or anchor in anchors[file])
-    return (site / file).is_file()
+    if file in anchors:
+        return not anchor or anchor in anchors[file]
+    # The file of a page that is gone may still be there.
+    return (site / file).is_file() and (not file.endswith(".html") or file in _GENERATED)
 
 
 def _some(lines: list[str]) -> str:

@@ -66,6 +66,7 @@ def tolerance_of(text: str) -> Tolerance:
         "rtol": float((re.search(r"rtol ([^,]+)", text) or [0, 0])[1]),
         "atol": float((re.search(r"atol ([^,]+)", text) or [0, 0])[1]),
         "signed_zero": "sign of zero" in text,
+        "because": (re.search(r"because (.+)", text) or ["", ""])[1],
     }
     assert str(Tolerance(**found)) == text
     return Tolerance(**found)
