@@ -399,6 +399,24 @@ def test_a_control_agrees_with_the_executed_cells(visit, name, ulps):
     assert compared >= 30
 
 
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        ("where-over-exp", "single(cotangent * result)", "single(cotangent + result)"),
+        ("where-over-exp", "const picked = x < 0", "const picked = x <= 0"),
+        ("float-round-off", "-round(inverse * inverse)", "-inverse * inverse"),
+        ("float-round-off", "difference:", "distance:"),
+    ],
+)
+def test_a_control_that_computes_something_else_is_not_shown(visit, name, right, wrong):
+    script = (ROOT / "theme" / "static" / "control.js").read_text(encoding="utf-8")
+    assert right in script
+    visit.page.route("**/control.js*", lambda route: route.fulfill(body=script.replace(right, wrong)))
+    visit.open(f"chapters/{name}.html")
+    assert visit.page.locator("[data-control] table").is_visible() and not visit.page.locator(".zn-try").count()
+    assert any("does not compute what the executed cells gave" in trouble for trouble in visit.troubles)
+
+
 def test_every_control_on_a_page_is_one_that_the_script_knows(pages):
     script = (ROOT / "theme" / "static" / "control.js").read_text(encoding="utf-8")
     names = [tag["data-control"] for soup in pages.values() for tag in soup.select("[data-control]")]

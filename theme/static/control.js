@@ -1,5 +1,6 @@
 // Controls with which a reader changes the inputs of a computation. The browser computes the results with the arithmetic of the
-// executed cells. A test moves each control to the executed samples, and compares the results.
+// executed cells. Before a control is shown, the script computes the executed samples. If a result differs, the table of the
+// samples stays, and no reader sees a wrong number. A test moves each control to the samples, too.
 "use strict";
 
 const single = Math.fround;
@@ -47,6 +48,21 @@ const CONTROLS = {
   },
 };
 
+function number(text) {
+  return Number(text.replace("−", "-").replace("inf", "Infinity"));
+}
+
+/** Whether the browser computes what the executed cells gave, up to the rounding of exp. */
+function agrees({ inputs, compute }, samples) {
+  return samples.every((sample) => {
+    const values = inputs.map(({ name, options }) => [name, options ? sample[name] : number(sample[name])]);
+    const results = Object.entries(compute(Object.fromEntries(values)));
+    const equal = (a, b) => Object.is(a, b) || Math.abs(a - b) <= 1e-6 * Math.abs(b);
+    const given = Object.keys(sample).length === values.length + results.length;
+    return given && results.every(([name, value]) => name in sample && equal(value, number(sample[name])));
+  });
+}
+
 function kind(value) {
   return Number.isNaN(value) ? "nan" : Number.isFinite(value) ? (value === 0 ? "zero" : "finite") : "inf";
 }
@@ -76,7 +92,10 @@ function field(input, changed) {
 
 for (const place of document.querySelectorAll("[data-control]")) {
   const made = CONTROLS[place.dataset.control];
-  if (!made) continue;
+  if (!made || !agrees(made, JSON.parse(place.dataset.samples))) {
+    console.error(`the control ${place.dataset.control} does not compute what the executed cells gave`);
+    continue;
+  }
   const box = document.createElement("fieldset");
   box.className = "zn-try";
   const legend = document.createElement("legend");

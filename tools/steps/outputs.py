@@ -14,7 +14,7 @@ There are only four exceptions:
   The sums differ in the last digit, and a training run that diverges multiplies this difference with each step.
 
 If a cell is tagged `remove-stderr`, the page does not show its warnings, and they are not compared. The record has the
-tags of a cell too, because a new tag would hide a difference.
+tags of a cell, because they decide what readers see, and what is compared.
 """
 
 from __future__ import annotations
@@ -48,8 +48,6 @@ DIGITS = 1e-6
 """The relative difference that numbers of a cell tagged `rounded` may have."""
 HIDDEN = {"remove-stderr": "stderr"}
 """The tags that may hide a part of an output from readers, with the name of this part."""
-_COMPARED = {"rounded", "processor", *HIDDEN}
-"""The tags that say what is compared."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Output:
         cell: a digest of the cell's code. It identifies the cell if others are added or removed.
         text: everything that the cell shows, as text; for a picture also a digest.
         name: how a message names the cell; empty if the output comes from the record.
-        tags: those tags of the cell that say what is compared.
+        tags: the tags of the cell. They say what is compared.
     """
 
     cell: str
@@ -88,7 +86,10 @@ class Recorded:
         content = content or {"made_with": {}, "pages": {}}
         self.made_with: dict[str, str] = content["made_with"]
         self._pages = {
-            page: [Output(row["cell"], "\n".join(row["output"]), tags=frozenset(row.get("tags", ()))) for row in rows]
+            page: [
+                Output(row["cell"], "\n".join(row["output"]), tags=frozenset(row.get("tags", "").split()))
+                for row in rows
+            ]
             for page, rows in content["pages"].items()
         }
 
@@ -162,8 +163,7 @@ def outputs(notebook: Notebook) -> list[Output]:
     for name, cell, left in visible(notebook):
         if text := "\n".join(filter(None, map(_text, left))):
             digest = hashlib.sha256("".join(cell["source"]).encode()).hexdigest()[:12]
-            tags = _COMPARED.intersection(cell["metadata"].get("tags", []))
-            found.append(Output(digest, text, name, frozenset(tags)))
+            found.append(Output(digest, text, name, frozenset(cell["metadata"].get("tags", []))))
     return found
 
 
@@ -179,7 +179,7 @@ def record_outputs(project: Project, runs: Iterable[ChapterRun]) -> Path:
         run.chapter.stem: [
             {
                 "cell": output.cell,
-                **({"tags": sorted(output.tags)} if output.tags else {}),
+                **({"tags": " ".join(sorted(output.tags))} if output.tags else {}),
                 "output": output.text.split("\n"),
             }
             for output in outputs(run.notebook)
@@ -217,7 +217,7 @@ def _told(recorded: Output | None, shown: Output | None) -> str:
         return f"the record has an output that no cell shows any more:\n{_lines('-', recorded)}"
     if recorded.tags != shown.tags:
         old, new = (", ".join(sorted(output.tags)) or "none" for output in (recorded, shown))
-        return f"{shown.name} has other tags that say what is compared: recorded {old}, now {new}"
+        return f"{shown.name} has other tags than recorded: recorded {old}, now {new}"
     diff = list(difflib.unified_diff(recorded.text.split("\n"), shown.text.split("\n"), n=2, lineterm=""))[3:]
     head = f"{shown.name} shows another output than the recorded one (- recorded, + now):\n"
     return head + "\n".join(f"  {line[:1]} {line[1:]}".rstrip() for line in diff)
