@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,9 @@ _INTEGER_VIEW = {
 
 ROUNDED = 64
 """The distance in ulps of the observed dtype, up to which many small rounding errors explain a difference."""
+
+WIDEST = 0.2
+"""The largest tolerance of a claim, as a part of the largest expected element."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +53,17 @@ class Tolerance:
         parts += [f"because {self.because}"] if self.because else []
         return ", ".join(parts) or "exactly"
 
-    @property
-    def is_wide(self) -> bool:
-        """True if rounding alone does not explain the tolerance, so that it needs a reason."""
-        return self.ulps > ROUNDED or self.rtol > 0 or self.atol > 0
+    def fault(self, expected: Outcome) -> str:
+        """Why no claim may have this tolerance about this expected result; empty if a claim may."""
+        if self.ulps > ROUNDED:
+            return f"more than {ROUNDED} ulps are not rounding; state rtol or atol, and the reason"
+        if (self.rtol or self.atol) and not self.because:
+            return 'state ulps, or the reason, for readers: because="the draws are random"'
+        numbers = expected.data[expected.mask].double().abs().tolist() if isinstance(expected, Entries) else []
+        largest = max(filter(math.isfinite, numbers), default=0)
+        if largest and self.atol + self.rtol * largest > largest * WIDEST:
+            return f"no reason allows more than {WIDEST:.0%} of the largest expected element"
+        return ""
 
 
 def ulp_distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch.masked import masked_tensor
 
 from helpers import MASKED, Case, ClaimFailed, reference
-from helpers.compare import ROUNDED, Tolerance
+from helpers.compare import Tolerance
 from helpers.entries import Absent, Raised, outcome
 from helpers.show import MIME
 
@@ -31,25 +31,33 @@ def test_an_unknown_case_is_refused_and_the_known_ones_are_named():
 
 def test_a_claim_is_kept_as_it_was_stated(case, capsys):
     case.claim(
-        "masked", "x.grad", torch.tensor([0.5]), [0.5], ulps=1, rtol=0.1, atol=0.2, signed_zero=True, because="x"
+        "masked", "x.grad", torch.tensor([0.5]), [0.5], ulps=1, rtol=0.1, atol=0.01, signed_zero=True, because="x"
     )
     (made,) = case.claims
     assert (made.case, made.method, made.quantity) == ("4132", "masked", "x.grad")
-    assert made.tolerance == Tolerance(ulps=1, rtol=0.1, atol=0.2, signed_zero=True, because="x")
+    assert made.tolerance == Tolerance(ulps=1, rtol=0.1, atol=0.01, signed_zero=True, because="x")
     assert made.observed.data.dtype is torch.float32 and made.holds
     assert capsys.readouterr().out.startswith("holds: 4132 · masked · x.grad = [0.5]")
 
 
-@pytest.mark.parametrize("tolerance", [{"atol": 1}, {"rtol": 1e-9}, {"ulps": ROUNDED + 1}])
-def test_a_wide_tolerance_needs_a_reason_which_readers_see(case, tolerance):
-    with pytest.raises(ValueError, match=r"'x\.grad' is compared .* at most 64 ulps, or why"):
-        case.claim("vanilla", "x.grad", 1.0, 1.5, **tolerance)
-    with pytest.raises(ValueError, match="at most 64 ulps as right; got 65"):
-        case.verdict("x.grad", outcome(1.0), {}, ulps=ROUNDED + 1)
+@pytest.mark.parametrize(
+    ("tolerance", "said"),
+    [
+        ({"atol": 1e-9}, "because="),
+        ({"rtol": 1e-9}, "because="),
+        ({"ulps": 65, "because": "x"}, "64 ulps"),
+        ({"atol": 1, "because": "x"}, "more than 20% of the largest"),
+        ({"rtol": 0.21, "because": "x"}, "more than 20% of the largest"),
+    ],
+)
+def test_a_tolerance_is_small_or_has_a_reason_and_an_end(case, tolerance, said):
+    with pytest.raises(ValueError, match=f"the claim 'x.grad' is compared .*: .*{said}"):
+        case.claim("vanilla", "x.grad", [1.5, nan], [1.5, nan], **tolerance)
+    with pytest.raises(ValueError, match="the verdict on 'x.grad': more than 64 ulps"):
+        case.verdict("x.grad", outcome(1.0), {}, ulps=65)
     assert case.claims == []
-    case.claim("vanilla", "x.grad", 1.0, 1.0, **tolerance, because="a < b")
+    case.claim("vanilla", "x.grad", [1.5, nan], [1.5, nan], ulps=64, atol=0.3, because="a < b")
     assert "because a &lt; b)" in case.claims[0].html() and "because a < b" in case.claims[0].json()["tolerance"]
-    case.claim("vanilla", "x.grad", 1.0, 1.0, ulps=ROUNDED)
 
 
 def test_a_claim_that_is_to_be_filled_in_says_so_and_is_not_made(case):

@@ -6,7 +6,6 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from bs4 import BeautifulSoup
 from scratch import ROOT
 
 from tools.project import Project
@@ -23,31 +22,14 @@ PENGUINS = "https://allisonhorst.github.io/palmerpenguins"
 """The site of the data that a page uses."""
 
 
-def anchors(soup: BeautifulSoup) -> set[str]:
-    return {str(tag[name]) for name in ("id", "name") for tag in soup.find_all(attrs={name: True})}
-
-
-@pytest.fixture(scope="module")
-def known(pages):
-    """The anchors of every page, by its path in the site."""
-    return {path: anchors(soup) for path, soup in pages.items()}
-
-
-def test_the_search_and_the_index_lead_to_pages_and_anchors_too(site, pages):
+def test_the_search_the_index_and_the_notebooks_lead_to_pages_and_anchors_too(site, pages):
     texts = {path: (site / path).read_text(encoding="utf-8") for path in pages}
-    assert {"search.html", "genindex.html"} < texts.keys()
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+        links = re.findall(rf"\]\(({re.escape(PROJECT.site_url)}/[^)]*)\)", notebook.read_text(encoding="utf-8"))
+        texts[notebook.name] = "".join(f'<a href="{link}">' for link in links)
+    assert {"search.html", "genindex.html", "where-over-exp.ipynb"} < texts.keys()
+    assert sum(text.count(" href=") for text in texts.values()) > 1000
     assert broken(site, texts, PROJECT.site_url, {PROJECT.pdf.name}) == []
-
-
-def test_links_in_the_notebooks_lead_to_pages_and_anchors_of_the_site(known):
-    seen = 0
-    for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        for link in re.findall(rf"\]\({re.escape(PROJECT.site_url)}/([^)]*)\)", notebook.read_text(encoding="utf-8")):
-            file, _, anchor = link.partition("#")
-            file = file or "index.html"  # the address of the first page has no file
-            assert file in known and (not anchor or anchor in known[file]), (notebook.name, link)
-            seen += 1
-    assert seen > 20
 
 
 def test_the_repositorys_files_that_pages_point_to_exist(pages):

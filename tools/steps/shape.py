@@ -20,25 +20,28 @@ _FOLDED = {"hide-cell", "hide-input", "remove-cell", "remove-input"}
 
 def lacking(notebook: Notebook) -> list[str]:
     """One text for everything that the page lacks, although it is about a case."""
-    facts = {fact["type"] for fact in statements(notebook, "")}
-    if "case" not in facts:
+    sections: dict[str, list[Any]] = {}
+    for heading, cell in _code(notebook):
+        sections.setdefault(heading, []).append(cell)
+    if not _states(sections, "case", *sections):
         return []
-    sections = list(_sections(notebook))
-    headings = {heading for heading, _ in sections}
-    wanted = [FIX, *(COMPARED if "verdict" in facts or TABLE in headings else ())]
-    found = [
-        f"the page has no section *{heading}*, or no code below it" for heading in wanted if heading not in headings
-    ]
-    first = next((cell for heading, cell in sections if heading == FIX), None)
+    compares = _states(sections, "verdict", *sections) or TABLE in sections
+    wanted = [FIX, *(COMPARED if compares else ())]
+    found = [f"the page has no section *{heading}*, or no code in it" for heading in wanted if heading not in sections]
+    first = sections.get(FIX, [{}])[0]
     if first and (_FOLDED.intersection(first["metadata"].get("tags", [])) or not first["outputs"]):
         found.append(f"the first cell of *{FIX}* is not the fix: readers must see its code, and what it prints")
-    compared = {"cells": [cell for heading, cell in sections if heading == TABLE]}
-    if TABLE in headings and all(fact["type"] != "verdict" for fact in statements(compared, "")):
+    if TABLE in sections and not _states(sections, "verdict", TABLE):
         found.append(f"the section *{TABLE}* has no verdict")
     return found
 
 
-def _sections(notebook: Notebook) -> Iterator[tuple[str, dict[str, Any]]]:
+def _states(sections: dict[str, list[Any]], kind: str, *headings: str) -> bool:
+    cells = [cell for heading in headings for cell in sections[heading]]
+    return any(fact["type"] == kind for fact in statements({"cells": cells}, ""))
+
+
+def _code(notebook: Notebook) -> Iterator[tuple[str, dict[str, Any]]]:
     """The code cells with the heading of their section."""
     heading = ""
     for cell in notebook["cells"]:
