@@ -100,6 +100,15 @@ def test_a_picture_is_compared_by_its_drawing_and_a_claim_by_the_claim(tmp_path)
     assert not differences(tmp_path, [cell("c", claim)], [cell("c")])
 
 
+def test_what_was_read_of_a_thread_is_compared_and_so_are_the_tags_of_a_cell(tmp_path):
+    read = {"type": "thread", "title": "a", "url": "u", "state": "Open.", "looked_up": "2026-01-01"}
+    now = [cell("c", displayed(**{outputs.MIME.replace("/", "_"): {**read, **new}})) for new in ({}, {"title": "b"})]
+    (said,) = differences(tmp_path, now[:1], now[1:])
+    assert "  - a\n  + b\n" in said
+    (said,) = differences(tmp_path, [cell("c", printed("1"))], [cell("c", printed("1"), tags=["processor"])])
+    assert said == "code cell 1 (c) has other tags than recorded: recorded none, now processor"
+
+
 def test_outputs_of_another_release_are_not_compared(tmp_path, monkeypatch):
     differences(tmp_path, [FIRST], [FIRST])
     monkeypatch.setenv("ZERO_OR_NAN_DEVICE", "cuda")
