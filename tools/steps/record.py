@@ -37,9 +37,8 @@ def check_records(project: Project) -> None:
             gone = ", ".join(name for name in recorded if name not in now)
             fault = f"these pages are no longer run: {gone}" if gone else "the pages have another order than recorded"
             raise Problem(
-                f"{fault}. "
-                "A page is run if _toc.yml names it, and its front matter has kernelspec. If you changed this on "
-                "purpose, run `make record`"
+                f"{fault}. A page is run if _toc.yml names it, and its front matter has kernelspec. If you changed "
+                "this on purpose, run `make record`"
             )
     if not project.matrix.is_file():
         return

@@ -31,7 +31,8 @@ _MOST = 10
 
 def problems(project: Project, runs: Iterable[ChapterRun]) -> list[str]:
     """A text for each kind of fault that the rendered pages have: outputs that are missing, and links to nowhere."""
-    pages = {path: (project.site / path).read_text(encoding="utf-8") for path in map(project.path, project.names)}
+    files = {path: project.site / path for path in map(project.path, project.names)}
+    pages = {path: file.read_text(encoding="utf-8") if file.is_file() else "" for path, file in files.items()}
     absent = [
         f"{run.chapter.relative_to(project.root)}, {cell}"
         for run in runs
@@ -69,10 +70,12 @@ def missing(notebook: Mapping[str, Any], page: str) -> list[str]:
 
 
 def _html(output: Mapping[str, Any]) -> str:
-    """An output as the page contains it."""
+    """An output as the page contains it; of a picture in a file, or of an exception, only how it begins."""
     data = output.get("data", {})
     if "text/html" in data:
         return _STYLE.sub("", "".join(data["text/html"])).strip()
+    if "ename" in output or any(kind.startswith("image/") for kind in data):
+        return str(output.get("ename", "<img"))
     text = "".join(output["text"] if "text" in output else data["text/plain"])
     return f"<pre><span></span>{html.escape(text, quote=False).rstrip()}\n</pre>"
 

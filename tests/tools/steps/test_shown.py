@@ -8,17 +8,27 @@ from tools.steps.shown import broken, missing
 
 PRINTED = new_output("stream", text="a < 'b'\n")
 STATED = new_output("display_data", data={"text/html": '<div class="zn"><style>p {}</style><b>1</b></div>'})
+FIGURE = new_output("display_data", data={"image/png": "aGk=", "text/plain": "<Figure>"})
+FAILED = new_output("error", ename="E", evalue="no", traceback=["E: no"])
 WARNED = new_output("stream", name="stderr", text="w")
 NOTEBOOK = new_notebook(
     cells=[
         new_code_cell("print(x)", outputs=[PRINTED]),
         new_code_cell("claim()", outputs=[STATED]),
         new_code_cell("last", outputs=[PRINTED, new_output("execute_result", data={"text/plain": "2"})]),
+        new_code_cell("draw()", outputs=[FIGURE]),
+        new_code_cell("1 / 0", outputs=[FAILED]),
         new_code_cell("warn()", metadata={"tags": ["remove-stderr"]}, outputs=[WARNED]),
     ]
 )
 PRE = "<pre><span></span>a &lt; 'b'\n</pre>"
-AREAS = [PRE, '<div class="zn"><b>1</b></div>', f"{PRE}<pre><span></span>2\n</pre>"]
+AREAS = [
+    PRE,
+    '<div class="zn"><b>1</b></div>',
+    f"{PRE}<pre><span></span>2\n</pre>",
+    '<img src="x.png">',
+    "<pre>E: no</pre>",
+]
 FIRST, CLAIM, LAST = "code cell 1 (print(x))", "code cell 2 (claim())", "code cell 3 (last)"
 
 
@@ -26,12 +36,12 @@ FIRST, CLAIM, LAST = "code cell 1 (print(x))", "code cell 2 (claim())", "code ce
     ("areas", "found"),
     [
         (AREAS, []),
-        ([], [FIRST, CLAIM, LAST]),
+        ([], [FIRST, CLAIM, LAST, "code cell 4 (draw())", "code cell 5 (1 / 0)"]),
         (AREAS[1:], [FIRST]),
-        (AREAS[::2], [CLAIM]),
-        ([*AREAS[:2], PRE], [LAST]),
-        ([*AREAS[:2], AREAS[2].replace("2", "21")], [LAST]),
-        ([AREAS[1], AREAS[0], AREAS[2]], [FIRST, CLAIM]),
+        ([AREAS[0], *AREAS[2:]], [CLAIM]),
+        ([*AREAS[:2], PRE, *AREAS[3:]], [LAST]),
+        ([*AREAS[:2], AREAS[2].replace("2", "21"), *AREAS[3:]], [LAST]),
+        ([AREAS[1], AREAS[0], *AREAS[2:]], [FIRST, CLAIM]),
     ],
 )
 def test_every_output_is_on_the_page_in_its_order(areas, found):
