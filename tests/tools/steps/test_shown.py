@@ -1,5 +1,7 @@
 """What was executed is on the rendered pages, and every link leads somewhere: whatever is left out is named."""
 
+import shutil
+
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 from scratch import Book, edit
@@ -62,7 +64,8 @@ def test_a_link_leads_to_a_page_and_an_anchor(tmp_path):
 
 
 def test_a_page_that_leaves_something_out_stops_the_build_until_it_is_repaired(tmp_path):
-    book = Book(tmp_path / "book", {"one": ["print(1)"], "two": ["print(2)"]})
+    random = "import os\n\nprint(os.urandom(8).hex())"  # a second run would print something else
+    book = Book(tmp_path / "book", {"one": ["print(1)"], "two": ["print(2)"], "three": [random]})
     changes = [
         (
             "_config.yml",
@@ -84,4 +87,6 @@ def test_a_page_that_leaves_something_out_stops_the_build_until_it_is_repaired(t
             done = book.run("book")
             assert done.returncode == 1 and all(text in done.stderr for text in said), done.stdout + done.stderr
         edit(book.root / path, new, old)
-    assert book.run("book").returncode == 0
+    shutil.rmtree(book.root / "_build" / "cache")
+    done = book.run("book")
+    assert done.returncode == 0, done.stderr
