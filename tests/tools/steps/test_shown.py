@@ -87,7 +87,7 @@ def test_a_page_that_leaves_something_out_stops_the_build_until_it_is_repaired(t
             done = book.run("book")
             assert done.returncode == 1 and all(text in done.stderr for text in said), done.stdout + done.stderr
         edit(book.root / path, new, old)
-    edit(book.chapter("three"), "Words", "Other words")
+    edit(book.root / "_config.yml", "title: Zero or NaN?", "title: Read again")
     shutil.rmtree(book.root / "_build" / "cache")
     done = book.run("book")
     assert done.returncode == 0, done.stderr
