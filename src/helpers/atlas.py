@@ -50,7 +50,7 @@ class Point:
         instead_gradient: the gradient of `instead`.
         effect: what `instead` does about the point. Begins with one of the words in `EFFECTS`.
         given: a statement that both expressions need.
-        ulps, atol: the tolerances for both gradients; see `helpers.Tolerance`.
+        ulps: the tolerance for both gradients; see `helpers.Tolerance`.
     """
 
     name: str
@@ -65,7 +65,6 @@ class Point:
     effect: str = ""
     given: str = ""
     ulps: int = 0
-    atol: float = 0.0
 
     @property
     def anchor(self) -> str:

@@ -53,6 +53,7 @@ class Case:
         rtol: float = 0.0,
         atol: float = 0.0,
         signed_zero: bool = False,
+        because: str = "",
     ) -> None:
         """State what a method gives, check it, and show it.
 
@@ -63,21 +64,24 @@ class Case:
             expected: a value of the same kinds, or a nested list of numbers that may contain `nan`, `inf` and `MASKED`.
                 Plain numbers are rounded to the observed dtype. If a release of PyTorch changed the result, a `Since`
                 of such values. `...` says that the value is still to be filled in.
-            ulps: the largest allowed difference, in units in the last place of the observed dtype.
+            ulps: the largest allowed difference, in units in the last place of the observed dtype; at most 64.
             rtol: the largest allowed difference, as a fraction of the expected value. `atol` is added to it.
             atol: the largest allowed difference, as an absolute number.
             signed_zero: whether -0.0 and 0.0 count as different.
+            because: the reason for `rtol` or `atol`. Readers see it.
 
         Raises:
             ClaimFailed: if the claim does not hold. The message shows both sides and the first difference.
             KeyError: if no method with this name is registered.
-            TypeError, ValueError: if one side has no elements to compare, or if a tolerance is negative.
+            TypeError, ValueError: if one side has no elements to compare, or if a tolerance is negative, too wide, or
+                given without its reason.
             NotImplementedError: if `expected` is `...`. The message says what to fill in.
 
         >>> Case("4132").claim("vanilla", "x.grad", torch.tensor([float("nan"), 1.0]), [float("nan"), 1.0])
         holds: 4132 · vanilla · x.grad = [NaN, 1]  (exactly)
         """
-        self._check(method, quantity, expected, outcome, outcome(observed), Tolerance(ulps, rtol, atol, signed_zero))
+        tolerance = Tolerance(ulps, rtol, atol, signed_zero, because)
+        self._check(method, quantity, expected, outcome, outcome(observed), tolerance)
 
     @contextmanager
     def raises(
@@ -130,13 +134,15 @@ class Case:
             expected: for each method, the word that it must get: one of `helpers.verdict.JUDGEMENTS`, or `"raises X"`,
                 or a `Since` of such words. The columns of the table have the same order.
             rows: a label for each element. By default, the label is the element's index.
-            ulps: the largest difference from the reference that counts as *right*.
+            ulps: the largest difference from the reference that counts as *right*; at most 64.
 
         Raises:
             ClaimFailed: if a method gets a different word.
             LookupError: if a method in `expected` made no claim about `quantity`.
-            ValueError: if the shapes differ, or if the number of labels is wrong.
+            ValueError: if the shapes differ, if the number of labels is wrong, or if `ulps` is too large.
         """
+        if fault := Tolerance(ulps).fault(reference):
+            raise ValueError(f"the verdict on {quantity!r}: {fault}")
         words: Mapping[str, object] = expected
         for name, word in words.items():
             if word is ...:
@@ -169,6 +175,8 @@ class Case:
         if expected is ...:
             raise NotImplementedError(f"fill in what {name} gives for {quantity}, in place of ...")
         here = form(expected.at(torch.__version__) if isinstance(expected, Since) else expected)
+        if fault := tolerance.fault(here):
+            raise ValueError(f"the claim {quantity!r} is compared {tolerance}: {fault}")
         history = epochs(expected, form)
         claim = Claim(self.key, method(name).name, quantity, here, observed, tolerance, warned, history)
         self.claims.append(claim)

@@ -70,7 +70,7 @@ class Claim:
         if not self.holds:
             sides = html.escape(self.text())
             return f'<div class="zn-claim zn-fails"><p>✗ {name} does not hold</p><pre>{sides}</pre></div>'
-        within = "" if self.tolerance == Tolerance() else f", {self.tolerance}"
+        within = "" if self.tolerance == Tolerance() else html.escape(f", {self.tolerance}")
         note = f' <span class="zn-note">(as stated{within})</span>'
         said = [f"warned: {line}" for line in self.warned]
         if isinstance(self.observed, Raised) and self.observed.message:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -17,19 +18,28 @@ _INTEGER_VIEW = {
 }
 
 
+ROUNDED = 64
+"""The distance in ulps of the observed dtype, up to which many small rounding errors explain a difference."""
+
+WIDEST = 0.2
+"""The largest tolerance of a claim, as a part of the largest expected element."""
+
+
 @dataclass(frozen=True)
 class Tolerance:
     """How much an observed element may differ from the expected element.
 
     By default, the two must be equal. NaN equals NaN, masked equals masked, and `-0.0` equals `0.0` unless
     `signed_zero` is set. With a tolerance, the difference may be `ulps` units in the last place of the observed dtype,
-    or `atol + rtol * |expected|`, whichever is larger. An infinity equals only the same infinity.
+    or `atol + rtol * |expected|`, whichever is larger. An infinity equals only the same infinity. `because` tells
+    readers the reason for a wide tolerance.
     """
 
     ulps: int = 0
     rtol: float = 0.0
     atol: float = 0.0
     signed_zero: bool = False
+    because: str = ""
 
     def __post_init__(self) -> None:
         for name in ("ulps", "rtol", "atol"):
@@ -41,18 +51,32 @@ class Tolerance:
         parts = [f"within {self.ulps} ulp{'s' if self.ulps > 1 else ''}"] if self.ulps else []
         parts += [f"{name} {value:g}" for name, value in (("rtol", self.rtol), ("atol", self.atol)) if value]
         parts += ["sign of zero counts"] if self.signed_zero else []
+        parts += [f"because {self.because}"] if self.because else []
         return ", ".join(parts) or "exactly"
+
+    def fault(self, expected: Outcome) -> str:
+        """Why no claim may have this tolerance about this expected result; empty if a claim may."""
+        if self.ulps > ROUNDED:
+            return f"more than {ROUNDED} ulps are not rounding; state rtol or atol, and the reason"
+        if (self.rtol or self.atol) and not self.because:
+            return 'state ulps, or the reason, for readers: because="the draws are random"'
+        numbers = expected.data[expected.mask].double().abs().tolist() if isinstance(expected, Entries) else []
+        largest = max(filter(math.isfinite, numbers), default=0)
+        if largest and self.atol + self.rtol * largest > largest * WIDEST:
+            return f"no reason allows more than {WIDEST:.0%} of the largest expected element"
+        return ""
 
     @classmethod
     def parse(cls, text: str) -> Tolerance:
         """The tolerance that has this text.
 
         >>> Tolerance.parse("within 2 ulps, atol 1e-06")
-        Tolerance(ulps=2, rtol=0.0, atol=1e-06, signed_zero=False)
+        Tolerance(ulps=2, rtol=0.0, atol=1e-06, signed_zero=False, because='')
         """
+        text, _, because = text.partition("because ")
         stated = dict(re.findall(r"\b(within|rtol|atol) ([\d.e+-]*\d)", text))
         numbers = float(stated.get("rtol", 0)), float(stated.get("atol", 0))
-        return cls(int(stated.get("within", 0)), *numbers, signed_zero="sign of zero counts" in text)
+        return cls(int(stated.get("within", 0)), *numbers, "sign of zero counts" in text, because)
 
 
 def ulp_distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -127,8 +127,8 @@ def from_json(content: dict[str, Any]) -> Outcome:
     dtype, texts = getattr(torch, content["dtype"]), content["entries"]
     number = float if dtype.is_floating_point else int
     values = [text == "True" if dtype is torch.bool else number(text) if text != "--" else 0 for text in texts]
-    used = torch.tensor([text != "--" for text in texts], dtype=torch.bool)
-    return Entries(torch.tensor(values, dtype=dtype).reshape(content["shape"]), used.reshape(content["shape"]))
+    used = torch.tensor([text != "--" for text in texts], dtype=torch.bool, device="cpu").reshape(content["shape"])
+    return Entries(torch.tensor(values, dtype=dtype, device="cpu").reshape(content["shape"]), used)
 
 
 def outcome(value: Any) -> Outcome:

@@ -19,10 +19,11 @@ from torch.masked import MaskedTensor, as_masked_tensor, masked_tensor
 
 from zero_or_nan import ignoring
 
+from .compare import ROUNDED
 from .entries import Absent, Entries, Outcome, outcome
 from .recipes import Situation
 from .reference import reference
-from .verdict import ROUNDED, judge
+from .verdict import judge
 
 REWRITES = ("select first", "double where", "substitute", "multiply", "epsilon", "masked")
 """The remedies that rewrite the forward code. `Situation.instead` has the rewritten code."""

@@ -44,7 +44,8 @@ class Thread:
         return f'<a href="{html.escape(self.url, quote=True)}">{html.escape(self.label)}</a>'
 
     def json(self) -> dict[str, Any]:
-        return {"type": "thread", "case": self.key, "title": self.title, "url": self.url}
+        read = {"title": self.title, "url": self.url, "state": self.state, "looked_up": self.looked_up}
+        return {"type": "thread", "case": self.key, **read}
 
 
 def thread(key: str) -> Thread:
@@ -110,7 +111,7 @@ _ALL = (
         196678,
         "[SDPA] cuDNN backward returns NaN grad_q for seq_len % 128 == 64 with attn_mask on H100/H200 (regression since "
         "2.11, default backend)",
-        "Closed, high priority. A pull request, pytorch#196861, brings cuDNN 9.26, and a guard for older versions.",
+        "Closed, high priority. A pull request, pytorch#196861, brings cuDNN 9.26 and a guard for older versions.",
         looked_up="2026-11-26",
     ),
     upstream(

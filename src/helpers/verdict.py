@@ -12,7 +12,7 @@ import torch
 
 from . import recorded, show
 from .claims import Claim, told
-from .compare import ulp_distance
+from .compare import ROUNDED, ulp_distance
 from .entries import Absent, Entries, Raised, describe
 from .methods import method
 from .releases import Since
@@ -29,15 +29,13 @@ JUDGEMENTS = {
 
 - *right*: the element differs from the reference by at most the stated ulps, or is the same NaN or infinity as the
   reference. If the loss does not use the element, it is zero or masked.
-- *rounded*: the difference is larger than that, but at most `ROUNDED` ulps. Many small rounding errors cause it.
+- *rounded*: the difference is larger than that, but at most `helpers.compare.ROUNDED` ulps. Many small rounding errors
+  cause it.
 - *missing*: the element is masked or absent, although the loss uses it.
 - *wrong*: the element is finite, but is not the gradient; or the reference is NaN or infinite, and the element is not
   the same.
 - *contaminated*: the element is NaN or infinite, although the reference is finite or the loss does not use the element.
 """
-
-ROUNDED = 64
-"""The distance from the reference, in ulps of the observed dtype, beyond which an element is no longer just rounded."""
 
 
 def judge(reference: Entries, observed: Entries, ulps: int = 2) -> list[str]:

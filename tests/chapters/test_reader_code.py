@@ -129,7 +129,6 @@ SHOWN = {"find-it-in-your-model"}
 @pytest.mark.parametrize("name", CASES)
 def test_a_case_begins_with_the_lines_to_copy(ran, name):
     first, *_ = [cell for heading, cell in sections(name) if heading == "At a glance"]
-    assert not FOLDED & tags(first), "the first cell of At a glance is what a reader copies"
     assert len([line for line in first.source.splitlines() if line.strip()]) <= LONGER.get(name, 6)
     assert "import torch" in first.source
     printed = ran[name][2]["printed"]

@@ -30,12 +30,34 @@ def test_an_unknown_case_is_refused_and_the_known_ones_are_named():
 
 
 def test_a_claim_is_kept_as_it_was_stated(case, capsys):
-    case.claim("masked", "x.grad", torch.tensor([0.5]), [0.5], ulps=1, rtol=0.1, atol=0.2, signed_zero=True)
+    case.claim(
+        "masked", "x.grad", torch.tensor([0.5]), [0.5], ulps=1, rtol=0.1, atol=0.01, signed_zero=True, because="x"
+    )
     (made,) = case.claims
     assert (made.case, made.method, made.quantity) == ("4132", "masked", "x.grad")
-    assert made.tolerance == Tolerance(ulps=1, rtol=0.1, atol=0.2, signed_zero=True)
+    assert made.tolerance == Tolerance(ulps=1, rtol=0.1, atol=0.01, signed_zero=True, because="x")
     assert made.observed.data.dtype is torch.float32 and made.holds
     assert capsys.readouterr().out.startswith("holds: 4132 · masked · x.grad = [0.5]")
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "said"),
+    [
+        ({"atol": 1e-9}, "because="),
+        ({"rtol": 1e-9}, "because="),
+        ({"ulps": 65, "because": "x"}, "64 ulps"),
+        ({"atol": 1, "because": "x"}, "more than 20% of the largest"),
+        ({"rtol": 0.21, "because": "x"}, "more than 20% of the largest"),
+    ],
+)
+def test_a_tolerance_is_small_or_has_a_reason_and_an_end(case, tolerance, said):
+    with pytest.raises(ValueError, match=f"the claim 'x.grad' is compared .*: .*{said}"):
+        case.claim("vanilla", "x.grad", [1.5, nan], [1.5, nan], **tolerance)
+    with pytest.raises(ValueError, match="the verdict on 'x.grad': more than 64 ulps"):
+        case.verdict("x.grad", outcome(1.0), {}, ulps=65)
+    assert case.claims == []
+    case.claim("vanilla", "x.grad", [1.5, nan], [1.5, nan], ulps=64, atol=0.3, because="a < b")
+    assert "because a &lt; b)" in case.claims[0].html() and "because a < b" in case.claims[0].json()["tolerance"]
 
 
 def test_a_claim_that_is_to_be_filled_in_says_so_and_is_not_made(case):
@@ -181,4 +203,4 @@ def test_a_case_shows_its_thread_and_the_versions_that_this_run_verifies(case):
         assert torch.__version__ in text and platform.python_version() in text
     assert case.thread.label in bundle["text/html"] and bundle["text/html"].startswith('<div class="zn"><style>')
     assert repr(case) == case.text() == bundle["text/plain"]
-    assert bundle[MIME] == {"type": "case", "case": "4132", "title": case.thread.title, "url": case.thread.url}
+    assert bundle[MIME] == {**case.thread.json(), "type": "case"}

@@ -39,7 +39,10 @@ def test_a_tolerance_must_be_finite_and_not_negative(name, value):
     [
         (Tolerance(), "exactly"),
         (Tolerance(ulps=1), "within 1 ulp"),
-        (Tolerance(4, 1e-6, 2.0, True), "within 4 ulps, rtol 1e-06, atol 2, sign of zero counts"),
+        (
+            Tolerance(4, 1e-6, 2.0, True, because="of x"),
+            "within 4 ulps, rtol 1e-06, atol 2, sign of zero counts, because of x",
+        ),
     ],
 )
 def test_a_tolerance_says_what_it_allows(tolerance, text):

@@ -37,7 +37,8 @@ def test_a_thread_says_what_it_is_called_where_it_is_and_how_it_stands():
         assert entry.title in text and entry.url in text and f"(looked up {entry.looked_up})" in text
     assert f'<a href="{entry.url}">pytorch#4132</a>' in entry.html()
     assert entry.html("<p>more</p>") == entry.html().removesuffix("</div>") + "<p>more</p></div>"
-    assert entry.json() == {"type": "thread", "case": "4132", "title": entry.title, "url": entry.url}
+    read = {"title": entry.title, "url": entry.url, "state": entry.state, "looked_up": entry.looked_up}
+    assert entry.json() == {"type": "thread", "case": "4132", **read}
 
 
 def test_html_of_a_thread_escapes_every_part():

@@ -9,8 +9,9 @@ import torch
 from strategies import FLOATS
 
 from helpers.claims import Claim, ClaimFailed
+from helpers.compare import ROUNDED
 from helpers.entries import MASKED, Entries, Raised, outcome
-from helpers.verdict import JUDGEMENTS, ROUNDED, Verdict, judge
+from helpers.verdict import JUDGEMENTS, Verdict, judge
 
 nan, inf = math.nan, math.inf
 ONE = torch.tensor([1.5])

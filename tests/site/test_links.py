@@ -3,13 +3,13 @@
 import re
 import subprocess
 from pathlib import Path
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pytest
-from bs4 import BeautifulSoup
 from scratch import ROOT
 
 from tools.project import Project
+from tools.steps.shown import broken
 
 PROJECT = Project(ROOT)
 TEXT = {".md", ".ipynb", ".yml", ".yaml", ".toml", ".cff", ".py", ".html", ".css", ".js", ".svg", ""}
@@ -22,43 +22,14 @@ PENGUINS = "https://allisonhorst.github.io/palmerpenguins"
 """The site of the data that a page uses."""
 
 
-def anchors(soup: BeautifulSoup) -> set[str]:
-    return {str(tag[name]) for name in ("id", "name") for tag in soup.find_all(attrs={name: True})}
-
-
-@pytest.fixture(scope="module")
-def known(pages):
-    """The anchors of every page, by its path in the site."""
-    return {path: anchors(soup) for path, soup in pages.items()}
-
-
-def test_every_link_and_every_anchor_of_the_site_resolves(pages, site, known):
-    published = {PROJECT.pdf.name}  # the workflow that publishes puts them beside the pages
-    broken, seen = [], 0
-    for path, soup in pages.items():
-        for link in soup.find_all(["a", "link"], href=True):
-            address = link["href"].replace(PROJECT.site_url, "http://site", 1)
-            target = urlsplit(urljoin(f"http://site/{path}", address))
-            file = unquote(target.path).lstrip("/") or "index.html"
-            if target.netloc != "site" or target.scheme != "http" or file in published:
-                continue
-            seen += 1
-            if not (site / file).is_file():
-                broken.append(f"{path}: {link['href']}")
-            elif target.fragment and unquote(target.fragment) not in known.get(file, set()):
-                broken.append(f"{path}: {link['href']} (no such anchor)")
-    assert broken == [] and seen > 500
-
-
-def test_links_in_the_notebooks_lead_to_pages_and_anchors_of_the_site(known):
-    seen = 0
-    for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        for link in re.findall(rf"\]\({re.escape(PROJECT.site_url)}/([^)]*)\)", notebook.read_text(encoding="utf-8")):
-            file, _, anchor = link.partition("#")
-            file = file or "index.html"  # the address of the first page has no file
-            assert file in known and (not anchor or anchor in known[file]), (notebook.name, link)
-            seen += 1
-    assert seen > 20
+def test_the_search_the_index_and_the_notebooks_lead_to_pages_and_anchors_too(site, pages):
+    texts = {path: (site / path).read_text(encoding="utf-8") for path in pages}
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+        links = re.findall(rf"\]\(({re.escape(PROJECT.site_url)}/[^)]*)\)", notebook.read_text(encoding="utf-8"))
+        texts[notebook.name] = "".join(f'<a href="{link}">' for link in links)
+    assert {"search.html", "genindex.html", "where-over-exp.ipynb"} < texts.keys()
+    assert sum(text.count(" href=") for text in texts.values()) > 1000
+    assert broken(site, texts, PROJECT.site_url, {PROJECT.pdf.name}) == []
 
 
 def test_the_repositorys_files_that_pages_point_to_exist(pages):

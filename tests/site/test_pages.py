@@ -111,16 +111,6 @@ def test_the_downloaded_notebook_is_that_of_colab_with_outputs(site, name):
     assert PROJECT.repository in first.source and first.outputs == []
 
 
-def test_every_claim_and_verdict_is_on_its_page(pages, facts):
-    for name in CHAPTERS:
-        here = [fact for fact in checked(facts) if fact["page"] == name]
-        soup = page(pages, name)
-        claims = soup.select("article .zn-stated")
-        captions = [caption for caption in soup.select("article caption") if "Verdict on" in caption.get_text()]
-        assert len(claims) == sum(fact["type"] == "claim" for fact in here), name
-        assert len(captions) == sum(fact["type"] == "verdict" for fact in here), name
-
-
 @pytest.mark.parametrize(("name", "kind"), [("where-over-exp", "contaminated"), ("undefined", "undefined")])
 def test_a_page_shows_what_explain_says_of_its_own_code(pages, name, kind):
     (cell,) = page(pages, name).select("article .cell.tag_explain")

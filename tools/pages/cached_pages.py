@@ -20,7 +20,7 @@ from ..steps import session
 from ..steps.environment import cache_folder
 from ..steps.execute import cached
 from ..steps.made import digest
-from ..steps.run import whole
+from ..steps.run import into_cache, whole
 from . import checkout
 
 
@@ -63,6 +63,8 @@ def _wait(app: Sphinx, env: BuildEnvironment, docnames: list[str]) -> None:
     if not answer:
         sys.exit("the build has ended before this renderer was needed")
     env.zero_or_nan_everything = answer == "all"  # type: ignore[attr-defined]
+    project = checkout(app)
+    into_cache(project, cached(project))
 
 
 def _hand_on(app: Sphinx, env: BuildEnvironment) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..disk import check_room, complaint
 from ..project import Problem, Project
+from .claimed import Claimed
 from .collect import checked, collect, failed
 from .execute import execute
 from .outputs import Recorded, environment, record_outputs
@@ -17,6 +18,8 @@ from .pair import pair
 from .ran import ChapterRun
 from .record import check_records, record
 from .render import Renderer, RenderFailed
+from .shape import lacking
+from .shown import problems
 from .site import COVERED, Site
 from .unpair import unpair
 
@@ -33,7 +36,7 @@ class Build:
         self.project = project
         self.timeout = timeout
         self.started = time.monotonic()
-        self.recorded = Recorded()
+        self.recorded, self.claimed = Recorded(), Claimed()
 
     def book(self) -> int:
         """Pair, execute, collect, render. Return the exit status.
@@ -64,6 +67,9 @@ class Build:
                         file=sys.stderr,
                     )
                     return 1
+                if faults := problems(self.project, runs):
+                    print("\n" + "\n\n".join(faults), file=sys.stderr)
+                    return 1
                 site.remember()
         count, seconds = len(self.project.pages), time.monotonic() - begun
         print(f"{count} pages are up to date" if current else f"rendered {count} pages in {seconds:.1f} s")
@@ -73,6 +79,7 @@ class Build:
 
     def notebooks(self) -> int:
         """Bring the notebooks up to date with their chapters."""
+        check_records(self.project)
         print(f"{len(self._pair())} of {len(self.project.chapters)} notebooks rewritten")
         return 0
 
@@ -114,14 +121,14 @@ class Build:
     def _check_first(self) -> None:
         check_room(self.project.build)
         check_records(self.project)
-        self.recorded = Recorded.read(self.project)
+        self.recorded, self.claimed = Recorded.read(self.project), Claimed(self.project)
 
     def _execute(self, chapters: list[Path]) -> list[ChapterRun]:
         width = max(len(chapter.stem) for chapter in chapters)
 
         def report(run: ChapterRun) -> None:
             facts = collect([run])
-            bad = len(failed(facts)) + len(run.troubles) + len(self.recorded.differences(run))
+            bad = len(failed(facts)) + len(run.troubles) + len(self._differences(run))
             state = "cached" if run.cached else f"{run.seconds:5.1f} s"
             tail = f"{bad} FAILED" if bad else "ok"
             count = Counter(fact["type"] for fact in checked(facts))
@@ -145,7 +152,8 @@ class Build:
                 parts.append(
                     f"{name}: {more} later cell{'s' * (more > 1)} failed too, perhaps because of the cell above"
                 )
-            if differences := self.recorded.differences(run):
+            parts += [f"{name}: {fault}" for fault in ([] if run.troubles else lacking(run.notebook))]
+            if differences := self._differences(run):
                 changed[run.chapter.stem] = len(differences)
                 parts += [f"{name}: {difference}" for difference in differences]
         if parts:
@@ -157,11 +165,15 @@ class Build:
                 print(f"\nCells failed in {_counted(len(stopped), 'chapter')}: {', '.join(stopped)}.", file=sys.stderr)
             if changed:
                 print(
-                    f"\n{_counted(sum(changed.values()), 'output')} not as recorded, in {', '.join(changed)}. If you "
-                    "changed the page on purpose, run `make record`, and commit results/outputs.json.",
+                    f"\n{_counted(sum(changed.values()), 'difference')} from the record, in {', '.join(changed)}. "
+                    "If you changed the page on purpose, run `make record`, and commit results/.",
                     file=sys.stderr,
                 )
         return not parts
+
+    def _differences(self, run: ChapterRun) -> list[str]:
+        """Where the page is not as recorded: its outputs, and what it states."""
+        return [*self.recorded.differences(run), *self.claimed.differences(run)]
 
     def _numbers_are_shown(self, pages: list[Path], runs: list[ChapterRun]) -> bool:
         """Print the numbers in the text of these pages that they show nowhere else. Return whether there are none.

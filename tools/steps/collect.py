@@ -10,6 +10,8 @@ from .ran import ChapterRun, Notebook
 # The same text as helpers.show.MIME. Importing that module here would import PyTorch into every build, for one
 # constant.
 MIME = "application/vnd.zero-or-nan+json"
+STATEMENTS = ("claim", "verdict")
+"""The types of facts that can fail."""
 
 
 def statements(notebook: Notebook, page: str) -> Iterator[dict[str, Any]]:
@@ -36,7 +38,7 @@ def collect(runs: Iterable[ChapterRun]) -> list[dict[str, Any]]:
 
 def checked(facts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The statements that can fail: claims and verdicts."""
-    return [fact for fact in facts if fact["type"] in ("claim", "verdict")]
+    return [fact for fact in facts if fact["type"] in STATEMENTS]
 
 
 def failed(facts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

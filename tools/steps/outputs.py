@@ -13,7 +13,8 @@ There are only four exceptions:
 - If a cell is tagged `processor`, only its words are compared. Processors add up a matrix product in different orders.
   The sums differ in the last digit, and a training run that diverges multiplies this difference with each step.
 
-If a cell is tagged `remove-stderr`, the page does not show its warnings, and they are not compared.
+If a cell is tagged `remove-stderr`, the page does not show its warnings, and they are not compared. The record has the
+tags of a cell, because they decide what readers see, and what is compared.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from ..project import Problem, Project, read_record, write_record
-from .collect import MIME
+from .collect import MIME, STATEMENTS
 from .ran import ChapterRun, Notebook
 
 _CELL_NUMBER = re.compile(r"Cell In\[\d+\]")
@@ -44,6 +45,8 @@ _STYLE = re.compile(r"<style>.*?</style>", re.DOTALL)
 """The styles that every output carries for Colab. They are the same in all outputs."""
 DIGITS = 1e-6
 """The relative difference that numbers of a cell tagged `rounded` may have."""
+HIDDEN = {"remove-stderr": "stderr"}
+"""The tags that may hide a part of an output from readers, with the name of this part."""
 
 
 @dataclass(frozen=True)
@@ -53,28 +56,22 @@ class Output:
     Attributes:
         cell: a digest of the cell's code. It identifies the cell if others are added or removed.
         text: everything that the cell shows, as text; for a picture also a digest.
-        number: the position among the code cells, counted from 1; 0 if the output comes from the record.
-        name: how a message names the cell.
+        name: how a message names the cell; empty if the output comes from the record.
         tags: the tags of the cell. They say what is compared.
     """
 
     cell: str
     text: str
-    number: int = 0
     name: str = ""
     tags: frozenset[str] = frozenset()
 
     def equals(self, recorded: Output) -> bool:
-        """Whether the cell shows the recorded output."""
-        if self.text == recorded.text:
-            return True
-        texts = self.text, recorded.text
+        """Whether the cell shows the recorded output, and has the recorded tags."""
+        if self.tags != recorded.tags or self.text == recorded.text:
+            return self.tags == recorded.tags
         if "processor" in self.tags:
             return _words(self.text) == _words(recorded.text)
-        if "rounded" not in self.tags or len({_NUMBER.sub("#", text) for text in texts}) > 1:
-            return False
-        pairs = zip(*([float(number) for number in _NUMBER.findall(text)] for text in texts), strict=True)
-        return all(math.isclose(*pair, rel_tol=DIGITS) for pair in pairs)
+        return "rounded" in self.tags and alike(self.text, recorded.text)
 
 
 class Recorded:
@@ -88,7 +85,10 @@ class Recorded:
         content = content or {"made_with": {}, "pages": {}}
         self.made_with: dict[str, str] = content["made_with"]
         self._pages = {
-            page: [Output(row["cell"], "\n".join(row["output"])) for row in rows]
+            page: [
+                Output(row["cell"], "\n".join(row["output"]), tags=frozenset(row.get("tags", "").split()))
+                for row in rows
+            ]
             for page, rows in content["pages"].items()
         }
 
@@ -123,7 +123,9 @@ class Recorded:
         if not self.applies or run.troubles:
             return []
         page = run.chapter.stem
-        now, before = outputs(run.notebook), self._pages.get(page, [])
+        if page not in self._pages:
+            return ["the page is not in the record"]
+        now, before = outputs(run.notebook), self._pages[page]
         blocks = difflib.SequenceMatcher(None, [o.cell for o in before], [o.cell for o in now], autojunk=False)
         found = []
         for _, first, last, start, end in blocks.get_opcodes():
@@ -145,19 +147,31 @@ def environment() -> dict[str, str]:
     return {**packages, "device": os.environ.get("ZERO_OR_NAN_DEVICE", "cpu")}
 
 
-def outputs(notebook: Notebook) -> list[Output]:
-    """The output of each code cell of an executed notebook. Claims and verdicts are left out: `collect` reads them."""
-    found = []
+def alike(one: str, other: str) -> bool:
+    """Whether two texts differ at most by the rounding of their numbers."""
+    if _NUMBER.sub("#", one) != _NUMBER.sub("#", other):
+        return False
+    pairs = zip(*(map(float, _NUMBER.findall(text)) for text in (one, other)), strict=True)
+    return all(math.isclose(*pair, rel_tol=DIGITS) for pair in pairs)
+
+
+def visible(notebook: Notebook) -> Iterator[tuple[str, Mapping[str, Any], list[Any]]]:
+    """Each code cell of an executed notebook that shows something, with its name in messages, and what it shows."""
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     for number, cell in enumerate(code, start=1):
-        tags = cell["metadata"].get("tags", [])
-        shown = [out for out in cell["outputs"] if not ("remove-stderr" in tags and out.get("name") == "stderr")]
-        text = "\n".join(filter(None, map(_text, shown)))
-        if text:
-            source = "".join(cell["source"])
-            name = f"code cell {number} ({source.strip().partition(chr(10))[0]})"
-            digest = hashlib.sha256(source.encode()).hexdigest()[:12]
-            found.append(Output(digest, text, number, name, frozenset(tags)))
+        hidden = {HIDDEN.get(tag) for tag in cell["metadata"].get("tags", [])}
+        if left := [output for output in cell["outputs"] if output.get("name", "") not in hidden]:
+            first = "".join(cell["source"]).strip().partition("\n")[0]
+            yield f"code cell {number} ({first})", cell, left
+
+
+def outputs(notebook: Notebook) -> list[Output]:
+    """The output of each code cell of an executed notebook, without claims and verdicts: `claimed` compares these."""
+    found = []
+    for name, cell, left in visible(notebook):
+        if text := "\n".join(filter(None, map(_text, left))):
+            digest = hashlib.sha256("".join(cell["source"]).encode()).hexdigest()[:12]
+            found.append(Output(digest, text, name, frozenset(cell["metadata"].get("tags", []))))
     return found
 
 
@@ -170,7 +184,14 @@ def _words(text: str) -> list[str]:
 def record_outputs(project: Project, runs: Iterable[ChapterRun]) -> Path:
     """Write the output of every cell of these chapters to `results/outputs.json`, and return the file."""
     pages = {
-        run.chapter.stem: [{"cell": output.cell, "output": output.text.split("\n")} for output in outputs(run.notebook)]
+        run.chapter.stem: [
+            {
+                "cell": output.cell,
+                **({"tags": " ".join(sorted(output.tags))} if output.tags else {}),
+                "output": output.text.split("\n"),
+            }
+            for output in outputs(run.notebook)
+        ]
         for run in runs
     }
     write_record(project.outputs, {"made_with": environment(), "pages": pages}, indent=1)
@@ -178,13 +199,15 @@ def record_outputs(project: Project, runs: Iterable[ChapterRun]) -> Path:
 
 
 def _text(output: Any) -> str:
-    """One output as text; empty for a claim, a verdict, or the card of a case."""
+    """One output as text; empty for a claim or a verdict. Of a thread or the card of a case, what was read there."""
     if output["output_type"] == "stream":
         text = "".join(output["text"])
     elif output["output_type"] == "error":
         text = f"{output['ename']}: {output['evalue']}"
-    elif MIME in output["data"]:
+    elif (fact := output["data"].get(MIME, {})).get("type") in STATEMENTS:
         return ""
+    elif fact:
+        text = "\n".join(fact[key] for key in ("title", "url", "state", "looked_up"))
     else:
         text = "".join(output["data"].get("text/plain", ""))
         if text.startswith(_PICTURE):
@@ -199,6 +222,9 @@ def _told(recorded: Output | None, shown: Output | None) -> str:
         return f"{shown.name} shows an output that is not in the record:\n{_lines('+', shown)}"
     if shown is None:
         return f"the record has an output that no cell shows any more:\n{_lines('-', recorded)}"
+    if recorded.tags != shown.tags:
+        old, new = (", ".join(sorted(output.tags)) or "none" for output in (recorded, shown))
+        return f"{shown.name} has other tags than recorded: recorded {old}, now {new}"
     diff = list(difflib.unified_diff(recorded.text.split("\n"), shown.text.split("\n"), n=2, lineterm=""))[3:]
     head = f"{shown.name} shows another output than the recorded one (- recorded, + now):\n"
     return head + "\n".join(f"  {line[:1]} {line[1:]}".rstrip() for line in diff)

@@ -28,15 +28,25 @@ def check_records(project: Project) -> None:
     A release would be missing from the site, or the outputs of cells would not be checked.
 
     Raises:
-        Problem: if a record is missing, is not JSON, was edited, or lacks a release; with the path of the file.
+        Problem: if a record is missing, is not JSON, was edited, or lacks a release; with the path of the file. Also if
+            the book lacks a recorded page: its notebook would be deleted.
     """
     for path in sorted(project.results.rglob("*.json")):
         if path.name != "schema.json":
             read_record(path)
+    if project.outputs.is_file():
+        recorded, now = list(read_record(project.outputs)["pages"]), [chapter.stem for chapter in project.chapters]
+        if recorded != [name for name in now if name in recorded]:
+            gone = ", ".join(name for name in recorded if name not in now)
+            fault = f"these pages are no longer run: {gone}" if gone else "the pages have another order than recorded"
+            raise Problem(
+                f"{fault}. A page is run if _toc.yml names it, and its front matter has kernelspec. If you changed "
+                "this on purpose, run `make record`"
+            )
     if not project.matrix.is_file():
         return
-    recorded = {name.split()[0] for name in read_record(project.claims)["runs"]}
-    if lost := [row["torch"] for row in read_record(project.matrix)["rows"] if row["torch"] not in recorded]:
+    releases = {name.split()[0] for name in read_record(project.claims)["runs"]}
+    if lost := [row["torch"] for row in read_record(project.matrix)["rows"] if row["torch"] not in releases]:
         raise Problem(
             f"{project.claims} has no outcomes of PyTorch {', '.join(lost)}, which {project.matrix} names; restore it "
             "with `git checkout`, or record them again"
@@ -88,21 +98,21 @@ def add(project: Project, run: dict[str, Any], complete: bool) -> Path:
     from helpers.recorded import runs  # here, because it imports torch, and most builds record nothing
     from helpers.releases import number
 
-    places = [_place(each) for each in run["outcomes"]]
+    places = [identity(each) for each in run["outcomes"]]
     if twice := [place for place, count in Counter(places).items() if count > 1]:
         raise Problem(
-            f"more than one claim is called {'; '.join(map(_told, twice))}. Give each of these claims another quantity"
+            f"more than one claim is called {'; '.join(map(named, twice))}. Give each of these claims another quantity"
         )
     known = runs(read_record(project.claims)) if project.claims.is_file() else []
     others = [each for each in known if _name(each) != _name(run)]
     if complete:
-        gone = {_place(each): None for other in others for each in other["outcomes"] if _place(each) not in places}
+        gone = {identity(each): None for other in others for each in other["outcomes"] if identity(each) not in places}
         for place in gone:
-            print(f"removed from the record, because no page makes this claim any more: {_told(place)}")
+            print(f"removed from the record, because no page makes this claim any more: {named(place)}")
         for other in others:
-            other["outcomes"] = [each for each in other["outcomes"] if _place(each) not in gone]
+            other["outcomes"] = [each for each in other["outcomes"] if identity(each) not in gone]
     ordered = sorted([run, *others], key=lambda each: (each["device"] != "cpu", each["device"], number(each["torch"])))
-    lines = {_name(each): list(map(_line, each["outcomes"])) for each in ordered}
+    lines = {_name(each): list(map(written, each["outcomes"])) for each in ordered}
     content = {
         "runs": {_name(each): {key: each[key] for key in ("python", "machine")} for each in ordered},
         "outcomes": folded(lines, PLACE, first=_name(run)),  # the newest run has the present order of the pages
@@ -121,12 +131,12 @@ def folded(runs: Mapping[str, Sequence[dict[str, Any]]], about: Sequence[str], f
         about: the keys that identify a line. Lines with equal values become neighbours.
         first: the run that determines the order. A line that this run lacks follows its predecessor in another run.
     """
-    order = [_place(line, about) for line in runs[first]]
+    order = [identity(line, about) for line in runs[first]]
     found: dict[tuple[str, ...], list[tuple[dict[str, Any], list[str]]]] = {}
     for name, lines in runs.items():
         before = None
         for line in lines:
-            place = _place(line, about)
+            place = identity(line, about)
             if place not in order:
                 order.insert(order.index(before) + 1 if before else 0, place)
             before = place
@@ -139,7 +149,8 @@ def folded(runs: Mapping[str, Sequence[dict[str, Any]]], about: Sequence[str], f
     return [line if on == list(runs) else {"on": on, **line} for place in order for line, on in found[place]]
 
 
-def _place(line: dict[str, Any], keys: Sequence[str] = PLACE) -> tuple[str, ...]:
+def identity(line: dict[str, Any], keys: Sequence[str] = PLACE) -> tuple[str, ...]:
+    """The values that identify a claim or a verdict, or by other keys a line of another record."""
     return tuple(line.get(key, "") for key in keys)
 
 
@@ -147,11 +158,12 @@ def _name(run: dict[str, Any]) -> str:
     return f"{run['torch']} {run['device']}"
 
 
-def _told(place: tuple[str, ...]) -> str:
+def named(place: tuple[str, ...]) -> str:
+    """The identity of a claim or a verdict as messages give it."""
     return " · ".join(filter(None, place))
 
 
-def _line(outcome: dict[str, Any]) -> dict[str, Any]:
+def written(outcome: dict[str, Any]) -> dict[str, Any]:
     """An outcome as the file has it: each tensor as one text, and the keys in an order that is easy to read."""
     line = {key: outcome[key] for key in _KEPT if key in outcome}
     line.update({side: _text(outcome[side]) for side in ("expected", "observed")})

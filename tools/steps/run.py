@@ -9,7 +9,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
@@ -17,13 +17,13 @@ from pathlib import Path
 from jupyter_cache import get_cache
 from jupyter_cache.base import CacheBundleIn
 from jupyter_cache.cache.main import JupyterCacheBase
-from nbformat import NotebookNode
+from nbformat import NotebookNode, from_dict
 
 from ..project import Project
 from . import session
 from .collect import is_good
 from .environment import cache_folder, forget_old_caches
-from .ran import ChapterRun, Trouble
+from .ran import ChapterRun, Notebook, Trouble
 from .read import read
 from .warm import Warmth
 
@@ -68,6 +68,19 @@ def needs_torch(notebook: NotebookNode) -> bool:
 def from_cache(project: Project, chapters: Sequence[Path]) -> Iterator[tuple[Path, NotebookNode]]:
     """Those of the chapters whose outputs are in the cache, with the outputs."""
     yield from _found(_cache(project), {chapter: read(chapter) for chapter in chapters})
+
+
+def into_cache(project: Project, executed: Mapping[Path, Notebook]) -> None:
+    """Put these outputs into the cache where it lacks them, because it keeps few environments.
+
+    Otherwise the renderer would run the chapters again, and the page would not show the outputs that were checked.
+    """
+    cache = _cache(project)
+    known = {record.hashkey for record in cache.list_cache_records()}
+    for chapter, outputs in executed.items():
+        notebook = from_dict(outputs)
+        if cache.create_hashed_notebook(notebook)[1] not in known:
+            _into_cache(cache, ChapterRun(chapter, notebook, 0.0, cached=True))
 
 
 def _cache(project: Project) -> JupyterCacheBase:

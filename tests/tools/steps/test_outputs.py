@@ -100,6 +100,18 @@ def test_a_picture_is_compared_by_its_drawing_and_a_claim_by_the_claim(tmp_path)
     assert not differences(tmp_path, [cell("c", claim)], [cell("c")])
 
 
+def test_what_was_read_of_a_thread_is_compared_and_so_are_the_tags_of_a_cell(tmp_path):
+    read = {"type": "thread", "title": "a", "url": "u", "state": "Open.", "looked_up": "2026-01-01"}
+    now = [cell("c", displayed(**{outputs.MIME.replace("/", "_"): {**read, **new}})) for new in ({}, {"title": "b"})]
+    (said,) = differences(tmp_path, now[:1], now[1:])
+    assert "  - a\n  + b\n" in said
+    (said,) = differences(tmp_path, [cell("c", printed("1"))], [cell("c", printed("1"), tags=["processor"])])
+    assert said == "code cell 1 (c) has other tags than recorded: recorded none, now processor"
+    new = ChapterRun(Path("new.md"), {"cells": []}, 0.0, cached=False)
+    recorded = outputs.Recorded.read(SimpleNamespace(outputs=tmp_path / "outputs.json"))
+    assert recorded.differences(new) == ["the page is not in the record"]
+
+
 def test_outputs_of_another_release_are_not_compared(tmp_path, monkeypatch):
     differences(tmp_path, [FIRST], [FIRST])
     monkeypatch.setenv("ZERO_OR_NAN_DEVICE", "cuda")
@@ -158,7 +170,7 @@ def test_an_output_that_is_not_the_recorded_one_stops_the_build_until_it_is_reco
         assert done.returncode == 1 and not book.site.exists()
         assert "code cell 1 (print(6 * 8))" in done.stderr
         assert "  - 42\n  + 48\n    2.0\n" in done.stderr and "make record" in done.stderr
-        assert "1 output not as recorded, in one." in done.stderr
+        assert "1 difference from the record, in one." in done.stderr
         assert "1 FAILED" in done.stdout
     assert book.run("check", "two").returncode == 0
     assert book.run("record").returncode == 0
