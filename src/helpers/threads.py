@@ -109,8 +109,8 @@ _ALL = (
     ),
     upstream(
         196678,
-        "[SDPA] cuDNN backward returns NaN grad_q for seq_len % 128 == 64 with attn_mask on H100/H200 (regression since "
-        "2.11, default backend)",
+        "[SDPA] cuDNN backward returns NaN grad_q for seq_len % 128 == 64 with attn_mask on H100/H200 (regression "
+        "since 2.11, default backend)",
         "Closed, high priority. A pull request, pytorch#196861, brings cuDNN 9.26 and a guard for older versions.",
         looked_up="2026-11-26",
     ),
