@@ -45,7 +45,7 @@ def _solves(counting: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]]
     """
 
     def made(solve: Callable[..., Tensor]) -> Rule:
-        def solved(op: Any, *given: Any, **kwargs: Any) -> Cotangent:
+        def solved(op: Any, *given: Any, **kwargs: Any) -> Any:
             exact = op(*unwrap(given), **kwargs)
             *factors, b = given
             if any(mask_of(factor) is not None for factor in factors):
@@ -58,7 +58,7 @@ def _solves(counting: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]]
             lost = exact.isnan().any(-1).any(-1)
 
             def part(tensor: Tensor) -> Tensor:
-                inner = tensor.shape[-2:] if tensor.is_floating_point() or tensor.is_complex() else tensor.shape[-1:]
+                inner = tensor.shape[-1:] if tensor.dtype is torch.int32 else tensor.shape[-2:]  # pivots are vectors
                 return tensor if bool(lost.all()) else tensor.expand(*lost.shape, *inner)[lost]
 
             of_lost = Cotangent(part(b.value), part(b.mask), b.step)
