@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from ...masks.cotangent import Cotangent, prefer_exact, unwrap
+from ...masks.mask import only
+from ...masks.numbers import all_finite, has_nan
 from ..registry import function, rule
 
 function("Dist", fills=("MaskedFill(Div(Dist))", "MaskedFill(Div(Pow(Dist)))"))
@@ -43,6 +45,14 @@ def pdist_backward(op: Any, grad: Any, x: Tensor, p: float, distance: Tensor) ->
     if grad.mask is None:
         return Cotangent(exact)
     first, second = torch.triu_indices(len(x), len(x), 1, device=x.device)
+    used = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    used[first[grad.mask]] = used[second[grad.mask]] = True
+    used = used.unsqueeze(1)
+    of_used = only(used, x)
+    if all_finite(of_used):
+        without = op(unwrap(grad), of_used, p, only(grad.mask, distance))  # a distance of 0 has no direction
+        if not has_nan(without):
+            return prefer_exact(exact, Cotangent(without, used.expand(x.shape)))
 
     def square(entries: Any) -> Any:
         upper = entries.new_zeros((len(x), len(x))).index_put((first, second), entries).triu(1)

@@ -95,6 +95,16 @@ def _without_lost_rows(mask: Tensor, args: tuple[Any, ...], statistics: tuple[in
     return tuple(given)
 
 
+def _without_lost_groups(mask: Tensor, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same for groups of channels of a sample."""
+    grad, saved, mean, rstd, *rest = args
+    kept = anywhere(mask.reshape(*mean.shape, -1), -1) | ((mean - mean) + (rstd - rstd) == 0)
+    if bool(kept.all()):
+        return args
+    groups = only(kept.unsqueeze(-1), saved.reshape(*mean.shape, -1)).reshape(saved.shape)
+    return grad, groups, only(kept, mean), only(kept, rstd), *rest
+
+
 def _without_lost_samples(mask: Tensor, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The same for samples of a frozen batch norm. In training, each sample is part of the statistics of all."""
     train = args[7]
@@ -110,7 +120,7 @@ fused(
     masks=_of_layer,
     set_aside=lambda mask, args: _without_lost_rows(mask, args, (3,)),
 )
-fused("native_group_norm_backward", masks=_of_group)
+fused("native_group_norm_backward", masks=_of_group, set_aside=_without_lost_groups)
 fused("native_batch_norm_backward", masks=_of_batch_or_frozen, set_aside=_without_lost_samples)
 fused("batch_norm_backward", "cudnn_batch_norm_backward")
 
