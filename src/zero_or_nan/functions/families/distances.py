@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ...masks.cotangent import Cotangent, prefer_exact, unwrap
-from ...masks.mask import only
+from ...masks.mask import anywhere, only
 from ...masks.numbers import all_finite, has_nan
 from ..registry import function, rule
 
@@ -31,10 +31,16 @@ function("EuclideanDist", fills=("MaskedFill(Div(EuclideanDist))",))
 
 @rule("_cdist_backward")
 def cdist_backward(op: Any, grad: Any, x1: Tensor, x2: Tensor, p: float, distance: Tensor) -> Any:
-    """By a tensor of all directions, if the fused kernel multiplies an ignored element by NaN."""
+    """By the kernel, without the rows and distances that are ignored, or else by a tensor of all directions."""
     exact = op(unwrap(grad), x1, x2, p, distance)
     if grad.mask is None:
         return Cotangent(exact)
+    used = anywhere(grad.mask, -1, True)
+    first, second = torch.where(used, x1, 0), torch.where(anywhere(grad.mask, -2).unsqueeze(-1), x2, 0)
+    if all_finite(first) and all_finite(second):
+        without = op(unwrap(grad), first, second, p, only(grad.mask, distance))  # a distance of 0 has no direction
+        if not has_nan(without):
+            return prefer_exact(exact, Cotangent(without, used.expand(exact.shape)))
     return prefer_exact(exact, (grad.unsqueeze(-1) * _directions(x1, x2, p, distance)).sum(-2))
 
 
@@ -45,12 +51,11 @@ def pdist_backward(op: Any, grad: Any, x: Tensor, p: float, distance: Tensor) ->
     if grad.mask is None:
         return Cotangent(exact)
     first, second = torch.triu_indices(len(x), len(x), 1, device=x.device)
-    used = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    used = torch.zeros(len(x), 1, dtype=torch.bool, device=x.device)
     used[first[grad.mask]] = used[second[grad.mask]] = True
-    used = used.unsqueeze(1)
     of_used = only(used, x)
     if all_finite(of_used):
-        without = op(unwrap(grad), of_used, p, only(grad.mask, distance))  # a distance of 0 has no direction
+        without = op(unwrap(grad), of_used, p, only(grad.mask, distance))
         if not has_nan(without):
             return prefer_exact(exact, Cotangent(without, used.expand(x.shape)))
 

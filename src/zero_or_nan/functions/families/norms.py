@@ -106,9 +106,16 @@ def _without_lost_groups(mask: Tensor, args: tuple[Any, ...]) -> tuple[Any, ...]
 
 
 def _without_lost_samples(mask: Tensor, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same for samples of a frozen batch norm. In training, each sample is part of the statistics of all."""
-    train = args[7]
-    return args if train else (args[0], without_lost_samples(mask, args[1]), *args[2:])
+    """The same for samples of a frozen batch norm. In training, all samples share the statistics of a channel."""
+    grad, saved, weight, running_mean, running_var, mean, rstd, train, *rest = args
+    if not train:
+        return grad, without_lost_samples(mask, saved), *args[2:]
+    (channels, *_), of_each = _of_batch(mask, saved), mean.numel()
+    kept = channels.reshape(of_each) | ((mean - mean) + (rstd - rstd) == 0)
+    if bool(kept.all()):
+        return args
+    saved = only(kept.reshape(channels.shape), saved)
+    return grad, saved, weight, running_mean, running_var, only(kept, mean), only(kept, rstd), train, *rest
 
 
 layer_norm_backward = fused(
