@@ -14,6 +14,7 @@ from helpers import figures, show
 from .records import prose
 
 BOTH = ("forward", "backward")
+STATES = ("contaminated", "clean")
 
 
 def shown(content: dict[str, Any]) -> str:
@@ -66,6 +67,41 @@ def _kinds(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[
 
 
 _METHODS = ("ignoring", "double where", "masked")
+
+
+def multiples(row: dict[str, Any], state: str) -> list[float]:
+    """The time of a function's backward at each size, as multiples of plain PyTorch's time."""
+    return [round(ignoring / plain, 2) for plain, ignoring in row[state]]
+
+
+def by_function(content: dict[str, Any]) -> str:
+    """A summary of the functions at three sizes, a table of the slowest ten, and a folded table of the others."""
+    rows = sorted(content["functions"], key=lambda row: -multiples(row, "contaminated")[-1])
+    medians = [
+        [f"{statistics.median(multiples(row, state)[size] for row in rows):.1f}" for size in range(3)]
+        for state in STATES
+    ]
+    grown = [multiples(row, "contaminated") for row in rows]
+    growing = sum(large > 1.2 * middle for _, middle, large in grown)
+    summary = (
+        f"<p><strong>Of {len(rows)} functions, the median takes {medians[0][2]} times as long as plain PyTorch if one "
+        f"number of a large input is NaN, and at most {max(large for *_, large in grown):.1f} times.</strong> From the "
+        f"middle to the largest size, the multiple grows by more than a fifth for {growing} of them.</p>"
+    )
+    head = ["function", "elements", *("one NaN: small", "middle", "large"), *("no NaN: small", "middle", "large")]
+    cells = [
+        [
+            f"<code>{html.escape(row['function'])}</code>",
+            ", ".join(f"{number:,}".replace(",", " ") for number in row["elements"]),
+            *(f"{multiple:.1f}" for state in STATES for multiple in multiples(row, state)),
+        ]
+        for row in rows
+    ]
+    caption = "Time of a function's backward in one thread, as a multiple of plain PyTorch's time, at three sizes"
+    cells.insert(0, ["median", "", *medians[0], *medians[1]])
+    more = show.table("The same of all other functions", head, cells[11:])
+    folded = f"<details><summary>The other {len(rows) - 10} functions</summary>{more}</details>"
+    return prose(summary, show.table(f"{caption}: the slowest ten", head, cells[:11]), folded)
 
 
 def in_short(content: dict[str, Any]) -> str:
