@@ -247,14 +247,15 @@ def trilinear(
     if all(mask is None for mask in masks):
         return Cotangent(exact)
     counts = [full(mask, factor).to(factor.dtype) for mask, factor in zip(masks, factors, strict=True)]
-    for place, factor in enumerate(factors):
-        not_finite = factor.isfinite().logical_not()
-        if bool(not_finite.any()):
-            met = multiply(*counts[:place], not_finite.to(factor.dtype), *counts[place + 1 :])
-            if bool((met != 0).any()):
-                product = _expanded(a, expand1) * _expanded(b, expand2) * _expanded(c, expand3)
-                return prefer_exact(exact, product.sum(summed))
-    return prefer_exact(exact, Cotangent(multiply(*map(finite_part, factors)), multiply(*counts) != 0))
+    careful = Cotangent(multiply(*map(finite_part, factors)), multiply(*counts) != 0)
+
+    def meets_used(place: int) -> bool:
+        not_finite = factors[place].isfinite().logical_not().to(factors[place].dtype)
+        return bool((multiply(*counts[:place], not_finite, *counts[place + 1 :]) != 0).any())
+
+    if has_nan(careful.value) or any(not all_finite(f) and meets_used(place) for place, f in enumerate(factors)):
+        careful = (_expanded(a, expand1) * _expanded(b, expand2) * _expanded(c, expand3)).sum(summed)
+    return prefer_exact(exact, careful)
 
 
 def _expanded(factor: Any, dims: Any) -> Any:
