@@ -14,6 +14,7 @@ from torch import Tensor, linalg, nn
 
 from zero_or_nan import ignoring
 
+from .costs_shown import MODEL
 from .workloads import Workload
 
 Apply = Callable[[Tensor], Tensor]
@@ -74,6 +75,7 @@ _OF_TOKENS: dict[str, Apply] = {
     "scaled_dot_product_attention": lambda x: F.scaled_dot_product_attention(*[x.unflatten(0, (2, 4))] * 3),
     "MultiheadAttention": lambda x: nn.MultiheadAttention(64, 4, batch_first=True)(x, x, x)[0],
     "TransformerEncoderLayer": lambda x: nn.TransformerEncoderLayer(64, 4, 256, batch_first=True)(x),
+    MODEL: lambda x: nn.Sequential(*(nn.TransformerEncoderLayer(64, 4, 256, batch_first=True) for _ in range(6)))(x),
     "LSTM": lambda x: nn.LSTM(64, 64, batch_first=True)(x)[0],
     "GRU": lambda x: nn.GRU(64, 64, batch_first=True)(x)[0],
     "RNN": lambda x: nn.RNN(64, 64, batch_first=True)(x)[0],

@@ -59,6 +59,10 @@ FAMILIES = {
         lambda a, b: torch.linalg.solve_triangular(a, b, upper=True, left=False, unitriangular=True),
         [positive(4, 4), numbers(3, 4)], 0, (..., 3), columns,
     ),
+    "solve_triangular, all of two batches": (
+        lambda a, b: torch.linalg.solve_triangular(a, b, upper=True), [positive(2, 2, 4, 4), numbers(2, 2, 4, 3)], 0,
+        (..., 0, slice(None)), (..., rest, slice(None)),
+    ),
     "triangular_solve": (
         lambda a, b: torch.triangular_solve(b, a, upper=True, transpose=True)[0],
         [positive(4, 4), numbers(4, 3)], 0, (..., 3), first,

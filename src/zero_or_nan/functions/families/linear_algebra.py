@@ -17,6 +17,7 @@ So x[0] depends on b[0] alone. An unknown is ignored if all that it is computed 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +46,7 @@ def _solves(counting: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]]
     """
 
     def made(solve: Callable[..., Tensor]) -> Rule:
+        @functools.wraps(solve)
         def solved(op: Any, *given: Any, **kwargs: Any) -> Any:
             exact = op(*unwrap(given), **kwargs)
             *factors, b = given
@@ -59,7 +61,7 @@ def _solves(counting: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]]
 
             def part(tensor: Tensor) -> Tensor:
                 inner = tensor.shape[-1:] if tensor.dtype is torch.int32 else tensor.shape[-2:]  # pivots are vectors
-                return tensor if bool(lost.all()) else tensor.expand(*lost.shape, *inner)[lost]
+                return tensor.expand(*lost.shape, *inner)[lost]
 
             of_lost = Cotangent(part(b.value), part(b.mask), b.step)
             repaired = exact.clone()
