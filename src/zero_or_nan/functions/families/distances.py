@@ -50,14 +50,25 @@ def pdist_backward(op: Any, grad: Any, x: Tensor, p: float, distance: Tensor) ->
     exact = op(unwrap(grad), x, p, distance)
     if grad.mask is None:
         return Cotangent(exact)
-    first, second = torch.triu_indices(len(x), len(x), 1, device=x.device)
-    used = torch.zeros(len(x), 1, dtype=torch.bool, device=x.device)
-    used[first[grad.mask]] = used[second[grad.mask]] = True
-    of_used = only(used, x)
+
+    def is_used(rows: Tensor) -> Tensor:
+        """True for each row with a pair that counts: 0 is in the pairs 0 to n - 2, 1 in 0 and n - 1 to 2n - 4."""
+        rows, others = rows.unsqueeze(1), torch.arange(len(x), device=x.device)
+        low, high = torch.minimum(rows, others), torch.maximum(rows, others)
+        pairs = low * (2 * len(x) - low - 1) // 2 + high - low - 1
+        counts: Tensor = grad.mask[pairs] & (low != high)
+        return counts.any(1)
+
+    lost = x.isfinite().all(1).logical_not().nonzero()[:, 0]
+    of_used = x.index_fill(0, lost[is_used(lost).logical_not()], 0)
     if all_finite(of_used):
         without = op(unwrap(grad), of_used, p, only(grad.mask, distance))
         if not has_nan(without):
-            return prefer_exact(exact, Cotangent(without, used.expand(x.shape)))
+            used = (without != 0).any(1)
+            rest = used.logical_not().nonzero()[:, 0]
+            used[rest] = is_used(rest)
+            return prefer_exact(exact, Cotangent(without, used.unsqueeze(1).expand(x.shape)))
+    first, second = torch.triu_indices(len(x), len(x), 1, device=x.device)
 
     def square(entries: Any) -> Any:
         upper = entries.new_zeros((len(x), len(x))).index_put((first, second), entries).triu(1)
