@@ -202,6 +202,13 @@ def test_what_is_undefined_and_used_stays_so(name):
     assert torch.equal(ours[plain.isfinite()], plain[plain.isfinite()])
 
 
+def test_an_unknown_that_uses_a_nan_is_undefined_and_its_neighbour_is_not():
+    given = Cotangent(torch.tensor([[1.0, 0.0], [3.0, 4.0]]), torch.tensor([[True, False], [True, True]]))
+    solution = torch.linalg.solve_triangular(torch.tensor([[1.0, 0.0], [nan, 2.0]]), given, upper=False)
+    torch.testing.assert_close(solution.value, torch.tensor([[1.0, 0.0], [nan, 2.0]]), equal_nan=True)
+    assert solution.mask.tolist() == [[True, False], [True, True]]
+
+
 SQUARES = torch.tensor([0.0, 1.0, 4.0])
 NO_PATH = {
     # Outputs without a path to the element 0, whose root has no slope.
