@@ -16,7 +16,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,8 +28,9 @@ from torch import Tensor
 from zero_or_nan import explain, ignoring
 
 from ..project import Problem, Project, named
-from .costs_shown import BOTH, times
-from .records import keep
+from .costs_shown import BOTH, STATES, multiples, times
+from .functions import FUNCTIONS
+from .records import keep, read
 from .workloads import CASES, COMPILED, FAILING, Loss, Workload
 
 T = TypeVar("T")
@@ -53,17 +54,19 @@ def _in_turn(methods: dict[str, T], seconds: float, rounds: int = 5) -> Iterator
         gc.enable()
 
 
-def measure(case: Workload, contaminated: bool, seconds: float = SECONDS) -> dict[str, dict[str, float]]:
+def measure(
+    case: Workload, contaminated: bool, seconds: float = SECONDS, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, dict[str, float]]:
     """The seconds of forward, and of backward until the graph is freed, for each method."""
     methods = case.methods(contaminated)
     least = {method: {"forward": float("inf"), "backward": float("inf")} for method in methods}
     for method, (forward, backward) in _in_turn(methods, seconds):
-        start = time.perf_counter()
+        start = clock()
         loss = forward()
-        middle = time.perf_counter()
+        middle = clock()
         backward(loss)
         del loss
-        end = time.perf_counter()
+        end = clock()
         least[method]["forward"] = min(least[method]["forward"], middle - start)
         least[method]["backward"] = min(least[method]["backward"], end - middle)
     return least
@@ -110,17 +113,36 @@ def failing(name: str) -> dict[str, float]:
         "ignoring": (nullcontext, ignoring.backward),
         "explain": (explain, Tensor.backward),
     }
-    least, threads = dict.fromkeys(methods, float("inf")), torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    least = dict.fromkeys(methods, float("inf"))
+    with _one_thread():
         for method, (watch, backward) in _in_turn(methods, SECONDS, 2):
             start = time.process_time()
             with watch():
                 step(backward)
             least[method] = min(least[method], time.process_time() - start)
+    return least
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """While entered, PyTorch computes in one thread, whose processor time other programs hardly disturb."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
     finally:
         torch.set_num_threads(threads)
-    return least
+
+
+def growing(name: str, seconds: float = 0.15) -> dict[str, Any]:
+    """The seconds of a function's backward, in plain PyTorch and with `ignoring`, at each size."""
+    row: dict[str, Any] = {"function": name, "elements": [case.entries for case in FUNCTIONS[name]]}
+    with _one_thread():
+        for state in STATES:
+            found = [measure(case, state == "contaminated", seconds, time.process_time) for case in FUNCTIONS[name]]
+            row[state] = [[least[method]["backward"] for method in ("plain", "ignoring")] for least in found]
+    print(f"{name}: " + ", ".join(f"{state} {multiples(row, state)}" for state in STATES), flush=True)
+    return row
 
 
 def peak(case: Workload, contaminated: bool, method: str) -> int:
@@ -194,15 +216,23 @@ def _rows(cases: Iterable[Workload], seconds: float = SECONDS) -> list[dict[str,
 def costs(project: Project, *names: str) -> None:
     """Measure every case, print each result at once, and write `results/measured/costs.json`.
 
-    If cases are named, measure only their gradients, and write nothing.
+    If cases or functions are named, measure only their gradients, and write nothing. The name "functions" records all
+    functions anew, and nothing else.
     """
+    if names == ("functions",):
+        keep(project, "costs", read(project, "costs") | {"functions": list(map(growing, FUNCTIONS))})
+        return
     every = {**CASES, **COMPILED}
-    chosen = named(names, every, "case")
+    chosen = named(names, [*every, *FUNCTIONS], "case or function")
     warnings.simplefilter("ignore")  # torch.masked repeats its warning about the prototype
     torch.set_num_threads(min(2, os.cpu_count() or 1))
     if chosen:
-        _rows(every[name] for name in chosen)
+        _rows(every[name] for name in chosen if name in every)
+        for name in chosen:
+            if name in FUNCTIONS:
+                growing(name)
         return
+    functions = list(map(growing, FUNCTIONS))
     # First, because a recorded gradient makes all later passes slower; and longer, because the differences are small.
     compiled = _rows(COMPILED.values(), 15 * SECONDS)
     rows = _rows(CASES.values())
@@ -210,6 +240,7 @@ def costs(project: Project, *names: str) -> None:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "functions": functions,
         "rows": rows,
         "compiled": compiled,
         "watched": [_told({"case": name, "seconds": watched(CASES[name])}) for name in WATCHED],

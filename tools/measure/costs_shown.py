@@ -14,6 +14,9 @@ from helpers import figures, show
 from .records import prose
 
 BOTH = ("forward", "backward")
+STATES = ("contaminated", "clean")
+MODEL = "6 transformer layers"
+"""The model among the functions that are timed."""
 
 
 def shown(content: dict[str, Any]) -> str:
@@ -66,6 +69,44 @@ def _kinds(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[
 
 
 _METHODS = ("ignoring", "double where", "masked")
+
+
+def multiples(row: dict[str, Any], state: str) -> list[float]:
+    """The time of a function's backward at each size, as multiples of plain PyTorch's time."""
+    return [round(ignoring / plain, 2) for plain, ignoring in row[state]]
+
+
+def by_function(content: dict[str, Any]) -> str:
+    """A summary of the functions at three sizes, a table of the slowest ten, and a folded table of the others."""
+    rows = sorted(content["functions"], key=lambda row: -multiples(row, "contaminated")[-1])
+    found = [[multiple for state in STATES for multiple in multiples(row, state)] for row in rows]
+    median = [statistics.median(column) for column in zip(*found, strict=True)]
+    growing = sum(large > 1.2 * middle for _, middle, large, *_ in found)
+    summary = (
+        f"<p><strong>In the median of {len(rows)} functions, backward takes {median[2]:.1f} times as long as plain "
+        f"PyTorch's if one number of a large input is NaN, and at most {found[0][2]:.1f} times.</strong> For {growing} "
+        "of them, this multiple grows by more than a fifth from the middle size to the large one.</p>"
+    )
+    model = next(row for row in rows if row["function"] == MODEL)
+    of_model = (
+        f"{multiple:.1f} times where plain PyTorch takes {1000 * plain:.1f} ms"
+        for multiple, (plain, _) in zip(multiples(model, "contaminated"), model["contaminated"], strict=True)
+    )
+    summary += f"<p>A model of many small layers pays most. Backward of {MODEL} takes {', '.join(of_model)}.</p>"
+    head = ["function", "elements", *(f"{state}, {size}" for state in STATES for size in ("small", "middle", "large"))]
+    lines = [
+        [
+            f"<code>{html.escape(row['function'])}</code>",
+            ", ".join(f"{number:,}".replace(",", " ") for number in row["elements"]),
+            *(f"{multiple:.1f}" for multiple in multiples_of_row),
+        ]
+        for row, multiples_of_row in zip(rows, found, strict=True)
+    ]
+    lines.insert(0, ["median of all", "", *(f"{multiple:.1f}" for multiple in median)])
+    caption = "Time of a function's backward in one thread, as a multiple of plain PyTorch's time: the slowest ten"
+    rest = show.table("The same of all other functions", head, lines[11:])
+    folded = f"<details><summary>The other {len(lines) - 11} functions</summary>{rest}</details>"
+    return prose(summary, show.table(caption, head, lines[:11]), folded)
 
 
 def in_short(content: dict[str, Any]) -> str:

@@ -22,6 +22,7 @@ DRAWN = {
     },
     "costs": ("costs", "measure.costs_shown", "shown"),
     "costs-in-short": ("costs", "measure.costs_shown", "in_short"),
+    "functions": ("costs", "measure.costs_shown", "by_function"),
     "watching": ("costs", "measure.costs_shown", "watching"),
     "empty-rows": ("empty_rows", "measure.empty_rows", "shown"),
     "on-gpu": ("on_gpu", "measure.on_gpu", "shown"),

@@ -31,7 +31,13 @@ COMPILED = [
     for c in (False, True)
 ]  # fmt: skip
 
-COSTS = {"torch": "2", "machine": "m", "rows": ROWS, "compiled": COMPILED}
+FUNCTIONS = [
+    {"function": name, "elements": [1, 2, 3_000],
+     "contaminated": [[0.001, 0.002], [0.01, 0.01 * middle], [0.1, 0.1 * large]], "clean": [[1, 1], [1, 1], [1, 1.1]]}
+    for name, middle, large in (*((f"f{n}", 1, 1) for n in range(10)), ("grows", 2, 4), (costs_shown.MODEL, 3, 2))
+]  # fmt: skip
+
+COSTS = {"torch": "2", "machine": "m", "rows": ROWS, "compiled": COMPILED, "functions": FUNCTIONS}
 
 
 def cells(html):
@@ -51,6 +57,15 @@ def test_costs_are_shown_as_ratios():
     last = len(found) - found[::-1].index("a model") - 1
     assert found[last : last + 3] == ["a model", "1.20", "1.20"]  # memory, 12 against 10
     assert 'role="img"' in html and "contaminated" in html
+
+
+def test_functions_are_shown_from_the_slowest_on():
+    html = costs_shown.by_function(COSTS)
+    assert cells(html)[8:16] == ["median of all", "", "2.0", "1.0", "1.0", "1.0", "1.0", "1.1"]
+    assert cells(html)[16:25] == ["grows", "1, 2, 3 000", "2.0", "2.0", "4.0", "1.0", "1.0", "1.1", costs_shown.MODEL]
+    assert "In the median of 12 functions" in html and "at most 4.0 times" in html and "For 1 of them" in html
+    assert "2.0 times where plain PyTorch takes 1.0 ms, 3.0 times where plain PyTorch takes 10.0 ms" in html
+    assert "The other 2 functions" in html and html.index("</table>") < html.index(">f9<") < html.rindex("</table>")
 
 
 def test_the_time_of_a_node_is_measured_by_that_of_plain_pytorch_in_the_shortest_chain():
@@ -199,6 +214,7 @@ def test_the_recorded_costs_are_of_todays_cases():
     ]
     assert [row["case"] for row in content["watched"]] == costs.WATCHED
     assert [row["case"] for row in content["failing"]] == list(costs.FAILING)
+    assert [row["function"] for row in content["functions"]] == list(costs.FUNCTIONS)
 
 
 def test_a_difference_between_methods_is_that_of_the_same_seeds():

@@ -59,6 +59,10 @@ FAMILIES = {
         lambda a, b: torch.linalg.solve_triangular(a, b, upper=True, left=False, unitriangular=True),
         [positive(4, 4), numbers(3, 4)], 0, (..., 3), columns,
     ),
+    "solve_triangular, all of two batches": (
+        lambda a, b: torch.linalg.solve_triangular(a, b, upper=True), [positive(2, 2, 4, 4), numbers(2, 2, 4, 3)], 0,
+        (..., 0, slice(None)), (..., rest, slice(None)),
+    ),
     "triangular_solve": (
         lambda a, b: torch.triangular_solve(b, a, upper=True, transpose=True)[0],
         [positive(4, 4), numbers(4, 3)], 0, (..., 3), first,
@@ -110,6 +114,15 @@ FAMILIES = {
         lambda x, w, b: F.layer_norm(x, (4,), w, b), [numbers(1200, 4), numbers(4), numbers(4)], 0, rest, (first, 0),
     ),
     "logcumsumexp": (lambda x: x.logcumsumexp(0), [numbers(5)], 0, rest, first),
+    "cumprod": (lambda x: x.cumprod(0), [numbers(5)], 0, rest, first),
+    "cumprod with a 0": (lambda x: x.cumprod(0), [torch.tensor([2.0, 3.0, 0.0, 4.0, 5.0])], 0, 4, slice(4)),
+    "solve": (lambda a, b: torch.linalg.solve_ex(a, b)[0], [positive(3, 4, 4), numbers(3, 4, 2)], 0, 2, first),
+    "bilinear": (lambda x, w: F.bilinear(x, x, w), [numbers(4, 3), numbers(2, 3, 3)], 0, 3, first),
+    "group_norm": (
+        lambda x, w, b: F.group_norm(x, 2, w, b), [numbers(3, 4, 5), numbers(4), numbers(4)], 0, (0, 3),
+        (slice(None), first),
+    ),
+    "instance_norm": (F.instance_norm, [numbers(3, 4, 5)], 0, (..., 3, 1), (slice(None), first)),
     "matrix_exp": (torch.linalg.matrix_exp, [numbers(3, 2, 2)], 0, 2, first),
     "cross": (torch.linalg.cross, [numbers(4, 3), numbers(4, 3, seed=1)], 0, 2, first),
     "fft": (lambda x: torch.fft.rfft(x * x), [numbers(3, 8)], 0, 2, first),
@@ -187,6 +200,13 @@ def test_what_is_undefined_and_used_stays_so(name):
     (plain,) = gradients(torch.autograd.grad, function, [x], used)
     assert not ours.isfinite().all()
     assert torch.equal(ours[plain.isfinite()], plain[plain.isfinite()])
+
+
+def test_an_unknown_that_uses_a_nan_is_undefined_and_its_neighbour_is_not():
+    given = Cotangent(torch.tensor([[1.0, 0.0], [3.0, 4.0]]), torch.tensor([[True, False], [True, True]]))
+    solution = torch.linalg.solve_triangular(torch.tensor([[1.0, 0.0], [nan, 2.0]]), given, upper=False)
+    torch.testing.assert_close(solution.value, torch.tensor([[1.0, 0.0], [nan, 2.0]]), equal_nan=True)
+    assert solution.mask.tolist() == [[True, False], [True, True]]
 
 
 SQUARES = torch.tensor([0.0, 1.0, 4.0])

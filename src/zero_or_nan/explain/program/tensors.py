@@ -269,7 +269,8 @@ def are_finite(values: Any) -> bool:
 def are_finite_at_once(tensors: Iterable[Tensor]) -> bool:
     """Whether all tensors are finite. The answer is fetched from their device at once."""
     with unseen(), torch.no_grad():  # otherwise a surrounding `explain` would watch these sums
-        usual: list[Tensor] = []
+        small: list[Tensor] = []
+        large: list[Tensor] = []
         others: list[Tensor] = []
         for tensor in tensors:
             if (
@@ -278,19 +279,18 @@ def are_finite_at_once(tensors: Iterable[Tensor]) -> bool:
                 and tensor.is_cpu
                 and tensor.layout is torch.strided
             ):
-                usual.append(tensor)
+                (small if tensor.numel() <= _SMALL else large).append(tensor)
             else:
                 here = numbers_of(tensor)
                 if here is not None:
                     others.append(torch.view_as_real(here) if here.is_complex() else here)
-        totals = [tensor.sum() for tensor in usual if tensor.numel() > _SMALL]
-        small = [tensor for tensor in usual if tensor.numel() <= _SMALL]
-        if small:
+        totals = [tensor.sum() for tensor in large]
+        if small:  # one copy and one sum take less time than a sum for each, or than `torch.nn.utils.get_total_norm`
             totals.append(joined(small).sum())
         if others:
             first = others[0].device
             totals.append(torch.stack([total(tensor).to(first, torch.float64) for tensor in others]).sum())
-        return all(math.isfinite(each.item()) for each in totals) or all(map(is_finite, (*usual, *others)))
+        return all(math.isfinite(each.item()) for each in totals) or all(map(is_finite, (*small, *large, *others)))
 
 
 def first_entries(elements: Tensor, most: int = 5) -> list[tuple[int, ...]]:

@@ -30,16 +30,14 @@ class Before:
         self.values: dict[int, tuple[Tensor, Tensor]] = {}
         self.optimizers: dict[Optimizer, tuple[list[tuple[Tensor, Tensor]], dict[Tensor, dict[str, Any]]]] = {}
 
-    def note(self, leaf: Tensor) -> None:
-        """Keep the `.grad` of a leaf, before the first pass adds to it."""
-        if id(leaf) not in self.grads:
-            grad = leaf.grad
-            self.grads[id(leaf)] = leaf, grad, None if grad is None else grad.detach().clone()
+    def note(self, leaves: dict[int, Tensor]) -> None:
+        """Keep the `.grad` of leaves, by their `id`, before the first pass adds to them."""
+        grads = {at: (leaf, leaf.grad) for at, leaf in leaves.items()}
+        self.grads |= {at: (leaf, g, None if g is None else g.detach().clone()) for at, (leaf, g) in grads.items()}
 
-    def note_value(self, leaf: Tensor) -> None:
-        """Keep the value of a leaf that the step changes itself."""
-        if id(leaf) not in self.values:
-            self.values[id(leaf)] = leaf, leaf.detach().clone()
+    def note_values(self, leaves: dict[int, Tensor]) -> None:
+        """Keep the values of leaves that the step changes itself."""
+        self.values |= {at: (leaf, leaf.detach().clone()) for at, leaf in leaves.items()}
 
     def note_optimizer(self, optimizer: Optimizer) -> None:
         """Keep the parameters and the state of an optimizer, before a step that may turn out to be too early."""

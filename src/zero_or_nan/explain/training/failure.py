@@ -223,8 +223,8 @@ class _Watch:
 
     def __enter__(self) -> None:
         self.handles = (
-            register_optimizer_step_pre_hook(not_compiled(partial(self._begin_step))),
-            register_optimizer_step_post_hook(not_compiled(partial(self._end_step))),
+            register_optimizer_step_pre_hook(self._begin_step),
+            register_optimizer_step_post_hook(self._end_step),
         )
         replace_engine(self, self._engine)
         replace(self, torch.amp.GradScaler, "scale", self._scale)
@@ -235,13 +235,13 @@ class _Watch:
             handle.remove()
 
     def _engine(self, run: Any) -> Any:
-        @not_compiled
-        def run_engine(roots: Any, *args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() == self.thread and kwargs.get("accumulate_grad", True):
-                self._begins(roots)
-            return run(roots, *args, **kwargs)
+        return partial(self._run_engine, run)
 
-        return run_engine
+    @not_compiled
+    def _run_engine(self, run: Any, roots: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == self.thread and kwargs.get("accumulate_grad", True):
+            self._begins(roots)
+        return run(roots, *args, **kwargs)
 
     def _scale(self, scale: Any) -> Any:
         @not_compiled
@@ -257,17 +257,19 @@ class _Watch:
         self.habits.early.update(self.stepped)
         if not self.is_scaled:
             self.loss = loss_among(roots)
-        new = {id(leaf): leaf for _, leaf in leaves_of(graph_from(roots)) if id(leaf) not in self.leaves}
+        new = {id(leaf): leaf for _, leaf in leaves_of(graph_from(roots))}
+        if self.leaves:
+            new = {at: leaf for at, leaf in new.items() if at not in self.leaves}
         self.course.begin(new.values())
-        for at, leaf in new.items():
-            self._versions[at] = leaf._version
-            self.before.note(leaf)
-            if self.habits.by_hand:
-                self.before.note_value(leaf)
-        self.leaves.update(new)
+        self._versions |= {at: leaf._version for at, leaf in new.items()}
+        self.before.note(new)
+        if self.habits.by_hand:
+            self.before.note_values(new)
+        self.leaves |= new
         if self.habits.by_hand and self._largest is None:
             self._largest = largest(self.leaves.values())
 
+    @not_compiled
     def _begin_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         if threading.get_ident() != self.thread:
             return None
@@ -275,7 +277,9 @@ class _Watch:
         self.habits.early.update(self.stepped)
         step = _Step(self, optimizer)
         closures = [thing for thing in (*args[1:], *kwargs.values()) if _is_closure(thing)]
-        if not closures:
+        if closures:
+            step.version = _version(optimizer)
+        else:
             step.check_gradients()
         if optimizer in self.habits.early or closures and not self.habits.change_late(optimizer):
             self.before.note_optimizer(optimizer)
@@ -286,6 +290,7 @@ class _Watch:
         args = tuple(watched.get(id(thing), thing) for thing in args)
         return args, {name: watched.get(id(thing), thing) for name, thing in kwargs.items()}
 
+    @not_compiled
     def _end_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         steps = [step for step in self.running if step.optimizer is optimizer]
         if threading.get_ident() != self.thread or not steps:
@@ -330,7 +335,7 @@ class _Step:
     Attributes:
         evaluations: the number of evaluations that have begun.
         is_doubtful: whether a gradient was not finite after a later evaluation, which a line search may reject.
-        version: the version of the parameters before the step.
+        version: the version of the parameters before the step, if it has a closure.
     """
 
     def __init__(self, watch: _Watch, optimizer: Optimizer) -> None:
@@ -338,7 +343,7 @@ class _Step:
         self.optimizer = optimizer
         self.evaluations = 0
         self.is_doubtful = False
-        self.version = _version(optimizer)
+        self.version = 0
 
     def check_gradients(self) -> None:
         # A scaler gives a fused optimizer this attribute, by which the optimizer skips such a step itself.

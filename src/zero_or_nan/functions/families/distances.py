@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from ...masks.cotangent import Cotangent, prefer_exact, unwrap
+from ...masks.mask import anywhere, only
+from ...masks.numbers import all_finite, has_nan
 from ..registry import function, rule
 
 function("Dist", fills=("MaskedFill(Div(Dist))", "MaskedFill(Div(Pow(Dist)))"))
@@ -29,10 +31,16 @@ function("EuclideanDist", fills=("MaskedFill(Div(EuclideanDist))",))
 
 @rule("_cdist_backward")
 def cdist_backward(op: Any, grad: Any, x1: Tensor, x2: Tensor, p: float, distance: Tensor) -> Any:
-    """By a tensor of all directions, if the fused kernel multiplies an ignored element by NaN."""
+    """By the kernel, without the rows and distances that are ignored, or else by a tensor of all directions."""
     exact = op(unwrap(grad), x1, x2, p, distance)
     if grad.mask is None:
         return Cotangent(exact)
+    used = anywhere(grad.mask, -1, True)
+    first, second = torch.where(used, x1, 0), torch.where(anywhere(grad.mask, -2).unsqueeze(-1), x2, 0)
+    if all_finite(first) and all_finite(second):
+        without = op(unwrap(grad), first, second, p, only(grad.mask, distance))  # a distance of 0 has no direction
+        if not has_nan(without):
+            return prefer_exact(exact, Cotangent(without, used.expand(exact.shape)))
     return prefer_exact(exact, (grad.unsqueeze(-1) * _directions(x1, x2, p, distance)).sum(-2))
 
 
@@ -42,6 +50,24 @@ def pdist_backward(op: Any, grad: Any, x: Tensor, p: float, distance: Tensor) ->
     exact = op(unwrap(grad), x, p, distance)
     if grad.mask is None:
         return Cotangent(exact)
+
+    def is_used(rows: Tensor) -> Tensor:
+        """True for each row with a pair that counts: 0 is in the pairs 0 to n - 2, 1 in 0 and n - 1 to 2n - 4."""
+        rows, others = rows.unsqueeze(1), torch.arange(len(x), device=x.device)
+        low, high = torch.minimum(rows, others), torch.maximum(rows, others)
+        pairs = low * (2 * len(x) - low - 1) // 2 + high - low - 1
+        counts: Tensor = grad.mask[pairs] & (low != high)
+        return counts.any(1)
+
+    lost = x.isfinite().all(1).logical_not().nonzero()[:, 0]
+    of_used = x.index_fill(0, lost[is_used(lost).logical_not()], 0)
+    if all_finite(of_used):
+        without = op(unwrap(grad), of_used, p, only(grad.mask, distance))
+        if not has_nan(without):
+            used = (without != 0).any(1)
+            rest = used.logical_not().nonzero()[:, 0]
+            used[rest] = is_used(rest)
+            return prefer_exact(exact, Cotangent(without, used.unsqueeze(1).expand(x.shape)))
     first, second = torch.triu_indices(len(x), len(x), 1, device=x.device)
 
     def square(entries: Any) -> Any:

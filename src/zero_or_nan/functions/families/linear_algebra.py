@@ -17,15 +17,18 @@ So x[0] depends on b[0] alone. An unknown is ignored if all that it is computed 
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...masks.cotangent import Cotangent, NotFollowed, mask_of, prefer_exact, unwrap, wrap, zero_ignored
-from ...masks.mask import anywhere
+from ...masks.cotangent import Cotangent, NotFollowed, mask_of, prefer_exact, unwrap, zero_ignored
+from ...masks.mask import anywhere, full
 from ...masks.numbers import has_nan
 from ..numerics import numerics
+from ..record import Rule
 from ..registry import derivative, function, rule
 from .stepwise import within_matrices
 
@@ -35,42 +38,62 @@ numerics("svd", like="linalg_svd")
 numerics("logdet linalg_slogdet", like="slogdet")
 
 
+def _solves(counting: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]], Rule]:
+    """Make a rule from a function that solves with the matrices of a batch whose result in plain PyTorch has NaN.
+
+    Args:
+        counting: gives the mask of the unknowns from the mask of the right-hand side.
+    """
+
+    def made(solve: Callable[..., Tensor]) -> Rule:
+        @functools.wraps(solve)
+        def solved(op: Any, *given: Any, **kwargs: Any) -> Any:
+            exact = op(*unwrap(given), **kwargs)
+            *factors, b = given
+            if any(mask_of(factor) is not None for factor in factors):
+                raise NotFollowed("is not linear in the matrix")
+            if mask_of(b) is None:
+                return Cotangent(exact)
+            counts = counting(b.mask, **kwargs).expand(exact.shape)
+            if not has_nan(exact):
+                return Cotangent(exact, counts)
+            lost = exact.isnan().any(-1).any(-1)
+
+            def part(tensor: Tensor) -> Tensor:
+                inner = tensor.shape[-1:] if tensor.dtype is torch.int32 else tensor.shape[-2:]  # pivots are vectors
+                return tensor.expand(*lost.shape, *inner)[lost]
+
+            of_lost = Cotangent(part(b.value), part(b.mask), b.step)
+            repaired = exact.clone()
+            repaired[lost] = solve(op, *map(part, unwrap(factors)), of_lost, part(exact), **kwargs)
+            return prefer_exact(exact, Cotangent(repaired, counts))
+
+        return solved
+
+    return made
+
+
+def _reached(rows: Tensor, upper: bool, left: bool = True, **_: Any) -> Tensor:
+    """The unknowns that depend on these rows (or columns): on those from the first one solved up to their own."""
+    order = -2 if left else -1
+    if upper is left:
+        return rows.flip(order).cumsum(order).flip(order) != 0
+    return rows.cumsum(order) != 0
+
+
 @rule("linalg_solve_triangular")
-def solve_triangular(op: Any, a: Any, b: Any, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Any:
-    """By substitution, which skips ignored elements. An unknown is ignored if all that it depends on is ignored."""
-    exact = op(unwrap(a), unwrap(b), upper=upper, left=left, unitriangular=unitriangular)
-    if type(a) is Cotangent:
-        raise NotFollowed("is not linear in the matrix")
-    if mask_of(b) is None:
-        return Cotangent(exact)
-    matrix, given = (a, b) if left else (a.mT, b.mT)
-    upper = upper is left
-    if not has_nan(exact):
-        return Cotangent(exact, _reached(given.mask, upper) if left else _reached(given.mask, upper).mT)
-    solution = _substitute(matrix, given, upper, unitriangular)
-    return prefer_exact(exact, solution if left else solution.mT)
-
-
-def _reached(mask: Tensor, upper: bool) -> Tensor:
-    """The mask of the unknowns. An unknown depends on the given rows from where substitution begins up to its own."""
-    rows = mask.to(torch.int32)
-    rows = rows.flip(-2).cumsum(-2).flip(-2) if upper else rows.cumsum(-2)
-    return rows != 0
-
-
-def _substitute(matrix: Tensor, given: Cotangent, upper: bool, unitriangular: bool) -> Any:
-    """The unknowns, one row after the other."""
-    size = matrix.shape[-1]
-    order = range(size - 1, -1, -1) if upper else range(size)
-    done: list[Any] = []
-    for step, row in enumerate(order):
-        right = given.select(-2, row)
-        if step:
-            before = torch.stack(done, -2)
-            taken = matrix[..., row, list(order[:step])]
-            right = right - (taken.unsqueeze(-1) * before).sum(-2)
-        done.append(right if unitriangular else right / matrix[..., row, row].unsqueeze(-1))
-    return torch.stack(done[::-1] if upper else done, -2)
+@_solves(_reached)
+def solve_triangular(
+    op: Any, a: Tensor, b: Cotangent, exact: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> Tensor:
+    """By the kernel, on matrices with finite numbers alone. Unknowns that use other numbers are as in plain PyTorch."""
+    one = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    bad = a.isfinite().logical_not() | ((a == 0) & (one != 0))  # the diagonal divides
+    bad = bad.triu(int(unitriangular)) if upper else bad.tril(-int(unitriangular))
+    counts, bad_ones = _reached(full(b.mask, b.value), upper, left).float(), bad.float()
+    met = bad_ones @ counts if left else counts @ bad_ones
+    finite = op(torch.where(bad, one, a), b.value, upper=upper, left=left, unitriangular=unitriangular)
+    return torch.where(_reached(met, upper, left), exact, finite)
 
 
 @rule("triangular_solve")
@@ -92,12 +115,17 @@ def cholesky_solve(op: Any, b: Any, factor: Any, upper: bool = False) -> Any:
     return prefer_exact(exact, torch.linalg.solve_triangular(lower.mH, half, upper=True))
 
 
+def _whole(mask: Tensor, left: bool = True, **_: Any) -> Tensor:
+    """All unknowns of a column (or row) count if one element of the right-hand side does."""
+    return anywhere(mask, -2 if left else -1, True)
+
+
 @rule("linalg_lu_solve")
-def lu_solve(op: Any, lu: Any, pivots: Tensor, b: Any, *, left: bool = True, adjoint: bool = False) -> Any:
+@_solves(_whole)
+def lu_solve(
+    op: Any, lu: Tensor, pivots: Tensor, b: Any, exact: Tensor, *, left: bool = True, adjoint: bool = False
+) -> Tensor:
     """By a permutation and two triangular systems."""
-    exact = op(unwrap(lu), pivots, unwrap(b), left=left, adjoint=adjoint)
-    if mask_of(b) is None:
-        return wrap(exact)
     given = b if left else b.mH
     # X A = B is the same as the adjoint system A* X* = B*.
     adjoint = adjoint if left else not adjoint
@@ -112,7 +140,8 @@ def lu_solve(op: Any, lu: Any, pivots: Tensor, b: Any, *, left: bool = True, adj
     else:
         half = solve(lu, permutation.mT @ given, False, True)
         solution = solve(lu, half, True, False)
-    return prefer_exact(exact, solution if left else solution.mH)
+    result: Tensor = unwrap(solution if left else solution.mH)
+    return result
 
 
 @rule("_linalg_solve_ex")

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -59,10 +59,14 @@ def _of_group(
     mask: Tensor, saved: Tensor, mean: Any, rstd: Any, weight: Any, n: int, c: int, hxw: int, groups: int, *args: Any
 ) -> tuple[Tensor, ...]:
     """The same for statistics of each group of channels of a sample."""
-    group = anywhere(mask.reshape(n, groups, -1), -1)
-    members = group.repeat_interleave(c // groups, 1).reshape(n, c, *(1,) * (saved.dim() - 2))
     channel = anywhere(mask.reshape(n, c, hxw), (0, 2))
-    return members, channel, channel
+    return _members(anywhere(mask.reshape(n, groups, -1), -1), saved), channel, channel
+
+
+def _members(groups: Tensor, saved: Tensor) -> Tensor:
+    """A mask of channels from a mask of groups."""
+    channels = groups.repeat_interleave(saved.shape[1] // groups.shape[1], 1)
+    return channels.reshape(*channels.shape, *(1,) * (saved.dim() - 2))
 
 
 def _of_batch(mask: Tensor, saved: Tensor, *args: Any) -> tuple[Tensor, ...]:
@@ -78,39 +82,53 @@ def _of_batch_or_frozen(mask: Tensor, saved: Tensor, *args: Any) -> tuple[Tensor
     return masks if train else (mask, *masks[1:])
 
 
-def _without_lost_rows(mask: Tensor, args: tuple[Any, ...], statistics: tuple[int, ...]) -> tuple[Any, ...]:
-    """Layer norm's arguments with 0 in each row that is ignored as a whole, and whose statistics are not finite.
+def _without_lost(
+    args: tuple[Any, ...], statistics: tuple[int, ...], counts: Tensor, spread: Callable[[Tensor], Tensor]
+) -> tuple[Any, ...]:
+    """The arguments with 0 in each part of the input that is ignored as a whole, and whose statistics are not finite.
 
-    Plain PyTorch's result is NaN in such a row, so no finite number changes.
+    Plain PyTorch's result is NaN in such a part, so no finite number changes.
+
+    Args:
+        args: the arguments. The second is the input.
+        statistics: the places of the statistics among the arguments.
+        counts: the parts that count.
+        spread: gives a mask of parts the shape with which it expands to the input.
     """
-    kept = anywhere(mask, list(range(-len(args[2]), 0)), keepdim=True)
-    finite = functools.reduce(torch.add, [args[place] - args[place] for place in statistics]) == 0
-    kept = kept | finite.reshape(kept.shape)
+    kept = functools.reduce(torch.add, [args[place] - args[place] for place in statistics]) == 0
+    kept |= counts.reshape(kept.shape)
     if bool(kept.all()):
         return args
-    given = list(args)
-    given[1] = only(kept, args[1])
-    for place in statistics:
-        given[place] = only(kept.reshape(args[place].shape), args[place])
-    return tuple(given)
+    cleaned = {place: only(kept, args[place]) for place in statistics} | {1: only(spread(kept), args[1])}
+    return tuple(cleaned.get(place, arg) for place, arg in enumerate(args))
+
+
+def _without_lost_rows(mask: Tensor, args: tuple[Any, ...], statistics: tuple[int, ...] = (3, 4)) -> tuple[Any, ...]:
+    counts = anywhere(mask, list(range(-len(args[2]), 0)), keepdim=True)
+    return _without_lost(args, statistics, counts, lambda kept: kept.reshape(counts.shape))
+
+
+def _without_lost_groups(mask: Tensor, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    counts = anywhere(mask.reshape(*args[2].shape, -1), -1)
+    return _without_lost(args, (2, 3), counts, lambda kept: _members(kept, args[1]))
 
 
 def _without_lost_samples(mask: Tensor, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same for samples of a frozen batch norm. In training, each sample is part of the statistics of all."""
-    train = args[7]
-    return args if train else (args[0], without_lost_samples(mask, args[1]), *args[2:])
+    """In training, all samples share the statistics of a channel. In a frozen batch norm, each sample is by itself."""
+    if not args[7]:
+        return (args[0], without_lost_samples(mask, args[1]), *args[2:])
+    counts, *_ = _of_batch(mask, args[1])
+    return _without_lost(args, (5, 6), counts, lambda kept: kept.reshape(counts.shape))
 
 
-layer_norm_backward = fused(
-    "native_layer_norm_backward", masks=_of_layer, set_aside=lambda mask, args: _without_lost_rows(mask, args, (3, 4))
-)
+layer_norm_backward = fused("native_layer_norm_backward", masks=_of_layer, set_aside=_without_lost_rows)
 fused(
     "_fused_rms_norm_backward",
     since="2.13",
     masks=_of_layer,
     set_aside=lambda mask, args: _without_lost_rows(mask, args, (3,)),
 )
-fused("native_group_norm_backward", masks=_of_group)
+fused("native_group_norm_backward", masks=_of_group, set_aside=_without_lost_groups)
 fused("native_batch_norm_backward", masks=_of_batch_or_frozen, set_aside=_without_lost_samples)
 fused("batch_norm_backward", "cudnn_batch_norm_backward")
 

@@ -413,4 +413,11 @@ def made_up(op: Any, *args: Any, **kwargs: Any) -> Any:
     return wrap(op(*unwrap(args), **unwrap(kwargs)))
 
 
-fused("_prelu_kernel_backward", "glu_backward")
+fused("_prelu_kernel_backward")
+
+
+@rule("glu_backward")
+def glu_backward(op: Any, grad: Any, x: Any, dim: int) -> Any:
+    """An element of the cotangent goes to an element of either half."""
+    mask = mask_of(grad)
+    return zero_ignored(op(unwrap(grad), unwrap(x), dim), None if mask is None else torch.cat([mask, mask], dim))

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from ...masks.cotangent import Cotangent, mask_of, nothing, prefer_exact, unwrap, write_over_nan
-from ...masks.mask import Mask, anywhere, only, reduced
+from ...masks.mask import Mask, anywhere, full, only, reduced
 from ...masks.numbers import all_finite, finite_part, has_nan, is_number, is_sparse, total
 from ..conditions import FINITE
 from ..graph import run
@@ -238,10 +238,24 @@ def trilinear(
     op: Any, a: Any, b: Any, c: Any, expand1: Any, expand2: Any, expand3: Any, summed: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """The derivatives of a bilinear layer: three factors are broadcast, multiplied and summed."""
-    exact = op(unwrap(a), unwrap(b), unwrap(c), expand1, expand2, expand3, summed, *args, **kwargs)
-    if all(mask_of(factor) is None for factor in (a, b, c)):
+
+    def multiply(*factors: Tensor) -> Any:
+        return op(*factors, expand1, expand2, expand3, summed, *args, **kwargs)
+
+    factors, masks = unwrap([a, b, c]), [mask_of(factor) for factor in (a, b, c)]
+    exact = multiply(*factors)
+    if all(mask is None for mask in masks):
         return Cotangent(exact)
-    return prefer_exact(exact, (_expanded(a, expand1) * _expanded(b, expand2) * _expanded(c, expand3)).sum(summed))
+    counts = [full(mask, factor).to(factor.dtype) for mask, factor in zip(masks, factors, strict=True)]
+    careful = Cotangent(multiply(*map(finite_part, factors)), multiply(*counts) != 0)
+
+    def meets_used(place: int) -> bool:
+        not_finite = factors[place].isfinite().logical_not().to(factors[place].dtype)
+        return bool((multiply(*counts[:place], not_finite, *counts[place + 1 :]) != 0).any())
+
+    if has_nan(careful.value) or any(not all_finite(f) and meets_used(place) for place, f in enumerate(factors)):
+        careful = (_expanded(a, expand1) * _expanded(b, expand2) * _expanded(c, expand3)).sum(summed)
+    return prefer_exact(exact, careful)
 
 
 def _expanded(factor: Any, dims: Any) -> Any:

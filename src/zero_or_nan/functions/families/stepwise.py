@@ -1,23 +1,25 @@
-"""Derivatives step by step, for functions whose first outputs need only the first inputs.
+"""Functions whose first outputs need only the first inputs, such as decompositions and running products.
 
 Column j of a QR decomposition is computed from the columns up to j. PyTorch's derivative multiplies whole matrices and
-solves whole systems, so a NaN of the last column meets the cotangents of the first column. Here, each step of the
-textbook algorithm is differentiated by itself, the last step first. So ignored elements never meet used ones.
+solves whole systems, so a NaN of the last column meets the cotangents of the first column. The formulas here get only
+what the loss needs. In place of the rest, they get an identity matrix or 0, on which nothing that counts depends.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from ...masks.cotangent import Cotangent, NotFollowed, nothing, unwrap, zero_ignored
-from ...masks.mask import anywhere
+from ...masks.cotangent import Cotangent, NotFollowed, is_finite, nothing, unwrap, zero_ignored
+from ...masks.mask import anywhere, full
 from ..graph import signed
 from ..registry import derivative, rule
+
+pad = torch.nn.functional.pad
 
 
 def within_matrices(node: Any) -> tuple[int, int]:
@@ -30,56 +32,79 @@ def _along(node: Any) -> tuple[int]:
     return (signed(node._saved_dim),)
 
 
+def _mask(grad: Any) -> Tensor:
+    """The mask of a cotangent."""
+    return full(grad.mask, unwrap(grad))
+
+
+def _numbers(grad: Any) -> Any:
+    """A cotangent's value, because formulas here know their masks. If a formula is recorded, the cotangent itself."""
+    is_recorded = torch.is_grad_enabled() or forward_ad.unpack_dual(grad).tangent is not None  # type: ignore[no-untyped-call]
+    return grad if is_recorded else unwrap(grad)
+
+
+def _counting(result: Any, counts: Tensor) -> Cotangent:
+    """The result of a formula, with its mask."""
+    if type(result) is Cotangent:
+        return torch.where(counts, result, nothing(result))  # type: ignore[return-value]
+    return Cotangent(torch.where(counts, result, 0), counts.expand(result.shape))
+
+
+def _places(matrix: Tensor, dim: int) -> Tensor:
+    """The numbers of the rows (dim=-2) or columns (dim=-1) of a matrix, from 1 on."""
+    places = torch.arange(1, matrix.shape[dim] + 1, dtype=torch.int32, device=matrix.device)
+    return places.unsqueeze(-1) if dim == -2 else places
+
+
+def _last(mask: Tensor, dim: int) -> Tensor:
+    """The number of the last row or column that counts, from 1 on; 0 if none counts."""
+    return (mask * _places(mask, dim)).amax(dim, keepdim=True)
+
+
+def _identity(like: Tensor) -> Tensor:
+    """The identity matrix, also if a matrix is wide or tall."""
+    return torch.eye(*like.shape[-2:], dtype=like.dtype, device=like.device)
+
+
 @derivative("LinalgCholeskyEx", mixes=within_matrices)
 def cholesky(node: Any, grads: Any) -> tuple[Any]:
-    """Each column of the factor is a column of the matrix, less products of earlier columns, divided by a root."""
+    """An element of the factor L needs its row up to itself, and the whole rows up to the number of its column.
+
+    Let P be the lower triangle of Lᴴ·gL, with its transpose above the diagonal. The gradient is L⁻ᴴ·P·L⁻¹ / 2.
+    """
     (grad, *_), lower = grads, node._saved_L
     if lower.is_complex():
         raise NotFollowed("has a gradient that is not Hermitian, of which a part can't be replaced")
     if node._saved_upper:
         grad, lower = grad.mH, lower.mH
-    size = lower.shape[-1]
-    columns: list[Any] = []
-    for j in reversed(range(size)):
-        above, below = torch.split(grad[..., : j + 1], [j, size - j], -2)
-        root, column, row = lower[..., j, j, None], lower[..., j + 1 :, j], lower[..., j, None, :j]
-        rest = below[..., 1:, j] / root
-        first = below[..., 0, j].unsqueeze(-1) - (rest * column.conj()).sum(-1, keepdim=True)
-        both = torch.cat([first / (2 * root), rest], -1).unsqueeze(-1)
-        columns.append(torch.cat([nothing(above[..., j:]), both], -2))
-        # Each element has lost products of two factors: one in its own row (`below`), and one in row j (`own`).
-        below = below[..., :j] - both * row
-        own = below[..., :1, :] - (both.conj() * lower[..., j:, :j]).sum(-2, keepdim=True)
-        grad = torch.cat([above[..., :j], own, below[..., 1:, :]], -2)
-    triangle = torch.cat(columns[::-1], -1)
-    return ((triangle + triangle.mH) / 2,)
+    of_row = _last(_mask(grad).tril(), -1)
+    counts = (_places(lower, -1) <= of_row) | (_places(lower, -2) <= of_row.amax(-2, keepdim=True))
+    counts = counts.tril()
+    lower = torch.where(counts, lower, _identity(lower))
+    product = lower.mH @ _numbers(grad)
+    half = torch.linalg.solve_triangular(lower.mH, product.tril() + product.tril(-1).mH, upper=True)
+    result = torch.linalg.solve_triangular(lower, half, upper=False, left=False) / 2
+    return (_counting(result, counts | counts.mT),)
 
 
 @derivative("CholeskyInverse", mixes=within_matrices)
 def cholesky_inverse(node: Any, grads: Any) -> tuple[Any]:
-    """The inverse of the last rows and columns grows by a row and a column at each step. One triangle is not read.
+    """An element of the inverse B needs the columns of the factor L from its own row or column on.
 
-    Let r be a root on the factor's diagonal, c the column below it, and B the inverse for the rows and columns behind
-    both. The step adds the column v = -B c / r, its adjoint as a row, and the corner u / r, where u = 1 / r - c v. For
-    complex numbers, c in u, and r in u / r, are conjugate.
+    The gradient is -B·(gB + gBᴴ)·B·L, and one triangle of L is not read.
     """
     (grad,), lower, inverse = grads, node._saved_self, node._saved_result
     if node._saved_upper:
         lower = lower.mH
-    columns: list[Any] = []
-    for j in range(lower.shape[-1]):
-        root, column = lower[..., j, j, None], lower[..., j + 1 :, j]
-        corner, added, behind = inverse[..., j, j, None], inverse[..., j + 1 :, j], inverse[..., j + 1 :, j + 1 :]
-        grad_corner, grad_u = grad[..., 0, 0, None], grad[..., 0, 0, None] / root
-        grad_added = grad[..., 1:, 0] + grad[..., 0, 1:].conj() - grad_u * column
-        grad_product = -grad_added / root.conj()
-        by_root = (grad_product * added.conj()).sum(-1, keepdim=True)
-        by_root = by_root - grad_u / root.conj() ** 2 - (grad_corner * corner.conj() / root).conj()
-        by_column = _combined(behind.mH, grad_product) - grad_u.conj() * added
-        columns.append(torch.cat([nothing(lower[..., :j, j]), by_root, by_column], -1))
-        grad = grad[..., 1:, 1:] + grad_product.unsqueeze(-1) * column.conj().unsqueeze(-2)
-    triangle = torch.stack(columns, -1)
-    return (triangle.mH if node._saved_upper else triangle,)
+    mask, grad = _mask(grad), _numbers(grad)
+    kept = anywhere(mask | mask.mT, -2, keepdim=True).cumsum(-1) != 0
+    counts = kept.expand(lower.shape).tril()
+    lower = torch.where(counts, lower, _identity(lower))
+    inverse = torch.where(kept & kept.mT, inverse, 0)
+    result = -(inverse @ (grad + grad.mH) @ inverse @ lower)
+    if node._saved_upper:
+        result, counts = result.mH, counts.mT
+    return (_counting(result, counts),)
 
 
 @derivative("LinalgLuFactorEx", mixes=within_matrices)
@@ -98,16 +123,37 @@ def lu(node: Any, grads: Any) -> tuple[Any]:
 
 
 def _eliminated(permutation: Tensor | None, lower: Tensor, upper: Tensor, grad_lower: Any, grad_upper: Any) -> Any:
-    """The gradient of the matrix. Gaussian elimination subtracts a product from the rest of the matrix at each step."""
-    count = min(lower.shape[-2], upper.shape[-1])
-    rest: Any = nothing(grad_lower[..., count:, :1] + grad_upper[..., :1, count:])
-    for j in reversed(range(count)):
-        pivot, column, row = upper[..., j, j, None], lower[..., j + 1 :, j], upper[..., j, j + 1 :]
-        below = (grad_lower[..., j + 1 :, j] - (rest * row.conj().unsqueeze(-2)).sum(-1)) / pivot.conj()
-        right = grad_upper[..., j, j + 1 :] - (rest * column.conj().unsqueeze(-1)).sum(-2)
-        corner = grad_upper[..., j, j, None] - (below * column.conj()).sum(-1, keepdim=True)
-        bottom = torch.cat([below.unsqueeze(-1), rest], -1)
-        rest = torch.cat([torch.cat([corner, right], -1).unsqueeze(-2), bottom], -2)
+    """The gradient of the matrix A = L·U, or of its rows in another order.
+
+    An element of L needs its row up to itself, an element of U its column. Both need what was eliminated before: the
+    first rows of L and columns of U. Let the first rows of L be the square L1 with L2 below, and the first columns of U
+    the square U1 with U2 beside. Then the gradient of the first rows and columns of A is
+
+        L1⁻ᴴ·(strict lower triangle of (L1ᴴ·gL1 - gU2·U2ᴴ) + upper triangle of (gU1·U1ᴴ - L2ᴴ·gL2))·U1⁻ᴴ
+
+    To its right is L1⁻ᴴ·gU2, and below it gL2·U1⁻ᴴ.
+    """
+    rows, columns = lower.shape[-2], upper.shape[-1]
+    count = min(rows, columns)
+    lower, grad_lower = lower[..., :count], grad_lower[..., :count]
+    upper, grad_upper = upper[..., :count, :], grad_upper[..., :count, :]
+    of_row, of_column = _last(_mask(grad_lower).tril(-1), -1), _last(_mask(grad_upper).triu(), -2)
+    column, row = of_row.amax(-2, keepdim=True), of_column.amax(-1, keepdim=True)
+    in_lower = (_places(lower, -1) <= of_row) | (_places(lower, -2) <= torch.maximum(column, row))
+    in_upper = (_places(upper, -2) <= of_column) | (_places(upper, -1) <= torch.maximum(column, row - 1))
+    in_lower, in_upper = in_lower.tril(-1), in_upper.triu()
+    first, below = torch.split(torch.where(in_lower, lower, _identity(lower)), [count, rows - count], -2)
+    square, right = torch.split(torch.where(in_upper, upper, _identity(upper)), [count, columns - count], -1)
+    grad_first, grad_below = torch.split(_numbers(grad_lower), [count, rows - count], -2)
+    grad_square, grad_right = torch.split(_numbers(grad_upper), [count, columns - count], -1)
+    inner = (first.mH @ grad_first - grad_right @ right.mH).tril(-1)
+    inner = inner + (grad_square @ square.mH - below.mH @ grad_below).triu()
+    top = torch.linalg.solve_triangular(first.mH, torch.cat([inner, grad_right], -1), upper=True, unitriangular=True)
+    left = torch.cat([top[..., :count], grad_below], -2)
+    left = torch.linalg.solve_triangular(square.mH, left, upper=False, left=False)
+    result = torch.cat([left, pad(top[..., count:], (0, 0, 0, rows - count))], -1)
+    counts = pad(in_lower, (0, columns - count)) | pad(in_upper, (0, 0, 0, rows - count))
+    rest = _counting(result, counts)
     if permutation is None:
         return rest
     return rest.gather(-2, permutation.real.argmax(-1, keepdim=True).expand(rest.shape))
@@ -115,35 +161,38 @@ def _eliminated(permutation: Tensor | None, lower: Tensor, upper: Tensor, grad_l
 
 @derivative("LinalgQr", mixes=within_matrices)
 def qr(node: Any, grads: Any) -> tuple[Any]:
-    """By Gram-Schmidt: each column loses its parts along the earlier directions, and is scaled to length 1."""
+    """A direction (column of Q) needs the columns of A up to its own. A part (element of R) needs its row's direction.
+
+    Let S be the upper triangle of gR·Rᴴ - Qᴴ·gQ, with its adjoint below the diagonal. The gradient of the columns whose
+    directions are needed is (gQ + Q·S)·R⁻ᴴ. Each other column of A is only projected, so its gradient is Q·gR.
+    """
     (grad_q, grad_r), q, r = grads, node._saved_Q, node._saved_R
-    rows, count = q.shape[-2:]
+    (rows, count), columns = q.shape[-2:], r.shape[-1]
     # In a real square matrix, the other directions determine the last one, so it does not depend on its own column.
     taken = count - 1 if rows == count and not q.is_complex() else count
-    columns: list[Any] = []
-    for j in reversed(range(taken, r.shape[-1])):
-        column, grad_parts = _combined(q, r[..., j]), grad_r[..., j]
-        columns.append(_combined(q, grad_parts))
-        grad_q = grad_q + column.unsqueeze(-1) * grad_parts.conj().unsqueeze(-2)
+    mask_q, mask_r = _mask(grad_q), _mask(grad_r).triu()
+    deepest = torch.maximum(_last(anywhere(mask_q, -2, True), -1), _last(anywhere(mask_r, -1, True), -2))
+    is_first = _places(r, -1) <= deepest.clamp(max=taken)
+    is_projected = anywhere(mask_r, -2, True) & ~is_first
+    counts = (is_first | is_projected).expand(*q.shape[:-1], columns)
+    grad_q, grad_r = _numbers(grad_q), _numbers(grad_r)
+
+    directions = _places(q, -1)
+    projected = torch.where(directions <= _last(is_projected, -1), q, 0) @ torch.where(is_projected, r, 0)
+    grad_parts = torch.where(is_projected, grad_r, 0)
+    grad_q = torch.where(directions <= deepest, grad_q + projected @ grad_parts.mH, 0)
+    q = torch.where(directions <= deepest, q, 0)
+    result = q @ grad_parts
     if taken < count:
         last, grad_last = q[..., taken:], grad_q[..., taken:]
-        grad_q = grad_q[..., :taken] - last * (q[..., :taken] * grad_last).sum(-2, keepdim=True)
-    for j in reversed(range(taken)):
-        before, parts, direction, length = q[..., :j], r[..., :j, j], q[..., j], r[..., j, j, None]
-        grad_direction = grad_q[..., j]
-        along = (grad_direction * direction.conj()).sum(-1, keepdim=True).real
-        grad_rest = (grad_direction - direction * along) / length + direction * grad_r[..., j, j, None].real
-        grad_parts = grad_r[..., :j, j] - (before.conj() * grad_rest.unsqueeze(-1)).sum(-2)
-        columns.append(grad_rest + _combined(before, grad_parts) if j else grad_rest)
-        column = _combined(q[..., : j + 1], r[..., : j + 1, j])
-        grad_q = grad_q[..., :j] + column.unsqueeze(-1) * grad_parts.conj().unsqueeze(-2)
-        grad_q = grad_q - grad_rest.unsqueeze(-1) * parts.conj().unsqueeze(-2)
-    return (torch.stack(columns[::-1], -1),)
-
-
-def _combined(directions: Tensor, parts: Any) -> Any:
-    """The sum of the directions (columns), each times its part."""
-    return (directions * parts.unsqueeze(-2)).sum(-1)
+        q = q[..., :taken]
+        grad_q = grad_q[..., :taken] - last * (q * grad_last).sum(-2, keepdim=True)
+    first = is_first[..., :taken]
+    r = torch.where(first, r[..., :taken, :taken], torch.eye(taken, dtype=r.dtype, device=r.device))
+    triangle = (torch.where(first, grad_r[..., :taken, :taken], 0) @ r.mH - q.mH @ grad_q).triu()
+    both = (triangle + triangle.mH) * (1 - torch.eye(taken, dtype=r.dtype, device=r.device) / 2)
+    of_first = torch.linalg.solve_triangular(r.mH, grad_q + q @ both, upper=False, left=False)
+    return (_counting(result + pad(of_first, (0, columns - taken)), counts),)
 
 
 @derivative("LinalgHouseholderProduct", mixes=within_matrices)
@@ -156,8 +205,15 @@ def householder_product(node: Any, grads: Any) -> tuple[Any, Any]:
 
 @derivative("Ormqr", mixes=within_matrices)
 def ormqr(node: Any, grads: Any) -> tuple[Any, Any, Any]:
-    """The reflections applied to a matrix. From the right, they are applied to its adjoint."""
+    """The reflections applied to a matrix. From the right, they are applied to its adjoint.
+
+    The gradient of the matrix alone is the cotangent with all reflections applied, unless one of them is not finite.
+    """
     vectors, scales, other, (grad, *_) = node._saved_self, node._saved_input2, node._saved_input3, grads
+    if all(ahead is None for ahead, _ in node.next_functions[:2]):
+        to_other = torch.ormqr(vectors, scales, grad, node._saved_left, not node._saved_transpose)
+        if is_finite(to_other):
+            return None, None, to_other
     if node._saved_left:
         return _reflected(vectors, scales, other, grad, node._saved_transpose)
     vectors, scales, other = _reflected(vectors, scales, other.mH, grad.mH, not node._saved_transpose)
@@ -211,42 +267,61 @@ def logcumsumexp(node: Any, grads: Any) -> tuple[Any]:
     PyTorch's formula takes a NaN cotangent for 0, because it is neither above nor below 0. If the NaN came from an
     ignored element, a finite number arrives here in its place. So our gradient differs from PyTorch's finite one.
     """
-    (grad,), total = grads, node._saved_result
-    if total.dim():
-        grad = grad * torch.ones_like(total).masked_fill_(total == -math.inf, torch.nan)
-
-    def derivatives(x: Tensor, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-        by_x = (x - after).masked_fill_((x == after) & (x == -math.inf), 0)
-        return (before - after).masked_fill_(before == after, 0).exp(), by_x.exp()
-
-    return _accumulated(node, (grad,), derivatives)
+    (grad,), x, total, (dim,) = grads, node._saved_self, node._saved_result, _along(node)
+    undefined = (total == -math.inf) & _mask(grad)
+    if not total.dim():
+        return (grad,)
+    before = _totals_before(total, dim, -math.inf)
+    by_before = (before - total).masked_fill(before == total, 0).exp()
+    by_entry = (x - total).masked_fill((x == total) & (x == -math.inf), 0).exp()
+    return _accumulated(grad, torch.ones_like(total).masked_fill(undefined, torch.nan), by_before, by_entry, dim)
 
 
 @derivative("Cumprod", mixes=_along)
 def cumprod(node: Any, grads: Any) -> tuple[Any]:
-    """The product up to an element is a factor of the next product. PyTorch divides by the element instead."""
-    return _accumulated(node, grads, lambda x, before, after: (x, before))
+    """The product up to an element is a factor of the next product. Without a 0, sums and a division are enough."""
+    (grad,), x, total, (dim,) = grads, node._saved_self, node._saved_result, _along(node)
+    if not x.dim():
+        return (grad,)
+    counts = _up_to_the_last(grad, dim)
+    x = torch.where(counts, x, 1)
+    if bool((x == 0).any()):
+        return _accumulated(grad, 1, x, _totals_before(total, dim, 1), dim)
+    terms = _numbers(grad) * torch.where(counts, total, 0).conj()
+    return (_counting(terms.flip(dim).cumsum(dim).flip(dim) / x.conj(), counts),)
 
 
-def _accumulated(
-    node: Any, grads: Any, derivatives: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-) -> tuple[Any]:
+def _up_to_the_last(grad: Any, dim: int) -> Tensor:
+    """True for each element before or at the last one that counts."""
+    return _mask(grad).flip(dim).cumsum(dim, dtype=torch.int32).flip(dim) != 0
+
+
+def _totals_before(total: Tensor, dim: int, first: float) -> Tensor:
+    """The total before each element."""
+    return torch.cat([torch.full_like(total.narrow(dim, 0, 1), first), total.narrow(dim, 0, total.shape[dim] - 1)], dim)
+
+
+def _accumulated(grad: Any, scale: Tensor | int, by_before: Tensor, by_entry: Tensor, dim: int) -> tuple[Any]:
     """The gradient of x for a function that accumulates.
 
-    `derivatives(x, before, after)` gives the derivatives of each step by the total before it, and by its element of x.
+    Element i gets its own cotangent, and that of element i + 1 times a factor. In each round, element i gets what has
+    arrived at an element twice as far behind it as in the round before, times the product of the factors in between.
+
+    Args:
+        grad, scale: the cotangent, and what to multiply it by.
+        by_before, by_entry: the derivatives of each total by the total before it, and by its element of x.
     """
-    (grad,), x, total, (dim,) = grads, node._saved_self, node._saved_result, _along(node)
-    if x.dim() == 0:
-        return (grad,)
-    before = torch.cat([torch.ones_like(total.narrow(dim, 0, 1)), total.narrow(dim, 0, total.shape[dim] - 1)], dim)
-    by_before, by_entry = (d.conj().unbind(dim) for d in derivatives(x, before, total))
-    behind: Any = None
-    gradients: list[Any] = []
-    for i, here in reversed(list(enumerate(grad.unbind(dim)))):
-        here = here if behind is None else here + behind
-        gradients.append(here * by_entry[i])
-        behind = here * by_before[i]
-    return (torch.stack(gradients[::-1], dim),)
+    counts = _up_to_the_last(grad, dim)
+    by_before, by_entry = (torch.where(counts, d, 0).conj() for d in (by_before, by_entry))
+    size = counts.shape[dim]
+    arrived, factors, far = _numbers(grad) * scale, by_before.narrow(dim, 1, size - 1), 1
+    while far < size:
+        ahead, rest = torch.split(arrived, [size - far, far], dim)
+        arrived = torch.cat([ahead + factors * arrived.narrow(dim, far, size - far), rest], dim)
+        if 2 * far < size:
+            factors = factors.narrow(dim, 0, size - 2 * far) * factors.narrow(dim, far, size - 2 * far)
+        far *= 2
+    return (_counting(arrived * by_entry, counts),)
 
 
 @rule("linalg_matrix_exp")

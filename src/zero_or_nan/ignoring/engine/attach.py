@@ -160,6 +160,7 @@ def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
+@functools.cache  # all functions of `not_compiled` share the code of `run`
 def _skip(code: CodeType) -> None:
     """Keep Dynamo from tracing a call that begins in uncompiled code, for example in a hook of an optimizer."""
     dynamo: Any = torch._C._dynamo.eval_frame
