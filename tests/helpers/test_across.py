@@ -61,16 +61,6 @@ def test_the_last_column_says_what_other_releases_gave(case, known, records, sai
     assert re.sub(r"</?span[^>]*>", "", last_cell(case)) == said
 
 
-def test_the_text_does_not_depend_on_the_records(case, known, capsys):
-    texts = []
-    for records in ([], [record("2.6.0", "1", "0")]):
-        known(*records)
-        capsys.readouterr()
-        across(case, "vanilla", "Two <b>numbers</b>", HEAD, {"a <i>half</i>": "halves"})
-        texts.append(capsys.readouterr().out)
-    assert texts[0] == texts[1] == "Two numbers\n  a half: 0.5, NaN\n"
-
-
 def test_a_row_shows_each_element_and_the_caption_the_releases(case, known):
     known(record("2.6.0", "0.5", "NaN"), record("2.7.0", "1", "NaN"))
     case.claim("masked", "some", [0.0, MASKED], [0.0, MASKED])

@@ -9,10 +9,9 @@ import pytest
 import torch
 from bs4 import BeautifulSoup
 
-from helpers import atlas, decisions, node_index
+from helpers import atlas
 from helpers.atlas import EFFECTS, JUMP, Point, differentiable, measure, slopes
 from helpers.points import POINTS, SOURCES
-from helpers.threads import LOOKED_UP
 from zero_or_nan import ignoring
 
 ALL = [point for group in POINTS.values() for point in group]
@@ -196,27 +195,3 @@ def test_a_card_escapes_what_it_shows(shown):
     text = card(shown, point).html()
     for tag in ("<b>", "<i>", "<u>", "<s>", "1 < 2"):
         assert tag not in text
-
-
-def test_a_node_has_an_anchor_and_leads_to_each_point_where_it_is_not_finite(shown):
-    root, kink = POINTS["Roots and powers"][0], Point("kink", "x.abs()", 0.0, 0.0, "")
-    norm = Point("norm", "x.square().sqrt()", 0.0, math.nan, "")
-    node_index([norm, kink, root])
-    rows = BeautifulSoup(shown[0].html(), "html.parser").select("tbody tr")
-    found = {row.span["id"]: [link["href"] for link in row.find_all("a")] for row in rows}
-    assert list(found.items()) == [
-        ("PowBackward0", [f"#{norm.anchor}"]),
-        ("SqrtBackward0", [f"#{norm.anchor}", f"#{root.anchor}"]),
-    ]
-    assert shown[0].text().splitlines() == ["PowBackward0: norm", "SqrtBackward0: norm, sqrt at 0"]
-
-
-def test_decisions_are_a_table_of_links(shown):
-    decisions(SOURCES)
-    soup = BeautifulSoup(shown[0].html(), "html.parser")
-    assert soup.caption.get_text() == f"What was decided, looked up {LOOKED_UP}"
-    rows = soup.select("tbody tr")
-    assert [row.a["href"] for row in rows] == [source.url for source in SOURCES.values()]
-    for row, source in zip(rows, SOURCES.values(), strict=True):
-        assert source.title in row.get_text() and source.state in row.get_text()
-    assert shown[0].json() is None and SOURCES["4320"].title in shown[0].text()

@@ -23,15 +23,6 @@ def test_an_entry_that_no_other_value_tells_of_is_used_by_its_cotangent():
     assert used.tolist() == [True]
 
 
-def test_a_line_says_what_counts_and_the_last_entrys_cotangent(capsys):
-    what_counts([relu, exp, zero])
-    assert capsys.readouterr().out.splitlines() == [
-        "relu(y), below <0>: ignored, cotangent 0",
-        "exp(y), anything: used, cotangent 2.71828",
-        "y * 0, times 0: used, cotangent 0",
-    ]
-
-
 def test_the_table_shows_the_other_values_and_both_cotangents():
     judged = [counting._judge(row) for row in (relu, exp)]
     shown = unescape(counting._Table(judged).html())

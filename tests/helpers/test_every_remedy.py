@@ -145,14 +145,6 @@ def test_every_column_is_a_registered_method_and_every_word_occurs(found):
     assert {cell.word for row in found.rows for cell in row.cells.values()} == set(WORDS)
 
 
-def test_counts_are_those_of_the_cells(found):
-    assert found.count("ignoring", "right", rows=found.ignored) == len(found.ignored)
-    assert found.count("ignoring", *WORDS) == len(found.rows) == len(IGNORED) + len(USED)
-    assert found.lines("vanilla") == (0, 0) and found.lines("scrub") == (1, 1)
-    assert found.refused("masked") and not found.refused("clip or stop")
-    assert found.accepted("scrub") == (len(ALL), len(ALL))
-
-
 def test_the_tree_has_at_most_five_ends_and_reads_as_nested_lists_and_as_text(found, capsys):
     advised = ends(tree(found))
     assert 2 <= len(advised) <= 5 and f"{len(IGNORED)} of {len(IGNORED)}" in advised[0].count
@@ -190,24 +182,3 @@ def test_numbers_that_are_alike_stand_in_one_line(monkeypatch):
     item, soup = shown(remedy_tables.numbers_table, monkeypatch, rows, "wrong number", "Wrong")
     assert item.text().splitlines() == ["nanmean, reference 1.5", "  1: substitute", "  0: hook, scrub"]
     assert len(soup.select("tbody tr")) == 1 and [s.get_text() for s in soup.select("strong")] == ["1", "0"]
-
-
-def test_every_rewritten_program_is_shown_and_every_gradient_or_error(monkeypatch):
-    rows = compare([situation(instead={"select first": "loss = x / '<'"})])
-    item, soup = shown(remedy_tables.programs, monkeypatch, rows)
-    same, card = soup.select("details")
-    assert [dt.get_text() for dt in same.select("dt")] == [
-        METHODS[n].title for n in COLUMNS if n not in ("vanilla", *REWRITES)
-    ]
-    assert same.select("dd pre")[-1].get_text() == "ignoring.backward(loss)"
-    assert "return tuple" in same.get_text() and "class Model" not in same.get_text()
-    assert [pre.get_text() for pre in card.select("dd pre")] == [rows[0].situation.plain, "loss = x / '<'"]
-    assert len(card.select("dt")) == sum(bool(c.code) for c in rows[0].cells.values()) == len(item.text().splitlines())
-    assert "raises TypeError: unsupported" in card.get_text()
-
-
-def test_the_table_of_methods_and_the_chart_say_every_count(found, monkeypatch):
-    item, soup = shown(remedy_tables.methods_table, monkeypatch, found)
-    assert len(soup.select("tbody tr")) == len(COLUMNS) == len(item.text().splitlines())
-    item, _ = shown(remedy_tables.chart, monkeypatch, found)
-    assert f"ignoring {len(IGNORED)} right" in item.text()

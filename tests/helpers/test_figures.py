@@ -1,17 +1,13 @@
 """A figure is the same in every process, in the ink and font of the page, with a text in its place."""
 
 import math
-import os
 import re
-import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-import helpers
 from helpers import figures, show
 from helpers.figures import Figure, drawing
 
@@ -86,21 +82,6 @@ def test_a_block_leaves_the_settings_as_they_were_and_shows_nothing_if_it_raises
     assert len(shown) == 1 and dict(matplotlib.rcParams) == before
     pyplot = sys.modules.get("matplotlib.pyplot")
     assert pyplot is None or pyplot.get_fignums() == []
-
-
-def test_the_svg_is_the_same_in_every_process(shown):
-    draw()
-    script = (
-        "import test_figures, helpers.show as show; items = []; show.show = items.append\n"
-        "test_figures.draw(); print(items[0].wide[0], end='')"
-    )
-    path = os.pathsep.join([str(Path(__file__).parent), str(Path(helpers.__file__).parents[1])])
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "7", "PYTHONIOENCODING": "utf-8"}
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, encoding="utf-8", check=False, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == shown[0].wide[0]
 
 
 def test_the_figure_is_an_image_with_a_name(figure):

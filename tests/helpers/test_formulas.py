@@ -4,18 +4,16 @@ The page itself claims, in each build, what each formula gives and how near it i
 """
 
 import math
-import re
 
 import mpmath
 import pytest
 import torch
 from scratch import ROOT
 
-from helpers import formulas as module
 from helpers.atlas import EFFECTS
 from helpers.compare import Tolerance, differing
 from helpers.entries import outcome
-from helpers.formulas import FORMULAS, Formula, formulas
+from helpers.formulas import FORMULAS, Formula
 
 PAGE = (ROOT / "chapters" / "losses-and-geometry.md").read_text(encoding="utf-8")
 every = pytest.mark.parametrize("formula", FORMULAS, ids=[formula.name for formula in FORMULAS])
@@ -136,17 +134,6 @@ def test_an_effect_says_whether_there_is_a_right_gradient():
     for formula in FORMULAS:
         assert (formula.effect in ("Exact", "Removes")) <= (formula.reference is not None)
         assert (formula.chosen is not None) is (formula.effect in ("Chooses", "Bounds"))
-
-
-def test_the_table_names_every_formula_and_leads_to_its_section(capsys):
-    formulas(FORMULAS)
-    printed = capsys.readouterr().out
-    assert [line.partition(":")[0] for line in printed.splitlines()] == [f.name.partition(":")[0] for f in FORMULAS]
-    table = module._Table(FORMULAS).html()
-    headings = re.findall(r"(?m)^### (.+)$", PAGE)
-    for formula in FORMULAS:
-        assert f'<a href="#{formula.anchor}">' in table and formula.section in headings
-    assert table.count("no gradient") == sum(formula.reference is None for formula in FORMULAS)
 
 
 def test_a_formula_of_one_number_is_measured_as_it_is():

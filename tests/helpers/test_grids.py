@@ -31,11 +31,6 @@ def test_a_number_looks_like_a_result_and_a_text_does_not():
     assert ">0</span></th>" in html and 'class="zn-inf"' in html and 'class="zn-zero"' in html
 
 
-def test_outside_of_a_notebook_it_prints_a_line_for_each_row(capsys):
-    grid("a", ["f", "at 0"], [["`f`", Since("2.14", now=0.0, before=math.inf)]])
-    assert capsys.readouterr().out.splitlines() == ["a", "f  at 0", "f  0, before 2.14: inf"]
-
-
 def test_a_row_of_another_length_is_refused():
     with pytest.raises(ValueError, match="1 cells under 2 headers"):
         grid("a", ["f", "g"], [["f"]])

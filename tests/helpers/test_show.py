@@ -1,26 +1,19 @@
 """A result is shown as text, HTML and JSON, in the place in which the reader looks, and its HTML is well-formed."""
 
 import html
-import json
-import os
 import re
-import subprocess
 import sys
 from html.parser import HTMLParser
 from importlib import resources
-from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import torch
 
-import helpers
 from helpers import MASKED, Case, ClaimFailed, recorded
 from helpers.entries import Absent, Kind, Raised, outcome
 from helpers.show import MIME, entry, page, result, show, table
-
-HOME = str(Path(helpers.__file__).parents[1])
 
 
 def item(facts):
@@ -88,39 +81,6 @@ def test_a_claim_is_one_bundle_whether_it_holds_or_not(shell, monkeypatch):
     case.verdict("x.grad", outcome([1.0]), {"vanilla": "right"})
     facts = [bundle[MIME] for bundle in shell.published]
     assert [(fact["type"], fact["holds"]) for fact in facts] == [("claim", True), ("claim", False), ("verdict", True)]
-
-
-def test_a_real_shell_with_a_kernel_gets_one_output(tmp_path):
-    pytest.importorskip("IPython")
-    script = """
-import json
-from IPython.core.displaypub import CapturingDisplayPublisher
-from IPython.core.interactiveshell import InteractiveShell
-shell = InteractiveShell.instance()
-import torch
-from helpers import Case
-case = Case("4132")
-case.claim("vanilla", "x.grad", torch.ones(1), [1.0])
-shell.kernel = object()
-shell.display_pub = CapturingDisplayPublisher()
-case.claim("vanilla", "x.grad", torch.ones(1), [1.0])
-outputs = list(shell.display_pub.outputs)
-shell.display_pub.outputs.clear()
-data, _ = shell.display_formatter.format(case)
-print(json.dumps([outputs, data]))
-"""
-    environment = {**os.environ, "IPYTHONDIR": str(tmp_path), "PYTHONPATH": HOME}
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, env=environment, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    printed, outputs = done.stdout.strip().split("\n")
-    assert printed.startswith("holds: 4132")
-    ((output,), shown) = json.loads(outputs)
-    assert set(output["data"]) == {"text/plain", "text/html", MIME}
-    assert output["data"][MIME]["holds"] is True
-    assert set(shown) == {"text/plain", "text/html", MIME}
-    assert shown[MIME]["type"] == "case"
 
 
 # What a reader sees.

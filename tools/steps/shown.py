@@ -31,7 +31,7 @@ _MOST = 10
 
 def problems(project: Project, runs: Iterable[ChapterRun]) -> list[str]:
     """A text for each kind of fault that the rendered pages have: outputs that are missing, and links to nowhere."""
-    files = {path: project.site / path for path in map(project.path, project.names)}
+    files = {path: project.site / path for path in (*map(project.path, project.names), *_GENERATED)}
     pages = {path: file.read_text(encoding="utf-8") if file.is_file() else "" for path, file in files.items()}
     absent = [
         f"{run.chapter.relative_to(project.root)}, {cell}"
@@ -106,7 +106,7 @@ def _leads(site: Path, path: str, link: str, anchors: Mapping[str, set[str]], el
     if file in anchors:
         return not anchor or anchor in anchors[file]
     # The file of a page that is gone may still be there.
-    return (site / file).is_file() and (not file.endswith(".html") or file in _GENERATED)
+    return (site / file).is_file() and not file.endswith(".html")
 
 
 def _some(lines: list[str]) -> str:

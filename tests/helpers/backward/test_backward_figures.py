@@ -8,7 +8,6 @@ import pytest
 import torch
 from tensors import leaf
 
-from helpers import backward_figure, show
 from helpers.backward.figure import BackwardFigure
 from helpers.backward.graph import record
 
@@ -33,19 +32,6 @@ def rows(section):
         (["".join(cell.itertext()) for cell in row], row.get("data-method"))
         for row in section.find("table/tbody").findall("tr")
     ]
-
-
-def test_the_text_tells_every_step():
-    text = made().text()
-    assert text.startswith(
-        "where & exp\n1. sum: grad, for every element\n   arrives: 1\n   to where: [1, 1, 1]\n2. where: "
-    )
-    assert "\n   vanilla: NaN is born: 0 × inf = NaN at [2].\n   ignoring: Ignored: -- × inf = -- at [2].\n" in text
-    assert text.endswith(
-        "4. x.grad\n   x.grad, vanilla: [0.368, 0, NaN]\n   x.grad, ignoring: [0.368, --, --]\n"
-        "   vanilla: NaN in 1 of 3 elements.\n   ignoring: Ignored elements are written as 0. No NaN."
-    )
-    assert made("").text().startswith("1. sum")
 
 
 def test_without_a_script_every_step_is_a_table_of_both_ways():
@@ -135,18 +121,6 @@ def test_the_page_is_the_same_every_time_and_two_figures_have_their_own_ids():
     assert made().html() == made().html() and made().json() is None
     one, two = (re.findall(r'\bid="([^"]+)"', made(caption).html()) for caption in ("a", "b"))
     assert one and not set(one) & set(two)
-
-
-def test_it_is_shown(monkeypatch):
-    shown = []
-    monkeypatch.setattr(show, "show", shown.append)
-    x = leaf(1.0, 2.0)
-    backward_figure(x.exp(), {"x": x}, caption="c", gradient=torch.tensor([1.0, 0.0]))
-    (figure,) = shown
-    assert figure.caption == "c" and "arrives: [1, 0]" in figure.text()
-    with pytest.raises(ValueError, match="give gradient="):
-        backward_figure(x.exp(), {"x": x})
-    assert len(shown) == 1
 
 
 def test_texts_of_the_reader_are_escaped_and_the_caption_explains_the_marks_that_are_drawn():

@@ -16,34 +16,6 @@ def told(loss, inputs, **options):
     return tell(record(loss, inputs, **options))
 
 
-def where_over_exp():
-    x = leaf(-1.0, 2.0, 100.0)
-    return torch.where(x < 0, torch.exp(x), torch.ones_like(x)).sum(), {"x": x}
-
-
-def test_each_step_has_its_title_formula_and_what_was_saved():
-    total, where, exp, end = told(*where_over_exp())
-    assert [each.title for each in (total, where, exp, end)] == ["sum", "where", "exp", "x.grad"]
-    formulas = [total.formula, where.formula, exp.formula, end.formula]
-    assert formulas == ["grad, for every element", "grad if condition else 0", "grad × result", ""]
-    assert list(where.tensors) == ["condition"] and list(exp.tensors) == ["result"]
-    assert exp.official == ["self: grad * result.conj()"] and end.official == []
-    assert where.official == ["self: where(condition, grad, 0)"], "of the other input nothing is drawn"
-    assert total.tensors == {} == total.numbers  # the sizes that it saved are no elements
-
-
-def test_where_nan_is_born_and_what_ignoring_does_instead():
-    total, where, exp, end = told(*where_over_exp())
-    assert exp.said == {"vanilla": "NaN is born: 0 × inf = NaN at [2].", "ignoring": "Ignored: -- × inf = -- at [2]."}
-    assert (exp.born, exp.spared) == ({0: {2: "0 × inf = NaN"}}, {0: {2: "-- × inf = --"}})
-    assert exp.meets == {"grad": [2], "result": [2]}
-    assert where.said == {"vanilla": "", "ignoring": "From here on the loss ignores 2 of 3 elements (--)."}
-    assert total.said == {"vanilla": "", "ignoring": ""}
-    assert end.said["vanilla"] == "NaN in 1 of 3 elements."
-    assert end.said["ignoring"] == "Ignored elements are written as 0. No NaN."
-    assert (where.born, where.spared) == ({}, {}) and not any(where.meets.values())
-
-
 def sliced(weight):
     return functional.linear(torch.tensor([[1.0, 2.0], [nan, nan]]), weight)[:1].sum()
 
@@ -93,14 +65,6 @@ def test_nan_is_born_where_cotangents_are_added():
     head, _, sum_ = said.partition(": ")
     assert head == "NaN is born where cotangents are added"
     assert sum_ in ("inf + -inf = NaN at [0].", "-inf + inf = NaN at [0].")
-
-
-def test_two_inputs_with_different_arithmetic():
-    a, b = leaf(1.0, 0.0), leaf(2.0, 0.0)
-    loss = torch.where(b > 0, a / b, 0).sum()
-    (div,) = [each for each in told(loss, {"a": a, "b": b}) if each.title == "div"]
-    assert div.said["vanilla"] == "NaN is born: 0 ÷ 0 = NaN at [1]; −0 × ((0 ÷ 0) ÷ 0) = NaN at [1]."
-    assert div.said["ignoring"] == "Ignored: -- ÷ 0 = -- at [1]; -- × ((0 ÷ 0) ÷ 0) = -- at [1]."
 
 
 @pytest.mark.parametrize(

@@ -68,13 +68,6 @@ def test_a_row_of_the_record(birds):
     assert penguins.row(birds, "targets", 0.0, "plain PyTorch", seeds=1, steps=2)["errors"] == [None]
 
 
-def test_the_record_is_whole_and_is_drawn(record):
-    assert len(record["rows"]) == 2 * len(penguins.SHARES) * len(penguins.METHODS)
-    assert all(len(row["errors"]) == penguins.SEEDS for row in record["rows"])
-    text = penguins.shown(record)
-    assert "plain PyTorch gave NaN in 140 of 140 runs" in text and "60% missing" in text
-
-
 def test_what_the_page_says_of_the_record(record):
     """Sentences of the page, in its order."""
 

@@ -36,14 +36,6 @@ def test_each_run_of_a_program_has_a_leaf_of_its_own():
         remedies._once(compile("1 / 0", "wrong", "exec"), {"x": x})
 
 
-def test_the_record_is_whole_and_is_drawn(record):
-    assert [(row["case"], row["elements"]) for row in record["rows"]] == [
-        (situation.name, elements) for elements in remedies.ROUNDS for situation in remedies.ELEMENTWISE
-    ]
-    text = remedies.shown(record)
-    assert text.count("<tr") == len(COLUMNS) and "the median of 6 cases" in text and "1,048,576 elements" in text
-
-
 def test_a_hook_on_a_module_is_compared_with_the_module():
     seconds = {"vanilla": 1.0, remedies.MODULE: 2.0, "module hook": 3.0, "scrub": 1.5}
     content = {"rows": [{"case": "one", "elements": 2, "seconds": seconds}]}

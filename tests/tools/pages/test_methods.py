@@ -1,10 +1,7 @@
 """The table of methods: a row for each that is judged, with the verdicts in which its gradient is right."""
 
-import re
-
 import pytest
 from bs4 import BeautifulSoup
-from scratch import ROOT
 
 from helpers import METHODS, recorded
 from tools.pages.methods import LIMITS, methods
@@ -40,11 +37,3 @@ def test_what_the_table_says_of_optimizers_and_code_is_claimed(facts):
     assert ("masked-tensors", "masked", "SGD step") in claims
     assert ("slicing-nan", "masked", "Linear of masked rows") in claims
     assert ("division-under-a-mask", "hook", "x.grad, x used twice") in claims
-
-
-@pytest.mark.parametrize("name", LIMITS)
-def test_each_example_is_a_section_of_a_page(name):
-    page, _, anchor = LIMITS[name].page.partition("#")
-    text = (ROOT / "chapters" / f"{page}.md").read_text(encoding="utf-8")
-    headings = [re.sub(r"[^a-z0-9]+", "-", line.lower()).strip("-") for line in re.findall(r"(?m)^#+ (.+)$", text)]
-    assert anchor in headings

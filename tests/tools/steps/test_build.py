@@ -12,14 +12,11 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
-import nbformat
 import pytest
 from scratch import Book, copied, edit, end, processes, wait_for
 
 from tools.project import Project
-from tools.steps.build import Build
 from tools.steps.execute import Executed
-from tools.steps.ran import ChapterRun, Trouble
 from tools.steps.run import from_cache
 from tools.steps.site import Site
 
@@ -245,17 +242,6 @@ def test_everything_that_failed_in_any_chapter_is_told_and_nothing_else(bad):
     tails = dict(re.findall(r"^  ([\w-]+) .*?(\d FAILED|ok)$", bad[1].stdout, re.MULTILINE))
     assert tails == {name: f"{count} FAILED" if count else "ok" for name, count in counts.items()}
     assert max(map(float, re.findall(r" ([\d.]+) s ", bad[1].stdout))) < 40  # a cell would sleep for 60
-
-
-@pytest.mark.parametrize("trouble", [None, "raises ZeroDivisionError", "hangs", "kills its kernel"])
-def test_any_single_trouble_is_enough_to_stop(built, trouble, capsys):
-    project = Project(built[0].root)
-    troubles = () if trouble is None else (Trouble(2, "x", trouble),)
-    run = ChapterRun(project.chapters[0], nbformat.v4.new_notebook(), 1.0, cached=False, troubles=troubles)
-    assert Build(project, 1)._report([run]) is (trouble is None)
-    said = capsys.readouterr().err
-    assert ("" if trouble is None else f"chapters/claims.md, code cell 2 (x): {trouble}") in said
-    assert "claims and verdicts do not hold" not in said
 
 
 WAIT = """\

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from scratch import Book, copied
 
-from tools.project import Problem, Project, write_record
+from tools.project import Problem, write_record
 from tools.steps import outputs
 from tools.steps.ran import ChapterRun
 
@@ -128,18 +128,6 @@ def test_a_record_of_another_environment_is_an_error_where_the_pinned_one_is_ins
     (tmp_path / "requirements.txt").write_text(pins.format(**here), encoding="utf-8")
     with pytest.raises(Problem, match=r"outputs.json was recorded with .* pins what is installed.* run `make record`"):
         outputs.Recorded.read(project)
-
-
-def test_the_record_is_of_the_pinned_versions_and_of_every_chapter():
-    project = Project(ROOT)
-    content = json.loads(project.outputs.read_text(encoding="utf-8"))
-    pins = dict(re.findall(r"(?m)^(torch|matplotlib)==(\S+)", (ROOT / "requirements.txt").read_text(encoding="utf-8")))
-    assert content["made_with"] == {**pins, "device": "cpu"}
-    assert list(content["pages"]) == [chapter.stem for chapter in project.chapters]
-    shown = [row for rows in content["pages"].values() for row in rows]
-    assert len(shown) > 200 and all(row["output"] != [""] for row in shown)
-    first = {page: rows[0]["output"] for page, rows in content["pages"].items() if rows}
-    assert first["where-over-exp"] == ["tensor([0.3679, 0.0000])"]  # the fix at the top of the page
 
 
 @pytest.fixture(scope="module")
