@@ -51,7 +51,8 @@ class Book:
         shutil.copy(ROOT / "_config.yml", root)
         (root / "chapters").mkdir()
         for name, cells in chapters.items():
-            text = f"{FRONT}\n# The page {name}\n\nWords of {name}.\n"
+            # The search page leads to this place on the first page.
+            text = f'{FRONT}\n# The page {name}\n\nWords of {name}.\n\n<a id="what-do-you-see"></a>\n'
             self.chapter(name).write_text(text, encoding="utf-8")
             self.append(name, *cells)
         self.contents(*chapters)

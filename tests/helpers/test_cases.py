@@ -74,15 +74,10 @@ def test_a_claim_that_is_to_be_filled_in_says_so_and_is_not_made(case):
 @pytest.mark.parametrize(
     ("observed", "expected", "holds"),
     [
-        (torch.tensor([0.1], dtype=torch.float16), [0.1], True),
         (masked_tensor(torch.tensor([nan, 1.0]), torch.tensor([False, True])), [MASKED, 1.0], True),
-        (torch.tensor([1.0, nan], requires_grad=True), torch.tensor([1.0, nan]), True),
-        (None, None, True),
         (RuntimeError("x"), RuntimeError, True),
         (torch.tensor([0.1]), torch.tensor([0.1], dtype=torch.float64) + 1e-8, False),
         (None, [0.0], False),
-        (torch.tensor([nan]), [MASKED], False),
-        (RuntimeError("x"), ValueError, False),
     ],
     ids=repr,
 )

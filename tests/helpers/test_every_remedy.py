@@ -8,18 +8,11 @@ from bs4 import BeautifulSoup
 from scratch import ROOT
 
 from helpers import remedies, remedy_tables
-from helpers.methods import METHODS
 from helpers.recipes import IGNORED, USED, Situation
 from helpers.remedies import COLUMNS, REWRITES, WORDS, changed, compare, program
-from helpers.remedy_tables import End, Question, ends, every_remedy, tree
 
 ALL = [*IGNORED, *USED]
 every = pytest.mark.parametrize("situation", ALL, ids=[f"{s.name}{'' if s.ignores else ', used'}" for s in ALL])
-
-
-@pytest.fixture(scope="module")
-def found():
-    return every_remedy()
 
 
 def situation(**changes):
@@ -140,23 +133,6 @@ def test_a_used_row_has_an_element_without_a_gradient(situation):
     assert any(math.isnan(number) for number in row.reference.data.flatten().tolist())
 
 
-def test_every_column_is_a_registered_method_and_every_word_occurs(found):
-    assert set(COLUMNS) <= set(METHODS)
-    assert {cell.word for row in found.rows for cell in row.cells.values()} == set(WORDS)
-
-
-def test_the_tree_has_at_most_five_ends_and_reads_as_nested_lists_and_as_text(found, capsys):
-    advised = ends(tree(found))
-    assert 2 <= len(advised) <= 5 and f"{len(IGNORED)} of {len(IGNORED)}" in advised[0].count
-    remedy_tables.decision_tree(found)
-    lines = capsys.readouterr().out.splitlines()
-    soup = BeautifulSoup(remedy_tables._branch(tree(found)), "html.parser")
-    assert len(soup.select("ul > li")) == sum(line.lstrip().startswith("- ") for line in lines) == 7
-    assert [p.b.get_text() for p in soup.select(".zn-end")] == [METHODS[end.remedy].title for end in advised]
-    node = Question("<a>?", {"<b>": End("scrub", "<c>", "<d>")})
-    assert not BeautifulSoup(remedy_tables._branch(node), "html.parser").find(["a", "c", "d"])
-
-
 def shown(capture, monkeypatch, *arguments):
     kept = []
     monkeypatch.setattr(remedy_tables.show, "show", kept.append)
@@ -175,10 +151,3 @@ def test_the_table_has_a_mark_and_a_word_in_every_cell_and_links_to_the_pages(mo
     link = soup.select_one("tbody a")
     assert link["href"].endswith("/undefined.html") and link.get_text() == "log <0>"
     assert item.text().splitlines() == ["A <caption>", f"log <0>  {rows[0].marks}"]
-
-
-def test_numbers_that_are_alike_stand_in_one_line(monkeypatch):
-    rows = compare([IGNORED[3], situation()])
-    item, soup = shown(remedy_tables.numbers_table, monkeypatch, rows, "wrong number", "Wrong")
-    assert item.text().splitlines() == ["nanmean, reference 1.5", "  1: substitute", "  0: hook, scrub"]
-    assert len(soup.select("tbody tr")) == 1 and [s.get_text() for s in soup.select("strong")] == ["1", "0"]

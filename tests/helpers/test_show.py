@@ -85,21 +85,6 @@ def test_a_claim_is_one_bundle_whether_it_holds_or_not(shell, monkeypatch):
 
 # What a reader sees.
 
-KINDS = {
-    Kind.FINITE: ("1.5", 1.5),
-    Kind.ZERO: ("0", 0.0),
-    Kind.NAN: ("NaN", float("nan")),
-    Kind.INF: ("inf", float("inf")),
-    Kind.MASKED: ("--", MASKED),
-}
-
-
-def test_every_kind_is_told_apart_by_its_text():
-    assert set(KINDS) == set(Kind)
-    for kind, (text, value) in KINDS.items():
-        assert strip(result(outcome([value]))) == f"[{text}]"
-        assert f'class="zn-{kind.value.lower()}"' in result(outcome([value]))
-
 
 def test_a_result_is_escaped_and_says_what_stood_in_the_place_of_elements():
     assert entry("<b>&", Kind.NAN) == '<span class="zn-nan">&lt;b&gt;&amp;</span>'

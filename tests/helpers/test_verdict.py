@@ -1,6 +1,5 @@
 """A verdict compares each method with the reference, element by element, and has one word for each method."""
 
-import json
 import math
 import re
 
@@ -152,23 +151,6 @@ def test_a_verdict_that_does_not_hold_is_shown_and_raised_with_both_words(capsys
     ]
     lacking = verdict([1.0], {}, {"scrub": "right"}).text()
     assert "  scrub: expected right, observed no claim  <-- differs" in lacking
-
-
-def test_json_has_words_counts_and_the_reference():
-    made = verdict(
-        [1.5, MASKED, 2.0],
-        {"vanilla": observe([1.5, nan, 2.0]), "masked": TypeError("no"), "scrub": None},
-        {"vanilla": "contaminated", "masked": "raises TypeError", "scrub": "right"},
-    )
-    facts = json.loads(json.dumps(made.json(), allow_nan=False))
-    assert facts["type"] == "verdict"
-    assert (facts["case"], facts["quantity"], facts["torch"]) == ("4132", "x.grad", torch.__version__)
-    assert facts["reference"] == {"dtype": "float64", "shape": [3], "entries": ["1.5", "--", "2"]}
-    assert facts["expected"] == {"vanilla": "contaminated", "masked": "raises TypeError", "scrub": "right"}
-    assert facts["observed"] == {"vanilla": "contaminated", "masked": "raises TypeError", "scrub": "missing"}
-    assert facts["entries"] == {"vanilla": {"right": 2, "contaminated": 1}, "masked": {}, "scrub": {}}
-    assert facts["holds"] is False
-    assert facts["text"] == made.text()
 
 
 # The table.
