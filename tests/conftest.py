@@ -18,6 +18,8 @@ import torch
 from bs4 import BeautifulSoup
 from scratch import ROOT, Book, copied
 
+from tools.project import Project
+
 # The tensors of tests are small: a second thread has nothing to win, and where processors are busy the first waits for
 # it, many times as long as both compute. In the environment for the processes that tests start.
 torch.set_num_threads(1)
@@ -95,6 +97,14 @@ def once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A checkout without pages."""
+    for name in ("_config.yml", "_toc.yml"):
+        (tmp_path / name).touch()
+    return Project(tmp_path)
+
+
+@pytest.fixture
 def by_rules_alone(monkeypatch):
     """Every derivative is followed operator by operator, also where plain PyTorch's own run would do."""
     from zero_or_nan.ignoring.engine import passes
@@ -106,7 +116,6 @@ def by_rules_alone(monkeypatch):
 @pytest.fixture(scope="session")
 def behind(once: Callable[..., Any]) -> list[str]:
     """The notebooks of this checkout that were out of step before any test could bring them in step."""
-    from tools.project import Project
     from tools.steps.pair import out_of_step
 
     return once("behind", lambda: [path.name for path in out_of_step(Project(ROOT))])
@@ -130,7 +139,6 @@ def site(behind: list[str], once: Callable[..., Any]) -> Path:
 @pytest.fixture(scope="session")
 def facts(site: Path) -> list[dict[str, Any]]:
     """What the executed pages of this checkout claim, in their order."""
-    from tools.project import Project
     from tools.steps.collect import statements
     from tools.steps.execute import cached
 
@@ -148,8 +156,6 @@ class Pages(Mapping[str, BeautifulSoup]):
     """Every HTML page that the book makes, by its path in the site. A page is parsed when a test first asks for it."""
 
     def __init__(self, site: Path) -> None:
-        from tools.project import Project
-
         project = Project(ROOT)
         self.site = site
         self.paths = [*map(project.path, project.names), "genindex.html", "search.html"]

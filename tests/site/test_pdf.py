@@ -67,11 +67,9 @@ def test_figures_have_all_their_steps_solutions_are_open_and_checks_are_left_out
     assert "results are as stated" not in text and "Open in Colab" not in text
 
 
-def test_without_a_site_or_a_browser_it_says_what_to_do(site, tmp_path, monkeypatch):
-    for name in ("_config.yml", "_toc.yml"):
-        (tmp_path / name).touch()
+def test_without_a_site_or_a_browser_it_says_what_to_do(site, project, monkeypatch):
     with pytest.raises(Problem, match="run `make book` first"):
-        printing.pdf(Project(tmp_path))
+        printing.pdf(project)
     monkeypatch.setattr(printing, "executable", lambda: None)
     with pytest.raises(Problem, match="run `make browser` first"):
         printing.pdf(PROJECT)

@@ -8,7 +8,7 @@ from scratch import ROOT
 
 from tools.measure import attention
 from tools.measure.attention import FLEX, LLAMA, add, flex, llama, off, recorded
-from tools.project import Project, read_record
+from tools.project import read_record
 
 nan = float("nan")
 FILE = ROOT / "results" / "measured" / "attention.json"
@@ -46,11 +46,7 @@ def test_a_difference_in_words(found, said):
     assert off(tensors, [torch.tensor([1.0]), torch.tensor([2.0])]) == said
 
 
-def test_a_release_is_added_beside_the_others_and_drawn(tmp_path):
-    for name in ("_config.yml", "_toc.yml"):
-        (tmp_path / name).touch()
-    project = Project(tmp_path)
-    (project.results / "measured").mkdir(parents=True)
+def test_a_release_is_added_beside_the_others_and_drawn(project):
     model = [["eager", "NaN", "NaN", "NaN", "NaN"]]
     add(project, "2.10.0", {FLEX: [["block_mask", "0", "0"]], LLAMA: model})
     add(project, "2.9.0", {FLEX: [["block_mask", "0", "raises <X>"]], LLAMA: []})

@@ -143,11 +143,7 @@ def test_what_can_not_be_measured_has_failed(monkeypatch):
     assert compiled.tally(found) == {"failed": 1}
 
 
-def test_a_backend_is_added_beside_the_others_and_drawn(tmp_path):
-    for name in ("_config.yml", "_toc.yml"):
-        (tmp_path / name).touch()
-    project = Project(tmp_path)
-    (project.results / "measured").mkdir(parents=True)
+def test_a_backend_is_added_beside_the_others_and_drawn(project):
     good, bad = {"sliced, nan": "right"}, {"sliced, nan": "warned", "sliced, inf": "failed: <E>"}
     compiled.add(project, "2.10.0", "inductor", {"Linear": bad, "L1Loss": good})
     compiled.add(project, "2.10.0", "aot_eager", {"Linear": good})

@@ -8,7 +8,6 @@ from scratch import ROOT
 
 from tools.measure import masked
 from tools.measure.masked import NONE, OPERATORS, WORKS, WRONG, Operator, each, measured, rows
-from tools.project import Project
 
 ALL = [operator for group in OPERATORS.values() for operator in group]
 
@@ -51,12 +50,9 @@ def test_a_result_or_a_gradient_other_than_its_reference_is_wrong(operator, outc
     assert measured(operator) == outcome
 
 
-def test_the_record_of_one_release_leaves_the_others(tmp_path, monkeypatch, capsys):
+def test_the_record_of_one_release_leaves_the_others(project, monkeypatch, capsys):
     few = {"Two": (Operator("x.exp()", each(torch.exp)), Operator("x.relu()", each(torch.relu)))}
     monkeypatch.setattr(masked, "OPERATORS", few)
-    for name in ("_config.yml", "_toc.yml"):
-        (tmp_path / name).touch()
-    project = Project(tmp_path)
     before = {"x.exp()": [WORKS, WORKS], "x.relu()": ["TypeError", ""]}
     masked.add(project, "2.99.0", before)
     path = masked.add(project, "2.6.0", before)

@@ -8,7 +8,6 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from scratch import Book, edit
 
 from helpers import Case
-from tools.project import Project
 from tools.steps.claimed import Claimed
 from tools.steps.collect import MIME, collect
 from tools.steps.ran import ChapterRun
@@ -46,10 +45,7 @@ ROUNDED = ("y.grad", 2.5000001, 0)  # what a page computes as its expectation ma
         ([X, ("y.grad", 2.50001, 0)], ["y.grad has another expected"]),
     ],
 )
-def test_claims_are_compared_with_the_recorded_claims(tmp_path, now, said):
-    for name in ("_config.yml", "_toc.yml"):
-        (tmp_path / name).write_text("{}", encoding="utf-8")
-    project = Project(tmp_path)
+def test_claims_are_compared_with_the_recorded_claims(project, now, said):
     assert Claimed(project).differences(run(*now)) == []  # nothing is recorded
     record(project, collect([run(X, Y)]))
     found = Claimed(project).differences(run(*now))

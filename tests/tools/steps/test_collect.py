@@ -75,13 +75,6 @@ def of(torch: str, *shown: object, **changes: object) -> list[dict]:
     return [{**fact, "torch": torch, **changes} for fact in statements(page(*shown), "p")]
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Project:
-    for name in ("_config.yml", "_toc.yml"):
-        (tmp_path / name).write_text("{}", encoding="utf-8")
-    return Project(tmp_path)
-
-
 def test_a_record_keeps_what_was_claimed_and_seen(project):
     path = record(project, statements(page(GOOD, BAD, VERDICT, Case("4132")), "p"))
     assert path == project.root / "results" / "claims.json"
