@@ -80,10 +80,3 @@ def test_a_row_shows_each_element_and_the_caption_the_releases(case, known):
 def test_a_row_without_a_fitting_claim_is_an_error(case, method, head, quantity, message):
     with pytest.raises(LookupError, match=message):
         across(case, method, "Two", head, {"row": quantity})
-
-
-def test_a_claim_of_an_exception_has_no_elements(case):
-    with case.raises("vanilla", "fails", TypeError):
-        raise TypeError
-    with pytest.raises(LookupError, match="needs 2 elements"):
-        across(case, "vanilla", "Two", HEAD, {"row": "fails"})

@@ -193,25 +193,6 @@ def test_either_slope_of_clamp_at_its_bound_is_known(now):
     assert made is not None and torch.equal(made.value, passed)
 
 
-BIRTHS = {
-    "0 × inf = NaN": (lambda x: torch.where(x < 9, x.exp(), 0).sum(), [-1.0, 100.0], "exp", [1]),
-    "0 ÷ 0 = NaN": (lambda x: (x / torch.tensor([2.0, 0.0]))[:1].sum(), [1.0, 1.0], "div", [1]),
-    "0 × NaN = NaN": (lambda x: (x * torch.tensor([nan, 2.0])).nansum(), [1.0, 1.0], "mul", [0]),
-    "−0 × (inf × inf) = NaN": (lambda x: (1 / x)[1:].sum(), [0.0, 4.0], "reciprocal", [0]),
-    "0 ÷ (2 × 0) = NaN": (lambda x: torch.where(x > 0, x.sqrt(), 0).sum(), [0.0, 4.0], "sqrt", [0]),
-    "inf × 0 = NaN": (lambda x: (x * x).sum().sqrt(), [0.0, 0.0], "mul", [0, 1]),
-    "0 × (-inf) = NaN": (lambda x: (x * torch.tensor([-inf, 2.0]))[1:].sum(), [1.0, 1.0], "mul", [0]),
-}
-
-
-@pytest.mark.parametrize("text", BIRTHS)
-def test_where_nan_is_born_the_numbers_of_that_entry_are_told(text):
-    compute, values, function, places = BIRTHS[text]
-    x = leaf(*values)
-    made = arithmetic(*first(compute(x), {"x": x}, function))
-    assert dict(made.births()) == dict.fromkeys(places, text)
-
-
 def matrix_product():
     weight = torch.tensor([[0.5, 1.0]], requires_grad=True)
     rows = torch.tensor([[1.0, 2.0], [3.0, nan], [inf, nan]])

@@ -59,20 +59,6 @@ def test_without_a_script_every_step_is_a_table_of_both_ways():
     assert '<span class="zn-nan">NaN</span>' in made().html() and '<span class="zn-masked">--</span>' in made().html()
 
 
-def test_the_script_finds_what_to_say_and_where_to_begin():
-    figure = parsed(made())
-    assert figure.get("data-backward") == "2"
-    sum_, where, exp, _ = steps(made())
-    assert [each.get("data-title") for each in (sum_, where, exp)] == ["sum", "where", "exp"]
-    assert sum_.get("data-vanilla") == sum_.get("data-ignoring") == "It passes on grad, for every element."
-    assert where.get("data-vanilla") == "It passes on grad if condition else 0."
-    assert where.get("data-ignoring") == "From here on the loss ignores 2 of 3 elements (--)."
-    assert exp.get("data-vanilla") == "NaN is born: 0 × inf = NaN at [2]."
-    # Both methods are drawn, and each can be hidden.
-    methods = {each.get("data-method") for each in figure.iter() if each.get("data-method")}
-    assert methods == {"vanilla", "ignoring"}
-
-
 def test_who_can_not_see_it_is_told_the_graph_and_what_happens():
     assert made().alt() == (
         "Graph of the backward pass: from the loss to sum; sum passes on to where; where passes on to exp; "

@@ -40,6 +40,8 @@ SAID = [
     # A sum of products leaves the ignored product out.
     (sliced, [[0.5, 1.0]], "mm", "vanilla", "NaN is born: 0 × NaN = NaN in a sum at [0, 0] and [1, 0]."),
     (sliced, [[0.5, 1.0]], "mm", "ignoring", "Left out of the sum: -- × NaN at [0, 0] and [1, 0]."),
+    (lambda x: (x * torch.tensor([-inf, 2.0]))[1:].sum(), [1.0, 1.0], "mul", "vanilla",
+     "NaN is born: 0 × (-inf) = NaN at [0]."),
     # What the loss uses stays.
     (lambda x: (x * x).sum().sqrt(), [0.0, 0.0], "mul", "ignoring", "Not ignored, so NaN stays at [0] and [1]."),
     # The places are told once, and many are counted.

@@ -36,11 +36,6 @@ def differences(record, missing, share, one, other):
     return [a - b for a, b in pairs]
 
 
-def test_two_of_344_birds_have_no_measurement(birds):
-    assert birds.shape == (344, 4) and torch.equal(birds.isnan().all(1), birds.isnan().any(1))
-    assert birds.isnan().any(1).nonzero().flatten().tolist() == [3, 271]
-
-
 @pytest.mark.parametrize("missing", ["targets", "inputs"])
 def test_only_what_is_asked_for_is_removed_and_the_test_is_complete(birds, missing):
     data = penguins.split(birds, 0, missing, 0.3)

@@ -241,8 +241,3 @@ def test_a_chapter_that_names_a_kernel_but_has_no_code_is_a_clear_error(book):
     done = book.here("notebooks")
     assert done.returncode == 1
     assert done.stderr.startswith("error: two.md names a kernel but has no code cell; ")
-
-
-def test_the_command_says_how_many_notebooks_it_rewrote(book):
-    assert book.here("notebooks").stdout == "2 of 2 notebooks rewritten\n"
-    assert book.here("notebooks").stdout == "0 of 2 notebooks rewritten\n"

@@ -135,6 +135,6 @@ def test_the_pages_are_written_again_exactly_when_something_that_they_show_is_ne
         edit(path, old, new)
         os.utime(path, ns=times)
     assert book.run("book").returncode == 0
-    assert "<p>New.</p>" in book.page("two") and "An licence" in book.page("two")
+    assert "<p>New.</p>" in book.page("two") and "An license" in book.page("two")
     for name in ("one", "two"):
         assert f"{second[:10]}</code></a>, with changes since; torch" in book.page(name)
