@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -152,29 +152,9 @@ def checkout(site: Path, tmp_path: Path) -> Book:
     return copied(ROOT, tmp_path / "checkout")
 
 
-class Pages(Mapping[str, BeautifulSoup]):
-    """Every HTML page that the book makes, by its path in the site. A page is parsed when a test first asks for it."""
-
-    def __init__(self, site: Path) -> None:
-        project = Project(ROOT)
-        self.site = site
-        self.paths = [*map(project.path, project.names), "genindex.html", "search.html"]
-        self.parsed: dict[str, BeautifulSoup] = {}
-
-    def __getitem__(self, path: str) -> BeautifulSoup:
-        if path not in self.paths:
-            raise KeyError(path)
-        if path not in self.parsed:
-            self.parsed[path] = BeautifulSoup((self.site / path).read_text(encoding="utf-8"), "html.parser")
-        return self.parsed[path]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.paths)
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-
 @pytest.fixture(scope="session")
-def pages(site: Path) -> Pages:
-    return Pages(site)
+def pages(site: Path) -> dict[str, BeautifulSoup]:
+    """Every HTML page that the book makes, by its path in the site."""
+    project = Project(ROOT)
+    paths = [*map(project.path, project.names), "genindex.html", "search.html"]
+    return {path: BeautifulSoup((site / path).read_text(encoding="utf-8"), "html.parser") for path in paths}

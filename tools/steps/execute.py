@@ -12,15 +12,9 @@ from .environment import fingerprint
 from .made import READER, Made, digest
 from .ran import ChapterRun, Notebook
 
-TIMEOUT = 120
-"""The most seconds that one cell may take."""
-
 
 def execute(
-    project: Project,
-    chapters: Sequence[Path],
-    report: Callable[[ChapterRun], None] = lambda run: None,
-    timeout: int = TIMEOUT,
+    project: Project, chapters: Sequence[Path], report: Callable[[ChapterRun], None], timeout: int
 ) -> list[ChapterRun]:
     """Bring every chapter's outputs up to date with its code and the environment.
 
