@@ -15,13 +15,14 @@ TABLE = "Results compared"
 """The section with the verdict, which is the table that compares the methods."""
 COMPARED = ("What happens", "Why", "With ignoring.backward", TABLE, "What to do", "Exercises")
 """The other sections of a case page that compares methods."""
-_FOLDED = {"hide-cell", "hide-input", "remove-cell", "remove-input"}
+FOLDED = {"hide-cell", "hide-input", "remove-cell", "remove-input"}
+"""The tags of cells whose code readers don't see at first."""
 
 
 def lacking(notebook: Notebook) -> list[str]:
     """One text for everything that the page lacks, although it is about a case."""
     sections: dict[str, list[Any]] = {}
-    for heading, cell in _code(notebook):
+    for heading, cell in code_cells(notebook):
         sections.setdefault(heading, []).append(cell)
     if not _states(sections, "case", *sections):
         return []
@@ -29,7 +30,7 @@ def lacking(notebook: Notebook) -> list[str]:
     wanted = [FIX, *(COMPARED if compares else ())]
     found = [f"the page has no section *{heading}*, or no code in it" for heading in wanted if heading not in sections]
     first = sections.get(FIX, [{}])[0]
-    if first and (_FOLDED.intersection(first["metadata"].get("tags", [])) or not first["outputs"]):
+    if first and (FOLDED.intersection(first["metadata"].get("tags", [])) or not first["outputs"]):
         found.append(f"the first cell of *{FIX}* is not the fix: readers must see its code, and what it prints")
     if TABLE in sections and not _states(sections, "verdict", TABLE):
         found.append(f"the section *{TABLE}* has no verdict")
@@ -41,7 +42,7 @@ def _states(sections: dict[str, list[Any]], kind: str, *headings: str) -> bool:
     return any(fact["type"] == kind for fact in statements({"cells": cells}, ""))
 
 
-def _code(notebook: Notebook) -> Iterator[tuple[str, dict[str, Any]]]:
+def code_cells(notebook: Notebook) -> Iterator[tuple[str, dict[str, Any]]]:
     """The code cells with the heading of their section."""
     heading = ""
     for cell in notebook["cells"]:
