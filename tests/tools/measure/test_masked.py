@@ -48,20 +48,3 @@ def test_the_record_is_what_this_pytorch_does(recorded):
 )
 def test_a_result_or_a_gradient_other_than_its_reference_is_wrong(operator, outcome):
     assert measured(operator) == outcome
-
-
-def test_the_record_of_one_release_leaves_the_others(project, monkeypatch, capsys):
-    few = {"Two": (Operator("x.exp()", each(torch.exp)), Operator("x.relu()", each(torch.relu)))}
-    monkeypatch.setattr(masked, "OPERATORS", few)
-    before = {"x.exp()": [WORKS, WORKS], "x.relu()": ["TypeError", ""]}
-    masked.add(project, "2.99.0", before)
-    path = masked.add(project, "2.6.0", before)
-    masked.masked(project)
-    found = masked.recorded(json.loads(path.read_text(encoding="utf-8")))
-    release = torch.__version__.partition("+")[0]
-    assert list(found) == ["2.6.0", release, "2.99.0"] and found["2.99.0"] == before
-    assert found[release]["x.exp()"] == [WORKS, WORKS]
-    text = path.read_text(encoding="utf-8")
-    assert text.count('"x.exp()"') == 1, "the outcomes that all releases share are written once"
-    assert masked.add(project, "2.6.0", before).read_text(encoding="utf-8") == text
-    assert f"torch {release}: 1 of 2 operators work" in capsys.readouterr().out
