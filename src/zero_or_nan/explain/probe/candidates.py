@@ -1,0 +1,181 @@
+"""The inputs that people meet: zeros, equal rows, an empty mask, a batch of one row, numbers that have grown.
+
+Each input keeps its kind. What is likely comes first, and two inputs change together only after each has changed alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .kinds import Kind
+from .running import Case
+
+Make = Callable[[float], Tensor]
+"""An input that grows with a number."""
+
+FACTORS = (10.0, 100.0, 1e4)
+"""How far numbers grow, at most."""
+
+_MOST_PAIRS = 300
+
+
+class Change(NamedTuple):
+    """Another value of one input.
+
+    Attributes:
+        at: which input.
+        tensor: the value.
+        phrase: what is special about it, if the numbers do not say so.
+        make: for a value that grows, the value for any factor up to `factor`.
+        factor: how far it has grown.
+    """
+
+    at: int
+    tensor: Tensor
+    phrase: str = ""
+    make: Make | None = None
+    factor: float = 1.0
+
+
+class Candidate(NamedTuple):
+    """A case to try, and the changes that it consists of; none if all inputs or all parameters change."""
+
+    case: Case
+    changes: tuple[Change, ...] = ()
+    phrase: str = ""
+
+
+def candidates(example: Case, kinds: Sequence[Kind], names: Sequence[str], has_parameters: bool) -> Iterator[Candidate]:
+    """All cases to try, in order: the likely ones first."""
+    each = [list(_changes(at, example.tensors, kinds, names)) for at in range(len(kinds))]
+    special = [[change for change in changes if change.make is None] for changes in each]
+    grown = [[change for change in changes if change.make is not None] for changes in each]
+    for changes in (special, grown):
+        for change in itertools.chain.from_iterable(changes):
+            yield _changed(example, (change,))
+    yield from _of_one_row(example)
+    if has_parameters:
+        for factor in FACTORS[:2]:
+            yield Candidate(example._replace(factor=factor))
+    pairs = [
+        pair
+        for one, other in itertools.combinations(each, 2)
+        for pair in itertools.product(one, other)
+        if pair[0].make is None or pair[1].make is None
+    ]
+    pairs.sort(key=lambda pair: sum(change.make is not None for change in pair))
+    for pair in pairs[:_MOST_PAIRS]:
+        yield _changed(example, pair)
+
+
+def _changed(example: Case, changes: tuple[Change, ...]) -> Candidate:
+    tensors = list(example.tensors)
+    for change in changes:
+        tensors[change.at] = change.tensor
+    return Candidate(example._replace(tensors=tuple(tensors)), changes, " and ".join(filter(None, (c.phrase for c in changes))))
+
+
+def _of_one_row(example: Case) -> Iterator[Candidate]:
+    """The last batch of an epoch may have one row."""
+    sizes = {tensor.shape[0] for tensor in example.tensors if tensor.dim()}
+    if len(sizes) == 1 and sizes != {1} and sizes != {0}:
+        tensors = tuple(tensor[:1] if tensor.dim() else tensor for tensor in example.tensors)
+        yield Candidate(example._replace(tensors=tensors), phrase="a batch of one row")
+
+
+def _changes(at: int, tensors: Sequence[Tensor], kinds: Sequence[Kind], names: Sequence[str]) -> Iterator[Change]:
+    """Other values of one input, of its kind."""
+    x, kind = tensors[at], kinds[at]
+    if kind == "fixed":
+        return
+    for value in _values(x, kind):
+        yield from _filled(at, x, kind, value)
+    if x.dim() > 1 and x.shape[0] > 1:
+        yield Change(at, x[:1].expand_as(x).clone(), f"all rows of {names[at]} are equal")
+    if x.dim() and x.shape[-1] > 1 and kind in ("numbers", "positives", "counts", "fractions"):
+        yield Change(at, x[..., :1].expand_as(x).clone(), f"the numbers in each row of {names[at]} are equal")
+    if kind == "labels" and x.numel() > 1 and int(x.max()) + 1 >= x.numel() and int(x.min()) >= 0:
+        yield Change(at, torch.arange(x.numel()).reshape(x.shape).to(x), f"all {names[at]} are different")
+    if kind in ("distributions", "log-distributions", "directions"):
+        yield from _of_rows(at, x, kind)
+    if x.is_floating_point() and kind != "choices":
+        for other, (tensor, of) in enumerate(zip(tensors, kinds, strict=True)):
+            if other != at and tensor.shape == x.shape and (of == kind or kind == "numbers" or of == "choices"):
+                yield Change(at, tensor.to(x), f"{names[at]} is equal to {names[other]}")
+                if kind == "directions":
+                    yield Change(at, -tensor.to(x), f"{names[at]} is the opposite of {names[other]}")
+    yield from _grown(at, x, kind)
+
+
+def _values(x: Tensor, kind: Kind) -> list[float]:
+    """The numbers that may fill an input."""
+    if kind == "flags":
+        return [False, True]
+    if kind == "choices":
+        return sorted({0.0, 1.0} if bool((x >= 0).all()) else {-1.0, 1.0})
+    if kind == "labels":
+        return sorted({int(x.min()), int(x.max())})
+    return {"counts": [0.0], "fractions": [0.0, 1.0], "numbers": [0.0]}.get(kind, [])
+
+
+def _filled(at: int, x: Tensor, kind: Kind, value: float) -> Iterator[Change]:
+    """All elements are a number, and those of the first row."""
+    if bool((x != value).any()):
+        yield Change(at, torch.full_like(x, value))
+    if x.dim() > 1 and x.shape[0] > 1 and bool((x[0] != value).any()):
+        row = x.clone()
+        row[0] = value
+        yield Change(at, row)
+
+
+def _of_rows(at: int, x: Tensor, kind: Kind) -> Iterator[Change]:
+    """Rows of probabilities that are certain, and the unit vector of an axis."""
+    size = x.shape[-1]
+    for axis in dict.fromkeys((0, size - 1)):
+        certain = torch.zeros_like(x)
+        certain[..., axis] = 1
+        if kind != "log-distributions":
+            yield Change(at, certain)
+
+
+def _grown(at: int, x: Tensor, kind: Kind) -> Iterator[Change]:
+    """Larger numbers, also of the other sign, smaller ones, and numbers far from 0."""
+    if kind == "log-distributions":
+        for factor in (30.0, 300.0):
+            make = functools.partial(_sharper, x)
+            yield Change(at, make(factor), "", make, factor)
+    if kind not in ("numbers", "positives", "counts"):
+        return
+    for factor in FACTORS:
+        for sign in (1.0, -1.0) if kind == "numbers" else (1.0,):
+            make = functools.partial(_scaled, x, sign)
+            yield Change(at, make(factor), "", make, factor)
+    if kind != "counts":
+        make = functools.partial(_smaller, x)
+        yield Change(at, make(1e4), "", make, 1e4)
+    if kind == "numbers":
+        for factor in (100.0, 1e4):
+            make = functools.partial(_shifted, x)
+            yield Change(at, make(factor), "", make, factor)
+
+
+def _scaled(x: Tensor, sign: float, factor: float) -> Tensor:
+    return x * (sign * factor)
+
+
+def _smaller(x: Tensor, factor: float) -> Tensor:
+    return x / factor
+
+
+def _shifted(x: Tensor, factor: float) -> Tensor:
+    return x + factor
+
+
+def _sharper(x: Tensor, factor: float) -> Tensor:
+    return torch.log_softmax(x * factor, -1)
