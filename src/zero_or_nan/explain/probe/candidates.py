@@ -78,7 +78,9 @@ def _changed(example: Case, changes: tuple[Change, ...]) -> Candidate:
     tensors = list(example.tensors)
     for change in changes:
         tensors[change.at] = change.tensor
-    return Candidate(example._replace(tensors=tuple(tensors)), changes, " and ".join(filter(None, (c.phrase for c in changes))))
+    return Candidate(
+        example._replace(tensors=tuple(tensors)), changes, " and ".join(filter(None, (c.phrase for c in changes)))
+    )
 
 
 def _of_one_row(example: Case) -> Iterator[Candidate]:
@@ -100,8 +102,8 @@ def _changes(at: int, tensors: Sequence[Tensor], kinds: Sequence[Kind], names: S
         yield Change(at, x[:1].expand_as(x).clone(), f"all rows of {names[at]} are equal")
     if x.dim() and x.shape[-1] > 1 and kind in ("numbers", "positives", "counts", "fractions"):
         yield Change(at, x[..., :1].expand_as(x).clone(), f"the numbers in each row of {names[at]} are equal")
-    if kind == "labels" and x.numel() > 1 and int(x.max()) + 1 >= x.numel() and int(x.min()) >= 0:
-        yield Change(at, torch.arange(x.numel()).reshape(x.shape).to(x), f"all {names[at]} are different")
+    if kind == "labels" and 1 < x.numel() <= int(x.max() - x.min()) + 1:
+        yield Change(at, torch.arange(x.numel()).reshape(x.shape).to(x) + x.min(), f"all of {names[at]} are different")
     if kind in ("distributions", "log-distributions", "directions"):
         yield from _of_rows(at, x, kind)
     if x.is_floating_point() and kind != "choices":

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..report.report import MEANS, Origin, place
+from ..report.report import Origin, place
 from .edges import Edge
 from .kinds import Kind
 from .running import Loss, Numbers
@@ -96,13 +96,15 @@ class ProbeReport:
     def __str__(self) -> str:
         count = len(self.findings)
         head = f"{count} lines can fail" if count > 1 else "one line can fail" if count else "nothing was found"
-        searched = [
-            f"  {place(edge.filename, edge.line)}  {edge.function} in {edge.source}" for edge in self.searched
-        ]
+        searched = [f"  {place(edge.filename, edge.line)}  {edge.function} in {edge.source}" for edge in self.searched]
         parts = [
             f"{head} ({self.runs} runs of the loss)",
             *map(str, self.findings),
-            *(["\n".join(["searched without success, which does not prove that they are safe:", *searched])] if searched else []),
+            *(
+                ["\n".join(["searched without success, which does not prove that they are safe:", *searched])]
+                if searched
+                else []
+            ),
             *(f"note: {note}" for note in self.notes),
         ]
         return "\n\n".join(parts)
@@ -146,7 +148,11 @@ def _changed(name: str, before: Tensor, after: Tensor, factor: float | None, kin
         return f"row {rows[0]} of {name} is {value} everywhere"
     if len(values) == 1:
         where = ", ".join(str(entry) for entry in changed.nonzero()[:1].tolist())
-        return f"the element {where} of {name} is {value}" if count == 1 else f"{count} of {total} elements of {name} are {value}"
+        return (
+            f"the element {where} of {name} is {value}"
+            if count == 1
+            else f"{count} of {total} elements of {name} are {value}"
+        )
     if len(rows) == 1:
         return f"row {rows[0]} of {name} is {_short(after[rows[0]])}"
     return f"{count} of {total} elements of {name} change"

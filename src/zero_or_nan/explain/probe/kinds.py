@@ -42,7 +42,13 @@ def kind_of(example: Tensor) -> Kind:
     values = example.detach().double()
     if not bool(values.isfinite().all()):
         return "fixed"
-    if set(values.flatten()[:10_000].unique().tolist()) in ({0.0}, {1.0}, {0.0, 1.0}, {-1.0, 1.0}) and values.dim():
+    if values.dim() and set(values.flatten()[:10_000].unique().tolist()) in (
+        {0.0},
+        {1.0},
+        {0.0, 1.0},
+        {-1.0},
+        {-1.0, 1.0},
+    ):
         return "choices"
     if values.dim() and values.shape[-1] > 1:
         if bool((values >= 0).all()) and _is_one(values.sum(-1)):

@@ -23,7 +23,7 @@ MOST_TRIES = 6
 """How many inputs are tried for a line before it is given up: float64 fails on all of them, or gives a huge number."""
 
 NEAR = 10.0
-"""How many times as large parameters may be where float64 gives no number either."""
+"""How many times as large or small numbers may be where float64 gives no number either."""
 
 LARGEST = 1e18
 """No loss and no gradient is larger, where training still makes sense."""
@@ -58,7 +58,7 @@ def probe(loss_fn: Callable[..., Any], *inputs: Any, seconds: float = 10.0, seed
         >>> report = explain.probe(loss_fn, logits, torch.eye(3)[:2])
         >>> (finding,) = report.findings
         >>> finding.function, finding.distance
-        ('log', 'logits is 42 times as large')
+        ('log', 'logits is 21 times as large')
         >>> loss_fn(*finding.inputs).item()
         nan
     """
@@ -107,7 +107,9 @@ class Search:
     def _has_exact(self, first: Numbers) -> bool:
         """Whether the loss gives the same in float64, so that a run there shows what a number should have been."""
         exact = self.loss.exact(self.loss.example)
-        return exact is not None and bool(torch.allclose(exact.loss.double(), first.loss.double(), rtol=1e-2, atol=1e-4))
+        return exact is not None and bool(
+            torch.allclose(exact.loss.double(), first.loss.double(), rtol=1e-2, atol=1e-4)
+        )
 
     def _look_at(self, candidate: Candidate) -> None:
         """Confirm what a case shows, and keep what is new."""
@@ -120,19 +122,19 @@ class Search:
 
             self._tries[key] += 1
             case, factors = nearest(candidate, self.loss.example, self.kinds, shows)
-            if self._is_possible(case):
+            if self._is_possible(case, max([case.factor, *factors.values()])):
                 self._tries[key] = MOST_TRIES + 1
                 origins = self.loss.explained(case).origins
                 origin = next((each for each in origins if (each.filename, each.line, each.operator) == key), None)
                 if origin is not None:
                     self._keep(candidate, case, factors, origin)
 
-    def _is_possible(self, case: Case) -> bool:
-        """Whether a maintainer would accept an input: one that is near, or on which float64 gives an ordinary number."""
+    def _is_possible(self, case: Case, growth: float) -> bool:
+        """Whether an input can occur: float64 gives an ordinary number there, or the input is near the example."""
         exact = self.loss.exact(case) if self._is_exact else None
         if exact is not None and all(_is_ordinary(each) for each in (exact.loss, *exact.gradients)):
             return True
-        return case.factor <= NEAR and all(map(is_within, self.kinds, self.loss.example.tensors, case.tensors))
+        return growth <= NEAR and all(map(is_within, self.kinds, self.loss.example.tensors, case.tensors))
 
     def _keep(self, candidate: Candidate, case: Case, factors: dict[int, float], origin: Origin) -> None:
         numbers = self.loss.numbers(case)

@@ -129,6 +129,12 @@ class Loss:
         for mapping in (vars(module), module._buffers):
             self._before.dicts.append((mapping, dict(mapping)))
         self._before.buffers += [(each, each.detach().clone()) for each in module.buffers(recurse=False)]
+        for parameter in module.parameters():
+            self._keep_grad(parameter)
+
+    def _keep_grad(self, leaf: Tensor) -> None:
+        """Keep which tensor is the `.grad` of a leaf. A run asks for gradients, and adds nothing to it."""
+        self._before.grads.setdefault(id(leaf), (leaf, leaf.grad, None))
 
     def begin(self) -> Numbers:
         """Run the example, and find the parameters. Errors of the loss are the user's."""
@@ -149,7 +155,7 @@ class Loss:
                 known.setdefault(id(parameter), name)
         for number, leaf in enumerate(found):
             self.parameters[known.get(id(leaf), f"parameter {number}")] = leaf
-            self._before.grads[id(leaf)] = leaf, leaf.grad, None
+            self._keep_grad(leaf)
         self.runs += 1
         with self._state():
             return self._differentiated(*self._loss(self.example, None))
