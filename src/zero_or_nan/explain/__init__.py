@@ -14,8 +14,8 @@ files that are named after it, so you can read on from any file.
 
 1. `block` has what you call: `explain`, with `explain.on_failure` and `explain.probe`. The callbacks `huggingface` and
    `lightning` decorate the methods of a trainer, by `methods`.
-2. `probe/` searches for a NaN before it happens: in a `script`, or in a loss. `probing` tries inputs of the loss. If one
-   of them fails, it goes back to the `nearest` input that fails. A `finding` says so, with a test from `testing`.
+2. `probe/` searches for a NaN before it happens: in a `script`, or in a loss. `probing` tries inputs of the loss. If
+   one of them fails, it goes back to the `nearest` input that fails. A `finding` says so, with a test from `testing`.
    `edges` moves inputs by a gradient, and `candidates` has those that people meet. `running` runs the loss again and
    again, and leaves nothing behind. `kinds` keeps labels labels.
 3. `training/` explains a training step that fails. `failure` has the decorator, which runs a step that failed a second

@@ -42,21 +42,16 @@ def kind_of(example: Tensor) -> Kind:
     values = example.detach().double()
     if not bool(values.isfinite().all()):
         return "fixed"
-    if values.dim() and set(values.flatten()[:10_000].unique().tolist()) in (
-        {0.0},
-        {1.0},
-        {0.0, 1.0},
-        {-1.0},
-        {-1.0, 1.0},
-    ):
+    has_rows = values.dim() > 0 and values.shape[-1] > 1
+    is_binary = values.dim() > 0 and bool(((values == 0) | (values.abs() == 1)).all())
+    if has_rows and bool((values >= 0).all()) and _is_one(values.sum(-1)) and (values.dim() > 1 or not is_binary):
+        return "distributions"
+    if is_binary and (bool((values >= 0).all()) or bool((values != 0).all())):
         return "choices"
-    if values.dim() and values.shape[-1] > 1:
-        if bool((values >= 0).all()) and _is_one(values.sum(-1)):
-            return "distributions"
-        if bool((values <= 0).all()) and _is_one(values.exp().sum(-1)):
-            return "log-distributions"
-        if values.dim() > 1 and _is_one(values.norm(dim=-1)):
-            return "directions"
+    if has_rows and bool((values <= 0).all()) and _is_one(values.exp().sum(-1)):
+        return "log-distributions"
+    if has_rows and values.dim() > 1 and _is_one(values.norm(dim=-1)):
+        return "directions"
     if bool((values >= 0).all()):
         if bool((values == values.round()).all()):
             return "counts"
