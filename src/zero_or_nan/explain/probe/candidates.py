@@ -162,8 +162,8 @@ def _grown(at: int, x: Tensor, kind: Kind) -> Iterator[Change]:
         make = functools.partial(_smaller, x)
         yield Change(at, make(1e4), "", make, 1e4)
     if kind == "numbers":
-        for factor in (100.0, 1e4):
-            make = functools.partial(_shifted, x)
+        for factor, sign in itertools.product((100.0, 1e4), (1.0, -1.0)):
+            make = functools.partial(_shifted, x, sign)
             yield Change(at, make(factor), "", make, factor)
 
 
@@ -175,8 +175,8 @@ def _smaller(x: Tensor, factor: float) -> Tensor:
     return x / factor
 
 
-def _shifted(x: Tensor, factor: float) -> Tensor:
-    return x + factor
+def _shifted(x: Tensor, sign: float, factor: float) -> Tensor:
+    return x + sign * factor
 
 
 def _sharper(x: Tensor, factor: float) -> Tensor:

@@ -136,6 +136,8 @@ def _changed(name: str, before: Tensor, after: Tensor, factor: float | None, kin
             return f"{name} is {factor:g} times as small"
         if torch.equal(after, before + factor):
             return f"{name} is larger by {factor:g}"
+        if torch.equal(after, before - factor):
+            return f"{name} is smaller by {factor:g}"
         return f"{name} has the probabilities of logits that are {factor:g} times as large"
     changed = before != after
     count, total = int(changed.sum()), changed.numel()
