@@ -1,7 +1,10 @@
 """`explain.probe`: which lines of a loss can fail, on which nearest input, and that it leaves nothing behind."""
 
+import os
 import random
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy
@@ -79,7 +82,10 @@ def test_a_row_without_a_target():
 
     mask = torch.tensor([[True, False], [True, True]])
     (finding,) = explain.probe(loss_fn, torch.randn(2, 2, requires_grad=True), mask).findings
-    assert finding.distance == "row 0 of mask is False everywhere" or finding.distance == "the element [0, 0] of mask is False"
+    assert (
+        finding.distance == "row 0 of mask is False everywhere"
+        or finding.distance == "the element [0, 0] of mask is False"
+    )
 
 
 def test_calls_that_were_searched_are_listed_as_searched():
@@ -238,3 +244,80 @@ def test_a_gradient_leads_where_no_special_input_does():
 
     report = explain.probe(loss_fn, torch.tensor([1.5, -0.5, 1.0], requires_grad=True))
     assert [finding.function for finding in report.findings] == ["log"]
+
+
+SCRIPT = """
+import torch
+
+def loss_fn(p, y, *, eps=0.0):
+    return -(y * (p + eps).log()).mean()
+
+def step(model, x):
+    return loss_fn(model(x).softmax(1), torch.eye(4)[[0, 1]])
+
+model = torch.nn.Linear(3, 4)
+loss = step(model, torch.ones(2, 3))
+loss.backward()
+print("trained")
+"""
+
+
+def ran(*arguments, folder):
+    path = {"PYTHONPATH": str(Path(explain.__init__.__code__.co_filename).parents[2])}
+    command = [sys.executable, "-m", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env={**os.environ, **path})
+
+
+def test_the_command_searches_the_first_step_of_a_script(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = ran("zero_or_nan.explain", "--probe", "train.py", folder=tmp_path)
+    assert done.returncode == 1 and "trained" not in done.stdout, done.stderr
+    assert "step: one line can fail" in done.stdout and "train.py:5" in done.stdout
+    (tmp_path / "train.py").write_text(
+        SCRIPT.replace("loss = step", "loss = 1 * step").replace("def step", "def other")
+    )
+    assert ran("zero_or_nan.explain", "--probe", "train.py", folder=tmp_path).returncode == 1  # step is no name now
+    (tmp_path / "train.py").write_text(SCRIPT.replace("eps=0.0", "eps=1e-6"))
+    done = ran("zero_or_nan.explain", "--probe", "train.py", folder=tmp_path)
+    assert (done.returncode, done.stdout.partition(" (")[0]) == (0, "step: nothing was found")
+
+
+def test_the_command_says_that_no_function_returned_the_loss(tmp_path):
+    (tmp_path / "train.py").write_text("import torch\ntorch.ones(2, requires_grad=True).sum().backward()\n")
+    done = ran("zero_or_nan.explain", "--probe", "train.py", folder=tmp_path)
+    assert done.returncode == 1 and "write the loss as a function" in done.stderr
+    (tmp_path / "train.py").write_text("print(1)\n")
+    assert "ran no backward pass" in ran("zero_or_nan.explain", "--probe", "train.py", folder=tmp_path).stderr
+
+
+MARKED = """
+import pytest, torch
+
+@pytest.mark.zero_or_nan(seconds=20)
+def test_bad(tmp_path):
+    return lambda p: p.log().mean(), torch.rand(3, requires_grad=True)
+
+@pytest.mark.zero_or_nan
+def test_good():
+    return lambda p: (p**2).mean(), torch.rand(3, requires_grad=True)
+
+@pytest.mark.zero_or_nan
+def test_nothing():
+    pass
+
+def test_plain():
+    pass
+"""
+
+
+def test_a_marked_test_fails_if_its_loss_can(tmp_path):
+    (tmp_path / "test_losses.py").write_text(MARKED)
+    done = ran("pytest", "-p", "zero_or_nan_pytest", "--strict-markers", "test_losses.py", folder=tmp_path)
+    assert "2 failed, 2 passed" in done.stdout, done.stdout
+    assert "if the element [0] of p is 0" in done.stdout and "return loss_fn, x, y" in done.stdout
+
+
+def test_the_plugin_imports_pytest_only(tmp_path):
+    code = "import sys, zero_or_nan_pytest; assert 'torch' not in sys.modules and 'zero_or_nan' not in sys.modules"
+    (tmp_path / "only.py").write_text(code)
+    assert ran("only", folder=tmp_path).returncode == 0
