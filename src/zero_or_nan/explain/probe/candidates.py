@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ Make = Callable[[float], Tensor]
 
 FACTORS = (10.0, 100.0, 1e4)
 """How far numbers grow, at most."""
+
+ONE_ROW = "the batch has one row"
 
 _MOST_PAIRS = 300
 
@@ -51,16 +53,35 @@ class Candidate(NamedTuple):
     phrase: str = ""
 
 
-def candidates(example: Case, kinds: Sequence[Kind], names: Sequence[str], has_parameters: bool) -> Iterator[Candidate]:
+class Input(NamedTuple):
+    """An input of the example, or a parameter to which an input may be equal.
+
+    Attributes:
+        name: its name.
+        value: the tensor.
+        kind: what it is.
+        is_data: whether it has no gradient.
+    """
+
+    name: str
+    value: Tensor
+    kind: Kind
+    is_data: bool
+
+
+def candidates(example: Case, inputs: Sequence[Input], parameters: Sequence[Input]) -> Iterator[Candidate]:
     """All cases to try, in order: the likely ones first."""
-    each = [list(_changes(at, example.tensors, kinds, names)) for at in range(len(kinds))]
+    each = [
+        [*_changes(at, given, [other for other in (*inputs, *parameters) if other is not given])]
+        for at, given in enumerate(inputs)
+    ]
     special = [[change for change in changes if change.make is None] for changes in each]
     grown = [[change for change in changes if change.make is not None] for changes in each]
     for changes in (special, grown):
         for change in itertools.chain.from_iterable(changes):
             yield _changed(example, (change,))
     yield from _of_one_row(example)
-    if has_parameters:
+    if parameters:
         for factor in FACTORS[:2]:
             yield Candidate(example._replace(factor=factor))
     pairs = [
@@ -88,31 +109,51 @@ def _of_one_row(example: Case) -> Iterator[Candidate]:
     sizes = {tensor.shape[0] for tensor in example.tensors if tensor.dim()}
     if len(sizes) == 1 and sizes != {1} and sizes != {0}:
         tensors = tuple(tensor[:1] if tensor.dim() else tensor for tensor in example.tensors)
-        yield Candidate(example._replace(tensors=tensors), phrase="a batch of one row")
+        yield Candidate(example._replace(tensors=tensors), phrase=ONE_ROW)
 
 
-def _changes(at: int, tensors: Sequence[Tensor], kinds: Sequence[Kind], names: Sequence[str]) -> Iterator[Change]:
+def _changes(at: int, given: Input, others: Sequence[Input]) -> Iterator[Change]:
     """Other values of one input, of its kind."""
-    x, kind = tensors[at], kinds[at]
+    name, x, kind, is_data = given
     if kind == "fixed":
         return
     for value in _values(x, kind):
         yield from _filled(at, x, kind, value)
     if x.dim() > 1 and x.shape[0] > 1:
-        yield Change(at, x[:1].expand_as(x).clone(), f"all rows of {names[at]} are equal")
+        yield Change(at, x[:1].expand_as(x).clone(), f"all rows of {name} are equal")
     if x.dim() and x.shape[-1] > 1 and kind in ("numbers", "positives", "counts", "fractions"):
-        yield Change(at, x[..., :1].expand_as(x).clone(), f"the numbers in each row of {names[at]} are equal")
+        yield Change(at, x[..., :1].expand_as(x).clone(), f"the numbers in each row of {name} are equal")
     if kind == "labels" and 1 < x.numel() <= int(x.max() - x.min()) + 1:
-        yield Change(at, torch.arange(x.numel()).reshape(x.shape).to(x) + x.min(), f"all of {names[at]} are different")
+        yield Change(at, torch.arange(x.numel()).reshape(x.shape).to(x) + x.min(), f"all of {name} are different")
     if kind in ("distributions", "log-distributions", "directions"):
         yield from _of_rows(at, x, kind)
-    if x.is_floating_point() and kind != "choices":
-        for other, (tensor, of) in enumerate(zip(tensors, kinds, strict=True)):
-            if other != at and tensor.shape == x.shape and (of == kind or kind == "numbers" or of == "choices"):
-                yield Change(at, tensor.to(x), f"{names[at]} is equal to {names[other]}")
-                if kind == "directions":
-                    yield Change(at, -tensor.to(x), f"{names[at]} is the opposite of {names[other]}")
+    for other, tensor, of, _ in others:
+        if _may_be(kind, of) and (tensor.shape == x.shape or tensor.dim() > 1 and tensor.shape[-1:] == x.shape[-1:]):
+            yield Change(at, _like(tensor, x), f"{name} is equal to {other}")
+            if kind == "directions":
+                yield Change(at, -_like(tensor, x), f"{name} is the opposite of {other}")
+    if kind == "positives" and is_data and x.dim():
+        for part in (0, (0,) * x.dim()):
+            changed = x.clone()
+            changed[part] = 0
+            yield Change(at, changed)
     yield from _grown(at, x, kind)
+
+
+def _may_be(kind: Kind, other: Kind) -> bool:
+    """Whether an input of a kind may be equal to one of another kind."""
+    return kind in ("numbers", "positives", "fractions", "directions", "distributions") and (
+        kind == other or kind == "numbers" or other == "choices" and kind == "fractions"
+    )
+
+
+def _like(tensor: Tensor, x: Tensor) -> Tensor:
+    """A tensor in the shape of another; its rows are repeated."""
+    if tensor.shape == x.shape:
+        return tensor.detach().to(x)
+    rows = tensor.detach().reshape(-1, x.shape[-1])
+    count = x.numel() // x.shape[-1]
+    return rows[torch.arange(count, device=rows.device) % len(rows)].reshape(x.shape).to(x)
 
 
 def _values(x: Tensor, kind: Kind) -> list[float]:
@@ -127,13 +168,17 @@ def _values(x: Tensor, kind: Kind) -> list[float]:
 
 
 def _filled(at: int, x: Tensor, kind: Kind, value: float) -> Iterator[Change]:
-    """All elements are a number, and those of the first row."""
+    """All elements are a number, or those of the first row; of a mask, also those of the first column, or one."""
     if bool((x != value).any()):
         yield Change(at, torch.full_like(x, value))
-    if x.dim() > 1 and x.shape[0] > 1 and bool((x[0] != value).any()):
-        row = x.clone()
-        row[0] = value
-        yield Change(at, row)
+    parts: list[Any] = [0] if x.dim() > 1 and x.shape[0] > 1 else []
+    if kind in ("flags", "choices"):
+        parts += [(..., 0), (0,) * x.dim()]
+    for part in parts:
+        changed = x.clone()
+        changed[part] = value
+        if not torch.equal(changed, x):
+            yield Change(at, changed)
 
 
 def _of_rows(at: int, x: Tensor, kind: Kind) -> Iterator[Change]:

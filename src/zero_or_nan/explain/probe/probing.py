@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..report.report import Origin
-from .candidates import Candidate, candidates
+from .candidates import ONE_ROW, Candidate, Input, candidates
 from .edges import Calls, edge_of, towards
 from .finding import Finding, ProbeReport, distance, named_gradients
 from .kinds import is_within, kind_of
@@ -94,7 +94,7 @@ class Search:
         recorded = self.loss.recorded(self.loss.example, Calls())
         edges = [] if recorded is None else list(map(edge_of, recorded[0].found))
         self.report.searched = list(dict.fromkeys(edges))
-        for candidate in candidates(self.loss.example, self.kinds, self.loss.names, bool(self.loss.parameters)):
+        for candidate in candidates(self.loss.example, *self._inputs()):
             if self.loss.fails(candidate.case):
                 self._look_at(candidate)
         for number, edge in enumerate(edges[:50]):
@@ -103,6 +103,12 @@ class Search:
                     if self.loss.fails(case):
                         self._look_at(Candidate(case))
                         break
+
+    def _inputs(self) -> tuple[list[Input], list[Input]]:
+        """The inputs, and the parameters."""
+        given = zip(self.loss.names, self.loss.example.tensors, self.kinds, strict=True)
+        inputs = [Input(*each, is_data=not self.loss.wants(at)) for at, each in enumerate(given)]
+        return inputs, [Input(name, each, kind_of(each), False) for name, each in self.loss.parameters.items()]
 
     def _has_exact(self, first: Numbers) -> bool:
         """Whether the loss gives the same in float64, so that a run there shows what a number should have been."""
@@ -113,7 +119,10 @@ class Search:
 
     def _look_at(self, candidate: Candidate) -> None:
         """Confirm what a case shows, and keep what is new."""
-        for key, kind in self.loss.births(candidate.case).items():
+        births = [*self.loss.births(candidate.case).items()]
+        if candidate.phrase == ONE_ROW:  # if a loss is not for one row, then each of its lines may fail
+            births = births[:1]
+        for key, kind in births:
             if kind == "bad input" or self._tries[key] > MOST_TRIES:
                 continue
 
