@@ -35,7 +35,7 @@ def nearest(candidate: Candidate, example: Case, kinds: list[Kind], shows: Shows
             case, left = without, [each for each in left if each is not change]
     factors: dict[int, float] = {}
     for change in left:
-        if change.make is not None:
+        if change.grows:
             case, factors[change.at] = _less_grown(case, change, shows)
         else:
             case = _fewer_elements(case, change.at, example.tensors[change.at], kinds[change.at], shows)
@@ -53,10 +53,8 @@ def _with_smaller_factor(case: Case, shows: Shows) -> Case:
 
 
 def _less_grown(case: Case, change: Change, shows: Shows) -> tuple[Case, float]:
-    make = change.make
-    assert make is not None
-    factor = _least(change.factor, lambda factor: shows(_put(case, change.at, make(factor))))
-    return _put(case, change.at, make(factor)), factor
+    factor = _least(change.factor, lambda factor: shows(_put(case, change.at, change.make(factor))))
+    return _put(case, change.at, change.make(factor)), factor
 
 
 def _least(most: float, shows: Callable[[float], bool]) -> float:

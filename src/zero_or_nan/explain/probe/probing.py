@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,11 +17,14 @@ from .edges import Calls, edge_of, towards
 from .finding import Finding, ProbeReport, distance, named_gradients
 from .kinds import is_within, kind_of
 from .nearest import nearest
-from .running import Case, Key, Loss, Numbers, TimeIsUp
+from .running import Case, Key, Loss, TimeIsUp
 from .testing import test_of
 
 MOST_TRIES = 6
 """How many inputs are tried for a line before it is given up: float64 fails on all of them, or gives a huge number."""
+
+MOST_EDGES = 50
+"""How many calls the gradient is followed to."""
 
 NEAR = 10.0
 """How many times as large or small numbers may be where float64 gives no number either."""
@@ -86,18 +90,18 @@ class Search:
 
     def run(self) -> None:
         """Try the example, the inputs that people meet, and then those that a gradient leads to."""
-        first = self.loss.begin()
-        self._is_exact = self._has_exact(first)
-        if not first.is_finite:
+        if not self.loss.begin().is_finite:
             self._look_at(Candidate(self.loss.example))
             return
         recorded = self.loss.recorded(self.loss.example, Calls())
         edges = [] if recorded is None else list(map(edge_of, recorded[0].found))
         self.report.searched = list(dict.fromkeys(edges))
-        for candidate in candidates(self.loss.example, *self._inputs()):
+        tries = candidates(self.loss.example, *self._inputs())
+        self.loss.announce(len(tries))
+        for candidate in tries:
             if self.loss.fails(candidate.case):
                 self._look_at(candidate)
-        for number, edge in enumerate(edges[:50]):
+        for number, edge in enumerate(edges[:MOST_EDGES]):
             if edge in self.report.searched:
                 for case in towards(self.loss, number, self.kinds):
                     if self.loss.fails(case):
@@ -110,12 +114,13 @@ class Search:
         inputs = [Input(*each, is_data=not self.loss.wants(at)) for at, each in enumerate(given)]
         return inputs, [Input(name, each, kind_of(each), False) for name, each in self.loss.parameters.items()]
 
-    def _has_exact(self, first: Numbers) -> bool:
+    @cached_property
+    def _has_exact(self) -> bool:
         """Whether the loss gives the same in float64, so that a run there shows what a number should have been."""
-        exact = self.loss.exact(self.loss.example)
-        return exact is not None and bool(
-            torch.allclose(exact.loss.double(), first.loss.double(), rtol=1e-2, atol=1e-4)
-        )
+        first, exact = self.loss.numbers(self.loss.example), self.loss.exact(self.loss.example)
+        if first is None or exact is None:
+            return False
+        return bool(torch.allclose(exact.loss.double(), first.loss.double(), rtol=1e-2, atol=1e-4))
 
     def _look_at(self, candidate: Candidate) -> None:
         """Confirm what a case shows, and keep what is new."""
@@ -140,7 +145,7 @@ class Search:
 
     def _is_possible(self, case: Case, growth: float) -> bool:
         """Whether an input can occur: float64 gives an ordinary number there, or the input is near the example."""
-        exact = self.loss.exact(case) if self._is_exact else None
+        exact = self.loss.exact(case) if self._has_exact else None
         if exact is not None and all(_is_ordinary(each) for each in (exact.loss, *exact.gradients)):
             return True
         return growth <= NEAR and all(map(is_within, self.kinds, self.loss.example.tensors, case.tensors))

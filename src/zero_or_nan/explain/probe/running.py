@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import math
 import random
 import sys
 import time
@@ -75,6 +76,10 @@ class Brief(Narration):
                 self.found.setdefault((place.filename, place.line, diagnosis.birth.operator), diagnosis.verdict.kind)
 
 
+_LONG = 3.0
+"""The seconds from which on a search says how long it takes, and after which it says again how far it is."""
+
+
 class TimeIsUp(Exception):
     """The search has taken the time that it was given."""
 
@@ -98,7 +103,8 @@ class Loss:
 
     def __init__(self, function: Callable[..., Any], inputs: tuple[Any, ...], seed: int, seconds: float) -> None:
         self.function, self._inputs, self.seed = function, inputs, seed
-        self._ends = time.monotonic() + seconds
+        self._seconds, self._ends = seconds, time.monotonic() + seconds
+        self._next = math.inf
         self._given = tensors_in(inputs)
         self.example = Case(tuple(tensor.detach().clone() for tensor in self._given))
         self._wants = [tensor.requires_grad for tensor in self._given]
@@ -222,10 +228,24 @@ class Loss:
             return mode, given
         return None
 
+    def announce(self, tries: int) -> None:
+        """Say in a terminal how long the search will take, if it takes long."""
+        begun, now = self._ends - self._seconds, time.monotonic()
+        wanted = (now - begun) / max(self.runs, 1) * tries
+        if wanted > _LONG and sys.stderr.isatty():
+            about = min(wanted, self._seconds)
+            print(f"explain.probe: {tries} inputs to try, about {about:.0f} seconds", file=sys.stderr, flush=True)
+            self._next = now
+
     def _check_time(self) -> None:
-        if time.monotonic() > self._ends:
+        now = time.monotonic()
+        if now > self._ends:
             raise TimeIsUp
         self.runs += 1
+        if now > self._next + _LONG:
+            self._next = now
+            left = self._ends - now
+            print(f"explain.probe: {self.runs} runs, at most {left:.0f} seconds left", file=sys.stderr, flush=True)
 
     def _run(self, case: Case, dtype: torch.dtype | None) -> Numbers | None:
         self._check_time()

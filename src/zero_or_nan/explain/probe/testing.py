@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from .running import Case, Loss
 MOST_ELEMENTS = 400
 """The number of elements up to which a test has the inputs as text."""
 
+_MOST_ROWS = 8
+
 _PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype)
 
 
@@ -25,12 +27,26 @@ def test_of(loss: Loss, case: Case, kinds: list[Kind]) -> str:
     """A test that fails on a case, run once to see that it does; empty if the inputs can't be written as text."""
     if sum(tensor.numel() for tensor in case.tensors) > MOST_ELEMENTS:
         return ""
-    for written in (_rounded(case, kinds), case):
+    rounded = _rounded(case, kinds)
+    for written in (*_of_one_row(loss, rounded), rounded, case):
         with contextlib.suppress(ValueError):
             text, name = _text(loss, written)
             if loss.is_failed_by(text, name):
                 return text
     return ""
+
+
+def _of_one_row(loss: Loss, case: Case) -> Iterator[Case]:
+    """The case with one row of each input, if one row of the example does not fail for another reason."""
+    rows = {len(tensor) for tensor in case.tensors if tensor.dim()}
+    for row in range(min(_MOST_ROWS, *rows) if len(rows) == 1 and rows != {1} else 0):
+        few, example = (
+            each._replace(tensors=tuple(tensor[row : row + 1] if tensor.dim() else tensor for tensor in each.tensors))
+            for each in (case, loss.example)
+        )
+        before = loss.numbers(example)
+        if before is not None and before.is_finite and loss.fails(few):
+            yield few
 
 
 def _rounded(case: Case, kinds: list[Kind]) -> Case:
@@ -66,11 +82,12 @@ def _text(loss: Loss, case: Case) -> tuple[str, str]:
         lines.append(f"torch.manual_seed({loss.seed})")
     lines.append(f"loss = {name}({', '.join(called)}){loss.path}")
     lines.append("assert loss.isfinite()")
+    if wanted or loss.parameters:
+        lines.append("loss.backward()")
+    lines += [f"assert {gradient}.isfinite().all()" for gradient in wanted]
     if isinstance(loss.function, nn.Module) and loss.parameters:
-        wanted.append(f"*(parameter.grad for parameter in {name}.parameters())")
-    if wanted:
-        lines += ["loss.backward()", f"for gradient in ({', '.join(wanted)},):"]
-        lines.append("    assert gradient is None or gradient.isfinite().all()")
+        lines.append(f"for parameter in {name}.parameters():")
+        lines.append("    assert parameter.grad is None or parameter.grad.isfinite().all()")
     head = "\n".join(["import torch", *filter(None, [imports])])
     title = f"def test_{name.rpartition('.')[2].strip('_')}_is_finite():"
     return f"{head}\n\n\n{title}\n" + textwrap.indent("\n".join(lines), "    ") + "\n", name
