@@ -94,6 +94,15 @@ def test_calls_that_were_searched_are_listed_as_searched():
     assert "searched without success, which does not prove that they are safe" in str(report)
 
 
+def test_a_number_may_keep_a_call_from_its_edge():
+    def loss_fn(x):
+        y = x.square() + 1
+        return (y / 2 + y**3 + 1 / y + 2.0**x + y**0.5).mean()
+
+    report = explain.probe(loss_fn, torch.tensor([1.0, -1.0], requires_grad=True))
+    assert report.ok and [edge.function for edge in report.searched] == ["div", "pow"]
+
+
 def test_an_input_keeps_its_kind():
     kinds = {
         "flags": torch.tensor([True, False]),
@@ -255,8 +264,9 @@ def loss_fn(p, y, *, eps=0.0):
 def step(model, x):
     return loss_fn(model(x).softmax(1), torch.eye(4)[[0, 1]])
 
+torch.manual_seed(0)
 model = torch.nn.Linear(3, 4)
-loss = step(model, torch.ones(2, 3))
+loss = step(model, torch.randn(2, 3))
 loss.backward()
 print("trained")
 """

@@ -23,6 +23,9 @@ FACTORS = (10.0, 100.0, 1e4)
 ONE_ROW = "the batch has one row"
 
 _MOST_PAIRS = 300
+_MOST_LABELS = 10_000
+_MOST_VALUES = 6
+"""How many elements are looked at for the labels that appear, and how many of these fill an input."""
 
 _FLOATS = ("numbers", "positives", "fractions", "directions", "distributions")
 
@@ -134,6 +137,12 @@ def _changes(at: int, given: Input, others: Sequence[Input]) -> Iterator[Change]
     if x.dim() and x.shape[-1] > 1 and kind in ("numbers", "positives", "counts", "fractions"):
         phrase = f"the numbers in each row of {name} are equal"
         yield Change(at, lambda _: x[..., :1].expand_as(x).clone(), phrase=phrase)
+        if x.dim() > 1:
+            whole = f"the numbers in {name} are equal"
+            yield Change(at, lambda _: x.flatten()[:1].expand(x.shape).clone(), phrase=whole)
+    if x.dim() > 1 and x.shape[-1] == x.shape[-2] > 1 and kind in (*_FLOATS, "choices"):
+        phrase = f"{name} is the identity"
+        yield Change(at, lambda _: torch.eye(x.shape[-1]).expand(x.shape).clone().to(x), phrase=phrase)
     if kind == "labels" and 1 < x.numel() <= int(x.max() - x.min()) + 1:
         phrase = f"all of {name} are different"
         yield Change(at, lambda _: torch.arange(x.numel()).reshape(x.shape).to(x) + x.min(), phrase=phrase)
@@ -143,7 +152,7 @@ def _changes(at: int, given: Input, others: Sequence[Input]) -> Iterator[Change]
     for other, tensor, of, _ in others:
         if _may_be(kind, of) and (tensor.shape == x.shape or tensor.dim() > 1 and tensor.shape[-1:] == x.shape[-1:]):
             yield Change(at, functools.partial(_like, tensor, x, 1), phrase=f"{name} is equal to {other}")
-            if kind == "directions":
+            if kind in ("numbers", "directions"):
                 yield Change(at, functools.partial(_like, tensor, x, -1), phrase=f"{name} is the opposite of {other}")
     for factor, make in _grown(x, kind):
         yield Change(at, make, factor)
@@ -156,7 +165,7 @@ def _values(x: Tensor, kind: Kind) -> list[float]:
     if kind == "choices":
         return sorted({0.0, 1.0} if bool((x >= 0).all()) else {-1.0, 1.0})
     if kind == "labels":
-        return sorted({int(x.min()), int(x.max())})
+        return x.flatten()[:_MOST_LABELS].unique().tolist()[:_MOST_VALUES] + [int(x.max())]
     return {"counts": [0.0], "fractions": [0.0, 1.0], "numbers": [0.0]}.get(kind, [])
 
 
@@ -165,7 +174,7 @@ def _parts(x: Tensor, kind: Kind) -> Iterator[Any]:
     yield ...
     if x.dim() > 1:
         yield 0
-    if kind in ("flags", "choices"):
+    if kind in ("flags", "choices") or kind == "labels" and {*x.flatten()[:_MOST_LABELS].tolist()} == {0, 1}:
         if x.dim() > 1:
             yield ..., 0
         yield (0,) * x.dim()

@@ -46,8 +46,9 @@ class Calls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         plan = plan_of(func)
-        if plan.is_checked and has_edge(plan.name) and not _is_whole_power(plan.name, args):
-            self.found.append(Call(func, plan.name, self._places.here(), args, kwargs or {}))
+        if plan.is_checked and has_edge(plan.name):
+            call = Call(func, plan.name, self._places.here(), args, kwargs or {})
+            self.found += [] if _is_far(call) else [call]
         return func(*args, **(kwargs or {}))
 
 
@@ -57,10 +58,10 @@ def has_edge(name: str) -> bool:
     return known.pole is not None or known.domain != (-math.inf, math.inf) or known.name in _OTHERS
 
 
-def _is_whole_power(name: str, args: Any) -> bool:
-    """Whether a call is a power with a positive whole exponent, which is finite and smooth at 0."""
-    exponent = args[1] if name == "pow" and len(args) > 1 else None
-    return isinstance(exponent, (int, float)) and exponent > 0 and exponent == int(exponent)
+def _is_far(call: Call) -> bool:
+    """Whether a number among the operands keeps a call from its edge: a whole exponent, or a divisor other than 0."""
+    number = in_order(call)[1] if call.name in ("pow", "div") and len(call.args) > 1 else None
+    return isinstance(number, (int, float)) and number != 0 and (call.name == "div" or number == int(number) > 0)
 
 
 def edge_of(call: Call) -> Edge:

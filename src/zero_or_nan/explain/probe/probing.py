@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -29,8 +30,6 @@ MOST_EDGES = 50
 NEAR = 10.0
 """How many times as large or small numbers may be where float64 gives no number either."""
 
-LARGEST = 1e18
-"""No loss and no gradient is larger, where training still makes sense."""
 
 TIME_IS_UP = "the search was stopped after {:g} seconds, and some inputs were not tried: pass a larger `seconds`"
 
@@ -146,7 +145,8 @@ class Search:
     def _is_possible(self, case: Case, growth: float) -> bool:
         """Whether an input can occur: float64 gives an ordinary number there, or the input is near the example."""
         exact = self.loss.exact(case) if self._has_exact else None
-        if exact is not None and all(_is_ordinary(each) for each in (exact.loss, *exact.gradients)):
+        dtype = self.loss.dtype
+        if exact is not None and all(_is_ordinary(each, dtype) for each in (exact.loss, *exact.gradients)):
             return True
         return growth <= NEAR and all(map(is_within, self.kinds, self.loss.example.tensors, case.tensors))
 
@@ -175,6 +175,6 @@ class Search:
         self.report.searched = [edge for edge in self.report.searched if edge[:3] != key]
 
 
-def _is_ordinary(exact: Tensor | None) -> bool:
-    """Whether numbers in float64 are finite and not huge."""
-    return exact is None or bool((exact.abs() < LARGEST).all())
+def _is_ordinary(exact: Tensor | None, dtype: torch.dtype) -> bool:
+    """Whether numbers in float64 are finite, and far from the largest number of a dtype."""
+    return exact is None or bool((exact.abs() < math.sqrt(torch.finfo(dtype).max)).all())

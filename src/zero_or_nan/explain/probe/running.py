@@ -99,6 +99,7 @@ class Loss:
         path: the code that takes the loss from what the function returns.
         runs: how often the loss was run.
         is_random: whether the loss draws random numbers.
+        dtype: that of the loss.
     """
 
     def __init__(self, function: Callable[..., Any], inputs: tuple[Any, ...], seed: int, seconds: float) -> None:
@@ -111,6 +112,7 @@ class Loss:
         self.names = _names(function, inputs)
         self.parameters: dict[str, Tensor] = {}
         self.runs, self.is_random, self.path = 0, False, ""
+        self.dtype = torch.get_default_dtype()
         self._before = Before(None, inputs)
         self._modules: dict[int, nn.Module] = {}
 
@@ -163,6 +165,7 @@ class Loss:
             self.parameters[known.get(id(leaf), f"parameter {number}")] = leaf
             self._keep_grad(leaf)
         self.runs += 1
+        self.dtype = loss.dtype
         with self._state():
             return self._differentiated(*self._loss(self.example, None))
 
