@@ -88,6 +88,11 @@ def test_a_row_without_a_target():
     )
 
 
+@pytest.mark.parametrize("loss_fn", [lambda x: (1 - x**2).sqrt().mean(), lambda x: (x + 40).log().mean()])
+def test_an_input_far_from_the_example_is_not_blamed_if_float64_fails_there_too(loss_fn):
+    assert explain.probe(loss_fn, torch.tensor([0.3, -0.5, 0.9], requires_grad=True)).ok
+
+
 def test_calls_that_were_searched_are_listed_as_searched():
     report = explain.probe(lambda x: (2 + x.tanh()).log().mean(), torch.randn(4, requires_grad=True))
     assert report.ok and [edge.function for edge in report.searched] == ["log"]
