@@ -203,6 +203,12 @@ def test_parameters_are_found_by_name_and_their_values_are_in_the_finding():
     assert not model(*finding.inputs).isfinite()
 
 
+def test_two_models_may_have_the_same_names():
+    one, other = nn.Linear(2, 1), nn.Linear(2, 1)
+    (finding,) = explain.probe(lambda x: (one(x) + other(x)).sigmoid().log().mean(), torch.randn(3, 2)).findings
+    assert len(finding.gradients) == 4 and {"weight", "bias"} < set(finding.gradients)
+
+
 def test_the_same_seed_gives_the_same_findings():
     def loss_fn(x):
         return F.dropout(x, 0.5).exp().sum().log()

@@ -162,7 +162,8 @@ class Loss:
             for name, parameter in module.named_parameters():
                 known.setdefault(id(parameter), name)
         for number, leaf in enumerate(found):
-            self.parameters[known.get(id(leaf), f"parameter {number}")] = leaf
+            name = known.get(id(leaf), f"parameter {number}")
+            self.parameters[f"{name} ({number})" if name in self.parameters else name] = leaf  # two models may share it
             self._keep_grad(leaf)
         self.runs += 1
         self.dtype = loss.dtype
@@ -188,7 +189,7 @@ class Loss:
         return self._run(case, None)
 
     def exact(self, case: Case) -> Numbers | None:
-        """The same in float64, cast back to the dtypes of the program; None if the loss can't run in it."""
+        """The same in float64; None if the loss can't run in it."""
         return self._run(case, torch.float64)
 
     def fails(self, case: Case) -> bool:
