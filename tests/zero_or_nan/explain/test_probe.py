@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from zero_or_nan import explain
+from zero_or_nan.explain.probe import probing, running
 from zero_or_nan.explain.probe.candidates import Input, candidates
 from zero_or_nan.explain.probe.kinds import kind_of
 from zero_or_nan.explain.probe.running import Case
@@ -245,6 +247,19 @@ def test_the_search_says_that_its_time_was_up():
     assert report.notes == [
         "the search was stopped after 1e-06 seconds, and some inputs were not tried: pass a larger `seconds`"
     ]
+
+
+def test_what_was_found_when_the_time_is_up_is_kept_with_the_input_that_it_was_found_on(monkeypatch):
+    now = [0.0]
+    for module in (probing, running):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def takes_a_second(p):
+        now[0] += 1
+        return p.log().mean()
+
+    report = explain.probe(takes_a_second, torch.rand(8, requires_grad=True), seconds=4.5)
+    assert [finding.distance for finding in report.findings] == ["all of p is 0"] and len(report.notes) == 1
 
 
 @pytest.mark.parametrize("returned", ["dict", "tuple", "rows"])

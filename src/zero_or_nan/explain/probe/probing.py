@@ -122,25 +122,27 @@ class Search:
         return bool(torch.allclose(exact.loss.double(), first.loss.double(), rtol=1e-2, atol=1e-4))
 
     def _look_at(self, candidate: Candidate) -> None:
-        """Confirm what a case shows, and keep what is new."""
+        """Confirm what a case shows, and keep what is new. If the time is up, the case is kept as far away as it is."""
         births = [*self.loss.births(candidate.case).items()]
         if candidate.phrase == ONE_ROW:  # if a loss is not for one row, then each of its lines may fail
             births = births[:1]
+        ends = self.loss.ends
         for key, kind in births:
             if kind == "bad input" or self._tries[key] > MOST_TRIES:
                 continue
 
             def shows(case: Case, key: Key = key) -> bool:
-                return self.loss.fails(case) and key in self.loss.births(case)
+                return time.monotonic() < ends and self.loss.fails(case) and key in self.loss.births(case)
 
             self._tries[key] += 1
-            case, factors = nearest(candidate, self.loss.example, self.kinds, shows)
-            if self._is_possible(case, max([case.factor, *factors.values()])):
-                self._tries[key] = MOST_TRIES + 1
-                origins = self.loss.explained(case).origins
-                origin = next((each for each in origins if (each.filename, each.line, each.operator) == key), None)
-                if origin is not None:
-                    self._keep(candidate, case, factors, origin)
+            with self.loss.overtime():
+                case, factors = nearest(candidate, self.loss.example, self.kinds, shows)
+                if self._is_possible(case, max([case.factor, *factors.values()])):
+                    self._tries[key] = MOST_TRIES + 1
+                    origins = self.loss.explained(case).origins
+                    origin = next((each for each in origins if (each.filename, each.line, each.operator) == key), None)
+                    if origin is not None:
+                        self._keep(candidate, case, factors, origin)
 
     def _is_possible(self, case: Case, growth: float) -> bool:
         """Whether an input can occur: float64 gives an ordinary number there, or the input is near the example."""

@@ -100,11 +100,12 @@ class Loss:
         runs: how often the loss was run.
         is_random: whether the loss draws random numbers.
         dtype: that of the loss.
+        ends: when the time is up.
     """
 
     def __init__(self, function: Callable[..., Any], inputs: tuple[Any, ...], seed: int, seconds: float) -> None:
         self.function, self._inputs, self.seed = function, inputs, seed
-        self._seconds, self._ends = seconds, time.monotonic() + seconds
+        self._seconds, self.ends = seconds, time.monotonic() + seconds
         self._next = math.inf
         self._given = tensors_in(inputs)
         self.example = Case(tuple(tensor.detach().clone() for tensor in self._given))
@@ -234,21 +235,30 @@ class Loss:
 
     def announce(self, tries: int) -> None:
         """Say in a terminal how long the search will take, if it takes long."""
-        begun, now = self._ends - self._seconds, time.monotonic()
+        begun, now = self.ends - self._seconds, time.monotonic()
         wanted = (now - begun) / max(self.runs, 1) * tries
         if wanted > _LONG and sys.stderr.isatty():
             about = min(wanted, self._seconds)
             print(f"explain.probe: {tries} inputs to try, about {about:.0f} seconds", file=sys.stderr, flush=True)
             self._next = now
 
+    @contextmanager
+    def overtime(self) -> Iterator[None]:
+        """While entered, the loss may run although the time is up: what is begun is brought to an end."""
+        ends, self.ends = self.ends, math.inf
+        try:
+            yield
+        finally:
+            self.ends = ends
+
     def _check_time(self) -> None:
         now = time.monotonic()
-        if now > self._ends:
+        if now > self.ends:
             raise TimeIsUp
         self.runs += 1
         if now > self._next + _LONG:
             self._next = now
-            left = self._ends - now
+            left = self.ends - now
             print(f"explain.probe: {self.runs} runs, at most {left:.0f} seconds left", file=sys.stderr, flush=True)
 
     def _run(self, case: Case, dtype: torch.dtype | None) -> Numbers | None:
