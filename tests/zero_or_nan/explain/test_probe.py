@@ -95,6 +95,14 @@ def test_an_input_far_from_the_example_is_not_blamed_if_float64_fails_there_too(
     assert explain.probe(loss_fn, torch.tensor([0.3, -0.5, 0.9], requires_grad=True)).ok
 
 
+def test_a_batch_of_one_row_is_a_note():
+    def loss_fn(advantage):
+        return ((advantage - advantage.mean()) / (advantage.std() + 1e-8)).abs().mean()
+
+    report = explain.probe(loss_fn, torch.tensor([[1.0], [-2.0], [0.5]], requires_grad=True))
+    assert report.ok and ["a batch of one row is not finite" in note for note in report.notes] == [True]
+
+
 def test_calls_that_were_searched_are_listed_as_searched():
     report = explain.probe(lambda x: (2 + x.tanh()).log().mean(), torch.randn(4, requires_grad=True))
     assert report.ok and [edge.function for edge in report.searched] == ["log"]

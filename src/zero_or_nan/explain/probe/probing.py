@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..report.report import Origin
+from ..report.report import Origin, place
 from .candidates import ONE_ROW, Candidate, Input, candidates
 from .edges import Calls, edge_of, towards
 from .finding import Finding, ProbeReport, distance, named_gradients
@@ -31,6 +31,10 @@ NEAR = 10.0
 """How many times as large or small numbers may be where float64 gives no number either."""
 
 
+FAILS_ON_ONE_ROW = (
+    "a batch of one row is not finite at {}, and many losses need two rows: let the DataLoader drop its last batch, or "
+    "handle this batch"
+)
 TIME_IS_UP = "the search was stopped after {:g} seconds, and some inputs were not tried: pass a larger `seconds`"
 
 
@@ -123,11 +127,13 @@ class Search:
 
     def _look_at(self, candidate: Candidate) -> None:
         """Confirm what a case shows, and keep what is new. If the time is up, the case is kept as far away as it is."""
-        births = [*self.loss.births(candidate.case).items()]
-        if candidate.phrase == ONE_ROW:  # if a loss is not for one row, then each of its lines may fail
-            births = births[:1]
+        births = self.loss.births(candidate.case)
+        if candidate.phrase == ONE_ROW:
+            known = [key for key in births if self._tries[key] <= MOST_TRIES]
+            self.report.notes += [FAILS_ON_ONE_ROW.format(place(*key[:2])) for key in known[:1]]
+            return
         ends = self.loss.ends
-        for key, kind in births:
+        for key, kind in births.items():
             if kind == "bad input" or self._tries[key] > MOST_TRIES:
                 continue
 
