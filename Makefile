@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ROOT = [ "$$(id -u)" = 0 ] || { echo "error: apt-get can install packages only as root: run sudo apt-get install chromium nodejs npm, then make browser again" >&2; exit 1; };
 
 .DEFAULT_GOAL := help
-.PHONY: help book from-notebook check test test-fast test-whole browser notebooks record serve pdf picture costs attention compiled gpu fixed masked honesty explained first-look penguins processors remedies setups colab twice coverage mutants matrix peers lint pins audit clean
+.PHONY: help book from-notebook check test test-fast test-whole browser notebooks record serve pdf picture costs attention compiled gpu fixed masked honesty explained first-look penguins probe processors remedies setups colab twice coverage mutants matrix peers lint pins audit clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 15
@@ -89,6 +89,9 @@ explained: $(BIN)/.ready  ## count how often explain and other tools find the or
 
 first-look: $(BIN)/.ready  ## paste the remedy of explain into each program of a corpus that it had not seen; write results/measured/
 	$(RUN) first-look
+
+probe: $(BIN)/.ready  ## search the losses of a corpus, and PyTorch's own, for a NaN before it happens; write results/measured/
+	$(RUN) probe
 
 penguins: $(BIN)/.ready  ## train on the Palmer penguins with 0 to 60 % of the data missing, method by method; write results/measured/
 	$(RUN) penguins

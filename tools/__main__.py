@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 STEPS = ("book", "check", "from-notebook", "record", "notebooks")
 """Commands that are methods of `steps.build.Build`."""
 MEASURES = tuple(
-    "attention compiled costs explained first-look honesty masked fixed mutants penguins remedies setups".split()
+    "attention compiled costs explained first-look honesty masked fixed mutants penguins probe remedies setups".split()
 )
 VERSIONS = ("library-tests", "matrix", "peers")
 COMMANDS = {

@@ -141,10 +141,14 @@ def example():
     return "\n".join([*lines, f"print({expression})\n"]), says
 
 
-def test_the_wheel_holds_every_file_of_the_library_and_no_other(wheel):
+def test_the_wheel_holds_every_file_of_the_library_and_its_plugin_and_no_other(wheel):
     content = {name for name in unpacked(wheel) if ".dist-info/" not in name}
     assert {"zero_or_nan/__init__.py", "zero_or_nan/py.typed"} <= content
-    assert content == {name.removeprefix("src/") for name in working_tree() if name.startswith("src/zero_or_nan/")}
+    assert content == {
+        name.removeprefix("src/")
+        for name in working_tree()
+        if name.startswith(("src/zero_or_nan/", "src/zero_or_nan_pytest/"))
+    }
 
 
 def test_the_sdist_holds_nothing_of_the_book(dist):

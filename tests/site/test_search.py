@@ -71,6 +71,8 @@ QUERIES = {
     "F.relu": ("six-spellings-of-max what-counts-as-ignored atlas", 4),
     "FSDP": ("use-it-in-your-project", 2),
     "TORCH_NCCL_NAN_CHECK": ("one-poisoned-rank", 2),
+    "explain.probe": ("before-it-happens", 2),
+    "will my loss become nan": ("before-it-happens", 5),
     "NotFiniteError": ("find-it-in-your-model", 2),
     "p.grad.nan_to_num_": ("every-remedy", 5),
     "softmax all -inf": ("attention atlas", 4),

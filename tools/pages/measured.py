@@ -18,7 +18,9 @@ from . import checkout
 DRAWN = {
     **{
         name: (name, f"measure.{name}", "shown")
-        for name in "attention compiled explained first_look fixed honesty masked penguins remedies setups".split()
+        for name in (
+            "attention compiled explained first_look fixed honesty masked penguins probe remedies setups"
+        ).split()
     },
     "costs": ("costs", "measure.costs_shown", "shown"),
     "costs-in-short": ("costs", "measure.costs_shown", "in_short"),

@@ -1,4 +1,4 @@
-"""`python -m zero_or_nan.explain script.py args…`: run a script, and tell where its NaN was born."""
+"""`python -m zero_or_nan.explain script.py args…`: run a script, and tell where its NaN was born, or can be."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import traceback
 from types import TracebackType
 
 from . import explain
+from .probe.script import NO_FUNCTION, FirstStep, Losses
 from .report.report import NotFiniteError
 
 
@@ -18,7 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a script inside of `explain`, print the report, and give the exit status.
 
     Returns:
-        1 when a NaN or an infinity reached the loss or a gradient, or the script failed; else the script's own.
+        1 if a NaN or an infinity reached the loss or a gradient, or can, or the script failed; else the script's own.
 
     Raises:
         KeyboardInterrupt: what the user stopped, after the report.
@@ -32,6 +33,10 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON, after the script's output")
     parser.add_argument("--stop", action="store_true", help="end the script with the first bad backward pass")
+    parser.add_argument(
+        "--probe", action="store_true", help="search the loss of the first step for a NaN, and end the script there"
+    )
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long the search may take (default: 10)")
     parser.add_argument("-m", dest="module", action="store_true", help="the script is a module's name")
     parser.add_argument("script", help="what to run")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="its own arguments")
@@ -40,15 +45,14 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"there is no file {options.script!r}")
     sys.argv = [options.script, *options.args]
     sys.path.insert(0, os.getcwd() if options.module else os.path.dirname(os.path.abspath(options.script)))
+    if options.probe:
+        return _probed(options)
     status = 0
     interrupted = None
     watch = explain(on_nan="raise" if options.stop else "report")
     report = watch.__enter__()
     try:
-        if options.module:
-            runpy.run_module(options.script, run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(options.script, run_name="__main__")
+        _run(options)
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         if isinstance(ended.code, str):
@@ -68,6 +72,28 @@ def main(arguments: list[str] | None = None) -> int:
     if interrupted is not None:
         raise interrupted.with_traceback(_of_the_script(interrupted.__traceback__))
     return status or int(not report.ok)
+
+
+def _run(options: argparse.Namespace) -> None:
+    if options.module:
+        runpy.run_module(options.script, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(options.script, run_name="__main__")
+
+
+def _probed(options: argparse.Namespace) -> int:
+    """Run a script until its first backward pass, search the loss, and print what was found."""
+    try:
+        with Losses(options.seconds):
+            _run(options)
+    except FirstStep as step:
+        for name, report in step.reports.items():
+            print(f"{name}: {report}", flush=True)
+        if not step.reports:
+            print(NO_FUNCTION, file=sys.stderr)
+        return int(not step.reports or not all(report.ok for report in step.reports.values()))
+    print("the script ran no backward pass, so there is no loss to search", file=sys.stderr)
+    return 1
 
 
 def _of_the_script(trace: TracebackType | None) -> TracebackType | None:

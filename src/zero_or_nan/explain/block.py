@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from .probe.probing import probe
 from .report.report import NotFiniteError, Report
 from .training.failure import on_failure
 from .watch.watch import Watch
@@ -58,8 +59,10 @@ class explain:  # noqa: N801
 
     if TYPE_CHECKING:  # in a `staticmethod`, a function that is overloaded and generic loses its types
         on_failure = on_failure
+        probe = probe
     else:
         on_failure = staticmethod(on_failure)
+        probe = staticmethod(probe)
 
     def __init__(self, on_nan: Literal["report", "raise"] = "report") -> None:
         if on_nan not in ("report", "raise"):

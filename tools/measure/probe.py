@@ -1,0 +1,209 @@
+"""What `explain.probe` finds: in losses of public repositories, in healthy losses, and in PyTorch's own.
+
+The losses are in `tests/zero_or_nan/explain/losses.md`. The part *held* was searched once, when `explain.probe` was
+done, and the record keeps these answers.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import re
+import tempfile
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import distributions
+
+from helpers import show
+from zero_or_nan import explain
+from zero_or_nan.explain import Finding
+
+from ..project import Project, named
+from .apart import all_apart
+from .first_look import written
+from .records import keep, made_with, prose, read
+from .torchs_losses import LOSSES, TRACKER, inputs
+
+FILE = Path("tests/zero_or_nan/explain/losses.md")
+SECONDS = 10.0
+_MOST = 90.0
+"""The most seconds for a loss, with the time in which its remedies are tried."""
+
+_HEAD = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss of the file. A healthy one has no lines."""
+
+    name: str
+    part: str
+    lines: tuple[str, ...]
+    source: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What `explain.probe` says of a loss.
+
+    Attributes:
+        name, part: those of the loss.
+        is_healthy: whether the loss is healthy.
+        is_found: whether the line at fault is among the findings.
+        others: the other lines with a finding.
+        distance: how far the first input is from the example.
+        works: whether the remedy, pasted, gives finite numbers on this input; None if it has no line to paste.
+        has_test: whether there is a test, which was run and failed.
+        seconds: how long the search took.
+        error: why there is no answer.
+    """
+
+    name: str
+    part: str
+    is_healthy: bool
+    is_found: bool = False
+    others: tuple[str, ...] = ()
+    distance: str = ""
+    works: bool | None = None
+    has_test: bool = False
+    seconds: float = 0.0
+    error: str = ""
+
+
+def losses(root: Path) -> list[Loss]:
+    """All losses, in the order of the file."""
+    found = []
+    for part, text in re.findall(r"(?ms)^## (\w+)\n(.*?)(?=^## |\Z)", (root / FILE).read_text(encoding="utf-8")):
+        for name, facts, source in re.findall(r"(?ms)^### (\w+)\n(.*?)^```python\n(.*?)^```$", text):
+            found.append(Loss(name, part, tuple(re.findall(r"(?m)^- line: `(.*)`$", facts)), _HEAD + source))
+    return found
+
+
+def probe(project: Project, *names: str) -> None:
+    """Search all losses, and write the answers to `results/measured/probe.json`; of named losses, print them.
+
+    The recorded answers to the part *held* stay as they were when it was first searched.
+    """
+    every = {loss.name: loss for loss in losses(project.root)}
+    chosen = named(names, every, "loss")
+    held = read(project, "probe").get("held", [])
+    searched = [every[name] for name in chosen] or [each for each in every.values() if each.part != "held" or not held]
+    answers = all_apart(searched, answer, _MOST, _lost, lambda each: f"{each.name}: {each.distance or each.error}")
+    if chosen:
+        return
+    rows = [asdict(each) for each in answers]
+    parts = {part: [row for row in rows if row["part"] == part] for part in ("own", "work", "held")}
+    parts["held"] = held or parts["held"]
+    of_torch = all_apart(list(LOSSES), answer_of_torch, _MOST, _lost_of_torch, lambda each: f"{each['name']}")
+    keep(project, "probe", {**made_with(), **parts, "torch_losses": of_torch})
+    print(*(f"{part}: {summed(parts[part])}" for part in parts), sep="\n")
+
+
+def _lost(loss: Loss, why: str) -> Answer:
+    return Answer(loss.name, loss.part, not loss.lines, error=why)
+
+
+def _plain(line: str) -> str:
+    return re.sub(r"\s", "", line)
+
+
+def _run(folder: Path, source: str) -> dict[str, Any]:
+    """The names of a program, from a file, so that its lines can be read."""
+    path = folder / "loss.py"
+    path.write_text(source, encoding="utf-8")
+    linecache.checkcache()
+    names: dict[str, Any] = {}
+    exec(compile(source, str(path), "exec"), names)
+    torch.manual_seed(0)
+    return names
+
+
+def answer(loss: Loss) -> Answer:
+    """Search a loss, and paste the remedy of the first finding."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        names = _run(Path(folder), loss.source)
+        report = explain.probe(names["loss_fn"], *names["inputs"](), seconds=SECONDS)
+        wanted = set(map(_plain, loss.lines))
+        right = [each for each in report.findings if _plain(each.source) in wanted]
+        others = tuple(dict.fromkeys(each.source for each in report.findings if _plain(each.source) not in wanted))
+        if not right:
+            return Answer(loss.name, loss.part, not loss.lines, False, others, seconds=round(report.seconds, 1))
+        first = right[0]
+        works = _works(Path(folder), loss.source, first)
+        distance, has_test = first.distance, bool(first.test)
+        return Answer(loss.name, loss.part, False, True, others, distance, works, has_test, round(report.seconds, 1))
+
+
+def _works(folder: Path, source: str, finding: Finding) -> bool | None:
+    """Whether a remedy, pasted, makes the loss and its gradients finite on the input of the finding."""
+    changed = written(source, finding.origin)
+    if changed is None:
+        return None
+    with explain() as report:
+        _run(folder, changed)["loss_fn"](*finding.inputs).backward()
+    return report.ok
+
+
+def answer_of_torch(name: str) -> dict[str, Any]:
+    """Search a loss of PyTorch's."""
+    torch.manual_seed(0)
+    examples = inputs()
+    code = LOSSES[name]
+    used = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+    wanted = [each for each in examples if each in used]
+    loss_fn = eval(f"lambda {', '.join(wanted)}: ({code}).mean()", {"torch": torch, "F": F, **vars(distributions)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        report = explain.probe(loss_fn, *(examples[each] for each in wanted), seconds=SECONDS)
+    found = [{"function": each.function, "kind": each.kind, "distance": each.distance} for each in report.findings]
+    return {"name": name, "code": code, "findings": found}
+
+
+def _lost_of_torch(name: str, why: str) -> dict[str, Any]:
+    return {"name": name, "code": LOSSES[name], "findings": [], "error": why}
+
+
+def summed(rows: list[dict[str, Any]]) -> dict[str, int]:
+    """How many losses can fail, are healthy, and have each answer."""
+    failing = [row for row in rows if not row["is_healthy"]]
+    found = [row for row in failing if row["is_found"]]
+    return {
+        "losses with a bug": len(failing),
+        "the line is found": len(found),
+        "with a test that fails": sum(row["has_test"] for row in found),
+        "the remedy, pasted, gives finite numbers": sum(row["works"] is True for row in found),
+        "healthy losses": len(rows) - len(failing),
+        "healthy losses with a finding": sum(bool(row["others"]) for row in rows if row["is_healthy"]),
+    }
+
+
+def _on_tracker(name: str) -> str:
+    return next((text for start, text in TRACKER.items() if name.startswith(start)), "no report found")
+
+
+def shown(content: dict[str, Any]) -> str:
+    """A table of the three parts, and one of PyTorch's own losses."""
+    parts = {"own": "our own", "work": "used for work", "held": "held back"}
+    counts = {part: summed(content[part]) for part in parts}
+    body = [[text, *(str(counts[part][text]) for part in parts)] for text in counts["own"]]
+    caption = f"What <code>explain.probe</code> finds in losses (torch {content['torch']})"
+    table = show.table(caption, ["answer", *parts.values()], body, stack=True)
+    rows = [
+        [
+            f'<code>{row["code"]}</code> <span class="zn-note">in {each["function"]}</span>',
+            each["distance"],
+            _on_tracker(row["name"]),
+        ]
+        for row in content["torch_losses"]
+        for each in row["findings"]
+    ]
+    none = sum(not row["findings"] for row in content["torch_losses"])
+    caption = f"PyTorch's own losses and distributions that can fail; on {none} others, nothing was found"
+    own = show.table(caption, ["loss, and the function that fails", "if", "on PyTorch's tracker"], rows, stack=True)
+    return prose(table + own)
