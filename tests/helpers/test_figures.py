@@ -4,12 +4,11 @@ import math
 import re
 import sys
 import xml.etree.ElementTree as ET
-from dataclasses import replace
 
 import pytest
 
 from helpers import figures, show
-from helpers.figures import Figure, drawing
+from helpers.figures import drawing
 
 COLOURS = ("BLUE", "ORANGE", "GREEN", "RED", "GREY")
 
@@ -130,31 +129,6 @@ def test_ids_of_two_figures_are_apart(shown, other):
     draw(*other)
     a, b = (set(ids("".join(figure.wide + figure.narrow))) for figure in shown)
     assert a and b and not a & b
-
-
-def test_panels_are_drawn_each_on_its_own(shown):
-    with drawing("two panels", height=1.0, panels=2) as panels:
-        for axes, title in zip(panels, ("left", "right"), strict=True):
-            axes.set(xlabel="x", ylabel="y", title=title)
-    for one, two in (shown[0].wide, shown[0].narrow):
-        assert ">left<" in one and ">right<" not in one and ">right<" in two
-    # Two panels and the gap between them are as wide as the column.
-    assert [ET.fromstring(svg).get("viewBox") for svg in shown[0].wide] == 2 * ["0 0 351 72"]
-    every = [ids(svg) for svg in shown[0].wide + shown[0].narrow]
-    assert len(set().union(*every)) == sum(map(len, every))
-
-
-def test_a_figure_stands_with_its_caption():
-    drawn = (
-        '<div role="img" aria-label="alt &lt;text&gt;">'
-        '<div class="zn-wide" style="--panels: 2"><svg></svg><svg></svg></div>'
-        '<div class="zn-narrow"><svg>narrow</svg></div></div>'
-    )
-    figure = Figure(2 * ("<svg></svg>",), ("<svg>narrow</svg>",), "alt <text>", "a <caption> & more")
-    caption = "<figcaption>a &lt;caption&gt; &amp; more</figcaption>"
-    assert figure.html() == f'<figure class="zn-chart">{drawn}{caption}</figure>'
-    assert replace(figure, caption="").html() == f'<figure class="zn-chart">{drawn}</figure>'
-    assert figure.text() == "[figure: alt <text>]" and figure.json() is None
 
 
 def luminance(colour):

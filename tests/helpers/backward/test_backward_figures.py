@@ -34,31 +34,6 @@ def rows(section):
     ]
 
 
-def test_without_a_script_every_step_is_a_table_of_both_ways():
-    sum_, where, exp, end = steps(made())
-    assert [each.get("data-step") for each in (sum_, where, exp, end)] == ["0", "1", "2", "3"]
-    assert rows(exp) == [
-        (["arrives, vanilla", "1", "0", "0"], "vanilla"),
-        (["arrives, ignoring", "1", "--", "--"], "ignoring"),
-        (["result", "0.368", "7.39", "inf"], None),
-        (["to x.grad, vanilla", "0.368", "0", "NaN"], "vanilla"),
-        (["to x.grad, ignoring", "0.368", "--", "--"], "ignoring"),
-    ]
-    assert ["".join(cell.itertext()) for cell in exp.find("table/thead/tr")] == ["", "[0]", "[1]", "[2]"]
-    assert rows(sum_) == [(["arrives", "1"], None), (["to where", "1", "1", "1"], None)]
-    assert sum_.find("table/tbody/tr/td").get("colspan") == "3"
-    assert rows(end)[0] == (["x.grad, vanilla", "0.368", "0", "NaN"], "vanilla")
-    said = [("".join(each.itertext()), each.get("data-method")) for each in exp.findall("p[@class='zn-said']")]
-    assert said == [
-        ("vanilla: NaN is born: 0 × inf = NaN at [2].", "vanilla"),
-        ("ignoring: Ignored: -- × inf = -- at [2].", "ignoring"),
-    ]
-    told = "".join(exp.itertext())
-    assert "3. exp ExpBackward0" in told and "passes on grad × result" in told
-    assert "self: grad * result.conj()" in told
-    assert '<span class="zn-nan">NaN</span>' in made().html() and '<span class="zn-masked">--</span>' in made().html()
-
-
 def test_who_can_not_see_it_is_told_the_graph_and_what_happens():
     assert made().alt() == (
         "Graph of the backward pass: from the loss to sum; sum passes on to where; where passes on to exp; "
