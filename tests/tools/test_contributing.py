@@ -76,9 +76,7 @@ def fill_in(path: Path, words: dict[str, str]) -> None:
 def checkout(site: Path, tmp_path: Path) -> Book:
     """A copy of this checkout, in which make finds an environment that is set up."""
     book = copied(ROOT, tmp_path / "checkout")
-    shutil.copytree(
-        ROOT / "tests" / "site", book.root / "tests" / "site", ignore=shutil.ignore_patterns("node_modules")
-    )
+    shutil.copytree(ROOT / "tests", book.root / "tests", ignore=shutil.ignore_patterns("node_modules"))
     python = book.root / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
