@@ -108,7 +108,7 @@ def test_what_was_read_of_a_thread_is_compared_and_so_are_the_tags_of_a_cell(tmp
     (said,) = differences(tmp_path, [cell("c", printed("1"))], [cell("c", printed("1"), tags=["processor"])])
     assert said == "code cell 1 (c) has other tags than recorded: recorded none, now processor"
     new = ChapterRun(Path("new.md"), {"cells": []}, 0.0, cached=False)
-    recorded = outputs.Recorded.read(SimpleNamespace(outputs=tmp_path / "outputs.json"))
+    recorded = outputs.Recorded.read(SimpleNamespace(outputs=tmp_path / "outputs.json", root=tmp_path))
     assert recorded.differences(new) == ["the page is not in the record"]
 
 
