@@ -18,7 +18,7 @@ The helpers need `zero_or_nan`, torch (2.6 or newer) with the networkx that it i
 """
 
 from .across import across
-from .atlas import atlas, decisions, node_index
+from .atlas import atlas, decisions
 from .backward import backward_figure
 from .cases import Case
 from .claims import Claim, ClaimFailed
@@ -57,7 +57,6 @@ __all__ = [
     "decisions",
     "drawing",
     "library_card",
-    "node_index",
     "node_names",
     "reference",
     "ulp_distance",

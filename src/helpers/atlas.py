@@ -170,19 +170,15 @@ def atlas(points: Sequence[Point], sources: dict[str, Thread]) -> None:
     show.show(_Atlas([_Card(point, [sources[key] for key in point.sources]) for point in points]))
 
 
-def node_index(points: Sequence[Point]) -> None:
-    """Show a table of the nodes that return infinity or NaN, each with the points at which it does.
-
-    Args:
-        points: the points of all groups. Each point is measured when this function is called.
-    """
+def points_by_node(points: Sequence[Point]) -> dict[str, list[Point]]:
+    """The points at which a node returns infinity or NaN, by the node's name. Each point is measured."""
     by_node: dict[str, list[Point]] = {}
     for point in points:
         measured = measure(point.code, point.at, point.given)
         if measured.kind != "finite":
             for node in measured.nodes:
                 by_node.setdefault(node, []).append(point)
-    show.show(_NodeIndex(dict(sorted(by_node.items()))))
+    return by_node
 
 
 def decisions(sources: dict[str, Thread]) -> None:
@@ -199,30 +195,6 @@ class _Atlas:
 
     def html(self) -> str:
         return "".join(card.html() for card in self.cards)
-
-    def json(self) -> dict[str, Any] | None:
-        return None
-
-
-@dataclass(frozen=True)
-class _NodeIndex:
-    by_node: dict[str, list[Point]]
-
-    def text(self) -> str:
-        return "\n".join(
-            f"{node}: {', '.join(point.name for point in points)}" for node, points in self.by_node.items()
-        )
-
-    def html(self) -> str:
-        rows = [
-            [
-                f'<span id="{html.escape(node)}">{show.code(node)}</span>',
-                "<br>".join(f'<a href="#{point.anchor}">{html.escape(point.name)}</a>' for point in points),
-            ]
-            for node, points in self.by_node.items()
-        ]
-        table = show.table("Nodes that return infinity or NaN", ["Node", "At these points"], rows)
-        return show.prose(table)
 
     def json(self) -> dict[str, Any] | None:
         return None

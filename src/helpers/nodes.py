@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import show
+from .advice import answers
 
 _NAME = re.compile(r"Backward(s|Autograd\w+?)?\d*(_copy)?$")
 _PLACES = {
@@ -49,10 +50,15 @@ class Node:
     inputs: tuple[str, ...] = ()
 
     @property
+    def public(self) -> str:
+        """The operator's name without its overload and without leading underscores."""
+        return self.operator.partition(".")[0].lstrip("_")
+
+    @property
     def function(self) -> str:
         """The Python function with the operator's name, such as `torch.pow`; if none exists, the operator's name."""
         name = self.operator.partition(".")[0]
-        for public in dict.fromkeys((name.lstrip("_"), name)):
+        for public in dict.fromkeys((self.public, name)):
             for place, module in _PLACES.items():
                 family = place.rpartition(".")[2] + "_"
                 short = public.removeprefix(family) if place != "torch" else public
@@ -73,8 +79,8 @@ def nodes() -> dict[str, Node]:
 
 
 def node_names() -> None:
-    """Show a list of all nodes. The search of the site finds each by its name."""
-    show.show(_List(tuple(nodes().values()), made_by()))
+    """Show the nodes that people meet, with advice, and a folded list of all others. The site's search finds each."""
+    show.show(_List(nodes(), made_by()))
 
 
 def made_by(calls: Sequence[str] | None = None) -> dict[str, list[str]]:
@@ -98,19 +104,21 @@ def made_by(calls: Sequence[str] | None = None) -> dict[str, list[str]]:
 
 @dataclass(frozen=True)
 class _List:
-    nodes: Sequence[Node]
-    calls: dict[str, list[str]]
+    nodes: Mapping[str, Node]
+    calls: Mapping[str, Sequence[str]]
 
     def text(self) -> str:
-        return "\n".join(f"{node.name}: {', '.join(node.inputs)} of {node.operator}" for node in self.nodes)
+        return "\n".join(f"{node.name}: {', '.join(node.inputs)} of {node.operator}" for node in self.nodes.values())
 
     def html(self) -> str:
+        said = answers(self.nodes)
+        first = "".join(self._row(self.nodes[name], answer) for name, answer in said.items())
+        rest = [self._row(node) for name, node in self.nodes.items() if name not in said]
         version = torch.__version__.partition("+")[0]
-        rows = "".join(map(self._row, self.nodes))
-        count = f"<p>The {len(self.nodes)} nodes of PyTorch {version} that have a derivative:</p>"
-        return f'{count}<ul class="zn-nodes">{rows}</ul>'
+        title = f"<summary>The {len(rest)} other nodes of PyTorch {version} that have a derivative</summary>"
+        return f'<ul class="zn-nodes">{first}</ul><details>{title}<ul class="zn-nodes">{"".join(rest)}</ul></details>'
 
-    def _row(self, node: Node) -> str:
+    def _row(self, node: Node, answer: str = "") -> str:
         """The node as a list item. Its name has its own paragraph, because people search for the name."""
         said = [show.code(node.function)] if node.function else []
         if calls := self.calls.get(node.name):
@@ -121,7 +129,7 @@ class _List:
         # The search of the site finds this item only if no page is about this name.
         return (
             f'<li class="zn-searched" id="node-{node.name}" data-fallback>'
-            f"<p><strong>{node.name}</strong></p><p>{'; '.join(said)}</p></li>"
+            f"<p><strong>{node.name}</strong></p> <p>{'; '.join(said)}</p>{answer}</li>"
         )
 
     def json(self) -> dict[str, Any] | None:
@@ -138,25 +146,13 @@ _CALLS = (
     "F.group_norm(t(2, 4), 2)",
     "F.batch_norm(t(2, 3), None, None, training=True)",
     "F.cross_entropy(t(2, 3), labels)",
-    "F.nll_loss(t(2, 3), labels)",
-    "F.binary_cross_entropy(t(2).sigmoid(), t(2).sigmoid())",
-    "F.binary_cross_entropy_with_logits(t(2), t(2))",
     "F.kl_div(t(2), t(2), reduction='sum')",
     "F.gaussian_nll_loss(t(2), t(2), t(2).abs())",
-    "F.huber_loss(t(2), t(2))",
-    "F.smooth_l1_loss(t(2), t(2))",
-    "F.mse_loss(t(2), t(2))",
-    "F.l1_loss(t(2), t(2))",
-    "F.ctc_loss(t(4, 2, 3), labels.new_ones(2, 1), (4, 4), (1, 1))",
     "F.cosine_similarity(t(2, 3), t(2, 3))",
     "F.normalize(t(2, 3))",
     "F.pairwise_distance(t(2, 3), t(2, 3))",
-    "F.softmax(t(2), 0)",
-    "F.log_softmax(t(2), 0)",
-    "F.logsigmoid(t(2))",
     "F.scaled_dot_product_attention(t(1, 1, 2, 4), t(1, 1, 2, 4), t(1, 1, 2, 4))",
     "F.max_pool2d(t(1, 1, 4, 4), 2)",
-    "F.dropout(t(2))",
     "F.embedding(labels, t(2, 3))",
     "F.interpolate(t(1, 1, 2, 2), scale_factor=2, mode='bilinear')",
     "nn.LSTMCell(3, 2)(t(1, 3))",
@@ -165,7 +161,6 @@ _CALLS = (
     "torch.matmul(t(2, 3), t(3, 2))",
     "torch.matmul(t(2, 2, 3), t(2, 3, 2))",
     "torch.norm(t(3))",
-    "torch.std(t(3))",
 )
 """Layers and losses whose nodes have other names. The nodes of each graph are read when the table is made."""
 

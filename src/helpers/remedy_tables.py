@@ -8,13 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zero_or_nan.explain.report.remedies import PAGES
-
 from . import show
 from .entries import Raised, describe
 from .figures import BLUE, GREY, ORANGE, RED, sketch
 from .methods import method
-from .recipes import IGNORED, USED, Situation
+from .recipes import IGNORED, USED
 from .remedies import COLUMNS, REWRITES, WORDS, Cell, Row, compare, plain_of, program
 
 
@@ -90,7 +88,7 @@ def marks_table(rows: Sequence[Row], caption: str) -> None:
     """Show a row for each situation, and a mark for each remedy."""
     head = "".join(f'<th scope="col"><span>{html.escape(method(name).title)}</span></th>' for name in COLUMNS)
     body = "".join(
-        f'<tr><th scope="row">{_linked(row.situation)}</th>'
+        f'<tr><th scope="row">{show.link(row.situation.page, row.situation.name)}</th>'
         + "".join(f'<td class="zn-{_kind(cell.word)}-cell">{mark(cell.word)}</td>' for cell in row.cells.values())
         + "</tr>"
         for row in rows
@@ -111,11 +109,6 @@ def _occurs(rows: Sequence[Row], word: str) -> bool:
 
 def _kind(word: str) -> str:
     return {"right": "good", "wrong number": "bad", "chosen": "own"}.get(word, "other")
-
-
-def _linked(situation: Situation) -> str:
-    name, sharp, anchor = situation.page.partition("#")
-    return f'<a href="{PAGES}{name}.html{sharp}{anchor}">{html.escape(situation.name)}</a>'
 
 
 def methods_table(found: Remedies) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any, Protocol
 
+from zero_or_nan.explain.report.remedies import PAGES
+
 from .entries import Absent, Entries, Kind, Outcome, Raised, nested
 
 MIME = "application/vnd.zero-or-nan+json"
@@ -64,6 +66,12 @@ def prose(*parts: str, kind: str = "") -> str:
 def code(text: str) -> str:
     """A text as code."""
     return f"<code>{html.escape(text)}</code>"
+
+
+def link(place: str, name: str) -> str:
+    """A link to a page of the book, whose anchor follows after `#`. It also leads there from a notebook."""
+    page, sharp, anchor = place.partition("#")
+    return f'<a href="{PAGES}{page}.html{sharp}{anchor}">{html.escape(name)}</a>'
 
 
 def with_code(text: str) -> str:

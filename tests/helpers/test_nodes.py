@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from bs4 import BeautifulSoup
 
 from helpers.nodes import _CALLS, Node, _List, made_by, node_names, nodes
 
@@ -78,15 +79,32 @@ def test_layers_and_losses_are_found_in_their_graphs():
     assert set(made) <= set(EVERY) and "ViewBackward0" not in made
     assert made_by(["F.relu(t(2))"]) == {"ReluBackward0": ["F.relu"]}
     assert len(_CALLS) == len(set(_CALLS))
+    assert all(any(call.partition("(")[0] in calls for calls in made.values()) for call in _CALLS)
 
 
-def test_the_list_has_every_node_and_says_what_its_outputs_are(capsys):
-    html = _List([EVERY["AddmmBackward0"], Node("CopyBackwards")], {"AddmmBackward0": ["F.linear"]}).html()
-    version = torch.__version__.partition("+")[0]
-    said = f"The 2 nodes of PyTorch {version} that have a derivative: AddmmBackward0 torch.addmm ; also F.linear ; "
-    said += "outputs: 0 self , 1 mat1 , 2 mat2 CopyBackwards"
-    assert re.sub("<[^>]*>", " ", html).split() == said.split()
-    assert html.count("data-fallback") == 2 and 'id="node-CopyBackwards"' in html
+def test_nodes_with_advice_come_first_and_all_others_are_folded_one_line_each(capsys):
+    names = ("CopyBackwards", "CumprodBackward0", "AddmmBackward0")
+    soup = BeautifulSoup(
+        _List({name: EVERY[name] for name in names}, {"AddmmBackward0": ["F.linear"]}).html(), "html.parser"
+    )
+    assert [row["id"] for row in soup.select("details li[data-fallback]")] == [
+        "node-CopyBackwards",
+        "node-CumprodBackward0",
+    ]
+    assert [row.get_text() for row in soup.select("details li")] == [
+        "CopyBackwards ",
+        "CumprodBackward0 torch.cumprod; outputs: 0 self",
+    ]
+    (first,) = soup.select("ul:not(details ul) > li")
+    assert [line.get_text() for line in first("p")] == [
+        "AddmmBackward0",
+        "torch.addmm; also F.linear; outputs: 0 self, 1 mat1, 2 mat2",
+        "Yes: it multiplies by a number of the forward pass, and 0 times NaN or inf is NaN.",
+        "Fix: Filter NaN from inputs and targets before the layer. If activations are inf, find where they grow. "
+        "See slicing nan: what to do",
+    ]
+    assert first.a["href"].endswith("/slicing-nan.html#what-to-do")
+    assert soup.summary.get_text().startswith("The 2 other nodes of PyTorch ")
     node_names()
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(EVERY) and "PowBackward1: self, exponent of pow.Tensor_Tensor" in lines

@@ -1,0 +1,109 @@
+"""The advice is about the nodes that people meet, and it says of them what PyTorch computes."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from scratch import ROOT
+
+from helpers.advice import BY_NODE, answers, why
+from helpers.atlas import points_by_node
+from helpers.nodes import Node, nodes
+from helpers.points import POINTS
+from tests.zero_or_nan.explain.corpus import PROGRAMS
+
+EVERY = nodes()
+NAN, INF = float("nan"), float("inf")
+GIVEN = {
+    **{"F": F, "torch": torch, "nan": NAN, "t": torch.tensor([NAN, 1.0]), "ok": torch.tensor([False, True])},
+    **{"d": torch.tensor([0.0, 1.0]), "no": torch.tensor([0]), "bad": torch.tensor([NAN, INF])},
+}
+FIXES = {
+    "PowBackward0": ("(x - t) ** 2", "(x[ok] - t[ok]) ** 2"),
+    "PowBackward1": ("(x - 3) ** x.sum()", "(x - 3).abs() ** x.sum()"),
+    "DivBackward0": ("torch.where(ok, x / d, 0)", "torch.where(ok, x / torch.where(ok, d, 1), 0)"),
+    "ReciprocalBackward0": ("torch.where(ok, (x * d).reciprocal(), 0)", "1 / torch.where(ok, x * d, 1)"),
+    "ExpBackward0": ("torch.where(ok, (x + 100 * ~ok).exp(), 0)", "torch.where(ok, x + 100 * ~ok, 0).exp()"),
+    "MulBackward0": ("x * t", "x[ok] * t[ok]"),
+    "Log2Backward0": ("(x * d).log2() * d", "(x * d).clamp(min=1e-12).log2() * d"),
+    "MseLossBackward0": ("F.mse_loss(x, t)", "F.mse_loss(x[ok], t[ok])"),
+    "SmoothL1LossBackward0": ("F.smooth_l1_loss(x, t)", "F.smooth_l1_loss(x[ok], t[ok])"),
+    "BinaryCrossEntropyWithLogitsBackward0": (
+        "F.binary_cross_entropy_with_logits(x, t)", "F.binary_cross_entropy_with_logits(x[ok], t[ok])"
+    ),
+    "NllLossBackward0": (
+        "F.cross_entropy(x[None], no, 0 * d)", "F.cross_entropy(x[None], no, 0 * d, reduction='sum') / (no >= 0).sum().clamp_min(1)"
+    ),
+    "NormBackward1": ("F.pairwise_distance(x[:, None] * 3, d[:, None], 100)", "F.pairwise_distance(x[:, None] * 3, d[:, None], 4)"),
+    "SoftmaxBackward0": ("(x - torch.inf).softmax(0)", "x.masked_fill(ok, -torch.inf).softmax(0)"),
+    "LogSoftmaxBackward0": ("(x - torch.inf).log_softmax(0)", "x.masked_fill(ok, -torch.inf).log_softmax(0)[0]"),
+    "AddmmBackward0": ("F.linear(t[:, None], x[:, None], x)", "F.linear(t[ok][:, None], x[:, None], x)"),
+    "CtcLossBackward0": tuple(
+        f"F.ctc_loss(x.expand(1, 2).log_softmax(1), torch.ones(1, 2), torch.tensor([1]), torch.tensor([2]){more})"
+        for more in ("", ", zero_infinity=True")
+    ),
+}  # fmt: skip
+
+
+def gradient(code, x=(1.0, 2.0)):
+    x = torch.tensor(x, requires_grad=True)
+    eval(code, {**GIVEN, "x": x}).nansum().backward()
+    return x.grad
+
+
+@pytest.mark.parametrize("name", FIXES)
+@pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:Error detected in")
+def test_the_node_returns_nan_for_the_reason_given_and_its_fix_is_finite(name):
+    broken, fixed = FIXES[name]
+    with pytest.raises(RuntimeError, match=f"'{name}' returned nan"), torch.autograd.detect_anomaly():
+        gradient(broken)
+    assert gradient(fixed).isfinite().all()
+
+
+def test_a_node_returns_no_nan_by_itself_if_the_advice_says_so():
+    code = {
+        **{"AddBackward0": "x + bad", "SubBackward0": "bad - x", "WhereBackward0": "torch.where(ok, x, bad)"},
+        **{"NanToNumBackward0": "x.nan_to_num()", "PermuteBackward0": "x.permute(0)"},
+        "AsStridedBackward0": "x.as_strided((2,), (1,))",
+    }
+    assert {name for name in BY_NODE if "Not by itself" in answers(EVERY)[name]} == set(code)
+    for each in code.values():
+        assert gradient(each, x=(NAN, INF)).isfinite().all(), each
+
+
+def test_what_is_known_of_a_function_says_why():
+    assert why(EVERY["Log2Backward0"]) == "Yes: below 0 the value is NaN, and at 0 the slope is infinite."
+    assert why(EVERY["DivBackward0"]) == "Yes: if `other` is 0, neither the value nor the slope is finite."
+    assert why(EVERY["SoftmaxBackward0"]) == "Yes: if all elements of a row are −inf."
+    assert why(EVERY["BmmBackward0"]) == why(EVERY["ExpBackward0"]) != why(EVERY["CudnnRnnBackward0"])
+    with pytest.raises(ValueError, match="nothing is known of the numbers of OddBackward0; write why"):
+        why(Node("OddBackward0"))
+
+
+def test_an_answer_links_to_the_page_of_the_function_and_to_each_point_of_the_atlas():
+    found = answers({name: EVERY[name] for name in ("SqrtBackward0", "DivBackward0")})
+    assert list(found) == ["DivBackward0", "SqrtBackward0"]
+    assert (
+        "Write <code>torch.where(x &gt; 0, torch.where(x &gt; 0, x, 1.0).sqrt(), 0.0)</code>." in found["SqrtBackward0"]
+    )
+    assert 'atlas.html#point-sqrt-at-0">sqrt at 0</a>' in found["SqrtBackward0"]
+    assert re.findall(r'href="[^"]*/([^/"]*)"', found["DivBackward0"])[0] == "division-under-a-mask.html#what-to-do"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_nodes_with_advice_are_those_that_people_meet():
+    """In pasted texts and queries, in anomaly mode in the programs of the corpus, at points of the atlas, or on GPUs."""
+    texts = "".join((ROOT / f"tests/site/{name}.json").read_text("utf-8") for name in ("pasted", "queries"))
+    met = {f"{name}{digit or 0}" for name, digit in re.findall(r"\b([A-Z]\w*Backward)(\d?)", texts)}
+    met |= points_by_node([point for group in POINTS.values() for point in group]).keys()
+    for program in PROGRAMS:
+        try:
+            with torch.autograd.detect_anomaly():
+                program.run()
+        except RuntimeError as error:
+            met.update(re.findall(r"Function '(\w+)' returned nan", str(error)))
+    on_gpus = {name for name in BY_NODE if name.startswith(("Cudnn", "ScaledDotProduct"))}
+    assert set(BY_NODE) - on_gpus == met & set(EVERY) - on_gpus
+    assert set(BY_NODE) <= set(EVERY) and len(on_gpus) == 6
