@@ -116,7 +116,7 @@ def measure(code: str, at: Any, given: str = "", backward: Any = None) -> Measur
     x = torch.tensor(at, requires_grad=True)
     with _quiet():
         value = _evaluate(code, given, x)
-        nodes = _nodes(value)
+        nodes = graph_nodes(value)
         seen: list[tuple[str, bool]] = []
         for node in nodes:
             node.register_hook(_watch(node.name(), seen))
@@ -167,7 +167,8 @@ def atlas(points: Sequence[Point], sources: dict[str, Thread]) -> None:
         points: the points of one group.
         sources: the threads, by the keys that the points name in their `sources`.
     """
-    show.show(_Atlas([_Card(point, [sources[key] for key in point.sources]) for point in points]))
+    cards = [_Card(point, [sources[key] for key in point.sources]) for point in points]
+    show.show(show.Item("\n".join(card.text() for card in cards), "".join(card.html() for card in cards)))
 
 
 def points_by_node(points: Sequence[Point]) -> dict[str, list[Point]]:
@@ -183,40 +184,11 @@ def points_by_node(points: Sequence[Point]) -> dict[str, list[Point]]:
 
 def decisions(sources: dict[str, Thread]) -> None:
     """Show a table of threads, with their titles and states."""
-    show.show(_Decisions(list(sources.values())))
-
-
-@dataclass(frozen=True)
-class _Atlas:
-    cards: Sequence[_Card]
-
-    def text(self) -> str:
-        return "\n".join(card.text() for card in self.cards)
-
-    def html(self) -> str:
-        return "".join(card.html() for card in self.cards)
-
-    def json(self) -> dict[str, Any] | None:
-        return None
-
-
-@dataclass(frozen=True)
-class _Decisions:
-    threads: Sequence[Thread]
-
-    def text(self) -> str:
-        return "\n".join(thread.text() for thread in self.threads)
-
-    def html(self) -> str:
-        rows = [
-            [thread.link(), f"{html.escape(thread.title)}<br>{html.escape(thread.state)}"] for thread in self.threads
-        ]
-        days = ", ".join(sorted({thread.looked_up for thread in self.threads}))
-        caption = f"What was decided, looked up {days}"
-        return show.prose(show.table(caption, ["Thread", "Title; how it stands"], rows))
-
-    def json(self) -> dict[str, Any] | None:
-        return None
+    threads = list(sources.values())
+    rows = [[thread.link(), f"{html.escape(thread.title)}<br>{html.escape(thread.state)}"] for thread in threads]
+    caption = f"What was decided, looked up {', '.join(sorted({thread.looked_up for thread in threads}))}"
+    table = show.table(caption, ["Thread", "Title; how it stands"], rows)
+    show.show(show.Item("\n".join(thread.text() for thread in threads), show.prose(table)))
 
 
 class _Card:
@@ -302,7 +274,7 @@ def _evaluate(code: str, given: str, x: Tensor) -> Tensor:
     return result
 
 
-def _nodes(value: Tensor) -> list[Any]:
+def graph_nodes(value: Tensor) -> list[Any]:
     """The nodes of a graph between the result and the leaves, without the leaves' own nodes."""
     found: dict[Any, None] = {}
     waiting = [value.grad_fn]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,7 +44,7 @@ class _Judged:
 
 
 @dataclass(frozen=True)
-class _Table:
+class _Table(show.Shown):
     judged: Sequence[_Judged]
 
     def text(self) -> str:
@@ -58,9 +57,6 @@ class _Table:
         head = ["Function;<br>the element", "Put in its place;<br>the result", "Cotangent;<br>so it is"]
         table = show.table("What counts, row by row", head, [j.cells() for j in self.judged])
         return show.prose(table)
-
-    def json(self) -> dict[str, Any] | None:
-        return None
 
 
 def what_counts(rows: Sequence[Row]) -> tuple[Tensor, Tensor]:

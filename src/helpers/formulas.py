@@ -127,7 +127,7 @@ def formulas(rows: Sequence[Formula]) -> None:
 
 
 @dataclass(frozen=True)
-class _Table:
+class _Table(show.Shown):
     rows: Sequence[Formula]
 
     def text(self) -> str:
@@ -146,9 +146,6 @@ class _Table:
             body.append([link, _entries(by_hand), _entries(copied), right, effect])
         caption = "Gradients at the point where the formula by hand breaks, in float32"
         return show.prose(show.table(caption, head, body))
-
-    def json(self) -> dict[str, Any] | None:
-        return None
 
 
 def _gradients(row: Formula) -> tuple[Tensor, Tensor]:

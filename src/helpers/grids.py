@@ -16,7 +16,7 @@ Cell = Any
 
 
 @dataclass(frozen=True)
-class Grid:
+class Grid(show.Shown):
     """A finished table."""
 
     caption: str
@@ -30,9 +30,6 @@ class Grid:
         rows = [[_html(cell) for cell in row] for row in self.rows]
         table = show.table(_html(self.caption), [_html(head) for head in self.head], rows)
         return show.prose(table)
-
-    def json(self) -> dict[str, Any] | None:
-        return None
 
 
 def grid(caption: str, head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:

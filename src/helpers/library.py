@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-from typing import Any
 
 from zero_or_nan import __version__
 
@@ -20,7 +19,7 @@ def library_card() -> None:
     show.show(Card())
 
 
-class Card:
+class Card(show.Shown):
     """The facts of the card, read from the library and from the records."""
 
     def lines(self) -> list[str]:
@@ -41,6 +40,3 @@ class Card:
 
     def html(self) -> str:
         return f'<div class="zn-claim">{"".join(f"<p>{html.escape(line)}</p>" for line in self.lines())}</div>'
-
-    def json(self) -> dict[str, Any] | None:
-        return None

@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import show
-from .advice import answers
+from .advice import CALLS, answers
+from .atlas import graph_nodes
 
 _NAME = re.compile(r"Backward(s|Autograd\w+?)?\d*(_copy)?$")
 _PLACES = {
@@ -80,7 +80,19 @@ def nodes() -> dict[str, Node]:
 
 def node_names() -> None:
     """Show the nodes that people meet, with advice, and a folded list of all others. The site's search finds each."""
-    show.show(_List(nodes(), made_by()))
+    every = nodes()
+    text = "\n".join(f"{node.name}: {', '.join(node.inputs)} of {node.operator}" for node in every.values())
+    show.show(show.Item(text, listed(every, made_by())))
+
+
+def listed(every: Mapping[str, Node], calls: Mapping[str, Sequence[str]]) -> str:
+    """The list as HTML. `calls` has the functions whose graphs have a node, by its name."""
+    said = answers(every)
+    rows = {name: _row(node, calls.get(name, ()), said.get(name, "")) for name, node in every.items()}
+    first, rest = "".join(rows.pop(name) for name in said), "".join(rows.values())
+    version = torch.__version__.partition("+")[0]
+    title = f"<summary>The {len(rows)} other nodes of PyTorch {version} that have a derivative</summary>"
+    return f'<ul class="zn-nodes">{first}</ul><details>{title}<ul class="zn-nodes">{rest}</ul></details>'
 
 
 def made_by(calls: Sequence[str] | None = None) -> dict[str, list[str]]:
@@ -91,78 +103,30 @@ def made_by(calls: Sequence[str] | None = None) -> dict[str, list[str]]:
             default is common layers and losses whose nodes have other names than the functions.
     """
     found: dict[str, list[str]] = {}
-    for call in _CALLS if calls is None else calls:
+    for call in CALLS if calls is None else calls:
         function = call.partition("(")[0]
         result = eval(call, {"torch": torch, "F": F, "nn": nn, "t": _tensor, "labels": torch.tensor([0, 1])})
         while isinstance(result, tuple):
             result = result[0]
-        for name in _graph(result.grad_fn):
+        for name in dict.fromkeys(node.name() for node in graph_nodes(result)):
             if name not in _COMMON and function not in found.setdefault(name, []):
                 found[name].append(function)
     return found
 
 
-@dataclass(frozen=True)
-class _List:
-    nodes: Mapping[str, Node]
-    calls: Mapping[str, Sequence[str]]
+def _row(node: Node, calls: Sequence[str], answer: str) -> str:
+    """The node as a list item. Its name has its own paragraph, because people search for the name."""
+    said = [show.code(node.function)] if node.function else []
+    if calls:
+        said.append(f"also {', '.join(map(show.code, calls))}")
+    if node.inputs:
+        said.append("outputs: " + ", ".join(f"{number} {show.code(name)}" for number, name in enumerate(node.inputs)))
+    # The search of the site finds this item only if no page is about this name.
+    return (
+        f'<li class="zn-searched" id="node-{node.name}" data-fallback>'
+        f"<p><strong>{node.name}</strong></p> <p>{'; '.join(said)}</p>{answer}</li>"
+    )
 
-    def text(self) -> str:
-        return "\n".join(f"{node.name}: {', '.join(node.inputs)} of {node.operator}" for node in self.nodes.values())
-
-    def html(self) -> str:
-        said = answers(self.nodes)
-        first = "".join(self._row(self.nodes[name], answer) for name, answer in said.items())
-        rest = [self._row(node) for name, node in self.nodes.items() if name not in said]
-        version = torch.__version__.partition("+")[0]
-        title = f"<summary>The {len(rest)} other nodes of PyTorch {version} that have a derivative</summary>"
-        return f'<ul class="zn-nodes">{first}</ul><details>{title}<ul class="zn-nodes">{"".join(rest)}</ul></details>'
-
-    def _row(self, node: Node, answer: str = "") -> str:
-        """The node as a list item. Its name has its own paragraph, because people search for the name."""
-        said = [show.code(node.function)] if node.function else []
-        if calls := self.calls.get(node.name):
-            said.append(f"also {', '.join(map(show.code, calls))}")
-        if node.inputs:
-            outputs = ", ".join(f"{number} {show.code(name)}" for number, name in enumerate(node.inputs))
-            said.append(f"outputs: {outputs}")
-        # The search of the site finds this item only if no page is about this name.
-        return (
-            f'<li class="zn-searched" id="node-{node.name}" data-fallback>'
-            f"<p><strong>{node.name}</strong></p> <p>{'; '.join(said)}</p>{answer}</li>"
-        )
-
-    def json(self) -> dict[str, Any] | None:
-        return None
-
-
-_CALLS = (
-    "F.linear(t(2, 3), t(4, 3), t(4))",
-    "F.conv1d(t(1, 1, 4), t(1, 1, 2))",
-    "F.conv2d(t(1, 1, 4, 4), t(1, 1, 2, 2))",
-    "F.conv3d(t(1, 1, 4, 4, 4), t(1, 1, 2, 2, 2))",
-    "F.conv_transpose2d(t(1, 1, 4, 4), t(1, 1, 2, 2))",
-    "F.layer_norm(t(2, 3), (3,))",
-    "F.group_norm(t(2, 4), 2)",
-    "F.batch_norm(t(2, 3), None, None, training=True)",
-    "F.cross_entropy(t(2, 3), labels)",
-    "F.kl_div(t(2), t(2), reduction='sum')",
-    "F.gaussian_nll_loss(t(2), t(2), t(2).abs())",
-    "F.cosine_similarity(t(2, 3), t(2, 3))",
-    "F.normalize(t(2, 3))",
-    "F.pairwise_distance(t(2, 3), t(2, 3))",
-    "F.scaled_dot_product_attention(t(1, 1, 2, 4), t(1, 1, 2, 4), t(1, 1, 2, 4))",
-    "F.max_pool2d(t(1, 1, 4, 4), 2)",
-    "F.embedding(labels, t(2, 3))",
-    "F.interpolate(t(1, 1, 2, 2), scale_factor=2, mode='bilinear')",
-    "nn.LSTMCell(3, 2)(t(1, 3))",
-    "nn.GRUCell(3, 2)(t(1, 3))",
-    "torch.einsum('ij,jk->ik', t(2, 3), t(3, 2))",
-    "torch.matmul(t(2, 3), t(3, 2))",
-    "torch.matmul(t(2, 2, 3), t(2, 3, 2))",
-    "torch.norm(t(3))",
-)
-"""Layers and losses whose nodes have other names. The nodes of each graph are read when the table is made."""
 
 _COMMON = {
     f"{name}Backward0"
@@ -176,16 +140,6 @@ _COMMON = {
 
 def _tensor(*shape: int) -> Tensor:
     return torch.linspace(-1, 1, max(1, torch.Size(shape).numel())).reshape(shape).requires_grad_()
-
-
-def _graph(root: Any) -> Iterator[str]:
-    seen, waiting = set(), [root]
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in seen and not hasattr(node, "variable"):
-            seen.add(node)
-            yield node.name()
-            waiting += [following for following, _ in node.next_functions]
 
 
 def _derivatives() -> str:

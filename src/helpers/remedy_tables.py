@@ -62,23 +62,6 @@ def every_remedy() -> Remedies:
     return Remedies(compare(IGNORED), compare(USED))
 
 
-@dataclass(frozen=True)
-class Shown:
-    """HTML for the page, and the text that replaces it outside a page."""
-
-    plain: str
-    body: str
-
-    def text(self) -> str:
-        return self.plain
-
-    def html(self) -> str:
-        return self.body
-
-    def json(self) -> dict[str, Any] | None:
-        return None
-
-
 def mark(word: str) -> str:
     """The mark of a word as HTML. Screen readers read the word itself."""
     return f'<span aria-hidden="true">{WORDS[word]}</span><span class="zn-said-only">{word}</span>'
@@ -100,7 +83,7 @@ def marks_table(rows: Sequence[Row], caption: str) -> None:
         f'<table class="zn-remedies"><caption>{html.escape(caption)}</caption><thead><tr>'
         f'<th scope="col">case</th>{head}</tr></thead><tbody>{body}</tbody></table>'
     )
-    show.show(Shown(plain, f'{table}<p class="zn-note">{legend}.</p>'))
+    show.show(show.Item(plain, f'{table}<p class="zn-note">{legend}.</p>'))
 
 
 def _occurs(rows: Sequence[Row], word: str) -> bool:
@@ -135,7 +118,7 @@ def methods_table(found: Remedies) -> None:
         rows.append([html.escape(method(name).title), *cells])
     head = ["method", "right", "wrong number", "NaN or inf", "error", "chosen", "lines", "same loss", "steps"]
     caption = f"{len(rows) - 1} remedies and plain PyTorch, counted"
-    show.show(Shown("\n".join(plain), f'<div class="zn-figures">{show.table(caption, head, rows)}</div>'))
+    show.show(show.Item("\n".join(plain), f'<div class="zn-figures">{show.table(caption, head, rows)}</div>'))
 
 
 def chart(found: Remedies) -> None:
@@ -190,7 +173,7 @@ def numbers_table(rows: Sequence[Row], word: str, caption: str) -> None:
             )
             body.append([html.escape(row.situation.name), html.escape(right), told])
     head = ["case", "reference", "gives, by which remedy"]
-    show.show(Shown("\n".join(plain), show.prose(show.table(caption, head, body))))
+    show.show(show.Item("\n".join(plain), show.prose(show.table(caption, head, body))))
 
 
 def programs(rows: Sequence[Row]) -> None:
@@ -215,7 +198,7 @@ def programs(rows: Sequence[Row]) -> None:
         for name, cell in row.cells.items()
         if cell.code
     )
-    show.show(Shown(text, f"{same}{cards}"))
+    show.show(show.Item(text, f"{same}{cards}"))
 
 
 def _card(row: Row) -> str:
@@ -321,7 +304,7 @@ def ends(node: Question | End) -> list[End]:
 def decision_tree(found: Remedies) -> None:
     """Show the tree as nested lists, which screen readers can read, with lines between the items."""
     root = tree(found)
-    show.show(Shown("\n".join(_lines(root)), f'<div class="zn-tree">{_branch(root)}</div>'))
+    show.show(show.Item("\n".join(_lines(root)), f'<div class="zn-tree">{_branch(root)}</div>'))
 
 
 def _branch(node: Question | End) -> str:

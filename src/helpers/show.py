@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Protocol
 
@@ -19,13 +20,28 @@ MIME = "application/vnd.zero-or-nan+json"
 
 
 class Shown(Protocol):
-    """The interface of objects that `show` can show."""
+    """The interface of objects that `show` can show. Only claims and verdicts have a form for programs."""
 
     def text(self) -> str: ...
 
     def html(self) -> str: ...
 
-    def json(self) -> dict[str, Any] | None: ...
+    def json(self) -> dict[str, Any] | None:
+        return None
+
+
+@dataclass(frozen=True)
+class Item(Shown):
+    """HTML for the page, and the text that replaces it outside a page."""
+
+    plain: str
+    body: str
+
+    def text(self) -> str:
+        return self.plain
+
+    def html(self) -> str:
+        return self.body
 
 
 def show(item: Shown) -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from scratch import ROOT
 
-from helpers.advice import BY_NODE, answers, why
+from helpers.advice import ADVICE, answers, why
 from helpers.atlas import points_by_node
 from helpers.nodes import Node, nodes
 from helpers.points import POINTS
@@ -15,35 +15,32 @@ from tests.zero_or_nan.explain.corpus import PROGRAMS
 
 EVERY = nodes()
 NAN, INF = float("nan"), float("inf")
-GIVEN = {
-    **{"F": F, "torch": torch, "nan": NAN, "t": torch.tensor([NAN, 1.0]), "ok": torch.tensor([False, True])},
-    **{"d": torch.tensor([0.0, 1.0]), "no": torch.tensor([0]), "bad": torch.tensor([NAN, INF])},
-}
+GIVEN = {**vars(torch), **vars(F), "t": torch.tensor([NAN, 1.0]), "ok": torch.tensor([False, True])}
+GIVEN |= {"d": torch.tensor([0.0, 1.0]), "bad": torch.tensor([NAN, INF]), "label": torch.tensor([0])}
+CTC = "ctc_loss(x.expand(1, 2).log_softmax(1), ones(1, 2), label + 1, label + 2{})"
 FIXES = {
     "PowBackward0": ("(x - t) ** 2", "(x[ok] - t[ok]) ** 2"),
     "PowBackward1": ("(x - 3) ** x.sum()", "(x - 3).abs() ** x.sum()"),
-    "DivBackward0": ("torch.where(ok, x / d, 0)", "torch.where(ok, x / torch.where(ok, d, 1), 0)"),
-    "ReciprocalBackward0": ("torch.where(ok, (x * d).reciprocal(), 0)", "1 / torch.where(ok, x * d, 1)"),
-    "ExpBackward0": ("torch.where(ok, (x + 100 * ~ok).exp(), 0)", "torch.where(ok, x + 100 * ~ok, 0).exp()"),
+    "DivBackward0": ("where(ok, x / d, 0)", "where(ok, x / where(ok, d, 1), 0)"),
+    "ReciprocalBackward0": ("where(ok, (x * d).reciprocal(), 0)", "1 / where(ok, x * d, 1)"),
+    "ExpBackward0": ("where(ok, (x + 100 * ~ok).exp(), 0)", "where(ok, x + 100 * ~ok, 0).exp()"),
     "MulBackward0": ("x * t", "x[ok] * t[ok]"),
     "Log2Backward0": ("(x * d).log2() * d", "(x * d).clamp(min=1e-12).log2() * d"),
-    "MseLossBackward0": ("F.mse_loss(x, t)", "F.mse_loss(x[ok], t[ok])"),
-    "SmoothL1LossBackward0": ("F.smooth_l1_loss(x, t)", "F.smooth_l1_loss(x[ok], t[ok])"),
-    "BinaryCrossEntropyWithLogitsBackward0": (
-        "F.binary_cross_entropy_with_logits(x, t)", "F.binary_cross_entropy_with_logits(x[ok], t[ok])"
+    "MseLossBackward0": ("mse_loss(x, t)", "mse_loss(x[ok], t[ok])"),
+    "SmoothL1LossBackward0": ("smooth_l1_loss(x, t)", "smooth_l1_loss(x[ok], t[ok])"),
+    "BinaryCrossEntropyWithLogitsBackward0": tuple(
+        f"binary_cross_entropy_with_logits(x{at}, t{at})" for at in ("", "[ok]")
     ),
     "NllLossBackward0": (
-        "F.cross_entropy(x[None], no, 0 * d)", "F.cross_entropy(x[None], no, 0 * d, reduction='sum') / (no >= 0).sum().clamp_min(1)"
+        "cross_entropy(x[None], label, 0 * d)",
+        "cross_entropy(x[None], label, 0 * d, reduction='sum')",
     ),
-    "NormBackward1": ("F.pairwise_distance(x[:, None] * 3, d[:, None], 100)", "F.pairwise_distance(x[:, None] * 3, d[:, None], 4)"),
-    "SoftmaxBackward0": ("(x - torch.inf).softmax(0)", "x.masked_fill(ok, -torch.inf).softmax(0)"),
-    "LogSoftmaxBackward0": ("(x - torch.inf).log_softmax(0)", "x.masked_fill(ok, -torch.inf).log_softmax(0)[0]"),
-    "AddmmBackward0": ("F.linear(t[:, None], x[:, None], x)", "F.linear(t[ok][:, None], x[:, None], x)"),
-    "CtcLossBackward0": tuple(
-        f"F.ctc_loss(x.expand(1, 2).log_softmax(1), torch.ones(1, 2), torch.tensor([1]), torch.tensor([2]){more})"
-        for more in ("", ", zero_infinity=True")
-    ),
-}  # fmt: skip
+    "NormBackward1": tuple(f"pairwise_distance(x[:, None] * 3, d[:, None], {p})" for p in (100, 4)),
+    "SoftmaxBackward0": ("(x - inf).softmax(0)", "x.masked_fill(ok, -inf).softmax(0)"),
+    "LogSoftmaxBackward0": ("(x - inf).log_softmax(0)", "x.masked_fill(ok, -inf).log_softmax(0)[0]"),
+    "AddmmBackward0": ("linear(t[:, None], x[:, None], x)", "linear(t[ok][:, None], x[:, None], x)"),
+    "CtcLossBackward0": (CTC.format(""), CTC.format(", zero_infinity=True")),
+}
 
 
 def gradient(code, x=(1.0, 2.0)):
@@ -63,11 +60,11 @@ def test_the_node_returns_nan_for_the_reason_given_and_its_fix_is_finite(name):
 
 def test_a_node_returns_no_nan_by_itself_if_the_advice_says_so():
     code = {
-        **{"AddBackward0": "x + bad", "SubBackward0": "bad - x", "WhereBackward0": "torch.where(ok, x, bad)"},
+        **{"AddBackward0": "x + bad", "SubBackward0": "bad - x", "WhereBackward0": "where(ok, x, bad)"},
         **{"NanToNumBackward0": "x.nan_to_num()", "PermuteBackward0": "x.permute(0)"},
         "AsStridedBackward0": "x.as_strided((2,), (1,))",
     }
-    assert {name for name in BY_NODE if "Not by itself" in answers(EVERY)[name]} == set(code)
+    assert {name for name in ADVICE if "Not by itself" in answers(EVERY)[name]} == set(code)
     for each in code.values():
         assert gradient(each, x=(NAN, INF)).isfinite().all(), each
 
@@ -94,7 +91,7 @@ def test_an_answer_links_to_the_page_of_the_function_and_to_each_point_of_the_at
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_nodes_with_advice_are_those_that_people_meet():
-    """In pasted texts and queries, in anomaly mode in the programs of the corpus, at points of the atlas, or on GPUs."""
+    """In pasted texts and queries, in anomaly mode in the corpus of programs, at points of the atlas, or on GPUs."""
     texts = "".join((ROOT / f"tests/site/{name}.json").read_text("utf-8") for name in ("pasted", "queries"))
     met = {f"{name}{digit or 0}" for name, digit in re.findall(r"\b([A-Z]\w*Backward)(\d?)", texts)}
     met |= points_by_node([point for group in POINTS.values() for point in group]).keys()
@@ -104,6 +101,6 @@ def test_the_nodes_with_advice_are_those_that_people_meet():
                 program.run()
         except RuntimeError as error:
             met.update(re.findall(r"Function '(\w+)' returned nan", str(error)))
-    on_gpus = {name for name in BY_NODE if name.startswith(("Cudnn", "ScaledDotProduct"))}
-    assert set(BY_NODE) - on_gpus == met & set(EVERY) - on_gpus
-    assert set(BY_NODE) <= set(EVERY) and len(on_gpus) == 6
+    on_gpus = {name for name in ADVICE if name.startswith(("Cudnn", "ScaledDotProduct"))}
+    assert set(ADVICE) - on_gpus == met & set(EVERY) - on_gpus
+    assert set(ADVICE) <= set(EVERY) and len(on_gpus) == 6

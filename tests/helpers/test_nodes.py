@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from bs4 import BeautifulSoup
 
-from helpers.nodes import _CALLS, Node, _List, made_by, node_names, nodes
+from helpers.advice import CALLS
+from helpers.nodes import Node, listed, made_by, node_names, nodes
 
 EVERY = nodes()
 
@@ -78,15 +79,13 @@ def test_layers_and_losses_are_found_in_their_graphs():
     assert "F.cross_entropy" in made["NllLossBackward0"] and "F.cross_entropy" in made["LogSoftmaxBackward0"]
     assert set(made) <= set(EVERY) and "ViewBackward0" not in made
     assert made_by(["F.relu(t(2))"]) == {"ReluBackward0": ["F.relu"]}
-    assert len(_CALLS) == len(set(_CALLS))
-    assert all(any(call.partition("(")[0] in calls for calls in made.values()) for call in _CALLS)
+    assert len(CALLS) == len(set(CALLS))
+    assert all(any(call.partition("(")[0] in calls for calls in made.values()) for call in CALLS)
 
 
 def test_nodes_with_advice_come_first_and_all_others_are_folded_one_line_each(capsys):
     names = ("CopyBackwards", "CumprodBackward0", "AddmmBackward0")
-    soup = BeautifulSoup(
-        _List({name: EVERY[name] for name in names}, {"AddmmBackward0": ["F.linear"]}).html(), "html.parser"
-    )
+    soup = BeautifulSoup(listed({name: EVERY[name] for name in names}, {"AddmmBackward0": ["F.linear"]}), "html.parser")
     assert [row["id"] for row in soup.select("details li[data-fallback]")] == [
         "node-CopyBackwards",
         "node-CumprodBackward0",
