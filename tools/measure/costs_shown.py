@@ -93,20 +93,26 @@ def by_function(content: dict[str, Any]) -> str:
         for multiple, (plain, _) in zip(multiples(model, "contaminated"), model["contaminated"], strict=True)
     )
     summary += f"<p>A model of many small layers pays most. Backward of {MODEL} takes {', '.join(of_model)}.</p>"
-    head = ["function", "elements", *(f"{state}, {size}" for state in STATES for size in ("small", "middle", "large"))]
+    head = ["function", "elements", *(f"{state}: small, middle, large" for state in STATES)]
     lines = [
         [
             f"<code>{html.escape(row['function'])}</code>",
-            ", ".join(f"{number:,}".replace(",", " ") for number in row["elements"]),
-            *(f"{multiple:.1f}" for multiple in multiples_of_row),
+            ", ".join(f"{number / 1000:.3g}k" for number in row["elements"]),
+            *_by_state(multiples_of_row),
         ]
         for row, multiples_of_row in zip(rows, found, strict=True)
     ]
-    lines.insert(0, ["median of all", "", *(f"{multiple:.1f}" for multiple in median)])
+    lines.insert(0, ["median of all", "", *_by_state(median)])
     caption = "Time of a function's backward in one thread, as a multiple of plain PyTorch's time: the slowest ten"
     rest = show.table("The same of all other functions", head, lines[11:])
     folded = f"<details><summary>The other {len(lines) - 11} functions</summary>{rest}</details>"
     return prose(summary, show.table(caption, head, lines[:11]), folded)
+
+
+def _by_state(multiples_of_row: list[float]) -> list[str]:
+    """For each state, the multiples at the three sizes as one text."""
+    texts = [f"{multiple:.1f}" for multiple in multiples_of_row]
+    return [", ".join(texts[:3]), ", ".join(texts[3:])]
 
 
 def in_short(content: dict[str, Any]) -> str:

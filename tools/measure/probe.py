@@ -195,11 +195,15 @@ def shown(content: dict[str, Any]) -> str:
     caption = f"What <code>explain.probe</code> finds in losses (torch {content['torch']})"
     table = show.table(caption, ["answer", *parts.values()], body, stack=True)
     rows = [
-        [f"<code>{row['code']}</code>", each["function"], each["distance"], _on_tracker(row["name"])]
+        [
+            f'<code>{row["code"]}</code> <span class="zn-note">in {each["function"]}</span>',
+            each["distance"],
+            _on_tracker(row["name"]),
+        ]
         for row in content["torch_losses"]
         for each in row["findings"]
     ]
     none = sum(not row["findings"] for row in content["torch_losses"])
     caption = f"PyTorch's own losses and distributions that can fail; on {none} others, nothing was found"
-    own = show.table(caption, ["loss", "fails in", "if", "on PyTorch's tracker"], rows, stack=True)
+    own = show.table(caption, ["loss, and the function that fails", "if", "on PyTorch's tracker"], rows, stack=True)
     return prose(table + own)
