@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import resources
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -47,11 +47,20 @@ CALLS: list[str] = _FILE["calls"]
 """Calls of layers and losses whose nodes have other names."""
 
 
-def answers(nodes: Mapping[str, Node]) -> dict[str, str]:
-    """The answers for each node that people meet and that this PyTorch has, as HTML, in alphabetical order."""
+def answers(nodes: Mapping[str, Node]) -> dict[str, list[str]]:
+    """The answers for the nodes that people meet, as HTML, each with the names of its nodes in this PyTorch."""
     points = points_by_node([point for group in POINTS.values() for point in group])
-    met = [name for name in sorted(ADVICE) if name in nodes]
-    return {name: _html(nodes[name], ADVICE[name], points.get(name, ())) for name in met}
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for name in sorted(ADVICE):
+        if name in nodes:
+            advice, known = ADVICE[name], numerics_of(nodes[name].public)
+            fix = advice.fix or f"Write `{points[name][0].instead}`."
+            page = advice.page or known.points or known.section
+            found.setdefault((advice.why or why(nodes[name]), fix, page), []).append(name)
+    return {
+        _html(*said, {point.anchor: point for name in names for point in points.get(name, ())}): names
+        for said, names in found.items()
+    }
 
 
 def why(node: Node) -> str:
@@ -85,12 +94,8 @@ def why(node: Node) -> str:
     raise ValueError(f"nothing is known of the numbers of {node.name}; write why it can be NaN in helpers/advice.toml")
 
 
-def _html(node: Node, advice: Advice, points: Sequence[Point]) -> str:
-    known = numerics_of(node.public)
-    fix = advice.fix or f"Write `{points[0].instead}`."
-    page = advice.page or known.points or known.section
-    links = [(f"atlas#{point.anchor}", point.name) for point in points]
+def _html(why: str, fix: str, page: str, points: Mapping[str, Point]) -> str:
+    links = [show.link(f"atlas#{anchor}", point.name) for anchor, point in points.items()]
     if page and not (points and page.startswith("atlas")):
-        links.insert(0, (page, page.replace("-", " ").replace("#", ": ")))
-    shown = " · ".join(show.link(place, name) for place, name in links)
-    return f"<p>{show.with_code(advice.why or why(node))}</p><p><b>Fix:</b> {show.with_code(fix)} See {shown}</p>"
+        links.insert(0, show.link(page, page.partition("#")[0].replace("-", " ")))
+    return f"<p>{show.with_code(why)}</p><p><b>Fix:</b> {show.with_code(fix)} See {' · '.join(links)}.</p>"

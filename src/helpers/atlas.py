@@ -114,7 +114,7 @@ def measure(code: str, at: Any, given: str = "", backward: Any = None) -> Measur
     Measured(value=tensor(0.), gradient=tensor(inf), nodes=('SqrtBackward0',))
     """
     x = torch.tensor(at, requires_grad=True)
-    with _quiet():
+    with warnings.catch_warnings(action="ignore"):  # std of one element warns
         value = _evaluate(code, given, x)
         nodes = graph_nodes(value)
         seen: list[tuple[str, bool]] = []
@@ -138,7 +138,7 @@ def slopes(code: str, at: Any, given: str = "") -> list[tuple[float | str, float
     ([(-1.0, 1.0)], [(nan, inf)], [('jump', 'jump')])
     """
     x = torch.tensor(at, dtype=torch.float64)
-    with _quiet(), torch.no_grad(), _default(torch.float64):
+    with warnings.catch_warnings(action="ignore"), torch.no_grad(), _default(torch.float64):
         middle = _evaluate(code, given, x).sum().item()
         found = []
         for entry in range(x.numel()):
@@ -317,14 +317,6 @@ def _limit(changes: Sequence[float]) -> float | str:
 
 def _near(value: float, other: float) -> bool:
     return math.isfinite(other) and abs(value - other) <= 1e-3 * max(1.0, abs(other))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Ignore warnings. `std` of one element warns, and the points show the results of such calls."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 @contextmanager

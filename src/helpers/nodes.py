@@ -87,12 +87,26 @@ def node_names() -> None:
 
 def listed(every: Mapping[str, Node], calls: Mapping[str, Sequence[str]]) -> str:
     """The list as HTML. `calls` has the functions whose graphs have a node, by its name."""
-    said = answers(every)
-    rows = {name: _row(node, calls.get(name, ()), said.get(name, "")) for name, node in every.items()}
-    first, rest = "".join(rows.pop(name) for name in said), "".join(rows.values())
+    rows = {name: _row(node, calls.get(name, ())) for name, node in every.items()}
+    first = "".join(f"<li>{' '.join(map(rows.pop, names))}{answer}</li>" for answer, names in answers(every).items())
+    rest = "".join(f"<li>{row}</li>" for row in rows.values())
     version = torch.__version__.partition("+")[0]
     title = f"<summary>The {len(rows)} other nodes of PyTorch {version} that have a derivative</summary>"
     return f'<ul class="zn-nodes">{first}</ul><details>{title}<ul class="zn-nodes">{rest}</ul></details>'
+
+
+def _row(node: Node, calls: Sequence[str]) -> str:
+    """The node, its function and its outputs. Its name has its own paragraph, because people search for the name."""
+    said = [show.code(node.function)] if node.function else []
+    if calls:
+        said.append(f"also {', '.join(map(show.code, calls))}")
+    if node.inputs:
+        said.append("outputs: " + ", ".join(f"{number} {show.code(name)}" for number, name in enumerate(node.inputs)))
+    # The search of the site finds this element only if no page is about this name.
+    return (
+        f'<div class="zn-searched" id="node-{node.name}" data-fallback>'
+        f"<p><strong>{node.name}</strong></p> <p>{'; '.join(said)}</p></div>"
+    )
 
 
 def made_by(calls: Sequence[str] | None = None) -> dict[str, list[str]]:
@@ -112,20 +126,6 @@ def made_by(calls: Sequence[str] | None = None) -> dict[str, list[str]]:
             if name not in _COMMON and function not in found.setdefault(name, []):
                 found[name].append(function)
     return found
-
-
-def _row(node: Node, calls: Sequence[str], answer: str) -> str:
-    """The node as a list item. Its name has its own paragraph, because people search for the name."""
-    said = [show.code(node.function)] if node.function else []
-    if calls:
-        said.append(f"also {', '.join(map(show.code, calls))}")
-    if node.inputs:
-        said.append("outputs: " + ", ".join(f"{number} {show.code(name)}" for number, name in enumerate(node.inputs)))
-    # The search of the site finds this item only if no page is about this name.
-    return (
-        f'<li class="zn-searched" id="node-{node.name}" data-fallback>'
-        f"<p><strong>{node.name}</strong></p> <p>{'; '.join(said)}</p>{answer}</li>"
-    )
 
 
 _COMMON = {

@@ -64,7 +64,7 @@ def test_a_node_returns_no_nan_by_itself_if_the_advice_says_so():
         **{"NanToNumBackward0": "x.nan_to_num()", "PermuteBackward0": "x.permute(0)"},
         "AsStridedBackward0": "x.as_strided((2,), (1,))",
     }
-    assert {name for name in ADVICE if "Not by itself" in answers(EVERY)[name]} == set(code)
+    assert set(code) in [set(names) for answer, names in answers(EVERY).items() if "Not by itself" in answer]
     for each in code.values():
         assert gradient(each, x=(NAN, INF)).isfinite().all(), each
 
@@ -79,13 +79,16 @@ def test_what_is_known_of_a_function_says_why():
 
 
 def test_an_answer_links_to_the_page_of_the_function_and_to_each_point_of_the_atlas():
-    found = answers({name: EVERY[name] for name in ("SqrtBackward0", "DivBackward0")})
-    assert list(found) == ["DivBackward0", "SqrtBackward0"]
-    assert (
-        "Write <code>torch.where(x &gt; 0, torch.where(x &gt; 0, x, 1.0).sqrt(), 0.0)</code>." in found["SqrtBackward0"]
+    found = answers(
+        {name: EVERY[name] for name in ("SqrtBackward0", "MseLossBackward0", "DivBackward0", "AbsBackward0")}
     )
-    assert 'atlas.html#point-sqrt-at-0">sqrt at 0</a>' in found["SqrtBackward0"]
-    assert re.findall(r'href="[^"]*/([^/"]*)"', found["DivBackward0"])[0] == "division-under-a-mask.html#what-to-do"
+    assert list(found.values()) == [["AbsBackward0"], ["DivBackward0"], ["MseLossBackward0"], ["SqrtBackward0"]]
+    _, div, _, sqrt = found
+    assert "Write <code>torch.where(x &gt; 0, torch.where(x &gt; 0, x, 1.0).sqrt(), 0.0)</code>." in sqrt
+    assert [re.findall(r'href="[^"]*/([^/"]*)"', each)[0] for each in (div, sqrt)] == [
+        "division-under-a-mask.html#what-to-do",
+        "atlas.html#point-sqrt-at-0",
+    ]
 
 
 @pytest.mark.slow

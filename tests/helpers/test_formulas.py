@@ -142,7 +142,7 @@ def test_the_table_names_every_formula_and_leads_to_its_section(capsys):
     formulas(FORMULAS)
     printed = capsys.readouterr().out
     assert [line.partition(":")[0] for line in printed.splitlines()] == [f.name.partition(":")[0] for f in FORMULAS]
-    table = module._Table(FORMULAS).html()
+    table = module._table(FORMULAS).html()
     headings = re.findall(r"(?m)^### (.+)$", PAGE)
     for formula in FORMULAS:
         assert f'<a href="#{formula.anchor}">' in table and formula.section in headings

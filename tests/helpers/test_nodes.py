@@ -84,23 +84,20 @@ def test_layers_and_losses_are_found_in_their_graphs():
 
 
 def test_nodes_with_advice_come_first_and_all_others_are_folded_one_line_each(capsys):
-    names = ("CopyBackwards", "CumprodBackward0", "AddmmBackward0")
+    names = ("CopyBackwards", "CumprodBackward0", "AddmmBackward0", "MmBackward0")
     soup = BeautifulSoup(listed({name: EVERY[name] for name in names}, {"AddmmBackward0": ["F.linear"]}), "html.parser")
-    assert [row["id"] for row in soup.select("details li[data-fallback]")] == [
-        "node-CopyBackwards",
-        "node-CumprodBackward0",
-    ]
-    assert [row.get_text() for row in soup.select("details li")] == [
-        "CopyBackwards ",
-        "CumprodBackward0 torch.cumprod; outputs: 0 self",
-    ]
+    folded = soup.select("details li > div[data-fallback]")
+    assert [row["id"] for row in folded] == ["node-CopyBackwards", "node-CumprodBackward0"]
+    assert [row.get_text() for row in folded] == ["CopyBackwards ", "CumprodBackward0 torch.cumprod; outputs: 0 self"]
     (first,) = soup.select("ul:not(details ul) > li")
-    assert [line.get_text() for line in first("p")] == [
-        "AddmmBackward0",
-        "torch.addmm; also F.linear; outputs: 0 self, 1 mat1, 2 mat2",
+    assert [(row["id"], row.get_text()) for row in first("div")] == [
+        ("node-AddmmBackward0", "AddmmBackward0 torch.addmm; also F.linear; outputs: 0 self, 1 mat1, 2 mat2"),
+        ("node-MmBackward0", "MmBackward0 torch.mm; outputs: 0 self, 1 mat2"),
+    ]
+    assert [line.get_text() for line in first("p", recursive=False)] == [
         "Yes: it multiplies by a number of the forward pass, and 0 times NaN or inf is NaN.",
         "Fix: Filter NaN from inputs and targets before the layer. If activations are inf, find where they grow. "
-        "See slicing nan: what to do",
+        "See slicing nan · attention with a fully masked row.",
     ]
     assert first.a["href"].endswith("/slicing-nan.html#what-to-do")
     assert soup.summary.get_text().startswith("The 2 other nodes of PyTorch ")

@@ -2,8 +2,9 @@
 "use strict";
 
 const listed = document.getElementById("the-points") ?? document.getElementById("all-nodes");
-const points = [...listed.querySelectorAll(".zn-point, .zn-nodes > li")].map((point) => ({ point, text: (point.querySelector(".zn-searched") ?? point).textContent.toLowerCase() }));
-const groups = [...listed.querySelectorAll("section")].filter((section) => section.querySelector(".zn-point"));
+const each = ":is(.zn-point, .zn-nodes .zn-searched)";
+const points = [...listed.querySelectorAll(each)].map((point) => ({ point, text: (point.querySelector(".zn-searched") ?? point).textContent.toLowerCase() }));
+const groups = [...listed.querySelectorAll("section, .zn-nodes > li")].filter((group) => group.querySelector(each));
 const folded = [...listed.querySelectorAll("details")].filter((details) => details.querySelector(".zn-nodes"));
 const noun = listed.id.split("-").at(-1);
 
@@ -22,7 +23,7 @@ listed.insertBefore(filter, listed.querySelector("section, .cell"));
 function narrow() {
   const words = typed.value.toLowerCase().split(/\s+/).filter(Boolean);
   for (const { point, text } of points) point.hidden = !words.every((word) => text.includes(word));
-  for (const group of groups) group.hidden = !group.querySelector(".zn-point:not([hidden])");
+  for (const group of groups) group.hidden = !group.querySelector(`${each}:not([hidden])`);
   for (const details of folded) details.open ||= words.length > 0;
   left.textContent = `${points.filter(({ point }) => !point.hidden).length} of ${points.length} ${noun}`;
 }
