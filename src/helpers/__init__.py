@@ -18,6 +18,7 @@ The helpers need `zero_or_nan`, torch (2.6 or newer) with the networkx that it i
 """
 
 from .across import across
+from .advice import node_names
 from .atlas import atlas, decisions
 from .backward import backward_figure
 from .cases import Case
@@ -29,7 +30,6 @@ from .entries import MASKED, Entries, Kind
 from .figures import drawing
 from .library import library_card
 from .methods import METHODS, Method
-from .nodes import node_names
 from .reference import reference
 from .releases import Since
 from .threads import THREADS, Thread

@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
-from . import show
-from .advice import CALLS, answers
-from .atlas import graph_nodes
+from torch import Tensor
 
 _NAME = re.compile(r"Backward(s|Autograd\w+?)?\d*(_copy)?$")
 _PLACES = {
@@ -69,77 +65,9 @@ class Node:
 
 def nodes() -> dict[str, Node]:
     """Every node of this PyTorch that has a derivative, by its name, in alphabetical order."""
-    listed = {node.name: node for node in _listed(_derivatives())}
-
-    def node(name: str) -> Node:
-        original = listed.get(name.removesuffix("_copy"), Node(name))
-        return Node(name, original.operator, original.inputs)
-
-    return {name: node(name) for name in sorted(dir(torch._C._functions)) if _NAME.search(name)}
-
-
-def node_names() -> None:
-    """Show the nodes that people meet, with advice, and a folded list of all others. The site's search finds each."""
-    every = nodes()
-    text = "\n".join(f"{node.name}: {', '.join(node.inputs)} of {node.operator}" for node in every.values())
-    show.show(show.Item(text, listed(every, made_by())))
-
-
-def listed(every: Mapping[str, Node], calls: Mapping[str, Sequence[str]]) -> str:
-    """The list as HTML. `calls` has the functions whose graphs have a node, by its name."""
-    rows = {name: _row(node, calls.get(name, ())) for name, node in every.items()}
-    first = "".join(f"<li>{' '.join(map(rows.pop, names))}{answer}</li>" for answer, names in answers(every).items())
-    rest = "".join(f"<li>{row}</li>" for row in rows.values())
-    version = torch.__version__.partition("+")[0]
-    title = f"<summary>The {len(rows)} other nodes of PyTorch {version} that have a derivative</summary>"
-    return f'<ul class="zn-nodes">{first}</ul><details>{title}<ul class="zn-nodes">{rest}</ul></details>'
-
-
-def _row(node: Node, calls: Sequence[str]) -> str:
-    """The node, its function and its outputs. Its name has its own paragraph, because people search for the name."""
-    said = [show.code(node.function)] if node.function else []
-    if calls:
-        said.append(f"also {', '.join(map(show.code, calls))}")
-    if node.inputs:
-        said.append("outputs: " + ", ".join(f"{number} {show.code(name)}" for number, name in enumerate(node.inputs)))
-    # The search of the site finds this element only if no page is about this name.
-    return (
-        f'<div class="zn-searched" id="node-{node.name}" data-fallback>'
-        f"<p><strong>{node.name}</strong></p> <p>{'; '.join(said)}</p></div>"
-    )
-
-
-def made_by(calls: Sequence[str] | None = None) -> dict[str, list[str]]:
-    """The nodes in the graphs of some calls: for each node, the functions whose graphs have it.
-
-    Args:
-        calls: expressions that may use `F`, `nn`, `torch`, and `t`, which makes a tensor of the given shape. The
-            default is common layers and losses whose nodes have other names than the functions.
-    """
-    found: dict[str, list[str]] = {}
-    for call in CALLS if calls is None else calls:
-        function = call.partition("(")[0]
-        result = eval(call, {"torch": torch, "F": F, "nn": nn, "t": _tensor, "labels": torch.tensor([0, 1])})
-        while isinstance(result, tuple):
-            result = result[0]
-        for name in dict.fromkeys(node.name() for node in graph_nodes(result)):
-            if name not in _COMMON and function not in found.setdefault(name, []):
-                found[name].append(function)
-    return found
-
-
-_COMMON = {
-    f"{name}Backward0"
-    for name in (
-        "Abs Add Clone Div Expand Mean Mul Neg Permute Reshape Select Sigmoid Slice Squeeze Sub Sum T Transpose "
-        "UnsafeSplit UnsafeView Unsqueeze View"
-    ).split()
-}
-"""Nodes that occur in almost every graph."""
-
-
-def _tensor(*shape: int) -> Tensor:
-    return torch.linspace(-1, 1, max(1, torch.Size(shape).numel())).reshape(shape).requires_grad_()
+    known = {node.name: node for node in _listed(_derivatives())}
+    names = [name for name in sorted(dir(torch._C._functions)) if _NAME.search(name)]
+    return {name: replace(known.get(name.removesuffix("_copy"), Node(name)), name=name) for name in names}
 
 
 def _derivatives() -> str:

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from bs4 import BeautifulSoup
 
-from helpers.advice import CALLS
-from helpers.nodes import Node, listed, made_by, node_names, nodes
+from helpers.advice import CALLS, listed, made_by, node_names
+from helpers.nodes import Node, nodes
 
 EVERY = nodes()
 
@@ -35,14 +35,9 @@ MADE = {
     "X ** 2": (lambda: X**2, "PowBackward0", ("self",)),
     "X ** Y": (lambda: X**Y, "PowBackward1", ("self", "exponent")),
     "2 ** Y": (lambda: 2**Y, "PowBackward2", ("exponent",)),
-    "X / Y": (lambda: X / Y, "DivBackward0", ("self", "other")),
     "F.linear": (lambda: F.linear(X, Y, Y[0]), "AddmmBackward0", ("self", "mat1", "mat2")),
-    "X.sum()": (lambda: X.sum(), "SumBackward0", ("self",)),
     "X.sum(0)": (lambda: X.sum(0), "SumBackward1", ("self",)),
-    "where": (lambda: torch.where(X > 0, X, Y), "WhereBackward0", ("self", "other")),
     "conv": (lambda: F.conv1d(X[None], Y[None], Y[0, :1]), "ConvolutionBackward0", ("input", "weight", "bias")),
-    "norm": (lambda: torch.linalg.vector_norm(X), "LinalgVectorNormBackward0", ("self",)),
-    "softmax": (lambda: X.softmax(0), "SoftmaxBackward0", ("self",)),
 }
 
 
@@ -78,7 +73,6 @@ def test_layers_and_losses_are_found_in_their_graphs():
     assert made["AddmmBackward0"][0] == "F.linear"
     assert "F.cross_entropy" in made["NllLossBackward0"] and "F.cross_entropy" in made["LogSoftmaxBackward0"]
     assert set(made) <= set(EVERY) and "ViewBackward0" not in made
-    assert made_by(["F.relu(t(2))"]) == {"ReluBackward0": ["F.relu"]}
     assert len(CALLS) == len(set(CALLS))
     assert all(any(call.partition("(")[0] in calls for calls in made.values()) for call in CALLS)
 
