@@ -76,16 +76,9 @@ def made_by() -> dict[str, list[str]]:
         while isinstance(result, tuple):
             result = result[0]
         for name in {node.name(): None for node in graph_nodes(result)}:
-            if name.removesuffix("Backward0") not in _COMMON and function not in found.setdefault(name, []):
+            if name.removesuffix("Backward0") not in _FILE["everywhere"] and function not in found.setdefault(name, []):
                 found[name].append(function)
     return found
-
-
-_COMMON = (
-    "Abs Add Clone Div Expand Mean Mul Neg Permute Reshape Select Sigmoid Slice Squeeze Sub Sum T Transpose "
-    "UnsafeSplit UnsafeView Unsqueeze View"
-).split()
-"""Nodes that occur in almost every graph, without `Backward0`."""
 
 
 def _tensor(*shape: int) -> Tensor:
