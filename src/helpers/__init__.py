@@ -18,7 +18,8 @@ The helpers need `zero_or_nan`, torch (2.6 or newer) with the networkx that it i
 """
 
 from .across import across
-from .atlas import atlas, decisions, node_index
+from .advice import node_names
+from .atlas import atlas, decisions
 from .backward import backward_figure
 from .cases import Case
 from .claims import Claim, ClaimFailed
@@ -29,7 +30,6 @@ from .entries import MASKED, Entries, Kind
 from .figures import drawing
 from .library import library_card
 from .methods import METHODS, Method
-from .nodes import node_names
 from .reference import reference
 from .releases import Since
 from .threads import THREADS, Thread
@@ -57,7 +57,6 @@ __all__ = [
     "decisions",
     "drawing",
     "library_card",
-    "node_index",
     "node_names",
     "reference",
     "ulp_distance",

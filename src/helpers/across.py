@@ -54,7 +54,7 @@ def across(case: Case, method: str, caption: str, head: Sequence[str], rows: Map
 
 
 @dataclass(frozen=True)
-class Across:
+class Across(show.Shown):
     """The table: its caption, its headers, and the claim of each label."""
 
     caption: str
@@ -76,9 +76,6 @@ class Across:
         ]
         where = f", on PyTorch {html.escape(_here())}" + (f"; recorded on {recorded.spans(known)}" if known else "")
         return show.table(self.caption + where, [*self.head, "other releases"], rows)
-
-    def json(self) -> dict[str, Any] | None:
-        return None
 
 
 def _entries(claim: Claim) -> Entries:

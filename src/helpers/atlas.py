@@ -114,9 +114,9 @@ def measure(code: str, at: Any, given: str = "", backward: Any = None) -> Measur
     Measured(value=tensor(0.), gradient=tensor(inf), nodes=('SqrtBackward0',))
     """
     x = torch.tensor(at, requires_grad=True)
-    with _quiet():
+    with warnings.catch_warnings(action="ignore"):  # std of one element warns
         value = _evaluate(code, given, x)
-        nodes = _nodes(value)
+        nodes = graph_nodes(value)
         seen: list[tuple[str, bool]] = []
         for node in nodes:
             node.register_hook(_watch(node.name(), seen))
@@ -138,7 +138,7 @@ def slopes(code: str, at: Any, given: str = "") -> list[tuple[float | str, float
     ([(-1.0, 1.0)], [(nan, inf)], [('jump', 'jump')])
     """
     x = torch.tensor(at, dtype=torch.float64)
-    with _quiet(), torch.no_grad(), _default(torch.float64):
+    with warnings.catch_warnings(action="ignore"), torch.no_grad(), _default(torch.float64):
         middle = _evaluate(code, given, x).sum().item()
         found = []
         for entry in range(x.numel()):
@@ -167,84 +167,28 @@ def atlas(points: Sequence[Point], sources: dict[str, Thread]) -> None:
         points: the points of one group.
         sources: the threads, by the keys that the points name in their `sources`.
     """
-    show.show(_Atlas([_Card(point, [sources[key] for key in point.sources]) for point in points]))
+    cards = [_Card(point, [sources[key] for key in point.sources]) for point in points]
+    show.show(show.Item("\n".join(card.text() for card in cards), "".join(card.html() for card in cards)))
 
 
-def node_index(points: Sequence[Point]) -> None:
-    """Show a table of the nodes that return infinity or NaN, each with the points at which it does.
-
-    Args:
-        points: the points of all groups. Each point is measured when this function is called.
-    """
+def points_by_node(points: Sequence[Point]) -> dict[str, list[Point]]:
+    """The points at which a node returns infinity or NaN, by the node's name. Each point is measured."""
     by_node: dict[str, list[Point]] = {}
     for point in points:
         measured = measure(point.code, point.at, point.given)
         if measured.kind != "finite":
             for node in measured.nodes:
                 by_node.setdefault(node, []).append(point)
-    show.show(_NodeIndex(dict(sorted(by_node.items()))))
+    return by_node
 
 
 def decisions(sources: dict[str, Thread]) -> None:
     """Show a table of threads, with their titles and states."""
-    show.show(_Decisions(list(sources.values())))
-
-
-@dataclass(frozen=True)
-class _Atlas:
-    cards: Sequence[_Card]
-
-    def text(self) -> str:
-        return "\n".join(card.text() for card in self.cards)
-
-    def html(self) -> str:
-        return "".join(card.html() for card in self.cards)
-
-    def json(self) -> dict[str, Any] | None:
-        return None
-
-
-@dataclass(frozen=True)
-class _NodeIndex:
-    by_node: dict[str, list[Point]]
-
-    def text(self) -> str:
-        return "\n".join(
-            f"{node}: {', '.join(point.name for point in points)}" for node, points in self.by_node.items()
-        )
-
-    def html(self) -> str:
-        rows = [
-            [
-                f'<span id="{html.escape(node)}">{show.code(node)}</span>',
-                "<br>".join(f'<a href="#{point.anchor}">{html.escape(point.name)}</a>' for point in points),
-            ]
-            for node, points in self.by_node.items()
-        ]
-        table = show.table("Nodes that return infinity or NaN", ["Node", "At these points"], rows)
-        return show.prose(table)
-
-    def json(self) -> dict[str, Any] | None:
-        return None
-
-
-@dataclass(frozen=True)
-class _Decisions:
-    threads: Sequence[Thread]
-
-    def text(self) -> str:
-        return "\n".join(thread.text() for thread in self.threads)
-
-    def html(self) -> str:
-        rows = [
-            [thread.link(), f"{html.escape(thread.title)}<br>{html.escape(thread.state)}"] for thread in self.threads
-        ]
-        days = ", ".join(sorted({thread.looked_up for thread in self.threads}))
-        caption = f"What was decided, looked up {days}"
-        return show.prose(show.table(caption, ["Thread", "Title; how it stands"], rows))
-
-    def json(self) -> dict[str, Any] | None:
-        return None
+    threads = list(sources.values())
+    rows = [[thread.link(), f"{html.escape(thread.title)}<br>{html.escape(thread.state)}"] for thread in threads]
+    caption = f"What was decided, looked up {', '.join(sorted({thread.looked_up for thread in threads}))}"
+    table = show.table(caption, ["Thread", "Title; how it stands"], rows)
+    show.show(show.Item("\n".join(thread.text() for thread in threads), show.prose(table)))
 
 
 class _Card:
@@ -330,7 +274,7 @@ def _evaluate(code: str, given: str, x: Tensor) -> Tensor:
     return result
 
 
-def _nodes(value: Tensor) -> list[Any]:
+def graph_nodes(value: Tensor) -> list[Any]:
     """The nodes of a graph between the result and the leaves, without the leaves' own nodes."""
     found: dict[Any, None] = {}
     waiting = [value.grad_fn]
@@ -373,14 +317,6 @@ def _limit(changes: Sequence[float]) -> float | str:
 
 def _near(value: float, other: float) -> bool:
     return math.isfinite(other) and abs(value - other) <= 1e-3 * max(1.0, abs(other))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Ignore warnings. `std` of one element warns, and the points show the results of such calls."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import html
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -15,7 +14,7 @@ from .entries import outcome
 
 
 @dataclass(frozen=True)
-class Control:
+class Control(show.Shown):
     """Samples of a computation, with a column for each input and result: texts, or a tensor of shape [samples]."""
 
     name: str
@@ -36,9 +35,6 @@ class Control:
             f'<div data-control="{html.escape(self.name, quote=True)}" '
             f'data-samples="{html.escape(samples, quote=True)}">{body}</div>'
         )
-
-    def json(self) -> dict[str, Any] | None:
-        return None
 
     @staticmethod
     def _texts(column: Sequence[str] | torch.Tensor, digits: int | None = 7) -> list[str]:

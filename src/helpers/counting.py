@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,23 +43,13 @@ class _Judged:
         ]
 
 
-@dataclass(frozen=True)
-class _Table:
-    judged: Sequence[_Judged]
-
-    def text(self) -> str:
-        return "\n".join(
-            f"{j.row[0]}, {j.row[2]}: {'used' if j.counts else 'ignored'}, cotangent {j.plain.item():g}"
-            for j in self.judged
-        )
-
-    def html(self) -> str:
-        head = ["Function;<br>the element", "Put in its place;<br>the result", "Cotangent;<br>so it is"]
-        table = show.table("What counts, row by row", head, [j.cells() for j in self.judged])
-        return show.prose(table)
-
-    def json(self) -> dict[str, Any] | None:
-        return None
+def _table(judged: Sequence[_Judged]) -> show.Item:
+    lines = [
+        f"{j.row[0]}, {j.row[2]}: {'used' if j.counts else 'ignored'}, cotangent {j.plain.item():g}" for j in judged
+    ]
+    head = ["Function;<br>the element", "Put in its place;<br>the result", "Cotangent;<br>so it is"]
+    table = show.table("What counts, row by row", head, [j.cells() for j in judged])
+    return show.Item("\n".join(lines), show.prose(table))
 
 
 def what_counts(rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
@@ -82,7 +71,7 @@ def what_counts(rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
     (tensor([False]), tensor([False]))
     """
     judged = [_judge(row) for row in rows]
-    show.show(_Table(judged))
+    show.show(_table(judged))
     return torch.tensor([j.changes or bool(j.plain != 0) for j in judged]), torch.tensor([j.counts for j in judged])
 
 

@@ -35,7 +35,7 @@ _STYLE: dict[Any, Any] = {
 
 
 @dataclass(frozen=True)
-class Figure:
+class Figure(show.Shown):
     """A finished drawing.
 
     Attributes:
@@ -59,9 +59,6 @@ class Figure:
         wide = f'<div class="zn-wide" style="--panels: {len(self.wide)}">{"".join(self.wide)}</div>'
         narrow = f'<div class="zn-narrow">{"".join(self.narrow)}</div>'
         return f'<figure class="zn-chart"><div role="img" aria-label="{alt}">{wide}{narrow}</div>{caption}</figure>'
-
-    def json(self) -> dict[str, Any] | None:
-        return None
 
 
 @contextmanager

@@ -85,10 +85,9 @@ class Formula:
     def node(self) -> str:
         """The node that anomaly mode names for the formula by hand at the point, or "" if no node returns NaN."""
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # anomaly mode warns about its speed and the forward call
-                with torch.autograd.detect_anomaly():
-                    self.measured(copied=False)
+            # Anomaly mode warns about its speed and the forward call.
+            with warnings.catch_warnings(action="ignore"), torch.autograd.detect_anomaly():
+                self.measured(copied=False)
         except RuntimeError as error:
             found = re.search(r"Function '(\w+)' returned nan values", str(error))
             return found[1] if found else ""
@@ -113,8 +112,7 @@ class Formula:
     def _run(self, copied: bool, x: Tensor, given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         x = x.clone().requires_grad_()
         names = {"torch": torch, "F": F, "x": x, **given}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # std of one element warns
+        with warnings.catch_warnings(action="ignore"):  # std of one element warns
             exec(self.write if copied else self.by_hand, names)
             value = eval(self.call if copied else self.call.replace("(", "_by_hand(", 1), names)
             (gradient,) = torch.autograd.grad(value.sum(), x)
@@ -123,36 +121,23 @@ class Formula:
 
 def formulas(rows: Sequence[Formula]) -> None:
     """Show a table of formulas, each with its gradient at the point, by hand and in the formula to copy."""
-    show.show(_Table(rows))
+    show.show(_table(rows))
 
 
-@dataclass(frozen=True)
-class _Table:
-    rows: Sequence[Formula]
-
-    def text(self) -> str:
-        return "\n".join(f"{row.name}: {', '.join(map(describe, map(outcome, _gradients(row))))}" for row in self.rows)
-
-    def html(self) -> str:
-        head = ["Formula and point", "By hand", "To copy", "Right", "What the copy does"]
-        body = []
-        for row in self.rows:
-            by_hand, copied = _gradients(row)
-            right = "no gradient" if row.reference is None else _entries(row.reference)
-            link = f'<a href="#{row.anchor}">{html.escape(row.name)}</a>'
-            if node := row.node():
-                link += f'<br><code class="zn-word">{html.escape(node)}</code>'
-            effect = f'<span class="zn-word">{row.effect}</span>'
-            body.append([link, _entries(by_hand), _entries(copied), right, effect])
-        caption = "Gradients at the point where the formula by hand breaks, in float32"
-        return show.prose(show.table(caption, head, body))
-
-    def json(self) -> dict[str, Any] | None:
-        return None
-
-
-def _gradients(row: Formula) -> tuple[Tensor, Tensor]:
-    return row.measured(copied=False)[1], row.measured()[1]
+def _table(rows: Sequence[Formula]) -> show.Item:
+    head = ["Formula and point", "By hand", "To copy", "Right", "What the copy does"]
+    body, lines = [], []
+    for row in rows:
+        by_hand, copied = row.measured(copied=False)[1], row.measured()[1]
+        lines.append(f"{row.name}: {describe(outcome(by_hand))}, {describe(outcome(copied))}")
+        right = "no gradient" if row.reference is None else _entries(row.reference)
+        link = f'<a href="#{row.anchor}">{html.escape(row.name)}</a>'
+        if node := row.node():
+            link += f'<br><code class="zn-word">{html.escape(node)}</code>'
+        effect = f'<span class="zn-word">{row.effect}</span>'
+        body.append([link, _entries(by_hand), _entries(copied), right, effect])
+    caption = "Gradients at the point where the formula by hand breaks, in float32"
+    return show.Item("\n".join(lines), show.prose(show.table(caption, head, body)))
 
 
 def _entries(value: Any) -> str:

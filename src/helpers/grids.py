@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from . import show
@@ -13,26 +12,6 @@ from .releases import Since
 
 Cell = Any
 """A text, in which backticks mark code, or any value that a claim can expect: a tensor, a number, a `Since` of them."""
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A finished table."""
-
-    caption: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-
-    def text(self) -> str:
-        return "\n".join([self.caption, *("  ".join(_text(cell) for cell in row) for row in [self.head, *self.rows])])
-
-    def html(self) -> str:
-        rows = [[_html(cell) for cell in row] for row in self.rows]
-        table = show.table(_html(self.caption), [_html(head) for head in self.head], rows)
-        return show.prose(table)
-
-    def json(self) -> dict[str, Any] | None:
-        return None
 
 
 def grid(caption: str, head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
@@ -57,7 +36,13 @@ def grid(caption: str, head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> N
     for row in rows:
         if len(row) != len(head):
             raise ValueError(f"a row has {len(row)} cells under {len(head)} headers; give one for each header: {row}")
-    show.show(Grid(caption, head, rows))
+    show.show(_table(caption, head, rows))
+
+
+def _table(caption: str, head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> show.Item:
+    lines = [caption, *("  ".join(map(_text, row)) for row in [head, *rows])]
+    table = show.table(_html(caption), [*map(_html, head)], [[*map(_html, row)] for row in rows])
+    return show.Item("\n".join(lines), show.prose(table))
 
 
 def _epochs(cell: Since) -> list[tuple[str, Cell]]:

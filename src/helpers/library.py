@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-from typing import Any
 
 from zero_or_nan import __version__
 
@@ -17,30 +16,15 @@ def library_card() -> None:
     zero_or_nan ..., MIT licence. It needs PyTorch 2.6 or newer, and nothing else.
     ...
     """
-    show.show(Card())
-
-
-class Card:
-    """The facts of the card, read from the library and from the records."""
-
-    def lines(self) -> list[str]:
-        """Two sentences: the library, and the releases and devices that results are recorded for."""
-        by_device: dict[str, list[str]] = {}
-        for record in recorded.records():
-            by_device.setdefault(record["device"], []).append(record["torch"])
-        found = [f"PyTorch {recorded.spans(versions)} on {device.upper()}" for device, versions in by_device.items()]
-        where = "; ".join(found) or "no release"
-        only = " only" if len(found) == 1 else ""
-        return [
-            f"zero_or_nan {__version__}, MIT licence. It needs PyTorch 2.6 or newer, and nothing else.",
-            f"The results of this book are recorded for {where}{only}.",
-        ]
-
-    def text(self) -> str:
-        return "\n".join(self.lines())
-
-    def html(self) -> str:
-        return f'<div class="zn-claim">{"".join(f"<p>{html.escape(line)}</p>" for line in self.lines())}</div>'
-
-    def json(self) -> dict[str, Any] | None:
-        return None
+    by_device: dict[str, list[str]] = {}
+    for record in recorded.records():
+        by_device.setdefault(record["device"], []).append(record["torch"])
+    found = [f"PyTorch {recorded.spans(versions)} on {device.upper()}" for device, versions in by_device.items()]
+    where = "; ".join(found) or "no release"
+    only = " only" if len(found) == 1 else ""
+    lines = [
+        f"zero_or_nan {__version__}, MIT licence. It needs PyTorch 2.6 or newer, and nothing else.",
+        f"The results of this book are recorded for {where}{only}.",
+    ]
+    body = f'<div class="zn-claim">{"".join(f"<p>{html.escape(line)}</p>" for line in lines)}</div>'
+    show.show(show.Item("\n".join(lines), body))

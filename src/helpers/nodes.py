@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
-from . import show
+from torch import Tensor
 
 _NAME = re.compile(r"Backward(s|Autograd\w+?)?\d*(_copy)?$")
 _PLACES = {
@@ -49,10 +46,15 @@ class Node:
     inputs: tuple[str, ...] = ()
 
     @property
+    def public(self) -> str:
+        """The operator's name without its overload and without leading underscores."""
+        return self.operator.partition(".")[0].lstrip("_")
+
+    @property
     def function(self) -> str:
         """The Python function with the operator's name, such as `torch.pow`; if none exists, the operator's name."""
         name = self.operator.partition(".")[0]
-        for public in dict.fromkeys((name.lstrip("_"), name)):
+        for public in dict.fromkeys((self.public, name)):
             for place, module in _PLACES.items():
                 family = place.rpartition(".")[2] + "_"
                 short = public.removeprefix(family) if place != "torch" else public
@@ -63,134 +65,9 @@ class Node:
 
 def nodes() -> dict[str, Node]:
     """Every node of this PyTorch that has a derivative, by its name, in alphabetical order."""
-    listed = {node.name: node for node in _listed(_derivatives())}
-
-    def node(name: str) -> Node:
-        original = listed.get(name.removesuffix("_copy"), Node(name))
-        return Node(name, original.operator, original.inputs)
-
-    return {name: node(name) for name in sorted(dir(torch._C._functions)) if _NAME.search(name)}
-
-
-def node_names() -> None:
-    """Show a list of all nodes. The search of the site finds each by its name."""
-    show.show(_List(tuple(nodes().values()), made_by()))
-
-
-def made_by(calls: Sequence[str] | None = None) -> dict[str, list[str]]:
-    """The nodes in the graphs of some calls: for each node, the functions whose graphs have it.
-
-    Args:
-        calls: expressions that may use `F`, `nn`, `torch`, and `t`, which makes a tensor of the given shape. The
-            default is common layers and losses whose nodes have other names than the functions.
-    """
-    found: dict[str, list[str]] = {}
-    for call in _CALLS if calls is None else calls:
-        function = call.partition("(")[0]
-        result = eval(call, {"torch": torch, "F": F, "nn": nn, "t": _tensor, "labels": torch.tensor([0, 1])})
-        while isinstance(result, tuple):
-            result = result[0]
-        for name in _graph(result.grad_fn):
-            if name not in _COMMON and function not in found.setdefault(name, []):
-                found[name].append(function)
-    return found
-
-
-@dataclass(frozen=True)
-class _List:
-    nodes: Sequence[Node]
-    calls: dict[str, list[str]]
-
-    def text(self) -> str:
-        return "\n".join(f"{node.name}: {', '.join(node.inputs)} of {node.operator}" for node in self.nodes)
-
-    def html(self) -> str:
-        version = torch.__version__.partition("+")[0]
-        rows = "".join(map(self._row, self.nodes))
-        count = f"<p>The {len(self.nodes)} nodes of PyTorch {version} that have a derivative:</p>"
-        return f'{count}<ul class="zn-nodes">{rows}</ul>'
-
-    def _row(self, node: Node) -> str:
-        """The node as a list item. Its name has its own paragraph, because people search for the name."""
-        said = [show.code(node.function)] if node.function else []
-        if calls := self.calls.get(node.name):
-            said.append(f"also {', '.join(map(show.code, calls))}")
-        if node.inputs:
-            outputs = ", ".join(f"{number} {show.code(name)}" for number, name in enumerate(node.inputs))
-            said.append(f"outputs: {outputs}")
-        # The search of the site finds this item only if no page is about this name.
-        return (
-            f'<li class="zn-searched" id="node-{node.name}" data-fallback>'
-            f"<p><strong>{node.name}</strong></p><p>{'; '.join(said)}</p></li>"
-        )
-
-    def json(self) -> dict[str, Any] | None:
-        return None
-
-
-_CALLS = (
-    "F.linear(t(2, 3), t(4, 3), t(4))",
-    "F.conv1d(t(1, 1, 4), t(1, 1, 2))",
-    "F.conv2d(t(1, 1, 4, 4), t(1, 1, 2, 2))",
-    "F.conv3d(t(1, 1, 4, 4, 4), t(1, 1, 2, 2, 2))",
-    "F.conv_transpose2d(t(1, 1, 4, 4), t(1, 1, 2, 2))",
-    "F.layer_norm(t(2, 3), (3,))",
-    "F.group_norm(t(2, 4), 2)",
-    "F.batch_norm(t(2, 3), None, None, training=True)",
-    "F.cross_entropy(t(2, 3), labels)",
-    "F.nll_loss(t(2, 3), labels)",
-    "F.binary_cross_entropy(t(2).sigmoid(), t(2).sigmoid())",
-    "F.binary_cross_entropy_with_logits(t(2), t(2))",
-    "F.kl_div(t(2), t(2), reduction='sum')",
-    "F.gaussian_nll_loss(t(2), t(2), t(2).abs())",
-    "F.huber_loss(t(2), t(2))",
-    "F.smooth_l1_loss(t(2), t(2))",
-    "F.mse_loss(t(2), t(2))",
-    "F.l1_loss(t(2), t(2))",
-    "F.ctc_loss(t(4, 2, 3), labels.new_ones(2, 1), (4, 4), (1, 1))",
-    "F.cosine_similarity(t(2, 3), t(2, 3))",
-    "F.normalize(t(2, 3))",
-    "F.pairwise_distance(t(2, 3), t(2, 3))",
-    "F.softmax(t(2), 0)",
-    "F.log_softmax(t(2), 0)",
-    "F.logsigmoid(t(2))",
-    "F.scaled_dot_product_attention(t(1, 1, 2, 4), t(1, 1, 2, 4), t(1, 1, 2, 4))",
-    "F.max_pool2d(t(1, 1, 4, 4), 2)",
-    "F.dropout(t(2))",
-    "F.embedding(labels, t(2, 3))",
-    "F.interpolate(t(1, 1, 2, 2), scale_factor=2, mode='bilinear')",
-    "nn.LSTMCell(3, 2)(t(1, 3))",
-    "nn.GRUCell(3, 2)(t(1, 3))",
-    "torch.einsum('ij,jk->ik', t(2, 3), t(3, 2))",
-    "torch.matmul(t(2, 3), t(3, 2))",
-    "torch.matmul(t(2, 2, 3), t(2, 3, 2))",
-    "torch.norm(t(3))",
-    "torch.std(t(3))",
-)
-"""Layers and losses whose nodes have other names. The nodes of each graph are read when the table is made."""
-
-_COMMON = {
-    f"{name}Backward0"
-    for name in (
-        "Abs Add Clone Div Expand Mean Mul Neg Permute Reshape Select Sigmoid Slice Squeeze Sub Sum T Transpose "
-        "UnsafeSplit UnsafeView Unsqueeze View"
-    ).split()
-}
-"""Nodes that occur in almost every graph."""
-
-
-def _tensor(*shape: int) -> Tensor:
-    return torch.linspace(-1, 1, max(1, torch.Size(shape).numel())).reshape(shape).requires_grad_()
-
-
-def _graph(root: Any) -> Iterator[str]:
-    seen, waiting = set(), [root]
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in seen and not hasattr(node, "variable"):
-            seen.add(node)
-            yield node.name()
-            waiting += [following for following, _ in node.next_functions]
+    known = {node.name: node for node in _listed(_derivatives())}
+    names = [name for name in sorted(dir(torch._C._functions)) if _NAME.search(name)]
+    return {name: replace(known.get(name.removesuffix("_copy"), Node(name)), name=name) for name in names}
 
 
 def _derivatives() -> str:

@@ -225,8 +225,8 @@ def _cell(situation: Situation, wanted: Entries, remedy: str) -> Cell:
         return Cell("no place", Absent())
     lines = changed(plain_of(situation, remedy), code)
     names = namespace(situation)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch.masked warns that it is a prototype, and module hooks warn about inputs
+    # torch.masked warns that it is a prototype, and module hooks warn about inputs.
+    with warnings.catch_warnings(action="ignore"):
         try:
             exec(code, names)
         except Exception as error:

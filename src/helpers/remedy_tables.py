@@ -8,13 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zero_or_nan.explain.report.remedies import PAGES
-
 from . import show
 from .entries import Raised, describe
 from .figures import BLUE, GREY, ORANGE, RED, sketch
 from .methods import method
-from .recipes import IGNORED, USED, Situation
+from .recipes import IGNORED, USED
 from .remedies import COLUMNS, REWRITES, WORDS, Cell, Row, compare, plain_of, program
 
 
@@ -64,23 +62,6 @@ def every_remedy() -> Remedies:
     return Remedies(compare(IGNORED), compare(USED))
 
 
-@dataclass(frozen=True)
-class Shown:
-    """HTML for the page, and the text that replaces it outside a page."""
-
-    plain: str
-    body: str
-
-    def text(self) -> str:
-        return self.plain
-
-    def html(self) -> str:
-        return self.body
-
-    def json(self) -> dict[str, Any] | None:
-        return None
-
-
 def mark(word: str) -> str:
     """The mark of a word as HTML. Screen readers read the word itself."""
     return f'<span aria-hidden="true">{WORDS[word]}</span><span class="zn-said-only">{word}</span>'
@@ -90,7 +71,7 @@ def marks_table(rows: Sequence[Row], caption: str) -> None:
     """Show a row for each situation, and a mark for each remedy."""
     head = "".join(f'<th scope="col"><span>{html.escape(method(name).title)}</span></th>' for name in COLUMNS)
     body = "".join(
-        f'<tr><th scope="row">{_linked(row.situation)}</th>'
+        f'<tr><th scope="row">{show.link(row.situation.page, row.situation.name)}</th>'
         + "".join(f'<td class="zn-{_kind(cell.word)}-cell">{mark(cell.word)}</td>' for cell in row.cells.values())
         + "</tr>"
         for row in rows
@@ -102,7 +83,7 @@ def marks_table(rows: Sequence[Row], caption: str) -> None:
         f'<table class="zn-remedies"><caption>{html.escape(caption)}</caption><thead><tr>'
         f'<th scope="col">case</th>{head}</tr></thead><tbody>{body}</tbody></table>'
     )
-    show.show(Shown(plain, f'{table}<p class="zn-note">{legend}.</p>'))
+    show.show(show.Item(plain, f'{table}<p class="zn-note">{legend}.</p>'))
 
 
 def _occurs(rows: Sequence[Row], word: str) -> bool:
@@ -111,11 +92,6 @@ def _occurs(rows: Sequence[Row], word: str) -> bool:
 
 def _kind(word: str) -> str:
     return {"right": "good", "wrong number": "bad", "chosen": "own"}.get(word, "other")
-
-
-def _linked(situation: Situation) -> str:
-    name, sharp, anchor = situation.page.partition("#")
-    return f'<a href="{PAGES}{name}.html{sharp}{anchor}">{html.escape(situation.name)}</a>'
 
 
 def methods_table(found: Remedies) -> None:
@@ -142,7 +118,7 @@ def methods_table(found: Remedies) -> None:
         rows.append([html.escape(method(name).title), *cells])
     head = ["method", "right", "wrong number", "NaN or inf", "error", "chosen", "lines", "same loss", "steps"]
     caption = f"{len(rows) - 1} remedies and plain PyTorch, counted"
-    show.show(Shown("\n".join(plain), f'<div class="zn-figures">{show.table(caption, head, rows)}</div>'))
+    show.show(show.Item("\n".join(plain), f'<div class="zn-figures">{show.table(caption, head, rows)}</div>'))
 
 
 def chart(found: Remedies) -> None:
@@ -197,7 +173,7 @@ def numbers_table(rows: Sequence[Row], word: str, caption: str) -> None:
             )
             body.append([html.escape(row.situation.name), html.escape(right), told])
     head = ["case", "reference", "gives, by which remedy"]
-    show.show(Shown("\n".join(plain), show.prose(show.table(caption, head, body))))
+    show.show(show.Item("\n".join(plain), show.prose(show.table(caption, head, body))))
 
 
 def programs(rows: Sequence[Row]) -> None:
@@ -222,7 +198,7 @@ def programs(rows: Sequence[Row]) -> None:
         for name, cell in row.cells.items()
         if cell.code
     )
-    show.show(Shown(text, f"{same}{cards}"))
+    show.show(show.Item(text, f"{same}{cards}"))
 
 
 def _card(row: Row) -> str:
@@ -328,7 +304,7 @@ def ends(node: Question | End) -> list[End]:
 def decision_tree(found: Remedies) -> None:
     """Show the tree as nested lists, which screen readers can read, with lines between the items."""
     root = tree(found)
-    show.show(Shown("\n".join(_lines(root)), f'<div class="zn-tree">{_branch(root)}</div>'))
+    show.show(show.Item("\n".join(_lines(root)), f'<div class="zn-tree">{_branch(root)}</div>'))
 
 
 def _branch(node: Question | End) -> str:

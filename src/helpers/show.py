@@ -7,8 +7,11 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Protocol
+
+from zero_or_nan.explain.report.remedies import PAGES
 
 from .entries import Absent, Entries, Kind, Outcome, Raised, nested
 
@@ -17,13 +20,28 @@ MIME = "application/vnd.zero-or-nan+json"
 
 
 class Shown(Protocol):
-    """The interface of objects that `show` can show."""
+    """The interface of objects that `show` can show. Only claims and verdicts have a form for programs."""
 
     def text(self) -> str: ...
 
     def html(self) -> str: ...
 
-    def json(self) -> dict[str, Any] | None: ...
+    def json(self) -> dict[str, Any] | None:
+        return None
+
+
+@dataclass(frozen=True)
+class Item(Shown):
+    """HTML for the page, and the text that replaces it outside a page."""
+
+    plain: str
+    body: str
+
+    def text(self) -> str:
+        return self.plain
+
+    def html(self) -> str:
+        return self.body
 
 
 def show(item: Shown) -> None:
@@ -64,6 +82,12 @@ def prose(*parts: str, kind: str = "") -> str:
 def code(text: str) -> str:
     """A text as code."""
     return f"<code>{html.escape(text)}</code>"
+
+
+def link(place: str, name: str) -> str:
+    """A link to a page of the book, whose anchor follows after `#`. It also leads there from a notebook."""
+    page, sharp, anchor = place.partition("#")
+    return f'<a href="{PAGES}{page}.html{sharp}{anchor}">{html.escape(name)}</a>'
 
 
 def with_code(text: str) -> str:

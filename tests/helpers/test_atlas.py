@@ -10,7 +10,7 @@ import torch
 from bs4 import BeautifulSoup
 
 from helpers import atlas
-from helpers.atlas import EFFECTS, JUMP, Point, differentiable, measure, slopes
+from helpers.atlas import EFFECTS, JUMP, Point, differentiable, measure, points_by_node, slopes
 from helpers.points import POINTS, SOURCES
 from zero_or_nan import ignoring
 
@@ -195,3 +195,9 @@ def test_a_card_escapes_what_it_shows(shown):
     text = card(shown, point).html()
     for tag in ("<b>", "<i>", "<u>", "<s>", "1 < 2"):
         assert tag not in text
+
+
+def test_a_node_has_each_point_where_it_is_not_finite():
+    root, kink = POINTS["Roots and powers"][0], Point("kink", "x.abs()", 0.0, 0.0, "")
+    norm = Point("norm", "x.square().sqrt()", 0.0, math.nan, "")
+    assert points_by_node([norm, kink, root]) == {"SqrtBackward0": [norm, root], "PowBackward0": [norm]}

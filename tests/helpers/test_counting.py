@@ -25,7 +25,7 @@ def test_an_entry_that_no_other_value_tells_of_is_used_by_its_cotangent():
 
 def test_the_table_shows_the_other_values_and_both_cotangents():
     judged = [counting._judge(row) for row in (relu, exp)]
-    shown = unescape(counting._Table(judged).html())
+    shown = unescape(counting._table(judged).html())
     assert "What counts, row by row" in shown and shown.count("<tr") == 3
     assert [unescape(cell) for cell in judged[0].cells()] == [
         "<code>relu(y)</code><br>below <0>",

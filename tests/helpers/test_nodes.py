@@ -5,8 +5,10 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from bs4 import BeautifulSoup
 
-from helpers.nodes import _CALLS, Node, made_by, nodes
+from helpers.advice import CALLS, listed, made_by, node_names
+from helpers.nodes import Node, nodes
 
 EVERY = nodes()
 
@@ -33,14 +35,9 @@ MADE = {
     "X ** 2": (lambda: X**2, "PowBackward0", ("self",)),
     "X ** Y": (lambda: X**Y, "PowBackward1", ("self", "exponent")),
     "2 ** Y": (lambda: 2**Y, "PowBackward2", ("exponent",)),
-    "X / Y": (lambda: X / Y, "DivBackward0", ("self", "other")),
     "F.linear": (lambda: F.linear(X, Y, Y[0]), "AddmmBackward0", ("self", "mat1", "mat2")),
-    "X.sum()": (lambda: X.sum(), "SumBackward0", ("self",)),
     "X.sum(0)": (lambda: X.sum(0), "SumBackward1", ("self",)),
-    "where": (lambda: torch.where(X > 0, X, Y), "WhereBackward0", ("self", "other")),
     "conv": (lambda: F.conv1d(X[None], Y[None], Y[0, :1]), "ConvolutionBackward0", ("input", "weight", "bias")),
-    "norm": (lambda: torch.linalg.vector_norm(X), "LinalgVectorNormBackward0", ("self",)),
-    "softmax": (lambda: X.softmax(0), "SoftmaxBackward0", ("self",)),
 }
 
 
@@ -77,4 +74,28 @@ def test_layers_and_losses_are_found_in_their_graphs():
     assert "F.cross_entropy" in made["NllLossBackward0"] and "F.cross_entropy" in made["LogSoftmaxBackward0"]
     assert set(made) <= set(EVERY) and "ViewBackward0" not in made
     assert made_by(["F.relu(t(2))"]) == {"ReluBackward0": ["F.relu"]}
-    assert len(_CALLS) == len(set(_CALLS))
+    assert len(CALLS) == len(set(CALLS))
+    assert all(any(call.partition("(")[0] in calls for calls in made.values()) for call in CALLS)
+
+
+def test_nodes_with_advice_come_first_and_all_others_are_folded_one_line_each(capsys):
+    names = ("CopyBackwards", "CumprodBackward0", "AddmmBackward0", "MmBackward0")
+    soup = BeautifulSoup(listed({name: EVERY[name] for name in names}, {"AddmmBackward0": ["F.linear"]}), "html.parser")
+    folded = soup.select("details li > div[data-fallback]")
+    assert [row["id"] for row in folded] == ["node-CopyBackwards", "node-CumprodBackward0"]
+    assert [row.get_text() for row in folded] == ["CopyBackwards ", "CumprodBackward0 torch.cumprod; outputs: 0 self"]
+    (first,) = soup.select("ul:not(details ul) > li")
+    assert [(row["id"], row.get_text()) for row in first("div")] == [
+        ("node-AddmmBackward0", "AddmmBackward0 torch.addmm; also F.linear; outputs: 0 self, 1 mat1, 2 mat2"),
+        ("node-MmBackward0", "MmBackward0 torch.mm; outputs: 0 self, 1 mat2"),
+    ]
+    assert [line.get_text() for line in first("p", recursive=False)] == [
+        "Yes: it multiplies by a number of the forward pass, and 0 times NaN or inf is NaN.",
+        "Fix: Filter NaN from inputs and targets before the layer. If activations are inf, find where they grow. "
+        "See slicing nan · attention with a fully masked row.",
+    ]
+    assert first.a["href"].endswith("/slicing-nan.html#what-to-do")
+    assert soup.summary.get_text().startswith("The 2 other nodes of PyTorch ")
+    node_names()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(EVERY) and "PowBackward1: self, exponent of pow.Tensor_Tensor" in lines

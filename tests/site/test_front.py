@@ -128,6 +128,17 @@ def test_the_atlas_can_be_narrowed_to_a_node(visit):
     assert points.last.is_visible()
 
 
+def test_the_list_of_nodes_is_short_until_a_name_is_typed_or_followed(visit):
+    visit.open("chapters/returned-nan-values.html")
+    assert visit.page.evaluate("document.documentElement.scrollHeight") <= 12 * 800
+    rare, met = visit.page.locator("#node-CumprodBackward0"), visit.page.locator("#node-ExpBackward0")
+    assert met.is_visible() and not rare.is_visible()
+    visit.page.get_by_label("Show the nodes with").fill("cumprod")
+    assert rare.is_visible() and not met.is_visible()
+    visit.open("chapters/returned-nan-values.html#node-CumprodBackward0")
+    assert rare.is_visible() and met.is_visible()
+
+
 def test_of_a_console_session_the_commands_alone_are_copied(visit):
     visit.context.grant_permissions(["clipboard-read", "clipboard-write"])
     visit.open("chapters/use-it-in-your-project.html")

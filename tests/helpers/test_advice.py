@@ -1,0 +1,108 @@
+"""The advice is about the nodes that people meet, and it says of them what PyTorch computes."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from scratch import ROOT
+
+from helpers.advice import ADVICE, answers, why
+from helpers.atlas import points_by_node
+from helpers.nodes import Node, nodes
+from helpers.points import POINTS
+from tests.zero_or_nan.explain.corpus import PROGRAMS
+
+EVERY = nodes()
+NAN, INF = float("nan"), float("inf")
+GIVEN = {**vars(torch), **vars(F), "t": torch.tensor([NAN, 1.0]), "ok": torch.tensor([False, True])}
+GIVEN |= {"d": torch.tensor([0.0, 1.0]), "bad": torch.tensor([NAN, INF]), "label": torch.tensor([0])}
+CTC = "ctc_loss(x.expand(1, 2).log_softmax(1), ones(1, 2), label + 1, label + 2{})"
+FIXES = {
+    "PowBackward0": ("(x - t) ** 2", "(x[ok] - t[ok]) ** 2"),
+    "PowBackward1": ("(x - 3) ** x.sum()", "(x - 3).abs() ** x.sum()"),
+    "DivBackward0": ("where(ok, x / d, 0)", "where(ok, x / where(ok, d, 1), 0)"),
+    "ReciprocalBackward0": ("where(ok, (x * d).reciprocal(), 0)", "1 / where(ok, x * d, 1)"),
+    "ExpBackward0": ("where(ok, (x + 100 * ~ok).exp(), 0)", "where(ok, x + 100 * ~ok, 0).exp()"),
+    "MulBackward0": ("x * t", "x[ok] * t[ok]"),
+    "LogBackward0": ("(x * d).log() * d", "(x * d).clamp(min=1e-12).log() * d"),
+    "MseLossBackward0": ("mse_loss(x, t)", "mse_loss(x[ok], t[ok])"),
+    "SmoothL1LossBackward0": ("smooth_l1_loss(x, t)", "smooth_l1_loss(x[ok], t[ok])"),
+    "BinaryCrossEntropyWithLogitsBackward0": tuple(
+        f"binary_cross_entropy_with_logits(x{at}, t{at})" for at in ("", "[ok]")
+    ),
+    "NllLossBackward0": (
+        "cross_entropy(x[None], label, 0 * d)",
+        "cross_entropy(x[None], label, 0 * d, reduction='sum')",
+    ),
+    "NormBackward1": tuple(f"pairwise_distance(x[:, None] * 3, d[:, None], {p})" for p in (100, 4)),
+    "SoftmaxBackward0": ("(x - inf).softmax(0)", "x.masked_fill(ok, -inf).softmax(0)"),
+    "LogSoftmaxBackward0": ("(x - inf).log_softmax(0)", "x.masked_fill(ok, -inf).log_softmax(0)[0]"),
+    "AddmmBackward0": ("linear(t[:, None], x[:, None], x)", "linear(t[ok][:, None], x[:, None], x)"),
+    "CtcLossBackward0": (CTC.format(""), CTC.format(", zero_infinity=True")),
+}
+
+
+def gradient(code, x=(1.0, 2.0)):
+    x = torch.tensor(x, requires_grad=True)
+    eval(code, {**GIVEN, "x": x}).nansum().backward()
+    return x.grad
+
+
+@pytest.mark.parametrize("name", FIXES)
+@pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:Error detected in")
+def test_the_node_returns_nan_for_the_reason_given_and_its_fix_is_finite(name):
+    broken, fixed = FIXES[name]
+    with pytest.raises(RuntimeError, match=f"'{name}' returned nan"), torch.autograd.detect_anomaly():
+        gradient(broken)
+    assert gradient(fixed).isfinite().all()
+
+
+def test_a_node_returns_no_nan_by_itself_if_the_advice_says_so():
+    code = {"AddBackward0": "x + bad", "SubBackward0": "bad - x", "WhereBackward0": "where(ok, x, bad)"}
+    code |= {"NanToNumBackward0": "x.nan_to_num()", "PermuteBackward0": "x.permute(0)"}
+    code |= {"AsStridedBackward0": "x.as_strided((2,), (1,))"}
+    assert set(code) in [set(names) for answer, names in answers(EVERY).items() if "Not by itself" in answer]
+    for each in code.values():
+        assert gradient(each, x=(NAN, INF)).isfinite().all(), each
+
+
+def test_what_is_known_of_a_function_says_why():
+    assert "outside of −1 to 1 the value is NaN, and at −1 and 1 the" in why(EVERY["AcosBackward0"])
+    assert why(EVERY["Log2Backward0"]) == "Yes: below 0 the value is NaN, and at 0 the slope is infinite."
+    assert why(EVERY["DivBackward0"]) == "Yes: if `other` is 0, neither the value nor the slope is finite."
+    assert why(EVERY["SoftmaxBackward0"]) == "Yes: if all elements of a row are −inf."
+    assert why(EVERY["BmmBackward0"]) == why(EVERY["ExpBackward0"]) != why(EVERY["CudnnRnnBackward0"])
+    with pytest.raises(ValueError, match="nothing is known of the numbers of OddBackward0; write why"):
+        why(Node("OddBackward0"))
+
+
+def test_an_answer_links_to_the_page_of_the_function_and_to_each_point_of_the_atlas():
+    found = answers(
+        {name: EVERY[name] for name in ("SqrtBackward0", "MseLossBackward0", "DivBackward0", "AbsBackward0")}
+    )
+    assert list(found.values()) == [["AbsBackward0"], ["DivBackward0"], ["MseLossBackward0"], ["SqrtBackward0"]]
+    _, div, _, sqrt = found
+    assert "Write <code>torch.where(x &gt; 0, torch.where(x &gt; 0, x, 1.0).sqrt(), 0.0)</code>." in sqrt
+    assert [re.findall(r'href="[^"]*/([^/"]*)"', each)[0] for each in (div, sqrt)] == [
+        "division-under-a-mask.html#what-to-do",
+        "atlas.html#point-sqrt-at-0",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_nodes_with_advice_are_those_that_people_meet():
+    """In pasted texts and queries, in anomaly mode in the corpus of programs, at points of the atlas, or on GPUs."""
+    texts = "".join((ROOT / f"tests/site/{name}.json").read_text("utf-8") for name in ("pasted", "queries"))
+    met = {f"{name}{digit or 0}" for name, digit in re.findall(r"\b([A-Z]\w*Backward)(\d?)", texts)}
+    met |= points_by_node([point for group in POINTS.values() for point in group]).keys()
+    for program in PROGRAMS:
+        try:
+            with torch.autograd.detect_anomaly():
+                program.run()
+        except RuntimeError as error:
+            met.update(re.findall(r"Function '(\w+)' returned nan", str(error)))
+    on_gpus = {name for name in ADVICE if name.startswith(("Cudnn", "ScaledDotProduct"))}
+    assert set(ADVICE) - on_gpus == met & set(EVERY) - on_gpus
+    assert set(ADVICE) <= set(EVERY) and len(on_gpus) == 5
