@@ -73,7 +73,6 @@ def test_layers_and_losses_are_found_in_their_graphs():
     assert made["AddmmBackward0"][0] == "F.linear"
     assert "F.cross_entropy" in made["NllLossBackward0"] and "F.cross_entropy" in made["LogSoftmaxBackward0"]
     assert set(made) <= set(EVERY) and "ViewBackward0" not in made
-    assert made_by(["F.relu(t(2))"]) == {"ReluBackward0": ["F.relu"]}
     assert len(CALLS) == len(set(CALLS))
     assert all(any(call.partition("(")[0] in calls for calls in made.values()) for call in CALLS)
 
