@@ -115,7 +115,8 @@ def test_visible_cells_are_short_import_what_a_reader_has_and_are_hardly_ours(na
 LOOKED_UP = {"atlas", "not-your-case", "returned-nan-values"}
 """Pages with claims that are not read but looked things up in: they have no exercises."""
 
-CASES = [name for name in NAMES if any("Case(" in cell.source for _, cell in sections(name))]
+CASES = [name for name in NAMES if any(heading == "At a glance" for heading, _ in sections(name))]
+INSTALL = "pip install git+https://github.com/zero-or-nan/zero-or-nan"
 
 
 LONGER = {"operators-of-your-own": 9}
@@ -136,6 +137,16 @@ def test_a_case_begins_with_the_lines_to_copy(ran, name):
         assert first.source.splitlines()[-1] == "report" and not printed
         return
     assert printed.strip() and "nan" not in printed and "inf" not in printed.replace("finite", "")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_at_a_glance_says_how_to_install_what_its_code_imports(name):
+    text = (ROOT / "chapters" / f"{name}.md").read_text(encoding="utf-8").partition("\n# ")[2]
+    intro, _, rest = text.partition("## At a glance\n")
+    glance = rest.partition("\n## ")[0]
+    blocks = re.findall(r"^```(?:python|\{code-cell\} ipython3)\n(.*?)^```$", glance, re.DOTALL | re.MULTILINE)
+    if any("zero_or_nan" in block for block in blocks if not block.startswith(":tags:")):
+        assert INSTALL in intro + glance.partition("```")[0]
 
 
 @pytest.mark.parametrize("name", CASES)
