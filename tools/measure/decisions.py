@@ -80,4 +80,4 @@ def shown(content: dict[str, Any]) -> str:
     ]
     head = ["your setting", "write", "cost", "not followed"]
     table = show.table("The line to write, by setting. A bad batch has a NaN that the loss ignores.", head, rows)
-    return prose(table, kind="zn-setups zn-decisions zn-searched")
+    return prose(table, kind="zn-setups zn-decisions")
