@@ -13,16 +13,21 @@ from helpers import show
 from ..project import Problem
 from .records import prose
 
-CHECK = "A check. On a bad batch, backward also computes masks."
+AS_PLAIN = "As in a plain loop."
 ROWS = (
-    ("A plain loop", "A training loop", CHECK, "Operators without a rule: a warning names them."),
+    (
+        "A plain loop",
+        "A training loop",
+        "A check. On a bad batch, masks too.",
+        "Operators without a rule: a warning names them.",
+    ),
     (
         "AMP with `GradScaler`",
         "AMP with `GradScaler`",
-        CHECK,
+        AS_PLAIN,
         "Nothing more. If an element that the loss uses overflows, the scaler skips the step as usual.",
     ),
-    ("Gradient accumulation", "Gradient accumulation", CHECK, "Nothing more."),
+    ("Gradient accumulation", "Gradient accumulation", AS_PLAIN, "Nothing more."),
     (
         "DDP",
         "DistributedDataParallel",
@@ -35,12 +40,12 @@ ROWS = (
         "Not measured. With a `DTensor`, each process gathers whole tensors of a layer on a bad batch.",
         "A `DTensor` or tensor parallelism if not all processes make the call.",
     ),
-    ("Lightning", "Lightning", CHECK, "Strategies that do not call this method, such as DeepSpeed."),
+    ("Lightning", "Lightning", AS_PLAIN, "Strategies that do not call this method, such as DeepSpeed."),
     (
         "Accelerate",
         "Accelerate",
-        CHECK,
-        "DeepSpeed, Megatron-LM and LOMO. Hugging Face's `Trainer` calls `accelerator.backward` itself.",
+        AS_PLAIN,
+        "DeepSpeed, Megatron-LM, LOMO, and Hugging Face's `Trainer`, which calls Accelerate itself.",
     ),
     (
         "`torch.compile`",
