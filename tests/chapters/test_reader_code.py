@@ -94,3 +94,16 @@ def test_visible_cells_are_short_and_hardly_ours(name):
     assert 10 * len(ours) <= len(lines), ours
     fix = [code.splitlines() for heading, code, _ in sections(name) if heading == FIX][:1]
     assert all(len(list(filter(str.strip, lines))) <= LONGER.get(name, 6) for lines in fix)
+
+
+INSTALL = "pip install git+https://github.com/zero-or-nan/zero-or-nan"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_at_a_glance_says_how_to_install_what_its_code_imports(name):
+    text = (ROOT / "chapters" / f"{name}.md").read_text(encoding="utf-8").partition("\n# ")[2]
+    intro, _, rest = text.partition("## At a glance\n")
+    glance = rest.partition("\n## ")[0]
+    blocks = re.findall(r"^```(?:python|\{code-cell\} ipython3)\n(.*?)^```$", glance, re.DOTALL | re.MULTILINE)
+    if any("zero_or_nan" in block for block in blocks if not block.startswith(":tags:")):
+        assert INSTALL in intro + glance.partition("```")[0]

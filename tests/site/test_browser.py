@@ -52,6 +52,7 @@ class Seen:
     troubles: list[str]
     elsewhere: list[str]
     axe: list[str] | None
+    glance: Any
     fix: Any
     broken: list[Any]
     small: list[Any]
@@ -65,7 +66,9 @@ def look(tab: Visit, path: str, with_axe: bool) -> Seen:
     size = weigh(tab, path)  # nothing is taken from a cache
     troubles, elsewhere = list(tab.troubles), list(tab.elsewhere)
     fix = tab.page.locator("#at-a-glance .cell .cell_output").first
-    at_first = (axe(tab, ROOT) if with_axe else None, fix.bounding_box() if fix.count() else None)
+    glance = tab.page.locator("#at-a-glance")
+    boxes = [each.bounding_box() if each.count() else None for each in (glance, fix)]
+    at_first = (axe(tab, ROOT) if with_axe else None, *boxes)
     numbers = tab.page.evaluate(BROKEN_NUMBERS), tab.page.evaluate(SMALL_TEXTS)
     tab.page.evaluate(OPEN_ALL)
     width = tab.page.evaluate("document.documentElement.scrollWidth")
@@ -118,6 +121,13 @@ def test_the_lines_to_copy_and_what_they_print_are_in_the_first_screen_of_a_wide
     if view.startswith("wide"):
         for path, box in boxes.items():
             assert box["y"] + box["height"] <= 900, path
+
+
+def test_at_a_glance_fits_on_one_screen_of_a_laptop_and_on_two_of_a_phone(seen, view):
+    heights = {path: page.glance["height"] for path, page in seen.items() if page.glance}
+    assert len(heights) >= 28
+    most = 800 if view.startswith("wide") else 2 * 844
+    assert {path: height for path, height in heights.items() if height > most} == {}
 
 
 def test_no_number_is_broken_and_the_text_of_figures_can_be_read(seen):

@@ -87,6 +87,9 @@ QUERIES = {
     # Questions.
     "where does my NaN come from": ("find-it-in-your-model", 3),
     "which nan gradient fix is right": ("every-remedy", 6),
+    "nan gradient cheat sheet": ("four-cases", 3),
+    "send a colleague the nan gradient fixes": ("four-cases", 4),
+    "which line for FSDP": ("use-it-in-your-project", 3),
     "grad is None": ("not-your-case glossary", 3),
     "padding nan transformer": ("attention", 4),
     "key_padding_mask nan": ("attention", 3),

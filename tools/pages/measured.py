@@ -26,6 +26,7 @@ DRAWN = {
     "costs-in-short": ("costs", "measure.costs_shown", "in_short"),
     "functions": ("costs", "measure.costs_shown", "by_function"),
     "watching": ("costs", "measure.costs_shown", "watching"),
+    "decisions": ("setups", "measure.decisions", "shown"),
     "empty-rows": ("empty_rows", "measure.empty_rows", "shown"),
     "on-gpu": ("on_gpu", "measure.on_gpu", "shown"),
     "peers": ("peers", "versions.peers", "shown"),
