@@ -75,7 +75,7 @@ QUERIES = {
     "will my loss become nan": ("before-it-happens", 5),
     "NotFiniteError": ("find-it-in-your-model", 2),
     "p.grad.nan_to_num_": ("every-remedy", 5),
-    "softmax all -inf": ("attention atlas", 4),
+    "softmax all -inf": ("attention atlas", 5),
     # Nodes: with a page of their own, and in the list of all nodes.
     "AddmmBackward0": ("slicing-nan", 2),
     "LinalgVectorNormBackward0": ("atlas undefined", 2),
@@ -109,6 +109,7 @@ QUERIES = {
     "DDP nan on one rank": ("one-poisoned-rank", 3),
     "GradScaler mixed precision": ("mixed-precision", 3),
     "exploding gradients": ("divergence", 4),
+    "LSTM exploding gradient": ("divergence", 4),
     # What is not in a chapter.
     "contribute": ("how-this-book-is-checked", 3),
     "colab": ("how-this-book-is-checked teach-with-this-book", 4),
@@ -128,7 +129,6 @@ NO_PAGE = {
     "how to bake sourdough bread": 0,
     "torch.foo gradient nan": 0,
     "dataloader workers": 1,
-    "LSTM exploding gradient": 2,
     "quantization aware training": 3,
     "tensorboard histogram logging": 3,
 }
