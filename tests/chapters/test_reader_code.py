@@ -99,7 +99,7 @@ def test_visible_cells_are_short_and_hardly_ours(name):
 INSTALL = "pip install git+https://github.com/zero-or-nan/zero-or-nan"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted({*NAMES} - {"operators-of-your-own"}))  # its readers have the library
 def test_at_a_glance_says_how_to_install_what_its_code_imports(name):
     text = (ROOT / "chapters" / f"{name}.md").read_text(encoding="utf-8").partition("\n# ")[2]
     intro, _, rest = text.partition("## At a glance\n")

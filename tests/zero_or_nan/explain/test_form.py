@@ -28,8 +28,10 @@ def report():
 
 def test_names_and_arguments():
     assert sys.modules["zero_or_nan.explain"].__all__ == [
+        "Finding",
         "NotFiniteError",
         "Origin",
+        "ProbeReport",
         "Report",
         "explain",
     ]

@@ -278,8 +278,8 @@ class Loss:
         self._before.put_back()
         torch.manual_seed(self.seed)
         random.seed(self.seed)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(self.seed)
+        if numpy := sys.modules.get("numpy"):
+            numpy.random.seed(self.seed)
         kept = [(each, each.data) for each in self.parameters.values()] if factor != 1 or dtype is not None else []
         default = torch.get_default_dtype()
         try:
