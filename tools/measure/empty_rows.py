@@ -68,8 +68,8 @@ def _case(device: str, dtype: torch.dtype, length: int, hidden: float, at: slice
     empty = torch.zeros(2, length, dtype=torch.bool, device=device)
     empty[1, at] = True
     keep_all = (~empty[:, None, :, None]).expand(2, 1, length, length)
-    mask = keep_all if hidden is False else torch.zeros(keep_all.shape, device=device, dtype=dtype)
-    mask = mask if hidden is False else mask.masked_fill(~keep_all, hidden)
+    added = torch.zeros(keep_all.shape, device=device, dtype=dtype).masked_fill(~keep_all, hidden)
+    mask = keep_all if hidden is False else added
     q, k, v = leaves = [each.clone().requires_grad_() for each in inputs]
     attended = F.scaled_dot_product_attention(q, k, v, mask)
     loss = _rows(attended, ~empty).float().square().sum()

@@ -106,23 +106,29 @@ def answer(program: Program) -> Answer:
             return Answer(program.name, program.half, False, False, "nothing")
         first = report.origins[0]
         remedy = _pasted(Path(folder), program.source, first, names["right"]())
-        is_line_right = _plain(first.source) in map(_plain, program.lines)
+        is_line_right = plain(first.source) in map(plain, program.lines)
         return Answer(program.name, program.half, is_line_right, first.kind in program.kinds, remedy)
 
 
-def _plain(line: str) -> str:
+def plain(line: str) -> str:
     """A line without its spaces, which a formatter may have changed in the program."""
     return re.sub(r"\s", "", line)
 
 
-def _explained(folder: Path, source: str) -> tuple[dict[str, Any], dict[str, Tensor], Report]:
-    """The variables of a program, the numbers that it gives, and the report on it."""
+def variables(folder: Path, source: str) -> dict[str, Any]:
+    """The variables of a program. It runs from a file, so that its lines can be read."""
     path = folder / "program.py"
     path.write_text(source, encoding="utf-8")
     linecache.checkcache()
     names: dict[str, Any] = {}
     exec(compile(source, str(path), "exec"), names)
     torch.manual_seed(0)
+    return names
+
+
+def _explained(folder: Path, source: str) -> tuple[dict[str, Any], dict[str, Tensor], Report]:
+    """The variables of a program, the numbers that it gives, and the report on it."""
+    names = variables(folder, source)
     with explain() as report:
         numbers = names["program"]()
     return names, {key: torch.as_tensor(value) for key, value in numbers.items()}, report

@@ -7,7 +7,6 @@ done, and the record keeps these answers.
 from __future__ import annotations
 
 import ast
-import linecache
 import re
 import tempfile
 import warnings
@@ -25,7 +24,7 @@ from zero_or_nan.explain import Finding
 
 from ..project import Project, named
 from .apart import all_apart
-from .first_look import written
+from .first_look import plain, variables, written
 from .records import keep, made_with, prose, read
 from .torchs_losses import LOSSES, TRACKER, inputs
 
@@ -108,30 +107,15 @@ def _lost(loss: Loss, why: str) -> Answer:
     return Answer(loss.name, loss.part, not loss.lines, error=why)
 
 
-def _plain(line: str) -> str:
-    return re.sub(r"\s", "", line)
-
-
-def _run(folder: Path, source: str) -> dict[str, Any]:
-    """The names of a program, from a file, so that its lines can be read."""
-    path = folder / "loss.py"
-    path.write_text(source, encoding="utf-8")
-    linecache.checkcache()
-    names: dict[str, Any] = {}
-    exec(compile(source, str(path), "exec"), names)
-    torch.manual_seed(0)
-    return names
-
-
 def answer(loss: Loss) -> Answer:
     """Search a loss, and paste the remedy of the first finding."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        names = _run(Path(folder), loss.source)
+        names = variables(Path(folder), loss.source)
         report = explain.probe(names["loss_fn"], *names["inputs"](), seconds=SECONDS)
-        wanted = set(map(_plain, loss.lines))
-        right = [each for each in report.findings if _plain(each.source) in wanted]
-        others = tuple(dict.fromkeys(each.source for each in report.findings if _plain(each.source) not in wanted))
+        wanted = set(map(plain, loss.lines))
+        right = [each for each in report.findings if plain(each.source) in wanted]
+        others = tuple(dict.fromkeys(each.source for each in report.findings if plain(each.source) not in wanted))
         if not right:
             return Answer(loss.name, loss.part, not loss.lines, False, others, seconds=round(report.seconds, 1))
         first = right[0]
@@ -146,7 +130,7 @@ def _works(folder: Path, source: str, finding: Finding) -> bool | None:
     if changed is None:
         return None
     with explain() as report:
-        _run(folder, changed)["loss_fn"](*finding.inputs).backward()
+        variables(folder, changed)["loss_fn"](*finding.inputs).backward()
     return report.ok
 
 

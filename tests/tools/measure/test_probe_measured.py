@@ -22,7 +22,7 @@ def test_each_loss_has_a_line_or_is_healthy():
     assert len({each.name for each in found}) == len(found) > 40
     for each in found:
         assert re.search(r"(?m)^(def loss_fn\(|loss_fn = )", each.source) and "def inputs(" in each.source
-        assert set(map(probe._plain, each.lines)) <= set(map(probe._plain, each.source.splitlines())), each.name
+        assert set(map(probe.plain, each.lines)) <= set(map(probe.plain, each.source.splitlines())), each.name
 
 
 def test_an_answer_is_judged():
