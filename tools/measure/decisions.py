@@ -63,7 +63,7 @@ ROWS = (
     (
         "One GPU",
         "A training loop",
-        "More than on a CPU, because each check waits for the GPU.",
+        "More than on a CPU.",
         "An LSTM: check it first. Several GPUs have no test.",
     ),
 )
