@@ -27,78 +27,43 @@ import torch
 from torch import Tensor
 
 from ..functions import fills, graph
-from ..functions.fills import mark_formulas
-from ..functions.graph import (
-    DEEP_GRAPHS,
-    TELLS_OF_HOOKS,
-    AccumulateGrad,
-    Edge,
-    Graph,
-    can_be_read_again,
-    forward_class,
-    is_region,
-    run,
-    saved_tensors,
-    senders_of,
-)
-from ..functions.graph import held_from as graph_from
+from ..functions.fills import mark_formulas as mark_formulas
+from ..functions.graph import DEEP_GRAPHS, AccumulateGrad
+from ..functions.graph import TELLS_OF_HOOKS as TELLS_OF_HOOKS
+from ..functions.graph import Edge as Edge
+from ..functions.graph import Graph as Graph
+from ..functions.graph import can_be_read_again as can_be_read_again
+from ..functions.graph import forward_class as forward_class
+from ..functions.graph import is_region as is_region
+from ..functions.graph import run as run
+from ..functions.graph import saved_tensors as saved_tensors
+from ..functions.graph import senders_of as senders_of
 from ..functions.record import UNKNOWN, record_of
-from ..masks.mask import anywhere, was_broadcast
-from ..masks.numbers import form_of, is_sparse, is_wrapped, joined, stored, stored_at, total
-from ..masks.trees import tree_map
-from ..masks.watching import Mode, functions_unseen, is_profiled, pop_mode, push_mode, set_recording
-from .engine.attach import not_compiled
-from .engine.masked_pass import Observer, Pass
+from ..masks.mask import anywhere
+from ..masks.mask import was_broadcast as was_broadcast
+from ..masks.numbers import form_of
+from ..masks.numbers import is_sparse as is_sparse
+from ..masks.numbers import is_wrapped as is_wrapped
+from ..masks.numbers import joined as joined
+from ..masks.numbers import stored as stored
+from ..masks.numbers import stored_at as stored_at
+from ..masks.numbers import total as total
+from ..masks.trees import tree_map as tree_map
+from ..masks.watching import Mode as Mode
+from ..masks.watching import functions_unseen as functions_unseen
+from ..masks.watching import is_profiled as is_profiled
+from ..masks.watching import pop_mode as pop_mode
+from ..masks.watching import push_mode as push_mode
+from ..masks.watching import set_recording as set_recording
+from .engine.attach import not_compiled as not_compiled
+from .engine.masked_pass import Observer as Observer
+from .engine.masked_pass import Pass
 from .engine.plan import nothing_ignored
 from .engine.precheck import is_safe
-from .engine.problems import REPORT
-from .engine.steps import CHECKPOINT
+from .engine.problems import REPORT as REPORT
+from .engine.steps.recomputed import CHECKPOINT
 
-__all__ = [
-    "REPORT",
-    "TELLS_OF_HOOKS",
-    "Edge",
-    "Graph",
-    "Mode",
-    "Observer",
-    "any_of",
-    "can_be_read_again",
-    "edge_of",
-    "forward_class",
-    "free_deep_graphs",
-    "function_of",
-    "functions_unseen",
-    "graph_from",
-    "is_checkpoint",
-    "is_leaf",
-    "is_profiled",
-    "is_pytorchs",
-    "is_region",
-    "is_sparse",
-    "is_unknown",
-    "is_wrapped",
-    "joined",
-    "leaves_of",
-    "mark_formula",
-    "mark_formulas",
-    "not_compiled",
-    "part_here",
-    "pass_over",
-    "pop_mode",
-    "push_mode",
-    "run",
-    "saved_tensors",
-    "saw",
-    "senders_of",
-    "set_recording",
-    "stored",
-    "stored_at",
-    "total",
-    "tree_map",
-    "unsafe_nodes",
-    "was_broadcast",
-]
-
+graph_from = graph.held_from
 saw = DEEP_GRAPHS.saw
 free_deep_graphs = DEEP_GRAPHS.sweep
 

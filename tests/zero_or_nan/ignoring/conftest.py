@@ -6,9 +6,7 @@ import pytest
 import torch._inductor.config
 
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring.engine import passes
-from zero_or_nan.ignoring.engine.masked_pass import Pass
-from zero_or_nan.ignoring.engine.plan import Policy
+from zero_or_nan.ignoring.engine import passes, plan
 
 
 def not_harmless(nodes, unsafe=None):
@@ -24,10 +22,10 @@ def each_way(request, monkeypatch):
     if request.param in ("careful", "by rules alone"):
         monkeypatch.setattr(passes, "is_safe", lambda *_: False)
     if request.param == "by rules alone":
-        monkeypatch.setattr(Pass, "policy", Policy(transfers=False))
+        monkeypatch.setattr(plan, "USES_TRANSFERS", False)
     if request.param == "masks alone":
         monkeypatch.setattr(passes, "is_safe", not_harmless)
-        monkeypatch.setattr(Pass, "policy", Policy(skips=False))
+        monkeypatch.setattr(plan, "SKIPS", False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.filterwarnings("error", message="ignoring")

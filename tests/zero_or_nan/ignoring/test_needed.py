@@ -13,8 +13,8 @@ from torch.autograd.graph import get_gradient_edge
 from zero_or_nan import ignoring
 from zero_or_nan.functions.graph import TELLS_OF_HOOKS, graph_from
 from zero_or_nan.ignoring.engine import masked_pass, passes
+from zero_or_nan.ignoring.engine.attach import needed_from
 from zero_or_nan.ignoring.engine.masked_pass import Pass
-from zero_or_nan.ignoring.engine.needed import needed_from
 
 
 def chain(length, *values):

@@ -12,9 +12,7 @@ from sample import examples
 
 from zero_or_nan import ignoring
 from zero_or_nan.functions.families import attention, products
-from zero_or_nan.ignoring.engine import passes, precheck
-from zero_or_nan.ignoring.engine.masked_pass import Pass
-from zero_or_nan.ignoring.engine.plan import Policy
+from zero_or_nan.ignoring.engine import passes, plan, precheck
 from zero_or_nan.masks import cotangent
 from zero_or_nan.masks import mask as masks
 
@@ -48,7 +46,8 @@ def gradients(auto, program, dtype=torch.float64, **options):
 def way(request, monkeypatch):
     """With nodes that are left to plain PyTorch, with all followed by operator, and by what pays for large tensors."""
     if request.param == "by rules alone":
-        monkeypatch.setattr(Pass, "policy", Policy(skips=False, transfers=False))
+        monkeypatch.setattr(plan, "SKIPS", False)
+        monkeypatch.setattr(plan, "USES_TRANSFERS", False)
     elif request.param == "as if large":
         for module, name in [
             (masks, "MANY"),

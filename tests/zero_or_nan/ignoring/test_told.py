@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from zero_or_nan import ignoring
-from zero_or_nan.ignoring.engine import passes
+from zero_or_nan.ignoring.engine import passes, plan
 from zero_or_nan.ignoring.engine.masked_pass import Pass
-from zero_or_nan.ignoring.engine.plan import Policy
 
 inf = math.inf
 
@@ -161,7 +160,7 @@ def test_a_users_function_ahead_of_a_sparse_gradient_is_told_of():
 @pytest.fixture
 def by_rules(monkeypatch):
     """Every derivative is followed operator by operator."""
-    monkeypatch.setattr(Pass, "policy", Policy(transfers=False))
+    monkeypatch.setattr(plan, "USES_TRANSFERS", False)
 
 
 def test_an_operator_without_a_rule_is_named_and_plain_in_this_pass_alone(by_rules, monkeypatch):

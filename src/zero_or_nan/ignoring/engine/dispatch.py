@@ -68,7 +68,8 @@ def follow(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], step: Run | N
     """Run an out-of-place operator by its rule, by the operators that it is composed of, or as plain PyTorch does."""
     packet = _facts(op)[2]
     rule = RULES.get(packet)
-    if any(map(_is_sparse_cotangent, args)) and (rule is None or is_own(rule)):  # a user's rule is for all cotangents
+    is_of_sparse = any(type(arg) is Cotangent and is_sparse(arg.value) for arg in args)
+    if is_of_sparse and (rule is None or is_own(rule)):  # a user's rule is for all cotangents
         rule = RULES_OF_SPARSE.get(packet)
     if rule is not None:
         try:
@@ -76,7 +77,7 @@ def follow(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], step: Run | N
         except Exception as error:
             result = op(*unwrap(args), **unwrap(kwargs))  # if plain PyTorch raises, so does this
             if step is not None:
-                step.failed(_name(op), error)
+                step.failed(op._schema.name, error)
             elif not isinstance(error, NotFollowed):
                 raise
             return _belonging(wrap(result), step)
@@ -84,12 +85,8 @@ def follow(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], step: Run | N
         return op.decompose(*args, **kwargs)
     result = op(*unwrap(args), **unwrap(kwargs))
     if step is not None and _any_float(result) and (ignores((*args, *kwargs.values())) or not is_finite(result)):
-        step.failed(_name(op), NotFollowed("no rule"))
+        step.failed(op._schema.name, NotFollowed("no rule"))
     return _belonging(wrap(result), step)
-
-
-def _is_sparse_cotangent(thing: Any) -> bool:
-    return type(thing) is Cotangent and is_sparse(thing.value)
 
 
 def has_rule(op: Any) -> bool:
@@ -101,10 +98,6 @@ def has_rule(op: Any) -> bool:
 def _is_composite(op: Any) -> bool:
     """True if the operator is only composed of other operators."""
     return bool(op.has_kernel_for_dispatch_key("CompositeImplicitAutograd"))
-
-
-def _name(op: Any) -> str:
-    return str(op._schema.name)
 
 
 def _belonging(result: Any, step: Run | None) -> Any:

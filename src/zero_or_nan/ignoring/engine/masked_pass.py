@@ -32,10 +32,13 @@ from ...masks.mask import Mask, all_count, and_whatever_is_not_0, both, either, 
 from ...masks.numbers import form_of, is_dense, is_sparse, is_wrapped, not_zero, values_of
 from .attach import PassHook, compiled_autograd_aside, current, put_first, set_current
 from .higher import constants, is_recorded, tangent_of, without
-from .plan import EVERYTHING, Ahead, classify, planned
+from .plan import Ahead, classify, planned
 from .precheck import is_safe
 from .problems import Problems
-from .steps import Count, OverNothing, Recomputed, Sliced, Step, Transferred, is_over_nothing
+from .steps.recomputed import Recomputed
+from .steps.sliced import Sliced
+from .steps.step import Count, Step
+from .steps.transferred import OverNothing, Transferred, is_over_nothing
 
 _INSIDE = (
     "which can't carry a mask; call ignoring.grad outside of it, in a loop or with is_grads_batched=True, "
@@ -92,9 +95,6 @@ class Pass:
         entered: if the pass is recorded, each tensor between the nodes, with the cotangent that it became.
     """
 
-    policy = EVERYTHING
-    """Which shortcuts the plan of a pass may take. Tests forbid some."""
-
     raises_bugs = False
     """Whether an error in a rule is raised, as the tests need it, instead of reported in a warning."""
 
@@ -124,7 +124,7 @@ class Pass:
         self.entered: dict[int, tuple[Tensor, Cotangent]] = {}
         self._engine_pass: int | None = None
         self._handles: list[Any] = []
-        self._problems: Problems | None = None
+        self._problems: Problems = outer._problems if outer is not None else Problems()
         self.count: Count | None = None if outer is None else outer.count
 
     def __enter__(self) -> Pass:
@@ -134,16 +134,19 @@ class Pass:
             for root in self.roots:
                 if isinstance(root, Tensor) and root._backward_hooks:  # they run before the first node
                     self._handles += put_first(root.register_hook(PassHook(self._begun)))  # type: ignore[no-untyped-call]
-            plan = planned(
-                self.roots, self.graph, self.keep, self.unsafe, self.by_rules_alone, self.outer is None, self.policy
-            )
+            plan = planned(self.roots, self.graph, self.keep, self.unsafe, self.by_rules_alone, self.outer is None)
             self.by_rules_alone = plan.by_rules_alone
             if plan.first is not None:  # to know this pass's run of the engine before a user's hook starts another run
                 self._handles.append(plan.first.register_prehook(PassHook(self._begun)))
             for node, ahead, function, transfer in plan.transferred:
-                self._transfer(node, ahead, function, transfer)
+                hook = PassHook(self._after, node, ahead, function, transfer)
+                self._handles += put_first(node.register_hook(hook))
             for node, ahead, function, step in plan.interpreted:
-                self._interpret(node, ahead, function, step)
+                # The user's prehooks run before this one, so the step gets what they return.
+                self._handles.append(node.register_prehook(PassHook(self._enter, node, function, step)))
+                self._handles += put_first(node.register_hook(PassHook(self._leave, node, ahead)))
+                if step is Recomputed:
+                    self._handles.append(Recomputed.prepare(node, self))
             self._before = current()
             set_current(self)
         except BaseException:
@@ -158,7 +161,7 @@ class Pass:
             return
         if self.count is not None and self.outer is None:
             self.count.end()
-        if self._problems is not None:
+        if self.outer is None:
             self._problems.report(self.raises_bugs)
 
     def failed(self, name: str, error: Exception, suspected: bool = False) -> None:
@@ -170,11 +173,8 @@ class Pass:
             self.observer.not_followed()
         if self.outer is not None:
             self.outer.failed(name, error, suspected)
-            return
-        if self._problems is None:
-            self._problems = Problems()
-        # A mask that the user asked for is wrong at once.
-        self._problems.add(name, error, is_only_suspected=suspected and not self.keep)
+        else:  # a mask that the user asked for is wrong at once
+            self._problems.add(name, error, is_only_suspected=suspected and not self.keep)
 
     def recomputing(self, function: Any) -> Recomputed | None:
         """The running step of the checkpoint that computes this function again; None if there is none."""
@@ -241,7 +241,7 @@ class Pass:
         return kept
 
     def _leave(
-        self, node: Any, edges: Sequence[tuple[Edge, bool]], results: tuple[Any, ...], arriving: tuple[Any, ...]
+        self, node: Any, edges: Ahead, results: tuple[Any, ...], arriving: tuple[Any, ...]
     ) -> tuple[Any, ...] | None:
         """The hook after an interpreted node: ends its step."""
         if not self._is_mine():
@@ -263,7 +263,7 @@ class Pass:
     def _after(
         self,
         node: Any,
-        edges: Sequence[tuple[Edge, bool]],
+        edges: Ahead,
         function: Function,
         transfer: Transfer | type[Transferred],
         results: tuple[Any, ...],
@@ -291,18 +291,15 @@ class Pass:
         self._hand_on(node, edges, values, masks)
         return None if values is results or all(map(operator.is_, values, results)) else tuple(values)
 
-    def _hand_on(
-        self, node: Any, edges: Sequence[tuple[Edge, bool]], values: Sequence[Any], masks: Iterable[Mask]
-    ) -> None:
+    def _hand_on(self, node: Any, edges: Ahead, values: Sequence[Any], masks: Iterable[Mask]) -> None:
         """Send the results of a node's derivative on to the next nodes."""
-        sent: list[Mask] | None = None if self.observer is None else []
+        sent: list[Mask] = []
         for (edge, last), value, mask in zip(edges, values, masks, strict=False):
             if value is not None and edge[0] is not None:
                 mask = _unless_constant(node, value, mask)
                 self._send(edge, last, value, mask)
-            if sent is not None:
-                sent.append(mask)
-        if self.observer is not None and sent is not None:
+            sent.append(mask)
+        if self.observer is not None:
             self.observer.handed_on(node, values, sent)
 
     def _send(self, edge: Edge, last: bool, value: Any, mask: Mask) -> None:
@@ -326,13 +323,8 @@ class Pass:
 
     def confirm_suspected(self, gradient: Any) -> None:
         """Report what was suspected to have lost a mask, if a gradient is not finite."""
-        top = self
-        while top.outer is not None:
-            top = top.outer
-        problems = top._problems
-        if problems is None or not problems.suspected:
-            return
-        if not (is_finite(gradient) and is_finite(tangent_of(gradient))):
+        problems = self._problems
+        if problems.suspected and not (is_finite(gradient) and is_finite(tangent_of(gradient))):
             problems.confirm()
 
     def _all_arriving(
@@ -401,18 +393,6 @@ class Pass:
         if self._engine_pass is None and current() is self:
             self._engine_pass = running
         return running == self._engine_pass
-
-    def _transfer(self, node: Any, ahead: Ahead, function: Function, transfer: Transfer | type[Transferred]) -> None:
-        """Let plain PyTorch run the node's derivative, and send the masks through it afterwards."""
-        self._handles += put_first(node.register_hook(PassHook(self._after, node, ahead, function, transfer)))
-
-    def _interpret(self, node: Any, ahead: Ahead, function: Function, step: type[Step]) -> None:
-        """Put a step around the run of the node's derivative."""
-        # The user's prehooks run before this one, so the step gets what they return.
-        self._handles.append(node.register_prehook(PassHook(self._enter, node, function, step)))
-        self._handles += put_first(node.register_hook(PassHook(self._leave, node, ahead)))
-        if step is Recomputed:
-            self._handles.append(Recomputed.prepare(node, self))
 
     def _pass_by(self, unmaskable: Any) -> None:
         """Leave a node to plain PyTorch, because a tensor that arrives there can't carry a mask."""

@@ -15,13 +15,12 @@ from ...functions.fills import mark_formulas
 from ...functions.graph import Edge, Graph, edge_of
 from ...masks.mask import everywhere, full
 from ...masks.numbers import is_dense
-from .attach import not_compiled
+from .attach import needed_from, not_compiled
 from .higher import in_forward_mode
 from .masked_pass import Pass
-from .needed import needed_from
 from .plan import nothing_ignored, on_any_process
 from .precheck import is_safe
-from .steps import Count
+from .steps.step import Count
 
 _PLAIN = contextlib.nullcontext()
 TensorOrEdge = Tensor | GradientEdge

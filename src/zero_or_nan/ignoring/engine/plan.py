@@ -23,17 +23,11 @@ from ...functions.graph import KINDS, NODES, AccumulateGrad, Edge, Graph, functi
 from ...functions.record import FUNCTIONS, TRANSFERS, UNKNOWN, Checks, Function, Transfer, checks_of, record_of
 from ...masks.numbers import shared_forms
 from .higher import any_recorded, is_recorded
-from .steps import (
-    CHECKPOINT,
-    CustomVJP,
-    Linear,
-    Opaque,
-    Recomputed,
-    Sliced,
-    Step,
-    Traced,
-    Transferred,
-)
+from .steps.foreign import Opaque, Traced
+from .steps.recomputed import CHECKPOINT, Recomputed
+from .steps.sliced import Sliced
+from .steps.step import Step
+from .steps.transferred import CustomVJP, Linear, Transferred
 
 
 class NodeKind(NamedTuple):
@@ -129,19 +123,11 @@ NOWHERE: tuple[Edge, bool] = ((None, 0), True)
 """An edge without a node ahead, or with a node that the engine does not run."""
 
 
-class Policy(NamedTuple):
-    """Which shortcuts a plan may take.
+SKIPS = True
+"""Whether a node is skipped if plain PyTorch can be trusted from there on. Tests forbid it."""
 
-    Attributes:
-        skips: whether a node is skipped if plain PyTorch can be trusted from there on. Leaves are always skipped.
-        transfers: whether registered transfers are used.
-    """
-
-    skips: bool = True
-    transfers: bool = True
-
-
-EVERYTHING = Policy()
+USES_TRANSFERS = True
+"""Whether registered transfers are used. Tests forbid it."""
 
 
 class Plan(NamedTuple):
@@ -167,21 +153,19 @@ def planned(
     unsafe: Collection[Any],
     by_rules_alone: bool,
     is_outermost: bool,
-    policy: Policy,
 ) -> Plan:
     """The plan for one pass.
 
     Args:
         roots, graph, keep, unsafe, by_rules_alone: the same as for the pass.
         is_outermost: whether the pass is not a part of another pass.
-        policy: which shortcuts the plan may take.
     """
     # The record of a pass is differentiated again, and several processes have to run the same operators.
     is_spread = any(form.is_spread(roots, graph) for form in shared_forms())
     by_rules_alone = by_rules_alone or is_spread or any_recorded(graph)
     if by_rules_alone:
         unsafe = ()  # as for the pass: if it is empty, each node counts as unsafe
-    skipped = _skippable(graph, keep, unsafe, policy)
+    skipped = _skippable(graph, keep, unsafe)
     prefix = _unmasked_prefix(roots, graph) if is_outermost and not by_rules_alone and not keep else {}
     plan = Plan(by_rules_alone, next(iter(prefix), None), [], [])
     for node, edges in graph.items():
@@ -189,7 +173,7 @@ def planned(
             continue
         kind = classify(node)
         ahead = [(edge, edge[0] in skipped) if edge[0] in graph else NOWHERE for edge in edges]
-        transfer = None if by_rules_alone else _transfer_at(node, kind, unsafe, policy)
+        transfer = None if by_rules_alone else _transfer_at(node, kind, unsafe)
         if transfer is not None:
             plan.transferred.append((node, ahead, kind.function, transfer))
         else:
@@ -197,12 +181,10 @@ def planned(
     return plan
 
 
-def _transfer_at(
-    node: Any, kind: NodeKind, unsafe: Collection[Any], policy: Policy
-) -> Transfer | type[Transferred] | None:
+def _transfer_at(node: Any, kind: NodeKind, unsafe: Collection[Any]) -> Transfer | type[Transferred] | None:
     """The registered transfer of a node, or a step that follows the derivative; None if the node is interpreted."""
     transfer = kind.transfer
-    if transfer is not None and policy.transfers and not is_fill(node):
+    if transfer is not None and USES_TRANSFERS and not is_fill(node):
         is_safe = bool(unsafe) and node not in unsafe
         if transfer.may_follow(node, is_safe):
             return transfer.without_repair if is_safe else transfer
@@ -210,7 +192,7 @@ def _transfer_at(
     return step if issubclass(step, Transferred) else None
 
 
-def _skippable(graph: Graph, keep: Collection[Edge], unsafe: Collection[Any], policy: Policy) -> set[Any]:
+def _skippable(graph: Graph, keep: Collection[Edge], unsafe: Collection[Any]) -> set[Any]:
     """The leaves, and the nodes from which on plain PyTorch can be trusted and no mask is kept."""
     skippable = set()
     # With branches, the reverse order may come to a node before the nodes ahead of it. It is then not skipped: safe.
@@ -218,7 +200,7 @@ def _skippable(graph: Graph, keep: Collection[Edge], unsafe: Collection[Any], po
         if type(node) is AccumulateGrad:  # has no derivative
             skippable.add(node)
             continue
-        if not unsafe or node in unsafe or not policy.skips:
+        if not unsafe or node in unsafe or not SKIPS:
             continue
         for edge in edges:
             if edge[0] in graph and (edge[0] not in skippable or edge in keep):

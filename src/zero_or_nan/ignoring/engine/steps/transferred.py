@@ -1,7 +1,8 @@
 """Derivatives that plain PyTorch runs. Afterwards, a step finds the masks of the results, and may repair the results.
 
 Benefits: the derivative costs what it costs in PyTorch, and one hook after the node is enough. Downside: the step has
-to know by itself what the derivative does to ignored elements.
+to know by itself what the derivative does to ignored elements. `CustomVJP` has a second formula in the library for it,
+because PyTorch's formula mixes used and ignored elements.
 """
 
 from __future__ import annotations
@@ -9,13 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointError
 
-from ....functions.graph import for_each_edge, run
+from ....functions.authoring import RuleFailed
+from ....functions.conditions import ALWAYS
+from ....functions.graph import can_be_read_again, for_each_edge, function_of, run
 from ....functions.record import Function
-from ....masks.cotangent import NotFollowed
-from ....masks.mask import Mask, full, reduced
-from ....masks.numbers import is_dense, not_zero, values_of, with_values
+from ....functions.registry import function, is_own
+from ....masks.cotangent import NotFollowed, is_finite, mask_of, prefer_exact, unwrap
+from ....masks.mask import Mask, all_count, full, nothing_counts, reduced, was_broadcast
+from ....masks.numbers import form_of, is_dense, not_zero, values_of, with_values
+from ..higher import in_forward_mode, left, remember, tangent_of
 from .step import Owner, Results, Step
 
 
@@ -82,3 +89,103 @@ def is_over_nothing(arriving: Sequence[Any]) -> bool:
     """True if cotangents arrive at a node, and none of them has an element."""
     there = [values_of(value) for value in arriving if value is not None]
     return bool(there) and not any(value.is_nested or value.numel() for value in there)
+
+
+_ONCE = "its saved tensors can be read only once here"
+
+
+class _Joined(torch.autograd.Function):
+    """The elements of PyTorch's result that keep its record, and the elements of the formula's result."""
+
+    @staticmethod
+    def forward(ctx: Any, exact: Tensor, repaired: Tensor, kept: Tensor) -> Tensor:
+        ctx.kept = kept
+        return torch.empty_like(exact).copy_(torch.where(kept, exact, repaired))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        kept = torch.empty_like(gradient, dtype=torch.bool).copy_(ctx.kept)  # `where` gives its strides to the result
+        return torch.where(kept, gradient, 0), torch.where(kept, 0, gradient), None
+
+
+function(_Joined, selects=True, safe_if=ALWAYS)
+
+
+class CustomVJP(Transferred):
+    """The run of a derivative with a second formula. PyTorch's runs as usual, and the second repairs its results."""
+
+    always_runs = True
+    runs_one_derivative = True
+
+    def end(self, results: Sequence[Any], arriving: Sequence[Any]) -> Results:
+        derivative = self.function.derivative
+        is_ignoring = any(mask is not None for mask in self.masks) or any(value is None for value in arriving)
+        if not is_ignoring and not self.selects:
+            return results, [None] * len(results)
+        name = function_of(self.node.name())
+        try:
+            if derivative is None or not can_be_read_again(self.node, unknown=True):
+                raise NotFollowed(_ONCE)
+            given = [
+                self.all_ignored(number) if value is None else self.cotangent(value, self.masks[number])
+                for number, value in enumerate(arriving)
+            ]
+            node = self.node
+            for form in {form_of(value) for value in arriving}:
+                node = form.reader(node)
+            returned = derivative(node, given)
+            try:
+                by_edge = for_each_edge(self.node, returned)
+                for exact, result, (ahead, _) in zip(results, by_edge, self.node.next_functions, strict=True):
+                    if ahead is not None and isinstance(exact, Tensor) and not isinstance(result, Tensor):
+                        raise TypeError(f"it returned {result} in place of a Cotangent")
+                ended = [self._repaired(exact, result) for exact, result in zip(results, by_edge, strict=True)]
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise error if is_own(derivative) else RuleFailed(f"{type(error).__name__}: {error}") from error
+        except Exception as error:
+            is_hidden = isinstance(error, CheckpointError)  # older releases don't show this hook in advance
+            self.failed(name, NotFollowed(_ONCE) if is_hidden else error)
+            return results, [None] * len(results)
+        return [value for value, _ in ended], [mask for _, mask in ended]
+
+    def _repaired(self, exact: Any, masked: Any) -> tuple[Any, Mask]:
+        """Plain PyTorch's result where it is finite, elsewhere the formula's; and its mask. What is not 0 counts."""
+        if not isinstance(exact, Tensor):
+            return exact, None
+        if isinstance(masked, Tensor) and masked.shape != exact.shape and was_broadcast(exact.shape, masked.shape):
+            # PyTorch has summed over what was broadcast.
+            masked = masked.sum_to_size(exact.shape)
+        mask = mask_of(masked)
+        form = form_of(exact)
+        value = form.prefer_exact(exact, masked) if form.is_shared else unwrap(prefer_exact(exact.detach(), masked))
+        if mask is not None:
+            mask = mask | not_zero(value)
+        if not (exact.requires_grad or in_forward_mode()):
+            return value, mask
+        kept = self._kept(exact, mask)
+        if all_count(kept):
+            remember(exact, mask)
+            return exact, mask
+        is_needed = mask is None or bool((mask & kept.logical_not()).any())  # ignored elements need no record
+        result = left([masked], [value])[0] if is_needed else value
+        if not nothing_counts(kept):
+            result = _Joined.apply(exact, result, kept)  # type: ignore[no-untyped-call]
+            remember(result, mask)
+        return result, mask
+
+    def _kept(self, exact: Tensor, mask: Mask) -> Tensor:
+        """True at each element of a recorded result that keeps PyTorch's record, whose next derivative has its bits.
+
+        The formula's record knows which elements were ignored, and PyTorch's does not. So the formula's is needed for
+        elements that were mixed with NaN, or with ignored elements if a zero may become NaN ahead.
+        """
+        kept = exact.detach().isfinite()
+        if in_forward_mode():
+            return (kept.all() & is_finite(tangent_of(exact))).expand(exact.shape)
+        if mask is not None and not self.owner.is_safe_ahead(self.node):
+            kept = kept & mask
+        mixes = self.function.mixes
+        for dim in range(exact.dim()) if mixes is None else mixes(self.node):
+            if max(dim, ~dim) < exact.dim():  # a vector of scales has no columns
+                kept = kept.all(dim, keepdim=True)
+        return kept.expand(exact.shape)
