@@ -1,7 +1,6 @@
 """No file imports, through others, a file that imports it back; imports for annotations alone count too."""
 
 import ast
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,17 +45,6 @@ def test_there_is_no_import_circle(package):
     assert circles(modules(package, PACKAGES[package])) == []
 
 
-def test_a_circle_is_found_also_where_it_is_for_annotations(tmp_path):
-    (tmp_path / "house").mkdir()
-    (tmp_path / "house" / "__init__.py").write_text("from .a import A\n")
-    (tmp_path / "house" / "a.py").write_text("from . import b\n")
-    (tmp_path / "house" / "b.py").write_text(
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .a import A\n"
-    )
-    (tmp_path / "house" / "c.py").write_text("def late():\n    import house.a\n")
-    assert circles(modules("house", tmp_path)) == [["house.a", "house.b"]]
-
-
 LAYERS = ["masks", "functions", "ignoring.engine", "ignoring.extras"]
 """The folders of `ignoring`. Each imports only from those before it."""
 
@@ -89,10 +77,3 @@ def test_no_extra_imports_another_one():
 
     pairs = {(extra_of(name), extra_of(one)) for name in files for one in imported(name, files)}
     assert {pair for pair in pairs if all(pair) and pair[0] != pair[1]} == set()
-
-
-def test_no_folder_but_that_of_the_families_has_more_than_20_files():
-    library = ROOT / "src" / "zero_or_nan"
-    files = [file for layer in ("masks", "functions", "ignoring") for file in (library / layer).rglob("*.py")]
-    found = Counter(file.parent for file in files)
-    assert {folder for folder, count in found.items() if count > 20} == {library / "functions" / "families"}

@@ -1,5 +1,6 @@
 """A graph is called harmless only where the careful pass would give plain PyTorch's very bits."""
 
+import contextlib
 import math
 from unittest import mock
 
@@ -13,7 +14,6 @@ from tensors import bits, leaf
 from torch import nn
 
 from zero_or_nan import ignoring
-from zero_or_nan.functions import record
 from zero_or_nan.functions.graph import graph_from
 from zero_or_nan.ignoring.engine import passes, precheck
 from zero_or_nan.ignoring.engine.masked_pass import Pass
@@ -33,22 +33,14 @@ def graph_is_safe(loss):
 
 DANGEROUS = {
     "exp": (lambda x: torch.where(x < 50, x.exp(), 0.0), [1.0, 100.0]),
-    "log": (lambda x: torch.where(x > 0, x.log(), 0.0), [1.0, 0.0]),
-    "sqrt": (lambda x: torch.where(x > 0, x.sqrt(), 0.0), [1.0, 0.0]),
     "a tiny divisor": (lambda x: torch.where(x > 0.1, 1 / x, 0.0), [1.0, 1e-30]),
     "an integer divisor": (lambda x: torch.where(x > 1, x / torch.tensor([1, 0]), 0.0), [2.0, 0.0]),
-    "the number 0": (lambda x: torch.where(x > -1, x, x / 0), [2.0, 0.0]),
     "the number 0.0": (lambda x: torch.where(x > -1, x, x / 0.0), [2.0, 0.0]),
-    "the number inf": (lambda x: torch.where(x > -1, x, x * inf), [2.0, 0.0]),
     "an infinite alpha": (lambda x: torch.where(x > -1, x, torch.add(x, x, alpha=inf)), [2.0, 0.0]),
     "a number that is 0 in float32": (lambda x: torch.where(x > -1, x, x / 1e-300), [2.0, 0.0]),
     "a negative power of 0": (lambda x: torch.where(x > 0, x**-1, 0.0), [1.0, 0.0]),
-    "a power of a tensor": (lambda x: torch.where(x > 0, x ** torch.tensor([1.0, 0.5]), 0.0), [1.0, 0.0]),
     "amax of NaN": (lambda x: torch.where(x < 50, (x.detach() * x).reshape(2, 1).amax(1), 0.0), [1.0, nan]),
     "an in-place function of a view": (lambda x: torch.where(x < 50, in_place(x), 0.0), [1.0, 100.0]),
-    "two views that begin alike": (lambda x: torch.where(torch.tensor([True, False]), x * VIEWS[0] * VIEWS[1], 0.0),
-                                   [1.0, 1.0]),
-    "a norm at the origin": (lambda x: torch.where(x > 0, x.sqrt().reshape(2, 1).norm(dim=1), 0.0), [1.0, 0.0]),
     "a mean loss over no targets": (lambda x: torch.where(x > 1, x, weighted(x)), [2.0, 3.0]),
     "a norm layer without eps": (lambda x: torch.where(x < 5, x, F.layer_norm(x, (2,), eps=0.0)), [2.0, 2.0]),
     "a batch norm that divides by 0": (  # F.batch_norm of 2.11 refuses an eps of 0, the operator does not
@@ -56,15 +48,10 @@ DANGEROUS = {
             x[:, None], None, None, torch.zeros(1), torch.zeros(1), False, 0.1, 0.0, False)[:, 0]),
         [2.0, 2.0]),
     "a matrix with inf": (lambda x: (x @ torch.tensor([[1.0, inf], [2.0, 3.0]]))[:1], [1.0, 1.0]),
-    "a vector with nan": (lambda x: torch.where(x < 5, x, torch.dot(x, torch.tensor([1.0, nan]))), [1.0, 1.0]),
-    "a convolution with inf": (lambda x: F.conv1d(x[None, None], torch.tensor([[[1.0]], [[inf]]]))[:, :1], [1.0, 1.0]),
     "lerp": (lambda x: torch.where(x < 5, x, torch.lerp(x, x, torch.tensor(inf))), [1.0, 1.0]),
     "half and a large integer": (
         lambda x: torch.where(x < 5, x, x * torch.tensor([70000, 1])), [1.0, 1.0], torch.float16),
 }  # fmt: skip
-
-VIEWS = [torch.tensor([1.0, 2.0, inf])[:2], None]
-VIEWS[1] = VIEWS[0].as_strided((2,), (2,))
 
 
 def in_place(x):
@@ -103,10 +90,6 @@ def test_large_views_that_begin_alike_are_told_apart():
 # Graphs without a danger.
 
 
-def mlp():
-    return nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 2), nn.Sigmoid()), torch.randn(3, 4)
-
-
 def conv_net():
     return (
         nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(2, 2)),
@@ -119,7 +102,7 @@ def transformer():
 
 
 @tells
-@pytest.mark.parametrize("build", [mlp, conv_net, transformer])
+@pytest.mark.parametrize("build", [conv_net, transformer])
 def test_a_network_is_harmless_only_if_it_is_clean(build, monkeypatch):
     """Then the careful pass has the same bits."""
     torch.manual_seed(0)
@@ -153,13 +136,13 @@ def chain(lengths, spoilt=None, value=nan, columns=lambda turn: 3):
 
 
 @tells
-@pytest.mark.parametrize("length", [precheck.MANY - 1, precheck.MANY, 2 * precheck.TOGETHER + 1])
 @pytest.mark.parametrize(
     "columns",
     [lambda turn: 3, lambda turn: 1 + turn % 3, lambda turn: precheck.SMALL * (turn == 2) + 1],
     ids=["of one shape", "of several", "one of them large"],
 )
-def test_among_many_alike_the_dangerous_node_is_found(length, columns):
+def test_among_many_alike_the_dangerous_node_is_found(columns):
+    length = precheck.TOGETHER + 1
     assert graph_is_safe(chain(length, columns=columns)[1])
     for spoilt, value in ((0, nan), (length // 2, inf), (length - 1, -inf)):
         x, loss, nodes = chain(length, spoilt, value, columns)
@@ -169,58 +152,52 @@ def test_among_many_alike_the_dangerous_node_is_found(length, columns):
         assert ignoring.grad(loss, x)[0].isfinite().all()
 
 
-@tells
-@pytest.mark.parametrize("number, is_safe", [(1.01, True), (1e300, False), (inf, False)])
-def test_numbers_of_many_nodes_are_checked_together(number, is_safe):
-    x = leaf(1.0)
-    y = x * number
-    for _ in range(precheck.TOGETHER - 1):
-        y = y * 1.01
-    with mock.patch.object(precheck, "_accepted_here", wraps=precheck._accepted_here) as checks:
-        assert graph_is_safe(torch.where(x > 0, y, 0.0)) is is_safe
-    assert not is_safe or checks.call_count < 5
+def times_number(x, number):
+    return x * number
+
+
+def silu_of(x, number):
+    return F.silu(x * torch.full((2,), number))
+
+
+def divided_by(x, number):
+    return x / torch.full((2,), number)
 
 
 @tells
-@pytest.mark.parametrize("value, moderate", [(1e8, True), (1e20, False), (nan, False)])
-def test_among_many_alike_one_that_is_not_moderate_is_found(value, moderate):
-    x = torch.ones(precheck.MANY, 2, requires_grad=True)
-    scale = torch.ones(precheck.MANY, 2)
-    scale[3, 1] = value
-    loss = sum(F.silu(row)[0] for row in (x * scale).unbind())
-    spoilt = [node for node in graph_from([loss]) if type(node).__name__ == "SiluBackward0"]
-    unsafe = []
-    is_safe(spoilt, unsafe)
-    assert len(spoilt) == precheck.MANY and len(unsafe) == (not moderate)
-
-
-@tells
-@pytest.mark.parametrize("divisors, expected", [((2.0, 3.0), True), ((2.0, -3.0), True), ((2.0, 1e-30), False)])
-def test_many_divisors_are_told_from_those_that_are_near_0(divisors, expected):
+@pytest.mark.parametrize("function, number, is_safe", [
+    (times_number, 1.01, True), (times_number, 1e300, False), (times_number, inf, False),
+    (silu_of, 1e8, True), (silu_of, 1e20, False), (silu_of, nan, False),
+    (divided_by, 3.0, True), (divided_by, -3.0, True), (divided_by, 1e-30, False),
+])  # fmt: skip
+def test_the_tensors_of_many_nodes_are_checked_together(function, number, is_safe):
+    """Divisors with different signs are checked together, and then one by one."""
     x = leaf(1.0, 1.0)
-    total = sum(x / torch.full((2,), divisors[turn % 2]) for turn in range(precheck.MANY))
-    assert graph_is_safe(total[:1].sum()) is expected
+    total = sum(function(x, number if turn == 3 else 2.0) for turn in range(precheck.TOGETHER))
+    with mock.patch.object(precheck, "_accepted_here", wraps=precheck._accepted_here) as checks:
+        assert graph_is_safe(total) is is_safe
+    assert not is_safe or number < 0 or checks.call_count < 5
 
 
-def test_looking_at_many_does_not_unpack_what_a_hook_would_compute():
+@pytest.mark.parametrize("hooked", [0, 5])
+def test_looking_does_not_unpack_what_a_hook_would_compute(hooked):
     unpacked = []
     x = leaf(1.0, 2.0)
-    total = torch.zeros(2)
-    for turn in range(precheck.MANY + 2):
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: unpacked.append(1) or t):
-            hooked = x.exp() if turn == 5 else 0.0
-        total = total + x.exp() + hooked
+    total = x.sin()
+    for turn in range(hooked + 1):
+        hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: unpacked.append(1) or t)
+        with hooks if turn == hooked else contextlib.nullcontext():
+            total = total + x.exp()
     assert not graph_is_safe(total[:1].sum()) and not unpacked
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["at the beginning", "behind an offset"])
-@pytest.mark.parametrize("length", [1, precheck.MANY + 1])
-def test_memory_that_was_given_back_is_not_looked_at(place, length):
-    memories = [torch.ones(2, 2) for _ in range(length)]
-    x = leaf(1.0, 2.0)
-    total = sum(x * memory[place] for memory in memories)
-    memories[-1].untyped_storage().resize_(0)
-    assert not graph_is_safe(total[:1].sum())
+@pytest.mark.parametrize("size", [2, precheck.SMALL + 1])
+def test_memory_that_was_given_back_is_not_looked_at(place, size):
+    memory, x = torch.ones(2, size), torch.ones(size, requires_grad=True)
+    y = x * memory[place]
+    memory.untyped_storage().resize_(0)
+    assert not graph_is_safe(y[:1].sum())
 
 
 # Nothing that could be ignored.
@@ -236,12 +213,6 @@ def test_nothing_is_looked_at_where_no_function_selects(monkeypatch):
     for result in (x.exp()[:1], F.relu(x), torch.where(x > 0, x, 0.0), torch.special.i0(x), unused):
         ignoring.backward(result.sum())
     assert len(looked) == 5
-
-
-def test_where_a_gradient_is_differentiated_its_constants_are_ignored_though_no_function_selects():
-    x = leaf(1.0, 0.0)
-    (slope,) = ignoring.grad(torch.where(x > 0, x.sqrt(), 0.0).sum(), x, create_graph=True)
-    assert ignoring.grad(slope.sum(), x)[0].isfinite().all()
 
 
 # What can't be known.
@@ -269,29 +240,6 @@ UNKNOWN = {
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_what_is_not_known_is_not_called_harmless(name):
     assert not graph_is_safe(UNKNOWN[name](leaf(1.0, 2.0)).sum())
-
-
-def test_a_node_by_an_unknown_name_is_not_called_harmless(monkeypatch):
-    loss = leaf(1.0).exp().sum()
-    monkeypatch.setitem(ignoring.FUNCTIONS, "Exp", record.UNKNOWN)
-    assert not graph_is_safe(loss)
-
-
-def test_looking_does_not_unpack_what_a_hook_would_compute():
-    unpacked = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: unpacked.append(1) or t):
-        loss = leaf(1.0, 2.0).exp().sum()
-    assert not graph_is_safe(loss) and not unpacked
-
-
-def test_a_harmless_graph_is_given_to_plain_pytorch_as_it_is(monkeypatch):
-    seen = []
-    x = leaf(1.0, 2.0)
-    y = x * 1
-    y.register_hook(lambda g: seen.append(type(g)))
-    monkeypatch.setattr(passes, "is_safe", lambda *_: True)
-    ignoring.backward(y.exp().sum())
-    assert seen == [torch.Tensor]
 
 
 @tells

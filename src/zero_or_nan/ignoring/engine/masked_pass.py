@@ -124,7 +124,7 @@ class Pass:
         self.entered: dict[int, tuple[Tensor, Cotangent]] = {}
         self._engine_pass: int | None = None
         self._handles: list[Any] = []
-        self._problems: Problems = outer._problems if outer is not None else Problems()
+        self._problems: Problems | None = None
         self.count: Count | None = None if outer is None else outer.count
 
     def __enter__(self) -> Pass:
@@ -161,7 +161,7 @@ class Pass:
             return
         if self.count is not None and self.outer is None:
             self.count.end()
-        if self.outer is None:
+        if self._problems is not None:
             self._problems.report(self.raises_bugs)
 
     def failed(self, name: str, error: Exception, suspected: bool = False) -> None:
@@ -173,8 +173,11 @@ class Pass:
             self.observer.not_followed()
         if self.outer is not None:
             self.outer.failed(name, error, suspected)
-        else:  # a mask that the user asked for is wrong at once
-            self._problems.add(name, error, is_only_suspected=suspected and not self.keep)
+            return
+        if self._problems is None:
+            self._problems = Problems()
+        # A mask that the user asked for is wrong at once.
+        self._problems.add(name, error, is_only_suspected=suspected and not self.keep)
 
     def recomputing(self, function: Any) -> Recomputed | None:
         """The running step of the checkpoint that computes this function again; None if there is none."""
@@ -323,8 +326,15 @@ class Pass:
 
     def confirm_suspected(self, gradient: Any) -> None:
         """Report what was suspected to have lost a mask, if a gradient is not finite."""
+        if self.outer is not None:
+            self.outer.confirm_suspected(gradient)
+            return
         problems = self._problems
-        if problems.suspected and not (is_finite(gradient) and is_finite(tangent_of(gradient))):
+        if (
+            problems is not None
+            and problems.suspected
+            and not (is_finite(gradient) and is_finite(tangent_of(gradient)))
+        ):
             problems.confirm()
 
     def _all_arriving(
