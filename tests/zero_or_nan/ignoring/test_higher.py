@@ -156,14 +156,15 @@ def penalty(auto, function, x, used):
     return slope.detach(), *auto.grad(slope[used].abs().square().sum(), x)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
-@pytest.mark.parametrize("bad", [math.nan, 0.0])
-@pytest.mark.parametrize("name", APART)
+@pytest.mark.parametrize(
+    "name, bad, dtype",
+    [
+        *((name, math.nan, torch.float64) for name in APART),
+        *((name, 0.0, torch.float64) for name in APART if name not in ("inv", "qr")),  # these refuse singular matrices
+        *((name, math.nan, torch.complex128) for name in ("det", "inv", "qr")),
+    ],
+)
 def test_an_ignored_matrix_or_row_stays_out_of_the_second_derivative(name, bad, dtype):
-    if dtype.is_complex and name in ("det, singular", "cholesky_ex", "logcumsumexp", "cumprod behind infinite slopes"):
-        pytest.skip("has no complex derivative, or not by steps")
-    if bad == 0 and name in ("inv", "solve, conjugate", "lu_factor", "lu", "qr"):
-        pytest.skip("refuses a singular matrix, or has no derivative there")
     x = torch.rand(4, 3, 3, generator=torch.Generator().manual_seed(0), dtype=dtype) + 0.1
     x[3] = bad
     used = slice(0, 3)

@@ -61,12 +61,15 @@ ON_A_SLICE = {
 }  # fmt: skip
 
 USED = {
+    "a norm of roots": (lambda x: torch.linalg.vector_norm(x.sqrt()), [0.0, 0.0]),
+    "std of constant sqrt": (lambda x: x.sqrt().std(), [0.0, 0.0]),
+    "logsumexp of inf": (lambda x: torch.logsumexp(x, 0), [inf, 1.0]),
+    "softmax of an overflow": (lambda x: torch.softmax(x.exp(), 0)[0], [1.0, 100.0]),
     **{f"{name} on a slice": (in_place(function), [4.0, 0.0]) for name, function in ON_A_SLICE.items()},
     "clamp_ of NaN on a slice": (lambda x: slice_of_ratio(x, lambda s: s.clamp_(0, 2)), [1.0, 0.0]),
     "relu_ of NaN on a slice": (lambda x: slice_of_ratio(x, lambda s: s.relu_()), [1.0, 0.0]),
     "a bound of clamp": (ratio(lambda y: torch.ones(2).clamp(min=y).sum()), [1.0, 0.0]),
     "a clamped loss": (ratio(lambda y: y.sum().clamp(max=5)), [1.0, 0.0]),
-    "a clamped norm": (ratio(lambda y: y.norm().clamp_min(1e-6)), [1.0, 0.0]),
     "triplet_margin_loss": (
         ratio(lambda y: F.triplet_margin_loss(y[None], torch.ones(1, 2), torch.zeros(1, 2))), [1.0, 0.0]),
     "corrcoef of a constant row": (
@@ -128,13 +131,9 @@ def test_what_the_loss_uses_stays_as_undefined_as_it_is(name):
 # What hooks write are numbers; the loss uses the entry.
 
 ZEROING = {
-    "times a mask": lambda g: g * B,
     "zeros_like": torch.zeros_like,
     "where": lambda g: torch.where(B, g, 0.0),
-    "assignment": lambda g: written(g.clone()),
     "in place": lambda g: written(g),
-    "pad": lambda g: F.pad(g[:1], (0, 1)),
-    "cat": lambda g: torch.cat([g[:1], torch.zeros(1)]),
     "clamp": lambda g: g.clamp(max=0),
 }
 
@@ -187,7 +186,6 @@ def test_a_hook_gives_the_same_whatever_else_is_in_the_loss(unrelated):
 
 FIXED = {
     "relu_ on a slice": (in_place(lambda s: s.relu_()), [4.0, 0.0], [0.25, 0.0]),
-    "zero_ on a slice": (in_place(lambda s: s.zero_()), [4.0, 0.0], [0.0, 0.0]),
     "masked_fill_ on a slice": (in_place(lambda s: s.masked_fill_(~B, 1.0)), [4.0, 0.0], [0.25, 0.0]),
     "clamp_ on a slice": (in_place(lambda s: s.clamp_(min=1)), [4.0, 0.0], [0.25, 0.0]),
     "assignment to a slice": (in_place(lambda s: written(s)), [4.0, 0.0], [0.25, 0.0]),
@@ -197,12 +195,8 @@ FIXED = {
     "softplus": (
         lambda x: torch.where(x < 50, F.softplus(x, threshold=1000), 0.0).sum(), [0.0, 500.0], [0.5, 0.0]),
     "nll_loss of one class": (lambda x: F.nll_loss(x.log()[:, None], torch.tensor([0, -100])), [1.0, 0.0], [-1.0, 0.0]),
-    "nll_loss, not reduced": (
-        lambda x: F.nll_loss(x.log().view(2, 1), torch.tensor([0, 0]), reduction="none")[0], [1.0, 0.0], [-1.0, 0.0]),
     "cross_entropy of a row to be ignored": (
         lambda x: F.cross_entropy(torch.stack([x * 0, x / 0 * 0]), torch.tensor([0, -100])), [1.0, 2.0], [0.0, 0.0]),
-    "embedding": (
-        lambda x: F.embedding(torch.tensor([0, 2]), x.sqrt()[:, None]).sum(), [4.0, 0.0, 16.0], [0.25, 0.0, 0.125]),
     **{
         f"embedding_bag, {mode}": (
             lambda x, mode=mode: F.embedding_bag(torch.tensor([[2]]), x.sqrt()[:, None], mode=mode).sum(),
@@ -227,8 +221,6 @@ FIXED = {
         lambda x: F.scaled_dot_product_attention(
             x[:1].expand(1, 1, 2, 2), torch.ones(1, 1, 2, 2), (x / x).expand(1, 1, 2, 2)
         )[..., 0].sum(), [4.0, 0.0], [0.0, 0.0]),
-    "norm of rows, inf": (
-        lambda x: torch.linalg.vector_norm(x.sqrt()[None], inf, dim=1).sum(), [4.0, 0.0], [0.25, 0.0]),
     "index_reduce, the largest": (
         lambda x: torch.zeros(1).index_reduce(0, torch.tensor([0, 0]), x.sqrt(), "amax").sum(),
         [4.0, 0.0], [0.25, 0.0]),

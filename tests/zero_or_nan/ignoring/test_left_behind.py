@@ -138,7 +138,7 @@ def test_a_pass_that_failed_leaves_nothing_behind(failure, each_way):
         return [left, problem, x.grad]
 
     plain, ours = both(program)
-    if failure in ("hook", "node hook", "node prehook"):  # the test's own hooks stand there
+    if failure in ("hook", "node hook"):  # the test's own hooks are there
         plain[0] = ours[0] = sorted(set(ours[0]) - set(plain[0]))
     assert ours == plain and ours[1] is not None and ours[0] == []
 
@@ -262,7 +262,7 @@ def test_deep_graphs_are_freed(way):
     assert process.returncode == 0 and "done" in process.stdout, (process.stdout[-200:], process.stderr[-2000:])
 
 
-def test_many_views_after_a_selection_take_linear_work(each_way):
+def test_many_views_after_a_selection_take_linear_work():
     def calls(count):
         """The calls from Python that a pass makes: the same on every machine, which time is not."""
         made = []
@@ -280,4 +280,4 @@ def test_many_views_after_a_selection_take_linear_work(each_way):
         return len(made)
 
     calls(100)
-    assert calls(8000) < 8.5 * calls(1000)
+    assert calls(4000) < 4.25 * calls(1000)

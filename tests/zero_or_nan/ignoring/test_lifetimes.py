@@ -27,19 +27,9 @@ def once(first, second):
     ignoring.backward(first + second)
 
 
-def twice(first, second):
-    ignoring.backward(first, retain_graph=True)
-    ignoring.backward(first)
-
-
 def each_by_itself(first, second):
     ignoring.backward(first, retain_graph=True)
     ignoring.backward(second)
-
-
-def the_other_first(first, second):
-    ignoring.backward(second, retain_graph=True)
-    ignoring.backward(first)
 
 
 def for_an_input(first, second, **recorded):
@@ -66,7 +56,7 @@ def held():
 
 
 @pytest.mark.parametrize("contaminated", [False, True], ids=["clean", "contaminated"])
-@pytest.mark.parametrize("passes", [once, twice, each_by_itself, the_other_first, for_an_input, recorded, in_threads])
+@pytest.mark.parametrize("passes", [once, each_by_itself, for_an_input, recorded, in_threads])
 def test_nothing_is_held_when_the_losses_are_gone(passes, contaminated):
     before = held()
     x = leaf(1.0, 1.0)

@@ -1,6 +1,5 @@
 """`backward` and `grad` take what PyTorch's own take, give what they give and raise what they raise."""
 
-import collections
 import inspect
 import math
 import warnings
@@ -64,33 +63,21 @@ def equal(a, b):
 REFUSED = {
     "a vector without a gradient": lambda auto, x: auto.backward(guard(x)),
     "a gradient of another shape": lambda auto, x: auto.backward(guard(x), torch.ones(3)),
-    "a complex gradient": lambda auto, x: auto.backward(guard(x), torch.ones(2, dtype=torch.complex64)),
-    "a number as gradient": lambda auto, x: auto.backward(guard(x).sum(), 1.0),
     "an array as gradient": lambda auto, x: auto.grad(guard(x), x, torch.ones(2).numpy()),
     "too few gradients": lambda auto, x: auto.grad([guard(x).sum(), guard(x).sum()], x, [torch.tensor(1.0)]),
     "None for a vector": lambda auto, x: auto.backward([guard(x).sum(), guard(x)], [torch.tensor(1.0), None]),
     "a number as loss": lambda auto, x: auto.backward(3),
-    "None as loss": lambda auto, x: auto.backward(None),
-    "a dict of losses": lambda auto, x: auto.backward({"loss": guard(x).sum()}),
     "no loss": lambda auto, x: auto.backward([]),
     "a loss without a graph": lambda auto, x: auto.backward(guard(x.detach()).sum()),
     "a complex loss": lambda auto, x: auto.backward(guard(x).sum() * 1j),
     "an input without a graph": lambda auto, x: auto.grad(guard(x).sum(), torch.ones(2)),
-    "an input as None": lambda auto, x: auto.grad(guard(x).sum(), [None]),
     "an unused input": lambda auto, x: auto.grad(guard(x).sum(), [x, leaf(1.0)]),
-    "no inputs": lambda auto, x: auto.grad(guard(x).sum(), []),
     "no inputs, backward": lambda auto, x: auto.backward(guard(x).sum(), inputs=[]),
-    "a mapping of inputs": lambda auto, x: auto.grad(guard(x).sum(), collections.UserDict(x=x)),
     "an input that backward can't take": lambda auto, x: auto.backward(guard(x).sum(), inputs=torch.ones(2)),
     "made-up gradients refused": lambda auto, x: auto.grad(
         guard(x).sum(), x, allow_unused=False, materialize_grads=True
     ),
-    "both names of the gradient": lambda auto, x: auto.backward(
-        guard(x), torch.ones(2), grad_variables=torch.ones(2)
-    ),
     "a batch of another shape": lambda auto, x: auto.grad(guard(x), x, torch.ones(3, 4), is_grads_batched=True),
-    "a batch of nothing given": lambda auto, x: auto.grad(guard(x).sum(), x, is_grads_batched=True),
-    "an unknown argument": lambda auto, x: auto.backward(guard(x).sum(), nothing=1),
 }  # fmt: skip
 
 
@@ -133,12 +120,9 @@ def on_top(auto, guard, x):
 ONES, EYE, UNUSED = torch.ones(2), torch.eye(2), torch.ones(1, requires_grad=True)
 TAKEN = {
     "one loss": lambda auto, guard, x: added(auto, x, guard(x).sum()),
-    "one loss, grad": lambda auto, guard, x: auto.grad(guard(x).sum(), x),
     "a generator of losses": lambda auto, guard, x: auto.grad((t for t in [guard(x).sum()]), (t for t in [x])),
-    "a generator of gradients": lambda auto, guard, x: auto.grad([guard(x)], x, (t for t in [ONES])),
     "a gradient": lambda auto, guard, x: auto.grad(guard(x), x, torch.tensor([2.0, 3.0])),
     "a gradient of another dtype": lambda auto, guard, x: auto.grad(guard(x), x, ONES.double()),
-    "an expanded gradient": lambda auto, guard, x: auto.grad(guard(x), x, torch.ones(1).expand(2)),
     "a gradient that has a graph": lambda auto, guard, x: auto.grad(guard(x), x, UNUSED.expand(2) * 2),
     "several losses with gradients": lambda auto, guard, x: auto.grad(
         [guard(x), (x * x).sum()], x, [ONES, torch.tensor(2.0)]),
@@ -148,20 +132,16 @@ TAKEN = {
     "the old name of the gradient": lambda auto, guard, x: added(auto, x, guard(x), grad_variables=ONES),
     "positions": lambda auto, guard, x: auto.grad(guard(x).sum(), x, None, False, False, True, None, False, False),
     "positions of backward": lambda auto, guard, x: added(auto, x, guard(x), ONES, False, False, None, x),
-    "inputs in a list": lambda auto, guard, x: added(auto, x, guard(x).sum(), inputs=[x]),
     "a non-leaf input": lambda auto, guard, x: auto.grad(guard(middle := x * 2).sum(), [middle, x]),
     "a non-leaf input of backward": non_leaf_of_backward,
     "an edge as input": lambda auto, guard, x: auto.grad(guard(middle := x * 2).sum(), get_gradient_edge(middle)),
-    "an edge as loss": lambda auto, guard, x: auto.grad(get_gradient_edge(guard(x).sum()), x),
     "edges with gradients": lambda auto, guard, x: auto.grad(
         [get_gradient_edge(guard(x)), guard(x).sum()], [x], [ONES, None]),
-    "an unused input allowed": lambda auto, guard, x: auto.grad(guard(x).sum(), [x, UNUSED], allow_unused=True),
     "an unused input made up": lambda auto, guard, x: auto.grad(guard(x).sum(), [x, UNUSED], materialize_grads=True),
     "the same input twice": lambda auto, guard, x: auto.grad(guard(x).sum(), [x, x]),
     "the graph kept": twice,
     "a gradient there already": on_top,
     "a batch": lambda auto, guard, x: auto.grad(guard(x), x, EYE, is_grads_batched=True),
-    "a batch of scalars": lambda auto, guard, x: auto.grad(guard(x).sum(), x, ONES, is_grads_batched=True),
     "a batch with an unused input": lambda auto, guard, x: auto.grad(
         guard(x), [x, UNUSED], EYE, is_grads_batched=True, allow_unused=True),
 }  # fmt: skip
@@ -239,15 +219,6 @@ def test_the_graph_is_freed_after_a_careful_pass_and_kept_on_demand():
         ignoring.grad(loss, x)
 
 
-def test_a_failed_pass_leaves_nothing_behind():
-    x = leaf(1.0, 100.0)
-    with pytest.raises(RuntimeError):
-        ignoring.backward(guard(x))
-    assert x.grad is None
-    ignoring.backward(guard(x).sum())
-    assert x.grad.tolist() == [pytest.approx(math.e), 0.0]
-
-
 def test_an_unknown_word_for_ignored_is_refused():
     x = leaf(1.0)
     with pytest.raises(ValueError, match='\'nan\'.*"zero".*"masked"'):
@@ -278,20 +249,6 @@ def test_a_gradient_lies_in_memory_as_pytorchs(form):
     assert layouts[0] == layouts[1]
 
 
-def test_a_gradient_does_not_share_memory_with_the_one_given():
-    given = torch.ones(2)
-    x = leaf(1.0, 100.0)
-    ignoring.backward([x, guard(x).sum()], [given, None])
-    assert given.tolist() == [1.0, 1.0] and x.grad.data_ptr() != given.data_ptr()
-
-
-def test_the_given_gradient_is_not_changed():
-    given = torch.tensor([2.0, nan])
-    x = leaf(1.0, 100.0)
-    ignoring.grad(guard(x), x, given)
-    assert given[0] == 2 and given[1].isnan() and type(given) is Tensor
-
-
 def test_zeros_of_the_given_gradient_are_numbers():
     x = leaf(100.0, 1.0)
     (gradient,) = ignoring.grad(x.exp(), x, torch.tensor([0.0, 1.0]))
@@ -315,28 +272,19 @@ def test_a_number_that_a_hook_puts_where_the_loss_ignored_is_not_masked(number):
     assert masks(loss, x)[0] == [True, True]
 
 
-def test_what_was_never_reached_and_made_up_is_ignored():
-    x, y = leaf(1.0), leaf(2.0)
-    of_x, of_y = ignoring.grad(guard(x).sum(), [x, y], materialize_grads=True, ignored="masked")
-    assert of_x.get_mask().tolist() == [True] and of_y.get_mask().tolist() == [False]
-
-
 def test_masked_gradients_of_unused_inputs_and_batches():
     x, y = leaf(1.0, 100.0), leaf(2.0)
     assert ignoring.grad(guard(x).sum(), [x, y], allow_unused=True, ignored="masked")[1] is None
+    _, made_up = ignoring.grad(guard(x).sum(), [x, y], materialize_grads=True, ignored="masked")
+    assert made_up.get_mask().tolist() == [False]
     (batch,) = ignoring.grad(guard(x), x, torch.eye(2), is_grads_batched=True, ignored="masked")
     assert batch.get_mask().tolist() == [[True, False], [True, False]]
 
 
-@pytest.mark.skipif(not DICTS, reason="this PyTorch takes no dict")
-def test_masked_gradients_of_a_dict():
-    x = leaf(1.0, 100.0)
-    result = ignoring.grad(guard(x).sum(), {"x": x}, ignored="masked")
-    assert result["x"].get_mask().tolist() == [True, False]
-
-
 def test_a_clean_graph_gives_an_exact_mask_too():
     x = leaf(1.0, 2.0)
+    if DICTS:
+        assert ignoring.grad((x * 2)[:1].sum(), {"x": x}, ignored="masked")["x"].get_mask().tolist() == [True, False]
     assert masks((x * 2)[:1].sum(), x) == ([True, False], [2.0, 0.0])
 
 
